@@ -131,6 +131,19 @@ BOUNDS: Final = (
         for name in names
     ),
     _most("fairness", "weights 3:1, off by %", 5),
+    # commands in running jobs
+    _most("exec", "exec, first byte, ms", 50),
+    _least("exec", "exec, 50 MB out, MB/s", 30),
+    _least("exec", "exec, 50 MB in, MB/s", 30),
+    # calls of a warm service
+    *(
+        _least("calls", f"calls / Ray's actors, {number} calls/s", must)
+        for number, must in ((1, 3), (8, 5), (64, 5), (256, 5))
+    ),
+    *(_most("calls", f"calls / Ray's actors, {number} p50 ms", 0.5) for number in (1, 8, 64, 256)),
+    _most("calls", "calls, 80 % p99 ms", 150),
+    _most("calls", "calls / Ray Serve, 80 % p99 ms", 1),
+    _most("calls", "calls, p99 while one of four ends / without", 3),
     # beside others
     _least("peers", "jobs/s: moorage, no-op, 2,048 slots / Ray, warm tasks, 8 slots", 6, 12),
     _least("peers", "jobs/s: moorage, no-op, 2,048 slots / Dask distributed, 8 slots", 5, 10),
@@ -139,6 +152,9 @@ BOUNDS: Final = (
     _least("peers", "groups/s: moorage, gangs of 8 / Ray, placement groups of 8", 2, 5),
     _least("peers", "jobs/s: moorage, a process a job, 8 slots / HyperQueue, a process a job, 8 slots", 1.2, 1.5),
     _most("peers", "p50 ms: moorage, a process a job, 8 slots / HyperQueue, a process a job, 8 slots", 0.6, 0.4),
+    _least(
+        "peers", "replicas/s: moorage, an array of 10,000, 64 slots / HyperQueue, an array of 10,000, 64 slots", 1.2
+    ),
     _least("peers", "calls/s: moorage, functions with results, 8 slots / Ray, tasks with results, 8 slots", 1.5, 2.5),
     _least("peers", "calls/s: moorage, functions with results, 64 slots / Ray, tasks with results, 64 slots", 2.5, 5),
     _most("peers", "p50 ms: moorage, functions with results, 8 slots / Ray, tasks with results, 8 slots", 1.2, 0.9),

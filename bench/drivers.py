@@ -2,8 +2,8 @@
 
     python -m bench.drivers [--rounds 20] [--containers 200] [--kills 20]
 
-`overhead`: a container by the engine itself (docker's API: create, start, wait, remove; `podman run --rm`), beside one
-by the driver from `start` to its reported end, in turns; wall time, and the processor time of all that runs on this
+`overhead`: a container by the engine's API itself (create, start, look until it is over, remove), beside one by the
+driver from `start` to its reported end, in turns; wall time, and the processor time of all that runs on this
 machine. `left`: many containers through each driver, and what is left of them, of descriptors and memory. `kills`:
 agents that are killed in the middle of a run; each container is adopted or ended. A part whose number is 0 is left out.
 """
@@ -23,12 +23,13 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from moorage.worker.drivers.container.docker import Docker
 from moorage.worker.drivers.container.engine import Engine
-from moorage.worker.drivers.container.podman_command import ulimits_here
+from moorage.worker.drivers.container.podman import Libpod
 from moorage.worker.session.member_messages import Ended, MemberName, NotStarted, StartFailed
 from moorage.worker.supervisor.client import Supervised, SupervisorError
 from tests.engines import DockerEngine, engine, why_no_dockerd
-from tests.podmans import PodmanHome, podman_home, why_no_podman
+from tests.podmans import podman_home, why_no_podman
 from tests.waiting import NeverHappened, until
 from tests.worker.drivers import test_podman_driver as podman
 from tests.worker.drivers.test_docker_driver import IMAGE, Rig, settings
@@ -79,22 +80,17 @@ def busy_s() -> float:
     return (sum(map(int, words[:8])) - idle) / os.sysconf("SC_CLK_TCK")
 
 
-async def by_docker(api: Engine, number: int) -> None:
-    host = {"NetworkMode": "none", "LogConfig": {"Type": "local"}}
-    container = await api.create({"Image": IMAGE, "Cmd": list(PROGRAM), "HostConfig": host}, f"by-hand-{number}")
+async def by_hand(api: Engine, number: int) -> None:
+    host = {
+        "NetworkMode": "none", "IpcMode": "private", "CapDrop": ["ALL"], "Binds": [], "Mounts": [], "PidsLimit": 4096,
+        "LogConfig": {"Type": "local", "Config": {"max-size": "1048576"}},
+    }  # fmt: skip
+    config = {"Image": IMAGE, "Cmd": list(PROGRAM), "Env": [], "Labels": {}, "User": "", "HostConfig": host}
+    container = await api.create(config, f"by-hand-{number}")
     await api.start(container)
-    await api.wait(container)
-    await api.state(container)
+    while (state := await api.state(container)) is not None and not state.is_over:  # noqa: ASYNC110
+        await asyncio.sleep(0.005)
     await api.remove(container)
-
-
-async def by_podman(home: PodmanHome) -> None:
-    """As the driver runs it: podman has no engine that could be asked, and removes its container by itself."""
-    bounds = [f"--ulimit={each}" for each in ulimits_here()]  # podman's default ones may be refused here
-    options = (*home.options, "run", "--rm", "--pull=never", "--log-driver=none", "--network=none", *bounds)
-    words = ("podman", *options, podman.IMAGE, *PROGRAM)
-    process = await asyncio.create_subprocess_exec(*words, cwd="/", env=home.environment())
-    assert await process.wait() == 0
 
 
 async def by_driver(rig: Rig | podman.Rig, job: str) -> None:
@@ -132,19 +128,23 @@ async def overhead(docker: DockerEngine, folder: Path, rounds: int) -> None:
         figures.setdefault(kind, []).append((time.perf_counter() - wall_s, busy_s() - cpu_s))
 
     async with contextlib.AsyncExitStack() as stack:
-        api = Engine(docker.socket)
+        api = Docker(docker.socket)
         stack.push_async_callback(api.close)
         rig = await stack.enter_async_context(Rig(folder / "overhead", settings(docker)))
         engines: dict[str, tuple[Way, Way]] = {
-            "docker": (lambda number: by_docker(api, number), lambda number: by_driver(rig, f"o{number}"))
+            "docker": (lambda number: by_hand(api, number), lambda number: by_driver(rig, f"o{number}"))
         }
         if why := why_no_podman():
             print(why)
         else:
             home = stack.enter_context(podman_home())
+            home.make_image(IMAGE)
             home.make_image(podman.IMAGE)
+            libpod = Libpod(home.socket)
+            stack.push_async_callback(libpod.close)
+            await libpod.about()
             other = await stack.enter_async_context(podman.Rig(home, folder / "podman"))
-            engines["podman"] = (lambda number: by_podman(home), lambda number: by_driver(other, f"p{number}"))
+            engines["podman"] = (lambda number: by_hand(libpod, number), lambda number: by_driver(other, f"p{number}"))
         for number in range(rounds + 1):
             for name, ways in engines.items():
                 turns = list(zip(("by hand", "by driver"), ways, strict=True))

@@ -10,7 +10,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from moorage.system.cgroup import own_cgroup
+from moorage.system.cgroup import cgroup_of
 
 COMMAND = ["/bin/true"]
 
@@ -26,7 +26,7 @@ def bare(count: int) -> float:
 def with_the_same_gifts(count: int) -> float:
     """The same loop with a session, PDEATHSIG, a cgroup of its own and an output file for each child."""
     libc = ctypes.CDLL(None)
-    mount = own_cgroup()
+    mount = cgroup_of()
     root = Path(tempfile.mkdtemp(prefix="moorage-bench-", dir=mount)) if mount is not None else None
     with tempfile.TemporaryDirectory() as folder:
         began = time.perf_counter()

@@ -187,7 +187,7 @@ def ours(cluster: str, jobs: list[TraceJob], config: Config) -> Waits:
 
 def gpus_of(request: Request) -> int:
     gpu = request.effective_gpu
-    return gpu.count * request.replicas if gpu is not None else 0
+    return gpu.count * request.copies if gpu is not None else 0
 
 
 OURS: Final = "ours"

@@ -47,7 +47,7 @@ IN_FLIGHT = 500
 MANY = 10_000
 BURST = 1_000
 #: as an agent with the driver noop tells of its members
-ORDER_OF_FACTS: tuple[tuple[FactKind, ...], ...] = (("claimed",), ("started",), ("exited", "freed"))
+FACTS: tuple[FactKind, ...] = ("ran", "freed")
 #: jobs a round
 JOBS = {"endpoint": 4_000, "many": MANY}
 #: what a stick takes on the quiet machine; every round is scaled by the sticks beside it
@@ -212,10 +212,9 @@ class Bench:
 
     def _obey(self, frame: Wanted) -> None:
         facts: list[Fact] = []
-        for kinds in ORDER_OF_FACTS:
-            for place in frame.place:
-                name = place.tenant, place.job, place.replica, place.attempt, place.fence
-                facts += [Fact(kind, *name, 0, "exit" if kind == "exited" else "") for kind in kinds]
+        for place in frame.place:
+            name = place.tenant, place.job, place.replica, place.attempt, place.fence
+            facts += [Fact(kind, *name, 0, "exit" if kind == "ran" else "") for kind in FACTS]
         number = self.numbers[frame.worker] = self.numbers.get(frame.worker, 0) + 1
         self._say(frame.worker, "fact", FactFrame(frame.session, number, facts))
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Final
 
 START_S: Final = 120.0
-PROGRAMS: Final = ("sh", "sleep", "cat", "id", "env", "ls", "seq", "head", "dd", "echo", "setsid", "touch")
+PROGRAMS: Final = ("sh", "sleep", "cat", "id", "env", "ls", "seq", "head", "dd", "echo", "setsid", "touch", "stty")
 #: what dockerd and what it starts look for
 PATH: Final = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin:/usr/local/sbin"
 

@@ -7,9 +7,11 @@ import functools
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -37,6 +39,7 @@ class PodmanHome:
     def __init__(self, folder: Path, user: int = 0) -> None:
         self.folder = folder
         self.user = user
+        self.service: subprocess.Popen[bytes] | None = None
         self.options = (
             f"--root={folder}/root", f"--runroot={folder}/run", f"--tmpdir={folder}/tmp", "--storage-driver=vfs",
             "--runtime=runc", "--cgroup-manager=cgroupfs", "--events-backend=file",
@@ -68,9 +71,38 @@ class PodmanHome:
         for path in (folder, *folder.rglob("*")):
             os.chown(path, self.user, self.user, follow_symlinks=False)
 
-    def make_image(self, name: str) -> None:
+    @property
+    def socket(self) -> Path:
+        """The socket of its service, in a folder of this user's."""
+        return self.folder / "user" / "podman.sock" if self.user else self.folder / "podman.sock"
+
+    def serve(self) -> None:
+        """Start its service, as podman.socket does, and wait until it answers. Raises RuntimeError."""
+        words = ("--log-level=error", "system", "service", "--time=0", f"unix://{self.socket}")
+        with (self.folder / "service.log").open("ab") as log:
+            self.service = subprocess.Popen(
+                [*self.as_user(), "podman", *self.options, *words], cwd="/", env=self.environment(),
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+            )  # fmt: skip
+        ends = time.monotonic() + ASK_S
+        while self.service.poll() is None and time.monotonic() < ends:
+            with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as asking:
+                asking.connect(str(self.socket))
+                return
+            time.sleep(0.02)
+        raise RuntimeError(f"podman's service does not start: {(self.folder / 'service.log').read_text()[-2000:]}")
+
+    def kill_service(self) -> None:
+        """SIGKILL to the service; its containers live on."""
+        if self.service is not None:
+            self.service.kill()
+            self.service.wait()
+            self.service = None
+        self.socket.unlink(missing_ok=True)
+
+    def make_image(self, name: str, *programs: str) -> None:
         """Make an image of some programs of this machine."""
-        self.podman("import", "-", name, stdin=image_of(PROGRAMS))
+        self.podman("import", "-", name, stdin=image_of(programs or PROGRAMS))
 
     def configured(self) -> dict[str, str]:
         """Write the files that make these podman's own settings, and return the variables that name them."""
@@ -97,6 +129,7 @@ class PodmanHome:
 
     def close(self) -> None:
         """End all that it runs, and leave no mount behind."""
+        self.kill_service()
         self.podman("rm", "--all", "--force", "--time=0", check=False)
         with contextlib.suppress(OSError, ValueError):
             os.kill(int((self.folder / "tmp" / "pause.pid").read_text()), signal.SIGKILL)
@@ -123,6 +156,7 @@ def podman_home(user: int = 0, disk_bytes: int = 0) -> Iterator[PodmanHome]:
         (folder / "user").chmod(0o700)
     made.give(folder)
     try:
+        made.serve()
         yield made
     finally:
         made.close()

@@ -12,10 +12,11 @@ from typing import Final, Protocol
 import msgspec
 import pytest
 
-from moorage.bus.connection import connect
+from moorage.bus.connection import Connection, connect
 from moorage.bus.embedded import EmbeddedServer
-from moorage.bus.errors import BusError
+from moorage.bus.errors import BusError, JetStreamRefused
 from moorage.bus.jetstream import JetStream
+from tests.waiting import until
 
 ANSWER_S: Final = 30.0
 #: the values of a parametrized server fixture
@@ -43,6 +44,18 @@ class MortalServer(Server, Protocol):
     async def stop(self) -> None: ...
 
     async def start(self) -> None: ...
+
+
+async def stream_is_there(connection: Connection, stream: str) -> None:
+    """Wait for a stream that a process beside the scheduler makes, as that of the history."""
+
+    async def there() -> bool:
+        with contextlib.suppress(JetStreamRefused):
+            await JetStream(connection).stream_info(stream)
+            return True
+        return False
+
+    await until(there, 120, f"the stream {stream}")
 
 
 async def delete_streams(server: Server, prefix: str) -> None:

@@ -16,7 +16,7 @@ from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models.common import StackingMode, VisibilityMode
 from grafana_foundation_sdk.models.dashboard import DataSourceRef
 
-from moorage.cli.fleet.metrics import families
+from moorage.cli.fleet.metrics import Told, families
 from moorage.schemas.operate import Limit, TenantRow
 
 #: the variable of the board: which Prometheus is asked
@@ -48,6 +48,7 @@ def _most(query: str) -> str:
     return f"topk({TENANTS_SHOWN}, {query})"
 
 
+FAILED: Final = '{state=~"FAILED|TIMED_OUT|EXPIRED"}'
 ROWS: Final[dict[str, tuple[Panel, ...]]] = {
     "GPUs": (
         Panel("GPUs by state", "short", {"sum by (state) (moorage_gpus)": "{{state}}"}, stacked=True),
@@ -103,6 +104,17 @@ ROWS: Final[dict[str, tuple[Panel, ...]]] = {
             },
         ),
         Panel("Live jobs", "short", {_most("moorage_tenant_live_jobs"): "{{tenant}}"}, stacked=True),
+        Panel(
+            "Jobs that ended in an hour, by state",
+            "short",
+            {"sum by (state) (increase(moorage_ended_jobs_total[1h]))": "{{state}}"},
+            stacked=True,
+        ),
+        Panel(
+            "Jobs that failed in an hour, by tenant",
+            "short",
+            {_most(f"sum by (tenant) (increase(moorage_ended_jobs_total{FAILED}[1h]))"): "{{tenant}}"},
+        ),
     ),
     "What runs it": (
         Panel(
@@ -150,16 +162,18 @@ def metrics() -> dict[str, str]:
         "workers": [],
         "fits_now": [],
         "used_now": [],
+        "stalled_jobs": 0,
+        "stalled": [],
     }
     tenant = TenantRow("vision", 0, 0, limit=Limit(gpus=1))
     waits = {"buckets_s": [1.0], "rows": [{"gpus": "1", "tenant": "vision", "jobs": [0, 0], "sum_s": 0.0}]}
     usage = [{"tenant": "vision", "model": "H100", "gpu_s": 0.0, "used_gpu_s": 0.0}]
-    return {family.name: family.documentation for family in families(fleet, [tenant], waits, usage, {})}
+    return {family.name: family.documentation for family in families(Told(fleet, [tenant], waits, usage))}
 
 
 def named(query: str) -> list[str]:
     """Return the metrics that a query names, without what histograms add to a name."""
-    return [re.sub(r"_(bucket|sum|count)$", "", name) for name in re.findall(r"\bmoorage_\w+", query)]
+    return [re.sub(r"_(bucket|sum|count|total)$", "", name) for name in re.findall(r"\bmoorage_\w+", query)]
 
 
 def board() -> str:

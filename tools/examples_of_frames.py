@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import msgspec
 
-from moorage.schemas import frames, gpu, job, operate
+from moorage.schemas import frames, gpu, job, operate, staying
 from moorage.schemas.capabilities import KNOWN, Capabilities
 from moorage.schemas.errors import Problem
 from moorage.schemas.job import STATES
@@ -150,6 +150,32 @@ EXAMPLES: Final[list[tuple[str, str, Any]]] = [
             running=1,
         ),
     ),
+    (
+        "FleetDetail",
+        "moorage.fleet.detail",
+        frames.FleetDetail(
+            3,
+            1729,
+            tenants=[{"tenant": "vision", "jobs": 12, "gpus": 8, "waiting": 4, "held": False}],
+            tenants_of=1,
+            jobs=[
+                {
+                    "tenant": "vision",
+                    "job": "train-42",
+                    "worker": "node-7",
+                    "gpu": "2xH100",
+                    "devices": 2,
+                    "percent": 45,
+                    "percent_min": 0,
+                    "percent_max": 91,
+                    "memory_mib": 120400,
+                    "idle_ms": 61000,
+                }
+            ],
+            jobs_of=1,
+            ended={"vision": {"SUCCEEDED": 310, "FAILED": 4}},
+        ),
+    ),
     ("RollCall", "moorage.fleet.rollcall", frames.RollCall(3)),
     ("Standing", "moorage.fleet.standing", frames.Standing("s1-4711", RELEASE, 2, 1729, True)),
     (
@@ -244,5 +270,6 @@ OF_REQUESTS: Final[dict[str, type[msgspec.Struct]]] = {
     "gpu.share": gpu.Share,
     "gpu.distributed": gpu.Distributed,
     "run": job.Run,
+    "run.ready": staying.Ready,
     "resources": job.Resources,
 }

@@ -1,6 +1,6 @@
 """Make from the code what repeats it: the protocol page, the states, `reference_pages`, the
-configurations of `deploy/nats`, the board of `deploy/grafana`, the list of notes, the README's figures, and the client
-without `await`.
+configurations of `deploy/nats`, the board of `deploy/grafana`, the list of notes, `llms.txt`, the README's figures, and
+the client without `await`.
 
 `python -m tools.generate` writes them, `--check` fails when what stands there is not what the code says, `--schemas`
 writes the JSON schemas for the site.
@@ -21,6 +21,7 @@ from moorage.schemas.job import Request
 from tools import lab_notes, reference_pages
 from tools.board import board
 from tools.examples_of_frames import EXAMPLES
+from tools.llms import llms
 from tools.protocol_page import protocol
 from tools.python_page import extending, python_api
 from tools.readme_figures import README, readme
@@ -53,6 +54,7 @@ def pages() -> dict[Path, str]:
         DOCS.parent / "bench" / "notes" / "README.md": HEAD + lab_notes.listed(),
         DOCS / "examples" / "moorage.toml": example_file(),
         DOCS.parent / "deploy" / "grafana" / "moorage.json": board(),
+        DOCS / "llms.txt": llms(),
         TARGET: sync_twin(),
         README: readme(),
     }

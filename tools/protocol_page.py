@@ -10,7 +10,9 @@ from typing import Any, Final
 import msgspec
 
 from moorage.schemas.codec import FRAME_BYTES_MAX, REQUEST_BYTES_MAX
+from moorage.schemas.frames import AgainAnswer, AgainAsked, LsAsked
 from moorage.schemas.job import Request
+from moorage.schemas.schedules import ScheduleAsked, ScheduleRow
 from moorage.schemas.subjects import Subjects
 from tools.answers import answers
 from tools.examples_of_frames import ACTS, EXAMPLES, OF_REQUESTS, PARTS, REQUEST, ROWS
@@ -72,7 +74,12 @@ def protocol() -> str:
         text = msgspec.json.encode(act).decode()
         parts.append(f"\n### `admin.{verb}`\n\n{inspect.getdoc(type(act))}\n\n{table_of(type(act))}\n")
         parts.append(f"\n{fenced('act', text)}")
+    parts.append(f"\n## Fields of `ls`\n\n{inspect.getdoc(LsAsked)}\n\n{table_of(LsAsked)}\n")
+    parts.append(f"\n## Fields of `again`\n\n{inspect.getdoc(AgainAsked)}\n\n{table_of(AgainAsked)}\n")
+    parts.append(f"\n### Again: answer\n\n{inspect.getdoc(AgainAnswer)}\n\n{table_of(AgainAnswer)}\n")
+    parts.append(f"\n## Fields of `schedule`\n\n{inspect.getdoc(ScheduleAsked)}\n\n{table_of(ScheduleAsked)}\n")
     parts.append(answers())
+    parts.append(f"\n### Data of `schedule`\n\n{inspect.getdoc(ScheduleRow)}\n\n{table_of(ScheduleRow)}\n")
     parts.append(f"\n## Frames\n\n{FRAMES}\n")
     for name, where, example in EXAMPLES:
         parts.append(f"\n### {name}\n\n`{where}`\n\n{described(type(example), example)}")

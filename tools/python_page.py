@@ -49,9 +49,12 @@ CLIENT_API: Final[dict[str, tuple[str, ...]]] = {
         "moorage.client.follow.story",
         "moorage.client.follow.watch",
         "moorage.client.output",
+        "moorage.client.command",
+        "moorage.client.forward",
         "moorage.schemas.frames.told",
     ),
     "Answers": ("moorage.client.answers", "moorage.schemas.plan", "moorage.schemas.frames.use"),
+    "Schedules": ("moorage.client.schedules", "moorage.schemas.schedules"),
     "A request": ("moorage.schemas.job", "moorage.schemas.gpu"),
     STEPS: ("moorage.client.steps",),
     ERRORS: ("moorage.client.errors",),
@@ -63,7 +66,7 @@ CLIENT_API: Final[dict[str, tuple[str, ...]]] = {
 }
 REST: Final = "Leases, handlers, GPUs"
 #: their methods are those of another class, without `await`
-TWINS: Final = {"Client": "AsyncClient", "SyncJob": "Job", "SyncWatch": "Watch"}
+TWINS: Final = {"Client": "AsyncClient", "SyncJob": "Job", "SyncWatch": "Watch", "SyncForward": "Forward"}
 #: classes that a user makes objects of, whose fields are no table
 CONSTRUCTED: Final = frozenset({"AsyncClient", "EmbeddedWorker", "SimFleet", "SimulatedClock"})
 #: what other parts of moorage call, and no user does
@@ -73,7 +76,7 @@ INTERNAL: Final[dict[str, frozenset[str]]] = {
         "with_part", "effective_gpu", "trouble", "blocks", "image", "device_ids", "driver_fault", "active_alone",
         "workload",
     }),
-    "Run": frozenset({"needs_folder"}),
+    "Run": frozenset({"stays"}),
     "Share": frozenset({"has_compute"}),
     "WorkerSettings": frozenset({"modes_offered", "kept_devices", "freezes_after_s", "modes_lent"}),
 }  # fmt: skip

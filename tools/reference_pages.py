@@ -17,7 +17,7 @@ from moorage.scheduler.core.config import CLUSTER_DEFAULTS
 from moorage.schemas.job import TRANSITIONS
 from moorage.schemas.roles import OPERATOR_READS, ROLES, names
 from moorage.schemas.settings import Setting, declared, shown
-from moorage.schemas.subjects import Subjects
+from moorage.schemas.subjects import MAY_EXEC, Subjects
 
 PAGES: Final = Path(__file__).resolve().parents[1] / "docs"
 #: what a replica in this state is doing, for the reader of a job's transitions
@@ -34,10 +34,10 @@ STATES: Final[dict[str, str]] = {
     "SUCCEEDED": "over, with code 0",
     "FAILED": "over, with an error, and no retry is left",
     "TIMED_OUT": "over: it ran longer than `timeout_s` or `deadline_s`",
-    "CANCELLED": "over, because it was cancelled",
+    "CANCELLED": "over, because it was cancelled, or a job that it names in `after` did not end as it asks",
     "EXPIRED": "over: it could not start within `start_within_s`, or before its deadline",
     "REJECTED": "over: no worker could ever run it, and `on_no_match` is reject",
-    "FROZEN": "an operator had it frozen: it keeps its GPUs, whose memory is in the host's RAM until it is resumed",
+    "FROZEN": "its processes are frozen, and it holds no GPU: its GPU memory is in its host's RAM until it is resumed",
 }
 _WIDTH: Final = "110"
 
@@ -99,7 +99,8 @@ def states() -> str:
         following = ", ".join(f"`{target}`" for target in sorted(targets)) or "nothing: it is final"
         parts.append(f"| `{state}` | {STATES[state]} | {following} |\n")
     parts.append(
-        "\nA job's state is derived from its replicas': live while any is live, `SUCCEEDED` only when all are.\n"
+        "\nA job's state is derived from its replicas': live while any is live, `ENDING` or `CANCELLING` once\n"
+        "nothing else of it goes on, `SUCCEEDED` only when all are.\n"
     )
     return "".join(parts)
 
@@ -113,17 +114,22 @@ def permissions() -> str:
         "its own name in place of the words in angle brackets. `moorage admin nats-config` writes them as the "
         "configuration of nats-server "
         "([how](../how-to/give-everybody-a-key.md)). Besides:\n\n"
-        "- Everybody subscribes to an inbox of their own, `_INBOX.<role>.<name>.>`, and to nobody else's.\n"
+        "- Every user but a service subscribes to an inbox of its own, `_INBOX.<role>.<name>.>`, and to no other.\n"
         "- A scheduler may answer in every inbox (`_INBOX.>`, and `_R_.>` for accounts that import it), may use "
         "JetStream's API on its own streams only, and can be found by `$SRV`.\n"
         "- A worker may answer each question that it hears once (`allow_responses`).\n"
+        "- A service's inboxes are `moorage.calls.<tenant>.~.>`. It publishes to `_INBOX.submitter.<tenant>.>` and"
+        " `_INBOX.operator.*.>`, where its callers are, and answers nowhere else (no `allow_responses`).\n"
         f"- An operator may also ask {', '.join(f'`{verb}`' for verb in OPERATOR_READS)} of any tenant.\n"
+        "- A submitter may use `moorage.api.<tenant>.exec` and `moorage.tty`, which run commands in its running jobs,"
+        " only with a right of its own: `moorage admin nats-config --exec TENANT`.\n"
         "- A submitter may use `moorage.request` only on a single server, and only in an account of its own.\n\n"
         "[The security model](../explanation/security.md) says why, and why the ledger has an account of its own.\n",
     ]
     for role, (who, words) in ROLES.items():
-        writes = [row for row in rows if names(row.writes) & set(words)]
-        reads = [row for row in rows if names(row.reads) & set(words)]
+        meant = {*words, *([MAY_EXEC] if role == "submitter" else [])}
+        writes = [row for row in rows if names(row.writes) & meant]
+        reads = [row for row in rows if names(row.reads) & meant]
         parts.append(
             f"\n## {role}\n\n{who[0].upper()}{who[1:]}.\n\n| | subject | kind | what |\n| --- | --- | --- | --- |\n"
         )

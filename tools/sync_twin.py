@@ -29,7 +29,7 @@ the first paragraphs of those of the asynchronous methods, which say the rest, s
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
@@ -42,6 +42,7 @@ from moorage.client.follow.watch import Watch
 from moorage.client.job import Job, handles
 from moorage.client.loop_thread import called
 from moorage.client.output import Piece
+from moorage.client.replicas import Which
 from moorage.client.request_builder import What
 from moorage.client.steps import Step
 from moorage.client.sync_base import ClientBase, Handle
@@ -49,15 +50,20 @@ from moorage.schemas.frames import USE_KEPT_S, Accepted, Event, FleetFrame, UseP
 from moorage.schemas.gpu import GpuSpec
 from moorage.schemas.job import Request
 from moorage.schemas.operate import Done, TenantRow
+from moorage.schemas.schedules import Overlap, ScheduleRow
 
 if TYPE_CHECKING:
     from moorage.bus.lend.client import AskedBack
     from moorage.client.admin import Admin  # noqa: F401  below in quotes
-    from moorage.client.answers import Audit, Cancelled, Explanation, FleetInfo, JobInfo, JobList
+    from moorage.client.answers import Audit, Cancelled, Explanation, FleetInfo, JobInfo, JobList, JobRow
+    from moorage.client.command import Executed
     from moorage.client.fleet import Fleet  # noqa: F401  below in quotes
+    from moorage.client.forward import Forward  # noqa: F401  below in quotes
     from moorage.client.handlers import OnProgress
     from moorage.client.lease import Lease, Lending, OnAskedBack  # noqa: F401  below in quotes
     from moorage.client.planning import Quota, Share
+    from moorage.client.schedules import Schedules  # noqa: F401  below in quotes
+    from moorage.client.services import Service  # noqa: F401  below in quotes
     from moorage.schemas.frames import Device
     from moorage.schemas.gpu import Sharing
     from moorage.schemas.plan import Plan
@@ -100,6 +106,21 @@ TWINS: Final = (
         {"lost": "int"},
     ),
     Twin(
+        '''class SyncForward(Handle["Forward"]):
+    """A port here that leads to a port of a job, as `Forward`, without `await`."""
+
+    def __enter__(self) -> SyncForward:
+        self.open()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+''',
+        "Forward",
+        (("forward.py", "Forward"),),
+        {"port": "int"},
+    ),
+    Twin(
         'class SyncLease(Handle["Lease"]):\n    """Leased devices of this host, as `Lease`, without `await`."""\n',
         "Lease",
         (("lease.py", "Lease"),),
@@ -111,6 +132,18 @@ TWINS: Final = (
             "simulated": "bool",
             "environment": "Mapping[str, str]",
         },
+    ),
+    Twin(
+        'class SyncService(Handle["Service"]):\n    """A service of the tenant, as `Service`, without `await`."""\n',
+        "Service",
+        (("services.py", "Service"),),
+        {"name": "str"},
+    ),
+    Twin(
+        'class SyncSchedules(Handle["Schedules"]):\n    """Schedules of the tenant, without `await`."""\n',
+        "Schedules",
+        (("schedules.py", "Schedules"),),
+        {},
     ),
     Twin(
         'class SyncFleet(Handle["Fleet"]):\n    """The workers of a fleet, as `Fleet`, without `await`."""\n',
@@ -144,7 +177,14 @@ TWINS: Final = (
     ),
 )
 #: the handle that is made of what a member returns
-HANDLES: Final = {"Job": "SyncJob", "Admin": "SyncAdmin", "Fleet": "SyncFleet"}
+HANDLES: Final = {
+    "Job": "SyncJob",
+    "Admin": "SyncAdmin",
+    "Fleet": "SyncFleet",
+    "Forward": "SyncForward",
+    "Schedules": "SyncSchedules",
+    "Service": "SyncService",
+}
 #: by class and member, what is more than a call
 BODIES: Final[dict[str, str]] = {
     "AsyncClient.submit_many": """
@@ -154,6 +194,10 @@ BODIES: Final[dict[str, str]] = {
             jobs = [job and SyncJob(self._thread, job) for job in refused.jobs]
             raise BatchRejected(jobs, refused.problems) from None
         return [SyncJob(self._thread, job) for job in accepted]
+        """,
+    "Job.again": """
+        again = self._thread.call(CALL)
+        return SyncJob(self._thread, again)
         """,
     "AsyncClient.watch": """
         watch = called(lambda: CALL)
@@ -245,10 +289,12 @@ def _handled(returned: str, value: str) -> str:
 
 def _parameters(args: ast.arguments, source: str) -> Iterator[str]:
     """Yield each parameter as it stands in the source, `self` without its type."""
-    plain = args.args
+    plain = [*args.posonlyargs, *args.args]
     defaults = [None] * (len(plain) - len(args.defaults)) + list(args.defaults)
-    for arg, default in zip(plain, defaults, strict=True):
+    for at, (arg, default) in enumerate(zip(plain, defaults, strict=True), 1):
         yield _parameter(arg, default, source)
+        if at == len(args.posonlyargs):
+            yield "/"
     if args.vararg is not None:
         yield "*" + _parameter(args.vararg, None, source)
     elif args.kwonlyargs:
@@ -266,7 +312,7 @@ def _parameter(arg: ast.arg, default: ast.expr | None, source: str) -> str:
 
 def _passed(args: ast.arguments) -> Iterator[str]:
     """Yield the arguments of the call."""
-    yield from (arg.arg for arg in args.args[1:])
+    yield from (arg.arg for arg in [*args.posonlyargs, *args.args][1:])
     if args.vararg is not None:
         yield f"*{args.vararg.arg}"
     yield from (f"{arg.arg}={arg.arg}" for arg in args.kwonlyargs)
@@ -288,7 +334,7 @@ def _signature(name: str, parameters: list[str], returned: str) -> str:
 def _synced(annotation: str) -> str:
     """Return the type that the member without `await` has."""
     text = annotation.replace("AsyncIterator", "Iterator").replace("Lending", "AbstractContextManager[Lease]")
-    return re.sub(r"\b(Job|Watch|Lease)\b", r"Sync\1", text)
+    return re.sub(r"\b(Job|Watch|Lease|Service|Forward)\b", r"Sync\1", text)
 
 
 def _text(source: str, node: ast.expr | None) -> str:

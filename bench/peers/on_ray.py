@@ -6,11 +6,13 @@ for beside the GPU, no dashboard, as many slots as it is told. Nothing of it is 
 
 from __future__ import annotations
 
+import asyncio
 import json
 import statistics
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -21,6 +23,9 @@ IN_FLIGHT = 1_000
 WAITS = 500
 GROUPS = 300
 GANG = 8
+#: how many calls of actors wait at the same time, and how long each of these takes, in seconds
+AT_ONCE = (1, 8, 64, 256)
+CALL_S = 3.0
 
 
 def now() -> int:
@@ -108,11 +113,83 @@ def groups(slots: int) -> dict[str, float]:
     return {"groups/s": GROUPS / (time.monotonic() - began)}
 
 
+class _Echo:
+    def echo(self, data: bytes) -> bytes:
+        return data
+
+
+def actors(slots: int) -> dict[str, float]:
+    """Calls of `slots` actors that give back what they get, in turn: how many a second and how long each takes, with
+    1, 8, 64 and 256 at once from one caller, which checks each answer."""
+    _start(slots)
+    kind = ray.remote(num_cpus=0)(_Echo)
+    members = [kind.remote() for _ in range(slots)]
+    ray.get([each.echo.remote(b"") for each in members])
+    found: dict[str, float] = {}
+    for at_once in AT_ONCE:
+        waiting: dict[Any, tuple[bytes, float]] = {}
+        waits: list[float] = []
+        made, began = 0, time.monotonic()
+        while waiting or time.monotonic() - began < CALL_S:
+            while len(waiting) < at_once and time.monotonic() - began < CALL_S:
+                data = b"%d" % made
+                waiting[members[made % slots].echo.remote(data)] = data, time.monotonic()
+                made += 1
+            done, _ = ray.wait(list(waiting), num_returns=1)
+            for ref in done:
+                data, called = waiting.pop(ref)
+                assert ray.get(ref) == data
+                waits.append((time.monotonic() - called) * 1e3)
+        rate = len(waits) / (time.monotonic() - began)
+        waits.sort()
+        found |= {
+            f"{at_once} calls/s": rate,
+            f"{at_once} p50 ms": statistics.median(waits),
+            f"{at_once} p99 ms": waits[len(waits) * 99 // 100],
+        }
+    return found
+
+
+def serve(slots: int) -> dict[str, float]:
+    """Ray Serve: `slots` replicas that take one request each, 80 % of them busy; see `bench/load.py`."""
+    from ray import serve as ray_serve  # here, since Ray without Serve has the other figures
+
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+    from load import waits_of  # type: ignore[import-not-found]
+
+    class Sleeps:
+        def __call__(self, data: bytes) -> bytes:
+            time.sleep(float(data))
+            return data
+
+    _start(slots)
+    options = {"num_replicas": slots, "max_ongoing_requests": 1, "ray_actor_options": {"num_cpus": 0}}
+    handle = ray_serve.run(ray_serve.deployment(Sleeps, **options).bind())
+
+    async def all_of_it() -> float:
+        async def call(data: bytes) -> bytes:
+            answer: bytes = await handle.remote(data)
+            return answer
+
+        await asyncio.gather(*(call(b"0.01") for _ in range(200)))
+        return float(await waits_of(call, 0.8 * slots))
+
+    found = {"80 % p99 ms": asyncio.run(all_of_it())}
+    ray_serve.shutdown()
+    return found
+
+
 def _start(slots: int) -> None:
     ray.init(num_cpus=2, num_gpus=slots, include_dashboard=False, log_to_driver=False, logging_level="error")
 
 
-FIGURES: dict[str, Callable[[int], dict[str, float]]] = {"tasks": tasks, "results": results, "groups": groups}
+FIGURES: dict[str, Callable[[int], dict[str, float]]] = {
+    "tasks": tasks,
+    "results": results,
+    "groups": groups,
+    "actors": actors,
+    "serve": serve,
+}
 
 if __name__ == "__main__":
     found = FIGURES[sys.argv[1]](int(sys.argv[2]))

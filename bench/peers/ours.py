@@ -27,6 +27,7 @@ GANGS = 3_000
 GANGS_AT_ONCE = 200
 PROCESSES = 1_500
 PROCESS_WAITS = 200
+REPLICAS = 10_000
 
 
 async def noop(fleet: str, jobs: int) -> dict[str, float]:
@@ -104,6 +105,20 @@ async def processes(slots: int) -> dict[str, float]:
                     waits.append((int(stamp.read_text()) - submitted) / 1e6)
     waits.sort()
     return {**figures, "p50 ms": statistics.median(waits), "p99 ms": quantile(waits, 0.99)}
+
+
+async def array(slots: int) -> dict[str, float]:
+    """One job of 10,000 replicas that are the stick, a process each: how many a second, submitted to ended."""
+    async with (
+        stack(f"1x{slots}xH100", driver="process") as it,
+        AsyncClient(it.url, tenant="t0", timeout=60.0, wait=300.0) as moorage,
+    ):
+        for replicas in (slots * 2, REPLICAS):
+            began = time.monotonic()
+            job = await moorage.submit([*stick(), "/dev/null"], gpu=1, replicas=replicas)
+            await job.result(300)
+            rate = replicas / (time.monotonic() - began)
+    return {"replicas/s": rate}
 
 
 async def _rate(callers: Callers, jobs: int, in_flight: int) -> float:

@@ -57,6 +57,20 @@ async def test_order_replies_and_ones_own_messages(connect: Connect, unique: str
 
 
 @on_both
+async def test_a_message_with_headers_and_a_reply(connect: Connect, unique: str) -> None:
+    a = await connect("a")
+    heard: list[Delivery] = []
+    await a.subscribe(unique, heard.append)
+    assert await a.publish(unique, b"1", "reply.x", {"Key": "value"})
+    await until(lambda: heard)
+    assert (heard[0].data, heard[0].reply, heard[0].headers) == (b"1", "reply.x", {"Key": "value"})
+    with pytest.raises(PayloadTooLarge):
+        await a.publish(unique, bytes(a.max_payload_bytes - 20), "", {"Key": "x" * 40})
+    with pytest.raises(BadSubject):
+        await a.publish("a b", b"", "", {"Key": "value"})
+
+
+@on_both
 async def test_what_a_handler_wants_after_its_read_follows_once(connect: Connect, unique: str) -> None:
     a, b = await connect("a"), await connect("b")
     seen: list[str] = []

@@ -156,6 +156,30 @@ async def test_unsubscribe_ends_delivery(nats_url: str, unique: str) -> None:
         assert heard == []
 
 
+async def test_a_member_of_a_group_that_leaves_it_behind_its_last_message_loses_none(
+    nats_url: str, unique: str
+) -> None:
+    """With `unsubscribe` alone, the messages that the server had sent before it knew were dropped."""
+    async with await connect(nats_url, "a") as a, await connect(nats_url, "b") as b, await connect(nats_url, "c") as c:
+        stays: list[Delivery] = []
+        leaves: list[Delivery] = []
+        await a.subscribe(unique, stays.append, "group")
+        leaving = await b.subscribe(unique, leaves.append, "group")
+        sent = 0
+
+        async def send() -> None:
+            nonlocal sent
+            for _ in range(25):
+                sent += await c.send([(unique, b"", "")] * 100)
+                await asyncio.sleep(0)
+
+        while not leaves:
+            await send()
+        await asyncio.gather(leaving.drain(), send())
+        await until(lambda: len(stays) + len(leaves) == sent, what="all messages at one of the two")
+        assert leaving.client is None
+
+
 @pytest.mark.parametrize("subject", ["", "a b", "a..b", ".a", "a.", "a\r\nPUB x 0\r\n", "a.>.b", "a*", "x" * 2000])
 async def test_bad_filters_are_refused_here(nats_url: str, subject: str) -> None:
     async with await connect(nats_url, "a") as a:

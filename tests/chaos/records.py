@@ -16,8 +16,9 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from moorage.system.framing import HEADER_BYTES, body_at
-from moorage.worker.agent.journal import MAGIC, RECORD_BYTES_MAX
-from moorage.worker.supervisor.journal import MARK, Over, Record, Starting
+from moorage.worker.agent import journal as agent_journal
+from moorage.worker.supervisor import journal as supervisor_journal
+from moorage.worker.supervisor.journal import Over, Record, Starting
 
 #: tenant, job, replica, attempt, fence
 MemberKey = tuple[str, str, int, int, int]
@@ -114,8 +115,9 @@ class AgentJournal:
 
     def read(self) -> Iterator[Hold]:
         for chunk in self._followed.read():
-            at = len(MAGIC) if chunk.startswith(MAGIC) else 0
-            while (body := body_at(chunk, at, RECORD_BYTES_MAX)) is not None:
+            form = agent_journal.FORM
+            at = len(form.magic) if chunk.startswith(form.magic) else 0
+            while (body := body_at(chunk, at, form.record_bytes_max)) is not None:
                 yield from self._holds(msgspec.msgpack.decode(body))
                 at += HEADER_BYTES + len(body)
             self._followed.keep(chunk[at:])
@@ -146,13 +148,13 @@ class SupervisorJournal:
 
     def read(self) -> None:
         for chunk in self._followed.read():
-            at = 0
-            while (mark := chunk.find(MARK, at)) >= 0:
-                body = body_at(chunk, mark + len(MARK), RECORD_BYTES_MAX)
+            at, form = 0, supervisor_journal.FORM
+            while (mark := chunk.find(form.mark, at)) >= 0:
+                body = body_at(chunk, mark + len(form.mark), form.record_bytes_max)
                 if body is None:
                     break
                 self._take(self._decode(body))
-                at = mark + len(MARK) + HEADER_BYTES + len(body)
+                at = mark + len(form.mark) + HEADER_BYTES + len(body)
             self._followed.keep(chunk[at:])
 
     def _take(self, record: Record) -> None:

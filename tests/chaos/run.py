@@ -146,6 +146,7 @@ async def _judged(
             history.lives = [life for supervisor in world.supervisors for life in supervisor.lives.values()]
             history.lines = lines_in(lines)
             (where.folder / "ledger.txt").write_text(await _ledger_words(operator))
+        assert history.lives, "the judge must not believe in supervisors' journals that it did not find"
         counts |= dict(faults.done)
         counts |= {"garbage": nuisance.garbage, "repeats": nuisance.repeats, "ledger-junk": nuisance.junk}
         return judge(history)

@@ -6,7 +6,7 @@ import asyncio
 import shutil
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
 
@@ -16,12 +16,12 @@ import pytest
 
 from moorage.bus.connection import connect
 from moorage.bus.embedded import find_binary
-from moorage.bus.errors import JetStreamRefused
 from moorage.bus.jetstream import FORBIDDEN_HEADER, Ack, JetStream
 from moorage.scheduler.durable.queue_streams import stream_config
 from moorage.scheduler.ledger.backup import backup, restore
 from tests.cluster import Cluster
 from tests.live.stack import ANSWER_S, caller, is_alive, stack
+from tests.servers import stream_is_there
 from tests.waiting import until
 
 pytestmark = pytest.mark.slow
@@ -118,14 +118,7 @@ async def test_a_ledger_of_one_copy_goes_on_with_three(unique: str, tmp_path: Pa
         async with await connect(cluster.url, "test") as users, await connect(cluster.ledger_url, "test") as ledger:
             subjects = made.subjects
             of_users = (subjects.request_stream, subjects.dead_letter_stream, subjects.history_stream)
-
-            async def there() -> bool:
-                with suppress(JetStreamRefused):
-                    await JetStream(users).stream_info(subjects.history_stream)
-                    return True
-                return False
-
-            await until(there, 120, "the history, which a process beside the scheduler makes")
+            await stream_is_there(users, subjects.history_stream)
             copies = [(await JetStream(users).stream_info(each)).replicas for each in of_users]
             for each in (subjects.ledger_stream, subjects.snapshot_stream):
                 copies.append((await JetStream(ledger).stream_info(each)).replicas)

@@ -9,9 +9,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from moorage.worker.agent.journal import MAGIC
+from moorage.worker.agent.journal import FORM
+from moorage.worker.supervisor.journal import Over, Starting, open_journal
+from moorage.worker.supervisor.protocol import JOURNAL_NAME, Ended
 from tests.chaos.judge import History, Outcome, Planned, judge
-from tests.chaos.records import AgentJournal, Hold, Life, Line, MemberKey, lines_in
+from tests.chaos.records import AgentJournal, Hold, Life, Line, MemberKey, SupervisorJournal, lines_in
 
 GPUS = {"w1": ("u0", "u1"), "w2": ("v0", "v1")}
 
@@ -166,6 +168,18 @@ def framed(record: list[object]) -> bytes:
     return len(body).to_bytes(4, "big") + zlib.crc32(body).to_bytes(4, "big") + body
 
 
+def test_a_supervisors_journal_is_read_where_and_as_supervisors_write_it(tmp_path: Path) -> None:
+    who = member("a")
+    key = f"w1|{who[0]}/{who[1]}/{who[2]}/{who[3]}/{who[4]}"
+    starting = Starting(key=key, boot_id="b", boottime_s=1.0, cgroup="", marks=())
+    over = Over(ended=Ended(key=key, reason="exit", proof="walk", ended_boottime_s=2.5))
+    open_journal(tmp_path / JOURNAL_NAME, [starting, over]).close()
+    journal = SupervisorJournal("w1", tmp_path / JOURNAL_NAME)
+    journal.read()
+    journal.close()
+    assert list(journal.lives.values()) == [Life(who, "w1", 1.0, 2.5)]
+
+
 def placed(job: str) -> bytes:
     return framed(["placed", [["acme", job, 0, 1, 10, [0, 1], "exclusive", False, b"{}"]]])
 
@@ -174,15 +188,15 @@ def test_a_journal_is_followed_through_its_replacement_and_a_cut_tail(tmp_path: 
     file = tmp_path / "w1.journal"
     journal = AgentJournal("w1", file)
     assert list(journal.read()) == []
-    file.write_bytes(MAGIC + placed("a") + placed("b")[:7])  # the second is still being written, and never will be
+    file.write_bytes(FORM.magic + placed("a") + placed("b")[:7])  # the second is still being written, and never will be
     assert [hold.member[1] for hold in journal.read()] == ["a"]
     with file.open("r+b") as opened:
-        opened.truncate(len(MAGIC + placed("a")))
+        opened.truncate(len(FORM.magic + placed("a")))
     assert list(journal.read()) == []
     with file.open("ab") as opened:
         opened.write(framed(["facts", 1, [["freed", *member("a")]]]))
     new = tmp_path / "new"
-    new.write_bytes(MAGIC + placed("c"))
+    new.write_bytes(FORM.magic + placed("c"))
     new.replace(file)  # before anybody read what the old one said last
     assert [(hold.member[1], hold.word) for hold in journal.read()] == [("a", "freed"), ("c", "placed")]
     journal.close()

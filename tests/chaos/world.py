@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from moorage.bus.embedded import HOST, USER_LEDGER, EmbeddedServer
-from moorage.worker.agent.run import WORKERS_FOLDER
+from moorage.worker.agent.run import SUPERVISOR_FOLDER, WORKERS_FOLDER
 from moorage.worker.supervisor.client import Supervised, SupervisorError
+from moorage.worker.supervisor.protocol import JOURNAL_NAME
 from tests.chaos.proxy import Proxy
 from tests.chaos.records import AgentJournal, Hold, SupervisorJournal
 from tests.cluster import Cluster
@@ -172,7 +173,7 @@ class World:
             for each in self.workers
         ]
         self.supervisors = [
-            SupervisorJournal(each.name, self._folder(each) / "supervisor" / "journal") for each in self.workers
+            SupervisorJournal(each.name, self._folder(each) / SUPERVISOR_FOLDER / JOURNAL_NAME) for each in self.workers
         ]
         self._following: asyncio.Task[None] | None = None
 

@@ -22,6 +22,7 @@ PAPER: Final = "#10151c"
 INK: Final = "#d7dee8"
 #: what SGR 30 to 37 and 90 to 97 stand for
 COLOURS: Final = ("#5c6773", "#ff7b72", "#7ee787", "#e3b341", "#79c0ff", "#d2a8ff", "#76e3ea", "#d7dee8")
+SESSION: Final = "a terminal: a job runs, another one takes all GPUs, and a third one says why it waits"
 _SGR: Final = re.compile(r"\x1b\[([0-9;]*)m")
 
 
@@ -47,10 +48,11 @@ async def first_screen() -> str:
         return coloured
 
 
-def svg(coloured: str) -> str:
-    """Return a screen, with its escape sequences, as an SVG that loads nothing from elsewhere."""
+def svg(coloured: str, label: str = SESSION, columns: int = COLUMNS) -> str:
+    """Return a screen, with its escape sequences, as an SVG that loads nothing from elsewhere; `label` says what it
+    shows."""
     lines = coloured.splitlines()
-    width, height = COLUMNS * WIDE + 2 * MARGIN, len(lines) * HIGH + 2 * MARGIN
+    width, height = columns * WIDE + 2 * MARGIN, len(lines) * HIGH + 2 * MARGIN
     rows = [
         f'<text x="{MARGIN}" y="{MARGIN + HIGH * number + 14}" xml:space="preserve">{_spans(line)}</text>'
         for number, line in enumerate(lines)
@@ -58,7 +60,7 @@ def svg(coloured: str) -> str:
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" width="{width:g}" role="img"',
-            '  aria-label="a terminal: a job runs, another one takes all GPUs, and a third one says why it waits">',
+            f'  aria-label="{html.escape(label)}">',
             "<style>text { font: 14px ui-monospace, Menlo, Consolas, 'DejaVu Sans Mono', monospace; }</style>",
             f'<rect width="100%" height="100%" rx="8" fill="{PAPER}"/>',
             f'<g fill="{INK}">',

@@ -51,7 +51,7 @@ async def test_a_job_is_held_moved_up_released_and_requeued(node: Node, unique: 
         await until(lambda: _is(job, "CANCELLED"), what="it is over")
         over = await node.run("admin", "requeue", "j", tenant=unique)
         assert (over.code, over.err.startswith("error[failed-precondition]: ")) == (1, True)
-        assert "another job id" in over.err
+        assert "moorage again j " in over.err
 
 
 async def _is(job: object, state: str, attempt: int = 0) -> bool:

@@ -10,9 +10,9 @@ from moorage.cli import main, verbs
 from moorage.cli.framework.arguments import CannotRead, arguments_of, read
 from moorage.cli.framework.exit_codes import EXIT_USAGE
 from moorage.cli.framework.options import Options, RowOptions
-from moorage.cli.jobs import show_ls_cancel as jobs
-from moorage.cli.jobs import submit
+from moorage.cli.jobs import ls, submit
 from moorage.cli.jobs.job_flags import JobFlags
+from moorage.cli.jobs.selectors import Chosen
 from moorage.cli.local.processes import SchedulerFlags
 from moorage.cli.verbs import all_verbs, below, find
 
@@ -37,9 +37,13 @@ def _read(line: list[str], monkeypatch: pytest.MonkeyPatch) -> tuple[tuple[Any, 
 @pytest.mark.parametrize(
     ("line", "words", "named"),
     [
-        ("ls", (), {"options": RowOptions()}),
-        ("ls --limit 3 --state RUNNING --state queued", (), {"limit": 3, "state": ["RUNNING", "queued"]}),
-        ("ls --limit=3 --json", (), {"limit": 3, "options": RowOptions(json=True)}),
+        ("ls", ("",), {"options": RowOptions()}),
+        (
+            "ls --limit 3 --state RUNNING --state queued",
+            ("",),
+            {"limit": 3, "chosen": Chosen(None, ["RUNNING", "queued"])},
+        ),
+        ("ls a-* --limit=3 --json", ("a-*",), {"limit": 3, "options": RowOptions(json=True)}),
         ("show a,b c --json", ("a,b", "c"), {"options": RowOptions(json=True)}),
         ("show a --watch b", ("a", "b"), {"watch": True}),
         ("show a --nats nats://h:1 --color never", ("a",), {"options": RowOptions(nats="nats://h:1", color="never")}),
@@ -72,7 +76,7 @@ def test_a_line_becomes_what_the_signature_says(
         "ls --limit many",
         "ls --limit",
         "ls --lim 3",
-        "ls extra",
+        "ls one extra",
         "ls --json=true",
         "ls --color pink",
         "drain",
@@ -94,7 +98,7 @@ def test_what_is_none_is_refused(line: str) -> None:
 @pytest.mark.parametrize(
     ("line", "why", "fixes"),
     [
-        ("logs", "JOB is missing", ("moorage ls", "moorage logs --help")),
+        ("get", "JOB is missing", ("moorage ls", "moorage get --help")),
         ("cordon", "WORKER is missing", ("moorage fleet", "moorage cordon --help")),
     ],
 )
@@ -117,10 +121,10 @@ def test_every_verb_describes_all_that_it_takes() -> None:
 def test_a_verb_of_two_words_is_found_by_both(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    two = verbs.Verb("tool list", "moorage.cli.jobs.show_ls_cancel:ls", "As ls.")
+    two = verbs.Verb("tool list", "moorage.cli.jobs.ls:ls", "As ls.")
     monkeypatch.setitem(verbs.VERBS, verbs.FLEET, (*verbs.VERBS[verbs.FLEET], two))
     assert find(["tool", "list", "--json"]) == (two, ["--json"])
-    assert two.load() is jobs.ls
+    assert two.load() is ls.ls
     assert below("tool") == [two]
     assert main.run(["tool"]) == 0
     assert "list  As ls." in capsys.readouterr().out
@@ -145,8 +149,8 @@ def test_a_verb_of_two_words_is_found_by_both(
         ("worker --timeout 1s", ("moorage worker --help",)),
         ("ls --context prod", ("moorage ls --nats prod", "moorage ls --help")),
         ("up --context prod", ("moorage up --help",)),
-        ("submit --each-line lrs.txt -- true", ("moorage submit --help",)),  # no fix is better than a wrong one
-        ("submit --array 1-100 -- true", ("moorage submit --help",)),
+        ("submit --from-file lrs.txt -- true", ("moorage submit --help",)),  # no fix is better than a wrong one
+        ("submit --tasks 1-100 -- true", ("moorage submit --help",)),
         ("ls --all", ("moorage ls --help",)),
         ("submit --env-file x -- true", ("moorage submit --help",)),
     ],

@@ -28,6 +28,7 @@ from tests.cli.node import Node, moorage
 from tests.disk import TINY_MIB, fill, mount_small, unmount
 from tests.leftover import ends_with_the_test
 from tests.nvidia.stub import Board, Stub
+from tests.podmans import podman_home, why_no_podman
 from tests.waiting import until
 
 
@@ -282,6 +283,14 @@ def test_the_doctor_names_the_workers_that_are_not_heard() -> None:
     assert checks_fleet._workers([row("gone", "lost")]).verdict == "warn"
 
 
+def test_the_doctor_counts_the_jobs_that_stall() -> None:
+    rows = [{"tenant": "a", "job": f"j{at}", "seconds": 60 * at, "why": "1 GPU at 0 %"} for at in (1, 3, 2)]
+    check = checks_fleet._stalled(40, rows)
+    assert check.verdict == "warn"
+    assert check.found.startswith("40 running jobs stalled")
+    assert check.found.endswith("a/j3 for 3m: 1 GPU at 0 %")
+
+
 def test_the_doctor_names_the_workers_on_which_starts_fail_and_what_workers_cannot_do() -> None:
     def row(name: str, state: str, **process: bool) -> dict[str, object]:
         return {"worker": name, "state": state, "simulated": False, "capabilities": {"process": process}}
@@ -366,6 +375,27 @@ async def test_the_doctor_says_where_the_limiter_cannot_measure(
         told = await checks_host.limiter()
     assert told is not None
     assert (told.verdict, "GPU-11111111" in told.found, "constant rate" in told.fix) == ("warn", True, True)
+
+
+async def test_the_doctor_says_whether_the_engine_of_a_driver_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = tmp_path / "moorage.toml"
+    monkeypatch.setenv("MOORAGE_SETTINGS", str(settings))
+    settings.write_text('[worker]\ndrivers = ["process"]\n')
+    assert await checks_host.engines() == [], "a driver without an engine needs none"
+    own = f'[driver.podman]\nsocket = "{tmp_path}/podman.sock"\n'
+    settings.write_text(f'[worker]\ndrivers = ["process", "podman"]\n{own}')
+    (told,) = await checks_host.engines()
+    assert (told.name, told.verdict) == ("engine", "fail")
+    assert f"the engine of the driver podman does not answer at {tmp_path}/podman.sock" in told.found
+    assert "systemctl --user enable --now podman.socket" in told.fix
+    if why_no_podman():
+        return
+    with podman_home() as home:
+        settings.write_text(f'[worker]\ndrivers = ["podman"]\n[driver.podman]\nsocket = "{home.socket}"\n')
+        (told,) = await checks_host.engines()
+        assert (told.verdict, told.found) == ("ok", f"podman answers at {home.socket}")
 
 
 def test_the_doctor_tells_a_clock_in_words_that_one_can_read() -> None:

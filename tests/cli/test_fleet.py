@@ -115,6 +115,14 @@ async def test_drain_cordon_and_uncordon_say_what_they_did(node: Node) -> None:
         assert (drained.code, drained.rows[0][:2]) == (0, ["sim-0001", "draining"])
         assert "undo: moorage uncordon sim-0001" in drained.err
         assert (await node.run("cordon", "sim-0001", "--json")).frame["kind"] == "done"
+        reasoned = await node.run("drain", "sim-0001", "--why", "new disk")
+        assert reasoned.rows[0][1] == "draining: new disk"
+        told = (await node.run("fleet")).err
+        assert re.search(r"^sim-0001: draining for \d+m?s, no attempt on it: new disk \(by .*\)$", told, re.M), told
+        reasoned = await node.run("cordon", "sim-0001", "--why", "a loud fan")
+        assert reasoned.rows[0][1] == "cordoned: a loud fan"
+        told = (await node.run("fleet")).err
+        assert re.search(r"^sim-0001: cordoned for \d+m?s, no attempt on it: a loud fan \(by .*\)$", told, re.M), told
     finally:
         opened = await node.run("uncordon", "sim-0001")
     assert (opened.code, opened.rows) == (0, [["sim-0001", "open"]])

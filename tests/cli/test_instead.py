@@ -20,17 +20,21 @@ from moorage.client import AsyncClient
 from moorage.client.errors import NoScheduler, Rejected
 from moorage.schemas.job import Request
 from tests.cli.node import Node
+from tests.scheduler.driving import Driving
 from tests.scheduler.queries.test_fixes import ASKS, HOSTS, fixes, world
 from tests.scheduler.queries.test_fixes_with_policies import World
 
 _FLAGS = {"--gpu": "gpu", "--replicas": "replicas", "--cpu": "cpu", "--memory": "memory", "--time-limit": "time_limit"}
-_OF = {"replicas": int, "cpu": float}
+_OF = {"cpu": float}
 
 
 def made(asked: dict[str, Any], words: list[str]) -> Request:
     """What `submit --instead-of` would hand in for these words."""
     said: dict[str, Any] = {}
     fresh: dict[str, Any] = {}
+    if "--gang" in words:
+        words.remove("--gang")
+        said["gang"] = True
     for option, value in zip(words[::2], words[1::2], strict=True):
         if option == "--but":
             fresh = json.loads(value)
@@ -63,6 +67,17 @@ def test_the_words_of_a_fix_are_what_was_tried(
     drive = world(hosts, jobs, asks)
     for fix in fixes(drive, "j") if drive.states("j")[0] == "QUEUED" else []:
         same({"run": {"driver": "noop"}, **asks}, fix)
+
+
+def test_the_words_of_a_gang_on_several_hosts_are_those_of_its_token() -> None:
+    drive = Driving()
+    for name in "abcdefgh":
+        drive.worker(name, 8, modes=["exclusive"])
+    asks = {"gpu": {"count": 64, "model": "H100"}, "run": {"driver": "noop"}}
+    drive.submit("j", **asks)
+    gang = drive.fixes("j")[0]
+    assert as_words(gang) == "--gpu 8x8xH100 --gang"
+    same(asks, gang)
 
 
 @pytest.mark.slow

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from moorage.cli.jobs.job_flags import JobFlags, fields_of, mebibytes, milli_cores, not_brought, offered, request_of
+from moorage.cli.jobs.bringing import not_brought, not_startable
+from moorage.cli.jobs.job_flags import JobFlags, fields_of, mebibytes, milli_cores, offered, request_of
 from moorage.client import Rejected
 from moorage.schemas.job import Request
 from moorage.schemas.plan import Plan
@@ -17,12 +18,28 @@ from moorage.schemas.plan import Plan
     ("flags", "fields"),
     [
         ({}, {}),
-        ({"replicas": 3, "priority": 0, "if_seq": 0}, {"replicas": 3, "priority": 0, "if_seq": 0}),
+        ({"replicas": "3", "priority": 0, "if_seq": 0}, {"replicas": 3, "priority": 0, "if_seq": 0}),
+        ({"replicas": "0-8", "service": "embed"}, {"replicas": {"min": 0, "max": 8}, "service": {"name": "embed"}}),
+        (
+            {"array": "0-9", "max_running": 2, "max_failed": "3"},
+            {"indices": "0-9", "max_running": 2, "max_failed": 3},
+        ),
+        ({"array": "1-100"}, {"indices": "1-100"}),
+        ({"array": "0-99,205%4"}, {"indices": "0-99,205", "max_running": 4}),
+        ({"max_failed": "all"}, {"max_failed": None}),
         ({"cwd": "/srv", "user": "ana", "driver": "noop"}, {"cwd": "/srv", "user": "ana", "driver": "noop"}),
         ({"on_no_match": "reject", "on_partition": "keep"}, {"on_no_match": "reject", "on_partition": "keep"}),
-        ({"qos": "low", "guest": True}, {"qos": "low", "guest": True}),
+        ({"qos": "low", "preemptible": True}, {"qos": "low", "preemptible": True}),
+        ({"restart": "always", "max_restarts": 3}, {"restart": "always", "max_restarts": 3}),
+        ({"ready": "tcp:PORT", "ports": 2}, {"ready": {"tcp": "PORT"}, "ports": 2}),
+        ({"ready": "http:PORT_1/a:b", "ports": 2}, {"ready": {"http": "PORT_1/a:b"}, "ports": 2}),
+        ({"ready": "file:out/ready,within=10m"}, {"ready": {"file": "out/ready", "within_s": 600}}),
+        ({"ready": "call,every=30s,within=1h"}, {"ready": {"call": True, "within_s": 3600, "every_s": 30}}),
+        ({"service": "embed"}, {"service": {"name": "embed"}}),
+        ({"service": "embed:8"}, {"service": {"name": "embed", "concurrency": 8}}),
         ({"time_limit": "1h", "deadline": "2h"}, {"limit": 3600, "deadline_s": 7200}),
         ({"start_within": "0s", "grace": "0"}, {"start_within_s": 0, "grace_s": 0}),
+        ({"after": ["prep", "tidy:any"]}, {"after": ["prep", {"job": "tidy", "when": "any"}]}),
         ({"cpu": 0.5}, {"resources": {"cpu_milli": 500}}),
         ({"cpu": 4, "memory": "16Gi"}, {"resources": {"cpu_milli": 4000, "memory_mib": 16384}}),
         ({"env": ["A=1", "B=x=y"], "secret": ["T=hf"]}, {"env": {"A": "1", "B": "x=y", "T": {"secret": "hf"}}}),
@@ -47,6 +64,14 @@ def test_each_flag_is_a_field(flags: dict[str, Any], fields: dict[str, Any]) -> 
 @pytest.mark.parametrize(
     ("flags", "says", "fix"),
     [
+        ({"replicas": "many"}, "--replicas must be a number, or two with -", "for example --replicas 4, or 1-8"),
+        ({"array": "0-9%x"}, "--array: how many replicas run at once must follow", "for example --array 0-99%4"),
+        ({"array": "%4"}, "--array: how many replicas run at once must follow", "for example --array 0-99%4"),
+        ({"array": "9-0"}, "--array: indices must be ranges that go up", ""),
+        ({"array": "0-9%0"}, "--max-running: max_running must be 1..", ""),
+        ({"array": "0-9%4", "max_running": 4}, "--array NUMBERS%N and --max-running say the same", "take one"),
+        ({"array": "0-9", "replicas": "4"}, "--replicas: replicas must be left out", ""),
+        ({"max_failed": "none"}, "--max-failed must be a number from 1 on, or all", "leave it out"),
         ({"time_limit": "soon"}, "--time-limit: not a duration: 'soon'", "write it as 90s"),
         (
             {"time_limit": "0"},
@@ -58,6 +83,9 @@ def test_each_flag_is_a_field(flags: dict[str, Any], fields: dict[str, Any]) -> 
             "--deadline 0s leaves no time to run",
             "--deadline 10m; without this option the time has no bound",
         ),
+        ({"after": ["prep:well"]}, "--after: behind the colon stands which end", "for example --after prep:any"),
+        ({"after": ["a job"]}, "--after: after must match [A-Za-z0-9_-]{1,64}", ""),
+        ({"after": ["a job:any"]}, "--after: job must match [A-Za-z0-9_-]{1,64}", ""),
         ({"memory": "16"}, "a size without a unit: '16'", "write 16G, or 16Mi"),
         ({"memory": "1.5"}, "a size without a unit: '1.5'", "write 1.5G, or 1.5Mi"),
         ({"memory": "lots"}, "not a size: 'lots'", "write it as 16Gi"),
@@ -85,6 +113,22 @@ def test_each_flag_is_a_field(flags: dict[str, Any], fields: dict[str, Any]) -> 
         ),
         ({"driver": "docker,"}, "--driver has an empty name", "--driver docker,process"),
         ({"image": "a:1"}, "--image: the driver process runs no image", "give a driver"),
+        ({"stall": "10m"}, "--stall: stall_s looks at the work of GPUs", "ask for a GPU"),
+        ({"on_stall": "end"}, "--on-stall: on_stall needs stall_s", "say how long"),
+        ({"ready": "tcp"}, "--ready: not a check", "for example --ports 1 --ready http:PORT/health"),
+        ({"ready": "call:x"}, "--ready: not a check", "for example"),
+        ({"ready": "udp:80"}, "--ready: not a check", "for example"),
+        ({"ready": "tcp:80,soon=1s"}, "--ready: not a check", "for example"),
+        ({"ready": ",within=2m"}, "--ready: not a check", "for example"),
+        ({"ready": "tcp:80,every=soon"}, "--ready: not a duration: 'soon'", "write it as 90s"),
+        ({"ready": "tcp:PORT"}, "--ready: PORT needs ports: at least 1, found 0", "name a port as PORT"),
+        ({"ready": "call"}, "--ready: ready by call needs service", "add service="),
+        ({"max_restarts": 3}, "--max-restarts: max_restarts needs restart", "add restart"),
+        ({"restart": "always", "retries": 2}, "--retries: retries are further attempts", "leave out retries"),
+        ({"service": "em.bed"}, "--service: a service needs a name", "name it as embed"),
+        ({"service": "embed:x"}, "--service: a number of calls must follow", "for example --service embed:8"),
+        ({"service": "embed:0"}, "--service: concurrency must be 1..4096", "say how many"),
+        ({"stall": "soon"}, "--stall: not a duration", "write it as 90s"),
     ],
 )
 def test_what_cannot_be_is_told_by_its_flag(flags: dict[str, Any], says: str, fix: str) -> None:
@@ -212,6 +256,30 @@ def test_a_file_of_the_command_that_no_with_brings(
     monkeypatch.chdir(tmp_path)
     request = request_of(JobFlags(**flags), [word.format(here=tmp_path) for word in words])
     assert not_brought(flags.get("with_", ()), request) == found
+
+
+@pytest.mark.parametrize(
+    ("words", "flags", "found"),
+    [
+        (["./work.sh", "a"], {"with_": ["src/work.sh"]}, "src/work.sh"),
+        (["src/work.sh"], {"with_": ["."]}, "src/work.sh"),
+        (["./work.sh"], {"with_": ["src"], "driver": "docker", "image": "a:1"}, "src/work.sh"),
+        (["./ready.sh"], {"with_": ["src"]}, ""),
+        (["sh", "work.sh"], {"with_": ["src"]}, ""),
+        (["work.sh"], {"with_": ["src"]}, ""),  # a program of the worker's PATH
+        (["{here}/src/work.sh"], {"with_": ["src"]}, ""),
+        (["./work.sh"], {"with_": ["src"], "cwd": "/srv"}, ""),
+    ],
+)
+def test_a_file_that_the_command_starts_and_that_is_no_program(
+    words: list[str], flags: dict[str, Any], found: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "src").mkdir()
+    for name, mode in (("work.sh", 0o644), ("ready.sh", 0o755)):
+        (tmp_path / "src" / name).touch(mode)
+    monkeypatch.chdir(tmp_path)
+    request = request_of(JobFlags(**flags), [word.format(here=tmp_path) for word in words])
+    assert not_startable(flags["with_"], request) == found
 
 
 @pytest.mark.parametrize(

@@ -77,6 +77,26 @@ async def test_show_ls_and_explain_are_the_wire_with_json_and_tables_in_a_pipe(n
     assert (ended.code, ended.rows) == (0, [["s1", "cancelling, the job was RUNNING"]])
 
 
+async def test_a_range_is_cancelled_and_the_rest_of_the_sweep_goes_on(node: Node, unique: str) -> None:
+    sleeps = ("submit", "--job", "sweep", "--array", "0-9%4", "--", "sleep", "600")
+    assert (await node.run(*sleeps, tenant=unique)).code == 0
+    ended = await node.run("cancel", "sweep", "--replica", "7-9", "--reason", "not needed", tenant=unique)
+    assert (ended.code, ended.rows[0][1]) == (0, "cancelling what goes on of replica 7-9, the job was RUNNING"), ended
+    facts = dict(row for row in (await node.run("show", "sweep", tenant=unique)).rows if len(row) == 2)
+    assert (facts["state"], "why" in facts) == ("RUNNING", False), facts
+    assert "3 cancelled: 7-9" in facts["replicas"]
+    ended = await node.run("cancel", "sweep", "--replica", "7-8", tenant=unique)
+    assert ended.rows == [["sweep", "unchanged, nothing goes on of replica 7-8, the job was RUNNING"]]
+    wrong = await node.run("cancel", "sweep", "--replica", "8-12", tenant=unique)
+    assert (wrong.code, "job sweep has no replica 10-12" in wrong.err, "fix: moorage show sweep" in wrong.err) == (
+        2,
+        True,
+        True,
+    ), wrong.err
+    await node.run("cancel", "sweep", tenant=unique)
+    assert (await node.run("wait", "sweep", tenant=unique)).code != 0
+
+
 @pytest.mark.slow
 async def test_a_waiting_job_is_explained_with_a_fix(node: Node, unique: str) -> None:
     ran = await node.run("submit", "--job", "w", "--gpu", "1xZ9000", "--driver", "noop", "--", "hang", tenant=unique)

@@ -23,7 +23,7 @@ from tests.cli.node import Ran, moorage
 NOWHERE = ("--nats", "nats://127.0.0.1:1", "--timeout", "300ms")
 ALL = [verb.name for verbs in VERBS.values() for verb in verbs]
 #: verbs that read the ledger themselves, or serve
-OF_LEDGER = {"replay", "admin backup", "admin restore", "scheduler", "worker"}
+OF_LEDGER = {"replay", "admin backup", "admin restore", "scheduler", "worker", "serve"}
 #: verbs that talk to no scheduler
 ALONE = {
     "demo",
@@ -40,6 +40,7 @@ ALONE = {
 #: of those, options that mean something of their own, or that are of use there
 OWN_OPTIONS = {
     ("demo", "--json"), ("admin nats-config", "--json"), ("admin nats-config", "--tenant"),
+    ("serve", "--tenant"),
     *((verb, "--json") for verb in ("add-path", "simulate", "up", "errors", "schema")),
     *((verb, option) for verb in OF_LEDGER for option in ("--nats", "--json")),
 }  # fmt: skip
@@ -131,9 +132,14 @@ def test_words_of_other_tools_lead_to_verbs_that_there_are() -> None:
         (["squeue", "--me"], 2, "unknown-verb", "moorage ls --help"),
         (["why", "last"], 2, "unknown-verb", "moorage explain --help"),
         (["help", "nodes"], 3, "not-found", "moorage help fleet"),
+        (["call", "--help"], 2, "unknown-verb", "nats req moorage.call.TENANT.SERVICE DATA"),
+        (["help", "call"], 3, "not-found", "nats req moorage.call.TENANT.SERVICE DATA"),
+        (["schedule", "rm", "nightly"], 2, "unknown-verb", "moorage schedule remove --help"),
+        (["schedule", "list"], 2, "unknown-verb", "moorage schedule ls --help"),
+        (["schedule", "add", "n", "--every", "3s", "--", "x"], 2, "invalid-argument", "--cron '@every 3s'"),
         (["ls", "--limt", "3"], 2, "invalid-argument", "moorage ls --limit 3"),
         (["ls", "--limt=3"], 2, "invalid-argument", "moorage ls --limit=3"),
-        (["ls", "extra"], 2, "invalid-argument", "moorage ls --help"),
+        (["ls", "one", "extra"], 2, "invalid-argument", "moorage ls --help"),
         (["help", "exit-code"], 3, "not-found", "moorage help exit-codes"),
         (["run", "nvidia-smi", "-L"], 2, "invalid-argument", "moorage run -- nvidia-smi -L"),
         (["run", "--gpu", "2", "train", "--priority", "3"], 2, "invalid-argument", "--gpu 2 -- train --priority 3"),

@@ -93,6 +93,8 @@ async def test_how_long_jobs_waited_is_a_histogram_by_gpus_and_by_tenant(node: N
         assert (await node.run("run", "--gpu", gpus, "--", "true", tenant=unique)).code == 0
     after = read((await node.run("metrics")).out)
     assert jobs(after, "tenant_wait_seconds", tenant=unique) == 2
+    assert total(after, "moorage_ended_jobs_total", tenant=unique) == 2
+    assert total(after, "moorage_ended_jobs_total", tenant=unique, state="SUCCEEDED") == 2
     for gpus in ("1", "2-7"):
         assert jobs(after, "wait_seconds", gpus=gpus) == jobs(before, "wait_seconds", gpus=gpus) + 1
     assert total(after, "moorage_tenant_wait_seconds_bucket", tenant=unique, le="+Inf") == 2
@@ -127,7 +129,7 @@ async def test_scrapes_that_come_close_together_cost_the_leader_one_question(mon
 
     async def ask(client: AsyncClient) -> metrics.Told:
         asked.append(client)
-        return None, [], {}, [], {}
+        return metrics.Told()
 
     monkeypatch.setattr(metrics, "_ask", ask)
     scraped = metrics._Scraped(AsyncClient("nats://127.0.0.1:1"))
@@ -163,13 +165,13 @@ async def test_where_nobody_may_listen_is_told_with_what_to_do(node: Node) -> No
 async def test_series_do_not_grow_with_the_tenants(node: Node) -> None:
     fleet = (await node.run("fleet", "--json")).frame["data"]
     many = [TenantRow(f"t{number}", jobs=1, gpus=number) for number in range(metrics.TENANTS_MAX + 50)]
-    found = {family.name: family.samples for family in metrics.families(fleet, many, {}, [], {})}
+    found = {family.name: family.samples for family in metrics.families(metrics.Told(fleet, many))}
     assert len(found["moorage_tenant_leased_gpus"]) == metrics.TENANTS_MAX
     assert min(sample.value for sample in found["moorage_tenant_leased_gpus"]) == 50
     assert [sample.value for sample in found["moorage_tenants"]] == [metrics.TENANTS_MAX + 50]
     limited = {
         family.name: family.samples
-        for family in metrics.families(fleet, [TenantRow("t", limit=Limit(jobs=1))], {}, [], {})
+        for family in metrics.families(metrics.Told(fleet, [TenantRow("t", limit=Limit(jobs=1))]))
     }
     assert limited["moorage_tenant_limit_gpus"] == []
 
@@ -178,7 +180,7 @@ async def test_series_do_not_grow_with_the_tenants(node: Node) -> None:
 async def test_alerts_stand_on_series_that_there_are(node: Node) -> None:
     fleet = (await node.run("fleet", "--json")).frame["data"] | {"ledger_copies": {"wanted": 3, "lacking": ["n2"]}}
     assert fleet["request_queue"]["bytes_max"] > 0
-    names = {family.name for family in metrics.families(fleet, [], {}, [], {})}
+    names = {family.name for family in metrics.families(metrics.Told(fleet))}
     rules = ALERTS.read_text()
     assert set(re.findall(r"\bmoorage_\w+", rules)) <= names
     states = set("|".join(re.findall(r'moorage_gpus\{state=~?"([^"]+)"', rules)).split("|"))
@@ -186,10 +188,19 @@ async def test_alerts_stand_on_series_that_there_are(node: Node) -> None:
 
 
 def test_what_gpus_gave_in_the_last_whole_hour_is_told_by_tenant_and_model() -> None:
-    fleet = {"epoch": 1, "ledger": 1, "queued": 0, "live_jobs": 0, "workers": [], "fits_now": [], "used_now": []}
+    fleet = {
+        "epoch": 1,
+        "ledger": 1,
+        "queued": 0,
+        "live_jobs": 0,
+        "workers": [],
+        "fits_now": [],
+        "used_now": [],
+        "stalled_jobs": 0,
+    }
     fleet["appends"] = {"records": 1, "seconds": 0.001}
     usage = [{"tenant": "t", "model": "H100", "gpu_s": 7200.0, "used_gpu_s": 3600.5}]
-    found = {family.name: family.samples for family in metrics.families(fleet, [], {}, usage, {})}
+    found = {family.name: family.samples for family in metrics.families(metrics.Told(fleet, usage=usage))}
     for name, value in (("granted", 7200.0), ("used", 3600.5)):
         (sample,) = found[f"moorage_tenant_{name}_gpu_seconds"]
         assert (sample.labels, sample.value) == ({"tenant": "t", "model": "H100"}, value)

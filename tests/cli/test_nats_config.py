@@ -48,12 +48,22 @@ def test_a_server_takes_what_is_written_and_every_user_has_a_context(
     assert make(tmp_path / "site", *more) == 0
     assert is_valid(tmp_path / "site" / "server.conf")
     said = capsys.readouterr()
-    assert "7 users" in said.err
+    assert "9 users" in said.err
     assert f"next: nats-server -c {tmp_path}/site/server.conf\n" in said.err
-    for key in ("submitter.acme", "submitter.beta", "worker.w1", "scheduler.main", "operator.ana", "ledger.main"):
+    for key in (
+        "submitter.acme",
+        "submitter.beta",
+        "service.acme",
+        "worker.w1",
+        "scheduler.main",
+        "operator.ana",
+        "ledger.main",
+    ):
         context = load_context(key, {"XDG_CONFIG_HOME": str(tmp_path / "site")})
         role, _, name = key.partition(".")
-        assert context.inbox_prefix == ("_INBOX" if role == "ledger" else f"_INBOX.{role}.{name}")
+        prefix = "gpu.eu" if "--prefix" in more else "moorage"
+        named = {"ledger": "_INBOX", "service": f"{prefix}.calls.acme.~"}.get(role, f"_INBOX.{role}.{name}")
+        assert context.inbox_prefix == named
         assert bool(context.nkey) != bool(context.cert)
         assert f"{key}.json" in said.out
 
@@ -138,7 +148,7 @@ def test_no_secret_is_in_a_configuration_or_in_what_is_printed(
     assert make(tmp_path / "site") == 0
     said = capsys.readouterr()
     seeds = [path.read_text().strip() for path in (tmp_path / "site" / "keys").glob("*.nk")]
-    assert len(seeds) == 7
+    assert len(seeds) == 9
     shown = said.out + said.err + "".join(path.read_text() for path in (tmp_path / "site").glob("*.conf"))
     assert not [seed for seed in seeds if seed in shown]
     assert not [seed for seed in seeds if seed[:2] != "SU"]

@@ -10,7 +10,7 @@ from typing import Any, Final
 import pytest
 
 from moorage.cli.fleet import usage
-from moorage.cli.fleet.workers import _troubles, kept, levels, limits, model_words, packed, told_of
+from moorage.cli.fleet.workers import kept, levels, limits, model_words, packed, told_of, trouble_lines
 from moorage.cli.framework.console import plain, say, tell, tell_error
 from moorage.cli.framework.fields import filled
 from moorage.cli.framework.render import Rows, age, day_and_time, facts, ordinal, table, waits
@@ -20,11 +20,20 @@ from moorage.cli.jobs import job_rows, show_ls_cancel, wait
 from moorage.cli.jobs.job_rows import jobs_table
 from moorage.cli.jobs.labelled import LINE_BYTES_MAX, Labelled
 from moorage.cli.jobs.progress import Progress
-from moorage.cli.jobs.show_ls_cancel import guest_words, why_of
+from moorage.cli.jobs.replica_words import Eta, replica_words
+from moorage.cli.jobs.show_ls_cancel import (
+    address_words,
+    frozen_words,
+    job_words,
+    ready_words,
+    restarts_words,
+    service_words,
+    why_of,
+)
 from moorage.client.errors import Rejected
 from moorage.client.output import Piece
 from moorage.schemas.errors import problem
-from moorage.schemas.frames import Change, Event
+from moorage.schemas.frames import Change, Event, Replicas, Stalled
 from moorage.schemas.gpu import model_matches, parse_token
 from moorage.schemas.operate import Limit, TenantRow
 from moorage.schemas.units import many
@@ -168,6 +177,12 @@ def test_why_a_job_waits_in_a_line() -> None:
     assert waits({**explained, **more}) == "2nd of 5  ~4m  busy: needs 1 more H100 on one host"
 
 
+def test_a_service_that_rests_is_asleep_and_does_not_wait() -> None:
+    explained = {"reason": "scaled", "means": "as many members run", "position": 1, "queued": 1}
+    assert waits(explained | {"scaled": {"wanted": 0, "min": 0, "max": 4}}) == "asleep: the first call starts it"
+    assert waits(explained | {"scaled": {"wanted": 1, "min": 1, "max": 4}}).startswith("1st of 1  scaled: as many")
+
+
 def test_facts_without_a_value_are_left_out() -> None:
     assert facts([("job", "a"), ("why", ""), ("code", 0)], io.StringIO()) == "job\ta\ncode\t0"
 
@@ -281,14 +296,14 @@ def test_a_worker_tells_what_keeps_jobs_to_their_gpus() -> None:
 
 def test_a_worker_on_which_starts_fail_says_why_and_until_when() -> None:
     row = {"worker": "w1", "starts_fail": {"opens_in_ms": 61_000, "why": "not-here: no folder /data"}}
-    [line] = _troubles([row])
+    [line] = trouble_lines([row])
     assert line.startswith("w1: jobs fail to start: not-here: no folder /data; no jobs for 1m")
     assert line.endswith("or until moorage uncordon w1")
 
 
 def test_a_driver_whose_engine_does_not_answer_has_a_line() -> None:
     row = {"worker": "w1", "drivers_down": [{"driver": "docker", "why": "connection refused", "for_s": 61}]}
-    [line] = _troubles([row])
+    [line] = trouble_lines([row])
     assert line.startswith("w1: driver-down: docker: connection refused, since 1m")
 
 
@@ -425,14 +440,19 @@ def test_whose_act_it_was_stands_behind_the_reason(state: str, why: str, by: str
 @pytest.mark.parametrize(
     ("row", "told"),
     [
-        ({"lends": True}, "another job uses its GPUs while it is frozen; that job ends before this job continues"),
-        ({"guest": True}, "this job uses GPUs of a frozen job, and ends when the frozen job needs its GPUs"),
+        ({"waits_for": ["GPU-1", "GPU-2"]}, "GPU-1, GPU-2, which preemptible jobs may use while this job is frozen"),
         ({}, ""),
     ],
 )
-def test_a_guest_and_the_job_that_lends_are_told_so(row: dict[str, Any], told: str) -> None:
-    assert guest_words({"replica_states": [{}, row]}) == told
-    assert guest_words({}) == ""
+def test_a_frozen_job_shows_for_which_gpus_it_waits(row: dict[str, Any], told: str) -> None:
+    assert frozen_words({"replica_states": [{}, row]}) == told
+    assert frozen_words({}) == ""
+
+
+def test_a_member_of_a_service_is_told_so() -> None:
+    assert service_words({"name": "embed", "concurrency": 8}) == "embed, 8 calls at a time"
+    assert service_words({"name": "embed"}) == "embed, 1 call at a time"
+    assert service_words(None) == ""
 
 
 def test_the_modes_that_devices_are_kept_for_are_a_line_each() -> None:
@@ -463,7 +483,7 @@ def test_long_job_ids_cut_no_column_without_a_word_and_turn_no_table_into_cards(
     monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.setenv("COLUMNS", str(columns))
     row = {
-        "job": _LONG, "state": "SUCCEEDED", "gpu": "4x8xH100:80G", "priority": 50, "attempt": 1, "age_ms": 5_000,
+        "job": _LONG, "state": "SUCCEEDED", "gpu": "4x8xH100:80G", "priority": 60, "attempt": 2, "age_ms": 5_000,
         "code": 0, "worker": "sim-0001", "workers": 4, "simulated": True, "why": "a reason of some words",
     }  # fmt: skip
     monkeypatch.setattr("sys.stdout", Terminal())
@@ -558,6 +578,28 @@ def test_a_warning_of_the_worker_stays_on_the_screen(monkeypatch: pytest.MonkeyP
     assert "\r\x1b[Kwarning[memory]: counted, not enforced\n" in screen.getvalue()
 
 
+def test_a_stall_is_shown_once_beside_the_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "200")
+    screen = Terminal()
+    monkeypatch.setattr("sys.stderr", screen)
+    progress = Progress("big")
+    progress.event(Event("t", "big", 3, "RUNNING", 1, [Change(3, 0, 0, 1, "RUNNING", "w1")]))
+    progress.event(Event("t", "big", 3, "RUNNING", 1, stalled=Stalled(600, 2, "rank 2 on w2 differs: 1 GPU at 0 %")))
+    progress.event(Event("t", "big", 3, "RUNNING", 1, stalled=Stalled(0, 2, "it moves again")))
+    shown = "warning[stalled]: replica 2 has stalled for 10m, without output: rank 2 on w2 differs: 1 GPU at 0 %\n"
+    assert shown in screen.getvalue()
+    assert "warning[stalled]: replica 2 moves again\n" in screen.getvalue()
+
+
+def test_the_rows_of_ls_and_show_say_for_how_long_a_job_stalls() -> None:
+    row = {"stalled": [{"replica": 0, "seconds": 60, "why": "1 GPU at 0 %"}]}
+    assert job_rows.stalled_words(row) == "stalled for 1m: 1 GPU at 0 %"
+    row["stalled"].append({"replica": 1, "seconds": 600, "why": "2 GPUs at 0 %"})
+    assert job_rows.stalled_words(row) == "2 replicas stalled for 10m: 2 GPUs at 0 %"
+    assert job_rows.stalled_words({}) == ""
+
+
 def test_the_line_of_many_replicas_counts_their_states(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "80")
@@ -571,7 +613,135 @@ def test_the_line_of_many_replicas_counts_their_states(monkeypatch: pytest.Monke
         return screen.getvalue().rpartition("\x1b[K")[2]
 
     assert told("QUEUED", (-1, "ACCEPTED")).startswith("wide  QUEUED  ")
-    assert "40 of 40 placed" in told("PLACED", *((replica, "PLACED") for replica in range(40)))
-    assert "wide  RUNNING  32 of 40 running, 8 placed  " in told("RUNNING", *((n, "RUNNING") for n in range(32)))
+    assert "starting 40" in told("PLACED", *((replica, "PLACED") for replica in range(40)))
+    assert "wide  RUNNING  running 32  starting 8  " in told("RUNNING", *((n, "RUNNING") for n in range(32)))
     shown = told("RUNNING", *((n, "SUCCEEDED") for n in range(20)), (20, "FAILED"))
-    assert "20 of 40 succeeded, 11 running, 8 placed, 1 failed" in shown
+    assert "running 11  starting 8  done 21 (1 failed: 20)" in shown
+    many = Event("t", "wide", 2, "RUNNING", 1, replicas=Replicas(40, {"QUEUED": 15, "RUNNING": 12, "SUCCEEDED": 13}))
+    progress.event(many)
+    assert "running 12  waiting 15  done 13" in screen.getvalue().rpartition("\x1b[K")[2]
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_progress_of_some_replicas_tells_nothing_of_the_others(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], is_terminal: bool
+) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "80")
+    screen = Terminal()
+    if is_terminal:
+        monkeypatch.setattr("sys.stderr", screen)
+
+    def told() -> str:
+        return screen.getvalue() if is_terminal else capsys.readouterr().err
+
+    rows = [Change(at + 2, 0, at, 1, "SUCCEEDED", f"w{at}") for at in range(100)]
+    progress = Progress("wide", replicas=1, only=((7, 7),))
+    progress.event(Event("t", "wide", 101, "RUNNING", 1, [Change(1, 0, -1, 0, "ACCEPTED"), *rows]))
+    shown = told()
+    assert "wide  SUCCEEDED  on w7  replica 7" in shown
+    assert not [other for other in (0, 6, 8, 70, 99) if f"w{other}" in shown]
+    progress.waiting({"reason": "busy", "state": "QUEUED"})
+    assert "QUEUED" not in told(), "it is over: others wait"
+    if is_terminal:
+        progress = Progress("wide", only=((7, 8),))
+        progress.event(Event("t", "wide", 101, "RUNNING", 1, rows, replicas=Replicas(100, {"SUCCEEDED": 100})))
+        assert "done 2" in told().rpartition("\x1b[K")[2]
+
+
+def test_replicas_are_told_in_counts_and_ranges_with_when_the_last_will_end() -> None:
+    states = {"RUNNING": 12, "SUCCEEDED": 837, "FAILED": 3, "CANCELLED": 2}
+    ended = {"FAILED": "17, 40-41", "CANCELLED": "900-901"}
+    assert replica_words(states, ended) == "running 12  done 842 (3 failed: 17, 40-41; 2 cancelled: 900-901)"
+    assert replica_words({"FAILED": 9}, {"FAILED": ", ".join(map(str, range(0, 18, 2)))}).endswith("14, …)")
+    now = [100.0]
+    eta = Eta(lambda: now[0])
+    assert eta.words({"RUNNING": 10, "QUEUED": 890}) == ""
+    now[0] += 60
+    assert eta.words({"RUNNING": 10, "QUEUED": 590, "SUCCEEDED": 300}) == "eta ~2m"
+
+
+def test_a_sweep_of_which_all_wait_says_for_what_as_a_single_job_does() -> None:
+    row = {"job": "s", "state": "QUEUED", "age_ms": 1, "reason": "busy", "why": "another replica timed out"}
+    some = {"replicas": {"of": 4, "states": {"QUEUED": 3, "TIMED_OUT": 1}, "ended": {"TIMED_OUT": "0"}}}
+    assert job_rows.job_row({**row, **some})[-1] == "waiting 3  done 1 (1 timed out: 0)  busy"
+    all_held = {"replicas": {"of": 4, "states": {"QUEUED": 4}}, "hold": {}, "why": "held by ana"}
+    assert job_rows.job_row({**row, **all_held})[-1] == "waiting 4  held by ana"
+    assert job_rows.job_row({**row, **some, "state": "RUNNING"})[-1] == "waiting 3  done 1 (1 timed out: 0)"
+
+
+def test_columns_that_would_say_nothing_are_left_out_on_a_terminal_and_never_in_a_pipe(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    row = {"job": "a", "tenant": "t", "state": "RUNNING", "gpu": "1x-", "priority": 50, "attempt": 1, "age_ms": 5_000}
+    assert jobs_table([row]).splitlines()[0] == "\t".join(job_rows.COLUMNS)
+    monkeypatch.setattr("sys.stdout", Terminal())
+    assert not {"PRI", "TRY"} & set(jobs_table([row]).splitlines()[0].split())
+    for more in ({"priority": 60}, {"attempt": 2}):
+        [name] = {"PRI", "TRY"} & set(jobs_table([row, row | more]).splitlines()[0].split())
+        assert name == ("PRI" if "priority" in more else "TRY")
+
+
+def test_of_many_replicas_the_changes_are_shown_of_those_that_did_not_go_well() -> None:
+    def changes(replicas: int) -> list[dict[str, Any]]:
+        found = [{"rev": 1, "time_ms": 0, "replica": -1, "attempt": 0, "state": "ACCEPTED"}]
+        for number in range(replicas):
+            state = "FAILED" if number == 7 else "SUCCEEDED"
+            attempt = 2 if number == 9 else 1
+            found.append({"rev": 2 + number, "time_ms": 9, "replica": number, "attempt": attempt, "state": state})
+        return found
+
+    data = {"job": "lr", "tenant": "t", "state": "FAILED", "request": {"run": {"items": ["a"] * 17}}}
+    few = show_ls_cancel.job_words({**data, "changes": changes(16)})
+    assert (few.count("SUCCEEDED"), "left out" in few) == (15, False)
+    many = show_ls_cancel.job_words({**data, "changes": changes(17)})
+    assert (many.count("SUCCEEDED"), many.count("FAILED")) == (1, 2)
+    assert many.endswith("15 replicas without a failure or a second attempt left out: --json has all changes")
+    assert "17, in its request" in many
+    newest = show_ls_cancel.job_words({**data, "changes": changes(17)[3:]})
+    assert newest.endswith("older changes are left out; moorage events lr has what is kept of them")
+    assert "1970-01-01T00:00:00" in newest, "no time since its acceptance where that is not told"
+    ends = {"replicas": {"of": 5000, "states": {"FAILED": 2, "SUCCEEDED": 4998}, "ended": {"FAILED": "7, 4000"}}}
+    assert "older changes are left out" in show_ls_cancel.job_words({**data, **ends, "changes": changes(8)})
+    some = {"run": {"items": ["a"] * 17}, "indices": "0-2,7"}
+    assert "4 of 17, in its request" in show_ls_cancel.job_words({**data, "request": some})
+    file = {"run": {"items": {"file": "lr.csv", "format": "csv"}}}
+    assert "lr.csv, one of its files" in show_ls_cancel.job_words({**data, "request": file})
+
+
+def test_a_job_that_stays_says_whether_it_is_ready_where_it_is_and_how_often_it_started_again() -> None:
+    one = {"replica": 0, "state": "RUNNING", "address": "10.0.0.5:20000,20001", "restarts": 3}
+    data: dict[str, Any] = {"job": "j", "tenant": "t", "state": "RUNNING", "ready": 1, "replica_states": [one]}
+    assert (ready_words(data), address_words(data), restarts_words(data)) == ("yes", "10.0.0.5:20000,20001", "3")
+    change = {"rev": 4, "time_ms": 0, "replica": 0, "attempt": 1, "state": "RUNNING", "address": "10.0.0.5:20000"}
+    assert "at 10.0.0.5:20000" in job_words({**data, "changes": [change]})
+    shown = job_words(data)
+    assert [line.split() for line in shown.splitlines()][-3:] == [
+        ["ready", "yes"], ["address", "10.0.0.5:20000,20001"], ["restarts", "3"],
+    ]  # fmt: skip
+    data |= {"replica_states": [one, {"replica": 1, "state": "QUEUED", "restarts": 1}]}
+    data["request"] = {"run": {"max_restarts": 5}}
+    assert ready_words(data) == "1 of 2 replicas"
+    assert address_words(data) == "replica 0: 10.0.0.5:20000,20001"
+    assert restarts_words(data) == "4, at most 5 of each replica"
+    assert ready_words({**data, "state": "CANCELLED"}) == ""
+    assert (ready_words({"state": "RUNNING"}), address_words({}), restarts_words({})) == ("", "", "")
+
+
+def test_a_row_says_which_services_sleep_and_are_not_ready_yet() -> None:
+    row: dict[str, Any] = {"job": "j", "state": "QUEUED", "age_ms": 0, "reason": "scaled"}
+    assert job_rows.job_row(row)[-1] == "asleep: the first call starts it"
+    assert job_rows.job_row({**row, "replicas": {"of": 2, "states": {"QUEUED": 2}}})[-1].startswith("asleep")
+    row |= {"state": "RUNNING", "ready": 0}
+    del row["reason"]
+    assert job_rows.job_row(row)[-1] == "0 of 1 ready"
+    several = {"of": 4, "states": {"RUNNING": 2, "QUEUED": 2}}
+    assert job_rows.job_row({**row, "replicas": several, "ready": 1})[-1] == "running 2  waiting 2  1 of 2 ready"
+    assert job_rows.job_row({**row, "replicas": several, "ready": 2})[-1] == "running 2  waiting 2"
+    assert job_rows.job_row({**row, "ready": 1})[-1] == ""
+
+
+def test_show_says_how_many_members_a_service_is_to_have() -> None:
+    data = {"job": "j", "tenant": "t", "state": "QUEUED", "scaled": {"wanted": 0, "min": 0, "max": 4}}
+    assert "members     0 wanted, of 0 to 4" in show_ls_cancel.job_words(data).replace("\t", " " * 5)

@@ -153,6 +153,20 @@ async def test_a_file_that_is_not_brought_is_warned_of_once(node: Node, unique: 
     assert (brought.code, brought.out, "warning" in brought.err) == (0, "trained\n", False)
 
 
+async def test_a_file_without_an_x_bit_is_warned_of_and_is_the_reason_of_the_end(
+    node: Node, unique: str, tmp_path: Path
+) -> None:
+    (tmp_path / "work.sh").write_text("#!/bin/sh\necho worked\n")
+    words, env = ("--with", "work.sh", "--", "./work.sh"), node.env(unique)
+    ran = await moorage("run", "--job", "j", *words, env=env, cwd=tmp_path)
+    assert (ran.code, "fails with code 126: chmod +x work.sh, or name what reads it first" in ran.err) == (126, True)
+    shown = dict(row for row in (await node.run("show", "j", tenant=unique)).rows if len(row) == 2)
+    assert shown["why"] == "cannot-run: ./work.sh: Permission denied"
+    (tmp_path / "work.sh").chmod(0o755)
+    ran = await moorage("run", *words, env=env, cwd=tmp_path)
+    assert (ran.code, ran.out, "warning" in ran.err) == (0, "worked\n", False)
+
+
 async def test_a_time_limit_ends_it(node: Node, unique: str) -> None:
     ran = await node.run("run", "--time-limit", "300ms", "--grace", "1s", "--", "sleep", "60", tenant=unique)
     assert ran.code != 0

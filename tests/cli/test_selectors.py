@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
-
 import pytest
 
 from moorage.cli import main
 from moorage.cli.framework.exit_codes import EXIT_USAGE
-from moorage.cli.jobs.selectors import LOOKED_AT_MAX, ask_each, ids_of, ids_to_cancel, one_id, words_of
+from moorage.cli.jobs.selectors import PAGE, Chosen, ask_each, ids_of, ids_to_cancel, one_id, words_of
 from moorage.client import AsyncClient, ClientError, NotFound, Rejected
 from moorage.client.job_ids import fresh_job_id
 from moorage.testing import SimFleet
@@ -93,10 +90,46 @@ async def test_a_cancel_takes_names_as_they_stand_and_beginnings_only_of_ids_tha
 
 
 @in_virtual_time
-async def test_all_of_very_many_means_the_newest() -> None:
+async def test_all_and_patterns_mean_every_job_however_many() -> None:
+    """`cancel 'train-*'` once ended the newest 1,000 of 3,000."""
     async with AsyncClient(transport=SimFleet("8xH100")) as client:
-        await client.submit_many([{**HANG, "gpu": {"count": 64}} for _ in range(LOOKED_AT_MAX + 5)])
-        assert len(await ids_of(client, ["all"])) == LOOKED_AT_MAX
+        await client.submit_many([{**HANG, "gpu": {"count": 64}, "job": f"train-{n}"} for n in range(PAGE + 5)])
+        assert len(await ids_of(client, ["all"])) == PAGE + 5
+        assert len(await ids_to_cancel(client, ["train-*"])) == PAGE + 5
+        assert await ids_to_cancel(client, ["*-1004"]) == ["train-1004"]
+
+
+@in_virtual_time
+async def test_labels_and_states_choose_jobs_in_place_of_ids_or_among_a_pattern() -> None:
+    async with AsyncClient(transport=SimFleet("2xH100")) as client:
+        for number, sweep in enumerate(("lr", "lr", "wd", "lr")):
+            await client.submit({**HANG, "job": f"run-{number}", "labels": {"sweep": sweep, "ann": ""}})
+        over = await client.submit(["x"], job="over", labels={"sweep": "lr"})
+        await client.job("run-0").cancel()
+        await client.wait([client.job("run-0"), over])
+        lr = Chosen(label=["sweep=lr"])
+        assert await ids_of(client, [], lr) == ["over", "run-3", "run-1", "run-0"]
+        assert await ids_of(client, ["run-*"], lr) == ["run-3", "run-1", "run-0"]
+        assert await ids_of(client, ["all"], lr) == ["run-3", "run-1"]
+        assert await ids_to_cancel(client, [], lr) == ["run-3", "run-1"], "not those that have ended"
+        assert await ids_of(client, [], Chosen(label=["sweep=lr"], state=["succeeded"])) == ["over"]
+        assert await ids_of(client, [], Chosen(label=["ann"])) == ["run-3", "run-2", "run-1", "run-0"]
+        assert await ids_to_cancel(client, [], Chosen(state=["running"])) == ["run-3", "run-2", "run-1"]
+        for wrong, says in (
+            (["=lr"], "no label"),
+            ([""], "no label"),
+            (["sweep=lr", "sweep=wd"], "sweep with two values"),
+        ):
+            with pytest.raises(Rejected, match=says):
+                await ids_to_cancel(client, [], Chosen(label=wrong))
+        with pytest.raises(NotFound, match="no job of tenant default that has not ended has the label sweep=none"):
+            await ids_to_cancel(client, [], Chosen(label=["sweep=none"]))
+        with pytest.raises(NotFound):
+            await ids_to_cancel(client, [], Chosen(state=["succeeded"]))
+        with pytest.raises(Rejected, match="choose among jobs, and run-1 names one"):
+            await ids_of(client, ["run-1"], lr)
+        with pytest.raises(Rejected, match="states must be of"):
+            await ids_to_cancel(client, [], Chosen(state=["runing"]))
 
 
 @in_virtual_time
@@ -113,19 +146,6 @@ async def test_each_answer_is_asked_for_once() -> None:
         assert asked == ["eval-1", "eval-1"]
         assert await ask_each(client, ["ev"], ask) == ["eval-1"]
         assert asked[2:] == ["ev", "eval-1"]
-
-
-@in_virtual_time
-async def test_a_beginning_beyond_what_is_looked_at_says_so() -> None:
-    """`cancel 'train-*'` once ended the newest 1,000 of 3,000 and told of no others."""
-    async with AsyncClient(transport=SimFleet("8xH100")) as client:
-        await client.submit_many([{**HANG, "job": f"train-{number}"} for number in range(LOOKED_AT_MAX + 5)])
-        with contextlib.redirect_stderr(io.StringIO()) as said:
-            assert len(await ids_to_cancel(client, ["train-*"])) == LOOKED_AT_MAX
-        assert (
-            "train-* was searched for only among the newest 1000 of 1005 jobs that have not ended; "
-            "run the command again"
-        ) in said.getvalue()
 
 
 def test_a_word_that_is_said_twice_is_one_job() -> None:

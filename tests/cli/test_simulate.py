@@ -79,7 +79,7 @@ async def test_limits_and_shares_of_tenants_hold_from_the_beginning(tmp_path: Pa
 
 #: so many that their list would not fit into memory
 MANY_RUNS = [f"--set={key}={','.join(map(str, range(1, 101)))}" for key in (
-    "renew_s", "lease_s", "grace_s", "margin_s", "takeover_s", "load_s"
+    "renew_s", "lease_s", "grace_s", "margin_s", "takeover_s", "heartbeat_s"
 )]  # fmt: skip
 
 

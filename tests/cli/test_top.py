@@ -8,50 +8,15 @@ import pytest
 from msgspec import structs
 
 from moorage.cli.top.draw import AT_FIRST, JOBS, WAITS, Line, Wishes, as_text, draw, panes_at_first, shared_out
-from moorage.client.view.view import Counts, Fit, Idle, Trouble, View, Waiting, WorkerCells
 from tests.cli.node import Node, moorage
+from tests.cli.top_view import a_view
 from tests.waiting import until
-
-H100 = "NVIDIA H100 80GB HBM3"
 
 
 @pytest.fixture(name="node", scope="module")
 def _node(node_of_its_own: Node) -> Node:
     """What is drawn is the whole fleet."""
     return node_of_its_own
-
-
-def a_view(workers: int = 16, troubles: int = 3, tenants: int = 4, idle: int = 3) -> View:
-    rows = [
-        {"tenant": f"t{at}", "job": f"job-{at}", "state": "QUEUED", "gpu": "8xH100", "age_ms": 60_000, "worker": ""}
-        for at in range(tenants)
-    ]
-    return View(
-        at_ms=1_700_000_000_000,
-        leader="s1",
-        epoch=7,
-        heard_ms_ago=100,
-        simulated="all",
-        queued=9,
-        running=5,
-        counts=Counts(gpus=8 * workers, free=20, leased=100, sick=1),
-        use=71,
-        troubles=[Trouble(f"n{at:02} GPU 3", "xid: Xid 79, since 4m", grave=not at) for at in range(troubles)],
-        fits=[Fit(H100, 64, 5, 4), Fit("NVIDIA L40S", 64, 0, 0)],
-        waiting=[
-            Waiting(
-                f"t{at}", 3, f"job-{at}", "8xH100", 60_000, reason="busy", because="8 more on one host", starts_ms=4_000
-            )
-            for at in range(tenants)
-        ],
-        idle=[Idle(f"t{at}", f"idle-{at}", "n01", "2xH100", 720_000, 0, 0) for at in range(idle)],
-        workers=[
-            WorkerCells(f"n{at:02}", "up", True, H100, "###2··!#", [0, 50, 100, 9, 0, 0, None, None])
-            for at in range(workers)
-        ],
-        jobs=rows,
-        unseen=[],
-    )
 
 
 def texts(lines: list[Line]) -> list[str]:
@@ -70,16 +35,18 @@ def test_a_picture_is_never_wider_or_higher_than_the_terminal(columns: int, rows
 def test_eighty_by_twenty_four_answers_the_four_questions_without_a_key() -> None:
     text = "\n".join(texts(draw(a_view(), 80, 24, Wishes()).lines))
     assert "sim: all GPUs are simulated" in text
-    assert "wrong: n00 GPU 3 xid: Xid 79, since 4m  (+2 more)" in text
+    assert "1 wrong: 3, 1 grave" in text
+    assert "n00 GPU 3  xid: Xid 79, since 4m" in text
+    assert "2 waits: 12 jobs of 4 tenants" in text
     assert "4xH100 (5 of 64 free)  no L40S (0 of 64 free)" in text
     assert "t0         3      1m  job-0  8xH100     ~4s  busy: 8 more on one host" in text
-    assert "t0      idle-0  2xH100      0       12m  n01" in text
+    assert "t0         3     6      0  12m  idle-0 on n01" in text
     assert "n00 _▄█2··!#" in text
 
 
 def test_what_has_no_room_is_counted_and_each_part_keeps_some_of_it() -> None:
     lines = texts(draw(a_view(125, 40, 40, 40), 80, 24, Wishes()).lines)
-    assert any(line.startswith("─ 1 wrong: 40, 1 of them keep jobs from running, 36 not shown") for line in lines)
+    assert any(line.startswith("─ 1 wrong: 40, 1 grave, 32 not shown") for line in lines)
     assert sum("8 more on one host" in line for line in lines) >= 2
     assert shared_out([1, 9, 9], 9) == [1, 4, 4]
     assert shared_out([1, 1], 9) == [1, 1]
@@ -120,6 +87,20 @@ def test_a_larger_terminal_shows_more_and_the_cursor_is_on_one_job() -> None:
     assert all("job-2" in text for text in marked)
 
 
+def test_with_nothing_wrong_one_line_says_so_and_a_moment_of_the_past_says_what_is_not_known() -> None:
+    well = structs.replace(a_view(), troubles=[])
+    lines = texts(draw(well, 80, 24, Wishes()).lines)
+    assert lines.count("nothing is wrong") == 1
+    assert not any("1 wrong" in line for line in lines)
+    past = structs.replace(well, past=True, ended={"FAILED": 2, "SUCCEEDED": 40}, use=None)
+    text = "\n".join(texts(draw(past, 80, 24, Wishes()).lines))
+    assert "as it was at 2023-11-14 22:13:20 UTC" in text
+    assert "ended in the hour before: 2 FAILED, 40 SUCCEEDED" in text
+    assert "use and health of then are not known" in text
+    assert "holds GPUs" not in text
+    assert "fits now" not in text
+
+
 async def test_once_prints_the_fleet_of_a_running_node(node: Node, unique: str) -> None:
     for name in ("one", "two", "three"):
         await node.run("submit", "--gpu", "4xH100", "--job", name, "--", "sleep", "600", tenant=unique)
@@ -142,6 +123,11 @@ async def test_once_prints_the_fleet_of_a_running_node(node: Node, unique: str) 
     assert frame["simulated"] == "all"
     assert frame["counts"]["gpus"] == 8
     assert {row["worker"] for row in frame["workers"]} >= {"sim-0000", "sim-0001"}
+    before = await node.run("top", "--once", "--at", "1h", tenant=unique)
+    assert "as it was at" in before.out
+    assert "0 of 8 GPUs leased" in before.out
+    later = await node.run("top", "--once", "--at", "2999-01-01T00:00")
+    assert (later.code, "not a time in the past" in later.err) == (2, True)
     none = await node.run("top", "--once", "--filter", "no-such-thing")
     assert "with no-such-thing: 0" in none.out
     await node.run("cancel", "one,two,three", tenant=unique)

@@ -9,14 +9,17 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 from textual.pilot import Pilot
 
-from moorage.cli.top.app import JobPage, Page, Picture, TopApp
+from moorage.cli.top.app import JobPage, Page, Picture, TopApp, WorkerPage
+from moorage.cli.top.commands import Act, Command, command_of
 from moorage.cli.top.draw import as_text
 from moorage.cli.top.feed import Feed
 from moorage.client import AsyncClient
 from tests.cli.node import Node, processes_of
 from tests.cli.terminal import need_tmux, terminal
+from tests.cli.top_view import a_view
 from tests.waiting import until
 
 
@@ -32,11 +35,13 @@ def text(app: TopApp) -> str:
 
 
 @contextlib.asynccontextmanager
-async def on(node: Node, tenant: str, size: tuple[int, int] = (80, 24)) -> AsyncIterator[tuple[TopApp, Pilot[None]]]:
+async def on(
+    node: Node, tenant: str, size: tuple[int, int] = (80, 24), *, operates: bool = False
+) -> AsyncIterator[tuple[TopApp, Pilot[None]]]:
     async with AsyncClient(node.url, tenant=tenant) as client:
         feed = Feed(client)
         await feed.open()
-        app = TopApp(client, feed)
+        app = TopApp(client, feed, operates=operates)
         try:
             async with app.run_test(size=size) as pilot:
                 yield app, pilot
@@ -92,6 +97,79 @@ async def test_a_running_job_is_opened_with_its_story_and_the_tail_of_its_output
         assert "RUNNING" in page.text
         assert "simulated" in page.text
     await node.run("cancel", "talks", tenant=unique)
+
+
+async def typed(pilot: Pilot[None], line: str) -> None:
+    """Type a line behind `:`, and Enter."""
+    names = {" ": "space", "-": "minus", "/": "slash", ":": "colon"}
+    await pilot.press("colon", *(names.get(sign, sign) for sign in line), "enter")
+
+
+async def test_a_colon_goes_to_a_worker_a_job_a_tenant_and_a_time(node: Node, unique: str) -> None:
+    job = f"{unique}-job"
+    await node.run("submit", "--gpu", "1xH100", "--job", job, "--", "sleep", "600", tenant=unique)
+    async with on(node, unique, (160, 50)) as (app, pilot):
+        await until(lambda: job in text(app) and "RUNNING" in text(app), what="the job is shown")
+        await typed(pilot, job)
+        assert isinstance(app.screen, JobPage)
+        await pilot.press("escape")
+        worker = next(row["worker"] for row in app._feed.view().jobs if row["job"] == job)
+        await typed(pilot, worker)
+        page = app.screen
+        assert isinstance(page, WorkerPage)
+        await until(lambda: job in page.text, what="whose jobs it has")
+        await pilot.press("escape")
+        await typed(pilot, unique)
+        assert f"filter {unique}" in text(app)
+        await pilot.press("escape")
+        await typed(pilot, "jobs")
+        assert "4 fleet:" not in text(app)
+        await pilot.press("s")
+        assert "jobs by wait" in text(app)
+        await typed(pilot, "no-such-thing")
+        assert "no job, worker, tenant or part here is called no-such-thing" in text(app)
+        await typed(pilot, "at 1h")
+        await until(lambda: "as it was at" in text(app), what="the past is shown")
+        await typed(pilot, "now")
+        assert "as it was at" not in text(app)
+        await typed(pilot, f"cordon {worker}")
+        assert "this screen only reads" in text(app)
+    await node.run("cancel", job, tenant=unique)
+
+
+async def test_an_operators_act_takes_the_name_typed_again(node: Node, unique: str) -> None:
+    async with on(node, unique, operates=True) as (app, pilot):
+        await until(lambda: "sim-0001" in text(app), what="the workers are shown")
+        await typed(pilot, "cordon sim-0001")
+        await pilot.press(*"sim", "enter")
+        assert "not done: sim is not sim-0001" in text(app)
+        await typed(pilot, "cordon sim-0001")
+        await pilot.press(*"sim", "minus", *"0001", "enter")
+        await until(lambda: "cordon sim-0001: done" in text(app), what="it is done")
+        await until(lambda: "cordoned" in text(app), what="it is seen")
+        await typed(pilot, "uncordon sim-0001")
+        await pilot.press(*"sim", "minus", *"0001", "enter")
+        await until(lambda: "uncordon sim-0001: done" in text(app), what="it is undone")
+
+
+def test_what_a_line_behind_the_colon_means() -> None:
+    view = structs.replace(
+        a_view(3, 0, 2, 0), jobs=[{"tenant": "a", "job": "train-1"}, {"tenant": "b", "job": "train-1"}]
+    )
+    for line, meant in {
+        "n01": Command(worker="n01"),
+        "a/train-1": Command(job=("a", "train-1")),
+        "b": Command(tenant="b"),
+        "jobs": Command(pane=5),
+        "3": Command(pane=3),
+        "at 14:03": Command(at="14:03"),
+        "now": Command(now=True),
+        "drain n02 new disks": Command(act=Act("drain", "n02", "new disks")),
+        "hold a/train-1": Command(act=Act("hold", "a/train-1", "")),
+    }.items():
+        assert command_of(line, view) == meant, line
+    for line in ("", "n", "train-1", "at", "drain", "drain n99", "hold train-1", "nothing"):
+        assert command_of(line, view).trouble, line
 
 
 @pytest.mark.slow

@@ -36,6 +36,17 @@ async def test_of_several_the_first_named_that_failed_decides(node: Node, unique
     assert (shown.frame["verb"], shown.frame["data"]["job"], shown.code) == ("show", "c", 7)
 
 
+async def test_the_end_of_several_replicas_is_told_with_how_many_failed_and_why(node: Node, unique: str) -> None:
+    script = 'test "$MOORAGE_INDEX" -lt 2 && exit 7; sleep 600'
+    await node.run(
+        "submit", "--job", "few", "--replicas", "3", "--max-failed", "2", "--", "sh", "-c", script, tenant=unique
+    )
+    for _ in ("while it runs", "once it has ended"):
+        ran = await node.run("wait", "few", tenant=unique)
+        why = "2 of 3 failed, 1 cancelled: 2 replicas failed, and max_failed is 2"
+        assert (ran.code, ran.rows) == (7, [["few", "FAILED", "7", why]]), ran.err
+
+
 @pytest.mark.slow
 async def test_a_wait_that_is_too_long_is_exit_code_6_and_no_job_is_3(node: Node, unique: str) -> None:
     await node.run("submit", "--job", "long", "--driver", "noop", "--", "hang", tenant=unique)

@@ -17,7 +17,8 @@ from moorage.client import AsyncClient
 from moorage.client.errors import JobFailed, NoOutput, NotFound, Rejected
 from moorage.client.handlers import Heard, value_of
 from moorage.client.kept_files import why_none
-from moorage.client.output import Piece, newest_attempts
+from moorage.client.kept_output import newest_attempts
+from moorage.client.output import Piece
 from moorage.client.sending import bucket_of, send
 from moorage.schemas.errors import problem
 from moorage.schemas.frames import Answer, Change
@@ -222,12 +223,12 @@ async def test_files_and_values_of_a_large_job_that_left_memory_are_whole_or_ref
             with pytest.raises(NoOutput, match="2 of the 3 replicas"):
                 await client.job("j").files(tmp_path / "into")
             with pytest.raises(NoOutput, match="2 of the 3 replicas"):
-                await value_of(client._wire, "j", [], heard, 3)
+                await value_of(client._wire, "j", [], heard, ((0, 2),))
             return
         found = await client.job("j").files(tmp_path / "into")
         assert [path.relative_to(tmp_path).as_posix() for path in found] == ["into/0/out", "into/1/out", "into/2/out"]
         scheduler.will("history", page(ends[0], more=True), page(*ends[1:], more=False))
-        assert await value_of(client._wire, "j", [], heard, 3) == [1, 2, 3]
+        assert await value_of(client._wire, "j", [], heard, ((0, 2),)) == [1, 2, 3]
 
 
 def test_the_output_of_each_replica_of_a_large_job_that_left_memory_is_read() -> None:

@@ -16,6 +16,7 @@ Call = Callable[[AsyncClient], Coroutine[Any, Any, Any]]
 #: each verb that takes a request's fields by name
 SAID: dict[str, Callable[[AsyncClient, dict[str, Any]], Coroutine[Any, Any, Any]]] = {
     "submit": lambda m, more: m.submit(["true"], **more),
+    "map": lambda m, more: m.map(["true"], ["a"], **more),
     "submit_handler": lambda m, more: m.submit_handler("double", **more),
     "run": lambda m, more: m.run(["true"], **more),
     "submit_many": lambda m, more: m.submit_many([["true"]], **more),

@@ -25,6 +25,9 @@ NOW = datetime(2026, 11, 20, 14, 30, tzinfo=ZONE)
         ("2026-11-21T00:30", 10.0),
         ("2026-11-21 00:30", 10.0),
         ("2026-11-21", 9.5),
+        ("tomorrow 03:00", 12.5),
+        ("Tomorrow  3:00", 12.5),
+        ("today 22:00", 7.5),
         ("2026-11-20T22:00+00:00", 8.5),
         ("2h", 2.0),
         (3600, 1.0),
@@ -55,12 +58,25 @@ def test_a_change_of_summer_time_counts(monkeypatch: pytest.MonkeyPatch, now: st
 
 
 @pytest.mark.parametrize(
-    "moment", ["25:00", "9:3", "9:30:75", "2026-11-31", "2026-11-20T10:00", "noon", "-2h", "2029-01-01"]
+    "moment",
+    [
+        "25:00",
+        "9:3",
+        "9:30:75",
+        "2026-11-31",
+        "2026-11-20T10:00",
+        "noon",
+        "-2h",
+        "2029-01-01",
+        "today 14:00",
+        "tomorrow",
+        "tomorrow 2h",
+    ],
 )
 def test_what_is_no_moment_to_come_is_refused_with_what_would_be(moment: str) -> None:
     with pytest.raises(Rejected) as refused:
         seconds_until(moment, NOW)
-    assert refused.value.problem.allowed
+    assert str(refused.value.problem.allowed).startswith("22:00, tomorrow 03:00")
     assert "write it as" in refused.value.problem.next, "in words of a moment, not of a request"
 
 

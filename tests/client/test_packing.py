@@ -100,7 +100,7 @@ def test_what_a_job_may_not_bring_is_named(tmp_path: Path) -> None:
         pack([code])
     (code / "pipe").unlink()
     with pytest.raises(Rejected, match=r"two files would be a\.py"):
-        pack([code, code / "a.py"])
+        pack([code, made(tmp_path / "other", "a.py") / "a.py"])
 
 
 def test_more_than_the_bound_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

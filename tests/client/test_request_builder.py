@@ -18,6 +18,7 @@ from moorage.client.job_ids import fresh_job_id
 from moorage.client.request_builder import RequestBuilder, build_request
 from moorage.schemas.codec import encode
 from moorage.schemas.gpu import parse_token
+from moorage.schemas.job import After
 from moorage.schemas.names import JOB_ID_DIGITS, is_job
 from tests.schemas.impossible import IMPOSSIBLE
 
@@ -273,3 +274,12 @@ def test_a_builder_refuses_a_command_without_a_program_behind_one_with_it() -> N
     with pytest.raises(Rejected) as refused:
         builder.encoded([""])
     assert refused.value.problem.field == "$.run.argv"
+
+
+def test_jobs_that_go_first_are_ids_or_say_which_end_counts() -> None:
+    said = ["prep", {"job": "tidy", "when": "any"}, After("old", "failed")]
+    request = build_request(["eval"], fields={"after": said})
+    assert request.after == [After("prep"), After("tidy", "any"), After("old", "failed")]
+    assert build_request(request, job="b").after == request.after
+    with pytest.raises(Rejected, match="each job once"):
+        build_request(["eval"], fields={"after": ["prep", "prep"]})

@@ -6,7 +6,8 @@ import asyncio
 import gc
 import threading
 import traceback
-from collections.abc import Callable, Coroutine
+from collections import Counter
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, cast
 
 import msgspec
@@ -37,7 +38,9 @@ from moorage.client.output import TAIL_LINES
 from moorage.client.steps import step_of
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.draft import Draft
-from moorage.scheduler.core.ledger.state import Member
+from moorage.scheduler.core.ledger.state import Worker
+from moorage.scheduler.core.lifecycle.transitions import Lifecycle
+from moorage.schemas.frames import Fact
 from moorage.schemas.job import STATES
 from moorage.testing import Ran, SimFleet, SimulatedClock, Task
 from moorage.testing.bus.bus import FaultyNetwork
@@ -72,20 +75,19 @@ async def test_a_job_runs_its_script_on_its_lease() -> None:
 
 
 @in_virtual_time
-async def test_what_agents_tell_of_short_jobs_is_taken_frame_by_frame() -> None:
-    """As the agents order their facts, and not as a test does: the scheduler's fast path has to know that order."""
-    taken: list[int] = []
+async def test_an_agent_tells_of_a_short_job_in_one_fact() -> None:
+    told: Counter[str] = Counter()
     with pytest.MonkeyPatch.context() as patch:
-        take = Draft.complete_runs
+        take = Lifecycle.on_facts
 
-        def note(draft: Draft, members: list[Member], results: list[int | None]) -> None:
-            taken.append(len(members))
-            take(draft, members, results)
+        def note(lifecycle: Lifecycle, draft: Draft, worker: Worker, facts: list[Fact]) -> None:
+            told.update(fact.kind for fact in facts)
+            take(lifecycle, draft, worker, facts)
 
-        patch.setattr(Draft, "complete_runs", note)
+        patch.setattr(Lifecycle, "on_facts", note)
         async with AsyncClient(transport=SimFleet("8xH100")) as moorage:
             await moorage.wait(await moorage.submit_many([()] * 8, gpu="1xH100", driver="noop"))
-    assert taken == [8]
+    assert told == {"ran": 8, "freed": 8}
 
 
 @in_virtual_time
@@ -477,6 +479,31 @@ async def test_handlers_of_ones_own_are_called_and_their_results_come_back() -> 
         assert large.changes[-1].time_ms - large.changes[0].time_ms >= 3_600_000
         with pytest.raises(Rejected, match="no known worker could ever run this"):
             await moorage.submit_handler("sculpt", on_no_match="reject")
+
+
+@in_virtual_time
+async def test_of_very_many_calls_the_values_are_read_piece_by_piece_and_the_result_reads_no_history() -> None:
+    count, asked = 1_100, Counter[str]()
+    handlers: dict[str, Handler] = {"number": lambda context: context.replica * context.input}
+    async with AsyncClient(transport=SimFleet("16x8xH100", handlers=handlers)) as moorage:
+        read = moorage._wire.read
+
+        async def counted(verb: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+            asked[verb] += 1
+            return await read(verb, arguments)
+
+        moorage._wire.read = counted  # type: ignore[method-assign]
+        job = await moorage.submit_handler("number", 3, gpu=1, replicas=count)
+        for handle in (job, moorage.job(job.job)):
+            result = await handle.result()
+            assert (result.state, result.value) == ("SUCCEEDED", None)
+        assert asked["history"] == 0
+        assert [pair async for pair in job.values()] == [(number, 3 * number) for number in range(count)]
+        assert [pair async for pair in job.values(replica="7,1098-1099")] == [(7, 21), (1098, 3294), (1099, 3297)]
+        assert asked["history"] == 0
+        two = await moorage.submit_handler("number", 3, gpu=1, replicas=2)
+        assert (await two.result()).value == [0, 3]
+        assert [pair async for pair in two.values()] == [(0, 0), (1, 3)]
 
 
 @in_virtual_time

@@ -15,14 +15,15 @@ from moorage.cli.jobs.progress import Progress
 from moorage.cli.jobs.run import tell_missing
 from moorage.client import AsyncClient
 from moorage.client import output as capturing
-from moorage.client.errors import NoOutput, Overloaded
+from moorage.client.errors import JobFailed, NoOutput, Overloaded
 from moorage.client.follow.follower import Budget, Stories
 from moorage.client.follow.watch import Watch
 from moorage.client.output import SPARE_BYTES, Captured, Joiner, Piece
 from moorage.schemas.errors import problem
 from moorage.schemas.frames import LogPage, LogsAsked, ReadLog
-from moorage.testing import SimulatedClock
+from moorage.testing import Ran, SimFleet, SimulatedClock, Task
 from moorage.worker.job.output_pages import page_of
+from tests.client.test_sim_fleet import in_virtual_time
 
 ALPHABET = [b"line\n", "né€🚢".encode(), b"\xff\xfe", b"\0" * 9, b"x" * 50, b"\xe2\x82"]
 
@@ -350,3 +351,25 @@ def test_what_a_run_collects_is_bounded_for_all_streams_together() -> None:
     full = Captured(Budget(SPARE_BYTES))
     full.take(Piece(0, 1, "out", 0, "lost", next=4))
     assert (full.text("out"), full.lost_bytes) == ("", 4)
+
+
+def says_its_name(task: Task) -> Ran:
+    return Ran(seconds=1, code=3 if task.replica % 500 == 499 else 0, out=f"{task.replica}\n")
+
+
+@in_virtual_time
+async def test_of_a_job_of_very_many_the_output_of_those_that_failed_and_of_the_first_is_given() -> None:
+    async with AsyncClient(transport=SimFleet("16x8xH100", script=says_its_name)) as client:
+        job = await client.submit(["x"], gpu=1, job="many", replicas=2_000)
+        with pytest.raises(JobFailed):
+            await job.result()
+        for follow in (True, False):
+            said = [int(piece.text) async for piece in job.logs(follow=follow) if piece.text]
+            assert said == [*range(96), 499, 999, 1499, 1999]
+        some = [piece.text async for piece in job.logs(replica="500-502") if piece.text]
+        assert some == ["500\n", "501\n", "502\n"]
+        async with client.watch("many", past=True) as watch:
+            async for _ in watch:
+                pass
+        assert watch.joiner is not None
+        assert watch.joiner.left_out == 1_900

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from moorage.client.follow.story import AHEAD_MAX, Story, changes_of, shown_event
 from moorage.schemas.capabilities import Enforced
-from moorage.schemas.frames import Answer, Event, Idle
+from moorage.schemas.frames import Answer, Event, Idle, Stalled
 from tests.client.scripted_scheduler import change, shown
 
 
@@ -90,10 +90,11 @@ def test_how_a_job_is_kept_is_news_without_a_transition_and_an_event_heard_twice
     assert story.take(now) is now
 
 
-def test_that_a_job_is_idle_is_news_without_a_transition_each_time() -> None:
+@pytest.mark.parametrize("told", [{"idle": Idle(1800)}, {"stalled": Stalled(600)}])
+def test_that_a_job_is_idle_or_stalls_is_news_without_a_transition_each_time(told: dict[str, Any]) -> None:
     story = Story("j")
     story.take(heard(1))
-    idle = replace(heard(1, idle=Idle(1800)), changes=[])
+    idle = replace(heard(1, **told), changes=[])
     assert story.take(idle) is idle
     assert story.take(idle) is idle
     assert [each.rev for each in story.changes] == [1]

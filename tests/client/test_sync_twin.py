@@ -23,13 +23,17 @@ from moorage.client import (
     Client,
     ClientError,
     Event,
+    Forward,
     Job,
     JobFailed,
     Lease,
     NotFound,
     Rejected,
+    Service,
+    SyncForward,
     SyncJob,
     SyncLease,
+    SyncService,
     SyncWatch,
     TimedOut,
     Watch,
@@ -53,7 +57,7 @@ def _synced(annotation: object) -> str:
     """An async side's annotation as the sync side must have it."""
     text = re.sub(r"AsyncIterator\b", "Iterator", str(annotation))
     text = text.replace("Lending", "AbstractContextManager[Lease]")
-    return re.sub(r"\b(?<!Sync)(Job|Watch|Lease)\b", r"Sync\1", text)
+    return re.sub(r"\b(?<!Sync)(Job|Watch|Lease|Service|Forward)\b", r"Sync\1", text)
 
 
 @pytest.mark.parametrize(
@@ -62,9 +66,11 @@ def _synced(annotation: object) -> str:
         (Client, AsyncClient),
         (SyncJob, Job),
         (SyncWatch, Watch),
+        (SyncForward, Forward),
         (SyncAdmin, Admin),
         (SyncFleet, Fleet),
         (SyncLease, Lease),
+        (SyncService, Service),
     ],
 )
 def test_the_twin_has_the_same_names_and_signatures(ours: type, theirs: type) -> None:
@@ -85,7 +91,7 @@ def test_the_twin_has_the_same_names_and_signatures(ours: type, theirs: type) ->
 
 
 def test_no_method_of_the_twin_is_awaited() -> None:
-    for kind in (Client, SyncJob, SyncWatch, SyncAdmin, SyncFleet, SyncLease):
+    for kind in (Client, SyncJob, SyncWatch, SyncForward, SyncAdmin, SyncFleet, SyncLease, SyncService):
         for name, member in inspect.getmembers(kind, inspect.isfunction):
             assert not inspect.iscoroutinefunction(member), name
             assert not inspect.isasyncgenfunction(member), name

@@ -13,7 +13,7 @@ from moorage.bus import inbox
 from moorage.client import AsyncClient
 from moorage.worker.agent.run import start
 from moorage.worker.drivers.conformance.leader import ScriptedLeader
-from moorage.worker.job import output_keeper
+from moorage.worker.job import output_cleaner
 from moorage.worker.settings import WorkerSettings
 from tests.cli.node import Node
 from tests.waiting import until
@@ -93,7 +93,7 @@ async def test_a_client_remembers_no_job_that_it_is_done_with(
 async def test_a_worker_remembers_no_job_that_is_over(
     nats_url: str, unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(output_keeper, "SWEEP_AT_ENDS", 10)
+    monkeypatch.setattr(output_cleaner, "SWEEP_AT_ENDS", 10)
     settings = WorkerSettings(tmp_path, "w1", unique, simulate="2xH100", drivers=("process", "noop"), output_members=10)
     async with ScriptedLeader(nats_url, unique) as leader:
         running = await start(settings, nats_url)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from moorage.client.view.closed import closed_words, planned_words
 from moorage.client.view.model import SILENT_MS, Model
+from moorage.client.view.past import past_view
 from moorage.client.view.view import Counts, Fit, Idle, Trouble
-from moorage.schemas.frames import FleetFrame, Hello, Load, Standing
+from moorage.schemas.frames import FleetDetail, FleetFrame, Hello, Load, Standing
 from moorage.schemas.frames.fleet import Device, SlotLoad
+from moorage.schemas.reasons import REASONS
 
 AT_MS = 1_700_000_000_000
 
@@ -41,11 +44,10 @@ def job(tenant: str, name: str, state: str, age_ms: int, **more: Any) -> dict[st
     }
 
 
-def listed(*rows: dict[str, Any]) -> dict[str, Any]:
-    counts: dict[str, int] = {}
-    for row in rows:
-        counts[row["state"]] = counts.get(row["state"], 0) + 1
-    return {"jobs": list(rows), "counts": counts}
+def told(model: Model, *rows: dict[str, Any], waits: int | None = None) -> None:
+    """Tell the model these jobs; `waits` in all, more than were listed."""
+    listed = sum(row["state"] == "QUEUED" for row in rows)
+    model.told_jobs(list(rows), listed if waits is None else waits, more=waits is not None)
 
 
 def used(least: int, most: int) -> dict[str, int]:
@@ -54,9 +56,9 @@ def used(least: int, most: int) -> dict[str, int]:
 
 def test_each_sign_is_counted_once_and_sharers_are_leased_too() -> None:
     model = Model(0)
-    model.hear(frame(("n1", "up", "··##13f!x-?g"), ("n2", "left", "··"), ("n3", "draining", "·#·")), 0)
+    model.hear(frame(("n1", "up", "··##13f!x-?"), ("n2", "left", "··"), ("n3", "draining", "·#·")), 0)
     assert model.view(0, AT_MS).counts == Counts(
-        gpus=15, free=2, leased=5, shared=1, frozen=2, sick=1, foreign=1, not_lent=1, lost=1, closed=2
+        gpus=14, free=2, leased=5, shared=1, frozen=1, sick=1, foreign=1, not_lent=1, lost=1, closed=2
     )
 
 
@@ -103,51 +105,129 @@ def test_with_public_frames_alone_it_tells_troubles_fits_and_idle_workers() -> N
     ]
     assert view.counts.gpus == 7, "n3 was stopped in order: its GPUs are no part of the fleet"
     assert view.fits == [Fit("", 4, 1, 1), Fit("NVIDIA H100", 3, 1, 1)]
-    assert view.idle == [Idle("", "", "n1", "1 of 1", 0, 0, 0)]
+    assert view.idle == [Idle("", 0, 1, "", "n1", 0, 0, 0)]
     assert view.use == 0
     assert view.workers[0].use == [0, 0, 0]
     assert model.view(20_000, AT_MS).workers[0].use == [None] * 3, "an old load is not shown as if it were new"
+
+
+def test_a_service_that_rests_is_none_that_waits() -> None:
+    model = Model(0)
+    rests = job("a", "rests", "QUEUED", 9, reason="scaled")
+    some = job("a", "some", "RUNNING", 9, reason="scaled", waiting=3)
+    told(model, rests, some, job("a", "waits", "QUEUED", 5, reason="busy"))
+    view = model.view(0, AT_MS)
+    assert ([(row.job, row.jobs, row.reason) for row in view.waiting], view.waits) == ([("waits", 1, "busy")], 1)
+    assert model.oldest() == [("a", "waits")]
+    assert {row["job"] for row in view.jobs} == {"rests", "some", "waits"}, "they are listed as jobs"
+    told(model, rests)
+    assert (model.view(0, AT_MS).waiting, model.view(0, AT_MS).waits) == ([], 0)
 
 
 def test_who_holds_without_using_is_seen_for_as_long_as_this_screen_saw_it() -> None:
     model = Model(0)
     model.hear(frame(("n1", "up", "####")), 0)
     rows = job("a", "partly", "RUNNING", 9, use=used(0, 97)), job("a", "busy", "RUNNING", 9, use=used(50, 97))
-    model.told_jobs("a", listed(*rows))
-    assert [(row.job, row.for_ms, row.least, row.most) for row in model.view(100, AT_MS).idle] == [("partly", 0, 0, 97)]
+    told(model, *rows)
+    assert model.view(100, AT_MS).idle == [Idle("a", 1, 2, "partly", "", 0, 0, 97)]
     assert [row.for_ms for row in model.view(5_100, AT_MS).idle] == [5_000]
-    model.told_jobs("a", listed(job("a", "partly", "RUNNING", 9, use=used(3, 97))))
+    told(model, job("a", "partly", "RUNNING", 9, use=used(3, 97)))
     assert model.view(6_000, AT_MS).idle == []
-    model.told_jobs("a", listed(rows[0]))
+    told(model, rows[0])
     assert [row.for_ms for row in model.view(7_000, AT_MS).idle] == [0], "it begins anew"
 
 
-def test_the_oldest_waiting_job_of_each_tenant_is_the_one_to_explain_and_says_why() -> None:
+def test_an_operator_is_told_by_the_leader_for_how_long_gpus_do_nothing() -> None:
+    model = Model(0)
+    held = {"worker": "n1", "gpu": "1xH100", "devices": 1, "percent": 0, "percent_min": 0, "percent_max": 0}
+    rows = [
+        {"tenant": "a", "job": "new", "idle_ms": 2_000, **held},
+        {"tenant": "a", "job": "old", "idle_ms": 700_000, **held},
+        {"tenant": "b", "job": "works", **held, "percent": 80, "percent_min": 70, "percent_max": 90},
+    ]
+    model.told_detail(FleetDetail(3, 100, jobs=rows))
+    model.told_detail(FleetDetail(3, 100, jobs=[*rows[:2], {**rows[2], "percent": 60}]))
+    told(model)
+    view = model.view(0, AT_MS)
+    assert view.idle == [Idle("a", 2, 2, "old", "n1", 700_000, 0, 0)]
+    assert view.sparks == {"a/new": [0, 0], "a/old": [0, 0], "b/works": [80, 60]}
+    model.told_detail(FleetDetail(3, 100, jobs=rows[:1]))
+    assert list(model.view(0, AT_MS).sparks) == ["a/new"], "what has ended is forgotten"
+
+
+def test_the_oldest_waiting_job_of_each_tenant_and_reason_is_the_one_to_explain_and_says_why() -> None:
     model = Model(0)
     model.hear(frame(("n1", "up", "##"), queued=4), 0)
-    model.told_jobs(
-        "a", listed(job("a", "new", "QUEUED", 5), job("a", "old", "QUEUED", 50), job("a", "r", "RUNNING", 90))
-    )
-    model.told_jobs("b", {"jobs": [job("b", "b1", "QUEUED", 70)], "counts": {"QUEUED": 300}})
-    assert model.oldest() == [("b", "b1"), ("a", "old")]
+    mine = [job("a", "new", "QUEUED", 5), job("a", "old", "QUEUED", 50), job("a", "r", "RUNNING", 90)]
+    held = job("a", "kept", "QUEUED", 20, reason="held")
+    told(model, *mine, held, job("b", "b1", "QUEUED", 70), waits=300)
+    assert model.oldest() == [("b", "b1"), ("a", "old"), ("a", "kept")]
     model.told_why("a", {"job": "old", "reason": "busy", "means": "jobs lease it", "starts": {"p50_ms": 4_000}})
-    waiting = model.view(0, AT_MS).waiting
-    assert [(row.tenant, row.jobs, row.job, row.more) for row in waiting] == [
-        ("b", 300, "b1", True),
-        ("a", 2, "old", False),
+    view = model.view(0, AT_MS)
+    assert [(row.tenant, row.jobs, row.job, row.reason, row.more) for row in view.waiting] == [
+        ("b", 1, "b1", "", True),
+        ("a", 2, "old", "busy", True),
+        ("a", 1, "kept", "held", True),
     ]
-    assert (waiting[1].reason, waiting[1].means, waiting[1].starts_ms) == ("busy", "jobs lease it", 4_000)
-    model.told_jobs("a", listed(job("a", "new", "QUEUED", 5)))
-    assert model.oldest() == [("b", "b1"), ("a", "new")]
-    assert model.view(0, AT_MS).waiting[1].reason == "", "another job's reason is not shown for this one"
-    model.keep_tenants(["b"])
-    assert [row.tenant for row in model.view(0, AT_MS).waiting] == ["b"]
+    assert view.waits == 300
+    assert (view.waiting[1].means, view.waiting[1].starts_ms) == ("jobs lease it", 4_000)
+    assert view.waiting[2].means, "what a reason means is known without asking"
+    told(model, job("a", "new", "QUEUED", 5))
+    assert model.oldest() == [("a", "new")]
+    assert model.view(0, AT_MS).waiting[0].reason == "", "another job's reason is not shown for this one"
+
+
+def test_a_running_job_waits_as_long_as_some_of_its_replicas_do() -> None:
+    model = Model(0)
+    told(model, job("a", "new", "QUEUED", 5), job("a", "half", "RUNNING", 50, waiting=3))
+    assert model.oldest() == [("a", "half")]
+    assert [(row.jobs, row.job) for row in model.view(0, AT_MS).waiting] == [(2, "half")]
+
+
+def test_jobs_that_stall_fail_again_and_again_or_can_never_run_are_troubles_by_tenant() -> None:
+    model = Model(0)
+    model.hear(frame(("n1", "up", "##")), 0)
+    stalled = [{"tenant": "b", "job": "hung", "seconds": 600, "why": "1 GPU at 0 %"}]
+    model.told_fleet({"leader": "s1", "fits_now": [], "workers": [], "stalled": stalled}, 0)
+    assert model.view(0, AT_MS).troubles == [Trouble("b/hung", "stalled for 10m: 1 GPU at 0 %")]
+    rows = [{"replica": replica, "seconds": 60 * replica, "why": "2 GPUs at 0 %"} for replica in (1, 2)]
+    told(
+        model,
+        job("a", "wide", "RUNNING", 900, stalled=rows),
+        job("a", "hung", "RUNNING", 900, stalled=rows[:1]),
+        job("c", "loops", "QUEUED", 5, attempt=7, why="start-failed: no program x in PATH"),
+        job("c", "new", "QUEUED", 5, attempt=1),
+        *(job("d", f"never-{at}", "QUEUED", 5, attempt=0, reason="model") for at in range(3)),
+        job("d", "busy", "QUEUED", 5, attempt=0, reason="busy"),
+    )
+    assert [(trouble.where, trouble.what) for trouble in model.view(0, AT_MS).troubles] == [
+        ("2 jobs of a", "stalled for 2m: 2 GPUs at 0 %"),
+        ("c/loops", "fails again and again, try 7: start-failed: no program x in PATH"),
+        ("3 jobs of d", f"can never run as the fleet is: {REASONS['model'].means}"),
+    ]
+
+
+def test_a_moment_of_the_past_has_leases_queue_and_outcomes_and_nothing_of_use_and_health() -> None:
+    rows = [
+        job("a", "ran", "RUNNING", 90, leases=[["n1", [0, 1]], ["gone", [2]]]),
+        job("a", "shares", "RUNNING", 80, leases=[["n1", [1]]]),
+        job("b", "waited", "QUEUED", 50, leases=[]),
+    ]
+    workers = [{"worker": "n1", "gpus": 4, "models": ["NVIDIA H100"], "simulated": True}]
+    view = past_view(AT_MS, rows, {"FAILED": 2}, workers)
+    assert [(worker.worker, worker.cells) for worker in view.workers] == [("gone", "··#"), ("n1", "#2··")]
+    assert all(set(worker.use) == {None} for worker in view.workers)
+    assert (view.past, view.troubles, view.idle, view.use, view.ended) == (True, [], [], None, {"FAILED": 2})
+    assert [(row.tenant, row.jobs, row.job) for row in view.waiting] == [("b", 1, "waited")]
+    assert (view.counts.leased, view.running, view.queued) == (3, 3, 1)
 
 
 def test_the_leaders_answer_tells_causes_and_what_fits() -> None:
     model = Model(0)
     model.hear(frame(("n1", "draining", "·!"), ("n2", "up", "··"), simulated=True), 0)
-    worker = {"models": ["NVIDIA H100"], "heard_ms_ago": 500, "by": "operator:ana"}
+    worker = {"models": ["NVIDIA H100"], "heard_ms_ago": 500, "by": "operator:ana", "flag": "open", "members": 0}
+    drained = {"flag": "draining", "members": 3, "why": "new fan", "since_ms": 7_800_000}
+    told(model, job("a", "there", "LOST_KEPT", 9, worker="n3"), job("b", "too", "LOST_KEPT", 9, worker="n3"))
     model.told_fleet(
         {
             "leader": "s1",
@@ -156,28 +236,46 @@ def test_the_leaders_answer_tells_causes_and_what_fits() -> None:
             "workers": [
                 {
                     **worker,
+                    **drained,
                     "worker": "n1",
                     "state": "up",
-                    "drain": {"why": "new fan"},
                     "troubles": [{"slot": 1, "kind": "xid", "detail": "Xid 79", "since_ms": 240_000}],
                 },
                 {**worker, "worker": "n2", "state": "up", "starts_fail": {"why": "no such user", "opens_in_ms": 1}},
+                {**worker, "worker": "n3", "state": "lost", "heard_ms_ago": None},
             ],
-        }
+        },
+        0,
     )
     view = model.view(0, AT_MS)
     assert view.troubles == [
         Trouble("n2", "jobs fail to start: no such user", grave=True),
-        Trouble("n1", "draining (by operator:ana: new fan)"),
+        Trouble("n3", "lost, with 2 jobs of a, b", grave=True),
+        Trouble("n1", "draining for 2h10m, 3 attempts on it: new fan (by operator:ana)"),
         Trouble("n1 GPU 1", "xid: Xid 79, since 4m"),
     ]
     assert (view.leader, view.use, view.simulated) == ("s1", 25, "all")
     assert view.fits == [Fit("NVIDIA H100", 4, 3, 2)]
 
 
+def test_an_order_to_a_worker_has_one_line_with_its_times() -> None:
+    row = {"worker": "n1", "by": "operator", "said": "ana", "members": 0, "flag": "open"}
+    assert (closed_words(row), planned_words(row)) == ("", "")
+    closed = {**row, "since_ms": 90_000, "why": ""}
+    bounded = {"begins_in_ms": 0, "leave_in_ms": 60_000, "ends_in_ms": 7_200_000, "by": "operator:bob", "why": "fans"}
+    drained = {**closed, "flag": "draining", "members": 1, "drain": bounded}
+    assert closed_words(drained) == (
+        "draining for 1m30s, 1 attempt on it, empty in 1m, open again in 2h (by operator, unverified (says ana))"
+    )
+    planned = {**closed, "flag": "cordoned", "drain": {**bounded, "begins_in_ms": 30_000}}
+    assert closed_words(planned) == "cordoned for 1m30s, no attempt on it (by operator, unverified (says ana))"
+    assert planned_words(planned) == "drained in 30s, empty in 1m, open again in 2h: fans (by operator:bob)"
+    assert planned_words(drained) == "", "it began"
+
+
 def test_a_tenants_key_hears_no_frame_and_is_told_of_its_own_jobs_alone() -> None:
     model = Model(0)
     model.sees_fleet = False
-    model.told_jobs("a", listed(job("a", "r", "RUNNING", 90, worker="sim-0000", simulated=True)))
+    told(model, job("a", "r", "RUNNING", 90, worker="sim-0000", simulated=True))
     view = model.view(60_000, AT_MS)
     assert (view.sees_fleet, view.troubles, view.simulated) == (False, [], "all")

@@ -123,6 +123,7 @@ async def test_every_query_runs_on_a_prometheus_that_scrapes_a_fleet(tmp_path: P
     async with node_on(tmp_path / "node", simulate="2x4xH100") as node:
         assert (await node.run("admin", "limit", "--gpus", "3", tenant="vision")).code == 0
         assert (await node.run("run", "--gpu", "2xH100", "--", "true", tenant="vision")).code == 0
+        assert (await node.run("run", "--gpu", "1xH100", "--", "false", tenant="vision")).code == 1
         assert (await node.run("submit", "--gpu", "1xH100", "--", "sleep", "600", tenant="vision")).code == 0
         assert (await node.run("submit", "--gpu", "3xH100", "--replicas", "2", "--", "true", tenant="vision")).code == 0
         serving = await start("metrics", "--listen", "0", env=node.env())

@@ -150,7 +150,9 @@ def prometheus_image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
 
 @pytest.fixture(scope="module")
 def fleet(image: str, prometheus_image: None) -> Iterator[Fleet]:
-    fleet = Fleet(image, {"MOORAGE_PROMETHEUS_PORT": "29090", "MOORAGE_GRAFANA_PORT": "23000"})
+    fleet = Fleet(
+        image, {"MOORAGE_PROMETHEUS_PORT": "29090", "MOORAGE_GRAFANA_PORT": "23000", "MOORAGE_PAGE_PORT": "29480"}
+    )
     services = set(fleet.compose("config", "--services").split()) - {"grafana"}
     try:
         fleet.compose("up", "--detach", "--wait", *sorted(services - {"keys"}))
@@ -167,10 +169,21 @@ def test_one_command_brings_a_fleet_up_that_runs_jobs_and_is_scraped(fleet: Flee
     assert fleet.query("moorage_ledger_copies")[0]["value"][1] == "3"
 
 
+def test_the_page_shows_the_map_and_no_job(fleet: Fleet) -> None:
+    def shown(path: str) -> str:
+        with urllib.request.urlopen(f"http://127.0.0.1:{fleet.ports['MOORAGE_PAGE_PORT']}{path}", timeout=30) as answer:
+            return str(answer.read().decode())
+
+    happens(
+        "both hosts are on the map", lambda: 'data-worker="n01"' in shown("/") and 'data-worker="n02"' in shown("/")
+    )
+    assert "takes an operator&#x27;s key" in shown("/queue")
+
+
 def test_ports_are_on_loopback_alone(fleet: Fleet) -> None:
     config = json.loads(fleet.compose("config", "--format", "json"))
     published = [port for each in config["services"].values() for port in each.get("ports", [])]
-    assert len(published) == 2
+    assert len(published) == 3
     assert {port["host_ip"] for port in published} == {"127.0.0.1"}
 
 

@@ -62,7 +62,8 @@ def rows(queue: bool) -> Iterable[Row]:
         assert other in WHO
         for verb in (*API_VERBS, "nonsense"):
             reading = " ana" if verb in ("show", "ls", "explain", "history", "usage") else ""
-            yield Row(f"moorage.api.{tenant}.{verb}", f"{tenant}{reading}", "sched")
+            writes = "" if verb == "exec" else f"{tenant}{reading}"  # a right of its own: test_exec_rights.py
+            yield Row(f"moorage.api.{tenant}.{verb}", writes, "sched")
         for verb in ("submit", "cancel"):
             yield Row(f"moorage.request.{tenant}.{verb}", tenant if queue else "", "sched")
         yield Row(f"moorage.request.{tenant}.other", "", "sched")
@@ -71,6 +72,9 @@ def rows(queue: bool) -> Iterable[Row]:
         yield Row(f"moorage.history.{tenant}", "sched", "sched ana")
         yield Row(f"moorage.log.{tenant}.job-1.0", "w1 w2", tenant)
         yield Row(f"moorage.dlq.{tenant}", "sched", "ana")
+        for worker in ("w1", "w2"):
+            yield Row(f"moorage.tty.{tenant}.{worker}.5e55.in", "", worker)
+            yield Row(f"moorage.tty.{tenant}.{worker}.5e55.out", worker, "")
     for worker, other in (("w1", "w2"), ("w2", "w1")):
         assert other in WHO
         for said in ("hello", "load"):
@@ -84,6 +88,7 @@ def rows(queue: bool) -> Iterable[Row]:
         for other in (".ben", "._"):  # another operator's name, and none
             yield Row(f"moorage.admin{other}.{verb}", "", "sched")
     yield Row("moorage.fleet.frame", "sched", "graf ana")
+    yield Row("moorage.fleet.detail", "sched", "ana")
     yield Row("moorage.fleet.rollcall", "sched", "w1 w2")
     yield Row("moorage.fleet.look", "sched", "w1 w2")
     for name in ("ledger.record", "ledger.epoch", "ledger.snapshot", "snapshot.1", "other", "api", "api.acme"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import shutil
 import sys
 import tempfile
 from collections.abc import AsyncIterator
@@ -17,19 +18,21 @@ import pytest
 
 from moorage.bus.connection import Connection
 from moorage.bus.contexts import Context
-from moorage.bus.errors import JetStreamRefused
+from moorage.bus.errors import PermissionRefused
 from moorage.bus.jetstream import JetStream
 from moorage.bus.transport import Delivery
 from moorage.cli.doctor.checks import all_checks
 from moorage.cli.fleet.nats_config import RELOADS, write
 from moorage.cli.framework.options import Options
-from moorage.client import AsyncClient, NotPermitted, Rejected
+from moorage.client import AsyncClient, NotFound, NotPermitted, Rejected
 from moorage.schemas.roles import OPERATOR_READS
 from moorage.schemas.subjects import API_VERBS, Subjects
 from moorage.worker.supervisor.client import Supervised, SupervisorError
 from moorage.worker.supervisor.protocol import SOCKET_NAME
 from tests.cli.node import moorage
+from tests.cli.pages import served
 from tests.live.stack import ANSWER_S, RealProcess, request
+from tests.servers import stream_is_there
 from tests.sites import RunningSite, running, settled
 from tests.waiting import until
 
@@ -114,10 +117,15 @@ def _has_begun(worker: RealProcess, state: Path) -> bool:
 
 
 @contextlib.asynccontextmanager
-async def everybody(*, secrets: dict[str, str] | None = None, **settings: Any) -> AsyncIterator[Everybody]:
+async def everybody(
+    *, secrets: dict[str, str] | None = None, calls: bool = False, **settings: Any
+) -> AsyncIterator[Everybody]:
+    """With `calls`, the worker has the keys of the tenants' services as `nats-config` wrote them."""
     with tempfile.TemporaryDirectory(prefix="moorage-roles-") as folder:
         async with running(**settings) as site:
             made = Everybody(site, Path(folder), secrets or {})
+            if calls:
+                shutil.copytree(site.folder / "secrets", Path(folder) / "secrets", dirs_exist_ok=True)
             try:
                 await made.start()
                 yield made
@@ -219,6 +227,50 @@ async def test_top_shows_each_key_what_it_may_see() -> None:
         assert observer["unseen"] == ["jobs, and why they wait: that takes an operator's key, or a tenant's"]
 
 
+@pytest.mark.slow
+async def test_the_page_shows_each_key_what_it_may_see() -> None:
+    job = "/job/acme/speaks"
+    refused = "<pre>output is the tenant&#x27;s</pre>"
+    async with everybody() as made, made.client("submitter.acme") as acme:
+        await acme.submit(["sh", "-c", "echo said aloud; sleep 600"], job="speaks", gpu="2xT4")
+
+        async def pages(*words: str) -> dict[str, str]:
+            async with served(*words, env=dict(made.site.environment)) as page:
+                given = {"Cookie": await page.entered()} if page.key else {}
+                paths = ("/", "/queue", job, "/lanes", "/usage", "/worker/w1")
+
+                async def is_said() -> dict[str, str] | None:
+                    found = {path: (await page.get(path, **given)).text for path in paths}
+                    words = ("takes an operator", "aloud</pre>", refused)
+                    return found if any(word in found[job] for word in words) else None
+
+                found: dict[str, str] = await until(is_said, ANSWER_S, "the job's page has its output, or why not")
+                closed = (await page.get("/")).status == 403
+            assert closed == bool(given), "what an observer may see is open, the rest is behind the link"
+            return found
+
+        observer = await pages("--nats", "observer.graf")
+        assert 'data-worker="w1"' in observer["/"]
+        assert "simulated" in observer["/"]
+        shown = [text.partition("<body>")[2] for text in observer.values()]
+        assert not any(word in text for text in shown for word in ("acme", "speaks", "aloud"))
+        for path in ("/queue", job, "/lanes", "/usage"):
+            assert "takes an operator&#x27;s key" in observer[path], observer[path]
+        ana = await pages("--nats", "operator.ana")
+        assert "acme/speaks" in ana["/queue"]
+        assert "acme/speaks" in ana["/worker/w1"]
+        assert "/job/acme/speaks" in ana["/lanes"]
+        assert (refused in ana[job], "aloud</pre>" in ana[job]) == (True, False)
+        beside = await pages("--nats", "operator.ana", "--output-of", "acme=submitter.acme")
+        assert "said aloud</pre>" in beside[job], beside[job]
+        tenant = await pages("--nats", "submitter.acme", "--tenant", "acme")
+        assert "said aloud</pre>" in tenant[job]
+        assert "acme/speaks" in tenant["/queue"]
+        assert "who had which GPU is not shown" in tenant["/lanes"]
+        logged = made.words().lower()
+        assert "permission" not in logged, made.words()
+
+
 def encoded(job: str, **fields: Any) -> bytes:
     return msgspec.json.encode(request(job, **fields))
 
@@ -256,6 +308,28 @@ async def test_doctor_says_who_could_stop_the_queue(
         async with await made.site.connect("scheduler.main") as connection:
             queue = SUBJECTS.request_stream_of("acme") if made.site.site.queue else SUBJECTS.request_stream
             assert (await JetStream(connection).stream_info(queue)).last_seq == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("site", ["nkey-account-per-tenant", "nkey-cluster-shared"])
+async def test_a_schedule_runs_with_everybodys_own_key_and_no_tenant_can_touch_its_time(site: str) -> None:
+    async with everybody(**SITES[site]) as made, made.client("submitter.acme") as acme:
+        added = await acme.schedules.add("often", "@every 1s", ["true"], overlap="queue")
+        assert added.by == "tenant:acme"
+
+        async def has_run() -> bool:
+            return (await acme.schedules.show("often")).runs >= 2
+
+        await until(has_run, ANSWER_S, "two runs")
+        with pytest.raises(NotFound):
+            await acme.schedules.show("other")
+        async with await made.site.connect("submitter.acme") as bender:
+            for subject in (SUBJECTS.schedule_wish("acme", "often"), SUBJECTS.schedule_run("beta", "often")):
+                with pytest.raises(PermissionRefused):
+                    await bender.request(subject, b"", ANSWER_S)
+            with pytest.raises(PermissionRefused):
+                await bender.subscribe(SUBJECTS.scheduled_all, lambda _: None)
+        await acme.schedules.remove("often")
 
 
 # ------------------------------------------------------------------------------------------------------- reflection
@@ -326,14 +400,7 @@ async def test_no_answer_reaches_a_subject_that_its_asker_may_not_write(site: st
             of = SUBJECTS.request_stream_of("acme") if queue else SUBJECTS.request_stream
             for stream in (of, SUBJECTS.dead_letter_stream):
                 await js.stream_info(stream)  # none is gone
-
-            async def there() -> bool:
-                with contextlib.suppress(JetStreamRefused):
-                    await js.stream_info(SUBJECTS.history_stream)
-                    return True
-                return False
-
-            await until(there, ANSWER_S, "the history, which a process beside the scheduler makes")
+            await stream_is_there(own, SUBJECTS.history_stream)
 
 
 @pytest.mark.slow

@@ -25,7 +25,7 @@ from tests.deploy.wheels import bring_wheels
 from tests.docs.markdown import DOCS, page
 
 DEPLOY: Final = DOCS.parent / "deploy" / "systemd"
-UNITS: Final = ("moorage-nats", "moorage-scheduler", "moorage-worker", "moorage-metrics")
+UNITS: Final = ("moorage-nats", "moorage-scheduler", "moorage-worker", "moorage-metrics", "moorage-page")
 COMMAND_S_MAX: Final = 120.0
 HAPPENS_S: Final = 90.0
 #: in place of the units' minute
@@ -101,6 +101,11 @@ class Booted:
         self.run("/usr/bin/kill", f"-{signal.SIGSTOP.value}", str(pid))
         return pid
 
+    def get(self, where: str) -> str:
+        """Return what a port of the machine's loopback answers in HTTP."""
+        asked = f"from urllib.request import urlopen; print(urlopen('http://{where}').read().decode())"
+        return self.run("python3", "-c", asked)
+
     def moorage(self, *words: str) -> str:
         env = ("env", "XDG_CONFIG_HOME=/etc/moorage", "MOORAGE_TENANT=vision")
         return self.run(*env, "/opt/moorage/bin/moorage", *words)
@@ -128,10 +133,11 @@ def machine(published: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     [wheel] = (file.name for file in wheels.glob("moorage-*-manylinux*.whl"))
     machine.before("python3", "-m", "venv", "/opt/moorage")
     offline = ("--quiet", "--no-index", "--no-cache-dir", "--find-" + "links=/dist")
-    machine.before("/opt/moorage/bin/pip", "install", *offline, f"/dist/{wheel}[server,metrics]", dist=wheels)
+    machine.before("/opt/moorage/bin/pip", "install", *offline, f"/dist/{wheel}[server,metrics,page]", dist=wheels)
     machine.before(
         *("/opt/moorage/bin/moorage", "admin", "nats-config", "--out", "/etc/moorage"),
         *("--store", "/var/lib/moorage/jetstream", "--tenant", "vision", "--worker", "n01", "--operator", "metrics"),
+        *("--observer", "page"),
     )
     for command in _of_the_page("useradd"):
         machine.before("sh", "-c", command)
@@ -159,9 +165,9 @@ def test_every_unit_is_active_and_a_job_runs(machine: Booted) -> None:
     assert machine.moorage("run", "--nats", "submitter.vision", "--gpu", "2xH100", "--", "echo", "ran").startswith(
         "ran"
     )
-    asked = "from urllib.request import urlopen; print(urlopen('http://127.0.0.1:9470/metrics').read().decode())"
-    assert "moorage_up 1.0" in machine.run("python3", "-c", asked)
-    for name in ("moorage-scheduler", "moorage-worker", "moorage-metrics"):
+    assert "moorage_up 1.0" in machine.get("127.0.0.1:9470/metrics")
+    happens("the page has the host", lambda: 'data-worker="n01"' in machine.get("127.0.0.1:9480/"))
+    for name in ("moorage-scheduler", "moorage-worker", "moorage-metrics", "moorage-page"):
         assert machine.property_of(name, "Type") == "notify"
         assert machine.property_of(name, "NRestarts") == "0"
     users = {name: machine.property_of(name, "User") for name in UNITS}

@@ -39,7 +39,7 @@ LOOKS: Final = tuple(f"moorage {verb}" for verb in ("show", "ls", "explain", "fl
 KEPT: Final = ("LANG", "PYTHONPATH", "SSL_CERT_FILE", "DOCKER_HOST", "VM_KERNEL")
 LOOK_AGAIN_S_MAX: Final = 60.0
 END_S_MAX: Final = 30.0
-FILES: Final = {"python", "js", "go", "sh", "toml", "ini", "jsonl", "csv", "docker"}
+FILES: Final = {"python", "js", "go", "sh", "toml", "ini", "jsonl", "csv", "yaml", "docker"}
 
 
 def environment(folder: Path, **extra: str) -> dict[str, str]:

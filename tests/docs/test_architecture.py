@@ -12,12 +12,13 @@ from tests.docs.markdown import DOCS
 
 ROOT: Final = DOCS.parent
 SCHEDULER: Final = ROOT / "scheduler" / "moorage" / "scheduler"
-PAGE: Final = (DOCS / "architecture.md").read_text()
+MAP: Final = (DOCS / "architecture.md").read_text()
+WHERE: Final = (DOCS / "where-to-look.md").read_text()
 ROOMS: Final = ("schemas/", "system/", "bus/", "ranking/", "worker/", "client/", "testing/", "scheduler/", "tests/")
 RECIPES: Final = {
     title: (int(count), re.findall(r"^- `([^`]+)`", body, re.MULTILINE))
     for title, count, body in re.findall(
-        r"^### ([^\n]+): (\d) files\n(.*?)(?=^### |\Z)", PAGE, re.MULTILINE | re.DOTALL
+        r"^### ([^\n]+): (\d) files\n(.*?)(?=^### |\Z)", WHERE, re.MULTILINE | re.DOTALL
     )
 }
 
@@ -38,8 +39,8 @@ def files_with(pattern: str, *rooms: str) -> set[str]:
 
 
 def test_every_path_exists() -> None:
-    paths = [word for word in re.findall(r"`([\w./-]+)`", PAGE) if word.endswith(("/", ".py", ".md"))]
-    drawn = PAGE.partition("## The way of a request")[2].partition("```text")[2].partition("```")[0]
+    paths = [word for word in re.findall(r"`([\w./-]+)`", MAP + WHERE) if word.endswith(("/", ".py", ".md"))]
+    drawn = MAP.partition("## The way of a request")[2].partition("```text")[2].partition("```")[0]
     paths += re.findall(r"[\w/]+\.py", drawn)
     assert len(paths) > 50
     missing = [path for path in paths if not found_at(path).exists() and path != "agent.py"]
@@ -47,7 +48,7 @@ def test_every_path_exists() -> None:
 
 
 def test_recipes_count_their_files() -> None:
-    assert len(RECIPES) == 8
+    assert len(RECIPES) == 9
     for title, (count, files) in RECIPES.items():
         assert len(files) == count, title
 
@@ -66,10 +67,11 @@ def test_recipes_count_their_files() -> None:
             | files_with(r"\ndef requeue\(", "client")
             | files_with(r"\"admin requeue\"", "client"),
         ),
-        ("A driver", files_with(r"\bclass Noop|:NoopDriver\"", "schemas", "worker")),
+        ("An act of the ledger", files_with(r"\bScaled?\b(?! )|\bScale,$", "scheduler")),
+        ("A driver", files_with(r"\bclass Noop|:NoopDriver\"|^    \"noop\":|\"noop\": C", "schemas", "worker")),
         ("A setting of the scheduler", files_with(r"\n    reserve_after: |config\.reserve_after", "scheduler")),
         ("A field of the load frame", files_with(r"\btemperature_c\b", "schemas", "worker", "scheduler", "client")),
-        ("A ranker", files_with(r"\b[Hh]eadroom\(|= \"headroom\"|\"headroom\":", "scheduler", "ranking")),
+        ("A ranker", files_with(r"\b[Hh]eadroom\(|\"headroom\":|, headroom, or", "scheduler", "ranking")),
     ],
 )
 def test_a_recipe_names_what_its_precedent_touches(title: str, found: set[str]) -> None:

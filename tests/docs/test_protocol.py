@@ -17,6 +17,7 @@ from moorage.schemas.codec import Decoder, decode_request, encode
 from moorage.schemas.errors import CODES, Problem, Refused
 from moorage.schemas.gpu import Distributed, GpuSpec, Share
 from moorage.schemas.job import Request, Resources, Run
+from moorage.schemas.staying import Ready
 from moorage.schemas.subjects import ADMIN_VERBS, API_VERBS, PREFIX_DEFAULT, Subjects
 from moorage.worker.job import environment
 from tools.generate import schemas
@@ -38,6 +39,7 @@ REQUEST_TABLES: Final[dict[str, type[msgspec.Struct]]] = {
     "gpu.share": Share,
     "gpu.distributed": Distributed,
     "run": Run,
+    "run.ready": Ready,
     "resources": Resources,
 }
 

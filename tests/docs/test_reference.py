@@ -18,7 +18,7 @@ from moorage.client.steps import Step
 from moorage.schemas import frames
 from moorage.schemas.job import STATES
 from moorage.schemas.roles import ROLES, names
-from moorage.schemas.subjects import Subjects
+from moorage.schemas.subjects import MAY_EXEC, Subjects
 from moorage.worker.settings import WorkerSettings
 from tests.docs.markdown import DOCS
 from tools import python_page, reference_pages
@@ -55,7 +55,7 @@ def test_every_exit_code_is_explained() -> None:
 
 def test_every_subject_is_somebodys_to_write_and_to_hear() -> None:
     text = reference("permissions")
-    known = {word for _, words in ROLES.values() for word in words}
+    known = {word for _, words in ROLES.values() for word in words} | {MAY_EXEC}
     for row in Subjects().table():
         assert f"| publishes | `{row.subject}` |" in text, row.subject
         assert f"| subscribes | `{row.subject}` |" in text, row.subject

@@ -93,6 +93,7 @@ def test_there_is_a_unit_for_each_service_and_the_user_that_it_names_is_made() -
         "moorage-scheduler.service",
         "moorage-worker.service",
         "moorage-metrics.service",
+        "moorage-page.service",
     ]
     users = {unit(title).get("User") for title in UNITS} - {None}
     text = PAGE.read_text()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import re
 import time
 from collections import Counter
@@ -25,8 +24,7 @@ from moorage.worker.devices.readers.simulated import SimulatedInventory
 from moorage.worker.drivers import BUILT_IN
 from moorage.worker.drivers.base import Driver
 from moorage.worker.drivers.container.docker import DockerDriver, DockerSettings
-from moorage.worker.drivers.container.podman import PodmanDriver
-from moorage.worker.drivers.container.podman_command import PodmanSettings
+from moorage.worker.drivers.container.podman import PodmanDriver, PodmanSettings
 from moorage.worker.drivers.handler.driver import HandlerDriver
 from moorage.worker.drivers.kit import Kit
 from moorage.worker.drivers.kubernetes.driver import KubernetesDriver
@@ -35,7 +33,7 @@ from moorage.worker.drivers.noop import NoopDriver
 from moorage.worker.drivers.policy import Policy
 from moorage.worker.drivers.process.driver import ProcessDriver
 from moorage.worker.drivers.supervisor_link import SupervisorLink
-from moorage.worker.drivers.vm.driver import VmDriver
+from moorage.worker.drivers.vm.driver import VmDriver, VmSettings
 from moorage.worker.session.member_messages import Event, Log
 from moorage.worker.settings import WorkerSettings
 from moorage.worker.sharing.memory_guard import MemoryGuard
@@ -78,16 +76,6 @@ def documented() -> dict[str, list[str]]:
 
 
 @pytest.fixture(autouse=True)
-def podman(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A command of that name for the driver podman, which is not run here: a host without it tests the table, too."""
-    command = tmp_path / "bin" / "podman"
-    command.parent.mkdir()
-    command.write_text("#!/bin/sh\nexit 1\n")
-    command.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{command.parent}:{os.environ['PATH']}")
-
-
-@pytest.fixture(autouse=True)
 def kubeconfig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cluster for the driver kubernetes, which is not asked for anything here."""
     file = tmp_path / "kubeconfig"
@@ -111,7 +99,7 @@ def made(folder: Path, *, simulated: bool) -> dict[str, Driver]:
     drivers["handler"] = handler = HandlerDriver.__new__(HandlerDriver)
     handler._handlers = {"x": cast(Any, print)}
     if not simulated:
-        drivers["vm"] = VmDriver.from_kit(kit._replace(simulated=False, own=VmDriver.own))
+        drivers["vm"] = VmDriver.from_kit(kit._replace(simulated=False, own=VmSettings()))
     return drivers
 
 

@@ -185,7 +185,7 @@ def _written(path: Path, data: bytes) -> Path:
 def _agent_journal(path: Path, data: bytes) -> object:
     """A whole record with these bytes as its body, and the bytes themselves behind it, as a crash might leave them."""
     body = framed(data, 1 << 30)
-    _written(path, journal.MAGIC + body + data)
+    _written(path, journal.FORM.magic + body + data)
     opened = journal.Journal(path)
     opened.close()
     return opened.state.unanswered
@@ -193,7 +193,7 @@ def _agent_journal(path: Path, data: bytes) -> object:
 
 def _supervisor_journal(path: Path, data: bytes) -> object:
     return supervisor_journal.read_journal(
-        _written(path, supervisor_journal.MAGIC + supervisor_journal.MARK + framed(data, 1 << 30) + data)
+        _written(path, supervisor_journal.FORM.magic + supervisor_journal.FORM.mark + framed(data, 1 << 30) + data)
     )
 
 

@@ -69,6 +69,12 @@ logging.basicConfig(level="INFO", format="%(asctime)s %(levelname)-7s %(name)s %
 asyncio.run(main(sys.argv[1], sys.argv[2], msgspec.json.decode(sys.argv[3])))
 """
 
+#: put before `_AGENT`: an agent of a release whose supervisor speaks another version of the protocol
+_OTHER_PROTOCOL: Final = """
+from moorage.worker.supervisor import client
+client.PROTOCOL = {}
+"""
+
 #: `python -m moorage.scheduler` that looks at things more often than it would
 _HASTY_SCHEDULER: Final = """
 import importlib, json, sys
@@ -187,17 +193,21 @@ class Stack:
         """Start an agent on the state folder `state`; again after a kill to take up what lives.
 
         `url` among the settings is where it reaches the server, in place of the stack's own; `environment` are further
-        variables. Without `simulate` it offers this host's own devices.
+        variables. With `protocol` it speaks that version with its supervisor, which runs already. Without `simulate` it
+        offers this host's own devices.
         """
         url = str(settings.pop("url", self.url))
         environment: dict[str, str] = settings.pop("environment", {})
+        script = _AGENT
+        if "protocol" in settings:
+            script = _OTHER_PROTOCOL.format(settings.pop("protocol")) + _AGENT
         folder = self.folder / state
         if folder not in self.states:
             self.states.append(folder)
         name = {"id": settings.pop("worker")} if "worker" in settings else {}
         table = {"state_dir": str(folder), "prefix": self.subjects.prefix, "simulate": simulate, **name, **settings}
         log = self.folder / f"agent-{len(self.processes)}.log"
-        return self._keep(await _spawn(["-c", _AGENT, msgspec.json.encode(table).decode(), url], log, **environment))
+        return self._keep(await _spawn(["-c", script, msgspec.json.encode(table).decode(), url], log, **environment))
 
     def _keep(self, process: RealProcess) -> RealProcess:
         self.processes.append(process)
@@ -247,6 +257,7 @@ class Caller:
         self.heard: dict[str, dict[int, dict[str, Any]]] = {}
         self.states: dict[str, str] = {}
         self.ended: dict[str, list[str]] = {}
+        self.stalls: dict[str, list[dict[str, Any]]] = {}
 
     async def follow(self) -> None:
         await self.nc.subscribe(self.subjects.events(self.tenant), cb=self._on_events)
@@ -256,7 +267,9 @@ class Caller:
         for event in msgspec.json.decode(msg.data)["jobs"]:
             job = event["job"]
             story = self.heard.setdefault(job, {})
-            for change in event["changes"]:
+            if "stalled" in event:
+                self.stalls.setdefault(job, []).append(event["stalled"])
+            for change in event.get("changes", ()):
                 if change["rev"] in story:
                     assert story[change["rev"]] == change, f"two stories of {job}"
                     continue

@@ -68,7 +68,7 @@ def bodies() -> Iterator[tuple[str, bytes]]:
         "unknown-field": b',"gpus":1}',
         "twice": b',"job":"y","priority":101}',
         "replicas-0": b',"replicas":0}',
-        "replicas-many": b',"replicas":100000}',
+        "replicas-many": b',"replicas":1000001}',
         "replicas-big": b',"replicas":%d}' % BIG,
         "priority-text": b',"priority":"high"}',
         "deadline-nan": b',"deadline_s":NaN}',

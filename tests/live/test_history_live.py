@@ -130,7 +130,7 @@ async def test_the_leader_is_killed_while_a_story_is_read(nats_server: EmbeddedS
         await one.leader()
         await made.agent("a", "8xH100")
         await one.workers_up("sim-0000")
-        await one.submit("many", replicas=40, retries=1, run={"argv": ["false"], "driver": "process"})
+        await one.submit("many", replicas=40, retries=1, max_failed=None, run={"argv": ["false"], "driver": "process"})
         await until(lambda: one.states.get("many") == "FAILED", ANSWER_S, "many failed")
         await compacted(one, "many")
         changes: list[dict[str, Any]] = []

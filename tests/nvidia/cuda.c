@@ -2,7 +2,8 @@
 
    A process is frozen from another one, by its pid: `frozen.<pid>` has its state, and its files of `held` are
    in the folder `away` while it is checkpointed. Its allocations wait meanwhile. A line `checkpoint-fail call=Lock
-   code=N pid=P breaks=1` has a call fail (without pid: of any process), `checkpoint-hang call=Lock` never return.
+   code=N pid=P breaks=1` has a call fail (without pid: of any process), `checkpoint-hang call=Lock pid=P` never return,
+   `checkpoint-ring on=1` each call on a process wait while another one is locked, as with NCCL.
 
    Pools, graphs and modules take of a device what kept.h says. The first context of a process on a device takes `context` MiB of it (a line `context mib=N`, else 300). What a
    process holds stands in a file of its own, from which the NVML beside this one reads it. */
@@ -215,6 +216,18 @@ static void move_held(int pid, const char *from, const char *to) {
     if (entries) closedir(entries);
 }
 
+/* Whether a process other than this one is locked, or on its way to be resumed. */
+static int another_is_locked(int pid) {
+    int found = 0, other;
+    DIR *entries = opendir(stub_folder());
+    struct dirent *entry;
+    while (entries && (entry = readdir(entries)))
+        if (sscanf(entry->d_name, "frozen.%d", &other) == 1 && other != pid && !strstr(entry->d_name, ".part"))
+            found |= process_state(other) == LOCKED;
+    if (entries) closedir(entries);
+    return found;
+}
+
 /* Whether a call is to go on; it is counted in `calls`, as NVML's are. */
 static int begin(const char *call, int pid, int wanted) {
     char path[4096], *state = stub_state();
@@ -225,7 +238,13 @@ static int begin(const char *call, int pid, int wanted) {
     FILE *calls = fopen(path, "a");
     if (calls) fprintf(calls, "%s %d\n", call, pid), fclose(calls);
     while ((line = stub_line(&at, "checkpoint-hang"))) {
-        if (stub_is(line, "call", call)) for (;;) pause();
+        int only = stub_number(line, "pid", 0);
+        if (stub_is(line, "call", call) && (!only || only == pid)) for (;;) pause();
+        free(line);
+    }
+    at = state ? state : "";
+    if ((line = stub_line(&at, "checkpoint-ring"))) {
+        while (another_is_locked(pid)) usleep(10000);
         free(line);
     }
     at = state ? state : "";

@@ -230,6 +230,13 @@ ret nvmlDeviceGetPowerUsage(device handle, unsigned *milliwatts) {
     LEAVE(told < 0 ? NOT_SUPPORTED : OK);
 }
 
+ret nvmlDeviceGetEnforcedPowerLimit(device handle, unsigned *milliwatts) {
+    ENTER_DEVICE(handle);
+    long long told = stub_number(line, "power_limit", -1);
+    *milliwatts = told;
+    LEAVE(told < 0 ? NOT_SUPPORTED : OK);
+}
+
 struct moment { unsigned long long taken_us; union { unsigned percent; unsigned long long wide; } value; };
 
 /* Two samples: of `peak_age_s=N` ago what `peak=N`, `peak_encoder=N` or `peak_decoder=N` says, and of now 0. */

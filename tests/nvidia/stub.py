@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +24,7 @@ from typing import Final
 import pytest
 
 FOLDER_VARIABLE: Final = "STUB_NVIDIA"
+SHUT_DOWN_S_MAX: Final = 10.0
 _SOURCES: Final = {"libnvidia-ml.so.1": "nvml.c", "libcuda.so.1": "cuda.c"}
 _KEPT: Final = tempfile.TemporaryDirectory(prefix="moorage-stub-")
 
@@ -228,4 +230,7 @@ class Stub:
         try:
             yield
         finally:
+            for thread in threading.enumerate():
+                if thread.name == "nvml-shutdown":  # of an inventory that was closed: its call belongs to this folder
+                    thread.join(SHUT_DOWN_S_MAX)
             os.environ.pop(FOLDER_VARIABLE, None)

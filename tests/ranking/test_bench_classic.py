@@ -65,7 +65,7 @@ def test_clustering_stands_beside_its_own_kind() -> None:
         assert choice is not None
         assert choice.host is host
         fleet.take(host, shape, choice.mask)
-    fleet.give_all(second, [(two, 0b11, False), (two, 0b1100, False)])
+    fleet.give_all(second, [(two, 0b11), (two, 0b1100)])
     third = shapes.of(request(GpuSpec(count=3)))
     choice = ranker.choose(fleet, third, {}, frozenset())
     assert choice is not None

@@ -48,7 +48,7 @@ def test_the_less_is_left_of_a_model_the_dearer_it_is_to_who_has_a_choice() -> N
         fleet.take_all(host, free, [1, 2, 4, 8])
     assert charges()[T4] > empty[T4]
     for host in hosts[:6:2]:
-        fleet.give_all(host, [(free, 1 << slot, False) for slot in range(4)])
+        fleet.give_all(host, [(free, 1 << slot) for slot in range(4)])
     for host in hosts[1::2]:
         fleet.take_all(host, free, [1, 2, 4])
     assert charges()[T4] < empty[T4], "there are few of the others now"

@@ -20,24 +20,27 @@ from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.events import Batch, Cancel, FromWorker, Order
 from moorage.scheduler.core.ledger import acts
 from moorage.scheduler.core.ledger import snapshot as snapshots
-from moorage.scheduler.core.ledger.beside import is_at_rest
 from moorage.scheduler.core.ledger.fold import fold
 from moorage.scheduler.core.ledger.folding import Folded
 from moorage.scheduler.core.ledger.invariants import validate
 from moorage.scheduler.core.ledger.record import Record, decode_record, encode_record
 from moorage.scheduler.core.ledger.records import RECORD_BYTES_MAX
-from moorage.scheduler.core.ledger.state import Job, Member, Replica, State
+from moorage.scheduler.core.ledger.state import LISTED_MAX, Job, Member, Replica, State
+from moorage.scheduler.core.lifecycle.members_wanted import most_of
 from moorage.scheduler.core.lifecycle.timers import BACKOFF
 from moorage.scheduler.core.outputs.outputs import Outputs
+from moorage.scheduler.core.queries.views import listed
 from moorage.scheduler.core.queries.waiting import explain_job
-from moorage.scheduler.core.queue.queue import entry
+from moorage.scheduler.core.queue.queue import REPLICA_BITS, REPLICA_MASK, entry
 from moorage.scheduler.follower.usage import Usage
 from moorage.scheduler.whatif.child import ask
 from moorage.scheduler.whatif.fixes import fixes
+from moorage.schemas.capabilities import Capabilities
 from moorage.schemas.codec import Decoder, is_json
 from moorage.schemas.frames import Fact, FactFrame, FactKind, Goodbye, Hello, Join, Renew, Wanted
 from moorage.schemas.job import STATES
 from moorage.schemas.operate import act_of
+from moorage.schemas.ranges import Ranges, count_of, joined, numbers_in, without
 from moorage.schemas.subjects import Subjects
 from tests.scheduler.honest_worker import Worker, devices
 
@@ -174,13 +177,37 @@ class Driving:
         engine = self.engine
         queue = engine.queue
         standing = [(item, line) for line in queue.groups.values() for item in line.entries]
+        fresh: dict[int, Ranges] = {}
+        for line in queue.groups.values():
+            for num, (item, rest) in line.rest.items():
+                assert item in line.entries, f"job {num} waits behind an entry that is not there"
+                fresh[num] = joined([(item & REPLICA_MASK, item & REPLICA_MASK), *rest])
+                if (job_of := self.state.jobs.get(num)) is not None and job_of.size <= LISTED_MAX:
+                    standing += [(entry(num, number), line) for number in numbers_in(rest)]
         found = Counter(item for item, _ in standing)
         pauses = Counter(item for _, kind, item in engine.timers.rows if kind == BACKOFF)
         assert queue.is_empty == (not standing), f"the queue says {queue.is_empty}, and has {len(standing)} entries"
         priorities = {(item, line.priority) for item, line in standing}
+        self.check_room()
         for job in self.state.jobs.values():
+            if job.awaits and job.live:
+                assert job.num not in {item >> REPLICA_BITS for item in found}, f"{job.name} waits for others, queued"
+                continue
+            if job.size > LISTED_MAX:
+                is_out = job.hold is not None or job.num in queue.closed or job.num in queue.parked
+                if not is_out and count_of(job.fresh) > 1 and job.num not in engine.timers.overdue:
+                    assert not without(job.fresh, fresh[job.num]), f"{job.name} waits for {fresh[job.num]} alone"
+                continue
+            if job.num in queue.parked or job.num in queue.closed:
+                parked = queue.parked.get(job.num)
+                most = most_of(job, engine.reader.request_of(job))
+                assert parked is None or (most is not None and job.on_workers >= most), f"{job.name} is parked"
+                assert job.num not in {num >> REPLICA_BITS for num in found} or parked is None, job.name
+                continue
+            if job.num in engine.timers.overdue:
+                continue
             waiting = [replica for replica in job.replicas if STATES[replica.state] == "QUEUED"]
-            for replica in waiting[:1] if engine.shape_of(job).together > 1 else waiting:
+            for replica in waiting[:1] if engine.reader.shape_of(job).together > 1 else waiting:
                 item = entry(job.num, replica.index)
                 if job.hold is not None:
                     assert not found[item], f"{job.name}/{replica.index} is held and stands in the queue"
@@ -188,7 +215,19 @@ class Driving:
                     continue
                 count = found[item] + pauses[item]
                 assert count == 1, f"{job.name}/{replica.index} waits {count} times"
-                assert pauses[item] or (item, engine.priority_of(job)) in priorities, job.name
+                assert pauses[item] or (item, engine.reader.priority_of(job)) in priorities, job.name
+
+    def check_room(self) -> None:
+        """The waiting room has the live jobs that wait for something, each behind what it waits for."""
+        room, jobs = self.engine.room, self.state.jobs
+        waiting = {num: job for num, job in jobs.items() if job.awaits and job.live}
+        assert room.jobs == {num: job.size for num, job in waiting.items()}
+        assert all(num in jobs for num in room.telling), "a job whose end is still to be told has left memory"
+        behind = {(other, num) for num, job in waiting.items() for other, _ in job.awaits if other}
+        known = {(other, num) for other, nums in room._behind.items() for num in nums}
+        told = {(num, each) for num, end in room.telling.items() for each in end.behind if each in waiting}
+        assert known | told == behind, "a job is not told of an end that it waits for"
+        assert not known & told
 
     def check_reservation(self) -> None:
         """Hosts are reserved only for a job that may start, and for one that was placed in this very record."""
@@ -196,13 +235,13 @@ class Driving:
         held = engine.planner.verdicts.reservation
         if (
             held is None
-            or not engine.may_place(self.now, self.now)
+            or not engine.stale_ledger.may_place(self.now, self.now)
             or engine.timers.more_are_due(engine.standing_draft())
         ):
             return
         job = self.state.jobs[held.num]
         tenant = self.state.tenants[job.tenant]
-        if engine.shape_of(job) is not held.shape:
+        if engine.reader.shape_of(job) is not held.shape:
             return  # by what this very record did; the next pass drops it
         states = {STATES[replica.state] for replica in job.replicas}
         assert states & {"QUEUED", "PLACED"}, f"hosts are reserved for {job.name}, which is {states}"
@@ -219,13 +258,9 @@ class Driving:
         for host in self.engine.fleet.hosts.values():
             cpu, memory, free, users = host.cpu_milli, host.memory_mib, host.lent, Counter[int]()
             mib, percent = Counter[int](), Counter[int]()
-            owned = guests = frozen = 0
+            frozen = [member for member in host.worker.members.values() if member.mask != member.home]
             for member in host.worker.members.values():
-                if member.mode == 1:
-                    owned |= 0 if member.guest else member.mask
-                    guests |= member.mask if member.guest else 0
-                    frozen |= member.mask if is_at_rest(member) else 0
-                shape = self.engine.shape_of(member.replica.job)
+                shape = self.engine.reader.shape_of(member.replica.job)
                 cpu -= shape.cpu_milli
                 memory -= shape.memory_mib
                 free &= ~member.mask
@@ -234,8 +269,8 @@ class Driving:
                         users[slot] += 1
                         mib[slot] += shape.share_mib
                         percent[slot] += shape.compute_percent
-            assert (host.owned, host.guests) == (owned, guests), host.worker.id
-            assert not host.frozen & ~frozen, f"{host.worker.id}: {host.frozen:b} take guests, frozen are {frozen:b}"
+            missing = [member.key for member in frozen if host.frozen.get(member.key) is not member]
+            assert not missing, f"{host.worker.id} does not know that {missing} wait for their GPUs"
             assert host.held == len(host.worker.members)
             assert (host.cpu_free, host.memory_free) == (cpu, memory), host.worker.id
             assert host.free == free, f"{host.worker.id}: {host.free:b} is not {free:b}"
@@ -261,6 +296,8 @@ class Driving:
         pool = devices(name, models if models is not None else [model] * gpus, vendor, gpu_memory_mib)
         fields: dict[str, Any] = {
             "drivers": ["noop", "process"],
+            "capabilities": dict.fromkeys(("noop", "process"), Capabilities(reaches=True)),
+            "ports": 1_000,
             "modes": ["exclusive", "mps", "time-slice"],
             "gpu_pool": pool,
             **hello,
@@ -423,14 +460,14 @@ class Driving:
         return job
 
     def replica(self, name: str, index: int = 0, tenant: str = "t") -> Replica:
-        return self.job(name, tenant).replicas[index]
+        return next(replica for replica in listed(self.job(name, tenant)) if replica.index == index)
 
     def member(self, name: str, index: int = 0, tenant: str = "t") -> Member:
         """The replica's member, or the one that lingers after its exit."""
-        replica = self.replica(name, index, tenant)
-        if replica.member is not None:
-            return replica.member
-        lingering = [m for m in self.state.members() if m.replica is replica]
+        job = self.job(name, tenant)
+        if index in job.rows and (member := job.rows[index].member) is not None:
+            return member
+        lingering = [m for m in self.state.members() if m.replica.job is job and m.replica.index == index]
         assert lingering, f"{name}/{index} holds nothing"
         return lingering[-1]
 

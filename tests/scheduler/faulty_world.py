@@ -6,22 +6,29 @@ really runs is known here, and no replica may ever run twice at once.
 
 from __future__ import annotations
 
+import json
 import random
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any, Final
 
 from moorage.scheduler.core.config import Config
+from moorage.scheduler.core.events import Cancel, Wake
 from moorage.scheduler.core.ledger.acts import Preempt
 from moorage.scheduler.core.ledger.finished import job_key
 from moorage.scheduler.core.ledger.record import decode_record
 from moorage.scheduler.core.ledger.records import STEP_WIDTH, Op
-from moorage.scheduler.core.ledger.state import IS_TERMINAL
+from moorage.scheduler.core.ledger.state import IS_TERMINAL, WHY
+from moorage.scheduler.core.lifecycle.members_wanted import wanted_of
 from moorage.schemas.codec import decode_request
 from moorage.schemas.frames import FactFrame, Goodbye, Join, Renew, Wanted
-from moorage.schemas.job import TERMINAL
+from moorage.schemas.job import STATES, TERMINAL
+from moorage.schemas.ranges import parse_ranges
+from moorage.schemas.service import MemberLoad
 from tests.scheduler.driving import Driving
-from tests.scheduler.honest_worker import Worker
+from tests.scheduler.honest_worker import Key, Worker
+from tests.scheduler.readiness_judge import ReadinessJudge
+from tests.scheduler.restarts_judge import RestartsJudge
 
 LEASE_MS: Final = 20_000
 RENEW_MS: Final = 2_000
@@ -46,11 +53,18 @@ class FaultyWorld:
 
     def __init__(self, seed: int, workers: int = 3, driving: type[Driving] = Driving) -> None:
         self.random = random.Random(seed)
+        self.beside = random.Random(seed + 1_000_000)  # what came later: it changes nothing that the seed led to before
+        self.behind = random.Random(seed + 3_000_000)  # the same, of jobs that start after others
+        self.timed = random.Random(seed + 4_000_000)  # the same, of jobs that start at a time
+        self.staying = random.Random(seed + 2_000_000)  # likewise
+        self.calling = random.Random(seed + 4_000_000)  # likewise
+        self.restarts = RestartsJudge()
+        self.readiness = ReadinessJudge()
         preempts = seed % 2 == 0  # drawn beside the seed's own numbers: what they led to before, they do again
         config = Config(
             ended_max=15, jobs_max=60, tombstones_max=20, preempt_priority=60 if preempts else 101, preempt_after=0.05,
             reclaim=preempts, ageing=36_000 if seed % 3 == 1 else 0,
-            reserve_after=0 if seed % 5 == 4 else 2 if seed % 7 == 2 else 30,
+            scale_up_s=0.5, scale_down_s=2, reserve_after=0 if seed % 5 == 4 else 2 if seed % 7 == 2 else 30,
         )  # fmt: skip
         self.drive = driving(config)
         self.faulty = True
@@ -67,6 +81,8 @@ class FaultyWorld:
         self._read = 0  # records of which the acts are known
         self.placed = 0  # placements, and those of a tenant with a limit
         self.limited = 0
+        self.followed = 0  # placements of jobs that were to start after others
+        self.in_time = 0  # placements of jobs that were to start at a time
         self._checked = 0
         self._told = 0
         self._ties = 0
@@ -78,6 +94,7 @@ class FaultyWorld:
                 auto=False,
                 cpu_milli=self.random.choice((0, 8000)),
                 memory_mib=self.random.choice((0, 32_768)),
+                capabilities={"process": {"answers_calls": True}},
             )
             self.clocks[worker.id] = Clock(base_ms=self.drive.now)
 
@@ -88,6 +105,7 @@ class FaultyWorld:
         ms = self.random.choice((5, 50, 400, 1_000)) if self.faulty else 500
         if self.faulty:
             self._callers()
+            self._calls()
             self._accidents()
         self._work()
         self._timers()
@@ -187,6 +205,8 @@ class FaultyWorld:
                     code = 0 if not self.faulty or roll < 0.7 else 1
                     detail = "timeout" if self.faulty and roll > 0.95 else "exit"
                     worker.finish(key, code if detail == "exit" else -9, detail, freed=self.random.random() < 0.7)
+                elif held.phase == "running" and self.looks(worker, key):
+                    worker.look(held, ready=self.staying.random() < 0.7)
                 elif held.phase == "exited" and self.random.random() < 0.4:
                     worker.free(key)
 
@@ -286,10 +306,83 @@ class FaultyWorld:
                 fields["start_within_s"] = pick((1, 10))
             if chance() < 0.1:
                 fields["on_no_match"] = "reject"
+            if fields["replicas"] > 1 and (fields["gpu"] or {}).get("scheduling") != "gang":
+                self._of_many(fields)
+            if (fields["gpu"] or {}).get("scheduling") != "gang" and self.staying.random() < 0.2:
+                self._of_staying(fields)
             tenant = pick("ttu")
+            if self._jobs > 1 and self.behind.random() < 0.35:
+                fields["after"] = self._after()
+            if self.timed.random() < 0.2:
+                seconds = self.timed.choice((0.5, 3, 20))
+                if fields.get("deadline_s") is None or fields["deadline_s"] > seconds:
+                    fields["start_after_s"] = seconds
             self._submitted(drive.offer_submit(name, tenant=tenant, **fields), tenant, name)
         if chance() < 0.12 and self._jobs:
             drive.offer_cancel(f"j{self.random.randrange(self._jobs + 3) + 1}", tenant=pick("ttu"))
+        if self.beside.random() < 0.1 and self._jobs:
+            name, which = f"j{self.beside.randrange(self._jobs) + 1}", self.beside.choice(("1", "0-1", "5-8", "2, 101"))
+            drive.engine.offer(Cancel(self.beside.choice("ttu"), name, "some", replicas=parse_ranges(which)))
+
+    def _of_many(self, fields: dict[str, Any]) -> None:
+        """Some jobs of several replicas have more of them, numbers of their own, and their own bounds."""
+        pick, chance = self.beside.choice, self.beside.random
+        if chance() < 0.3:
+            fields["indices"] = pick(("3, 5-6", "0-11", "7", "100-104, 900000-900002"))
+            del fields["replicas"]
+        if chance() < 0.4:
+            fields["max_running"] = pick((1, 2, 4))
+        if chance() < 0.4:
+            fields["max_failed"] = pick((1, 2, None))
+
+    def _after(self) -> list[Any]:
+        """One to three earlier jobs, or ones that are not known, and which end of each counts."""
+        pick = self.behind.choice
+        names = {f"j{max(1, self._jobs + 1 - self.behind.randrange(12))}" for _ in range(pick((1, 1, 2, 3)))}
+        return [pick((name, {"job": name, "when": "any"}, {"job": name, "when": "failed"})) for name in sorted(names)]
+
+    def _of_staying(self, fields: dict[str, Any]) -> None:
+        """Some jobs stay: until they have ended well, or as often as they may."""
+        pick = self.staying.choice
+        fields["retries"] = 0
+        fields["run"] = {"driver": "noop", "restart": pick(("on-failure", "always"))}
+        if fields["run"]["restart"] == "always" or self.staying.random() < 0.3:
+            fields["run"]["max_restarts"] = pick((1, 2, 4))  # else a world would have no end
+        if self.staying.random() < 0.8:
+            fields["run"] |= {"ports": 1, "ready": {"tcp": "PORT"}}
+
+    def looks(self, worker: Worker, key: Key) -> bool:
+        """Whether a worker looks now whether a member is ready."""
+        run = decode_request(worker.held[key].place.body).workload
+        return run.ready is not None and self.staying.random() < 0.7
+
+    def _calls(self) -> None:
+        """Some jobs are services that follow their calls; members say this and that, callers wake them."""
+        drive, pick, chance = self.drive, self.calling.choice, self.calling.random
+        if chance() < 0.05:
+            tenant, name = pick("tu"), f"s{self.calling.randrange(3)}"
+            run = {"driver": "process", "argv": ["serve"]}
+            scale = {"min": pick((0, 0, 1)), "max": pick((1, 2, 4))}
+            gpu = pick((None, {}, {"count": 2}, {"sharing": "mps"}))
+            fields: dict[str, Any] = {
+                "run": run,
+                "replicas": scale,
+                "service": {"name": name},
+                "gpu": gpu,
+                "priority": pick((40, 50)),
+            }
+            self._submitted(drive.offer_submit(name, tenant=tenant, **fields), tenant, name)
+        for job in list(drive.state.jobs.values()):
+            if job.over or not job.name.startswith("s"):
+                continue
+            if chance() < 0.1:
+                drive.engine.offer(Wake(job.tenant, job.name))
+            for row in job.rows.values():
+                if row.member is not None and chance() < 0.3:
+                    calls = (pick((0, 0, 1, 2)), pick((0, 0, 3)), pick((0, 0, 900)), pick((False, False, True)))
+                    sums = (drive.now // 7, 0, 0, drive.now // 3, drive.now // 9, drive.now)
+                    load = MemberLoad(f"m{row.fence}", 1, *calls, *sums, job.name, row.index, row.fence)
+                    drive.engine.offer_member_load(job.tenant, load, drive.now)
 
     def _submitted(self, reply: str, tenant: str, name: str) -> None:
         self.waiting[reply] = (tenant, name)
@@ -300,8 +393,12 @@ class FaultyWorld:
             if answer["kind"] == "accepted":
                 self.answered.add(name)
         for event in self.drive.events[self._told :]:
+            job = self.drive.state.job(event["tenant"], event["job"])
+            run = decode_request(job.body).workload if job is not None else None
+            self.readiness.told(event["tenant"], event["job"], event["changes"])
+            self.restarts.told(event["tenant"], event["job"], run, event["changes"])
             for change in event["changes"]:
-                if change.get("why", "").startswith("requeued"):
+                if change.get("why", "").startswith(("requeued", "scaled to")):
                     self.requeued[(event["tenant"], event["job"])] += 1
                 if change["state"] == "SUCCEEDED":
                     self.succeeded[(event["tenant"], event["job"], change["replica"])] += 1
@@ -315,7 +412,7 @@ class FaultyWorld:
         for worker in self.drive.workers.values():
             for tenant, job, index, _ in (key for key, held in worker.held.items() if held.phase == "running"):
                 known = state.job(tenant, job)
-                if known is not None and IS_TERMINAL[known.replicas[index].state]:
+                if known is not None and IS_TERMINAL[known.state_of(index) or 0]:
                     continue  # given up by its caller while its worker is away: nobody runs beside it
                 running[(tenant, job, index)] += 1
         twice = [unit for unit, count in running.items() if count > 1]
@@ -324,20 +421,64 @@ class FaultyWorld:
             known = state.job(tenant, name)
             assert known is not None or state.finished.find(job_key(tenant, name)) is not None, f"{name} was lost"
         self._check_orders()
+        self._check_after()
         for payload in self.drive.records[self._read :]:
             for act in decode_record(payload).acts:
                 if isinstance(act, Preempt):
                     self.preempted.update(act.victims)
         self._read = len(self.drive.records)
         assert all(count == 1 for count in self.succeeded.values()), self.succeeded
+        self.restarts.look(state)
+        self.readiness.look(state, self.drive.workers.values())
         for live in state.jobs.values():
             request = decode_request(live.body)
+            most = request.max_running
+            if request.scale is not None:
+                most, wanted = request.scale.max, wanted_of(live, request)
+                stay = sum(STATES[row.state] in ("PLACED", "CLAIMED", "RUNNING") for row in live.rows.values())
+                assert stay <= wanted, f"{live.name} has {stay} members, and {wanted} are wanted"
+            assert most is None or live.on_workers <= most, f"{live.name} runs {live.on_workers} replicas of {most}"
             for replica in live.replicas:
                 assert replica.retries <= request.retries
                 assert replica.losses <= request.retries_on_lost
                 used = live.replicas[0] if live.gang else replica  # a gang counts on its first rank
                 again = self.requeued[(live.tenant, live.name)] + self.preempted[live.num]
-                assert replica.attempt <= 1 + used.retries + used.losses + used.refusals + again
+                assert replica.attempt <= 1 + used.retries + used.losses + used.refusals + used.restarts + again
+
+    def _end_of(self, tenant: str, name: str) -> str:
+        """The final state of a job; "" of one that has not ended."""
+        state = self.drive.state
+        if (job := state.job(tenant, name)) is not None:
+            return job.state if job.state in TERMINAL else ""
+        row = state.finished.find(job_key(tenant, name))
+        return "" if row is None else STATES[row[2]]
+
+    def _check_after(self) -> None:
+        """What the issue says of a job that starts after others, by the ends alone."""
+        is_settled = not self.drive.engine.urgent  # else the next record tells of ends
+        for job in self.drive.state.jobs.values():
+            asked = [
+                (each, "succeeded") if isinstance(each, str) else (each["job"], each.get("when", "succeeded"))
+                for each in json.loads(job.body).get("after", ())
+            ]
+            ends = [(name, when, self._end_of(job.tenant, name)) for name, when in asked]
+            wrong = [
+                f"after {name}: {end}"
+                for name, when, end in ends
+                if end and when != "any" and (end == "SUCCEEDED") != (when == "succeeded")
+            ]
+            missing = [name for name, _, end in ends if not end]
+            if job.attempt:
+                assert not wrong, f"{job.name} was placed, and cannot be: {wrong}"
+                assert not missing, f"{job.name} was placed before the end of {missing}"
+            if not is_settled or job.state == "REJECTED":
+                continue
+            assert not (wrong and job.live), f"{job.name} still waits, and cannot start: {wrong}"
+            if job.live and not missing:
+                left = [num for num, until in job.awaits if num or until <= self.drive.state.time_ms]
+                assert not left, f"{job.name} waits for {job.awaits}, and all have ended"
+            told = [row[WHY] for row in job.story if row[WHY].startswith("after ")]
+            assert set(told) <= set(wrong), f"{job.name} says {told}, and has {wrong}"
 
     def _check_orders(self) -> None:
         """Of what this record placed nothing is held, and its tenant is within its limit."""
@@ -351,6 +492,10 @@ class FaultyWorld:
             job = state.jobs[record.steps[at + 1]]
             tenant = state.tenants[job.tenant]
             self.placed += 1
+            self.followed += b'"after"' in job.body
+            if (seconds := json.loads(job.body).get("start_after_s", 0)) > 0:
+                self.in_time += 1
+                assert state.time_ms >= job.accepted_ms + seconds * 1000, f"{job.name} was placed before its time"
             assert job.hold is None, f"{job.name} is held and was placed"
             assert tenant.hold is None, f"{tenant.name} is held and {job.name} was placed"
             limit = tenant.gpus_max or 10**9
@@ -376,6 +521,9 @@ class FaultyWorld:
             self.clocks[worker.id].cut_until_ms = 0
             drive.operate("uncordon", worker.id)
             drive.load(worker.id)
+        for job in list(drive.state.jobs.values()):
+            if decode_request(job.body).scale is not None and not job.over:
+                drive.cancel(job.name, tenant=job.tenant)  # nobody calls it any more
         self._events()
         for _ in range(steps):
             self.step()
@@ -390,13 +538,16 @@ class FaultyWorld:
         assert set(stuck) == infeasible, {name: stuck[name] for name in set(stuck) - infeasible}
         assert not list(drive.state.members())
         assert drive.free_gpus() == sum(len(worker.hello.gpu_pool) for worker in drive.workers.values())
-        for tenant, name in infeasible:
+        # who waits for others goes first
+        for tenant, name in sorted(infeasible, key=lambda each: -drive.job(each[1], each[0]).num):
             drive.cancel(name, tenant=tenant)
         assert drive.state.live == 0
 
     def _feasible(self, tenant: str, name: str) -> bool:
-        job = self.drive.job(name, tenant)
-        return self.drive.engine.admission.could_ever(self.drive.engine.shape_of(job))
+        job, jobs = self.drive.job(name, tenant), self.drive.state.jobs
+        if any(not self._feasible(tenant, jobs[num].name) for num, _ in job.awaits if num):
+            return False
+        return self.drive.engine.admission.could_ever(self.drive.engine.reader.shape_of(job))
 
     def _all_over(self) -> bool:
         state = self.drive.state

@@ -8,11 +8,13 @@ from dataclasses import dataclass, field
 
 from moorage.schemas.codec import decode_request
 from moorage.schemas.frames import (
+    AttemptUse,
     Device,
     DriverDown,
     Fact,
     FactFrame,
     FactKind,
+    Freeze,
     Held,
     Hello,
     Join,
@@ -35,6 +37,8 @@ class HeldMember:
     place: Place
     phase: str  # claimed, running, frozen, exited
     keep: bool
+    leased: bool = True  # it has its devices; what is frozen has none
+    ready: bool = False  # what its worker saw last
 
     @property
     def key(self) -> Key:
@@ -59,6 +63,7 @@ class Worker:
     held: dict[Key, HeldMember] = field(default_factory=dict)
     dead: dict[Key, str] = field(default_factory=dict)
     gathered: list[Fact] = field(default_factory=list)
+    joining: int = 0  # how many of them are in the join that is not answered yet
     flying: FactFrame | None = None
     local: set[int] = field(default_factory=set)  # slots that somebody in the worker's own process claimed
     waiting: bool = False
@@ -66,6 +71,7 @@ class Worker:
     unwell: list[Unwell] = field(default_factory=list)
     down: list[DriverDown] = field(default_factory=list)
     well_n: int = 0
+    use: list[AttemptUse] = field(default_factory=list)
     freezes: bool = True  # else it is refused what it is asked to freeze, though it said that it can
 
     # -------------------------------------------------------------------------------------------- the pool
@@ -73,15 +79,10 @@ class Worker:
     def blocked(self, place: Place) -> bool:
         """Whether the pool must refuse: a slot is taken, or shared in another mode or by too many."""
         for slot in place.slots:
-            users = [held for held in self.held.values() if slot in held.place.slots]
+            users = [held for held in self.held.values() if slot in held.place.slots and held.leased]
             if slot in self.local:
                 return True
-            if place.guest:
-                if [(held.phase, held.place.guest, held.place.mode) for held in users] != [
-                    ("frozen", False, "exclusive")
-                ]:
-                    return True
-            elif place.mode == "exclusive" and users:
+            if place.mode == "exclusive" and users:
                 return True
             if place.mode in ("mps", "time-slice") and (
                 any(held.place.mode != place.mode for held in users)
@@ -90,29 +91,45 @@ class Worker:
                 return True
         return False
 
-    def has_guest(self, owner: HeldMember) -> bool:
-        """Whether a guest has a slot of a member that is none."""
-        slots = set(owner.place.slots)
-        return not owner.place.guest and any(
-            held.place.guest and not slots.isdisjoint(held.place.slots) for held in self.held.values()
-        )
-
     def validate(self) -> None:
-        """A device has one exclusive holder, and beside a frozen one at most one guest."""
+        """A device has one exclusive holder; a frozen member holds none."""
         here: dict[int, list[HeldMember]] = {}
         for held in self.held.values():
-            for slot in held.place.slots if held.place.mode == "exclusive" else ():
+            for slot in held.place.slots if held.place.mode == "exclusive" and held.leased else ():
                 here.setdefault(slot, []).append(held)
         for slot, users in here.items():
-            owners, guests = ([held for held in users if held.place.guest is guest] for guest in (False, True))
-            assert len(owners) <= 1 >= len(guests), f"{self.id}: slot {slot} is held by {users}"
-            assert not guests or all(held.phase in ("frozen", "exited") for held in owners), f"{self.id}: {users}"
+            assert len(users) <= 1, f"{self.id}: slot {slot} is held by {users}"
+
+    def freeze(self, held: HeldMember, freeze: Freeze) -> None:
+        """As ordered; what is frozen gives its devices up, and the pool decides whether it gets them again."""
+        if held.phase == "running" and freeze.on:
+            if self.freezes:
+                held.phase, held.leased = "frozen", False
+                self.say("frozen", held.place)
+            else:
+                self.say("not-frozen", held.place, 0, "CUDA error 801")
+        elif held.phase == "frozen" and not freeze.n:
+            self.say("frozen", held.place)
+        elif held.phase == "frozen" and self.blocked(held.place):
+            self.say("not-resumed", held.place, freeze.n, "leased")
+        elif held.phase in ("running", "frozen"):
+            held.phase, held.leased = "running", True
+            self.say("resumed", held.place, freeze.n)
 
     def say(self, kind: FactKind, place: Place, code: int = 0, detail: str = "") -> None:
         self.told[kind] += 1
-        self.gathered.append(
-            Fact(kind, place.tenant, place.job, place.replica, place.attempt, place.fence, code, detail)
-        )
+        name = (place.tenant, place.job, place.replica, place.attempt, place.fence)
+        begun = [
+            fact
+            for fact in self.gathered[self.joining :]
+            if fact.kind in ("claimed", "started")
+            and (fact.tenant, fact.job, fact.replica, fact.attempt, fact.fence) == name
+        ]
+        if kind == "exited" and any(fact.kind == "started" for fact in begun):
+            self.gathered[self.joining :] = [fact for fact in self.gathered[self.joining :] if fact not in begun]
+            self.gathered.append(Fact("ran", *name, code, detail, 7 * place.fence % 5000))
+        else:
+            self.gathered.append(Fact(kind, *name, code, detail))
 
     # --------------------------------------------------------------------------------------------- frames
 
@@ -167,26 +184,32 @@ class Worker:
                 self.finish(key, -15, "end")
         for freeze in frame.freeze:
             held = self.held.get((freeze.tenant, freeze.job, freeze.replica, freeze.fence))
-            if held is not None and not freeze.on and self.has_guest(held):
-                self.told["not-resumed"] += 1  # it asks nothing, and is asked again
-            elif held is not None and held.phase in ("running", "frozen") and self.freezes:
-                held.phase = "frozen" if freeze.on else "running"
-                self.say("frozen" if freeze.on else "resumed", held.place)
-            elif held is not None and held.phase == "running":
-                self.say("not-frozen", held.place, 0, "CUDA error 801")
+            if held is not None:
+                self.freeze(held, freeze)
 
     def _start(self, held: HeldMember) -> None:
         held.phase = "running"
-        self.say("started", held.place)
+        ports = decode_request(held.place.body).workload.ports
+        self.say("started", held.place, 0, f"{self.id}.local:{20000 + held.place.fence % 999}" if ports else "")
+
+    def look(self, held: HeldMember, *, ready: bool) -> None:
+        """See whether a running member is ready, and say what has changed."""
+        if held.ready != ready:
+            held.ready = ready
+            self.say("ready" if ready else "not-ready", held.place, 0, "" if ready else "nothing listens")
 
     def finish(self, key: Key, code: int = 0, detail: str = "exit", *, freed: bool = True) -> None:
         held = self.held[key]
+        if held.phase == "frozen" and detail == "end" and not self.blocked(held.place):
+            held.phase, held.leased = "running", True  # it is resumed, to save its work
+        if held.phase == "frozen" and detail == "end":
+            detail = "ended while frozen"
         if code == 0 and detail == "exit":  # some are functions that name their result, or say that there is none
             detail = ("exit", "result:0", f"result:{key[3]}")[key[3] % 3]
         held.phase = "exited"
         self.dead[key] = "exited"
         self.say("exited", held.place, code, detail)
-        if freed:
+        if freed or not held.leased:
             self.free(key)
 
     def free(self, key: Key) -> None:
@@ -218,6 +241,7 @@ class Worker:
         if self.flying is not None:
             self.gathered = [*self.flying.facts, *self.gathered]
             self.flying = None
+        self.joining = len(self.gathered)
         return Join(self.machine, self.boot, self.n, self.hello, facts=list(self.gathered), holding=self.holding())
 
     def joined(self, session: str, facts: int) -> None:
@@ -225,6 +249,7 @@ class Worker:
         self.no = 0
         self.renewals = 0
         self.flying = None
+        self.joining = 0
         del self.gathered[:facts]
 
     def holding(self) -> list[Held]:
@@ -250,6 +275,7 @@ class Worker:
                 for p in (held.place for held in self.held.values())
                 if p.resized
             ],
+            use=self.use,
         )
 
     def fact_frame(self) -> FactFrame | None:

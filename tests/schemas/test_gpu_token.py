@@ -242,3 +242,8 @@ def test_matching_is_total_and_case_is_nothing(pattern: str, name: str) -> None:
     assert rank in (0, 1, 2)
     if name and pattern.isascii() and name.isascii():
         assert rank == model_matches(pattern.upper(), name.lower())
+
+
+def test_more_gpus_than_a_replica_may_have_are_a_gang() -> None:
+    with pytest.raises(ValueError, match=r"count must be 1\.\.64 \(more are replicas of a gang, .*--gang\), found 128"):
+        parse_token("128xH100")

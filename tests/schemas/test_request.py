@@ -150,8 +150,8 @@ def test_fact_14_two_classes_of_refusal() -> None:
         ({"job": "x" * 65}, "$.job", "[A-Za-z0-9_-]{1,64}"),
         ({"job": "a>b"}, "$.job", "[A-Za-z0-9_-]{1,64}"),
         ({"job": "a\n"}, "$.job", "[A-Za-z0-9_-]{1,64}"),
-        ({"replicas": 0}, "$.replicas", "1..1024"),
-        ({"replicas": 1025}, "$.replicas", "1..1024"),
+        ({"replicas": 0}, "$.replicas", "1..1000000"),
+        ({"replicas": 1_000_001}, "$.replicas", "1..1000000"),
         ({"priority": -1}, "$.priority", "0..100"),
         ({"priority": 101}, "$.priority", "0..100"),
         ({"priority": 1.5}, "$.priority", "int"),
@@ -173,6 +173,10 @@ def test_fact_14_two_classes_of_refusal() -> None:
         ({"on_partition": "Kill"}, "$.on_partition", ""),
         ({"on_no_match": "no"}, "$.on_no_match", ""),
         ({"qos": "High"}, "$.qos", ""),
+        ({"after": ["a.b"]}, "$.after", "[A-Za-z0-9_-]{1,64}"),
+        ({"after": [{"job": "a", "when": "well"}]}, "$.after", ""),
+        ({"after": [f"j{number}" for number in range(101)]}, "$.after", "at most 100 jobs"),
+        ({"after": ["a", {"job": "a", "when": "any"}]}, "$.after", "each job once"),
     ],
 )
 def test_a_refusal_names_field_and_what_is_allowed(fields: dict[str, Any], field: str, says: str) -> None:
@@ -296,6 +300,8 @@ def test_several_replicas_that_are_no_gang_are_not_distributed(fields: dict[str,
         ({"deadline_s": 5}, {"deadline_s": 5.0}, True),
         ({"job": "a"}, {"job": "b"}, False),
         ({"events": "tenant"}, {}, True),
+        ({"after": ["prep"]}, {"after": [{"job": "prep", "when": "succeeded"}]}, True),
+        ({"after": ["prep"]}, {"after": [{"job": "prep", "when": "any"}]}, False),
     ],
 )
 def test_the_same_request(one: dict[str, Any], other: dict[str, Any], same: bool) -> None:

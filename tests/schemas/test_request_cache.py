@@ -11,7 +11,7 @@ import pytest
 
 from moorage.schemas.codec import decode_request, identity
 from moorage.schemas.errors import Refused
-from moorage.schemas.request_cache import BYTES_MAX, KNOWN_MAX, RequestCache
+from moorage.schemas.request_cache import BYTES_MAX, KNOWN_MAX, LONG_MAX, RequestCache
 
 RUN: dict[str, Any] = {"driver": "noop"}
 
@@ -93,3 +93,15 @@ def test_what_is_remembered_is_bounded() -> None:
     for _ in range(3):
         same(requests, json.dumps({"job": "a", "run": RUN, "labels": {"n": "x" * BYTES_MAX}}).encode())
     assert len(requests._known) == before
+
+
+def test_the_last_long_ones_are_decoded_once_and_each_keeps_its_name() -> None:
+    requests, env = RequestCache(), "x" * BYTES_MAX
+    bodies = [b'{"job":"j%d","run":{"driver":"noop","env":{"A":"%b"}}}' % (at, env.encode()) for at in range(3)]
+    asked = [requests.read(body) for body in bodies]
+    assert [name for name, _ in asked] == ["j0", "j1", "j2"]
+    for body, (name, first) in zip(bodies, asked, strict=True):
+        assert requests.read(bytes(bytearray(body))) == (name, first)
+    for at in range(LONG_MAX):
+        requests.read(b'{"job":"k%d","run":{"driver":"noop","env":{"A":"%b"}}}' % (at, env.encode()))
+    assert requests.read(bodies[0])[1] is not asked[0][1], "only the last few are held"

@@ -7,17 +7,28 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moorage.schemas.roles import INBOX, OPERATOR_READS, ROLE_NAMES, ROLES, USER_INFO, inbox, may_answer, names, rights
-from moorage.schemas.subjects import API_VERBS, Subjects
+from moorage.schemas.subjects import API_VERBS, MAY_EXEC, Subjects
 
 SUBJECTS = Subjects()
 TENANT = st.from_regex(r"[a-z0-9-]{1,32}", fullmatch=True)
 
 
-def test_every_role_of_the_table_is_one_of_the_five() -> None:
-    known = {word for _, words in ROLES.values() for word in words}
+def test_every_role_of_the_table_is_one_of_the_six() -> None:
+    known = {word for _, words in ROLES.values() for word in words} | {MAY_EXEC}
     assert set(ROLES) == set(ROLE_NAMES)
     for row in SUBJECTS.table():
         assert names(row.writes) | names(row.reads) <= known, row
+
+
+def test_only_a_submitter_with_exec_runs_commands_in_jobs() -> None:
+    without, may = (rights("submitter", "x", SUBJECTS, execs=execs) for execs in (False, True))
+    assert without.refused == ("moorage.api.x.exec",)
+    assert may.refused == ()
+    assert set(may.publish) - set(without.publish) == {"moorage.tty.x.*.*.in"}
+    assert set(may.subscribe) - set(without.subscribe) == {"moorage.tty.x.*.*.out"}
+    worker = rights("worker", "w", SUBJECTS)
+    assert [each for each in worker.publish if ".tty." in each] == ["moorage.tty.*.w.*.out"]
+    assert [each for each in worker.subscribe if ".tty." in each] == ["moorage.tty.*.w.*.in"]
 
 
 @pytest.mark.parametrize("role", ROLE_NAMES)
@@ -41,7 +52,7 @@ def test_a_submitters_rights_name_its_tenant_alone(mine: str, other: str) -> Non
 
 def test_the_queue_and_results_are_given_on_purpose() -> None:
     plain = rights("submitter", "acme", SUBJECTS)
-    assert plain.publish == ("moorage.api.acme.*",)
+    assert plain.publish == ("moorage.api.acme.*", "moorage.call.acme.>")
     assert "moorage.request.acme.submit" in rights("submitter", "acme", SUBJECTS, queue=True).publish
     assert not [subject for subject in rights("worker", "w1", SUBJECTS).publish if subject.startswith("$")]
 
@@ -93,3 +104,10 @@ def test_a_named_inbox_gets_the_answers_to_its_own_questions_alone(mine: str, ot
 def test_any_reply_subject_is_judged(reply: str) -> None:
     for asked in ("moorage.api.acme.show", "moorage.admin", "moorage", "", f"{INBOX}."):
         assert may_answer("moorage", asked, reply) in (True, False)
+
+
+def test_operators_alone_hear_what_names_jobs_and_tenants_of_the_fleet() -> None:
+    subjects = Subjects()
+    for role in ROLE_NAMES:
+        heard = subjects.fleet_detail in rights(role, "acme", subjects).subscribe
+        assert heard is (role == "operator"), role

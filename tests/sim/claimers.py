@@ -98,8 +98,8 @@ class Claimers:
                     self._machine.local.remove(hold)
         self._pool.validate()
 
-    def _placed(self, slots: Sequence[int], mode: Sharing, holder: str, *, guest: bool) -> PoolLease:
-        lease = self._place(slots, mode, holder, guest=guest)
+    def _placed(self, slots: Sequence[int], mode: Sharing, holder: str) -> PoolLease:
+        lease = self._place(slots, mode, holder)
         if slots and self._pool.pending_claimers():
             self._judge.violated(f"{self._machine.name}: a placement of {holder} went past a waiting claim")
         self._pool.validate()

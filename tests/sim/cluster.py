@@ -28,14 +28,17 @@ from moorage.bus.connection import Connection
 from moorage.bus.errors import BusError
 from moorage.bus.jetstream import JetStream
 from moorage.scheduler.core.config import Config
+from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.events import SnapshotTaken
 from moorage.scheduler.core.ledger.snapshot import BadSnapshot
+from moorage.scheduler.core.ledger.state import Job
 from moorage.scheduler.leader import reign, service, standing
 from moorage.scheduler.leader.service import Scheduler
 from moorage.scheduler.ledger.ledger import Ledger, LedgerBroken
 from moorage.scheduler.ledger.snapshot_follower import Command
 from moorage.scheduler.ledger.snapshots import Snapshots, recover
 from moorage.scheduler.questions import foresight
+from moorage.schemas.codec import decode_request
 from moorage.schemas.errors import MoorageError
 from moorage.schemas.subjects import Subjects
 from moorage.system.simulated_hosts import simulated_hosts
@@ -45,6 +48,7 @@ from moorage.testing.bus.processes import Process
 from moorage.worker.agent.agent import Agent
 from moorage.worker.agent.fleet_host import FleetHost
 from moorage.worker.devices.readers.host import HostFacts
+from moorage.worker.drivers.policy import Policy
 from moorage.worker.drivers.process.driver import ProcessDriver
 from moorage.worker.settings import WorkerSettings
 from tests.sim.callers import Callers
@@ -52,7 +56,7 @@ from tests.sim.claimers import Claimers
 from tests.sim.devices import MachineInventory
 from tests.sim.disk import SimulatedJournal
 from tests.sim.judge import Judge, Violated
-from tests.sim.machine import Machine, MachineFreezer, MachineLimits, SimulatedLink
+from tests.sim.machine import Machine, MachineFreezer, MachineKit, SimulatedLink
 
 SUBJECTS: Final = Subjects()
 FLEETS: Final = ("4xH100+2xL40S", "2xH100+2xH100+1xL40S", "8xH100+2xL40S+cpu", "1xH100+1xH100")
@@ -294,12 +298,15 @@ class Cluster:
         )
         facts = HostFacts(name, name, machine.identity, machine.boot, host.cpu_milli, host.memory_mib)
         driver = ProcessDriver(
-            SimulatedLink(machine, process),
-            name,
-            simulated=True,
-            stream_output=False,
-            freezer=MachineFreezer(machine, FREEZE_FAULTS),
-            limits=MachineLimits(machine) if self.freezing else None,
+            MachineKit(
+                name,
+                msgspec.structs.replace(settings, stream_output=False),
+                Policy.of(settings),
+                SimulatedLink(machine, process),
+                len(host.devices),
+                simulated=True,
+                freezer=MachineFreezer(machine, FREEZE_FAULTS),
+            )
         )
         inventory = machine.inventory = MachineInventory(host, machine.memory, is_metered=bool(self.freezing))
         agent = Agent(fleet_host, name, settings, facts, inventory, [driver], journal)
@@ -390,7 +397,7 @@ class Cluster:
         waiting = [
             f"{job.tenant}/{job.name} is {job.state}"
             for job in engine.state.jobs.values()
-            if not job.over and (job.held or engine.admission.could_ever(engine.shape_of(job)))
+            if not job.over and (job.held or _could_end(engine, job))
         ]
         if waiting:
             return ", ".join(waiting[:5])
@@ -403,10 +410,18 @@ class Cluster:
         living = [ran.key for machine in self.machines.values() for ran in machine.living]
         if living:
             return f"processes run that the ledger does not know: {living[:5]}"
-        lent = [host.worker.id for host in engine.fleet.lending.values()]
+        kept = [host.worker.id for host in engine.fleet.with_frozen.values()]
         frozen = [str(name) for machine in self.machines.values() for name in machine.frozen]
         waits = [str(name) for machine in self.machines.values() for name in machine.used_s]
-        return f"{lent} lend, {frozen} are frozen, calls of {waits} wait" if lent or frozen or waits else None
+        return f"{kept} wait for GPUs, {frozen} are frozen, calls of {waits} wait" if kept or frozen or waits else None
+
+
+def _could_end(engine: Engine, job: Job) -> bool:
+    """Whether the fleet could run it, and all that it waits for."""
+    before = [engine.state.job(job.tenant, each.job) for each in decode_request(job.body).awaited]
+    if any(other is not None and other.live and not _could_end(engine, other) for other in before):
+        return False
+    return engine.admission.could_ever(engine.reader.shape_of(job))
 
 
 @contextlib.contextmanager

@@ -51,12 +51,16 @@ class Memory:
         self._left: dict[str, list[tuple[float, Ran]]] = {}
 
     def ended(self, ran: Ran) -> None:
-        """The process is gone; what it had on its devices may not be."""
+        """The process is gone, or frozen; what it had on its devices may not be."""
         wait_s = self._rng.choice(FREED_AFTER_S) if self.is_late and ran.uuids else 0.0
         if wait_s:
             until_s = asyncio.get_running_loop().time() + wait_s
             for uuid in ran.uuids:
                 self._left.setdefault(uuid, []).append((until_s, ran))
+
+    def came_back(self, ran: Ran) -> None:
+        """The process is resumed: what was left of its memory is in use again, not to be freed."""
+        self._left = {uuid: [entry for entry in kept if entry[1] is not ran] for uuid, kept in self._left.items()}
 
     def hurry(self, within_s: float) -> None:
         """What is kept comes back soon, and what ends from now on leaves nothing."""

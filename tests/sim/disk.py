@@ -32,8 +32,8 @@ class SimulatedJournal(Journal):
         if self._is_cut:
             return
         if self._machine.disk_is_full:
-            data = b"".join(self._pending)
-            os.write(self._file, data[: self._machine.rng.randrange(len(data))])
+            data = self._file._framed(self._pending)
+            os.write(self._file._descriptor, data[: self._machine.rng.randrange(len(data))])
             raise OSError(errno.ENOSPC, "No space left on device")
         super().flush()
 
@@ -49,5 +49,5 @@ class SimulatedJournal(Journal):
             return
         self._is_cut = True
         os.close(self._lock)
-        os.close(self._file)
+        self._file.close()
         self._pending.clear()

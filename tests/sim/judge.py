@@ -23,10 +23,13 @@ from moorage.schemas.frames import HistoryFrame
 from moorage.schemas.job import STATES
 from moorage.schemas.subjects import Subjects
 from moorage.testing.bus.bus import SimulatedBus
+from tests.sim.afters import Afters
 from tests.sim.devices import LocalHold, Ran
 from tests.sim.machine import Machine
 from tests.sim.orders import Orders
 from tests.sim.preemptions import Preemptions
+from tests.sim.stays import Stays
+from tests.sim.sweeps import Sweeps
 
 SUBJECTS: Final = Subjects()
 _read_history: Final = Decoder[HistoryFrame](HistoryFrame)
@@ -50,7 +53,7 @@ class Judge:
         self.records = 0
         self.digest = 0  # of every record: two runs of one seed have the same
         self.started_members = 0
-        self.guests = 0  # processes that began beside a frozen one
+        self.beside_frozen = 0  # processes that began on a device that a frozen one waits for
         self.on_violated: Callable[[], object] = lambda: None
         self.on_accepted: Callable[[str, str], object] = lambda tenant, job: None
         self._first: Violated | None = None
@@ -63,6 +66,9 @@ class Judge:
         self._known: dict[int, _Known] = {}  # of each worker, by its number in the ledger
         self.preemptions = Preemptions(self.violated, config)
         self.orders = Orders(self.violated)
+        self.afters = Afters(self.violated)
+        self.stays = Stays(self.violated)
+        self.sweeps = Sweeps(self.violated)
         self.histories = 0  # jobs that left memory, and whose history was read
 
     def violated(self, what: str, cause: BaseException | None = None) -> None:
@@ -86,6 +92,10 @@ class Judge:
     def missing(self) -> list[str]:
         """Jobs that were accepted, by an answer or by the queue's acknowledgement, and are not in the ledger (yet)."""
         return [f"{tenant}/{job}" for tenant, job in sorted(self.accepted) if not self._is_known(tenant, job)]
+
+    def known(self, tenant: str) -> list[str]:
+        """The jobs of a tenant that were accepted and are in the ledger, in a fixed order; a queue may hold more."""
+        return sorted(job for of, job in self.accepted if of == tenant and self._is_known(tenant, job))
 
     def _is_known(self, tenant: str, job: str) -> bool:
         if self.state.job(tenant, job) is not None:
@@ -148,6 +158,7 @@ class Judge:
         }
         self._reign = _ReignTime(0, 0, 0.0)
         self.preemptions.restored()
+        self.stays.restored()
         self.orders.restored(taken_seq, state.seq)
         return [unit for unit in sorted(self.accepted) if not self._is_known(*unit)]
 
@@ -178,6 +189,9 @@ class Judge:
             if ledger.junk == junk:
                 self.preemptions.after(self.state)
                 self.orders.after(self.state)
+                self.afters.after(self.state)
+                self.stays.after(self.state)
+                self.sweeps.after(self.state)
                 self._check_workers(self.state)
                 self._check_time(self.state)
         except (Broken, AssertionError) as broken:
@@ -246,12 +260,10 @@ class Judge:
                     continue
                 if _unit(other) == (tenant, job, replica):
                     self.violated(f"two live attempts: {other.key} and {ran.key}")
-                if (
-                    self._is_guest(tenant, job)
-                    and machine.is_frozen(other)
-                    and not self._guests_of(machine, other, ran)
-                ):
-                    self.guests += not set(other.uuids).isdisjoint(ran.uuids)
+                if machine.is_frozen(other) and not set(other.uuids).isdisjoint(ran.uuids):
+                    self.beside_frozen += 1
+                    if not self._is_preemptible(tenant, job):
+                        self.violated(f"{ran.key} began on a device that the frozen {other.key} waits for")
                     continue
                 if clash(mode, self._mode(*_unit(other)[:2])) and set(other.uuids) & set(ran.uuids):
                     self.violated(f"{other.key} and {ran.key} both hold {sorted(set(other.uuids) & set(ran.uuids))}")
@@ -263,33 +275,28 @@ class Judge:
                     self._check_memory(machine, uuid, ran.key)
         self._may_start(tenant, job, replica, ran)
 
-    def _is_guest(self, tenant: str, job: str) -> bool:
+    def _is_preemptible(self, tenant: str, job: str) -> bool:
         known = self.state.job(tenant, job)
-        return known is not None and decode_request(known.body).guest
-
-    @staticmethod
-    def _guests_of(machine: Machine, owner: Ran, but: Ran) -> list[Ran]:
-        """The processes, but for two, that have a device of both."""
-        both = set(owner.uuids) & set(but.uuids)
-        return [each for each in machine.living if each not in (owner, but) and not both.isdisjoint(each.uuids)]
+        return known is not None and decode_request(known.body).preemptible
 
     def resumed(self, machine: Machine, ran: Ran) -> None:
-        """The driver is to move the memory of a frozen process back: none other may have its exclusive devices.
-
-        But a guest that was frozen itself runs on beside the frozen process that its devices belong to.
-        """
-        is_guest = self._is_guest(*_unit(ran)[:2])
-        for other in self._guests_of(machine, ran, ran):
-            if not (is_guest and machine.is_frozen(other)) and clash(
-                self._mode(*_unit(ran)[:2]), self._mode(*_unit(other)[:2])
-            ):
+        """The driver is to move the memory of a frozen process back: none but frozen ones may have its devices."""
+        for other in machine.living:
+            if other is ran or machine.is_frozen(other) or set(other.uuids).isdisjoint(ran.uuids):
+                continue
+            if clash(self._mode(*_unit(ran)[:2]), self._mode(*_unit(other)[:2])):
                 self.violated(f"{ran.key} was resumed beside {other.key}")
+        for hold in machine.local:
+            if hold.uuid in ran.uuids and clash("exclusive", hold.mode):
+                self.violated(f"{ran.key} was resumed beside the local claim {hold.ticket}")
         for uuid in ran.uuids if self._mode(*_unit(ran)[:2]) == "exclusive" else ():
             self._check_memory(machine, uuid, f"{ran.key} which was resumed")
 
     def held_locally(self, machine: Machine, hold: LocalHold) -> None:
         """Code of the worker's own process was given a device."""
         for ran in machine.living:
+            if machine.is_frozen(ran):
+                continue
             if hold.uuid in ran.uuids and clash(hold.mode, self._mode(*_unit(ran)[:2])):
                 self.violated(f"{ran.key} and the local claim {hold.ticket} both hold {hold.uuid}")
         for other in machine.local:

@@ -17,9 +17,11 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from moorage.testing.bus.processes import Process
+from moorage.worker.drivers.kit import Kit
 from moorage.worker.drivers.supervisor_link import SupervisorLink
 from moorage.worker.freezing.cuda import Outcome
 from moorage.worker.freezing.freezer import Freezer, MembersOf
+from moorage.worker.freezing.gate import Gate
 from moorage.worker.session.member_messages import MemberName
 from moorage.worker.sharing.limiter.limits import Limits
 from moorage.worker.supervisor.client import Supervised, SupervisorGone, SupervisorIdentity, SupervisorUnavailable
@@ -91,6 +93,8 @@ class Machine:
         shutil.rmtree(self.state)
         self.state.mkdir()
         self._left.clear()
+        self.used_s.clear()  # the segments of jobs were files of that disk
+        self.frozen.clear()
         self.identity += "+"
 
     def hurry(self) -> None:
@@ -111,6 +115,10 @@ class Machine:
         if not self.is_frozen(ran):  # else its memory is away from its devices, and goes with it
             self.memory.ended(ran)
 
+    def living_of(self, name: MemberName) -> list[Ran]:
+        """The processes of a member that live."""
+        return [ran for ran in self.living if ran.key.partition("|")[2] == named(name)]
+
     def is_frozen(self, ran: Ran) -> bool:
         """Whether the memory of a process is away from its devices."""
         return any(done and named(name) == ran.key.partition("|")[2] for name, done in self.frozen.items())
@@ -125,64 +133,69 @@ class MachineFreezer(Freezer):
     """Freezes what runs on a machine: that takes its time, and sometimes fails. What is frozen outlives the agent."""
 
     def __init__(self, machine: Machine, faults: float) -> None:
-        self._machine = machine
+        self.machine = machine
         self._faults = faults
 
-    async def open(self, living: Collection[MemberName]) -> tuple[set[MemberName], dict[MemberName, str]]:
-        frozen = self._machine.frozen = {name: True for name, done in self._machine.frozen.items() if done}
+    def begin(self, living: Collection[MemberName]) -> set[MemberName]:
+        frozen = self.machine.frozen = {name: True for name, done in self.machine.frozen.items() if done}
         for name in frozen.keys() - set(living):
             del frozen[name]
-        return set(frozen), {}
+        return set(frozen)
+
+    @property
+    def unsettled(self) -> list[MemberName]:
+        return list(self.machine.frozen)
+
+    async def settle(self, name: MemberName) -> tuple[Outcome, str]:
+        await asyncio.sleep(self.machine.rng.uniform(0.0, 1.0))
+        return ("frozen" if name in self.machine.frozen else "running"), ""
 
     async def freeze(self, name: MemberName, slots: Sequence[int], members_of: MembersOf) -> tuple[Outcome, str]:
-        self._machine.frozen[name] = False
+        self.machine.frozen[name] = False
         outcome = await self._done("running")
-        if outcome == "frozen" and name in self._machine.frozen:
-            self._machine.frozen[name] = True
+        if outcome == "frozen" and name in self.machine.frozen:
+            self.machine.frozen[name] = True
+            for ran in self.machine.living_of(name):
+                self.machine.memory.ended(ran)
         else:
             self.over(name)
         return outcome, "" if outcome == "frozen" else "the machine does not like it"
 
     async def resume(self, name: MemberName) -> tuple[Outcome, str]:
-        for ran in self._machine.living:
-            if ran.key.partition("|")[2] == named(name) and self._machine.frozen.get(name):
-                self._machine.on_resume(self._machine, ran)
+        for ran in self.machine.living_of(name) if self.machine.frozen.get(name) else ():
+            self.machine.memory.came_back(ran)
+            self.machine.on_resume(self.machine, ran)
+        self.machine.frozen[name] = False  # its memory is on its way
         outcome = await self._done("broken")
         self.over(name)
         return ("running" if outcome == "frozen" else outcome), ""
 
     def over(self, name: MemberName) -> None:
-        self._machine.frozen.pop(name, None)
+        self.machine.frozen.pop(name, None)
 
     async def _done(self, fault: Outcome) -> Outcome:
         """Return `frozen` after a while, or what becomes of a member where it fails."""
-        rng = self._machine.rng
+        rng = self.machine.rng
         await asyncio.sleep(rng.uniform(0.0, 1.0))
         return rng.choice((fault, "broken")) if rng.random() < self._faults else "frozen"
 
 
-class MachineLimits(Limits):
-    """The calls of what runs on a machine: while they are stopped the first one comes at a time of its own.
+class MachineGate(Gate):
+    """The gates of what runs on a machine: where one is closed, the first call comes at a time of its own.
 
     As a segment does, this outlives the agent.
     """
 
     def __init__(self, machine: Machine) -> None:
+        super().__init__({})
         self._machine = machine
 
-    def begin(self, living: Iterable[MemberName]) -> None:
-        kept = set(living)
-        self._machine.used_s = {name: at_s for name, at_s in self._machine.used_s.items() if name in kept}
-
-    def of_process(self, *_: object) -> None:
-        return None
-
-    def stop(self, name: MemberName) -> None:
+    def close(self, name: MemberName) -> None:
         now_s = asyncio.get_running_loop().time()
         self._machine.used_s.setdefault(name, now_s + self._machine.rng.expovariate(1 / USED_AFTER_S))
 
-    def go_on(self, name: MemberName) -> None:
-        self.over(name)
+    def open(self, name: MemberName) -> None:
+        self.forget(name)
 
     def wanted(self) -> list[MemberName]:
         now_s = asyncio.get_running_loop().time()
@@ -191,11 +204,19 @@ class MachineLimits(Limits):
     def wakes(self, name: MemberName) -> bool:
         return True
 
-    def over(self, name: MemberName) -> None:
+    def forget(self, name: MemberName) -> None:
         self._machine.used_s.pop(name, None)
 
-    def close(self) -> None:
-        pass
+
+class MachineKit(Kit):
+    """The parts of a worker on a machine: attempts have no folders there."""
+
+    def folders(self, driver: str) -> None:
+        return None
+
+    def gate(self, limits: Limits | None) -> Gate | None:
+        assert isinstance(self.freezer, MachineFreezer)
+        return MachineGate(self.freezer.machine) if self.settings.auto_freeze else None
 
 
 @dataclass(slots=True)
@@ -415,17 +436,17 @@ class SimulatedSupervised:
 
     # -- the agent's side
 
-    def begin_start(self, members: Sequence[StartMember]) -> list[asyncio.Future[None]]:
-        return [self._begin(self.supervisor.start, list(members))]
+    def start(self, members: Sequence[StartMember]) -> asyncio.Future[None]:
+        return self._begin(self.supervisor.start, list(members))
 
-    def begin_end(self, members: Iterable[EndMember]) -> asyncio.Future[None]:
+    def end(self, members: Iterable[EndMember]) -> asyncio.Future[None]:
         (member,) = members
         return self._begin(self.supervisor.end, member.key, "end", member.grace_s, member.notice_s)
 
-    def begin_fence(self, deadline_boottime_s: float | None, grace_s: float) -> asyncio.Future[None]:
+    def fence(self, deadline_boottime_s: float | None, grace_s: float) -> asyncio.Future[None]:
         return self._begin(self.supervisor.fence, deadline_boottime_s, grace_s)
 
-    def begin_forget(self, keys: Iterable[str], **_: Any) -> asyncio.Future[None]:
+    def forget(self, keys: Iterable[str], **_: Any) -> asyncio.Future[None]:
         return self._begin(self.supervisor.forget, list(keys))
 
     async def list(self) -> Listed:
@@ -483,7 +504,7 @@ class SimulatedLink(SupervisorLink):
         self._machine = machine
         self._process = process
 
-    async def _connect(self) -> Supervised:
+    async def _connect(self, *, replaces_other: bool = False) -> Supervised:
         await asyncio.sleep(self._machine.rng.uniform(0, SUPERVISOR_START_S))
         if self._process.is_dead:
             raise SupervisorUnavailable("the agent is dead")

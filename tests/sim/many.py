@@ -42,12 +42,12 @@ def run(seed: int, wide: bool = False) -> Told:
         wrong = f"the simulation broke: {error!r}"
     seen = world.judge.preemptions
     world.did.update({"preempted": seen.ended, "preempted and placed again": seen.ran_again})
-    world.did["a guest began"] = world.judge.guests
+    world.did["one began where another is frozen"] = world.judge.beside_frozen
     return Told(seed, wrong, world.did, world.judge.records, world.judge.started_members)
 
 
 def again(seed: int, wide: bool) -> str:
-    return f"make {'sim-wide' if wide else 'sim'} SEEDS=1 FROM={seed}"
+    return f"python -m tests.sim.many --seeds 1 --from {seed}{' --wide' if wide else ''}"
 
 
 def main() -> int:

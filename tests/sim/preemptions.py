@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.ledger.state import LOST_KEPT, QUEUED, REPLICA, STATE, WHY, Job, Replica, State
+from moorage.scheduler.core.queries.views import listed
 from moorage.schemas.codec import decode_request
 from moorage.schemas.errors import ENDED_AS_ASKED
 from moorage.schemas.job import STATE_NUMBER
@@ -76,10 +77,13 @@ class Preemptions:
         if not victims:
             self._violated(f"{_name(right)} holds hosts, and nobody ends for it")
         jobs = [state.jobs[num] for num in victims]
+        others = [job for job in jobs if not _is_preemptible(job)]
+        if _is_preemptible(right):
+            self._violated(f"jobs ended for {_name(right)}, which is preemptible")
         by_priority = _priority(right) >= self._config.preempt_priority and all(
-            _priority(job) < _priority(right) for job in jobs
+            _priority(job) < _priority(right) for job in others
         )
-        if not by_priority and not self._may_reclaim(state, right, jobs):
+        if others and not by_priority and not self._may_reclaim(state, right, jobs):
             names = ", ".join(map(_name, jobs))
             self._violated(f"{names} ended for {_name(right)}, which has no more right than they")
         for job in jobs:
@@ -101,16 +105,20 @@ class Preemptions:
         for num in {num for job in state.preempting.values() if job.preempts for num in job.preempts[1]}:
             for replica in state.jobs[num].replicas if num in state.jobs else ():
                 if replica.state == _ENDING and replica.member is not None:
-                    ending[state.jobs[num].tenant] += replica.member.mask.bit_count()
-        losers = {job.tenant: state.tenants[job.tenant] for job in jobs}
-        return own.name not in losers and all(ending[row.name] <= row.gpus - row.guaranteed for row in losers.values())
+                    ending[state.jobs[num].tenant] += replica.member.home.bit_count()
+        losers, frozen = {job.tenant: state.tenants[job.tenant] for job in jobs}, Counter[str]()
+        for member in state.members():
+            frozen[member.replica.job.tenant] += (member.home & ~member.mask).bit_count()
+        return own.name not in losers and all(
+            ending[row.name] <= row.gpus + frozen[row.name] - row.guaranteed for row in losers.values()
+        )
 
     def _follow(self, state: State, unit: tuple[str, str, int], victim: _Victim) -> None:
         job = state.job(*unit[:2])
         if job is None:
             del self._victims[unit]
             return
-        replica = job.replicas[unit[2]]
+        replica = next(each for each in listed(job) if each.index == unit[2])
         if replica.fence != victim.fence:
             self.ran_again += 1
             del self._victims[unit]
@@ -132,6 +140,10 @@ def _victim(replica: Replica) -> _Victim:
     return _Victim(replica.fence, replica.retries, replica.losses)
 
 
+def _is_preemptible(job: Job) -> bool:
+    return decode_request(job.body).preemptible
+
+
 def _priority(job: Job) -> int:
     return job.priority if job.priority >= 0 else decode_request(job.body).priority
 
@@ -144,7 +156,7 @@ def _gpus(job: Job) -> int:
     """What it needs at once: of a gang that of all its replicas."""
     request = decode_request(job.body)
     gpu = request.effective_gpu
-    return 0 if gpu is None else gpu.count * (request.replicas if gpu.effective_scheduling == "gang" else 1)
+    return 0 if gpu is None else gpu.count * (request.copies if gpu.effective_scheduling == "gang" else 1)
 
 
 def _name(job: Job) -> str:

@@ -23,11 +23,21 @@ def test_every_promise_holds_whatever_a_site_has(seed: int) -> None:
     run(seed)
 
 
+@pytest.mark.slow
+def test_an_end_that_was_told_and_forgotten_before_a_restore_is_not_told_again() -> None:
+    run(200005)
+
+
 def test_without_faults_services_are_told_what_becomes_of_their_jobs() -> None:
     world = WideWorld(1, faults=0)
     world.run()
     assert world.did == {}
     assert world.followers.followed >= 5
+    assert world.judge.afters.followed > 0
+    assert world.judge.stays.restarts > 0
+    assert world.judge.stays.told > 0
+    assert world.judge.sweeps.bounded > 0
+    assert world.judge.sweeps.agains > 0
 
 
 def run(seed: int) -> WideWorld:

@@ -15,7 +15,9 @@ import contextlib
 import dataclasses
 import json
 import random
+from collections.abc import Callable
 from typing import Any, Final
+from unittest import mock
 
 import msgspec
 
@@ -23,12 +25,18 @@ from moorage.bus.errors import BusError
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.ledger.state import AT_RUNNING, LOST_KEPT
 from moorage.schemas.job import QOS
+from moorage.schemas.staying import Ready
 from moorage.schemas.subjects import Subjects
+from moorage.worker.agent.ready_watch import ReadyWatch
+from moorage.worker.session.member_messages import Member
+from tests.sim import sweeps
 from tests.sim.accidents import FEW_ACTS, Accidents
+from tests.sim.afters import ASKED, is_known_to_all, some_of
 from tests.sim.callers import ANSWER_S, TENANTS, Callers
 from tests.sim.cluster import CONFIG
 from tests.sim.followers import Followers
 from tests.sim.restores import Restores
+from tests.sim.stays import let_stay
 from tests.sim.world import World
 
 SUBJECTS: Final = Subjects()
@@ -37,9 +45,11 @@ LEAVE_S: Final = 5.0
 #: between two looks of an operator for jobs that wait for a machine which is gone
 GIVE_UP_EVERY_S: Final = 60.0
 BATCHED: Final = 0.1
+#: so long after a submit at most, another job is run again
+AGAIN_S_MAX: Final = 60.0
 CONDITIONAL: Final = 0.1
-#: of the jobs that may be guests
-GUESTS: Final = 0.5
+#: of the jobs that may be preemptible
+PREEMPTIBLE: Final = 0.5
 #: of the worlds whose workers freeze what is not used, and after how many seconds
 FREEZING: Final = 0.7
 AUTO_FREEZE_S: Final = {"low": 1, "medium": 3, "high": 10}
@@ -72,7 +82,6 @@ class WideWorld(World):
             grace_s=chance.choice((5.0, 1.0, 8.0)),
             margin_s=chance.choice((3.0, 1.0)),
             renew_s=chance.choice((2.0, 1.5)),
-            load_s=chance.choice((2.0, 1.0)),
             ranker=chance.choice(("fragments", "pack", "headroom")),
             reserve_after=chance.choice((30.0, 30.0, 3.0, 0.0)),
             ageing=chance.choice((0.0, 600.0)),
@@ -86,6 +95,11 @@ class WideWorld(World):
     def _patch(self, patches: contextlib.ExitStack) -> None:
         super()._patch(patches)
         self.restores.patched(patches)
+
+        async def look(watch: ReadyWatch, member: Member, ready: Ready) -> str:
+            return await self.judge.stays.look(watch, member, ready)
+
+        patches.enter_context(mock.patch.object(ReadyWatch, "_look", look))
 
     def _hazards(self) -> Accidents:
         return WideAccidents(self)
@@ -119,12 +133,16 @@ class WideWorld(World):
 
 
 class WideCallers(Callers):
-    """With requests in arrays, and on the condition that nothing was decided since."""
+    """With requests in arrays, on the condition that nothing was decided since, of jobs that start after others, and of
+    sweeps, some of which are run again."""
 
     def __init__(self, plain: Callers, world: WideWorld) -> None:
         self.__dict__ |= plain.__dict__
         self._world = world
         self._batch: dict[str, list[dict[str, Any]]] = {}
+        self._behind = random.Random(f"behind {world.seed}")
+        self._staying = random.Random(f"stays {world.seed}")
+        self._sweeping = random.Random(f"sweeps {world.seed}")
 
     def again(self, tenant: str, job: str) -> None:
         """A restored ledger has forgotten it: whoever sent it sends it again."""
@@ -142,10 +160,17 @@ class WideCallers(Callers):
     async def _submit(self, tenant: str, job: str, body: dict[str, Any]) -> None:
         gpu = body.get("gpu") or {}
         alone = "gpu" in body and gpu.get("sharing", "exclusive") == "exclusive" and gpu.get("scheduling") != "gang"
-        if alone and body.get("on_partition") != "keep" and self._rng.random() < GUESTS:
-            body["guest"] = True
+        if alone and body.get("on_partition") != "keep" and self._rng.random() < PREEMPTIBLE:
+            body["preemptible"] = True
         if self._rng.random() < 0.5:
             body["qos"] = self._rng.choice(QOS)
+        let_stay(self._staying, body)
+        known = self._judge.known(tenant)
+        if known and self._behind.random() < ASKED:
+            body["after"] = some_of(self._behind, known)
+        sweeps.numbered(self._sweeping, body)
+        if known and self._sweeping.random() < sweeps.AGAIN:
+            self.asked.append(asyncio.create_task(self._run_again(tenant, self._sweeping.choice(known[-10:]))))
         if self._rng.random() < BATCHED:
             await self._submit_batch(tenant, job, body)
             return
@@ -155,8 +180,27 @@ class WideCallers(Callers):
         answer = await self.ask(SUBJECTS.api(tenant, "submit"), body)
         if answer.get("code") == "moved-on" and restores == self._world.restores.done:
             self._judge.refused.add((tenant, job))
+        elif answer.get("code") == "unknown-job":
+            if is_known_to_all(body["after"]) and not self._world.did["restore"]:  # which forgets some
+                self._judge.violated(f"{tenant}/{job} names jobs that were accepted, and is refused: {answer}")
         elif answer.get("field") != "$.if_seq":  # a record that a restored ledger does not have
             self._judge.answered(tenant, job, body, answer)
+
+    async def _run_again(self, tenant: str, job: str) -> None:
+        """What of a job did not succeed, after a while and in two messages, as a bare caller does it."""
+        await asyncio.sleep(self._sweeping.uniform(0, AGAIN_S_MAX))
+        judge, restores = self._judge, self._world.restores.done
+        before = judge.sweeps.bad(judge.state, tenant, job)
+        answer = await self.ask(SUBJECTS.api(tenant, "again"), {"job": job, "failed": True})
+        if answer.get("kind") != "answer":
+            return
+        data = answer["data"]
+        if restores == self._world.restores.done:
+            after = judge.sweeps.bad(judge.state, tenant, job)
+            judge.sweeps.confirm(f"{tenant}/{job}", data["request"], before, after)
+        accepted = await self.ask(SUBJECTS.api(tenant, "submit"), data["request"])
+        if accepted.get("code") != "conflict" and restores == self._world.restores.done:  # of two, one has the id
+            judge.answered(tenant, data["job"], data["request"], accepted)
 
     async def _submit_batch(self, tenant: str, job: str, body: dict[str, Any]) -> None:
         bodies = [{**body, "job": f"{job}{letter}"} for letter in "abc"]
@@ -190,6 +234,8 @@ class WideAccidents(Accidents):
             self.cancel_by_queue,
             self.freeze_or_resume,
             self.freeze_or_resume,
+            self.two_acts_on_a_frozen_job,
+            self.two_acts_on_a_frozen_job,
         )
         if len(self._acts) > FEW_ACTS:
             self._acts += more
@@ -215,6 +261,36 @@ class WideAccidents(Accidents):
             if member.phase == AT_RUNNING and self.rng.random() < 0.5:
                 verb = "resume" if member.freeze and self.rng.random() < 0.8 else "freeze"
                 self._operate(verb, {"tenant": job.tenant, "job": job.name})
+
+    def two_acts_on_a_frozen_job(self) -> None:
+        """Two things that may happen to one, to its worker or to its leader, with little or some time between."""
+        rng, world = self.rng, self.world
+        frozen = [member for member in world.judge.state.members() if member.mask != member.home]
+        if not frozen:
+            return
+        member = rng.choice(frozen)
+        job, worker = member.replica.job, member.worker.id
+        named, link = {"tenant": job.tenant, "job": job.name}, world.connect("operator")
+        acts: tuple[Callable[[], object], ...] = (
+            lambda: self._operate("resume", named),
+            lambda: self._operate("freeze", named),
+            lambda: self._operate("requeue", named),
+            lambda: self._operate("drain", {"worker": worker, "within_s": 1.0, "for_s": 10.0}),
+            lambda: self.spawn(
+                link.request(SUBJECTS.api(job.tenant, "cancel"), json.dumps({"job": job.name}).encode(), ANSWER_S)
+            ),
+            lambda: world.kill(worker, rng.choice((0.2, 3.0, 45.0))),
+            lambda: world.machines[worker].kill_supervisor(),
+            lambda: self._reboot(worker),
+            self.kill_scheduler,
+        )
+        first, second = rng.choice(acts), rng.choice(acts)
+        first()
+        world.later(rng.choice((0.0, 0.05, 0.5, 3.0)), second)
+
+    def _reboot(self, worker: str) -> None:
+        self.world.machines[worker].reboot()
+        self.world.kill(worker, 3.0)
 
     def stop_scheduler(self) -> None:
         """SIGTERM, as in an upgrade."""

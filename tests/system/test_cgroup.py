@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from moorage.system.cgroup import CgroupBase, CgroupFolder, own_cgroup, parse_mountinfo, parse_own_path
+from moorage.system.cgroup import CgroupBase, CgroupFolder, cgroup_of, mount_of, parse_own_path
 
 HYBRID = """\
 30 23 0:26 / /sys/fs/cgroup rw,relatime - tmpfs tmpfs rw,mode=755
@@ -37,13 +37,13 @@ def spawn_in(folder: CgroupFolder, *argv: str) -> subprocess.Popen[bytes]:
 
 
 def test_the_mount_is_found_by_its_type() -> None:
-    assert parse_mountinfo(HYBRID) == ("/", "/sys/fs/cgroup/unified here")
-    assert parse_mountinfo("25 20 0:22 /docker/a /sys/fs/cgroup ro - cgroup2 cgroup rw") == (
+    assert mount_of(HYBRID, "cgroup2") == ("/", "/sys/fs/cgroup/unified here")
+    assert mount_of("25 20 0:22 /docker/a /sys/fs/cgroup ro - cgroup2 cgroup rw", "cgroup2") == (
         "/docker/a",
         "/sys/fs/cgroup",
     )
-    assert parse_mountinfo("31 30 0:27 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory") is None
-    assert parse_mountinfo("") is None
+    assert mount_of("31 30 0:27 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory", "cgroup2") is None
+    assert mount_of("", "cgroup2") is None
 
 
 def test_the_own_path_is_the_line_without_a_controller() -> None:
@@ -117,7 +117,7 @@ def test_what_a_former_one_left_is_ended(base: CgroupBase) -> None:
 
 
 def test_the_own_group_holds_this_process() -> None:
-    own = own_cgroup()
+    own = cgroup_of()
     if own is None:
         pytest.skip("no cgroup v2 here")
     assert str(os.getpid()) in (own / "cgroup.procs").read_text().split()

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from moorage.system.disk_room import LOOK_BYTES, DiskRoom, spare_bytes
-from moorage.worker.job.output_keeper import OutputBounds, OutputKeeper
+from moorage.worker.job.output_cleaner import OutputBounds, OutputCleaner
 from moorage.worker.job.output_pages import read_page
-from moorage.worker.supervisor.output import OutputPump, cut_at, output_path
+from moorage.worker.supervisor.capped_output import OutputPump, cut_at, output_path
 from moorage.worker.supervisor.protocol import OUTPUT_FOLDER
 from tests.disk import fill, mount_small, unmount
 from tests.worker.job.test_output_pages import ask
@@ -66,13 +66,13 @@ def test_a_job_that_writes_without_end_leaves_room_for_the_journals(state: Path)
 def test_what_finished_jobs_wrote_goes_before_the_disk_is_full(state: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "moorage.worker")
     room = DiskRoom(state)
-    keeper = OutputKeeper(state, OutputBounds(3600.0, LARGE, 100))
+    keeper = OutputCleaner(state, OutputBounds(3600.0, LARGE, 100))
     keeper.begin({}, [])
     paths = []
     for number in range(4):
         keeper.started(f"j{number}")
         paths.append(write(state, f"j{number}", 3 * MIB, room))
-        keeper.over(f"j{number}")
+        keeper.ended(f"j{number}")
     assert asyncio.run(keeper.sweep()) == 0
     filler = state / "of-somebody-else"
     filler.write_bytes(b"\0" * (3 * MIB))

@@ -20,7 +20,6 @@ OWN: Final = {
     "worker/moorage/worker/drivers/kubernetes/driver.py": "kubernetes",
     "worker/moorage/worker/drivers/vm/driver.py": "vm",
     "worker/moorage/worker/drivers/container/podman.py": "podman",
-    "worker/moorage/worker/drivers/container/podman_command.py": "podman",
     "worker/moorage/worker/drivers/handler/driver.py": "handler",
     "schemas/moorage/schemas/handler.py": "handler",
 }
@@ -55,12 +54,10 @@ SAID: Final[dict[str, set[str]]] = {
     "bus/moorage/bus/subscription.py": {"handler"},
 }
 #: where modules of a driver are imported outside of its folder: a service's own functions are one driver's whole
-#: purpose; a simulated fleet has those that run nothing; GPUs that VMs have are handed on by the agent
+#: purpose; a simulated fleet has those that run nothing
 IMPORTED: Final[dict[str, set[str]]] = {
     "testing/moorage/testing/sim_fleet.py": {"handler", "noop"},
     "worker/moorage/worker/agent/embed.py": {"handler"},
-    "worker/moorage/worker/agent/run.py": {"vm"},
-    "worker/moorage/worker/drivers/kit.py": {"vm"},
 }
 
 

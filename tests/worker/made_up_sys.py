@@ -69,6 +69,8 @@ class MadeUpMachine:
             "hwmon__hwmon3__temp1_label": "edge",
             "hwmon__hwmon3__temp2_input": 61_000,
             "hwmon__hwmon3__temp2_label": "junction",
+            "hwmon__hwmon3__power1_input": 141_900_000,
+            "hwmon__hwmon3__power1_cap": 750_000_000,
             "ras__umc_err_count": "ue: 0\nce: 4",
             "ras__gfx_err_count": "ue: 0\nce: 0",
             **files,

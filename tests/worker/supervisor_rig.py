@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from pathlib import Path
@@ -14,8 +15,8 @@ import pytest
 
 from moorage.system.cgroup import CgroupBase
 from moorage.system.proctree import Process, read_process
-from moorage.worker.supervisor.client import Supervised, SupervisorGone, SupervisorUnavailable
-from moorage.worker.supervisor.output import output_path
+from moorage.worker.supervisor.capped_output import output_path
+from moorage.worker.supervisor.client import Supervised, SupervisorGone, SupervisorUnavailable, python_variables
 from moorage.worker.supervisor.protocol import Ended, Event, Started, StartMember
 
 WAIT_S: Final = 60.0
@@ -81,6 +82,25 @@ class Rig:
         """The first whole lines of a member's output."""
         await poll(lambda: self.text(key).count("\n") >= count)
         return self.text(key).splitlines()
+
+
+OTHER: Final = """
+import sys
+from moorage.worker.supervisor import supervisor
+from moorage.worker.supervisor.main import main
+supervisor.PROTOCOL = int(sys.argv.pop(1))
+sys.exit(main())
+"""
+
+
+async def start_other(state: Path, protocol: int) -> None:
+    """Start a supervisor that speaks this version of the protocol, as one of another release would."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-P", "-c", OTHER, str(protocol), "--state", str(state), "--detach"),
+        env=python_variables(),
+        start_new_session=True,
+    )
+    assert await process.wait() == 0
 
 
 async def poll(condition: Callable[[], bool]) -> None:

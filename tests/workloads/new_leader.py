@@ -11,6 +11,8 @@ Three differences are rules:
   some lets others be tried.
 - *A plan is made once a second*: what outlives all that is known may have made the start a little later since, and
   under fair share more may be owed to a tenant.
+
+A plan searches hosts for eight kinds of overdue jobs, some of them in turn; that of the new leader searches for all.
 """
 
 from __future__ import annotations
@@ -19,8 +21,10 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from copy import copy, deepcopy
 from typing import Any, Final
+from unittest import mock
 
 from moorage.scheduler.core.engine import Engine
+from moorage.scheduler.core.schedule import plan
 from moorage.schemas.job import STATES
 from tests.scheduler.driving import Driving
 from tests.workloads.reference import Waiting, World, could_ever, is_kept_back, is_tried, waiting_in, why
@@ -64,7 +68,8 @@ def _differences(world: World, every: list[Waiting], aside: Iterable[tuple[str, 
         new.offer_order("hold", tenant=tenant, job=job)
     left, wrong = every, []
     for _ in range(RECORDS):
-        new.tick(obey=False)
+        with mock.patch.object(plan, "SEARCHES_MAX", len(every)):
+            new.tick(obey=False)
         started = [who for who in left if _is_placed(new, who)]
         left = [who for who in left if who not in started]
         wrong += [
@@ -90,12 +95,12 @@ def _lead(world: World) -> Driving:
 def _learned(old: Engine, new: Engine) -> OrderedDict[tuple[str, str, int], Any]:
     """The runs that an old leader has learned, for a new one: each leader numbers the shapes as it meets them."""
     numbers = {}
-    for shape in list(old.shapes._by_key.values()):
-        known = new.shapes._by_key.get(shape.key)
+    for shape in list(old.reader.shapes._by_key.values()):
+        known = new.reader.shapes._by_key.get(shape.key)
         if known is None:
             known = copy(shape)
-            known.index = new.shapes._next
-            new.shapes._kept(known)
+            known.index = new.reader.shapes._next
+            new.reader.shapes._kept(known)
         numbers[shape.index] = known.index
     found = OrderedDict[tuple[str, str, int], Any]()
     for (tenant, workload, number), runs in old.durations._runs.items():
@@ -105,7 +110,7 @@ def _learned(old: Engine, new: Engine) -> OrderedDict[tuple[str, str, int], Any]
 
 
 def _is_placed(new: Driving, who: Waiting) -> bool:
-    replica = new.state.jobs[who.job.num].replicas[who.replica.index]
+    replica = next(each for each in new.state.jobs[who.job.num].replicas if each.index == who.replica.index)
     return STATES[replica.state] in ("PLACED", "CLAIMED", "RUNNING")
 
 

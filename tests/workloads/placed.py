@@ -25,7 +25,7 @@ def _wrong(world: World, member: Member) -> str:
     avoids = dict(job.avoid).get(member.worker.num, 0)
     if slots & slots_of(avoids):
         return "it avoids one of the devices"
-    if not all(room.lends(slot, request) if member.guest else room.takes(slot, job, request) for slot in slots):
+    if not all(room.takes(slot, job, request) for slot in slots):
         return "a device is not what it asks for, or has no room beside what runs there"
     if request.device_ids and slots != set(room.named(request)):
         return f"it asks for {request.device_ids}"

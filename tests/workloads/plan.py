@@ -12,7 +12,18 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 from moorage.schemas.frames import NOT_HERE, NOT_PERMITTED
-from tests.workloads.themes import ADDED, ADDED_FROM, ALL, LENT, LENT_FROM, THEMES
+from tests.workloads.themes import (
+    ADDED,
+    ADDED_FROM,
+    ALL,
+    BEHIND,
+    BEHIND_FROM,
+    LENT,
+    LENT_FROM,
+    RANGES,
+    RANGES_FROM,
+    THEMES,
+)
 
 H100: Final = "NVIDIA H100 80GB HBM3"
 L40S: Final = "NVIDIA L40S"
@@ -73,6 +84,7 @@ class Draw:
         self.random = random.Random(seed)
         self.odds = odds
         self.jobs = 0
+        self.of: dict[str, list[str]] = {}  # by tenant, its jobs that others may name
         self.workers = 0
         self.steps: list[Step] = []
 
@@ -140,9 +152,9 @@ class Draw:
         if self.may("resize"):
             how = {"mps": self.pick("counted", "next-attempt"), "time-slice": self.pick("counted", "live")}
             spec["capabilities"] = {name: {"resizes": how} for name in ("noop", "process")}
-        if self.may("guests"):
+        if self.may("freezing"):
             able = spec.get("capabilities", {}).get("noop", {}) if "resize" in self.odds else {}
-            able = able | {"freezes": True, "guests": self.pick(True, True, True, False)}
+            able = able | {"freezes": True}
             if self.may("no fence"):
                 able["fence"] = "none"
             spec["capabilities"] = dict.fromkeys(("noop", "process"), able)
@@ -238,8 +250,8 @@ class Draw:
             fields["on_no_match"] = "reject"
         if self.chance("keep"):
             fields["on_partition"] = "keep"
-        elif gpu is not None and gpu.keys().isdisjoint(("sharing", "profile")) and self.may("guest"):
-            fields["guest"] = gpu.get("scheduling") != "gang"
+        elif gpu is not None and gpu.keys().isdisjoint(("sharing", "profile")) and self.may("preemptible"):
+            fields["preemptible"] = gpu.get("scheduling") != "gang"
         if self.may("qos"):
             fields["qos"] = self.pick("low", "medium", "high", "critical")
         if gpu is not None and self.may("exact"):
@@ -248,7 +260,19 @@ class Draw:
             if len(ids) > 1:
                 gpu.pop("time_slice_index", None)
             fields["driver_config"] = {fields["run"]["driver"]: {"gpu_device_ids": ids}}
+        if (gpu or {}).get("scheduling") != "gang":
+            self._number(fields)
         return fields
+
+    def _number(self, fields: dict[str, Any]) -> None:
+        """Replicas under numbers of their own, and bounds of how many run and fail."""
+        if self.may("numbers"):
+            del fields["replicas"]
+            fields["indices"] = self.pick("0-7", "3-6,20,31-33", "1,3,5,7,9,11", "999999", "0-11")
+        if self.may("max running"):
+            fields["max_running"] = self.pick(1, 2, 2, 4)
+        if self.may("max failed"):
+            fields["max_failed"] = self.pick(1, 2, 3, None)
 
     def submit(self, **fixed: Any) -> None:
         """A job is submitted; the very same request several times over, where a batch comes."""
@@ -260,7 +284,16 @@ class Draw:
             if self.chance("own limit of time"):
                 fields["run"] = fields["run"] | {"timeout_s": self.pick(1, 2, 60, 3_600)}
             self.jobs += 1
+            if self.may("after") and (earlier := self.of.get(tenant)):
+                fields = fields | {"after": self._after(earlier)}
+            if "after" in self.odds:
+                self.of.setdefault(tenant, []).append(f"j{self.jobs}")
             self.add("submit", tenant=tenant, job=f"j{self.jobs}", fields=fields)
+
+    def _after(self, earlier: list[str]) -> list[dict[str, str]]:
+        newest = earlier[-8:]
+        names = self.random.sample(newest, min(len(newest), self.pick(1, 1, 2, 3)))
+        return [{"job": name, "when": self.pick("succeeded", "succeeded", "any", "failed")} for name in names]
 
     # ------------------------------------------------------------------------------------------------- what else
 
@@ -343,6 +376,10 @@ class Draw:
             self.add("lead")
         if self.chance("work"):
             self.add("work", salt=self.salt(), percent=self.pick(10, 30, 100), code=self.pick(0, 0, 0, 1))
+        if self.may("failing"):
+            self.add("work", salt=self.salt(), percent=self.pick(10, 30), code=1)
+        if self.may("again"):
+            self.add("again", job=self.salt(), failed=self.pick(True, True, False))
         self.add("tick", ms=self.pick(5, 50, 400, 1_000, 2_000))
 
 
@@ -481,7 +518,7 @@ def _preemption(draw: Draw) -> None:
 
 
 def _lent(draw: Draw) -> None:
-    """Hosts full of jobs, most of which are frozen, and guests come; then whatever happens."""
+    """Hosts full of jobs, most of which are frozen, and preemptible jobs come; then whatever happens."""
     gpus = draw.pick(1, 2, 2, 4)
     for _ in range(draw.random.randrange(1, 5)):
         draw.worker(models=[draw.pick(H100, L40S)] * gpus, cpu_milli=0, memory_mib=0)
@@ -502,9 +539,13 @@ _MAKERS: Final[dict[str, Callable[[Draw], None]]] = {
 }  # fmt: skip
 
 
+#: the themes of the seeds from the first number on
+_KINDS: Final = ((0, THEMES), (ADDED_FROM, ADDED), (LENT_FROM, LENT), (BEHIND_FROM, BEHIND), (RANGES_FROM, RANGES))
+
+
 def made(seed: int) -> Plan:
     """The plan of a seed. Every case ends in rest, and then in the end of all its jobs."""
-    kinds = THEMES if seed < ADDED_FROM else ADDED if seed < LENT_FROM else LENT
+    kinds = next(kinds for first, kinds in reversed(_KINDS) if seed >= first)
     theme = list(kinds)[seed % len(kinds)]
     draw = Draw(seed, ALL | kinds[theme])
     settings = _settings(draw, theme)

@@ -11,9 +11,11 @@ from collections.abc import Iterable
 from typing import Any, Final, NamedTuple, Protocol
 
 from moorage.scheduler.core.ledger.state import Job, Member, Replica, State
+from moorage.scheduler.core.queue.queue import REPLICA_BITS, REPLICA_MASK
 from moorage.schemas.codec import decode_request
 from moorage.schemas.gpu import SHARERS_MAX, format_token, model_matches
 from moorage.schemas.job import STATES, Request
+from tests.workloads import behind, ranges
 from tests.workloads.ran import Ran
 from tests.workloads.record import Record
 
@@ -59,14 +61,15 @@ class Room:
         members = [] if empty else [member for member in worker.members.values() if member not in gone]
         self.users: list[list[tuple[str, str, int, int]]] = [[] for _ in hello["gpu_pool"]]
         self.cpu, self.memory = hello["cpu_milli"], hello["memory_mib"]
-        self.frozen: set[int] = set()  # devices of jobs that are frozen to stay so
-        self.guests: set[int] = set()
+        self.awaited: set[int] = set()  # devices that frozen jobs wait for: preemptible jobs alone get them
+        self.needed: set[int] = set()  # those of them that a frozen job is to have now: no job gets them
         for member in members:
-            if member.guest:
-                self.guests |= slots_of(member.mask)
-            elif member.mode == 1 and member.freeze and STATES[member.replica.state] == "FROZEN":
-                self.frozen |= slots_of(member.mask)
             request = request_of(member.replica.job)
+            if member.mask != member.home:
+                self.awaited |= slots_of(member.home)
+                asked_ms = member.replica.job.story[-1][1] if STATES[member.replica.state] == "ENDING" else -1
+                if needs_devices(member, request) and asked_ms != world.drive.state.time_ms:  # else by this very pass
+                    self.needed |= slots_of(member.home)
             resources, gpu = request.resources, request.effective_gpu
             self.cpu -= resources.cpu_milli if resources else 0
             self.memory -= resources.memory_mib if resources else 0
@@ -88,8 +91,6 @@ class Room:
     def put(self, job: Job, request: Request, *, avoiding: bool = True) -> bool:
         """Put one replica there; False where it has no room."""
         slots = self._choose(job, request, avoiding)
-        if slots is None and (slots := self._choose(job, request, avoiding, as_guest=True)) is not None:
-            self.guests |= set(slots)
         if slots is None:
             return False
         gpu, resources = request.effective_gpu, request.resources
@@ -114,29 +115,14 @@ class Room:
             return False
         return gpu is None or (gpu.effective_sharing in hello["modes"] and keeps_to_parts(hello, request))
 
-    def lends(self, slot: int, request: Request) -> bool:
-        """Whether a guest gets the device of a frozen job."""
-        told = (self.hello.get("capabilities") or {}).get(request.workload.driver, {})
-        device = self.hello["gpu_pool"][slot]
-        is_lent = (
-            slot in self.frozen - self.guests and request.guest and told.get("guests") and told.get("fence") != "none"
-        )
-        return bool(is_lent) and not device.get("profile") and answers(device, request)
-
-    def _choose(self, job: Job, request: Request, avoiding: bool, *, as_guest: bool = False) -> list[int] | None:
-        if as_guest and request.effective_gpu is None:
-            return None
+    def _choose(self, job: Job, request: Request, avoiding: bool) -> list[int] | None:
         if not self.may(job, request):
             return None
         gpu = request.effective_gpu
         if gpu is None:  # it avoids none but workers that refused it
             return None if avoiding and self.worker.num in dict(job.avoid) else []
         avoid = slots_of(dict(job.avoid).get(self.worker.num, 0)) if avoiding else set()
-        found = [
-            slot
-            for slot in self.slots
-            if slot not in avoid and (self.lends(slot, request) if as_guest else self.takes(slot, job, request))
-        ]
+        found = [slot for slot in self.slots if slot not in avoid and self.takes(slot, job, request)]
         if request.device_ids:
             exact = self.named(request)
             return exact if exact and set(exact) <= set(found) else None
@@ -165,7 +151,7 @@ class Room:
         assert gpu is not None
         mib, percent = share_of(gpu)
         memory, mode = device.get("memory_mib", 0), gpu.effective_sharing
-        if not answers(device, request):
+        if not answers(device, request) or slot in (self.needed if request.preemptible else self.awaited):
             return False
         if mode == "exclusive":
             return not users
@@ -177,6 +163,14 @@ class Room:
         if percent and sum(user[3] for user in users) + percent > 100:
             return False
         return not mib or sum(user[2] for user in users) + mib <= memory
+
+
+def needs_devices(member: Member, request: Request) -> bool:
+    """Whether a frozen job is to run on, or to end and may save its work."""
+    state = STATES[member.replica.state]
+    if member.replica.member is not member:
+        return True
+    return not member.freeze if state == "FROZEN" else request.workload.grace_s > 0
 
 
 def answers(device: dict[str, Any], request: Request) -> bool:
@@ -265,7 +259,7 @@ class Waiting(NamedTuple):
     @property
     def together(self) -> int:
         gpu = self.request.effective_gpu
-        return self.request.replicas if gpu is not None and gpu.scheduling == "gang" else 1
+        return self.request.copies if gpu is not None and gpu.scheduling == "gang" else 1
 
     @property
     def gpus(self) -> int:
@@ -281,30 +275,38 @@ def as_waiting(job: Job, index: int | None = None) -> Waiting:
     """A replica of a job; without an index the first that waits, or else the first."""
     request = request_of(job)
     queued = [replica for replica in job.replicas if STATES[replica.state] == "QUEUED"]
-    replica = (queued or job.replicas)[0] if index is None else job.replicas[index]
+    every = job.replicas
+    replica = (queued or every)[0] if index is None else next(each for each in every if each.index == index)
     return Waiting(job, replica, request, job.priority if job.priority >= 0 else request.priority)
 
 
 def waiting_in(state: State) -> list[Waiting]:
-    """All that waits, in order of arrival."""
+    """All that waits for a host, in order of arrival."""
     found: list[Waiting] = []
     for job in state.jobs.values():
+        if request_of(job).after and behind.missing(state, job):
+            continue
         queued = [replica.index for replica in job.replicas if STATES[replica.state] == "QUEUED"]
-        rows = [as_waiting(job, index) for index in queued]
+        rows = [as_waiting(job, index) for index in queued[: ranges.room(job)]]
         found += rows[:1] if rows and rows[0].together > 1 else rows
     return found
 
 
 def starts(world: World, who: Waiting, excluded: Iterable[int], without: Iterable[Member] = ()) -> bool:
     """Whether it could start now on open workers that are not `excluded`, were the members `without` gone."""
-    left, gone = who.together, list(without)
+    return startable(world, who, who.together, excluded, without) == who.together
+
+
+def startable(world: World, who: Waiting, most: int, excluded: Iterable[int], without: Iterable[Member] = ()) -> int:
+    """How many replicas like it could start there, of at most so many."""
+    left, gone = most, list(without)
     for num in open_workers(world):
         if num in excluded:
             continue
         room = Room(world, num, gone)
         while left and room.put(who.job, who.request):
             left -= 1
-    return not left
+    return most - left
 
 
 def could_ever(world: World, who: Waiting, *, avoiding: bool = True) -> bool:
@@ -348,7 +350,7 @@ def alike(one: Waiting, other: Waiting) -> bool:
 
 def _asked(who: Waiting) -> tuple[object, ...]:
     request = who.request
-    named = (request.workload.driver, request.workload.user, request.guest, request.device_ids, request.requires)
+    named = (request.workload.driver, request.workload.user, request.preemptible, request.device_ids, request.requires)
     return (request.effective_gpu, request.resources, who.together, *named, who.job.avoid)
 
 
@@ -431,7 +433,7 @@ def comes_before(world: World, other: Waiting, who: Waiting, every: list[Waiting
         priority, ages = one.priority, config.ages
         if ages is not None:
             classes = sorted({each.priority for each in every})
-            priority = ages.standing(classes, priority, state.time_ms - one.job.accepted_ms)
+            priority = ages.standing(classes, priority, state.time_ms - one.job.may_start_ms)
         return -priority, one.job.num, one.replica.index
 
     return key(other) < key(who)
@@ -445,7 +447,7 @@ def reserved(world: World, who: Waiting, *, for_good: bool = True) -> set[int]:
     held = world.drive.engine.planner.verdicts.reservation
     if held is None or _void(world):
         return set()
-    owner = as_waiting(world.drive.state.jobs[held.item >> 10], held.item & 1023)
+    owner = as_waiting(world.drive.state.jobs[held.item >> REPLICA_BITS], held.item & REPLICA_MASK)
     passes = alike(owner, who) or (for_good and _takes_over(world, who, owner))
     return set() if passes else set(held.hosts)
 
@@ -465,7 +467,7 @@ def _takes_over(world: World, who: Waiting, owner: Waiting) -> bool:
     config, state = world.drive.config, world.drive.state
     if config.ages is not None or who.priority <= owner.priority:
         return False
-    overdue_ms = state.time_ms - who.job.accepted_ms - int(config.reserve_after * 1000)
+    overdue_ms = state.time_ms - who.job.may_start_ms - int(config.reserve_after * 1000)
     is_due = not state.half_life_ms and who.together == 1 and overdue_ms > LOOK_MS
     return who.priority >= config.preempt_priority or is_due
 
@@ -490,10 +492,10 @@ def _void(world: World) -> str:
     held, state = world.drive.engine.planner.verdicts.reservation, world.drive.state
     if held is None:
         return ""
-    job = state.jobs.get(held.item >> 10)
+    job = state.jobs.get(held.item >> REPLICA_BITS)
     if job is None or job.over:
         return "its job is over"
-    who = as_waiting(job, held.item & 1023)
+    who = as_waiting(job, held.item & REPLICA_MASK)
     replica = who.replica
     if STATES[replica.state] != "QUEUED":
         return f"{who.name} is {STATES[replica.state]}"

@@ -17,7 +17,7 @@ from tests.workloads.many import Passed
 from tests.workloads.plan import Step
 from tests.workloads.reserving import RESERVING_FROM
 from tests.workloads.stream import STREAM_FROM
-from tests.workloads.themes import ADDED, ADDED_FROM, LENT, LENT_FROM, THEMES
+from tests.workloads.themes import ADDED, ADDED_FROM, BEHIND, BEHIND_FROM, LENT, LENT_FROM, RANGES, RANGES_FROM, THEMES
 from tests.workloads.world import World
 
 #: cases of `make test`, and further ones of `make test-slow`: of the first themes, and of those that were added
@@ -37,6 +37,18 @@ FOUND = [400_755, 400_428, 400_604, 400_094, 400_326, 400_332, 400_724, 400_544,
     [*seeds(OFTEN, MORE), *seeds(ADDED_OFTEN, ADDED_MORE, ADDED_FROM), *seeds(ADDED_OFTEN, ADDED_MORE, LENT_FROM)],
 )
 def test_nothing_waits_that_could_start_and_no_table_grows(seed: int) -> None:
+    found = failure(made(seed))
+    assert not found, f"{found}\npython -m tests.workloads --seed {seed}"
+
+
+@pytest.mark.parametrize("seed", seeds(ADDED_OFTEN, ADDED_MORE, BEHIND_FROM))
+def test_jobs_start_after_those_that_they_name_and_hold_up_nobody_until_then(seed: int) -> None:
+    found = failure(made(seed))
+    assert not found, f"{found}\npython -m tests.workloads --seed {seed}"
+
+
+@pytest.mark.parametrize("seed", seeds(ADDED_OFTEN, ADDED_MORE, RANGES_FROM))
+def test_of_a_sweep_no_more_run_or_fail_than_may_and_what_failed_is_run_again(seed: int) -> None:
     found = failure(made(seed))
     assert not found, f"{found}\npython -m tests.workloads --seed {seed}"
 
@@ -117,6 +129,8 @@ def test_a_plan_is_the_same_for_a_seed_and_every_theme_has_its_turn() -> None:
     assert {made(seed).theme for seed in range(len(THEMES))} == set(THEMES)
     assert {made(ADDED_FROM + seed).theme for seed in range(len(ADDED))} == set(ADDED)
     assert {made(LENT_FROM + seed).theme for seed in range(len(LENT))} == set(LENT)
+    assert {made(BEHIND_FROM + seed).theme for seed in range(len(BEHIND))} == set(BEHIND)
+    assert {made(RANGES_FROM + seed).theme for seed in range(len(RANGES))} == set(RANGES)
 
 
 def test_a_run_that_was_killed_goes_on_where_it_was(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ THEMES: Final[dict[str, dict[str, float]]] = {
     },
     "preemption": {
         "many gpus": 0.15, "model": 0.1, "share": 0.05, "gang": 0.05, "priority": 1.0, "work": 0.1, "trouble": 0.0,
-        "no gpu": 0.05, "submit": 0.7, "order": 0.05, "refuse": 0.02,
+        "no gpu": 0.05, "submit": 0.7, "order": 0.05, "refuse": 0.02, "preemptible": 0.3,
     },
     "drains": {"operate": 0.3, "window": 0.9, "limit of time": 0.7, "own limit of time": 0.3, "batch": 0.4},
     "troubles": {"trouble": 0.4, "lead": 0.05, "join late": 0.05, "refuse": 0.15},
@@ -84,20 +84,21 @@ ADDED: Final[dict[str, dict[str, float]]] = {
         "resize": 0.5, "share": 1.0, "part": 0.8, "no gpu": 0.0, "many gpus": 0.2, "gang": 0.1, "submit": 0.5,
         "model": 0.05, "few modes": 0.1, "other driver": 0.2, "lead": 0.03, "refuse": 0.02, "work": 0.2,
     },
-    "guests": {
-        "guests": 0.9, "guest": 0.6, "freeze": 0.7, "no gpu": 0.02, "share": 0.05, "gang": 0.05, "many gpus": 0.25,
-        "model": 0.1, "submit": 0.65, "work": 0.2, "lead": 0.04, "refuse": 0.03, "cancel": 0.12, "slices": 0.05,
-        "large": 0.0, "few modes": 0.03, "exact": 0.05, "keep": 0.15, "limit of time": 0.5,
+    "freezing": {
+        "freezing": 0.9, "preemptible": 0.6, "freeze": 0.7, "no gpu": 0.02, "share": 0.05, "gang": 0.05,
+        "many gpus": 0.25, "model": 0.1, "submit": 0.65, "work": 0.2, "lead": 0.04, "refuse": 0.03, "cancel": 0.12,
+        "slices": 0.05, "large": 0.0, "few modes": 0.03, "exact": 0.05, "keep": 0.15, "limit of time": 0.5,
     },
     "all of it": {
         "exact": 0.15, "slices": 0.2, "profile": 0.1, "levels": 0.3, "enforce": 0.15, "capability": 0.4,
         "least capability": 0.15, "prefer": 0.4, "share": 0.3, "operate": 0.12, "trouble": 0.12, "order": 0.12,
     },
 }  # fmt: skip
-#: seeds from here on draw themes of `LENT`: frozen jobs and their guests
+#: seeds from here on draw themes of `LENT`: frozen jobs, and preemptible ones on their devices
 LENT_FROM: Final = 200_000
 _LENT: Final = {
-    "guests": 0.95, "guest": 0.55, "freeze": 0.3, "idle": 0.4, "use": 0.25, "qos": 0.5, "will not": 0.1, "breaks": 0.05,
+    "freezing": 0.95, "preemptible": 0.55, "freeze": 0.3, "idle": 0.4, "use": 0.25, "qos": 0.5, "will not": 0.1,
+    "breaks": 0.05,
     "lingers": 0.15, "slow": 0.2, "no gpu": 0.02, "model": 0.05, "vendor": 0.02, "submit": 0.5, "work": 0.2,
     "large": 0.0, "few modes": 0.03, "many gpus": 0.25, "refuse": 0.03, "resources": 0.1, "few drivers": 0.02,
 }  # fmt: skip
@@ -109,4 +110,30 @@ LENT: Final[dict[str, dict[str, float]]] = {
     "lent, drained": _LENT | {"operate": 0.3, "window": 0.5, "limit of time": 0.6, "own limit of time": 0.3},
     "lent, in trouble": _LENT | {"trouble": 0.4, "lead": 0.1, "keep": 0.3, "no fence": 0.1, "join late": 0.05},
     "lent, by orders": _LENT | {"order": 0.35, "freeze": 0.8, "cancel": 0.15, "deadline": 0.2, "batch": 0.4},
+}  # fmt: skip
+#: seeds from here on draw themes of `BEHIND`: jobs that start after others
+BEHIND_FROM: Final = 250_000
+_BEHIND: Final = {
+    "after": 0.5, "submit": 0.65, "work": 0.4, "cancel": 0.1, "lead": 0.05, "large": 0.0, "model": 0.1, "vendor": 0.02,
+    "few drivers": 0.02, "requires": 0.02, "deadline": 0.1, "start within": 0.1,
+}  # fmt: skip
+BEHIND: Final[dict[str, dict[str, float]]] = {
+    "pipelines": _BEHIND,
+    "pipelines, by orders": _BEHIND | {"order": 0.35, "order of a job": 0.7, "batch": 0.3},
+    "pipelines of gangs": _BEHIND | {"gang": 0.6, "no gpu": 0.05, "share": 0.05, "limit of time": 0.8},
+    "pipelines, preempted": _BEHIND | {"priority": 1.0, "preemptible": 0.4, "no gpu": 0.02},
+    "pipelines in trouble": _BEHIND | {"trouble": 0.4, "lead": 0.15, "refuse": 0.15, "keep": 0.2, "reject": 0.2},
+}  # fmt: skip
+#: seeds from here on draw themes of `RANGES`: jobs of several replicas under numbers of their own, and runs again
+RANGES_FROM: Final = 275_000
+_RANGES: Final = {
+    "numbers": 0.6, "max running": 0.5, "max failed": 0.4, "again": 0.35, "submit": 0.35, "batch": 0.05, "work": 0.5,
+    "failing": 0.5, "cancel": 0.1, "lead": 0.05, "large": 0.0, "model": 0.1, "vendor": 0.02, "few drivers": 0.02,
+    "requires": 0.02, "gang": 0.05,
+}  # fmt: skip
+RANGES: Final[dict[str, dict[str, float]]] = {
+    "sweeps": _RANGES,
+    "sweeps, by orders": _RANGES | {"order": 0.3, "order of a job": 0.7},
+    "sweeps, preempted": _RANGES | {"priority": 1.0, "preemptible": 0.4, "no gpu": 0.02},
+    "sweeps in trouble": _RANGES | {"trouble": 0.4, "lead": 0.15, "refuse": 0.15, "keep": 0.2, "reject": 0.2},
 }  # fmt: skip

@@ -9,7 +9,18 @@ from moorage.schemas.reasons import REASONS
 from tests.workloads.reference import Waiting, World, could_ever, reserved, starts, taken_back
 
 #: what `explain` may say of a job that the fleet could run, and for which there is no room
-NO_ROOM: Final = {"busy", "sick", "foreign", "lent", "closed", "starts-fail", "host-busy", "gang", "contended"}
+NO_ROOM: Final = {
+    "busy",
+    "sick",
+    "foreign",
+    "lent",
+    "frozen-here",
+    "closed",
+    "starts-fail",
+    "host-busy",
+    "gang",
+    "contended",
+}
 #: by the reference's reason what `explain` may say; where there is no room either, that may go before
 TOLD: Final = {
     "held": {"held"},

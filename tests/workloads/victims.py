@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Final
 
 from moorage.scheduler.core.ledger import acts
-from moorage.scheduler.core.ledger.beside import beside
 from moorage.scheduler.core.ledger.state import Member
+from moorage.scheduler.core.queue.queue import REPLICA_BITS
 from moorage.schemas.job import STATES
-from tests.workloads.reference import Waiting, World, as_waiting, left_too_soon, starts, taken_back
+from tests.workloads.reference import Waiting, World, as_waiting, left_too_soon, startable, starts, taken_back
 
 RUNNING: Final = "RUNNING"
 FROZEN: Final = "FROZEN"
@@ -31,7 +31,13 @@ def confirm(world: World) -> None:
         excluded = taken_back(world, who) | left_too_soon(world.drive.state, who) | reserved_for_others(world, who)
         excluded |= unheard(world) | world.drive.held_before
         excluded |= {each.worker for each in world.drive.acts if isinstance(each, acts.Join)}
-        assert not starts(world, who, excluded - set(act.workers), without=least), (
+        # another replica of the same victim may end for another job: that host is freed for that one
+        excluded |= {num for other in found if other is not act for num in other.workers}
+        excluded -= set(act.workers)
+        wanted = who.together if job.gang else max(1, job.waits)
+        gone = [member for num in victims for member in members_of(world, num)]
+        made = max(who.together, startable(world, who, wanted, excluded, without=gone))
+        assert startable(world, who, wanted, excluded, without=least) < made, (
             f"for {who.name} of priority {who.priority} a job of priority {most} ended, though"
             f" {sorted({m.replica.job.name for m in least})} of lower priority would have done"
         )
@@ -70,13 +76,15 @@ def began_ms(member: Member, now_ms: int) -> int:
 def defended(world: World, member: Member) -> int:
     """The priority of a running job; with its age as it was when it began, where jobs age."""
     job, state = member.replica.job, world.drive.state
+    if member.preemptible:
+        return -1
     priority = as_waiting(job).priority
     ages = world.drive.config.ages
     if ages is None:
         return priority
     peers = [each.member for each in job.replicas if each.member is not None] if job.gang else [member]
     began = min(began_ms(peer, state.time_ms) for peer in peers)
-    return ages.of(priority, began - job.accepted_ms)
+    return ages.of(priority, began - job.may_start_ms)
 
 
 def endable(world: World, who: Waiting, but: set[int]) -> list[Member]:
@@ -86,8 +94,11 @@ def endable(world: World, who: Waiting, but: set[int]) -> list[Member]:
     """
     state, config = world.drive.state, world.drive.config
     found: list[Member] = []
-    for member in state.members():
+    for member in state.members() if not who.request.preemptible else ():
         job = member.replica.job
+        if member.preemptible and job.num not in but and job is not who.job and _runs(world, member):
+            found.append(member)
+            continue
         peers = [each.member for each in job.replicas] if job.gang else [member]
         if job is who.job or job.num in but or any(peer is None for peer in peers):
             continue
@@ -95,8 +106,6 @@ def endable(world: World, who: Waiting, but: set[int]) -> list[Member]:
             continue
         if any(peer is None or not _runs(world, peer) for peer in peers) or member.mode > 1:
             continue
-        if beside(member):
-            continue  # its devices stay with the guest, or with the frozen job
         began = max(began_ms(peer, state.time_ms) for peer in peers if peer is not None)
         if state.time_ms - began < config.preempt_after * 1000 or defended(world, member) >= who.priority:
             continue
@@ -119,7 +128,7 @@ def _ends_now(world: World, member: Member) -> bool:
 def reserved_for_others(world: World, who: Waiting) -> set[int]:
     """The hosts that a reservation closes to a job that may end others."""
     held = world.drive.engine.planner.verdicts.reservation
-    if held is None or held.item >> 10 == who.job.num:
+    if held is None or held.item >> REPLICA_BITS == who.job.num:
         return set()
     return set(held.hosts)
 
@@ -127,14 +136,16 @@ def reserved_for_others(world: World, who: Waiting) -> set[int]:
 def hidden(world: World, full: list[Waiting]) -> list[str]:
     """In rest, of what finds no room: the first of each line that may end others, where enough would go for it."""
     engine, config = world.drive.engine, world.drive.config
-    firsts = {(who.priority, engine.shape_of(who.job)): who for who in reversed(full)}
+    firsts = {(who.priority, engine.reader.shape_of(who.job)): who for who in reversed(full)}
     wrong: list[str] = []
     for who in firsts.values():
         gpu = who.request.effective_gpu
-        if who.priority < config.preempt_priority or (gpu is not None and gpu.effective_sharing != "exclusive"):
+        if gpu is not None and gpu.effective_sharing != "exclusive":
             continue
         excluded = left_too_soon(world.drive.state, who) | taken_back(world, who) | reserved_for_others(world, who)
         least = endable(world, who, but=set())
+        if who.priority < config.preempt_priority:
+            least = [member for member in least if member.preemptible]
         if least and starts(world, who, excluded, without=least):
             names = sorted({member.replica.job.name for member in least})
             wrong.append(f"{who.name} of priority {who.priority} waits, though it may end others: {names}")

@@ -19,7 +19,7 @@ from moorage.schemas.capabilities import Capabilities
 from moorage.schemas.codec import decode_request
 from moorage.schemas.frames import Device, FactFrame, Goodbye, Hello, Join, Place, Renew, Unwell, Wanted
 from tests.scheduler.honest_worker import Key, Worker
-from tests.workloads import lent, new_leader, placed, reference, told, victims
+from tests.workloads import behind, frozen, new_leader, placed, ranges, reference, told, victims
 from tests.workloads.plan import MEMORY_OF, PROFILES, VENDOR_OF, Plan, address
 from tests.workloads.ran import Ran
 from tests.workloads.record import Record
@@ -73,17 +73,10 @@ class Refusing(Worker):
     slow = 0  # of a hundred that are asked to end, so many do not do so at once
     breaks = False  # the next member that is to be frozen or resumed can neither run nor be frozen
     left: tuple[Key, ...] = ()
-    early = ""  # what it was asked to resume while a guest had not ended
 
     def obey(self, frame: Wanted) -> None:
         if frame.well and frame.session == self.session:  # an operator says that these devices are free
             self.come_free(set(frame.well))
-        for freeze in frame.freeze if frame.session == self.session else ():
-            owner = self.held.get((freeze.tenant, freeze.job, freeze.replica, freeze.fence))
-            if not freeze.on and owner is not None and not owner.place.guest:
-                living = [held for held in self.held.values() if held.place.guest and held.phase != "exited"]
-                if any(not set(owner.place.slots).isdisjoint(held.place.slots) for held in living):
-                    self.early = freeze.job
         if self.breaks and frame.freeze and frame.session == self.session:
             self.breaks, name = False, frame.freeze[0]
             key = (name.tenant, name.job, name.replica, name.fence)
@@ -97,7 +90,7 @@ class Refusing(Worker):
             return  # it is asked again
         stays = freed and draw.randrange(100) < self.lingers
         super().finish(key, code, detail, freed=freed and not stays)
-        if stays:
+        if stays and key in self.held:
             self.left += (key,)
             if draw.random() < 0.5:
                 place = self.held[key].place
@@ -189,7 +182,8 @@ class World:
         self.records += 1
         placed.confirm(self)
         victims.confirm(self)
-        lent.confirm(self)
+        ranges.confirm(self)
+        frozen.confirm(self)
         self._look_at_tables()
 
     def _holding(self) -> Counter[str]:
@@ -286,7 +280,7 @@ class World:
             raise AssertionError(f"no rest after {REST_TICKS_MAX * REST_MS // 1000} s: {self._restless()}")
         self.resting = True
         wrong, found = reference.confirm(self)
-        wrong += lent.restless(self)
+        wrong += frozen.restless(self) + behind.confirm(self) + ranges.restless(self)
         wrong += victims.hidden(self, found.get("no room", [])) + told.confirm(self, found)
         wrong += new_leader.confirm(self)
         for reason, waiting in found.items():
@@ -312,7 +306,7 @@ class World:
         left = [f"{job.tenant}/{job.name} {job.state}" for job in self.drive.state.jobs.values() if not job.over]
         assert not left, f"cancelled, and not over: {left}"
         self._confirm_usage()
-        lent.confirm_over(self)
+        frozen.confirm_over(self)
         self.submit("last", "the-last", {"gpu": {"vendor": ""}, "run": {"driver": "noop"}})
         self.submit("last", "the-very-last", {"run": {"driver": "noop"}})
         self.rest()
@@ -477,6 +471,12 @@ class World:
 
     def submit(self, tenant: str, job: str, fields: dict[str, Any]) -> None:
         self.drive.offer_submit(job, tenant=tenant, **fields)
+
+    def again(self, job: int, failed: bool) -> None:
+        """A job is run again, or what of it did not succeed, as the leader says."""
+        every = list(self.drive.state.jobs.values())
+        if every:
+            ranges.again(self, every[job % len(every)], failed=failed)
 
     def cancel(self, job: int) -> None:
         found = self._job(job)

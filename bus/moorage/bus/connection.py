@@ -117,6 +117,32 @@ class Connection(Link):
         self.counters.sent += handed
         return handed
 
+    async def publish(self, subject: str, payload: bytes, reply: str, headers: Mapping[str, str]) -> bool:
+        """Publish one message with headers; return whether it was handed to the socket. While disconnected it is
+        dropped and counted, as `send` does.
+
+        Raises `PayloadTooLarge`, `BadSubject`, `ConnectionClosed`.
+        """
+        if self._closing:
+            raise ConnectionClosed(self.name)
+        size_bytes = len(payload) + headers_size_bytes(headers)
+        if size_bytes > self.max_payload_bytes:
+            raise PayloadTooLarge(subject, size_bytes, self.max_payload_bytes)
+        if not self._connected.is_set():
+            self.counters.sent_dropped += 1
+            return False
+        client = self._client
+        try:
+            await client.publish(subject, payload, reply, headers=dict(headers))
+        except nats.errors.BadSubjectError:
+            raise BadSubject(subject, "no blanks in a subject or reply, and not empty") from None
+        except DEAD_CLIENT:
+            self.counters.sent_dropped += 1
+            self._on_lost(client)
+            return False
+        self.counters.sent += 1
+        return True
+
     async def subscribe(self, subject: str, handler: Handler, queue: str = "") -> Subscription:
         """Call `handler` for each message of the subject, in the order in which the server sent them. Between two
         subscriptions there is no order. The handler may only put messages into a bounded queue.
@@ -148,7 +174,7 @@ class Connection(Link):
         if self._closing:
             raise ConnectionClosed(self.name)
         check_filter(subject)
-        subscription = Subscription(self._forget, self._on_handler_failed, subject, handler, queue)
+        subscription = Subscription(self._forget, self._retire, self._on_handler_failed, subject, handler, queue)
         self._subscriptions[subscription] = None
         try:
             if self._connected.is_set():
@@ -227,6 +253,10 @@ class Connection(Link):
     async def _forget(self, subscription: Subscription) -> None:
         self._subscriptions.pop(subscription, None)
         await self._behind.run(subscription.stop())
+
+    async def _retire(self, subscription: Subscription) -> None:
+        self._subscriptions.pop(subscription, None)
+        await self._behind.run(subscription.finish())
 
     # -- connecting ---------------------------------------------------------------------------------------------
 

@@ -49,7 +49,7 @@ _decode_pairs = msgspec.msgpack.Decoder(list[tuple[int, bytes]]).decode
 
 class _Waiting(msgspec.Struct, eq=False, gc=False):
     """One awaited answer. If `future` is for a list, `is_last` tells of each reply whether it was the last; it is None
-    for a single answer.
+    for a single answer. `is_kept` and `in_all` are as in `Answers.open`.
 
     Nothing that it refers to refers back to it, so the garbage collector has no cycle to look for among a thousand of
     them.
@@ -59,7 +59,9 @@ class _Waiting(msgspec.Struct, eq=False, gc=False):
     timeout_s: float
     future: asyncio.Future[list[Delivery]]
     is_last: Callable[[Delivery], bool] | None = None
-    gathered: list[Delivery] | None = None  # so far, where more are to come
+    is_kept: bool = True
+    in_all: bool = False
+    gathered: list[Delivery] | None = None  # so far, where more are to come; the newest alone, where none is kept
 
 
 class Answers:
@@ -91,13 +93,21 @@ class Answers:
         return len(self._waiting)
 
     def open(
-        self, subject: str, timeout_s: float, is_last: Callable[[Delivery], bool] | None = None
+        self,
+        subject: str,
+        timeout_s: float,
+        is_last: Callable[[Delivery], bool] | None = None,
+        *,
+        is_kept: bool = True,
+        in_all: bool = False,
     ) -> tuple[int, asyncio.Future[list[Delivery]]]:
         """Await an answer to a request on `subject` for `timeout_s` seconds.
 
         Return the token and the future of the replies: one, or with `is_last` all up to the one for which it is
-        true (`timeout_s` then is the longest silence before a reply). The future fails with `RequestTimeout`,
-        `NoResponders`, or as `fail_all` says. Raises `TooManyWaiting`.
+        true, at most `REPLIES_MAX`. `timeout_s` then is the longest silence before a reply, or with `in_all` the time
+        for all of them. Without `is_kept` the future has the last reply alone, and there may be any number: `is_last`
+        has seen the others. The future fails with `RequestTimeout`, `NoResponders`, or as `fail_all` says. Raises
+        `TooManyWaiting`.
         """
         waiting = self._waiting
         if len(waiting) >= self.waiting_max:
@@ -106,7 +116,7 @@ class Answers:
         loop = self._loop
         if loop is None:
             loop = self._loop = asyncio.get_running_loop()
-        waiting[token] = entry = _Waiting(subject, timeout_s, loop.create_future(), is_last)
+        waiting[token] = entry = _Waiting(subject, timeout_s, loop.create_future(), is_last, is_kept, in_all)
         self._look_at(loop, loop.time() + timeout_s, token)
         return token, entry.future
 
@@ -157,7 +167,7 @@ class Answers:
             return
         found = [delivery]
         if entry.is_last is not None:
-            if entry.gathered is not None:
+            if entry.gathered is not None and entry.is_kept:
                 entry.gathered.append(delivery)
                 found = entry.gathered
             if len(found) < REPLIES_MAX and not entry.is_last(delivery):
@@ -201,7 +211,9 @@ class Answers:
             entry = waiting.get(token)
             if entry is None:
                 continue
-            silent_s = entry.gathered[-1].received_monotonic_s + entry.timeout_s if entry.gathered else now_s
+            silent_s = now_s
+            if entry.gathered and not entry.in_all:
+                silent_s = entry.gathered[-1].received_monotonic_s + entry.timeout_s
             if silent_s > now_s:
                 heappush(due, (silent_s, token))
                 continue

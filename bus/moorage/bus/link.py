@@ -94,6 +94,9 @@ class Link:
         """
         asyncio.get_running_loop().call_soon(call)
 
+    async def publish(self, subject: str, payload: bytes, reply: str, headers: Mapping[str, str]) -> bool:
+        raise NotImplementedError
+
     async def subscribe(self, subject: str, handler: Handler, queue: str = "") -> Subscribed:
         raise NotImplementedError
 

@@ -85,7 +85,8 @@ def _with_port(host: str, port: int) -> str:
 class Site(msgspec.Struct, frozen=True, kw_only=True):
     """The users of a site and how they connect. Raises ValueError, naming the field that is wrong.
 
-    With `shared`, all tenants are in one account. With `results`, submitters may read the results of functions.
+    With `shared`, all tenants are in one account. With `results`, submitters may read the results of functions. `execs`
+    are the tenants whose submitters may run commands in their running jobs.
     """
 
     tenants: tuple[str, ...]
@@ -98,6 +99,7 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
     auth: Auth = "nkey"
     shared: bool = False
     results: bool = False
+    execs: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if len(self.servers) not in SERVERS_ALLOWED or len(set(self.servers)) != len(self.servers):
@@ -116,6 +118,8 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
                 allowed = TENANT if kind == "tenants" else WORKER
                 if not allowed.fullmatch(name):
                     raise ValueError(f"{kind} must have names that match {allowed.pattern}, found {name[:80]!r}")
+        if unknown := sorted(set(self.execs) - set(self.tenants)):
+            raise ValueError(f"execs names tenants of the site, found {unknown[0][:80]!r}, which is none")
         if len(self.identities) > USERS_MAX:
             raise ValueError(f"a site has at most {USERS_MAX} users, found {len(self.identities)}")
         variables = [each.variable for each in self.identities]
@@ -139,6 +143,7 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
     def identities(self) -> list[Identity]:
         """All users, those of the ledger's account last."""
         found = [Identity("submitter", name) for name in self.tenants]
+        found += [Identity("service", name) for name in self.tenants]
         found += [Identity("worker", name) for name in self.workers]
         found += [Identity("scheduler", name) for name in self.schedulers]
         found += [Identity("operator", name) for name in self.operators]
@@ -152,14 +157,21 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
         results_of = self.tenants if self.results else ()
         queues_of = self.tenants if self.queue else ()
         return rights(
-            identity.role, identity.name, self.subjects, queue=self.queue, results_of=results_of, queues_of=queues_of
+            identity.role,
+            identity.name,
+            self.subjects,
+            queue=self.queue,
+            results_of=results_of,
+            queues_of=queues_of,
+            execs=identity.name in self.execs,
         )
 
     def account_of(self, identity: Identity) -> str:
         upper = self.prefix.upper().replace(".", "_") if self.prefix != PREFIX_DEFAULT else ACCOUNT
         if identity.role == "ledger":
             return f"{upper}_LEDGER"
-        return f"{upper}_TENANT_{identity.name}" if identity.role == "submitter" and not self.shared else upper
+        is_of_tenant = identity.role in ("submitter", "service") and not self.shared
+        return f"{upper}_TENANT_{identity.name}" if is_of_tenant else upper
 
 
 # --------------------------------------------------------------------------------------------------------- accounts
@@ -205,11 +217,12 @@ def _user(identity: Identity, may: Rights | None, auth: Auth, credential: str) -
     if may is None:
         return [head, f"      {{ {who} }}"]
     lines = [head, f"      {{ {who}, permissions: {{"]
-    for verb, subjects in (("publish", may.publish), ("subscribe", may.subscribe)):
+    for verb, subjects, refused in (("publish", may.publish, may.refused), ("subscribe", may.subscribe, ())):
         if not subjects:  # an empty list of what is allowed would allow everything
             lines.append(f'          {verb}: {{ deny: [">"] }}')
             continue
-        lines += [f"          {verb}: {{ allow: [", *_wrapped(subjects), "          ] }"]
+        denied = ["          ], deny: [", *_wrapped(refused)] if refused else []
+        lines += [f"          {verb}: {{ allow: [", *_wrapped(subjects), *denied, "          ] }"]
     if may.answers:
         lines.append(f'          allow_responses: {{ max: {may.answers}, expires: "{ANSWER_WITHIN}" }}')
     return [*lines, "      } }"]
@@ -221,7 +234,7 @@ def _wrapped(subjects: Iterable[str]) -> list[str]:
 
 def _crossings(site: Site, users: str) -> tuple[list[str], dict[str, list[str]]]:
     """Return what the users' account exports to each tenant's account, and what that imports: the tenant's rights and
-    nothing else."""
+    nothing else. Calls of services stay in the tenant's account, where the members are; their loads do not."""
     exports: list[str] = []
     imports: dict[str, list[str]] = {}
     if site.shared:
@@ -230,7 +243,9 @@ def _crossings(site: Site, users: str) -> tuple[list[str], dict[str, list[str]]]
         identity = Identity("submitter", tenant)
         account, may = site.account_of(identity), site.rights_of(identity)
         assert may is not None
-        crossing = [(subject, "service") for subject in may.publish]
+        calls = site.subjects.call(tenant, ">")
+        crossing = [(subject, "service") for subject in may.publish if subject != calls]
+        crossing.append((site.subjects.member(tenant, "*", "load"), "service"))
         crossing += [(subject, "stream") for subject in may.subscribe if subject.startswith(f"{site.prefix}.")]
         for subject, kind in crossing:
             many = ", response_type: stream" if subject.startswith(f"{RESULT_API}.DIRECT.GET.") else ""

@@ -24,16 +24,23 @@ Forget = Callable[["Subscription"], Awaitable[None]]
 class Subscription:
     """A standing subscription. It survives reconnects, because `start` puts it on each new client.
 
-    `client` is the one it is on now, None before the first. `forget` is called to end it, `failed` with what its
-    handler raises. `refused` says why a server refused it.
+    `client` is the one it is on now, None before the first. `forget` is called to end it, `retire` to end it behind its
+    last message, `failed` with what its handler raises. `refused` says why a server refused it.
     """
 
-    __slots__ = ("_failed", "_forget", "_nats", "client", "handler", "queue", "refused", "subject")
+    __slots__ = ("_failed", "_forget", "_nats", "_retire", "client", "handler", "queue", "refused", "subject")
 
     def __init__(
-        self, forget: Forget, failed: Callable[[Exception], None], subject: str, handler: Handler, queue: str
+        self,
+        forget: Forget,
+        retire: Forget,
+        failed: Callable[[Exception], None],
+        subject: str,
+        handler: Handler,
+        queue: str,
     ) -> None:
         self._forget = forget
+        self._retire = retire
         self._failed = failed
         self.client: Client | None = None
         self._nats: NatsSubscription | None = None
@@ -45,6 +52,13 @@ class Subscription:
     async def unsubscribe(self) -> None:
         """End the subscription: its handler gets no more messages."""
         await self._forget(self)
+
+    async def drain(self) -> None:
+        """End the subscription behind the last message that the server sends for it: the handler gets that one, too.
+
+        Without a connection there is no such message. Returns when the handler has had it.
+        """
+        await self._retire(self)
 
     async def start(self, client: Client) -> None:
         """Subscribe on a client. Raises errors of nats-py if its socket is dead."""
@@ -68,6 +82,13 @@ class Subscription:
             self._nats = started
         else:  # ended meanwhile
             await quietly(started.unsubscribe())
+
+    async def finish(self) -> None:
+        """Unsubscribe, and wait for the messages that the server sent before it knew."""
+        inner = self._nats
+        if inner is not None:
+            await quietly(inner.drain())  # type: ignore[no-untyped-call]  # nats-py has no types for it
+        await self.stop()
 
     async def stop(self) -> None:
         inner, self._nats, self.client = self._nats, None, None

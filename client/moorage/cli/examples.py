@@ -8,14 +8,29 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
     "run": (
         "moorage run --gpu 1xH100 -- nvidia-smi -L",
         "moorage run --gpu 2xH100:80G --time-limit 1h -- python3 -c 'print(6 * 7)'",
+        "moorage run -it --gpu 1xH100 -- python3",
         "moorage run --gpu 3x2xA100 --gang -- sh -c 'echo $RANK of $WORLD_SIZE'",
     ),
-    "logs": ("moorage logs train-42", "moorage logs last"),
+    "serve": (
+        "moorage serve embedder:embed --name embed",
+        "moorage submit --service embed:8 -- moorage serve embedder:embed",
+        "moorage serve --name resize -- node resize.js",
+    ),
+    "logs": ("moorage logs train-42", "moorage logs last", "moorage logs --label sweep=lr"),
     "use": ("moorage use train-42", "moorage use last --watch"),
+    "exec": (
+        "moorage exec train-42 -- nvidia-smi",
+        "moorage exec train-42/3 -- cat out/loss.csv",
+        "tar -c src | moorage exec last -- tar -x",
+    ),
+    "forward": ("moorage forward notebook 8888", "moorage forward notebook 8080:PORT"),
+    "attach": ("moorage attach train-42",),
+    "shell": ("moorage shell train-42", "moorage shell train-42/3"),
     "get": ("moorage get train-42", "moorage get last out/model.pt --out model"),
     "wait": (
         "moorage wait train-42",
         "moorage wait all --at-most 2h",
+        "moorage wait --label sweep=lr",
         "moorage submit --gpu -- sleep 5 && moorage wait last",
     ),
     "events": (
@@ -25,6 +40,11 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
     "submit": (
         "moorage submit --gpu 2xH100:80G -- sleep 60",
         "moorage submit --gpu 8xA100 --replicas 4 --gang --job train-42 -- sleep 60",
+        "moorage submit --gpu --at 'tomorrow 03:00' -- python3 train.py",
+        "moorage submit --gpu --after train-42 --after prep:any -- python3 eval.py",
+        "moorage submit --array 0-99%4 -- sh -c 'echo replica $MOORAGE_INDEX'",
+        "moorage submit --each lr.csv --with train.py -- python3 train.py --lr {lr}",
+        "moorage submit -f sweep.yaml --dry-run",
         "moorage submit -f request.json",
         'echo \'{"gpu": {}, "run": {"argv": ["nvidia-smi"]}}\' | moorage submit -f -',
     ),
@@ -35,6 +55,8 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
     ),
     "ls": (
         "moorage ls --state RUNNING --state QUEUED",
+        "moorage ls 'train-*' --label sweep=lr",
+        "moorage ls --tenant all --worker n07",
         "moorage ls --watch",
         "moorage ls --format '{job} {state}'",
         "moorage ls --json | jq -r .data.jobs[].job",
@@ -43,6 +65,17 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
         "moorage cancel train-42 --reason superseded",
         "moorage cancel last",
         "moorage cancel train-42,train-43",
+        "moorage cancel --label sweep=lr --state queued",
+    ),
+    "follow": (
+        "moorage follow --label sweep=lr",
+        "moorage follow --state FAILED --exec ./tell.sh --state-file told.json",
+        "moorage follow 'train-*' --state RUNNING --post http://localhost:8080/",
+    ),
+    "again": (
+        "moorage again train-42 --failed",
+        "moorage again train-42 --failed --time-limit 4h --env LR=0.01",
+        "moorage again --label sweep=lr --state failed --failed",
     ),
     "explain": (
         "moorage explain train-42",
@@ -72,10 +105,17 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
         "moorage fleet --watch",
         "moorage fleet --json | jq '.data.fits_now'",
     ),
+    "mcp": ("moorage mcp --tenant vision", "moorage mcp --tenant vision --operate"),
+    "page": (
+        "moorage page",
+        "moorage page --nats observer.wall --listen 0.0.0.0:9480",
+        "moorage page --nats operator.ana --output-of vision=submitter.vision --operate",
+    ),
     "top": (
         "moorage top",
         "moorage top --once",
         "moorage top --filter vision",
+        "moorage top --once --at 14:03",
         "moorage top --json | jq .troubles",
     ),
     "drain": (
@@ -83,7 +123,7 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
         "moorage drain n07 --within 30m --why 'new disk'",
         "moorage drain n07 --from 22:00 --for 2h",
     ),
-    "cordon": ("moorage cordon n07",),
+    "cordon": ("moorage cordon n07 --why 'a fan is loud'",),
     "uncordon": ("moorage uncordon n07",),
     "audit": (
         "moorage audit",
@@ -160,6 +200,17 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
         "moorage usage --since 30d",
         "moorage usage --all --by tenant,hour --since 2d --csv",
     ),
+    "schedule add": (
+        "moorage schedule add nightly --cron '0 3 * * *' --gpu 1 -- /srv/eval",
+        "moorage schedule add mondays --cron '0 9 * * MON' --tz Asia/Tokyo -- /srv/x",
+        "moorage schedule add tidy --cron '@every 10m' --overlap queue -- /srv/tidy",
+    ),
+    "schedule ls": ("moorage schedule ls", "moorage schedule ls --format '{name} {next_ms}'"),
+    "schedule show": ("moorage schedule show nightly", "moorage schedule show nightly --json | jq .request"),
+    "schedule pause": ("moorage schedule pause nightly",),
+    "schedule resume": ("moorage schedule resume nightly",),
+    "schedule run-now": ("moorage schedule run-now nightly", "moorage logs $(moorage schedule run-now nightly)"),
+    "schedule remove": ("moorage schedule remove nightly",),
     "dlq list": (
         "moorage dlq list",
         "moorage dlq list --tenant vision --format '{sequence} {code}'",

@@ -47,11 +47,11 @@ def help(
         tell(TOPICS[word].text())
     else:
         from moorage.cli.framework.console import fail
-        from moorage.cli.habits import OURS
+        from moorage.cli.habits import ELSEWHERE, OURS
         from moorage.client.errors import not_found
 
         near = OURS.get(word) or nearest(word, [*all_verbs(), *TOPICS])
-        fix = f"moorage help {near}" if near else "moorage help"
+        fix = ELSEWHERE.get(word) or (f"moorage help {near}" if near else "moorage help")
         return fail(not_found(f"no verb and no topic {word!r}", found=word, next=fix))
     return 0
 

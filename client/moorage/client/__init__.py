@@ -25,9 +25,12 @@ if TYPE_CHECKING:
         WorkerInfo,
     )
     from moorage.client.client import AsyncClient
+    from moorage.client.command import Executed
     from moorage.client.errors import (
         BadContext,
         BatchRejected,
+        CallFailed,
+        CallRefused,
         ClientError,
         Conflict,
         JobFailed,
@@ -44,17 +47,33 @@ if TYPE_CHECKING:
     )
     from moorage.client.follow.story import Result
     from moorage.client.follow.watch import Watch
+    from moorage.client.forward import Forward
     from moorage.client.gpus import Gpu
     from moorage.client.handlers import Progress
     from moorage.client.job import Job
     from moorage.client.lease import Lease
     from moorage.client.output import Piece
-    from moorage.client.steps import Claimed, Ended, Ending, Frozen, Placed, Queued, Running, Step, Submitted
-    from moorage.client.sync import Client, SyncJob, SyncLease, SyncWatch
+    from moorage.client.schedules import Schedules
+    from moorage.client.services import Service
+    from moorage.client.steps import (
+        Claimed,
+        Ended,
+        Ending,
+        Frozen,
+        IsReady,
+        NotReady,
+        Placed,
+        Queued,
+        Running,
+        Step,
+        Submitted,
+    )
+    from moorage.client.sync import Client, SyncForward, SyncJob, SyncLease, SyncService, SyncWatch
     from moorage.schemas.frames import Accepted, Change, Event, UseLine, UsePage
     from moorage.schemas.gpu import GpuSpec, Share
     from moorage.schemas.job import Request, Resources, Run, Secret
     from moorage.schemas.plan import Plan
+    from moorage.schemas.schedules import ScheduleRow
 
 __all__ = [
     "Accepted",
@@ -63,6 +82,8 @@ __all__ = [
     "Audit",
     "BadContext",
     "BatchRejected",
+    "CallFailed",
+    "CallRefused",
     "Cancelled",
     "Change",
     "Claimed",
@@ -73,12 +94,15 @@ __all__ = [
     "Ended",
     "Ending",
     "Event",
+    "Executed",
     "Explanation",
     "Fits",
     "FleetInfo",
+    "Forward",
     "Frozen",
     "Gpu",
     "GpuSpec",
+    "IsReady",
     "Job",
     "JobFailed",
     "JobInfo",
@@ -90,6 +114,7 @@ __all__ = [
     "NoScheduler",
     "NotFound",
     "NotPermitted",
+    "NotReady",
     "Overloaded",
     "Piece",
     "Placed",
@@ -104,12 +129,17 @@ __all__ = [
     "Result",
     "Run",
     "Running",
+    "ScheduleRow",
+    "Schedules",
     "Secret",
+    "Service",
     "Share",
     "Step",
     "Submitted",
+    "SyncForward",
     "SyncJob",
     "SyncLease",
+    "SyncService",
     "SyncWatch",
     "TimedOut",
     "Unreachable",
@@ -136,9 +166,13 @@ _HOME: Final = {
         "WorkerInfo",
     ),
     "moorage.client.client": ("AsyncClient",),
+    "moorage.client.command": ("Executed",),
+    "moorage.client.forward": ("Forward",),
     "moorage.client.errors": (
         "BadContext",
         "BatchRejected",
+        "CallFailed",
+        "CallRefused",
         "ClientError",
         "Conflict",
         "JobFailed",
@@ -164,18 +198,23 @@ _HOME: Final = {
         "Ended",
         "Ending",
         "Frozen",
+        "IsReady",
+        "NotReady",
         "Placed",
         "Queued",
         "Running",
         "Step",
         "Submitted",
     ),
-    "moorage.client.sync": ("Client", "SyncJob", "SyncLease", "SyncWatch"),
+    "moorage.client.sync": ("Client", "SyncForward", "SyncJob", "SyncLease", "SyncService", "SyncWatch"),
+    "moorage.client.schedules": ("Schedules",),
+    "moorage.client.services": ("Service",),
     "moorage.client.gpus": ("Gpu",),
     "moorage.schemas.frames": ("Accepted", "Change", "Event", "UseLine", "UsePage"),
     "moorage.schemas.gpu": ("GpuSpec", "Share"),
     "moorage.schemas.job": ("Request", "Resources", "Run", "Secret"),
     "moorage.schemas.plan": ("Plan",),
+    "moorage.schemas.schedules": ("ScheduleRow",),
     "moorage.bus.lend.client": ("AskedBack",),
 }
 _MODULE_OF: Final = {name: module for module, names in _HOME.items() for name in names}

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from moorage.client.errors import Rejected
 from moorage.client.login import who
+from moorage.client.replicas import Which, replicas_of
 from moorage.schemas.errors import Refused
+from moorage.schemas.frames import LISTED_MAX
 from moorage.schemas.operate import DlqAct, Done, TenantRow, act_of
+from moorage.schemas.ranges import format_ranges
 
 if TYPE_CHECKING:
+    from moorage.client.answers import JobRow
     from moorage.client.connected import Connected
 
 
@@ -44,15 +48,20 @@ class Admin:
         """
         return await self._act("release", worker=worker, slots=None if slots is None else list(slots), why=why)
 
-    async def requeue(self, job: str, *, why: str = "", tenant: str | None = None) -> Done:
-        """End the job's running and placed replicas, and queue them for a new attempt. This costs no retry."""
-        return await self._act("requeue", tenant=self._tenant(tenant), job=job, why=why)
+    async def requeue(self, job: str, *, why: str = "", tenant: str | None = None, replica: Which = None) -> Done:
+        """End the job's running and placed replicas, and queue them for a new attempt. This costs no retry.
+
+        `replica` selects one replica, or several as in `0-9,205`.
+        """
+        only = replicas_of(replica)
+        some = {} if only is None else {"replicas": format_ranges(only)}
+        return await self._act("requeue", tenant=self._tenant(tenant), job=job, why=why, **some)
 
     async def freeze(self, job: str, *, why: str = "", tenant: str | None = None) -> Done:
         """Ask the workers to freeze a job's running replicas.
 
-        Frozen replicas keep their GPUs; the memory of the GPUs is moved to the host's RAM. This returns once the order
-        is in the ledger. The job is FROZEN once its workers have reported it.
+        Frozen replicas hold no GPUs: the memory of these is moved to the host's RAM. This returns once the order is in
+        the ledger. The job is FROZEN once its workers have reported it.
         """
         return await self._act("freeze", tenant=self._tenant(tenant), job=job, why=why)
 
@@ -110,6 +119,37 @@ class Admin:
         """
         answer = await self._client.operate("tenants")
         return msgspec.convert(answer.data["tenants"], list[TenantRow])
+
+    async def jobs(
+        self,
+        states: Sequence[str] = (),
+        *,
+        tenant: str = "",
+        labels: Mapping[str, str] | None = None,
+        ids: str = "",
+        reason: str = "",
+        worker: str = "",
+        past: bool = False,
+    ) -> AsyncIterator[JobRow]:
+        """Yield the jobs of all tenants, or of one, newest first; the rest as in `AsyncClient.ls`.
+
+        With `past`, those that have left the scheduler's memory follow.
+        """
+        from moorage.client.answers import JobRow
+
+        given = {"states": list(states), "tenant": tenant, "labels": dict(labels or {}), "ids": ids, "reason": reason}
+        asked = {name: each for name, each in (given | {"worker": worker}).items() if each}
+        after, seen = "", set[tuple[str, str]]()
+        while True:
+            page = {**asked, "limit": LISTED_MAX, "history": past, **({"after": after} if after else {})}
+            data = (await self._client.operate("ls", page)).data
+            for row in msgspec.convert(data["jobs"], list[JobRow]):
+                if (row.tenant, row.job) not in seen:
+                    yield row
+                seen.add((row.tenant, row.job))
+            after = data.get("next", "")
+            if not after:
+                return
 
     async def dead_letters(self, *, tenant: str | None = None) -> AsyncIterator[dict[str, Any]]:
         """Yield the refused requests of the durable queue (dead letters), oldest first, of one tenant or of all.

@@ -31,8 +31,10 @@ class JobRow(msgspec.Struct, frozen=True, kw_only=True):
 
     `gpu` is the token of what it asks for, `attempt` the newest of its replicas' attempts (0 before the first),
     `worker` the first worker that has it now or had it last, `workers` how many have it now. `code` is its exit code,
-    None while it runs; `use` is None unless it runs and its workers read its devices. Of a job that ended long ago only
-    `job`, `tenant` and `state` are sure.
+    None while it runs; `use` is None unless it runs and its workers read its devices. `ran_ms` is how long its newest
+    attempt runs, or ran; None if it has none. `reason` is why it waits, `not_before_ms` the ledger milliseconds from
+    which it may start (0: it may now), and `after` which jobs it waits for
+    before it is queued, as in `Explanation`. Of a job that ended long ago only `job`, `tenant` and `state` are sure.
     """
 
     job: str
@@ -50,6 +52,11 @@ class JobRow(msgspec.Struct, frozen=True, kw_only=True):
     why: str = ""
     hold: Hold | None = None
     use: Used | None = None
+    labels: dict[str, str] = {}
+    reason: str = ""
+    ran_ms: int | None = None
+    after: list[dict[str, str]] = []
+    not_before_ms: int = 0
 
 
 class ReplicaInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,7 +105,8 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
 
     `workers_left` has how many workers remain after each condition. `held_by` says who has what it needs. It is at
     `position` of `queued`. `starts` is a forecast: `p50_ms` and `p90_ms` from now, and the `runs` behind it.
-    `fixes` are changes of the request with which it would start earlier.
+    `fixes` are changes of the request with which it would start earlier. `after` has the jobs that it waits for before
+    it is queued (`job`, `when`, `state`), and `chain` the first of them, the first that this one waits for, and so on.
     """
 
     job: str
@@ -118,6 +126,8 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     queued: int | None = None
     starts: dict[str, Any] = {}
     fixes: list[dict[str, Any]] = []
+    after: list[dict[str, str]] = []
+    chain: list[dict[str, str]] = []
     data: dict[str, Any] = {}
 
 

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import functools
 import logging
+import os
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn, Self, TypeVar, Unpack
@@ -37,6 +38,9 @@ if TYPE_CHECKING:
     from moorage.client.job import Job
     from moorage.client.lease import Lending, OnAskedBack
     from moorage.client.planning import Quota, Share
+    from moorage.client.replicas import Which
+    from moorage.client.schedules import Schedules
+    from moorage.client.services import Calls, Service
     from moorage.client.transport import ClientTransport
     from moorage.schemas.plan import Plan
 
@@ -102,6 +106,7 @@ class AsyncClient:
         )
         self.tenant = self._wire.tenant
         self._requests = RequestBuilder()
+        self._calls: Calls | None = None
         self._logs_warnings = True  # of submits; the command prints them itself
 
     def __repr__(self) -> str:
@@ -157,6 +162,38 @@ class AsyncClient:
         accepted = await self._wire._ask("submit", body, decode_accepted)
         self._log_warnings(accepted)
         return _job_class()(self._wire, id, accepted, request, story)
+
+    async def map(
+        self,
+        what: What,
+        items: Iterable[Any],
+        /,
+        gpu: GpuSpec | str | int | None = None,
+        job: str | None = None,
+        **fields: Unpack[Fields],
+    ) -> Job:
+        """Submit one job that has a replica for each item: a text, a number, or a mapping of columns.
+
+        Replica 7 has item 7, the first is 0: in its variables `MOORAGE_ITEM` and `MOORAGE_ITEM_<COLUMN>`, and in the
+        command in place of `{item}` and `{column}`; `{{` stands for a brace. `indices="0-9"` runs some of the items,
+        and `max_running=4` so many at a time. Items of more than 16 KiB in all are sent as a file of the job. Raises
+        `Rejected` for an item that no replica can have and for a column that one has not, and what `submit` raises.
+        """
+        from moorage.client.sweeps import argv_of, inline_bytes, sweep_of_values
+
+        sweep = sweep_of_values(items, argv_of(what), inline_bytes(fields.get("driver")))
+        named: dict[str, Any] = {**fields, **sweep.fields(fields.get("replicas"), fields.get("indices"))}
+        with sweep.to_send() as paths:
+            if paths:
+                files = fields.get("files", [])
+                if isinstance(files, str) and is_files(files):
+                    raise rejected(
+                        "invalid-argument", "the items need a file of their own, and the files are sent already",
+                        field="$.run.files", found=files, next="give the paths of the files, not their address",
+                    )  # fmt: skip
+                named["files"] = [*([files] if isinstance(files, str | os.PathLike) else files), *paths]
+                named["items"] = sweep.file
+            return await self.submit(what, gpu, job, **named)
 
     async def submit_handler(
         self,
@@ -320,7 +357,7 @@ class AsyncClient:
         output: bool = False,
         past: bool = False,
         tail: int | None = None,
-        replica: int | None = None,
+        replica: Which = None,
         notes: bool = False,
     ) -> Watch:
         """Return a `Watch` of a job's events, and with `output` of its new output. The job may be submitted later.
@@ -448,16 +485,28 @@ class AsyncClient:
             raise rejected("invalid-argument", "no request to choose from", next="name one request or more")
         return await first_possible(self.plan, [self.request(what) for what in requests])
 
-    async def ls(self, states: Sequence[str] = (), limit: int = 100) -> JobList:
+    async def ls(
+        self,
+        states: Sequence[str] = (),
+        limit: int = 100,
+        *,
+        labels: Mapping[str, str] | None = None,
+        ids: str = "",
+        reason: str = "",
+        worker: str = "",
+    ) -> JobList:
         """Return the tenant's jobs, newest first (`jobs`), and `counts` by state. `limit` is 1..1000.
 
         Only jobs in the scheduler's memory are listed and counted. `states` selects `jobs`; empty means all states.
-        `counts` has all states. Raises `Rejected`.
+        `counts` has all states. What else is given leaves out all other jobs: `labels` that a job must have (the value
+        `*` is any), a pattern of `ids` such as `train-*-r1`, the `reason` for which it waits, the `worker` that has it.
+        Raises `Rejected`.
         """
         from moorage.client.answers import JobList, told
 
-        wanted = [states] if isinstance(states, str) else list(states)
-        return told(JobList, await self._wire.read("ls", {"states": wanted, "limit": limit}))
+        asked = {"states": [states] if isinstance(states, str) else list(states), "limit": limit, "history": False}
+        more = {"labels": dict(labels or {}), "ids": ids, "reason": reason, "worker": worker}
+        return told(JobList, await self._wire.read("ls", asked | {name: each for name, each in more.items() if each}))
 
     def lease(
         self,
@@ -489,6 +538,31 @@ class AsyncClient:
             )
         timeout_s = self._wire.wait_s if wait is None else seconds(wait)
         return Lending(gpu, purpose, timeout_s, socket, on_asked_back)
+
+    # ------------------------------------------------------------------------------------------------- services
+
+    async def call(
+        self, service: str, data: Any = None, *, timeout: Duration | None = None, idempotent: bool = False
+    ) -> Any:
+        """Call a service once, and return its answer, as `Service.call`, which raises the same."""
+        return await self.service(service).call(data, timeout=timeout, idempotent=idempotent)
+
+    def service(self, name: str) -> Service:
+        """Return a handle on a service of the tenant, to call it; asks nothing. Raises `Rejected`."""
+        from moorage.client.services import Calls, Service
+
+        if self._calls is None:
+            self._calls = Calls(self._wire)
+        return Service(self._wire, self._calls, name)
+
+    # ------------------------------------------------------------------------------------------------- schedules
+
+    @property
+    def schedules(self) -> Schedules:
+        """The tenant's schedules: requests that are submitted again and again; see `Schedules`."""
+        from moorage.client.schedules import Schedules
+
+        return Schedules(self._wire)
 
     # ------------------------------------------------------------------------------------------------- operators
 

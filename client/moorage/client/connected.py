@@ -26,7 +26,7 @@ from moorage.schemas.errors import Problem
 from moorage.schemas.frames import Answer
 from moorage.schemas.names import TENANT, is_tenant
 from moorage.schemas.roles import operator_of
-from moorage.schemas.subjects import PREFIX_DEFAULT, Subjects
+from moorage.schemas.subjects import Subjects
 
 if TYPE_CHECKING:
     from moorage.client.follow.follower import Stories
@@ -46,20 +46,21 @@ T = TypeVar("T")
 
 
 class Connected:
-    """The connection of an `AsyncClient`, which has the arguments' meaning, and its requests as on the wire."""
+    """The connection of an `AsyncClient`, which says what the arguments mean and what their defaults are, and its
+    requests as on the wire."""
 
     def __init__(
         self,
-        target: Context | str | None = None,
+        target: Context | str | None,
         *,
-        tenant: str | None = None,
-        prefix: str = PREFIX_DEFAULT,
-        timeout: Duration = TIMEOUT_S_DEFAULT,
-        connect_timeout: Duration = CONNECT_TIMEOUT_S_DEFAULT,
-        wait: Duration = WAIT_S_DEFAULT,
-        name: str = "moorage client",
-        on_wait: Callable[[], None] | None = None,
-        transport: ClientTransport | None = None,
+        tenant: str | None,
+        prefix: str,
+        timeout: Duration,
+        connect_timeout: Duration,
+        wait: Duration,
+        name: str,
+        on_wait: Callable[[], None] | None,
+        transport: ClientTransport | None,
     ) -> None:
         if target is not None and transport is not None:
             raise TypeError("a target and a transport exclude each other: the transport replaces NATS")

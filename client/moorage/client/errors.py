@@ -42,6 +42,11 @@ CLIENT_CODES: Final[dict[str, tuple[Fault, str]]] = {
     "job-cancelled": ("caller", "the job was cancelled"),
     "job-expired": ("fleet", "the job could not start within the time it was given"),
     "job-rejected": ("fleet", "no worker of the fleet could ever run the job"),
+    "no-service": ("fleet", "no member of the service took the call, so it did not start"),
+    "service-busy": ("fleet", "all members of the service that were asked are full, so the call did not start"),
+    "call-expired": ("fleet", "no member of the service had a free place in the caller's time, so it did not start"),
+    "member-died": ("fleet", "the process that ran the call ended before it answered"),
+    "call-failed": ("caller", "the service ran the call and answered with an error"),
     "already-running": ("caller", "another `moorage up` runs on this data folder"),
     "child-failed": ("moorage", "a process of `moorage up` keeps dying"),
 }
@@ -154,6 +159,26 @@ class Overloaded(ClientError):
 
 class TimedOut(ClientError, TimeoutError):
     """The timeout passed. What the call waited for may still happen. This is also a `TimeoutError`."""
+
+
+class CallRefused(ClientError):
+    """The call of a service did not start: `code` is no-service, service-busy or call-expired. It may be sent again."""
+
+    @property
+    def retry_after_s(self) -> float:
+        """After how many seconds a place may be free; 0 if the service names no time."""
+        return self.problem.retry_after_s or 0.0
+
+
+class CallFailed(ClientError):
+    """The call of a service started, and has no answer: `code` is call-failed or member-died.
+
+    `kind` names the exception of the service's function, such as ValueError.
+    """
+
+    @property
+    def kind(self) -> str:
+        return self.problem.found
 
 
 class JobFailed(ClientError):

@@ -7,7 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal, TypedDict
 
 from moorage.client.durations import Duration
-from moorage.schemas.job import Resources, Secret
+from moorage.schemas.items import ItemsFile
+from moorage.schemas.job import After, Resources, Secret
+from moorage.schemas.service import Scale, ServiceSpec
+from moorage.schemas.staying import Ready
 
 #: files and folders that are sent to a job's folder
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
@@ -21,19 +24,29 @@ class _RunFields(TypedDict, total=False):
     image: str
     cwd: str | os.PathLike[str]
     files: Paths
+    items: Sequence[Any] | ItemsFile | Mapping[str, str]
     keep: Sequence[str]
     user: str
     limit: Duration
     grace_s: float
     checkpoint_signal: str
     checkpoint_before_s: float
+    stall_s: float
+    on_stall: Literal["warn", "end"]
+    restart: Literal["never", "on-failure", "always"]
+    max_restarts: int
+    ready: Ready | Mapping[str, Any]
+    ports: int
 
 
 class Fields(_RunFields, total=False):
     """The keyword arguments of `submit` beside `what`, `gpu` and `job`: fields of a request and of its `run`, as on the
     wire. Only `limit` has another name there: it is `timeout_s` of `run`, how long an attempt may run."""
 
-    replicas: int
+    replicas: int | Scale | Mapping[str, int]
+    indices: str
+    max_running: int
+    max_failed: int | None
     priority: int
     resources: Resources
     requires: dict[str, list[str]]
@@ -47,8 +60,12 @@ class Fields(_RunFields, total=False):
     if_seq: int
     events: Literal["job", "tenant"]
     labels: dict[str, str]
+    after: Sequence[str | Mapping[str, str] | After]
+    start_after_s: float
     qos: Literal["low", "medium", "high", "critical"]
-    guest: bool
+    preemptible: bool
+    service: ServiceSpec | Mapping[str, Any]
+    instead_of: str
 
 
 #: the names of these keyword arguments

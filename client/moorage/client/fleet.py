@@ -69,29 +69,30 @@ class Fleet:
         With `within`, the running jobs get their checkpoint signal, are ended within that time, and start again
         elsewhere. `begin` is a time in the future, such as `22:00` or `2h`, by which the worker has to be empty. `last`
         is the duration after which the worker opens again on its own. The drain is in the ledger; `uncordon` undoes it.
-        `changed` of the answer is false if the worker was draining already and neither drain has times.
+        `changed` of the answer is false if the worker was draining already, neither drain has times, and no other
+        reason is given.
         """
         from moorage.client.moments import drain_fields
 
         arguments = {"worker": worker, "by": who(), **drain_fields(within, begin, last, why)}
         return await self._client._request(self._client._admin_subject("drain"), encode(arguments), decode_act)
 
-    async def cordon(self, worker: str) -> Done:
+    async def cordon(self, worker: str, *, why: str = "") -> Done:
         """Place no new jobs on a worker; the running ones go on, and its host may still borrow. Raises `NotFound`.
 
-        `changed` of the answer is false if nothing had to change.
+        `changed` of the answer is false if it was cordoned already and no other reason is given.
         """
-        return await self._flag("cordon", worker)
+        return await self._flag("cordon", worker, why)
 
-    async def uncordon(self, worker: str) -> Done:
+    async def uncordon(self, worker: str, *, why: str = "") -> Done:
         """Undo cordon or drain. Raises `NotFound`.
 
         `changed` of the answer is false if the worker was open.
         """
-        return await self._flag("uncordon", worker)
+        return await self._flag("uncordon", worker, why)
 
-    async def _flag(self, verb: str, worker: str) -> Done:
-        arguments = {"worker": worker, "by": who()}
+    async def _flag(self, verb: str, worker: str, why: str) -> Done:
+        arguments = {"worker": worker, "by": who(), "why": why}
         return await self._client._request(self._client._admin_subject(verb), encode(arguments), decode_act)
 
     async def frames(self) -> AsyncIterator[FleetFrame]:

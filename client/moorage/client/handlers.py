@@ -7,7 +7,8 @@ there does not read the bucket.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -18,6 +19,7 @@ from moorage.client.errors import NoOutput, rejected
 from moorage.client.fields import FIELDS
 from moorage.client.keywords import check_keywords
 from moorage.client.output import Piece
+from moorage.client.replicas import ASKED_MAX
 from moorage.client.request_builder import body_of, build_request
 from moorage.client.transitions import last_attempts
 from moorage.schemas.codec import REQUEST_BYTES_MAX
@@ -34,7 +36,8 @@ from moorage.schemas.handler import (
     not_finite,
     result_object,
 )
-from moorage.schemas.job import Request
+from moorage.schemas.job import SUCCEEDED, Request
+from moorage.schemas.ranges import Ranges, count_of, format_ranges, numbers_in, ranges_of
 from moorage.schemas.unreadable import UNREADABLE
 
 if TYPE_CHECKING:
@@ -151,18 +154,19 @@ class Heard:
         return decode_inline(line.content_type, line.value)
 
 
-async def value_of(client: Connected, job: str, changes: Sequence[Change], heard: Heard, replicas: int) -> Any:
+async def value_of(client: Connected, job: str, changes: Sequence[Change], heard: Heard, numbers: Ranges) -> Any:
     """Return the value that the function returned; if the job has several replicas, a list by replica.
 
     A replica that returned nothing has None. A value is removed from `Stories.results`. Raises what
     `AsyncClient.submit` raises, `NoOutput` for a result that is no longer kept or whose attempt is no longer known, and
     `NotPermitted` if the user may not read the tenant's bucket.
     """
+    replicas = count_of(numbers)
     ends = {change.replica: change for change in changes if change.fence}
     if len(ends) < replicas:
         ends |= await last_attempts(client, job, await client.read("show", {"job": job}), replicas)
     values: list[Any] = []
-    for replica in range(replicas):
+    for replica in numbers_in(numbers):
         end = ends.get(replica)
         if end is None or end.result == 0:
             values.append(None)
@@ -175,6 +179,22 @@ async def value_of(client: Connected, job: str, changes: Sequence[Change], heard
             value = decode_inline(sent.content_type, sent.value)
         values.append(await _stored(client, job, name, end.result) if value is msgspec.UNSET else value)
     return values if replicas > 1 else values[0]
+
+
+async def values_of(client: Connected, job: str, numbers: Ranges) -> AsyncIterator[tuple[int, Any]]:
+    """Yield the number and the value of each of these replicas that SUCCEEDED, `ASKED_MAX` at a time.
+
+    Raises as `value_of`.
+    """
+    left = numbers_in(numbers)
+    while some := list(islice(left, ASKED_MAX)):
+        shown = await client.read("show", {"job": job, "replicas": format_ranges(ranges_of(some))})
+        for row in shown["replica_states"]:
+            if row["state"] != SUCCEEDED:
+                continue
+            result = row.get("result")
+            name = result_object(job, row["replica"], row["fence"])
+            yield row["replica"], None if result == 0 else await _stored(client, job, name, result)
 
 
 async def _stored(client: Connected, job: str, name: str, seq: int | None) -> Any:

@@ -6,29 +6,35 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 import msgspec
 
 from moorage.client.durations import Duration, age, seconds
 from moorage.client.errors import JobFailed, NotFound
-from moorage.client.follow.story import Result
+from moorage.client.fields import Fields
+from moorage.client.follow.story import LISTED_MAX, Result
 from moorage.client.follow.watch import Watch
-from moorage.client.output import Joiner, Piece, Tail, newest_attempts, read_page
+from moorage.client.output import Joiner, Piece, Tail, read_page
+from moorage.client.replicas import Which, numbers_of, replicas_of
 from moorage.client.steps import Step, step_of
 from moorage.schemas.capabilities import driver_of
 from moorage.schemas.frames import USE_KEPT_S, Accepted, Event
 from moorage.schemas.gpu import format_token
 from moorage.schemas.job import ACCEPTED, SUCCEEDED
+from moorage.schemas.ranges import count_of, format_ranges
 
 if TYPE_CHECKING:
     from moorage.client.answers import Cancelled, Explanation, JobInfo
+    from moorage.client.command import Executed
     from moorage.client.connected import Connected
     from moorage.client.follow.story import Story
+    from moorage.client.forward import Forward
     from moorage.client.handlers import Heard, OnProgress
     from moorage.schemas.frames import UsePage
+    from moorage.schemas.gpu import GpuSpec
     from moorage.schemas.job import Request
 
 log = logging.getLogger("moorage.client")
@@ -97,7 +103,7 @@ class Job:
     def gpu(self) -> str:
         """The token of the GPUs that the job asks for, as `2xH100`; `-` for none, "" if this handle has not seen it."""
         if not self._gpu and self._request is not None:
-            self._gpu = format_token(self._request.effective_gpu, self._request.replicas)
+            self._gpu = format_token(self._request.effective_gpu, self._request.copies)
         return self._gpu
 
     async def events(self, wait: Duration | None = None) -> AsyncIterator[Event]:
@@ -127,16 +133,17 @@ class Job:
         *,
         follow: bool = True,
         tail: int | None = None,
-        replica: int | None = None,
+        replica: Which = None,
         attempt: int | None = None,
     ) -> AsyncIterator[Piece]:
         """Yield the job's output until the job ends: first the stored output, then the new output.
 
         The stored output is that of each replica's newest attempt, from its beginning or, with `tail`, only the last
         `tail` lines of each stream. New output joins it without gaps or duplicates. With `follow=False` or with an
-        `attempt`, only stored output is yielded, and `wait` has no effect. `replica` selects one replica. Raises
-        `NoOutput` or `Overloaded` if no output can be read at all; if only a part is missing, it raises nothing. Raises
-        what `events` raises.
+        `attempt`, only stored output is yielded, and `wait` has no effect. `replica` selects one replica, or several
+        as in `0-9,205`. Of a job of more than 1,024 replicas without it, the stored output is that of those on workers,
+        and of 100 that have ended: those that failed, then the first ones. Raises `NoOutput` or `Overloaded` if no
+        output can be read at all; if only a part is missing, it raises nothing. Raises what `events` raises.
         """
         given = 0
         if follow and attempt is None:
@@ -151,8 +158,9 @@ class Job:
             joiner = watch.joiner
         else:
             joiner = Joiner(self._client.read, self.job, tail)
-            newest = newest_attempts(await self._shown())
-            async for piece in joiner.kept_of(newest, replica, attempt):
+            only = replicas_of(replica)
+            newest = await joiner.newest(await self._shown(), only)
+            async for piece in joiner.kept_of(newest, only, attempt):
                 given += 1
                 yield piece
         if joiner is not None and joiner.trouble is not None and not given:
@@ -168,11 +176,39 @@ class Job:
         page = await read_page(self._client.read, self.job, replica, None, "out", 0, 1)
         return {int(own): where for own, where in page.ports.items()}
 
+    async def again(
+        self,
+        failed: bool = False,
+        *,
+        replica: Which = None,
+        gpu: GpuSpec | str | int | None = None,
+        job: str | None = None,
+        **fields: Unpack[Fields],
+    ) -> Job:
+        """Submit the job's request once more, as a new job, and return its handle; with `failed` only the replicas that
+        have not succeeded.
+
+        They keep their numbers (`indices`); `replica` selects some of them. The job has the same request and files, but
+        for what `gpu` and `fields` change: they are those of `submit`, and of `env`, `labels`, `requires` and
+        `resources` the entries that are not named stay. Its id is `job`, else `<this job>-again-<n>`; it is not run
+        after other jobs, as this one may have been. Two equal calls at the same time make one job. Raises `Rejected`:
+        `request-gone` if the request or its files are kept no longer, `failed-precondition` if nothing has failed; and
+        what `submit` raises.
+        """
+        from moorage.client.again import run_again
+
+        name = self.job
+        accepted, request = await run_again(self._client, name, gpu, job, fields, failed=failed, replica=replica)
+        for warning in accepted.warnings:
+            log.warning("job %s: %s", accepted.job, warning)
+        return Job(self._client, accepted.job, accepted, request)
+
     async def result(self, wait: Duration | None = None, on_progress: OnProgress | None = None) -> Result:
         """Wait until the job ends, and return its result. `wait` defaults to the client's.
 
-        If the job called a handler, the result has the `value` that the function returned. A large value, or one that
-        this client did not receive, is read from the tenant's bucket. `on_progress` is called with each `Progress` that
+        If the job called a handler, the result has the `value` that the function returned, of several replicas a list.
+        A large value, or one that this client did not receive, is read from the tenant's bucket. Of more than 1,024
+        replicas it has none: `values` reads them. `on_progress` is called with each `Progress` that
         is received meanwhile. Raises `JobFailed` unless the job SUCCEEDED, `TimedOut` (the job goes on), `NotFound`,
         `NoScheduler`, `NoOutput` (the value is no longer kept), `NotPermitted`.
         """
@@ -231,36 +267,56 @@ class Job:
         if self._client._stories.drivers.can(driver).returns_value:
             from moorage.client.handlers import value_of
 
-            replicas = shown["request"].get("replicas", 1) if request is None else request.replicas
-            value = await value_of(self._client, self.job, self._result.changes, heard or _heard_by(None), replicas)
+            numbers = numbers_of(shown["request"]) if request is None else request.numbers
+            if count_of(numbers) > LISTED_MAX:  # each end is a question, and each value a message: see `values`
+                self._valued = True
+                return
+            value = await value_of(self._client, self.job, self._result.changes, heard or _heard_by(None), numbers)
             self._result = msgspec.structs.replace(self._result, value=value)
         self._valued = True
 
-    async def cancel(self, reason: str = "", by: str = "") -> Cancelled:
+    async def values(self, *, replica: Which = None) -> AsyncIterator[tuple[int, Any]]:
+        """Yield the number of each replica of a handler's job that SUCCEEDED, and the value that its function returned.
+
+        This reads them piece by piece, also while the job runs and however many there are; `replica` selects some, as
+        in `0-9,205`. Raises `NoOutput` for a value that is no longer kept, `NotFound`, `Overloaded` and `NotPermitted`.
+        """
+        from moorage.client.handlers import values_of
+
+        only = replicas_of(replica)
+        numbers = numbers_of((await self._shown())["request"]) if only is None else only
+        async for number, value in values_of(self._client, self.job, numbers):
+            yield number, value
+
+    async def cancel(self, reason: str = "", by: str = "", *, replica: Which = None) -> Cancelled:
         """Cancel the job, at any stage. Return whether it is cancelled, once this is in the ledger.
 
+        `replica` selects one replica, or several as in `0-9,205`. Raises `Rejected` for some replicas of a gang.
         The job's transitions record `reason`, and `by` as the name that the caller gave (`Change.said`).
         """
         from moorage.client.answers import Cancelled
 
-        asked = {"job": self.job, "reason": reason, "by": by}
+        asked: dict[str, Any] = {"job": self.job, "reason": reason, "by": by}
+        if (only := replicas_of(replica)) is not None:
+            asked["replicas"] = format_ranges(only)
         return msgspec.convert(await self._client.read("cancel", asked), Cancelled)
 
-    async def files(self, into: str | os.PathLike[str], path: str = "", *, replica: int | None = None) -> list[Path]:
+    async def files(self, into: str | os.PathLike[str], path: str = "", *, replica: Which = None) -> list[Path]:
         """Fetch the files that the job kept (`keep` of its request) into a new folder, and return their paths.
 
         Links that stay below the job's folder and empty folders are kept as such. What matched and was left out, such
         as other links, is logged as a warning.
 
         `path` selects a file or folder of the job's folder. If the job has several replicas, each gets a subfolder
-        named by its number; `replica` selects one replica instead. The files are available for some days after the job
+        named by its number; `replica` selects one replica instead, or several as in
+        `0-9,205`. The files are available for some days after the job
         has SUCCEEDED, and usually also after it failed or was cancelled. Raises `NotFound` if no file is kept,
         `NoOutput` if it is no longer known which attempts ran, and `Rejected` if `into` exists and is not an empty
         folder, or if `path` leaves the job's folder.
         """
         from moorage.client.kept_files import fetch
 
-        fetched = await fetch(self._client, self.job, into, replica, path)
+        fetched = await fetch(self._client, self.job, into, replicas_of(replica), path)
         for line in fetched.left_out:
             log.warning("job %s: %s", self.job, line)
         return fetched.paths
@@ -292,6 +348,40 @@ class Job:
 
         asked = {"job": self.job, "replica": replica, "last_s": round(seconds(last)), "points": points}
         return msgspec.convert(await self._client.read("use", asked), UsePage)
+
+    async def exec(
+        self,
+        argv: Sequence[str],
+        *,
+        input: bytes | str = b"",
+        replica: int = 0,
+        wait: Duration | None = None,
+        by: str = "",
+    ) -> Executed:
+        """Run a command in the running job, beside its program, and return its code and all that it wrote.
+
+        It has the user, folder, environment and GPUs of the replica's attempt, and ends with it; it keeps no job
+        running. `input` is its standard input. Any exit code is returned; of each stream at most 64 MiB. If this is
+        cancelled, or the time `wait` is over, the command is ended. The job's transitions record the command, and `by`
+        as the name that the caller gave. Raises `Rejected` (failed-precondition) if the replica does not run, or its
+        driver runs no commands; `TimedOut`, `NotFound`, `NotPermitted`, and `NoOutput` if its worker is lost.
+        """
+        from moorage.client.command import executed
+
+        given = input.encode() if isinstance(input, str) else input
+        timeout_s = None if wait is None else seconds(wait)
+        return await executed(self._client, self.job, argv, given, timeout_s, replica=replica, by=by)
+
+    def forward(self, port: int | str, *, local: int = 0, replica: int = 0, by: str = "") -> Forward:
+        """Return a port of this machine that leads to a port of the running job, while its block runs.
+
+        `async with job.forward(8888) as forward:` listens on `forward.port` of 127.0.0.1: `local`, or a free one. The
+        job's `port` is a number, or a variable of the job that has one, as `"PORT"` of its `ports`. The connections go
+        through NATS to a relay in the job, by the job's own python3. The block raises what `exec` raises.
+        """
+        from moorage.client.forward import Forward
+
+        return Forward(self._client, self.job, port, local, replica, by)
 
     async def explain(self) -> Explanation:
         """Return why the job waits: the main reason, counts of workers, its place in the queue. Raises `NotFound`."""

@@ -5,19 +5,22 @@ from __future__ import annotations
 import asyncio
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Final, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
 from moorage.bus.object_store import ObjectInfo, ObjectStore
 from moorage.client.errors import NotFound, rejected
+from moorage.client.follow.story import replicas_in
+from moorage.client.replicas import ASKED_MAX, numbers_of
 from moorage.client.sending import bucket_of
 from moorage.client.transitions import last_attempts
 from moorage.schemas.errors import problem
 from moorage.schemas.handler import result_object
 from moorage.schemas.printable import in_one_line
+from moorage.schemas.ranges import Ranges, count_of, format_ranges, numbers_in
 from moorage.schemas.unreadable import UNREADABLE
 from moorage.system.archives import LEFT_OUT, BadArchive, Inflating, stays_below, unpack
 
@@ -45,7 +48,7 @@ class Fetched(NamedTuple):
     left_out: list[str]
 
 
-async def fetch(client: Connected, job: str, into: str | os.PathLike[str], replica: int | None, path: str) -> Fetched:
+async def fetch(client: Connected, job: str, into: str | os.PathLike[str], only: Ranges | None, path: str) -> Fetched:
     """Fetch a job's kept files into a folder; see `Job.files`."""
     folder = Path(into)
     if path and not stays_below(path):
@@ -63,11 +66,9 @@ async def fetch(client: Connected, job: str, into: str | os.PathLike[str], repli
             next="name a new or empty folder",
         )
     shown = await client.read("show", {"job": job})
-    count = shown.get("request", {}).get("replicas", 1)
-    fences = {row["replica"]: row["fence"] for row in shown.get("replica_states", ()) if row.get("fence")}
-    if "replica_states" not in shown:  # the job is no longer in the scheduler's memory
-        fences = {each: change.fence for each, change in (await last_attempts(client, job, shown, count)).items()}
-    replicas = range(count) if replica is None else [replica]
+    numbers = numbers_of(shown.get("request", {}))
+    fences = await _fences(client, job, shown, count_of(numbers), only)
+    replicas = list(numbers_in(numbers if only is None else only))
     store = bucket_of(client)
     found, left_out = list[Path](), list[str]()
     for number in replicas:
@@ -84,6 +85,17 @@ async def fetch(client: Connected, job: str, into: str | os.PathLike[str], repli
         message, fix = why_none(job, path, keep)
         raise NotFound(problem("not-found", "\n".join([message, *left_out]), job=job, next=fix))
     return Fetched(found, left_out)
+
+
+async def _fences(
+    client: Connected, job: str, shown: Mapping[str, Any], count: int, only: Ranges | None
+) -> dict[int, int]:
+    """Return the fences of the last attempts of a job's replicas, or at least of those `only`, by number."""
+    if replicas_in(shown) is not None and only is not None and count_of(only) <= ASKED_MAX:
+        shown = await client.read("show", {"job": job, "replicas": format_ranges(only)})
+    elif replicas_in(shown) is not None or "replica_states" not in shown:  # they are no longer in memory
+        return {each: change.fence for each, change in (await last_attempts(client, job, shown, count)).items()}
+    return {row["replica"]: row["fence"] for row in shown["replica_states"] if row.get("fence")}
 
 
 def _left_out(info: ObjectInfo, of: str) -> list[str]:

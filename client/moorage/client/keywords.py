@@ -25,6 +25,7 @@ _HERE: Final = {
     "wait": "a submit does not wait: it is an argument of run, and of the job's result",
     "deadline": "it is deadline_s=…, in seconds",
     "start_within": "it is start_within_s=…, in seconds",
+    "at": "it is start_after_s=…, in seconds from now",
     "cpu": "processors are resources=Resources(cpu_milli=4000)",
     "memory": "host memory is resources=Resources(memory_mib=16384), a GPU's own is gpu='1xH100:80G'",
     "environment": "it is env={'NAME': 'value'}",

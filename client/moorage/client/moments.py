@@ -1,4 +1,4 @@
-"""Read times in the future, and make the arguments of a drain from them. Imported by `drain` only."""
+"""Read times in the future and in the past, and make the arguments of a drain from them. Imported where needed."""
 
 from __future__ import annotations
 
@@ -11,18 +11,25 @@ from moorage.client.errors import Rejected, rejected
 
 #: a time of day or a date, as opposed to a duration
 _MOMENT: Final = re.compile(r"\d{1,2}:\d{2}(?::\d{2})?|\d{4}-\d{2}-\d{2}.*", re.ASCII)
+#: a day beside a time of day
+_DAY: Final = re.compile(r"(today|tomorrow)\s+(\d{1,2}:\d{2}(?::\d{2})?)", re.ASCII | re.IGNORECASE)
 
 
 def seconds_until(moment: Duration, now: datetime) -> float:
     """Return the seconds from `now` until a moment.
 
-    A moment is `22:00` (the next one), `2026-11-21T22:00`, the same with an offset, or a duration from now, `2h`.
+    A moment is `22:00` (the next one), `tomorrow 03:00`, `2026-11-21T22:00`, the same with an offset, or a duration
+    from now, `2h`.
     Without an offset it is in the time zone of `now`, or in this machine's if `now` has none. Changes to and from
     summer time are taken into account. Raises `Rejected` for anything else, and for a moment in the past.
     """
-    if not isinstance(moment, str) or not _MOMENT.fullmatch(moment.strip()):
+    if not isinstance(moment, str):
         return seconds(moment)
-    text = moment.strip()
+    if not _MOMENT.fullmatch(text := _dated(moment.strip(), now)):
+        try:
+            return seconds(moment)
+        except Rejected:
+            raise _no_moment(moment, "it is neither a time nor a duration of at most 366 days") from None
     try:
         at = _next_time(text, now) if "-" not in text and "T" not in text else _date_and_time(text, now)
         # in UTC: the difference of two local times would ignore a change to or from summer time
@@ -31,7 +38,40 @@ def seconds_until(moment: Duration, now: datetime) -> float:
         raise _no_moment(moment, "no such moment") from None
     if left_s < 0:
         raise _no_moment(moment, f"it was {-left_s:.0f} s ago")
-    return seconds(left_s)
+    try:
+        return seconds(left_s)
+    except Rejected:
+        raise _no_moment(moment, "it is more than 366 days away") from None
+
+
+def _dated(text: str, now: datetime) -> str:
+    """Return `today 22:00` and `tomorrow 03:00` with the date in place of the word, and any other text as it is."""
+    found = _DAY.fullmatch(text)
+    if found is None:
+        return text
+    day = now.date() + timedelta(days=found[1].lower() == "tomorrow")
+    return f"{day.isoformat()}T{found[2]:0>5}"
+
+
+def past_moment(moment: str, now: datetime) -> float:
+    """Return a moment of the past in seconds since 1970: `14:03` (the last one), a date and time, or `2h` ago.
+
+    Raises `Rejected` for anything else, and for a moment in the future.
+    """
+    text = moment.strip()
+    if not _MOMENT.fullmatch(text):
+        return now.timestamp() - seconds(text)
+    try:
+        if "-" in text or "T" in text:
+            at_s = _date_and_time(text, now).timestamp()
+        else:
+            at = _next_time(text, now)
+            at_s = datetime.combine(at.date() - timedelta(days=1), at.time(), at.tzinfo).timestamp()
+    except (ValueError, OverflowError, OSError):
+        raise _no_past(moment, "no such moment") from None
+    if at_s > now.timestamp():
+        raise _no_past(moment, f"it is in {at_s - now.timestamp():.0f} s")
+    return at_s
 
 
 def _next_time(text: str, now: datetime) -> datetime:
@@ -72,6 +112,16 @@ def _no_moment(moment: str, why: str) -> Rejected:
         "invalid-argument",
         f"not a time in the future: {why}",
         found=moment,
-        allowed="22:00, 2026-11-21T22:00, 2026-11-21T22:00+01:00, or from now: 2h",
+        allowed="22:00, tomorrow 03:00, 2026-11-21T22:00, 2026-11-21T22:00+01:00, or from now: 2h",
         next="write it as 22:00, which is the next time the clock shows it, or as 2h, from now",
+    )
+
+
+def _no_past(moment: str, why: str) -> Rejected:
+    return rejected(
+        "invalid-argument",
+        f"not a time in the past: {why}",
+        found=moment,
+        allowed="14:03, 2026-11-21T14:03, 2026-11-21T14:03+01:00, or how long ago: 2h",
+        next="write it as 14:03, which is the last time the clock showed it, or as 2h, before now",
     )

@@ -11,7 +11,9 @@ import msgspec
 
 from moorage.client.errors import ClientError, NoOutput, NotFound, Overloaded, Unreachable
 from moorage.client.follow.story import Reads, Result, decided
+from moorage.client.kept_output import attempts_to_read, newest_attempts
 from moorage.schemas.frames import LOG_OFFSET_MAX, LOG_PAGE_BYTES_MAX, LogPage, LogStream, ResultLine, StreamName
+from moorage.schemas.ranges import Ranges, numbers_in
 
 if TYPE_CHECKING:
     from moorage.client.follow.follower import Budget
@@ -193,6 +195,7 @@ class Joiner:
 
     def __init__(self, read: Reads, job: str, tail: int | None = None) -> None:
         self.lost = 0
+        self.left_out = 0  # replicas of a job of very many that have ended and whose stored output is not given
         self.truncated: dict[_Key, int] = {}
         self._read = read
         self._job = job
@@ -209,18 +212,26 @@ class Joiner:
                 return error
         return None
 
+    async def newest(self, shown: dict[str, Any], only: Ranges | None) -> dict[int, int | None]:
+        """Return the attempts for `kept_of`, from an answer of `show`. Where nobody named replicas (`only`), of a job
+        of very many only some: see `kept_output`; `left_out` then counts the others."""
+        if only is not None:
+            return newest_attempts(shown)
+        newest, self.left_out = await attempts_to_read(self._read, self._job, shown)
+        return newest
+
     async def kept_of(
-        self, newest: Mapping[int, int | None], replica: int | None, attempt: int | None = None
+        self, newest: Mapping[int, int | None], only: Ranges | None, attempt: int | None = None
     ) -> AsyncIterator[Piece]:
-        """Yield the stored output of each replica's `newest` attempt, or of the given `replica` or `attempt`.
+        """Yield the stored output of each replica's `newest` attempt, or of the replicas `only`, or of an `attempt`.
 
         Raises the leader's error for a replica that the job does not have.
         """
-        if replica is not None and replica not in newest:
-            await read_page(self._read, self._job, replica, attempt, "out", 0, 1)
-        for each, last in newest.items():
-            wanted = attempt or last
-            if wanted != 0 and replica in (None, each):
+        for each in newest if only is None else numbers_in(only):
+            if each not in newest:  # the job has no such replica, or the scheduler does not list it
+                await read_page(self._read, self._job, each, attempt, "out", 0, 1)
+            wanted = attempt or newest.get(each)
+            if wanted != 0:
                 async for piece in self.kept(each, wanted):
                     yield piece
 
@@ -345,19 +356,6 @@ class Joiner:
 
     def _heard(self, replica: int, attempt: int) -> None:
         self._newest[replica] = max(attempt, self._newest.get(replica, 0))
-
-
-def newest_attempts(shown: dict[str, Any]) -> dict[int, int | None]:
-    """Return each replica's newest attempt, from an answer of `show`: 0 before the first, None if unknown."""
-    if "replica_states" in shown:
-        return {row["replica"]: row["attempt"] for row in shown["replica_states"]}
-    newest: dict[int, int | None] = {}
-    for change in shown.get("changes", ()):  # the job is no longer in the scheduler's memory
-        if change["replica"] >= 0:
-            newest[change["replica"]] = max(newest.get(change["replica"]) or 0, change["attempt"])
-    # `show` has the last transitions only, if they are many: for the other replicas the scheduler finds the attempt
-    every: dict[int, int | None] = dict.fromkeys(range(shown.get("request", {}).get("replicas", 1)))
-    return every | newest
 
 
 def _bytes_of(piece: Piece) -> bytes:

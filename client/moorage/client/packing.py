@@ -53,6 +53,8 @@ def pack(paths: Iterable[str | os.PathLike[str]]) -> Packed:
     found: dict[str, Path] = {}
     for path in paths:
         for name, file in _below(Path(path)):
+            if name in found and found[name].samefile(file):  # named by itself, and in a folder
+                continue
             if name in found:
                 raise rejected(
                     "invalid-argument",

@@ -28,11 +28,33 @@ COMMAND: Final = (tuple, list)
 _NO_WORDS: Final = (bytes, bytearray, memoryview, type(None), list, tuple, dict, set, frozenset)
 #: the beginning of a template's body
 _ID_OF_TEMPLATE: Final = b'{"job":"j"'
+#: fields with several entries, each by its name
+_MERGED: Final = ("resources", "requires", "labels", "env")
 #: what to do about a field that is refused
 _NEXT: Final = {
     "run.argv": "give the program to run: its name in the worker's PATH, or its full path",
     "run.cwd": "give the full path as the worker sees it, or a path below the attempt's own folder",
     "run.image": "give a driver that runs images",
+    "run.stall_s": "ask for a GPU, or leave it out",
+    "run.on_stall": "say how long, as stall_s=600 or --stall 10m; or leave it out",
+    "retries": "leave out retries, or restart; max_restarts bounds the further attempts of restart",
+    "run.max_restarts": 'add restart: "on-failure" or "always", or leave it out',
+    "run.restart": "leave out the gang, or restart; retries start all ranks of a gang again",
+    "run.ports": "leave out ports, or take another driver",
+    "run.ready": "give one check: {'call': True} of moorage serve, {'http': 'PORT/up'} with ports=1, {'file': 'ready'}",
+    "run.ready.tcp": "name a port as PORT with ports=1, or by its number",
+    "run.ready.http": "name a port and a path, as PORT/health with ports=1",
+    "run.ready.file": "give a path below the attempt's folder, as ready",
+    "run.ready.call": "add service={'name': …}, --service NAME; or look at a port or a file",
+    "run.items.file": "bring the file, with files= or --with; or give the items as a list",
+    "service": "leave out the gang, or the service: ranks answer no calls",
+    "instead_of": "name the service, as service={'name': 'embed'} or --service embed; or leave instead_of out",
+    "service.name": "name it as embed or text-to-speech",
+    "service.concurrency": "say how many calls one attempt runs at the same time, as 8",
+    "replicas": "give a number, or a service whose calls it follows: service={'name': …}, --service NAME",
+    "indices": "leave out the gang; or give the number of its ranks, as replicas=4 or --replicas 4",
+    "max_running": "leave it out, or give a number as replicas",
+    "start_within_s": "leave it out, or keep one member with replicas.min 1",
     "run.user": "give a user of the worker's host, or leave it out",
 }
 
@@ -60,8 +82,8 @@ def build_request(
     if (limit := run.pop("limit", None)) is not None:
         run["timeout_s"] = seconds(limit) if isinstance(limit, str) else limit
     if run:
-        body["run"] = {**(body.get("run") or {}), **msgspec.to_builtins(run, enc_hook=_plainer)}
-    body.update(msgspec.to_builtins(named, enc_hook=_plainer))
+        body["run"] = {**(body.get("run") or {}), **msgspec.to_builtins(run, enc_hook=plainer)}
+    body.update(msgspec.to_builtins(named, enc_hook=plainer))
     if gpu is not None:
         _set_gpus(body, gpu)
     if job is not None:
@@ -69,6 +91,17 @@ def build_request(
     if body.get("job") is None:
         body["job"] = fresh_job_id()
     return _checked(body)
+
+
+def merged(body: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields with which a request is changed: of those with several entries, such as `env`, what the request
+    has and `fields` do not name stays."""
+    changed = dict(fields)
+    for name in _MERGED:
+        if name in changed:
+            held = (body.get("run") or {}) if name == "env" else body
+            changed[name] = {**(held.get(name) or {}), **msgspec.to_builtins(changed[name], enc_hook=plainer)}
+    return changed
 
 
 def _body(what: object) -> dict[str, Any]:
@@ -165,7 +198,7 @@ def _word(at: int, word: object) -> str:
     return str(word)
 
 
-def _plainer(value: object) -> object:
+def plainer(value: object) -> object:
     """Convert a value that msgspec does not know and a request may have: a mapping or a path."""
     if isinstance(value, Mapping):
         return dict(value)
@@ -245,7 +278,10 @@ class RequestBuilder:
     def _checked_before(
         self, words: Sequence[str], gpu: GpuSpec | str | int | None, fields: Mapping[str, Any]
     ) -> Request | None:
-        """Return a checked request for this command, with any job id; None if the command is invalid."""
+        """Return a checked request for this command, with any job id; None if the command is invalid, and if it has
+        items, which are checked with it."""
+        if "items" in fields:
+            return None
         if self._template is None or gpu != self._gpu or fields != self._fields:
             template = build_request(("a command",), gpu, "j", fields)
             self._gpu, self._fields, self._template = gpu, copy.deepcopy(fields), template

@@ -25,8 +25,10 @@ from moorage.schemas.job import (
     EXITED,
     FROZEN,
     LOST_KEPT,
+    NOT_READY,
     PLACED,
     QUEUED,
+    READY,
     RUNNING,
     TERMINAL,
 )
@@ -56,8 +58,16 @@ class Running(Step, frozen=True):
     """The replica runs: it has started, or was resumed after a freeze."""
 
 
+class IsReady(Step, frozen=True):
+    """The replica, which runs, is ready for work (READY), as the `ready` of its request says."""
+
+
+class NotReady(Step, frozen=True):
+    """The replica was ready and is not any more (NOT_READY), for the reason in `why`; it runs on."""
+
+
 class Frozen(Step, frozen=True):
-    """The replica is frozen: its processes are suspended, and it keeps its GPUs."""
+    """The replica is frozen: its processes are suspended, and it holds no GPU."""
 
 
 class Ending(Step, frozen=True):
@@ -76,6 +86,8 @@ _KINDS: Final[dict[str, type[Step]]] = {
     CLAIMED: Claimed,
     RUNNING: Running,
     FROZEN: Frozen,
+    READY: IsReady,
+    NOT_READY: NotReady,
     **dict.fromkeys((ENDING, CANCELLING, EXITED, LOST_KEPT), Ending),
     **dict.fromkeys(TERMINAL, Ended),
 }

@@ -8,7 +8,7 @@ the first paragraphs of those of the asynchronous methods, which say the rest, s
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
@@ -21,6 +21,7 @@ from moorage.client.follow.watch import Watch
 from moorage.client.job import Job, handles
 from moorage.client.loop_thread import called
 from moorage.client.output import Piece
+from moorage.client.replicas import Which
 from moorage.client.request_builder import What
 from moorage.client.steps import Step
 from moorage.client.sync_base import ClientBase, Handle
@@ -28,15 +29,20 @@ from moorage.schemas.frames import USE_KEPT_S, Accepted, Event, FleetFrame, UseP
 from moorage.schemas.gpu import GpuSpec
 from moorage.schemas.job import Request
 from moorage.schemas.operate import Done, TenantRow
+from moorage.schemas.schedules import Overlap, ScheduleRow
 
 if TYPE_CHECKING:
     from moorage.bus.lend.client import AskedBack
     from moorage.client.admin import Admin  # noqa: F401  below in quotes
-    from moorage.client.answers import Audit, Cancelled, Explanation, FleetInfo, JobInfo, JobList
+    from moorage.client.answers import Audit, Cancelled, Explanation, FleetInfo, JobInfo, JobList, JobRow
+    from moorage.client.command import Executed
     from moorage.client.fleet import Fleet  # noqa: F401  below in quotes
+    from moorage.client.forward import Forward  # noqa: F401  below in quotes
     from moorage.client.handlers import OnProgress
     from moorage.client.lease import Lease, Lending, OnAskedBack  # noqa: F401  below in quotes
     from moorage.client.planning import Quota, Share
+    from moorage.client.schedules import Schedules  # noqa: F401  below in quotes
+    from moorage.client.services import Service  # noqa: F401  below in quotes
     from moorage.schemas.frames import Device
     from moorage.schemas.gpu import Sharing
     from moorage.schemas.plan import Plan
@@ -94,7 +100,7 @@ class SyncJob(Handle[Job]):
         *,
         follow: bool = True,
         tail: int | None = None,
-        replica: int | None = None,
+        replica: Which = None,
         attempt: int | None = None,
     ) -> Iterator[Piece]:
         """Yield the job's output until the job ends: first the stored output, then the new output."""
@@ -106,17 +112,38 @@ class SyncJob(Handle[Job]):
         """
         return self._thread.call(self._twin.ports(replica))
 
+    def again(
+        self,
+        failed: bool = False,
+        *,
+        replica: Which = None,
+        gpu: GpuSpec | str | int | None = None,
+        job: str | None = None,
+        **fields: Unpack[Fields],
+    ) -> SyncJob:
+        """Submit the job's request once more, as a new job, and return its handle; with `failed` only the replicas
+        that have not succeeded.
+        """
+        again = self._thread.call(self._twin.again(failed, replica=replica, gpu=gpu, job=job, **fields))
+        return SyncJob(self._thread, again)
+
     def result(self, wait: Duration | None = None, on_progress: OnProgress | None = None) -> Result:
         """Wait until the job ends, and return its result. `wait` defaults to the client's. `on_progress` is called
         in the private thread.
         """
         return self._thread.call(self._twin.result(wait, on_progress))
 
-    def cancel(self, reason: str = "", by: str = "") -> Cancelled:
-        """Cancel the job, at any stage. Return whether it is cancelled, once this is in the ledger."""
-        return self._thread.call(self._twin.cancel(reason, by))
+    def values(self, *, replica: Which = None) -> Iterator[tuple[int, Any]]:
+        """Yield the number of each replica of a handler's job that SUCCEEDED, and the value that its function
+        returned.
+        """
+        return self._thread.iterate(self._twin.values(replica=replica))
 
-    def files(self, into: str | os.PathLike[str], path: str = "", *, replica: int | None = None) -> list[Path]:
+    def cancel(self, reason: str = "", by: str = "", *, replica: Which = None) -> Cancelled:
+        """Cancel the job, at any stage. Return whether it is cancelled, once this is in the ledger."""
+        return self._thread.call(self._twin.cancel(reason, by, replica=replica))
+
+    def files(self, into: str | os.PathLike[str], path: str = "", *, replica: Which = None) -> list[Path]:
         """Fetch the files that the job kept (`keep` of its request) into a new folder, and return their paths."""
         return self._thread.call(self._twin.files(into, path, replica=replica))
 
@@ -127,6 +154,22 @@ class SyncJob(Handle[Job]):
     def use(self, replica: int = 0, *, last: Duration = USE_KEPT_S, points: int = 60) -> UsePage:
         """Return what a running replica has used of each of its GPUs in the last ten minutes, or in the `last` time."""
         return self._thread.call(self._twin.use(replica, last=last, points=points))
+
+    def exec(
+        self,
+        argv: Sequence[str],
+        *,
+        input: bytes | str = b"",
+        replica: int = 0,
+        wait: Duration | None = None,
+        by: str = "",
+    ) -> Executed:
+        """Run a command in the running job, beside its program, and return its code and all that it wrote."""
+        return self._thread.call(self._twin.exec(argv, input=input, replica=replica, wait=wait, by=by))
+
+    def forward(self, port: int | str, *, local: int = 0, replica: int = 0, by: str = "") -> SyncForward:
+        """Return a port of this machine that leads to a port of the running job, while its block runs."""
+        return SyncForward(self._thread, self._twin.forward(port, local=local, replica=replica, by=by))
 
     def explain(self) -> Explanation:
         """Return why the job waits: the main reason, counts of workers, its place in the queue. Raises `NotFound`."""
@@ -181,6 +224,46 @@ class SyncWatch(Handle[Watch]):
     def follow(self, timeout_s: float | None = None) -> Iterator[Event | Piece]:
         """Yield events and, if asked for, output until the job ends, for at most `timeout_s` seconds."""
         return self._thread.iterate(self._twin.follow(timeout_s))
+
+
+class SyncForward(Handle["Forward"]):
+    """A port here that leads to a port of a job, as `Forward`, without `await`."""
+
+    def __enter__(self) -> SyncForward:
+        self.open()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def port(self) -> int:
+        """Same as `Forward.port`."""
+        return self._twin.port
+
+    @property
+    def address(self) -> str:
+        """`127.0.0.1:PORT`, of the port here."""
+        return self._twin.address
+
+    @property
+    def said(self) -> str:
+        """What the relay in the job has written to its standard error, up to 64 KiB: why it ended early, for one."""
+        return self._twin.said
+
+    def open(self) -> None:
+        """Start the relay and listen. Raises what `Job.exec` raises, and `Rejected` for a port that is in use."""
+        self._thread.call(self._twin.open())
+
+    def close(self) -> None:
+        """Listen no more, and end all connections and the relay. Does nothing if it is closed."""
+        self._thread.call(self._twin.close())
+
+    def wait(self) -> int:
+        """Wait until the relay is over, as it is with the job, and return its exit code: minus the signal, if that
+        is below 0.
+        """
+        return self._thread.call(self._twin.wait())
 
 
 class SyncLease(Handle["Lease"]):
@@ -246,6 +329,82 @@ class SyncLease(Handle["Lease"]):
         self._thread.call(self._twin.give_back())
 
 
+class SyncService(Handle["Service"]):
+    """A service of the tenant, as `Service`, without `await`."""
+
+    @property
+    def name(self) -> str:
+        """Same as `Service.name`."""
+        return self._twin.name
+
+    def call(self, data: Any = None, *, timeout: Duration | None = None, idempotent: bool = False) -> Any:
+        """Call the service once, and return its answer; one in parts as a list of them."""
+        return self._thread.call(self._twin.call(data, timeout=timeout, idempotent=idempotent))
+
+    def map(
+        self,
+        items: Iterable[Any] | AsyncIterable[Any],
+        *,
+        at_once: int = 64,
+        timeout: Duration | None = None,
+        idempotent: bool = False,
+    ) -> Iterator[Any]:
+        """Call the service with each item, and yield the answers in the order of the items."""
+        return self._thread.iterate(self._twin.map(items, at_once=at_once, timeout=timeout, idempotent=idempotent))
+
+    def stream(self, data: Any = None, *, timeout: Duration | None = None) -> Iterator[Any]:
+        """Call the service once, and yield the parts of its answer as they come; an answer in one piece is one part."""
+        return self._thread.iterate(self._twin.stream(data, timeout=timeout))
+
+
+class SyncSchedules(Handle["Schedules"]):
+    """Schedules of the tenant, without `await`."""
+
+    def add(
+        self,
+        name: str,
+        cron: str,
+        what: What,
+        gpu: GpuSpec | str | int | None = None,
+        *,
+        tz: str = "",
+        overlap: Overlap = "skip",
+        **fields: Unpack[Fields],
+    ) -> ScheduleRow:
+        """Submit a request again and again: `0 3 * * *` is each day at three, `@every 90s` each ninety seconds."""
+        return self._thread.call(self._twin.add(name, cron, what, gpu, tz=tz, overlap=overlap, **fields))
+
+    def add_request(
+        self, name: str, cron: str, request: Request, *, tz: str = "", overlap: Overlap = "skip"
+    ) -> ScheduleRow:
+        """Do the same as `add` with a whole request; its `job` is left out, as each run has an id of its own."""
+        return self._thread.call(self._twin.add_request(name, cron, request, tz=tz, overlap=overlap))
+
+    def ls(self) -> list[ScheduleRow]:
+        """Return the tenant's schedules in the order of their names, without their requests."""
+        return self._thread.call(self._twin.ls())
+
+    def show(self, name: str) -> ScheduleRow:
+        """Return a schedule with its request, and what became of its newest run."""
+        return self._thread.call(self._twin.show(name))
+
+    def pause(self, name: str) -> ScheduleRow:
+        """Make no more runs until `resume`; jobs go on. Nothing happens to a schedule that is paused already."""
+        return self._thread.call(self._twin.pause(name))
+
+    def resume(self, name: str) -> ScheduleRow:
+        """Undo `pause`. Runs that were left out are not made up."""
+        return self._thread.call(self._twin.resume(name))
+
+    def run_now(self, name: str) -> SyncJob:
+        """Make a run at once, also of a paused schedule, and return its job."""
+        return SyncJob(self._thread, self._thread.call(self._twin.run_now(name)))
+
+    def remove(self, name: str) -> ScheduleRow:
+        """Forget a schedule, and return it as it was; the jobs that it made are not touched."""
+        return self._thread.call(self._twin.remove(name))
+
+
 class SyncFleet(Handle["Fleet"]):
     """The workers of a fleet, as `Fleet`, without `await`."""
 
@@ -269,13 +428,13 @@ class SyncFleet(Handle["Fleet"]):
         """Place no new jobs on a worker; the running ones go on. Raises `NotFound`, `Rejected`."""
         return self._thread.call(self._twin.drain(worker, within=within, begin=begin, last=last, why=why))
 
-    def cordon(self, worker: str) -> Done:
+    def cordon(self, worker: str, *, why: str = "") -> Done:
         """Place no new jobs on a worker; the running ones go on, and its host may still borrow. Raises `NotFound`."""
-        return self._thread.call(self._twin.cordon(worker))
+        return self._thread.call(self._twin.cordon(worker, why=why))
 
-    def uncordon(self, worker: str) -> Done:
+    def uncordon(self, worker: str, *, why: str = "") -> Done:
         """Undo cordon or drain. Raises `NotFound`."""
-        return self._thread.call(self._twin.uncordon(worker))
+        return self._thread.call(self._twin.uncordon(worker, why=why))
 
     def frames(self) -> Iterator[FleetFrame]:
         """Yield the leader's frames of the fleet, two a second, without end. A slow reader gets only the newest 16."""
@@ -299,9 +458,9 @@ class SyncAdmin(Handle["Admin"]):
         """
         return self._thread.call(self._twin.release_worker(worker, slots=slots, why=why))
 
-    def requeue(self, job: str, *, why: str = "", tenant: str | None = None) -> Done:
+    def requeue(self, job: str, *, why: str = "", tenant: str | None = None, replica: Which = None) -> Done:
         """End the job's running and placed replicas, and queue them for a new attempt. This costs no retry."""
-        return self._thread.call(self._twin.requeue(job, why=why, tenant=tenant))
+        return self._thread.call(self._twin.requeue(job, why=why, tenant=tenant, replica=replica))
 
     def freeze(self, job: str, *, why: str = "", tenant: str | None = None) -> Done:
         """Ask the workers to freeze a job's running replicas."""
@@ -349,6 +508,22 @@ class SyncAdmin(Handle["Admin"]):
         """Return the tenants with jobs that have not ended, leases, holds, limits or shares."""
         return self._thread.call(self._twin.tenants())
 
+    def jobs(
+        self,
+        states: Sequence[str] = (),
+        *,
+        tenant: str = "",
+        labels: Mapping[str, str] | None = None,
+        ids: str = "",
+        reason: str = "",
+        worker: str = "",
+        past: bool = False,
+    ) -> Iterator[JobRow]:
+        """Yield the jobs of all tenants, or of one, newest first; the rest as in `AsyncClient.ls`."""
+        return self._thread.iterate(
+            self._twin.jobs(states, tenant=tenant, labels=labels, ids=ids, reason=reason, worker=worker, past=past)
+        )
+
     def dead_letters(self, *, tenant: str | None = None) -> Iterator[dict[str, Any]]:
         """Yield the refused requests of the durable queue (dead letters), oldest first, of one tenant or of all."""
         return self._thread.iterate(self._twin.dead_letters(tenant=tenant))
@@ -388,6 +563,18 @@ class Client(ClientBase):
     ) -> SyncJob:
         """Submit a job: argv, a `Request`, or a mapping as on the wire. Return its handle once it is in the ledger."""
         return SyncJob(self._thread, self._thread.call(self._twin.submit(what, gpu, job, **fields)))
+
+    def map(
+        self,
+        what: What,
+        items: Iterable[Any],
+        /,
+        gpu: GpuSpec | str | int | None = None,
+        job: str | None = None,
+        **fields: Unpack[Fields],
+    ) -> SyncJob:
+        """Submit one job that has a replica for each item: a text, a number, or a mapping of columns."""
+        return SyncJob(self._thread, self._thread.call(self._twin.map(what, items, gpu, job, **fields)))
 
     def submit_handler(
         self,
@@ -451,7 +638,7 @@ class Client(ClientBase):
         output: bool = False,
         past: bool = False,
         tail: int | None = None,
-        replica: int | None = None,
+        replica: Which = None,
         notes: bool = False,
     ) -> SyncWatch:
         """Return a `Watch` of a job's events, and with `output` of its new output. The job may be submitted later."""
@@ -497,9 +684,18 @@ class Client(ClientBase):
         """Return the first of these requests that some worker could run, now or later, checked and with its job id."""
         return self._thread.call(self._twin.first_possible(requests))
 
-    def ls(self, states: Sequence[str] = (), limit: int = 100) -> JobList:
+    def ls(
+        self,
+        states: Sequence[str] = (),
+        limit: int = 100,
+        *,
+        labels: Mapping[str, str] | None = None,
+        ids: str = "",
+        reason: str = "",
+        worker: str = "",
+    ) -> JobList:
         """Return the tenant's jobs, newest first (`jobs`), and `counts` by state. `limit` is 1..1000."""
-        return self._thread.call(self._twin.ls(states, limit))
+        return self._thread.call(self._twin.ls(states, limit, labels=labels, ids=ids, reason=reason, worker=worker))
 
     def lease(
         self,
@@ -515,6 +711,19 @@ class Client(ClientBase):
         """
         lending = self._twin.lease(gpu, purpose=purpose, wait=wait, socket=socket, on_asked_back=on_asked_back)
         return self._lent(lending)
+
+    def call(self, service: str, data: Any = None, *, timeout: Duration | None = None, idempotent: bool = False) -> Any:
+        """Call a service once, and return its answer, as `Service.call`, which raises the same."""
+        return self._thread.call(self._twin.call(service, data, timeout=timeout, idempotent=idempotent))
+
+    def service(self, name: str) -> SyncService:
+        """Return a handle on a service of the tenant, to call it; asks nothing. Raises `Rejected`."""
+        return SyncService(self._thread, self._twin.service(name))
+
+    @property
+    def schedules(self) -> SyncSchedules:
+        """The tenant's schedules: requests that are submitted again and again; see `Schedules`."""
+        return SyncSchedules(self._thread, self._twin.schedules)
 
     @property
     def fleet(self) -> SyncFleet:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from moorage.client.errors import NoOutput, NotFound, Rejected
-from moorage.client.follow.story import Reads, behind, changes_of
+from moorage.client.follow.story import LISTED_MAX, Reads, behind, changes_of
 from moorage.schemas.errors import problem
 from moorage.schemas.frames import Change
 
@@ -44,7 +44,7 @@ async def last_attempts(client: Connected, job: str, shown: Mapping[str, Any], r
     if len(_by_replica(changes)) < replicas and len(changes) < rev:
         changes |= {change.rev: change for change in (await history_after(client.read, job, 0))[1]}
     found = _by_replica(changes)
-    if len(found) < replicas and (len(changes) < rev or not rev):
+    if len(found) < replicas <= LISTED_MAX and (len(changes) < rev or not rev):
         raise NoOutput(
             problem(
                 "not-kept",

@@ -385,7 +385,7 @@ class HostTable:
     def _write_rooms(self, line: list[int], host: Host) -> None:
         """Write the room of each device of a host, the number of free ones, and the largest room."""
         shut, waiting = host.shut, host.waiting
-        free = 0 if waiting else host.free & ~shut  # `Host.open`
+        free = 0 if waiting else host.free & ~shut & ~host.awaited  # `Host.open`
         line[FREE] = free.bit_count()
         most = 100 if free else 0
         while free:

@@ -56,10 +56,15 @@ class Capabilities(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     ends_streams: bool = False  # the last frame of each stream of output says that it is the last
     returns_value: bool = False  # a job may leave a value in its tenant's bucket of results
     uses_devices: bool = True  # the memory of a member's GPUs must be seen free before they are used again
+    answers_calls: bool = False  # a job may answer the calls of a service: it gets a key, and reaches the server
+    #: a job may have ports of its worker (`run.ports`), which can look whether it is ready (`run.ready`)
+    reaches: bool = False
     brings_files: bool = False  # a job may bring files, and keep what it writes into its folder
     outlives_agent: bool = False  # members run on without the agent, and their ends are kept until it has told them
     freezes: bool = False  # members can be frozen, with the memory of their GPUs in the host's RAM, and resumed
-    guests: bool = False  # a member may have the devices of a frozen member, see `Request.guest`; not with fence `none`
+    execs: bool = False  # a command can be run in a running member, with its user, folder, environment and devices
+    holds_stdin: bool = False  # a job may have a terminal that a caller holds (`run.stdin`)
+    exec_instead: str = ""  # where `execs` is false: how else a user gets into a running member
     simulated_only: bool = False  # nothing really runs: only simulated workers may offer it
     fence: str = "agent"
     gpu_enabled: bool = True  # its jobs may have GPUs
@@ -85,11 +90,15 @@ KNOWN: Final[Mapping[str, Capabilities]] = {
         needs_argv=True,
         keeps_output=True,
         ends_streams=True,
+        answers_calls=True,
+        reaches=True,
         brings_files=True,
         outlives_agent=True,
+        execs=True,
+        holds_stdin=True,
         fence="supervisor",
     ),
-    "noop": Capabilities(keeps_output=True, brings_files=True, uses_devices=False, simulated_only=True),
+    "noop": Capabilities(keeps_output=True, reaches=True, brings_files=True, uses_devices=False, simulated_only=True),
     "handler": Capabilities(ends_streams=True, returns_value=True, uses_devices=False, memory_limit=False),
 }
 
@@ -106,13 +115,6 @@ def mode_enforced(hello: Mapping[str, Any], driver: str, mode: str) -> Enforced:
     if told is None:
         return WHOLE if mode == "exclusive" else ADVISORY
     return Enforced(told.get("memory", ADVISORY.memory), told.get("compute", ADVISORY.compute))
-
-
-def takes_guests(hello: Mapping[str, Any], driver: str) -> bool:
-    """Return whether a worker gives devices of frozen jobs to jobs of this driver: only if their members end with the
-    worker's lease."""
-    told = (hello.get("capabilities") or {}).get(driver, {})
-    return bool(told.get("guests")) and told.get("fence") != "none"
 
 
 def mode_resizes(hello: Mapping[str, Any], driver: str, mode: str) -> str:

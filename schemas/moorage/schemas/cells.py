@@ -6,10 +6,8 @@ from typing import Final
 
 FREE: Final = "·"
 LEASED: Final = "#"
-#: its job is frozen, and keeps it
+#: free, and a frozen job waits for it: preemptible jobs alone get it
 FROZEN: Final = "f"
-#: its job is frozen, and a guest has it meanwhile
-GUEST: Final = "g"
 #: sick or quarantined
 SICK: Final = "!"
 #: used by somebody else than moorage
@@ -23,7 +21,6 @@ STATES: Final = {
     FREE: "free",
     LEASED: "leased",
     FROZEN: "frozen",
-    GUEST: "guest",
     SICK: "sick",
     FOREIGN: "foreign",
     NOT_LENT: "not-lent",

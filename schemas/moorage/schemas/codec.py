@@ -141,7 +141,12 @@ def _check_numbers(frame: object) -> None:
     except OverflowError:
         field, found = _widest(msgspec.to_builtins(frame))
         raise refuse(
-            "invalid-argument", "a number does not fit into 64 bits", field=field, found=found, allowed=_NUMBERS
+            "invalid-argument",
+            "a number does not fit into 64 bits",
+            field=field,
+            found=found,
+            allowed=_NUMBERS,
+            next="write it as a text, in quotes",
         ) from None
 
 

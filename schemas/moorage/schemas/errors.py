@@ -22,7 +22,9 @@ CODES: Final[dict[str, tuple[Fault, str]]] = {
     "unknown-version": ("caller", "the frame names a version of the protocol that this scheduler does not speak"),
     "unknown-verb": ("caller", "no such verb, or one that this release does not serve"),
     "not-found": ("caller", "no such job or worker, as of a ledger record acknowledged after the question came"),
+    "unknown-job": ("caller", "a job that `after` names is not known: the tenant has never had it, or it is forgotten"),
     "conflict": ("caller", "this job id is already used for a request with other content"),
+    "service-taken": ("caller", "another live job of the tenant has this service; cancel it, or replace it"),
     "not-permitted": ("caller", "this user may not do that here"),
     "no-match": (
         "fleet",
@@ -32,6 +34,7 @@ CODES: Final[dict[str, tuple[Fault, str]]] = {
     "queue-full": ("fleet", "the queue is at its bound; send again after retry_after_s"),
     "tombstones-full": ("fleet", "too many cancels of unknown jobs are remembered for this tenant"),
     "history-gone": ("fleet", "the job's history is kept no longer, or was never written"),
+    "request-gone": ("fleet", "the job's request, or the archive with its files, is kept no longer: submit it anew"),
     "behind": ("moorage", "what follows the ledger has not read as far as the question yet; ask again"),
     "not-leading": (
         "moorage",
@@ -55,6 +58,10 @@ CODES: Final[dict[str, tuple[Fault, str]]] = {
 
 #: how a worker tells the end of what it was asked to end
 ENDED_AS_ASKED: Final = "end"
+#: and of one that was frozen until its end: its devices did not come free within its grace
+ENDED_FROZEN: Final = "ended while frozen"
+#: how a worker tells the end of what ran under a supervisor that its own release cannot use
+UPGRADED: Final = "upgraded"
 #: how an attempt ended that did not end by itself, as the first word of its `why`: what each means
 ENDS: Final[dict[str, str]] = {
     "start-failed": "the command could not be started: the message says at which step, and why",
@@ -65,7 +72,12 @@ ENDS: Final[dict[str, str]] = {
     "over-memory": "it held more of a shared GPU's memory than its share, and was ended (a CUDA context counts)",
     "mps-fault": "one of its processes had a fatal GPU error, which ended the MPS server that other jobs share",
     "idle": "its GPUs showed no use for longer than its worker's idle_reclaim_s allows, so its worker ended it",
+    "stalled": "it wrote no output and its GPUs did no work for its stall_s, and its on_stall is end: it counts as a"
+    " failure",
+    "not-ready": "its check said not within its within_s that it is ready, so its worker ended it: it counts as a"
+    " failure",
     "end": "its worker ended it when asked to: for a cancel, a drain, a preemption or an act of an operator",
+    UPGRADED: "its worker's new release cannot use the supervisor that ran it, and ended it; no retry is counted",
     "disk": "its folder took more than its worker's folder_bytes, so its worker ended it",
     "not-stored": "it ended well, and the files that it was to keep could not be stored",
     "lost": "its host or its supervisor went away under it; it counts as a loss, and is tried again elsewhere while the"

@@ -110,7 +110,8 @@ class GpuSpec(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
 
     def __post_init__(self) -> None:
         if not 1 <= self.count <= GPUS_PER_REPLICA_MAX:
-            raise ValueError(f"count must be 1..{GPUS_PER_REPLICA_MAX}, found {self.count}")
+            more = " (more are replicas of a gang, as 16x8xH100 with --gang)" if self.count > 0 else ""
+            raise ValueError(f"count must be 1..{GPUS_PER_REPLICA_MAX}{more}, found {self.count}")
         if self.min_memory_mib is not None and not 0 <= self.min_memory_mib <= MEMORY_MIB_MAX:
             raise ValueError(f"min_memory_mib must be 0..{MEMORY_MIB_MAX}, found {self.min_memory_mib}")
         if self.min_compute_capability is not None and not capability_of(self.min_compute_capability):

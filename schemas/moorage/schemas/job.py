@@ -10,13 +10,22 @@ from typing import Any, Final, Literal, get_args
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from moorage.schemas.capabilities import DRIVER_DEFAULT, Capabilities
+from moorage.schemas.capabilities import DRIVER_DEFAULT, KNOWN, Capabilities
 from moorage.schemas.driver_config import Fault, canonical_id, check, devices_asked, image_trouble, is_id, takes_image
 from moorage.schemas.gpu import GPUS_PER_REPLICA_MAX, GpuSpec, Share
+from moorage.schemas.items import ItemsFile, item_of, missing, no_column
 from moorage.schemas.names import ENV_NAME, LABEL_KEY, SECRET_WORDS, is_files, is_job, is_secret
+from moorage.schemas.ranges import NUMBERS_MAX, Ranges, count_of, first_numbers, parse_ranges
+from moorage.schemas.service import Scale, ServiceSpec
+from moorage.schemas.staying import PORTS_MAX, RESTARTS_MAX, Ready
 from moorage.schemas.trouble import Trouble, quoted
 
-REPLICAS_MAX: Final = 1024
+REPLICAS_MAX: Final = NUMBERS_MAX
+#: the most ranks of a gang
+GANG_MAX: Final = 1_024
+#: of a request with `max_failed` 0: the number of replicas, or the percentage of them, whichever is more
+FAILED_MAX: Final = 20
+FAILED_MAX_PERCENT: Final = 5
 PRIORITY_MAX: Final = 100
 ARGV_MAX: Final = 1024
 ENV_MAX: Final = 512
@@ -52,6 +61,11 @@ CHECKPOINT_SIGNALS: Final = (
 )
 
 
+#: jobs that `after` names at most
+AFTER_MAX: Final = 100
+#: which end of a job another one waits for: SUCCEEDED, any, or any but SUCCEEDED
+When = Literal["succeeded", "any", "failed"]
+WHENS: Final[tuple[When, ...]] = get_args(When)
 #: a job's quality of service, the lowest first
 Qos = Literal["low", "medium", "high", "critical"]
 QOS: Final[tuple[Qos, ...]] = get_args(Qos)
@@ -81,10 +95,10 @@ class Run(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omi
     """The workload of every replica. Durations are in seconds.
 
     The checkpoint signal is sent once in each attempt: before `timeout_s` or the job's `deadline_s` ends it (at once if
-    less time is left than `checkpoint_before_s`), before a planned drain, a failing GPU or a preemption ends it, and to
-    a guest before it gives its devices back. It goes to the main process, or, if that has no handler for it, to the
-    nearest processes below it that have one, and never to a process that it would kill. A function sees
-    `context.checkpoint_asked`. In all other cases a job ends by SIGTERM, and has `grace_s` to save what there is.
+    less time is left than `checkpoint_before_s`), and before a planned drain, a failing GPU or a preemption ends it. It
+    goes to the main process, or, if that has no handler for it, to the nearest processes below it that have one, and
+    never to a process that it would kill. A function sees `context.checkpoint_asked`. In all other cases a job ends by
+    SIGTERM, and has `grace_s` to save what there is.
     """
 
     driver: str = DRIVER_DEFAULT  # name of the driver; workers say in hello which drivers they have
@@ -96,6 +110,10 @@ class Run(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omi
     #: SHA-256 of the tar file that is unpacked into the attempt's folder before it starts. It is the name of an object
     #: in the tenant's bucket `<PREFIX>_FILES_<tenant>`, compressed by gzip
     files: str | None = None
+    #: what each replica works on, by its number: a list of texts or JSON values, or a file among `files`. A replica
+    #: reads its item in `MOORAGE_ITEM`, a column in `MOORAGE_ITEM_<COLUMN>`; in `argv`, `{item}` and `{column}` stand
+    #: for them, and `{{` for a brace. Without `replicas` and `indices` a list has a replica for each item
+    items: list[Any] | ItemsFile | None = None
     #: patterns as in a .gitignore: the files of the attempt's folder that are stored at its end, before the job has
     #: SUCCEEDED
     keep: list[str] = []
@@ -104,6 +122,24 @@ class Run(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omi
     grace_s: float = 10.0  # seconds from SIGTERM to SIGKILL
     checkpoint_signal: str | None = None  # signal that gives the job time to save, such as SIGUSR1; see above
     checkpoint_before_s: float = 60.0  # seconds from that signal to the end of the attempt
+    #: seconds without output and progress, on GPUs that do no work all the while, after which an attempt counts as
+    #: stalled; null: never. A GPU does no work at 0 %, and at 100 % with low power
+    stall_s: float | None = None
+    #: action for a stalled attempt: an event once (`warn`), or its end as a failure (`end`)
+    on_stall: Literal["warn", "end"] = "warn"
+    #: whether a replica whose attempt has ended starts again, outside of `retries` and `retries_on_lost`: after an end
+    #: without success (`on-failure`), or after any (`always`). It waits 1 s, then twice as long each time, at most 5
+    #: min; an attempt that ran for 10 min makes it 1 s again. Only a cancel, `deadline_s` and `max_restarts` end it
+    restart: Literal["never", "on-failure", "always"] = "never"
+    max_restarts: int | None = None  # most such further attempts of one replica; null sets no bound
+    ready: Ready | None = None  # how the worker finds out that an attempt is ready for work; null: it does not look
+    #: ports of the worker for each replica, 0..16, in the variables `PORT`, `PORT_1` and so on; see the worker's
+    #: setting `ports`
+    ports: int = 0
+    #: where standard input comes from: nowhere, or a terminal that a caller holds (`stream`). Its screen is also the
+    #: stored standard output. A caller holds it by the verb `exec` with `attach`. The end of input follows 60 s after a
+    #: caller was lost, and 60 s after the start if none came; not after one that left it by its own will (`DETACH`)
+    stdin: Literal["none", "stream"] = "none"
 
     def __post_init__(self) -> None:
         check_command(self.driver, self.argv)
@@ -112,11 +148,18 @@ class Run(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omi
         check_duration("timeout_s", self.timeout_s)
         check_duration("grace_s", self.grace_s)
         check_duration("checkpoint_before_s", self.checkpoint_before_s)
+        check_duration("stall_s", self.stall_s)
+        if self.stall_s is not None and self.stall_s < 1:
+            raise ValueError(f"stall_s must be at least 1 second, found {self.stall_s:g}")
+        if self.max_restarts is not None and not 1 <= self.max_restarts <= RESTARTS_MAX:
+            raise ValueError(f"max_restarts must be 1..{RESTARTS_MAX}, found {self.max_restarts}")
+        if not 0 <= self.ports <= PORTS_MAX:
+            raise ValueError(f"ports must be 0..{PORTS_MAX}, found {self.ports}")
 
     @property
-    def needs_folder(self) -> bool:
-        """Whether the workload can only run if its attempt has a folder of its own."""
-        return self.files is not None or bool(self.keep) or (self.cwd is not None and not self.cwd.startswith("/"))
+    def stays(self) -> bool:
+        """Whether an attempt that ends badly is followed by another one, however many there were."""
+        return self.restart != "never"
 
 
 def check_command(driver: str, argv: list[str]) -> None:
@@ -188,6 +231,31 @@ def _command_trouble(run: Run) -> Trouble | None:
             return Trouble(
                 f"run.env.{name}.secret", "secret must be the name of a secret", quoted(value.secret), SECRET_WORDS
             )
+    return None
+
+
+def _items_trouble(run: Run) -> Trouble | None:
+    items = run.items
+    if items is None:
+        return None
+    if isinstance(items, ItemsFile):
+        if run.files is None:
+            message = "file is one of the job's files, and it brings none"
+            return Trouble("run.items.file", message, quoted(items.file), "a file among files, or a list of items")
+        if not items.file.strip("./") or not stays_below(items.file) or len(items.file) > WORD_CHARS_MAX:
+            message = "file must be the path of a file among the job's files"
+            allowed = f"a path below the job's folder, of at most {WORD_CHARS_MAX} characters"
+            return Trouble("run.items.file", message, quoted(items.file[:80]), allowed)
+        return None
+    for at, value in enumerate(items):
+        try:
+            item = item_of(value)
+        except ValueError as error:
+            wanted, _, found = str(error).partition(", found ")
+            return Trouble(f"run.items[{at}]", f"items[{at}] {wanted}", found, wanted.removeprefix("must "))
+        if name := missing(run.argv, item.columns):
+            message = no_column(name, item.columns, f"item {at}")
+            return Trouble("run.argv", message, f"{{{name}}}", "{item}, or {column} for a column of every item")
     return None
 
 
@@ -297,11 +365,30 @@ class Template(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True
     labels: dict[str, str] = {}  # the same as `labels`
 
 
+class After(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):
+    """A job whose end another job waits for."""
+
+    job: str  # its id, of the same tenant; known, so it was accepted before
+    when: When = "succeeded"  # the end that counts: SUCCEEDED, any, or `failed`: any but SUCCEEDED
+
+    def __post_init__(self) -> None:
+        if not is_job(self.job):
+            raise ValueError(f"job must match [A-Za-z0-9_-]{{1,64}}, found {self.job[:80]!r}")
+
+
 class Request(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):
     """What a service asks for. Only `run` is required. Unknown fields are refused."""
 
     job: str | None = None  # the job's id, `[A-Za-z0-9_-]{1,64}`: it makes sending a request twice harmless
-    replicas: int = 1  # number of copies of `run`, 1..1024, each with `gpu.count` GPUs of one host
+    #: number of copies of `run`, 1..1000000 (of a gang 1..1024), each with `gpu.count` GPUs of one host. With `service`
+    #: also `{"min": 1, "max": 8, "wait_target_ms": 200}`: as many as the calls need
+    replicas: int | Scale = 1
+    #: the numbers of the copies, as in `0-99,205`; null numbers them from 0 on. Each copy reads its own in
+    #: `MOORAGE_INDEX`
+    indices: str | None = None
+    max_running: int | None = None  # most replicas that run at once; null sets no bound
+    #: number of failed replicas at which the others are cancelled; 0 is 20, or 5 % of them if that is more; null: never
+    max_failed: int | None = 0
     priority: int = 50  # 0..100, higher first
     gpu: GpuSpec | None = None  # GPUs of each replica; null asks for none
     resources: Resources | None = None  # the host's CPU cores and memory for each replica; null counts none
@@ -311,7 +398,9 @@ class Request(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
     #: each driver's own settings, as `{"process": {"gpu_device_ids": ["0"]}}`; those of the job's driver are checked
     driver_config: dict[str, Any] = {}
     deadline_s: float | None = None  # most seconds for the whole job, from its acceptance
-    start_within_s: float | None = None  # most seconds until its first start; then it is EXPIRED
+    #: most seconds until its first start; then it is EXPIRED. Of several replicas those that wait are EXPIRED if none
+    #: was placed for so long
+    start_within_s: float | None = None
     retries: int = 0  # number of further attempts after a failure
     retries_on_lost: int = 3  # number of further attempts after its worker was lost
     #: action if its worker is cut off: end it and start it elsewhere, or let it live and wait for that worker
@@ -325,17 +414,38 @@ class Request(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
     resource_requirements: ResourceRequirements | None = None
     #: the same as `driver_config`, `run.image`, `run.env` and `labels`, as OpenShell asks
     template: Template | None = None
-    #: whether it may have the GPUs of a frozen job if no others are free, until that job needs them: then it ends
-    #: within its grace, and is queued again
-    guest: bool = False
+    #: whether it ends within its grace, and is queued again, as soon as a job that is not preemptible could start in
+    #: its place, or a frozen job needs its GPUs again. It may also have the GPUs of frozen jobs, which others may not
+    preemptible: bool = False
+    #: the service whose calls its attempts answer, as `{"name": "embed", "concurrency": 8}`; null is none
+    service: ServiceSpec | None = None
+    #: id of the live job with the same service that this one replaces: as many replicas of it end as this one has ready
+    #: in their place, so it needs `run.ready`. If this one finds no place, one of the other gives up its own
+    instead_of: str | None = None
     #: order in which a worker freezes unused jobs: `low` first, `critical` not at all by default
     qos: Qos = "medium"
+    #: jobs that have to end before it starts, at most 100: ids, each of which has to be SUCCEEDED, or
+    #: `{"job": "prep", "when": "any"}`. If one ends otherwise, this one is CANCELLED
+    after: list[str | After] = []
+    #: seconds from its acceptance during which it is in no queue; `deadline_s` counts meanwhile, `start_within_s` not
+    start_after_s: float | None = None
+    again_of: str | None = None  # the job of which it is a run again, as the verb `again` answers it; a note
 
     def __post_init__(self) -> None:
         if self.job is not None and not is_job(self.job):
             raise ValueError(f"job must match [A-Za-z0-9_-]{{1,64}}, found {self.job[:80]!r}")
-        if not 1 <= self.replicas <= REPLICAS_MAX:
+        if self.again_of is not None and not is_job(self.again_of):
+            raise ValueError(f"again_of must be the id of a job, found {self.again_of[:80]!r}")
+        if self.replicas != 1 and not 1 <= self.copies <= REPLICAS_MAX:
             raise ValueError(f"replicas must be 1..{REPLICAS_MAX}, found {self.replicas}")
+        if self.indices is not None:
+            self._take_indices(self.indices)
+        if self.run is not None and isinstance(self.run.items, list):
+            self._take_items(len(self.run.items))
+        if self.max_running is not None and not 1 <= self.max_running <= REPLICAS_MAX:
+            raise ValueError(f"max_running must be 1..{REPLICAS_MAX}, found {self.max_running}")
+        if self.max_failed is not None and not 0 <= self.max_failed <= REPLICAS_MAX:
+            raise ValueError(f"max_failed must be 0..{REPLICAS_MAX}, found {self.max_failed}")
         if not 0 <= self.priority <= PRIORITY_MAX:
             raise ValueError(f"priority must be 0..{PRIORITY_MAX}, found {self.priority}")
         if self.run is None:
@@ -348,12 +458,20 @@ class Request(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
             raise ValueError(f"if_seq must be a ledger sequence, 0..{2**63 - 1}, found {self.if_seq}")
         check_duration("deadline_s", self.deadline_s)
         check_duration("start_within_s", self.start_within_s)
+        if self.start_after_s is not None:
+            check_duration("start_after_s", self.start_after_s)
+            if self.deadline_s is not None and self.deadline_s <= self.start_after_s:
+                raise ValueError(
+                    f"deadline_s must be above start_after_s = {self.start_after_s:g}: both count from its acceptance"
+                )
         if self.template is not None:
             self._read_template(self.template, self.run)
         if self.resource_requirements is not None:
             self._read_amounts(self.resource_requirements)
         if self.requires or self.labels:
             self._check_labels()
+        if self.after:
+            self._read_after()
         if self.on_partition == "keep" and self.gpu is not None and self.gpu.scheduling == "gang":
             raise ValueError("on_partition must be kill for a gang, found keep")  # a kept rank would hold up the rest
         if self.resource_requirements is not None and self.gpu is not None:
@@ -394,6 +512,24 @@ class Request(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
         kept = None if wanted.gpu is None else ResourceRequirements(wanted.gpu)
         msgspec.structs.force_setattr(self, "resource_requirements", kept)
 
+    def _read_after(self) -> None:
+        """Make an `After` of each id in `after`: equal requests are equal in either form."""
+        for each in self.after:
+            if isinstance(each, str) and not is_job(each):
+                raise ValueError(f"after must match [A-Za-z0-9_-]{{1,64}}, found {each[:80]!r}")
+        found = [After(each) if isinstance(each, str) else each for each in self.after]
+        if len(found) > AFTER_MAX:
+            raise ValueError(f"after must name at most {AFTER_MAX} jobs, found {len(found)}")
+        names = [each.job for each in found]
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise ValueError(f"after must name each job once, found {twice[0]} twice")
+        msgspec.structs.force_setattr(self, "after", found)
+
+    @property
+    def awaited(self) -> list[After]:
+        """The jobs that have to end before it starts."""
+        return [each for each in self.after if isinstance(each, After)]
+
     def _check_labels(self) -> None:
         for name, keys in (("requires", self.requires.keys()), ("labels", self.labels.keys())):
             if len(keys) > LABELS_MAX:
@@ -429,38 +565,177 @@ class Request(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
         """
         return (
             _command_trouble(self.workload)
+            or _items_trouble(self.workload)
             or (None if self.gpu is None else self.gpu.trouble)
             or self._distributed_trouble
-            or self._guest_trouble
+            or self._gang_trouble
+            or self._preemptible_trouble
+            or self._service_trouble
+            or self._instead_trouble
+            or self._staying_trouble
+            or self._scale_trouble
             or self._length_trouble
             or _checkpoint_trouble(self.workload)
+            or self._stall_trouble
             or self._driver_trouble
         )
+
+    def _take_indices(self, text: str) -> None:
+        """Set the number of replicas from their numbers. Raises ValueError for numbers that do not fit."""
+        try:
+            numbers = parse_ranges(text)
+        except ValueError as error:
+            raise ValueError(f"indices must be {error}") from None
+        count = count_of(numbers)
+        if isinstance(self.replicas, Scale):
+            raise ValueError("indices must be left out where replicas has min and max: those are numbered from 0 on")
+        if self.replicas not in (1, count):
+            raise ValueError(f"replicas must be left out, or be {count} as indices says, found {self.replicas}")
+        msgspec.structs.force_setattr(self, "replicas", count)
+
+    def _take_items(self, count: int) -> None:
+        """Set the number of replicas from the number of items. Raises ValueError for a replica without an item."""
+        if not count:
+            raise ValueError("run.items must have an item for each replica, found none")
+        if self.indices is None:
+            if self.replicas not in (1, count):
+                raise ValueError(
+                    f"replicas must be left out, or be {count} as run.items says, found {self.replicas};"
+                    " indices names some of them"
+                )
+            msgspec.structs.force_setattr(self, "replicas", count)
+        elif (last := self.numbers[-1][1]) >= count:
+            raise ValueError(f"indices must be numbers of items, 0..{count - 1}, found {last}")
+
+    @property
+    def copies(self) -> int:
+        """The number of copies of `run`; the most that there may be where their number follows the calls."""
+        return self.replicas.max if isinstance(self.replicas, Scale) else self.replicas
+
+    @property
+    def scale(self) -> Scale | None:
+        """The bounds of the number of copies that run, where this follows the calls of its service; else None."""
+        return self.replicas if isinstance(self.replicas, Scale) else None
+
+    @property
+    def numbers(self) -> Ranges:
+        """The numbers of its replicas."""
+        return first_numbers(self.copies) if self.indices is None else parse_ranges(self.indices)
+
+    @property
+    def failed_max(self) -> int | None:
+        """The number of failed replicas at which the others are cancelled; None for never."""
+        if self.max_failed == 0:
+            return max(FAILED_MAX, self.copies * FAILED_MAX_PERCENT // 100)
+        return self.max_failed
+
+    @property
+    def _gang_trouble(self) -> Trouble | None:
+        if self.gpu is None or self.gpu.effective_scheduling != "gang":
+            return None
+        if self.copies > GANG_MAX:
+            found = f"{self.copies} replicas"
+            return Trouble("replicas", f"a gang has at most {GANG_MAX} ranks", found, f"1..{GANG_MAX}")
+        for field, value in (("indices", self.indices), ("max_running", self.max_running)):
+            if value is not None:
+                message = f"ranks of a gang run together and are numbered from 0 on, so it has no {field}"
+                return Trouble(field, message, str(value), "leave it out, or no gang")
+        return None
 
     @property
     def _distributed_trouble(self) -> Trouble | None:
         gpu = self.gpu
-        if gpu is None or gpu.distributed is None or self.replicas == 1 or gpu.scheduling == "gang":
+        if gpu is None or gpu.distributed is None or self.copies == 1 or gpu.scheduling == "gang":
             return None
         message = "distributed with several replicas needs scheduling gang: its ranks start together or not at all"
-        return Trouble("gpu.distributed", message, f"{self.replicas} replicas", 'scheduling "gang", or one replica')
+        return Trouble("gpu.distributed", message, f"{self.copies} replicas", 'scheduling "gang", or one replica')
 
     @property
-    def _guest_trouble(self) -> Trouble | None:
-        if not self.guest:
+    def _preemptible_trouble(self) -> Trouble | None:
+        if not self.preemptible:
             return None
         gpu = self.effective_gpu
-        if gpu is None:
-            return Trouble("guest", "a guest needs GPUs", "no gpu", "false without a gpu")
-        if gpu.effective_sharing != "exclusive":
-            return Trouble("guest", "a guest may not share a GPU", gpu.effective_sharing, "false with sharing")
-        if gpu.effective_scheduling == "gang":
-            return Trouble("guest", "ranks of a gang may not be guests: the end of one would end all", "gang", "false")
-        if gpu.profile is not None:
-            return Trouble("guest", "a guest gets whole GPUs", quoted(gpu.profile), "false with a profile")
+        if gpu is not None and gpu.effective_sharing != "exclusive":
+            why = "the end of a job that shares a GPU makes no room"
+            return Trouble("preemptible", why, gpu.effective_sharing, "false with sharing")
+        if gpu is not None and gpu.effective_scheduling == "gang":
+            why = "ranks of a gang may not be preemptible: the end of one would end all"
+            return Trouble("preemptible", why, "gang", "false")
         if self.on_partition == "keep":
-            return Trouble("on_partition", "a guest ends with its worker's lease", "keep", "kill with guest")
+            why = "a preemptible job ends with its worker's lease"
+            return Trouble("on_partition", why, "keep", "kill with preemptible")
         return None
+
+    @property
+    def _stall_trouble(self) -> Trouble | None:
+        run = self.workload
+        if run.stall_s is not None and self.effective_gpu is None:
+            message = "stall_s looks at the work of GPUs, and the request asks for none"
+            return Trouble("run.stall_s", message, f"{run.stall_s:g}", "null without a gpu")
+        if run.stall_s is None and run.on_stall != "warn":
+            message = "on_stall needs stall_s: after how many seconds an attempt counts as stalled"
+            return Trouble("run.on_stall", message, run.on_stall, "warn without stall_s")
+        return None
+
+    @property
+    def is_gang(self) -> bool:
+        """Whether it has several replicas, which start together and end together."""
+        gpu = self.gpu
+        return self.copies > 1 and gpu is not None and gpu.effective_scheduling == "gang"
+
+    @property
+    def _service_trouble(self) -> Trouble | None:
+        """What keeps its attempts from answering calls, as far as it is the same on every worker."""
+        if self.service is None:
+            return None
+        driver = self.workload.driver
+        if driver in KNOWN and not KNOWN[driver].answers_calls:  # of the others their workers say it
+            message = f"jobs of the driver {driver} cannot answer the calls of a service"
+            return Trouble("run.driver", message, quoted(driver), f"{DRIVER_DEFAULT}, for one")
+        if self.gpu is not None and self.gpu.scheduling == "gang" and self.copies > 1:
+            return Trouble("service", "the ranks of a gang are no members of a service", "gang", "null with a gang")
+        return self.service.trouble
+
+    @property
+    def _instead_trouble(self) -> Trouble | None:
+        """What is wrong with the job that it replaces; None if nothing is."""
+        if self.instead_of is None:
+            return None
+        if self.service is None:
+            message = "instead_of replaces a job with the same service, and the request names none"
+            return Trouble("instead_of", message, quoted(self.instead_of), "null without a service")
+        if not is_job(self.instead_of):
+            message = "instead_of must be the id of a job"
+            return Trouble("instead_of", message, quoted(self.instead_of[:80]), "[A-Za-z0-9_-]{1,64}")
+        if self.workload.ready is None:  # a replica that only runs may still load, or fail
+            message = (
+                f"job {self.instead_of} ends as far as this one is ready in its place, and nothing says when it is"
+            )
+            return Trouble("run.ready", message, "null", "with instead_of a check: call, tcp, http or file")
+        return None
+
+    @property
+    def _staying_trouble(self) -> Trouble | None:
+        """What is wrong with when it starts again and when it is ready; None if nothing is."""
+        run = self.workload
+        if run.max_restarts is not None and not run.stays:
+            message = "max_restarts needs restart: on-failure or always"
+            return Trouble("run.max_restarts", message, run.max_restarts, "null with restart never")
+        if run.stays and self.retries:
+            message = f"retries are further attempts that restart {run.restart} has without them"
+            return Trouble("retries", message, self.retries, "0 with restart; max_restarts bounds it")
+        if run.stays and self.is_gang:
+            message = "the ranks of a gang start together or not at all, so none starts again alone"
+            return Trouble("run.restart", message, run.restart, "never with a gang; retries start all ranks again")
+        if run.ready is None and not run.ports:
+            return None
+        if run.driver in KNOWN and not KNOWN[run.driver].reaches:  # of the others their workers say it
+            field = "run.ports" if run.ports else "run.ready"
+            message = f"jobs of the driver {run.driver} have no ports of their worker, which cannot look at them either"
+            return Trouble(field, message, quoted(run.driver), f"{DRIVER_DEFAULT}, for one")
+        if run.ready is None:
+            return None
+        return run.ready.trouble(run.ports, serves=self.service is not None)
 
     @property
     def blocks(self) -> dict[str, Any]:
@@ -496,6 +771,14 @@ class Request(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
     def driver_fault(self, capabilities: Capabilities | None) -> Fault | None:
         """Return the fault in what the request says to its driver, or None; see `driver_config.check`."""
         driver = self.workload.driver
+        if self.workload.stdin != "none":
+            can = KNOWN.get(driver) if capabilities is None else capabilities  # of the others their workers say it
+            if can is not None and not can.holds_stdin:
+                instead = f": {can.exec_instead}" if can.exec_instead else ""
+                message = f"jobs of the driver {driver} have no terminal that a caller holds{instead}"
+                allowed = "none, or another driver, as process, docker or podman"
+                trouble = Trouble("run.stdin", message, quoted(self.workload.stdin), allowed)
+                return Fault("invalid-argument", trouble)
         block = self.blocks.get(driver, msgspec.UNSET)
         return check(driver, block, self.effective_gpu, capabilities, self._interim)
 
@@ -527,6 +810,21 @@ class Request(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
         return image_trouble(driver, self.image, f"driver_config.{driver}.image" if named else "run.image")
 
     @property
+    def _scale_trouble(self) -> Trouble | None:
+        if not isinstance(self.replicas, Scale):
+            return None
+        if self.service is None:
+            message = "replicas with min and max follows the calls of a service, and the request has none"
+            return Trouble("replicas", message, "null as service", "a number, or name the service")
+        if self.max_running is not None:
+            message = "replicas.max says already how many run at once"
+            return Trouble("max_running", message, self.max_running, "leave it out with replicas.max")
+        if self.start_within_s is not None and not self.replicas.min:
+            message = "a service without members starts with its first call, whenever that comes"
+            return Trouble("start_within_s", message, f"{self.start_within_s:g}", "leave it out with replicas.min 0")
+        return None
+
+    @property
     def _length_trouble(self) -> Trouble | None:
         """A vendor, a list of `requires` or a value in one that is too long; None if there is none."""
         gpu = self.gpu
@@ -554,6 +852,8 @@ class Request(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
 # ------------------------------------------------------------------------------------------------------- states
 
 ACCEPTED: Final = "ACCEPTED"  # of a job as a whole: its first transition, and no state of a replica
+READY: Final = "READY"  # beside RUNNING: its worker has seen that it is ready for work; no state of a replica either
+NOT_READY: Final = "NOT_READY"  # and that it is not any more
 QUEUED: Final = "QUEUED"
 PLACED: Final = "PLACED"
 CLAIMED: Final = "CLAIMED"
@@ -570,7 +870,7 @@ TIMED_OUT: Final = "TIMED_OUT"
 CANCELLED: Final = "CANCELLED"
 EXPIRED: Final = "EXPIRED"
 REJECTED: Final = "REJECTED"
-FROZEN: Final = "FROZEN"  # an operator had it frozen: it keeps its devices, and their memory is in the host's RAM
+FROZEN: Final = "FROZEN"  # its processes are frozen: they hold no GPU, and its GPU memory is in the host's RAM
 
 #: The states of a replica by number, as the ledger writes them. Append only: numbers are in every ledger.
 STATES: Final = (
@@ -603,7 +903,7 @@ TRANSITIONS: Final[dict[str, frozenset[str]]] = {
     EXITED: frozenset({SUCCEEDED, QUEUED, FAILED, CANCELLED, TIMED_OUT}),
     ENDING: frozenset({QUEUED, FAILED, TIMED_OUT, CANCELLED, SUCCEEDED, CANCELLING, LOST_KEPT, EXITED}),
     CANCELLING: frozenset({CANCELLED, SUCCEEDED}),
-    LOST_KEPT: frozenset({RUNNING, SUCCEEDED, FAILED, TIMED_OUT, QUEUED, CANCELLED}),
+    LOST_KEPT: frozenset({RUNNING, FROZEN, SUCCEEDED, FAILED, TIMED_OUT, QUEUED, CANCELLED}),
     SUCCEEDED: frozenset(),
     FAILED: frozenset(),
     TIMED_OUT: frozenset(),
@@ -613,7 +913,8 @@ TRANSITIONS: Final[dict[str, frozenset[str]]] = {
 }
 
 _WORST_FIRST: Final = (REJECTED, FAILED, TIMED_OUT, EXPIRED, CANCELLED, SUCCEEDED)
-_LIVE_FIRST: Final = (CANCELLING, ENDING, RUNNING, FROZEN, LOST_KEPT, CLAIMED, PLACED, EXITED, QUEUED)
+#: a job whose replicas are ended is told so once nothing else of it goes on
+_LIVE_FIRST: Final = (RUNNING, FROZEN, LOST_KEPT, CLAIMED, PLACED, QUEUED, ENDING, CANCELLING, EXITED)
 
 
 def derive_state(states: set[str]) -> str:

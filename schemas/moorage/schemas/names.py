@@ -6,8 +6,11 @@ import re
 from typing import Final
 
 TENANT: Final = re.compile(r"[a-z0-9-]{1,32}")
-JOB: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
+JOB_CHARS_MAX: Final = 64
+JOB: Final = re.compile(rf"[A-Za-z0-9_-]{{1,{JOB_CHARS_MAX}}}")
 WORKER: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
+#: a service that answers calls: the last word of their subject
+SERVICE: Final = re.compile(r"[a-z0-9_-]{1,48}")
 LABEL_KEY: Final = re.compile(r"[A-Za-z0-9_./-]{1,63}")
 ENV_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,255}")
 #: the file of a secret in a worker's folder of secrets
@@ -27,6 +30,7 @@ is_files = FILES.fullmatch
 is_tenant = TENANT.fullmatch
 is_job = JOB.fullmatch
 is_worker = WORKER.fullmatch
+is_service = SERVICE.fullmatch
 
 
 def is_secret(name: str) -> bool:

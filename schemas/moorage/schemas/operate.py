@@ -18,6 +18,7 @@ from moorage.schemas.errors import Problem, Refused
 from moorage.schemas.gpu import MEMORY_MIB_MAX
 from moorage.schemas.job import PRIORITY_MAX
 from moorage.schemas.names import JOB, TENANT, WORKER, is_job, is_tenant, is_worker
+from moorage.schemas.ranges import parse_ranges
 
 BY_CHARS_MAX: Final = 64
 WHY_CHARS_MAX: Final = 200
@@ -145,6 +146,15 @@ class ReleaseAct(_Act, frozen=True, kw_only=True):
             _check_job(self.job)
 
 
+def check_replicas(text: str | None) -> None:
+    """Raise ValueError if a text is not replicas such as `0-99,205`; None is all of them."""
+    if text is not None:
+        try:
+            parse_ranges(text)
+        except ValueError as error:
+            raise ValueError(f"replicas must be {error}") from None
+
+
 class _JobAct(_Act, frozen=True, kw_only=True):
     tenant: str
     job: str
@@ -158,9 +168,16 @@ class _JobAct(_Act, frozen=True, kw_only=True):
 class RequeueAct(_JobAct, frozen=True, kw_only=True):
     """`requeue`: end what runs or is placed of a job, within the job's grace; it then waits for a new attempt.
 
-    This costs no retry. A replica that is kept through a partition is given up, on the operator's word that it is over.
+    With `replicas`, as in `0-9,205`, only these. This costs no retry. A replica that is kept through a partition is
+    given up, on the operator's word that it is over.
     Refused with `not-found`, and with `failed-precondition` for a job that is over.
     """
+
+    replicas: str | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_replicas(self.replicas)
 
 
 class FreezeAct(_JobAct, frozen=True, kw_only=True):

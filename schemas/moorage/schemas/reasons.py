@@ -1,7 +1,7 @@
 """Every reason for which a job waits: its name, its meaning, what ends the wait, and what a user can do.
 
 A new reason is one entry here; everything that shows reasons reads the entry. A reason which says that no worker has
-what a request asks for also has a filter, in `core/filters.py` of the scheduler. The names are part of the API.
+what a request asks for also has a filter, in `core/fleet/filters.py` of the scheduler. The names are part of the API.
 """
 
 from __future__ import annotations
@@ -91,6 +91,18 @@ NO_MEMORY_LIMIT: Final = add(
     "leave out resources.enforce, or have an operator give a worker the memory controller of its cgroup",
     ends=Ends.NEVER,
 )
+NO_CALLS: Final = add(
+    "no-calls",
+    "it answers the calls of a service, and no remaining worker lets jobs of its driver reach the server",
+    "ask for a driver with answers_calls (moorage fleet --json), or have an operator give its containers a network",
+    ends=Ends.NEVER,
+)
+NO_PORTS: Final = add(
+    "no-ports",
+    "it asks for run.ports or run.ready, and no remaining worker gives that to jobs of its driver",
+    'ask for fewer ports or another driver, or have an operator set ports = "20000-29999" in a worker\'s settings',
+    ends=Ends.NEVER,
+)
 LABEL: Final = add(
     "label",
     "no remaining worker has all the labels that it requires",
@@ -163,7 +175,8 @@ SLOT_MODE: Final = add(
 COUNT: Final = add(
     "count",
     "no remaining worker has as many matching GPUs as one replica asks for",
-    "ask for fewer GPUs per replica: all GPUs of one replica must be on one host",
+    "ask for fewer GPUs per replica, as all GPUs of one replica must be on one host; the replicas of a gang may be on"
+    " several (--gpu 8x8xH100 --gang)",
     ends=Ends.NEVER,
     cures=_REQUEST,
 )
@@ -211,6 +224,13 @@ BUSY: Final = add(
     "busy",
     "jobs lease the GPUs that it needs",
     "wait, or cancel what you need no longer: moorage ls --state RUNNING",
+    cures=_REQUEST,
+)
+FROZEN_HERE: Final = add(
+    "frozen-here",
+    "unleased GPUs could run it, but frozen jobs wait for them: until those have ended, only preemptible jobs get them",
+    "say --preemptible if it may be ended for those jobs, or cancel them: moorage ls --state FROZEN",
+    ends=Ends.BY_ACT,
     cures=_REQUEST,
 )
 SICK: Final = add(
@@ -269,6 +289,28 @@ SCHEDULER_FAILED: Final = add(
     ends=Ends.BY_ACT,
     cures=(Cure.RELEASE,),
 )
+MAX_RUNNING: Final = add(
+    "max-running",
+    "as many of its replicas run as its own max_running lets run at once; the next starts as soon as one has ended",
+    "wait, or submit it again with a higher max_running",
+)
+AFTER: Final = add(
+    "after",
+    "it starts once the jobs that it names in `after` have ended as it asks; until then it has no place in the queue",
+    "wait for those jobs, or submit it again without --after",
+    cures=_REQUEST,
+)
+NOT_BEFORE: Final = add(
+    "not-before",
+    "it was submitted for a time that is still to come; until then it has no place in the queue",
+    "wait for that time, or submit it again without --at",
+    cures=_REQUEST,
+)
+SCALED: Final = add(
+    "scaled",
+    "as many members of its service run as its calls need",
+    "call it: more members start when calls wait; or submit it again with a higher replicas.min",
+)
 LIMIT: Final = add(
     "limit",
     "it would take its tenant over its limit of leased GPUs, or an earlier job of the tenant waits for room under it",
@@ -276,7 +318,9 @@ LIMIT: Final = add(
     cures=(Cure.LIMIT, Cure.REQUEST),
 )
 BACKOFF: Final = add(
-    "backoff", "its last attempt failed, was lost or was refused, and the next one begins after a pause"
+    "backoff",
+    "its last attempt ended, was lost or was refused, and the next one begins after a pause",
+    "wait; moorage logs shows what its last attempt wrote",
 )
 CONTENDED: Final = add(
     "contended",

@@ -18,6 +18,8 @@ from moorage.schemas.memo import Memo
 #: bodies that the cache holds at most, then it is emptied; and the bytes of one body
 KNOWN_MAX: Final = 1024
 BYTES_MAX: Final = 4096
+#: longer bodies that it holds at most, each of one job: its request is asked for at each placement of its replicas
+LONG_MAX: Final = 8
 _NAMED: Final = re.compile(rb'\{\s*"job"\s*:\s*"([A-Za-z0-9_-]{1,64})"\s*,').match
 
 _FIXSTR: Final = tuple(bytes((0xA0 | size,)) for size in range(32))
@@ -54,9 +56,12 @@ class RequestCache:
 
     def __init__(self) -> None:
         self._known: Memo[bytes, CachedRequest | None] = Memo(KNOWN_MAX)
+        self._long: Memo[bytes, CachedRequest] = Memo(LONG_MAX)
 
     def read(self, body: bytes) -> tuple[str | None, CachedRequest]:
         """Return the job's name, if the body has one, and the request. Raises `Refused` as `decode_request` does."""
+        if len(body) > BYTES_MAX and (long := self._long.get(body)) is not None:
+            return long.request.job, long
         named = _NAMED(body)
         if named is None:
             asked = CachedRequest(decode_request(body))
@@ -67,7 +72,9 @@ class RequestCache:
         if found is not None:
             return named[1].decode(), found
         request = decode_request(body)
-        if len(rest) <= BYTES_MAX and request.job == named[1].decode():
+        if len(rest) > BYTES_MAX:
+            return request.job, self._long.put(body, CachedRequest(request))
+        if request.job == named[1].decode():
             if rest not in known:  # decoded once more, without the name, only when it comes a second time
                 known.put(rest, None)
             elif b'"job"' not in rest and b"\\" not in rest:  # no second `job` key, nor an escaped one

@@ -1,4 +1,4 @@
-"""The rights of the five roles: the subjects to which each may publish and subscribe, and its inbox. They follow from
+"""The rights of the six roles: the subjects to which each may publish and subscribe, and its inbox. They follow from
 the table of subjects.
 
 The permission templates, the reference page and the scheduler's check of reply subjects all come from here. The asker
@@ -14,9 +14,9 @@ from typing import Final, Literal, NamedTuple, get_args
 
 from moorage.schemas.actors import NO_OPERATOR
 from moorage.schemas.names import is_worker
-from moorage.schemas.subjects import SubjectRow, Subjects
+from moorage.schemas.subjects import EXEC, MAY_EXEC, SubjectRow, Subjects
 
-Role = Literal["submitter", "operator", "observer", "worker", "scheduler"]
+Role = Literal["submitter", "operator", "observer", "worker", "service", "scheduler"]
 ROLE_NAMES: Final[tuple[Role, ...]] = get_args(Role)
 #: what a role is, and the words of the table's columns that mean it
 ROLES: Final[dict[Role, tuple[str, tuple[str, ...]]]] = {
@@ -24,6 +24,7 @@ ROLES: Final[dict[Role, tuple[str, tuple[str, ...]]]] = {
     "operator": ("who runs the fleet", ("operator", "operators", "observers")),
     "observer": ("dashboards: all that is public, no tenant's job", ("observers",)),
     "worker": ("one machine, by its id", ("worker", "workers", "that worker")),
+    "service": ("members of a tenant's services, which answer calls", ("service",)),
     "scheduler": ("leaders and standbys", ("leader", "schedulers", "scheduler")),
 }
 #: what operators may ask of any tenant, whose events they hear as well
@@ -47,12 +48,14 @@ _STREAM_VERBS: Final = ("CREATE", "UPDATE", "INFO", "PURGE", "MSG.GET", "MSG.DEL
 class Rights(NamedTuple):
     """The subjects to which a user may publish and subscribe, sorted, each once.
 
-    `answers` is how many answers it may give to each question that it receives, on whatever reply subject that has.
+    `answers` is how many answers it may give to each question that it receives, on whatever reply subject that has. It
+    may not publish to `refused`, though `publish` covers it.
     """
 
     publish: tuple[str, ...]
     subscribe: tuple[str, ...]
     answers: int = 0
+    refused: tuple[str, ...] = ()
 
 
 def names(cell: str) -> set[str]:
@@ -63,6 +66,11 @@ def names(cell: str) -> set[str]:
 def inbox(role: Role, name: str) -> str:
     """Return the inbox prefix of one user, for its nats context. No other user may subscribe below it."""
     return f"{INBOX}.{role}.{name}"
+
+
+def inbox_of(role: Role, name: str, subjects: Subjects) -> str:
+    """Return the inbox prefix of one user of any role. Members of a service have theirs among their own subjects."""
+    return subjects.member_inbox(name) if role == "service" else inbox(role, name)
 
 
 def operator_of(inbox_prefix: str) -> str:
@@ -79,21 +87,29 @@ def rights(
     queue: bool = False,
     results_of: Iterable[str] = (),
     queues_of: Iterable[str] = (),
+    execs: bool = False,
 ) -> Rights:
-    """Return what one user may do. `name` is a submitter's tenant, a worker's id, or else the user's own name.
+    """Return what one user may do. `name` is the tenant of a submitter or service, a worker's id, or else
+    the user's own name.
 
     `queue` gives a submitter the durable queue. `results_of` are the tenants for which buckets of results and of files
     exist: their functions' results are written by workers and read by the tenant, and their jobs' files are written and
     read by both. For these two, the server itself answers, on whatever subject the asker names. So only submitters with
     an account of their own have them, where no other user's subject can be named, and the queue only if it is not
     replicated (one wrong header stops it for everybody). `queues_of` are the tenants with a stream of their own for the
-    queue, which schedulers make and read.
+    queue, which schedulers make and read. `execs` lets a submitter run commands in its running jobs.
     """
     words = set(ROLES[role][1])
+    if role == "submitter" and execs:
+        words.add(MAY_EXEC)
     rows = [row for row in subjects.table() if row.kind != "ledger"]
     publish = {_filled(row, role, name) for row in rows if names(row.writes) & words}
     subscribe = {_filled(row, role, name) for row in rows if names(row.reads) & words}
-    subscribe.add(f"{inbox(role, name)}.>")
+    if role == "service":  # its inbox is among the members' own subjects: see `Subjects.member_inbox`
+        # an answer goes to the caller alone. `allow_responses` would let a caller choose the subject
+        publish |= {f"{inbox('submitter', name)}.>", f"{INBOX}.operator.*.>"}
+    else:
+        subscribe.add(f"{inbox(role, name)}.>")
     if role == "submitter":
         if not queue:
             publish -= {subjects.request(name, "submit"), subjects.request(name, "cancel")}
@@ -118,7 +134,10 @@ def rights(
         publish |= {f"$JS.API.DIRECT.GET.{stream}" for stream in streams}
         publish |= {f"{INBOX}.>", f"{IMPORTED_REPLY}.>"}
         subscribe |= {subjects.request_all} | _DISCOVERY
-    return Rights(tuple(sorted(publish)), tuple(sorted(subscribe)), answers=1 if role == "worker" else 0)
+    refused = (subjects.api(name, EXEC),) if role == "submitter" and not execs else ()
+    return Rights(
+        tuple(sorted(publish)), tuple(sorted(subscribe)), answers=1 if role == "worker" else 0, refused=refused
+    )
 
 
 def object_reads(bucket: str, api: str = RESULT_API) -> tuple[str, str]:
@@ -132,7 +151,7 @@ def object_reads(bucket: str, api: str = RESULT_API) -> tuple[str, str]:
 
 def _filled(row: SubjectRow, role: Role, name: str) -> str:
     """Return a subject of the table with the user's name in its place, and `*` in the other places."""
-    mine = {"submitter": "<tenant>", "worker": "<worker>", "operator": "<operator>"}.get(role)
+    mine = {"submitter": "<tenant>", "service": "<tenant>", "worker": "<worker>", "operator": "<operator>"}.get(role)
     return _PLACE.sub("*", row.subject.replace(mine, name) if mine else row.subject)
 
 
@@ -152,6 +171,8 @@ def may_answer(prefix: str, asked: str, reply: str) -> bool:
     parts = reply.split(".", 3)
     room, _, rest = asked.removeprefix(prefix + ".").partition(".")
     owner, _, verb = rest.partition(".")
+    if room == "call":
+        return parts[1] == "operator" or (parts[1] == "submitter" and parts[2] == owner)
     if room == "api":
         return (parts[1] == "submitter" and parts[2] == owner) or (parts[1] == "operator" and verb in OPERATOR_READS)
     if room == "worker":

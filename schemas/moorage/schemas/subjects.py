@@ -12,9 +12,29 @@ PREFIX_DEFAULT: Final = "moorage"
 ALL_JOBS: Final = "~"
 is_prefix = re.compile(r"[A-Za-z0-9_-]{1,32}(\.[A-Za-z0-9_-]{1,32}){0,3}").fullmatch
 
-API_VERBS: Final = ("submit", "cancel", "show", "ls", "explain", "plan", "history", "logs", "use", "usage")
+API_VERBS: Final = (
+    "submit",
+    "cancel",
+    "show",
+    "ls",
+    "explain",
+    "plan",
+    "history",
+    "again",
+    "logs",
+    "use",
+    "usage",
+    "schedule",
+    "wake",
+    "exec",
+)
+#: the verb that only some submitters may use where keys are configured: it runs commands in running jobs
+EXEC: Final = "exec"
+#: in the table of subjects, a submitter that may use it
+MAY_EXEC: Final = "submitter with exec"
 ADMIN_VERBS: Final = (
     "fleet",
+    "ls",
     "drain",
     "cordon",
     "uncordon",
@@ -33,6 +53,10 @@ ADMIN_VERBS: Final = (
     "usage",
     "feature-level",
 )
+#: stands for a service in the subjects on which its members hand calls to each other; no service can have this name
+MEMBERS: Final = "~"
+#: what the members of a service say to each other, or to all
+MEMBER_VERBS: Final = ("have", "want", "load")
 #: what a worker asks of the leader
 WORKER_VERBS: Final = ("join", "renew", "fact")
 
@@ -60,7 +84,9 @@ class Subjects:
         self.worker_fact_all = f"{prefix}.worker.*.fact"
         self.hello_all = f"{prefix}.hello.*"
         self.load_all = f"{prefix}.load.*"
+        self.member_load_all = f"{prefix}.calls.*.*.load"
         self.fleet_frame = f"{prefix}.fleet.frame"
+        self.fleet_detail = f"{prefix}.fleet.detail"
         self.roll_call = f"{prefix}.fleet.rollcall"
         self.standing = f"{prefix}.fleet.standing"
         self.look = f"{prefix}.fleet.look"
@@ -73,12 +99,20 @@ class Subjects:
         self.follower_all = f"{prefix}.follower.>"
         self.follower_chunk = f"{prefix}.follower.chunk"
         self.follower_saved = f"{prefix}.follower.saved"
+        self.schedule_all = f"{prefix}.schedule.>"
+        self.schedule_wishes = f"{prefix}.schedule.wish.>"
+        self.schedule_runs = f"{prefix}.schedule.run.>"
+        #: on which a leader has nats-server check a time, before it records the schedule; and what that would publish
+        self.schedule_try = f"{prefix}.schedule.try"
+        self.schedule_tried = f"{prefix}.schedule.tried"
+        self.scheduled_all = f"{prefix}.scheduled.>"
         self.dead_letters_all = f"{prefix}.dlq.>"
         self.history_all = f"{prefix}.history.*"
         self._upper = upper = prefix.upper().replace(".", "_")
         self.ledger_stream = f"{upper}_LEDGER"
         self.snapshot_stream = f"{upper}_SNAPSHOT"
         self.follower_stream = f"{upper}_FOLLOWER"
+        self.schedule_stream = f"{upper}_SCHEDULE"
         self.request_stream = f"{upper}_REQUEST"
         self.request_none = f"{prefix}.request"  # of the stream for all where each tenant has its own: nobody's
         self.dead_letter_stream = f"{upper}_DLQ"
@@ -108,6 +142,10 @@ class Subjects:
     def history(self, tenant: str) -> str:
         return f"{self.prefix}.history.{tenant}"
 
+    def tty(self, tenant: str, worker: str, stream: str, way: str) -> str:
+        """Return the subject of one direction of a stream, see `frames.running`; `way` is `in` or `out`."""
+        return f"{self.prefix}.tty.{tenant}.{worker}.{stream}.{way}"
+
     def log(self, tenant: str, job: str, replica: int | str) -> str:
         return f"{self.prefix}.log.{tenant}.{job}.{replica}"
 
@@ -128,6 +166,14 @@ class Subjects:
     def snapshot(self, name: str) -> str:
         return f"{self.prefix}.snapshot.{name}"
 
+    def schedule_wish(self, tenant: str, name: str) -> str:
+        """Return the subject of the message that nats-server repeats for a schedule."""
+        return f"{self.prefix}.schedule.wish.{tenant}.{name}"
+
+    def schedule_run(self, tenant: str, name: str) -> str:
+        """Return the subject on which nats-server publishes the runs of a schedule; the stream keeps the newest."""
+        return f"{self.prefix}.schedule.run.{tenant}.{name}"
+
     def dead_letter(self, tenant: str) -> str:
         return f"{self.prefix}.dlq.{tenant}"
 
@@ -138,6 +184,22 @@ class Subjects:
     def files_bucket(self, tenant: str) -> str:
         """Return the tenant's bucket for files that jobs bring and leave; its stream is `OBJ_<bucket>`."""
         return f"{self._upper}_FILES_{tenant}"
+
+    def call(self, tenant: str, service: str) -> str:
+        """Return the subject of a service's calls, which its members answer."""
+        return f"{self.prefix}.call.{tenant}.{service}"
+
+    def call_cancel(self, tenant: str, service: str) -> str:
+        """Return the subject on which a caller says that it no longer waits; the payload is its reply subject."""
+        return f"{self.call(tenant, service)}.cancel"
+
+    def member(self, tenant: str, service: str, verb: str) -> str:
+        """Return a subject among the members of a service for a `verb`: have, want or load."""
+        return f"{self.prefix}.calls.{tenant}.{service}.{verb}"
+
+    def member_inbox(self, tenant: str) -> str:
+        """Return the beginning of the inboxes of a tenant's members."""
+        return f"{self.prefix}.calls.{tenant}.{MEMBERS}"
 
     def token(self, subject: str, position: int) -> str:
         """Return one token after the prefix: 0 is the part such as `api`, 1 the tenant or worker, 2 the verb. "" if
@@ -156,6 +218,23 @@ class Subjects:
             SubjectRow(f"{p}.events.<tenant>", "broadcast", "leader", "tenant, operators", "one frame a tick"),
             SubjectRow(
                 f"{p}.event.<tenant>.<job>", "broadcast", "leader", "tenant, operators", "one event a job and tick"
+            ),
+            SubjectRow(
+                f"{p}.call.<tenant>.>",
+                "asked",
+                "submitter, service",
+                "service",
+                "`<service>`: a call, which one member answers; `<service>.cancel`: its caller waits no longer",
+            ),
+            SubjectRow(
+                f"{p}.calls.<tenant>.>",
+                "broadcast",
+                "service",
+                "service",
+                f"among members: {', '.join(f'`<service>.{verb}`' for verb in MEMBER_VERBS)}; `{MEMBERS}`: inboxes",
+            ),
+            SubjectRow(
+                f"{p}.calls.<tenant>.<service>.load", "broadcast", "service", "leader", "what each member has to do"
             ),
             SubjectRow(
                 f"{p}.history.<tenant>",
@@ -178,6 +257,13 @@ class Subjects:
                 f"{p}.load.<worker>", "broadcast, public", "worker", "observers, scheduler", "load of the worker"
             ),
             SubjectRow(f"{p}.fleet.frame", "broadcast, public", "leader", "observers", "the whole fleet in one frame"),
+            SubjectRow(
+                f"{p}.fleet.detail",
+                "broadcast",
+                "leader",
+                "operators",
+                "tenants, use of GPUs by job, ends",
+            ),
             SubjectRow(f"{p}.fleet.rollcall", "broadcast, public", "leader", "workers", "say hello and renew, now"),
             SubjectRow(
                 f"{p}.fleet.standing", "broadcast, public", "schedulers", "leader, observers", "who leads, who waits"
@@ -197,6 +283,20 @@ class Subjects:
                 "that worker",
                 "a page of output that it keeps, the use of GPUs in the last minutes",
             ),
+            SubjectRow(
+                f"{p}.tty.<tenant>.<worker>.<stream>.in",
+                "broadcast",
+                MAY_EXEC,
+                "that worker",
+                "input of a command that runs in a job",
+            ),
+            SubjectRow(
+                f"{p}.tty.<tenant>.<worker>.<stream>.out",
+                "broadcast",
+                "that worker",
+                MAY_EXEC,
+                "output of a command that runs in a job, and its end",
+            ),
             SubjectRow(f"{p}.dlq.<tenant>", "durable", "leader", "operators", "queued requests that could not be read"),
             SubjectRow(
                 f"{p}.ledger.record, .epoch, .snapshot",
@@ -207,6 +307,13 @@ class Subjects:
             ),
             SubjectRow(
                 f"{p}.snapshot.<name>", "ledger", "schedulers", "schedulers", "the state at a record, in chunks"
+            ),
+            SubjectRow(
+                f"{p}.schedule.wish.<tenant>.<name>, .run.<tenant>.<name>, .try, .tried",
+                "ledger",
+                "leader",
+                "leader",
+                "when a schedule runs, and its newest run; each run is passed on to `scheduled.<tenant>.<name>`",
             ),
             SubjectRow(
                 f"{p}.follower.chunk, .saved", "ledger", "schedulers", "schedulers", "what was counted up to a record"

@@ -137,6 +137,23 @@ def unpack(
     return count
 
 
+def find_file(source: IO[bytes], name: str, bytes_max: int) -> tuple[int, int] | None:
+    """Return where a plain file of a tar file begins and how many bytes it has; None if the tar file has none.
+
+    Raises BadArchive, OSError.
+    """
+    try:
+        with tarfile.open(fileobj=source, mode="r:", tarinfo=_Member) as archive:
+            for member in check_members(archive, bytes_max):
+                if member.isreg() and PurePosixPath(member.name) == PurePosixPath(name):
+                    return member.offset_data, member.size
+    except BadArchive:
+        raise
+    except (tarfile.TarError, EOFError, ValueError, OverflowError) as error:
+        raise BadArchive(f"it is not a tar file: {error}") from None
+    return None
+
+
 def _make(
     member: tarfile.TarInfo, source: IO[bytes], into: str | Path, ids: tuple[int, int] | None, keep_modes: bool
 ) -> None:

@@ -9,22 +9,17 @@ import contextlib
 import errno
 import os
 import signal
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Final
 
 CPU_PERIOD_US: Final = 100_000
 CPU_QUOTA_US_MIN: Final = 1_000
 
 
-def parse_mountinfo(text: str) -> tuple[str, str] | None:
-    """Return the first cgroup2 mount in a /proc/PID/mountinfo as (root inside the hierarchy, mount point), or None."""
-    return mount_of(text, "cgroup2")
-
-
 def mount_of(text: str, kind: str, option: str = "") -> tuple[str, str] | None:
-    """Return the first mount of a file system type in a /proc/PID/mountinfo as `parse_mountinfo` does.
+    """Return a /proc/PID/mountinfo's first mount of a file system type: (root inside the hierarchy, mount point).
 
-    With `option`, only one that has this word among its options, such as a controller of version 1.
+    None without one. With `option`, only one that has this word among its options, such as a controller of version 1.
     """
     for line in text.splitlines():
         left, separator, right = line.partition(" - ")
@@ -57,21 +52,48 @@ def own_path(pid: int) -> str | None:
         return None
 
 
-def own_cgroup() -> Path | None:
-    """Return the folder of this process's own version 2 cgroup; None if no such hierarchy is mounted or visible."""
+def cgroup_of(pid: int | None = None, controller: str = "") -> Path | None:
+    """Return the folder of a process's cgroup, by default of this process's; None if no such hierarchy is visible.
+
+    `controller` "" is version 2, else a controller of version 1.
+    """
+    found = _place_of(controller, pid, Path("/"))
+    if found is None:
+        return None
+    folder = Path(f"{found[0]}{found[1]}")
+    return folder if folder.is_dir() else None
+
+
+def cgroup_levels(controller: str, pid: int | None = None, root: Path = Path("/")) -> list[Path]:
+    """Return a process's cgroup and all above it, as cgroups(7) mounts them; [] where `cgroup_of` returns None.
+
+    Every level limits, so all of them count. In a cgroup namespace the path may point above the mount: then only the
+    mount's own top exists.
+    """
+    found = _place_of(controller, pid, root)
+    if found is None:
+        return []
+    path = PurePosixPath(found[1].lstrip("/"))
+    return [found[0] / level for level in (path, *path.parents) if ".." not in level.parts]
+
+
+def _place_of(controller: str, pid: int | None, root: Path) -> tuple[Path, str] | None:
+    """Return where the hierarchy is mounted, and the path of the process's cgroup below that, as `/a/b`."""
     try:
-        mount = parse_mountinfo(Path("/proc/self/mountinfo").read_text())
-        own = parse_own_path(Path("/proc/self/cgroup").read_text())
+        mount = mount_of((root / "proc/self/mountinfo").read_text(), "cgroup" if controller else "cgroup2", controller)
+        lines = (root / "proc" / ("self" if pid is None else str(pid)) / "cgroup").read_text().splitlines()
     except OSError:
         return None
+    own = next(
+        (path for _, names, path in (line.split(":", 2) for line in lines) if controller in names.split(",")), None
+    )
     if mount is None or own is None:
         return None
-    root, point = mount
-    # A container without a cgroup namespace sees the host's path, but its mount shows only the part below `root`.
-    if root != "/" and (own == root or own.startswith(root + "/")):
-        own = own[len(root) :] or "/"
-    folder = Path(point + own) if own != "/" else Path(point)
-    return folder if folder.is_dir() else None
+    top, point = mount
+    # A container without a cgroup namespace sees the host's path, but its mount shows only the part below `top`.
+    if top != "/" and (own == top or own.startswith(f"{top}/")):
+        own = own[len(top) :]
+    return root / point.lstrip("/"), own if own != "/" else ""
 
 
 class CgroupFolder:
@@ -197,7 +219,7 @@ class CgroupBase(CgroupFolder):
         Return None if cgroup v2 is not mounted, or that group cannot be made or cannot take this user's processes. To
         start a process in a group, this user must be able to write `cgroup.procs` there and in the common ancestor.
         """
-        parent = own_cgroup() if under is None else under
+        parent = cgroup_of() if under is None else under
         if parent is None or not os.access(parent / "cgroup.procs", os.W_OK):
             return None
         path = str(parent / name)

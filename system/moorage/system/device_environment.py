@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -203,11 +203,6 @@ def child_environment(own: Mapping[str, str], ours: Mapping[str, str]) -> JobEnv
     """
     kept = {name: value for name, value in own.items() if name not in RESERVED}
     return JobEnvironment(apply_tf_paths({**kept, **ours}))
-
-
-def names_tf_paths(environment: Iterable[str]) -> bool:
-    """Return whether some of these variables extend others, as `apply_tf_paths` says."""
-    return not _TF_SOURCES.keys().isdisjoint(environment)
 
 
 def apply_tf_paths_over(base: Mapping[str, str], environment: Mapping[str, str]) -> dict[str, str]:

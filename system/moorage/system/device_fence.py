@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
-from moorage.system.cgroup import CgroupFolder, mount_of
+from moorage.system.cgroup import CgroupFolder, cgroup_of
 
 _MINOR_BITS: Final = 20
 MINOR_MAX: Final = (1 << _MINOR_BITS) - 1
@@ -259,24 +259,7 @@ _libc: Final = ctypes.CDLL(None, use_errno=True)
 
 def own_devices_group() -> Path | None:
     """Return the folder of this process's own group in the hierarchy with the controller `devices`; None without it."""
-    return _group_of("self", "cgroup", "devices")
-
-
-def _group_of(pid: int | str, kind: str, controller: str = "") -> Path | None:
-    """Return the folder of a process's group where this controller is, or in version 2; None without it."""
-    try:
-        mount = mount_of(Path("/proc/self/mountinfo").read_text(), kind, controller)
-        lines = [line.split(":", 2) for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines()]
-    except OSError:
-        return None
-    own = next((path for _, names, path in lines if controller in names.split(",")), None)
-    if mount is None or own is None:
-        return None
-    root, point = mount
-    if root != "/" and (own == root or own.startswith(root + "/")):
-        own = own[len(root) :] or "/"
-    folder = Path(point + own) if own != "/" else Path(point)
-    return folder if folder.is_dir() else None
+    return cgroup_of(controller="devices")
 
 
 #: enters groups, then opens a file; the shell says why it cannot
@@ -289,7 +272,7 @@ async def is_refused(pid: int, node: str) -> bool:
 
     It is tried by a short-lived process in those cgroups, so this process must be root; else the answer is False.
     """
-    groups = [_group_of(pid, "cgroup", "devices"), _group_of(pid, "cgroup2")]
+    groups = [cgroup_of(pid, "devices"), cgroup_of(pid)]
     words = [str(group) for group in groups if group is not None]
     if not words or not os.path.exists(node):
         return False

@@ -43,13 +43,15 @@ def open_folder(folder: Path) -> Iterator[str]:
         os.close(descriptor)
 
 
-def listen(path: Path, gid: int | None = None) -> socket.socket:
+def listen(path: Path, gid: int | None = None, kind: int = socket.SOCK_STREAM) -> socket.socket:
     """Return a listening socket of mode 0600, or 0660 for a group `gid`; a file of that name is replaced.
+
+    `kind` is `SOCK_SEQPACKET` where each message is one packet.
 
     A server on it is made with `SERVER_OPTIONS`. The caller has to know that no other process listens there. Raises
     `OSError`.
     """
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener = socket.socket(socket.AF_UNIX, kind)
     try:
         with open_folder(path.parent) as folder:
             name = f"{folder}/{path.name}"

@@ -23,7 +23,7 @@ def shown(drive: Driving, job: str) -> dict[str, Any]:
 def test_fleet_and_show_carry_what_the_join_told() -> None:
     drive = Driving()
     drive.worker("w0", drivers=["process", "parrot"], capabilities={"parrot": CAN})
-    drive.worker("untold")
+    drive.worker("untold", capabilities={})
     drive.submit("said", run={"driver": "parrot", "argv": ["hello"]})
     drive.submit("untold", run={"argv": ["true"]})
     rows = {row["worker"]: row["capabilities"] for row in views.fleet(drive.engine, drive.now)["workers"]}

@@ -88,7 +88,7 @@ def test_whatever_labels_hosts_have_their_devices_are_asked_once() -> None:
     drive.submit("none", gpu={"model": "A100"}, requires={"host": ["n7"]})
     drive.submit("driver", gpu={"model": "H100"}, requires={"host": ["n7"]}, run={"driver": "odd"})
     reasons = {
-        job: sorted({cls.fit(drive.engine.shape_of(drive.job(job))).reason for cls in classes})
+        job: sorted({cls.fit(drive.engine.reader.shape_of(drive.job(job))).reason for cls in classes})
         for job in ("rest", "one", "none", "driver")
     }
     assert reasons == {"rest": [""], "one": ["", "label"], "none": ["label", "model"], "driver": ["driver"]}
@@ -176,13 +176,13 @@ def _check(drive: Driving, asked: dict[str, dict[str, list[str]]]) -> None:
         }
         (replica,) = job.replicas
         if replica.state == QUEUED:  # hosts that join later are told apart only by what waits
-            found = engine.fleet.capable(engine.shape_of(job))
+            found = engine.fleet.capable(engine.reader.shape_of(job))
             assert {host.worker.num for cls, _ in found for host in cls.hosts.values()} == able
         if replica.member is not None:
             assert replica.member.worker.num in able
         elif replica.state == QUEUED:
             most = max((hosts[num].open.bit_count() for num in able), default=0)
-            assert most < engine.shape_of(job).count, f"{name} waits beside free GPUs"
+            assert most < engine.reader.shape_of(job).count, f"{name} waits beside free GPUs"
 
 
 def rejoin(drive: Driving) -> None:

@@ -17,7 +17,7 @@ SIZES = [(8_000, 64_000), (16_000, 64_000), (0, 128_000)]
 
 def shape_of(drive: Driving, **asked: Any) -> Shape:
     body = msgspec.json.encode({"gpu": {}, "run": {"driver": "noop"}, **asked})
-    return drive.engine.read(body)[2]
+    return drive.engine.reader.read(body)[2]
 
 
 def test_a_request_that_is_too_large_is_no_look_at_every_host(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -98,7 +98,7 @@ def test_what_is_no_part_in_tflops_is_refused(here: str, share: dict[str, Any]) 
 
 def test_the_engine_takes_no_request_whose_tflops_nothing_resolved() -> None:
     with pytest.raises(Refused, match="not resolved"):
-        Driving().engine.read(_body({"tflops": "30"}))
+        Driving().engine.reader.read(_body({"tflops": "30"}))
 
 
 def test_the_token_says_tflops() -> None:

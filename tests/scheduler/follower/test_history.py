@@ -17,10 +17,12 @@ import pytest
 from moorage.bus.jetstream import Ack, JetStream
 from moorage.bus.transport import Delivery
 from moorage.scheduler.core.config import Config
+from moorage.scheduler.core.events import Cancel
 from moorage.scheduler.core.ledger import acts
 from moorage.scheduler.core.ledger.record import decode_record
 from moorage.scheduler.core.ledger.state import STORY_MAX, STORY_MAX_REPLICA
 from moorage.scheduler.core.outputs import story
+from moorage.scheduler.core.queries import views
 from moorage.scheduler.follower.follower import Follower, Question
 from moorage.scheduler.history.history_reader import QUESTIONS_MAX, HistoryReader, NotNow
 from moorage.scheduler.ledger.ledger import Ledger
@@ -29,6 +31,7 @@ from moorage.schemas.codec import FRAME_BYTES_MAX, Decoder
 from moorage.schemas.errors import Problem
 from moorage.schemas.frames import HistoryFrame, LogsAsked
 from moorage.schemas.frames.history import Story
+from moorage.schemas.ranges import parse_ranges
 from moorage.testing.bus.bus import SimulatedBus
 from moorage.testing.bus.clock import SimulatedClock
 from tests.scheduler.driving import SUBJECTS, Driving
@@ -209,6 +212,39 @@ async def test_show_of_a_job_long_over_is_whole(drive: Writing) -> None:
     assert (later["state"], later["code"], later["worker"]) == ("FAILED", 3, "w0")
     assert later["ended_ms"] == shown["changes"][-1]["time_ms"]
     assert later["kept_until_ms"] > later["ended_ms"] // 1000
+
+
+@scene()
+async def test_why_some_replicas_were_cancelled_is_not_why_the_job_failed(drive: Writing) -> None:
+    drive.worker("w0", 2, auto=False)
+    drive.submit("sweep", gpu={}, replicas=4)
+    drive.engine.offer(Cancel("t", "sweep", "not needed", replicas=parse_ranges("1-3"), by="tenant:t"))
+    drive.tick()
+    assert views.summary(drive.engine, drive.job("sweep"))["why"] == "", "the rest of it goes on"
+    for kind in ("claimed", "started", "exited", "freed"):
+        drive.facts([(kind, "sweep", 0, 3, "")])
+    drive.facts([("withdrawn", "sweep", 1, 0, "")])
+    shown = await drive.asked("show", "sweep")
+    await drive.written()
+    later = await drive.asked("show", "sweep")
+    assert later["compacted"]
+    for answer in (shown, later):
+        assert (answer["state"], answer["code"], answer["why"]) == ("FAILED", 3, "")
+
+
+@scene()
+async def test_who_cancelled_all_that_was_left_said_why_it_is_cancelled(drive: Writing) -> None:
+    drive.worker("w0", 1)
+    drive.submit("sweep", gpu={}, replicas=2)
+    drive.run_out("w0", 0)
+    drive.engine.offer(Cancel("t", "sweep", "not needed", replicas=parse_ranges("1"), by="tenant:t"))
+    drive.settle()
+    shown = await drive.asked("show", "sweep")
+    await drive.written()
+    later = await drive.asked("show", "sweep")
+    assert later["compacted"]
+    for answer in (shown, later):
+        assert (answer["state"], answer["why"]) == ("CANCELLED", "not needed")
 
 
 @pytest.mark.parametrize("save_records", [1, 7, 1_000_000])
@@ -603,5 +639,5 @@ async def test_output_of_a_job_whose_story_is_empty_is_an_answer(drive: Writing)
     relay = Relay(world, SUBJECTS, drive.engine, drive.reader, lambda reply, answer: answers.append(answer))
     relay.ask("t", LogsAsked("a"), "r", True)
     await until(lambda: answers, 60, "an answer to logs")
-    assert msgspec.json.decode(answers[0])["code"] == "internal"
+    assert msgspec.json.decode(answers[0])["code"] == "invalid-argument"
     await relay.close()

@@ -14,6 +14,7 @@ from moorage.scheduler.questions import foresight as foresight_module
 from moorage.scheduler.questions import relay
 from moorage.scheduler.questions.foresight import Foresight
 from moorage.scheduler.questions.questions import Questions
+from moorage.scheduler.questions.schedules import ScheduleVerb
 from moorage.scheduler.whatif import child
 from moorage.scheduler.whatif.child import FAILED, Children
 from tests.scheduler.driving import SUBJECTS, Driving
@@ -59,7 +60,8 @@ async def test_a_question_for_output_that_fails_behind_a_record_is_answered_and_
     drive = Driving()
     drive.submit("j")
     leader, nothing = _Leader(drive), cast(Any, None)
-    questions = Questions(leader, nothing, nothing, SUBJECTS, nothing, nothing, forks=False)
+    schedules = ScheduleVerb(leader.engine, nothing, leader.answer_now, nothing)
+    questions = Questions(leader, nothing, nothing, SUBJECTS, nothing, nothing, schedules, forks=False)
     monkeypatch.setattr(relay, "find_log", _fails)
     questions.read("t", "logs", {"job": "j"}, "_INBOX.1", True)
     drive.tick()  # its commit raised, and the leader's term ended

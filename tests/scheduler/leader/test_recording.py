@@ -18,6 +18,7 @@ from moorage.scheduler.core.operate import orders
 from moorage.scheduler.ledger.recording import CannotReplay, RecordedEngine, Recorder, replay
 from moorage.schemas.operate import act_of
 from tests.scheduler.driving import SUBJECTS, Driving
+from tests.scheduler.scheduled import offer_ask, offer_run
 
 
 def recorded(path: Path, config: Config | None = None) -> Driving:
@@ -42,7 +43,11 @@ def recorded(path: Path, config: Config | None = None) -> Driving:
     drive.order("limit", gpus=3)
     drive.submit("gang", replicas=2, gpu={"scheduling": "gang"})
     drive.cancel("j1")
+    offer_ask(drive, "add")
+    drive.tick()
+    offer_run(drive, 1)
     drive.run_out("w1")
+    offer_ask(drive, "pause")
     drive.operate("drain", "w0")
     drive.pass_time(5_000)
     drive.lead()

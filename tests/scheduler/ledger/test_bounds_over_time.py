@@ -26,12 +26,13 @@ from moorage.schemas.capabilities import Capabilities
 from moorage.schemas.frames import Device, Goodbye, Unwell
 from tests.scheduler.driving import Driving
 from tests.scheduler.honest_worker import Worker, devices
+from tests.scheduler.scheduled import offer_ask, offer_run
 from tests.workloads.tables import Tables, small_bounds
 
 DAY_MS = 86_400_000
 WEEKS = 52
 ENDED = 20
-CAN = {"noop": Capabilities(freezes=True, guests=True, resizes={"time-slice": "live"})}
+CAN = {"noop": Capabilities(freezes=True, resizes={"time-slice": "live"})}
 
 
 class Table(NamedTuple):
@@ -53,12 +54,17 @@ TABLES = {
     "State.ended": Table("the end of a job", "Compact, as above", KNOWN + 2 * ENDED, ENDED),
     "State.finished": Table("Compact", "Expire, after history_keep or beyond finished_rows", 3 * KNOWN, KNOWN),
     "State.tenants": Table("a submit, a cancel, an order", "ForgetTenants, once the row holds nothing", KNOWN, ENDED),
+    "State.schedules": Table("schedule add", "schedule remove", 1),
     "State.workers": Table("a first join", "Forget, after history_keep and once no job names it", KNOWN, ENDED),
     "State.worker_by_num": Table("a first join", "Forget, as above", KNOWN, ENDED),
     "State.preempting": Table("Preempt", "Preempt without workers, PLACE, the end of the job", 4),
     "State.shut": Table("starts that fail on a worker", "the end of its time, uncordon", 2),
     "State.windows": Table("a drain with a time", "its end, or uncordon", 4),
-    "Job.replicas": Table("a submit", "Compact of the job", 4, 4),
+    "Job.numbers": Table("a submit", "Compact of the job", 4, 4),
+    "Job.fresh": Table("a submit", "PLACE, MOVE_FRESH", 4),
+    "Job.awaits": Table("a submit with `after` or a time to start at", "Met, that time, Compact of the job", 4, 1),
+    "Job.rows": Table("PLACE", "the end of the replica", 4),
+    "Job.bad": Table("the end of a replica that did not succeed, by state", "Compact of the job", 8, 8),
     "Job.story": Table("a transition", "the fold, beyond STORY_MAX", STORY_MAX + 4 * STORY_MAX_REPLICA + 64, 200),
     "Job.avoid": Table(
         "a refusal, a failed device", "a release, a new start of the worker; AVOID_MAX", AVOID_MAX, AVOID_MAX
@@ -87,7 +93,7 @@ def rows_of(state: State) -> Iterator[object]:
     yield from state.members()
     for job in state.jobs.values():
         yield job
-        yield from job.replicas
+        yield from job.rows.values()
 
 
 def sizes(state: State) -> dict[str, int]:
@@ -151,13 +157,19 @@ def a_week(drive: Year, number: int) -> None:
     drive.cancel("never-came", tenant=tenant)
     drive.cancel("queued", tenant="queues", sequence=10 * number + 5)
     drive.engine.offer(QueueRead("queues", "cancel", 10 * number + 5))
+    offer_ask(drive, "add", "nightly", tenant)
+    drive.tick()
+    offer_run(drive, number + 1, "nightly", tenant)
+    drive.tick()
     drive.order("share", tenant=tenant, weight=3)
     drive.order("limit", tenant=tenant, gpus=6)
     # what runs, is frozen and resized, fails and is tried again, lingers, is preempted
     drive.submit("plain", tenant=tenant, gpu={}, requires={"pod": [f"{number}-0"]})
     drive.submit("part", tenant=tenant, gpu={"sharing": "time-slice"}, requires={"pod": [f"{number}-1"]})
     drive.submit("gang", tenant=tenant, gpu={"scheduling": "gang"}, replicas=2)
+    drive.submit("behind", tenant=tenant, gpu={}, after=[{"job": "plain", "when": "any"}])
     drive.settle()
+    drive.cancel("behind", tenant=tenant)
     drive.order("freeze", tenant=tenant, job="plain")
     drive.order("resize", tenant=tenant, job="part", compute_percent=20)
     drive.settle()
@@ -200,6 +212,8 @@ def a_week(drive: Year, number: int) -> None:
     for job in ("plain", "part", "gang", "refused"):
         drive.cancel(job, tenant=tenant)
     drive.cancel("urgent", tenant="boss")
+    drive.cancel(f"nightly-{number + 1}", tenant=tenant)
+    offer_ask(drive, "remove", "nightly", tenant)
     drive.settle()
     for at in range(2):
         drive.comes_back(two, devices(f"n{number}-{at}", ["NVIDIA L4"] * 2))

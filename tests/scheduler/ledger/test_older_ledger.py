@@ -36,7 +36,7 @@ def renew(drive: Driving, name: str, *, reign: int = 0, no: int = 0, fence: int 
 
 
 def behind(drive: Driving) -> str:
-    return drive.engine.behind(drive.now)
+    return drive.engine.stale_ledger.behind(drive.now)
 
 
 @pytest.mark.parametrize("knows", [{"reign": 9}, {"no": 4}, {"fence": 10_000}])

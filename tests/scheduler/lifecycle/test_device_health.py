@@ -450,7 +450,10 @@ def test_jobs_that_a_device_fails_under_at_once_ask_differently_in_the_order_of_
         drive.submit(f"j{number}", gpu={})
         drive.settle()
     say(drive, "w0", *(Unwell(slot, "xid", "Xid 79", True) for slot in range(16)))
-    at = [(drive.job(f"j{number}").avoid, drive.engine.shape_of(drive.job(f"j{number}")).index) for number in range(16)]
+    at = [
+        (drive.job(f"j{number}").avoid, drive.engine.reader.shape_of(drive.job(f"j{number}")).index)
+        for number in range(16)
+    ]
     assert sorted(at) == sorted(at, key=lambda row: row[1])
 
 

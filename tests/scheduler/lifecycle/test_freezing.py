@@ -10,6 +10,7 @@ from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.ledger.began import began_ms, begins_of
 from moorage.scheduler.core.outputs.outputs import changes_since
 from moorage.scheduler.core.queries import views
+from moorage.scheduler.core.schedule.runtime import groups_of
 from moorage.schemas.capabilities import Capabilities
 from moorage.schemas.frames import FactKind
 from moorage.schemas.operate import act_of
@@ -53,14 +54,15 @@ def test_a_job_is_frozen_once_its_worker_reports_it_and_runs_on_when_it_is_resum
     assert drive.states("j") == ["RUNNING"], "its worker has not reported yet"
     drive.settle()
     assert drive.states("j") == ["FROZEN"]
-    assert (drive.job("j").held, drive.free_gpus()) == (1, 1), "it keeps its GPU"
+    assert (drive.job("j").held, drive.free_gpus()) == (1, 1), "no other job may have its GPU"
     assert worker.told["frozen"] == 1
     assert ordered(drive, "freeze")["changed"] is False
     assert ordered(drive, "resume")["state"] == "FROZEN"
     assert drive.states("j") == ["RUNNING"]
     assert story(drive) == [
         ("ACCEPTED", "tenant:t", ""), ("RUNNING", "worker", ""), ("FREEZE", "operator", "room"),
-        ("FROZEN", "worker", ""), ("RESUME", "operator", ""), ("RUNNING", "worker", ""),
+        ("FROZEN", "worker", ""), ("RESUME", "operator", ""), ("FROZEN", "", "it has its GPUs again"),
+        ("RUNNING", "worker", ""),
     ]  # fmt: skip
     assert ordered(drive, "resume")["changed"] is False
 
@@ -177,7 +179,8 @@ def test_a_run_that_was_ever_frozen_is_not_learned(drive: Driving) -> None:
     drive.run_out("w0")
     job, engine = drive.job("j"), drive.engine
     assert drive.states("j") == ["SUCCEEDED"]
-    assert engine.durations.estimate("t", engine.workload_of(job), engine.shape_of(job)) is None
+    groups = groups_of("t", engine.reader.workload_of(job), engine.reader.shape_of(job))
+    assert engine.durations.left_ms(groups) is None
 
 
 def test_a_frozen_job_whose_worker_is_lost_is_tried_again_elsewhere(drive: Driving) -> None:
@@ -222,7 +225,7 @@ def test_a_requeued_frozen_job_begins_anew(drive: Driving) -> None:
     [
         ({"gpu": {"scheduling": "gang"}, "replicas": 2}, {}, "gang"),
         ({"gpu": None}, {}, "no GPUs"),
-        ({"gpu": {"sharing": "mps"}}, {"modes": ["exclusive", "mps"]}, "MPS"),
+        ({"gpu": {"sharing": "mps"}}, {"modes": ["exclusive", "mps"]}, "shares its GPUs"),
         ({}, {"capabilities": {"noop": Capabilities()}}, "freezes no jobs"),
     ],
 )
@@ -248,7 +251,7 @@ def report(drive: Driving, worker: Worker, kind: FactKind, code: int = 0) -> Non
 def test_fact_60_a_job_that_its_worker_reports_as_unused_is_frozen_and_its_first_use_resumes_it(drive: Driving) -> None:
     worker = running(drive)
     report(drive, worker, "freeze-due", 300)
-    assert (drive.states("j"), drive.free_gpus()) == (["FROZEN"], 1), "it keeps its GPU"
+    assert (drive.states("j"), drive.free_gpus()) == (["FROZEN"], 1), "no other job may have it"
     report(drive, worker, "freeze-due", 300)
     assert worker.told["frozen"] == 1
     report(drive, worker, "resume-due")
@@ -256,7 +259,7 @@ def test_fact_60_a_job_that_its_worker_reports_as_unused_is_frozen_and_its_first
     report(drive, worker, "resume-due")
     assert story(drive)[1:] == [
         ("RUNNING", "worker", ""), ("FREEZE", "worker", "idle for 300 s"), ("FROZEN", "worker", ""),
-        ("RESUME", "worker", "it is used again"), ("RUNNING", "worker", ""),
+        ("RESUME", "worker", "it is used again"), ("FROZEN", "", "it has its GPUs again"), ("RUNNING", "worker", ""),
     ]  # fmt: skip
 
 
@@ -328,9 +331,7 @@ def test_a_job_that_waits_or_is_over_is_not_frozen(drive: Driving) -> None:
 def test_a_frozen_job_is_listed_and_shown_so(drive: Driving) -> None:
     running(drive)
     ordered(drive, "freeze")
-    listed = views.ls(drive.engine, "t", {"states": ["FROZEN"]})
-    assert isinstance(listed, dict)
-    assert [row["state"] for row in listed["jobs"]] == ["FROZEN"]
+    assert views.summary(drive.engine, drive.job("j"))["state"] == "FROZEN"
 
 
 def test_the_acts_say_of_which_job() -> None:

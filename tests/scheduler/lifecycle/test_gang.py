@@ -356,7 +356,7 @@ def test_a_worker_with_ranks_of_many_gangs_is_lost_within_the_records_bound() ->
 
 def test_phases_are_those_of_the_promise() -> None:
     assert [member.name for member in GangPhase] == ["NONE", "HOLDING", "STARTED", "ENDING", "OVER"]
-    assert new_job(1, "t", "g", b"", 2, "", 0, 1).gang == GangPhase.NONE
+    assert new_job(1, "t", "g", b"", ((0, 1),), "", 0, 1).gang == GangPhase.NONE
 
 
 def sharers(drive: Driving, job: str, count: int, percent: int, replicas: int, **gpu: object) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from moorage.scheduler.core.config import Config
 from moorage.schemas.frames import CANNOT_RUN, NOT_HERE
+from moorage.schemas.reasons import REASONS
 from tests.scheduler.driving import Driving
 
 WHY = NOT_HERE + "secret 'token': there is no such file in the worker's folder of secrets"
@@ -252,5 +253,25 @@ def test_a_job_whose_memory_must_be_limited_goes_where_that_is_possible() -> Non
     drive.settle()
     assert drive.placed_on("soft") == ["w0"]
     drive.worker("w1", 1)
+    drive.settle()
+    assert drive.placed_on("j") == ["w1"]
+
+
+def test_a_member_of_a_service_goes_where_its_driver_lets_it_reach_the_server_or_is_refused_with_the_fix() -> None:
+    """Containers without a network, for one: such a member would run and never answer a call."""
+    drive = Driving()
+    mute: dict[str, Any] = {"drivers": ["box"], "capabilities": {"box": {"gpu_enabled": True}}}
+    member: dict[str, Any] = {"run": {"driver": "box", "argv": ["serve"]}, "service": {"name": "embed"}}
+    drive.worker("w0", 1, **mute)
+    refused = drive.submit("now", on_no_match="reject", **member)
+    assert "lets its jobs reach the server" in str(refused)
+    answer = drive.submit("j", **member)
+    assert "lets its jobs reach the server" in answer["warnings"][0]
+    assert drive.explained("j")["reason"] == "no-calls"
+    assert "answers_calls" in REASONS["no-calls"].fix
+    drive.submit("plain", run=member["run"])
+    drive.settle()
+    assert drive.placed_on("plain") == ["w0"]
+    drive.worker("w1", 1, **{**mute, "capabilities": {"box": {"answers_calls": True}}})
     drive.settle()
     assert drive.placed_on("j") == ["w1"]

@@ -206,6 +206,43 @@ def test_who_is_cordoned_stays_so_when_the_window_is_over() -> None:
     assert (drive.state.workers["w0"].flag, drive.state.windows) == ("cordoned", {})
 
 
+@pytest.mark.parametrize(("verb", "flag"), [("drain", "draining"), ("cordon", "cordoned")])
+def test_a_worker_tells_who_closed_it_why_and_for_how_long(verb: str, flag: str) -> None:
+    drive = Driving()
+    drive.worker("w0", gpus=1)
+    assert drive.operate(verb, "w0", why="new disk")["changed"] is True
+    pass_time(drive, 3 * MINUTE)
+    assert drive.operate(verb, "w0")["changed"] is False, "the reason that was given stands"
+    drive.take_snapshot()
+    drive.lead()
+    drive.renew("w0")
+    drive.submit("j", gpu={})
+    drive.settle()
+    assert drive.explained("j")["held_by"] == [f"w0: {flag} by operator, unverified (says me): new disk"]
+    told = row(drive, "w0")
+    assert [told[name] for name in ("flag", "by", "said", "why")] == [flag, "operator", "me", "new disk"]
+    assert 3 * MINUTE <= told["since_ms"] < 4 * MINUTE
+    assert drive.operate(verb, "w0", why="new fans")["changed"] is True, "another reason replaces it"
+    told = row(drive, "w0")
+    assert (told["why"], told["since_ms"] >= 3 * MINUTE) == ("new fans", True), "it is closed for as long as before"
+    drive.operate("uncordon", "w0")
+    assert not {"why", "since_ms"} & row(drive, "w0").keys()
+
+
+def test_a_worker_that_a_window_closed_tells_its_reason_and_since_when() -> None:
+    drive = Driving()
+    drive.worker("w0", gpus=1)
+    drive.operate("drain", "w0", from_s=60, why="firmware")
+    assert not {"why", "since_ms"} & row(drive, "w0").keys(), "it is open until then"
+    drive.submit("long", gpu={}, run=limited(600))
+    drive.settle()
+    assert drive.explained("long")["held_by"] == ["w0: will be drained: firmware"]
+    pass_time(drive, 3 * MINUTE)
+    told = row(drive, "w0")
+    assert (told["flag"], told["said"], told["why"]) == ("draining", "me", "firmware")
+    assert MINUTE < told["since_ms"] <= 2 * MINUTE
+
+
 def test_a_gang_with_a_rank_there_leaves_as_a_whole() -> None:
     drive = Driving()
     for name in ("w0", "w1"):

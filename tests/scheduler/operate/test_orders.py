@@ -15,7 +15,9 @@ from moorage.scheduler.core.outputs.outputs import changes_since
 from moorage.scheduler.core.outputs.story import Packing
 from moorage.scheduler.core.outputs.told_story import changes_in, read_frame
 from moorage.scheduler.core.queries import views
+from moorage.scheduler.ledger.ledger_reader import FoldedRecord, rows
 from moorage.schemas.errors import Refused
+from moorage.schemas.frames import Unwell
 from moorage.schemas.operate import act_of
 from tests.scheduler.driving import SUBJECTS, Driving
 
@@ -34,6 +36,55 @@ def _last(drive: Driving, name: str) -> dict[str, Any]:
     return change
 
 
+def _replayed(drive: Driving) -> str:
+    """What `replay` shows of the newest record."""
+    state, shown = State(), ""
+    for seq, payload in enumerate(drive.records, 1):
+        record = decode_record(payload)
+        folded = fold(state, record, seq)
+        shown = repr(list(rows(FoldedRecord(seq, record, folded, state))))
+        for job in folded.jobs.values():
+            job.told = job.rev
+    return shown
+
+
+@pytest.mark.parametrize(
+    ("orders", "on_worker"),
+    [
+        ([("hold", {"job": "j"})], False),
+        ([("hold", {})], False),
+        ([("hold", {"job": "j"}), ("release", {"job": "j"})], False),
+        ([("hold", {}), ("release", {})], False),
+        ([("requeue", {"job": "j"})], False),
+        ([("priority", {"job": "waits", "priority": 10})], False),
+        ([("limit", {"gpus": 3})], False),
+        ([("share", {"weight": 2})], False),
+        ([("cordon", {})], True),
+        ([("drain", {})], True),
+        ([("drain", {"within_s": 60.0})], True),
+        ([("cordon", {}), ("uncordon", {})], True),
+        ([("release", {})], True),
+    ],
+)
+def test_the_record_of_an_order_says_who_gave_it_and_why(
+    drive: Driving, orders: list[tuple[str, dict[str, Any]]], on_worker: bool
+) -> None:
+    drive.worker("w0", gpus=2)
+    drive.submit("j", gpu={})
+    drive.settle()
+    drive.submit("waits", gpu={"count": 2})
+    drive.workers["w0"].unwell = [Unwell(1, "xid", "Xid 48", False)]
+    drive.renew("w0")
+    for verb, arguments in orders:
+        why = f"the reason of {verb}"
+        answer = (
+            drive.operate(verb, "w0", why=why, **arguments) if on_worker else drive.order(verb, why=why, **arguments)
+        )
+        assert answer["changed"] is True, answer
+        assert why in _replayed(drive)
+        assert ("operator me" if on_worker else "operator ana") in _replayed(drive).replace("', 'said': '", " ")
+
+
 # ------------------------------------------------------------------------------------------------------- hold, release
 
 
@@ -44,9 +95,7 @@ def test_a_held_job_is_not_placed_until_it_is_released(drive: Driving) -> None:
         "kind": "done", "verb": "hold", "changed": True, "tenant": "t", "job": "j", "state": "QUEUED", "members": 0,
         "hold": {"since_ms": drive.now, "by": "operator", "said": "ana", "why": "bad data"},
     }  # fmt: skip
-    listed = views.ls(drive.engine, "t", {})
-    assert isinstance(listed, dict)
-    assert listed["jobs"][0]["why"] == "held by operator, unverified (says ana): bad data"
+    assert views.summary(drive.engine, drive.job("j"))["why"] == "held by operator, unverified (says ana): bad data"
     drive.worker("w0", 1)
     drive.submit("later", gpu={})
     assert drive.states("j") == ["QUEUED"]
@@ -185,7 +234,7 @@ def test_what_is_over_or_unknown_is_refused_with_a_word(drive: Driving) -> None:
         over = drive.order(verb, job="j", **more)
         assert (over["code"], over["found"]) == ("failed-precondition", "CANCELLED"), over
         assert drive.order(verb, job="nobody", **more)["code"] == "not-found"
-    assert "another job id" in drive.order("requeue", job="j")["next"]
+    assert "moorage again j " in drive.order("requeue", job="j")["next"]
     small = Driving(Config(ended_max=0))
     small.submit("gone", gpu={})
     small.cancel("gone")
@@ -226,6 +275,15 @@ def test_a_requeued_job_ends_and_gets_a_new_attempt_that_counts_for_nothing(driv
     replica = drive.replica("j")
     assert replica.fence > fence
     assert (replica.attempt, replica.retries, replica.losses, replica.refusals) == (2, 0, 0, 0)
+
+
+def test_a_requeue_of_replicas_that_a_job_has_not_is_refused(drive: Driving) -> None:
+    drive.worker("w0", 2)
+    drive.submit("j", gpu={}, replicas=2)
+    drive.settle()
+    answer = drive.order("requeue", job="j", replicas="1-5")
+    assert (answer["message"], answer["allowed"]) == ("job j has no replica 2-5", "0-1")
+    assert drive.states("j") == ["RUNNING", "RUNNING"]
 
 
 def test_a_job_that_ends_well_before_the_word_reaches_it_is_done(drive: Driving) -> None:

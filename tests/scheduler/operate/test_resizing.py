@@ -235,7 +235,7 @@ def test_gpu_time_counts_each_part_for_as_long_as_the_job_had_it(drive: Driving)
     drive.order("resize", job="j", compute_percent=40)
     resized_ms = _job(drive, "j").resizes[0].since_ms
     drive.tick(10_000)
-    sums = granted_to(drive.state, _job(drive, "j"), drive.engine.request_of)
+    sums = granted_to(drive.state, _job(drive, "j"), drive.engine.reader.request_of)
     assert sums is not None
     assert sums[0] == (resized_ms - placed_ms) * 300 + (drive.now - resized_ms) * 400
 

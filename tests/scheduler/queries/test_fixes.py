@@ -67,6 +67,21 @@ def test_a_model_that_the_fleet_has_not_is_answered_by_its_spelling_alone(model:
     assert said(fleet(), gpu={"model": model}) == told
 
 
+def test_a_request_of_which_something_has_begun_is_not_to_be_changed() -> None:
+    """`--instead-of` refuses a sweep of which a replica has left the queue."""
+    drive = fleet()
+    drive.submit("j", gpu={"model": "H100"}, replicas=3, priority=60)
+    assert drive.states("j") == ["PLACED", "QUEUED", "QUEUED"]
+    found = fixes(drive, "j")
+    assert [fix["say"] for fix in found if "request" in fix] == []
+    assert fixes(fleet_and(drive, "k"), "k") != [], "of one that waits as a whole it is"
+
+
+def fleet_and(drive: Driving, job: str) -> Driving:
+    drive.submit(job, gpu={"model": "H100"})
+    return drive
+
+
 def test_another_processor_architecture_is_no_fix() -> None:
     drive = Driving()
     drive.checks = False
@@ -93,6 +108,46 @@ def test_of_a_gang_best_effort_or_fewer() -> None:
         drive.worker(name, 2, modes=["exclusive"])
     found = said(drive, replicas=5, gpu={"count": 2, "scheduling": "gang"})
     assert found[:2] == ["best effort: what fits starts now, the rest later", "3 replicas instead of 5"]
+
+
+def eight_hosts() -> Driving:
+    drive = Driving()
+    for number in range(8):
+        drive.worker(f"w{number}", 8, modes=["exclusive"])
+    return drive
+
+
+def test_more_gpus_than_a_host_has_are_had_by_a_gang_on_several() -> None:
+    drive = eight_hosts()
+    drive.submit("j", gpu={"count": 64, "model": "H100"})
+    assert drive.explained("j")["reason"] == "count"
+    gang, fewer = fixes(drive, "j")
+    assert gang["say"] == "8 replicas of 8 GPUs as a gang instead of 64 GPUs on one host"
+    assert (gang["gpu"], gang["gang"], gang["request"]["replicas"]) == ("8x8xH100", True, 8)
+    assert (gang["request"]["gpu"]["scheduling"], fewer["say"]) == ("gang", "8 GPUs instead of 64")
+
+
+@pytest.mark.parametrize(
+    ("asks", "first"),
+    [
+        ({"gpu": {"count": 12}}, "2 replicas of 6 GPUs as a gang instead of 12 GPUs on one host"),
+        (
+            {"gpu": {"count": 16, "scheduling": "gang"}, "replicas": 2},
+            "4 replicas of 8 GPUs as a gang instead of 16 GPUs on one host",
+        ),
+        ({"gpu": {"count": 11}}, "8 GPUs instead of 11"),
+        ({"gpu": {"count": 16}, "replicas": 2}, "8 GPUs instead of 16"),
+    ],
+)
+def test_a_gang_in_place_of_one_host_has_as_many_gpus_as_were_asked_for(asks: dict[str, Any], first: str) -> None:
+    assert said(eight_hosts(), **asks)[0] == first
+
+
+def test_for_gpus_that_one_host_has_no_gang_is_proposed() -> None:
+    drive = eight_hosts()
+    drive.submit("ones", gpu={"scheduling": "spread"}, replicas=8)
+    drive.settle()
+    assert not [say for say in said(drive, gpu={"count": 8}) if "gang" in say]
 
 
 def test_a_label_less() -> None:

@@ -89,38 +89,43 @@ def test_who_makes_room_may_take_its_grace_for_it() -> None:
     assert start.runs == 0
 
 
-def lending(*, with_guest: bool) -> Driving:
-    """A job of an hour on the only GPU, frozen and lent to a guest of an hour, or running."""
+def freezing(*, frozen: bool) -> Driving:
+    """A job of an hour on the only GPU; or a frozen one, and a preemptible job of an hour there."""
     drive = Driving(Config(preempt_priority=80, preempt_after=0))
-    drive.worker("w0", 1, capabilities={"noop": Capabilities(freezes=True, guests=True)})
+    drive.worker("w0", 1, capabilities={"noop": Capabilities(freezes=True)})
     hour = {"driver": "noop", "timeout_s": 3600, "grace_s": 0}
     drive.submit("owner", gpu={}, run=hour)
     drive.settle()
-    if with_guest:
+    if frozen:
         drive.order("freeze", job="owner")
         drive.settle()
-        drive.submit("guest", gpu={}, run=hour, guest=True)
+        drive.submit("spot", gpu={}, run=hour, preemptible=True)
         drive.settle()
-        assert drive.states("guest") == ["RUNNING"]
+        assert drive.states("spot") == ["RUNNING"]
     drive.workers["w0"].auto = False
     return drive
 
 
-def test_a_guest_starts_once_the_job_that_is_being_frozen_is_frozen() -> None:
-    drive = lending(with_guest=False)
-    drive.submit("guest", gpu={}, guest=True)
-    assert look_ahead(drive).starts["t"]["guest"].p50_ms > 50 * MINUTE
+def test_a_preemptible_job_starts_once_the_job_that_is_being_frozen_is_frozen() -> None:
+    drive = freezing(frozen=False)
+    drive.submit("spot", gpu={}, preemptible=True)
+    assert look_ahead(drive).starts["t"]["spot"].p50_ms > 50 * MINUTE
     drive.order("freeze", job="owner")
     assert drive.states("owner") == ["RUNNING"]
-    assert look_ahead(drive).starts["t"]["guest"].p90_ms < 1_000
+    assert look_ahead(drive).starts["t"]["spot"].p90_ms < 1_000
 
 
-def test_a_job_that_is_to_be_resumed_runs_on_once_its_guest_is_over_and_may_then_be_ended() -> None:
-    drive = lending(with_guest=True)
-    drive.submit("urgent", gpu={}, priority=90)
-    assert look_ahead(drive).starts["t"]["urgent"].p50_ms > 50 * MINUTE, "what is frozen is not ended for it"
+def test_a_frozen_job_is_resumed_once_the_job_on_its_gpu_is_over_and_the_next_starts_when_it_has_ended() -> None:
+    drive = freezing(frozen=True)
+    drive.submit("plain", gpu={})
     drive.order("resume", job="owner")
-    assert (drive.states("owner"), drive.states("guest")) == (["FROZEN"], ["ENDING"])
+    assert (drive.states("owner"), drive.states("spot")) == (["FROZEN"], ["ENDING"])
+    assert 50 * MINUTE < look_ahead(drive).starts["t"]["plain"].p50_ms < 70 * MINUTE
+
+
+def test_what_may_preempt_starts_although_a_frozen_job_waits_for_the_gpu() -> None:
+    drive = freezing(frozen=True)
+    drive.submit("urgent", gpu={}, priority=90)
     assert look_ahead(drive).starts["t"]["urgent"].p90_ms <= MINUTE, "it looks again after a minute at the latest"
 
 

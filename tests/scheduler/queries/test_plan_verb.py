@@ -109,7 +109,7 @@ def test_of_an_id_that_is_taken_it_says_what_its_submit_is_answered() -> None:
     drive = Driving(Config(ended_max=0, finished_keep=3600.0))
     drive.worker("w0", 3)
     drive.submit("hog", gpu={}, if_seq=drive.state.seq)
-    seq = drive.engine.request_of(drive.job("hog")).if_seq
+    seq = drive.engine.reader.request_of(drive.job("hog")).if_seq
     told = planned(drive, {"job": "hog", "gpu": {"count": 2}})
     assert (told.starts, told.problem and (told.problem.code, told.problem.job)) == ("refused", ("conflict", "hog"))
     assert planned(drive, {"job": "hog", "gpu": {}}).starts == "refused", "without if_seq it is another request"

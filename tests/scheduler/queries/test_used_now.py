@@ -19,3 +19,11 @@ def test_leased_gpus_at_work_and_idle_are_counted_by_model() -> None:
     assert row == {"read": 3, "at_work": 1.15, "idle": 1}
     [fits] = views.fleet(drive.engine, drive.now)["fits_now"]
     assert model == fits["model"]
+
+
+def test_the_row_of_a_running_job_says_how_many_of_its_replicas_wait() -> None:
+    drive = fleet(w0=("",))
+    drive.submit("j", gpu={"count": 1}, replicas=3)
+    drive.settle()
+    row = views.summary(drive.engine, drive.job("j"))
+    assert (row["state"], row["waiting"]) == ("RUNNING", 2)

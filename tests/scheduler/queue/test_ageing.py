@@ -114,6 +114,15 @@ def test_explain_says_what_it_counts_as_and_its_place() -> None:
     assert queue.position(50, entry(drive.job("higher").num, 0), planner.order.standing_of) == 1
 
 
+def test_a_place_counts_the_replicas_of_a_job_that_waits_as_a_range() -> None:
+    drive = one_gpu(ageing=60)
+    drive.submit("runs", gpu={}, priority=100)
+    drive.submit("sweep", gpu={}, priority=50, replicas=1000)
+    drive.submit("behind", gpu={}, priority=50)
+    queue, order = drive.engine.queue, drive.engine.planner.order
+    assert queue.position(50, entry(drive.job("behind").num, 0), order.standing_of) == 1000
+
+
 # ------------------------------------------------------------------------------------------------------ interplay
 
 

@@ -319,11 +319,15 @@ def test_fact_34_unheard_stale_and_lost_workers_take_nothing() -> None:
     assert drive.states("stale") == ["PLACED"]
 
 
-@pytest.mark.parametrize(("silence_ms", "state"), [(5_000, "PLACED"), (8_000, "QUEUED")])
-def test_fact_43_three_missed_load_frames_stop_new_placements(silence_ms: int, state: str) -> None:
-    """Ours come every 2 s (the source's every 5 s): two missed are nothing, three make the worker stale."""
+@pytest.mark.parametrize(
+    ("every_s", "silence_ms", "state"),
+    [(2, 5_000, "PLACED"), (2, 8_000, "QUEUED"), (4, 8_000, "PLACED"), (1, 5_000, "QUEUED")],
+)
+def test_fact_43_three_missed_load_frames_stop_new_placements(every_s: float, silence_ms: int, state: str) -> None:
+    """Ours come every 2 s if the worker says nothing else (the source's every 5 s): two missed are nothing, three make
+    the worker stale."""
     drive = Driving()
-    drive.worker("w0", 1)
+    drive.worker("w0", 1, load_s=every_s)
     drive.load("w0")
     drive.pass_time(silence_ms)
     drive.submit("j", gpu={})

@@ -13,11 +13,11 @@ from moorage.scheduler.core.fleet.shape import Shape
 from moorage.scheduler.core.ledger.fold import fold
 from moorage.scheduler.core.ledger.invariants import validate
 from moorage.scheduler.core.ledger.record import decode_record, encode_record
-from moorage.scheduler.core.ledger.records import Op, packed
-from moorage.scheduler.core.ledger.state import State
-from moorage.scheduler.core.lifecycle import transitions
+from moorage.scheduler.core.ledger.records import Op, code_ran, packed, ran
+from moorage.scheduler.core.ledger.state import AT_MS, REPLICA, STATE, State
 from moorage.scheduler.core.rank.ranker import Choice, Pack
 from moorage.schemas.frames import Fact, FactFrame, FactKind
+from moorage.schemas.job import STATES
 from tests.scheduler.driving import Driving
 from tests.scheduler.faulty_world import FaultyWorld
 from tests.turns import turns
@@ -112,7 +112,7 @@ def test_a_full_host_asks_once() -> None:
 
 # -------------------------------------------------------------------------------------------------- facts
 
-KINDS: tuple[FactKind, ...] = ("claimed", "started", "exited", "freed")
+RUN: tuple[FactKind, ...] = ("claimed", "started", "exited")
 
 
 def frames_of(seed: int, names: list[tuple[str, str, int, int, int]]) -> list[Fact]:
@@ -120,12 +120,11 @@ def frames_of(seed: int, names: list[tuple[str, str, int, int, int]]) -> list[Fa
     chance = random.Random(seed)
     if chance.random() < 0.2:
         names = [*names, names[0]]
-    order: tuple[tuple[FactKind, ...], ...] = (("claimed",), ("started",), ("exited", "freed"))
+    order: tuple[FactKind, ...] = ("ran", "freed")
     facts = [
-        Fact(kind, *name, 0, chance.choice(("exit", "", "result:0", "result:7")) if kind == "exited" else "")
-        for kinds in order
+        Fact(kind, *name, 0, chance.choice(("exit", "", "result:0", "result:7")) if kind == "ran" else "")
         for name in names
-        for kind in kinds
+        for kind in order
     ]
     at, other = chance.randrange(len(facts)), chance.randrange(len(facts))
     match chance.randrange(6):
@@ -136,15 +135,23 @@ def frames_of(seed: int, names: list[tuple[str, str, int, int, int]]) -> list[Fa
         case 2:
             del facts[at]
         case 3:
-            facts = [msgspec.structs.replace(f, code=3) if f.kind == "exited" and f.job == "j1" else f for f in facts]
+            facts = [msgspec.structs.replace(f, code=3) if f.kind == "ran" and f.job == "j1" else f for f in facts]
         case 4:
             facts[at] = msgspec.structs.replace(facts[at], fence=facts[at].fence + chance.randrange(2))
     return facts
 
 
+def in_full(fact: Fact) -> list[Fact]:
+    """The facts that one stands for."""
+    if fact.kind != "ran":
+        return [fact]
+    name = (fact.tenant, fact.job, fact.replica, fact.attempt, fact.fence)
+    return [Fact("claimed", *name), Fact("started", *name), Fact("exited", *name, fact.code, fact.detail)]
+
+
 @pytest.mark.parametrize("seed", turns(range(60), often=3))
-def test_a_frame_of_whole_runs_comes_to_what_its_facts_do(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    def life() -> Driving:
+def test_one_fact_for_a_whole_run_comes_to_what_its_three_facts_do(seed: int) -> None:
+    def life(*, whole: bool) -> Driving:
         drive = Driving()
         drive.worker("w0", 4, auto=False)
         for number in range(4):
@@ -152,27 +159,67 @@ def test_a_frame_of_whole_runs_comes_to_what_its_facts_do(seed: int, monkeypatch
         drive.tick()
         names = [("t", f"j{n}", 0, 1, drive.member(f"j{n}").fence) for n in range(4)]
         session, chance = drive.workers["w0"].session, random.Random(seed)
-        before = [Fact(kind, *names[0]) for kind in KINDS[: chance.randrange(3)]]
+        before = [Fact(kind, *names[0]) for kind in RUN[: chance.randrange(3)]]
         drive.send("w0", FactFrame(session, 1, before))
         if chance.random() < 0.5:
             drive.tick()
         if chance.random() < 0.2:
             drive.offer_cancel("j1")
-        drive.send("w0", FactFrame(session, 2, frames_of(seed, names)))
+        facts = frames_of(seed, names)
+        drive.send("w0", FactFrame(session, 2, facts if whole else [each for fact in facts for each in in_full(fact)]))
         drive.tick()
         drive.offer_submit("next", gpu={"count": 2})
         drive.tick()
         return drive
 
-    whole = life()
-    monkeypatch.setattr(transitions, "_whole_runs", lambda draft, members, facts: [])
-    single = life()
+    whole, single = life(whole=True), life(whole=False)
     assert whole.state.digest == single.state.digest
-    assert whole.engine.lifecycle.unknown_facts == single.engine.lifecycle.unknown_facts
     assert whole.free_gpus() == single.free_gpus()
     assert [event for event in whole.events if event["job"] != "next"] == [
         event for event in single.events if event["job"] != "next"
     ]
+
+
+def times(drive: Driving, job: str, replica: int = 0) -> dict[str, int]:
+    """When a replica came into each state, in ms before now."""
+    return {STATES[row[STATE]]: drive.now - row[AT_MS] for row in drive.job(job).story if row[REPLICA] == replica}
+
+
+@pytest.mark.parametrize("freed", [True, False])
+def test_a_whole_run_begins_and_ends_at_its_own_times(freed: bool) -> None:
+    drive = Driving()
+    drive.worker("w0", 1, auto=False)
+    drive.submit("j", gpu={})
+    drive.tick(500)
+    member = drive.member("j")
+    name = ("t", "j", 0, member.attempt, member.fence)
+    facts = [Fact("ran", *name, 0, "exit", 120), *([Fact("freed", *name)] if freed else [])]
+    drive.send("w0", FactFrame(drive.workers["w0"].session, 1, facts))
+    drive.tick()
+    assert drive.states("j") == ["SUCCEEDED"]
+    assert times(drive, "j") == {"PLACED": 501, "CLAIMED": 120, "RUNNING": 120, "SUCCEEDED": 0}
+
+
+def test_no_run_began_before_its_placement_or_the_change_before_it() -> None:
+    drive = Driving()
+    drive.worker("w0", 2, auto=False)
+    drive.submit("j", gpu={}, replicas=2, retries=1)
+    drive.tick(50)
+    names = [("t", "j", at, 1, drive.member("j", at).fence) for at in range(2)]
+    facts = [Fact("ran", *names[0], 0, "exit", 30), Fact("ran", *names[1], -15, "exit", 10**18)]
+    drive.send("w0", FactFrame(drive.workers["w0"].session, 1, facts))
+    drive.tick()
+    assert times(drive, "j", 1)["RUNNING"] == 51, "when it was placed"
+    assert times(drive, "j")["RUNNING"] == 0, "the end of replica 1 is written before it"
+    story = drive.job("j").story
+    assert [row[AT_MS] for row in story] == sorted(row[AT_MS] for row in story)
+    assert drive.replica("j", 1).retries == 1
+
+
+@pytest.mark.parametrize("code", [0, 3, -15, 2**31 - 1, -(2**31) + 1])
+@pytest.mark.parametrize("ran_ms", [0, 1, 2**31 - 1])
+def test_code_and_time_of_a_run_are_read_back(code: int, ran_ms: int) -> None:
+    assert code_ran(ran(code, ran_ms)) == (code, ran_ms)
 
 
 # -------------------------------------------------------------------------------------------------- steps
@@ -188,11 +235,15 @@ def one_by_one(payload: bytes, state: State) -> bytes:
         if op not in (Op.BEGIN, Op.DONE, Op.RUN):
             steps += record.steps[at : at + 6]
             continue
-        member = placed[state.jobs[num].replicas[index]]
-        if op in (Op.BEGIN, Op.RUN):
-            steps += (Op.CLAIM, num, index, 0, 0, 0, Op.START, num, index, 0, 0, 0)
+        member = placed[state.jobs[num].rows[index]]
+        if op == Op.BEGIN and a:
+            steps += record.steps[at : at + 6]  # a claim of its own has the record's time
+        elif op == Op.BEGIN or (op == Op.RUN and not code_ran(b)[1]):
+            steps += (Op.CLAIM, num, index, 0, 0, 0, Op.START, num, index, 0, 0, c if op == Op.BEGIN else 0)
+        elif op == Op.RUN:
+            steps += (Op.BEGIN, num, index, code_ran(b)[1], 0, 0)
         if op in (Op.DONE, Op.RUN):
-            steps += (Op.EXIT, num, index, a, b, c)
+            steps += (Op.EXIT, num, index, a, code_ran(b)[0], c)
             steps += (Op.FREE, num, index, packed(member.fence), 0, 0)
     record.steps = [int(step) for step in steps]
     return encode_record(record)

@@ -10,6 +10,7 @@ from moorage.scheduler.core.fleet.shape import Shape, shape_key
 from moorage.scheduler.core.queue.queue import REPLICA_BITS, Queue, entry
 from moorage.schemas.codec import decode_request
 from moorage.schemas.frames import NOT_PERMITTED
+from moorage.schemas.ranges import Ranges, numbers_in, ranges_of
 from tests.scheduler.driving import PATIENCE_MS, Driving
 
 WHY = NOT_PERMITTED + "tenant t may not have the driver noop on this worker"
@@ -77,66 +78,109 @@ SHAPES = [
 
 
 class Model:
-    """What the queue should hold: each entry once, with its priority, shape and tenant."""
+    """What the queue should hold: each replica once, with its priority, shape and tenant."""
 
     def __init__(self, chance: random.Random) -> None:
         self.chance = chance
         self.queue = Queue()
-        self.standing: dict[int, tuple[int, Shape, str]] = {}  # entry -> what it was added with
+        self.standing: dict[int, tuple[int, Shape, str]] = {}  # each replica's entry -> what it was added with
         self.tenants: dict[int, str] = {}  # by job number, for the whole life of the job
 
     def add(self) -> None:
-        """A new job, or one that comes back from a pause, with some of its replicas."""
+        """A new job, of which some replicas may have ended already, or a replica that comes back from a pause."""
         num = self.chance.choice([len(self.tenants), self.chance.randrange(len(self.tenants) + 1)])
+        is_new = num not in self.tenants
         tenant = self.tenants.setdefault(num, self.chance.choice("tuv"))
-        mine = [self.standing[item] for item in self.standing if item >> REPLICA_BITS == num]
-        priority, shape, _ = mine[0] if mine else (self.chance.choice((10, 50)), self.chance.choice(SHAPES), tenant)
-        items = sorted({entry(num, self.chance.randrange(8)) for _ in range(self.chance.choice((1, 1, 4)))})
-        items = [item for item in items if item not in self.standing]
-        if len(items) == 1:
-            self.queue.add(priority, shape, items[0], tenant)
-        else:
-            self.queue.add_all(priority, shape, items, tenant)
-        self.standing |= dict.fromkeys(items, (priority, shape, tenant))
+        mine = self._of(num)
+        if is_new:
+            kind = self.chance.choice((10, 50)), self.chance.choice(SHAPES), tenant
+            numbers = {self.chance.randrange(8, 30) for _ in range(self.chance.choice((1, 1, 12)))}
+            self.queue.add_fresh(kind[0], kind[1], num, ranges_of(numbers), tenant)
+            self.standing |= {entry(num, number): kind for number in numbers}
+        elif mine:
+            item = entry(num, self.chance.randrange(8))
+            if item not in self.standing:
+                kind = self.standing[mine[0]]
+                self.queue.add(kind[0], kind[1], item, tenant)
+                self.standing[item] = kind
+
+    def _of(self, num: int) -> list[int]:
+        return sorted(item for item in self.standing if item >> REPLICA_BITS == num)
 
     def remove(self) -> None:
-        """Take some entries of a job out; those of them that do not stand there change nothing."""
+        """Take a job out, as an operator's hold does."""
         num = self.chance.randrange(len(self.tenants) + 1)
-        mine = [item for item in self.standing if item >> REPLICA_BITS == num]
+        mine = self._of(num)
         if not mine:
             return
         priority, shape, tenant = self.standing[mine[0]]
-        asked = sorted({entry(num, self.chance.randrange(8)) for _ in range(3)})
-        found = sorted(item for item in asked if item in self.standing)
-        assert self.queue.remove(priority, shape, asked, tenant) == found
-        assert self.queue.remove(99, shape, asked, tenant) == []
-        for item in found:
+        assert self.queue.remove(99, shape, num, tenant) == ([], None)
+        items, rest = self.queue.remove(priority, shape, num, tenant)
+        behind = [] if rest is None else [entry(num, number) for number in numbers_in(rest[1])]
+        assert sorted([*items, *behind]) == mine
+        for item in mine:
             del self.standing[item]
 
+    def move(self) -> None:
+        """An operator gives a job another priority."""
+        num = self.chance.randrange(len(self.tenants) + 1)
+        mine = self._of(num)
+        if mine:
+            priority, shape, tenant = self.standing[mine[0]]
+            self.queue.move(num, tenant, (priority, shape), (60 - priority, shape))
+            self.standing |= dict.fromkeys(mine, (60 - priority, shape, tenant))
+
     def take(self) -> None:
-        """A job is backfilled: it leaves the middle of its group."""
+        """A replica is backfilled: it leaves the middle of its group, and the next of its job takes its place."""
         lines = [line for line in self.queue.groups.values() if line.entries]
         if lines:
             line = self.chance.choice(lines)
             item = self.chance.choice(list(line.entries))
-            assert self.queue.take(line, [item]) == [item]
+            later = [other for other in self._of(item >> REPLICA_BITS) if other > item and other not in line.entries]
+            following = min(later) if line.behind(item) else None
+            assert self.queue.take(line, item) == following
+            assert self.queue.take(line, item) is None
             del self.standing[item]
 
     def pop(self) -> None:
         lines = [line for line in self.queue.groups.values() if line.entries]
         if lines:
             line = self.chance.choice(lines)
-            some = [self.queue.pop(line) for _ in range(min(len(line.entries), 3))]
+            some = [self.queue.pop(line) for _ in range(min(line.size, 3))]
+            assert some == sorted(some)
             self.queue.put_back(line, some[1:])
             del self.standing[some[0]]
 
+    def skip(self) -> None:
+        """The first replica of a group was cancelled, with some of those behind it."""
+        lines = [line for line in self.queue.groups.values() if line.entries]
+        if lines:
+            line = self.chance.choice(lines)
+            item = line.entries[0]
+            behind = {other & 0xFFFFF for other in self._of(item >> REPLICA_BITS)} - {
+                other & 0xFFFFF for other in line.entries if other >> REPLICA_BITS == item >> REPLICA_BITS
+            }
+            still = {number for number in behind if self.chance.random() < 0.5}
+            stands_for_more = line.behind(item) > 0
+            self.queue.skip(line, ranges_of(still))
+            for number in behind - still if stands_for_more else ():
+                del self.standing[entry(item >> REPLICA_BITS, number)]
+            del self.standing[item]
+
     def sweep(self) -> None:
         gone = {item for item in self.standing if self.chance.random() < 0.1}
-        while not self.queue.sweep(lambda num: False, lambda item: item not in gone, self.chance.choice((2, 1_000))):
-            if self.standing.keys() - gone and self.chance.random() < 0.5:
-                some = self.chance.choice(sorted(self.standing.keys() - gone))
-                priority, shape, tenant = self.standing.pop(some)
-                assert self.queue.remove(priority, shape, [some], tenant) == [some]
+
+        def still(num: int) -> Ranges:
+            return ranges_of(item & 0xFFFFF for item in self._of(num) if item not in gone)
+
+        while not self.queue.sweep(
+            lambda num: False, lambda item: item not in gone, still, self.chance.choice((2, 1_000))
+        ):
+            pass
+        # one that ended behind the entry that stands for it is found once it is the first of its job
+        for line in self.queue.groups.values():
+            for item, rest in line.rest.values():
+                gone -= {entry(item >> REPLICA_BITS, number) for number in numbers_in(rest)}
         for item in gone:
             del self.standing[item]
 
@@ -145,8 +189,15 @@ class Model:
         for key, line in self.queue.groups.items():
             assert key == (-line.priority, line.shape.index, line.tenant)
             assert list(line.entries) == sorted(line.entries)
-            assert not found.keys() & set(line.entries), "an entry stands in two groups"
-            found |= dict.fromkeys(line.entries, (line.priority, line.shape, line.tenant))
+            items = set(line.entries)
+            for num, (item, rest) in line.rest.items():
+                assert item in items
+                assert item >> REPLICA_BITS == num
+                assert rest
+                items |= {entry(num, number) for number in numbers_in(rest)}
+            assert len(items) == line.size
+            assert not found.keys() & items, "a replica stands in two groups"
+            found |= dict.fromkeys(items, (line.priority, line.shape, line.tenant))
         assert found == self.standing
         assert len(self.queue) == len(self.standing)
         assert self.queue.is_empty == (not self.standing)
@@ -158,5 +209,7 @@ class Model:
 def test_the_queue_holds_what_a_plain_list_would(seed: int) -> None:
     model = Model(random.Random(seed))
     for _ in range(120):
-        model.chance.choice((*[model.add] * 6, model.remove, model.take, model.take, model.pop, model.sweep))()
+        model.chance.choice(
+            (*[model.add] * 6, model.remove, model.move, *[model.take] * 4, *[model.pop] * 3, model.skip, model.sweep)
+        )()
         model.check()

@@ -21,6 +21,10 @@ def shape(**fields: Any) -> Shape:
     return Shapes().of(Request(run=Run(driver="noop"), **fields))
 
 
+def unaged(priority: int, _: int) -> int:
+    return priority
+
+
 def order_of(drive: Driving) -> list[str]:
     """Jobs in the order in which they were placed."""
     return [event["job"] for event in drive.events for change in event["changes"] if change["state"] == "PLACED"]
@@ -99,8 +103,8 @@ def test_queue_keeps_order_and_counts() -> None:
     assert len(queue) == 5
     first = min(queue.waiting(), key=by_priority)
     assert (first.priority, list(first.entries)) == (90, [entry(9, 0)])
-    assert queue.position(50, entry(4, 0)) == 3
-    assert queue.position(90, entry(9, 0)) == 0
+    assert queue.position(50, entry(4, 0), unaged) == 3
+    assert queue.position(90, entry(9, 0), unaged) == 0
     assert entry(1, 1023) < entry(2, 0)
 
 

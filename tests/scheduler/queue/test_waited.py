@@ -42,7 +42,7 @@ def test_of_many_tenants_the_first_are_counted_each_and_the_others_together() ->
     drive = Driving()
     drive.worker("w0", 1)
     drive.submit("a", gpu={})
-    shape, counted = drive.engine.shape_of(drive.job("a")), Waited()
+    shape, counted = drive.engine.reader.shape_of(drive.job("a")), Waited()
     for number in range(TENANTS_MAX + 50):
         counted.add((f"t{number}", shape, ms) for ms in (0, 90_000_000))
     rows = counted.as_data()["rows"]
@@ -64,5 +64,5 @@ def test_classes_are_by_the_gpus_needed_at_once() -> None:
     }
     for number, (name, fields) in enumerate(asked.items()):
         drive.submit(f"j{number}", run={"driver": "noop"}, **fields)
-        assert class_of(drive.engine.shape_of(drive.job(f"j{number}"))) == name
+        assert class_of(drive.engine.reader.shape_of(drive.job(f"j{number}"))) == name
     assert waited.TENANTS_MAX * len(asked) * (len(BUCKETS_MS) + 2) < 20_000, "numbers that a leader keeps at most"

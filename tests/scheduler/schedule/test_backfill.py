@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-from collections import Counter
 from typing import Any
 
 import pytest
@@ -15,7 +13,6 @@ from moorage.scheduler.core.queue.queue import REPLICA_BITS
 from moorage.scheduler.core.schedule import plan, runtime, soonest
 from moorage.scheduler.core.schedule.runtime import FREED_MS
 from tests.scheduler.driving import PATIENCE_MS, Driving
-from tests.turns import turns
 
 
 def limited(timeout_s: float | None) -> dict[str, object]:
@@ -38,45 +35,6 @@ def test_who_surely_ends_before_the_reservation_runs_there() -> None:
     drive = reserved()
     drive.submit("short", gpu={"count": 4}, run=limited(300))
     assert drive.states("short") == ["PLACED"]
-
-
-@pytest.mark.parametrize("groups", [runtime.GROUPS_MAX, 12])
-@pytest.mark.parametrize("seed", turns(range(12), often=1))
-def test_ends_that_were_found_before_are_those_that_are_found_anew(
-    seed: int, groups: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whatever is learned or forgotten meanwhile, and however late it is."""
-    monkeypatch.setattr(runtime, "GROUPS_MAX", groups)
-    chance, drive = random.Random(seed), Driving()
-    for number in range(3):
-        drive.worker(f"w{number}", 8)
-    estimates = drive.engine.estimates
-    steady: Counter[bool] = Counter()
-    for number in range(120):
-        if chance.random() < 0.6:
-            kind, limit_s = chance.randrange(3), chance.choice([None, None, 40, 400])
-            drive.submit(
-                f"j{number}",
-                tenant=chance.choice("ab"),
-                gpu={"count": chance.choice([1, 2])},
-                resources={"cpu_milli": 500, "memory_mib": 7},
-                run={"driver": "noop", "argv": ["run", f"kind{kind}"], "timeout_s": limit_s},
-            )
-            drive.settle()
-        worker = drive.workers[f"w{chance.randrange(3)}"]
-        running = [key for key, held in worker.held.items() if held.phase == "running"]
-        if running and chance.random() < 0.7:
-            worker.finish(chance.choice(running), 0)
-            drive.settle()
-        drive.pass_time(chance.choice([500, 1_000, 1_000, 5_000, 30_000, 30_000, 700_000]), step=2_000_000)
-        now_ms = drive.state.time_ms
-        for host in drive.engine.fleet.hosts.values():
-            members = list(host.worker.members.values())
-            ends = [(estimates.end_ms(member, now_ms), member.mask) for member in members]
-            anew = [(runtime.FOREVER_MS if end_ms is None else end_ms, mask, 500, 7) for end_ms, mask in ends]
-            assert estimates.ends_of(members, now_ms) == anew
-            steady.update(estimates.runs_as(member).until_ms > now_ms for member in members)
-    assert steady[True], "some ends were known before, others not"
 
 
 def test_whoever_might_not_end_in_time_waits() -> None:
@@ -110,6 +68,37 @@ def test_a_host_with_a_service_is_reserved_for_no_job_and_idles_for_none() -> No
     assert drive.engine.planner.verdicts.reservation is None
     drive.submit("small", gpu={"count": 3}, replicas=2)
     assert drive.states("small") == ["PLACED", "PLACED"]
+
+
+@pytest.mark.parametrize("stays", [{"service": {"name": "embed"}}, {"run": {"driver": "process", "restart": "always"}}])
+def test_what_stays_passes_no_reservation_however_short_other_runs_were(stays: dict[str, Any]) -> None:
+    """It took a reserved host for ever, as jobs of its tenant with as many GPUs, and services that were replaced, had
+    ended soon; and a host with one was reserved, as if it ended."""
+    drive = Driving()
+    drive.worker("w0", 8, capabilities={"process": {"answers_calls": True, "reaches": True}})
+    run = {"driver": "process", "argv": ["serve"], **stays.get("run", {})}
+    for number in range(5):
+        drive.submit(f"before-{number}", gpu={}, **{**stays, "run": run} if number < 2 else {})
+        drive.settle()
+        drive.pass_time(5_000)
+        drive.run_out("w0")
+        drive.settle()
+        drive.pass_time(2_000)
+        drive.cancel(f"before-{number}")
+        drive.settle()
+    drive.submit("runs", gpu={"count": 4}, run=limited(36_000))
+    drive.settle()
+    drive.submit("big", gpu={"count": 8})
+    drive.pass_time(PATIENCE_MS + 2_000)
+    assert drive.engine.planner.verdicts.reservation is not None
+    drive.submit("stays", gpu={}, **{**stays, "run": run})
+    drive.submit("ends", gpu={})
+    drive.pass_time(3_000)
+    assert (drive.states("stays"), drive.states("ends")) == (["QUEUED"], ["PLACED"])
+    drive.submit("bound", gpu={}, **{**stays, "run": {**run, "timeout_s": 5, "grace_s": 1}})
+    if "service" not in stays:  # two jobs have one service only while one replaces the other
+        drive.pass_time(3_000)
+        assert drive.states("bound") == ["PLACED"], "its time limit ends it"
 
 
 @pytest.mark.parametrize("gpu", [None, {"count": 2}])

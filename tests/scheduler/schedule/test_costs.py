@@ -18,7 +18,7 @@ from moorage.schemas.operate import ACTS
 from tests.calls import Calls
 from tests.scheduler.driving import Driving
 
-CAN = {"noop": Capabilities(freezes=True, guests=True, resizes={"time-slice": "live"})}
+CAN = {"noop": Capabilities(freezes=True, resizes={"time-slice": "live"})}
 #: orders in one record, jobs or hosts beside them: the small and the large number
 FEW, MANY = 40, 160
 GROWS = MANY / FEW

@@ -16,6 +16,7 @@ from moorage.scheduler.core.schedule.runtime import (
     SAMPLES_MAX,
     SIBLINGS_MS,
     Durations,
+    Groups,
     _left_ms,
     groups_of,
     rank,
@@ -29,6 +30,11 @@ SHAPES = Shapes()
 
 def shape(count: int = 1, **more: Any) -> Shape:
     return SHAPES.of(Request(gpu=GpuSpec(count=count, **more), run=Run(driver="noop")))
+
+
+def train(gpus: int = 1) -> Groups:
+    """The groups of a run of the tenant t's workload a."""
+    return groups_of("t", "a", shape(gpus))
 
 
 def request(argv: list[str], **more: Any) -> Request:
@@ -50,40 +56,31 @@ def test_the_narrowest_group_that_has_seen_enough_answers() -> None:
     for ms in (10, 20, 30):
         known.observe("t", "a", shape(2), ms)
     known.observe("t", "a", shape(1), 1000)
-    of_its_own = known.estimate("t", "a", shape(2))
-    assert of_its_own is not None
-    assert (of_its_own.p50_ms, of_its_own.p90_ms) == (20, 30)
-    other_shape = known.estimate("t", "a", shape(1))
-    assert other_shape is not None
-    assert other_shape.samples == 4, "one run of its own is too few, the workload has four"
-    other_work = known.estimate("t", "b", shape(2))
-    assert other_work is not None
-    assert other_work.p50_ms == 20, "the tenant's requests for two GPUs"
-    assert known.estimate("u", "a", shape(2)) is None, "another tenant's runs say nothing"
+    assert known.left_ms(train(2)) == (20, 3)
+    assert known.left_ms(train(2), percent=90) == (30, 3)
+    of_workload = known.left_ms(train(1))
+    assert of_workload is not None
+    assert of_workload[1] == 4, "one run of its own is too few, the workload has four"
+    assert known.left_ms(groups_of("t", "b", shape(2))) == (20, 3), "the tenant's requests for two GPUs"
+    assert known.left_ms(groups_of("u", "a", shape(2))) is None, "another tenant's runs say nothing"
 
 
 def test_nothing_known_is_said_and_a_limit_bounds_everything() -> None:
     known = Durations()
-    assert known.estimate("t", "a", shape()) is None
-    limited = known.estimate("t", "a", shape(), limit_ms=500)
-    assert limited is not None
-    assert (limited.p50_ms, limited.p90_ms, limited.samples) == (500, 500, 0)
+    assert known.left_ms(train()) is None
+    assert known.left_ms(train(), limit_ms=500) == (500, 0)
     known.observe("t", "a", shape(), 900)
-    found = known.estimate("t", "a", shape(), limit_ms=500)
-    assert found is not None
-    assert found.p90_ms == 500
+    assert known.left_ms(train(), limit_ms=500, percent=90) == (500, 1)
+    assert known.left_ms(train(), 600, limit_ms=500) == (0, 1)
 
 
 def test_what_has_lasted_so_long_is_compared_with_what_lasted_longer() -> None:
     known = Durations()
     for ms in (10, 10, 10, 100, 200):
         known.observe("t", "a", shape(), ms)
-    left = known.remaining("t", "a", shape(), 50)
-    assert left is not None
-    assert (left.p50_ms, left.p90_ms) == (50, 150)
-    outlived = known.remaining("t", "a", shape(), 300)
-    assert outlived is not None
-    assert (outlived.p50_ms, outlived.p90_ms) == (300, OUTLIVED_P90 * 300)
+    assert [known.left_ms(train(), 50, percent=percent) for percent in (50, 90)] == [(50, 5), (150, 5)]
+    outlived = [known.left_ms(train(), 300, percent=percent) for percent in (50, 90)]
+    assert outlived == [(300, 5), (OUTLIVED_P90 * 300, 5)]
 
 
 def test_what_is_remembered_is_bounded(monkeypatch: Any) -> None:
@@ -95,7 +92,7 @@ def test_what_is_remembered_is_bounded(monkeypatch: Any) -> None:
     for number in range(100):
         known.observe(f"t{number}", "a", shape(), 1)
     assert len(known) <= 30
-    assert known.estimate("t99", "a", shape()) is not None, "the newest are kept"
+    assert known.left_ms(groups_of("t99", "a", shape())) is not None, "the newest are kept"
 
 
 @given(st.lists(st.integers(0, 10**9), min_size=1), st.integers(0, 2 * 10**9), st.none() | st.integers(0, 10**9))
@@ -103,12 +100,13 @@ def test_estimates_are_in_order_and_within_what_was_seen(seen: list[int], elapse
     known = Durations()
     for ms in seen:
         known.observe("t", "a", shape(), ms)
-    found = known.remaining("t", "a", shape(), elapsed, limit)
-    assert found is not None
-    assert 0 <= found.p50_ms <= found.p90_ms
-    assert limit is None or found.p90_ms <= max(0, limit - elapsed)
+    half, most = (known.left_ms(train(), elapsed, limit, percent=percent) for percent in (50, 90))
+    assert half is not None
+    assert most is not None
+    assert 0 <= half[0] <= most[0]
+    assert limit is None or most[0] <= max(0, limit - elapsed)
     if any(ms > elapsed for ms in seen[-SAMPLES_MAX:]):
-        assert found.p90_ms <= max(seen) - elapsed
+        assert most[0] <= max(seen) - elapsed
 
 
 @given(st.lists(st.integers(), min_size=1), st.integers(0, 100))
@@ -129,14 +127,16 @@ def test_a_leader_learns_as_jobs_end_and_a_new_one_knows_it_from_the_state() -> 
         drive.settle()
         drive.now += 5_000
         drive.run_out("w0")
-    job, engine = drive.job("j0"), drive.engine
-    first = engine.durations.estimate("t", engine.workload_of(job), engine.shape_of(job))
+
+    def expected() -> tuple[int, int] | None:
+        reader, job = drive.engine.reader, drive.job("j0")
+        return drive.engine.durations.left_ms(groups_of("t", reader.workload_of(job), reader.shape_of(job)))
+
+    first = expected()
     assert first is not None
-    assert first.samples == 3
-    assert 5_000 <= first.p50_ms < 5_100
+    assert (5_000 <= first[0] < 5_100, first[1]) == (True, 3)
     drive.lead()
-    job, engine = drive.job("j0"), drive.engine
-    assert engine.durations.estimate("t", engine.workload_of(job), engine.shape_of(job)) == first
+    assert expected() == first
 
 
 def test_siblings_tell_before_all_others() -> None:
@@ -151,17 +151,16 @@ def test_siblings_tell_before_all_others() -> None:
         (SIBLINGS_MS, 3_600_000, 10),
         (None, 3_600_000, 11),
     ):
-        found = known.estimate("t", "train", asked, None, accepted_ms)
-        assert found is not None
-        assert (found.p50_ms, found.samples) == (p50_ms, samples)
+        found = known.left_ms(groups_of("t", "train", asked), accepted_ms=accepted_ms)
+        assert found == (p50_ms, samples)
 
 
 _RUNS = st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 6 * SIBLINGS_MS)), max_size=3 * SAMPLES_MAX)
 
 
-@given(_RUNS, st.lists(st.integers(0, 6 * SIBLINGS_MS), min_size=1), st.integers(0, 10**6), st.none() | st.integers(0))
+@given(_RUNS, st.lists(st.integers(0, 6 * SIBLINGS_MS), min_size=1), st.integers(0, 10**6))
 def test_what_is_kept_ready_is_what_is_counted_anew(
-    runs: list[tuple[int, int]], accepted: list[int], elapsed: int, limit: int | None
+    runs: list[tuple[int, int]], accepted: list[int], elapsed: int
 ) -> None:
     known, asked = Durations(), shape()
     groups = groups_of("t", "train", asked)
@@ -174,13 +173,10 @@ def test_what_is_kept_ready_is_what_is_counted_anew(
             for percent in (50, 90):
                 lasted = [ms for ms in siblings if ms > elapsed] if elapsed else siblings
                 assert not lasted or _left_ms(siblings, elapsed, percent) == rank(lasted, percent) - elapsed
-    for at in accepted:
-        found = known.remaining("t", "train", asked, elapsed, limit, at)
-        assert known.half_left_ms(groups, elapsed, limit, at) == (None if found is None else found.p50_ms)
 
 
 def test_when_a_member_ends_is_told_by_what_it_is_by_now() -> None:
-    """Its start, its shape, and what was learned meanwhile; what stays as it is, is looked up once."""
+    """Its start, its shape, and what was learned meanwhile."""
     drive = Driving()
     drive.worker("w0", 2)
     drive.submit("j", gpu={}, run={"driver": "noop", "argv": ["train"]})
@@ -194,10 +190,10 @@ def test_when_a_member_ends_is_told_by_what_it_is_by_now() -> None:
     running_ms = began_ms(member, job.accepted_ms)
     assert running_ms > placed_ms
     assert end_ms(member, running_ms + 90_000) is None
-    engine.durations.observe("t", engine.workload_of(job), engine.shape_of(job), 100_000, job.accepted_ms)
+    engine.durations.observe("t", engine.reader.workload_of(job), engine.reader.shape_of(job), 100_000, job.accepted_ms)
     assert end_ms(member, running_ms + 90_000) == running_ms + 100_000
-    job.shape = engine.shapes.of(Request(gpu=GpuSpec(count=2), run=Run(driver="noop", argv=["train"])))
-    engine.durations.observe("t", engine.workload_of(job), job.shape, 95_000, job.accepted_ms)
+    job.shape = engine.reader.shapes.of(Request(gpu=GpuSpec(count=2), run=Run(driver="noop", argv=["train"])))
+    engine.durations.observe("t", engine.reader.workload_of(job), job.shape, 95_000, job.accepted_ms)
     assert end_ms(member, running_ms + 90_000) == running_ms + 95_000
 
 

@@ -544,3 +544,53 @@ def test_age_does_not_keep_a_preemptor_from_what_was_freed_for_it() -> None:
     drive.pass_time(2_000)
     drive.settle()
     assert (drive.states("high"), drive.states("old")) == (["RUNNING"], ["QUEUED"])
+
+
+@pytest.mark.parametrize(("jobs", "replicas"), [(16, 1), (1, 16)])
+def test_a_burst_ends_as_many_as_it_needs_at_once(jobs: int, replicas: int) -> None:
+    """One was ended after the other: sixteen jobs waited for sixteen graces."""
+    drive = Driving(Config())
+    for index in range(16):
+        drive.worker(f"w{index}", 4)
+    for number in range(64):
+        drive.submit(f"j{number}", gpu={}, preemptible=True)
+    drive.settle()
+    slow(drive, 64)
+    for number in range(jobs):
+        drive.submit(f"urgent{number}", gpu={}, replicas=replicas)
+    drive.pass_time(2_500)
+    assert len(ended(drive, 64)) == 16
+    drive.pass_time(5_000)
+    assert len(ended(drive, 64)) == 16, "no more than it needs, however long they take to end"
+    finish_ending(drive)
+    drive.pass_time(2_500)
+    drive.settle()
+    assert {state for number in range(jobs) for state in drive.states(f"urgent{number}")} == {"RUNNING"}
+
+
+def test_a_burst_beyond_its_tenants_limit_ends_as_many_as_may_start() -> None:
+    drive = Driving(Config())
+    for index in range(2):
+        drive.worker(f"w{index}", 4)
+    for number in range(8):
+        drive.submit(f"j{number}", gpu={}, preemptible=True)
+    drive.settle()
+    drive.order("limit", tenant="u", gpus=3)
+    drive.submit("urgent", tenant="u", gpu={}, replicas=8)
+    drive.pass_time(30_000)
+    drive.settle()
+    assert Counter(drive.states("urgent", "u")) == {"RUNNING": 3, "QUEUED": 5}
+    assert len(ended(drive, 8)) == 3
+
+
+def test_a_job_that_bounds_how_many_run_ends_no_more_than_may_start() -> None:
+    drive = Driving(Config())
+    drive.worker("w0", 8)
+    for number in range(8):
+        drive.submit(f"j{number}", gpu={}, preemptible=True)
+    drive.settle()
+    drive.submit("urgent", gpu={}, replicas=8, max_running=2)
+    drive.pass_time(30_000)
+    drive.settle()
+    assert Counter(drive.states("urgent")) == {"RUNNING": 2, "QUEUED": 6}
+    assert len(ended(drive, 8)) == 2

@@ -56,6 +56,14 @@ def test_a_gang_starts_whole_and_ends_whole() -> None:
     ]
 
 
+def test_a_sweep_runs_no_more_at_once_than_it_may_and_each_replica_counts_its_own_time() -> None:
+    request = Request(job="sweep", gpu=GpuSpec(), indices="3-6,100-105", max_running=2, run=NOOP)
+    done = ran([TraceJob(0, 3_600_000, "t", request), job("one", 1, 3_600)], gpus=8)
+    assert [(run.started_ms, run.ended_ms) for run in done.runs] == [(0, 5 * 3_600_000), (1_000, 3_601_000)]
+    assert done.report.all.gpu_hours == 11.0
+    assert {name: row.gpu_hours for name, row in done.report.classes.items()} == {"1 GPU": 1.0, "2-7 GPUs": 10.0}
+
+
 def test_what_no_host_could_hold_never_starts_and_the_clock_ends_all_the_same() -> None:
     done = ran([job("a", 0, 10), job("big", 0, 10, 3)])
     assert (done.report.never_started, done.report.ended) == (1, 1)

@@ -84,7 +84,7 @@ def refused(path: Path, kind: str, text: bytes) -> Problem:
         ("csv", b"1,2,t,a,0xH100", "gpu is '0xH100': count must be 1..64, found 0", "0xH100", ""),
         ("csv", b"1,2,t,a,1xH100,1,yes", "gang is 'yes'", "yes", "0, 1, true or false"),
         ("csv", b"1,2,t,a,1xH100,1,2", "gang is '2'", "2", "0, 1, true or false"),
-        ("csv", b"1,2,t,a,1xH100,0", "replicas is '0'", "0", "a whole number 1..1024"),
+        ("csv", b"1,2,t,a,1xH100,0", "replicas is '0'", "0", "a whole number 1..1000000"),
         ("csv", b"1,2,t,a,,,,101", "priority is '101'", "101", "a whole number 0..100"),
         ("csv", b"1,2,t,a,,,,,-4000", "cpu_milli is '-4000'", "-4000", "a whole number 0..1000000000"),
         ("csv", b"1,2,t,a,1xH100,,,,,,,,9,9", "cell 13 is '9', in no column", "14 cells", "at most 12 cells"),

@@ -107,9 +107,7 @@ async def test_a_placement_becomes_one_frame_of_facts(nats_url: str, unique: str
         seat = await w.leader.joined("w1")
         await w.leader.want("w1", place(name_of(), body()))
         await w.leader.heard("w1", "freed", name_of())
-        assert [[fact.kind for fact in frame.facts] for frame in seat.frames] == [
-            ["claimed", "started", "exited", "freed"]
-        ]
+        assert [[fact.kind for fact in frame.facts] for frame in seat.frames] == [["ran", "freed"]]
         assert seat.joins[0].hello.gpu_pool[0].name.startswith("NVIDIA H100")
         assert seat.joins[0].machine == "machine-1"
 
@@ -425,7 +423,7 @@ async def test_a_restarted_agent_tells_what_its_journal_holds(nats_url: str, uni
         await w.add(journal=Journal(path))
         await until(lambda: len(seat.joins) == 2, what="a second join")
         assert seat.joins[1].n == seat.joins[0].n + 1
-        assert [fact.kind for fact in seat.joins[1].facts] == ["claimed", "started", "exited", "freed"]
+        assert [fact.kind for fact in seat.joins[1].facts] == ["ran", "freed"]
 
 
 async def test_many_agents_share_a_connection_and_leave_with_a_goodbye(

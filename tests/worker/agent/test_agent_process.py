@@ -25,7 +25,7 @@ from moorage.worker.drivers.conformance.leader import ScriptedLeader
 from moorage.worker.session.member_messages import MemberName
 from moorage.worker.settings import WorkerSettings
 from moorage.worker.supervisor.client import Supervised, SupervisorError
-from moorage.worker.supervisor.journal import Journal, read_journal, records_of
+from moorage.worker.supervisor.journal import open_journal, read_journal, records_of
 from moorage.worker.supervisor.protocol import JOURNAL_NAME
 from tests.waiting import until
 
@@ -308,7 +308,7 @@ async def test_after_a_reboot_what_ran_is_told_lost_with_the_join(nats_url: str,
         for entry in left.values():
             assert entry.starting is not None
             entry.starting = msgspec.structs.replace(entry.starting, boot_id="of-before", cgroup="")
-        Journal(journal, records_of(left)).close()
+        open_journal(journal, records_of(left)).close()
         again = await start(settings_of(state, unique), nats_url)
         try:
             seat = await leader.joined("w1", joins=2)
@@ -406,6 +406,19 @@ async def test_an_agent_that_was_killed_adopts_what_lives_and_tells_what_ended(
             assert kinds[:2] == ["claimed", "started"]
             assert set(kinds[2:-2]) == {"claimed", "started"}
             assert kinds[-2:] == ["exited", "freed"]
+
+
+async def test_a_request_is_written_down_once(nats_url: str, unique: str, tmp_path: Path) -> None:
+    """By the agent: its supervisor keeps no copy, neither where the job runs nor where it has ended."""
+    async with ScriptedLeader(nats_url, unique) as leader, worker(nats_url, unique, leader) as (_, agent):
+        word = f"word-{unique}"
+        for job, script in (("runs", f"echo $$ > {tmp_path}/pid; : {word}; exec sleep 600"), ("ends", f": {word}")):
+            name = name_of(job, fence=10 + len(job))
+            await leader.want("w1", place(name, body(script), ()))
+        await leader.heard("w1", "freed", name)
+        await pid_of(tmp_path / "pid")
+        files = [each for each in agent.settings.state_dir.rglob("*") if each.is_file()]
+        assert [each.name for each in files if word.encode() in each.read_bytes()] == ["w1.journal"]
 
 
 @pytest.mark.slow

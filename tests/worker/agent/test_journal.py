@@ -14,7 +14,7 @@ import pytest
 from moorage.schemas.frames import Fact, FactFrame, Place
 from moorage.worker.agent import journal as journal_module
 from moorage.worker.agent.journal import (
-    MAGIC,
+    FORM,
     Journal,
     JournalInUse,
     JournalState,
@@ -113,7 +113,7 @@ def test_a_flipped_bit_ends_the_journal_there_and_is_counted(path: Path) -> None
     again.close()
 
 
-UNKNOWN_RECORD = MAGIC + (1).to_bytes(4, "big") + zlib.crc32(b"\x01").to_bytes(4, "big") + b"\x01"
+UNKNOWN_RECORD = FORM.magic + (1).to_bytes(4, "big") + zlib.crc32(b"\x01").to_bytes(4, "big") + b"\x01"
 
 
 @pytest.mark.parametrize("content", [b"something else\n", b"moorage-agent-journal-9\n", UNKNOWN_RECORD])
@@ -138,7 +138,7 @@ def test_a_journal_that_was_replaced_is_not_in_place(path: Path) -> None:
     assert journal.is_in_place()
     path.rename(path.with_suffix(".moved"))
     assert not journal.is_in_place()
-    path.write_bytes(MAGIC)
+    path.write_bytes(FORM.magic)
     assert not journal.is_in_place(), "another file of that name is no more found by it"
     journal.close()
 
@@ -168,9 +168,8 @@ def test_a_join_takes_over_all_unanswered_facts(path: Path) -> None:
 
 
 def test_it_stays_small_whatever_goes_through(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(journal_module, "JOURNAL_BYTES_MAX", 4096)
+    monkeypatch.setattr(journal_module, "FORM", FORM._replace(bytes_max=4096))
     journal = Journal(path)
-    journal._bytes_max = 4096
     journal.join(3, [])
     journal.live("ledger-1")
     journal.placed([place_of(0)])

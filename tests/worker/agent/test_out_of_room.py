@@ -150,6 +150,7 @@ async def test_what_this_host_has_no_room_to_start_is_refused_and_not_failed(
             filler.unlink()
             leader.mute = set()
             async with agent_process(state, nats_url, unique):
+                await leader.joined("w1", joins=2)
                 await leader.heard("w1", "refused", untold)
                 assert seat.fact("exited", untold) is None
                 last = name_of(fence=fence + 2)

@@ -75,10 +75,13 @@ def test_drivers_by_tenant_and_for_all_others() -> None:
 
 
 def test_drivers_alone_are_told_and_only_what_a_join_has_room_for() -> None:
-    assert policy(programs_for={"acme": "sh"}, run_as_for={"acme": "7"}).told() == {}
-    assert policy(drivers_for={"acme": "process noop", "*": ""}).told() == {"acme": ["noop", "process"], "*": []}
+    assert policy(programs_for={"acme": "sh"}, run_as_for={"acme": "7"}).drivers_by_tenant() == {}
+    assert policy(drivers_for={"acme": "process noop", "*": ""}).drivers_by_tenant() == {
+        "acme": ["noop", "process"],
+        "*": [],
+    }
     many = {f"tenant-{number}": "process" for number in range(TENANTS_MAX)}
-    assert policy(drivers_for=many).told() == {}, "the scheduler finds out by being refused"
+    assert policy(drivers_for=many).drivers_by_tenant() == {}, "the scheduler finds out by being refused"
     with pytest.raises(Refused):
         policy(drivers_for=many).check_placement("beta", Request(run=run("true")))
 

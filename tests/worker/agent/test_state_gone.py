@@ -11,8 +11,8 @@ import pytest
 
 from moorage.bus.connection import Connection
 from moorage.schemas.errors import Refused, problem
+from moorage.system import record_file
 from moorage.system.proctree import boottime_s
-from moorage.worker.agent import journal as journal_module
 from moorage.worker.agent.agent import Agent
 from moorage.worker.agent.embed import EmbeddedWorker
 from moorage.worker.agent.fleet_host import FleetHost
@@ -106,7 +106,7 @@ async def test_a_journal_that_cannot_be_written_at_the_end_leaves_nothing_open(
     nats_url: str, unique: str, monkeypatch: pytest.MonkeyPatch, at: str
 ) -> None:
     closed: list[Connection] = []
-    close_connection, write = Connection.close, journal_module._write_all
+    close_connection, write = Connection.close, record_file._write_all
 
     async def closes(self: Connection) -> None:
         closed.append(self)
@@ -119,11 +119,11 @@ async def test_a_journal_that_cannot_be_written_at_the_end_leaves_nothing_open(
         journals = [agent.journal for agent in worker.agents if isinstance(agent.journal, Journal)]
 
         def full(file: int, data: bytes) -> None:
-            if file == journals[0]._file:
+            if file == journals[0]._file._descriptor:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             write(file, data)
 
-        monkeypatch.setattr(journal_module, "_write_all", full)
+        monkeypatch.setattr(record_file, "_write_all", full)
         monkeypatch.setattr(Connection, "close", closes)
         if at == "its close":
             monkeypatch.setattr(Agent, "leave_if_idle", lambda agent: None)

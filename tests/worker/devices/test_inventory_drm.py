@@ -226,6 +226,10 @@ async def test_an_amd_reading(machine: MadeUpMachine) -> None:
     [reading] = await inventory.sample()
     assert (reading.util_percent, reading.memory_used_mib, reading.temperature_c) == (87, 40_001, 45)
     assert (reading.health, reading.processes) == ("ok", ())
+    assert (reading.power_w, reading.power_limit_w) == (141, 750)
+    machine.write(folder / "hwmon/hwmon3/power1_input", "")
+    [reading] = await inventory.sample()
+    assert (reading.power_w, reading.power_limit_w) == (None, 750)
 
 
 @pytest.mark.parametrize(

@@ -15,12 +15,12 @@ from moorage.worker.devices.device_health import DeviceHealth
 from moorage.worker.devices.pool import GpuPool
 from moorage.worker.devices.readers.faults import Fault, Gravity
 from moorage.worker.devices.readers.machine import DEVICES_MAX, CombinedInventory, open_machine, sysfs_address
-from moorage.worker.devices.readers.none import NoInventory
 from moorage.worker.devices.readers.nvml import NvmlUnavailable
 from moorage.worker.devices.readers.simulated import SimulatedInventory
 from moorage.worker.settings import WorkerSettings
 from tests.nvidia.stub import Board, Stub
 from tests.worker.made_up_sys import MIB, MadeUpMachine
+from tests.worker.no_inventory import NoInventory
 
 #: nvml.h: NVML_ERROR_GPU_IS_LOST
 GPU_IS_LOST = 15

@@ -139,16 +139,17 @@ READINGS: dict[str, tuple[Board, SlotReading]] = {
 
 def test_use_is_the_greatest_of_compute_encoder_and_decoder(tmp_path: Path) -> None:
     """A transcoder hardly computes: its GPU is in use all the same."""
-    board = Board("GPU-a", more={"util": 1, "encoder": 80, "decoder": 35, "power": 71_900})
+    board = Board("GPU-a", more={"util": 1, "encoder": 80, "decoder": 35, "power": 71_900, "power_limit": 700_000})
 
     async def scene() -> None:
         inventory = await opened(board, folder=tmp_path)
         [reading] = await inventory.sample()
         told = (reading.util_percent, reading.encoder_percent, reading.decoder_percent, reading.power_w)
         assert told == (80, 80, 35, 71)
+        assert reading.power_limit_w == 700
         board.set(more={"decoder": 35}, errors={"util": int(pynvml.NVML_ERROR_NOT_SUPPORTED)})
         [reading] = await inventory.sample()
-        assert (reading.util_percent, reading.power_w) == (35, None)
+        assert (reading.util_percent, reading.power_w, reading.power_limit_w) == (35, None, None)
 
     run(scene())
 

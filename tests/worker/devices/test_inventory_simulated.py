@@ -11,8 +11,8 @@ import pytest
 from moorage.system.simulated_hosts import HOSTS_MAX, MODELS, load_hosts, openb_hosts, simulated_hosts
 from moorage.worker.devices.pool import GpuPool
 from moorage.worker.devices.readers.base import Inventory, SlotReading
-from moorage.worker.devices.readers.none import NoInventory
 from moorage.worker.devices.readers.simulated import BASELINE_MIB, SimulatedInventory
+from tests.worker.no_inventory import NoInventory
 
 OPENB = Path(__file__).parents[3] / "client/moorage/cli/demo/openb"
 

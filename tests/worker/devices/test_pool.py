@@ -572,13 +572,12 @@ def test_busy_slots_are_local_or_quarantined_ones_alone() -> None:
 def test_every_change_counts_and_is_told() -> None:
     async def scene() -> None:
         told: list[int] = []
-        pool = pool_of(2)
 
         def on_change() -> None:
             pool.validate()
             told.append(pool.generation)
 
-        pool.on_change = on_change
+        pool = pool_of(2, on_change=on_change)
         local = claimed(pool)
         placed = pool.try_claim_slots([1], "exclusive", "t/j/0")
         waiting = asyncio.create_task(pool.claim())

@@ -36,8 +36,8 @@ class Case:
         self.pool = GpuPool(
             [Device(2 * slot, "nvidia", "card", f"GPU-{slot}") for slot in range(slots)],
             sharers_max={"mps": 2, "time-slice": 2},
+            on_change=lambda: self.pool.validate(),
         )
-        self.pool.on_change = self.pool.validate
         self.claims: list[asyncio.Task[None]] = []
         self.arrived: list[int] = []  # parked claims by number, in order of arrival
         self.cancelled: set[int] = set()

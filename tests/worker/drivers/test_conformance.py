@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator, Callable
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Callable, Collection
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Final
@@ -15,19 +17,21 @@ import pytest
 import uvloop
 
 from moorage.schemas.errors import refuse
+from moorage.schemas.frames import Exec, Terminal
 from moorage.schemas.job import Request
-from moorage.system.cgroup import own_cgroup
+from moorage.system.cgroup import cgroup_of
 from moorage.worker.agent.embed import EmbeddedWorker
-from moorage.worker.drivers.base import Assignment, DriverEvent, Living, Publish, Report
+from moorage.worker.drivers.base import Assignment, Driver, DriverEvent, Living, Publish, Report
 from moorage.worker.drivers.conformance import CHECKS, DriverChecks
 from moorage.worker.drivers.conformance.bench import AgentProcess, Bench
+from moorage.worker.drivers.execution import Execution, Take
 from moorage.worker.drivers.handler.context import HandlerContext
 from moorage.worker.drivers.process.driver import ProcessDriver
 from moorage.worker.session.member_messages import Ended, MemberName, Started
 from moorage.worker.settings import WorkerSettings
 from moorage.worker.supervisor.protocol import StartMember
 from tests.clusters import NODE, WORKER, cluster, why_no_cluster
-from tests.docs.markdown import DOCS
+from tests.docs.markdown import DOCS, page
 from tests.engines import DockerEngine, engine, why_no_dockerd
 from tests.guests import kernel, make_initramfs, why_no_vm
 from tests.podmans import NOBODY, PodmanHome, podman_home, why_no_podman
@@ -42,7 +46,7 @@ HOW_TO: Final = (DOCS / "how-to" / "write-your-own-driver.md").read_text()
 
 def limits_memory() -> bool:
     """Whether this host can bound the memory of a cgroup of version 2 below ours."""
-    folder = own_cgroup()
+    folder = cgroup_of()
     return folder is not None and "memory" in (folder / "cgroup.subtree_control").read_text().split()
 
 
@@ -77,6 +81,12 @@ class Processes(DriverChecks):
     def has_children(self, path: Path) -> Job:
         return shell(f"setsid sleep 600 & echo $! > {path}; wait")
 
+    def leaves_behind(self, path: Path) -> Job:
+        return shell(f"env -i setsid sleep 600 & echo $! > {path}; sleep {self.ready_s}")
+
+    def saves(self, text: str) -> Job:
+        return shell(f"trap 'echo {text}; exit 0' USR1; while :; do sleep 0.1; done")
+
     def takes_memory(self, mib: int) -> Job:
         return {"run": {"argv": ["python3", "-c", f"len(bytearray({mib} << 20))"]}}
 
@@ -103,6 +113,9 @@ class Containers(Processes):
 
     def has_children(self, path: Path) -> Job:
         return shell(f"setsid sleep {CHILD_S} & wait")
+
+    def leaves_behind(self, path: Path) -> Job:
+        return shell(f"env -i setsid sleep {CHILD_S} & sleep {self.ready_s}")
 
     def child(self, path: Path) -> int:
         """A container's pids are its own: it is found on this host by what it runs."""
@@ -145,7 +158,7 @@ class TestDocker(Containers):
 
 
 #: how an agent in a process of its own finds this storage
-OPTIONS: Final = "MOORAGE_DRIVER_PODMAN_OPTIONS"
+SOCKET: Final = "MOORAGE_DRIVER_PODMAN_SOCKET"
 HOME: Final = "MOORAGE_TEST_PODMAN_HOME"
 NO_LIMITS: Final = "rootless podman sets limits only where cgroups of version 2 are its user's"
 
@@ -166,11 +179,11 @@ class TestPodman(Containers):
         cls.stack = contextlib.ExitStack()
         home = cls.stack.enter_context(podman_home(cls.user))
         home.make_image(IMAGE)
-        os.environ |= {OPTIONS: ",".join(home.options), HOME: str(home.folder)}
+        os.environ |= {SOCKET: str(home.socket), HOME: str(home.folder)}
 
     @classmethod
     def teardown_class(cls) -> None:
-        for name in (OPTIONS, HOME):
+        for name in (SOCKET, HOME):
             os.environ.pop(name)
         cls.stack.close()
         super().teardown_class()
@@ -218,6 +231,10 @@ class Functions:
             with contextlib.suppress(asyncio.CancelledError):
                 await self.goes_on.wait()
 
+    async def save(self, context: HandlerContext) -> None:
+        await context.until_checkpoint()
+        context.progress(1.0, context.arguments[0])  # its value is not kept: it was asked to end
+
     async def give(self, context: HandlerContext) -> str:
         return context.arguments[0]
 
@@ -233,6 +250,8 @@ class TestHandler(DriverChecks):
     dashes: ClassVar[dict[str, str]] = {
         "exit_code": "a function that raises has the code 1, whatever it raises",
         "children": "a function is no process of its own; the processes that it starts belong to the service",
+        "proof": "a function is no process of its own; the processes that it starts belong to the service",
+        "members_of": "all functions run in the service's process, so that no process is one job's",
         "limits": "functions run in the service's process, which has one limit as a whole",
         "folder": "functions run in the service's process, which has one folder",
     }
@@ -249,6 +268,9 @@ class TestHandler(DriverChecks):
     def prints(self, text: str) -> Job:
         return {"run": {"argv": ["give", text]}}
 
+    def saves(self, text: str) -> Job:
+        return {"run": {"argv": ["save", text]}}
+
     def shows_environment(self) -> Job:
         return {"run": {"argv": ["environment"]}}
 
@@ -258,8 +280,8 @@ class TestHandler(DriverChecks):
     @contextlib.asynccontextmanager
     async def serve(self, settings: WorkerSettings, url: str) -> AsyncIterator[None]:
         functions, worker = Functions(), EmbeddedWorker(url, settings)
-        for each in (functions.hang, functions.ignore, functions.give, functions.environment, functions.exit):
-            worker.handler(each.__name__)(each)
+        for name in ("hang", "ignore", "save", "give", "environment", "exit"):
+            worker.handler(name)(getattr(functions, name))
         async with worker:
             yield
             functions.goes_on.set()
@@ -276,6 +298,8 @@ class TestVm(Processes):
     open_jobs = 2
     dashes: ClassVar[dict[str, str]] = {
         "children": "what a job starts is in its VM and has no pid on the host; QEMU is a child of the job's process",
+        "proof": "what a job starts is in its VM and has no pid on the host; QEMU is a child of the job's process",
+        "members_of": "what a job starts is in its VM and has no pid on the host; QEMU is a child of the job's process",
         "devices": "a VM has one GPU at most, and the check asks for two",
         "folder": "each VM has its folder at /work, so that its path says nothing",
         "gang": "the ranks of a gang cannot meet: a VM has no network",
@@ -304,6 +328,9 @@ class TestKubernetes(Containers):
     driver = "kubernetes"
     dashes: ClassVar[dict[str, str]] = {
         "limits": "the kubelet bounds a pod's memory, and the tests have none of their own",
+        "proof": "the kubelet proves the end of a pod, and the tests have none of their own",
+        "notice": "a pod gets no checkpoint signal: Kubernetes sends SIGTERM, and SIGKILL after the grace",
+        "members_of": "the processes of a pod are known to its kubelet alone",
         "gang": "the driver runs no gang: a rank lost with its node is kept, and would block the others",
     }
     stack: ClassVar[contextlib.ExitStack]
@@ -333,12 +360,12 @@ class TestKubernetes(Containers):
 #: needs a host that can bound memory
 TABLE: Final[dict[str, set[str]]] = {
     "process": set(),
-    "handler": {"exit_code", "children", "limits", "folder"},
+    "handler": {"exit_code", "children", "proof", "members_of", "limits", "folder"},
     "docker": set(),
-    "vm": {"children", "devices", "folder", "gang"},
+    "vm": {"children", "proof", "members_of", "devices", "folder", "gang"},
     "podman": set(),
     "podman, rootless": {"limits", "end_during_open"},
-    "kubernetes": {"limits", "gang"},
+    "kubernetes": {"limits", "proof", "notice", "members_of", "gang"},
 }
 KINDS: Final[dict[str, type[DriverChecks]]] = {
     "process": TestProcess,
@@ -489,7 +516,77 @@ class KnowsNoRank(Faulty):
         return environment | ({"RANK": "0"} if "RANK" in environment else {})
 
 
+class NeverFences(Faulty):
+    def set_fence(self, deadline_s: float, grace_s: float) -> None:
+        pass
+
+
+class GivesNoNotice(Faulty):
+    def end_with_notice(self, name: MemberName, grace_s: float, why: str, notice_s: float) -> None:
+        self.end(name, grace_s, why)
+
+
+class KnowsNoMember(Faulty):
+    def members_of(self, pids: Collection[int]) -> dict[int, MemberName | None]:
+        return {}
+
+
+class Nothing(Execution):
+    """A command that is none: it ends at once, and well."""
+
+    async def run(self, take: Take) -> int:
+        return 0
+
+    async def write(self, data: bytes) -> None:
+        pass
+
+    def resize(self, size: Terminal) -> None:
+        pass
+
+    def signal(self, name: str) -> None:
+        pass
+
+    async def close(self) -> None:
+        pass
+
+
+class RunsNoCommand(Faulty):
+    async def execute(self, request: Request, asked: Exec, size: Terminal) -> Execution:
+        return Nothing()
+
+
+class BelievesTheMainProcess(Driver):
+    """It takes the end of a job's first process for the end of the job."""
+
+    name = "believes"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def start(self, assignments: list[Assignment]) -> None:
+        for each in assignments:
+            self._tasks.add(asyncio.get_running_loop().create_task(self._run_one(each)))
+
+    async def _run_one(self, each: Assignment) -> None:
+        process = await asyncio.create_subprocess_exec(*each.run.argv)
+        self.report(Started([each.name]))
+        self.report(Ended([(each.name, await process.wait(), "exit")]))
+
+    def end(self, name: MemberName, grace_s: float, why: str) -> None:
+        pass
+
+
+class MakesNoTerminal(Faulty):
+    def _start_member(self, assignment: Assignment) -> StartMember:
+        return msgspec.structs.replace(super()._start_member(assignment), terminal=False)
+
+
 FAULTS: Final = {
+    "proof": BelievesTheMainProcess,
+    "notice": GivesNoNotice,
+    "members_of": KnowsNoMember,
+    "fence": NeverFences,
     "start": TellsNoStart,
     "exit_code": LosesTheCode,
     "output": SaysNothing,
@@ -504,6 +601,8 @@ FAULTS: Final = {
     "devices": ShowsAnyDevice,
     "secrets": KeepsSecretsToItself,
     "gang": KnowsNoRank,
+    "exec": RunsNoCommand,
+    "terminal": MakesNoTerminal,
 }
 
 
@@ -512,7 +611,7 @@ class Suspects(Processes):
 
 
 #: what fails because something does not happen: the others must not fail because this machine is slow
-WAITED_FOR: Final = ("start", "output", "timeout", "end_during_open", "end_at_once")
+WAITED_FOR: Final = ("members_of", "fence", "start", "output", "timeout", "end_during_open", "end_at_once")
 
 
 def suspect(check: str) -> type[Suspects]:
@@ -541,9 +640,29 @@ def test_a_driver_with_a_fault_fails_the_check_for_it(check: str) -> None:
 
 
 class TestOwn(Processes):
-    """The example of the how-to, as its author would check it."""
+    """The driver of processes that stands in the how-to, as its author would check it."""
 
-    driver = "docs.examples.commands:Commands"
+    driver = "commands:Commands"
+    dashes = TestProcess.dashes
+    folder: ClassVar[tempfile.TemporaryDirectory[str]]
+
+    @classmethod
+    def setup_class(cls) -> None:
+        """Write the how-to's file where agents find it, too."""
+        super().setup_class()
+        cls.folder = tempfile.TemporaryDirectory(prefix="moorage-own-")
+        [block] = [
+            each for each in page(DOCS / "how-to" / "write-your-own-driver.md").blocks if each.title == "commands.py"
+        ]
+        Path(cls.folder.name, "commands.py").write_text(block.body)
+        sys.path.insert(0, cls.folder.name)
+
+    @classmethod
+    def teardown_class(cls) -> None:
+        sys.path.remove(cls.folder.name)
+        sys.modules.pop("commands", None)
+        cls.folder.cleanup()
+        super().teardown_class()
 
 
 def test_the_checks_run_on_the_loop_that_a_worker_runs_on() -> None:

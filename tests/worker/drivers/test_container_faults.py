@@ -10,7 +10,6 @@ import pytest
 from moorage.schemas.frames import NOT_HERE
 from moorage.worker.drivers.container.engine import EngineError
 from moorage.worker.drivers.container.faults import CannotStart, pull_fault, start_fault
-from moorage.worker.drivers.container.podman_command import run_fault
 
 ROOT: Final = Path(__file__).resolve().parents[3]
 PAGE: Final = ROOT / "docs/how-to/run-containers.md"
@@ -64,7 +63,7 @@ SAID: Final[dict[str, dict[str, list[CannotStart]]]] = {
     },
     "no CDI spec has the device, or its spec is broken": {
         "docker": [docker_start("CDI device injection failed: unresolvable CDI devices nvidia.com/gpu=7")],
-        "podman": [run_fault("setting up CDI devices: unresolvable CDI devices nvidia.com/gpu=7")],
+        "podman": [docker_start("setting up CDI devices: unresolvable CDI devices nvidia.com/gpu=7")],
     },
     "no hook of NVIDIA's, and no CDI spec with the device": {
         "docker": [docker_start('could not select device driver "nvidia" with capabilities: [[gpu compute]]')],
@@ -75,13 +74,13 @@ SAID: Final[dict[str, dict[str, list[CannotStart]]]] = {
                          " in $PATH: unknown", 400),
         ],
         "podman": [
-            run_fault('runc: runc create failed: exec: "nope": executable file not found in $PATH: OCI runtime'
+            docker_start('runc: runc create failed: exec: "nope": executable file not found in $PATH: OCI runtime'
                       " attempted to invoke a command that was not found"),
         ],
     },
     "the program is a folder, or may not be run": {
         "docker": [docker_start('OCI runtime create failed: exec: "/tmp": permission denied: unknown', 400)],
-        "podman": [run_fault('runc: runc create failed: exec: "/tmp": permission denied: OCI permission denied')],
+        "podman": [docker_start('runc: runc create failed: exec: "/tmp": permission denied: OCI permission denied')],
     },
 }  # fmt: skip
 #: rows that no word of an engine decides, and the tests that show them on a real one

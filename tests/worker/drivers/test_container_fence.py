@@ -50,6 +50,7 @@ async def runs(rig: Rig, docker: DockerEngine, key: str, *argv: str, **fields: o
     container = created(docker, *argv)
     await rig.client.contain(member(key, **fields), container)
     docker.docker("start", container)
+    await rig.client.ran(key, docker.inspect(container)["State"]["Pid"])
     started = await rig.started(key)
     assert started.pid in pids(container)
     return container
@@ -124,13 +125,13 @@ async def test_what_may_still_be_started_is_not_over_until_the_engine_has_remove
             await rig.client.contain(member(key), container)
         await rig.client.fence(boottime_s(), 0.0)
         await asyncio.sleep(1.0)
-        await rig.client.ping()
+        await rig.client.list()
         assert rig.ends() == {}, "nothing of it is there, and its engine may be about to start it"
         docker.docker("start", late, check=False)  # what an engine does that had stood still
         ended = await rig.ended("late")
         assert (ended.reason, ended.proof) == ("fence", "container")
         docker.docker("rm", never)
-        await rig.client.begin_removed(["never"])
+        await rig.client.removed(["never"])
         assert ((await rig.ended("never")).proof, rig.ends()["never"].reason) == ("never-ran", "fence")
 
 
@@ -154,7 +155,7 @@ async def test_the_next_supervisor_ends_what_the_last_one_left(docker: DockerEng
         with pytest.raises(SupervisorRefused, match="unproven"):
             await again.contain(member("waiting"), waiting)
         docker.docker("rm", waiting)
-        await again.begin_removed(["waiting"])
+        await again.removed(["waiting"])
         assert (await until(lambda: with_key(ended, "waiting"))).proof == "never-ran"
 
 
@@ -167,12 +168,34 @@ async def test_a_timeout_ends_it_and_a_key_is_taken_on_once(docker: DockerEngine
     async with rig_at(tmp_path / "s") as rig:
         container = created(docker, "sleep", "600")  # a slow engine may start it when its time is over
         await rig.client.contain(member("k", timeout_s=2.0, grace_s=0.0), container)
-        docker.docker("start", container, check=False)
+        docker.docker("start", container)
+        await rig.client.ran("k", docker.inspect(container)["State"]["Pid"])
         ended = await rig.ended("k")
         assert (ended.reason, ended.proof, pids(container)) == ("timeout", "container", [])
         for key, word in (("k", "known"), ("x", "invalid-argument")):
             with pytest.raises(SupervisorRefused, match=word):
                 await rig.client.contain(member(key), container if key == "k" else "../../etc")
+
+
+async def test_a_pid_of_the_engine_counts_only_once_the_process_was_seen_in_the_container(
+    docker: DockerEngine, tmp_path: Path
+) -> None:
+    async with rig_at(tmp_path / "s") as rig:
+        other = await runs(rig, docker, "other", "sleep", "600")
+        (foreign,) = pids(other)
+        for key, pid in (("own", os.getpid()), ("foreign", foreign), ("gone", 1 << 22)):
+            container = created(docker, "sleep", "600")
+            await rig.client.contain(member(key), container)
+            await rig.client.ran(key, pid)
+            ended = await rig.ended(key)
+            assert (ended.pid, ended.proof) == (None, "container"), "nothing of it runs, and no other process is it"
+        assert pids(other) == [foreign]
+        container = created(docker, "sh", "-c", "exit 0")
+        await rig.client.contain(member("short"), container)
+        docker.docker("start", "--attach", container)
+        await rig.client.ran("short", docker.inspect(container)["State"]["Pid"])
+        ended = await rig.ended("short")
+        assert (ended.reason, ended.proof) == ("exit", "container"), "it was over before anybody could see it"
 
 
 async def test_an_idle_supervisor_stays_while_a_container_runs(docker: DockerEngine, tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from moorage.worker.drivers.base import Assignment
 from moorage.worker.drivers.container.config import check_host_ipc, check_request, config_of, uid_of
 from moorage.worker.drivers.container.docker import DockerSettings
 from moorage.worker.drivers.container.entry import Entries
-from moorage.worker.drivers.container.podman_command import PodmanSettings, words_of
+from moorage.worker.drivers.container.podman import PodmanSettings, spec_of
 from moorage.worker.drivers.policy import Policy
 from tests.engines import PROGRAMS, DockerEngine, engine, path_26, why_no_docker_26
 from tests.nvidia.stub import Board
@@ -85,10 +85,11 @@ def test_a_client_has_the_daemons_directories_its_variables_and_the_hosts_ipc_na
     wanted = [{"Type": "bind", "Source": each, "Target": each, "ReadOnly": True} for each in ("/m/0/pipe", "/m/0/log")]
     assert host["Mounts"] == wanted
     podman = request_of(driver="podman")
-    words = words_of(config(podman), frozenset())
-    assert "--ipc=host" in words
-    assert not [word for word in words if word.startswith("--shm-size")], "podman refuses both at once"
-    assert "--mount=type=bind,source=/m/0/pipe,destination=/m/0/pipe,ro=true" in words
+    spec = spec_of(config(podman), "c", ())
+    assert spec["ipcns"] == {"nsmode": "host"}
+    assert "shm_size" not in spec, "podman refuses both at once"
+    mount = {"type": "bind", "source": "/m/0/pipe", "destination": "/m/0/pipe", "options": ["rbind", "ro"]}
+    assert mount in spec["mounts"]
 
 
 def test_no_other_container_has_the_hosts_ipc_namespace() -> None:
@@ -271,7 +272,7 @@ async def test_an_engine_whose_users_are_others_runs_no_client(
 ) -> None:
     async with containers(docker, nats_url, unique, monkeypatch, mps_host_ipc="true") as jobs:
         driver: Any = jobs.one.agent.drivers["docker"]
-        driver._starter.info = driver._starter.info | {"SecurityOptions": ["name=seccomp", "name=userns"]}
+        driver._starter.about = msgspec.structs.replace(driver._starter.about, maps_users=True)
         await jobs.place("client")
         assert "rootless, or userns-remap" in await jobs.one.refused("client")
         assert (jobs.one.daemons, docker.containers()) == ([], [])

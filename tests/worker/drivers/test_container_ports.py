@@ -23,7 +23,7 @@ from moorage.worker.drivers.container.config import (
     config_of,
     ports_of,
 )
-from moorage.worker.drivers.container.podman_command import words_of
+from moorage.worker.drivers.container.podman import spec_of
 from moorage.worker.drivers.container.ports import FOLDER, Ports, Published
 from moorage.worker.drivers.container.pull import LAYERS_MAX, PullProgress
 from moorage.worker.drivers.output_frames import NOTE_CHARS_MAX, NOTE_S, Notes
@@ -55,7 +55,7 @@ def test_no_port_is_given_twice_and_each_goes_round_once_its_container_is_over(t
     first, second, third = allowed
     ports = Ports(tmp_path, OWNER, "127.0.0.1")
     others = Ports(tmp_path, "w1@podman", "127.0.0.1")
-    assert ports.take("a", [80, 443], allowed).told == {"80": f"127.0.0.1:{first}", "443": f"127.0.0.1:{second}"}
+    assert ports.take("a", [80, 443], allowed).addresses == {"80": f"127.0.0.1:{first}", "443": f"127.0.0.1:{second}"}
     with pytest.raises(HostAtFault, match=rf"the job needs 2 ports, and 1 of {first}-{third} are free"):
         others.take("b", [80, 81], allowed)
     assert others.of("b") == {}
@@ -123,10 +123,21 @@ def test_a_container_is_reached_where_its_variables_say() -> None:
     assert config["HostConfig"]["PortBindings"] == {"80/tcp": [{"HostIp": "10.0.0.7", "HostPort": "30001"}]}
     assert config["ExposedPorts"] == {"80/tcp": {}}
     assert "MOORAGE_PORT_80=gpu-7.example:30001" in config["Env"]
-    assert "--publish=10.0.0.7:30001:80/tcp" in words_of(config, frozenset())
+    published = {"container_port": 80, "protocol": "tcp", "host_ip": "10.0.0.7", "host_port": 30001}
+    assert spec_of(config, "c", ())["portmappings"] == [published]
     plain = made(request(), own)
     assert "ExposedPorts" not in plain
-    assert not [each for each in words_of(plain, frozenset()) if each.startswith("--publish")]
+    assert spec_of(plain, "c", ())["portmappings"] == []
+
+
+def test_ports_of_the_worker_are_the_same_inside_and_looked_at_by_their_names_alone() -> None:
+    asked = Assignment(NAME, request(), [], "exclusive", ports=[20000, 20001])
+    config = config_of(asked, ContainerSettings(network="lan"), NO_RULES, None, labels={}, log_bytes=0)
+    bound = {f"{port}/tcp": [{"HostIp": "", "HostPort": str(port)}] for port in (20000, 20001)}
+    assert config["HostConfig"]["PortBindings"] == bound
+    assert {"PORT=20000", "PORT_1=20001"} <= {*config["Env"]}
+    alone = config_of(asked, ContainerSettings(network="none"), NO_RULES, None, labels={}, log_bytes=0)
+    assert "PortBindings" not in alone["HostConfig"]
 
 
 def test_ranks_meet_at_the_host_of_rank_0_on_any_network() -> None:
@@ -138,10 +149,11 @@ def test_ranks_meet_at_the_host_of_rank_0_on_any_network() -> None:
         assert config["HostConfig"].get("PortBindings") == expected
         assert {"MASTER_ADDR=10.0.0.7", "MASTER_PORT=29500", f"RANK={rank}", "WORLD_SIZE=2"} <= {*config["Env"]}
         assert ("NCCL_SOCKET_IFNAME=ib0" in config["Env"]) == (own is host), "a container's network has others"
-    words = words_of(made(gang, lan, start), frozenset())
-    assert {"--publish=10.0.0.7:29500:29500/tcp", "--network=lan", f"--shm-size={1 << 30}"} <= {*words}
-    assert "--ulimit=memlock=-1:-1" in words
-    assert "--network=host" in words_of(made(gang, host, start), frozenset())
+    spec = spec_of(made(gang, lan, start), "c", ())
+    published = {"container_port": 29500, "protocol": "tcp", "host_ip": "10.0.0.7", "host_port": 29500}
+    assert (spec["portmappings"], spec["networks"], spec["shm_size"]) == ([published], {"lan": {}}, 1 << 30)
+    assert {"type": "memlock", "soft": (1 << 64) - 1, "hard": (1 << 64) - 1} in spec["r_limits"]
+    assert spec_of(made(gang, host, start), "c", ())["netns"] == {"nsmode": "host"}
     named = msgspec.structs.replace(start, master_addr="gpu-7.example")
     (binding,) = made(gang, lan, named)["HostConfig"]["PortBindings"]["29500/tcp"]
     assert binding["HostIp"] == "", "engines take no name"
@@ -173,8 +185,7 @@ def test_a_pull_is_told_in_a_line_that_never_goes_back() -> None:
 def test_notes_are_few_and_short_and_nothing_is_kept_of_a_member_that_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
     now, sent = [100.0], list[Output]()
     monkeypatch.setattr("moorage.worker.drivers.output_frames.time.monotonic", lambda: now[0])
-    notes = Notes(publishes=True)
-    notes.publish = lambda _, raw: sent.append(msgspec.json.decode(raw, type=Output))
+    notes = Notes(lambda _, raw: sent.append(msgspec.json.decode(raw, type=Output)))
     for at in range(1000):
         notes.say(NAME, f"{at} " + "x" * 1000)
         now[0] += NOTE_S / 100
@@ -190,9 +201,8 @@ def test_notes_are_few_and_short_and_nothing_is_kept_of_a_member_that_is_over(mo
     notes.started(NAME, {"80": "h:1"})
     assert (sent[-1].ports, sent[-1].text, sent[-1].offset, sent[-1].next) == ({"80": "h:1"}, "", 0, 0), "no output"
     notes.say(NAME, "again")
-    notes.over(NAME)
+    notes.forget(NAME)
     assert not notes._said
-    silent = Notes(publishes=False)
-    silent.publish = notes.publish
+    silent = Notes(None)
     silent.started(NAME, {"80": "h:1"})
     assert len(sent) == 13

@@ -11,11 +11,13 @@ import msgspec
 import pytest
 
 from moorage.schemas.frames import Device
+from moorage.worker.drivers.container.start import Starter
 from moorage.worker.session.member_messages import Ended, NotStarted, Started
 from moorage.worker.sharing.limiter import limits
 from tests.engines import DockerEngine, engine, path_26, why_no_docker_26
 from tests.nvidia.limited import built, put_for_containers, uuid_of
 from tests.registries import Registry, large_layer
+from tests.waiting import until
 from tests.worker.drivers.test_docker_driver import IMAGE, Rig, no_containers, settings, state_of
 from tests.worker.limited_containers import limited_containers
 
@@ -54,7 +56,7 @@ def cards(*names: str, kind: str = KIND) -> list[Device]:
 
 @pytest.mark.slow
 async def test_a_job_gets_the_devices_of_its_lease_by_cdi_and_a_broken_spec_sends_it_elsewhere(
-    docker: DockerEngine, specs: Path, tmp_path: Path
+    docker: DockerEngine, specs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own = settings(docker)
     async with state_of(tmp_path) as state:
@@ -63,6 +65,12 @@ async def test_a_job_gets_the_devices_of_its_lease_by_cdi_and_a_broken_spec_send
             name = rig.start("j1", "sh", "-c", shows, env={"NVIDIA_VISIBLE_DEVICES": "all"})
             assert await rig.reported(Ended, name) == (name, 0, "exit")
             assert await rig.output(name) == "/dev/moorage-test-0\n/dev/moorage-test-2\nvoid 0,1\n"
+            with monkeypatch.context() as changed:  # the driver counts on a node that no spec has
+                changed.setattr(Starter, "_nodes_due", lambda *_: ["/dev/moorage-test-0", "/dev/moorage-test-9"])
+                name = rig.start("unseen", "sleep", "600")
+                why = (await rig.reported(NotStarted, name))[1]
+                assert "the engine has not given /dev/moorage-test-9 to the container" in why
+                assert rig.told(Started, name) is None
         async with Rig(state, own, devices=cards("7")) as rig:
             name = rig.start("j2", "true")
             told = (await rig.reported(NotStarted, name))[1]
@@ -73,6 +81,8 @@ async def test_a_job_gets_the_devices_of_its_lease_by_cdi_and_a_broken_spec_send
             name = rig.start("j3", "true")
             assert "no CDI spec" in (await rig.reported(NotStarted, name))[1]
             broken.write_bytes(spec_of("moorage.test/g", "0"))  # this engine dies where it reads a kind of one letter
+            # its watcher of files meets it; were it to die in a start, only the next engine could say what became of j4
+            await until(lambda: asyncio.to_thread(lambda: docker.docker("version", check=False).returncode != 0))
             rig.devices = cards("0", kind="moorage.test/g")
             name = rig.start("j4", "true")
             assert "engine" in (await rig.reported(NotStarted, name))[1]

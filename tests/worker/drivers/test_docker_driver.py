@@ -28,7 +28,7 @@ from moorage.system.device_environment import SharingUnavailable
 from moorage.worker.devices.readers import cdi
 from moorage.worker.drivers.base import Assignment, DriverEvent, Living
 from moorage.worker.drivers.container.config import Image, check_container_policy, config_of, devices_of, network_of
-from moorage.worker.drivers.container.docker import DockerDriver, DockerSettings
+from moorage.worker.drivers.container.docker import Docker, DockerDriver, DockerSettings
 from moorage.worker.drivers.container.engine import Engine, EngineDown, Piece, with_tag
 from moorage.worker.drivers.container.output import FOLDER, MARGIN_S, ContainerOutput, clear_marks, mark_path
 from moorage.worker.drivers.container.start import PULLS_MAX, STARTS_MAX
@@ -39,8 +39,8 @@ from moorage.worker.job.environment import PATH_DEFAULT
 from moorage.worker.job.rendezvous import own_address
 from moorage.worker.session.member_messages import Ended, MemberName, NotStarted, Started, StartFailed, Stuck
 from moorage.worker.settings import WorkerSettings
+from moorage.worker.supervisor.capped_output import output_path
 from moorage.worker.supervisor.client import Supervised, SupervisorUnavailable
-from moorage.worker.supervisor.output import output_path
 from tests.engines import PATH, DockerEngine, engine, why_no_dockerd
 from tests.registries import Registry
 from tests.waiting import until
@@ -387,7 +387,7 @@ def hear(host: str, port: int) -> bytes:
     raise AssertionError(f"nothing answers at {host}:{port}")
 
 
-class Dying(Engine):
+class Dying(Docker):
     """An engine's API at which an agent dies: it comes to a step, and never past it."""
 
     def __init__(self, socket: Path, step: str) -> None:
@@ -552,7 +552,7 @@ async def test_nvidias_hook_gets_the_leased_gpus_and_without_it_the_job_goes_els
             assert (tmp_path / "words").read_text() == "prestart\n"
 
 
-class Lame(Engine):
+class Lame(Docker):
     """An engine that does not answer a start, which may have happened or not."""
 
     happens = True
@@ -575,7 +575,7 @@ async def test_a_start_without_an_answer_is_lost_and_over(docker: DockerEngine, 
         await no_containers(docker)
 
 
-class SlowRegistry(Engine):
+class SlowRegistry(Docker):
     """An engine's API, with a registry of which no image ever arrives."""
 
     pulls = 0
@@ -621,17 +621,20 @@ async def test_an_image_that_does_not_arrive_in_time_sends_the_job_elsewhere(
         assert "nowhere/none:1 cannot be pulled: the pull did not end within" in why
 
 
-class SlowOutput(Engine):
+class SlowOutput(Docker):
     """An engine's API that brings output late and piece by piece, and none at all once it `stalls`."""
 
     piece_s = 0.0
     stalls = False
 
-    async def output(self, container: str, since: str, follow: bool) -> AsyncIterator[Piece]:
+    async def output(
+        self, container: str, since: str, follow: bool, *, is_terminal: bool = False
+    ) -> AsyncIterator[Piece]:
         if self.stalls:
             await asyncio.Event().wait()
         if follow:
-            await self.wait(container)
+            async for _ in super().output(container, since, True):
+                pass  # until it is over
         async for piece in super().output(container, since, False):
             await asyncio.sleep(self.piece_s)
             yield piece
@@ -739,7 +742,7 @@ def test_output_after_the_clock_was_set_back_is_kept_once(tmp_path: Path) -> Non
 
 
 def test_importing_it_does_not_import_the_client_of_the_engine() -> None:
-    words = "import sys; import moorage.worker.drivers.container.docker; sys.exit('aiodocker' in sys.modules)"
+    words = "import sys; import moorage.worker.drivers.container.docker; sys.exit('aiohttp' in sys.modules)"
     subprocess.run([sys.executable, "-c", words], check=True)
 
 
@@ -933,7 +936,7 @@ def test_a_card_of_another_vendor_brings_no_gpu_of_nvidia(vendor: str, monkeypat
     assert refused.value.code == "failed-precondition", "another host may tell"
 
 
-class Silent(Engine):
+class Silent(Docker):
     """An engine that takes a question and never answers."""
 
     async def image(self, name: str) -> dict[str, Any] | None:
@@ -948,7 +951,7 @@ async def test_closing_waits_for_no_container_that_is_ending(tmp_path: Path) -> 
     name = ("acme", "j1", 0, 1, 7)
     driver.start([Assignment(name, request(image="a"), [], "exclusive")])
     member = driver._host.members[name]
-    member.is_told = True  # so its end is the supervisor's to tell, which is not there
+    member.is_known = True  # so its end is the supervisor's to tell, which is not there
     member.is_ending = True
     await asyncio.sleep(0)  # it begins to ask the engine
     closing = asyncio.create_task(driver.close())
@@ -965,7 +968,7 @@ def test_of_an_image_without_a_tag_one_tag_is_pulled() -> None:
 
 
 async def test_an_engine_that_is_not_there_is_down(tmp_path: Path) -> None:
-    away = Engine(tmp_path / "none.sock")
+    away = Docker(tmp_path / "none.sock")
     with pytest.raises(EngineDown):
-        await away.info()
+        await away.about()
     await away.close()

@@ -1,4 +1,4 @@
-"""The driver podman on real podman: what it starts, what it tells of it, and that nothing of it is left."""
+"""The driver podman on a real service of podman: what it starts, what it reports, and that nothing of it is left."""
 
 from __future__ import annotations
 
@@ -7,33 +7,33 @@ import contextlib
 import os
 import secrets
 import signal
+import stat
 from collections.abc import AsyncIterator, Iterator, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import msgspec
 import pytest
 
-from moorage.schemas.errors import Refused
+from moorage.bus.contexts import Context
 from moorage.schemas.frames import Device, ReadLog
 from moorage.schemas.frames import Output as OutputFrame
 from moorage.schemas.gpu import GpuSpec
 from moorage.schemas.job import Request, Resources, Run, Secret
+from moorage.schemas.service import ServiceSpec
 from moorage.system.proctree import boottime_s, descendants
 from moorage.worker.drivers.base import Assignment, DriverEvent, Living
+from moorage.worker.drivers.container.engine import EngineError, Piece
 from moorage.worker.drivers.container.entry import Entries
-from moorage.worker.drivers.container.podman import FOLDER, PodmanDriver
-from moorage.worker.drivers.container.podman_command import (
-    Done,
-    Podman,
-    PodmanSettings,
-    last_error,
-    run_fault,
-    words_of,
-)
+from moorage.worker.drivers.container.faults import start_fault
+from moorage.worker.drivers.container.log_file import LogFile
+from moorage.worker.drivers.container.podman import PodmanDriver, PodmanSettings, spec_of
+from moorage.worker.drivers.container.start import Starter
 from moorage.worker.drivers.kit import Kit
 from moorage.worker.drivers.policy import Policy
 from moorage.worker.drivers.supervisor_link import SupervisorLink
+from moorage.worker.job.call_keys import CallKeys
 from moorage.worker.session.member_messages import Ended, MemberName, NotStarted, Started, StartFailed
 from moorage.worker.settings import WorkerSettings
 from moorage.worker.sharing.limiter import limits
@@ -50,6 +50,7 @@ NO_RULES: Final = Policy({}, {}, {}, None, {})
 WAIT_S: Final = 90.0
 #: of podman's disk in the test that fills it: its image fits there twice, for a container is a copy of it
 DISK_BYTES: Final = 24 << 20
+CALL_KEY: Final = "SUAKEYOFCALLS"
 TOKEN: Final = "a secret\nof two lines"
 
 
@@ -77,11 +78,18 @@ class Rig:
             kept.mkdir(mode=0o700)
             (kept / "token").touch(mode=0o600)
             (kept / "token").write_text(TOKEN)
+            (kept / "calls").mkdir(mode=0o700)
+            (kept / "calls" / "acme").touch(mode=0o600)
+            (kept / "calls" / "acme").write_text(CALL_KEY)
         worker = WorkerSettings(
             state, "w1", output_cap_bytes=1 << 20, secrets_dir=kept, limiter=limiter, limiter_context=0
         )
-        fields = {"options": home.options, "pull": "never"} | own
-        kit = Kit("w1", worker, NO_RULES, self.link, len(devices), not devices, PodmanSettings(**fields), mps=daemons)
+        fields: dict[str, Any] = {"socket": home.socket, "pull": "never"} | own
+        calls = CallKeys(Context(url="nats://h:4222", nkey="/w1.nk"), "moorage", kept, "nats://gateway:4222")
+        kit = Kit(
+            "w1", worker, NO_RULES, self.link, len(devices), not devices, PodmanSettings(**fields), mps=daemons,
+            calls=calls,
+        )  # fmt: skip
         self.driver = PodmanDriver.from_kit(kit)
         self.events: list[DriverEvent] = []
         self.frames: list[tuple[MemberName, OutputFrame]] = []
@@ -98,10 +106,10 @@ class Rig:
         await self.driver.close()
 
     def start(self, job: str, *argv: str, image: str = IMAGE, **run: Any) -> MemberName:
-        resources, gpu = run.pop("resources", None), run.pop("gpu", None)
+        resources, gpu, service = run.pop("resources", None), run.pop("gpu", None), run.pop("service", None)
         config = {"podman": {key: run.pop(key) for key in ("shm_mib",) if key in run}}
         asked = Run(driver="podman", image=image, argv=list(argv), **run)
-        request = Request(run=asked, gpu=gpu, resources=resources, driver_config=config)
+        request = Request(run=asked, gpu=gpu, resources=resources, driver_config=config, service=service)
         name = ("acme", job, 0, 1, 7)
         self.driver.check(request)
         self.driver.start(
@@ -155,13 +163,14 @@ def secret_files(state: Path) -> list[Path]:
 
 
 async def nothing_left(home: PodmanHome, state: Path) -> None:
-    """Wait until podman knows of no container and no secret, and none of its processes runs."""
+    """Wait until podman knows of no container, no secret is left, and none of its processes runs but its service."""
 
     left: list[str] = []
 
     def is_empty() -> bool:  # in a thread, since the driver removes things meanwhile
-        files = [*(state / FOLDER).iterdir(), *secret_files(state)]
-        left[:] = [*home.containers(), *map(str, home.processes()), *map(str, files)]
+        served = home.service.pid if home.service is not None else 0
+        processes = [pid for pid in home.processes() if pid != served]
+        left[:] = [*home.containers(), *map(str, processes), *map(str, secret_files(state))]
         return not left
 
     try:
@@ -201,7 +210,7 @@ async def test_it_is_shut_in_and_has_its_limits(home: PodmanHome, tmp_path: Path
         assert await rig.reported(Ended, asks) == (asks, 0, "exit")
         assert [line for line in (await rig.output(asks)).splitlines() if " /dev/shm " in line and "size=5120k" in line]
         assert (host["PidsLimit"], host["Privileged"], host["NetworkMode"]) == (99, False, "none")
-        assert (host["PidMode"], host["RestartPolicy"]["Name"], host["PortBindings"]) == ("private", "", {})
+        assert (host["PidMode"], host["RestartPolicy"]["Name"], host["PortBindings"]) == ("private", "no", {})
         text = await rig.said(name, "NoNewPrivs:\t1")
         assert "CapEff:\t0000000000000000" in text
         rig.driver.end(name, 0.0, "test")
@@ -223,6 +232,45 @@ async def test_an_end_gives_the_grace_and_a_timeout_ends_it(home: PodmanHome, tm
 
 
 @pytest.mark.slow
+async def test_no_line_is_lost_that_its_log_had_half_for_a_moment(home: PodmanHome, tmp_path: Path) -> None:
+    """Podman's service gives such a half as a line, and goes on at the end of the log (nxadm/tail)."""
+    async with state_of(tmp_path) as state, Rig(home, state) as rig:
+        name = rig.start("j1", "sleep", "600")
+        await rig.reported(Started, name)
+        (container,) = home.containers()
+        shown = msgspec.json.decode(home.podman("inspect", container))
+        log = Path(shown[0]["HostConfig"]["LogConfig"]["Path"])
+        stamp = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%S.%f}000+00:00"  # as conmon writes it
+        with open(os.open(log, os.O_WRONLY | os.O_APPEND), "ab", buffering=0) as file:  # noqa: ASYNC230 (a local file)
+            file.write(f"{stamp} stdout F whole\n{stamp} stdout F ha".encode())
+            await rig.said(name, "whole")
+            file.write(f"lf\n{stamp} stdout F more\n".encode())
+            await until(lambda: asyncio.to_thread(lambda: "more" in home.podman("logs", container)))
+            file.write(f"{stamp} stdout P par\n{stamp} stdout F t\n{stamp} stdout F last\n".encode())
+            await rig.said(name, "last")
+        rig.driver.end(name, 0.0, "test")
+        assert await rig.reported(Ended, name) == (name, -9, "end")
+        assert await rig.output(name) == rig.live_output(name) == "whole\nhalf\nmore\npart\nlast\n"
+        await nothing_left(home, state)
+
+
+def test_a_log_that_its_writer_replaced_is_read_to_its_end_and_from_its_beginning(tmp_path: Path) -> None:
+    log, stamp = tmp_path / "ctr.log", "2026-11-26T17:13:58.363678401+00:00"
+    with LogFile(str(log)) as file:
+        assert list(file.read()) == [], "it is not there yet"
+        log.write_text(f"{stamp} stdout F a\n{stamp} std")
+        assert list(file.read()) == [Piece(False, stamp, b"a\n")]
+        with log.open("a") as old:
+            old.write(f"err F b c\r\nnonsense\n{stamp} stdout F \n")
+        (tmp_path / "new").write_text(f"{stamp} stdout P x\n")
+        (tmp_path / "new").rename(log)
+        assert list(file.read()) == [
+            Piece(True, stamp, b"b c\r\n"), Piece(False, stamp, b"\n"), Piece(False, stamp, b"x"),
+        ]  # fmt: skip
+        assert list(file.read()) == []
+
+
+@pytest.mark.slow
 async def test_the_next_agent_goes_on_with_what_runs_and_removes_what_is_left(home: PodmanHome, tmp_path: Path) -> None:
     async with state_of(tmp_path) as state:
         async with Rig(home, state) as first:
@@ -233,15 +281,13 @@ async def test_the_next_agent_goes_on_with_what_runs_and_removes_what_is_left(ho
                 await first.said(each, word)
         folders = state / "folders" / "w1@podman"
         (folders / "acme.over.0.1.7" / "go").touch()
-        await until(lambda: asyncio.to_thread(lambda: len(home.containers()) == 1), deadline_s=WAIT_S)
+        await until(lambda: asyncio.to_thread(lambda: len(home.podman("ps", "-q").split()) == 1), deadline_s=WAIT_S)
         stray = f"--label=moorage.state={(state / 'mark').read_text()}"
         home.podman("create", stray, "--label=moorage.member=w1@podman|acme/x/0/1/1", "--network=none", IMAGE, "true")
         async with Rig(home, state) as second:
             found = {(each.name, each.phase, each.code) for each in second.living}
-            if (over, "running", 0) in found:  # podman itself ends after it has removed the container
-                assert await second.reported(Ended, over) == (over, 4, "exit")
-                found ^= {(over, "running", 0), (over, "exited", 4)}
-            assert found == {(name, "running", 0), (over, "exited", 4)}
+            assert found == {(name, "running", 0), (over, "running", 0)}
+            assert await second.reported(Ended, over) == (over, 4, "exit")
             removed = "what an agent before has left is removed"
             await until(lambda: asyncio.to_thread(lambda: len(home.containers()) == 1), WAIT_S, removed)
             (folders / "acme.j1.0.1.7" / "go").touch()
@@ -252,31 +298,32 @@ async def test_the_next_agent_goes_on_with_what_runs_and_removes_what_is_left(ho
 
 
 @pytest.mark.slow
-async def test_the_fence_ends_it_without_agent_and_podman(home: PodmanHome, tmp_path: Path) -> None:
-    """Podman itself is killed first: what runs then is conmon and the container, in cgroups of podman's choice."""
+async def test_the_fence_ends_it_without_agent_and_service(home: PodmanHome, tmp_path: Path) -> None:
+    """The service is killed first: what runs then is conmon and the container, in cgroups of podman's choice."""
     async with state_of(tmp_path) as state:
         async with Rig(home, state) as rig:
-            hides = "env -i setsid sleep 600 & echo up; wait"
-            names = [rig.start(job, "sh", "-c", hides) for job in ("fenced", "killed")]
-            for name in names:
-                await rig.said(name, "up")
-                await rig.reported(Started, name)
-            inits = [int(path.read_text()) for path in (state / FOLDER).glob("*.pid")]
-            inside = descendants(inits)
-            assert (len(inits), len(inside)) == (2, 4)
-            assert set(rig.driver.members_of(inside).values()) == set(names), "told from outside"
-            os.kill(rig.driver._processes._pids[names[1]], signal.SIGKILL)
-            assert await rig.reported(Ended, names[1]) == (names[1], -9, "exit")
-            assert sum(map(lives, inside)) == 2, "with podman killed its container is over when that is told"
+            name = rig.start("fenced", "sh", "-c", "env -i setsid sleep 600 & echo up; wait")
+            await rig.said(name, "up")
+            await rig.reported(Started, name)
+            inside = inside_of(home)
+            assert len(inside) == 2
+            assert rig.driver.members_of(inside) == dict.fromkeys(inside, name), "known from outside"
+            home.kill_service()
             rig.driver.set_fence(boottime_s() + 1.0, 0.0)
             await asyncio.sleep(0)
-        await until(lambda: not any(map(lives, inside)), deadline_s=WAIT_S, what="the fence ends it")
+        try:
+            await until(lambda: not any(map(lives, inside)), deadline_s=WAIT_S, what="the fence ends it")
+        finally:
+            home.serve()
         async with Rig(home, state) as again:
-            ends = [(each.name, each.code, each.reason) for each in again.living if each.phase == "exited"]
-            if names[0] not in [name for name, *_ in ends]:  # podman itself is ended after the container: it may last
-                ends.append(await again.reported(Ended, names[0]))
-            assert (names[0], -9, "fence") in ends
+            assert await again.reported(Ended, name) == (name, -9, "fence")
             await nothing_left(home, state)
+
+
+def inside_of(home: PodmanHome) -> list[int]:
+    """Return the processes in its containers, the first ones and all that descends from them."""
+    shown = msgspec.json.decode(home.podman("inspect", *home.containers()))
+    return descendants([each["State"]["Pid"] for each in shown])
 
 
 @pytest.mark.slow
@@ -284,7 +331,8 @@ async def test_a_supervisor_that_dies_leaves_no_container_to_the_next_one(home: 
     async with state_of(tmp_path) as state, Rig(home, state) as rig:
         name = rig.start("j1", "sh", "-c", "env -i setsid sleep 600 & echo up; exec env -i sleep 600")
         await rig.said(name, "up")
-        inside = descendants([int(path.read_text()) for path in (state / FOLDER).glob("*.pid")])
+        await rig.reported(Started, name)
+        inside = inside_of(home)
         assert len(inside) == 2
         os.kill(rig.link.pid, signal.SIGKILL)
         assert await rig.reported(Ended, name) == (name, -9, "lost")
@@ -313,31 +361,6 @@ async def test_whose_fault_it_is_that_nothing_started(home: PodmanHome, tmp_path
 
 
 @pytest.mark.slow
-async def test_podman_is_asked_for_an_image_again_only_once_its_images_have_changed(
-    home: PodmanHome, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with state_of(tmp_path) as state, Rig(home, state) as rig:
-        asked: list[tuple[str, ...]] = []
-        ask = rig.driver.podman.ask
-
-        async def counted(*words: str, **fields: Any) -> Any:
-            asked.append(words)
-            return await ask(*words, **fields)
-
-        monkeypatch.setattr(rig.driver.podman, "ask", counted)
-        home.podman("tag", IMAGE, "localhost/other:1")
-        for job in ("j1", "j2"):
-            name = rig.start(job, "sh", "-c", "exit 3", image="localhost/other:1")
-            assert await rig.reported(Ended, name) == (name, 3, "exit")
-        assert [words[:2] for words in asked] == [("image", "exists")]
-        home.podman("rmi", "localhost/other:1")
-        last = rig.start("j3", "true", image="localhost/other:1")
-        told = await until(lambda: rig.told(NotStarted, last) or rig.told(StartFailed, last), deadline_s=WAIT_S)
-        assert "this worker does not pull it" in str(told)
-        await nothing_left(home, state)
-
-
-@pytest.mark.slow
 async def test_a_host_that_cannot_sends_the_job_elsewhere(home: PodmanHome, tmp_path: Path) -> None:
     async with state_of(tmp_path) as state:
         async with Rig(home, state, pull="missing") as rig:  # no registry is reached here
@@ -347,21 +370,31 @@ async def test_a_host_that_cannot_sends_the_job_elsewhere(home: PodmanHome, tmp_
             name = rig.start("j2", "true")
             assert "/nowhere/at/all" in (await rig.reported(NotStarted, name))[1]
             assert rig.told(Started, name) is None
-        async with Rig(home, state, options=("--root=/proc/nowhere",)) as rig:
+        async with Rig(home, state, socket=tmp_path / "none.sock") as rig:
             name = rig.start("j3", "true")
-            assert await rig.reported(NotStarted, name)
+            assert "the container engine does not answer" in (await rig.reported(NotStarted, name))[1]
         async with Rig(home, state):  # what the drivers before had not removed yet when they were closed
             await nothing_left(home, state)
+
+
+@contextlib.contextmanager
+def trusting(home: PodmanHome, registry: Registry, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Have a service that asks this registry without TLS."""
+    (folder / "registries.conf").write_text(f'[[registry]]\nlocation = "{registry.address}"\ninsecure = true\n')
+    with monkeypatch.context() as changed:
+        changed.setenv("CONTAINERS_REGISTRIES_CONF", str(folder / "registries.conf"))
+        home.kill_service()
+        home.serve()
+        yield
+    home.kill_service()
+    home.serve()
 
 
 @pytest.mark.slow
 async def test_an_image_is_pulled_with_the_password_that_the_operator_keeps_and_a_bad_pull_says_whose_fault_it_is(
     home: PodmanHome, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with Registry.serving(login="me:pass:word") as registry:
-        registries = tmp_path / "registries.conf"
-        registries.write_text(f'[[registry]]\nlocation = "{registry.address}"\ninsecure = true\n')
-        monkeypatch.setenv("CONTAINERS_REGISTRIES_CONF", str(registries))
+    with Registry.serving(login="me:pass:word") as registry, trusting(home, registry, tmp_path, monkeypatch):
         image, logins = f"{registry.address}/box:1", {registry.address: "login"}
         async with state_of(tmp_path) as state, Rig(home, state, pull="missing", registry_secrets=logins) as rig:
             login = tmp_path / "secrets" / "login"
@@ -391,11 +424,12 @@ async def test_a_disk_that_is_full_while_pulling_sends_the_job_elsewhere_and_kee
 ) -> None:
     if why := why_no_podman():
         pytest.skip(why)
-    with podman_home(disk_bytes=DISK_BYTES) as small, Registry.serving(large_layer(2 * DISK_BYTES)) as registry:
+    with (
+        podman_home(disk_bytes=DISK_BYTES) as small,
+        Registry.serving(large_layer(2 * DISK_BYTES)) as registry,
+        trusting(small, registry, tmp_path, monkeypatch),
+    ):
         small.make_image(IMAGE)
-        registries = tmp_path / "registries.conf"
-        registries.write_text(f'[[registry]]\nlocation = "{registry.address}"\ninsecure = true\n')
-        monkeypatch.setenv("CONTAINERS_REGISTRIES_CONF", str(registries))
         async with state_of(tmp_path) as state, Rig(small, state, pull="missing") as rig:
             name = rig.start("full", "true", image=f"{registry.address}/box:1")
             told = (await rig.reported(NotStarted, name))[1]
@@ -441,7 +475,7 @@ def spec() -> Iterator[tuple[str, Path]]:
         path.unlink(missing_ok=True)
 
 
-def spec_of(kind: str, *names: str) -> bytes:
+def cdi_of(kind: str, *names: str) -> bytes:
     nodes = {name: [{"path": f"/dev/moorage-test-{name}", "hostPath": "/dev/null"}] for name in names}
     edits = [{"name": name, "containerEdits": {"deviceNodes": node}} for name, node in nodes.items()]
     return msgspec.json.encode({"cdiVersion": "0.5.0", "kind": kind, "devices": edits})
@@ -452,11 +486,34 @@ def card(kind: str, name: str) -> Device:
 
 
 @pytest.mark.slow
+async def test_a_container_that_answers_calls_has_its_key_and_one_without_a_network_goes_elsewhere(
+    home: PodmanHome, tmp_path: Path
+) -> None:
+    script = """cat $MOORAGE_NATS_CREDS
+[ -O $MOORAGE_NATS_CREDS ] && echo mine
+echo $MOORAGE_NATS_URL $MOORAGE_CALL_SUBJECT $MOORAGE_CALL_CONCURRENCY $MOORAGE_CALL_GRACE; sleep 600"""
+    async with Rig(home, tmp_path / "state", network="bridge") as rig:
+        assert rig.driver.can().answers_calls
+        name = rig.start("serves", "sh", "-c", script, service=ServiceSpec("embed", 8))
+        said = await rig.said(name, "moorage.call.acme.embed")
+        assert said.splitlines() == [CALL_KEY, "mine", "nats://gateway:4222 moorage.call.acme.embed 8 10s"]
+        [copy] = (tmp_path / "state").rglob("*.key")
+        assert stat.S_IMODE(copy.stat().st_mode) == 0o600
+        rig.driver.end(name, 0.0, "cancelled")
+        await rig.reported(Ended, name)
+        await until(lambda: not copy.exists(), deadline_s=WAIT_S)
+    async with Rig(home, tmp_path / "other") as rig:
+        assert not rig.driver.can().answers_calls
+        name = rig.start("mute", "true", service=ServiceSpec("embed"))
+        _, why = await rig.reported(NotStarted, name)
+        assert "they have no network" in why
+
+
 async def test_a_job_gets_the_devices_of_its_lease_by_cdi_and_no_other(
     home: PodmanHome, tmp_path: Path, spec: tuple[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kind, path = spec
-    path.write_bytes(spec_of(kind, "0", "1", "2"))
+    path.write_bytes(cdi_of(kind, "0", "1", "2"))
     async with state_of(tmp_path) as state:
         async with Rig(home, state, [card(kind, "0"), card(kind, "2")]) as rig:
             shows = "ls /dev/moorage-test-*; echo $NVIDIA_VISIBLE_DEVICES $CUDA_VISIBLE_DEVICES"
@@ -465,10 +522,10 @@ async def test_a_job_gets_the_devices_of_its_lease_by_cdi_and_no_other(
             told = await rig.output(name)
             assert told == "/dev/moorage-test-0\n/dev/moorage-test-2\nvoid 0,1\n"
             # what podman did not inject, here since the driver counts on a node that no spec has
-            monkeypatch.setattr(PodmanDriver, "_nodes", lambda *_: ["/dev/moorage-test-0", "/dev/moorage-test-9"])
+            monkeypatch.setattr(Starter, "_nodes_due", lambda *_: ["/dev/moorage-test-0", "/dev/moorage-test-9"])
             name = rig.start("j2", "sleep", "600")
             why = (await rig.reported(NotStarted, name))[1]
-            assert "podman did not inject /dev/moorage-test-9" in why
+            assert "the engine has not given /dev/moorage-test-9 to the container" in why
             assert rig.told(Started, name) is None
         monkeypatch.undo()
         async with Rig(home, state, [card(kind, "7")]) as rig:
@@ -488,7 +545,7 @@ async def test_a_container_with_a_share_is_held_to_it_by_a_segment_of_its_own(
     home: PodmanHome, tmp_path: Path, spec: tuple[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kind, path = spec
-    path.write_bytes(spec_of(kind, "0"))
+    path.write_bytes(cdi_of(kind, "0"))
     device = Device(0, "nvidia", "made up", uuid_of(0), cdi=[f"{kind}=0"])
     monkeypatch.setattr(limits, "LIBRARY", built() / "limiter.bin")
     put_for_containers(tmp_path / "built")
@@ -509,9 +566,8 @@ async def test_fifty_containers_leave_nothing(home: PodmanHome, tmp_path: Path) 
                 assert await rig.reported(Ended, name) == (name, at, "exit")
             rig.driver.forget(names)
         await nothing_left(home, state)
-        driver = rig.driver
-        for left in (driver._known, driver._starting, driver._bringing, driver._to_remove):
-            assert not left
+        assert not rig.driver._host.members
+        assert not rig.driver._removal.later
         await until(lambda: len(os.listdir("/proc/self/fd")) <= before, deadline_s=WAIT_S, what="no descriptor is left")
         assert [path.name for path in home.folder.glob("root/vfs-containers/*") if path.is_dir()] == []
 
@@ -532,72 +588,32 @@ def test_an_error_is_sorted_by_whose_fault_it_is() -> None:
         ("setting up CDI devices: unresolvable CDI devices nvidia.com/gpu=9", None),
         ("creating container storage: no space left on device", None),
     ):  # fmt: skip
-        assert run_fault(text).code == code, text
-    assert last_error(b"noise\nError: first\nError: last\nSee 'podman run --help'\n") == "last"
-    assert last_error(b"only this\n") == "only this"
-    assert last_error(b"") == ""
+        assert start_fault(EngineError(500, text), is_created=True).code == code, text
 
 
 def test_limits_that_this_host_cannot_set_are_left_out() -> None:
     host = {
-        "NetworkMode": "none", "IpcMode": "private", "ShmSize": 1, "CapDrop": [], "SecurityOpt": [], "Binds": [],
+        "NetworkMode": "none", "IpcMode": "private", "ShmSize": 1, "CapDrop": [], "Binds": ["/a:/b:ro"],
         "PidsLimit": 9, "NanoCpus": 1_500_000_000, "Memory": 5, "MemorySwap": 5, "Devices": [{"PathOnHost": "/dev/x"}],
-        "Mounts": [{"Type": "bind", "Source": "/a", "Target": "/b", "ReadOnly": True}],
-        "Ulimits": [{"Name": "memlock", "Soft": -1, "Hard": -1}],
+        "Mounts": [], "LogConfig": {"Config": {"max-size": "7"}},
     }  # fmt: skip
-    config = {"HostConfig": host, "Labels": {}, "Env": [], "User": "", "Image": "i", "Cmd": ["--help"]}
-    words = words_of(config, frozenset({"cpu", "memory", "pids"}))
-    assert {
-        "--cpus=1.5",
-        "--memory=5b",
-        "--memory-swap=5b",
-        "--pids-limit=9",
-        "--device=/dev/x",
-        "--ulimit=memlock=-1:-1",
-    } <= {*words}
-    assert words[-3:] == ["--", "i", "--help"], "no word of a job is an option"
-    assert not [each for each in words_of(config, frozenset()) if each.startswith(("--cpus", "--memory", "--pids"))]
+    config = {"HostConfig": host, "Labels": {}, "Env": ["A=b=c"], "User": "", "Image": "i", "Cmd": ["--help"]}
+    spec = spec_of(config, "c", {"cpu", "memory", "pids"})
+    assert spec["resource_limits"] == {
+        "pids": {"limit": 9},
+        "cpu": {"period": 100_000, "quota": 150_000},
+        "memory": {"limit": 5, "swap": 5},
+    }
+    assert (spec["devices"], spec["env"], spec["command"]) == ([{"path": "/dev/x"}], {"A": "b=c"}, ["--help"])
+    assert spec["mounts"] == [{"type": "bind", "source": "/a", "destination": "/b", "options": ["rbind", "ro"]}]
+    assert spec_of(config, "c", ())["resource_limits"] == {}
 
 
 def test_settings_that_no_container_can_have_are_refused() -> None:
     PodmanSettings()
-    for wrong in ({"user": "root"}, {"network": "host"}, {"mounts": ("x",)}, {"options": ("root",)}):
+    for wrong in ({"user": "root"}, {"network": "host"}, {"mounts": ("x",)}):
         with pytest.raises(ValueError, match=next(iter(wrong))):
             PodmanSettings(**wrong)
-
-
-async def test_without_podman_the_worker_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    kit = Kit("w1", WorkerSettings(tmp_path, "w1"), NO_RULES, SupervisorLink(tmp_path), 0, True, PodmanSettings())
-    with pytest.raises(Refused, match="needs the command podman"):
-        PodmanDriver.from_kit(kit)
-
-
-class Keeps:
-    """Podman as a command that lists what a driver's earlier agent left, and removes nothing."""
-
-    def __init__(self, *left: str) -> None:
-        self.left = left
-
-    async def ask(self, *words: str, **fields: Any) -> Done:
-        if words[0] == "ps":
-            return Done(0, "".join(f"{number} {key}\n" for number, key in enumerate(self.left)), "")
-        return Done(2, "", "device or resource busy")
-
-
-async def test_a_worker_that_opens_removes_no_file_of_another_worker_under_the_same_supervisor(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    (tmp_path / FOLDER).mkdir()
-    link, name = SupervisorLink(tmp_path), ("acme", "train", 0, 1, 10)
-    first, second = (PodmanDriver(link, worker) for worker in ("w1", "w2"))
-    files = [each._file(name, ".pid") for each in (first, second)]
-    for file in files:
-        file.touch()
-    second.podman = cast(Podman, Keeps(second._key(name)))
-    await second._sweep([])
-    assert [file.exists() for file in files] == [True, False]
-    assert "containers of an earlier agent are not removed: device or resource busy" in caplog.text
 
 
 class Daemons:
@@ -621,7 +637,7 @@ async def test_a_container_that_shares_by_mps_reaches_its_daemon_and_the_hosts_s
     home: PodmanHome, tmp_path: Path, spec: tuple[str, Path]
 ) -> None:
     kind, path = spec
-    path.write_bytes(spec_of(kind, "0"))
+    path.write_bytes(cdi_of(kind, "0"))
     daemons, mark = Daemons(tmp_path / "mps"), Path("/dev/shm") / f"moorage-test-{secrets.token_hex(8)}"
     for folder in ("pipe", "log"):
         (daemons.folder / folder).mkdir(parents=True)
@@ -661,6 +677,6 @@ def test_rootless_only_the_agents_own_user_shares_by_mps(monkeypatch: pytest.Mon
     for euid in (0, 4321):
         monkeypatch.setattr(os, "geteuid", lambda euid=euid: euid)
         for user in ("65534", "0:0"):
-            driver.own = PodmanSettings(mps_host_ipc=True, user=user)
+            driver._own = PodmanSettings(mps_host_ipc=True, user=user)
             users.append(driver.uid_of("acme", Request(run=Run(driver="podman", image="i", argv=["x"]))))
     assert users == [65534, 0, None, 4321]

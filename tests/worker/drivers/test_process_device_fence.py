@@ -21,12 +21,13 @@ from moorage.schemas.errors import Refused
 from moorage.schemas.frames import Device
 from moorage.schemas.gpu import GpuSpec
 from moorage.schemas.job import Request, Run
-from moorage.worker.devices.gpu_nodes import GpuNodes
+from moorage.worker.devices.refused_nodes import GpuNodes
 from moorage.worker.drivers.base import Assignment
 from moorage.worker.drivers.process.driver import ProcessDriver
 from moorage.worker.drivers.supervisor_link import SupervisorLink
 from moorage.worker.session.member_messages import Ended, NotStarted
 from tests.waiting import until
+from tests.worker.drivers.process_kit import kit_of
 from tests.worker.supervisor_rig import arguments_of
 
 GPUS = [Device(index, "nvidia", "H100", f"GPU-{index}") for index in range(2)]
@@ -82,7 +83,7 @@ class Site:
 @asynccontextmanager
 async def site(tmp_path: Path, proof: str = "cgroup", **fields: Any) -> AsyncIterator[Site]:
     link = SupervisorLink(tmp_path / "s", arguments_of(proof))
-    driver = ProcessDriver(link, "w1", **fields)
+    driver = ProcessDriver(kit_of(link, **fields))
     try:
         await driver.open()
         yield Site(driver)
@@ -96,7 +97,7 @@ def opens(nodes: list[str]) -> list[str]:
 
 @pytest.mark.parametrize("proof", ["cgroup", "walk"])
 async def test_a_job_opens_the_nodes_of_its_lease_alone(tmp_path: Path, nodes: list[str], proof: str) -> None:
-    async with site(tmp_path, proof, gpu_nodes=GpuNodes(GPUS, NODES), must_fence=True) as here:
+    async with site(tmp_path, proof, gpu_nodes=GpuNodes(GPUS, NODES), device_fence="require") as here:
         assert here.driver.can().devices == KERNEL
         assert await here.ended(opens(nodes), [GPUS[0]]) == 61
         assert await here.ended(opens(nodes), [GPUS[1]]) == 16
@@ -116,7 +117,7 @@ async def test_what_cannot_be_fenced_is_told_and_required_not_to_start(tmp_path:
         assert here.driver.can().devices == VARIABLE
         assert await here.ended(["true"], [GPUS[0]]) == 0
     with pytest.raises(Refused, match=r"cannot keep jobs to their GPUs here: .*GPU-1") as refused:
-        async with site(tmp_path / "require", gpu_nodes=unknown, must_fence=True):
+        async with site(tmp_path / "require", gpu_nodes=unknown, device_fence="require"):
             pass
     assert refused.value.problem.field == "$.device_fence"
 

@@ -16,11 +16,12 @@ from moorage.schemas.job import Request, Run
 from moorage.system.descriptors import trouble_with_descriptors
 from moorage.worker.drivers.base import Assignment
 from moorage.worker.drivers.process.driver import ProcessDriver, _verdict
-from moorage.worker.drivers.supervisor_link import Listener, SupervisorLink
+from moorage.worker.drivers.supervisor_link import Listener, SupervisorLink, owner_of
 from moorage.worker.job.attempt_folders import AttemptFolders
 from moorage.worker.session.member_messages import NotStarted
 from moorage.worker.settings import WorkerSettings
 from moorage.worker.supervisor.protocol import Ended, Event
+from tests.worker.drivers.process_kit import kit_of
 
 
 @pytest.mark.parametrize(
@@ -83,7 +84,7 @@ async def test_an_agent_that_starts_anew_knows_what_its_host_could_not_start(
     tmp_path: Path, stage: str, number: int, phase: str
 ) -> None:
     ended = Ended(key="a/b/0/1/2", reason="start-failed", proof="never-ran", errno=number, stage=stage)
-    (living,) = await ProcessDriver(Remembering(tmp_path, ended), "w1").open()
+    (living,) = await ProcessDriver(kit_of(Remembering(tmp_path, ended))).open()
     assert (living.name, living.phase) == (("a", "b", 0, 1, 2), phase)
 
 
@@ -93,7 +94,7 @@ def mps_request(folder: Path) -> Request:
 
 
 def test_a_host_without_what_a_sharing_mode_needs_refuses_the_placement(tmp_path: Path) -> None:
-    driver, request = ProcessDriver(SupervisorLink(tmp_path), "w1"), mps_request(tmp_path)
+    driver, request = ProcessDriver(kit_of(SupervisorLink(tmp_path))), mps_request(tmp_path)
     with pytest.raises(Refused) as refused:
         driver.check(request)
     assert refused.value.problem.fault == "fleet"  # so the job goes elsewhere, and is not at fault
@@ -101,11 +102,11 @@ def test_a_host_without_what_a_sharing_mode_needs_refuses_the_placement(tmp_path
     (tmp_path / "pipe").mkdir()
     (tmp_path / "log").mkdir()
     driver.check(request)
-    ProcessDriver(SupervisorLink(tmp_path), "w1", simulated=True).check(mps_request(tmp_path / "none"))
+    ProcessDriver(kit_of(SupervisorLink(tmp_path), simulated=True)).check(mps_request(tmp_path / "none"))
 
 
 def test_a_start_that_finds_it_gone_since_is_this_hosts_fault(tmp_path: Path) -> None:
-    driver, told = ProcessDriver(SupervisorLink(tmp_path), "w1"), list[object]()
+    driver, told = ProcessDriver(kit_of(SupervisorLink(tmp_path))), list[object]()
     driver.attach(told.append, lambda *_: None)
     device = Device(0, "nvidia", "NVIDIA H100", "GPU-0", 81559)
     driver.start([Assignment(("a", "b", 0, 1, 2), mps_request(tmp_path), [device], "mps")])
@@ -125,10 +126,10 @@ def test_a_limit_of_open_files_below_what_the_slots_need_is_told(monkeypatch: py
 
 async def test_a_failed_start_of_a_job_that_keeps_files_is_still_its_hosts_fault(tmp_path: Path) -> None:
     name = ("a", "b", 0, 1, 2)
-    folders = AttemptFolders(WorkerSettings(tmp_path), "w1")
+    folders = AttemptFolders(WorkerSettings(tmp_path), owner_of("w1", "process"))
     folders.make(name, 1.0, ["*"])
     ended = Ended(key="a/b/0/1/2", reason="start-failed", proof="cgroup", errno=errno.EMFILE, stage="exec")
-    driver = ProcessDriver(Remembering(tmp_path, ended), "w1", folders=folders)
+    driver = ProcessDriver(kit_of(Remembering(tmp_path, ended)))
     (living,) = await driver.open()
     await driver.close()
     assert (living.name, living.phase) == (name, "refused")

@@ -25,8 +25,8 @@ from moorage.worker.drivers.vm.passthrough import lock
 from moorage.worker.drivers.vm.runner import UP
 from moorage.worker.session.member_messages import Ended, MemberName, NotStarted, Started
 from moorage.worker.settings import WorkerSettings
+from moorage.worker.supervisor.capped_output import cut_notice, output_path
 from moorage.worker.supervisor.client import Supervised, SupervisorUnavailable
-from moorage.worker.supervisor.output import cut_notice, output_path
 from moorage.worker.supervisor.protocol import Ended as ChildEnded
 from moorage.worker.supervisor.protocol import Event, Output
 from moorage.worker.supervisor.protocol import Started as ChildStarted
@@ -49,7 +49,7 @@ def driver(
 ) -> VmDriver:
     settings = WorkerSettings(tmp_path / "w", "w1", **fields)
     link = link or SupervisorLink(tmp_path / "s")
-    return VmDriver.from_kit(Kit("w1", settings, NO_RULES, link, 1, hands is None, own, hands=hands))
+    return VmDriver.from_kit(Kit("w1", settings, NO_RULES, link, 1, hands is None, own, inventory=hands))
 
 
 async def end_supervisor(tmp_path: Path) -> None:
@@ -221,13 +221,13 @@ def test_an_agent_that_takes_a_vm_over_knows_whether_it_was_up(
     path.write_text(said)
     made._taken_over(NAME)
     assert made._booting.get(NAME) == booting
-    is_up = made._as_it_is(Living(NAME, "running")).phase == "running"
+    is_up = made._starting_while_it_boots(Living(NAME, "running")).phase == "running"
     assert is_up == (booting is None)
     later = driver(tmp_path, VmSettings())  # it ended while there was no agent
     ended: Any = {"reason": "exit", "proof": "walk", "signal": 9}
-    assert later._end_of(NAME, ChildEnded(key=made._key(NAME), **ended)).reason == reason
+    assert later._reported_end(NAME, ChildEnded(key=made._key(NAME), **ended)).reason == reason
     path.unlink()  # nothing is kept of it any more: it may have run
-    assert driver(tmp_path, VmSettings())._end_of(NAME, ChildEnded(key="", **ended)).reason == "supervisor-died"
+    assert driver(tmp_path, VmSettings())._reported_end(NAME, ChildEnded(key="", **ended)).reason == "supervisor-died"
 
 
 def test_processes_and_vms_of_a_worker_keep_their_folders_apart(tmp_path: Path) -> None:
@@ -381,7 +381,7 @@ def _has(kind: type) -> Callable[[list[DriverEvent]], object]:
 
 @pytest.mark.slow
 @pytest.mark.skipif(bool(why_no_vm()), reason=why_no_vm())
-async def test_a_disk_image_is_the_root_of_the_command_and_stays_as_it_is(tmp_path: Path) -> None:
+async def test_a_disk_image_is_the_root_of_the_command_and_stays_starting_while_it_boots(tmp_path: Path) -> None:
     modules = (*MODULES, "block/virtio_blk")
     image = make_disk(tmp_path)
     before = image.read_bytes()

@@ -77,7 +77,7 @@ async def test_fact_60_an_unused_job_is_frozen_and_its_next_call_has_it_resumed_
         (work / "asked").write_text("x")
         await one.leader.heard("w1", "resume-due", NAME)
         assert (away(), done.read_text()) == (1, "0\n"), "it waits"
-        await one.leader.want("w1", Freeze(*NAME, False))
+        await one.leader.want("w1", Freeze(*NAME, False, 1))
         await one.leader.heard("w1", "resumed", NAME)
         await until(lambda: done.read_text() == "0\n0\n", what="its call proceeds")
         assert (away(), said("resume-due")) == (0, 1)

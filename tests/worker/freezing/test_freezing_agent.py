@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -33,14 +34,23 @@ async def test_a_job_is_frozen_outlives_its_agent_so_and_is_resumed(
     async with ScriptedLeader(nats_url, unique, lease_s=120) as leader, state_folder() as state:
         seat = leader.seat("w1")
 
+        numbers = count(1)  # of the orders to resume
+
         def kinds() -> list[str]:
             return [fact.kind for fact in seat.facts]
 
         async def ask(on: bool, answer: str) -> None:
             """Freeze or resume the job, and wait for this answer: one more than there are."""
-            before = kinds().count(answer)
-            await leader.want("w1", Freeze(*NAME, on))
-            await until(lambda: kinds().count(answer) > before, what=f"{answer} after {kinds()}")
+            before, order = kinds().count(answer), Freeze(*NAME, on, 0 if on else next(numbers))
+
+            async def answered() -> bool:
+                """As leaders do, give the order again: nothing happens while the worker looks at the devices."""
+                await leader.want("w1", order)
+                renewals = len(seat.renewals)
+                await until(lambda: kinds().count(answer) > before or len(seat.renewals) > renewals + 1)
+                return kinds().count(answer) > before
+
+            await until(answered, what=f"{answer} after {kinds()}")
 
         def away() -> list[str]:
             return [path.name for path in (stub.folder / "away").iterdir()]

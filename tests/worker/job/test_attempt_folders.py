@@ -140,7 +140,7 @@ async def test_of_ten_thousand_folders_none_is_left(tmp_path: Path) -> None:
         path = ours.make(name, 1.0)
         if at % 4 == 0:
             Path(path, "file").touch()
-        ours.over(name)
+        ours.attempt_ended(name)
     await until(lambda: len(os.listdir(ours.root)) == 2500, what="the empty ones gone")
     assert await ours.sweep() == 2500
     assert list(ours.root.iterdir()) == []
@@ -159,7 +159,7 @@ async def test_a_slow_removal_does_not_hold_up_the_agent(tmp_path: Path, monkeyp
     monkeypatch.setattr(os, "rmdir", slow)
     for name in names(3):
         ours.make(name, 1.0)
-        ours.over(name)
+        ours.attempt_ended(name)
         await asyncio.sleep(0)  # the loop goes on
     assert len(os.listdir(ours.root)) == 3
     may_go.set()
@@ -173,7 +173,7 @@ async def test_no_more_folders_stay_than_a_thousand_nor_any_on_a_full_disk(
     ours = folders(tmp_path, folder_keep=3600.0)
     for name in names(5):
         Path(ours.make(name, 1.0), "file").touch()
-        ours.over(name)
+        ours.attempt_ended(name)
     assert await ours.sweep() == 2
     assert sorted(path.name for path in ours.root.iterdir()) == [f"acme.j{at}.0.1.{at}" for at in (2, 3, 4)]
     monkeypatch.setattr(attempt_folders, "spare_bytes", lambda folder: 0)
@@ -189,7 +189,7 @@ async def test_a_folder_is_removed_whatever_a_job_left_there(tmp_path: Path) -> 
     await asyncio.to_thread(subprocess.run, ["python3", "-c", deeper], cwd=path, check=True)
     Path(path, "out").symlink_to(tmp_path)
     (tmp_path / "other").mkdir()
-    ours.over(name)
+    ours.attempt_ended(name)
     assert await ours.sweep() == 1
     assert list(ours.root.iterdir()) == []
     assert (tmp_path / "other").is_dir()

@@ -19,6 +19,7 @@ OF_MEMBER = {
     "MOORAGE_TENANT": "vision",
     "MOORAGE_JOB": "train-42",
     "MOORAGE_REPLICA": "2",
+    "MOORAGE_INDEX": "2",
     "MOORAGE_ATTEMPT": "1",
     "MOORAGE_FENCE": "771",
 }

@@ -33,6 +33,18 @@ from tests.worker.job.test_attempt_folders import OTHER_USER, placed
 MIB = 1 << 20
 
 
+def never_over(monkeypatch: pytest.MonkeyPatch, step: str) -> asyncio.Event:
+    """Let this method of `JobFiles` never end; return what is set once it is reached."""
+    reached = asyncio.Event()
+
+    async def never(*_: object) -> None:
+        reached.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(JobFiles, step, never)
+    return reached
+
+
 def tar(**files: bytes) -> bytes:
     held = io.BytesIO()
     with tarfile.open(fileobj=held, mode="w") as archive:
@@ -278,13 +290,7 @@ async def test_a_job_that_is_ended_while_its_files_come_never_starts(
 ) -> None:
     from moorage.schemas.frames import End
 
-    reached = asyncio.Event()
-
-    async def never(*_: object) -> None:
-        reached.set()
-        await asyncio.Event().wait()
-
-    monkeypatch.setattr(JobFiles, "bring", never)
+    reached = never_over(monkeypatch, "bring")
     async with ScriptedLeader(nats_url, unique) as leader, worker(nats_url, unique, leader) as (_, agent):
         name = name_of()
         await leader.want("w1", placed(name, "true", files="0" * 64))

@@ -25,7 +25,7 @@ from moorage.worker.job.job_files import JobFiles, LeftOut, NotKept
 from tests.waiting import until
 from tests.worker.agent.test_agent_process import agent_process, name_of, state_folder, worker
 from tests.worker.job.test_attempt_folders import OTHER_USER, placed
-from tests.worker.job.test_job_files import bringing, bucket, fresh
+from tests.worker.job.test_job_files import bringing, bucket, fresh, never_over
 
 
 async def kept(store: ObjectStore, name: str, root: Path) -> dict[str, str] | None:
@@ -114,13 +114,7 @@ async def test_a_job_whose_files_cannot_be_stored_has_not_succeeded(
 async def test_an_end_while_files_are_stored_waits_no_longer_than_its_grace(
     nats_url: str, unique: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reached = asyncio.Event()
-
-    async def never(*_: object) -> None:
-        reached.set()
-        await asyncio.Event().wait()
-
-    monkeypatch.setattr(JobFiles, "keep", never)
+    reached = never_over(monkeypatch, "keep")
     async with ScriptedLeader(nats_url, unique) as leader, worker(nats_url, unique, leader):
         name = name_of()
         await leader.want("w1", placed(name, "touch x", keep=["x"], grace_s=0.2))

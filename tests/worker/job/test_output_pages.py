@@ -21,7 +21,7 @@ from moorage.system.disk_room import DiskRoom
 from moorage.worker.drivers.container.engine import Piece
 from moorage.worker.drivers.container.output import ContainerOutput, _Mark, _Stream
 from moorage.worker.job.output_pages import page_of, read_page
-from moorage.worker.supervisor.output import (
+from moorage.worker.supervisor.capped_output import (
     NOTICE_BYTES_MAX,
     RING_BYTES,
     ArrivalOrder,
@@ -276,7 +276,7 @@ def test_the_order_of_both_streams_is_written_once_both_have_arrived(
 
 
 def test_the_order_of_streams_takes_no_more_than_its_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("moorage.worker.supervisor.output.ORDER_BYTES_MAX", 40)
+    monkeypatch.setattr("moorage.worker.supervisor.capped_output.ORDER_BYTES_MAX", 40)
     for room in (DiskRoom(tmp_path), Full(tmp_path)):
         path = tmp_path / "j.order"
         path.unlink(missing_ok=True)

@@ -24,8 +24,9 @@ from tests.waiting import until
 class WatchedPool(GpuPool):
     """Counts what is asked of it."""
 
-    def __init__(self, count: int) -> None:
-        super().__init__([Device(index, "nvidia", "H100", f"GPU-{index}") for index in range(count)])
+    def __init__(self, count: int, on_change: Callable[[], None] | None = None) -> None:
+        devices = [Device(index, "nvidia", "H100", f"GPU-{index}") for index in range(count)]
+        super().__init__(devices, on_change=on_change)
         self.tried = 0
 
     def try_claim(self) -> GpuLease | None:
@@ -224,13 +225,19 @@ async def test_a_new_piece_wakes_the_arbiter() -> None:
 
 
 async def test_a_service_may_wake_it_when_its_pool_changes() -> None:
-    pool, gate, clock = WatchedPool(2), Gate(), Clock()
+    woken: list[LeaseArbiter] = []
+
+    def on_change() -> None:
+        for arbiter in woken:
+            arbiter.wake()
+
+    pool, gate, clock = WatchedPool(2, on_change), Gate(), Clock()
     theirs = pool.try_claim()
     assert theirs is not None
     work = await filled(gate, "a", "b")
     async with LeaseArbiter(pool, [work], wait=clock) as arbiter:
         await until(lambda: gate.doing)
-        pool.on_change = arbiter.wake
+        woken.append(arbiter)
         theirs.release()
         await until(lambda: len(gate.doing) == 2)
         gate.let_go("a")

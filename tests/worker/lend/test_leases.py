@@ -30,9 +30,9 @@ from moorage.worker.devices.readers.base import DeviceProcess, SlotReading
 from moorage.worker.devices.readers.simulated import SimulatedInventory
 from moorage.worker.drivers.conformance.leader import ScriptedLeader
 from moorage.worker.lend import family, returning
-from moorage.worker.lend import server as lease_server
+from moorage.worker.lend import lender as lease_server
 from moorage.worker.lend.holder import Holder
-from moorage.worker.lend.server import LeaseServer
+from moorage.worker.lend.lender import LeaseServer
 from moorage.worker.settings import WorkerSettings
 from moorage.worker.sharing.idle_watch import IdleWatch
 from tests.waiting import until

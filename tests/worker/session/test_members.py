@@ -93,8 +93,12 @@ def test_facts_that_are_true_at_once_leave_in_one_frame(bench: Bench) -> None:
     name = name_of()
     bench.want(place(name, request=body(run={"driver": "noop"})))
     bench.do(Started([name]))
-    bench.do(Ended([(name, 0, "exit")]))
-    assert bench.kinds() == ["claimed", "started", "exited", "freed"]
+    bench.now += 1.5
+    bench.do(Ended([(name, 3, "exit")]))
+    assert [(fact.kind, fact.code, fact.detail, fact.ran_ms) for fact in bench.facts()] == [
+        ("ran", 3, "exit", 1500),
+        ("freed", 0, "", 0),
+    ]
 
 
 def test_a_member_without_devices_is_freed_with_its_exit(bench: Bench) -> None:
@@ -224,7 +228,7 @@ def test_a_start_that_was_overtaken_by_an_end_is_still_told(bench: Bench) -> Non
     bench.do(Started([name]))
     bench.do(Ended([(name, -15, "end")]))
     bench.do(SeenFree([name]))
-    assert bench.kinds() == ["claimed", "started", "exited", "freed"]
+    assert bench.kinds() == ["ran", "freed"]
 
 
 # -------------------------------------------------------------------------------- gangs
@@ -350,7 +354,23 @@ def test_a_short_members_start_leaves_with_its_end(bench: Bench) -> None:
     assert not of(SendFacts, bench.do(TurnOver()))
     bench.do(Ended([(name_of(), 0, "exit")]))
     (sent,) = of(SendFacts, bench.do(TurnOver()))
-    assert [fact.kind for fact in sent.frame.facts][:3] == ["claimed", "started", "exited"]
+    assert [fact.kind for fact in sent.frame.facts] == ["ran"]
+
+
+def test_a_start_that_has_left_is_followed_by_the_exit_alone(bench: Bench) -> None:
+    bench.want(place(name_of()))
+    bench.do(Started([name_of()]))
+    assert bench.kinds() == ["claimed", "started"]
+    bench.do(Ended([(name_of(), 0, "exit")]))
+    assert bench.kinds() == ["exited"]
+
+
+def test_a_claim_that_has_left_is_followed_by_a_whole_run(bench: Bench) -> None:
+    bench.want(place(name_of()))
+    assert bench.kinds() == ["claimed"]
+    bench.do(Started([name_of()]))
+    bench.do(Ended([(name_of(), 0, "exit")]))
+    assert bench.kinds() == ["ran"]
 
 
 def test_a_start_waits_no_longer_than_its_claim_may(bench: Bench) -> None:

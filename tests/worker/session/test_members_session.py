@@ -9,6 +9,7 @@ import pytest
 from moorage.schemas.codec import decode_request
 from moorage.schemas.errors import problem
 from moorage.schemas.frames import SUSPECT_S, End, Fact, FactAck, Joined, Renewed, RollCall, Start
+from moorage.worker.session.fact_outbox import START_WAIT_S
 from moorage.worker.session.member_messages import (
     AnswerRefused,
     Draining,
@@ -143,12 +144,13 @@ def test_a_gap_leads_to_a_new_session_that_carries_on(bench: Bench) -> None:
 def test_facts_that_nobody_answered_travel_with_the_join_in_order(bench: Bench) -> None:
     name = name_of()
     bench.want(place(name))
+    bench.now += START_WAIT_S
     bench.do(TurnOver())  # in flight, unanswered
     bench.do(Started([name]))  # gathered
     bench.now += LEASE_S
     bench.do(Tick())
     (join,) = of(SendJoin, bench.do(Ended([(name, -9, "fence")])))
-    assert [f.kind for f in join.facts] == ["claimed", "started", "exited"]
+    assert [f.kind for f in join.facts] == ["claimed", "ran"]
     bench.join("S2")
     bench.do(SeenFree([name]))
     (sent,) = of(SendFacts, bench.do(TurnOver()))

@@ -1,4 +1,4 @@
-"""The compute mode of GPUs that jobs share, and the length of their time slices: set, restored, and after a kill."""
+"""The compute mode of GPUs that jobs share: set, restored, and after a kill."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from moorage.worker.devices.readers.nvml import open_nvml
-from moorage.worker.sharing.compute_modes import DEFAULT, EXCLUSIVE_PROCESS, FILE_NAME, ComputeModes, Length, ModeFault
+from moorage.worker.sharing.compute_modes import DEFAULT, EXCLUSIVE_PROCESS, FILE_NAME, ComputeModes, ModeFault
 from tests.nvidia.stub import Board, Stub
 from tests.waiting import until
 from tests.worker.sharing.test_memory_guard import GPU, OTHER, name_of, scene
@@ -41,8 +41,8 @@ class Modes:
     def __init__(self, folder: Path) -> None:
         self.file = folder / FILE_NAME
 
-    def made(self, *, shares: bool = True, boot: str = "boot", length: Length | None = None) -> ComputeModes:
-        return ComputeModes(self.file, boot, shares=shares, length=length)
+    def made(self, *, shares: bool = True, boot: str = "boot") -> ComputeModes:
+        return ComputeModes(self.file, boot, shares=shares)
 
 
 async def test_a_mode_in_which_jobs_cannot_share_is_set_and_restored(tmp_path: Path) -> None:
@@ -70,27 +70,6 @@ async def test_what_is_changed_is_in_the_file_before_it_is_changed(tmp_path: Pat
         await one.close()
         assert mode_of(GPU) == EXCLUSIVE_PROCESS
         inventory.close()
-
-
-async def test_where_some_gpus_are_changed_the_log_does_not_say_that_none_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    write = ComputeModes._write
-
-    def full(modes: ComputeModes) -> None:
-        if modes._changed.lengths:
-            raise ModeFault("no space left")
-        write(modes)
-
-    monkeypatch.setattr(ComputeModes, "_write", full)
-    with Stub(tmp_path / "stub", exclusive(), Board(OTHER)).load():
-        inventory, modes = await open_nvml(), Modes(tmp_path)
-        await modes.made(length="short").open(BOTH, has_mps=False)
-        assert mode_of(GPU) == DEFAULT
-        inventory.close()
-    assert [line for line in caplog.messages if "no space left" in line] == [
-        "not all GPUs have the compute mode and the time slices that they should have: no space left"
-    ]
 
 
 async def test_a_worker_that_does_not_share_changes_nothing(tmp_path: Path) -> None:
@@ -202,28 +181,6 @@ async def test_a_gpu_whose_mode_cannot_be_put_back_is_not_forgotten(tmp_path: Pa
         await one.give_back(GPU)
         assert (mode_of(GPU), modes.file.exists()) == (DEFAULT, False)
         inventory.close()
-
-
-@pytest.mark.parametrize("supports", [True, False])
-async def test_the_length_of_time_slices_is_set_and_restored_where_nvidia_smi_can(
-    supports: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    said, tool = tmp_path / "said", tmp_path / "bin" / "nvidia-smi"
-    tool.parent.mkdir()
-    tool.write_text(f'#!/bin/sh\necho "$@" >> {said}\necho Not supported\nexit {0 if supports else 3}\n')
-    tool.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tool.parent}:{os.environ['PATH']}")
-    with Stub(tmp_path / "stub", Board(GPU), Board(OTHER)).load():
-        inventory, modes = await open_nvml(), Modes(tmp_path)
-        one = modes.made(length="short")
-        await one.open(BOTH, has_mps=False)
-        assert modes.file.exists() == supports
-        await one.close()
-        inventory.close()
-    asked = [f"compute-policy -i {uuid} --set-timeslice={n}" for n in (1, 0) for uuid in (GPU, OTHER)]
-    assert said.read_text().splitlines() == (asked if supports else asked[:2])
-    assert ("stays unchanged: Not supported" in caplog.text) != supports
-    assert not modes.file.exists()
 
 
 @pytest.mark.slow

@@ -159,7 +159,7 @@ def test_a_context_counts_for_each_process_and_device(tmp_path: Path) -> None:
 def tell(job: Limited, held: dict[int, int]) -> None:
     """Tell what NVML says that processes hold of the first device, by pid."""
     reading = job.segment.begin_reading()
-    job.segment.tell(reading, 0, {slot.owner: held[slot.pid] for slot in reading.slots if slot.pid in held})
+    job.segment.write_held(reading, 0, {slot.owner: held[slot.pid] for slot in reading.slots if slot.pid in held})
 
 
 @pytest.mark.slow
@@ -279,7 +279,7 @@ def test_the_worker_says_which_process_is_gone(one: Limited) -> None:
     with one.running(f"alloc={GIB}", "stay", says=1) as process:
         [slot] = one.segment.slots()
         assert (slot.pid, slot.used) == (process.pid, (GIB,))
-        one.segment.bury(slot)
+        one.segment.mark_dead(slot)
         assert one.segment.slots() == []
         assert one.said("info", f"alloc={GIB}") == [f"{GIB} of {GIB}", "0"]
 
@@ -595,7 +595,7 @@ def test_what_a_job_writes_into_its_segment_harms_no_worker(tmp_path: Path) -> N
     assert len(made.slots()) <= segment.SLOTS_MAX
     assert made.used(0) >= 0
     for slot in made.slots():
-        made.bury(slot)
+        made.mark_dead(slot)
     with pytest.raises(SegmentError, match="is not a segment of this release"):
         Segment.adopt(made.path)
     made._write(0, segment.MAGIC)

@@ -25,12 +25,12 @@ from moorage.system.proctree import read_process
 from moorage.worker.drivers.base import Assignment
 from moorage.worker.drivers.container.config import Image, config_of
 from moorage.worker.drivers.container.docker import DockerSettings
-from moorage.worker.drivers.container.podman_command import words_of
+from moorage.worker.drivers.container.podman import spec_of
 from moorage.worker.job.attempt_folders import NoFolder
 from moorage.worker.session.member_messages import MemberName
 from moorage.worker.settings import settings_from
 from moorage.worker.sharing import memory_guard
-from moorage.worker.sharing.limiter import control, segment
+from moorage.worker.sharing.limiter import feeder, segment
 from moorage.worker.sharing.limiter import limits as module
 from moorage.worker.sharing.limiter.limits import LIBRARY_AT, SEGMENT_AT, Limit, LimiterUnavailable, Limits
 from moorage.worker.sharing.limiter.segment import Segment, owner_of
@@ -38,7 +38,7 @@ from tests.nvidia.limited import built, uuid_of
 from tests.nvidia.stub import libraries
 from tests.waiting import until
 from tests.worker.drivers.test_docker_driver import NO_RULES
-from tests.worker.sharing.test_control import holds
+from tests.worker.sharing.test_feeder import holds
 from tests.worker.sharing.test_memory_guard import CONTEXT_MIB, GPU, HOLD, name_of, scene
 
 CHURN = Path(__file__).parents[2] / "nvidia" / "churn.py"
@@ -85,12 +85,12 @@ def test_a_job_with_a_share_has_a_segment_of_its_own_and_others_have_none(tmp_pa
     path = Path(limit.segment)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o711
-    one.over(NAME)
+    one.remove(NAME)
     assert files_in(own_memory) == [], "it goes with the attempt"
     limit = one.of_process(NAME, *asks(Share(memory_mib=4000)), None)
     assert limit is not None
     assert one.segments[NAME].rate(0) == 0, "all of the compute is no part that is to be kept to"
-    one.over(NAME)
+    one.remove(NAME)
 
 
 def test_a_share_is_changed_in_place(tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_a_share_is_changed_in_place(tmp_path: Path) -> None:
         assert one.change(NAME, share)
         assert (seen.limit(0), seen._read(segment._AT_RATE)[0]) == (share.memory_mib * MIB, rate * segment.TOKEN)
     seen.close()
-    one.over(NAME)
+    one.remove(NAME)
 
 
 def test_only_a_job_whose_processes_all_obey_may_hold_more(tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_only_a_job_whose_processes_all_obey_may_hold_more(tmp_path: Path) -> No
     holds(one.segments[NAME], 0, owner_of(os.getpid(), found.start_ticks), os.stat("/proc/self/ns/pid").st_ino)
     assert one.spare_mib(NAME, [os.getpid()]) == 300
     assert one.spare_mib(NAME, [os.getpid(), 1]) == 0, "one of them does not obey"
-    one.over(NAME)
+    one.remove(NAME)
 
 
 def test_what_a_job_preloads_itself_stays_before_the_limiter() -> None:
@@ -175,7 +175,7 @@ def test_no_other_user_can_take_or_guess_its_names(tmp_path: Path, own_memory: P
     after = limits(tmp_path / "a")
     assert after._folder != one._folder
     assert after.of_process(NAME, *HALF, None) is not None
-    after.over(NAME)
+    after.remove(NAME)
 
 
 def test_shared_memory_without_room_keeps_no_file(
@@ -204,7 +204,7 @@ def test_the_next_agent_goes_on_with_what_lives(tmp_path: Path, own_memory: Path
     (one._folder / "other-driver.of-it").unlink()
     assert again.segments[NAME].refill(0, 100, 1000) == 200
     assert again.segments[NAME].uuids == [uuid_of(0)]
-    again.over(NAME)
+    again.remove(NAME)
     assert files_in(own_memory) == []
     again.close()
     assert list(own_memory.iterdir()) == []
@@ -224,7 +224,7 @@ def test_a_segment_that_its_job_cut_short_costs_that_job_alone(
     assert list(again.segments) == names[1:]
     assert "job cut: the limiter cannot use the segment of an earlier agent" in caplog.text
     for name in names:
-        again.over(name)
+        again.remove(name)
     limits(tmp_path).begin([])
     assert files_in(own_memory) == [], "the next agent removes the one that was cut"
 
@@ -248,7 +248,7 @@ def test_another_user_reaches_its_segment_and_the_library(tmp_path: Path) -> Non
     assert Path(limit.library) != module.LIBRARY
     assert all(each.stat().st_mode & stat.S_IXOTH for each in Path(limit.library).parents)
     assert os.stat(limit.segment).st_uid == pwd.getpwnam("nobody").pw_uid
-    one.over(NAME)
+    one.remove(NAME)
 
 
 def test_a_container_has_its_segment_and_the_library_mounted(tmp_path: Path) -> None:
@@ -263,16 +263,16 @@ def test_a_container_has_its_segment_and_the_library_mounted(tmp_path: Path) -> 
     assert f"LD_PRELOAD=/image.so:{LIBRARY_AT}" in config["Env"]
     assert f"MOORAGE_LIMITER={SEGMENT_AT}" in config["Env"]
     path = one.segments[NAME].path
-    assert [each for each in words_of(config, frozenset()) if each.startswith("--mount")] == [
-        f"--mount=type=bind,source={module.LIBRARY},destination={LIBRARY_AT},ro=true",
-        f"--mount=type=bind,source={path},destination={SEGMENT_AT},U=true",
+    assert spec_of(config, "c", ())["mounts"] == [
+        {"type": "bind", "source": str(module.LIBRARY), "destination": LIBRARY_AT, "options": ["rbind", "ro"]},
+        {"type": "bind", "source": str(path), "destination": SEGMENT_AT, "options": ["rbind", "U"]},
     ]
     if os.geteuid() == 0:
         one.give(NAME, (65534, 65533))
         assert (path.stat().st_uid, path.stat().st_gid, stat.S_IMODE(path.stat().st_mode)) == (65534, 65533, 0o600)
     one.give(NAME, None, all_users=True)
     assert stat.S_IMODE(path.stat().st_mode) == 0o666, "a rootless engine numbers users anew"
-    one.over(NAME)
+    one.remove(NAME)
 
 
 @pytest.mark.slow
@@ -308,7 +308,7 @@ async def test_a_job_that_obeys_is_never_ended_however_it_takes_its_memory(
 ) -> None:
     """Ten thousand times: memory, pools that keep it, graphs and modules, up to what its part has room for."""
     monkeypatch.setattr(module, "LIBRARY", built() / "limiter.bin")
-    for each in (memory_guard, control):
+    for each in (memory_guard, feeder):
         monkeypatch.setattr(each, "LOOK_S", 0.1)
     part_mib = 3000
     async with scene(nats_url, unique, tmp_path, limiter=True, guard_grace_s=0.0) as one:

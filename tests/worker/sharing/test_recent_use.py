@@ -55,9 +55,9 @@ def test_a_ring_goes_round_and_forgets_what_is_older() -> None:
 def test_the_newest_reading_goes_into_the_renewal_and_an_ended_job_is_forgotten() -> None:
     use = RecentUse()
     read(use, 10)
-    assert use.newest() == [AttemptUse(10, [DeviceUse(1, 10, 10000, None)])]
+    assert use.newest({}) == [AttemptUse(10, [DeviceUse(1, 10, 10000, None)])]
     use.record(1001.0, {})
-    assert use.newest() == []
+    assert use.newest({}) == []
     assert use.page(asked(10, 10), DEVICES).devices == []
 
 
@@ -65,6 +65,6 @@ def test_rings_are_bounded_and_one_too_many_says_so(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(recent_use, "RINGS_BYTES_MAX", 12 * USE_KEPT_S)
     use = RecentUse()
     use.record(1000.0, {("acme", "first", 0, 1, 9): [DeviceUse(0, 1, 1, None)], NAME: [DeviceUse(1, 2, 2, None)]})
-    assert len(use.newest()) == 2, "the newest reading is there all the same"
+    assert len(use.newest({})) == 2, "the newest reading is there all the same"
     with pytest.raises(Refused, match="no room"):
         use.page(asked(10, 10), DEVICES)

@@ -70,7 +70,7 @@ def test_others_are_not_measured(wrong: dict[str, Any]) -> None:
     assert metered(held(**wrong), *READINGS) is None
 
 
-def test_what_a_guest_does_on_a_device_counts_for_the_guest_alone() -> None:
+def test_what_runs_where_a_frozen_member_waits_is_measured_alone() -> None:
     both = held() | held(name=OTHER)
     both[NAME].frozen = True
     assert metered(both, READINGS[0]) == [(OTHER, 1000, 2_000_000)]

@@ -20,7 +20,7 @@ import pytest
 
 from moorage.system.cgroup import CgroupBase
 from moorage.worker.supervisor import launcher_client
-from moorage.worker.supervisor.child import Child, StartRefused, judge
+from moorage.worker.supervisor.child import Child, StartRefused, checked_child
 from moorage.worker.supervisor.launcher_client import Launcher, LauncherGone, open_compiled
 from moorage.worker.supervisor.protocol import StartMember
 
@@ -68,7 +68,11 @@ def launcher(request: pytest.FixtureRequest) -> Iterator[Launcher]:
 
 
 def start(launcher: Launcher, child: Child, confirm: int, stdout: int, stderr: int, *cgroup: int) -> int:
-    return launcher.answer(launcher.ask(child, confirm, stdout, stderr, *cgroup))
+    stdin = os.open(os.devnull, os.O_RDONLY)
+    try:
+        return launcher.answer(launcher.ask(child, confirm, stdin, stdout, stderr, *cgroup))
+    finally:
+        os.close(stdin)
 
 
 def end(launcher: Launcher) -> None:
@@ -98,7 +102,7 @@ def test_a_process_is_our_child_in_its_cgroup(launcher: Launcher) -> None:
     folder = base.create("a", None, None)[0] if base is not None else None
     with pipes() as ((confirm, confirm_write), (out, out_write)):
         script = "cat /proc/self/cgroup; cut -d' ' -f4,6 /proc/$$/stat; ulimit -n; ls /proc/self/fd; cat"
-        child = judge(member("sh", "-c", script), files=(256, 256))
+        child = checked_child(member("sh", "-c", script), files=(256, 256))
         opened = [os.open(folder.path, os.O_RDONLY | os.O_DIRECTORY)] if folder is not None else []
         pid = start(launcher, child, confirm_write, out_write, out_write, *opened)
         for descriptor in (confirm_write, out_write, *opened):
@@ -121,12 +125,13 @@ def test_a_child_that_cannot_exec_says_where_it_failed(launcher: Launcher) -> No
         b"exec 2": member("nowhere"),
         b"exec 20": member("/etc/hostname/x"),
         b"exec 13": member("passwd", env={"PATH": "/etc:/nowhere"}),
-        b"limits 22": member("/bin/true", limits={"NOFILE": (9, 8)}),
+        b"limits 22": member("/bin/true"),
         b"": member("/bin/true"),
     }
     for said, asked in failing.items():
         with pipes() as ((confirm, confirm_write), (_, out_write)):
-            pid = start(launcher, judge(asked), confirm_write, out_write, out_write)
+            child = checked_child(asked, files=(9, 8) if said == b"limits 22" else None)
+            pid = start(launcher, child, confirm_write, out_write, out_write)
             os.close(confirm_write)
             assert os.read(confirm, 64) == said
             assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == (127 if said else 0)
@@ -135,20 +140,20 @@ def test_a_child_that_cannot_exec_says_where_it_failed(launcher: Launcher) -> No
 @needs_root
 def test_a_child_has_all_that_was_asked_for_and_nothing_else(launcher: Launcher) -> None:
     script = (
-        "id -u; id -G; umask; pwd; ulimit -Sf; ulimit -Hf; echo ${#LARGE} $EMPTY.$SAYS; env | wc -l;"
+        "id -u; id -G; umask; pwd; ulimit -Sn; ulimit -Hn; echo ${#LARGE} $EMPTY.$SAYS; env | wc -l;"
         "grep -E 'NoNewPrivs|SigIgn|SigBlk' /proc/self/status"
     )
     env = {"PATH": "/bin:/usr/bin", "LARGE": "x" * 100_000, "EMPTY": "", "SAYS": "a=b"}
-    asked = member("sh", "-c", script, env=env, cwd="/usr", user="54321", limits={"fsize": (512, -1)})
+    asked = member("sh", "-c", script, env=env, cwd="/usr", user="54321")
     with pipes() as ((confirm, confirm_write), (out, out_write)):
-        pid = start(launcher, judge(asked), confirm_write, out_write, out_write)
+        pid = start(launcher, checked_child(asked, files=(96, 97)), confirm_write, out_write, out_write)
         os.close(confirm_write)
         os.close(out_write)
         with open(out, closefd=False) as file:
             said = file.read().split()
         assert (os.read(confirm, 64), os.waitpid(pid, 0)) == (b"", (pid, 0))
     # dash adds PWD
-    assert said[:10] == ["54321", "54321", "0077", "/usr", "1", "unlimited", "100000", ".a=b", "5", "SigBlk:"]
+    assert said[:10] == ["54321", "54321", "0077", "/usr", "96", "97", "100000", ".a=b", "5", "SigBlk:"]
     theirs = 0b11 << 31  # the C library's own signals, 32 and 33: it lets nobody set them
     assert (int(said[10], 16), int(said[12], 16) & ~theirs, said[14]) == (0, 0, "1")
 
@@ -164,7 +169,7 @@ def test_a_program_that_cannot_be_read_yet_holds_up_no_other(launcher: Launcher,
         with pipes() as ((confirm, confirm_write), (out, out_write)):
             pids = []
             for argv in ((str(program), "its own"), ("/bin/true", "another's"), ("/bin/true", "another's")):
-                pids.append(start(launcher, judge(member(*argv)), confirm_write, out_write, out_write))
+                pids.append(start(launcher, checked_child(member(*argv)), confirm_write, out_write, out_write))
             os.close(confirm_write)
             for pid in pids[1:]:
                 assert os.waitpid(pid, 0) == (pid, 0)
@@ -185,7 +190,7 @@ def test_a_launcher_that_dies_or_hangs_is_replaced(built: dict[str, Path], monke
     monkeypatch.setattr(launcher_client, "ANSWER_S", 1)
     program, _ = open_compiled(built["compiled"])
     launcher = Launcher(program)
-    child = judge(member("/bin/true"))
+    child = checked_child(member("/bin/true"))
     with pipes() as ((_, confirm), (_, out)):
         launcher.running()
         for number in (signal.SIGKILL, signal.SIGSTOP):
@@ -210,13 +215,13 @@ def test_a_child_ends_with_the_process_that_started_it(launcher: Launcher, reque
     script = (
         "import os, sys, threading, time\n"
         "from pathlib import Path\n"
-        "from moorage.worker.supervisor.child import judge\n"
+        "from moorage.worker.supervisor.child import checked_child\n"
         "from moorage.worker.supervisor.launcher_client import Launcher, open_compiled\n"
         "from moorage.worker.supervisor.protocol import StartMember\n"
         "launcher = Launcher(open_compiled(Path(sys.argv[1]))[0])\n"
-        "child = judge(StartMember(key='k', argv=('/bin/sleep', '600'), env={}))\n"
+        "child = checked_child(StartMember(key='k', argv=('/bin/sleep', '600'), env={}))\n"
         "confirm, write = os.pipe()\n"
-        "pid = launcher.answer(launcher.ask(child, write, 2, 2))\n"
+        "pid = launcher.answer(launcher.ask(child, write, 0, 2, 2))\n"
         "os.close(write)\n"
         "os.read(confirm, 9)\n"
         "other = threading.Thread(target=time.sleep, args=(0.0,))\n"
@@ -310,13 +315,13 @@ def test_a_program_of_another_release_or_machine_is_not_used(tmp_path: Path) -> 
 )
 @pytest.mark.skipif(os.geteuid() != 0, reason="another user's answer differs")
 def test_users_are_looked_up(user: str | int | None, ids: tuple[int, int] | None) -> None:
-    child = judge(member("x", user=user))
+    child = checked_child(member("x", user=user))
     assert (child.ids[:2] if child.ids is not None else None) == ids
 
 
 def test_programs_are_searched_in_the_childs_own_path() -> None:
-    assert judge(member("x", env={"PATH": "/a::/b"})).paths == [b"/a/x", b"./x", b"/b/x"]
-    assert judge(member("./x", env={"PATH": "/a"})).paths == [b"./x"]
+    assert checked_child(member("x", env={"PATH": "/a::/b"})).paths == [b"/a/x", b"./x", b"/b/x"]
+    assert checked_child(member("./x", env={"PATH": "/a"})).paths == [b"./x"]
     with pytest.raises(StartRefused) as refused:
-        judge(member("x", key=""))
+        checked_child(member("x", key=""))
     assert refused.value.stage == "request"

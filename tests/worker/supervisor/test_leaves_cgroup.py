@@ -1,4 +1,4 @@
-"""Members whose processes go into cgroups of their own choice, as `podman run` has it: proven over by their tree."""
+"""Processes that leave the cgroup of their member, or hide from a look for it: they end with it all the same."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ async def test_what_left_its_cgroup_is_ended_and_the_orphan_of_a_neighbour_is_no
         outside = Path(rig.client.cgroup).parent / "cgroup.procs"
         path, go = tmp_path / "left", tmp_path / "go"
         leaves = f"(echo $$ > {outside}; {HIDDEN} :) > {path}; {WAITS.format(path)}; {WAITS.format(go)}; exit 3"
-        await rig.client.start([sh("k", leaves, leaves_cgroup=True)])
+        await rig.client.start([sh("k", leaves)])
         await rig.started("k")
         # an orphan that is younger than the member that ends
         await rig.client.start([sh("neighbour", f"({HIDDEN}) ; sleep 600")])
@@ -31,7 +31,7 @@ async def test_what_left_its_cgroup_is_ended_and_the_orphan_of_a_neighbour_is_no
         go.write_text("now")
         ended = await rig.ended("k")
         left = int(path.read_text())
-        assert (ended.exit_code, ended.proof) == (3, "walk")
+        assert (ended.exit_code, ended.proof) == (3, "cgroup")
         assert not lives(left), "it is over when its end is told"
         assert lives(spared), "what stayed in the cgroup of its member is that member's"
         await rig.client.end([EndMember(key="neighbour", grace_s=0.0)])
@@ -40,9 +40,9 @@ async def test_what_left_its_cgroup_is_ended_and_the_orphan_of_a_neighbour_is_no
 
 @pytest.mark.slow
 async def test_the_next_supervisor_ends_what_hides_below_a_marked_process(tmp_path: Path) -> None:
-    async with rig_at(tmp_path / "s", *arguments_of("cgroup")) as rig:
+    async with rig_at(tmp_path / "s", *arguments_of("walk")) as rig:
         (tmp_path / "parent").write_text(f"{HIDDEN} wait")
-        await rig.client.start([sh("k", f"setsid sh {tmp_path}/parent & wait", leaves_cgroup=True)])
+        await rig.client.start([sh("k", f"setsid sh {tmp_path}/parent & wait")])
         [hidden] = map(int, await rig.line("k"))
         os.kill(rig.client.identity.pid, signal.SIGKILL)
         rig.client.close()

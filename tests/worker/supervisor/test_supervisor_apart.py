@@ -12,9 +12,9 @@ import pytest
 
 from moorage.system.proctree import STATE_MARK, children, read_environ
 from moorage.worker.drivers.supervisor_link import SupervisorLink
-from moorage.worker.supervisor.client import Supervised, SupervisorRefused, SupervisorUnavailable
+from moorage.worker.supervisor.client import Supervised, SupervisorUnavailable
 from moorage.worker.supervisor.journal import read_journal
-from moorage.worker.supervisor.protocol import JOURNAL_NAME, PROTOCOL, EndMember, Hello, StartMember
+from moorage.worker.supervisor.protocol import JOURNAL_NAME, EndMember, StartMember
 from moorage.worker.supervisor.state_folder import state_mark
 from tests.waiting import until
 from tests.worker.supervisor_rig import Rig, lives, poll, rig_at, run, sh
@@ -174,21 +174,6 @@ def test_a_link_that_closes_takes_an_idle_supervisor_along_and_no_busy_one(tmp_p
         busy = await Supervised.connect(tmp_path, spawn_if_absent=False)
         assert busy.identity.pid != pid
         await busy.shutdown(0)
-
-    run(main())
-
-
-# ------------------------------------------------------------------------------------------------ another protocol
-
-
-def test_another_protocol_is_refused_with_both_numbers(tmp_path: Path) -> None:
-    hello = Hello(protocol=PROTOCOL + 1, pid=os.getpid(), boot_id="b", start_ticks=1, cgroup=None)
-
-    async def main() -> None:
-        supervised = Supervised()
-        supervised._greeted(hello)
-        with pytest.raises(SupervisorRefused, match=rf"protocol {PROTOCOL + 1}, this agent {PROTOCOL}"):
-            _ = supervised.identity
 
     run(main())
 

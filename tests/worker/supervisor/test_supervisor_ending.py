@@ -11,7 +11,7 @@ from typing import Final
 
 import pytest
 
-from moorage.system.cgroup import own_cgroup
+from moorage.system.cgroup import cgroup_of
 from moorage.system.proctree import boottime_s, read_process
 from moorage.worker.supervisor.protocol import EndMember
 from tests.turns import turns
@@ -201,7 +201,7 @@ def test_members_end_also_when_no_descriptor_is_left(tmp_path: Path, arguments: 
 @pytest.mark.parametrize("how", ["", "setsid ", "env -i /usr/bin/setsid "], ids=["plain", "session", "scrubbed"])
 def test_a_process_that_left_its_cgroup_is_gone_before_the_end_is_told(tmp_path: Path, how: str) -> None:
     arguments = arguments_of("cgroup")
-    above = own_cgroup()
+    above = cgroup_of()
     assert above is not None
     move = f"echo 0 >{above}/cgroup.procs; echo $$; echo moved >fifo; exec /bin/sleep 1000"
 

@@ -12,17 +12,18 @@ import msgspec
 import pytest
 
 from moorage.system.proctree import boot_id, boottime_s, children, kill_trees, read_environ
+from moorage.worker.supervisor import journal as journal_module
 from moorage.worker.supervisor.former_members import FormerMembers
 from moorage.worker.supervisor.journal import (
-    MAGIC,
-    MARK,
+    FORM,
     Forgotten,
-    Journal,
     Left,
     Over,
     Record,
     Running,
     Starting,
+    encoded,
+    open_journal,
     read_journal,
     records_of,
 )
@@ -48,32 +49,32 @@ RECORDS: list[Record] = [
 def test_the_journal_tells_what_is_not_forgotten(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     assert read_journal(path) == {}
-    journal = Journal(path, RECORDS[:2])
-    journal.append(RECORDS[2:5])
-    journal.append(RECORDS[5:])
+    journal = open_journal(path, RECORDS[:2])
+    journal.append(encoded(RECORDS[2:5]))
+    journal.append(encoded(RECORDS[5:]))
     journal.close()
     left = read_journal(path)
     assert list(left) == ["b", "c"]
     assert left["b"].starting == RECORDS[1]
     assert (left["c"].pid, left["c"].ended) == (9, None)
-    Journal(path, records_of(left)).close()
+    open_journal(path, records_of(left)).close()
     assert read_journal(path) == left
 
 
 @pytest.mark.parametrize("cut", range(1, 40))
 def test_a_torn_end_hurts_only_the_last_record(tmp_path: Path, cut: int) -> None:
     path = tmp_path / "journal"
-    Journal(path, [starting("a"), starting("b")]).close()
+    open_journal(path, [starting("a"), starting("b")]).close()
     path.write_bytes(path.read_bytes()[:-cut])
     assert list(read_journal(path)) == ["a"]
 
 
 def test_a_damaged_record_hides_only_itself(tmp_path: Path) -> None:
     path = tmp_path / "journal"
-    Journal(path, RECORDS).close()
+    open_journal(path, RECORDS).close()
     data = path.read_bytes()
-    second = data.index(MARK, data.index(MARK) + 1)
-    ends = data.index(MARK, second + 1)
+    second = data.index(FORM.mark, data.index(FORM.mark) + 1)
+    ends = data.index(FORM.mark, second + 1)
     for at in range(second, ends):  # each byte of it: its mark, its length, its checksum, its body
         for wrong in (data[at] ^ 0xFF, data[at] ^ 1):
             path.write_bytes(data[:at] + bytes([wrong]) + data[at + 1 :])
@@ -82,27 +83,27 @@ def test_a_damaged_record_hides_only_itself(tmp_path: Path) -> None:
 
 def test_records_inside_a_torn_one_are_found(tmp_path: Path) -> None:
     path = tmp_path / "journal"
-    Journal(path, [starting("a"), starting("b")]).close()
+    open_journal(path, [starting("a"), starting("b")]).close()
     torn = path.read_bytes()[:-5]
-    Journal(path, [starting("c")]).close()
-    path.write_bytes(torn + path.read_bytes()[len(MAGIC) :])
+    open_journal(path, [starting("c")]).close()
+    path.write_bytes(torn + path.read_bytes()[len(FORM.magic) :])
     assert list(read_journal(path)) == ["a", "c"]
 
 
 def test_compaction_waits_until_it_pays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("moorage.worker.supervisor.journal.COMPACT_BYTES", 100)
+    monkeypatch.setattr(journal_module, "FORM", FORM._replace(bytes_max=100))
     path = tmp_path / "journal"
-    journal = Journal(path, [])
+    journal = open_journal(path, [])
     for number in range(100):
-        journal.append([starting(f"j{number}")])
-        if journal.wants_compaction:
+        journal.append(encoded([starting(f"j{number}")]))
+        if journal.is_large:
             before = journal.bytes_written
-            journal.compact(records_of(read_journal(path)))
+            journal.replace(encoded(records_of(read_journal(path))))
             assert journal.bytes_written == path.stat().st_size == before
     assert len(read_journal(path)) == 100
-    journal.append([Forgotten(keys=tuple(read_journal(path)))])
-    journal.compact(records_of(read_journal(path)))
-    assert path.read_bytes() == MAGIC
+    journal.append(encoded([Forgotten(keys=tuple(read_journal(path)))]))
+    journal.replace(encoded(records_of(read_journal(path))))
+    assert path.read_bytes() == FORM.magic
     journal.close()
 
 
@@ -190,9 +191,9 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 def test_a_member_without_a_readable_start_is_handed_on_to_the_next_supervisor(tmp_path: Path) -> None:
     path = tmp_path / "journal"
-    Journal(path, [Running(key="a", pid=7)]).close()
+    open_journal(path, [Running(key="a", pid=7)]).close()
     left = read_journal(path)
-    Journal(path, records_of(left)).close()
+    open_journal(path, records_of(left)).close()
     assert read_journal(path) == left == {"a": Left(pid=7)}
 
 

@@ -15,9 +15,9 @@ from typing import cast
 import pytest
 
 from moorage.system.proctree import boottime_s
-from moorage.worker.drivers.supervisor_link import SupervisorLink, SupervisorMissing
+from moorage.worker.drivers.supervisor_link import START_MEMBERS_MAX, SupervisorLink, SupervisorMissing
 from moorage.worker.supervisor import client
-from moorage.worker.supervisor.client import START_MEMBERS_MAX, Answer, Supervised, SupervisorRefused
+from moorage.worker.supervisor.client import Answer, Supervised, SupervisorRefused
 from moorage.worker.supervisor.protocol import Done, Event, StartMember
 from tests.waiting import until
 from tests.worker.supervisor_rig import arguments_of, rig_at, sh
@@ -51,10 +51,10 @@ class GatedLink(SupervisorLink):
 
     gate: asyncio.Event | None = None
 
-    async def _connect(self) -> Supervised:
+    async def _connect(self, *, replaces_other: bool = False) -> Supervised:
         if self.gate is not None:
             await self.gate.wait()
-        return await super()._connect()
+        return await super()._connect(replaces_other=replaces_other)
 
 
 async def test_a_start_asked_for_between_two_supervisors_is_told_lost_and_never_starts() -> None:
@@ -157,7 +157,7 @@ class Fenced:
     def __init__(self) -> None:
         self.deadlines: list[float] = []
 
-    def begin_fence(self, deadline_s: float, grace_s: float) -> asyncio.Future[Answer]:
+    def fence(self, deadline_s: float, grace_s: float) -> asyncio.Future[Answer]:
         self.deadlines.append(deadline_s)
         return asyncio.get_running_loop().create_future()
 
@@ -198,9 +198,9 @@ class Choosy:
     def __init__(self) -> None:
         self.begun: list[asyncio.Future[Answer]] = []
 
-    def begin_start(self, members: Sequence[StartMember]) -> list[asyncio.Future[Answer]]:
+    def start(self, members: Sequence[StartMember]) -> asyncio.Future[Answer]:
         self.begun.append(asyncio.get_running_loop().create_future())
-        return self.begun[-1:]
+        return self.begun[-1]
 
 
 async def test_what_is_refused_of_a_long_start_is_told_and_nothing_else(tmp_path: Path) -> None:

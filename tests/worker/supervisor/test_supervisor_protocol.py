@@ -26,10 +26,10 @@ from moorage.worker.supervisor.protocol import (
 )
 
 REQUESTS: list[Request] = [
-    Start(n=1, members=(StartMember(key="t/j/0/1/7", argv=("a", ""), env={"A": "ä"}, limits={"NOFILE": (1, -1)}),)),
+    Start(n=1, members=(StartMember(key="t/j/0/1/7", argv=("a", ""), env={"A": "ä"}),)),
     Fence(n=2, deadline_boottime_s=None, grace_s=1.5),
     List(n=3),
-    Forget(n=4, keys=("a", "b"), keep_output=True),
+    Forget(n=4, keys=("a", "b")),
     Ping(n=5),
     Shutdown(n=6, grace_s=0.0),
 ]

@@ -15,15 +15,16 @@ from msgspec.structs import replace
 from moorage.bus.results import RESULT_BYTES_DEFAULT, RESULT_KEEP_DEFAULT
 from moorage.schemas.errors import refuse
 from moorage.schemas.frames import OTHERS, Device
+from moorage.schemas.frames.fleet import LOAD_S_DEFAULT
 from moorage.schemas.gpu import GPUS_PER_REPLICA_MAX, SHARERS_MAX
 from moorage.schemas.job import QOS, UID_MAX, Qos
 from moorage.schemas.names import LABEL_KEY, TENANT, WORKER, is_tenant, is_worker
 from moorage.schemas.settings import NO_FILE, Found, SettingsFile, made, setting, settle
+from moorage.schemas.staying import port_range
 from moorage.schemas.subjects import PREFIX_DEFAULT
 from moorage.worker.devices.device_health import PROBATION_S
 from moorage.worker.devices.readers.base import FREE_WAIT_S
 from moorage.worker.drivers import OFFERED, OFFERED_SIMULATED
-from moorage.worker.sharing.compute_modes import Length
 
 SECTION: Final = "worker"
 LABELS_MAX: Final = 64
@@ -33,13 +34,13 @@ IDLE_RECLAIM_S_MAX: Final = 366 * 86400
 #: seconds without use of its GPUs after which a job is frozen where the settings say no other number; 0 is never
 AUTO_FREEZE_S: Final[dict[Qos, int]] = {"low": 300, "medium": 300, "high": 300, "critical": 0}
 LEASE_UIDS_MAX: Final = 64
+PORTS_DEFAULT: Final = "20000-29999"
 #: a host's name, or its address in version 4 or 6, also with a zone: fe80::1%eth0
 _ADDRESS: Final = re.compile(r"[A-Za-z0-9_.:%-]{1,255}")
 #: a network interface: Linux's own bound
 _INTERFACE: Final = re.compile(r"[^\s/]{1,15}")
 #: most tenants in one setting
 TENANTS_MAX: Final = 1_000
-LOAD_S_DEFAULT: Final = 2.0
 #: most load frames a second when leases change
 LOADS_ON_CHANGE_PER_S_MAX: Final = 5
 _MIB: Final = 1 << 20
@@ -137,10 +138,6 @@ class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     guard_grace_s: Annotated[
         float, setting("How long a job may use more of a shared GPU's memory than its share.", unit="s", ge=0, le=600)
     ] = GUARD_GRACE_S
-    time_slice: Annotated[
-        Length | None,
-        setting("Length of time slices on shared GPUs, where nvidia-smi can set it; unset, it stays as it is."),
-    ] = None
     idle_warn_s: Annotated[
         float,
         setting(
@@ -183,8 +180,19 @@ class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         ),
     ] = LIMITER_CONTEXT_DEFAULT
     address: Annotated[str | None, setting("Address of this host for gang members; detected by default.")] = None
+    ports: Annotated[
+        str,
+        setting(
+            "Ports of this host that jobs may ask for with run.ports, free for this worker alone, as 20000-29999; empty"
+            ' (""): none.'
+        ),
+    ] = PORTS_DEFAULT
     interface: Annotated[str | None, setting("Network interface for NCCL and gloo; their choice by default.")] = None
     secrets_dir: Annotated[Path | None, setting("Folder of secrets that only the agent reads.", flag="secrets")] = None
+    calls_url: Annotated[
+        str | None,
+        setting("URL at which jobs that answer calls reach NATS; the worker's own, without login, by default."),
+    ] = None
     drivers_for: Annotated[
         dict[str, str],
         setting(
@@ -327,6 +335,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             given = getattr(self, name)
             if given is not None and not form.fullmatch(given):
                 raise ValueError(f"{name} must match {form.pattern}, found {given[:80]!r}")
+        port_range(self.ports)
         if len(self.labels) > LABELS_MAX:
             raise ValueError(f"labels may have at most {LABELS_MAX} keys, found {len(self.labels)}")
         for key in self.labels:
@@ -369,6 +378,11 @@ class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         for uid in self.lease_uids:
             if not 0 <= uid <= UID_MAX:
                 raise ValueError(f"lease_uids must be 0..{UID_MAX}, found {uid}")
+
+    @property
+    def ports_lent(self) -> range:
+        """The ports that its jobs may have."""
+        return port_range(self.ports)
 
     @property
     def modes_offered(self) -> tuple[str, ...]:

@@ -37,7 +37,7 @@ async def all_checks(options: Options) -> AsyncIterator[Check]:
             await host.nvml(),
             host.settings(),
         )
-        for check in (*of_host, host.secrets(), host.root_jobs(), await host.limiter()):
+        for check in (*of_host, host.secrets(), host.root_jobs(), await host.limiter(), *await host.engines()):
             if check is not None:
                 yield check
     try:

@@ -221,6 +221,8 @@ def of_fleet(fleet: dict[str, Any]) -> Iterator[Check]:
     if (follower := fleet.get("follower")) is not None:
         yield follows(follower["behind"], follower["gaps"])
     yield _workers(fleet["workers"])
+    if fleet.get("stalled_jobs"):
+        yield _stalled(fleet["stalled_jobs"], fleet["stalled"])
     yield from _what_lacks(fleet["workers"])
     yield from _device_fences(fleet["workers"])
     yield from _devices(fleet["workers"])
@@ -377,6 +379,16 @@ def _workers(rows: list[dict[str, Any]]) -> Check:
             "workers", "warn", found, "moorage fleet shows these workers; moorage worker starts another worker"
         )
     return Check("workers", "ok", found)
+
+
+def _stalled(jobs: int, rows: list[dict[str, Any]]) -> Check:
+    """Count the running jobs that have stalled for as long as their requests say."""
+    longest = max(rows, key=lambda row: row["seconds"])
+    found = (
+        f"{many(jobs, 'running job')} stalled, without output and with GPUs that do no work; "
+        f"{longest['tenant']}/{longest['job']} for {age(1000 * longest['seconds'])}: {longest['why']}"
+    )
+    return Check("stalled", "warn", found, "moorage top lists them; their tenants end or mend them")
 
 
 def _what_lacks(rows: list[dict[str, Any]]) -> Iterator[Check]:

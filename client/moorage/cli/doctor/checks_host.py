@@ -130,9 +130,9 @@ def limits_words(controllers: Collection[str]) -> str:
 
 
 def cgroup() -> Check:
-    from moorage.system.cgroup import controllers_below, own_cgroup
+    from moorage.system.cgroup import cgroup_of, controllers_below
 
-    own = own_cgroup()
+    own = cgroup_of()
     if own is None:
         return Check(
             "cgroup",
@@ -191,6 +191,28 @@ async def nvml() -> Check:
         )
     finally:
         inventory.close()
+
+
+async def engines() -> list[Check]:
+    """Check that the engines answer of the drivers that the settings name: none for drivers without an engine."""
+    from moorage.cli.framework.settings import the_file
+    from moorage.worker.drivers.loading import find
+
+    of_worker = _of_worker()
+    if of_worker is None:
+        return []
+    checks = []
+    try:
+        for each in find(of_worker.drivers, the_file(), simulated=True):
+            try:
+                found = await each.kind.ask_engine(each.own)
+            except MoorageError as error:
+                checks.append(failed("engine", error))
+            else:
+                checks += [Check("engine", "ok", found)] if found else []
+    except MoorageError as error:
+        checks.append(failed("drivers", error))
+    return checks
 
 
 async def limiter() -> Check | None:

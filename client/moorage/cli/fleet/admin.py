@@ -115,6 +115,7 @@ def _released(done: Done) -> str:
 def requeue(
     *jobs: Annotated[str, Parameter(help=HELP, lists=LISTED)],
     why: Annotated[str, Parameter(help=WHY)] = "",
+    replica: Annotated[str | None, Parameter(help="Only these replicas, as in 7 or 0-9,205.", value="NUMBERS")] = None,
     options: RowOptions = ROWS,
 ) -> int:
     """End running jobs, within their grace, and queue them for a new attempt.
@@ -124,7 +125,7 @@ def requeue(
     """
 
     async def work(client: AsyncClient) -> int | None:
-        await _each(client, jobs, lambda name: client.admin.requeue(name, why=why), options, _requeued)
+        await _each(client, jobs, lambda name: client.admin.requeue(name, why=why, replica=replica), options, _requeued)
         return None
 
     return with_client(options, work)
@@ -142,9 +143,10 @@ def freeze(
 ) -> int:
     """Suspend running jobs, and move their GPU memory to their hosts' RAM.
 
-    A job is FROZEN once its worker has reported it. It keeps its GPUs, and its time limits keep counting. A job that
-    cannot be frozen runs on, and show has the reason. A freeze needs NVIDIA's driver 570 or newer, and RAM for all of
-    the job's GPU memory. Gangs, clients of MPS and jobs in containers cannot be frozen.
+    A job is FROZEN once its worker has reported it. It holds no GPU then: preemptible jobs may use those that it had,
+    until it is resumed. Its host's memory stays its own, and its time limits keep counting. A job that cannot be frozen
+    runs on, and show has the reason. A freeze needs NVIDIA's driver 570 or newer, and RAM for all of the job's GPU
+    memory. Gangs, jobs that share their GPUs and jobs in containers cannot be frozen.
     """
 
     async def work(client: AsyncClient) -> int | None:

@@ -126,6 +126,7 @@ def _summary(data: dict[str, Any]) -> str:
         many(data["workers"], "worker"),
         many(data["members"], "attempt"),
         f"{data['leases']} GPUs leased",
+        *([f"{data['without_lease']} frozen without a lease"] if data.get("without_lease") else []),
     )
     return ", ".join(parts)
 

@@ -11,9 +11,9 @@ import asyncio
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 from moorage.cli.framework.arguments import Parameter
 from moorage.cli.framework.console import say
@@ -55,9 +55,9 @@ def metrics(
     """Print what a monitor watches, in Prometheus's text format; or with --listen, serve it at an address to be
     scraped.
 
-    Tells GPUs by state and by model, workers, jobs and how long they waited, tenants with their limits, the ledger's
-    copies. The command fails if no leader answers; with --listen, it serves `moorage_up` 0 while none does.
-    --json changes nothing. It needs an operator's key and the package prometheus-client.
+    Tells GPUs by state and by model, workers, jobs, how long they waited and how they ended, tenants with their limits,
+    the ledger's copies. The command fails if no leader answers; with --listen, it serves `moorage_up` 0 while none
+    does. --json changes nothing. It needs an operator's key and the package prometheus-client.
     """
 
     def act() -> int:
@@ -66,7 +66,7 @@ def metrics(
 
         async def work(client: AsyncClient) -> None:
             if where is None:
-                told = list(families(*await _ask(client)))
+                told = list(families(await _ask(client)))
                 sys.stdout.write(library.generate_latest(_Fixed(told)).decode())
             else:
                 await _serve(client, library, *where)
@@ -95,7 +95,15 @@ def _address(listen: str) -> tuple[str, int]:
 # ------------------------------------------------------------------------------------------------ what is told
 
 
-Told = tuple[dict[str, Any] | None, list["TenantRow"], dict[str, Any], list[dict[str, Any]], dict[str, int]]
+class Told(NamedTuple):
+    """The leader's answers; `fleet` None: no leader answered."""
+
+    fleet: dict[str, Any] | None = None
+    tenants: Sequence[TenantRow] = ()
+    waits: Mapping[str, Any] = {}
+    usage: Sequence[dict[str, Any]] = ()
+    waiting: Mapping[str, int] = {}
+    ended: Mapping[str, Mapping[str, int]] = {}
 
 
 async def _ask(client: AsyncClient) -> Told:
@@ -105,8 +113,8 @@ async def _ask(client: AsyncClient) -> Told:
 
     fleet, tenants = await client._wire.operate("fleet"), await client._wire.operate("tenants")
     rows = msgspec.convert(tenants.data["tenants"], list[TenantRow])
-    waits = tenants.data["waits"]
-    return fleet.data, rows, waits, await _last_hour(client), tenants.data["waiting"]
+    waits, waiting, ended = (tenants.data[name] for name in ("waits", "waiting", "ended"))
+    return Told(fleet.data, rows, waits, await _last_hour(client), waiting, ended)
 
 
 async def _last_hour(client: AsyncClient) -> list[dict[str, Any]]:
@@ -115,15 +123,10 @@ async def _last_hour(client: AsyncClient) -> list[dict[str, Any]]:
     return [row for row in answer.data["rows"] if row["hour_ms"] == answer.data["from_ms"]]
 
 
-def families(
-    fleet: dict[str, Any] | None,
-    tenants: list[TenantRow],
-    waits: dict[str, Any],
-    usage: list[dict[str, Any]],
-    waiting: dict[str, int],
-) -> Iterator[Metric]:
+def families(told: Told) -> Iterator[Metric]:
     """Yield all series, made from the leader's answers. If `fleet` is None, no leader answered: then only
     `moorage_build_info` and `moorage_up` 0 come."""
+    fleet = told.fleet
     yield _many("build_info", "The release of this command.", ("release",), {RELEASE: 1})
     yield _one("up", "Whether the leader answered.", fleet is not None)
     if fleet is None:
@@ -135,9 +138,10 @@ def families(
         "waiting_replicas",
         "Replicas that wait, by the reason of the first job of their queue group; (others): not looked at.",
         ("reason",),
-        waiting,
+        told.waiting,
     )
     yield _one("live_jobs", "Jobs that are not over.", fleet["live_jobs"])
+    yield _ended(told.ended)
     yield _appends(fleet["appends"])
     if (copies := fleet.get("ledger_copies")) is not None:
         yield _one("ledger_copies", "Copies of the ledger that there should be.", copies["wanted"])
@@ -159,9 +163,9 @@ def families(
             contained["plain_ranker"],
         )
     yield from _of_gpus(fleet)
-    yield from _of_tenants(tenants)
-    yield from _of_usage(usage)
-    if waits:
+    yield from _of_tenants(told.tenants)
+    yield from _of_usage(told.usage)
+    if waits := told.waits:
         yield _histogram("wait_seconds", "From a job's acceptance to its first start, by GPUs asked.", "gpus", waits)
         yield _histogram("tenant_wait_seconds", "The same by tenant.", "tenant", waits)
 
@@ -182,9 +186,11 @@ def _of_gpus(fleet: dict[str, Any]) -> Iterator[Metric]:
         ("model_idle_gpus", "GPUs of a model that are leased and do nothing now.", "idle"),
     ):
         yield _many(name, help_, ("model",), {row["model"]: row[key] for row in fleet["used_now"]})
+    help_ = "Running jobs without output whose GPUs have done no work for their stall_s."
+    yield _one("stalled_jobs", help_, fleet["stalled_jobs"])
 
 
-def _of_tenants(tenants: list[TenantRow]) -> Iterator[Metric]:
+def _of_tenants(tenants: Sequence[TenantRow]) -> Iterator[Metric]:
     yield _one("tenants", "Tenants with jobs, limits or shares; those with most GPUs have series.", len(tenants))
     rows = sorted(tenants, key=lambda row: (-row.gpus, -row.jobs, row.tenant))[:TENANTS_MAX]
     label = ("tenant",)
@@ -196,7 +202,7 @@ def _of_tenants(tenants: list[TenantRow]) -> Iterator[Metric]:
     yield _many("tenant_limit_gpus", "GPUs that a tenant may lease at most.", label, limits)
 
 
-def _of_usage(rows: list[dict[str, Any]]) -> Iterator[Metric]:
+def _of_usage(rows: Sequence[dict[str, Any]]) -> Iterator[Metric]:
     most = sorted(rows, key=lambda row: -row["gpu_s"])[:TENANTS_MAX]
     for name, help_, key in (
         ("granted_gpu_seconds", "GPU seconds granted in the last whole hour of UTC.", "gpu_s"),
@@ -225,6 +231,17 @@ def _many(name: str, help_: str, labels: tuple[str, ...], rows: Mapping[Any, flo
     return family
 
 
+def _ended(ended: Mapping[str, Mapping[str, int]]) -> Metric:
+    from prometheus_client.metrics_core import CounterMetricFamily
+
+    help_ = "Jobs that ended since this leader began, by tenant and final state."
+    family = CounterMetricFamily("moorage_ended_jobs", help_, labels=("tenant", "state"))
+    for tenant, states in sorted(ended.items()):
+        for state, jobs in sorted(states.items()):
+            family.add_metric((tenant, state), jobs)
+    return family
+
+
 def _appends(told: dict[str, Any]) -> Metric:
     from prometheus_client.metrics_core import SummaryMetricFamily
 
@@ -234,7 +251,7 @@ def _appends(told: dict[str, Any]) -> Metric:
     )
 
 
-def _histogram(name: str, help_: str, label: str, waits: dict[str, Any]) -> Metric:
+def _histogram(name: str, help_: str, label: str, waits: Mapping[str, Any]) -> Metric:
     """Return the waits as a histogram by one label, `tenant` or `gpus`; the rows that differ only in the other one are
     added up."""
     from prometheus_client.metrics_core import HistogramMetricFamily
@@ -275,7 +292,7 @@ class _Scraped:
     def __init__(self, client: AsyncClient) -> None:
         self._client = client
         self._loop = asyncio.get_running_loop()
-        self._families: list[Metric] = list(families(None, [], {}, [], {}))
+        self._families: list[Metric] = list(families(Told()))
         self._asked_s = -FRESH_S
         self._asking: asyncio.Task[None] | None = None
         self._answered = True
@@ -292,7 +309,7 @@ class _Scraped:
 
     async def _ask(self) -> None:
         try:
-            self._families = list(families(*await self._try()))
+            self._families = list(families(await self._try()))
             self._asked_s = time.monotonic()
         finally:
             self._asking = None
@@ -308,7 +325,7 @@ class _Scraped:
                     f"{error or f'not within {ANSWER_S_MAX:g} s'}"
                 )
             self._answered = False
-            return None, [], {}, [], {}
+            return Told()
         if not self._answered:
             say("the leader answers again")
         self._answered = True

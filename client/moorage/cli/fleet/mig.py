@@ -13,7 +13,7 @@ from moorage.cli.framework.console import emit, say, tell
 from moorage.cli.framework.options import DEFAULTS, Options, with_client
 from moorage.cli.framework.render import age
 from moorage.client.errors import rejected
-from moorage.schemas.cells import FOREIGN, FROZEN, GUEST, LEASED
+from moorage.schemas.cells import FOREIGN, FROZEN, LEASED
 from moorage.schemas.frames.fleet import names_of
 from moorage.schemas.units import many
 
@@ -192,7 +192,7 @@ async def _emptied(client: AsyncClient, worker: str, limit_s: float) -> None:
     ends_s, told = time.monotonic() + limit_s, ""
     while True:
         row = await _row(client, worker)
-        used = sum(cell in (LEASED, FROZEN, GUEST, FOREIGN) or cell.isdigit() for cell in row["cells"])
+        used = sum(cell in (LEASED, FROZEN, FOREIGN) or cell.isdigit() for cell in row["cells"])
         if row["flag"] == "draining" and not row["members"] and not used:
             return
         if time.monotonic() >= ends_s:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 KEYS: Final = "keys"
 TLS: Final = "tls"
+#: for the workers' folders of secrets: the keys with which jobs answer calls, as `calls/<tenant>`
+SECRETS: Final = "secrets"
 #: as the `nats` tool lays its contexts out below XDG_CONFIG_HOME
 CONTEXTS: Final = "nats/context"
 #: settings for the workers' moorage.toml; a site has users of its own, so its jobs are not root's
@@ -64,6 +66,10 @@ def nats_config(
     results: Annotated[
         bool, Parameter(help="Let results of functions and files of jobs pass between workers and tenants.")
     ] = False,
+    exec: Annotated[
+        list[str] | None,
+        Parameter(help="A tenant that may run commands in its running jobs; may be repeated.", value="TENANT"),
+    ] = None,
     store: Annotated[
         Path | None, Parameter(help="JetStream's folder on the server. Default: data, below --out.")
     ] = None,
@@ -101,6 +107,7 @@ def nats_config(
                 auth=auth,
                 shared=shared,
                 results=results,
+                execs=tuple(exec or ()),
             )
         except ValueError as error:
             raise rejected("invalid-argument", str(error), next="moorage admin nats-config --help") from None
@@ -159,22 +166,44 @@ def write(site: Site, folder: Path, store: Path | None = None) -> dict[str, list
         replace_private(
             folder / CONTEXTS / f"{name}.json", msgspec.json.format(msgspec.json.encode(fields)).decode() + "\n"
         )
+    secrets = {} if site.auth == "env" else _call_keys(site, folder)
+    for path, key in secrets.items():
+        for each in (folder / SECRETS, path.parent):
+            each.mkdir(mode=0o700, exist_ok=True)
+        replace_private(path, key)
     return {
         "configuration": [str(folder / name) for name in configuration],
         "contexts": sorted(contexts),
+        "secrets": [str(path) for path in secrets],
         "keys": sorted({path.name for path in (folder / KEYS).iterdir()} - before),
         "variables": [each.variable for each in site.identities] if site.auth == "env" else [],
         "left_out": sorted(known - {each.key for each in site.identities}),
     }
 
 
+def _call_keys(site: Site, folder: Path) -> dict[Path, str]:
+    """Return the files for the workers' secrets, with their content: one key for each tenant's services."""
+    from moorage.schemas.service import call_secret
+
+    found: dict[Path, str] = {}
+    for identity in site.identities:
+        if identity.role != "service":
+            continue
+        if site.auth == "nkey":
+            parts = [folder / KEYS / f"{identity.key}.nk"]
+        else:
+            parts = [folder / TLS / name for name in (f"{identity.key}.pem", f"{identity.key}.key", "ca.pem")]
+        found[folder / SECRETS / call_secret(identity.name)] = "".join(part.read_text() for part in parts)
+    return found
+
+
 def _context(site: Site, identity: Identity, folder: Path) -> dict[str, str]:
     from moorage.bus.site import url_of
-    from moorage.schemas.roles import RESULT_API, inbox
+    from moorage.schemas.roles import RESULT_API, inbox_of
 
     fields = {"description": f"{identity.role} {identity.name}", "url": url_of(site.servers)}
     if identity.role != "ledger":
-        fields["inbox_prefix"] = inbox(identity.role, identity.name)
+        fields["inbox_prefix"] = inbox_of(identity.role, identity.name, site.subjects)
     if identity.role == "submitter" and site.results:
         fields["jetstream_api_prefix"] = RESULT_API
     if site.auth == "nkey":
@@ -212,6 +241,8 @@ def _told(site: Site, out: Path, written: dict[str, list[str]], *, is_first: boo
         tell(path)
     for name in written["contexts"]:
         tell(f"{out.absolute() / CONTEXTS}/{name}.json")
+    for path in written["secrets"]:
+        tell(path)
     for name in written["variables"]:
         tell(f"${name}")
     say(f"configuration for {many(len(site.identities), 'user')}, {many(len(written['keys']), 'new key')}")

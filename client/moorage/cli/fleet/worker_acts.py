@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 _Worker: TypeAlias = Annotated[
     str, Parameter(help="The worker's id, as moorage fleet shows it.", lists="fleet --format {worker}")
 ]
+_Why: TypeAlias = Annotated[str, Parameter(help="The reason; fleet, top, the page, explain and the ledger have it.")]
 
 
 def drain(
@@ -49,7 +50,7 @@ def drain(
             value="2h",
         ),
     ] = None,
-    why: Annotated[str, Parameter(help="The reason; explain, show and the ledger have it.")] = "",
+    why: _Why = "",
     options: Options = DEFAULTS,
 ) -> int:
     """Place nothing new on a worker; jobs that run there go on to their end, or leave by a deadline.
@@ -66,7 +67,7 @@ def drain(
         if done.drain is not None:
             told = ", ".join(_asked_for(within, begin, last, asked)) + (f": {why}" if why else "") + _on_it(done)
         else:
-            told = f"draining{_goes_on(done)}"
+            told = f"draining{f': {why}' if why else ''}{_goes_on(done)}"
         _tell(options, worker, done, told, undo=True)
 
     def act() -> int:
@@ -123,7 +124,7 @@ def _with_unit(word: str) -> str:
     return f"{word}s" if word.replace(".", "", 1).isdecimal() else word
 
 
-def cordon(worker: _Worker, /, *, options: Options = DEFAULTS) -> int:
+def cordon(worker: _Worker, /, *, why: _Why = "", options: Options = DEFAULTS) -> int:
     """Place nothing new on a worker.
 
     Jobs that run there go on, and processes on its host can still borrow its GPUs. A drain asks for these GPUs back and
@@ -131,17 +132,23 @@ def cordon(worker: _Worker, /, *, options: Options = DEFAULTS) -> int:
     """
 
     async def work(client: AsyncClient) -> None:
-        done = await client.fleet.cordon(worker)
-        _tell(options, worker, done, f"cordoned{_goes_on(done)}", undo=True)
+        done = await client.fleet.cordon(worker, why=why)
+        _tell(options, worker, done, f"cordoned{f': {why}' if why else ''}{_goes_on(done)}", undo=True)
 
     return with_client(options, work)
 
 
-def uncordon(worker: _Worker, /, *, options: Options = DEFAULTS) -> int:
+def uncordon(
+    worker: _Worker,
+    /,
+    *,
+    why: Annotated[str, Parameter(help="The reason; the ledger has it.")] = "",
+    options: Options = DEFAULTS,
+) -> int:
     """Undo drain or cordon."""
 
     async def work(client: AsyncClient) -> None:
-        done = await client.fleet.uncordon(worker)
+        done = await client.fleet.uncordon(worker, why=why)
         _tell(options, worker, done, f"open{_goes_on(done)}", undo=False)
 
     return with_client(options, work)

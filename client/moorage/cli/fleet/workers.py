@@ -16,9 +16,9 @@ from moorage.cli.framework.screen import Screen
 from moorage.cli.framework.wrapping import folded
 from moorage.cli.jobs.show_ls_cancel import enforced_words
 from moorage.client.errors import rejected
-from moorage.schemas.actors import words
+from moorage.client.view.closed import closed_words, planned_words
 from moorage.schemas.capabilities import KERNEL, VARIABLE
-from moorage.schemas.cells import FOREIGN, FREE, FROZEN, GUEST, LEASED, LOST, NOT_LENT, SHARERS_MAX, SICK
+from moorage.schemas.cells import FOREIGN, FREE, FROZEN, LEASED, LOST, NOT_LENT, SHARERS_MAX, SICK
 from moorage.schemas.gpu import model_matches
 from moorage.schemas.units import many
 
@@ -31,7 +31,7 @@ TROUBLES_MAX: Final = 20
 #: cells of devices that somebody should look at
 _ODD: Final = frozenset((SICK, FOREIGN, LOST))
 LEGEND: Final = (
-    f"{FREE} free  {LEASED} leased  {FROZEN} frozen  {GUEST} lent to a guest  1-{SHARERS_MAX} sharers  {SICK} sick"
+    f"{FREE} free  {LEASED} leased  {FROZEN} kept for a frozen job  1-{SHARERS_MAX} sharers  {SICK} sick"
     f"  {FOREIGN} used by others  {NOT_LENT} not lent  {LOST} lost"
 )
 
@@ -92,7 +92,7 @@ async def _one(client: AsyncClient, worker: str, options: RowOptions) -> None:
         ]
         columns = ["SLOT", "CELL", "INDEX", "UUID", "PCI", "MODEL", "CDI"]
         tell(table(columns, rows, numbers=("SLOT", "INDEX"), optional=("PCI", "CDI")))
-        for line in [*_troubles([row])[:TROUBLES_MAX], *kept(row["devices"]), *told_of(row)]:
+        for line in [*trouble_lines([row])[:TROUBLES_MAX], *kept(row["devices"]), *told_of(row)]:
             say(folded(line, sys.stderr))
 
 
@@ -171,7 +171,7 @@ def _fleet(data: dict[str, Any]) -> None:
             optional=("HEARD", "JOBS"),
         )
     )
-    for line in _troubles(workers)[:TROUBLES_MAX]:
+    for line in trouble_lines(workers)[:TROUBLES_MAX]:
         say(folded(line, sys.stderr))
     if not sys.stdout.isatty():
         return  # one table a pipe: the rest is talk
@@ -193,9 +193,10 @@ def _fleet(data: dict[str, Any]) -> None:
     say(paint(folded(f"{line}\n{_kept(data)}\n{LEGEND}", sys.stderr), "dim", sys.stderr))
 
 
-def _troubles(workers: list[dict[str, Any]]) -> list[str]:
-    """Return a line for each worker on which starts fail, driver or device that cannot be used, and timed drain."""
-    lines = []
+def trouble_lines(workers: list[dict[str, Any]]) -> list[str]:
+    """Return a line for each worker on which starts fail, driver or device that cannot be used, and then for each
+    worker that is draining or cordoned, or will be drained."""
+    lines, orders = [], []
     for worker in workers:
         if (fails := worker.get("starts_fail")) is not None:
             until = f"no jobs for {age(fails['opens_in_ms'])}, or until moorage uncordon {worker['worker']}"
@@ -211,21 +212,8 @@ def _troubles(workers: list[dict[str, Any]]) -> list[str]:
             )
             since = f", since {age(row['since_ms'])}" if "since_ms" in row else ""
             lines.append(f"{worker['worker']} GPU {row['slot']}: {what}{since}")
-        if drain := worker.get("drain"):
-            lines.append(f"{worker['worker']}: {_window(drain)}")
-    return lines
-
-
-def _window(drain: dict[str, Any]) -> str:
-    parts = [f"drained in {age(drain['begins_in_ms'])}" if drain["begins_in_ms"] else "drained"]
-    if drain["leave_in_ms"] > drain["begins_in_ms"]:
-        parts.append(f"empty in {age(drain['leave_in_ms'])}")
-    if "ends_in_ms" in drain:
-        parts.append(f"open again in {age(drain['ends_in_ms'])}")
-    return (
-        ", ".join(parts)
-        + f" (by {words(drain['by'], drain.get('said', ''))}{': ' + drain['why'] if drain['why'] else ''})"
-    )
+        orders += [f"{worker['worker']}: {said}" for said in (closed_words(worker), planned_words(worker)) if said]
+    return lines + orders
 
 
 def _kept(data: dict[str, Any]) -> str:

@@ -251,6 +251,10 @@ def _unknown(verb: str, words: Sequence[str], word: str, arguments: Sequence[Arg
         return CannotRead(f"{word!r} is an unexpected argument", f"moorage {verb} --help")
     if verb == "run" and option in ("-f", "--file"):
         return CannotRead(f"no option {option}: run takes no file of requests", "moorage submit -f FILE")
+    if verb == "schedule add" and option in ("--every", "--interval"):
+        return CannotRead(
+            f"no option {option}: the cron says it", "moorage schedule add NAME --cron '@every 3s' -- COMMAND"
+        )
     import shlex
 
     known = [name for one in arguments for name in one.names]

@@ -16,7 +16,10 @@ FIXES: Final[dict[str, str]] = {
     "over-memory": "ask for a larger share, with room for the CUDA context, or for a GPU of its own",
     "mps-fault": "moorage logs {job} has its CUDA error; a GPU of its own keeps it from harming other jobs",
     "idle": "ask for GPUs once the job is to use them, and end it when it has: moorage logs {job}",
+    "stalled": "see where it stands (moorage logs {job}, moorage top {job}); a rank that is named stopped, or waits for"
+    " what another host does: try that host without it, moorage submit --instead-of {job}",
     "conflict": "choose another job id; or send the same content, which is the same job",
+    "unknown-job": "moorage ls shows the jobs there are; submit the job that goes first before the one that waits",
     "failed-precondition": "change what the message names: moorage fleet shows what there is, moorage ls the jobs",
     "no-match": "moorage fleet shows what there is; without --on-no-match reject the job waits for a worker",
     "moved-on": "moorage plan again, and submit with the ledger record that it shows",
@@ -32,9 +35,9 @@ FIXES: Final[dict[str, str]] = {
     "job-failed": "moorage show JOB",
     # of ends
     "start-failed": "mend what the message names (a program, a folder, a user that the worker has): moorage show {job}",
-    "not-here": "mend what the message names, or put it on a worker, and submit the job again under another id",
-    "cannot-run": "change what the message names, and submit the job again under another id",
-    "timeout": "give it longer, with --time-limit or --deadline; what it did until then: moorage logs {job}",
+    "not-here": "mend what the message names, or put it on a worker; then moorage again {job}",
+    "cannot-run": "moorage again {job}, with what the message names changed",
+    "timeout": "give it longer: moorage again {job} --failed --time-limit 2h; what it did before: moorage logs {job}",
 }
 
 #: what a person may take for granted and is otherwise

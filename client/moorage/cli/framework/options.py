@@ -76,7 +76,8 @@ class Options(_Settled):
         str | None, Parameter(help="The tenant. Default: $MOORAGE_TENANT, or the tenant called default.", value="NAME")
     ] = None
     timeout: Annotated[
-        str | None, Parameter(help="How long to wait for an answer: 500ms, 10s, 2m. Default: 10s.", value="DURATION")
+        str | None,
+        Parameter(help="How long to wait for answers, not jobs: 500ms, 2m. Default: 10s.", value="DURATION"),
     ] = None
     json: Json = False
     color: Color = None
@@ -173,6 +174,12 @@ def _refused(options: Options, error: MoorageError) -> MoorageError:
         role, name = whose
         if role == "submitter" and name != options.settled().tenant and ".api." in subject:
             return NotPermitted(msgspec.structs.replace(told, next=f"this key is tenant {name}'s: --tenant {name}"))
+        if role == "submitter" and subject.endswith(".exec"):
+            said = (
+                f"tenant {name} may run no commands in its jobs: those who run this fleet give that right with"
+                f" moorage admin nats-config --exec {name}"
+            )
+            return NotPermitted(msgspec.structs.replace(told, next=said))
         if role == "submitter" and ".admin." in subject:
             said = f"this key is tenant {name}'s, and this takes an operator's: ask those who run this fleet"
             return NotPermitted(msgspec.structs.replace(told, next=said))

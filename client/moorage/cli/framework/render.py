@@ -21,6 +21,8 @@ __all__ = ["Rows", "age", "facts", "ordinal", "state", "table", "utc", "waits"]
 T = TypeVar("T")
 
 GAP: Final = "  "
+#: said of a service without members that nobody calls
+ASLEEP: Final = "asleep: the first call starts it"
 #: what the last column should have, and with what it is still better cut than told in a line of its own
 LAST_COLUMN_MIN: Final = 12
 LAST_COLUMN_LEAST: Final = 4
@@ -284,11 +286,21 @@ def wrapped(text: str, indent: int) -> list[str]:
 def waits(explained: dict[str, Any]) -> str:
     """Return why a job waits as one line, from the answer of `explain`: `2nd of 5 ~4m busy: needs 1 more H100 on one
     host`."""
+    if is_asleep(explained):
+        return ASLEEP
     place = place_of(explained) if "position" in explained else ""
     starts = explained.get("starts")
     about = f"~{age(starts['p50_ms'])}" if starts else ""
-    why = f"{explained['reason']}: " + (f"needs {explained['needs']}" if "needs" in explained else explained["means"])
+    told = explained["because"] if {"after", "not_before_ms"} & explained.keys() else explained["means"]
+    why = f"{explained['reason']}: " + (f"needs {explained['needs']}" if "needs" in explained else told)
     return GAP.join(filter(None, (place, about, why)))
+
+
+def is_asleep(explained: dict[str, Any]) -> bool:
+    """Return whether a job is a service without members that nobody calls, from the answer of `explain`."""
+    from moorage.schemas.reasons import SCALED
+
+    return explained.get("reason") == SCALED.name and explained.get(SCALED.name, {}).get("wanted") == 0
 
 
 def place_of(explained: dict[str, Any]) -> str:

@@ -7,10 +7,10 @@ import os
 import stat
 import termios
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from moorage.cli.framework.console import say
-from moorage.cli.framework.render import waits
+from moorage.cli.framework.render import is_asleep, waits
 from moorage.schemas.frames import Accepted
 from moorage.schemas.gpu import format_token
 
@@ -64,13 +64,35 @@ def say_accepted(job: Job, request: Request) -> None:
     accepted = job.accepted
     assert accepted is not None
     known = f"a job with this id and content exists already, {accepted.state}" if accepted.duplicate else "accepted"
-    without = "no GPU" if request.replicas == 1 else f"{request.replicas} replicas without GPUs"
-    asks = format_token(request.effective_gpu, request.replicas) if request.effective_gpu else without
-    say(f"{known}: {asks}, ledger record {accepted.ledger}")
+    without = "no GPU" if request.copies == 1 else f"{request.copies} replicas without GPUs"
+    asks = format_token(request.effective_gpu, request.copies) if request.effective_gpu else without
+    if any(map(ends_at_once, accepted.warnings)):
+        tell_warnings(accepted)
+        say(f"why: moorage explain {job.job}   run again: moorage again {job.job}")
+        return
+    record = f", ledger record {accepted.ledger}" if accepted.ledger else ""  # which a compacted job has not
+    say(f"{known}: {asks}{record}")
     tell_warnings(accepted)
     if accepted.waiting is not None and "reason" in accepted.waiting:
-        say(f"waits: {waits(accepted.waiting)}")
+        say(_waits(accepted.waiting))
     say(f"follow: moorage logs {job.job}   why: moorage explain {job.job}")
+
+
+def _waits(explained: dict[str, Any]) -> str:
+    """Return why a job waits, or how many of its replicas start at once and why the others wait."""
+    if is_asleep(explained):
+        return waits(explained)
+    replicas = explained.get("replicas")
+    waiting = explained.get("waiting_replicas", 0)
+    if replicas is None or not 0 < waiting < replicas["of"]:
+        return f"waits: {waits(explained)}"
+    others = {name: value for name, value in explained.items() if name != "position"}  # a job that starts is the first
+    return f"{replicas['of'] - waiting} start now, {waiting} wait: {waits(others)}"
+
+
+def ends_at_once(warning: str) -> bool:
+    """Return whether a warning says that a job of --after has ended otherwise: `after train-42: FAILED`."""
+    return warning.startswith("after ")
 
 
 def tell_warnings(accepted: Accepted) -> None:
@@ -81,5 +103,8 @@ def tell_warnings(accepted: Accepted) -> None:
 def tell_warning(warning: str) -> None:
     """Print a warning of an acceptance or of a plan: a code, in most cases with details after a colon."""
     code, _, text = warning.partition(":")
+    if ends_at_once(warning):
+        say(f"cancelled at once: {code.removeprefix('after ')} {text.strip()}")
+        return
     text = text.strip() or _WARNINGS.get(code, "see moorage explain")
     say(f"warning[{code}]: {'no known worker could run this job: ' if code == 'no-match' else ''}{text}")

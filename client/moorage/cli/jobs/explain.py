@@ -14,12 +14,14 @@ from moorage.cli.framework.options import ROWS, RowOptions, guarded, with_client
 from moorage.cli.framework.render import age, facts, ordinal, place_of, utc
 from moorage.cli.framework.screen import APART_S, Screen
 from moorage.cli.jobs.instead import as_words
+from moorage.cli.jobs.job_rows import after_rows, members_words, stalled_words
+from moorage.cli.jobs.replica_words import shown_words
 from moorage.cli.jobs.selectors import LISTED, ask_each, one_id
 from moorage.schemas.codec import Decoder
 from moorage.schemas.errors import Refused
 from moorage.schemas.frames import FleetFrame
 from moorage.schemas.job import TERMINAL
-from moorage.schemas.reasons import HELD, REASONS
+from moorage.schemas.reasons import HELD, REASONS, SCALED
 from moorage.schemas.units import many
 
 if TYPE_CHECKING:
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
 _LOOK: Final = {
     "FAILED": "moorage logs {job}",
     "TIMED_OUT": FIXES["timeout"],
-    "EXPIRED": "submit it again with more time (--start-within, --deadline); moorage fleet shows which GPUs are free",
+    "EXPIRED": "moorage again {job} lets it wait once more; moorage fleet shows which GPUs are free",
     "REJECTED": "ask for GPUs that moorage fleet shows, or leave out --on-no-match",
 }
 #: with fewer runs seen no start is said to hold nine times in ten
@@ -130,7 +132,12 @@ def explained(data: dict[str, Any]) -> str:
     """Return the answer of `explain` as text for people."""
     if data["state"] in TERMINAL:
         code = data.get("code")
-        rows = [("code", None if code is None else shell_code(code)), ("why", data.get("why")), ("ended", _ended(data))]
+        rows = [
+            ("replicas", shown_words(data)),
+            ("code", None if code is None else shell_code(code)),
+            ("why", data.get("why")),
+            ("ended", _ended(data)),
+        ]
     else:
         rows = explained_rows(data)
     return facts([("job", data["job"]), ("state", data["state"]), *rows])
@@ -148,6 +155,8 @@ def explained_rows(data: dict[str, Any]) -> list[tuple[str, Any]]:
         ("waiting", many(data["waiting_replicas"], "replica") if "waiting_replicas" in data else ""),
         ("reason", _why(data)),
         ("because", data.get("because")),
+        *after_rows(data),
+        ("members", members_words(data) if data.get("reason") != SCALED.name else ""),  # `because` says it
         ("needs", data.get("needs")),
         ("starts", starts(data)),
         ("workers", _steps(data.get("workers_left", {}))),
@@ -155,6 +164,7 @@ def explained_rows(data: dict[str, Any]) -> list[tuple[str, Any]]:
         *[("avoids", f"{device}, which failed while this job ran on it") for device in data.get("avoids", [])],
         ("refused by", ", ".join(data.get("refused_by", []))),
         *[("leaves", _leaving(row)) for row in data.get("leaves", [])],
+        ("stalled", stalled_words(data)),
     ]
 
 
@@ -215,6 +225,8 @@ def _steps(left: dict[str, int]) -> str:
 
 
 def fix_lines(data: dict[str, Any]) -> list[str]:
+    if data.get("stalled"):
+        return [f"fix: {FIXES['stalled'].format(job=data['job'])}"]
     if data.get("state") in _LOOK:
         why = str(data.get("why", "")).partition(":")[0]
         look = _LOOK[data["state"]] if not data.get("compacted") else "moorage show {job}"

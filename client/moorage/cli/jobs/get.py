@@ -26,7 +26,7 @@ def get(
         Path | None,
         Parameter(help="The folder to create and write to. By default it is in this folder, and named like the job."),
     ] = None,
-    replica: Annotated[int | None, Parameter(help="Only this replica, from 0.")] = None,
+    replica: Annotated[str | None, Parameter(help="Only these replicas, as in 7 or 0-9,205.", value="NUMBERS")] = None,
     options: Options = DEFAULTS,
 ) -> int:
     """Fetch the files that a job kept, and print where they are.
@@ -38,9 +38,10 @@ def get(
     async def work(client: AsyncClient) -> int | None:
         name = await one_id(client, job, "get")
         from moorage.client.kept_files import fetch
+        from moorage.client.replicas import replicas_of
 
         into = Path(name) if out is None else out
-        found, left_out = await fetch(client._wire, name, into, replica, path)
+        found, left_out = await fetch(client._wire, name, into, replicas_of(replica), path)
         for line in left_out:
             say(f"warning[files]: {line}")
         if options.json:

@@ -1,5 +1,7 @@
 """`moorage submit --instead-of JOB`: submits the request of a waiting job with changes, and cancels that job.
 
+Of a service that runs, the new job replaces the old one: the leader ends that as far as the new one is ready.
+
 Fixes of `explain` name this command. The new job has an id of its own. The leader is asked first whether it accepts the
 changed request, so that the old job is not cancelled for a request that is refused.
 """
@@ -8,31 +10,31 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from moorage.cli.jobs.bringing import with_files
 from moorage.cli.jobs.job_flags import NO_FLAGS, JobFlags, fields_of, scheduling_of
 from moorage.cli.jobs.selectors import one_id
 from moorage.client.errors import Rejected, rejected
 from moorage.client.gpus import gpu_spec
-from moorage.client.request_builder import build_request
+from moorage.client.request_builder import build_request, merged
 from moorage.schemas.gpu import GpuSpec, said_anew
-from moorage.schemas.job import QUEUED
+from moorage.schemas.job import QUEUED, TERMINAL
 from moorage.schemas.plan import Plan
 
 if TYPE_CHECKING:
     from moorage.client.client import AsyncClient
     from moorage.schemas.job import Request
 
-#: cancels the job; its id, and what is to be handed in
+#: cancels the job; its id ("" if the new job replaces it by itself), and what is to be handed in
 Change = Callable[["AsyncClient"], Awaitable[tuple[str, "Request"]]]
-#: fields with several entries: those named are set, the others stay
-_MERGED: Final = ("resources", "requires", "labels", "env")
 
 
 def instead(job: str, flags: JobFlags, command: Sequence[str], but: str | None) -> Change:
-    """Return the step that changes the request of a waiting job, asks the leader about it, and cancels the job.
+    """Return the step that changes the request of a waiting job, asks the leader about it, and cancels the job; of a
+    service that runs, the new request says that it replaces it.
 
     Raises `Rejected` if the flags change nothing, or if one of them is only for new jobs.
     """
@@ -40,27 +42,34 @@ def instead(job: str, flags: JobFlags, command: Sequence[str], but: str | None) 
         raise rejected(
             "invalid-argument", "nothing to change", found=job, next=f"for example: --instead-of {job} --gpu 1xL40S"
         )
-    if flags.gpu_device or flags.or_gpu or "," in (flags.driver or ""):
+    if flags.gpu_device or flags.or_gpu or flags.each or flags.each_line or "," in (flags.driver or ""):
         raise rejected(
             "invalid-argument",
-            "--gpu-device, --or-gpu and several drivers are for new jobs",
+            "--gpu-device, --each, --each-line, --or-gpu and several drivers are for new jobs",
             found=job,
             next='--but \'{"driver_config": {"process": {"gpu_device_ids": ["0"]}}}\'',
         )
-    fields, scheduling, fresh = fields_of(flags), scheduling_of(flags), _fields_in(but)
+    fields, scheduling, fresh = fields_of(flags), scheduling_of(flags), fields_in(but)
 
     async def change(client: AsyncClient) -> tuple[str, Request]:
         name = await one_id(client, job, "submit --instead-of")
         shown = await client._wire.read("show", {"job": name})
         states = {row["state"] for row in shown.get("replica_states", [])} or {shown["state"]}
+        replaces = states != {QUEUED} and shown.get("request", {}).get("service") is not None
+        if replaces and shown["state"] not in TERMINAL:
+            own = {**fresh, "instead_of": name}
+            request = changed(shown["request"], flags, command, dict(fields), scheduling, own)
+            return "", await with_files(client, flags.with_, request) if flags.with_ else request
         if states != {QUEUED}:
             raise rejected(
                 "failed-precondition",
-                f"job {name} is {shown['state']}: only a waiting job can be changed",
+                f"job {name} is {shown['state']}: only a waiting job can be changed, or a service that runs",
                 found=name,
                 next="submit another job, or cancel this job first",
             )
         request = changed(shown["request"], flags, command, dict(fields), scheduling, fresh)
+        if flags.with_:
+            request = await with_files(client, flags.with_, request)
         planned = await client.plan(request)
         if planned.problem is not None:  # it may be the limit of jobs, in which the old one still counts
             body = msgspec.json.decode(msgspec.json.encode(request))
@@ -83,14 +92,13 @@ def changed(
     fresh: dict[str, Any],
 ) -> Request:
     """Return a job's request with the given flags, command and fields in place of its own. Raises `Rejected`."""
-    body = {name: value for name, value in asked.items() if name not in ("job", "if_seq")}
+    body = {name: value for name, value in asked.items() if name not in ("job", "if_seq", "instead_of")}
     body["run"] = dict(body.get("run") or {})
     if command:
         body["run"]["argv"] = list(command)
-    for name in _MERGED:
-        if name in fields:
-            held = body["run"] if name == "env" else body
-            fields[name] = {**(held.get(name) or {}), **fields[name]}
+    if "indices" in fields:  # it says how many
+        body.pop("replicas", None)
+    fields = merged(body, fields)
     if "requires" in fields:
         fields["requires"] = {label: values for label, values in fields["requires"].items() if values != [""]}
     wanted = (body.get("resource_requirements") or {}).get("gpu") or {}
@@ -122,7 +130,8 @@ def changed(
     return build_request({name: value for name, value in body.items() if value is not None}, None, flags.job, fields)
 
 
-def _fields_in(but: str | None) -> dict[str, Any]:
+def fields_in(but: str | None) -> dict[str, Any]:
+    """Return the fields of a request in the JSON of --but, none for None. Raises `Rejected`."""
     if but is None:
         return {}
     try:
@@ -145,13 +154,15 @@ def as_words(fix: dict[str, Any]) -> str:
     for field, value in fix["request"].items():
         if field == "run" and value and value.get("timeout_s") is not None:
             words += ["--time-limit", f"{value['timeout_s']:g}s"]
+        elif field == "replicas" and fix.get("gang"):
+            continue  # the token says it
         elif field == "replicas":
             words += ["--replicas", str(value if value is not None else 1)]
         elif field == "resources" and value:
             words += ["--cpu", f"{value['cpu_milli'] / 1000:g}"] if value.get("cpu_milli") else []
             words += ["--memory", f"{value['memory_mib']}Mi"] if value.get("memory_mib") else []
         elif field == "gpu" and "gpu" in fix:
-            words += ["--gpu", fix["gpu"]]
+            words += ["--gpu", fix["gpu"], *["--gang"] * fix.get("gang", False)]
         else:
             rest[field] = value
     if rest:

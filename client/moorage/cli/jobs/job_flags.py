@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 import math
-import os
 import re
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal
 
 from moorage.cli.framework.arguments import Parameter
-from moorage.cli.framework.console import is_live, say
-from moorage.schemas.units import many, size_bytes
+from moorage.cli.framework.console import say
+from moorage.schemas.units import size_bytes
 
 if TYPE_CHECKING:
-    from moorage.client.client import AsyncClient
     from moorage.client.errors import Rejected
     from moorage.client.planning import Plans
+    from moorage.client.sweeps import Sweep
     from moorage.schemas.job import Request
 
 _MIB: Final = 1024 * 1024
 _DECIMAL: Final = re.compile(r"[\d.]+ ?G")
 #: flags that are a request's field of the same name
 _SAME_NAME: Final = (
-    "replicas",
+    "max_running",
     "priority",
     "cwd",
     "keep",
@@ -35,7 +33,11 @@ _SAME_NAME: Final = (
     "if_seq",
     "on_no_match",
     "on_partition",
+    "on_stall",
     "qos",
+    "restart",
+    "max_restarts",
+    "ports",
 )
 #: flags that are durations, and the fields that they are
 _DURATIONS: Final = {
@@ -43,6 +45,7 @@ _DURATIONS: Final = {
     "deadline": "deadline_s",
     "start_within": "start_within_s",
     "grace": "grace_s",
+    "stall": "stall_s",
 }
 #: those of them that no run can meet where they are nothing
 _ABOVE_ZERO: Final = ("time_limit", "deadline")
@@ -51,10 +54,20 @@ _OPTIONS: Final = {
     "$.job": "--job",
     "$.priority": "--priority",
     "$.replicas": "--replicas",
+    "$.indices": "--array",
+    "$.max_running": "--max-running",
+    "$.max_failed": "--max-failed",
     "$.retries": "--retries",
     "$.if_seq": "--if-seq",
     "$.qos": "--qos",
-    "$.guest": "--guest",
+    "$.after": "--after",
+    "$.start_after_s": "--at",
+    "$.after[0].job": "--after",
+    "$.preemptible": "--preemptible",
+    "$.service": "--service",
+    "$.instead_of": "--instead-of",
+    "$.service.name": "--service",
+    "$.service.concurrency": "--service",
     "$.resources.cpu_milli": "--cpu",
     "$.resources.memory_mib": "--memory",
     "$.labels": "--label",
@@ -65,6 +78,16 @@ _OPTIONS: Final = {
     "$.run.user": "--user",
     "$.run.driver": "--driver",
     "$.run.image": "--image",
+    "$.run.stall_s": "--stall",
+    "$.run.on_stall": "--on-stall",
+    "$.run.restart": "--restart",
+    "$.run.max_restarts": "--max-restarts",
+    "$.run.ports": "--ports",
+    "$.run.ready": "--ready",
+    "$.run.ready.tcp": "--ready",
+    "$.run.ready.http": "--ready",
+    "$.run.ready.file": "--ready",
+    "$.run.ready.call": "--ready",
 }
 
 
@@ -100,7 +123,63 @@ class JobFlags:
         str | None,
         Parameter(help="The job's id. A submit with the same id and content makes no second job.", value="ID"),
     ] = None
-    replicas: Annotated[int | None, Parameter(help="Copies of the command, each with its own GPUs.")] = None
+    at: Annotated[
+        str | None,
+        Parameter(
+            help="Start at this time at the earliest: 'tomorrow 03:00', 22:00, 2026-12-24T18:00, or 2h from now.",
+            value="WHEN",
+        ),
+    ] = None
+    after: Annotated[
+        list[str] | None,
+        Parameter(
+            help="Start only once this job has SUCCEEDED; with :any once it has ended, with :failed if it has ended "
+            "otherwise. If that cannot come true any more, the job is CANCELLED.",
+            value="JOB[:any|:failed]",
+        ),
+    ] = None
+    replicas: Annotated[
+        str | None,
+        Parameter(
+            help="Copies of the command, each with its own GPUs; with --service also 1-8, as many as its calls need.",
+            value="NUMBER",
+        ),
+    ] = None
+    array: Annotated[
+        str | None,
+        Parameter(
+            help="A replica for each number, as in 1-100 or 0-99,205, which it reads in MOORAGE_INDEX; 0-99%4 runs 4 "
+            "at once.",
+            value="NUMBERS[%N]",
+        ),
+    ] = None
+    each_line: Annotated[
+        str | None,
+        Parameter(
+            help="A replica for each line of the file, in MOORAGE_ITEM and as {item} in the command; {{ is a brace; "
+            "- is stdin.",
+            value="FILE",
+        ),
+    ] = None
+    each: Annotated[
+        str | None,
+        Parameter(
+            help="A replica for each row of a .csv with a header, or line of a .jsonl: a column lr is MOORAGE_ITEM_LR, "
+            "and {lr} in the command.",
+            value="FILE",
+        ),
+    ] = None
+    max_running: Annotated[
+        int | None, Parameter(help="At most so many replicas run at once, as --array 0-99%N says too.")
+    ] = None
+    max_failed: Annotated[
+        str | None,
+        Parameter(
+            help="Cancel the other replicas once so many have failed; `all` never does. By default 20, or 5 % of them "
+            "if that is more.",
+            value="NUMBER",
+        ),
+    ] = None
     gang: Annotated[bool, Parameter(help="All replicas start together, or none does.")] = False
     spread: Annotated[
         bool, Parameter(help="Prefer a different host for each replica; where none has room, several run on one.")
@@ -163,7 +242,38 @@ class JobFlags:
     grace: Annotated[
         str | None, Parameter(help="Time between SIGTERM and SIGKILL when the job is ended.", value="DURATION")
     ] = None
+    stall: Annotated[
+        str | None,
+        Parameter(
+            help="An attempt counts as stalled after this time without output while its GPUs do no work.",
+            value="DURATION",
+        ),
+    ] = None
+    on_stall: Annotated[
+        Literal["warn", "end"] | None,
+        Parameter(help="What to do with a stalled attempt: say so once, or end it as a failure."),
+    ] = None
     retries: Annotated[int | None, Parameter(help="How many further attempts are made after a failure.")] = None
+    restart: Annotated[
+        Literal["never", "on-failure", "always"] | None,
+        Parameter(
+            help="Start the job again when it has ended, for a service that stays: with a pause of 1 s, then twice as "
+            "long each time up to 5 min. moorage cancel and --deadline end it."
+        ),
+    ] = None
+    max_restarts: Annotated[int | None, Parameter(help="With --restart: at most so often.", value="NUMBER")] = None
+    ready: Annotated[
+        str | None,
+        Parameter(
+            help="When an attempt is READY for work: tcp:PORT, http:PORT/health, file:PATH or call (it answers calls);"
+            " with ,within=10m before it counts as failed (2m by default), and ,every=30s between two looks (5s).",
+            value="CHECK",
+        ),
+    ] = None
+    ports: Annotated[
+        int | None,
+        Parameter(help="So many ports of its worker for each replica: PORT, PORT_1 and so on.", value="NUMBER"),
+    ] = None
     if_seq: Annotated[
         int | None,
         Parameter(
@@ -185,21 +295,32 @@ class JobFlags:
         Literal["low", "medium", "high", "critical"] | None,
         Parameter(help="How soon the job is frozen when it does not use its GPUs; low is soonest."),
     ] = None
-    guest: Annotated[
-        bool, Parameter(help="The job may use the GPUs of a frozen job. It is ended when that job needs them again.")
+    preemptible: Annotated[
+        bool,
+        Parameter(help="End the job, and queue it again, when a job without this flag could start in its place."),
     ] = False
+    service: Annotated[
+        str | None,
+        Parameter(
+            help="The job answers the calls of this service, as moorage serve does: N of them at a time, 1 by default.",
+            value="NAME[:N]",
+        ),
+    ] = None
 
 
 NO_FLAGS: Final = JobFlags()
 
 
-def request_of(flags: JobFlags, command: Sequence[str]) -> Request:
-    """Return the checked request, with its job id. Raises `Rejected` with invalid-argument."""
+def request_of(flags: JobFlags, command: Sequence[str], sweep: Sweep | None = None) -> Request:
+    """Return the checked request, with its job id and the items of the sweep, unless they are in a file, which
+    `with_files` sends. Raises `Rejected` with invalid-argument."""
     from moorage.client.errors import rejected
     from moorage.client.request_builder import build_request
 
     flags = replace(flags, driver=drivers_of(flags)[0] if flags.driver is not None else None)
     fields = fields_of(flags)
+    if sweep is not None:
+        fields |= sweep.fields(fields.get("replicas"), fields.get("indices"))
     if not command and needs_argv(flags.driver):
         raise rejected(
             "invalid-argument",
@@ -230,7 +351,7 @@ def drivers_of(flags: JobFlags) -> list[str]:
     return drivers
 
 
-def choices_of(flags: JobFlags, command: Sequence[str], request: Request) -> list[Request]:
+def choices_of(flags: JobFlags, command: Sequence[str], request: Request, sweep: Sweep | None = None) -> list[Request]:
     """Return what --or-gpu and --driver list, each as the request in its place, the first wish first. All of them have
     the job id of `request`. Raises `Rejected`."""
     from moorage.client.errors import rejected
@@ -241,18 +362,20 @@ def choices_of(flags: JobFlags, command: Sequence[str], request: Request) -> lis
         return [request]
     flags = replace(flags, job=request.job)
     return [
-        request_of(replace(flags, gpu=gpu, driver=driver or None), command)
+        request_of(replace(flags, gpu=gpu, driver=driver or None), command, sweep)
         for gpu in (flags.gpu, *(flags.or_gpu or ()))
         for driver in drivers_of(flags)
     ]
 
 
-async def offered(plan: Plans, flags: JobFlags, command: Sequence[str], request: Request) -> Request:
+async def offered(
+    plan: Plans, flags: JobFlags, command: Sequence[str], request: Request, sweep: Sweep | None = None
+) -> Request:
     """Return the first of the choices that some worker could run; if none could, see `planning.first_possible`.
 
     `plan` is the client's method of that name. Raises `Rejected`, and what `plan` raises.
     """
-    choices = choices_of(flags, command, request)
+    choices = choices_of(flags, command, request, sweep)
     if len(choices) == 1:
         return request
     from moorage.client.planning import first_possible
@@ -263,52 +386,6 @@ async def offered(plan: Plans, flags: JobFlags, command: Sequence[str], request:
         instead = flags.or_gpu[at - 1]
         say(f"no worker could ever give {flags.gpu}, or a limit refuses it; the job asks for {instead} instead")
     return chosen
-
-
-def not_brought(paths: Sequence[str], request: Request) -> str:
-    """Return the word of a request's command that is a file here and that --with `paths` do not bring to the folder in
-    which the job starts; "" for none."""
-    from moorage.schemas.capabilities import DRIVER_DEFAULT
-
-    run = request.workload  # what the default driver starts, or an image runs, begins in a folder with the job's files
-    if not (run.driver == DRIVER_DEFAULT or run.image) or run.files or os.path.isabs(run.cwd or ""):
-        return ""
-    for at, word in enumerate(run.argv):
-        name = os.path.normpath(os.path.join(run.cwd or "", word))
-        is_path = "/" in word or at > 0  # the first word alone is looked for in the worker's PATH
-        if not is_path or os.path.isabs(word) or name.startswith("..") or not os.path.isfile(word):
-            continue
-        folders = [path for path in paths if os.path.isdir(path)]
-        names = {os.path.basename(path) for path in paths}
-        if name not in names and not any(os.path.exists(os.path.join(folder, name)) for folder in folders):
-            return word
-    return ""
-
-
-async def with_files(client: AsyncClient, flags: JobFlags, request: Request) -> Request:
-    """Send the files of --with and return the request that brings them. Raises `Rejected`."""
-    if word := not_brought(flags.with_ or (), request):
-        folder, name = os.path.split(os.path.normpath(word))
-        fix = f"add --with {folder}, and write {name} in the command" if folder else f"add --with {name}"
-        say(f"warning[files]: {word} is a file on this machine, but not in the folder in which the job starts: {fix}")
-    if not flags.with_:
-        return request
-    from moorage.cli.jobs.progress import Progress
-    from moorage.client.request_builder import build_request
-    from moorage.client.sending import send
-
-    progress = Progress(request.job or "", quiet=not is_live(sys.stderr))
-    sent = await send(
-        client._wire,
-        flags.with_,
-        lambda packed, size: progress.stands(
-            f"sending {many(packed.files, 'file')}, {packed.size >> 20} MiB: {size >> 20} MiB compressed so far"
-        ),
-    )
-    progress.erase()
-    for warning in sent.warnings:
-        say(f"warning[files]: {warning}")
-    return build_request(request, fields={"files": sent.address})
 
 
 def needs_argv(driver: str | None) -> bool:
@@ -345,6 +422,53 @@ def _of_option(option: str, refused: Rejected) -> Rejected:
     return Rejected(msgspec.structs.replace(refused.problem, message=f"{option}: {refused.problem.message}"))
 
 
+def _replicas(text: str) -> int | dict[str, int]:
+    """Return the number of replicas, or the bounds between which it follows the calls. Raises `Rejected`."""
+    from moorage.client.errors import rejected
+
+    first, dash, last = text.partition("-")
+    if not all(
+        part.isascii() and part.isdecimal() and len(part) <= 8 for part in ((first, last) if dash else (first,))
+    ):
+        raise rejected(
+            "invalid-argument", "--replicas must be a number, or two with - between them", field="$.replicas",
+            found=text, allowed="NUMBER, or MIN-MAX with --service", next="for example --replicas 4, or 1-8",
+        )  # fmt: skip
+    return {"min": int(first), "max": int(last)} if dash else int(first)
+
+
+def _array(text: str) -> dict[str, Any]:
+    """Return the fields of a request that --array says: `0-99%4` is 100 replicas, of which 4 run at once.
+
+    Raises `Rejected`.
+    """
+    from moorage.client.errors import rejected
+
+    indices, percent, most = text.partition("%")
+    if not percent:
+        return {"indices": text}
+    if not (most.isdecimal() and most.isascii() and indices.strip()):
+        raise rejected(
+            "invalid-argument", "--array: how many replicas run at once must follow the percent sign",
+            field="$.max_running", found=text, allowed="NUMBERS or NUMBERS%N", next="for example --array 0-99%4",
+        )  # fmt: skip
+    return {"indices": indices, "max_running": int(most[:8])}
+
+
+def _max_failed(text: str) -> int | None:
+    """Return the number of failed replicas that cancels the others; None for `all`. Raises `Rejected`."""
+    from moorage.client.errors import rejected
+
+    if text == "all":
+        return None
+    if not text.isdecimal() or not text.isascii() or int(text[:8]) < 1:
+        raise rejected(
+            "invalid-argument", "--max-failed must be a number from 1 on, or all", field="$.max_failed", found=text,
+            next="leave it out for 20, or 5 % of the replicas if that is more",
+        )  # fmt: skip
+    return int(text[:8])
+
+
 def scheduling_of(flags: JobFlags) -> Literal["gang", "spread"] | None:
     """Return the scheduling that --gang or --spread asks for; None without both. Raises `Rejected` if both are
     given."""
@@ -358,10 +482,31 @@ def scheduling_of(flags: JobFlags) -> Literal["gang", "spread"] | None:
 def fields_of(flags: JobFlags) -> dict[str, Any]:
     """Return the other fields of a request that the flags set: all but GPUs, job id and scheduling. Raises
     `Rejected`."""
+    from moorage.client.errors import rejected
+
     fields = {name: value for name in _SAME_NAME if (value := getattr(flags, name)) is not None}
+    if flags.replicas is not None:
+        fields["replicas"] = _replicas(flags.replicas)
+    if flags.array is not None:
+        fields = _array(flags.array) | fields
+        if flags.max_running is not None and "%" in flags.array:
+            raise rejected(
+                "invalid-argument", "--array NUMBERS%N and --max-running say the same", found=flags.array,
+                next="take one of them",
+            )  # fmt: skip
+    if flags.max_failed is not None:
+        fields["max_failed"] = _max_failed(flags.max_failed)
     fields |= _durations(flags)
-    if flags.guest:
-        fields["guest"] = True
+    if flags.at is not None:
+        fields["start_after_s"] = _seconds_to(flags.at)
+    if flags.preemptible:
+        fields["preemptible"] = True
+    if flags.service is not None:
+        fields["service"] = _service(flags.service)
+    if flags.ready is not None:
+        fields["ready"] = _ready(flags.ready)
+    if flags.after:
+        fields["after"] = [_after(text) for text in flags.after]
     if resources := _resources(flags):
         fields["resources"] = resources
     env: dict[str, Any] = dict(pairs("env", flags.env or ()))
@@ -375,6 +520,86 @@ def fields_of(flags: JobFlags) -> dict[str, Any]:
     if flags.requires:
         fields["requires"] = {name: text.split(",") for name, text in pairs("requires", flags.requires)}
     return fields
+
+
+def _service(text: str) -> dict[str, Any]:
+    """Return the service of --service. Raises `Rejected`."""
+    from moorage.client.errors import rejected
+
+    name, colon, places = text.partition(":")
+    if colon and not (places.isascii() and places.isdigit()):
+        raise rejected(
+            "invalid-argument",
+            "--service: a number of calls must follow the colon",
+            found=text,
+            allowed="NAME or NAME:N",
+            next="for example --service embed:8",
+        )
+    return {"name": name, "concurrency": int(places)} if colon else {"name": name}
+
+
+#: what --ready takes
+_CHECKS: Final = "tcp:PORT, http:PORT/PATH, file:PATH or call, and behind it ,within=2m and ,every=5s"
+
+
+def _ready(text: str) -> dict[str, Any]:
+    """Return the check of --ready. Raises `Rejected`."""
+    from moorage.client.durations import seconds
+    from moorage.client.errors import Rejected, rejected
+
+    check, *more = text.split(",")
+    way, colon, what = check.partition(":")
+    found: dict[str, Any] = {}
+    if way == "call" and not colon:
+        found["call"] = True
+    elif way in ("tcp", "http", "file") and what:
+        found[way] = what
+    for word in more:
+        name, _, duration = word.partition("=")
+        if name in ("within", "every"):
+            try:
+                found[f"{name}_s"] = seconds(duration)
+            except Rejected as refused:
+                raise _of_option("--ready", refused) from None
+        else:
+            found.clear()
+    if not found or (len(found) == 1 and "within_s" in found):
+        raise rejected(
+            "invalid-argument", "--ready: not a check", found=text, allowed=_CHECKS,
+            next="for example --ports 1 --ready http:PORT/health,within=10m",
+        )  # fmt: skip
+    return found
+
+
+def _seconds_to(moment: str) -> float:
+    """Return the seconds from now until the moment of --at. Raises `Rejected`."""
+    from datetime import datetime
+
+    from moorage.client.errors import Rejected
+    from moorage.client.moments import seconds_until
+
+    try:
+        return round(seconds_until(moment, datetime.now()), 3)
+    except Rejected as refused:
+        raise _of_option("--at", refused) from None
+
+
+def _after(text: str) -> str | dict[str, str]:
+    """Return the job of --after, and which end of it counts. Raises `Rejected`."""
+    from moorage.client.errors import rejected
+    from moorage.schemas.job import WHENS
+
+    name, colon, when = text.partition(":")
+    if colon and when not in WHENS:
+        raise rejected(
+            "invalid-argument",
+            "--after: behind the colon stands which end of the job counts",
+            field="$.after",
+            found=text,
+            allowed="JOB, JOB:any or JOB:failed",
+            next=f"for example --after {name or 'train-42'}:any",
+        )
+    return {"job": name, "when": when} if colon else name
 
 
 def _blocks(flags: JobFlags) -> dict[str, Any]:

@@ -2,23 +2,54 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
 
 from moorage.cli.framework.exit_codes import shell_code
-from moorage.cli.framework.render import age, table
+from moorage.cli.framework.render import ASLEEP, GAP, age, table, utc
+from moorage.cli.jobs.replica_words import shown_words
 from moorage.cli.jobs.use import use_cell
+from moorage.schemas.job import QUEUED, RUNNING, TERMINAL
+from moorage.schemas.reasons import SCALED
+from moorage.schemas.units import many
 
-COLUMNS: Final = ("JOB", "STATE", "GPU", "PRI", "TRY", "AGE", "USE", "CODE", "WORKER", "WHY")
+if TYPE_CHECKING:
+    from moorage.schemas.frames import Stalled
+
+COLUMNS: Final = ("JOB", "STATE", "GPU", "PRI", "TRY", "AGE", "RAN", "USE", "CODE", "WORKER", "WHY")
+TENANT: Final = "TENANT"
+NUMBERS: Final = ("PRI", "TRY", "AGE", "RAN", "USE", "CODE")
+#: those that a narrow terminal does not show, the first one first
+OPTIONAL: Final = ("TRY", "PRI", "CODE", "USE", "AGE", "RAN")
+#: of a request that names no priority
+PRIORITY_USUAL: Final = 50
 
 
-def jobs_table(rows: list[dict[str, Any]]) -> str:
+def jobs_table(rows: list[dict[str, Any]], *, of_all: bool = False) -> str:
+    """Return the table; with `of_all`, each row begins with its tenant.
+
+    On a terminal, the columns PRI and TRY are left out while no job differs from the usual: they would say nothing.
+    """
+    header = [TENANT, *COLUMNS] if of_all else [*COLUMNS]
+    cells = [[row["tenant"], *job_row(row)] if of_all else job_row(row) for row in rows]
+    if sys.stdout.isatty():
+        for name, key, usual in (("PRI", "priority", (None, PRIORITY_USUAL)), ("TRY", "attempt", (None, 0, 1))):
+            if all(row.get(key) in usual for row in rows):
+                at = header.index(name)
+                header, cells = header[:at] + header[at + 1 :], [row[:at] + row[at + 1 :] for row in cells]
     return table(
-        COLUMNS,
-        [job_row(row) for row in rows],
-        numbers=("PRI", "TRY", "AGE", "USE", "CODE"),
-        optional=("TRY", "PRI", "CODE", "USE", "AGE"),
+        header,
+        cells,
+        numbers=[name for name in NUMBERS if name in header],
+        optional=[name for name in OPTIONAL if name in header],
         shortened=("JOB",),
     )
+
+
+def rank(row: dict[str, Any]) -> int:
+    """Return the place of a row among others: what holds GPUs comes first, then what waits, then what has ended."""
+    return 2 if row["state"] in TERMINAL else 1 if row["state"] == QUEUED else 0
 
 
 def job_row(row: dict[str, Any]) -> list[Any]:
@@ -26,15 +57,92 @@ def job_row(row: dict[str, Any]) -> list[Any]:
     return [
         row["job"],
         row["state"],
-        row["gpu"],
-        row["priority"],
-        row["attempt"],
+        row.get("gpu"),
+        row.get("priority"),
+        row.get("attempt"),
         age(row["age_ms"]),
+        age(row["ran_ms"]) if "ran_ms" in row else None,
         use_cell(row),
-        code_cell(row["code"]),
+        code_cell(row.get("code")),
         worker_cell(row),
-        ended_by_itself(row["state"], row["code"], row["why"]),
+        why_cell(row),
     ]
+
+
+def why_cell(row: dict[str, Any]) -> str:
+    """Return for what a job waits, how far its replicas are, or why it ended; "" if there is nothing to say."""
+    return (
+        stalled_words(row)
+        or ", ".join(f"after {after_words(each)}" for each in row.get("after", ()))
+        or (f"not before {not_before(row)}" if "not_before_ms" in row else "")
+        or (ASLEEP if is_at_rest(row) else "")
+        or _replicas_words(row)
+        or ended_by_itself(row["state"], row.get("code"), row.get("why") or row.get("reason", ""))
+    )
+
+
+def stalled_words(row: dict[str, Any]) -> str:
+    """Return for how long a running job has stalled, and what its GPUs do: `stalled for 12m: 8 GPUs at 0 %`; "" if it
+    does not."""
+    found = row.get("stalled", ())
+    if not found:
+        return ""
+    longest = max(found, key=lambda each: each["seconds"])
+    of = f"{many(len(found), 'replica')} " if len(found) > 1 else ""
+    return f"{of}stalled for {age(1000 * longest['seconds'])}: {longest['why']}"
+
+
+def _replicas_words(row: dict[str, Any]) -> str:
+    """Return how many replicas run, wait and are done, how many are ready, and why they wait if all do."""
+    why = row.get("why", "") if "hold" in row else row.get("reason", "")
+    waits = "replicas" in row and row["state"] == QUEUED
+    return GAP.join(filter(None, (shown_words(row), ready_cell(row), why if waits else "")))
+
+
+def after_words(row: dict[str, Any]) -> str:
+    """Return a job that another one waits for, its state, and which end counts: `prep RUNNING, whatever its end`."""
+    which = {"any": ", whatever its end", "failed": ", if it does not succeed"}.get(row["when"], "")
+    return f"{row['job']} {row['state']}{which}"
+
+
+def not_before(row: dict[str, Any]) -> str:
+    """Return from when on a job may start that waits for a time, as `2026-11-27T03:00:00Z`; else ""."""
+    return utc(row["not_before_ms"]) if row.get("not_before_ms") else ""
+
+
+def after_rows(data: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return a named value for each job that a job waits for, and for its time."""
+    rows = [("after", after_words(each)) for each in data.get("after", ())]
+    return [*rows, ("not before", not_before(data))]
+
+
+def members_words(data: dict[str, Any]) -> str:
+    """Return how many members a service is to have, and why; "" for other jobs."""
+    scaled = data.get(SCALED.name)
+    if scaled is None:
+        return ""
+    bounds = f"{scaled['wanted']} wanted, of {scaled['min']} to {scaled['max']}"
+    return bounds if "why" not in scaled else f"{bounds}, since {age(scaled['since_ms'])}: {scaled['why']}"
+
+
+def ready_cell(row: dict[str, Any]) -> str:
+    """Return how many of a job's running replicas are ready, `1 of 2 ready`; "" if all are, or nobody looks."""
+    states = row.get("replicas", {}).get("states", {row["state"]: 1})
+    runs = states.get(RUNNING, 0)
+    return f"{row['ready']} of {runs} ready" if row.get("ready", runs) < runs else ""
+
+
+def is_at_rest(row: dict[str, Any]) -> bool:
+    """Return whether a job's row of `ls` is that of a service without members that nobody calls."""
+    return row["state"] == QUEUED and row.get("reason") == SCALED.name
+
+
+def stall_event_words(stalled: Stalled) -> str:
+    """Return what an event says of a stall, which is over if it has lasted no time."""
+    of = f"replica {stalled.replica}" if stalled.replica > 0 else "the job"
+    if not stalled.seconds:
+        return f"{of} moves again"
+    return f"{of} has stalled for {age(stalled.seconds * 1000)}, without output: {stalled.why}"
 
 
 def worker_cell(row: dict[str, Any]) -> str:
@@ -56,9 +164,11 @@ def ended_by_itself(state: str, code: int | None, why: str) -> str:
     return why
 
 
-def no_jobs(tenant: str, states: list[str]) -> str:
+def no_jobs(tenant: str, states: Sequence[str], others: Sequence[str] = (), *, history: bool = False) -> str:
+    """Return that there is no job of a tenant in these states, and with these other words of the question."""
     asked = f" in {', '.join(states)}" if states else ""
-    return f"no jobs of tenant {tenant}{asked} in memory"
+    asked += f" with {' '.join(others)}" if others else ""
+    return f"no jobs of {tenant}{asked} {'in memory or history' if history else 'in memory; --history looks further'}"
 
 
 def matching(counts: dict[str, int], states: list[str]) -> int:

@@ -30,7 +30,12 @@ class _Begun(NamedTuple):
 class Labelled:
     """Keeps the unfinished line of each source, at most `LINE_BYTES_MAX` bytes of it."""
 
-    def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, now_s: Callable[[], float] = time.monotonic, *, job: str = "", has_replicas: bool = True
+    ) -> None:
+        """With `job`, lines begin with that, too: `[train-42/3]`, or `[train-42]` if it has one replica."""
+        self._head = f"{job}/" if job and has_replicas else job
+        self._numbered = has_replicas or not job
         self._now_s = now_s
         self._begun: dict[Source, _Begun] = {}
         self._returned: set[Source] = set()  # whose last update has ended with a carriage return
@@ -39,7 +44,7 @@ class Labelled:
         """Return the lines that are complete now, labelled. With `end`, the unfinished rest follows as a line."""
         begun = self._begun.pop(source, None) or _Begun(b"", self._now_s())
         *parts, rest = _ENDS.split(begun.line + data)
-        label = b"[%d] " % source[0]
+        label = f"[{self._head}{source[0] if self._numbered else ''}] ".encode()
         whole: list[bytes] = []
         for line, ends in zip(parts[::2], parts[1::2], strict=True):
             if line or ends != b"\r":  # many bars begin an update with a carriage return, and so end the one before

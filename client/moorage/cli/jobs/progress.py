@@ -16,8 +16,11 @@ from moorage.cli.framework.console import is_live, plain, say
 from moorage.cli.framework.exit_codes import shell_code
 from moorage.cli.framework.render import age, ports_words, state, waits
 from moorage.cli.framework.screen import cut
+from moorage.cli.jobs.job_rows import stall_event_words
 from moorage.cli.jobs.labelled import Labelled
-from moorage.schemas.job import TERMINAL
+from moorage.cli.jobs.replica_words import Eta, replica_words
+from moorage.schemas.job import QUEUED, STATES, TERMINAL
+from moorage.schemas.ranges import RANGES_SAID, Ranges, count_of, format_ranges, is_in, ranges_of
 from moorage.schemas.units import many
 
 if TYPE_CHECKING:
@@ -34,8 +37,18 @@ class Progress:
     """
 
     def __init__(
-        self, job: str, *, quiet: bool = False, whole: bool = False, labelled: bool = False, replicas: int = 1
+        self,
+        job: str,
+        *,
+        quiet: bool = False,
+        whole: bool = False,
+        labelled: bool = False,
+        named: bool = False,
+        replicas: int = 1,
+        only: Ranges | None = None,
     ) -> None:
+        """With `named` beside `labelled`, each line begins with the job as well; with `only`, states are shown of the
+        job itself and of these replicas."""
         self._job = job
         self._quiet = quiet
         self._whole = whole
@@ -49,9 +62,11 @@ class Progress:
         self._at_line_start = True
         self._simulated = False
         self._replicated = False
-        self._replicas = replicas
+        self._replicas = replicas if only is None else count_of(only)
+        self._only = only
         self._states: dict[int, str] = {}  # by replica
-        self._labelled = Labelled() if labelled else None
+        self._eta = Eta()
+        self._labelled = Labelled(job=job if named else "", has_replicas=replicas > 1) if labelled else None
         self._state = ""
         self._noted = ""
 
@@ -66,12 +81,16 @@ class Progress:
             self.waiting(event.waiting)
         if self._quiet:
             return
-        self._replicated = self._replicated or any(change.replica > 0 for change in event.changes)
-        self._states.update({change.replica: change.state for change in event.changes if change.replica >= 0})
-        if self._rewrites and self._replicas > 1 and event.changes:
-            self._show("  ".join(filter(None, (self._tag(event.state), self._counted()))))
+        if event.stalled is not None and self._shows(event.stalled.replica):
+            self._note(f"warning[stalled]: {stall_event_words(event.stalled)}")
+        changes = [change for change in event.changes if self._shows(change.replica)]
+        self._replicated = self._replicated or any(change.replica > 0 for change in changes)
+        moved = [change for change in changes if change.replica >= 0 and change.state in STATES]
+        self._states.update({change.replica: change.state for change in moved})
+        if self._rewrites and self._replicas > 1 and (changes or (event.replicas is not None and self._only is None)):
+            self._show("  ".join(filter(None, (self._tag(event.state), self._counted(event)))))
             return
-        for change in event.changes if not self._rewrites else event.changes[-1:]:
+        for change in changes if not self._rewrites else changes[-1:]:
             words = [self._tag(change.state)]
             if change.worker:
                 words.append(f"on {change.worker}{' sim' if self._simulated else ''}")
@@ -89,16 +108,34 @@ class Progress:
                 words.append(age(change.time_ms - self._accepted_ms))
             self._show("  ".join(words))
 
-    def _counted(self) -> str:
-        """Return `32 of 40 running, 3 succeeded`, the state of most replicas first; empty before any has a state."""
-        of = f" of {self._replicas}"
-        counts = [f"{count}{{of}} {name.lower()}" for name, count in Counter(self._states.values()).most_common()]
-        return ", ".join(words.format(of="" if at else of) for at, words in enumerate(counts))
+    def _shows(self, replica: int) -> bool:
+        """Return whether a change is shown: of the job itself (-1), or of a replica that is wanted."""
+        return self._only is None or replica < 0 or is_in(self._only, replica)
+
+    def _counted(self, event: Event) -> str:
+        """Return `running 32  waiting 5  done 3 (1 failed: 17)`, with when the last will end; "" before any is placed.
+
+        Of very many replicas the event has the counts, else the transitions so far.
+        """
+        if event.replicas is not None and self._only is None:
+            states, ended = dict(event.replicas.states), None
+        else:
+            states = dict(Counter(self._states.values()))
+            states[QUEUED] = states.get(QUEUED, 0) + max(0, self._replicas - len(self._states)) if states else 0
+            ended = {name: self._which(name) for name in states}
+        return "  ".join(filter(None, (replica_words(states, ended), self._eta.words(states))))
+
+    def _which(self, name: str) -> str:
+        return format_ranges(
+            ranges_of(replica for replica, state in self._states.items() if state == name), RANGES_SAID
+        )
 
     def waiting(self, explained: dict[str, Any]) -> None:
         """Show why the job waits, from the answer of `explain`."""
         if self._quiet or "reason" not in explained:
             return
+        if self._only is not None and self._replicas == sum(name in TERMINAL for name in self._states.values()):
+            return  # others wait
         self._show(f"{self._tag('QUEUED')}  {waits(explained)}")
 
     def _note(self, text: str) -> None:

@@ -5,26 +5,30 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import os
 import sys
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from moorage.cli.framework.arguments import Parameter
 from moorage.cli.framework.console import emit, is_live, paint, say, tell_error
-from moorage.cli.framework.exit_codes import exit_code_of_result
+from moorage.cli.framework.exit_codes import exit_code_of, exit_code_of_result
 from moorage.cli.framework.interrupts import AGAIN_S, detachable, was_ctrl_c
 from moorage.cli.framework.options import DEFAULTS, Options, guarded, with_client
 from moorage.cli.jobs.acceptance import say_interrupted, say_stdin, tell_warnings
-from moorage.cli.jobs.job_flags import NO_FLAGS, JobFlags, offered, request_of, with_files
+from moorage.cli.jobs.bringing import with_files
+from moorage.cli.jobs.job_flags import NO_FLAGS, JobFlags, offered, request_of
 from moorage.cli.jobs.progress import Progress
-from moorage.cli.jobs.selectors import HELP_ONE, LISTED, one_id
+from moorage.cli.jobs.selectors import ANY_JOB, HELP, LISTED, Chosen, ids_of, words_of
+from moorage.cli.jobs.sweep_flags import sweep_of
 from moorage.client.login import who
+from moorage.schemas.units import many
 
 if TYPE_CHECKING:
     from moorage.client.client import AsyncClient
     from moorage.client.follow.story import Result
     from moorage.client.follow.watch import Watch
-    from moorage.client.output import Joiner
+    from moorage.client.output import Joiner, Piece
     from moorage.schemas.job import Request
 
 NoPrefix = Annotated[bool, Parameter(help="Print output as it comes, without [replica] before each line.")]
@@ -34,19 +38,29 @@ WHY_AFTER_S: Final = 1.0
 WHY_AGAIN_S: Final = 5.0
 #: how often the line on a terminal says how long it is by now
 TICK_S: Final = 1.0
+#: jobs whose output is followed at once
+AT_ONCE: Final = 64
 
 
 def run(
     *command: Annotated[str, Parameter(help="What to run, after --.", command=True)],
+    terminal: Annotated[
+        bool,
+        Parameter(
+            help="Give the command this terminal, with its keys. Ctrl-P Ctrl-Q leaves it, and moorage attach takes it "
+            "again; a lost one ends the command's input after 60 s.",
+            names=("-it", "--terminal"),
+        ),
+    ] = False,
     no_prefix: NoPrefix = False,
     flags: JobFlags = NO_FLAGS,
     options: Options = DEFAULTS,
 ) -> int:
     """Run a command on GPUs, follow it, return its exit code.
 
-    The command's output goes to stdout and stderr, progress to stderr; stdin is not passed on. Each line of several
-    replicas begins with the number of its replica, [0]. Ctrl-C detaches and the job continues to run; a second Ctrl-C
-    within 2 s cancels it.
+    The command's output goes to stdout and stderr, progress to stderr; stdin is passed on with -it alone. Each line of
+    several replicas begins with the number of its replica, [0]. Ctrl-C detaches and the job continues to run; a second
+    Ctrl-C within 2 s cancels it.
     The command has to be on the worker: a full path, a name in a job's PATH there, or a file of --with.
     """
 
@@ -62,7 +76,8 @@ def run(
             if options.json:
                 emit(job.accepted)
             tell_warnings(job.accepted)
-            say_stdin()
+            if not terminal:
+                say_stdin()
 
         def detach() -> bool:
             if submitted:
@@ -77,9 +92,12 @@ def run(
                 answer = await client._wire.answer("cancel", {"job": job_id, "reason": "Ctrl-C", "by": who()})
                 say(f"cancelling job {job_id}, which was {answer.data['was']}")
 
-        labelled = request.replicas > 1 and not no_prefix
+        labelled = request.copies > 1 and not no_prefix
         try:
-            following = _follow(client, job_id, options, submit, labelled=labelled, replicas=request.replicas)
+            if terminal:
+                following = _hold(client, job_id, submit)
+            else:
+                following = _follow(client, job_id, options, submit, labelled=labelled, replicas=request.copies)
             return await detachable(following, detach, cancel)
         except BrokenPipeError:  # as of `| head`: its reader wants no more, and the job goes on
             if submitted:
@@ -87,11 +105,14 @@ def run(
             raise
 
     def act() -> int:
-        request = request_of(flags, command)
+        sweep = sweep_of(flags, command)
+        request = request_of(flags, command, sweep)
 
         async def follow(client: AsyncClient) -> int | None:
-            chosen = await offered(client.plan, flags, command, request)
-            return await work(client, await with_files(client, flags, chosen))
+            chosen = await offered(client.plan, flags, command, request, sweep)
+            if terminal:
+                chosen = _with_terminal(chosen, options)
+            return await work(client, await with_files(client, flags.with_, chosen, sweep))
 
         return with_client(options, follow)
 
@@ -100,13 +121,12 @@ def run(
 
 
 def logs(
-    job: Annotated[str, Parameter(help=HELP_ONE, lists=LISTED)],
-    /,
-    *,
+    *jobs: Annotated[str, Parameter(help=HELP, lists=LISTED)],
+    chosen: Chosen = ANY_JOB,
     tail: Annotated[
         int | None, Parameter(help="Print at most this many lines of each stream's earlier output.")
     ] = None,
-    replica: Annotated[int | None, Parameter(help="Only this replica, from 0.")] = None,
+    replica: Annotated[str | None, Parameter(help="Only these replicas, as in 7 or 0-9,205.", value="NUMBERS")] = None,
     attempt: Annotated[
         int | None,
         Parameter(help="Print what is kept of this attempt, and exit with 0."),
@@ -125,7 +145,8 @@ def logs(
 
     It shows the newest attempt of each replica; an earlier one has --attempt. A worker keeps the output of each attempt
     up to a bound for each stream, and for some time after its end. Its settings say how much and how long, and
-    `moorage show` says until when. Each line of several replicas begins with its replica, [0].
+    `moorage show` says until when. Each line of several replicas begins with its replica, [0]; of several jobs, with
+    the job, [train-42] or [train-42/0]. Of several jobs the exit code is that of the first that did not succeed.
     """
 
     async def work(client: AsyncClient) -> int | None:
@@ -133,21 +154,77 @@ def logs(
             from moorage.client.errors import rejected
 
             raise rejected("invalid-argument", "--tail must be 0 or more lines", found=tail, next="moorage logs --help")
-        name = await one_id(client, job, "logs")
-        replicas = 1 if options.json or replica is not None else await _replicas_of(client, name)
+        from moorage.client.replicas import replicas_of
+        from moorage.schemas.ranges import count_of
+
+        only = replicas_of(replica)
+        names = await ids_of(client, jobs, chosen)
+        if len(names) != 1:
+            following = _each(client, names, options, tail, replica, attempt, follow=not no_follow, plain=no_prefix)
+            return await detachable(following, lambda: say("this command no longer follows the jobs, which go on"))
+        [name] = names
+        if options.json or only is not None:
+            replicas = 1 if only is None else count_of(only)
+        else:
+            replicas = await _replicas_of(client, name)
         labelled = replicas > 1 and not no_prefix
         if no_follow or attempt is not None:
             return await _kept(client, name, options, tail, replica, attempt, labelled=labelled)
         following = _follow(client, name, options, tail=tail, replica=replica, labelled=labelled, replicas=replicas)
         return await detachable(following, lambda: _say_detached(name))
 
+    def act() -> int:
+        words_of(jobs, chosen)  # refused before a connection is made
+        return with_client(options, work)
+
     gc.enable()
-    return with_client(options, work)
+    return guarded(options, act)
+
+
+async def _each(
+    client: AsyncClient,
+    jobs: list[str],
+    options: Options,
+    tail: int | None,
+    replica: str | None,
+    attempt: int | None,
+    *,
+    follow: bool,
+    plain: bool,
+) -> int:
+    """Print the output of several jobs: what is kept of one after the other, or, with `follow`, of all as it comes.
+
+    Returns the exit code of the first that did not succeed.
+    """
+    from moorage.schemas.errors import MoorageError
+
+    if not jobs:
+        say(f"tenant {client.tenant} has no job that has not ended")
+    follows = follow and attempt is None
+    at_once = asyncio.Semaphore(AT_ONCE if follows else 1)
+
+    async def one(job: str) -> int:
+        async with at_once:
+            try:
+                replicas = await _replicas_of(client, job)
+                if not follows:
+                    return await _kept(
+                        client, job, options, tail, replica, attempt, labelled=not plain, named=True, replicas=replicas
+                    )
+                return await _follow(
+                    client, job, options, tail=tail, replica=replica, labelled=not plain, named=True, replicas=replicas
+                )
+            except MoorageError as error:  # of one; the others are printed
+                say(f"warning[{error.code}]: {job}: {error.problem.message}")
+                return exit_code_of(error)
+
+    codes = await asyncio.gather(*(one(job) for job in jobs))
+    return next((code for code in codes if code), 0)
 
 
 async def _replicas_of(client: AsyncClient, job: str) -> int:
     shown = await client.job(job).show()
-    return max(len(shown.replica_states), shown.request.replicas if shown.request is not None else 1)
+    return max(len(shown.replica_states), shown.request.copies if shown.request is not None else 1)
 
 
 async def _kept(
@@ -155,19 +232,24 @@ async def _kept(
     job: str,
     options: Options,
     tail: int | None,
-    replica: int | None,
+    replica: str | None,
     attempt: int | None,
     *,
     labelled: bool,
+    named: bool = False,
+    replicas: int = 1,
 ) -> int:
-    from moorage.client.output import Joiner, newest_attempts
+    from moorage.client.output import Joiner
+    from moorage.client.replicas import replicas_of
 
-    progress = Progress(job, quiet=options.json, labelled=labelled)
+    progress = Progress(job, quiet=options.json or named, labelled=labelled, named=named, replicas=replicas)
     joiner, given = Joiner(client._wire.read, job, tail), 0
-    async for piece in joiner.kept_of(newest_attempts((await client.job(job).show()).data), replica, attempt):
+    only = replicas_of(replica)
+    newest = await joiner.newest((await client.job(job).show()).data, only)
+    async for piece in joiner.kept_of(newest, only, attempt):
         given += 1
         if options.json:
-            emit(piece)
+            emit(_told(job, piece) if named else piece)
         else:
             progress.output(piece)
     progress.close()
@@ -195,16 +277,29 @@ async def _follow(
     submit: Callable[[], Awaitable[None]] | None = None,
     *,
     tail: int | None = None,
-    replica: int | None = None,
+    replica: str | None = None,
     labelled: bool = False,
+    named: bool = False,
     replicas: int = 1,
 ) -> int:
-    """Begin to watch, then submit, so that no output is missed; show all of it. Returns the exit code."""
+    """Begin to watch, then submit, so that no output is missed; show all of it. Returns the exit code.
+
+    With `named` it is one of several jobs: its output begins with its name, and of its progress only the end is told.
+    """
     from moorage.client.errors import JobFailed
+    from moorage.client.replicas import replicas_of
     from moorage.schemas.frames import Event
     from moorage.schemas.job import QUEUED, SUCCEEDED
 
-    progress = Progress(job, quiet=options.json, whole=tail is None, labelled=labelled, replicas=replicas)
+    progress = Progress(
+        job,
+        quiet=options.json or named,
+        whole=tail is None,
+        labelled=labelled,
+        named=named,
+        replicas=replicas,
+        only=replicas_of(replica),
+    )
     async with client.watch(job, past=True, tail=tail, replica=replica, notes=not options.json) as watch:
         if submit is not None:
             await submit()
@@ -213,10 +308,10 @@ async def _follow(
         try:
             async for item in watch:
                 if options.json:
-                    emit(item)
+                    emit(_told(job, item) if named and not isinstance(item, Event) else item)
                 elif isinstance(item, Event):
                     progress.event(item)
-                    if item.state == QUEUED and asking is None:
+                    if item.state == QUEUED and asking is None and not named:
                         asking = asyncio.create_task(_say_why(client, job, watch, progress))
                 else:
                     progress.output(item)
@@ -233,11 +328,84 @@ async def _follow(
     if options.json:
         return exit_code_of_result(result)
     failed = JobFailed(result, request=await _limits(client, result))
+    if named:
+        say(paint(f"{job} {result.state}: {failed.why}", "red", sys.stderr))
+        return exit_code_of_result(result)
     if result.code is None or result.state != "FAILED":
         tell_error(failed.problem, failed.fixes)
     else:
         say(paint(failed.why, "red", sys.stderr))
     return exit_code_of_result(result)
+
+
+def _with_terminal(request: Request, options: Options) -> Request:
+    """Return the request with a terminal that this command is to hold. Raises `Rejected`."""
+    import msgspec
+
+    from moorage.client.errors import rejected
+
+    if request.copies > 1 or options.json:
+        raise rejected(
+            "invalid-argument", "-it holds one terminal, and prints what it shows", field="$.run.stdin",
+            found="--json" if options.json else f"{request.copies} replicas", allowed="one replica, without --json",
+            next="leave -it out, or open a shell beside a replica with moorage shell JOB/N",
+        )  # fmt: skip
+    run = request.workload
+    env = {"TERM": os.environ.get("TERM") or "xterm", **run.env}
+    return msgspec.structs.replace(request, run=msgspec.structs.replace(run, stdin="stream", env=env))
+
+
+async def _hold(client: AsyncClient, job: str, submit: Callable[[], Awaitable[None]]) -> int:
+    """Submit a job, and hold the terminal of each of its attempts; return the job's exit code, or 0 once the user has
+    left the terminal."""
+    from moorage.cli.jobs.exec import hold, say_left
+    from moorage.client.errors import ClientError, JobFailed
+    from moorage.schemas.frames import Event
+    from moorage.schemas.job import QUEUED, RUNNING, SUCCEEDED
+
+    progress, was_held = Progress(job), False
+    async with client.watch(job) as watch:
+        await submit()
+        asking: asyncio.Task[None] | None = None
+        try:
+            async for item in watch:
+                assert isinstance(item, Event)
+                progress.event(item)
+                if item.state == QUEUED and asking is None:
+                    asking = asyncio.create_task(_say_why(client, job, watch, progress))
+                if not any(change.state == RUNNING for change in item.changes):  # only where an attempt begins
+                    continue
+                progress.close()  # the rest of the screen is the job's
+                try:
+                    if await hold(client, job) is None:
+                        say_left(job)
+                        return 0
+                    was_held = True
+                except ClientError as error:
+                    if error.code != "failed-precondition":
+                        raise
+                    # it is over before its terminal was asked for, or is frozen: its output is kept
+        finally:
+            progress.close()
+            if asking is not None:
+                asking.cancel()
+                await asyncio.wait((asking,))
+        result = watch.result()
+    if not was_held:
+        await _kept(client, job, DEFAULTS, None, None, None, labelled=False)
+    if result.state == SUCCEEDED:
+        return 0
+    failed = JobFailed(result, request=await _limits(client, result))
+    say(paint(failed.why, "red", sys.stderr))
+    return exit_code_of_result(result)
+
+
+def _told(job: str, piece: Piece) -> dict[str, Any]:
+    """Return a piece of output with its job, which a piece alone does not name."""
+    import msgspec
+
+    data: dict[str, Any] = {"job": job, **msgspec.to_builtins(piece)}
+    return data
 
 
 async def _limits(client: AsyncClient, result: Result) -> Request | None:
@@ -271,7 +439,10 @@ def tell_missing(watch: Watch, *, asked_for: bool) -> None:
 
 
 def tell_cuts(joiner: Joiner) -> None:
-    """Print of which streams the worker did not store all."""
+    """Print of which streams the worker did not store all, and how many replicas are left out."""
+    if joiner.left_out:
+        left = many(joiner.left_out, "more replica")
+        say(f"the output of {left} that ended is not printed; moorage logs JOB --replica 0-99 prints some")
     for replica, attempt, stream in sorted(joiner.truncated, key=str):
         name = f"std{stream} of replica {replica}, attempt {attempt}"
         dropped = joiner.truncated[replica, attempt, stream]

@@ -1,19 +1,24 @@
-"""Which jobs a word means: an id, the beginning of one, `last`, `all`, or several with commas.
+"""Which jobs a word means: an id, the beginning of one, `last`, `all`, a pattern, or several with commas.
 
 train-42      the job with this id, or the only job whose id begins with it
 =last         the job with exactly this id, even if it reads like one of the words below
 last          the newest job
 all           every job that has not ended
-train-*       every job whose id begins with this (in quotes, because a shell expands *); cancel skips ended jobs
+train-*-r1    every job whose id matches, * being any characters (in quotes: a shell expands *); cancel skips ended jobs
 a,b,last      each of these
+
+--label sweep=lr, --state queued   in place of words, or with all or a pattern: only jobs with this label, in this state
+
+All of these are looked for in the scheduler's memory; a job that ended long ago is found by its whole id.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Final, TypeVar
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, TypeVar
 
-from moorage.cli.framework.console import say
+from moorage.cli.framework.arguments import Parameter
 from moorage.schemas.job import STATES, TERMINAL
 
 if TYPE_CHECKING:
@@ -23,21 +28,69 @@ LAST: Final = "last"
 ALL: Final = "all"
 EXACTLY: Final = "="
 EACH: Final = "*"
-#: the newest jobs, among which a beginning is looked up
-LOOKED_AT_MAX: Final = 1000
+#: jobs that one answer lists
+PAGE: Final = 1000
 CANDIDATES_SHOWN_MAX: Final = 5
 LIVE: Final = tuple(state for state in STATES if state not in TERMINAL)
 
-HELP: Final = "Ids, their beginnings, last, all, 'train-*', or several with commas (moorage help jobs)."
+HELP: Final = "Ids, their beginnings, last, all, 'train-*-r1', or several with commas (moorage help jobs)."
 HELP_ONE: Final = "The job's id, its beginning, or last; =ID means this exact id."
 LISTED: Final = "ls --format {job}"
 
 T = TypeVar("T")
 
 
-def words_of(texts: Sequence[str]) -> list[str]:
-    """Return the comma-separated words of all arguments, in order, each once. Raises `Rejected` if there is none."""
+@dataclass(frozen=True)
+class Chosen:
+    """The options that choose jobs by what they are, not by their names."""
+
+    __group__: ClassVar[str] = "Which jobs"
+
+    label: Annotated[
+        list[str] | None, Parameter(help="Only jobs with this label; KEY alone: with any value.", value="KEY=VALUE")
+    ] = None
+    state: Annotated[
+        list[str] | None,
+        Parameter(help="Only jobs in these states, for example RUNNING or queued,running.", value="STATE"),
+    ] = None
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """The labels that are asked for, `*` for any value. Raises `Rejected` for one without a key, or asked for with
+        two values, which no job has."""
+        found: dict[str, str] = {}
+        for text in self.label or ():
+            key, sign, value = text.partition("=")
+            if not key or found.setdefault(key, value if sign else EACH) != (value if sign else EACH):
+                from moorage.client.errors import rejected
+
+                why = f"--label names {key} with two values, and no job has both" if key else "--label names no label"
+                fix = "choose by one, and by the other with another command" if key else "--label KEY=VALUE"
+                raise rejected("invalid-argument", why, found=text, next=fix)
+        return found
+
+    @property
+    def states(self) -> list[str]:
+        return [name.upper().replace("-", "_") for some in self.state or () for name in some.split(",")]
+
+
+ANY_JOB: Final = Chosen()
+
+
+def words_of(texts: Sequence[str], chosen: Chosen = ANY_JOB) -> list[str]:
+    """Return the comma-separated words of all arguments, in order, each once; [""] if options choose the jobs.
+
+    Raises `Rejected` if there is none, or if options choose among words that name single jobs.
+    """
     words = list(dict.fromkeys(word for text in texts for word in text.split(",") if word))
+    if chosen != ANY_JOB:
+        single = next((word for word in words if word != ALL and EACH not in word), None)
+        if single is not None:
+            from moorage.client.errors import rejected
+
+            why = f"--label and --state choose among jobs, and {single} names one"
+            raise rejected("invalid-argument", why, found=single, next="leave out the ids, or give a pattern")
+        return words or [""]
     if not words:
         from moorage.client.errors import rejected
 
@@ -50,15 +103,15 @@ async def ask_each(client: AsyncClient, texts: Sequence[str], ask: Callable[[str
     `NotFound`, `Rejected`."""
     answers: list[T] = []
     for word in words_of(texts):
-        if _means_several(word):
-            answers += [await ask(name) for name in await _listed(client, word)]
+        if means_several(word):
+            answers += [await ask(name) for name in await _listed(client, word, ANY_JOB)]
         else:
             answers.append(await _ask_one(client, word, ask))
     return answers
 
 
-async def ids_of(client: AsyncClient, texts: Sequence[str]) -> list[str]:
-    """Return the ids that the words mean, each of an existing job; [] if `all` means none now.
+async def ids_of(client: AsyncClient, texts: Sequence[str], chosen: Chosen = ANY_JOB) -> list[str]:
+    """Return the ids that the words and options mean, each of an existing job; [] if `all` means none now.
 
     Raises `NotFound`, `Rejected`.
     """
@@ -68,9 +121,9 @@ async def ids_of(client: AsyncClient, texts: Sequence[str]) -> list[str]:
         return name
 
     names: list[str] = []
-    for word in words_of(texts):
-        if _means_several(word):
-            names += await _listed(client, word)
+    for word in words_of(texts, chosen):
+        if not word or means_several(word):
+            names += await _listed(client, word, chosen)
         else:
             names.append(await _ask_one(client, word, known))
     return list(dict.fromkeys(names))
@@ -91,29 +144,28 @@ async def one_id(client: AsyncClient, text: str, verb: str) -> str:
     return names[0]
 
 
-async def ids_to_cancel(client: AsyncClient, texts: Sequence[str]) -> list[str]:
-    """Return the ids that the words mean. Unlike in `ids_of`, an id may be of a job that does not exist yet.
+async def ids_to_cancel(client: AsyncClient, texts: Sequence[str], chosen: Chosen = ANY_JOB) -> list[str]:
+    """Return the ids that the words and options mean. Unlike in `ids_of`, an id may be of a job that does not exist
+    yet, and patterns and options choose only jobs that have not ended.
 
     So only an id that moorage made up may be given by its beginning. Any other name is taken literally: `cancel
     train-4` never ends `train-42`.
     """
     names: list[str] = []
-    for word in words_of(texts):
-        if word in (LAST, ALL):
-            names += await _listed(client, word)
-        elif word.endswith(EACH):
-            names += await _begun(client, word, LIVE)
+    for word in words_of(texts, chosen):
+        if not word or means_several(word):
+            names += await _listed(client, word, chosen, LIVE if word != LAST else ())
         elif _begins_made_up(word):
-            found = [name for name in await _newest(client) if name.startswith(word) and _is_made_up(name)]
+            found = [name for name in await _begun(client, word) if _is_made_up(name)]
             names.append(_only(word, found) if found else word)
         else:
             names.append(client.job(word.removeprefix(EXACTLY)).job)
     return list(dict.fromkeys(names))
 
 
-def _means_several(word: str) -> bool:
+def means_several(word: str) -> bool:
     """Return whether the scheduler's list of jobs is needed to tell which jobs a word means."""
-    return word in (LAST, ALL) or word.endswith(EACH)
+    return word in (LAST, ALL) or EACH in word
 
 
 async def _ask_one(client: AsyncClient, word: str, ask: Callable[[str], Awaitable[T]]) -> T:
@@ -124,7 +176,7 @@ async def _ask_one(client: AsyncClient, word: str, ask: Callable[[str], Awaitabl
     except NotFound:
         if word.startswith(EXACTLY):
             raise
-        found = [name for name in await _newest(client) if name.startswith(word)]
+        found = await _begun(client, word)
         if not found:
             raise
     return await ask(_only(word, found))
@@ -144,9 +196,11 @@ def _only(word: str, found: list[str]) -> str:
     )
 
 
-async def _listed(client: AsyncClient, word: str) -> list[str]:
-    """Return the ids that `last`, `all` or `begins-*` means now. Raises `NotFound` if there is none, except for
-    `all`."""
+async def _listed(client: AsyncClient, word: str, chosen: Chosen, states: Sequence[str] = ()) -> list[str]:
+    """Return the ids that `last`, `all`, a pattern or "" means now, among what is `chosen`, and in these states.
+
+    Raises `NotFound` if there is none, except for `all`.
+    """
     if word == LAST:
         rows = (await client.ls(limit=1)).jobs
         if not rows:
@@ -154,42 +208,40 @@ async def _listed(client: AsyncClient, word: str) -> list[str]:
 
             raise not_found(f"tenant {client.tenant} has no job", next="moorage submit creates a job")
         return [rows[0].job]
-    if word.endswith(EACH):
-        return await _begun(client, word)
-    data = await client.ls(LIVE, LOOKED_AT_MAX)
-    live = sum(number for state, number in data.counts.items() if state not in TERMINAL)
-    if live > len(data.jobs):
-        say(
-            f"warning[selector]: all names only the newest {len(data.jobs)} of {live} jobs that have not ended; "
-            "name the others by their ids, or run the command again once these have ended"
-        )
-    return [row.job for row in data.jobs]
-
-
-async def _begun(client: AsyncClient, word: str, states: Sequence[str] = ()) -> list[str]:
-    """Return the ids that begin as the word says. Raises `NotFound` if there is none."""
-    data = await client.ls(states, LOOKED_AT_MAX)
-    found = [row.job for row in data.jobs if row.job.startswith(word.removesuffix(EACH))]
-    among = sum(number for state, number in data.counts.items() if not states or state in states)
-    if among > len(data.jobs):
-        say(
-            f"warning[selector]: {word} was searched for only among the newest {len(data.jobs)} of {among} jobs"
-            + (
-                " that have not ended; run the command again once these have ended"
-                if states
-                else "; name older jobs by their ids"
-            )
-        )
-    if not found:
+    wanted = [state for state in chosen.states or states if not states or state in states or state not in STATES]
+    if word == ALL:
+        wanted = wanted or list(LIVE)
+    found: list[str] = []
+    if wanted or not chosen.states:  # else those that are chosen have ended
+        ids = word if word not in ("", ALL) else ""
+        found = [row["job"] for row in await listed(client, {"ids": ids, "labels": chosen.labels, "states": wanted})]
+    if not found and word != ALL:
         from moorage.client.errors import not_found
 
-        begins = f"{'that has not ended ' if states else ''}has an id that begins with {word.removesuffix(EACH)!r}"
-        raise not_found(f"no job of tenant {client.tenant} {begins}", next="moorage ls")
+        lives = "that has not ended " if states else ""
+        of = [f"has an id that matches {word!r}"] if word else []
+        of += [f"has the label {text}" for text in chosen.label or ()]
+        of += [f"is {' or '.join(chosen.states)}"] if chosen.states else []
+        raise not_found(f"no job of tenant {client.tenant} {lives}{' and '.join(of)}", next="moorage ls")
     return found
 
 
-async def _newest(client: AsyncClient) -> list[str]:
-    return [row.job for row in (await client.ls(limit=LOOKED_AT_MAX)).jobs]
+async def listed(client: AsyncClient, asked: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the rows of all jobs in memory that a question of `ls` asks for, newest first, however many pages."""
+    found: dict[str, dict[str, Any]] = {}
+    after = ""
+    while True:
+        arguments = {**{name: value for name, value in asked.items() if value}, "limit": PAGE, "history": False}
+        data = await client._wire.read("ls", arguments | ({"after": after} if after else {}))
+        found |= {row["job"]: row for row in data["jobs"]}
+        after = data.get("next", "")
+        if not after:
+            return list(found.values())
+
+
+async def _begun(client: AsyncClient, word: str) -> list[str]:
+    """Return the ids of the jobs in memory that begin with a word."""
+    return [row["job"] for row in await listed(client, {"ids": word + EACH})]
 
 
 _MADE_UP_CHARS: Final = 15

@@ -1,4 +1,4 @@
-"""The verbs that read and end jobs: show, ls, cancel."""
+"""The verbs that show and end jobs: show, cancel."""
 
 from __future__ import annotations
 
@@ -7,33 +7,33 @@ import sys
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from moorage.cli.framework.arguments import Parameter
-from moorage.cli.framework.console import paint, say, tell
+from moorage.cli.framework.console import say, tell
 from moorage.cli.framework.options import ROWS, RowOptions, with_client
 from moorage.cli.framework.render import age, facts, ports_words, table, utc, utc_ms
 from moorage.cli.framework.screen import Screen
-from moorage.cli.framework.wrapping import folded
 from moorage.cli.jobs.job_rows import (
+    after_rows,
     code_cell,
-    counts_line,
     ended_by_itself,
-    jobs_table,
-    matching,
-    no_jobs,
+    members_words,
+    stall_event_words,
+    stalled_words,
     worker_cell,
 )
-from moorage.cli.jobs.selectors import HELP, LISTED, ask_each, ids_to_cancel, one_id
+from moorage.cli.jobs.replica_words import shown_words
+from moorage.cli.jobs.selectors import ANY_JOB, HELP, LISTED, Chosen, ask_each, ids_to_cancel, one_id
 from moorage.cli.jobs.use import WATCH_S, use_rows, use_table, use_words
 from moorage.client.login import who
 from moorage.schemas.actors import words
 from moorage.schemas.job import ACCEPTED, RUNNING, TERMINAL
 from moorage.schemas.names import SIMULATED_UUID
+from moorage.schemas.ranges import RANGES_SAID, count_of, format_ranges, parse_ranges
 from moorage.schemas.units import many
 
 if TYPE_CHECKING:
     from moorage.client.client import AsyncClient
     from moorage.schemas.frames import Answer
 
-LIMIT_MAX: Final = 1000
 #: replicas whose workers are asked for their ports
 PORTS_ROWS_MAX: Final = 64
 #: most replicas whose workers are asked whether they kept all of the output, and how long `show` waits for that
@@ -65,6 +65,8 @@ def show(
                         tell(f"from now on {enforced_words(_as_dict(event.enforced))}")
                     if event.idle is not None:
                         tell(idle_words(event.idle.seconds, event.idle.ends_s))
+                    if event.stalled is not None:
+                        tell(stall_event_words(event.stalled))
                     for change in event.changes:
                         row = _change_row(_as_dict(change), None)
                         tell("\t".join("-" if cell is None else str(cell) for cell in row))
@@ -126,7 +128,8 @@ async def _cuts_of(client: AsyncClient, job: str, data: dict[str, Any]) -> dict[
     import asyncio
 
     from moorage.client.errors import ClientError
-    from moorage.client.output import STREAMS, newest_attempts, read_page
+    from moorage.client.kept_output import newest_attempts
+    from moorage.client.output import STREAMS, read_page
     from moorage.schemas.frames import StreamName
 
     found: dict[str, int | None] = {}
@@ -186,7 +189,7 @@ def _show(data: dict[str, Any]) -> None:
 def job_words(data: dict[str, Any]) -> str:
     """Return a job in full: facts, and a table of its state changes."""
     changes = data.get("changes", [])
-    began = changes[0]["time_ms"] if changes else None
+    began = changes[0]["time_ms"] if changes and changes[0]["rev"] == 1 else None
     simulated = data.get("simulated") or _simulated(changes)
     request = data.get("request", {})
     about = facts(
@@ -197,13 +200,23 @@ def job_words(data: dict[str, Any]) -> str:
             ("simulated", "yes" if simulated else ""),
             ("gpu", data.get("gpu")),
             ("command", " ".join(request.get("run", {}).get("argv", []))),
+            ("items", items_words(request)),
+            ("again of", request.get("again_of")),
+            ("run again as", ", ".join(data.get("again", ()))),
+            ("service", service_words(request.get("service"))),
             ("priority", data.get("priority")),
             ("age", age(data["age_ms"]) if "age_ms" in data else ""),
             ("worker", worker_cell(data)),
             ("replicas", _replicas(data)),
+            ("members", members_words(data)),
+            ("ready", ready_words(data)),
+            ("address", address_words(data)),
+            ("restarts", restarts_words(data)),
             ("use", use_words(data)),
+            *after_rows(data),
+            ("stalled", stalled_words(data)),
             ("enforced", "; ".join(dict.fromkeys(map(enforced_words, _levels(data))))),
-            ("guest", guest_words(data)),
+            ("waits for", frozen_words(data)),
             ("ports", _ports(data)),
             ("output", _cuts(data)),
             ("code", code_cell(data.get("code"))),
@@ -214,14 +227,46 @@ def job_words(data: dict[str, Any]) -> str:
     )
     if not changes:
         return about
+    told, left_out = _exceptions(changes)
     story = table(
         ["REV", "AFTER", "REPLICA", "TRY", "STATE", "WORKER", "CODE", "GPUS", "WHY"],
-        [_change_row(change, began) for change in changes],
+        [_change_row(change, began) for change in told],
         numbers=("REV", "AFTER", "REPLICA", "TRY", "CODE"),
         optional=("REV", "GPUS", "CODE"),
         wraps=True,
     )
+    if _lacks_older(data, changes):
+        story += f"\nolder changes are left out; moorage events {data['job']} has what is kept of them"
+    elif left_out:
+        story += f"\n{many(left_out, 'replica')} without a failure or a second attempt left out: --json has all changes"
     return f"{about}\n\n{story}"
+
+
+def _lacks_older(data: dict[str, Any], changes: list[dict[str, Any]]) -> bool:
+    """Return whether an answer has the newest changes alone; of very many replicas it has those ends that are odd."""
+    states = data.get("replicas", {}).get("states", {})
+    unwell = sum(count for name, count in states.items() if name in TERMINAL and name != "SUCCEEDED")
+    told = [change for change in changes if change["state"] in TERMINAL and change["state"] != "SUCCEEDED"]
+    ends = sum(change.get("through", change["replica"]) - change["replica"] + 1 for change in told)
+    return bool(changes[0]["rev"] > 1 or ends < unwell)
+
+
+#: the state changes of more replicas are shown of those alone that did not go well
+STORIES_MAX: Final = 16
+
+
+def _exceptions(changes: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], int]:
+    """Return the changes to show, and the number of replicas that are left out because nothing went wrong with them."""
+    replicas = {change["replica"] for change in changes if change["replica"] >= 0}
+    if len(replicas) <= STORIES_MAX:
+        return changes, 0
+    odd = {
+        change["replica"]
+        for change in changes
+        if (change["state"] in TERMINAL and change["state"] != "SUCCEEDED") or change["attempt"] > 1
+    }
+    told = [change for change in changes if change["replica"] < 0 or change["replica"] in odd]
+    return told, len(replicas - odd)
 
 
 #: replicas in one state that `show` names
@@ -230,6 +275,8 @@ REPLICAS_NAMED_MAX: Final = 8
 
 def _replicas(data: dict[str, Any]) -> str:
     """Return how many of several replicas are in which state; of those that failed a few numbers, too."""
+    if counted := shown_words(data):
+        return counted
     rows = data.get("replica_states", [])
     if len(rows) < 2:
         return ""
@@ -249,13 +296,49 @@ def _levels(data: dict[str, Any]) -> list[dict[str, str]]:
     return [row["enforced"] for row in rows if "enforced" in row and row.get("mode") != "exclusive"]
 
 
-def guest_words(data: dict[str, Any]) -> str:
-    """Return that the job uses GPUs of a frozen job, or that another job uses its GPUs while it is frozen; else ""."""
-    rows = data.get("replica_states", [])
-    if any(row.get("lends") for row in rows):
-        return "another job uses its GPUs while it is frozen; that job ends before this job continues"
-    is_guest = any(row.get("guest") for row in rows)
-    return "this job uses GPUs of a frozen job, and ends when the frozen job needs its GPUs" if is_guest else ""
+def frozen_words(data: dict[str, Any]) -> str:
+    """Return for which GPUs the job waits while it is frozen; "" if it waits for none."""
+    gpus = [gpu for row in data.get("replica_states", []) for gpu in row.get("waits_for", ())]
+    return f"{', '.join(gpus)}, which preemptible jobs may use while this job is frozen" if gpus else ""
+
+
+def service_words(service: dict[str, Any] | None) -> str:
+    """Return which service's calls the job answers, and how many at a time; "" if it answers none."""
+    return f"{service['name']}, {many(service.get('concurrency', 1), 'call')} at a time" if service else ""
+
+
+def items_words(request: dict[str, Any]) -> str:
+    """Return how many items a job's replicas have and where they are: `10 of 100, in its request`; "" if none."""
+    items = request.get("run", {}).get("items")
+    if isinstance(items, dict):
+        return f"{items['file']}, one of its files"
+    if items is None:
+        return ""
+    indices = request.get("indices")
+    some = "" if indices is None else f"{count_of(parse_ranges(indices))} of "
+    return f"{some}{len(items)}, in its request"
+
+
+def ready_words(data: dict[str, Any]) -> str:
+    """Return how many replicas of a job are ready for work; "" for a job that nobody looks at, or that has ended."""
+    if "ready" not in data or data["state"] in TERMINAL:
+        return ""
+    of = len(data.get("replica_states", []))
+    return ("yes" if data["ready"] else "no") if of == 1 else f"{data['ready']} of {many(of, 'replica')}"
+
+
+def address_words(data: dict[str, Any]) -> str:
+    """Return where the ports of a job are reached that its workers gave it; "" for none."""
+    rows = [row for row in data.get("replica_states", []) if "address" in row]
+    several = len(data.get("replica_states", [])) > 1
+    return "; ".join(f"replica {row['replica']}: {row['address']}" if several else row["address"] for row in rows)
+
+
+def restarts_words(data: dict[str, Any]) -> str:
+    """Return how often a job that stays has started again, and how often it may; "" if it never has."""
+    count = sum(row.get("restarts", 0) for row in data.get("replica_states", []))
+    most = data.get("request", {}).get("run", {}).get("max_restarts")
+    return "" if not count else f"{count}" if most is None else f"{count}, at most {most} of each replica"
 
 
 def idle_words(seconds: int, ends_s: int) -> str:
@@ -292,11 +375,17 @@ def _change_row(change: dict[str, Any], began_ms: int | None) -> list[Any]:
         len(change.get("gpus", [])) or "-",
         why_of(
             change["state"],
-            ended_by_itself(change["state"], change.get("code"), change.get("why", "")),
+            ended_by_itself(change["state"], change.get("code"), change.get("why", ""))
+            or at(change.get("address", "")),
             change.get("by", ""),
             change.get("said", ""),
         ),
     ]
+
+
+def at(address: str) -> str:
+    """Return where a replica is reached, as the reason column tells it; "" without an address."""
+    return f"at {address}" if address else ""
 
 
 def why_of(state: str, why: str, by: str, said: str) -> str:
@@ -318,52 +407,6 @@ def _simulated(changes: list[dict[str, Any]]) -> bool:
     return any(gpu.startswith(SIMULATED_UUID) for change in changes for gpu in change.get("gpus", []))
 
 
-def ls(
-    *,
-    state: Annotated[
-        list[str] | None,
-        Parameter(help="Only jobs in these states, for example RUNNING or queued,running.", value="STATE"),
-    ] = None,
-    limit: Annotated[int, Parameter(help="Show at most this many jobs, 1..1000.")] = 100,
-    watch: Annotated[
-        bool, Parameter(help="Show again whenever a job changes; in a pipe, print one row for each change.")
-    ] = False,
-    options: RowOptions = ROWS,
-) -> int:
-    """List the tenant's jobs, newest first."""
-
-    states = [name.upper().replace("-", "_") for some in state or () for name in some.split(",")]
-
-    async def work(client: AsyncClient) -> int | None:
-        if watch:
-            from moorage.cli.jobs.ls_watch import watch_jobs
-
-            await watch_jobs(client, states, limit, options)
-            return None
-        answer = await client._wire.answer("ls", {"states": states, "limit": limit})
-        rows = answer.data["jobs"]
-        if options.shown(answer, rows):
-            return None
-        if not rows:
-            say(no_jobs(client.tenant, states))
-            return None
-        tell(jobs_table(rows))
-        counts = answer.data["counts"]
-        there = matching(counts, states)
-        if len(rows) < there:
-            more = (
-                f"more: --limit {min(there, LIMIT_MAX)}"
-                if limit < LIMIT_MAX
-                else "to see the others: --state STATE, or give a job id"
-            )
-            say(f"the newest {len(rows)} of {there:,}; {more}")
-        if sys.stdout.isatty():
-            say(paint(folded(counts_line(counts), sys.stderr), "dim", sys.stderr))
-        return None
-
-    return with_client(options, work)
-
-
 _TYPED: Final = (
     "warning[unknown-job]: no job {name} is known; the next job that is submitted under this id is CANCELLED at once, "
     "and this cannot be undone: moorage ls shows the jobs that exist"
@@ -372,7 +415,9 @@ _TYPED: Final = (
 
 def cancel(
     *jobs: Annotated[str, Parameter(help=HELP, lists=LISTED)],
+    chosen: Chosen = ANY_JOB,
     reason: Annotated[str, Parameter(help="Why, as text that the job's state changes show.")] = "",
+    replica: Annotated[str | None, Parameter(help="Only these replicas, as in 7 or 0-9,205.", value="NUMBERS")] = None,
     options: RowOptions = ROWS,
 ) -> int:
     """Cancel jobs, whether they wait or run; returns once the cancel is in the ledger.
@@ -383,9 +428,13 @@ def cancel(
     """
 
     async def work(client: AsyncClient) -> int | None:
-        names = await ids_to_cancel(client, jobs)
+        from moorage.client.replicas import replicas_of
+
+        only = replicas_of(replica)
+        some = {} if only is None else {"replicas": format_ranges(only)}
+        names = await ids_to_cancel(client, jobs, chosen)
         for name in names:
-            answer = await client._wire.answer("cancel", {"job": name, "reason": reason, "by": who()})
+            answer = await client._wire.answer("cancel", {"job": name, "reason": reason, "by": who(), **some})
             if options.shown(answer, [answer.data]):
                 continue
             was = answer.data["was"]
@@ -396,7 +445,12 @@ def cancel(
             elif was in TERMINAL:
                 tell(f"{name}\tunchanged, the job had ended before: {was}")
             else:
-                tell(f"{name}\t{'cancelling' if answer.data['cancelled'] else 'unchanged'}, the job was {was}")
+                some_of = "" if only is None else f"replica {format_ranges(only, RANGES_SAID)}"
+                if answer.data["cancelled"]:
+                    did = f"cancelling what goes on of {some_of}" if some_of else "cancelling"
+                else:
+                    did = f"unchanged, nothing goes on of {some_of}" if some_of else "unchanged"
+                tell(f"{name}\t{did}, the job was {was}")
         if len(names) != 1 and not (options.json or options.format):
             say(many(len(names), "job"))
         return None

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
 
 from moorage.cli.framework.arguments import Parameter
 from moorage.cli.framework.console import emit, say, tell, tell_error
 from moorage.cli.framework.exit_codes import EXIT_FAILED, exit_code_of
-from moorage.cli.framework.files import cannot_read, read_within
 from moorage.cli.framework.interrupts import detachable
 from moorage.cli.framework.options import ROWS, RowOptions, guarded, with_client
 from moorage.cli.jobs.acceptance import say_accepted, say_interrupted, say_stdin
-from moorage.cli.jobs.job_flags import NO_FLAGS, JobFlags, offered, request_of, with_files
+from moorage.cli.jobs.bringing import packed_address, send_files, with_files, with_packed
+from moorage.cli.jobs.job_file import Said, is_for_people, read_job_file
+from moorage.cli.jobs.job_flags import NO_FLAGS, JobFlags, offered, request_of
+from moorage.cli.jobs.sweep_flags import sweep_of
 
 if TYPE_CHECKING:
     from moorage.cli.jobs.instead import Change
@@ -19,15 +22,14 @@ if TYPE_CHECKING:
     from moorage.client.job import Job
     from moorage.schemas.job import Request
 
-FILE_BYTES_MAX: Final = 64 * 1024 * 1024
-
 
 def submit(
     *command: Annotated[str, Parameter(help="What to run, after --.", command=True)],
     file: Annotated[
         str | None,
         Parameter(
-            help="A file of requests as JSON: one object, an array, or one object on each line; - is stdin.",
+            help="A file with a job: in YAML or TOML these options by name, and command; in JSON the request, an array "
+            "of requests, or one on each line; - is stdin.",
             names=("--file", "-f"),
             value="FILE",
         ),
@@ -35,7 +37,8 @@ def submit(
     instead_of: Annotated[
         str | None,
         Parameter(
-            help="Submit this waiting job's request, changed by the other options, as a new job, and cancel this one.",
+            help="Submit this job's request, changed by the other options, as a new job, and cancel this one, which "
+            "must be waiting; or a service that runs: it ends as far as the new one is ready.",
             value="JOB",
         ),
     ] = None,
@@ -43,6 +46,7 @@ def submit(
         str | None,
         Parameter(help="With --instead-of: fields of the request to change, as a JSON object.", value="JSON"),
     ] = None,
+    dry_run: Annotated[bool, Parameter(help="Print the request as JSON, and send nothing.")] = False,
     flags: JobFlags = NO_FLAGS,
     options: RowOptions = ROWS,
 ) -> int:
@@ -53,45 +57,90 @@ def submit(
 
     def act() -> int:
         from moorage.client.errors import rejected
-        from moorage.client.job_ids import fresh_job_id
-        from moorage.client.request_builder import build_request
 
         if instead_of is not None:
             from moorage.cli.jobs.instead import instead
 
-            if file is not None:
-                raise rejected("invalid-argument", "--instead-of takes the request of that job", next="leave out -f")
+            if file is not None or dry_run:
+                what = "leave out -f and --dry-run; moorage plan says what would happen"
+                raise rejected("invalid-argument", "--instead-of takes the request of that job", next=what)
             change = instead(instead_of, flags, command, but)
             return with_client(options, lambda client: _one_of(client, change, options))
         if but is not None:
             raise rejected("invalid-argument", "--but needs --instead-of", next="--instead-of JOB --but '{…}'")
-        if file is None:
-            request = request_of(flags, command)
-
-            async def one(client: AsyncClient) -> int | None:
-                chosen = await offered(client.plan, flags, command, request)
-                say_stdin()
-                return await _one(client, await with_files(client, flags, chosen), options)
-
-            return with_client(options, one)
-        if command or flags != NO_FLAGS:
-            raise rejected(
-                "invalid-argument", "a file holds the whole request", next="leave out the flags, or leave out -f"
-            )
-        content = _read(file)
-        if not isinstance(content, list):
-            request = build_request(content)
-            return with_client(options, lambda client: _one(client, request, options))
-        named = [{"job": fresh_job_id(), **body} for body in content]
-
-        async def work(client: AsyncClient) -> int | None:
-            return await detachable(
-                _many(client, named, options), lambda: say_interrupted([body["job"] for body in named])
-            )
-
-        return with_client(options, work)
+        said = Said(flags, tuple(command))
+        if file is not None:
+            if not is_for_people(file):
+                _check_flags_of_requests(flags, command)  # before stdin is read
+            found = read_job_file(file)
+            if not isinstance(found, Said):
+                return _submit_requests(found, flags, command, options, dry_run=dry_run)
+            said = found.under(flags, command)
+        return _submit_said(said, options, dry_run=dry_run)
 
     return guarded(options, act)
+
+
+def _submit_said(said: Said, options: RowOptions, *, dry_run: bool) -> int:
+    flags, command = said
+    sweep = sweep_of(flags, command)
+    request = request_of(flags, command, sweep)
+    if dry_run:
+        emit(with_packed(flags.with_, request, sweep))
+        return 0
+
+    async def one(client: AsyncClient) -> int | None:
+        chosen = await offered(client.plan, flags, command, request, sweep)
+        say_stdin()
+        return await _one(client, await with_files(client, flags.with_, chosen, sweep), options)
+
+    return with_client(options, one)
+
+
+def _submit_requests(
+    content: dict[str, Any] | list[dict[str, Any]],
+    flags: JobFlags,
+    command: Sequence[str],
+    options: RowOptions,
+    *,
+    dry_run: bool,
+) -> int:
+    """Submit requests as they are on the wire, with the files of --with and --keep."""
+    from moorage.client.job_ids import fresh_job_id
+    from moorage.client.request_builder import build_request
+
+    _check_flags_of_requests(flags, command)
+    fields: dict[str, Any] = {"keep": flags.keep} if flags.keep else {}
+    if flags.with_:
+        fields["files"] = packed_address(flags.with_)
+    named = [{"job": fresh_job_id(), **body} for body in (content if isinstance(content, list) else [content])]
+    if dry_run:
+        for body in named:
+            emit(build_request(body, fields=fields))
+        return 0
+    only = None if isinstance(content, list) else build_request(named[0], fields=fields)
+
+    async def work(client: AsyncClient) -> int | None:
+        if flags.with_:
+            fields["files"] = await send_files(client, flags.with_, "")
+        if only is not None:
+            return await _one(client, build_request(only, fields=fields), options)
+        return await detachable(
+            _many(client, named, fields, options), lambda: say_interrupted([body["job"] for body in named])
+        )
+
+    return with_client(options, work)
+
+
+def _check_flags_of_requests(flags: JobFlags, command: Sequence[str]) -> None:
+    """Raise `Rejected` if the command line says more than a request on the wire takes of it."""
+    from moorage.client.errors import rejected
+
+    if command or flags != JobFlags(with_=flags.with_, keep=flags.keep):
+        raise rejected(
+            "invalid-argument", "a file of requests holds all of them, but for --with and --keep",
+            next="leave out the other flags, or leave out -f; a file with options in YAML takes them all",
+        )  # fmt: skip
 
 
 async def _one_of(client: AsyncClient, change: Change, options: RowOptions) -> int | None:
@@ -99,6 +148,8 @@ async def _one_of(client: AsyncClient, change: Change, options: RowOptions) -> i
     from moorage.schemas.errors import MoorageError
 
     gone, request = await change(client)
+    if not gone:
+        return await _one(client, request, options)
     try:
         return await _one(client, request, options)
     except MoorageError as error:
@@ -126,14 +177,16 @@ async def _one(client: AsyncClient, request: Request, options: RowOptions) -> in
     return await detachable(ask(), lambda: say_interrupted([request.job]))
 
 
-async def _many(client: AsyncClient, requests: list[dict[str, Any]], options: RowOptions) -> int | None:
+async def _many(
+    client: AsyncClient, requests: list[dict[str, Any]], fields: dict[str, Any], options: RowOptions
+) -> int | None:
     """Submit several requests, each accepted or refused by itself, and print the answers in their order."""
     from moorage.client.errors import BatchRejected, error_of
 
     jobs: list[Job | None] = []
     problems = {}
     try:
-        jobs += await client.submit_many(requests)
+        jobs += await client.submit_many(requests, **fields)
     except BatchRejected as refused:
         jobs, problems = refused.jobs, refused.problems
     code = 0
@@ -149,56 +202,3 @@ async def _many(client: AsyncClient, requests: list[dict[str, Any]], options: Ro
     if not options.json:
         say(f"{len(jobs) - len(problems)} of {len(jobs)} jobs accepted")
     return code
-
-
-def _read(file: str) -> Any:
-    """Return the JSON of a file or of stdin: an object, or a list of objects from an array or from one a line. Raises
-    `Rejected`."""
-    from moorage.client.errors import rejected
-
-    where = "stdin" if file == "-" else file
-    try:
-        text = read_within(file, FILE_BYTES_MAX)
-    except OSError as error:
-        raise cannot_read(where, error.strerror, "name a file of JSON, or - for stdin") from None
-    if len(text) > FILE_BYTES_MAX:
-        raise rejected("too-large", f"{where} has more than {FILE_BYTES_MAX} bytes", next="split the file")
-    content = _json_of(text, where)
-    bodies = content if isinstance(content, list) else [content]
-    if not bodies or not all(isinstance(body, dict) for body in bodies):
-        raise rejected(
-            "invalid-argument",
-            f"{where} must hold requests alone, and at least one",
-            next='a request is an object as {"run": {"argv": ["nvidia-smi"]}}, or an array of them, or one a line',
-        )
-    return content
-
-
-def _json_of(text: bytes, where: str) -> Any:
-    """Return one JSON value, or a list of values if there is one in each line. Raises `Rejected`."""
-    import msgspec
-
-    lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
-    try:
-        return msgspec.json.decode(text)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        wrong: Exception = error
-    at, values = "", []
-    for number, line in lines if len(lines) > 1 else ():
-        try:
-            values.append(msgspec.json.decode(line))
-        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-            if not values:  # its first line is no value: it was not meant to be one a line
-                break
-            wrong, at = error, f"line {number} of "
-            break
-    else:
-        if values:
-            return values
-    from moorage.client.errors import rejected
-
-    raise rejected(
-        "invalid-argument",
-        f"{at}{where} is not JSON: {wrong}",
-        next=('a request is an object like {"run": {"argv": ["nvidia-smi"]}}'),
-    )

@@ -16,8 +16,9 @@ from moorage.cli.framework.interrupts import detachable
 from moorage.cli.framework.options import ROWS, RowOptions, guarded, with_client
 from moorage.cli.framework.render import Rows, state, waits
 from moorage.cli.jobs.progress import Progress
-from moorage.cli.jobs.selectors import HELP, HELP_ONE, LISTED, ids_of, one_id, words_of
-from moorage.cli.jobs.show_ls_cancel import why_of
+from moorage.cli.jobs.replica_words import Eta, shown_words
+from moorage.cli.jobs.selectors import ANY_JOB, HELP, HELP_ONE, LISTED, Chosen, ids_of, one_id, words_of
+from moorage.cli.jobs.show_ls_cancel import at, why_of
 from moorage.schemas.job import STATES
 from moorage.schemas.units import many
 
@@ -47,8 +48,13 @@ def wait(
     *jobs: Annotated[str, Parameter(help=HELP, lists=LISTED)],
     at_most: Annotated[
         str,
-        Parameter(help="Stop waiting after this time, with exit code 6; the jobs are not changed.", value="DURATION"),
+        Parameter(
+            help="Stop waiting for the jobs after this time, with exit code 6; the jobs are not changed. --timeout is "
+            "for each answer alone.",
+            value="DURATION",
+        ),
     ] = FOR_DEFAULT,
+    chosen: Chosen = ANY_JOB,
     options: RowOptions = ROWS,
 ) -> int:
     """Wait until jobs have ended; exits with 0 if all succeeded, else with the code of one that did not.
@@ -61,7 +67,7 @@ def wait(
     """
 
     async def work(client: AsyncClient) -> int | None:
-        names = await ids_of(client, jobs)
+        names = await ids_of(client, jobs, chosen)
         if not names:
             say(f"tenant {client.tenant} has no job to wait for: all its jobs have ended")
         handles = [client.job(name) for name in names]
@@ -76,7 +82,7 @@ def wait(
                     options.shown(answer, [answer.data])
                 else:
                     code = None if result.code is None else shell_code(result.code)
-                    tell(rows.line((job.job, result.state, code, result.why)))
+                    tell(rows.line((job.job, result.state, code, await _why_of(client, result))))
         if len(names) > 1 and not (options.json or options.format):
             failed = sum(result.state != "SUCCEEDED" for result in results.values())
             say(f"{many(len(names), 'job')} ended, {failed} of them not SUCCEEDED")
@@ -88,7 +94,7 @@ def wait(
         say("this command no longer waits; the jobs go on")
 
     def act() -> int:
-        words_of(jobs)  # refused before a connection is made
+        words_of(jobs, chosen)  # refused before a connection is made
         return with_client(options, lambda client: detachable(work(client), detach))
 
     gc.enable()
@@ -100,6 +106,21 @@ def _known(result: Result | None) -> Result:
     return result
 
 
+async def _why_of(client: AsyncClient, result: Result) -> str:
+    """Return why a job ended; of one of several replicas that did not succeed, how many of them did not, too."""
+    from moorage.client.errors import ClientError
+    from moorage.client.replicas import failed_words
+
+    several = not result.changes or any(change.replica > 0 for change in result.changes)
+    if result.state == "SUCCEEDED" or not several:
+        return result.why
+    try:
+        data = await client._wire.read("show", {"job": result.job})
+    except ClientError:
+        return result.why  # the end itself is known
+    return ": ".join(filter(None, (failed_words(data), data.get("why") or result.why)))
+
+
 class Meanwhile:
     """Shows one line on a terminal about the jobs that are waited for; shows nothing elsewhere."""
 
@@ -109,6 +130,7 @@ class Meanwhile:
         self._of = len(self._left)
         self._progress = Progress("", quiet=not is_live(sys.stderr))
         self._telling: asyncio.Task[None] | None = None
+        self._etas: dict[str, Eta] = {}
 
     async def __aenter__(self) -> Meanwhile:
         if is_live(sys.stderr):
@@ -146,6 +168,10 @@ class Meanwhile:
         except ClientError:
             return f"waiting for {first}"  # what is wrong is told by who waits for it, if it lasts
         why = waits(data.data) if data.reason else ""
+        if "replicas" in data.data:
+            states = data.data["replicas"]["states"]
+            eta = self._etas.setdefault(first, Eta()).words(states)
+            why = "  ".join(filter(None, (shown_words(data.data), eta, why)))
         over = f"{self._of - len(self._left)} of {self._of} jobs ended" if self._of > 1 else ""
         return "  ".join(filter(None, (over, first, state(data.state, sys.stderr), why)))
 
@@ -217,7 +243,7 @@ def rows_of(event: Event, *, whole: bool) -> list[list[Any]]:
                 worker or "-",
                 "-" if change.code is None else shell_code(change.code),
                 len(change.gpus) or "-",
-                why_of(change.state, change.why, change.by, change.said),
+                why_of(change.state, change.why or at(change.address), change.by, change.said),
             ]
         )
     return rows

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Final
 
@@ -21,14 +22,18 @@ from textual.widgets import Input, Static
 
 from moorage.cli.framework.console import plain
 from moorage.cli.framework.interrupts import ENDING
-from moorage.cli.top.draw import PANES, SIGNS, Drawn, Line, Target, Wishes, draw, panes_at_first
+from moorage.cli.top.commands import WORDS, Act, Command, command_of, perform
+from moorage.cli.top.draw import PANES, SIGNS, SORTS, Drawn, Line, Target, Wishes, draw, panes_at_first
 from moorage.cli.top.job import job_text
+from moorage.cli.top.worker import worker_text
+from moorage.client.moments import past_moment
 from moorage.schemas.errors import MoorageError
 from moorage.schemas.printable import shown
 
 if TYPE_CHECKING:
     from moorage.cli.top.feed import Feed
     from moorage.client.client import AsyncClient
+    from moorage.client.view.view import View
 
 #: seconds between two pictures: the leader sends two frames a second
 PICTURE_S: Final = 0.5
@@ -39,10 +44,14 @@ _STYLES: Final = {
     **{name: Style.parse(name) for name in ("dim", "bold", "red", "green", "yellow", "cyan", "reverse")},
 }
 HELP: Final = f"""\
-moorage top: the whole fleet on one screen. It only reads.
+moorage top: the whole fleet on one screen. It only reads, unless it was started with --operate.
 
   1 to 5      show and hide a part: {", ".join(f"{number} {name}" for number, name in PANES.items())}
   /           only rows with this text, in all parts; !text: those without it; Enter, Esc
+  :           go to a job, worker, tenant or part by its name, or the beginning of one;
+              at 14:03, at 2h: as it was then, from the history alone; now: back
+              with --operate: drain, cordon, uncordon n07; hold, release vision/train-42, then why
+  s           sort the jobs: {", ".join(SORTS)}
   up, down    choose a job (also k, j)
   Enter       the job: why it waits and what would help, its story, use and output
   Esc         back; without an open job, no filter
@@ -50,7 +59,7 @@ moorage top: the whole fleet on one screen. It only reads.
 
 Signs, one for each GPU
   {SIGNS}
-  f frozen  g lent to a guest  - not lent
+  f kept for a frozen job  - not lent
 Behind a worker's name, where there are many: / cordoned or draining  ? not heard  ! starts fail  - stopped
 
 An operator's key shows all, a tenant's the jobs of the tenant, an observer's the fleet without jobs.
@@ -136,6 +145,28 @@ class JobPage(Page):
             self.show(f"error[{error.code}]: {error.problem.message}")
 
 
+class WorkerPage(Page):
+    """A worker, asked for again and again."""
+
+    def __init__(self, client: AsyncClient, worker: str) -> None:
+        super().__init__(f"asking for {worker}")
+        self._client = client
+        self._worker = worker
+
+    def on_mount(self) -> None:
+        self._ask()
+        self.set_interval(JOB_S, self._ask)
+
+    def _ask(self) -> None:
+        self.run_worker(self._asked(), group="worker", exclusive=True)
+
+    async def _asked(self) -> None:
+        try:
+            self.show(await worker_text(self._client, self._worker))
+        except MoorageError as error:
+            self.show(f"error[{error.code}]: {error.problem.message}")
+
+
 class TopApp(App[None]):
     """The live screen over a feed that is open."""
 
@@ -146,12 +177,14 @@ class TopApp(App[None]):
     Picture { height: 1fr; width: 1fr; }
     VerticalScroll { height: 1fr; scrollbar-size-vertical: 1; }
     #keys { dock: bottom; height: 1; }
-    #filter { dock: bottom; height: 1; border: none; padding: 0; display: none; }
-    #filter.asked { display: block; }
+    Input { dock: bottom; height: 1; border: none; padding: 0; display: none; }
+    Input.asked { display: block; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
         *(Binding(str(number), f"pane({number})", name) for number, name in PANES.items()),
         Binding("slash", "filter", "filter"),
+        Binding("colon", "command", "go"),
+        Binding("s", "sort", "sort"),
         Binding("question_mark", "help", "help"),
         Binding("down,j", "move(1)", "down"),
         Binding("up,k", "move(-1)", "up"),
@@ -161,20 +194,36 @@ class TopApp(App[None]):
         Binding("ctrl+c", "quit", "quit", priority=True),
     ]
 
-    def __init__(self, client: AsyncClient, feed: Feed, filter: str = "", *, ascii: bool = False) -> None:
+    def __init__(
+        self,
+        client: AsyncClient,
+        feed: Feed,
+        filter: str = "",
+        *,
+        ascii: bool = False,
+        past: View | None = None,
+        operates: bool = False,
+    ) -> None:
         super().__init__(ansi_color=True)
         self._client = client
         self._feed = feed
         self._filter = filter
         self._ascii = ascii
+        self._past = past  # a moment of the past in place of the present
         self._panes: set[int] | None = None
         self._cursor: Target | None = None
         self._targets: list[Target] = []
         self._trouble = ""
+        self._operates = operates
+        self._sort = next(iter(SORTS))
+        self._asked: Act | None = None  # whose name is to be typed again
+        self._said = ""  # what came of the last command, until the next key
 
     def compose(self) -> ComposeResult:
         yield Picture()
         yield Input(id="filter", placeholder="only rows with this text; !text: those without it", compact=True)
+        yield Input(id="command", placeholder=WORDS, compact=True)
+        yield Input(id="again", compact=True)
 
     def on_mount(self) -> None:
         loop = asyncio.get_running_loop()
@@ -202,12 +251,23 @@ class TopApp(App[None]):
         if not columns or self.screen is not self.screen_stack[0]:
             return
         panes = panes_at_first(columns, rows) if self._panes is None else self._panes
-        wishes = Wishes(panes, self._filter, self._cursor, ascii=self._ascii, live=True)
-        drawn = draw(self._feed.view(), columns, rows, wishes)
+        wishes = Wishes(
+            panes, self._filter, self._cursor, self._ascii, live=True, sort=self._sort, operates=self._operates
+        )
+        drawn = draw(self._view(), columns, rows, wishes)
         self._targets = drawn.targets
         if self._trouble and self._feed.is_troubled:
             drawn.lines[-1] = [(self._trouble[:columns], "red")]
+        elif self._said:
+            drawn.lines[-1] = [(self._said[:columns], "bold")]
         picture.show(drawn)
+
+    def _view(self) -> View:
+        return self._feed.view() if self._past is None else self._past
+
+    def _say(self, text: str) -> None:
+        self._said = text
+        self.draw()
 
     # --------------------------------------------------------------------------------------------------- what keys do
 
@@ -236,26 +296,107 @@ class TopApp(App[None]):
         if self.screen is self.screen_stack[0]:
             self.push_screen(Page(HELP))
 
+    def action_sort(self) -> None:
+        """Sort the jobs in the next way."""
+        names = list(SORTS)
+        self._sort = names[(names.index(self._sort) + 1) % len(names)]
+        self._say(f"jobs by {self._sort}")
+
     def action_filter(self) -> None:
         """Ask for the text of a filter, in the last line."""
-        asked = self.query_one("#filter", Input)
-        asked.value = self._filter
+        self._ask_for("filter", self._filter)
+
+    def action_command(self) -> None:
+        """Ask for where to go, or what to do, in the last line."""
+        if self.screen is self.screen_stack[0]:
+            self._ask_for("command")
+
+    def _ask_for(self, name: str, text: str = "", placeholder: str = "") -> None:
+        self._said = ""
+        asked = self.query_one(f"#{name}", Input)
+        asked.value = text
+        asked.placeholder = placeholder or asked.placeholder
         asked.add_class("asked")
         asked.focus()
 
     def on_input_changed(self, event: Input.Changed) -> None:
-        self._filter = event.value
-        self.draw()
+        if event.input.id == "filter":
+            self._filter = event.value
+            self.draw()
 
-    def on_input_submitted(self, _: Input.Submitted) -> None:
-        self._end_filter()
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        self._end_asking()
+        if event.input.id == "command" and event.value.strip():
+            self._obey(command_of(event.value, self._view()))
+        elif event.input.id == "again":
+            self._confirmed(event.value.strip())
 
-    def _end_filter(self) -> None:
-        self.query_one("#filter", Input).remove_class("asked")
+    def _end_asking(self) -> None:
+        for asked in self.query(Input):
+            asked.remove_class("asked")
         self.set_focus(None)
         self.draw()
 
     def action_unfilter(self) -> None:
-        """End the filter."""
+        """End the filter, and what is asked for in the last line; or leave the past."""
+        asking = any(asked.has_class("asked") for asked in self.query(Input))
+        if not asking and not self._filter and self._past is not None:
+            self._past = None
+        self._asked, self._said = None, ""
         self._filter = self.query_one("#filter", Input).value = ""
-        self._end_filter()
+        self._end_asking()
+
+    # ----------------------------------------------------------------------------------------------------- commands
+
+    def _obey(self, command: Command) -> None:
+        if command.trouble:
+            self._say(command.trouble)
+        elif command.job is not None:
+            self._cursor = command.job
+            self.action_open()
+        elif command.worker:
+            self.push_screen(WorkerPage(self._client, command.worker))
+        elif command.tenant:
+            self._filter = command.tenant
+            self.draw()
+        elif command.pane:
+            self._panes = {command.pane}
+            self.draw()
+        elif command.now:
+            self._past = None
+            self.draw()
+        elif command.at:
+            self.run_worker(self._go_to(command.at), group="past", exclusive=True)
+        elif command.act is not None:
+            self._begin(command.act)
+
+    async def _go_to(self, moment: str) -> None:
+        try:
+            at_s = past_moment(moment, datetime.now())
+            self._say(f"reading the history of {moment}")
+            self._past = await self._feed.past(int(at_s * 1000))
+            self._say("")
+        except MoorageError as error:
+            self._say(f"error[{error.code}]: {error.problem.message}")
+
+    def _begin(self, act: Act) -> None:
+        if not self._operates:
+            self._say(f"this screen only reads; to {act.verb}, start it with moorage top --operate")
+            return
+        self._asked = act
+        self._ask_for("again", placeholder=f"to {act.verb} {act.name}, type its name again; Esc: not")
+
+    def _confirmed(self, name: str) -> None:
+        act, self._asked = self._asked, None
+        if act is None:
+            return
+        if name != act.name:
+            self._say(f"not done: {name or 'nothing'} is not {act.name}")
+            return
+        self.run_worker(self._perform(act), group="act")
+
+    async def _perform(self, act: Act) -> None:
+        try:
+            self._say(await perform(self._client, act))
+        except MoorageError as error:
+            self._say(f"error[{error.code}]: {error.problem.message}")

@@ -37,6 +37,8 @@ COLUMNS_MIN: Final = 40
 ROWS_MIN: Final = 10
 _GAP: Final = "  "
 _BLOCKS: Final = "▁▂▃▄▅▆▇█"
+#: readings of a job's use in its row
+SPARK_CELLS: Final = 10
 #: a GPU that is leased and does nothing
 UNUSED: Final = "_"
 SIGNS: Final = "· free  ▁-█ leased, by use  # leased  _ unused  2-9 sharers  ! sick  x foreign  ? lost"
@@ -57,15 +59,33 @@ _ODD: Final = frozenset((SICK, FOREIGN, LOST))
 _ASCII: Final = str.maketrans({FREE: ".", "─": "-", "…": "~", "→": ">", **dict.fromkeys(_BLOCKS, LEASED)})
 
 
+def _uses(row: dict[str, Any]) -> int:
+    used = row.get("use")
+    return int(used["percent"]) if used else 101 if row["worker"] else 102
+
+
+#: how the list of jobs may be sorted
+SORTS: Final[dict[str, Callable[[dict[str, Any]], Any]]] = {
+    "use": lambda row: (_uses(row), -row["age_ms"]),
+    "wait": lambda row: (row["state"] != QUEUED, -row["age_ms"]),
+    "run time": lambda row: -row.get("ran_ms", -1),
+    "age": lambda row: row["age_ms"],
+    "tenant": lambda row: (row["tenant"], row["job"]),
+    "worker": lambda row: (not row["worker"], row["worker"], row["job"]),
+}
+
+
 class Wishes(NamedTuple):
     """What the one at the screen has chosen. `panes` are the numbers of those that are shown; `cursor` is the job under
-    the cursor. `live` says that keys are read."""
+    the cursor. `live` says that keys are read, `sort` is one of `SORTS`, and `operates` says that acts are allowed."""
 
     panes: Collection[int] = AT_FIRST
     filter: str = ""
     cursor: Target | None = None
     ascii: bool = False
     live: bool = False
+    sort: str = ""
+    operates: bool = False
 
 
 class Drawn(NamedTuple):
@@ -95,7 +115,7 @@ def panes_at_first(columns: int, rows: int) -> frozenset[int]:
 def draw(view: View, columns: int, rows: int, wishes: Wishes) -> Drawn:
     """Return at most `rows` lines of at most `columns` characters."""
     columns, rows = max(columns, COLUMNS_MIN), max(rows, ROWS_MIN)
-    head = [_cut(line, columns) for line in _head(view, columns)]
+    head = [_cut(line, columns) for line in _head(view, columns, wishes)]
     foot = _cut(_foot(wishes), columns)
     room = rows - len(head) - 1
     numbers = sorted(wishes.panes)
@@ -123,7 +143,7 @@ def as_text(line: Line) -> str:
 # ------------------------------------------------------------------------------------------------- head and foot
 
 
-def _head(view: View, columns: int) -> list[Line]:
+def _head(view: View, columns: int, wishes: Wishes) -> list[Line]:
     tag: Line = []
     if view.simulated:
         tag = [
@@ -136,6 +156,8 @@ def _head(view: View, columns: int) -> list[Line]:
         *tag,
         (f"leader {view.leader or 'unknown'}  epoch {view.epoch}  {clock} UTC", ""),
     ]
+    if view.past:
+        return _head_of_past(view, tag)
     if not view.sees_fleet:
         return [
             [*first[:1], *tag, (f"{clock} UTC", "")],
@@ -145,25 +167,40 @@ def _head(view: View, columns: int) -> list[Line]:
         return [first, [("no frame of the leader was heard so far; two come a second", "")], *_verdict(view)]
     counts = view.counts
     shown = [f"{counts.gpus} GPUs", f"{counts.free} free", f"{counts.leased} leased"]
+    if view.use is not None:
+        shown.append(f"used {view.use} %")
+    shown.append(f"{view.running} run, {view.queued} wait")
     shown += [
         f"{number} {name}"
         for name, number in (
+            ("lost", counts.lost),
+            ("sick", counts.sick),
             ("closed", counts.closed),
+            ("foreign", counts.foreign),
             ("shared", counts.shared),
             ("frozen", counts.frozen),
-            ("sick", counts.sick),
-            ("foreign", counts.foreign),
             ("not lent", counts.not_lent),
-            ("lost", counts.lost),
         )
         if number
     ]
-    if view.use is not None:
-        shown.append(f"used {view.use} %")
-    shown.append(f"{many(view.running, 'replica')} running, {view.queued} queued")
     second: Line = [("  ".join(shown), "")]
-    lines = [first, second, *_fits(view.fits, columns), *_verdict(view)]
+    verdict = [] if WRONG in wishes.panes and view.troubles else _verdict(view)  # the part says it, line by line
+    lines = [first, second, *_fits(view.fits, columns), *verdict]
     return lines + [[(f"not shown: {what}", "dim")] for what in view.unseen[:2]]
+
+
+def _head_of_past(view: View, tag: Line) -> list[Line]:
+    then = datetime.fromtimestamp(view.at_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    first: Line = [("moorage  ", "bold"), *tag, (f"as it was at {then}", "reverse")]
+    ended = ", ".join(f"{number} {state}" for state, number in sorted(view.ended.items())) or "none"
+    counts = view.counts
+    words = [f"{counts.leased} of {counts.gpus} GPUs leased", f"{view.running} run, {view.queued} wait"]
+    return [
+        first,
+        [(_GAP.join(words), "")],
+        [(f"ended in the hour before: {ended}", "")],
+        [("from the history alone: use and health of then are not known", "dim")],
+    ]
 
 
 def _fits(fits: Sequence[Fit], columns: int) -> list[Line]:
@@ -212,8 +249,8 @@ def _foot(wishes: Wishes) -> Line:
             ("signs  · free  ▁-█ leased, by use  # leased  _ unused  2-9 sharers  ! sick  x foreign  - not lent", "dim")
         ]
     said = f"filter {wishes.filter}  " if wishes.filter else ""
-    keys = "  ".join(f"{number} {name}" for number, name in PANES.items())
-    return [(said, "bold"), (f"{keys}  / filter  ? help  q quit", "dim")]
+    keys = "  ".join(f"{number} {name.split(',')[0]}" for number, name in PANES.items())
+    return [(said, "bold"), (f"{keys}  : go  / filter  ? help  q quit", "dim")]
 
 
 # ---------------------------------------------------------------------------------------------------------- panes
@@ -224,10 +261,16 @@ def _column(
 ) -> list[Line]:
     """Return these panes below one another. What has no room is left out of the longest ones, and counted."""
     wanted = wishes.filter
-    some = structs.replace(view, workers=[each for each in view.workers if _matches(_about(each), wanted)])
-    panes = [_filtered(_MAKE[number](some, columns), wanted) for number in numbers]
+    some = structs.replace(view, workers=[each for each in view.workers if matches(about(each), wanted)])
+    if view.past:  # what is in them was not kept
+        numbers = [number for number in numbers if number not in (WRONG, IDLE)]
+    elif not view.troubles and view.sees_fleet:  # the head says that nothing is wrong
+        numbers = [number for number in numbers if number != WRONG]
+    panes = [_filtered(_MAKE[number](some, columns, wishes), wanted) for number in numbers]
     wants = [len(pane.rows) + bool(pane.rows and pane.heading) for pane in panes]
-    given = shared_out(wants, room - len(panes))
+    room -= len(panes)
+    first = min(wants[0], room // 2) if panes and panes[0].number == WRONG else 0  # what is wrong goes first
+    given = [first, *shared_out(wants[1:], room - first)] if first else shared_out(wants, room)
     lines: list[Line] = []
     for pane, lot in zip(panes, given, strict=True):
         shown = pane.rows[: max(lot - bool(pane.heading), 0)]
@@ -260,18 +303,19 @@ def _filtered(pane: _Pane, wanted: str) -> _Pane:
     """Return the pane with the rows that match the filter; of the fleet, the workers were chosen before."""
     if not wanted.strip("!"):
         return pane
-    rows = pane.rows if pane.number == FLEET else [row for row in pane.rows if _matches(as_text(row.line), wanted)]
+    rows = pane.rows if pane.number == FLEET else [row for row in pane.rows if matches(as_text(row.line), wanted)]
     how = f"without {wanted[1:]}" if wanted.startswith("!") else f"with {wanted}"
     return pane._replace(rows=rows, title=f"{pane.title}; {how}: {len(rows)}" if pane.number != FLEET else pane.title)
 
 
-def _matches(text: str, wanted: str) -> bool:
+def matches(text: str, wanted: str) -> bool:
     """Return whether the text has what is wanted, whatever its case; with `!` before it, whether it has it not."""
     inverse, word = wanted.startswith("!"), wanted.removeprefix("!").lower()
     return not word or (word in text.lower()) is not inverse
 
 
-def _about(worker: WorkerCells) -> str:
+def about(worker: WorkerCells) -> str:
+    """Return the text of a worker that a filter looks at."""
     return f"{worker.worker} {worker.state} {worker.model} {worker.cells}"
 
 
@@ -325,7 +369,7 @@ def _middle(text: str, width: int) -> str:
     return text if len(text) <= width else f"{text[: width - width // 2 - 1]}…{text[-(width // 2) :]}"
 
 
-def _wrong(view: View, columns: int) -> _Pane:
+def _wrong(view: View, columns: int, wishes: Wishes) -> _Pane:
     def line(trouble: Trouble) -> Line:
         style = "red" if trouble.grave else "yellow"
         return [(f"{trouble.where}", style), (f"{_GAP}{in_one_line(trouble.what)}", "")]
@@ -333,23 +377,24 @@ def _wrong(view: View, columns: int) -> _Pane:
     rows = [_Row(line(trouble)) for trouble in view.troubles]
     grave = sum(trouble.grave for trouble in view.troubles)
     nothing = "nothing" if view.sees_fleet else UNSEEN
-    title = f"wrong: {len(rows) or nothing}" + (f", {grave} of them keep jobs from running" if grave else "")
+    title = f"wrong: {len(rows) or nothing}" + (f", {grave} grave" if grave else "")
     return _Pane(WRONG, title, [], rows)
 
 
-def _waits(view: View, columns: int) -> _Pane:
+def _waits(view: View, columns: int, wishes: Wishes) -> _Pane:
     def cells(row: Waiting) -> list[Any]:
         why = ": ".join(filter(None, (row.reason, row.because or row.means))) or "not asked yet"
         starts = "-" if row.starts_ms is None else f"~{age(row.starts_ms)}" if row.starts_ms else "now"
-        oldest = (">" if row.more else "") + age(row.oldest_ms)
-        return [row.tenant, row.jobs, oldest, _middle(row.job, 16), row.asks, starts, why]
+        return [row.tenant, row.jobs, age(row.oldest_ms), _middle(row.job, 16), row.asks, starts, why]
 
     rows = [(cells(row), "", (row.tenant, row.job)) for row in view.waiting]
     header = ("TENANT", "JOBS", "OLDEST", "JOB", "ASKS", "STARTS", "WHY THE OLDEST WAITS")
     heading, found = _table(header, rows, ("JOBS", "OLDEST", "STARTS"))
-    jobs = sum(row.jobs for row in view.waiting)
+    listed = sum(row.jobs for row in view.waiting)
     if rows:
-        title = f"waits: {many(jobs, 'job')} of {many(len(rows), 'tenant')}"
+        tenants = len({row.tenant for row in view.waiting})
+        title = f"waits: {many(max(view.waits, listed), 'job')} of {many(tenants, 'tenant')}"
+        title += f", the oldest {listed} listed" if view.waits > listed else ""
     elif view.queued:
         title = f"waits: {many(view.queued, 'replica')}, of jobs that have begun or are not listed"
     else:
@@ -357,19 +402,23 @@ def _waits(view: View, columns: int) -> _Pane:
     return _Pane(WAITS, title, heading, found)
 
 
-def _idle(view: View, columns: int) -> _Pane:
+def _idle(view: View, columns: int, wishes: Wishes) -> _Pane:
     def cells(row: Idle) -> list[Any]:
         use = f"{row.least}-{row.most}" if row.least != row.most else f"{row.most}"
-        who = [row.tenant, _middle(row.job, 16)] if row.job else ["-", "-"]
-        return [*who, row.gpu, use, age(row.for_ms) if row.for_ms >= 1000 else "now", row.worker]
+        lasts = age(row.for_ms) if row.for_ms >= 1000 else "now"
+        if not row.job:
+            return ["-", "-", row.gpus, use, lasts, row.worker]
+        return [row.tenant, row.jobs, row.gpus, use, lasts, f"{_middle(row.job, 20)} on {row.worker}"]
 
     rows = [(cells(row), "", (row.tenant, row.job) if row.job else None) for row in view.idle]
-    heading, found = _table(("TENANT", "JOB", "GPUS", "USE %", "SEEN FOR", "WORKER"), rows, ("USE %", "SEEN FOR"))
-    title = f"holds GPUs and does not use all of them: {len(rows) or 'nobody, as far as use is read'}"
+    header = ("TENANT", "JOBS", "GPUS", "USE %", "FOR", "LONGEST")
+    heading, found = _table(header, rows, ("JOBS", "GPUS", "USE %", "FOR"))
+    gpus = sum(row.gpus for row in view.idle)
+    title = f"holds GPUs unused: {many(gpus, 'GPU') if rows else 'nobody, as far as use is read'}"
     return _Pane(IDLE, title, heading, found)
 
 
-def _fleet(view: View, columns: int) -> _Pane:
+def _fleet(view: View, columns: int, wishes: Wishes) -> _Pane:
     """Return the workers: one a line where there is room for the words, several a line where there are many."""
     name = _named if len(view.workers) <= NAMED_MAX else _marked
     shown = [(worker, name(worker), _cells_of(worker)) for worker in view.workers]
@@ -416,7 +465,7 @@ def _cells_of(worker: WorkerCells) -> str:
     )
 
 
-def _jobs(view: View, columns: int) -> _Pane:
+def _jobs(view: View, columns: int, wishes: Wishes) -> _Pane:
     def use(row: dict[str, Any]) -> str:
         used = row.get("use")
         if not used:
@@ -424,27 +473,39 @@ def _jobs(view: View, columns: int) -> _Pane:
         least, most = used["percent_min"], used["percent_max"]
         return f"{most}%" if least == most else f"{least}-{most}%"
 
+    def cells(row: dict[str, Any]) -> list[Any]:
+        spark = _spark(view.sparks.get(f"{row['tenant']}/{row['job']}", ()), ascii=wishes.ascii)
+        where = row["worker"] + (f" +{row['workers'] - 1}" if row.get("workers", 0) > 1 else "")
+        return [
+            row["tenant"],
+            _middle(row["job"], 20),
+            row["state"],
+            row["gpu"],
+            age(row["age_ms"]),
+            use(row),
+            *([spark] if view.sparks else []),
+            where or row.get("reason", ""),
+        ]
+
+    name = wishes.sort or next(iter(SORTS))
     rows = [
-        (
-            [
-                row["tenant"],
-                _middle(row["job"], 20),
-                row["state"],
-                row["gpu"],
-                age(row["age_ms"]),
-                use(row),
-                row["worker"] + (f" +{row['workers'] - 1}" if row.get("workers", 0) > 1 else ""),
-            ],
-            "yellow" if row["state"] == QUEUED else "",
-            (row["tenant"], row["job"]),
-        )
-        for row in view.jobs
+        (cells(row), "yellow" if row["state"] == QUEUED else "", (row["tenant"], row["job"]))
+        for row in sorted(view.jobs, key=SORTS[name])
     ]
-    heading, found = _table(("TENANT", "JOB", "STATE", "GPUS", "AGE", "USE", "WORKER"), rows, ("AGE", "USE"))
-    return _Pane(JOBS, f"jobs: {len(rows)}, those that wait first" if rows else "jobs: none", heading, found)
+    header = ("TENANT", "JOB", "STATE", "GPUS", "AGE", "USE", *(("LATELY",) if view.sparks else ()), "WORKER")
+    heading, found = _table(header, rows, ("AGE", "USE"))
+    return _Pane(JOBS, f"jobs: {len(rows)}, by {name}" if rows else "jobs: none", heading, found)
 
 
-_MAKE: Final[dict[int, Callable[[View, int], _Pane]]] = {
+def _spark(readings: Sequence[int], *, ascii: bool) -> str:
+    """Return the last readings as blocks of eight heights, or as digits of tenths of the whole."""
+    lately = readings[-SPARK_CELLS:]
+    if ascii:
+        return "".join(UNUSED if not each else str(min(each // 10, 9)) for each in lately)
+    return "".join(UNUSED if not each else _BLOCKS[min(each * 8 // 101, 7)] for each in lately)
+
+
+_MAKE: Final[dict[int, Callable[[View, int, Wishes], _Pane]]] = {
     WRONG: _wrong,
     WAITS: _waits,
     IDLE: _idle,

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from moorage.client.errors import NoScheduler, NotFound, NotPermitted
 from moorage.client.view.model import LEFT, Model
+from moorage.client.view.past import past_view
 from moorage.schemas.codec import Decoder
 from moorage.schemas.errors import MoorageError, Refused, problem
-from moorage.schemas.frames import FleetFrame, Hello, Load, Standing
-from moorage.schemas.job import STATES, TERMINAL
+from moorage.schemas.frames import FleetDetail, FleetFrame, Hello, Load, Standing
+from moorage.schemas.job import QUEUED, STATES, TERMINAL
 
 if TYPE_CHECKING:
     from moorage.bus.transport import Delivery, Subscribed
@@ -22,40 +23,44 @@ if TYPE_CHECKING:
 
 #: seconds between two rounds of questions; between two of them the public frames go on
 ROUND_S: Final = 2.0
-#: tenants whose jobs are listed, those with most GPUs first, and jobs of each
-TENANTS_MAX: Final = 16
-JOBS_MAX: Final = 200
-#: waiting jobs that are explained, the oldest of each tenant, and how long an explanation holds (s): it costs the
-#: leader a walk over the fleet, and trials of what would help
-WHYS_MAX: Final = 6
+#: jobs that are listed: of those that hold GPUs the newest, of those that wait the oldest
+JOBS_MAX: Final = 500
+#: jobs in one answer about the past
+PAGE: Final = 1000
+#: waiting jobs that are explained, the oldest of each tenant and reason, and how long an explanation holds (s): it
+#: costs the leader a walk over the fleet, and trials of what would help
+WHYS_MAX: Final = 8
 WHY_S: Final = 10.0
 #: how long the first picture waits for loads where nothing else tells of use: a worker tells every 2 s
 LOADS_S: Final = 2.5
 #: how long the first picture waits for the leader's frame, of which two come a second
 FRAME_S: Final = 5.0
 LIVE: Final = [state for state in STATES if state not in TERMINAL]
+HELD: Final = [state for state in LIVE if state != QUEUED]
 
-_decode: Final[Decoder[FleetFrame | Hello | Load | Standing]] = Decoder(FleetFrame | Hello | Load | Standing)
+_Heard = FleetFrame | Hello | Load | Standing | FleetDetail
+_decode: Final[Decoder[_Heard]] = Decoder(_Heard)
 
 
 class Feed:
     """What keeps a model up to date. `heard` is set when something new is in it."""
 
     def __init__(self, client: AsyncClient) -> None:
-        self.model = Model(_now_ms())
+        self.model = Model(now_ms())
         self.heard = asyncio.Event()
         self._client = client
         self._wire = client._wire
         self._subscribed: list[Subscribed] = []
-        self._operates = self._lists = True
+        self.operates = self.lists = True  # whether this key may ask what operators ask, and what tenants ask
         self.is_troubled = False  # whether the last round of questions failed
         self._refused: NotPermitted | None = None
         self._explained: dict[tuple[str, str], float] = {}
 
     async def open(self) -> None:
-        """Subscribe to the public frames that this key may hear: a tenant's may hear none."""
+        """Subscribe to the frames that this key may hear: an operator's all, a tenant's none."""
         subjects = self._wire.subjects
-        for subject in (subjects.fleet_frame, subjects.standing, subjects.hello_all, subjects.load_all):
+        public = (subjects.fleet_frame, subjects.standing, subjects.hello_all, subjects.load_all)
+        for subject in (*public, subjects.fleet_detail):
             try:
                 self._subscribed.append(await self._wire.subscribe(subject, self._on_frame))
             except NotPermitted as error:
@@ -70,60 +75,62 @@ class Feed:
 
     def view(self) -> View:
         """Return this moment."""
-        return self.model.view(_now_ms(), time.time_ns() // 1_000_000)
+        return self.model.view(now_ms(), time.time_ns() // 1_000_000)
 
     def _on_frame(self, delivery: Delivery) -> None:
         try:
             frame = _decode(delivery.data)
         except Refused:
             return
-        self.model.hear(frame, _now_ms())
+        if isinstance(frame, FleetDetail):
+            self.model.told_detail(frame)
+        else:
+            self.model.hear(frame, now_ms())
         self.heard.set()
 
     # ---------------------------------------------------------------------------------------------------- asking
 
-    async def ask(self) -> None:
-        """Ask the leader once for all that this key may ask.
+    async def ask(self, *, whys: bool = True) -> None:
+        """Ask the leader once for all that this key may ask; with `whys` also why the oldest jobs wait.
 
         Raises `NoScheduler`, `Unreachable`, and `NotPermitted` if that is nothing, and no frame may be heard.
         """
         model = self.model
-        tenants: list[str] = [self._client.tenant]
-        if self._operates:
+        if self.operates:
             try:
-                fleet, told = await asyncio.gather(self._wire.operate("fleet"), self._wire.operate("tenants"))
+                fleet, held, waits = await asyncio.gather(
+                    self._wire.operate("fleet"),
+                    self._wire.operate("ls", {"states": HELD, "limit": JOBS_MAX, "history": False}),
+                    self._wire.operate("ls", {"states": [QUEUED], "limit": JOBS_MAX, "oldest": True}),
+                )
             except NotPermitted:
-                self._operates = False
+                self.operates = False
             else:
-                model.told_fleet(fleet.data)
-                tenants = [row["tenant"] for row in told.data["tenants"] if row["jobs"]][:TENANTS_MAX]
-        if self._lists:
+                model.told_fleet(fleet.data, now_ms())
+                rows = [*held.data["jobs"], *waits.data["jobs"]]
+                model.told_jobs(rows, waits.data["counts"].get(QUEUED, 0), more="next" in waits.data)
+        if not self.operates and self.lists:
             try:
-                await self._list(tenants)
+                listed = (await self._wire.answer("ls", {"states": LIVE, "limit": JOBS_MAX, "oldest": True})).data
             except NotPermitted:
-                self._lists = False
-        if self._refused is not None and not self._lists:
+                self.lists = False
+            else:
+                model.told_jobs(listed["jobs"], listed["counts"].get(QUEUED, 0), more="next" in listed)
+        if self._refused is not None and not self.lists:
             raise self._refused
         model.unseen = self._unseen()
-        if self._lists:
+        if whys and (self.operates or self.lists):
             await self._explain()
         self.heard.set()
 
     def _unseen(self) -> list[str]:
-        if self._operates:
+        if self.operates:
             return []
         if not self.model.sees_fleet:
             return [f"the fleet, and jobs of other tenants than {self._client.tenant}: that takes an operator's key"]
-        if self._lists:
+        if self.lists:
             return [f"jobs of other tenants than {self._client.tenant}: that takes an operator's key"]
         return ["jobs, and why they wait: that takes an operator's key, or a tenant's"]
-
-    async def _list(self, tenants: list[str]) -> None:
-        arguments = {"states": LIVE, "limit": JOBS_MAX}
-        answers = await asyncio.gather(*(self._wire.answer("ls", arguments, tenant) for tenant in tenants))
-        for tenant, answer in zip(tenants, answers, strict=True):
-            self.model.told_jobs(tenant, answer.data)
-        self.model.keep_tenants(tenants)
 
     async def _explain(self) -> None:
         """Ask why the oldest waiting jobs wait, those that were not asked for lately."""
@@ -138,24 +145,50 @@ class Feed:
 
         await asyncio.gather(*(ask(*key) for key in due))
 
+    async def past(self, at_ms: int) -> View:
+        """Return the view of a moment of the past, in ms since 1970, from the history alone.
+
+        An operator's key sees all of it, a tenant's the jobs of the tenant. Raises `NotPermitted`, `NoScheduler`.
+        """
+        workers: list[dict[str, Any]] = []
+        if self.operates:
+            try:
+                workers = (await self._wire.operate("fleet")).data["workers"]
+            except NotPermitted:
+                self.operates = False
+        rows: dict[tuple[str, str], dict[str, Any]] = {}
+        ended: dict[str, int] = {}
+        after = ""
+        while True:
+            asked = {"at_ms": at_ms, "limit": PAGE, **({"after": after} if after else {})}
+            answer = await (self._wire.operate("ls", asked) if self.operates else self._wire.answer("ls", asked))
+            for row in answer.data["jobs"]:
+                rows.setdefault((row["tenant"], row["job"]), row)
+            for state, jobs in answer.data["ended"].items():
+                ended[state] = ended.get(state, 0) + jobs
+            after = answer.data.get("next", "")
+            if not after:
+                return past_view(at_ms, list(rows.values()), ended, workers)
+
     async def first(self) -> None:
         """Ask once, and wait for the leader's frame; also for the loads, where nothing else tells of use.
 
         Raises `NoScheduler` if no leader sends a frame.
         """
         await self.ask()
-        if self.model.sees_fleet and not await self._until(lambda: self.model.frame is not None, FRAME_S):
+        if self.model.sees_fleet and not await self.until(lambda: self.model.frame is not None, FRAME_S):
             why = f"no scheduler leads: no frame of the fleet came within {FRAME_S:g} s"
             raise NoScheduler(problem("no-scheduler", why))
-        if not self._lists:
-            await self._until(self._has_loads, LOADS_S)
+        if not self.lists:
+            await self.until(self._has_loads, LOADS_S)
 
     def _has_loads(self) -> bool:
         frame = self.model.frame
         there = [row["worker"] for row in frame.workers if row["state"] != LEFT] if frame is not None else []
         return self.model.loads.issuperset(there)
 
-    async def _until(self, holds: Callable[[], bool], limit_s: float) -> bool:
+    async def until(self, holds: Callable[[], bool], limit_s: float) -> bool:
+        """Wait until something holds of what was heard, for at most `limit_s`; return whether it does."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(limit_s):
                 while not holds():
@@ -175,5 +208,6 @@ class Feed:
             await asyncio.sleep(ROUND_S)
 
 
-def _now_ms() -> int:
+def now_ms() -> int:
+    """Return the clock of the model: milliseconds that never go back."""
     return time.monotonic_ns() // 1_000_000

@@ -36,7 +36,7 @@ async def job_text(client: AsyncClient, tenant: str, job: str, *, ascii: bool) -
     parts = [f"{job} of {tenant}: {shown['state']}", *_why(why), job_words(shown)]
     if shown["state"] not in TERMINAL:
         parts += await _use(client, tenant, job, _Paper(io.BytesIO(), encoding="ascii" if ascii else "utf-8"))
-    return "\n\n".join([*parts, "\n".join(await _tail(client, tenant, job, shown))])
+    return "\n\n".join([*parts, "\n".join(await tail(client, tenant, job, shown))])
 
 
 def _why(data: dict[str, Any]) -> list[str]:
@@ -55,9 +55,9 @@ async def _use(client: AsyncClient, tenant: str, job: str, paper: TextIO) -> lis
     return [use_table(rows, paper)] if rows else []
 
 
-async def _tail(client: AsyncClient, tenant: str, job: str, shown: dict[str, Any]) -> list[str]:
+async def tail(client: AsyncClient, tenant: str, job: str, shown: dict[str, Any]) -> list[str]:
     """Return the last lines of the output, in the order in which they came to each worker."""
-    from moorage.client.output import Joiner, newest_attempts
+    from moorage.client.output import Joiner
 
     async def read(verb: str, arguments: Any) -> dict[str, Any]:
         data: dict[str, Any] = (await client._wire.answer(verb, arguments, tenant)).data
@@ -65,7 +65,7 @@ async def _tail(client: AsyncClient, tenant: str, job: str, shown: dict[str, Any
 
     joiner, text = Joiner(read, job, TAIL), deque[str](maxlen=4 * TAIL)
     try:
-        async for piece in joiner.kept_of(newest_attempts(shown), None, None):
+        async for piece in joiner.kept_of(await joiner.newest(shown, None), None, None):
             text.append(piece.text)
     except NotPermitted:
         return [f"output is the tenant's: moorage logs {job} --tenant {tenant}, with its key"]

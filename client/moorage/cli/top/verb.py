@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import shutil
 import sys
+from collections.abc import Iterator
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated, Final
 
 from moorage.cli.framework.arguments import Parameter
 from moorage.cli.framework.console import emit, has_colour, is_live, paint, tell
 from moorage.cli.framework.options import DEFAULTS, Options, guarded, with_client
-from moorage.client.errors import rejected
+from moorage.client.errors import NoScheduler, rejected
 
 if TYPE_CHECKING:
-    from moorage.cli.top.feed import Feed
     from moorage.client.client import AsyncClient
+    from moorage.client.view.view import View
 
 #: what is printed into a pipe has no terminal's size
 COLUMNS: Final = 80
 ROWS: Final = 24
+#: how long the first picture of the live screen waits for answers
+FIRST_S: Final = 1.0
 
 
 def top(
@@ -27,14 +33,24 @@ def top(
     filter: Annotated[
         str, Parameter(help="Only rows with this text, whatever its case; with ! before it, those without.")
     ] = "",
+    at: Annotated[
+        str | None,
+        Parameter(help="As it was then, from the history alone: 14:03, 2026-11-21T14:03, or 2h ago.", value="TIME"),
+    ] = None,
+    operate: Annotated[
+        bool, Parameter(help="Allow an operator's acts behind `:`, each with the name typed again.")
+    ] = False,
     options: Options = DEFAULTS,
 ) -> int:
     """Show the fleet on one screen: what is wrong, what fits now, who waits and why, who holds GPUs without using them.
 
-    It only reads. An operator's key shows all, a tenant's the jobs of the tenant, an observer's the fleet without jobs.
-    Keys: 1 to 5 show and hide a part, / filters, Enter opens a job, ? helps, q quits. With --once, in a pipe, a picture
-    of 80 columns and 24 rows is printed; with --json, what it shows. The live screen needs the extra top.
+    It only reads, unless --operate is given. An operator's key shows all, a tenant's the jobs of the tenant, an
+    observer's the fleet without jobs. Keys: 1 to 5 show and hide a part, / filters, : goes to a name or a time, s
+    sorts, Enter opens a job, ? helps, q quits. With --once, in a pipe, a picture of 80 columns and 24 rows is printed;
+    with --json, what it shows. The live screen needs the extra top.
     """
+
+    at_ms: int | None = None
 
     async def work(client: AsyncClient) -> int | None:
         from moorage.cli.top.feed import Feed
@@ -42,22 +58,33 @@ def top(
         feed = Feed(client)
         await feed.open()
         try:
+            past = None if at_ms is None else await feed.past(at_ms)
             if once or options.json:
-                await feed.first()
+                if past is None:
+                    await feed.first()
+                view = feed.view() if past is None else past
                 if options.json:
-                    emit(feed.view())
+                    emit(view)
                 else:
-                    _print(feed, filter, ascii)
+                    _print(view, filter, ascii)
                 return None
-            from moorage.cli.top.app import TopApp
+            with contextlib.suppress(NoScheduler, TimeoutError):  # the screen says so, and asks again
+                async with asyncio.timeout(FIRST_S):
+                    await feed.ask(whys=False)
+            with _screen_of_its_own():  # at once: what draws from then on takes longer to load than the first answer
+                _print(feed.view() if past is None else past, filter, ascii)
+                from moorage.cli.top.app import TopApp
 
-            app = TopApp(client, feed, filter, ascii=ascii or not in_blocks())
-            await app.run_async(mouse=False)
+                app = TopApp(client, feed, filter, ascii=ascii or not in_blocks(), past=past, operates=operate)
+                await app.run_async(mouse=False)
             return app.return_code
         finally:
             await feed.close()
 
     def act() -> int:
+        nonlocal at_ms
+        if at is not None:
+            at_ms = _moment_ms(at)
         if not (once or options.json):
             _need_a_screen()
         return with_client(options, work)
@@ -73,7 +100,28 @@ def _need_a_screen() -> None:
         raise rejected(
             "failed-precondition", "the live screen needs a terminal", next="print one picture: moorage top --once"
         )
-    optional("textual", "'moorage[top]'")
+    if find_spec("textual") is None:  # it is loaded behind the first picture
+        optional("textual", "'moorage[top]'")
+
+
+@contextlib.contextmanager
+def _screen_of_its_own() -> Iterator[None]:
+    """Leave the terminal as it was: what is drawn is on its other screen."""
+    sys.stdout.write("\x1b[?1049h\x1b[H\x1b[?25l")
+    try:
+        yield
+    finally:
+        sys.stdout.write("\x1b[?25h\x1b[?1049l")
+        sys.stdout.flush()
+
+
+def _moment_ms(text: str) -> int:
+    """Return a moment of the past in ms since 1970. Raises `Rejected`."""
+    from datetime import datetime
+
+    from moorage.client.moments import past_moment
+
+    return int(past_moment(text, datetime.now()) * 1000)
 
 
 def in_blocks() -> bool:
@@ -85,14 +133,15 @@ def in_blocks() -> bool:
     return True
 
 
-def _print(feed: Feed, wanted: str, ascii: bool) -> None:
+def _print(view: View, wanted: str, ascii: bool) -> None:
     from moorage.cli.top.draw import Wishes, draw, panes_at_first
 
     columns, rows = (COLUMNS, ROWS) if not sys.stdout.isatty() else shutil.get_terminal_size()
     rows -= sys.stdout.isatty()  # the prompt comes below it
     wishes = Wishes(panes_at_first(columns, rows), wanted, ascii=ascii or not in_blocks())
-    for line in draw(feed.view(), columns, rows, wishes).lines:
+    for line in draw(view, columns, rows, wishes).lines:
         if has_colour(sys.stdout):
             tell("".join(paint(text, style, sys.stdout) for text, style in line).rstrip())
         else:
             tell("".join(text for text, _ in line).rstrip())
+    sys.stdout.flush()

@@ -9,7 +9,7 @@ from typing import Any, Final
 import msgspec
 
 from moorage.schemas.errors import ENDED_AS_ASKED
-from moorage.schemas.frames import Answer, Change, Event
+from moorage.schemas.frames import Answer, Change, Event, Replicas
 from moorage.schemas.job import CANCELLED, CANCELLING, ENDING, EXITED, FAILED, SUCCEEDED, TERMINAL
 from moorage.schemas.names import SIMULATED_UUID
 
@@ -17,6 +17,8 @@ from moorage.schemas.names import SIMULATED_UUID
 Reads = Callable[[str, Mapping[str, Any]], Awaitable[dict[str, Any]]]
 #: most events that wait for earlier transitions; beyond it the leader is asked
 AHEAD_MAX: Final = 64
+#: of jobs with more replicas, not every transition is told
+LISTED_MAX: Final = 1_024
 
 
 class Result(msgspec.Struct, frozen=True):
@@ -42,11 +44,25 @@ class Result(msgspec.Struct, frozen=True):
 class Story:
     """The transitions of one job, each once, in the order of their revisions, and without a gap up to `rev`.
 
+    Of a job with more than 1,024 replicas there are only the exceptions. `replicas` has how many are in which state.
+
     `take` merges received events, `accept` the leader's answers. `is_stale` says that events may have been missed.
     `ahead` has events that arrived before the transitions that precede them. In both cases the leader has to be asked.
     """
 
-    __slots__ = ("__weakref__", "ahead", "changes", "is_stale", "job", "ledger", "rev", "simulated", "state", "why")
+    __slots__ = (
+        "__weakref__",
+        "ahead",
+        "changes",
+        "is_stale",
+        "job",
+        "ledger",
+        "replicas",
+        "rev",
+        "simulated",
+        "state",
+        "why",
+    )
 
     def __init__(self, job: str) -> None:
         self.job = job
@@ -55,6 +71,7 @@ class Story:
         self.why = ""
         self.ledger = 0  # the record of the last transition
         self.changes: list[Change] = []
+        self.replicas: Replicas | None = None
         self.ahead: list[Event] = []
         self.is_stale = False
         self.simulated = False
@@ -78,11 +95,14 @@ class Story:
         rev, changes = self.rev, event.changes
         if event.rev <= rev:
             is_kept_so = event.enforced is not None and not changes
-            is_news = is_kept_so or event.waiting is not None or event.idle is not None
+            besides = (event.waiting, event.idle, event.stalled)
+            is_news = is_kept_so or any(each is not None for each in besides)
             if event.rev < rev or not is_news:
                 return None
             self.why = event.why or self.why
-            return event  # without a transition: why the job waits, how its share is enforced, or that it is idle
+            return event  # no transition: why the job waits, how its share is enforced, that it is idle or stalls
+        if event.replicas is not None:  # of very many: what it leaves out is counted
+            return self._append(msgspec.structs.replace(event, changes=behind(rev, changes)))
         if len(changes) != event.rev - rev or changes[0].rev != rev + 1:
             changes = behind(rev, changes)
             if len(changes) != event.rev - rev:
@@ -131,6 +151,7 @@ class Story:
     def _append(self, event: Event) -> Event:
         self.rev, self.state, self.ledger = event.rev, event.state, event.ledger
         self.why = event.why or self.why
+        self.replicas = event.replicas or self.replicas
         self.simulated = self.simulated or event.simulated
         self.changes += event.changes
         return event
@@ -148,7 +169,14 @@ def shown_event(tenant: str, job: str, answer: Answer, rev: int, changes: list[C
     simulated = bool(data.get("simulated")) or any(
         gpu.startswith(SIMULATED_UUID) for change in changes for gpu in change.gpus
     )
-    return Event(tenant, job, rev, data["state"], answer.ledger, changes, data.get("why", ""), simulated)
+    name = tenant, job, rev, data["state"], answer.ledger
+    return Event(*name, changes, data.get("why", ""), simulated, replicas=replicas_in(data))
+
+
+def replicas_in(data: Mapping[str, Any]) -> Replicas | None:
+    """Return the counts of a job with more than 1,024 replicas, from an answer of `show`; None for other jobs."""
+    told = data.get("replicas")
+    return None if told is None or told["of"] <= LISTED_MAX else Replicas(told["of"], told["states"])
 
 
 def changes_of(data: Mapping[str, Any]) -> list[Change]:

@@ -17,15 +17,18 @@ from moorage.client.follow.story import (
     Story,
     behind,
     changes_of,
+    replicas_in,
     shown_event,
 )
-from moorage.client.output import STREAMS, Captured, Joiner, Piece, Tail, newest_attempts
+from moorage.client.output import STREAMS, Captured, Joiner, Piece, Tail
+from moorage.client.replicas import Which, replicas_of
 from moorage.client.transitions import history_after
 from moorage.schemas.capabilities import driver_of
 from moorage.schemas.codec import Decoder
 from moorage.schemas.errors import Refused
 from moorage.schemas.frames import Answer, Change, Event, Output, StreamName
 from moorage.schemas.job import RUNNING, SUCCEEDED, Request
+from moorage.schemas.ranges import NOTHING, count_of, is_in
 
 #: how long to wait for the end of the output after the job's last event
 OUTPUT_GRACE_S: Final = 1.0
@@ -46,8 +49,8 @@ class Watch(Follower):
 
     Made by `AsyncClient.watch`. With `output` it yields new output. With `past` it first yields the output that the
     workers keep, from the beginning or only the last `tail` lines of each stream; new output joins it without gaps or
-    duplicates. `replica` selects one replica. With `notes` a `Piece` may also be a note of a worker. `lost` counts
-    pieces of output that this client dropped.
+    duplicates. `replica` selects one replica, or several as in `0-9,205`. With `notes` a `Piece` may also be a note of
+    a worker. `lost` counts pieces of output that this client dropped.
     """
 
     # `heard` is the story of a job that the client submitted while it lingered: it has all events so far, so the leader
@@ -64,7 +67,7 @@ class Watch(Follower):
         output: bool = False,
         past: bool = False,
         tail: int | None = None,
-        replica: int | None = None,
+        replica: Which = None,
         notes: bool = False,
         heard: Story | None = None,
         to_submit: Request | None = None,
@@ -81,7 +84,7 @@ class Watch(Follower):
         self.lost = 0
         self.joiner = Joiner(self._read, job, tail) if past else None
         self._output = output or past
-        self._replica = replica
+        self._only = replicas_of(replica)
         self._notes = notes
         self._to_submit = to_submit
         self._driver = driver if to_submit is None else to_submit.workload.driver
@@ -127,9 +130,9 @@ class Watch(Follower):
         else:
             self._own = await self._subscribe(client.subjects.event(client.tenant, self.job), self._on_event)
         if self._output:
-            replica: int | Literal["*"] = "*" if self._replica is None else self._replica
-            if self._replica is None and request is not None and request.replicas == 1:
-                replica = 0  # a wildcard costs the server more, so the only replica of a job is named
+            # a wildcard costs the server more, so the only replica of a job is named
+            only = self._only or (request.numbers if request is not None else NOTHING)
+            replica: int | Literal["*"] = only[0][0] if count_of(only) == 1 else "*"
             self._logs = await self._subscribe(client.subjects.log(client.tenant, self.job, replica), self._on_output)
 
     async def close(self) -> None:
@@ -177,6 +180,8 @@ class Watch(Follower):
             replica = int(delivery.subject.rpartition(".")[2])
         except (Refused, ValueError):
             self.lost += 1
+            return
+        if self._only is not None and not is_in(self._only, replica):
             return
         if said.end:
             self._open_streams.discard((replica, said.attempt, said.stream))
@@ -268,15 +273,17 @@ class Watch(Follower):
             with contextlib.suppress(NotFound, Rejected, Unreachable):  # `show` of a running job tells what it can do
                 drivers.learn(await self._read("show", {"job": self.job, **BY_FRAMES}))
         if begun and drivers.can(self.driver).ends_streams:
-            both = {(change.replica, change.attempt, name) for change in begun for name in STREAMS}
+            of = [change for change in begun if self._only is None or is_in(self._only, change.replica)]
+            both = {(change.replica, change.attempt, name) for change in of for name in STREAMS}
             self._open_streams |= both - self._ended_streams
 
     async def _past(self) -> AsyncIterator[Piece]:
         """Yield the stored output of each replica's newest attempt."""
-        joiner, newest = self.joiner, newest_attempts(self._data)
+        joiner = self.joiner
         if joiner is None:
             return
-        async for piece in joiner.kept_of(newest, self._replica):
+        newest = await joiner.newest(self._data, self._only)
+        async for piece in joiner.kept_of(newest, self._only):
             yield piece
         self._open_streams = {
             key for key in self._open_streams if key[1] >= (newest.get(key[0]) or 0) and not joiner.is_over(*key)
@@ -304,9 +311,8 @@ class Watch(Follower):
                 break
         if self.joiner is not None:
             for replica, attempt in sorted({key[:2] for key in self._open_streams}):
-                if self._replica in (None, replica):
-                    async for piece in self.joiner.kept(replica, attempt):
-                        yield piece
+                async for piece in self.joiner.kept(replica, attempt):
+                    yield piece
 
     # -- requests to the leader
 
@@ -327,7 +333,7 @@ class Watch(Follower):
         """
         data, known = answer.data, self._story.rev
         changes, rev = behind(known, changes_of(data)), data.get("rev", known)
-        if len(changes) == rev - known and "rev" in data:
+        if (len(changes) == rev - known and "rev" in data) or replicas_in(data) is not None:
             return rev, changes
         newest, found = await history_after(self._read, self.job, known)
         # transitions between the two answers arrive as events: `show` does not have the state after them

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from moorage.client.durations import age
+from moorage.client.view.closed import closed_words
 from moorage.client.view.view import Counts, Fit, Idle, Trouble, View, Waiting, WorkerCells
-from moorage.schemas.actors import words
-from moorage.schemas.cells import FOREIGN, FREE, FROZEN, GUEST, LEASED, LOST, NOT_LENT, SICK
-from moorage.schemas.frames import FleetFrame, Hello, Load, Standing
+from moorage.schemas.cells import FOREIGN, FREE, FROZEN, LEASED, LOST, NOT_LENT, SICK
+from moorage.schemas.frames import FleetDetail, FleetFrame, Hello, Load, Standing
 from moorage.schemas.job import QUEUED
+from moorage.schemas.reasons import REASONS, SCALED
 from moorage.schemas.units import many
 
 #: the leader sends two frames a second; after so long a silence nobody leads, or the network is cut
@@ -19,6 +21,10 @@ SILENT_MS: Final = 5_000
 STANDING_MS: Final = 10_000
 #: a worker tells its load every 2 s; what is older is not shown
 LOAD_MS: Final = 10_000
+#: readings of a job's use that are kept, one every 2 s
+SPARKS_MAX: Final = 28
+#: a job that waits for such an attempt fails again and again
+FAILING_TRIES: Final = 3
 #: health of a slot that closes it, in the order of `SlotLoad`; the others are told by the leader
 _WELL: Final = frozenset({"ok", "probation"})
 #: stopped in order: its GPUs are no part of the fleet
@@ -31,7 +37,6 @@ _BY_SIGN: Final = {
     FREE: "free",
     LEASED: "leased",
     FROZEN: "frozen",
-    GUEST: "frozen",
     SICK: "sick",
     FOREIGN: "foreign",
     NOT_LENT: "not_lent",
@@ -50,11 +55,13 @@ class Model:
         self._loads: dict[str, tuple[int, Load]] = {}
         self._leader: tuple[int, str] | None = None
         self._fleet: dict[str, Any] | None = None
-        self._jobs: dict[str, list[dict[str, Any]]] = {}
-        self._counts: dict[str, dict[str, int]] = {}
+        self._jobs: list[dict[str, Any]] | None = None  # None: this key may read none
+        self._waits = 0
+        self._more = False
         self._why: dict[tuple[str, str], dict[str, Any]] = {}
-        self._idle_since: dict[tuple[str, str, str], int] = {}
-        self._idle: list[Idle] = []
+        self._idle_since: dict[tuple[str, str], int] = {}
+        self._detail: FleetDetail | None = None
+        self._sparks: dict[str, deque[int]] = {}
         self.unseen: list[str] = []
         self.sees_fleet = True  # whether the leader's frames may be heard
 
@@ -82,33 +89,53 @@ class Model:
         elif frame.leads:
             self._leader = now_ms, frame.scheduler
 
-    def told_fleet(self, data: dict[str, Any]) -> None:
-        """Take the leader's answer to an operator's question `fleet`."""
+    def told_fleet(self, data: dict[str, Any], now_ms: int) -> None:
+        """Take the leader's answer to an operator's question `fleet`; before the first frame it stands for one."""
         self._fleet = data
+        if self._frame is None and "epoch" in data:
+            rows = [{name: row[name] for name in ("worker", "state", "cells", "simulated")} for row in data["workers"]]
+            running = sum(row["members"] for row in data["workers"])
+            self.hear(
+                FleetFrame(data["epoch"], data["ledger"], workers=rows, queued=data["queued"], running=running), now_ms
+            )
 
-    def told_jobs(self, tenant: str, data: Mapping[str, Any]) -> None:
-        """Take the answer to `ls` of a tenant, of the jobs that are not over."""
-        self._jobs[tenant], self._counts[tenant] = data["jobs"], data["counts"]
+    def told_jobs(self, rows: list[dict[str, Any]], waits: int, *, more: bool) -> None:
+        """Take rows of `ls` of jobs that are not over, how many are QUEUED in all, and whether `more` are than rows."""
+        asleep = sum(row["state"] == QUEUED and _is_scaled(row) for row in rows)
+        self._jobs, self._waits, self._more = rows, waits - asleep, more
+        if self._detail is None:
+            self._draw_sparks(rows)
 
-    def keep_tenants(self, tenants: Sequence[str]) -> None:
-        """Forget the jobs of all other tenants, which have none any more."""
-        for tenant in self._jobs.keys() - set(tenants):
-            del self._jobs[tenant], self._counts[tenant]
+    def told_detail(self, frame: FleetDetail) -> None:
+        """Take the frame for operators."""
+        self._detail = frame
+        self._draw_sparks([{**row, "use": row} for row in frame.jobs])
+
+    def _draw_sparks(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Add the newest reading of each job that runs, and forget the others."""
+        found = {f"{row['tenant']}/{row['job']}": row["use"]["percent"] for row in rows if row.get("use")}
+        self._sparks = {name: self._sparks.get(name, deque(maxlen=SPARKS_MAX)) for name in found}
+        for name, percent in found.items():
+            self._sparks[name].append(percent)
 
     def told_why(self, tenant: str, data: dict[str, Any]) -> None:
         """Take the answer to `explain` of a waiting job."""
         self._why[tenant, data["job"]] = data
 
     def oldest(self) -> list[tuple[str, str]]:
-        """Return tenant and id of the job of each tenant that has waited longest: those to be explained, the longest
-        first."""
-        first = {tenant: rows[-1] for tenant in self._jobs if (rows := self._queued(tenant))}
-        for key in self._why.keys() - {(tenant, row["job"]) for tenant, row in first.items()}:
+        """Return tenant and id of the oldest job of each tenant and reason, the longest first: they are explained."""
+        first = [max(rows, key=_age) for rows in self._groups().values()]
+        for key in self._why.keys() - {(row["tenant"], row["job"]) for row in first}:
             del self._why[key]
-        return [(tenant, row["job"]) for tenant, row in sorted(first.items(), key=lambda each: -each[1]["age_ms"])]
+        return [(row["tenant"], row["job"]) for row in sorted(first, key=_age, reverse=True)]
 
-    def _queued(self, tenant: str) -> list[dict[str, Any]]:
-        return [row for row in self._jobs[tenant] if row["state"] == QUEUED]
+    def _groups(self) -> dict[tuple[str, str], list[dict[str, Any]]]:
+        """Return the jobs that wait, or some of whose replicas do, by tenant and reason; no services that rest."""
+        found: dict[tuple[str, str], list[dict[str, Any]]] = {}
+        for row in self._jobs or ():
+            if (row["state"] == QUEUED or row.get("waiting")) and not _is_scaled(row):
+                found.setdefault((row["tenant"], row.get("reason", "")), []).append(row)
+        return found
 
     # ----------------------------------------------------------------------------------------------- what is seen
 
@@ -118,7 +145,7 @@ class Model:
         workers = list(self._workers(now_ms))
         simulated = [worker.simulated for worker in workers]
         if not self.sees_fleet:  # then what its own jobs run on is known
-            simulated = [row["simulated"] for rows in self._jobs.values() for row in rows if row["worker"]]
+            simulated = [row["simulated"] for row in self._jobs or () if row["worker"]]
         return View(
             at_ms=at_ms,
             leader=self._leads(now_ms),
@@ -132,12 +159,11 @@ class Model:
             troubles=list(self._troubles(now_ms, workers)),
             fits=self._fits(workers),
             waiting=self._waiting(),
+            waits=self._waits,
             idle=self._held_idle(now_ms, workers),
             workers=workers,
-            jobs=sorted(
-                (row for rows in self._jobs.values() for row in rows),
-                key=lambda row: (row["state"] != QUEUED, -row["age_ms"]),
-            ),
+            jobs=sorted(self._jobs or (), key=lambda row: (row["state"] != QUEUED, -row["age_ms"])),
+            sparks={name: list(readings) for name, readings in self._sparks.items()},
             unseen=list(self.unseen),
             sees_fleet=self.sees_fleet,
         )
@@ -149,7 +175,12 @@ class Model:
             return scheduler if now_ms - said_ms < STANDING_MS else ""
         return "" if self._fleet is None else str(self._fleet["leader"])
 
-    def _load_of(self, worker: str, now_ms: int) -> Load | None:
+    def hello_of(self, worker: str) -> Hello | None:
+        """Return what a worker said of itself; None if that was not heard."""
+        return self._hellos.get(worker)
+
+    def load_of(self, worker: str, now_ms: int) -> Load | None:
+        """Return a worker's newest load; None if that is old, or none was heard."""
         heard = self._loads.get(worker)
         return heard[1] if heard is not None and now_ms - heard[0] < LOAD_MS else None
 
@@ -157,7 +188,7 @@ class Model:
         models = {} if self._fleet is None else {row["worker"]: row["models"] for row in self._fleet["workers"]}
         for row in () if self._frame is None else self._frame.workers:
             name, cells = row["worker"], row["cells"]
-            hello, load = self._hellos.get(name), self._load_of(name, now_ms)
+            hello, load = self._hellos.get(name), self.load_of(name, now_ms)
             known = models.get(name) or sorted({device.name for device in hello.gpu_pool} if hello else ())
             slots = [] if load is None or len(load.gpu_pool) != len(cells) else load.gpu_pool
             use: list[int | None] = [*(slot.util_percent for slot in slots)] or [None for _ in cells]
@@ -193,54 +224,64 @@ class Model:
 
     def _waiting(self) -> list[Waiting]:
         found = []
-        for tenant in self._jobs:
-            rows = self._queued(tenant)
-            jobs = self._counts[tenant].get(QUEUED, len(rows))
-            if rows:
-                oldest = rows[-1]
-                why = self._why.get((tenant, oldest["job"]), {})
-                found.append(
-                    Waiting(
-                        tenant,
-                        jobs,
-                        oldest["job"],
-                        oldest["gpu"],
-                        oldest["age_ms"],
-                        more=jobs > len(rows),
-                        reason=why.get("reason", ""),
-                        means=why.get("means", ""),
-                        because=why.get("because", "") or why.get("needs", ""),
-                        starts_ms=why.get("starts_in_ms", why.get("starts", {}).get("p50_ms")),
-                    )
+        for (tenant, reason), rows in self._groups().items():
+            oldest = max(rows, key=_age)
+            why = self._why.get((tenant, oldest["job"]), {})
+            name = why.get("reason", "") or reason
+            found.append(
+                Waiting(
+                    tenant,
+                    len(rows),
+                    oldest["job"],
+                    oldest["gpu"],
+                    oldest["age_ms"],
+                    more=self._more,
+                    reason=name,
+                    means=why.get("means", "") or (REASONS[name].means if name in REASONS else ""),
+                    because=why.get("because", "") or why.get("needs", ""),
+                    starts_ms=why.get("starts_in_ms", why.get("starts", {}).get("p50_ms")),
                 )
+            )
         return sorted(found, key=lambda row: -row.oldest_ms)
 
     def _held_idle(self, now_ms: int, workers: Sequence[WorkerCells]) -> list[Idle]:
-        """Return who holds GPUs of which at least one does nothing, those that were seen so for longest first."""
-        rows: list[tuple[str, str, str, str, int, int]] = []
-        for jobs in self._jobs.values():
-            for row in jobs:
-                used = row.get("use")
-                if used and not used["percent_min"]:
-                    of = row["tenant"], row["job"], row["worker"], row["gpu"]
-                    rows.append((*of, used["percent_min"], used["percent_max"]))
-        if not self._jobs:
-            for worker in workers:
-                leased = [
-                    use
-                    for sign, use in zip(worker.cells, worker.use, strict=True)
-                    if use is not None and is_leased(sign)
-                ]
-                if leased and not min(leased):
-                    gpu = f"{leased.count(0)} of {len(leased)}"
-                    rows.append(("", "", worker.worker, gpu, 0, max(leased)))
-        since = self._idle_since
-        self._idle_since = {row[:3]: since.get(row[:3], now_ms) for row in rows}
-        found = [
-            Idle(tenant, job, worker, gpu, now_ms - self._idle_since[tenant, job, worker], least, most)
-            for tenant, job, worker, gpu, least, most in rows
-        ]
-        return sorted(found, key=lambda row: (-row.for_ms, row.most, row.tenant, row.job))
+        """Return who holds GPUs of which at least one does nothing, those that have been so for longest first."""
+        if self._jobs is None and self._detail is None:
+            return self._idle_workers(now_ms, workers)
+        used: list[dict[str, Any]]
+        if self._detail is not None:
+            used = [row for row in self._detail.jobs if not row["percent_min"]]
+        else:
+            used = [{**row, **row["use"]} for row in self._jobs or () if row.get("use")]
+            used = [row for row in used if not row["percent_min"]]
+            self._remember_idle(((row["tenant"], row["job"]) for row in used), now_ms)
+        by_tenant: dict[str, list[tuple[int, dict[str, Any]]]] = {}
+        for row in used:
+            for_ms = row.get("idle_ms", now_ms - self._idle_since.get((row["tenant"], row["job"]), now_ms))
+            by_tenant.setdefault(row["tenant"], []).append((for_ms, row))
+        found = []
+        for tenant, rows in by_tenant.items():
+            for_ms, first = max(rows, key=lambda each: each[0])
+            gpus = sum(row["devices"] for _, row in rows)
+            least = min(row["percent_min"] for _, row in rows)
+            most = max(row["percent_max"] for _, row in rows)
+            found.append(Idle(tenant, len(rows), gpus, first["job"], first["worker"], for_ms, least, most))
+        return sorted(found, key=lambda row: (-row.for_ms, -row.gpus, row.tenant))
+
+    def _idle_workers(self, now_ms: int, workers: Sequence[WorkerCells]) -> list[Idle]:
+        found = []
+        for worker in workers:
+            leased = [
+                use for sign, use in zip(worker.cells, worker.use, strict=True) if use is not None and is_leased(sign)
+            ]
+            if leased and not min(leased):
+                found.append((worker.worker, len(leased), max(leased)))
+        self._remember_idle((("", name) for name, _, _ in found), now_ms)
+        rows = [Idle("", 0, gpus, "", name, now_ms - self._idle_since["", name], 0, most) for name, gpus, most in found]
+        return sorted(rows, key=lambda row: (-row.for_ms, row.most, row.worker))
+
+    def _remember_idle(self, keys: Iterable[tuple[str, str]], now_ms: int) -> None:
+        self._idle_since = {key: self._idle_since.get(key, now_ms) for key in keys}
 
     def _troubles(self, now_ms: int, workers: Sequence[WorkerCells]) -> Iterator[Trouble]:
         """Yield what is wrong, the gravest first: nobody leads, workers that are away, GPUs that cannot be used."""
@@ -249,7 +290,37 @@ class Model:
             old = "; what is shown here is as old" if self._frame is not None else " since this screen began"
             yield Trouble("scheduler", f"no frame of a leader for {age(silent_ms)}{old}", grave=True)
         told = list(self._told_by_leader()) if self._fleet is not None else list(self._heard(now_ms, workers))
+        told += self._of_jobs()
         yield from sorted(told, key=lambda trouble: not trouble.grave)
+
+    def _of_jobs(self) -> Iterator[Trouble]:
+        """Yield what is wrong with jobs, by tenant: those that stall, that fail again and again, that can never run."""
+        stalls: dict[str, list[tuple[int, str, str]]] = {}
+        failing: dict[str, list[dict[str, Any]]] = {}
+        never: dict[tuple[str, str], list[dict[str, Any]]] = {}
+        for row in self._jobs or ():
+            if row.get("stalled"):
+                longest = max(row["stalled"], key=lambda stall: stall["seconds"])
+                stalls.setdefault(row["tenant"], []).append((longest["seconds"], row["job"], longest["why"]))
+            reason = row.get("reason", "")
+            if row["state"] == QUEUED and row.get("attempt", 0) >= FAILING_TRIES:
+                failing.setdefault(row["tenant"], []).append(row)
+            elif row["state"] == QUEUED and reason in REASONS and REASONS[reason].is_never:
+                never.setdefault((row["tenant"], reason), []).append(row)
+        if self._jobs is None and self._fleet is not None:
+            for row in self._fleet.get("stalled", []):
+                stalls.setdefault(row["tenant"], []).append((row["seconds"], row["job"], row["why"]))
+        for tenant, found in stalls.items():
+            seconds, job, why = max(found)
+            yield Trouble(_named(tenant, job, len(found)), f"stalled for {age(1000 * seconds)}: {why}")
+        for tenant, rows in failing.items():
+            last = max(rows, key=lambda row: int(row["attempt"]))
+            why = f": {last['why']}" if last.get("why") else ""
+            yield Trouble(_named(tenant, last["job"], len(rows)), f"fails again and again, try {last['attempt']}{why}")
+        for (tenant, reason), rows in never.items():
+            oldest = max(rows, key=_age)
+            means = REASONS[reason].means
+            yield Trouble(_named(tenant, oldest["job"], len(rows)), f"can never run as the fleet is: {means}")
 
     def _told_by_leader(self) -> Iterator[Trouble]:
         """Yield the troubles of the leader's answer, with their causes and times; a worker's state is its own."""
@@ -260,13 +331,13 @@ class Model:
             state = state_now.get(name, worker["state"])
             if state not in _AS_WANTED:
                 heard = worker.get("heard_ms_ago")
-                by, drain = words(worker.get("by", ""), worker.get("said", "")), worker.get("drain") or {}
-                if drain.get("why"):
-                    by += f": {drain['why']}"
-                more = f" (by {by})" if by else ""
-                if state in _GRAVE and heard is not None:
-                    more = f", heard {age(heard)} ago"
-                yield Trouble(name, f"{state}{more}", grave=state in _GRAVE)
+                what = state
+                if state in _GRAVE:
+                    what += f", heard {age(heard)} ago" if heard is not None else ""
+                    what += self._jobs_on(name)
+                elif state == worker.get("flag"):
+                    what = closed_words(worker) or state
+                yield Trouble(name, what, grave=state in _GRAVE)
             if (fails := worker.get("starts_fail")) is not None:
                 yield Trouble(name, f"jobs fail to start: {fails['why']}", grave=True)
             for down in worker.get("drivers_down", ()):
@@ -278,12 +349,18 @@ class Model:
                 since = f", since {age(row['since_ms'])}" if "since_ms" in row else ""
                 yield Trouble(f"{name} GPU {row['slot']}", what + since)
 
+    def _jobs_on(self, worker: str) -> str:
+        """Return how many jobs a worker has, in words; "" if none is known."""
+        on_it = [row for row in self._jobs or () if row["worker"] == worker]
+        tenants = ", ".join(sorted({row["tenant"] for row in on_it}))
+        return f", with {many(len(on_it), 'job')} of {tenants}" if on_it else ""
+
     def _heard(self, now_ms: int, workers: Sequence[WorkerCells]) -> Iterator[Trouble]:
         """Yield what the public frames say alone: states of workers, signs of GPUs, and the loads' words for them."""
         for worker in workers:
             if worker.state not in _AS_WANTED:
                 yield Trouble(worker.worker, worker.state, grave=worker.state in _GRAVE)
-            load = self._load_of(worker.worker, now_ms)
+            load = self.load_of(worker.worker, now_ms)
             slots = load.gpu_pool if load is not None and len(load.gpu_pool) == len(worker.cells) else ()
             for at, sign in enumerate(worker.cells):
                 slot = slots[at] if slots else None
@@ -298,6 +375,16 @@ class Model:
         lost = sum(worker.cells.count(LOST) for worker in workers if worker.state == "up")
         if lost:
             yield Trouble("fleet", f"{many(lost, 'GPU')} gone from workers that are up", grave=True)
+
+
+def _age(row: Mapping[str, Any]) -> int:
+    age_ms: int = row["age_ms"]
+    return age_ms
+
+
+def _named(tenant: str, job: str, jobs: int) -> str:
+    """Return `vision/train-42`, or `10 jobs of vision` for several."""
+    return f"{tenant}/{job}" if jobs == 1 else f"{jobs} jobs of {tenant}"
 
 
 def is_leased(sign: str) -> bool:
@@ -318,3 +405,8 @@ def counted(workers: Sequence[WorkerCells]) -> Counts:
                 found["closed" if sign == FREE and worker.state not in _OPEN else _BY_SIGN[sign]] += number
     gpus = sum(len(worker.cells) for worker in workers if worker.state != LEFT)
     return Counts(gpus=gpus, **found)
+
+
+def _is_scaled(row: Mapping[str, Any]) -> bool:
+    """Return whether what waits of a job waits for calls alone: there is nothing that it lacks."""
+    return row.get("reason") == SCALED.name

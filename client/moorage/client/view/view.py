@@ -31,9 +31,9 @@ class Fit(msgspec.Struct, frozen=True):
 
 
 class Waiting(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The waiting jobs of one tenant, with the oldest of them and why it waits.
+    """The jobs of one tenant that wait for the same reason, with the oldest of them.
 
-    `more` says that older ones may wait than were listed. `starts_ms` is the median of the forecast, from now; None if
+    `more` says that there are more than were listed. `starts_ms` is the median of the forecast, from now; None if
     there is none.
     """
 
@@ -49,17 +49,20 @@ class Waiting(msgspec.Struct, frozen=True, omit_defaults=True):
     starts_ms: int | None = None
 
 
-class Idle(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A holder of GPUs that does not use all of them: a job, or a worker where jobs are not told (`tenant`, `job` "").
+class Idle(msgspec.Struct, frozen=True):
+    """Holders of GPUs that do not use all of them: jobs of a tenant, or a worker where jobs are not told (`tenant`,
+    `job` "").
 
-    `for_ms` is how long this screen has seen it so: 0 at its first look. `least` and `most` are the use of the least
-    and of the most used GPU, in percent.
+    `jobs` hold `gpus` GPUs; `job` is the one that has been so for longest, on `worker`. `for_ms` is how long that is:
+    as the leader saw it in its term, else as this screen did. `least` and `most` are the use of the least and of the
+    most used GPU, in percent.
     """
 
     tenant: str
+    jobs: int
+    gpus: int
     job: str
     worker: str
-    gpu: str
     for_ms: int
     least: int
     most: int
@@ -115,9 +118,15 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     troubles: list[Trouble]
     fits: list[Fit]
     waiting: list[Waiting]
+    waits: int  # jobs that wait, in all
     idle: list[Idle]
     workers: list[WorkerCells]
     #: rows of `ls`, of all tenants that the key may read, those that wait longest first
     jobs: list[dict[str, Any]]
+    #: the use of a running job's GPUs in the last moments, the mean in percent, oldest first; by tenant and job
+    sparks: dict[str, list[int]] = {}
+    #: of a moment of the past: use and health are not known, and `ended` jobs by state in the hour before it
+    past: bool = False
+    ended: dict[str, int] = {}
     unseen: list[str]
     sees_fleet: bool = True

@@ -60,10 +60,6 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
             le=600,
         ),
     ] = 0.0
-    load_s: Annotated[float, setting("Interval at which load frames are expected.", unit="s", ge=0.2, le=60)] = 2.0
-    loads_missed_max: Annotated[
-        int, setting("After this many missed load frames nothing new is placed on that worker.", ge=1, le=1000)
-    ] = 3
     not_here_max: Annotated[
         int,
         setting(
@@ -85,9 +81,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     jobs_max: Annotated[
         int,
         setting(
-            "Jobs in memory; a job counts once more for each 16 replicas and each 8 KiB of its request. Beyond it the "
-            "endpoint answers queue-full, and the durable queue waits unread. The last tenth is for tenants that hold "
-            "less than that.",
+            "Jobs in memory; a job counts once more for each 16 replicas up to 1,024 and each 8 KiB of its request. "
+            "Beyond it the endpoint answers queue-full, and the durable queue waits unread. The last tenth is for "
+            "tenants that hold less than that.",
             ge=1,
             le=10**7,
         ),
@@ -165,6 +161,13 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         bool,
         setting("Take borrowed GPUs back at once, by ending the borrowers' jobs; else as they end by themselves."),
     ] = False
+    scale_up_s: Annotated[
+        float, setting("Least time between two steps to one member more of a service.", unit="s", ge=0.1, le=3600)
+    ] = 5.0
+    scale_down_s: Annotated[
+        float,
+        setting("So long must fewer members of a service do before there is one less.", unit="s", ge=0.1, le=86400),
+    ] = 60.0
     fair_share_half_life: Annotated[
         float,
         setting(

@@ -19,6 +19,7 @@ raises, and goes on, at the same places.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 from moorage.scheduler.core.containment import (
@@ -32,7 +33,19 @@ from moorage.scheduler.core.containment import (
     Failure,
 )
 from moorage.scheduler.core.engine import Engine
-from moorage.scheduler.core.events import Cancel, Event, FromWorker, Order, QueueRead, Submit
+from moorage.scheduler.core.events import (
+    Arrival,
+    Cancel,
+    Event,
+    Execute,
+    FromWorker,
+    Order,
+    QueueRead,
+    ScheduleOrder,
+    ScheduleRun,
+    Submit,
+    Wake,
+)
 from moorage.scheduler.core.ledger import acts
 from moorage.scheduler.core.ledger.folding import Folded
 from moorage.scheduler.core.ledger.state import Job, StandingOrder
@@ -50,7 +63,10 @@ from moorage.schemas.reasons import STARTS_FAIL
 
 #: from so many failures of one record on, groups that fail wait with all others for the next pass
 BUILDS_MAX: Final = 16
+#: what an event is called in the answer to one that failed
+_WHAT: Final[Mapping[type, str]] = {Cancel: "cancel", FromWorker: "frame", Wake: "wake"}
 WHY_HELD: Final = "internal: the scheduler failed as it placed it"
+WHY_CORDONED: Final = "internal: the scheduler failed twice on what this worker sends"
 
 
 class ContainedEngine(Engine):
@@ -61,7 +77,7 @@ class ContainedEngine(Engine):
         self._now_ms = self.state.time_ms
         self._owed: list[tuple[Any, str, bool]] = []  # answers to events that were set aside, sent with the next record
         #: requests from the durable queue of tenants whose requests of that verb are refused for now
-        self._submits_wait: dict[str, deque[Submit | QueueRead]] = {}
+        self._submits_wait: dict[str, deque[Arrival]] = {}
         self._cancels_wait: dict[str, deque[Cancel | QueueRead]] = {}
 
     # ------------------------------------------------------------------------------------------------ ranking
@@ -107,7 +123,6 @@ class ContainedEngine(Engine):
             self._refuse_unread()
         if contained.out:
             self._keep_out()
-        self.put_off_steps = contained.steps
 
     def _set_aside(self, raised: Exception, *, goes_on: bool) -> bool:
         """Set aside what was at hand, and put everything else back; return False if nothing was."""
@@ -172,7 +187,8 @@ class ContainedEngine(Engine):
         """Return the requests in the record that failed as a whole: it cannot be said which of them it was."""
         pending = self.pending
         taken = [*pending.taken_submits, *pending.cancels.taken, *pending.taken_rest]
-        return [event for event in taken if isinstance(event, Submit | Cancel | Order)]
+        kinds = Submit | Cancel | Order | ScheduleOrder | ScheduleRun | Execute | Wake
+        return [event for event in taken if isinstance(event, kinds)]
 
     def _failed_on(self, event: Event, raised: Exception) -> None:
         """Note an event that failed, and who pays for it."""
@@ -194,8 +210,10 @@ class ContainedEngine(Engine):
         self.pending.remove(event)
         if isinstance(event, Submit):
             event.answer(_failed("request", event.name), self._owed)
-        elif isinstance(event, Cancel | Order | FromWorker):
-            what = "cancel" if isinstance(event, Cancel) else "order" if isinstance(event, Order) else "frame"
+        elif isinstance(event, Execute):
+            self._owed.append((_failed("exec", event.asked.job), event.reply, event.json))
+        elif isinstance(event, Cancel | Order | ScheduleOrder | ScheduleRun | FromWorker | Wake):
+            what = _WHAT.get(type(event), "order")
             job = event.job if isinstance(event, Cancel) else ""
             self._owed.append((_failed(what, job), event.reply, event.json))
 
@@ -218,7 +236,7 @@ class ContainedEngine(Engine):
             if worker is None or not out.for_good or out.is_cordoned:
                 continue
             if worker.flag in ("open", STARTS_FAIL.name):
-                self.windows.flag(draft, worker, "cordoned", SCHEDULER)
+                self.windows.flag(draft, worker, "cordoned", SCHEDULER, WHY_CORDONED)
 
     # ---------------------------------------------------------------------------------------------- refused unread
 
@@ -231,11 +249,11 @@ class ContainedEngine(Engine):
             pending.cancels.put_first(tenant, self._cancels_wait.pop(tenant))
         if not contained.refuses_some:
             return
-        submits: deque[Submit | QueueRead] = deque()
+        submits: deque[Arrival] = deque()
         for event in pending.submits:
             if not contained.refuses(event.tenant, "submit", now_ms):
                 submits.append(event)
-            elif isinstance(event, QueueRead) or event.sequence:
+            elif not isinstance(event, Submit) or event.sequence:
                 self._submits_wait.setdefault(event.tenant, deque()).append(event)
             else:
                 event.answer(_unread(event.name), self._owed)
@@ -277,15 +295,19 @@ class ContainedEngine(Engine):
 
     def _rebuild(self, mono_ms: int) -> None:
         """Rebuild all tables from the state and from what workers reported in this term."""
-        contained, hosts, ahead = self.containment, self.fleet.hosts, self.sessions.ahead
+        contained, hosts, ahead, reports = (
+            self.containment,
+            self.fleet.hosts,
+            self.sessions.ahead,
+            self.sessions.reports,
+        )
         moved_seq = self.admission.moved_seq
         looked_ms, built_ms = self._looked_ms, self._built_ms
         self._make_parts(mono_ms)
         self.admission.moved_seq = moved_seq
         self._looked_ms, self._built_ms = looked_ms, built_ms
         self.sessions.ahead.update(ahead)
-        self.timers.put_off = contained.timers
-        self._indexing.aside = contained.jobs
+        self.sessions.reports.update(reports)
         for job in self.state.jobs.values():
             job.shape = None
         self._indexing.resume(mono_ms, again=True)
@@ -301,7 +323,7 @@ class ContainedEngine(Engine):
         for submits in (self.pending.submits, *self._submits_wait.values()):
             for event in submits:
                 if isinstance(event, Submit):
-                    _, event.request, event.shape = self.read(event.body)
+                    _, event.request, event.shape = self.reader.read(event.body)
         self._replan = True
 
     # -------------------------------------------------------------------------------- after the acknowledgement
@@ -319,6 +341,19 @@ class ContainedEngine(Engine):
         except Exception as raised:
             self.containment.note("output", f"answers of record {self.state.seq}", "", raised, self._now_ms)
             out.answers = [answer for answer in out.answers if answer[0]]
+
+    def _timers_put_off(self) -> Mapping[tuple[int, int], int]:
+        return self.containment.timers
+
+    def _jobs_aside(self) -> Collection[int]:
+        return self.containment.jobs
+
+    @property
+    def puts_off(self) -> bool:
+        return bool(self.containment.steps)
+
+    def _put_off_until(self, step: str) -> int:
+        return self.containment.steps.get(step, 0)
 
     def _index_failed(self, job: Job, raised: Exception) -> None:
         self.containment.note("job", "index", f"job {job.tenant}/{job.name}", raised, self._now_ms)
@@ -355,6 +390,14 @@ def _asked(event: Event) -> tuple[str, str, str]:
             return event.tenant, "cancel", event.job
         case Order():
             return event.operator, event.verb, ""
+        case Execute():
+            return event.tenant, "exec", event.asked.job
+        case ScheduleOrder():
+            return event.tenant, "schedule", event.asked.name
+        case ScheduleRun():
+            return event.tenant, "schedule", event.name
+        case Wake():
+            return event.tenant, "wake", ""
         case _:
             return SCHEDULER, type(event).__name__, ""
 

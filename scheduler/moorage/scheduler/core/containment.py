@@ -15,9 +15,11 @@ ASIDE: Final = "aside"
 SECOND: Final = "each second"
 UNMATCHED: Final = "unmatched"
 TIMERS: Final = "timers"
+TELLING: Final = "telling"
 PLACING: Final = "placing"
+SCALING: Final = "scaling"
 RETENTION: Final = "retention"
-STEPS: Final = (ASIDE, SECOND, UNMATCHED, TIMERS, PLACING, RETENTION)
+STEPS: Final = (ASIDE, SECOND, UNMATCHED, TIMERS, TELLING, PLACING, SCALING, RETENTION)
 
 #: for how long a timer, a worker, or a tenant's requests of one verb are set aside
 PAUSE_MS: Final = 60_000

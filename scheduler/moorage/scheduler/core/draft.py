@@ -14,7 +14,18 @@ from moorage.scheduler.core.ledger.acts import AnyAct, Avoid, Freeze, Gone, Lack
 from moorage.scheduler.core.ledger.fairshare import rate_of
 from moorage.scheduler.core.ledger.ids_in_bodies import written_id
 from moorage.scheduler.core.ledger.record import Record
-from moorage.scheduler.core.ledger.records import RECORD_BYTES_MAX, STEP_WIDTH, Op, ending, exiting, packed
+from moorage.scheduler.core.ledger.records import (
+    RAN_MS_MAX,
+    RECORD_BYTES_MAX,
+    STEP_WIDTH,
+    Op,
+    ending,
+    exiting,
+    moving,
+    packed,
+    ran,
+)
+from moorage.scheduler.core.ledger.schedules import Schedule
 from moorage.scheduler.core.ledger.state import (
     AT_CLAIMED,
     AT_EXITED,
@@ -23,12 +34,16 @@ from moorage.scheduler.core.ledger.state import (
     BYTES_APIECE,
     CLAIMED,
     EXITED,
+    FAILED,
+    FROZEN,
+    LISTED_MAX,
     LOST_KEPT,
     PLACED,
     QUEUED,
     REPLICAS_APIECE,
     RUNNING,
     SUCCEEDED,
+    TIMED_OUT,
     Job,
     Member,
     Replica,
@@ -38,8 +53,9 @@ from moorage.scheduler.core.ledger.state import (
     extra_of,
 )
 from moorage.scheduler.core.overlay import DraftJob, DraftReplica, DraftTenant, DraftWorker
-from moorage.schemas.frames import Fact, result_of
+from moorage.schemas.frames import Fact, Stalled, result_of
 from moorage.schemas.printable import shown
+from moorage.schemas.ranges import Ranges, both, count_of, without
 
 #: an upper estimate of a step's encoded bytes: op, number, replica and three arguments
 STEP_BYTES: Final = 30
@@ -53,13 +69,15 @@ FULL_BYTES: Final = RECORD_BYTES_MAX - SLACK_BYTES
 #: a record with more steps or new jobs is full too: building and folding it blocks the event loop
 STEPS_MAX: Final = 2_048
 ACCEPTS_MAX: Final = 1_024
-#: how much of a record cancels, deadlines and rejections may fill together (the last job may exceed it). A job has up
-#: to 1,024 replicas, and renewals, requests and placements need room in the same record
+#: how much of a record cancels, deadlines and rejections may fill together (the last job may exceed it). A job may
+#: have thousands of rows, and renewals, requests and placements need room in the same record
 BULK_STEPS: Final = STEPS_MAX // 2
 BULK_BYTES: Final = FULL_BYTES // 2
 _PLACE, _RUN, _DONE = int(Op.PLACE), int(Op.RUN), int(Op.DONE)
 #: exit details that add nothing to the exit code
 _WELL: Final = ("exit", "")
+#: the ends that count towards `max_failed`
+_FAILURES: Final = (FAILED, TIMED_OUT)
 
 #: read in place of a tenant that the ledger does not know
 _NOBODY: Final = Tenant("")
@@ -68,13 +86,24 @@ _NOBODY: Final = Tenant("")
 class _Run:
     """The reports of one member in this record, collected so that one step can express all of them."""
 
-    __slots__ = ("claimed", "code", "exited", "note", "started", "to")
+    __slots__ = ("address", "claimed", "code", "exited", "note", "ran_ms", "started", "to")
 
     def __init__(self, claimed: bool) -> None:
         self.claimed = claimed
         self.started = False
         self.exited = False
-        self.to = self.code = self.note = 0
+        self.to = self.code = self.note = self.ran_ms = 0
+        self.address = 0  # the number of a note
+
+
+def _ends_well(fact: Fact) -> bool:
+    """Return whether a report of an end says that it succeeded, with or without a result."""
+    return not fact.code and (fact.detail in _WELL or result_of(fact.detail) is not None)
+
+
+def _result_in(fact: Fact) -> int | None:
+    """Return the result that a report of a good end names, see `result_of`."""
+    return None if fact.detail in _WELL else result_of(fact.detail)
 
 
 class Draft:
@@ -83,8 +112,10 @@ class Draft:
     __slots__ = (
         "_bulk",
         "_jobs",
+        "_masks",
         "_note_numbers",
         "_phase",
+        "_ready",
         "_replicas",
         "_runs",
         "_tenants",
@@ -101,15 +132,19 @@ class Draft:
         "evidence",
         "extra_all",
         "facts",
+        "failed",
         "freezes",
         "gone",
         "idle",
         "lacking",
         "left_queue",
+        "moved",
         "next_num",
         "notes",
         "numbered",
         "reprioritized",
+        "schedules",
+        "stalls",
         "started",
         "state",
         "steps",
@@ -134,10 +169,12 @@ class Draft:
         self.counts = False  # whether this record starts usage accounting or changes its half-life
         self.ends: set[int] = set()  # numbers of jobs with a member that this record asks to end
         self.idle: list[tuple[Member, Fact]] = []  # members that report idle GPUs, for events
+        self.stalls: list[tuple[Job, Stalled]] = []  # stalls that begin or are over, for events
         self.gone: set[Member] = set()
         self.numbered = 0  # workers that the ledger did not know before
         self.started: set[Job] = set()  # jobs whose first replica starts with this record
-        self.left_queue = 0  # queued replicas that this record ends
+        self.left_queue = 0  # entries of the queue that this record ends
+        self.moved = 0  # replicas that this record ends in steps of many, and of which each has its transition
         self.tombstones: dict[str, set[str]] = {}  # by tenant: unknown jobs whose cancels this record remembers
         self.reprioritized = False  # whether an operator changes a job's priority in this record
         #: by job number: workers with devices that the job avoids from this record on. Such a job stays in its old
@@ -145,9 +182,12 @@ class Draft:
         self.avoided: dict[int, set[int]] = {}
         #: by worker number and job number: the slots that the job avoids from this record on; only what it changes
         self.avoids: dict[int, dict[int, int]] = {}
+        #: by tenant and name: schedules that this record changes, as they will be; None for one that it removes
+        self.schedules: dict[tuple[str, str], Schedule | None] = {}
         self.freezes: dict[int, list[Freeze]] = {}  # by job number: this record's words on freezing and resuming it
         #: by job number: workers that refused the job in this record because they lack what it needs
         self.lacking: dict[int, list[int]] = {}
+        self.failed: dict[Job, int] = {}  # how many replicas of a job end FAILED or TIMED_OUT with this record
         #: exit code and reason of the attempts of gang members that end in this record
         self.ended: dict[Replica, tuple[int, str]] = {}
         # the rows that this record changes
@@ -157,6 +197,8 @@ class Draft:
         self._replicas: dict[Replica, DraftReplica] = {}
         self._note_numbers: dict[str, int] = {}
         self._phase: dict[Member, int] = {}
+        self._masks: dict[Member, int] = {}
+        self._ready: dict[Member, bool] = {}
         self._runs: dict[Member, _Run] = {}
         self._bulk = BULK_STEPS * STEP_WIDTH, BULK_BYTES  # the steps and bytes at which `bulk_full` becomes true
 
@@ -209,6 +251,10 @@ class Draft:
         """Return a member's phase as it will be after this record."""
         return self._phase.get(member, member.phase)
 
+    def mask_of(self, member: Member) -> int:
+        """Return the slots that a member holds as it will be after this record."""
+        return self._masks.get(member, member.mask)
+
     @property
     def load(self) -> int:
         """What the jobs accepted in this record count towards the memory bound."""
@@ -228,7 +274,7 @@ class Draft:
         """Whether the record takes no more events: it is near its size limit (ledger-rules H5), or slow to fold."""
         return (
             self.bytes > FULL_BYTES
-            or len(self.steps) > STEPS_MAX * STEP_WIDTH
+            or len(self.steps) + self.moved * STEP_WIDTH > STEPS_MAX * STEP_WIDTH
             or self.next_num - self.state.next_num > ACCEPTS_MAX
         )
 
@@ -237,17 +283,18 @@ class Draft:
         """How many more steps may be added, checking `full` before each."""
         if self.full:
             return 0
-        in_steps = STEPS_MAX - len(self.steps) // STEP_WIDTH
+        in_steps = STEPS_MAX - self.moved - len(self.steps) // STEP_WIDTH
         return 1 + min(in_steps, (FULL_BYTES - self.bytes) // STEP_BYTES)
 
     def begin_bulk(self) -> None:
         """Start the bulk part: from here on `bulk_full` limits how much cancels, deadlines and rejections may write."""
-        self._bulk = len(self.steps) + BULK_STEPS * STEP_WIDTH, self.bytes + BULK_BYTES
+        self._bulk = len(self.steps) + (self.moved + BULK_STEPS) * STEP_WIDTH, self.bytes + BULK_BYTES
 
     @property
     def bulk_full(self) -> bool:
         """Whether the bulk part is full; the remaining bulk work goes into the next record."""
-        return self.full or len(self.steps) >= self._bulk[0] or self.bytes > self._bulk[1]
+        steps = len(self.steps) + self.moved * STEP_WIDTH
+        return self.full or steps >= self._bulk[0] or self.bytes > self._bulk[1]
 
     # ------------------------------------------------------------------------------------------ steps
 
@@ -308,9 +355,10 @@ class Draft:
             self.freezes.setdefault(act.job, []).append(act)
         self.bytes += len(encode_act(act))
 
-    def accept(self, tenant: str, name: str, body: bytes, replicas: int, traceparent: str) -> int:
-        """Accept a new job and return the number that fold will give it."""
-        accepts, size = self.accepts, len(body)
+    def accept(self, tenant: str, name: str, body: bytes, numbers: Ranges, traceparent: str) -> int:
+        """Accept a new job with replicas of these numbers, and return the number that fold will give the job."""
+        accepts, size, count = self.accepts, len(body), count_of(numbers)
+        replicas = count if len(numbers) == 1 and not numbers[0][0] else [[first, last] for first, last in numbers]
         written = written_id(name, body)
         if accepts and accepts[-1][0] == tenant:
             accepts[-1][1].extend((written, body, replicas, traceparent))
@@ -320,9 +368,9 @@ class Draft:
         row = self.change_tenant(tenant)
         row.live += 1
         row.load += 1
-        self.bytes += size + len(written) + len(traceparent) + 12
-        if replicas >= REPLICAS_APIECE or size >= BYTES_APIECE:
-            extra = extra_of(replicas, len(body))
+        self.bytes += size + len(written) + len(traceparent) + 12 * len(numbers)
+        if count >= REPLICAS_APIECE or size >= BYTES_APIECE:
+            extra = extra_of(count, len(body))
             row.load += extra
             self.extra_all += extra
         num = self.next_num
@@ -340,72 +388,50 @@ class Draft:
         self.add(Tombstone(tenant, job, sequence))
         self.tombstones.setdefault(tenant, set()).add(job)
 
-    def complete_runs(self, members: list[Member], results: list[int | None]) -> bool:
-        """Write one RUN step (claimed, started, succeeded, freed) for each member, and return whether that was done.
-
-        Nothing is done unless each member is listed once, is placed, is not part of a gang, and has no other step in
-        this record.
-        """
-        steps, changed, started = self.steps, self._replicas, self.started
-        unique = set(members)
-        if len(unique) != len(members) or not self.gone.isdisjoint(unique):
-            return False
-        for member in members:
-            replica = member.replica
-            if member.phase != AT_PLACED or replica.state != PLACED or replica in changed or replica.job.gang:
-                return False
-        for member, result in zip(members, results, strict=True):
-            replica = member.replica
-            job = replica.job
-            steps += (_RUN, job.num, replica.index, SUCCEEDED if result is None else exiting(SUCCEEDED, result), 0, 0)
-            row = changed[replica] = DraftReplica(replica)
-            row.state = SUCCEEDED
-            row.member = None
-            started.add(job)
-            self._leave(member)
-        self.gone |= unique
-        self.bytes += STEP_BYTES * len(members)
-        return True
-
     def take_normal_fact(self, member: Member, fact: Fact) -> bool:
-        """Take the next report of an uneventful run (claimed, started, exited, freed), and return whether it was taken.
+        """Take the next report of an uneventful run (claimed, started, exited or ran, freed), and return whether it was
+        taken.
 
         The fast path. Any other report, and any report of a gang's member, is left to the caller.
         """
         kind, replica, run = fact.kind, member.replica, self._runs.get(member)
-        if run is None:
-            if kind != "claimed" or member.phase != AT_PLACED or replica.job.gang or replica in self._replicas:
+        if kind == "freed":
+            if run is None or not run.exited:
                 return False
-            if replica.state != PLACED:
-                return False
-            self._runs[member] = _Run(True)
-            self.bytes += RUN_BYTES
-            self._phase[member] = AT_CLAIMED
-            self._change(replica).state = CLAIMED
-        elif kind == "started":
-            if not run.claimed or run.started or run.exited:
-                return False
-            run.started = True
-            self.started.add(replica.job)
-            self._phase[member] = AT_RUNNING
-            self._change(replica).state = RUNNING
-        elif kind == "exited":
-            if not run.started or run.exited or fact.code:
-                return False
-            result = None
-            if fact.detail not in _WELL and (result := result_of(fact.detail)) is None:
-                return False
-            run.exited = True
-            run.to = exiting(SUCCEEDED, result)
-            self._phase[member] = AT_EXITED
-            row = self._change(replica)
-            row.state = SUCCEEDED
-            row.member = None
-        elif kind == "freed" and run.exited:
             self.free(member)
+        elif kind == "claimed" or (kind == "ran" and run is None):
+            if run is not None or member.phase != AT_PLACED or replica.job.gang or replica in self._replicas:
+                return False
+            if replica.state != PLACED or (kind == "ran" and not _ends_well(fact)):
+                return False
+            if kind == "ran":
+                self._succeed(replica, member, fact)
+            else:
+                self.claim(replica, member, "")
+        elif kind == "started":
+            if run is None or not run.claimed or run.started or run.exited or fact.detail:
+                return False
+            self.start(replica, member)
+        elif kind == "exited":
+            if run is None or not run.started or run.exited or not _ends_well(fact):
+                return False
+            self.exit(replica, member, SUCCEEDED, 0, "", _result_in(fact))
         else:
             return False
         return True
+
+    def _succeed(self, replica: Replica, member: Member, fact: Fact) -> None:
+        """Do as `claim`, `start` and `exit` do one after another: most attempts of short jobs."""
+        run = self._runs[member] = _Run(True)
+        run.started = run.exited = True
+        run.ran_ms = min(max(fact.ran_ms, 0), RAN_MS_MAX)
+        run.to = SUCCEEDED if fact.detail in _WELL else exiting(SUCCEEDED, result_of(fact.detail))
+        self.bytes += RUN_BYTES
+        self.started.add(replica.job)
+        self._phase[member] = AT_EXITED
+        row = self._replicas[replica] = DraftReplica(replica)
+        row.state = SUCCEEDED
+        row.member = None
 
     def claim(self, replica: Replica, member: Member, master: str) -> None:
         if master or replica.job.gang:
@@ -416,21 +442,49 @@ class Draft:
         self._phase[member] = AT_CLAIMED
         self._change(replica).state = CLAIMED
 
-    def start(self, replica: Replica, member: Member) -> None:
-        run = self._runs.get(member)
+    def start(self, replica: Replica, member: Member, ran_ms: int = 0, address: str = "") -> None:
+        """Record that a member has started, and has run for so many ms already; at the address its ports are
+        reached."""
+        run, note = self._runs.get(member), self.note(address, always=True)
         if run is not None and run.claimed:
-            run.started = True
+            run.started, run.ran_ms, run.address = True, ran_ms, note
         else:
-            self.step(Op.START, replica.job.num, replica.index)
+            self.step(Op.START, replica.job.num, replica.index, ran_ms, 0, note)
         self.started.add(replica.job)
         self._phase[member] = AT_RUNNING
         self._change(replica).state = RUNNING
 
+    def is_ready(self, member: Member) -> bool:
+        """Return whether a member is ready for work after this record."""
+        return self._ready.get(member, member.ready)
+
+    def ready(self, member: Member, is_ready: bool, why: str) -> None:
+        """Record that the worker reports a running member ready, or not ready any more."""
+        self._settle(member)
+        replica = member.replica
+        self.step(Op.READY, replica.job.num, replica.index, int(is_ready), 0, self.note(why))
+        self._ready[member] = is_ready
+
     def freeze(self, replica: Replica, member: Member, to: int) -> None:
-        """Record that the worker reports a replica FROZEN, or RUNNING again."""
+        """Record that the worker reports a replica FROZEN, and its devices free, or RUNNING again."""
         self._settle(member)
         self.step(Op.FREEZE, replica.job.num, replica.index, to)
         self._change(replica).state = to
+        if to == FROZEN:
+            self._hold(member, 0)
+
+    def resume(self, replica: Replica, member: Member, why: str, *, leased: bool) -> None:
+        """Record that a frozen member's devices are leased to it again, or that its worker does not give them."""
+        self._settle(member)
+        self.step(Op.RESUME, replica.job.num, replica.index, int(leased), 0, self.note(why))
+        self._hold(member, member.home if leased else 0)
+
+    def _hold(self, member: Member, mask: int) -> None:
+        tenant, before = self.change_tenant(member.replica.job.tenant), self.mask_of(member)
+        tenant.gpus += mask.bit_count() - before.bit_count()
+        if self.state.half_life_ms:
+            tenant.rate_milli += rate_of(member, mask) - rate_of(member, before)
+        self._masks[member] = mask
 
     def exit(self, replica: Replica, member: Member, to: int, code: int, why: str, result: int | None = None) -> None:
         """Record that the attempt ended and its processes are gone. The member remains until its devices are free."""
@@ -443,6 +497,8 @@ class Draft:
             self.bytes += RUN_BYTES
         run.exited = True
         run.to, run.code, run.note = exiting(to, result), code, self.note(why)
+        if to in _FAILURES:
+            self._fails(replica.job)
         if to == EXITED:
             self.ended[replica] = code, why
         self._phase[member] = AT_EXITED
@@ -455,8 +511,12 @@ class Draft:
         run = self._runs.get(member)
         if run is not None and run.exited:
             del self._runs[member]
-            op = _RUN if run.claimed else _DONE
-            self.steps += (op, replica.job.num, replica.index, run.to, run.code, run.note)
+            op, code = _DONE, run.code
+            if run.claimed:
+                op = _RUN
+                if run.ran_ms:
+                    code = ran(code, run.ran_ms)
+            self.steps += (op, replica.job.num, replica.index, run.to, code, run.note)
             self.bytes += STEP_BYTES - RUN_BYTES
         else:
             self.step(Op.FREE, replica.job.num, replica.index, packed(member.fence))
@@ -475,7 +535,7 @@ class Draft:
         self.bytes -= RUN_BYTES
         num, index = member.replica.job.num, member.replica.index
         if run.started:
-            self.step(Op.BEGIN, num, index)
+            self.step(Op.BEGIN, num, index, run.ran_ms, 0, run.address)
         elif run.claimed:
             self.step(Op.CLAIM, num, index)
         if run.exited:
@@ -485,6 +545,8 @@ class Draft:
         """Write REFUSE, WITHDRAW or LOSE: the attempt ended and holds no devices any more."""
         self._settle(member)
         self.step(op, replica.job.num, replica.index, to, code, self.note(why))
+        if to in _FAILURES:
+            self._fails(replica.job)
         if to == EXITED:
             self.ended[replica] = 0, why
         row = self._change(replica)
@@ -501,14 +563,17 @@ class Draft:
 
     def _leave(self, member: Member) -> None:
         tenant = self.change_tenant(member.replica.job.tenant)
-        tenant.gpus -= member.mask.bit_count()
+        mask = self.mask_of(member)
+        tenant.gpus -= mask.bit_count()
         if self.state.half_life_ms:
-            tenant.rate_milli -= rate_of(member)
+            tenant.rate_milli -= rate_of(member, mask)
 
     def quarantine(self, member: Member, mask: int) -> None:
         self._settle(member)
         replica = member.replica
         self.step(Op.QUARANTINE, replica.job.num, replica.index, packed(member.fence), mask)
+        if self.mask_of(member) != member.home:
+            self._hold(member, member.home)
 
     def end(self, replica: Replica, to: int, becomes: int, why: str, notice_s: int = 0) -> None:
         """Ask a replica's member to end: `to` is ENDING or CANCELLING, `becomes` the state after that.
@@ -523,18 +588,35 @@ class Draft:
     def move(self, replica: Replica, to: int, why: str, code: int = 0) -> None:
         self._settle(replica.member)
         row = self._change(replica)
+        if to in _FAILURES:
+            self._fails(replica.job)
         if row.state == QUEUED:
             self.left_queue += 1
         self.step(Op.MOVE, replica.job.num, replica.index, to, code, self.note(why))
         row.state = to
 
-    def backoff(self, replica: Replica, not_before: int, count: int) -> None:
+    def _fails(self, job: Job) -> None:
+        self.failed[job] = self.failed.get(job, 0) + 1
+
+    def move_fresh(self, job: Job, to: int, why: str, code: int = 0, only: Ranges | None = None) -> bool:
+        """End the replicas that were never placed, or those `only`; return False if there are none."""
+        row = self.change_job(job)
+        moved = row.fresh if only is None else both(row.fresh, only)
+        for first, last in moved:
+            self.step(Op.MOVE_FRESH, job.num, first, moving(to, code), last, self.note(why))
+            if job.size <= LISTED_MAX:
+                self.moved += last - first
+            self.left_queue += 1
+        row.fresh = without(row.fresh, moved)
+        return bool(moved)
+
+    def backoff(self, replica: Replica, not_before: int, count: int, streak: int = 0) -> None:
         self._settle(replica.member)
-        self.step(Op.BACKOFF, replica.job.num, replica.index, not_before, count)
+        self.step(Op.BACKOFF, replica.job.num, replica.index, not_before, count, streak)
         self._change(replica).not_before = not_before
 
     def gang(self, job: Job, phase: int, after: int = 0, count: int = 0) -> None:
-        for replica in job.replicas:
+        for replica in job.rows.values():
             self._settle(replica.member)
         self.step(Op.GANG, job.num, 0, phase, after, count)
         row = self.change_job(job)
@@ -553,8 +635,9 @@ class Draft:
         self.steps += (_PLACE, num, index, worker_num, mask, mode)
         self.bytes += STEP_BYTES
         job = self.state.jobs.get(num)
-        if job is not None:
-            self._change(job.replicas[index]).state = PLACED
+        row = job.rows.get(index) if job is not None else None
+        if row is not None:  # else it was never placed, and has no row before the record is folded
+            self._change(row).state = PLACED
 
     # ----------------------------------------------------------------------------------------- record
 

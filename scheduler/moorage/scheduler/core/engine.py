@@ -10,24 +10,28 @@ thrown away and rebuilt from the ledger (H4): it never rolls back. The shell use
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from typing import Final
 
 import msgspec
 
 from moorage.scheduler.core.config import Config
-from moorage.scheduler.core.containment import PLACING, RETENTION, SECOND, TIMERS, UNMATCHED
+from moorage.scheduler.core.containment import PLACING, RETENTION, SCALING, SECOND, TELLING, TIMERS, UNMATCHED
 from moorage.scheduler.core.draft import FULL_BYTES, Draft
 from moorage.scheduler.core.events import (
     Ask,
     Batch,
     Event,
+    Execute,
     FromWorker,
     Order,
     QueueRead,
     Resign,
+    ScheduleOrder,
+    ScheduleRun,
     SnapshotTaken,
     Submit,
+    Wake,
 )
 from moorage.scheduler.core.fleet.fleet import Fleet
 from moorage.scheduler.core.fleet.host import Host
@@ -39,29 +43,36 @@ from moorage.scheduler.core.ledger.fold import fold
 from moorage.scheduler.core.ledger.folding import Folded
 from moorage.scheduler.core.ledger.record import encode_record
 from moorage.scheduler.core.ledger.records import Op
-from moorage.scheduler.core.ledger.state import Job, State
+from moorage.scheduler.core.ledger.state import LISTED_MAX, Job, State
 from moorage.scheduler.core.lifecycle.admission import Admission, NewJob
 from moorage.scheduler.core.lifecycle.forgetting import Forgetting
-from moorage.scheduler.core.lifecycle.guests import Guests
+from moorage.scheduler.core.lifecycle.frozen import Frozen
 from moorage.scheduler.core.lifecycle.lacking import Lacking
+from moorage.scheduler.core.lifecycle.outcomes import Outcomes
 from moorage.scheduler.core.lifecycle.pending_events import PendingEvents
 from moorage.scheduler.core.lifecycle.retention import Retention
-from moorage.scheduler.core.lifecycle.sessions import Report, Sessions, has_room, lose_bytes, reported
+from moorage.scheduler.core.lifecycle.scaling import Scaling
+from moorage.scheduler.core.lifecycle.services import Services
+from moorage.scheduler.core.lifecycle.sessions import Sessions, has_room, lose_bytes
 from moorage.scheduler.core.lifecycle.stale_ledger import StaleLedgerGuard
 from moorage.scheduler.core.lifecycle.starts import Starts
 from moorage.scheduler.core.lifecycle.timers import Timers
 from moorage.scheduler.core.lifecycle.transitions import Lifecycle
 from moorage.scheduler.core.lifecycle.windows import Windows
+from moorage.scheduler.core.operate.executing import execute
 from moorage.scheduler.core.operate.orders import Orders
 from moorage.scheduler.core.operate.resizing import Resizing
+from moorage.scheduler.core.operate.schedules import Schedules
 from moorage.scheduler.core.operate.worker_orders import WorkerOrders
 from moorage.scheduler.core.outputs.early import early_frames
 from moorage.scheduler.core.outputs.in_flight import InFlight
 from moorage.scheduler.core.outputs.output_writer import ExplainWaiting, OutputWriter
 from moorage.scheduler.core.outputs.outputs import Message, Outputs, WantedFrames
 from moorage.scheduler.core.queue.order import QueueOrder
-from moorage.scheduler.core.queue.queue import REPLICA_BITS, Queue, entry
+from moorage.scheduler.core.queue.queue import Queue, entry
+from moorage.scheduler.core.queue.sweeping import Sweeping
 from moorage.scheduler.core.queue.waited import Waited
+from moorage.scheduler.core.queue.waiting_room import WaitingRoom
 from moorage.scheduler.core.rank.ranker import Ranker
 from moorage.scheduler.core.rank.rankers import ranker_class
 from moorage.scheduler.core.request_reader import RequestReader
@@ -71,16 +82,17 @@ from moorage.scheduler.core.schedule.preempt import Preempting
 from moorage.scheduler.core.schedule.runtime import LEARNED_MAX, Durations, Estimates
 from moorage.scheduler.core.schedule.victims import Preemption
 from moorage.schemas.codec import encode
-from moorage.schemas.errors import Problem
-from moorage.schemas.frames import Answer, FactFrame, Goodbye, Join, Load, Renew, Renewed
+from moorage.schemas.errors import Problem, Refused
+from moorage.schemas.frames import Accepted, Answer, FactFrame, Goodbye, Join, Load, Renew, Renewed
+from moorage.schemas.job import Request
+from moorage.schemas.ranges import ONE
+from moorage.schemas.service import MemberLoad
 from moorage.schemas.subjects import Subjects
 
 #: a W3C traceparent has 55 characters; anything longer than this is ignored
 TRACE_CHARS_MAX: Final = 128
 #: the most events (apart from submits and cancels) in one record, including those that write nothing, such as renewals
 EVENTS_MAX: Final = 2_048
-#: the queue removes the entries of jobs that no longer wait once there are more of them than this
-QUEUE_SPARE: Final = 1_000
 
 
 class Engine:
@@ -105,13 +117,12 @@ class Engine:
         self.subjects = subjects
         self.leader = leader
         self.waited = Waited()
-        self.reports: dict[int, Report] = {}  # by worker number, of workers that renewed in this term; for audits
+        self.outcomes = Outcomes()
         self.pending = PendingEvents()
         self._rid = 0
         self._began_ms = mono_ms
         self._untold: tuple[InFlight, Folded] | None = None
         self._at: Event | str = ""  # the event, or the step of `build`, in progress
-        self.put_off_steps: dict[str, int] = {}  # steps of `build` that failed, skipped until a ledger ms
         self._begin()
         self._make_parts(mono_ms)
         self._indexing.resume(mono_ms)
@@ -124,49 +135,51 @@ class Engine:
         state, config = self.state, self.config
         self.fleet = Fleet()
         self.queue = Queue(self.fleet.tell_apart)
-        reader = RequestReader(self.fleet)
-        self.requests, self.shapes, self.read = reader.requests, reader.shapes, reader.read
-        self.request_of, self.priority_of, self.workload_of = reader.request_of, reader.priority_of, reader.workload_of
-        self.shape_of, self.shape_asked_by = reader.shape_of, reader.shape_asked_by
+        reader = self.reader = RequestReader(self.fleet)
         self.durations = Durations()
-        self.timers = Timers(state, self.request_of)
+        self.timers = Timers(state, reader, self._timers_put_off(), self._time_came)
         self.lifecycle = Lifecycle(
-            self.fleet, self.request_of, self.shape_of, self.timers.requeue,
-            Lacking(self.fleet, self.shape_of, config.not_here_max),
+            self.fleet, reader.request_of, reader.shape_of, self.timers.requeue,
+            Lacking(self.fleet, reader.shape_of, config.not_here_max),
             Starts(state, self.fleet, config.start_failures_max),
         )  # fmt: skip
-        self.estimates = Estimates(self.request_of, self.shape_of, self.durations)
-        self.admission = Admission(state, self.fleet, self.lifecycle, config)
+        self.estimates = Estimates(reader.request_of, reader.shape_of, self.durations)
+        self.services = Services(state, reader.request_of, self.lifecycle)
+        self.admission = Admission(state, self.fleet, self.lifecycle, config, self.services)
+        self.room = WaitingRoom(state, self._enter, self.lifecycle.cancel)
+        self._frozen = Frozen(self.fleet, self.lifecycle)
         self.planner = Planner(
             self.fleet, self.queue, self._make_ranker(), self.estimates, self._preempting(), self._order(),
-            self.admission.could_ever, int(config.reserve_after * 1000),
+            self._frozen, self.admission.could_ever, int(config.reserve_after * 1000),
         )  # fmt: skip
+        self._sweeping = Sweeping(self.queue, self.planner.order)
         self.orders = Orders(
-            state, self.queue, self.planner, self.lifecycle, self.request_of, self.shape_of, config.half_life_ms,
+            state, self.queue, self.planner, self.lifecycle, reader.request_of, reader.shape_of, config.half_life_ms,
             Resizing(state, reader, self.fleet),
         )  # fmt: skip
+        self.schedules = Schedules(state, self.admission.malformed)
         self.windows = Windows(state, self.fleet, self.lifecycle)
-        self._guests = Guests(self.fleet, self.lifecycle)
-        self.seek_at_once = self.planner.preempting.seek_at_once
         self.sessions = Sessions(state, self.fleet, self.lifecycle, config)
-        self.retention = Retention(state, self.requests, config)
+        self.retention = Retention(state, reader.requests, config, self.room.telling)
         self._forgetting = Forgetting(state, int(config.history_keep * 1000))
+        self.scaling = Scaling(
+            state, self.fleet, self.lifecycle, self.planner.order, reader.priority_of, self._bound_to,
+            config.scale_up_s, config.scale_down_s,
+        )  # fmt: skip
         self._indexing = Indexing(
-            state, reader, self.planner, self.timers, self.admission, self.durations, self._index_failed
-        )
+            state, reader, self.planner, self.timers, self.admission, self.durations, self.room, self._index_failed,
+            self.scaling, self._jobs_aside(),
+        )  # fmt: skip
         explain = self._explain_waiting
-        self.output_writer = OutputWriter(state, config, self.sessions, self.request_of, self._indexing.arm, explain)
-        self.own_subject = self.output_writer.own_subject
+        self.output_writer = OutputWriter(state, config, self.sessions, reader.request_of, self._indexing.arm, explain)
         self._worker_orders = WorkerOrders(state, self.windows, self.sessions.health)
-        guard = self._stale_ledger = StaleLedgerGuard(state, self.sessions, config, self._began_ms)
-        self.may_place, self.behind, self.waits_for = guard.may_place, guard.behind, guard.waits_for
+        self.stale_ledger = StaleLedgerGuard(state, self.sessions, config, self._began_ms)
         self._in_flight: InFlight | None = None
         self._looked_ms = 0
+        self._scaled_ms = mono_ms
         self._built_ms = mono_ms
         self._replan = False  # plan again at once: the last record was full, or a worker joined with it
         self._hurry = False  # the last record had no room for all events offered
-        self._sweeping = False  # a sweep of the queue continues in the next record
-        self._left_queue = 0  # upper bound of queue entries whose replicas no longer wait
 
     def _make_ranker(self) -> Ranker:
         return ranker_class(self.config.ranker)()
@@ -175,25 +188,52 @@ class Engine:
 
     def _preempting(self) -> Preempting:
         config = self.config
-        policy = Preemption(self.fleet, self.shape_of, self.priority_of, int(config.preempt_after * 1000), config.ages)
+        policy = Preemption(
+            self.fleet, self.reader.shape_of, self.reader.priority_of, int(config.preempt_after * 1000), config.ages
+        )
         return Preempting(policy, self.lifecycle, config.preempt_priority, config.reclaim, self._knows_fleet)
 
     def _knows_fleet(self) -> bool:
         """Return whether every worker was heard from in this term, or had time to renew."""
-        return self.admission.all_heard() or self._stale_ledger.waited(self._built_ms)
+        return self.admission.all_heard() or self.stale_ledger.waited(self._built_ms)
 
     def _order(self) -> QueueOrder:
         config, overdue = self.config, self.timers.overdue
         return QueueOrder(self.fleet, self.queue, config.ages, overdue, self._left_too_soon)
 
+    def _time_came(self, num: int) -> None:
+        self.room.time_came(num)
+
+    def _enter(self, draft: Draft, job: Job) -> None:
+        self._indexing.enter(draft, job)
+
+    def _bound_to(self, job: Job, request: Request, wanted: int) -> None:
+        self._indexing.bound_to(job, request, wanted)
+
     def _index_failed(self, job: Job, raised: Exception) -> None:
         raise raised
+
+    def _timers_put_off(self) -> Mapping[tuple[int, int], int]:
+        """Return the timers that failed, with the ledger ms until which they are skipped; for subclasses."""
+        return {}
+
+    def _jobs_aside(self) -> Collection[int]:
+        """Return the numbers of jobs that are to be held, and are not put into the queue; for subclasses."""
+        return ()
+
+    @property
+    def puts_off(self) -> bool:
+        """Whether steps of `build` are skipped for a while because they failed."""
+        return False
+
+    def _put_off_until(self, step: str) -> int:
+        return 0
 
     def _left_too_soon(self, num: int, now_ms: int) -> frozenset[int]:
         """Return the workers with a planned drain that would end this job before its own time limit."""
         job = self.state.jobs.get(num)
         if job is not None:
-            return self.windows.left_too_soon(self.request_of(job).workload.timeout_s, job.deadline_ms, now_ms)
+            return self.windows.left_too_soon(self.reader.request_of(job).workload.timeout_s, job.deadline_ms, now_ms)
         _, request = self.planner.backfilling.fresh[num]
         deadline_ms = None if request.deadline_s is None else now_ms + int(request.deadline_s * 1000)
         return self.windows.left_too_soon(request.workload.timeout_s, deadline_ms, now_ms)
@@ -209,7 +249,7 @@ class Engine:
         Raises Refused if it is not a valid request, or asks for TFLOPS that cannot be converted.
         """
         body = resolved(body, self.config.tflops_file)
-        name, request, shape = self.read(body)
+        name, request, shape = self.reader.read(body)
         if name is None:
             name = unnamed()
         return Submit(
@@ -227,6 +267,10 @@ class Engine:
         """Apply a load frame to the fleet view at once; load is never recorded in the ledger."""
         self.sessions.load(worker_id, frame, mono_ms)
 
+    def offer_member_load(self, tenant: str, frame: MemberLoad, mono_ms: int) -> None:
+        """Take what a member of a tenant's service has to do; it is never recorded in the ledger."""
+        self.scaling.heard(tenant, frame, mono_ms)
+
     def refuses(self, tenant: str, verb: str) -> Problem | None:
         """Return with which problem a tenant's requests of this verb are refused unread now; None if they are not.
 
@@ -238,7 +282,7 @@ class Engine:
     def urgent(self) -> bool:
         """Whether events need a record now, not only with the next heartbeat. Renewals alone do not."""
         pending = self.pending
-        urgent = pending.submits or pending.cancels.size or pending.urgent or self._indexing.rejects
+        urgent = pending.submits or pending.cancels.size or pending.urgent or self._indexing.rejects or self.room.tells
         return bool(urgent or self._hurry or (self._replan and not self.queue.is_empty))
 
     @property
@@ -268,7 +312,7 @@ class Engine:
             self.fleet.slept(mono_ms)
         self._built_ms = mono_ms
         self.orders.resume_turns(draft)
-        orders = self._gather(flight)
+        orders = self._gather(flight, mono_ms)
         if mono_ms - self._looked_ms >= 1000 and self._begins(SECOND, draft):
             self._looked_ms = mono_ms
             self._each_second(flight, mono_ms)
@@ -278,28 +322,29 @@ class Engine:
             self._indexing.reject_unmatched(draft)
         if self._begins(TIMERS, draft):
             self.timers.due(draft, self.lifecycle, self._indexing.enqueue)
+        if self.room.tells and self._begins(TELLING, draft):
+            self.room.tell(draft)
         if orders:
             self._take_orders(flight, orders)
         self._take_submits(flight)
+        self.lifecycle.give_up(draft)
         self._at = "queue"
-        self._left_queue += draft.left_queue
-        spare = self._left_queue - QUEUE_SPARE
-        if self._sweeping or (spare > 0 and spare > len(self.queue) // 4):
-            if not self._sweeping:
-                self._left_queue = 0
-            self._sweeping = not self.planner.sweep(draft)
+        self._sweeping.go_on(draft)
         draft.settle()
-        self._guests.settle(draft)
+        self._frozen.settle(draft)
         self._replan = False
         if (
-            self.may_place(draft.time_ms, mono_ms)
+            self.stale_ledger.may_place(draft.time_ms, mono_ms)
             and not self.timers.more_are_due(draft)
             and self._begins(PLACING, draft)
         ):
             self.planner.plan(draft)
             self._replan = self.planner.is_done(draft)
+            if mono_ms - self._scaled_ms >= 1000 and self._begins(SCALING, draft):
+                self._scaled_ms = mono_ms
+                self._replan |= self.scaling.pass_time(draft, mono_ms)
             if draft.ends:
-                self._guests.settle(draft)  # a frozen job that was asked to end lends nothing
+                self._frozen.settle(draft)  # one that was asked to end may need its devices
         self.planner.preempting.asked_to_end(draft.ends)
         self.planner.backfilling.fresh.clear()
         if self._begins(RETENTION, draft):
@@ -318,16 +363,16 @@ class Engine:
     def _begins(self, step: str, draft: Draft) -> bool:
         """Return whether to run this step of `build` now; a step that failed is skipped for a while."""
         self._at = step
-        return not self.put_off_steps or draft.time_ms >= self.put_off_steps.get(step, 0)
+        return not self.puts_off or draft.time_ms >= self._put_off_until(step)
 
-    def _gather(self, flight: InFlight) -> list[Order]:
+    def _gather(self, flight: InFlight, mono_ms: int) -> list[Order | Execute]:
         """Take offered events other than submits and cancels; return the operators' orders, not carried out yet.
 
         Orders on jobs and tenants run later because they must see the queue after the backoffs that end in this record.
         """
         draft, rest = flight.draft, self.pending.rest
         folded: dict[int, int] = {}  # by worker number, the number of its last report frame in this record
-        orders: list[Order] = []
+        orders: list[Order | Execute] = []
         later: list[FromWorker] = []
         joined: set[str] = set()
         taken = self.pending.taken_rest
@@ -347,18 +392,25 @@ class Engine:
                     self._from_worker(flight, event, folded)
                     if len(flight.joined) > len(joined):
                         joined.add(event.worker)
-            elif isinstance(event, Order) and not event.worker:
+            elif isinstance(event, Execute) or (isinstance(event, Order) and not event.worker):
                 orders.append(event)
             else:
-                self._take_in(flight, event)
+                self._take_in(flight, event, mono_ms)
         self._hurry = bool(rest)
         self.pending.put_back(later)
         return orders
 
-    def _take_in(self, flight: InFlight, event: Order | SnapshotTaken | Resign | Ask) -> None:
+    def _take_in(
+        self, flight: InFlight, event: Order | ScheduleOrder | SnapshotTaken | Resign | Ask | Wake, mono_ms: int
+    ) -> None:
         draft = flight.draft
         if isinstance(event, Order):
             flight.replies.append((self._worker_orders.act(draft, event), event.reply, event.json))
+        elif isinstance(event, ScheduleOrder):
+            flight.replies.append((self.schedules.act(draft, event), event.reply, event.json))
+        elif isinstance(event, Wake):
+            woken = self.scaling.wake(draft, event, mono_ms) or self.services.answer(event)
+            flight.replies.append((woken, event.reply, event.json))
         elif isinstance(event, SnapshotTaken):
             self._name_snapshot(draft, event)
         elif isinstance(event, Resign):
@@ -393,6 +445,14 @@ class Engine:
         assert self._in_flight is not None
         at, frames = self._in_flight.early
         return frames if at == seq and not self.sessions.ahead else []
+
+    def behind(self, mono_ms: int) -> str:
+        """Return why this ledger is an older backup, "" if it is not known to be. Call it after an acknowledgement."""
+        return self.stale_ledger.behind(mono_ms)
+
+    def seek_at_once(self) -> None:
+        """Search in the next record for jobs to end for others, and not once a second only."""
+        self.planner.preempting.seek_at_once()
 
     @property
     def in_flight(self) -> bool:
@@ -455,6 +515,10 @@ class Engine:
                 taken.append(submits.popleft())
                 draft.add(acts.Cursor(event.tenant, event.which, event.through))
                 continue
+            if isinstance(event, ScheduleRun):
+                taken.append(submits.popleft())
+                self._run_schedule(flight, event)
+                continue
             known = tenants.get(event.tenant)
             job = known.jobs.get(event.name) if known is not None else None
             if job is not None and self.retention.holds_up(draft, job):
@@ -462,42 +526,92 @@ class Engine:
             taken.append(submits.popleft())
             self._submit(flight, event)
 
-    def _submit(self, flight: InFlight, event: Submit) -> None:
+    def _run_schedule(self, flight: InFlight, event: ScheduleRun) -> None:
+        """Make the job of a schedule's run, or note why there is none."""
+        schedules, draft = self.schedules, flight.draft
+        begun = schedules.begin(draft, event, flight.new)
+        if begun is None:
+            answer = schedules.told(schedules.row(draft, event.tenant, event.name), event)
+        elif isinstance(begun, str):
+            answer = schedules.end(draft, event, begun)
+        else:
+            name = f"{event.name}-{event.sequence}"
+            try:
+                submit = self.submitted(event.tenant, begun, lambda: name)
+            except Refused as refused:  # an upgrade may refuse what was accepted when it was added
+                outcome: NewJob | Accepted | Problem = refused.problem
+            else:
+                outcome = self._submit(flight, submit)
+            why = f"{outcome.code}: {outcome.message}" if isinstance(outcome, Problem) else ""
+            if isinstance(outcome, Accepted):
+                why = f"there was a job {name} before"
+            answer = schedules.end(draft, event, why)
+        flight.replies.append((answer, event.reply, event.json))
+
+    def _submit(self, flight: InFlight, event: Submit) -> NewJob | Accepted | Problem:
+        """Decide about a request; return the new job, or the answer in its stead."""
         draft, tenant, name, request, planner = flight.draft, event.tenant, event.name, event.request, self.planner
         if tenant in self.fleet.named:
-            event.shape = self.shapes.asked_by(event.shape, tenant, request)
+            event.shape = self.reader.shapes.asked_by(event.shape, tenant, request)
         shape = event.shape
         if shape.requires or shape.device_ids:
             self.fleet.tell_apart(shape)
         outcome = self.admission.submit(draft, event, flight.new)
         if not isinstance(outcome, NewJob):
             flight.reply_submit(event, outcome)
-            return
+            return outcome
         flight.new[(tenant, name)] = outcome
-        trace, replicas = event.trace if len(event.trace) <= TRACE_CHARS_MAX else "", request.replicas
-        num = draft.accept(tenant, name, event.body, replicas, trace)
+        trace = event.trace if len(event.trace) <= TRACE_CHARS_MAX else ""
+        copies = request.copies
+        numbers = ONE if copies == 1 and request.indices is None else request.numbers
+        num = outcome.num = draft.accept(tenant, name, event.body, numbers, trace)
         if outcome.stillborn is not None:
             with draft.by(outcome.by):
-                for index in range(replicas):
-                    draft.step(Op.MOVE, num, index, outcome.stillborn, 0, draft.note(outcome.why))
-            return
+                if copies <= LISTED_MAX:
+                    draft.moved += copies
+                for first, last in numbers:
+                    draft.step(Op.MOVE_FRESH, num, first, outcome.stillborn, last, draft.note(outcome.why))
+            return outcome
+        planner.placing.ranker.arrived(shape, copies)
+        if request.scale is not None:
+            self.queue.rooms[num] = request.scale.min
+        if outcome.awaits:
+            for other, which in outcome.awaits:
+                draft.step(Op.AWAIT, num, 0, other, which)
+            flight.awaiting.append(num)
+            return outcome
         planner.backfilling.fresh[num] = (tenant, request)
-        planner.placing.ranker.arrived(shape, replicas)
-        self.queue.add(request.priority, shape, num << REPLICA_BITS, tenant)  # same value as `entry(num, 0)`
-        if replicas > 1 and shape.together == 1:
-            for index in range(1, replicas):
-                self.queue.add(request.priority, shape, entry(num, index), tenant)
+        if request.max_running is not None and copies > 1:
+            self.queue.rooms[num] = request.max_running
+        if copies == 1:
+            self.queue.add(request.priority, shape, entry(num, numbers[0][0]), tenant)
+        else:
+            self.queue.add_fresh(request.priority, shape, num, numbers, tenant)
+        return outcome
 
-    def _take_orders(self, flight: InFlight, orders: list[Order]) -> None:
+    def _take_orders(self, flight: InFlight, orders: list[Order | Execute]) -> None:
         """Carry out orders, each after the backoffs that are due; orders without room wait for the next record."""
         for at, order in enumerate(orders):
             if flight.draft.full or self.timers.more_are_due(flight.draft):
                 self.pending.put_back(orders[at:])
                 return
             self._at = order
-            flight.replies.append((self.orders.act(flight.draft, order), order.reply, order.json))
+            if isinstance(order, Execute):
+                self._execute(flight, order)
+            else:
+                flight.replies.append((self.orders.act(flight.draft, order), order.reply, order.json))
             self._at = TIMERS
             self.timers.due(flight.draft, self.lifecycle, self._indexing.enqueue)
+
+    def _execute(self, flight: InFlight, event: Execute) -> None:
+        job = self.state.job(event.tenant, event.asked.job)
+        request = None if job is None else self.reader.request_of(job)
+        found = execute(flight.draft, self.state, event, request)
+        if isinstance(found, Problem):
+            flight.replies.append((found, event.reply, event.json))
+        else:
+            flight.execs.append((found.member, found.order))
+            flight.replies.append((Answer("exec", 0, found.given), event.reply, event.json))
 
     # -------------------------------------------------------------------------------- timers and upkeep
 
@@ -515,6 +629,8 @@ class Engine:
         self._forgetting.pass_time(draft)
         self.windows.pass_time(draft)
         self.lifecycle.starts.pass_time(draft)
+        self.sessions.stalls.pass_time(draft)
+        self.services.pass_time(draft, self.scaling)
         self.admission.forget_cancels(draft)
         self._indexing.queue_rejections()
         self.timers.clear_out()
@@ -539,21 +655,35 @@ class Engine:
         """Derive outputs and soft state from the record just folded; `first` are the jobs that first run with it."""
         state, writer, seq = self.state, self.output_writer, self.state.seq
         if first:
-            now_ms, shape_of = state.time_ms, self.shape_of
-            self.waited.add([(job.tenant, job.shape or shape_of(job), now_ms - job.accepted_ms) for job in first])
+            now_ms, shape_of = state.time_ms, self.reader.shape_of
+            self.waited.add(
+                [(job.tenant, job.shape or shape_of(job), now_ms - (job.ready_ms or job.accepted_ms)) for job in first]
+            )
         if not flight.draft.empty:
             self.admission.moved_seq = seq
+        for num in flight.awaiting:
+            self.room.add(state.jobs[num])
+        has_waiting = bool(self.room.jobs)
+        for changed in folded.jobs.values():
+            if has_waiting and not changed.live:
+                self.room.on_end(changed)
+            if (changed.size > 1 and not changed.gang) or changed.num in self.scaling:
+                self._indexing.bound(changed, self.reader.request_of(changed))
+            if changed.size > LISTED_MAX:
+                of = self.reader.shape_of(changed), self.reader.workload_of(changed)
+                self.durations.learn_some(changed, *of, changed.rev - changed.told)
         for num in flight.draft.avoided:
             if (job := state.jobs.get(num)) is not None:
                 self._indexing.reshape(job)
                 self.sessions.health.avoids(job)
+        self.outcomes.add(folded.ended)
         for job in folded.ended[:LEARNED_MAX]:
-            self.durations.learn(job, self.shape_of(job), self.workload_of(job))
+            self.durations.learn(job, self.reader.shape_of(job), self.reader.workload_of(job))
         wanted = WantedFrames(state, self.subjects)
         writer.answer_submits(flight, folded.accepted, out)
         self._workers(flight, folded, mono_ms)
         wanted.placed(folded.placed)
-        for member in folded.touched:
+        for member in dict.fromkeys(folded.touched):
             wanted.add(member)
         for event, frame, host in flight.renewed:
             host.last_ms = mono_ms
@@ -562,11 +692,13 @@ class Engine:
             renewed = Renewed(frame.n, state.epoch, draining=is_draining, drain_s=left_s if is_draining else None)
             out.answers.append((event.reply, encode(renewed, json=event.json)))
             unknown = writer.want_differences(wanted, host.worker, frame.held, frame.no, frame.resized)
-            self.reports[host.worker.num] = reported(self.reports.get(host.worker.num), unknown)
+            self.sessions.note_unknown(host.worker, unknown)
             if host.worker.well and frame.well_n < host.worker.well_n:
                 wanted.well(host.worker)
         for event, session in flight.joined:
             writer.answer_join(event, session, wanted, out)
+        for member, order in flight.execs:
+            wanted.execs(member.worker, order)
         out.messages += wanted.messages()
 
     def complete(self, out: Outputs) -> None:
@@ -579,6 +711,7 @@ class Engine:
             out.answers.append((reply, encode(answer, json=json)))
         self.output_writer.add_events(folded, out)
         self.output_writer.tell_idle(flight.draft.idle, out)
+        self.output_writer.tell_stalls(flight.draft.stalls, out)
         for ask in flight.asks:
             answer = ask.answer()
             if answer is not None:
@@ -595,12 +728,11 @@ class Engine:
                 self._indexing.reshape(job)
         for worker in folded.forgotten:
             self.sessions.forget(worker.num)
-            self.reports.pop(worker.num, None)
             self.fleet.forget(worker.num)
         for worker in folded.workers:
             if worker.id in joined and worker.session:
                 self.sessions.joined(
-                    worker, [(m, self.shape_of(m.replica.job)) for m in worker.members.values()], mono_ms
+                    worker, [(m, self.reader.shape_of(m.replica.job)) for m in worker.members.values()], mono_ms
                 )
                 joined.discard(worker.id)
                 self._replan = True

@@ -14,9 +14,11 @@ from moorage.scheduler.core.fleet.shape import Shape
 from moorage.scheduler.core.ledger.records import actor, by_tenant
 from moorage.schemas.actors import NO_OPERATOR, by_operator
 from moorage.schemas.errors import Problem
-from moorage.schemas.frames import FactFrame, Goodbye, Join, Renew
+from moorage.schemas.frames import ExecAsked, FactFrame, Goodbye, Join, Renew
 from moorage.schemas.job import Request
 from moorage.schemas.operate import Act
+from moorage.schemas.ranges import Ranges
+from moorage.schemas.schedules import ScheduleAsked
 
 
 class Batch:
@@ -73,13 +75,14 @@ class Submit(msgspec.Struct, eq=False, gc=False):
 
 
 class Cancel:
-    """A cancel; `by` is its actor as `records.actor` writes it."""
+    """A cancel of a job, or of some of its `replicas`; `by` is its actor as `records.actor` writes it."""
 
-    __slots__ = ("by", "job", "json", "reply", "sequence", "tenant", "why")
+    __slots__ = ("by", "job", "json", "replicas", "reply", "sequence", "tenant", "why")
 
     def __init__(
-        self, tenant: str, job: str, why: str, *, by: str = "", reply: str = "", json: bool = True, sequence: int = 0
-    ) -> None:
+        self, tenant: str, job: str, why: str, *, by: str = "", reply: str = "", json: bool = True, sequence: int = 0,
+        replicas: Ranges | None = None,
+    ) -> None:  # fmt: skip
         self.tenant = tenant
         self.job = job
         self.why = why
@@ -87,6 +90,7 @@ class Cancel:
         self.reply = reply
         self.json = json
         self.sequence = sequence
+        self.replicas = replicas
 
 
 class QueueRead:
@@ -147,6 +151,60 @@ class Order:
         return getattr(self.act, "worker", None) or ""
 
 
+class Execute:
+    """A command to run in a running attempt of a job; `stream` is a random id for its bytes."""
+
+    __slots__ = ("asked", "by", "json", "reply", "stream", "tenant")
+
+    def __init__(self, tenant: str, asked: ExecAsked, stream: str, reply: str, json: bool) -> None:
+        self.tenant = tenant
+        self.asked = asked
+        self.stream = stream
+        self.by = actor(by_tenant(tenant), asked.by)
+        self.reply = reply
+        self.json = json
+
+
+class ScheduleOrder:
+    """A tenant's `add`, `pause`, `resume` or `remove` of a schedule.
+
+    `submit` is the request of `add`, decoded, with the label of the schedule; None for the others.
+    """
+
+    __slots__ = ("asked", "by", "json", "reply", "submit", "tenant")
+
+    def __init__(
+        self, tenant: str, asked: ScheduleAsked, submit: Submit | None = None, reply: str = "", json: bool = True
+    ) -> None:
+        self.tenant = tenant
+        self.asked = asked
+        self.submit = submit
+        self.by = actor(by_tenant(tenant), asked.by)
+        self.reply = reply
+        self.json = json
+
+
+class ScheduleRun:
+    """A run of a schedule, as nats-server published it under the number `sequence`, for the wish of record `wish`.
+
+    `next_ms` is when the server will publish the next one (wall-clock milliseconds), 0 if it did not say. Only somebody
+    who asked for the run waits for an answer.
+    """
+
+    __slots__ = ("json", "name", "next_ms", "reply", "sequence", "tenant", "wish")
+
+    def __init__(
+        self, tenant: str, name: str, wish: int, sequence: int, next_ms: int, reply: str = "", json: bool = True
+    ) -> None:
+        self.tenant = tenant
+        self.name = name
+        self.wish = wish
+        self.sequence = sequence
+        self.next_ms = next_ms
+        self.reply = reply
+        self.json = json
+
+
 class Ask:
     """A question that may only be answered once a record built after its arrival is acknowledged.
 
@@ -157,6 +215,18 @@ class Ask:
 
     def __init__(self, answer: Callable[[], Any | Problem | None], reply: str, json: bool) -> None:
         self.answer = answer
+        self.reply = reply
+        self.json = json
+
+
+class Wake:
+    """A caller found nobody who serves, and asks for a member of its tenant's service."""
+
+    __slots__ = ("json", "reply", "service", "tenant")
+
+    def __init__(self, tenant: str, service: str, reply: str = "", json: bool = True) -> None:
+        self.tenant = tenant
+        self.service = service
         self.reply = reply
         self.json = json
 
@@ -178,10 +248,11 @@ class Resign:
     __slots__ = ()
 
 
-Event = Submit | Cancel | QueueRead | FromWorker | Order | Ask | SnapshotTaken | Resign
-
-#: all events except submits, cancels and QueueRead
-Rest = FromWorker | Order | Ask | SnapshotTaken | Resign
+#: what is taken in the order of arrival with submits
+Arrival = Submit | QueueRead | ScheduleRun
+#: all events except these and cancels
+Rest = FromWorker | Order | ScheduleOrder | Execute | Ask | Wake | SnapshotTaken | Resign
+Event = Arrival | Cancel | Rest
 
 
 def is_urgent(event: Rest) -> bool:

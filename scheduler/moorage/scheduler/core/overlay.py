@@ -6,7 +6,8 @@ of its own as well, such as `DraftTenant.load`.
 
 from __future__ import annotations
 
-from moorage.scheduler.core.ledger.state import Job, Member, Replica, StandingOrder, Tenant, Window, Worker
+from moorage.scheduler.core.ledger.state import Awaits, Job, Member, Replica, StandingOrder, Tenant, Window, Worker
+from moorage.schemas.ranges import Ranges
 
 
 class DraftTenant:
@@ -46,10 +47,11 @@ class DraftTenant:
 class DraftWorker:
     """A worker after the orders, the reports and the end of its session in this record."""
 
-    __slots__ = ("examined", "flag", "session", "unwell_mask", "well", "window")
+    __slots__ = ("examined", "flag", "session", "unwell_mask", "well", "why", "window")
 
     def __init__(self, row: Worker) -> None:
         self.flag = row.flag
+        self.why = row.why  # the reason of its flag
         self.session = row.session  # empty if this record ends it
         self.unwell_mask = row.unwell_mask
         self.well = row.well
@@ -58,14 +60,19 @@ class DraftWorker:
 
 
 class DraftJob:
-    """A job after the operators' orders in this record, with the phase of its gang."""
+    """A job after the operators' orders in this record, with the phase of its gang.
 
-    __slots__ = ("after", "count", "gang", "hold", "part", "priority")
+    `fresh` is without the replicas that end in this record unplaced; those that it places are still in it.
+    """
+
+    __slots__ = ("after", "awaits", "count", "fresh", "gang", "hold", "part", "priority")
 
     def __init__(self, row: Job) -> None:
         self.gang = row.gang
         self.after = row.after
         self.count = row.count
+        self.awaits: Awaits = row.awaits
+        self.fresh: Ranges = row.fresh
         self.hold: StandingOrder | None = row.hold
         self.priority = row.priority
         self.part = row.part

@@ -2,7 +2,8 @@
 
 A *workload* is what a request runs, as far as that tells how long it takes: its label `workload` if there is one, else
 the driver, the container image if `driver_config` names one, the base name of `argv[0]`, and `argv[1]` unless it is an
-option (`python train.py`, `handler encode`). Later arguments are left out: a sweep is one workload.
+option (`python train.py`, `handler encode`). Later arguments are left out: a sweep is one workload. What stays, a
+service or a job that always starts again, is `STAYS`: how long such attempts ran says nothing of when one ends.
 """
 
 from __future__ import annotations
@@ -19,10 +20,14 @@ from moorage.schemas.request_cache import CachedRequest, RequestCache
 WORKLOAD_CHARS_MAX: Final = 128
 #: the label that names a request's workload
 WORKLOAD_LABEL: Final = "workload"
+#: the workload of jobs without an end; no label says it
+STAYS: Final = "\0stays"
 
 
 def workload_of(request: Request) -> str:
     """Return a request's workload in at most 128 characters, as described above."""
+    if request.service is not None or request.workload.restart == "always":
+        return STAYS
     named = request.labels.get(WORKLOAD_LABEL)
     if named:
         return named[:WORKLOAD_CHARS_MAX]

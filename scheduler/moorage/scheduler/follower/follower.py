@@ -47,7 +47,8 @@ RETRY_AFTER_S: Final = 1.0
 class Question(msgspec.Struct, array_like=True):
     """A question, asked when the leader had folded record `seq`.
 
-    `usage` is about the GPU time of a tenant (None: of all); `where` about the frames with the story of the `job`.
+    `usage` is about the GPU time of a tenant (None: of all); `where` about the frames with the story of the `job`;
+    `written` is answered once the history has all stories up to that record.
     """
 
     verb: str
@@ -203,7 +204,7 @@ class Follower:
 
     async def answer(self, question: Question) -> dict[str, Any] | Problem:
         """Return the answer once the question's record is folded; the problem `behind` if that takes too long."""
-        if self._state.seq < question.seq:
+        if self._state.seq < question.seq or (question.verb == "written" and self._history.waiting):
             future = asyncio.get_running_loop().create_future()
             self._waiting.append((question.seq, future))
             self._asked.set()
@@ -211,7 +212,9 @@ class Follower:
                 async with asyncio.timeout(ANSWER_S):
                     await future
             except TimeoutError:
-                return behind(question.seq - self._state.seq)
+                return behind(max(1, question.seq - self._state.seq))
+        if question.verb == "written":
+            return {}
         if question.verb == "usage":
             return self._usage.answer(question.tenant, question.arguments)
         found = self._history.where(question.tenant or "", question.arguments["job"])

@@ -18,9 +18,9 @@ from moorage.bus.jetstream import ERR_WRONG_LAST_SEQUENCE, EXPECTED_LAST_SEQUENC
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.ledger.finished import job_key
 from moorage.scheduler.core.ledger.folding import Folded
-from moorage.scheduler.core.ledger.state import PARTS_MAX, STORY_PART, STORY_PART_REPLICA, Job, State
+from moorage.scheduler.core.ledger.state import LISTED_MAX, PARTS_MAX, STORY_PART, STORY_PART_REPLICA, Job, State
 from moorage.scheduler.core.outputs.story import Packing, Parts
-from moorage.scheduler.core.outputs.told_story import read_frame, revisions
+from moorage.scheduler.core.outputs.told_story import read_frame, told_in
 from moorage.scheduler.follower.saves import Overtaken
 from moorage.schemas.errors import Refused
 from moorage.schemas.subjects import Subjects
@@ -70,7 +70,7 @@ class History:
         self._parts: dict[int, Parts] = {}
         self._kept: dict[int, int] = {}
         #: by tenant, job and accepting record: what frames behind the save contain of it, as parts and whether its end
-        self._found: dict[tuple[str, str, int], list[tuple[int, int, int, bool]]] = {}
+        self._found: dict[tuple[str, str, int], list[tuple[int, int, int, list[int], bool]]] = {}
         self.last = 0  # the stream's last sequence
         self.frames = 0
         self.stories = 0
@@ -115,9 +115,8 @@ class History:
             except Refused:
                 continue  # no follower has written it
             for story in frame.jobs:
-                first, last = revisions(story)
                 key = frame.tenant, story.job, story.ledger
-                self._found.setdefault(key, []).append((message.seq, first, last, story.over))
+                self._found.setdefault(key, []).append((message.seq, *told_in(story), story.over))
 
     def told(self) -> list[tuple[int, Parts, int]]:
         """Return what was written of jobs in memory, for a save. Nothing may wait."""
@@ -130,12 +129,17 @@ class History:
         same = {num for num, job in state.jobs.items() if (old := before.jobs.get(num)) and _named(old) == _named(job)}
         self._parts = {num: parts for num, parts in self._parts.items() if num in same}
         self._kept = {num: kept for num, kept in self._kept.items() if num in same}
+        for again in state.jobs.values():  # alive in a restored ledger: its end may have been written, and forgotten
+            if row := before.finished.find(job_key(again.tenant, again.name)):
+                _, ended_s, _, seq = row
+                if seq and ended_s >= again.accepted_ms // 1000 and before.job(again.tenant, again.name) is None:
+                    self._kept[again.num] = seq
         for (tenant, name, ledger), found in self._found.items():  # what another follower wrote of the gap
             job = state.job(tenant, name)
             if job is not None and job.ledger == ledger:
-                for seq, first, last, over in found:
-                    self._note(job, seq, first, last, over=over)
-            elif found[-1][3]:
+                for seq, first, last, blocks, over in found:
+                    self._note(job, seq, first, last, blocks, over=over)
+            elif found[-1][4]:
                 state.finished.locate(job_key(tenant, name), found[-1][0])
         self._found.clear()
         self._gaps.update(dict.fromkeys(state.tenants, missing))
@@ -152,7 +156,9 @@ class History:
         """
         is_long = False
         for job in folded.jobs.values():
-            if not job.over and job.rev - self._written(job) >= STORY_PART + STORY_PART_REPLICA * len(job.replicas):
+            if not job.over and job.rev - self._written(job) >= STORY_PART + STORY_PART_REPLICA * min(
+                job.size, LISTED_MAX
+            ):
                 self._add(job)
                 is_long = True
         for job in folded.ended:
@@ -170,18 +176,20 @@ class History:
     def _add(self, job: Job) -> None:
         """Let a job's story wait, unless a frame behind the save has what is to be written of it."""
         found = self._found.get(_named(job))
-        while found and found[0][2] <= job.rev and (job.over or not found[0][3]):
-            seq, first, last, over = found.pop(0)
-            self._note(job, seq, first, last, over=over)
+        while found and found[0][2] <= job.rev and (job.over or not found[0][4]):
+            seq, first, last, blocks, over = found.pop(0)
+            self._note(job, seq, first, last, blocks, over=over)
         if found is not None and not found:
             del self._found[_named(job)]
         if job.num not in self._kept if job.over else self._written(job) < job.rev:
             self._waiting.setdefault(job.tenant, deque()).append(job)
 
-    def _note(self, job: Job, seq: int, first: int, last: int, *, over: bool) -> None:
+    def _note(self, job: Job, seq: int, first: int, last: int, blocks: list[int], *, over: bool) -> None:
         """Note where a part of a story, or its end, is."""
         if not over:
-            self._parts[job.num] = [*self._parts.get(job.num, []), (seq, first, last)][-PARTS_MAX:]
+            parts = self._parts.setdefault(job.num, [])
+            parts.append((seq, first, last, blocks))
+            del parts[:-PARTS_MAX]
         elif job.num in self._state.jobs:
             self._kept[job.num] = seq
         else:  # it left memory before this was stored
@@ -225,8 +233,8 @@ class History:
                 await asyncio.sleep(0)
         seq = await self._append(tenant, packing.frame())
         self._gaps.pop(tenant, None)
-        for job, first, last, over in packing.packed:
-            self._note(job, seq, first, last, over=over)
+        for job, first, last, blocks, over in packing.packed:
+            self._note(job, seq, first, last, blocks, over=over)
             self.stories += over
         for _ in range(whole):
             queue.popleft()

@@ -113,7 +113,7 @@ class Usage:
             self.gaps[:2] = [Gap(first.after_seq, second.through_seq, first.from_ms, second.until_ms)]
         self._follow(state)
         for job in state.jobs.values():
-            for replica in job.replicas:
+            for replica in job.rows.values():
                 member = replica.member
                 if member is not None:
                     row: Transition = (

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import Any, Final
 
 import msgspec
@@ -18,14 +18,16 @@ import msgspec
 from moorage.bus.errors import BusError, JetStreamRefused
 from moorage.bus.jetstream import ERR_STREAM_NOT_FOUND, JetStream, StoredMessage, wall_seconds
 from moorage.scheduler.core.engine import Engine
-from moorage.scheduler.core.ledger.state import REV, Job
-from moorage.scheduler.core.outputs.outputs import accepted, changes_since, fitting
-from moorage.scheduler.core.outputs.story import Parts
+from moorage.scheduler.core.ledger.state import LISTED_MAX, REV, Job
+from moorage.scheduler.core.outputs.outputs import accepted, changes_since, fitting, is_end
+from moorage.scheduler.core.outputs.story import BLOCK, Parts
 from moorage.scheduler.core.outputs.told_story import Found, Frame, changes_in, read_frame
 from moorage.scheduler.core.queries import views
+from moorage.scheduler.follower.follower import behind
 from moorage.schemas.errors import Problem, Refused, problem, refuse
 from moorage.schemas.frames import Change
 from moorage.schemas.job import Request
+from moorage.schemas.ranges import Ranges, numbers_in
 from moorage.schemas.subjects import Subjects
 
 log = logging.getLogger("moorage.history")
@@ -39,6 +41,8 @@ QUESTIONS_MAX: Final = 256
 FRAMES_KEPT: Final = 16
 #: parts of a long story read for one answer; the rest comes with the next
 PARTS_MAX: Final = 8
+#: replicas of a job that one question may name
+REPLICAS_SHOWN_MAX: Final = 1_000
 RETRY_AFTER_S: Final = 0.5
 
 
@@ -100,16 +104,47 @@ class HistoryReader:
     # ------------------------------------------------------------------------------------------- questions
 
     def show(
-        self, tenant: str, name: str, reply: str, json: bool, *, follow: bool = True
+        self, tenant: str, name: str, reply: str, json: bool, *, follow: bool = True, only: Ranges | None = None
     ) -> dict[str, Any] | Problem | None:
         """Return the answer to `show`; None if it is sent later, once the stream was read.
 
-        `follow` is as in `views.show`.
+        `follow` is as in `views.show`. With `only`, `replica_states` has these replicas, whatever their state.
         """
         data = views.show(self._engine, tenant, name, follow=follow)
-        if isinstance(data, Problem) or not data.get("compacted"):
+        if isinstance(data, Problem):
             return data
-        return self._ask("show", self._shown(tenant, name, data), reply, json, name)
+        missing: list[int] = []
+        job = self._engine.state.job(tenant, name)
+        if only is not None:
+            found, missing = ([], list(numbers_in(only))) if job is None else views.states_of(self._engine, job, only)
+            data["replica_states"] = found
+        if not data.get("compacted") and not missing:
+            return data
+        shown = self._shown(tenant, name, data) if job is None else None
+        return self.later("show", self._with_ends(tenant, name, data, shown, missing), reply, json, name)
+
+    async def _with_ends(
+        self,
+        tenant: str,
+        name: str,
+        data: dict[str, Any],
+        shown: Awaitable[dict[str, Any] | Problem] | None,
+        missing: list[int],
+    ) -> dict[str, Any] | Problem:
+        """Return the answer of `show` with the ends of these replicas, which the history has."""
+        rows = data.pop("replica_states", None)
+        told = data if shown is None else await shown
+        if isinstance(told, Problem) or rows is None:
+            return told
+        for index in missing:
+            found = await self.of_replica(tenant, name, index)
+            if isinstance(found, Problem):
+                return found
+            if of_one := _of_replica(found[0], index):
+                end = of_one[-1]
+                ran = end.worker, end.code, end.time_ms, end.why, end.result
+                rows.append(views.ended_row(index, end.state, end.attempt, end.fence, *ran))
+        return told | {"replica_states": sorted(rows, key=lambda row: row["replica"])}
 
     def history(self, tenant: str, arguments: dict[str, Any], reply: str, json: bool) -> Any:
         """Return the answer to `history`; None if it is sent later, once the stream was read.
@@ -123,11 +158,11 @@ class HistoryReader:
             first = job.story[0][REV] if job.story else 2
             if after + 1 >= first or first <= 2:
                 return self._of_memory(job, after, limit, [])
-            return self._ask("history", self._of_parts(job, after, limit), reply, json, name)
+            return self.later("history", self._of_parts(job, after, limit), reply, json, name)
         known = views.show(self._engine, tenant, name, follow=False)
         if not isinstance(known, dict):
             return known
-        return self._ask("history", self._of_stream(tenant, name, after, limit), reply, json, name)
+        return self.later("history", self._of_stream(tenant, name, after, limit), reply, json, name)
 
     async def story(self, tenant: str, name: str) -> tuple[list[Change], Request | None] | Problem:
         """Return the transitions in the last part of the story of a job not in memory, and its request if kept.
@@ -146,7 +181,49 @@ class HistoryReader:
         changes = [change for story in found for change in changes_in(read.frame, story)]
         return changes, views.request_in(found[-1])
 
-    def _ask(self, verb: str, work: Any, reply: str, json: bool, name: str) -> Problem | None:
+    async def last_part(self, tenant: str, name: str) -> tuple[Frame, Found]:
+        """Return the last part of the story of a job not in memory, and its frame. Raises `Gone`, `NotNow`,
+        `BusError`."""
+        read, found = await self._story(tenant, name, (await self._where(tenant, name))[1])
+        return read.frame, found[-1]
+
+    async def of_replica(self, tenant: str, name: str, index: int) -> tuple[list[Change], Request | None] | Problem:
+        """Return the transitions of one replica in the newest part of the history that has it, and the request if kept.
+
+        The end of its last attempt is among them. If no part has it, all of the last part is returned. Returns a
+        problem if the story is gone, cannot be read now, or is not written yet.
+        """
+        try:
+            parts, seq = await self._where(tenant, name)
+            request: Request | None = None
+            last: list[Change] = []
+            if seq:
+                read, found = await self._story(tenant, name, seq)
+                parts, request = found[-1].parts, views.request_in(found[-1])
+                last = [change for story in found for change in changes_in(read.frame, story)]
+                if changes := _of_replica(last, index):
+                    return changes, request
+            for at, _, _, blocks in reversed(parts):
+                if index // BLOCK in blocks:
+                    read, found = await self._story(tenant, name, at)
+                    told = [change for story in found for change in changes_in(read.frame, story)]
+                    if changes := _of_replica(told, index):
+                        return changes, request
+        except NotNow as refused:
+            return refused.problem
+        except Gone:
+            return _gone(name)
+        except (BusError, TimeoutError) as error:
+            log.warning("the history of jobs cannot be read now: %s", error)
+            return _busy(name, "the history cannot be read now")
+        job = self._engine.state.job(tenant, name)
+        return (last, request) if job is None else behind(max(1, self._engine.state.seq - job.ledger))
+
+    def later(self, verb: str, work: Coroutine[Any, Any, Any], reply: str, json: bool, name: str) -> Problem | None:
+        """Answer with what `work` returns once the stream was read; return the problem if too many questions wait.
+
+        `work` may raise `Gone`, `NotNow` and `BusError`, each of which is answered as a problem.
+        """
         if len(self._questions) >= QUESTIONS_MAX:
             work.close()
             return _busy(name, f"{QUESTIONS_MAX} questions about finished jobs wait")
@@ -174,8 +251,9 @@ class HistoryReader:
     # --------------------------------------------------------------------------------------------- answers
 
     def _of_memory(self, job: Job, after: int, limit: int, before: list[Change]) -> dict[str, Any]:
-        changes = _merged((before, changes_since(self._engine.state, job, after)), after)
-        return _page(job.tenant, job.name, job.state, job.rev, changes, after, limit)
+        changes = _merged((before, changes_since(self._engine.state, job, after, is_end)), after)
+        name = job.tenant, job.name, job.state, job.rev
+        return _page(*name, changes, after, limit, of_many=job.size > LISTED_MAX)
 
     async def _of_parts(self, job: Job, after: int, limit: int) -> dict[str, Any]:
         """Return the answer for a job in memory whose older transitions are in the stream."""
@@ -183,8 +261,8 @@ class HistoryReader:
         parts, _ = await self._where(job.tenant, job.name)
         before, whole = await self._parts(job.tenant, job.name, parts, after, limit)
         if not whole:
-            changes = _merged((begin, before), after)
-            return _page(job.tenant, job.name, job.state, job.rev, changes, after, limit)
+            changes, name = _merged((begin, before), after), (job.tenant, job.name, job.state, job.rev)
+            return _page(*name, changes, after, limit, of_many=job.size > LISTED_MAX)
         return self._of_memory(job, after, limit, begin + before)
 
     async def _of_stream(self, tenant: str, name: str, after: int, limit: int) -> dict[str, Any]:
@@ -193,7 +271,8 @@ class HistoryReader:
         before, whole = await self._parts(tenant, name, last.parts, after, limit)
         rest = [change for story in found for change in changes_in(read.frame, story)] if whole else []
         changes = _merged(([accepted(tenant, last.accepted_ms)], before, rest), after)
-        data = _page(tenant, name, last.state, last.rev, changes, after, limit)
+        of_many = last.revs is not None
+        data = _page(tenant, name, last.state, last.rev, changes, after, limit, of_many=of_many)
         return data | self._kept(read)
 
     async def _shown(self, tenant: str, name: str, row: dict[str, Any]) -> dict[str, Any] | Problem:
@@ -214,16 +293,14 @@ class HistoryReader:
     def _kept(self, read: Read) -> dict[str, Any]:
         return {"kept_until_ms": read.stored_ms + int(self._engine.config.history_keep * 1000)}
 
-    async def _parts(
-        self, tenant: str, name: str, parts: Iterable[tuple[int, int, int]], after: int, limit: int
-    ) -> tuple[list[Change], bool]:
+    async def _parts(self, tenant: str, name: str, parts: Parts, after: int, limit: int) -> tuple[list[Change], bool]:
         """Return the transitions of earlier parts with a revision above `after`; False if a bound ended the reading.
 
         Parts that are gone are skipped.
         """
         changes: list[Change] = []
         reads = 0
-        for seq, _, last in parts:
+        for seq, _, last, _ in parts:
             if last <= after:
                 continue
             if reads >= PARTS_MAX or len(changes) >= limit:
@@ -303,6 +380,11 @@ class HistoryReader:
         return found
 
 
+def _of_replica(changes: list[Change], index: int) -> list[Change]:
+    """Return those of these transitions that are of a replica, alone or among others."""
+    return [change for change in changes if change.replica <= index <= (change.through or change.replica)]
+
+
 def check_page(arguments: dict[str, Any]) -> tuple[int, int]:
     """Return `after_rev` (default 0) and `limit` of a question. Raises `Refused` for numbers out of range."""
     return _number(arguments, "after_rev", 0, 0, 2**53), _number(arguments, "limit", LIMIT_DEFAULT, 1, LIMIT_MAX)
@@ -323,19 +405,25 @@ def _merged(lists: Iterable[list[Change]], after: int) -> list[Change]:
 
 
 def _page(
-    tenant: str, name: str, state: str, rev: int, changes: list[Change], after: int, limit: int
+    tenant: str, name: str, state: str, rev: int, changes: list[Change], after: int, limit: int, *, of_many: bool
 ) -> dict[str, Any]:
-    """Return an answer of at most `limit` changes that fits into a frame."""
+    """Return an answer of at most `limit` changes that fits into a frame.
+
+    Of a job with very many replicas (`of_many`), not every revision is a change in the history.
+    """
+    found = len(changes)
     changes = changes[:limit]
     changes = changes[: fitting(changes)]
     last = changes[-1].rev if changes else rev
+    if of_many and len(changes) == found:
+        last = rev
     return {
         "job": name,
         "tenant": tenant,
         "state": state,
         "rev": rev,
         "changes": msgspec.to_builtins(changes),
-        "complete": len(changes) == max(0, last - after),
+        "complete": of_many or len(changes) == max(0, last - after),
         "more": last < rev,
     }
 

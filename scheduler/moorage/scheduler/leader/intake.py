@@ -19,18 +19,20 @@ import msgspec
 
 from moorage.bus.transport import Delivery
 from moorage.scheduler.core.engine import Engine
-from moorage.scheduler.core.events import Batch, Cancel, FromWorker
+from moorage.scheduler.core.events import Batch, Cancel, Execute, FromWorker, Wake
 from moorage.scheduler.core.ledger.records import actor, by_tenant
 from moorage.scheduler.questions import question_queue
-from moorage.scheduler.questions.question_fields import check_fields
+from moorage.scheduler.questions.question_fields import check_fields, replicas_asked
 from moorage.scheduler.questions.question_queue import QuestionQueue, RoundRobin, overloaded
 from moorage.schemas.codec import Decoder, encode, is_json, split_array
+from moorage.schemas.decode_errors import explain_decode_error
 from moorage.schemas.errors import Problem, Refused, refuse
-from moorage.schemas.frames import FactFrame, Goodbye, Join, Load, Renew
+from moorage.schemas.frames import ExecAsked, FactFrame, Goodbye, Join, Load, Renew
 from moorage.schemas.memo import Memo
-from moorage.schemas.names import JOB, JOB_ID_DIGITS, TENANT, WORKER, is_job, is_tenant, is_worker
+from moorage.schemas.names import JOB, JOB_ID_DIGITS, SERVICE, TENANT, WORKER, is_job, is_service, is_tenant, is_worker
 from moorage.schemas.roles import may_answer
-from moorage.schemas.subjects import API_VERBS, Subjects
+from moorage.schemas.service import MemberLoad
+from moorage.schemas.subjects import API_VERBS, EXEC, Subjects
 
 log = logging.getLogger("moorage.intake")
 
@@ -40,6 +42,9 @@ WAITING_MAX: Final = 100_000
 WAITING_MAX_TENANT: Final = 90_000
 BATCH_MAX: Final = 10_000
 REASON_CHARS_MAX: Final = 200
+#: the most load frames of one tenant's members that wait for decoding, and of all that one turn of the loop decodes
+CALLS_MAX_TENANT: Final = 4_096
+CALLS_AT_ONCE: Final = 500
 #: the most submit subjects whose tenant is remembered
 SUBMITTERS_MAX: Final = 10_000
 #: one turn of the loop decodes this many requests; this many bytes of other messages count like one request
@@ -50,6 +55,7 @@ REQUESTS_PART: Final = 4
 
 _decode_from_worker: Final = Decoder[Any](Join | Goodbye | FactFrame | Renew)
 _decode_load: Final = Decoder[Load](Load)
+_decode_calls: Final = Decoder[MemberLoad](MemberLoad)
 _decode_any: Final = Decoder[dict[str, Any]](dict[str, Any], 64 * 1024)
 
 _KIND_OF_VERB: Final = {"join": (Join, Goodbye), "renew": (Renew,), "fact": (FactFrame,)}
@@ -88,6 +94,8 @@ class Intake:
         #: tenants take turns: a tenant that sends without pause, or large messages, delays only itself
         self._requests: RoundRobin[Delivery] = RoundRobin(WAITING_MAX_TENANT)
         self._array: _Array | None = None  # the batch of requests being read
+        #: what members of services have to do: tenants take turns, and a flood of one is dropped
+        self._calls: RoundRobin[Delivery] = RoundRobin(CALLS_MAX_TENANT)
         self._skip = len(subjects.prefix) + 1
         self._questions = QuestionQueue(self._skip)
         #: tenant by submit subject
@@ -121,6 +129,10 @@ class Intake:
     def _put_other(self, delivery: Delivery) -> None:
         """Enqueue a message that is not a submit on a known subject."""
         subject, skip = delivery.subject, self._skip
+        if subject[skip : skip + 6] == "calls.":
+            if not self._calls.put(subject[skip + 6 :].partition(".")[0], delivery):
+                self.counters["dropped"] += 1
+            return
         if subject[skip : skip + 4] != "api.":
             if len(self._raw) >= WAITING_MAX:
                 self.counters["dropped"] += 1
@@ -140,7 +152,7 @@ class Intake:
 
     @property
     def waiting(self) -> int:
-        return len(self._raw) + self._requests.size + self._questions.size
+        return len(self._raw) + self._requests.size + self._questions.size + self._calls.size
 
     def drain(self, mono_ms: int) -> bool:
         """Handle waiting messages for one turn of the loop; return whether none is left.
@@ -154,6 +166,8 @@ class Intake:
         while room > 0 and (self._array is not None or requests.size):
             array = self._array
             room -= self._try(requests.take() if array is None else array.delivery, array, room, mono_ms)
+        for _ in range(min(self._calls.size, CALLS_AT_ONCE)):
+            self._try(self._calls.take(), None, 1, mono_ms)
         ends = time.monotonic() + question_queue.QUESTIONS_S
         while questions.size:
             self._try(questions.take(), None, 1, mono_ms)
@@ -198,6 +212,8 @@ class Intake:
             self._api(parts[1], parts[2], delivery)
         elif room == "load":
             self._engine.offer_load(parts[1], _decode_load(delivery.data), mono_ms)
+        elif room == "calls":
+            self._engine.offer_member_load(parts[1], _decode_calls(delivery.data), mono_ms)
         elif room == "admin" and len(parts) == 3:
             operator, verb = parts[1:]
             arguments = _decode_any(delivery.data) if delivery.data else {}
@@ -233,7 +249,11 @@ class Intake:
             self.counters[f"api.{verb}"] += 1
             arguments = _decode_any(delivery.data) if delivery.data else {}
             json = is_json(delivery.data)
-            if verb == "cancel":
+            if verb == "wake":
+                self._engine.offer(wake_of(tenant, arguments, delivery.reply, json=json))
+            elif verb == EXEC:
+                self._engine.offer(execute_of(tenant, arguments, delivery.reply, json))
+            elif verb == "cancel":
                 self._engine.offer(cancel_of(tenant, arguments, reply=delivery.reply, json=json))
             else:
                 self._on_read(tenant, verb, arguments, delivery.reply, json)
@@ -311,6 +331,29 @@ def named_by_header(headers: dict[str, str]) -> str:
     return name if is_job(name) else fresh_job_id()
 
 
+def wake_of(tenant: str, arguments: dict[str, Any], reply: str, *, json: bool) -> Wake:
+    """Return the wake that these arguments ask for: `service`, its name. Raises `Refused` for any other."""
+    check_fields("wake", arguments)
+    service = arguments.get("service")
+    if not isinstance(service, str) or not is_service(service):
+        raise refuse(
+            "invalid-argument", "wake needs the name of a service", field="$.service", found=service,
+            allowed=SERVICE.pattern,
+        )  # fmt: skip
+    return Wake(tenant, service, reply, json)
+
+
+def execute_of(tenant: str, arguments: dict[str, Any], reply: str, json: bool) -> Execute:
+    """Return the command that these arguments ask for, under a new stream. Raises `Refused`, naming the field."""
+    try:
+        asked = msgspec.convert(arguments, ExecAsked)
+    except msgspec.ValidationError as error:
+        raise Refused(explain_decode_error(error, ExecAsked, "moorage exec --help")) from None
+    if not is_job(asked.job):
+        raise refuse("invalid-argument", "exec needs a job id", field="$.job", found=asked.job, allowed=JOB.pattern)
+    return Execute(tenant, asked, secrets.token_hex(16), reply, json)
+
+
 def cancel_of(
     tenant: str, arguments: dict[str, Any], *, reply: str = "", json: bool = True, sequence: int = 0
 ) -> Cancel:
@@ -324,4 +367,5 @@ def cancel_of(
         raise refuse("invalid-argument", "cancel needs a job id", field="$.job", found=job, allowed=JOB.pattern)
     reason = str(arguments.get("reason", "") or "cancelled")[:REASON_CHARS_MAX]
     by = actor(by_tenant(tenant), arguments.get("by"))
-    return Cancel(tenant, job, reason, by=by, reply=reply, json=json, sequence=sequence)
+    only = replicas_asked(arguments)
+    return Cancel(tenant, job, reason, by=by, reply=reply, json=json, sequence=sequence, replicas=only)

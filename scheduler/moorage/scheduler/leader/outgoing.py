@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final
 
 import msgspec
@@ -11,6 +11,7 @@ from moorage.bus.inbox import mux_frames, split_mux_reply
 from moorage.scheduler.core.outputs.outputs import Message, Outputs
 from moorage.schemas.codec import encode, is_json
 from moorage.schemas.errors import problem
+from moorage.schemas.frames import VERSION
 from moorage.schemas.subjects import Subjects
 
 EVENTS_FRAME_BYTES_MAX: Final = 400 * 1024
@@ -71,20 +72,24 @@ def _too_large(answer: bytes, bytes_max: int) -> bytes:
     return encode(refusal, json=is_json(answer))
 
 
-def _event_frames(tenant: str, seq: int, events: list[bytes]) -> list[bytes]:
-    """Return the tenant's events of this record as `Events` frames; the events are encoded already."""
-    head = b'{"kind":"events","v":1,"tenant":' + msgspec.json.encode(tenant) + b',"ledger":%d,"jobs":[' % seq
-    if sum(map(len, events)) + len(events) <= EVENTS_FRAME_BYTES_MAX:  # as nearly always
-        return [head + b",".join(events) + b"]}"] if events else []
-    frames: list[bytes] = []
-    group: list[bytes] = []
+class _Encoded(msgspec.Struct, frozen=True, tag_field="kind", tag="events"):
+    """An `Events` frame whose events are encoded already."""
+
+    tenant: str
+    ledger: int
+    jobs: list[msgspec.Raw]
+    v: int = VERSION
+
+
+def _event_frames(tenant: str, seq: int, events: list[bytes]) -> Iterator[bytes]:
+    """Yield the tenant's events of this record as `Events` frames; the events are encoded already."""
+    group: list[msgspec.Raw] = []
     size = 0
     for event in events:
         if size + len(event) > EVENTS_FRAME_BYTES_MAX and group:
-            frames.append(head + b",".join(group) + b"]}")
+            yield encode(_Encoded(tenant, seq, group))
             group, size = [], 0
-        group.append(event)
+        group.append(msgspec.Raw(event))
         size += len(event) + 1
     if group:
-        frames.append(head + b",".join(group) + b"]}")
-    return frames
+        yield encode(_Encoded(tenant, seq, group))

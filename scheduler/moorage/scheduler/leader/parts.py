@@ -62,6 +62,7 @@ class Parts:
         self.subjects = subjects or Subjects()
         self.name = name or f"{socket.gethostname()}-{os.getpid()}"
         self.world = world
+        self.ledger_world = ledger_world
         self.replicas = replicas
         self.leader = secrets.randbits(62)
         self.world_js = JetStream(world)

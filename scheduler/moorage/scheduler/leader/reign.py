@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from itertools import count
 from typing import Any, Final
 
 from moorage.bus.errors import BusError
@@ -21,7 +22,10 @@ from moorage.scheduler.core.ledger.state import Job, State
 from moorage.scheduler.core.outputs.outputs import Message, Outputs
 from moorage.scheduler.core.queries.view import View
 from moorage.scheduler.durable.queue_reader import QueueReader
+from moorage.scheduler.durable.schedule_keeper import ScheduleKeeper
+from moorage.scheduler.durable.schedule_stream import ScheduleStream
 from moorage.scheduler.leader.discovery import Discovery
+from moorage.scheduler.leader.fleet_detail import FleetDetails
 from moorage.scheduler.leader.fleet_frames import FleetFrames
 from moorage.scheduler.leader.gc_schedule import GcSchedule
 from moorage.scheduler.leader.intake import Intake
@@ -32,12 +36,15 @@ from moorage.scheduler.ledger.ledger import LedgerOlder
 from moorage.scheduler.ledger.recording import RecordedEngine
 from moorage.scheduler.ledger.snapshot_follower import SnapshotsGone, take_snapshot
 from moorage.scheduler.questions.questions import Questions
+from moorage.scheduler.questions.schedules import ScheduleVerb
 from moorage.schemas.codec import encode
 from moorage.schemas.frames import RollCall
 
 log = logging.getLogger("moorage.scheduler")
 
 FLEET_FRAME_S: Final = 0.5
+#: of so many frames for observers, one comes with a frame for operators: workers report use every 2 s
+DETAIL_EVERY: Final = 4
 SNAPSHOT_LOOK_S: Final = 5.0
 SNAPSHOT_RETRY_S: Final = 60.0
 #: after a record that changed this many jobs, the event loop runs other tasks before the next one is built
@@ -77,6 +84,8 @@ class Reign:
             scheduler.queue_streams,
         )
         self.follower = scheduler.follower()
+        stream = ScheduleStream(scheduler.ledger_world, scheduler.subjects, scheduler.replicas)
+        self.schedules = ScheduleKeeper(stream, self.engine, self._wake)
         self.questions = Questions(
             self,
             scheduler.world,
@@ -84,6 +93,7 @@ class Reign:
             scheduler.subjects,
             scheduler.standings,
             self.queue_reader.letters,
+            ScheduleVerb(self.engine, self.schedules, self.answer_now, self._wake),
             forks=scheduler.own_process,
         )
         asked = self.questions
@@ -128,11 +138,14 @@ class Reign:
             self._subjects.worker_renew_all,
             self._subjects.worker_fact_all,
             self._subjects.load_all,
+            self._subjects.member_load_all,
         ):
             self._subscriptions.append(await self._world.subscribe(subject, self._on_delivery))
         looked = self._subjects.worker_looked_all
         self._subscriptions.append(await self._world.subscribe(looked, self.questions.inspection.on_looked))
         self._subscriptions.append(await self._world.subscribe(self._subjects.request_all, self.queue_reader.hint))
+        heard = self._scheduler.ledger_world.subscribe(self._subjects.scheduled_all, self.schedules.hear)
+        self._subscriptions.append(await heard)
         self._subscriptions.append(await self._scheduler.standings.listen())
         await self._world.send([(self._subjects.roll_call, encode(RollCall(self.engine.state.epoch)), "")])
         state, leader = self.engine.state, f"{self._scheduler.leader:x}-{self.engine.state.epoch}"
@@ -254,6 +267,7 @@ class Reign:
             await self._world.send(wanted)
         self.engine.complete(outputs)
         self.queue_reader.made_room()
+        self.schedules.follow()
         decided, bytes_max = self.queue_reader.decided, self._world.max_payload_bytes
         await self._world.send(messages_of(outputs, self._subjects, seq, decided, bytes_max))
         self.gc_schedule.count_events(len(outputs.events))
@@ -369,10 +383,10 @@ class Reign:
     async def report(self) -> None:
         """Publish, forever, the fleet frame for observers twice a second; it contains no tenant's jobs.
 
-        Also collects garbage when that is due.
+        Every 2 s comes the frame for operators, which does. Also collects garbage when that is due.
         """
-        frames, told = FleetFrames(self.engine), False
-        while True:
+        frames, details, told = FleetFrames(self.engine), FleetDetails(self.engine), False
+        for number in count(1):
             await asyncio.sleep(FLEET_FRAME_S)
             self.gc_schedule.collect_if_calm(len(self.engine.state.jobs))
             for _ in frames.catch_up():
@@ -383,6 +397,10 @@ class Reign:
                 log.warning(f"{said}; raise its max_payload", len(frame), bytes_max)
                 told = True
             await self._world.send([(self._subjects.fleet_frame, frame, "")])
+            if number % DETAIL_EVERY == 0:
+                for _ in details.catch_up():
+                    await asyncio.sleep(0)
+                await self._world.send([(self._subjects.fleet_detail, details.frame(), "")])
 
     async def snapshot(self) -> None:
         """Have a follower process write a snapshot every `snapshot_records` records, and name it in the ledger.

@@ -197,6 +197,7 @@ class Scheduler(Parts):
                         ("reading the durable queue", reign.queue_reader.run),
                         ("inspecting devices", questions.inspection.run),
                         ("following jobs that wait", questions.foresight.run),
+                        ("schedules", reign.schedules.run),
                         ("the fleet frame", reign.report),
                         ("snapshots", reign.snapshot),
                         ("following the ledger", reign.follower.run),

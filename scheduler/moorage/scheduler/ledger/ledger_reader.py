@@ -29,7 +29,7 @@ from moorage.schemas.subjects import Subjects
 
 _PLACE: Final = int(Op.PLACE)
 #: fields of acts that are not shown
-_HIDDEN: Final = ("wall_s",)
+_HIDDEN: Final = ("wall_s", "body")
 
 
 class CannotShow(MoorageError):
@@ -160,7 +160,7 @@ def placements_in(state: State, at: int | None) -> Iterator[dict[str, Any]]:
     jobs = state.jobs.values() if at is not None else {member.replica.job for member in state.members()}
     found = []
     for job in jobs:
-        fences = {replica.member.fence for replica in job.replicas if replica.member is not None}
+        fences = {replica.member.fence for replica in job.rows.values() if replica.member is not None}
         for row in _transitions(state, job, 0):
             if row["state"] == STATES[PLACED] and (row["fence"] == at if at is not None else row["fence"] in fences):
                 found.append({"kind": "decision", "recorded": False, "ledger": row["fence"], **row})
@@ -215,9 +215,9 @@ def _act(of: FoldedRecord, act: AnyAct) -> dict[str, Any]:
             said[name] = known[value].id
         elif name == "workers":
             said[name] = [known[num].id for num in value]
-        elif name == "victims":
+        elif name in ("victims", "waiting"):
             said[name] = [_job_name(state, num) for num in value]
-        elif name == "job":
+        elif name in ("job", "ended"):
             said[name] = _job_name(state, value) if value else ""
         elif name == "slots":
             said[name] = slots_of(value)
@@ -232,6 +232,6 @@ def _job_name(state: State, num: int) -> str:
 def concerns(row: dict[str, Any], job: str) -> bool:
     """Return whether a row is about a job, given by name or as tenant/job."""
     if row["kind"] == "act":
-        named = [row.get("job", ""), *row.get("victims", ())]
+        named = [row.get("job", ""), row.get("ended", ""), *row.get("victims", ()), *row.get("waiting", ())]
         return any(name and job in (name, name.partition("/")[2]) for name in named)
     return job in (row["job"], f"{row['tenant']}/{row['job']}")

@@ -26,12 +26,16 @@ from moorage.scheduler.core.events import (
     Ask,
     Cancel,
     Event,
+    Execute,
     FromWorker,
     Order,
     QueueRead,
     Resign,
+    ScheduleOrder,
+    ScheduleRun,
     SnapshotTaken,
     Submit,
+    Wake,
 )
 from moorage.scheduler.core.ledger import snapshot
 from moorage.scheduler.core.ledger.record import Record, decode_record
@@ -43,9 +47,12 @@ from moorage.scheduler.core.outputs.outputs import Outputs, slots_of
 from moorage.scheduler.core.rank.rankers import ranker_class
 from moorage.schemas.codec import Decoder, encode, is_json
 from moorage.schemas.errors import Refused
-from moorage.schemas.frames import FactFrame, Goodbye, Join, Load, Renew
+from moorage.schemas.frames import ExecAsked, FactFrame, Goodbye, Join, Load, Renew
 from moorage.schemas.operate import ACTS
 from moorage.schemas.own_class import is_own
+from moorage.schemas.ranges import joined
+from moorage.schemas.schedules import ScheduleAsked
+from moorage.schemas.service import MemberLoad
 from moorage.schemas.subjects import Subjects
 
 log = logging.getLogger("moorage.recording")
@@ -73,6 +80,7 @@ _HEAD_BYTES: Final = 6
 _encode: Final = msgspec.msgpack.Encoder().encode
 _decode: Final = msgspec.msgpack.Decoder().decode
 _frame: Final = Decoder[Join | Goodbye | FactFrame | Renew](Join | Goodbye | FactFrame | Renew, FRAME_BYTES_MAX)
+_calls: Final = msgspec.msgpack.Decoder(MemberLoad).decode
 _load: Final = msgspec.msgpack.Decoder(Load).decode
 
 
@@ -138,6 +146,10 @@ class RecordedEngine(ContainedEngine):
         self._recorder.put("load", worker_id, _encode(frame), mono_ms)
         super().offer_load(worker_id, frame, mono_ms)
 
+    def offer_member_load(self, tenant: str, frame: MemberLoad, mono_ms: int) -> None:
+        self._recorder.put("calls", tenant, _encode(frame), mono_ms)
+        super().offer_member_load(tenant, frame, mono_ms)
+
     def build(self, time_ms: int, mono_ms: int) -> bytes:
         payload = super().build(time_ms, mono_ms)
         self._recorder.put("build", time_ms, mono_ms, payload)
@@ -155,11 +167,20 @@ def _written(event: Event) -> tuple[Any, ...]:
         case QueueRead():
             return "read", event.tenant, event.which, event.through
         case Cancel():
-            return "cancel", event.tenant, event.job, event.why, event.by, event.sequence
+            return "cancel", event.tenant, event.job, event.why, event.by, event.sequence, event.replicas
         case FromWorker():
             return "worker", event.worker, encode(event.frame, json=event.json), event.fresh
         case Order():
             return "order", event.verb, msgspec.to_builtins(event.act), event.announced, event.operator
+        case Execute():
+            return "exec", event.tenant, msgspec.to_builtins(event.asked), event.stream
+        case ScheduleOrder():
+            body = event.submit.body if event.submit is not None else b""
+            return "schedule", event.tenant, msgspec.to_builtins(event.asked), body
+        case ScheduleRun():
+            return "run", event.tenant, event.name, event.wish, event.sequence, event.next_ms
+        case Wake():
+            return "wake", event.tenant, event.service
         case SnapshotTaken():
             return "snapshot", event.name, event.seq, event.digest
         case _:
@@ -174,14 +195,26 @@ def _read(engine: Engine, kind: str, rest: list[Any]) -> Event:
         case "read":
             return QueueRead(*rest)
         case "cancel":
-            tenant, job, why, by, sequence = rest
-            return Cancel(tenant, job, why, by=by, sequence=sequence)
+            tenant, job, why, by, sequence, replicas = rest
+            only = None if replicas is None else joined(map(tuple, replicas))
+            return Cancel(tenant, job, why, by=by, sequence=sequence, replicas=only)
         case "worker":
             worker, frame, fresh = rest
             return FromWorker(worker, _frame(frame), "", is_json(frame), fresh)
         case "order":
             verb, arguments, *announced = rest
             return Order(verb, msgspec.convert(arguments, ACTS[verb]), "", True, *announced)
+        case "exec":
+            tenant, command, stream = rest
+            return Execute(tenant, msgspec.convert(command, ExecAsked), stream, "", True)
+        case "schedule":
+            tenant, arguments, body = rest
+            asked = ScheduleAsked.of(arguments)
+            return ScheduleOrder(tenant, asked, engine.submitted(tenant, body, lambda: asked.name) if body else None)
+        case "run":
+            return ScheduleRun(*rest)
+        case "wake":
+            return Wake(*rest)
         case "snapshot":
             return SnapshotTaken(*rest)
         case "resign":
@@ -329,6 +362,8 @@ class _ReplayedReign:
                 engine.offer(_read(engine, rest[0], rest[1:]))
             case "load":
                 engine.offer_load(rest[0], _load(rest[1]), rest[2])
+            case "calls":
+                engine.offer_member_load(rest[0], _calls(rest[1]), rest[2])
             case "build":
                 self._built, self._recorded = engine.build(rest[0], rest[1]), rest[2]
             case "commit":

@@ -9,19 +9,43 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from moorage.schemas.errors import refuse
+from moorage.schemas.ranges import Ranges, count_of, parse_ranges
 
-#: those of `logs`, `use`, `plan`, `dlq` and of orders are known by their types
+#: those of `ls`, `again`, `logs`, `use`, `plan`, `dlq` and of orders are known by their types
 FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
-    "cancel": ("job", "reason", "by"),
-    "show": ("job", "events"),
+    "cancel": ("job", "reason", "by", "replicas"),
+    "wake": ("service",),
+    "show": ("job", "events", "replicas"),
     "explain": ("job",),
     "history": ("job", "after_rev", "limit"),
-    "ls": ("states", "limit", "jobs"),
     "usage": ("since_s", "by", "after"),
     "fleet": ("after", "worker"),
     "audit": (),
     "tenants": (),
 }
+
+
+def replicas_asked(arguments: Mapping[str, Any], most: int | None = None) -> Ranges | None:
+    """Return the `replicas` that a question or cancel is about; None for all. Raises `Refused`, also for too many."""
+    text = arguments.get("replicas")
+    if text is None:
+        return None
+    allowed = "numbers and ranges, as in 0-99,205" + ("" if most is None else f", at most {most} replicas")
+    try:
+        if not isinstance(text, str):
+            raise ValueError(allowed)
+        found = parse_ranges(text)
+    except ValueError as error:
+        raise refuse(
+            "invalid-argument", f"replicas must be {error}", field="$.replicas", found=text, allowed=allowed
+        ) from None
+    if most is not None and count_of(found) > most:
+        count = count_of(found)
+        raise refuse(
+            "invalid-argument", f"{count} replicas at once", field="$.replicas", found=count, allowed=allowed,
+            next="ask for fewer of them at a time",
+        )  # fmt: skip
+    return found
 
 
 def check_fields(verb: str, arguments: Mapping[str, Any]) -> None:

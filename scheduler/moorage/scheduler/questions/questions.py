@@ -21,17 +21,21 @@ from moorage.scheduler.core.queries.waiting import waiting_by_reason
 from moorage.scheduler.durable.dead_letters import DeadLetters
 from moorage.scheduler.follower.beside import FollowerBeside
 from moorage.scheduler.follower.follower import Question
-from moorage.scheduler.history.history_reader import HistoryReader, NotNow, Place, check_page
+from moorage.scheduler.history.history_reader import REPLICAS_SHOWN_MAX, HistoryReader, NotNow, Place, check_page
 from moorage.scheduler.leader.inspection import Inspection, device_drift
 from moorage.scheduler.leader.standing import Standings
+from moorage.scheduler.questions.agains import Agains, again_asked
 from moorage.scheduler.questions.foresight import Foresight
-from moorage.scheduler.questions.question_fields import check_fields
+from moorage.scheduler.questions.job_lists import JobLists, jobs_asked
+from moorage.scheduler.questions.question_fields import check_fields, replicas_asked
 from moorage.scheduler.questions.question_queue import contained
 from moorage.scheduler.questions.relay import Relay, page_asked
+from moorage.scheduler.questions.schedules import ScheduleVerb
 from moorage.schemas.codec import encode
 from moorage.schemas.errors import Problem, refuse
 from moorage.schemas.frames import Answer, Looked
 from moorage.schemas.operate import ACTS, FeatureLevelAct, act_of
+from moorage.schemas.schedules import ScheduleAsked
 from moorage.schemas.subjects import Subjects
 
 
@@ -76,14 +80,18 @@ class Questions:
         subjects: Subjects,
         standings: Standings,
         letters: DeadLetters,
+        schedules: ScheduleVerb,
         *,
         forks: bool,
     ) -> None:
+        self._schedules = schedules
         self._leader = leader
         self._engine = engine = leader.engine
         self._standings = standings
         self._letters = letters
         self._history = HistoryReader(jetstream, subjects, engine, self._where, self._answer_read)
+        self._agains = Agains(engine, self._history)
+        self._lists = JobLists(jetstream, subjects, engine, self._written, self._answer_read)
         self._relay = Relay(world, subjects, engine, self._history, leader.answer_now)
         self.inspection = Inspection(world, subjects, self._to_inspect, engine.state.epoch)
         self.foresight = Foresight(
@@ -93,12 +101,13 @@ class Questions:
     async def close(self) -> None:
         """Cancel the questions in progress; they get no answer."""
         self.foresight.close()
+        await self._schedules.close()
         await self._relay.close()
+        await self._lists.close()
         await self._history.close()
 
     def read(self, tenant: str, verb: str, arguments: dict[str, Any], reply: str, json: bool) -> None:
         """Answer a tenant's question, now or later. Raises `Refused` for an invalid question."""
-        engine = self._engine
         check_fields(verb, arguments)
         if verb in ("logs", "use"):
             self._page(tenant, verb, arguments, reply, json)
@@ -108,18 +117,31 @@ class Questions:
             self._ask(verb, partial(self.foresight.plan, tenant, arguments, reply, json), reply, json)
             return
         if verb == "ls":
-            self._ask(verb, partial(views.ls, engine, tenant, arguments), reply, json)
+            asked = jobs_asked(arguments, operator=False)
+            self._ask(verb, partial(self._lists.ask, tenant, asked, reply, json), reply, json)
         elif verb == "usage":
             self._ask(verb, partial(self._usage, tenant, arguments, reply, json), reply, json)
-        elif verb in ("show", "explain", "history"):
+        elif verb == "schedule":
+            self._schedule(tenant, ScheduleAsked.of(arguments), reply, json)
+        elif verb in ("show", "explain", "history", "again"):
             self._about_a_job(tenant, verb, arguments, reply, json)
         else:
             raise refuse(
                 "unknown-verb",
                 f"{verb} is not served by this release",
                 found=verb,
-                allowed="show, ls, explain, plan, history, logs, use, usage",
+                allowed="show, ls, explain, plan, history, again, logs, use, usage, schedule",
             )
+
+    def _schedule(self, tenant: str, asked: ScheduleAsked, reply: str, json: bool) -> None:
+        if asked.act not in ("ls", "show"):
+            self._schedules.act(tenant, asked, reply, json)
+            return
+        answer = partial(self._schedules.read, tenant, asked)
+        if asked.act == "ls" or self._engine.state.schedule(tenant, asked.name) is not None:
+            self._ask("schedule", answer, reply, json)
+        else:
+            self._ask_behind_a_record("schedule", answer, reply, json)
 
     def _about_a_job(self, tenant: str, verb: str, arguments: dict[str, Any], reply: str, json: bool) -> None:
         job = arguments.get("job")
@@ -128,10 +150,13 @@ class Questions:
         answer: Callable[[], Any]
         if verb == "show":
             follow = arguments.get("events") != "tenant"
-            answer = partial(self._history.show, tenant, job, reply, json, follow=follow)
+            only = replicas_asked(arguments, REPLICAS_SHOWN_MAX)
+            answer = partial(self._history.show, tenant, job, reply, json, follow=follow, only=only)
         elif verb == "history":
             check_page(arguments)
             answer = partial(self._history.history, tenant, arguments, reply, json)
+        elif verb == "again":
+            answer = partial(self._agains.ask, tenant, again_asked(arguments), reply, json)
         else:
             answer = partial(self.foresight.explain, tenant, job, reply, json)
         if self._engine.state.job(tenant, job) is None:
@@ -179,6 +204,11 @@ class Questions:
             raise NotNow(answer)
         return answer["parts"], answer["seq"]
 
+    async def _written(self) -> Problem | None:
+        """Wait until the history has all that left memory; return the problem if that takes too long."""
+        answer = await self._leader.follower.asked(Question("written", self._engine.state.seq, None, {}))
+        return answer if isinstance(answer, Problem) else None
+
     def _answer_plain(self, reply: str, frame: Any, json: bool) -> None:
         if reply:
             self._leader.answer_now(reply, encode(frame, json=json))
@@ -202,6 +232,9 @@ class Questions:
             self._audit(reply, json)
         elif verb == "dlq":
             self._letters.ask(operator, arguments, self._leader.answer_now, reply, json)
+        elif verb == "ls":
+            asked = jobs_asked(arguments, operator=True)
+            self._ask(verb, partial(self._lists.ask, asked.tenant, asked, reply, json), reply, json)
         elif verb == "tenants":
             self._ask(
                 verb, lambda: views.tenants(self._engine) | {"waiting": waiting_by_reason(self._engine)}, reply, json
@@ -211,7 +244,7 @@ class Questions:
         elif verb in ACTS:
             self._engine.offer(self._order(operator, verb, arguments, reply, json))
         else:
-            allowed = ", ".join(("fleet", "audit", "dlq", "tenants", "usage", *ACTS))
+            allowed = ", ".join(("fleet", "ls", "audit", "dlq", "tenants", "usage", *ACTS))
             raise refuse("unknown-verb", f"{verb} is not served by this release", found=verb, allowed=allowed)
 
     def _fleet(self, arguments: dict[str, Any], reply: str, json: bool) -> None:

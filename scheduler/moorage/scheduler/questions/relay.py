@@ -91,7 +91,7 @@ class Relay:
                 assert kept is not None  # use is only of jobs in memory
                 found = kept
             else:
-                story = await self._history.story(tenant, asked.job)
+                story = await self._history.of_replica(tenant, asked.job, asked.replica)
                 found = story if isinstance(story, Problem) else find_in_story(self._engine, tenant, asked, *story)
             if isinstance(found, Kept):
                 found = self._away(found) if not found.worker.session else await self._relay(found)

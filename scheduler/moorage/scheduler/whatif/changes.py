@@ -1,9 +1,10 @@
 """Finds smaller or other requests that may start now in place of a waiting one, least sacrifice first.
 
-The order is: a time limit that lets it in, any device, another model, any vendor, a lower compute capability, less
-memory, another slice, a whole GPU instead of a slice, a shared GPU or another share, a lower level of enforcement,
-fewer cores or less host memory, no gang, fewer replicas, fewer GPUs, one label less. These are candidates: each is
-tried before it is suggested (see `fixes`). Requests that would be refused are left out.
+A job that waits for others, or for a time, could start only without that. Of all others the order is: a time limit that
+lets it in, any device, another model, any vendor, a lower compute capability, less memory, another slice, a whole GPU
+instead of a slice, a shared GPU or another share, a lower level of enforcement, fewer cores or less host memory, no
+gang, fewer replicas, a gang on several hosts instead of more GPUs than one host has, fewer GPUs, one label less. These
+are candidates: each is tried before it is suggested (see `fixes`). Requests that would be refused are left out.
 """
 
 from __future__ import annotations
@@ -16,11 +17,13 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from moorage.scheduler.core.fleet.fleet import Fleet
+from moorage.scheduler.core.fleet.host import HostClass
 from moorage.scheduler.core.fleet.spelling import spelled
 from moorage.scheduler.core.schedule.runtime import FREED_MS
 from moorage.schemas.capabilities import LEVELS, level_number
 from moorage.schemas.driver_config import DEVICE_KEYS
 from moorage.schemas.gpu import (
+    GpuSpec,
     capability_of,
     format_token,
     is_superchip,
@@ -52,13 +55,17 @@ class Change(NamedTuple):
     before: Request
 
     def as_data(self) -> dict[str, Any]:
-        """Return the change in the form of `explain`: the new fields, and the GPUs as a token if that suffices."""
+        """Return the change in the form of `explain`: the new fields, and the GPUs as a token if that suffices, with
+        `gang` where the replicas become one."""
         request = msgspec.to_builtins(self.request)
         data: dict[str, Any] = {"say": self.say, "request": {name: request.get(name) for name in self.fields}}
         if {"gpu", "replicas"} & set(self.fields):
-            token = format_token(self.request.effective_gpu, self.request.replicas)
-            if said_anew(self.before.effective_gpu, token) == self.request.effective_gpu:
-                data["gpu"] = token
+            gpu, before = self.request.effective_gpu, self.before.effective_gpu
+            token = format_token(gpu, self.request.copies)
+            if gang := gpu is not None and before is not None and gpu.scheduling == "gang" != before.scheduling:
+                before = msgspec.structs.replace(before, scheduling="gang")
+            if said_anew(before, token) == gpu:
+                data |= {"gpu": token, "gang": True} if gang else {"gpu": token}
         return data
 
 
@@ -68,7 +75,7 @@ def singles(fleet: Fleet, request: Request, needed_in_ms: Sequence[int]) -> list
     `needed_in_ms`: in how many ms hosts that are free until then are needed for another job, or leave for a drain.
     """
     return [
-        (Change(say, changed, (name,), request) for say, changed, name in kind(fleet, request) if not changed.trouble)
+        (Change(*change, request) for change in kind(fleet, request) if not change[1].trouble)
         for kind in _kinds(request, needed_in_ms)
     ]
 
@@ -87,13 +94,15 @@ def pairs(fleet: Fleet, request: Request, needed_in_ms: Sequence[int]) -> list[I
 
 
 def _both(fleet: Fleet, request: Request, first: _Change, kind: _Kind) -> Iterator[Change]:
-    say, changed, name = first
-    for more, both, second in kind(fleet, changed):
+    say, changed, fields = first
+    for more, both, others in kind(fleet, changed):
         if not both.trouble:
-            yield Change(f"{say}, {more}", both, tuple(dict.fromkeys((name, second))), request)
+            yield Change(f"{say}, {more}", both, tuple(dict.fromkeys((*fields, *others))), request)
 
 
 def _kinds(request: Request, needed_in_ms: Sequence[int]) -> tuple[_Kind, ...]:
+    if request.after or request.start_after_s:  # whatever else it asks for, it would wait for those jobs, or that time
+        return (*[_no_after] * bool(request.after), *[_no_time] * bool(request.start_after_s))
     in_time = partial(_time_limit, needed_in_ms)
     if request.resource_requirements is not None and request.device_ids:
         return (in_time, _any_device, _host, _labels)  # the ids are in a field that another `gpu` would replace
@@ -112,10 +121,10 @@ def _time_limit(needed_in_ms: Sequence[int], fleet: Fleet, request: Request) -> 
         changed = msgspec.structs.replace(run, timeout_s=float(limit_s))
         now = f" instead of {_duration(run.timeout_s)}" if run.timeout_s is not None else ""
         say = f"a time limit of {_duration(limit_s)}{now}: it ends before the hosts are needed"
-        yield say, msgspec.structs.replace(request, run=changed), "run"
+        yield say, msgspec.structs.replace(request, run=changed), ("run",)
 
 
-_Change = tuple[str, Request, str]
+_Change = tuple[str, Request, tuple[str, ...]]
 _Kind = Callable[[Fleet, Request], Iterator[_Change]]
 
 
@@ -143,12 +152,12 @@ def _any_device(fleet: Fleet, request: Request) -> Iterator[_Change]:
     wanted = request.resource_requirements
     if wanted is not None and wanted.gpu is not None and wanted.gpu.devices:
         any_one = ResourceRequirements(GpuCount(wanted.gpu.count))
-        yield say, msgspec.structs.replace(request, resource_requirements=any_one), "resource_requirements"
+        yield say, msgspec.structs.replace(request, resource_requirements=any_one), ("resource_requirements",)
     elif request.template is None:
         driver = request.workload.driver
         block = {key: value for key, value in request.driver_config[driver].items() if key not in DEVICE_KEYS}
         blocks = {**request.driver_config, driver: block}
-        yield say, msgspec.structs.replace(request, driver_config=blocks), "driver_config"
+        yield say, msgspec.structs.replace(request, driver_config=blocks), ("driver_config",)
 
 
 def _devices(fleet: Fleet) -> dict[str, int]:
@@ -181,7 +190,7 @@ def _models(fleet: Fleet, request: Request) -> Iterator[_Change]:
             if found := spelled(model, devices.items()):
                 memory_mib = nominal_mib(found.gigabytes) if found.gigabytes else gpu.min_memory_mib
                 changed = _with_gpu(request, model=found.model, min_memory_mib=memory_mib)
-                yield f"{found.words} instead of {model}", changed, "gpu"
+                yield f"{found.words} instead of {model}", changed, ("gpu",)
         return
     superchips = any(map(is_superchip, known))
     tried = set()
@@ -190,13 +199,13 @@ def _models(fleet: Fleet, request: Request) -> Iterator[_Change]:
         if short in tried or name in known or (is_superchip(name) and not superchips):
             continue
         tried.add(short)
-        yield f"accept {short} too", _with_gpu(request, model=[*gpu.models, short]), "gpu"
+        yield f"accept {short} too", _with_gpu(request, model=[*gpu.models, short]), ("gpu",)
 
 
 def _vendor(fleet: Fleet, request: Request) -> Iterator[_Change]:
     gpu = request.effective_gpu
     if gpu is not None and gpu.effective_vendor:
-        yield "accept any vendor", _with_gpu(request, vendor=""), "gpu"
+        yield "accept any vendor", _with_gpu(request, vendor=""), ("gpu",)
 
 
 def _memory(fleet: Fleet, request: Request) -> Iterator[_Change]:
@@ -207,7 +216,7 @@ def _memory(fleet: Fleet, request: Request) -> Iterator[_Change]:
     for memory_mib in sorted(set(_devices(fleet).values()), reverse=True):
         if 0 < memory_mib < gpu.min_memory_mib:
             say = f"{_gib(memory_mib)} GiB instead of {_gib(gpu.min_memory_mib)} GiB"
-            yield say, _with_gpu(request, min_memory_mib=memory_mib), "gpu"
+            yield say, _with_gpu(request, min_memory_mib=memory_mib), ("gpu",)
 
 
 def _compute(fleet: Fleet, request: Request) -> Iterator[_Change]:
@@ -220,7 +229,7 @@ def _compute(fleet: Fleet, request: Request) -> Iterator[_Change]:
     for compute in sorted(lower, reverse=True):
         asked = f"{compute / 10}"
         say = f"compute capability {asked} instead of {gpu.min_compute_capability}"
-        yield say, _with_gpu(request, min_compute_capability=asked), "gpu"
+        yield say, _with_gpu(request, min_compute_capability=asked), ("gpu",)
 
 
 def _gib(mib: int) -> str:
@@ -238,20 +247,20 @@ def _share(fleet: Fleet, request: Request) -> Iterator[_Change]:
     if gpu.effective_sharing == "exclusive":
         if gpu.effective_scheduling == "gang":
             return  # the ranks of a training would share GPUs with each other
-        yield "mode mps", _with_gpu(request, sharing="mps"), "gpu"
-        yield "mode time-slice", _with_gpu(request, sharing="time-slice"), "gpu"
+        yield "mode mps", _with_gpu(request, sharing="mps"), ("gpu",)
+        yield "mode time-slice", _with_gpu(request, sharing="time-slice"), ("gpu",)
         return
     if gpu.share is not None:
         for percent in (75, 50, 25, 10):
             if percent < gpu.share.compute_percent < 100:
                 share = msgspec.structs.replace(gpu.share, compute_percent=percent)
                 say = f"{percent} % of a GPU instead of {gpu.share.compute_percent} %"
-                yield say, _with_gpu(request, share=share), "gpu"
+                yield say, _with_gpu(request, share=share), ("gpu",)
     if gpu.time_slice_index is None:
-        yield "a whole GPU", _with_gpu(request, **dict.fromkeys(_OF_SHARERS)), "gpu"
+        yield "a whole GPU", _with_gpu(request, **dict.fromkeys(_OF_SHARERS)), ("gpu",)
     else:
         say = f"any GPU instead of the one with index {gpu.time_slice_index}"
-        yield say, _with_gpu(request, time_slice_index=None), "gpu"
+        yield say, _with_gpu(request, time_slice_index=None), ("gpu",)
 
 
 def _slice(fleet: Fleet, request: Request) -> Iterator[_Change]:
@@ -262,13 +271,13 @@ def _slice(fleet: Fleet, request: Request) -> Iterator[_Change]:
     profiles = sorted({mig_profile(name) for name in _devices(fleet)} - {"", gpu.profile}, key=_gb)
     larger = [profile for profile in profiles if _gb(profile) >= _gb(gpu.profile)]
     for profile in [*larger, *reversed(profiles[: len(profiles) - len(larger)])]:
-        yield f"a slice {profile} instead of {gpu.profile}", _with_gpu(request, profile=profile), "gpu"
+        yield f"a slice {profile} instead of {gpu.profile}", _with_gpu(request, profile=profile), ("gpu",)
 
 
 def _no_slice(fleet: Fleet, request: Request) -> Iterator[_Change]:
     gpu = request.effective_gpu
     if gpu is not None and gpu.profile is not None:
-        yield f"a whole GPU instead of a slice {gpu.profile}", _with_gpu(request, profile=None), "gpu"
+        yield f"a whole GPU instead of a slice {gpu.profile}", _with_gpu(request, profile=None), ("gpu",)
 
 
 def _gb(profile: str) -> int:
@@ -287,7 +296,7 @@ def _level(fleet: Fleet, request: Request) -> Iterator[_Change]:
         for lower in range(max(asked) - 1, -1, -1) if min(asked) else ():
             levels = {name: LEVELS[min(lower, most)] for name, most in zip(names, asked, strict=True)}
             say = ", ".join(f"{name} {levels[name]} instead of {getattr(gpu.enforce, name)}" for name in names)
-            yield say, _with_gpu(request, enforce=msgspec.structs.replace(gpu.enforce, **levels)), "gpu"
+            yield say, _with_gpu(request, enforce=msgspec.structs.replace(gpu.enforce, **levels)), ("gpu",)
 
 
 def _host(fleet: Fleet, request: Request) -> Iterator[_Change]:
@@ -305,19 +314,19 @@ def _host(fleet: Fleet, request: Request) -> Iterator[_Change]:
     less_cpu, less_memory = 0 < cores < asked.cpu_milli, 0 < gib < asked.memory_mib
     if less_cpu:
         say = f"{cores / 1000:g} cores instead of {asked.cpu_milli / 1000:g}"
-        yield say, msgspec.structs.replace(request, resources=Resources(cores, asked.memory_mib)), "resources"
+        yield say, msgspec.structs.replace(request, resources=Resources(cores, asked.memory_mib)), ("resources",)
     if less_memory:
         say = f"{_gib(gib)} GiB of host memory instead of {_gib(asked.memory_mib)}"
-        yield say, msgspec.structs.replace(request, resources=Resources(asked.cpu_milli, gib)), "resources"
+        yield say, msgspec.structs.replace(request, resources=Resources(asked.cpu_milli, gib)), ("resources",)
     if less_cpu and less_memory:
         say = f"{cores / 1000:g} cores and {_gib(gib)} GiB of host memory"
-        yield say, msgspec.structs.replace(request, resources=Resources(cores, gib)), "resources"
+        yield say, msgspec.structs.replace(request, resources=Resources(cores, gib)), ("resources",)
 
 
 def _gang(fleet: Fleet, request: Request) -> Iterator[_Change]:
     gpu = request.effective_gpu
-    if gpu is not None and gpu.effective_scheduling == "gang" and request.replicas > 1:
-        yield "best effort: what fits starts now, the rest later", _with_gpu(request, scheduling=None), "gpu"
+    if gpu is not None and gpu.effective_scheduling == "gang" and request.copies > 1:
+        yield "best effort: what fits starts now, the rest later", _with_gpu(request, scheduling=None), ("gpu",)
 
 
 def _replicas(fleet: Fleet, request: Request) -> Iterator[_Change]:
@@ -325,12 +334,38 @@ def _replicas(fleet: Fleet, request: Request) -> Iterator[_Change]:
     gpu = request.effective_gpu
     if gpu is None or gpu.effective_scheduling != "gang":
         return
-    counts = [*range(request.replicas - 1, max(0, request.replicas - 9), -1)]
+    counts = [*range(request.copies - 1, max(0, request.copies - 9), -1)]
     while counts and counts[-1] > 1:
         counts.append(counts[-1] // 2)
     for replicas in counts:
         changed = msgspec.structs.replace(request, replicas=replicas)
-        yield f"{replicas} replica{'s' * (replicas > 1)} instead of {request.replicas}", changed, "replicas"
+        yield f"{replicas} replica{'s' * (replicas > 1)} instead of {request.copies}", changed, ("replicas",)
+
+
+def _several_hosts(fleet: Fleet, request: Request) -> Iterator[_Change]:
+    """Yield gangs with as many GPUs in all, for a request for more GPUs of one host than any host has, the gang with
+    the fewest replicas first."""
+    gpu = request.effective_gpu
+    if gpu is None or gpu.effective_sharing != "exclusive" or request.device_ids or request.scale is not None:
+        return
+    if request.copies > 1 and gpu.effective_scheduling != "gang":
+        return  # each replica is a job of its own
+    most = max((_matching(cls, gpu) for cls in fleet.classes.values()), default=0)
+    if most >= gpu.count:
+        return
+    for count in range(most, 1, -1):  # several replicas on one host are as many programs, so none with one GPU each
+        if gpu.count % count == 0:
+            replicas = request.copies * gpu.count // count
+            changed = msgspec.structs.replace(_with_gpu(request, count=count, scheduling="gang"), replicas=replicas)
+            say = f"{replicas} replicas of {count} GPUs as a gang instead of {gpu.count} GPUs on one host"
+            yield say, changed, ("replicas", "gpu")
+
+
+def _matching(cls: HostClass, gpu: GpuSpec) -> int:
+    """Return how many GPUs a host of a class has, of the models of a spec if it names any."""
+    return sum(
+        1 for _, _, name, *_ in cls.devices if not gpu.models or any(model_matches(each, name) for each in gpu.models)
+    )
 
 
 def _count(fleet: Fleet, request: Request) -> Iterator[_Change]:
@@ -339,16 +374,26 @@ def _count(fleet: Fleet, request: Request) -> Iterator[_Change]:
         return
     for count in range(gpu.count - 1, 0, -1):
         say = f"{count} GPU{'s' * (count > 1)} instead of {gpu.count}"
-        yield say, _with_gpu(request, count=count), "gpu"
+        yield say, _with_gpu(request, count=count), ("gpu",)
+
+
+def _no_after(fleet: Fleet, request: Request) -> Iterator[_Change]:
+    names = [each.job for each in request.awaited]
+    say = f"without waiting for {', '.join(names[:3])}{', …' if len(names) > 3 else ''}"
+    yield say, msgspec.structs.replace(request, after=[]), ("after",)
+
+
+def _no_time(fleet: Fleet, request: Request) -> Iterator[_Change]:
+    yield "at once", msgspec.structs.replace(request, start_after_s=None), ("start_after_s",)
 
 
 def _labels(fleet: Fleet, request: Request) -> Iterator[_Change]:
     for label in request.requires:
         rest = {name: values for name, values in request.requires.items() if name != label}
-        yield f"without the label {label}", msgspec.structs.replace(request, requires=rest), "requires"
+        yield f"without the label {label}", msgspec.structs.replace(request, requires=rest), ("requires",)
 
 
 _KINDS: Final[tuple[_Kind, ...]] = (
     _any_device, _models, _vendor, _compute, _memory, _slice, _no_slice, _share, _level, _host, _gang, _replicas,
-    _count, _labels,
+    _several_hosts, _count, _labels,
 )  # fmt: skip

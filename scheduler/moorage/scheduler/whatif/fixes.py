@@ -11,9 +11,11 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, Final, TypeVar
 
+import msgspec
+
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.events import Cancel
-from moorage.scheduler.core.ledger.state import QUEUED, Job
+from moorage.scheduler.core.ledger.state import Job
 from moorage.scheduler.core.queries.view import View
 from moorage.scheduler.core.queries.waiting import explain_job, may_be_cured
 from moorage.scheduler.whatif.changes import Change, pairs, singles
@@ -51,8 +53,13 @@ def fixes(engine: Engine, time_ms: int, tenant: str, name: str) -> tuple[str, li
     found: list[Remedy | Change] = []
     for kind in remedies(engine, job, reason):
         found += tried.first_of(kind)
-    if job.hold is None and engine.state.tenants[tenant].hold is None:
-        request = engine.request_of(job)
+    request = engine.reader.request_of(job)
+    # of a job that is no service, a request may be changed only before any of its replicas has left the queue
+    changes_it = job.waits == job.size or request.service is not None
+    if changes_it and job.hold is None and engine.state.tenants[tenant].hold is None:
+        if not job.awaits:
+            # those jobs have ended, and may be forgotten by then; the time has come
+            request = msgspec.structs.replace(request, after=[], start_after_s=None)
         needed_in_ms = View(engine).needed_in_ms(job) if Cure.TIME_LIMIT in reason.cures else []
         for changes in (singles, pairs):
             before = len(found)
@@ -69,7 +76,7 @@ def _has_room(engine: Engine, tenant: str, request: Request) -> bool:
 
     It may still not start: a reservation, a drain or earlier jobs may keep it from those hosts.
     """
-    shape, row = engine.shape_asked_by(tenant, request), engine.state.tenants[tenant]
+    shape, row = engine.reader.shape_asked_by(tenant, request), engine.state.tenants[tenant]
     if row.gpus_max and shape.gpus > row.gpus_max - row.gpus:
         return False
     missing = shape.together
@@ -135,7 +142,7 @@ def _instead(engine: Engine, time_ms: int, job: Job, request: Request, apart_ms:
     new = trial.submit(job.tenant, "fix", request)
     trial.record()
     found = engine.state.job(job.tenant, new)
-    return _STARTS if found is not None and _started(found, len(found.replicas)) else b""
+    return _STARTS if found is not None and _started(found, found.size) else b""
 
 
 def _after_act(engine: Engine, time_ms: int, job: Job, remedy: Remedy) -> bytes:
@@ -143,11 +150,11 @@ def _after_act(engine: Engine, time_ms: int, job: Job, remedy: Remedy) -> bytes:
 
     If the act cancels a job, that job has left its hosts.
     """
-    waiting = sum(replica.state == QUEUED for replica in job.replicas)
+    waiting = job.waits
     trial = _Trial(engine, time_ms)
     if isinstance(remedy.event, Cancel):
         cancelled = engine.state.job(remedy.event.tenant, remedy.event.job)
-        for replica in cancelled.replicas if cancelled is not None else ():
+        for replica in cancelled.rows.values() if cancelled is not None else ():
             if replica.member is not None:
                 trial.take_over(replica.member)
     engine.offer(remedy.event)
@@ -159,5 +166,4 @@ def _after_act(engine: Engine, time_ms: int, job: Job, remedy: Remedy) -> bytes:
 
 def _started(job: Job, waited: int) -> bool:
     """Return whether one of the replicas was placed of which `waited` waited before; a gang is placed as a whole."""
-    waiting = sum(replica.state == QUEUED for replica in job.replicas)
-    return waiting < waited and any(replica.member is not None for replica in job.replicas)
+    return job.waits < waited and any(replica.member is not None for replica in job.rows.values())

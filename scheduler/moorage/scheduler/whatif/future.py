@@ -14,7 +14,6 @@ from typing import Final, NamedTuple
 
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.ledger.began import began_ms
-from moorage.scheduler.core.ledger.beside import waits_for_guests
 from moorage.scheduler.core.ledger.records import GangPhase
 from moorage.scheduler.core.ledger.state import (
     AT_CLAIMED,
@@ -23,7 +22,6 @@ from moorage.scheduler.core.ledger.state import (
     CANCELLING,
     ENDING,
     FROZEN,
-    QUEUED,
     Job,
     Member,
 )
@@ -90,8 +88,10 @@ class Future(Play):
             self._after[held.name] = max(0, self.time_ms - began_ms(member, job.accepted_ms))
             self._protect(self._after[held.name])
             self.end_in(held, self.runs_ms(held))
-            if member.freeze != (replica.state == FROZEN) and not waits_for_guests(member):
-                self.say("frozen" if member.freeze else "resumed", held)  # its worker is asked already
+            if replica.state == FROZEN and member.mask:
+                self.say("resumed", held, code=member.leased)  # its worker is asked already, as below
+            elif replica.state != FROZEN and member.freeze:
+                self.say("frozen", held)
             return
         if member.phase != AT_CLAIMED:
             self.say("claimed", held, f"{held.worker}:29500" if job.gang and not held.replica else "")
@@ -132,7 +132,7 @@ class Future(Play):
             super().told_to_end(held)
         elif held.name not in self._told:
             self._told.add(held.name)
-            self.end_in(held, int(self.engine.request_of(job).workload.grace_s * 1000))
+            self.end_in(held, int(self.engine.reader.request_of(job).workload.grace_s * 1000))
 
     def on_left(self, held: Held) -> None:
         runs = self._told_by.pop(held.name, 0)
@@ -194,9 +194,12 @@ class Last(NamedTuple):
 
 
 def last_of(engine: Engine, job: Job) -> Last:
-    """Return until when a waiting job may start; infinity if its request does not say."""
-    within_s = engine.request_of(job).start_within_s
-    start_ms = math.inf if within_s is None or job.started else job.accepted_ms + int(within_s * 1000)
+    """Return until when a waiting job may start; infinity if its request does not say.
+
+    `start_within_s` of a job that waits for others begins once they have ended.
+    """
+    within_s, from_ms = engine.reader.request_of(job).start_within_s, job.may_start_ms
+    start_ms = math.inf if within_s is None or job.started or job.awaits else from_ms + int(within_s * 1000)
     deadline_ms = math.inf if job.deadline_ms is None else job.deadline_ms
     return min(Last(start_ms, "start_within_s"), Last(deadline_ms, "deadline_s"))
 
@@ -217,4 +220,4 @@ def why_unknown(runs: int, starts: int, *, cut: bool) -> str:
 
 def waits(job: Job) -> bool:
     """Return whether any of the job's replicas is still in the queue."""
-    return any(replica.state == QUEUED for replica in job.replicas)
+    return job.first_waiting is not None

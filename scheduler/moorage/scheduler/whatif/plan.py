@@ -242,12 +242,13 @@ class _Plan(Future):
         if job.over:  # a cancel of its id came before it
             planned.starts = "never"
             return
-        if View(engine).preempts and not any(replica.member for replica in job.replicas):
-            engine.seek_at_once()  # else victims are searched once a second only, and not for a new job
+        if View(engine).preempts and not any(replica.member for replica in job.rows.values()):
+            # else victims are searched once a second only, and not for a new job
+            engine.seek_at_once()
             self.record()
         planned.preempts = self._preempts
         planned.places = _places(job, request)
-        planned.replicas_now, planned.replicas = len(planned.places), len(job.replicas)
+        planned.replicas_now, planned.replicas = len(planned.places), job.size
         if not planned.places:
             self._later(planned, job)
             return
@@ -321,6 +322,6 @@ def _places(job: Job, request: Request) -> list[dict[str, Any]]:
                 else {}
             ),
         }
-        for replica in job.replicas
+        for replica in job.rows.values()
         if replica.member is not None
     ]

@@ -175,8 +175,8 @@ class Play:
                 self.told_to_end(held)
         for freeze in frame.freeze:
             held = self.held.get((freeze.tenant, freeze.job, freeze.replica, freeze.fence))
-            if held is not None:
-                self.say("frozen" if freeze.on else "resumed", held)
+            if held is not None and (freeze.on or freeze.n):
+                self.say("frozen" if freeze.on else "resumed", held, code=freeze.n)
 
     def _place(self, worker: str, place: Place) -> None:
         held = Held(place.tenant, place.job, place.replica, place.attempt, place.fence, worker, place.slots)

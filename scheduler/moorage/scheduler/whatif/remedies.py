@@ -49,7 +49,7 @@ def _cancel(job: Job, say: str) -> Remedy:
 
 def _raise_limit(engine: Engine, job: Job) -> Iterator[Remedy]:
     before = View(engine).gpus_before(job)
-    gpus_max = engine.state.tenants[job.tenant].gpus + before + engine.shape_of(job).gpus
+    gpus_max = engine.state.tenants[job.tenant].gpus + before + engine.reader.shape_of(job).gpus
     queued = f", {before} of them for your jobs before it" if before else ""
     command = f"moorage admin limit --tenant {job.tenant} --gpus {gpus_max}"
     yield _order(f"ask your operator for {gpus_max} GPUs{queued}", command, "limit", tenant=job.tenant, gpus=gpus_max)
@@ -58,9 +58,9 @@ def _raise_limit(engine: Engine, job: Job) -> Iterator[Remedy]:
 def _cancel_for_limit(engine: Engine, job: Job) -> Iterator[Remedy]:
     """Yield cancels of the tenant's smallest jobs that free enough of its limit; of equal ones the youngest first."""
     tenant, rows = engine.state.tenants[job.tenant], list[tuple[int, int, Job]]()
-    over = tenant.gpus + View(engine).gpus_before(job) + engine.shape_of(job).gpus - tenant.gpus_max
+    over = tenant.gpus + View(engine).gpus_before(job) + engine.reader.shape_of(job).gpus - tenant.gpus_max
     for other in tenant.jobs.values():
-        members = [replica.member for replica in other.replicas if replica.member is not None]
+        members = [replica.member for replica in other.rows.values() if replica.member is not None]
         gpus = sum(member.mask.bit_count() for member in members)
         if other is not job and gpus >= max(1, over):
             rows.append((gpus, -max(member.fence for member in members), other))
@@ -71,7 +71,7 @@ def _cancel_for_limit(engine: Engine, job: Job) -> Iterator[Remedy]:
 def _cancel_first(engine: Engine, job: Job) -> Iterator[Remedy]:
     """Yield the cancel of the tenant's own job that waits for the limit before this one."""
     first = View(engine).first_for_limit(job.tenant)
-    if first is not None and first is not job and not any(replica.member for replica in first.replicas):
+    if first is not None and first is not job and not any(replica.member for replica in first.rows.values()):
         yield _cancel(first, f"cancel {first.name}, which waits for your limit before it")
 
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Annotated, Any, Final
 
 import msgspec
 
 from moorage.schemas.capabilities import Capabilities
 from moorage.schemas.driver_config import canonical_id
 from moorage.schemas.frames.version import VERSION
+
+#: seconds between the load frames of a worker that does not say otherwise
+LOAD_S_DEFAULT: Final = 2.0
 
 
 class Device(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
@@ -93,6 +96,9 @@ class Hello(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field
     mps_users: dict[str, int] | None = None
     #: name and number of the user that the agent runs as. Sent with a join, never in public
     own_user: list[str] = []
+    ports: int = 0  # number of ports that its jobs may have in all
+    #: seconds between its load frames; after three missed ones nothing new is placed there
+    load_s: Annotated[float, msgspec.Meta(ge=0.2, le=60)] = LOAD_S_DEFAULT
     #: capabilities of each of `drivers`, by its name; one that is not listed has the defaults
     capabilities: dict[str, Capabilities] = {}
 

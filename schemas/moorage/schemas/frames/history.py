@@ -14,7 +14,8 @@ class Moved(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
     - `state` is a position in the frame's `states`. Below 0 it counts from the end: -1 is the last one (an operator's
       act on the job).
-    - `worker` is a key of the frame's `workers`, or -1. `slots` is a bit mask of that worker's GPUs.
+    - `worker` is a key of the frame's `workers`, or -1. `slots` is a bit mask of that worker's GPUs. With -2 the
+      transition is of all replicas from `replica` to `slots`, of which none was ever placed.
     - `by` is as in `Change`, followed by a blank and what was said. `result` is as in `Change`.
     """
 
@@ -36,8 +37,13 @@ class Story(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """A job's transitions in a frame of the history. The first one, ACCEPTED, is revision 1 at `accepted_ms`.
 
     - `over`: the job is over and nothing will follow. Otherwise this is a part of a long story.
-    - `parts` are the earlier parts: stream sequence, first and last revision.
+    - `parts` are the earlier parts: stream sequence, first and last revision, and of which replicas they tell, as
+      blocks: block 3 is the replicas from 3072 to 4095.
     - `request` is omitted in partial stories, when it is large, and under high load.
+    - `revs` are the first and last revision of which `moves` tells, where that has not all of them: of a job with more
+      than 1,024 replicas it has the ends of attempts and the acts on the job.
+    - `ended`: of the last part of a job with several replicas, which of them ended without success: by state, as a
+      position in the frame's `states`, a bit for each number from 0 on, the lowest of each byte first, packed by zlib.
     - `used`: milliseconds of a GPU at work and MiB seconds of memory, of the attempts whose workers have reported it.
     """
 
@@ -47,10 +53,12 @@ class Story(msgspec.Struct, frozen=True, gc=False, array_like=True):
     over: bool
     accepted_ms: int
     ledger: int
-    parts: list[tuple[int, int, int]]
+    parts: list[tuple[int, int, int, list[int]]]
     moves: list[Moved]
     request: Any = None
     used: tuple[int, int] | None = None
+    revs: tuple[int, int] | None = None
+    ended: dict[int, bytes] | None = None
 
 
 class HistoryWorker(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):

@@ -7,6 +7,7 @@ from typing import Final, Literal
 import msgspec
 
 from moorage.schemas.frames.fleet import Hello
+from moorage.schemas.frames.running import Exec
 from moorage.schemas.frames.use import AttemptUse
 from moorage.schemas.frames.version import VERSION
 
@@ -93,10 +94,14 @@ FactKind = Literal[
     "withdrawn",
     "not-held",
     "started",
+    "ran",
+    "ready",
+    "not-ready",
     "idle",
     "frozen",
     "not-frozen",
     "resumed",
+    "not-resumed",
     "freeze-due",
     "resume-due",
     "exited",
@@ -115,15 +120,25 @@ class Fact(msgspec.Struct, frozen=True, gc=False, array_like=True):
       `not-here: ` or `not-permitted: `, the job goes to another worker and its GPUs stay open; a job that several
       workers refuse with `not-here: ` and a code ends. Otherwise the placement is tried again after a pause. `code` is
       the exit code of a start that was tried, 126 or 127, and 0 if none was.
+    - `started`: `detail` is where the ports are reached that the worker gave it, as `10.0.0.5:20000,20001`; empty
+      without ports.
+    - `ready`: the check of its request's `ready` says that it is ready for work. `not-ready`: it said so before, and
+      does not any more; `detail` is why.
     - `exited`: `code` is the exit status (negative: minus the signal). `detail` is the reason: exit, timeout, end,
-      fence, start-failed or lost; or, with code 0, `result:` and the sequence of the
+      fence, start-failed, not-ready or lost; or, with code 0, `result:` and the sequence of the
       message that has the result (0: there is none).
+    - `ran`: the member has started and exited, and was claimed unless that was reported. It stands for those facts if
+      none of them had left before the exit; `code` and `detail` are those of `exited`, and `ran_ms` is for how long it
+      ran.
     - `quarantined`: `detail` is the slots, as `0,3`.
     - `freed`: `detail` is what the member used of its GPUs, if the worker has measured it: `used:` with milliseconds
       of a GPU at work (-1: unknown) and MiB seconds.
     - `idle`: `code` is for how many seconds the GPUs have shown no use, and `detail` after
       how many the worker ends the member (empty: never).
-    - `frozen`, `resumed`, `not-frozen`: the answer to a `Freeze`. Of `not-frozen`, `detail` is why the member runs on.
+    - `frozen`: the member's processes are frozen, the memory of its devices was seen free, and their lease has ended.
+    - `not-frozen`: the member runs on; `detail` is why.
+    - `resumed`, `not-resumed`: the answer to the order to resume with the number `code`. `not-resumed`: the worker does
+      not give it its devices now (`detail` is why), and it stays frozen without them.
     - `freeze-due`: the worker asks for a `Freeze`, because the GPUs have shown no use for `code` seconds.
     - `resume-due`: the worker asks for the order to resume, because a process of the member waits to use its GPUs.
     """
@@ -136,6 +151,7 @@ class Fact(msgspec.Struct, frozen=True, gc=False, array_like=True):
     fence: int
     code: int = 0
     detail: str = ""
+    ran_ms: int = 0
 
 
 class Unwell(msgspec.Struct, frozen=True, gc=False, array_like=True):
@@ -297,8 +313,6 @@ class Place(msgspec.Struct, frozen=True, gc=False, array_like=True):
     - `ends_in_s` is the time from this frame to the job's deadline. The leader ends the job then. If the request names
       a checkpoint signal, the worker sends it before.
     - `resized` is the number of the operator's order that gave the job the part in `body`; 0: it is the request's own.
-    - `guest`: frozen members have these slots. The worker refuses if one of those is not frozen, or has a guest
-      already.
     """
 
     tenant: str
@@ -313,7 +327,6 @@ class Place(msgspec.Struct, frozen=True, gc=False, array_like=True):
     traceparent: str = ""
     ends_in_s: float | None = None
     resized: int = 0
-    guest: bool = False
 
 
 class Start(msgspec.Struct, frozen=True, gc=False, array_like=True):
@@ -352,7 +365,10 @@ class End(msgspec.Struct, frozen=True, gc=False, array_like=True):
 class Freeze(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """Freeze a running member, or resume it if `on` is false. A fact answers this, even if nothing had to change.
 
-    A frozen member keeps its lease, and its time limits go on. The memory of its GPUs is in the host's RAM.
+    A frozen member holds no devices: their lease ends once their memory was seen free. It keeps its place in the
+    worker's session, its host's CPU and memory, and all its time limits go on. `n` is the number of an order to resume:
+    the ledger has leased the member's devices to it again, and the worker's pool decides. 0: it is not to be frozen, as
+    far as it has not given its devices up yet.
     """
 
     tenant: str
@@ -361,6 +377,7 @@ class Freeze(msgspec.Struct, frozen=True, gc=False, array_like=True):
     attempt: int
     fence: int
     on: bool = True
+    n: int = 0
 
 
 class Wanted(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field="kind", tag="wanted"):
@@ -370,7 +387,7 @@ class Wanted(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_fiel
     A frame of another session, or of a lower reign than one heard before, is dropped and counted. `well` are slots that
     an operator has released, whatever was seen of them before; `well_n` is the number of that release, which the
     renewal repeats. `resize` are held members whose job has another part of its devices now: `body` and `resized` say
-    which.
+    which. `execs` are commands to run in running members; they alone are sent once.
     """
 
     worker: str
@@ -384,3 +401,4 @@ class Wanted(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_fiel
     well_n: int = 0
     resize: list[Place] = []
     freeze: list[Freeze] = []
+    execs: list[Exec] = []

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 
 from moorage.schemas.frames.version import VERSION
+from moorage.schemas.ranges import NUMBERS_MAX
 
 #: standard output, standard error
 StreamName = Literal["out", "err"]
@@ -83,7 +84,7 @@ class LogsAsked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     job: str
-    replica: Annotated[int, msgspec.Meta(ge=0, le=1023)] = 0
+    replica: Annotated[int, msgspec.Meta(ge=0, lt=NUMBERS_MAX)] = 0
     attempt: Annotated[int, msgspec.Meta(ge=1, le=1 << 31)] | None = None
     stream: LogStream = "out"
     offset: Annotated[int, msgspec.Meta(ge=-LOG_OFFSET_MAX, le=LOG_OFFSET_MAX)] = 0
@@ -99,7 +100,7 @@ class ReadLog(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind",
     session: str
     tenant: str
     job: str
-    replica: Annotated[int, msgspec.Meta(ge=0, le=1023)]
+    replica: Annotated[int, msgspec.Meta(ge=0, lt=NUMBERS_MAX)]
     attempt: _Count
     fence: _Count
     driver: str

@@ -38,7 +38,7 @@ class Change(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     time_ms: int  # ms since 1970, by the ledger's clock
     replica: int  # number of the replica, from 0; -1 is the whole job
     attempt: int  # number of the attempt, from 1; 0 before the first
-    state: str  # new state of the replica
+    state: str  # new state of the replica, or an entry beside it: READY, NOT_READY, and acts as HELD or FREEZE
     worker: str = ""
     gpus: list[str] = []  # uuids of its GPUs, with its placement
     code: int | None = None  # the exit code; -15 and so on for a signal
@@ -47,6 +47,17 @@ class Change(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     by: str = ""
     said: str = ""
     result: int | None = None
+    #: the last of several replicas, from `replica` on, that were never placed and end alike; null for one replica
+    through: int | None = None
+    #: with RUNNING: where the ports are reached that its worker gave it, as `10.0.0.5:20000,20001`
+    address: str = ""
+
+
+class Replicas(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """The replicas of a job with more than 1,024 of them: how many are in which state."""
+
+    of: int
+    states: dict[str, int]
 
 
 class Idle(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
@@ -58,10 +69,24 @@ class Idle(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     replica: int = 0
 
 
+class Stalled(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """A replica has stalled for this number of `seconds`, as its request's `stall_s` defines it; 0: it moves again.
+
+    `why` says in a line what its GPUs do. Of a gang, `replica` is the rank that differs from the others (-1: none
+    does), and `why` names it. With `ends` the attempt is ended now.
+    """
+
+    seconds: int
+    replica: int = 0
+    why: str = ""
+    ends: bool = False
+
+
 class Event(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field="kind", tag="event"):
     """What a ledger record changed for one job: its state now, and the transitions since the previous event.
 
-    An event without transitions has `waiting`, `enforced` or `idle` instead.
+    An event without transitions has `waiting`, `enforced`, `idle` or `stalled` instead. For a job with more than 1,024
+    replicas it has `replicas`, and of the transitions only the exceptions: acts on the job, and ends without success.
     """
 
     tenant: str
@@ -82,6 +107,10 @@ class Event(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field
     #: a replica that has its GPUs alone and shows no use of them, as its worker sees it; only in events without
     #: changes
     idle: Idle | None = None
+    #: a replica or gang that has stalled, once for each stall, or that moves again; only in events without changes
+    stalled: Stalled | None = None
+    #: for a job with more than 1,024 replicas: the state of all of them now
+    replicas: Replicas | None = None
 
 
 class Events(msgspec.Struct, frozen=True, gc=False, tag_field="kind", tag="events"):

@@ -7,12 +7,18 @@ from typing import Annotated, Final
 import msgspec
 
 from moorage.schemas.frames.version import VERSION
+from moorage.schemas.ranges import NUMBERS_MAX
 
+#: A device at work draws more power than this part of the way from its draw when idle up to its limit. A kernel that
+#: only waits for another device, as a collective operation does, is at 100 % and draws less
+LOW_POWER: Final = 0.25
+#: the part of its limit that stands for a device's draw when idle, if its worker has not seen it idle
+IDLE_POWER: Final = 0.1
 #: seconds for which a worker keeps its readings of a running attempt, one a second
 USE_KEPT_S: Final = 600
 
 _Fence = Annotated[int, msgspec.Meta(ge=0, le=1 << 50)]
-_Replica = Annotated[int, msgspec.Meta(ge=0, le=1023)]
+_Replica = Annotated[int, msgspec.Meta(ge=0, lt=NUMBERS_MAX)]
 _Seconds = Annotated[int, msgspec.Meta(ge=1, le=USE_KEPT_S)]
 
 
@@ -21,20 +27,26 @@ class DeviceUse(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
     `slot` is the device's position in hello's `gpu_pool`. `percent` is the greatest of compute, encoder and decoder:
     of the device for an exclusive lease, of the attempt's processes for a share. Null: the board does not report it.
-    `power_w` is the whole device's.
+    `power_w` is the whole device's, and `power_limit_w` is how much it may draw.
     """
 
     slot: int
     percent: int | None
     memory_mib: int | None
     power_w: int | None
+    power_limit_w: int | None = None
 
 
 class AttemptUse(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """What the attempt with this fence uses of each of its devices; an attempt that cannot be measured has none."""
+    """What the attempt with this fence uses of each of its devices; an attempt that cannot be measured has none.
+
+    `still_s` is for how many whole seconds the attempt has written no output, has reported no progress, and each of its
+    devices was at 0 %, or at 100 % with low power (`LOW_POWER`). It is 0 for a request without `stall_s`.
+    """
 
     fence: int
     devices: list[DeviceUse]
+    still_s: int = 0
 
 
 class UseAsked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

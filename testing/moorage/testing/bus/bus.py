@@ -312,6 +312,23 @@ class SimulatedConnection(Link):
         self.counters.sent += handed
         return handed
 
+    async def publish(self, subject: str, payload: bytes, reply: str, headers: Mapping[str, str]) -> bool:
+        """Do the same as `Connection.publish`."""
+        self._check_open()
+        size_bytes = len(payload) + headers_size_bytes(headers)
+        if size_bytes > self.max_payload_bytes:
+            raise PayloadTooLarge(subject, size_bytes, self.max_payload_bytes)
+        if not is_subject(subject) or (reply and not is_subject(reply)):
+            raise BadSubject(subject, "no blanks in a subject or reply, and not empty")
+        if self.process is not None:
+            self.process.acts()
+        if not self.is_connected:
+            self.counters.sent_dropped += 1
+            return False
+        self._bus.publish(self.name, self._account, subject, payload, reply, dict(headers))
+        self.counters.sent += 1
+        return True
+
     async def subscribe(self, subject: str, handler: Handler, queue: str = "") -> SimulatedSubscription:
         """Do the same as `Connection.subscribe`."""
         subscription = await self.subscribe_ahead(subject, handler, queue)

@@ -121,7 +121,7 @@ def gpus_milli(run: Run) -> int:
     if spec is None:
         return 0
     share = spec.share.compute_percent * 10 if spec.share is not None else 1000
-    return spec.count * share * request.replicas
+    return spec.count * share * min(request.copies, request.max_running or request.copies)
 
 
 def class_of(run: Run) -> str:
@@ -155,7 +155,7 @@ def waits_of(runs: Iterable[Run]) -> Waits:
         _hours(waits[-1]),
         _hours(_mean(run.ended_ms - run.job.at_ms for run in over)),
         round(_mean(map(_slowdown, over)), 3),
-        round(sum(gpus_milli(run) * (run.ended_ms - run.started_ms) for run in over) / 1000 / HOUR_MS, 1),
+        round(sum(run.leased for run in over) / 1000 / HOUR_MS, 1),
     )
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from moorage.schemas.gpu import GpuSpec
-from moorage.schemas.job import REPLICAS_MAX, Request, Run
+from moorage.schemas.job import GANG_MAX, Request, Run
 from moorage.schemas.names import JOB, is_job
 from moorage.testing.simulate.rows import Row, read_rows, trouble
 from moorage.testing.simulate.trace import SimHost, TraceJob, once, uniform_host
@@ -47,7 +47,7 @@ def _numbered(path: Path, cluster: str) -> Iterator[tuple[int, TraceJob]]:
 
 
 def _request(row: Row) -> Request:
-    gpus = row.whole("num_gpu", 1, HOST_GPUS * REPLICAS_MAX)
+    gpus = row.whole("num_gpu", 1, HOST_GPUS * GANG_MAX)
     job = row.raw("job")
     if not is_job(job):
         raise row.wrong("job", JOB.pattern)

@@ -40,7 +40,8 @@ _encode: Final = msgspec.json.Encoder().encode
 class Run(msgspec.Struct, gc=False):
     """The result of one job of the trace; times in ms from the trace's beginning, -1 for what did not happen.
 
-    `state` is QUEUED until the job ends. `attempts` is the most of any replica.
+    `state` is QUEUED until the job ends. `attempts` is the most of any replica. `leased` counts ms of thousandths of a
+    GPU: what its attempts had, each from its placement until it was gone.
     """
 
     job: TraceJob
@@ -48,6 +49,7 @@ class Run(msgspec.Struct, gc=False):
     ended_ms: int = -1
     state: str = "QUEUED"
     attempts: int = 0
+    leased: int = 0
 
 
 class Moment(msgspec.Struct, frozen=True, gc=False):
@@ -146,7 +148,9 @@ class World(Play):
 
     def on_placed(self, held: Held) -> None:
         self.decided += 1
-        self._leased_milli += self._milli(held)
+        milli = self._milli(held)
+        self._leased_milli += milli
+        self.runs[held.name[:2]].leased -= milli * self.now_ms
 
     def on_started(self, held: Held) -> None:
         run = self.runs[held.name[:2]]
@@ -156,7 +160,9 @@ class World(Play):
             self._waiting -= 1
 
     def on_left(self, held: Held) -> None:
-        self._leased_milli -= self._milli(held)
+        milli = self._milli(held)
+        self._leased_milli -= milli
+        self.runs[held.name[:2]].leased += milli * self.now_ms
 
     def on_outputs(self, out: Outputs) -> None:
         for job in out.ended:

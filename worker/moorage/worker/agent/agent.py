@@ -1,6 +1,6 @@
 """Run one worker's agent: a thin loop around the state machine `members.Members`, which makes all decisions.
 
-Its parts: `member_claims` claims devices in the pool, `leader_link` sends frames to the leader, `reporter` publishes
+Its parts: `claim_until_free` claims devices in the pool, `leader_link` sends frames to the leader, `reporter` publishes
 hello and load, `output_reader` answers requests for output, and `restoring` takes over from an earlier agent.
 
 Message handlers and drivers only put events into a queue. A turn feeds these events to the state machine, executes its
@@ -21,18 +21,23 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol, cast
 
-from moorage.bus.transport import STATUS_HEADER, Delivery
+from moorage.bus.transport import STATUS_HEADER, Delivery, Handler, Subscribed
 from moorage.schemas.codec import Decoder, encode
 from moorage.schemas.errors import MoorageError, Problem, Refused, refuse
 from moorage.schemas.frames import CANNOT_RUN, NOT_HERE, FactAck, Joined, Output, Place, Renewed, Wanted
+from moorage.schemas.items import Item, ItemsFile
+from moorage.schemas.job import Request
 from moorage.schemas.printable import carried
 from moorage.schemas.subjects import Subjects
 from moorage.schemas.units import many
-from moorage.worker.agent.cut_off import CutOffWatch
+from moorage.worker.agent.claim_until_free import MemberClaims
+from moorage.worker.agent.command_streams import CommandStreams
+from moorage.worker.agent.device_access_lost import CutOffWatch
+from moorage.worker.agent.item_starts import ItemStarts
 from moorage.worker.agent.journal import MemoryJournal
 from moorage.worker.agent.leader_link import STATE_GONE, LeaderLink
 from moorage.worker.agent.lost_members import LostMembers
-from moorage.worker.agent.member_claims import MemberClaims
+from moorage.worker.agent.ready_watch import ReadyWatch
 from moorage.worker.agent.reporter import Reporter
 from moorage.worker.agent.throttled_log import ThrottledLog
 from moorage.worker.devices.device_watch import DeviceWatch
@@ -42,8 +47,11 @@ from moorage.worker.devices.readers.host import HostFacts
 from moorage.worker.drivers.base import CODE_CANNOT_START, Assignment, Driver, Living
 from moorage.worker.drivers.policy import ROOT_FIX, ROOT_OPEN, Policy
 from moorage.worker.job.environment import LacksHere, not_here
+from moorage.worker.job.job_items import ItemRefused, JobItems, with_item
 from moorage.worker.job.output_reader import OutputReader
 from moorage.worker.job.rendezvous import Rendezvous
+from moorage.worker.job.service_ports import ServicePorts
+from moorage.worker.lend.lender import LeaseServer
 from moorage.worker.session.lease_session import NEVER_S
 from moorage.worker.session.member_messages import (
     UNCHECKED,
@@ -60,16 +68,20 @@ from moorage.worker.session.member_messages import (
     FreezeAnswered,
     FreezeMember,
     GiveUp,
+    LeaseAnswered,
     Leave,
     Log,
     Member,
     MemberName,
+    NoteKept,
+    NotStarted,
     ProbeFree,
     Quarantine,
     Release,
     Replaced,
     ResizeMembers,
     Restored,
+    RunCommands,
     SaidWell,
     SayHello,
     SendFacts,
@@ -84,13 +96,17 @@ from moorage.worker.session.member_messages import (
     Stuck,
     Tick,
     TryClaim,
+    TryLease,
     TurnOver,
+    Unlease,
+    WatchReady,
     Well,
 )
 from moorage.worker.session.members import Members
 from moorage.worker.session.restoring import device_names, match, same_slots
 from moorage.worker.settings import WorkerSettings
-from moorage.worker.sharing.limiter.control import Control
+from moorage.worker.sharing.idle_watch import IdleWatch
+from moorage.worker.sharing.limiter.feeder import Feeder
 from moorage.worker.sharing.memory_guard import MemoryGuard
 from moorage.worker.sharing.mps.clients import MpsClients
 from moorage.worker.sharing.mps.managed import ManagedMps
@@ -132,11 +148,17 @@ class Host(Protocol):
     def post(self, subject: str, payload: bytes, reply: str = "") -> None:
         """Queue a message for the write at the end of this turn of the loop."""
 
+    async def subscribe(self, subject: str, handler: Handler) -> Subscribed:
+        """Subscribe for an agent, which unsubscribes. Raises `BusError`."""
+
     def wake(self, agent: Agent) -> None:
         """Give the agent a turn soon."""
 
     def now(self) -> float:
         """Return the time in seconds of CLOCK_BOOTTIME."""
+
+    def give_up(self, problem: Problem) -> None:
+        """Handle that another worker has an agent's id, and keeps it."""
 
 
 class Agent:
@@ -153,7 +175,11 @@ class Agent:
         journal: MemoryJournal,
         health_file: Path | None = None,
         mps: ManagedMps | None = None,
+        items: JobItems | None = None,
+        *,
+        lends: bool = False,
     ) -> None:
+        """Make the parts. With `lends`, processes of this host may borrow from the pool once the `lender` is open."""
         self.host = host
         self.worker = worker
         self.settings = settings
@@ -164,7 +190,12 @@ class Agent:
         self.policy = Policy.of(settings)
         self.subjects = Subjects(settings.prefix)
         self.devices = settings.kept_devices(inventory.devices())
-        self.pool = GpuPool(self.devices, sharers_max=settings.sharers_max, lent=settings.lent_slots)
+        self.pool = GpuPool(
+            self.devices,
+            sharers_max=settings.sharers_max,
+            lent=settings.lent_slots,
+            on_change=lambda: self.reporter.pool_changed(),
+        )
         self.members = Members(
             worker,
             {driver.name: driver.capabilities for driver in drivers},
@@ -172,23 +203,39 @@ class Agent:
             ledger=journal.state.ledger,
             free_wait_s=settings.free_wait_s,
         )
-        self.watch = DeviceWatch(self.devices, facts.boot, self.pool, settings.probation, host.now(), health_file)
         self.say = ThrottledLog(worker, host.now)
         self.guard = MemoryGuard(
             self, self.members.held, inventory, self.drivers, settings.modes_offered,
             settings.guard_grace_s if settings.guard else None,
         )  # fmt: skip
-        self.watch.explained = self.guard.explained
-        self.lost = LostMembers(self, self.drivers, self.members.held, self.members.session)
+        self.items = items or JobItems()
+        self._item_starts = ItemStarts(self.items, self._start_with_items, self.enqueue)
+        self.watch = DeviceWatch(
+            self.devices, facts.boot, self.pool, settings.probation, host.now(), health_file, self.guard.explained
+        )
+        self.lender = self._lender() if lends else None
+        self.lost = LostMembers(self, self.drivers, self.members.held, self.members.session, self._item_starts.waiting)
         self.reporter = Reporter(
             self, worker, settings, facts, inventory, self.drivers, self.pool, self.watch, self.policy, self.guard,
-            self.members.held, self.lost,
+            self.members.held, self.lost, self.lender,
         )  # fmt: skip
         self.clients = MpsClients(self, mps, self.drivers, self.pool)
-        self.claims = MemberClaims(self, self.pool, inventory, Rendezvous(host.ports, settings.address), self.clients)
+        is_real = not all(driver.capabilities.simulated_only for driver in drivers)  # a job may listen on its ports
+        self.claims = MemberClaims(
+            self, self.pool, inventory, Rendezvous(host.ports, settings.address), self.clients,
+            ServicePorts(
+                settings.ports_lent, host.ports if is_real else set(), settings.address, probes=is_real
+            ),
+        )  # fmt: skip
+        self.ready = ReadyWatch(self, self.drivers, self.members.held, settings.address)
         self.output = OutputReader(
-            self, worker, self.members.session, self.drivers, lambda ask: self.reporter.use.page(ask, self.pool.devices)
+            self,
+            worker,
+            self.members.session,
+            self.drivers,
+            lambda ask: self.reporter.usage.recent.page(ask, self.pool.devices),
         )
+        self.streams = CommandStreams(self, host, worker, self.subjects, self.drivers, self.members.held)
         self.leader = LeaderLink(
             host.post, host.inbox, self.subjects, self.members.session, journal, self.reporter, self.pool, self.watch,
             self.claims,
@@ -199,15 +246,24 @@ class Agent:
         self.queue: deque[Event | Delivery | _Answer] = deque()
         self.left = asyncio.Event()
         self.where = ""  # the server's address without secrets, for the log
-        #: called with True and the seconds until its deadline (None: it has none) when an operator begins to drain this
-        #: worker or moves the deadline, and with False when the drain is cancelled
-        self.on_draining: Callable[[bool, float | None], None] = lambda draining, within_s: None
-        #: called when another worker has this worker's id and keeps it
-        self.on_given_up: Callable[[Problem], None] = lambda problem: None
         self._strays: dict[MemberName, Driver] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_open = False
         self._handlers = self._command_handlers()
+
+    def _lender(self) -> LeaseServer:
+        settings = self.settings
+        return LeaseServer(
+            self.worker,
+            self.pool,
+            self.inventory,
+            modes=settings.modes_lent,
+            uids=settings.lease_uids,
+            gid=settings.lease_gid,
+            free_wait_s=settings.free_wait_s,
+            idle=IdleWatch(settings.idle_warn_s, settings.idle_reclaim_s),
+            by_uuid=settings.shows_uuids(self.devices),
+        )
 
     def _command_handlers(self) -> dict[type, Callable[[Any], None]]:
         """Return the method that executes each kind of the state machine's commands."""
@@ -216,7 +272,12 @@ class Agent:
             StartMembers: self._start_members,
             EndMember: self._end_member,
             ResizeMembers: self._resize_members,
+            WatchReady: lambda command: self.ready.watch(command.member),
+            NoteKept: lambda command: self._note_kept(command.member),
             FreezeMember: self._freeze_member,
+            RunCommands: self._run_commands,
+            Unlease: lambda command: self.claims.give_up(command.member),
+            TryLease: self._try_lease,
             Release: lambda command: self.claims.release(command.members),
             ProbeFree: lambda command: self.claims.probe(command.members),
             Quarantine: lambda command: self.claims.quarantine(command.member, command.slots),
@@ -228,8 +289,8 @@ class Agent:
             SessionLive: self._on_session_live,
             SetFence: self._set_fence,
             SayHello: lambda command: self.reporter.say_hello(),
-            GiveUp: lambda command: self.on_given_up(command.problem),
-            Draining: lambda command: self.on_draining(command.draining, command.within_s),
+            GiveUp: lambda command: self.host.give_up(command.problem),
+            Draining: self._on_draining,
             Well: self._on_well,
             SendGoodbye: self.leader.send_goodbye,
             Log: self.say,
@@ -252,7 +313,7 @@ class Agent:
         self.spawn(self.lost.run())
         self.spawn(self._cut_off.run())
         if any(driver.limits is not None for driver in self.drivers.values()) and not self.inventory.simulated:
-            self.spawn(Control(self.drivers.values(), self.inventory).run())
+            self.spawn(Feeder(self.drivers.values(), self.inventory).run())
         self.host.wake(self)
 
     async def close(self) -> None:
@@ -264,6 +325,7 @@ class Agent:
             closing.callback(self.journal.close)
             for driver in reversed(self.drivers.values()):
                 closing.push_async_callback(driver.close)
+            closing.push_async_callback(self._item_starts.close)
             closing.push_async_callback(self.clients.close)
 
     def leave(self) -> None:
@@ -294,11 +356,14 @@ class Agent:
         state = self.journal.state
         same = same_slots(state.devices, device_names(self.devices))
         found = match(state.places, living, self.drivers, self.host.now(), same)
-        held = found.held
+        # of two on one slot the one that runs and is not preemptible has it
+        held = sorted(found.held, key=lambda row: (row[0].frozen, row[0].request.preemptible))
         stuck: list[MemberName] = []
         before = state.devices or device_names(self.devices)
         closed = [*state.left, *(before[slot] for slot in found.left if slot < len(before))]
         for at, (member, phase, code, reason) in enumerate(held):
+            if (kept := state.kept.get(member.name)) is not None:
+                member.ports, member.was_ready = tuple(kept.ports), kept.was_ready
             self.claims.take_again(member)
             if phase == "claimed":
                 held[at] = (member, phase, 0, self.claims.address(member))
@@ -390,7 +455,7 @@ class Agent:
         self.journal.flush()
         if self.members.session.phase == "left":
             self.left.set()
-        self.reporter.tell()
+        self.reporter.publish_due()
 
     def next_deadline_s(self) -> float:
         return min(self.members.next_deadline_s(), self.reporter.due_s)
@@ -468,7 +533,14 @@ class Agent:
                 places.append(member.place)
         if places:
             self.journal.placed(places)
+            for member, _ in granted:
+                if member.ports:
+                    self._note_kept(member)
         self._execute(self.members.handle(Claims(granted, refused, lacking), self.host.now()))
+
+    def _note_kept(self, member: Member) -> None:
+        if self.drivers[member.driver].capabilities.outlives_agent:
+            self.journal.keep(member.name, member.ports, was_ready=member.was_ready)
 
     def _room_of_drivers(self, asked: Sequence[Member]) -> dict[str, int]:
         """Return how many more members each driver with a limit may take, before it takes the `asked` ones."""
@@ -489,18 +561,38 @@ class Agent:
             if (run.files is not None or run.keep) and not driver.capabilities.brings_files:
                 message = f"the driver {driver.name} brings and keeps no files"
                 raise refuse("failed-precondition", message, field="$.run.files")
+            self._check_reach(driver, member)
             driver.check_block(member.request)
             member.config = driver.read_config(member.request)
-            driver.check(member.request.active_alone)
-        except LacksHere:
-            raise
         except Refused as no:
-            if no.problem.fault != "caller":
-                raise
-            mark = CANNOT_RUN if no.problem.code == "invalid-argument" else NOT_HERE
-            raise refuse(no.problem.code, mark + no.problem.message) from None
+            raise _marked(no) from None
         except Exception as error:  # any request may make any driver fail
             raise refuse("internal", NOT_HERE + self._log_broken(driver, error)) from None
+        self._check_request(driver, member.request.active_alone)
+
+    def _check_request(self, driver: Driver, request: Request) -> None:
+        """Have the driver check a request. Raises `Refused`, saying whether another worker may run the request."""
+        try:
+            driver.check(request)
+        except Refused as no:
+            raise _marked(no) from None
+        except Exception as error:  # any request may make any driver fail
+            raise refuse("internal", NOT_HERE + self._log_broken(driver, error)) from None
+
+    @staticmethod
+    def _check_reach(driver: Driver, member: Member) -> None:
+        """Raise Refused if this worker gives the job no ports, or cannot look whether it is ready."""
+        run = member.request.workload
+        if not run.ports and run.ready is None:
+            return
+        field = "$.run.ports" if run.ports else "$.run.ready"
+        if not driver.can().reaches:
+            message = f"jobs of the driver {driver.name} have no ports here, and nothing looks whether they are ready"
+            raise refuse("failed-precondition", message, field=field)
+        port = run.ready.port if run.ready is not None else ""
+        if port.isdigit() and not driver.reaches_host_ports(member.tenant, member.request):
+            message = f"the job has a network of its own, so port {port} of its worker is not the job's"
+            raise refuse("failed-precondition", f"{message}: name one of its own ports, as PORT", field=field)
 
     def _send_renew(self, command: SendRenew) -> None:
         if not self.journal.is_in_place():
@@ -513,6 +605,10 @@ class Agent:
             log.info("joined as %s, %s, at %s", self.worker, many(len(self.devices), "GPU"), self.where)
             if self.policy.leaves_root_open and not self.inventory.simulated:
                 log.warning("%s: %s; %s", self.worker, ROOT_OPEN, ROOT_FIX)
+
+    def _on_draining(self, command: Draining) -> None:
+        if self.lender is not None:
+            self.lender.drain(command.draining, command.within_s)
 
     def _on_well(self, command: Well) -> None:
         slots = self.watch.well(command.slots, command.n, self.host.now())
@@ -528,33 +624,71 @@ class Agent:
         driver = self.drivers[command.driver]
         if driver.capabilities.outlives_agent:
             self.journal.flush()  # after a restart the journal must know every member of a driver that outlives us
-        devices, now = self.devices, self.host.now()
-        assignments: list[Assignment] = []
+        ready: list[tuple[Member, Item | None]] = []
+        in_file: list[Member] = []
         for member in command.members:
-            if member.config is UNCHECKED:  # an earlier agent accepted it, perhaps with other settings of the driver
-                try:
-                    member.config = driver.read_config(member.request)
-                except Exception as error:
-                    self.enqueue(StartFailed([(member.name, CODE_CANNOT_START, carried(str(error)))]))
-                    continue
-            assignment = Assignment(
-                member.name,
-                member.request.active_alone,
-                [devices[slot] for slot in member.slots],
-                member.place.mode,
-                member.start or self.claims.start_alone(member),
-                member.place.traceparent,
-                None if member.ends_at_s is None else max(0.0, member.ends_at_s - now),
-                member.config,
-                self.settings.shows_uuids(devices),
-            )
-            assignments.append(assignment)
+            run = member.request.workload
+            if isinstance(run.items, ItemsFile):
+                in_file.append(member)
+                continue
+            try:
+                ready.append((member, self.items.at_hand(run, member.replica)))
+            except ItemRefused as no:
+                self.enqueue(StartFailed([(member.name, CODE_CANNOT_START, no.problem.message)]))
+        self._start_ready(driver, ready)
+        self._item_starts.begin(in_file)
+
+    def _start_with_items(self, members: list[tuple[Member, Item]]) -> None:
+        """Start members of one driver, each with its item, but for those that are over meanwhile."""
+        held = self.members.held
+        ready = [each for each in members if held.get(each[0].name) is each[0] and each[0].phase == "starting"]
+        self._start_ready(self.drivers[members[0][0].driver], ready)
+
+    def _start_ready(self, driver: Driver, ready: Sequence[tuple[Member, Item | None]]) -> None:
+        """Have the driver start these members, each with its item if it has one."""
+        assignments: list[Assignment] = []
+        for member, item in ready:
+            try:
+                assignments.append(self._assignment(driver, member, item))
+            except MoorageError as no:
+                why = not_here(no) or no.problem.message
+                if why.startswith((NOT_HERE, CANNOT_RUN)):
+                    self.enqueue(NotStarted([(member.name, why)], CODE_CANNOT_START))
+                else:
+                    self.enqueue(StartFailed([(member.name, CODE_CANNOT_START, why)]))
+            except Exception as error:  # an earlier agent accepted it, perhaps with other settings of the driver
+                self.enqueue(StartFailed([(member.name, CODE_CANNOT_START, carried(str(error)))]))
+        if not assignments:
+            return
         # a foreign driver starts them one by one: if it raises, it is clear which start failed
         for part in [[each] for each in assignments] if driver.is_foreign else [assignments]:
             if broke := self.call_driver(driver, partial(driver.start, part)):
                 failed = [(each.name, CODE_CANNOT_START, broke) for each in part]
                 self.enqueue(StartFailed(failed))
         self._note_memory(driver, assignments)
+
+    def _assignment(self, driver: Driver, member: Member, item: Item | None) -> Assignment:
+        """Return what the driver needs to run a member. Raises what the driver does about its `config`, ItemRefused,
+        and what `_check_request` raises of the command with the item in it."""
+        request, devices = member.request.active_alone, self.devices
+        if member.config is UNCHECKED:
+            member.config = driver.read_config(member.request)
+        if item is not None:
+            request = with_item(request, item)
+            self._check_request(driver, request)
+        return Assignment(
+            member.name,
+            request,
+            [devices[slot] for slot in member.slots],
+            member.place.mode,
+            member.start or self.claims.start_alone(member),
+            member.place.traceparent,
+            None if member.ends_at_s is None else max(0.0, member.ends_at_s - self.host.now()),
+            member.config,
+            self.settings.shows_uuids(devices),
+            list(member.ports),
+            item,
+        )
 
     def _note_memory(self, driver: Driver, assignments: list[Assignment]) -> None:
         """Publish, for clients that follow these members, that their memory is no limit here, if it is none."""
@@ -567,6 +701,8 @@ class Agent:
     def _end_member(self, command: EndMember) -> None:
         driver, name = self.drivers[command.member.driver], command.member.name
         grace_s = self.clients.begin_end(command)
+        if self._item_starts.end(name, command.why):
+            return
         end = partial(driver.end, name, grace_s, command.why)
         if command.notice_s > 0:
             end = partial(driver.end_with_notice, name, grace_s, command.why, command.notice_s)
@@ -587,6 +723,21 @@ class Agent:
         step = partial(driver.freeze, name, member.slots) if command.on else partial(driver.resume, name)
         if broke := self.call_driver(driver, step):
             self.enqueue(FreezeAnswered([(name, "frozen" if member.frozen else "running", broke)]))
+
+    def _run_commands(self, command: RunCommands) -> None:
+        for asked in command.execs:
+            self.streams.open(asked)
+
+    def _try_lease(self, command: TryLease) -> None:
+        why, member = "", command.member
+        try:
+            self.watch.check_foreign(member.slots)
+            self.claims.take_back(member)
+        except SlotsRefused as no:
+            why = f"{no.reason} {','.join(map(str, no.slots))}"
+        except MoorageError as no:
+            why = no.problem.message
+        self._execute(self.members.handle(LeaseAnswered(member, why), self.host.now()))
 
     def _forget(self, command: Forget) -> None:
         for driver in self.drivers.values():
@@ -631,5 +782,14 @@ class Agent:
         return broke
 
     def _publish(self, name: MemberName, payload: bytes) -> None:
+        self.reporter.usage.stillness.said(name, self.host.now())
         tenant, job, replica = name[:3]
         self.host.post(self.subjects.log(tenant, job, replica), payload)
+
+
+def _marked(no: Refused) -> Refused:
+    """Return a driver's refusal of a request with its mark: whether another worker may run the request."""
+    if isinstance(no, LacksHere) or no.problem.fault != "caller":
+        return no
+    mark = CANNOT_RUN if no.problem.code == "invalid-argument" else NOT_HERE
+    return refuse(no.problem.code, mark + no.problem.message)

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from moorage.bus.framing import new_inbox
-from moorage.bus.transport import Delivery, Outgoing, Subscribed, Transport
+from moorage.bus.transport import Delivery, Handler, Outgoing, Subscribed, Transport
 from moorage.schemas.codec import Decoder
 from moorage.schemas.errors import MoorageError, Problem, Refused
 from moorage.schemas.frames import Look, RollCall
@@ -116,8 +116,8 @@ class FleetHost:
             stopped.cancel()
 
     def give_up(self, problem: Problem) -> None:
-        """Make `serve` raise Refused with this problem, unless an earlier error is to be raised."""
-        if not self.failed.done():
+        """Make `serve` raise Refused with this problem of an agent, unless there are others, or an earlier error."""
+        if len(self.agents) <= 1 and not self.failed.done():
             self.failed.set_exception(Refused(problem))
 
     async def close(self) -> None:
@@ -164,6 +164,9 @@ class FleetHost:
         self._outgoing.append((subject, payload, reply))
         if self._sending is None:
             self._sending = self._loop.create_task(self._send())
+
+    async def subscribe(self, subject: str, handler: Handler) -> Subscribed:
+        return await self.transport.subscribe(subject, handler)
 
     def wake(self, agent: Agent) -> None:
         self._dirty[agent] = None

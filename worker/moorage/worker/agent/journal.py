@@ -1,16 +1,17 @@
 """Record what an agent must not forget when it dies: its join number, facts not yet answered, and its placements.
 
-It is one append-only file. The same function folds its records into a small state when they are written and when they
-are read, and the file is rewritten from that state once it has grown. A record is a frame (`system.framing`) of a
-msgpack array that starts with the record's kind. A torn end after a crash is cut off; `torn_bytes` is its size.
+It is the one journal of placements: the supervisor's has the processes, under names that mean nothing to it.
 
-Only joins and rewritten files are fsynced. The page cache outlives a killed agent, and after a crash of the machine the
+It is one file of records (`system.record_file`). The same function folds them into a small state when they are written
+and when they are read, and the file is replaced by that state at a start and once it has grown. A record is a msgpack
+array that starts with the record's kind. A torn end after a crash is left out; `torn_bytes` is its size.
+
+Only joins and replaced files are fsynced. The page cache outlives a killed agent, and after a crash of the machine the
 boot id is new, so no earlier member is taken over. Only the join number must keep growing in that case, too.
 """
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import os
 import time
@@ -23,14 +24,14 @@ import msgspec
 from moorage.schemas.errors import MoorageError, problem
 from moorage.schemas.frames import Fact, FactFrame, Place
 from moorage.schemas.unreadable import UNREADABLE
-from moorage.system.framing import HEADER_BYTES, FrameRefused, body_at, framed
+from moorage.system.record_file import Form, NotThisForm, RecordFile, read_records
 from moorage.worker.session.member_messages import MemberName
 
 JOURNAL_NAME: Final = "agent.journal"
-MAGIC: Final = b"moorage-agent-journal-1\n"
-#: the file is rewritten beyond this size, or beyond twice the live state if that is more
-JOURNAL_BYTES_MAX: Final = 8 * 1024 * 1024
-RECORD_BYTES_MAX: Final = 4 * 1024 * 1024
+#: without marks: a placement has the bytes of a tenant's request
+FORM: Final = Form(
+    magic=b"moorage-agent-journal-1\n", mark=b"", record_bytes_max=4 * 1024 * 1024, bytes_max=8 * 1024 * 1024
+)
 #: `is_in_use` has the lock only for a moment, so an agent that finds it locked tries again
 LOCK_TRIES_MAX: Final = 100
 LOCK_RETRY_S: Final = 0.001
@@ -137,7 +138,15 @@ class _Placed(msgspec.Struct, frozen=True, array_like=True, tag="placed"):
     places: list[Place]
 
 
-_Record = _Join | _Live | _Facts | _Answered | _Placed
+class Kept(msgspec.Struct, frozen=True, array_like=True, tag="kept"):
+    """What else a placed member has: its ports, and whether it was ready once."""
+
+    name: MemberName
+    ports: list[int]
+    was_ready: bool
+
+
+_Record = _Join | _Live | _Facts | _Answered | _Placed | Kept
 _encode: Final = msgspec.msgpack.Encoder().encode
 _decode: Final = msgspec.msgpack.Decoder(_Record).decode
 
@@ -145,7 +154,7 @@ _decode: Final = msgspec.msgpack.Decoder(_Record).decode
 class JournalState:
     """The state after all records so far."""
 
-    __slots__ = ("devices", "frames", "join_facts", "join_n", "ledger", "left", "places")
+    __slots__ = ("devices", "frames", "join_facts", "join_n", "kept", "ledger", "left", "places")
 
     def __init__(self) -> None:
         self.join_n = 0
@@ -153,6 +162,7 @@ class JournalState:
         self.join_facts: list[Fact] = []
         self.frames: dict[int, list[Fact]] = {}
         self.places: dict[MemberName, Place] = {}
+        self.kept: dict[MemberName, Kept] = {}
         self.devices: list[str] = []  # the devices in the order of the places' slots
         self.left: list[str] = []  # devices that may still have the memory of an earlier job
 
@@ -171,6 +181,9 @@ class JournalState:
         elif type(record) is _Placed:
             for place in record.places:
                 self.places[(place.tenant, place.job, place.replica, place.attempt, place.fence)] = place
+        elif type(record) is Kept:
+            if record.name in self.places:
+                self.kept[record.name] = record
         elif type(record) is _Join:
             self.join_n, self.join_facts, self.frames = record.n, record.facts, {}
             self.devices, self.left = record.devices, record.left
@@ -184,13 +197,16 @@ class JournalState:
             *([_Live(self.ledger)] if self.ledger else []),
             _Join(self.join_n, self.join_facts, self.devices, self.left),
             *(_Placed([place]) for place in self.places.values()),
+            *self.kept.values(),
             *(_Facts(no, facts) for no, facts in self.frames.items()),
         ]
 
     def _drop_places(self, facts: list[Fact]) -> None:
         for fact in facts:
             if fact.kind in _LAST_FACTS:
-                self.places.pop((fact.tenant, fact.job, fact.replica, fact.attempt, fact.fence), None)
+                name = (fact.tenant, fact.job, fact.replica, fact.attempt, fact.fence)
+                self.places.pop(name, None)
+                self.kept.pop(name, None)
 
 
 class MemoryJournal:
@@ -212,6 +228,10 @@ class MemoryJournal:
     def placed(self, places: list[Place]) -> None:
         """Record placements before the driver gets them, so that a restarted agent knows what its supervisor runs."""
         self._append(_Placed(places))
+
+    def keep(self, name: MemberName, ports: Sequence[int], *, was_ready: bool) -> None:
+        """Record the ports of a placed member, and whether it was ready once."""
+        self._append(Kept(name, list(ports), was_ready))
 
     def facts(self, frame: FactFrame) -> None:
         """Record a frame of facts before it is sent."""
@@ -254,7 +274,6 @@ class Journal(MemoryJournal):
         self.path = path
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._pending: list[bytes] = []
-        self._bytes_max = JOURNAL_BYTES_MAX
         # the lock is a file of its own, because the journal's file is replaced at every compaction
         self._lock = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         if not _lock_alone(self._lock):
@@ -267,31 +286,24 @@ class Journal(MemoryJournal):
             raise
 
     def is_in_place(self) -> bool:
-        try:
-            there = os.stat(self.path)
-        except OSError:
-            return False
-        ours = os.fstat(self._file)
-        return (there.st_dev, there.st_ino) == (ours.st_dev, ours.st_ino)
+        return self._file.is_in_place()
 
     def join(self, n: int, facts: list[Fact], devices: Sequence[str] = (), left: Sequence[str] = ()) -> None:
         super().join(n, facts, devices, left)
         self.flush()
         try:
-            os.fsync(self._file)
+            self._file.sync()
         except OSError as error:
             raise JournalUnwritable(self.path, error) from error
 
     def flush(self) -> None:
         if not self._pending:
             return
-        data = b"".join(self._pending)
-        self._pending = []
+        pending, self._pending = self._pending, []
         try:
-            _write_all(self._file, data)
-            self._size += len(data)
-            if self._size > self._bytes_max:
-                self._compact()
+            self._file.append(pending)
+            if self._file.is_large:
+                self._file.replace(map(_encode, self.state.records()))
         except OSError as error:
             raise JournalUnwritable(self.path, error) from error
 
@@ -299,78 +311,19 @@ class Journal(MemoryJournal):
         try:
             self.flush()
         finally:
-            os.close(self._file)
+            self._file.close()
             os.close(self._lock)
 
     def _append(self, record: _Record) -> None:
         self.state.apply(record)
-        self._pending.append(_framed(record))
+        self._pending.append(_encode(record))
 
-    def _open(self) -> int:
-        file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    def _open(self) -> RecordFile:
         try:
-            data = _read_all(file)
-            if not data.startswith(MAGIC):
-                if not MAGIC.startswith(data):  # a torn first line is an empty journal
-                    raise JournalUnreadable(self.path)
-                os.ftruncate(file, 0)
-                _write_all(file, MAGIC)
-                self.torn_bytes, self._size = len(data), len(MAGIC)
-                return file
-            self._size = self._read(data)
-            self.torn_bytes = len(data) - self._size
-            if self.torn_bytes:
-                os.ftruncate(file, self._size)
-        except BaseException:
-            os.close(file)
-            raise
-        return file
-
-    def _read(self, data: bytes) -> int:
-        """Fold the records up to the first incomplete or damaged one; return the size of the file up to there.
-
-        Raises JournalUnreadable for a newer release's record.
-        """
-        at = len(MAGIC)
-        with contextlib.suppress(FrameRefused):
-            while (body := body_at(data, at, RECORD_BYTES_MAX)) is not None:
-                try:
-                    self.state.apply(_decode(body))
-                except UNREADABLE:
-                    raise JournalUnreadable(self.path) from None
-                at += HEADER_BYTES + len(body)
-        return at
-
-    def _compact(self) -> None:
-        """Write the live state into a new file and put it in place, so that readers see the old file or the new one."""
-        data = MAGIC + b"".join(_framed(record) for record in self.state.records())
-        new = self.path.with_suffix(".new")
-        file = os.open(new, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        try:
-            _write_all(file, data)
-            os.fsync(file)  # else the rename may reach the disk before the bytes (rename(2), ext4's delayed allocation)
-            os.replace(new, self.path)
-        except BaseException:
-            os.close(file)
-            raise
-        os.close(self._file)
-        self._file = file
-        self._size = len(data)
-        self._bytes_max = max(JOURNAL_BYTES_MAX, 2 * self._size)
-
-
-def _framed(record: _Record) -> bytes:
-    return framed(_encode(record), RECORD_BYTES_MAX)
-
-
-def _read_all(file: int) -> bytes:
-    parts = []
-    while part := os.read(file, 1024 * 1024):
-        parts.append(part)
-    return b"".join(parts)
-
-
-def _write_all(file: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(file, view) :]
+            found = read_records(self.path, FORM)
+            for body in found.bodies:
+                self.state.apply(_decode(body))
+        except (NotThisForm, *UNREADABLE):
+            raise JournalUnreadable(self.path) from None
+        self.torn_bytes = found.torn_bytes
+        return RecordFile(self.path, FORM, map(_encode, self.state.records()), synced=True)

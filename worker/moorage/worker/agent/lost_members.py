@@ -34,11 +34,13 @@ class LostMembers:
         drivers: Mapping[str, Driver],
         held: Mapping[MemberName, Member],
         session: LeaseSession,
+        unstarted: Collection[MemberName] = (),
     ) -> None:
         self._shell = shell
         self._drivers = drivers
         self._held = held
         self._session = session
+        self._unstarted = unstarted  # those that no driver has yet
         self._since_s: dict[MemberName, float] = {}  # when an answer first left the member out
         self._looking = asyncio.Lock()
 
@@ -77,6 +79,7 @@ class LostMembers:
             name
             for name, member in self._held.items()
             if member.driver == driver.name
+            and name not in self._unstarted
             and member.phase in ("starting", "running", "ending")
             and not (member.frozen or member.freezing or member.stuck)
         }

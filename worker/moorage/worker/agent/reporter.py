@@ -27,11 +27,13 @@ from moorage.worker.devices.readers.faults import Fault, Gravity
 from moorage.worker.devices.readers.host import HostFacts
 from moorage.worker.drivers.base import Driver
 from moorage.worker.drivers.policy import Policy
+from moorage.worker.freezing.unused import UnusedJobs
+from moorage.worker.lend.lender import LeaseServer
 from moorage.worker.session.lease_session import NEVER_S
 from moorage.worker.session.member_messages import Event, HealthChanged, Log, Member, MemberName
 from moorage.worker.session.shell import Shell
 from moorage.worker.settings import LOADS_ON_CHANGE_PER_S_MAX, WorkerSettings
-from moorage.worker.sharing.idle_watch import IdleJobs, UnusedJobs
+from moorage.worker.sharing.idle_watch import IdleJobs
 from moorage.worker.sharing.limiter.escapes import Escapes
 from moorage.worker.sharing.memory_guard import MemoryGuard
 from moorage.worker.sharing.usage_meter import UsageMeter
@@ -45,7 +47,7 @@ Meter = Callable[[Sequence[SlotReading], float], Event | None]  # takes the read
 class Reporter:
     """Publishes one worker's hello and load frames, and passes on what its devices show.
 
-    `open` it, then call `tell` at the end of each turn, and by `due_s` at the latest.
+    `open` it, then call `publish_due` at the end of each turn, and by `due_s` at the latest.
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class Reporter:
         guard: MemoryGuard,
         held: Mapping[MemberName, Member],
         lost: LostMembers,
+        lender: LeaseServer | None,
     ) -> None:
         self.worker = worker
         self.settings = settings
@@ -73,15 +76,15 @@ class Reporter:
         self.policy = policy
         self.guard = guard
         self._lost = lost
-        self._usage = UsageMeter(held, drivers)
         #: what the running members use of their devices
-        self.use = self._usage.recent
+        self.usage = UsageMeter(held, drivers, hears_output=settings.stream_output)
         #: each takes every reading of real devices and may return an event
-        self.meters: list[Meter] = [
-            self._usage.read,
+        self._meters: list[Meter] = [
+            self.usage.read,
             IdleJobs(held, settings.idle_warn_s, settings.idle_reclaim_s).read,
             UnusedJobs(held, settings.freezes_after_s, self._wakes).read,
             Escapes(held, drivers, lambda driver, mode: guard.levels(driver)[mode].memory).read,
+            *([] if lender is None else [lender.seen]),
         ]
         self.devices = pool.devices
         self.subjects = Subjects(settings.prefix)
@@ -96,7 +99,6 @@ class Reporter:
         self._sample_at_s = NEVER_S
         self._read_told_s = 0.0  # of the last load frame that a reading led to
         self._started = str(time.monotonic_ns())
-        pool.on_change = self._pool_changed
 
     async def open(self) -> None:
         """Read the devices once, then say hello; the drivers must be open."""
@@ -114,7 +116,7 @@ class Reporter:
 
     @property
     def due_s(self) -> float:
-        """When `tell` has work next, in seconds of CLOCK_BOOTTIME."""
+        """When `publish_due` has work next, in seconds of CLOCK_BOOTTIME."""
         return min(self._load_at_s, self._sample_at_s)
 
     def slept(self, seconds: float) -> None:
@@ -124,7 +126,7 @@ class Reporter:
         self._sample_at_s += seconds
         self._read_told_s += seconds
 
-    def tell(self) -> None:
+    def publish_due(self) -> None:
         """Begin a reading of the devices that is due: a load frame follows. Else publish a load frame that is due."""
         now = self._shell.now()
         if now >= self._sample_at_s:
@@ -162,6 +164,8 @@ class Reporter:
             gpu_pool=self.devices,
             interface=settings.interface,
             address=settings.address or "",
+            ports=len(settings.ports_lent),
+            load_s=settings.load_s,
             simulated=self.inventory.simulated,
             lent_slots=None if settings.lent_slots is None else list(settings.lent_slots),
             capabilities={name: self._capabilities(driver) for name, driver in self.drivers.items()},
@@ -200,7 +204,7 @@ class Reporter:
     def hello_to_the_leader(self) -> Hello:
         """Return hello with the rules by tenant, which only the leader may see."""
         users = self.policy.mps_users() if self.settings.mps == "managed" else None
-        return replace(self.hello(), drivers_for=self.policy.told(), mps_users=users, own_user=own_user())
+        return replace(self.hello(), drivers_for=self.policy.drivers_by_tenant(), mps_users=users, own_user=own_user())
 
     def say_hello(self) -> None:
         self._shell.post(self.subjects.hello(self.worker), encode(self.hello()))
@@ -229,7 +233,7 @@ class Reporter:
         looked = Looked(self.worker, frame.ask, findings=findings[:FINDINGS_MAX], more=more)
         self._shell.post(self.subjects.worker(self.worker, "looked"), encode(looked, json=False))
 
-    def _pool_changed(self) -> None:
+    def pool_changed(self) -> None:
         """Have a load frame publish the change soon: at most `LOADS_ON_CHANGE_PER_S_MAX` such frames a second."""
         if self._load_at_s == NEVER_S:
             self._load_at_s = self._load_sent_s + 1 / LOADS_ON_CHANGE_PER_S_MAX
@@ -254,8 +258,8 @@ class Reporter:
         if self.watch.seen(readings, self._shell.now()):
             self._health_changed()
         if self.inventory.simulated:  # what it shows of use is not charged, and ends no job
-            self._usage.measure(readings, self._shell.now())
-        for meter in () if self.inventory.simulated else self.meters:
+            self.usage.measure(readings, self._shell.now())
+        for meter in () if self.inventory.simulated else self._meters:
             if (event := meter(readings, self._shell.now())) is not None:
                 self._shell.enqueue(event)
 
@@ -270,7 +274,7 @@ class Reporter:
         for each in self.watch.told:
             self._shell.say(Log("error", "device-unwell", f"GPU {each.slot} is out of use: {each.kind}: {each.detail}"))
         self._shell.enqueue(HealthChanged())
-        self._pool_changed()
+        self.pool_changed()
 
     def _say_load(self) -> None:
         self._load_at_s = NEVER_S

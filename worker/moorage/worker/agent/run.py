@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 import functools
 import logging
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -25,34 +25,31 @@ from moorage.worker.agent.agent import Agent
 from moorage.worker.agent.changed_devices import devices_changed
 from moorage.worker.agent.fleet_host import FleetHost
 from moorage.worker.agent.journal import JOURNAL_NAME, Journal, MemoryJournal, is_in_use
-from moorage.worker.devices.gpu_nodes import GpuNodes
 from moorage.worker.devices.readers.base import Inventory
 from moorage.worker.devices.readers.host import HostFacts, folder_machine, host_facts
 from moorage.worker.devices.readers.machine import open_machine
 from moorage.worker.devices.readers.simulated import SimulatedInventory
 from moorage.worker.devices.readers.simulated_faults import FILE_NAME as FAULTS_FILE
 from moorage.worker.devices.readers.simulated_faults import FaultFile
+from moorage.worker.devices.refused_nodes import GpuNodes
 from moorage.worker.drivers.kit import Kit
 from moorage.worker.drivers.loading import Found, find
 from moorage.worker.drivers.policy import ROOT_FIX, ROOT_OPEN, Policy
 from moorage.worker.drivers.supervisor_link import SupervisorLink, owner_of
-from moorage.worker.drivers.vm.handed_on import HandingInventory, open_handing
-from moorage.worker.freezing import cuda
-from moorage.worker.freezing.freezer import Freezer
+from moorage.worker.freezing.freezer import freezer_for
 from moorage.worker.job.attempt_folders import FOLDERS, clear_unknown
+from moorage.worker.job.call_keys import CallKeys
 from moorage.worker.job.job_files import JobFiles
-from moorage.worker.job.output_keeper import OutputBounds
+from moorage.worker.job.job_items import JobItems
+from moorage.worker.job.output_cleaner import OutputBounds
 from moorage.worker.job.secret_files import trouble_with_secrets
-from moorage.worker.lend.server import LeaseServer
+from moorage.worker.lend.lender import LeaseServer
 from moorage.worker.settings import WorkerSettings, mps_folder
 from moorage.worker.sharing.compute_modes import FILE_NAME, ComputeModes
-from moorage.worker.sharing.idle_watch import IdleWatch
 from moorage.worker.sharing.mps.managed import MPS, ManagedMps
 
 SUPERVISOR_FOLDER: Final = "supervisor"
 WORKERS_FOLDER: Final = "workers"
-#: folder for the GPUs that VMs have: journals and locks
-HANDED_ON: Final = "handed-on"
 FROZEN_FILE: Final = "frozen.json"
 HEALTH_FILE: Final = "devices.health"
 #: how long workers whose jobs cannot outlive them try to end these jobs and say goodbye
@@ -75,6 +72,7 @@ class Worker:
         self.agents = agents
         self.lender: LeaseServer | None = None
         self.files: JobFiles | None = None
+        self.items: JobItems | None = None
         self.compute_modes: ComputeModes | None = None
 
     def close_unused(self) -> None:
@@ -92,7 +90,7 @@ class Worker:
         """
         async with contextlib.AsyncExitStack() as closing:
             closing.push_async_callback(self.connection.close)
-            for part in (self.files, self.host):
+            for part in (self.files, self.items, self.host):
                 if part is not None:
                     closing.push_async_callback(part.close)
             for agent in reversed(self.agents):
@@ -137,13 +135,14 @@ async def start(settings: WorkerSettings, target: Context | str | None, file: Se
         with _used_as("the folder of the jobs' folders", settings.folder_dir, "folder_dir", "--folder-dir"):
             settings.folder_dir.mkdir(parents=True, exist_ok=True)
     hosts = simulated_of(settings)
-    Policy.of(settings).check_host()
-    if hosts is None and Policy.of(settings).leaves_root_open:
+    policy = Policy.of(settings)
+    policy.check_host()
+    if hosts is None and policy.leaves_root_open:
         log.warning("%s; %s", ROOT_OPEN, ROOT_FIX)
     drivers = find(settings.drivers, file, simulated=hosts is not None)
     if settings.secrets_dir is not None and (trouble := trouble_with_secrets(settings.secrets_dir)):
         log.warning("secrets: %s; a job that needs such a secret fails", trouble)
-    if settings.secrets_dir is not None and Policy.of(settings).leaves_secrets_open:
+    if settings.secrets_dir is not None and policy.leaves_secrets_open:
         log.warning("secrets: every tenant may use every secret of this worker: set secrets_for to limit that")
 
     async with contextlib.AsyncExitStack() as opened:  # closes what was opened, if the start fails
@@ -184,11 +183,13 @@ async def _start(
     with used_as_state(settings.state_dir):
         files.open()
     worker.files = files
+    worker.items = JobItems(files)
     if hosts is None:
         modes = settings.state_dir / FILE_NAME
         shares = "time-slice" in settings.modes_offered
-        worker.compute_modes = ComputeModes(modes, facts.boot, shares=shares, length=settings.time_slice)
-    await _put_agents(worker, settings, facts, hosts, drivers, link, files)
+        worker.compute_modes = ComputeModes(modes, facts.boot, shares=shares)
+    calls = CallKeys(connection.context, settings.prefix, settings.secrets_dir, settings.calls_url)
+    await _put_agents(worker, settings, facts, hosts, drivers, link, worker.items, calls)
     await link.end_others(lambda name: _is_known(name, worker.agents, settings.state_dir))
     if worker.compute_modes is not None:
         has_mps = worker.agents[0].clients.mps is not None
@@ -199,8 +200,7 @@ async def _start(
     for agent in worker.agents:
         agent.where = where
         await host.add(agent)
-    if settings.leases and len(worker.agents) == 1:
-        worker.lender = await _lender(worker.agents[0])
+    worker.lender = await _opened_lender(worker.agents[0])
     return worker
 
 
@@ -215,13 +215,13 @@ async def run(
         again = True
         while again:
             again = False
-            worker = await start(settings, target, file)
+            worker = await _started(start(settings, target, file), stop)
+            if worker is None:
+                return
             started.set()
             changes = []
-            if len(worker.agents) == 1:
-                worker.agents[0].on_given_up = worker.host.give_up
-                if not worker.agents[0].inventory.simulated:
-                    changes = [asyncio.create_task(devices_changed(worker.agents[0]))]
+            if len(worker.agents) == 1 and not worker.agents[0].inventory.simulated:
+                changes = [asyncio.create_task(devices_changed(worker.agents[0]))]
             leave_what_stays()
             try:
                 await worker.host.serve(stop, *changes)
@@ -233,6 +233,23 @@ async def run(
                     change.cancel()
                 await asyncio.gather(*changes, return_exceptions=True)
                 await worker.stop()
+
+
+async def _started(starting: Coroutine[None, None, Worker], stop: asyncio.Event) -> Worker | None:
+    """Return the started worker; None if `stop` was set and the start goes on for longer than `LEAVE_S_MAX`.
+
+    A start may take as long as the grace of jobs under a supervisor that it replaces.
+    """
+    work, stopped = asyncio.create_task(starting), asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait({work, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({work}, timeout=LEAVE_S_MAX)
+    finally:
+        stopped.cancel()
+        if not work.done():
+            work.cancel()
+            await asyncio.wait({work})  # it closes what it has opened
+    return None if work.cancelled() else work.result()
 
 
 @contextlib.contextmanager
@@ -282,7 +299,8 @@ async def _put_agents(
     hosts: list[SimulatedHost] | None,
     drivers: list[Found],
     link: SupervisorLink,
-    files: JobFiles,
+    items: JobItems,
+    calls: CallKeys,
 ) -> None:
     """Add the agents to `worker.agents` one by one, so that they can be closed if a later one fails. Raises Refused."""
     if hosts is None:
@@ -290,7 +308,9 @@ async def _put_agents(
         machine = await _devices(name, settings, drivers, facts.machine)
         try:
             modes = worker.compute_modes
-            worker.agents.append(_agent(worker.host, name, settings, facts, machine, drivers, link, files, modes))
+            lends = settings.leases
+            agent = _agent(worker.host, name, settings, facts, machine, drivers, link, items, calls, modes, lends=lends)
+            worker.agents.append(agent)
         except BaseException:
             machine.close()
             raise
@@ -300,7 +320,11 @@ async def _put_agents(
         name = settings.worker if settings.worker and len(hosts) == 1 else simulated.name
         inventory = SimulatedInventory(simulated, faults, name)
         simulated_facts = facts_of_simulated(simulated, name, facts)
-        worker.agents.append(_agent(worker.host, name, settings, simulated_facts, inventory, drivers, link, files))
+        lends = settings.leases and len(hosts) == 1
+        agent = _agent(
+            worker.host, name, settings, simulated_facts, inventory, drivers, link, items, calls, lends=lends
+        )
+        worker.agents.append(agent)
 
 
 async def _devices(name: str, settings: WorkerSettings, drivers: list[Found], machine: str) -> Inventory:
@@ -317,7 +341,11 @@ async def _devices(name: str, settings: WorkerSettings, drivers: list[Found], ma
             )
         if found is not None:
             return found
-    return await open_handing(settings.state_dir / HANDED_ON, open_inner=functools.partial(open_machine, machine))
+    open_host = functools.partial(open_machine, machine)
+    for each in drivers:
+        if (handing := await each.kind.open_handing(settings, open_host)) is not None:
+            return handing
+    return await open_host()
 
 
 def _agent(
@@ -328,24 +356,22 @@ def _agent(
     inventory: Inventory,
     found: list[Found],
     link: SupervisorLink,
-    files: JobFiles,
+    items: JobItems,
+    calls: CallKeys,
     modes: ComputeModes | None = None,
+    *,
+    lends: bool,
 ) -> Agent:
     devices = inventory.devices()
     nodes = {device.uuid: inventory.nodes(slot) for slot, device in enumerate(devices)}
-    hands = inventory if isinstance(inventory, HandingInventory) else None
     fenced = settings.device_fence != "off" and devices and not inventory.simulated
     gpu_nodes = GpuNodes(devices, nodes) if fenced else None
     mps = _mps(name, settings, inventory, link, modes, gpu_nodes)
-    freezer = None
-    if not inventory.simulated and any(device.vendor == "nvidia" for device in devices):
-        if trouble := cuda.library_fault(cuda.LIBRARY):
-            log.info("%s cannot freeze jobs: %s", name, trouble)
-        else:
-            freezer = Freezer(settings.state_dir / FROZEN_FILE, inventory.held)
+    freezer = freezer_for(name, inventory, settings.state_dir / FROZEN_FILE)
     kit = Kit(
         name, settings, Policy.of(settings), link, len(devices), inventory.simulated,
-        files=files, nodes=nodes, hands=hands, mps=mps, freezer=freezer, gpu_nodes=gpu_nodes,
+        files=items.files, nodes=nodes, inventory=inventory, mps=mps, freezer=freezer, gpu_nodes=gpu_nodes,
+        calls=calls,
     )  # fmt: skip
     drivers = [each.make(kit) for each in found]
     journal: MemoryJournal
@@ -362,7 +388,7 @@ def _agent(
             "worker %s: the last %d bytes of its journal were incomplete and are removed", name, journal.torn_bytes
         )
     health = settings.state_dir / (f"{WORKERS_FOLDER}/{name}.health" if inventory.simulated else HEALTH_FILE)
-    return Agent(host, name, settings, facts, inventory, drivers, journal, health, mps)
+    return Agent(host, name, settings, facts, inventory, drivers, journal, health, mps, items, lends=lends)
 
 
 def _mps(
@@ -392,30 +418,19 @@ def _whole_gpus(agent: Agent) -> list[str]:
     ]
 
 
-async def _lender(agent: Agent) -> LeaseServer | None:
-    """Open the agent's socket for leases and return its server.
+async def _opened_lender(agent: Agent) -> LeaseServer | None:
+    """Open the agent's socket for leases and return its server; None if it lends nothing.
 
-    None, with a warning in the log, if it cannot be opened: jobs do not need it.
+    None, with a warning in the log, also if it cannot be opened: jobs do not need it.
     """
-    settings = agent.settings
-    lender = LeaseServer(
-        agent.worker,
-        agent.pool,
-        agent.inventory,
-        modes=settings.modes_lent,
-        uids=settings.lease_uids,
-        gid=settings.lease_gid,
-        free_wait_s=settings.free_wait_s,
-        idle=IdleWatch(settings.idle_warn_s, settings.idle_reclaim_s),
-        by_uuid=settings.shows_uuids(agent.devices),
-    )
+    settings, lender = agent.settings, agent.lender
+    if lender is None:
+        return None
     try:
         await lender.open(settings.lease_socket or settings.state_dir / SOCKET_NAME)
     except OSError as error:
         log.warning("worker %s: processes of this host cannot borrow GPUs: %s", agent.worker, error)
         return None
-    agent.on_draining = lender.drain
-    agent.reporter.meters.append(lender.seen)
     return lender
 
 

@@ -30,6 +30,10 @@ CLOSED_BY: Final = "health"
 HANDED_ON: Final = "handed on to a VM"
 
 
+#: returns those of these pids that the leases of a slot explain
+Explained = Callable[[int, Collection[int]], Container[int]]
+
+
 class _File(msgspec.Struct):
     boot: str
     devices: dict[str, DeviceRecord]
@@ -41,11 +45,18 @@ _decode: Final = msgspec.json.Decoder(_File).decode
 class DeviceWatch:
     """Watches a worker's devices. `told` are the unwell devices as renewals report them.
 
-    Without a `file` nothing is stored.
+    Without a `file` nothing is stored. A process that is not `explained` is foreign.
     """
 
     def __init__(
-        self, devices: Sequence[Device], boot: str, pool: GpuPool, probation_s: float, now: float, file: Path | None
+        self,
+        devices: Sequence[Device],
+        boot: str,
+        pool: GpuPool,
+        probation_s: float,
+        now: float,
+        file: Path | None,
+        explained: Explained,
     ) -> None:
         past = _read(file)
         self.health = DeviceHealth(
@@ -59,13 +70,12 @@ class DeviceWatch:
         self.told: list[Unwell] = []
         self._pool = pool
         self._file = file
+        self._explained = explained
         self._write_failed = False
         self._ours: frozenset[int] = frozenset()  # slots that this object has closed in the pool
         self._foreign: dict[int, str] = {}
         #: by slot: a warning about a job that the kernel keeps from its own GPU
         self.cut_off: dict[int, str] = {}
-        #: returns those of these pids that the slot's leases explain; by default all pids of a leased slot
-        self.explained: Callable[[int, Collection[int]], Container[int]] = lambda slot, pids: pids
 
     # ---------------------------------------------------------------------------------------- what is seen and heard
 
@@ -138,7 +148,7 @@ class DeviceWatch:
             return ""
         ours: Container[int] = (os.getpid(),)
         if state.sharers:
-            ours = self.explained(state.slot, [process.pid for process in reading.processes])
+            ours = self._explained(state.slot, [process.pid for process in reading.processes])
         return reading.foreign(ours)
 
     def _write(self) -> None:

@@ -33,7 +33,7 @@ from moorage.worker.devices.pool_lease import (
     SlotsRefused,
     SlotState,
 )
-from moorage.worker.devices.slot_table import SlotTable, expect
+from moorage.worker.devices.pool_slots import SlotTable, expect
 
 __all__ = [
     "GpuLease",
@@ -81,7 +81,7 @@ class GpuPool:
         self._next_ticket = 1
         self._last_ticket_granted = 0
         self.generation = 0  # grows with every change
-        self.on_change = on_change
+        self._on_change = on_change
 
     # ------------------------------------------------------------------------------------- claims of this process
 
@@ -151,31 +151,29 @@ class GpuPool:
 
     # ------------------------------------------------------------------------------------------------ placements
 
-    def try_claim_slots(self, slots: Sequence[int], mode: Sharing, holder: str, *, guest: bool = False) -> PoolLease:
+    def try_claim_slots(self, slots: Sequence[int], mode: Sharing, holder: str) -> PoolLease:
         """Claim all of `slots` for a placement, or raise SlotsRefused with the reason and claim nothing. Never waits.
 
-        `holder` names the member in `slot_states`. No slots (a job without a GPU) are always granted. A `guest` gets
-        slots that another placement has alone, one guest for each slot. The caller must know that this placement is
-        frozen.
+        `holder` names the member in `slot_states`. No slots (a job without a GPU) are always granted.
         """
         self._reap()
         wanted = tuple(slots)
-        if wanted and (guest or len(wanted) > 1 or self._waiters or not self._is_open(wanted[0], mode)):
-            self._check_wanted(wanted, mode, guest)
-        number = self._table.take(wanted, mode, holder, local=False, guest=guest)
+        if wanted and (len(wanted) > 1 or self._waiters or not self._is_open(wanted[0], mode)):
+            self._check_wanted(wanted, mode)
+        number = self._table.take(wanted, mode, holder, local=False)
         if wanted:
             self._changed()
         return PoolLease(self, number, wanted, mode, holder)
 
-    def take_again(self, slots: Sequence[int], mode: Sharing, holder: str, *, guest: bool = False) -> PoolLease:
+    def take_again(self, slots: Sequence[int], mode: Sharing, holder: str) -> PoolLease:
         """Claim slots for a member that runs on them already, whatever `lent` says now.
 
         Unknown slots are left out. Raises SlotsRefused for a slot that another lease has alone or in another mode.
         """
         wanted = tuple(dict.fromkeys(slot for slot in slots if 0 <= slot < self.capacity()))
-        if taken := tuple(slot for slot in wanted if not self._table.joins(slot, mode, guest)):
+        if taken := tuple(slot for slot in wanted if not self._table.joins(slot, mode)):
             raise SlotsRefused("leased", taken)
-        number = self._table.take(wanted, mode, holder, local=False, again=True, guest=guest)
+        number = self._table.take(wanted, mode, holder, local=False, again=True)
         if wanted:
             self._changed()
         return PoolLease(self, number, wanted, mode, holder)
@@ -184,7 +182,7 @@ class GpuPool:
         """Return whether one slot passes every check of `_check_wanted`: the short way that most placements take."""
         return 0 <= position < self.capacity() and self._table.why_not(position, mode) is None
 
-    def _check_wanted(self, wanted: tuple[int, ...], mode: Sharing, guest: bool = False) -> None:
+    def _check_wanted(self, wanted: tuple[int, ...], mode: Sharing) -> None:
         if unknown := tuple(position for position in wanted if not 0 <= position < self.capacity()):
             raise SlotsRefused("unknown-slot", unknown)
         if len(set(wanted)) != len(wanted):
@@ -193,7 +191,7 @@ class GpuPool:
             raise SlotsRefused("local-claimer-waits", wanted)
         refused: dict[RefusalReason, list[int]] = {}
         for position in wanted:
-            if reason := self._table.why_not(position, mode, guest):
+            if reason := self._table.why_not(position, mode):
                 refused.setdefault(reason, []).append(position)
         if refused:
             reason, positions = next(iter(refused.items()))
@@ -326,8 +324,8 @@ class GpuPool:
 
     def _changed(self) -> None:
         self.generation += 1
-        if self.on_change is not None:
-            self.on_change()
+        if self._on_change is not None:
+            self._on_change()
 
     def _abandon(self, number: int) -> None:
         # The collector may run in any thread and in the middle of any method of the pool, so this only leaves a note.

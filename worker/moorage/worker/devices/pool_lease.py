@@ -19,7 +19,6 @@ RefusalReason = Literal[
     "duplicate-slot",
     "not-lent",  # the service keeps this slot for its own claims
     "quarantined",
-    "not-frozen",  # a guest wants a slot that no placement has alone, or that has a guest
     "leased",  # taken by a local claimer, or wanted alone while another holder has it
     "mode-mixed",  # shared in another mode until fully released
     "sharers-full",

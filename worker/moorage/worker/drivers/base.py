@@ -17,7 +17,7 @@ for a member that has just ended: then there is nothing to do, because `Ended` i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import msgspec
@@ -25,11 +25,14 @@ import msgspec
 from moorage.schemas.capabilities import COUNTED, Capabilities
 from moorage.schemas.driver_config import Fault, keys_fault
 from moorage.schemas.errors import refuse
-from moorage.schemas.frames import Device, LogPage, ReadLog, Start
+from moorage.schemas.frames import Device, Exec, LogPage, ReadLog, Start, Terminal
 from moorage.schemas.gpu import Share, Sharing
+from moorage.schemas.items import Item
 from moorage.schemas.job import Request, Run
+from moorage.schemas.staying import port_variable
 from moorage.system.device_environment import JobEnvironment
 from moorage.worker.devices.readers.base import Inventory
+from moorage.worker.devices.readers.machine import CombinedInventory
 from moorage.worker.job.environment import Gang, gpu_environment
 from moorage.worker.session.member_messages import (
     Ended,
@@ -47,6 +50,7 @@ from moorage.worker.session.member_messages import (
 from moorage.worker.settings import WorkerSettings
 
 if TYPE_CHECKING:
+    from moorage.worker.drivers.execution import Execution
     from moorage.worker.drivers.kit import Kit
     from moorage.worker.sharing.limiter.limits import Limits
 
@@ -55,7 +59,7 @@ CODE_CANNOT_START: Final = 126
 CODE_NOT_FOUND: Final = 127
 #: minus SIGTERM: the code reported for a member that was asked to end before any of its processes ran
 CODE_ENDED: Final = -15
-#: the reason reported for a member that is gone, while its end was not observed
+#: the reason reported for a member that is gone, or cannot go on because of this host: it is tried again
 LOST: Final = "lost"
 #: minus SIGKILL: the code reported for a member whose exit status could not be read
 CODE_LOST: Final = -9
@@ -83,7 +87,11 @@ class Assignment(msgspec.Struct, frozen=True):
     `config` is the job's `driver_config` for this driver, converted to `Driver.config`, or as the caller sent it if the
     driver declares no `config`.
 
+    `item` is what the replica works on, if its job has items; `run.argv` has it in place of what stands for it.
+
     With `by_uuid` NVIDIA devices are shown to CUDA by uuid, not by number.
+
+    `ports` are ports of this host that are the member's own as long as it lives.
 
     The member has a folder of its own, and starts in `run.cwd` below it; an absolute `run.cwd` replaces it.
     """
@@ -97,6 +105,8 @@ class Assignment(msgspec.Struct, frozen=True):
     ends_in_s: float | None = None
     config: Any = None
     by_uuid: bool = False
+    ports: list[int] = []
+    item: Item | None = None
 
     @property
     def run(self) -> Run:
@@ -127,7 +137,7 @@ class Assignment(msgspec.Struct, frozen=True):
         has_own_mps: bool = False,
         sees_only_its_own: bool = False,
     ) -> JobEnvironment:
-        """Return the variables of the lease and the gang, from `gpu_environment`. Raises SharingUnavailable.
+        """Return the variables of the lease, the gang and the item, from `gpu_environment`. Raises SharingUnavailable.
 
         A driver sets `sees_only_its_own` if its members can open no NVIDIA device but those of their lease.
         """
@@ -136,7 +146,7 @@ class Assignment(msgspec.Struct, frozen=True):
         gang = None
         if start is not None:
             gang = Gang(start.world_size, start.master_addr, start.master_port, interface)
-        return gpu_environment(
+        environment = gpu_environment(
             self.devices,
             tenant=tenant,
             job=job,
@@ -152,6 +162,8 @@ class Assignment(msgspec.Struct, frozen=True):
             by_uuid=self.by_uuid,
             sees_only_its_own=sees_only_its_own,
         )
+        environment |= {port_variable(number): str(port) for number, port in enumerate(self.ports)}
+        return environment if self.item is None else JobEnvironment(environment | self.item.variables)
 
 
 class Living(msgspec.Struct, frozen=True):
@@ -210,6 +222,23 @@ class Driver:
         """
         return None
 
+    @classmethod
+    async def open_handing(
+        cls, settings: WorkerSettings, open_host: Callable[[], Awaitable[CombinedInventory]]
+    ) -> Inventory | None:
+        """Return the devices of this host, opened by `open_host`, so that this driver can take them from the host and
+        give them back; None for a driver that does not. Raises Refused.
+        """
+        return None
+
+    @classmethod
+    async def ask_engine(cls, own: Any) -> str:
+        """Return a line that says that the engine of this driver answers here; "" for a driver without an engine.
+
+        `own` are the settings that the driver declares. Raises Refused, with what to do, if it does not answer.
+        """
+        return ""
+
     def can(self) -> Capabilities:
         """Return the capabilities for the worker's hello frame: `capabilities`, with the keys of `config`."""
         if self.config is None:
@@ -217,13 +246,32 @@ class Driver:
         return msgspec.structs.replace(self.capabilities, config=list(self.config.__struct_encode_fields__))
 
     def __init__(self) -> None:
-        self.report: Report = _unattached
-        self.publish: Publish = _unattached
+        self._to_agent: Report = _unattached
+        self._to_clients: Publish = _unattached
 
     def attach(self, report: Report, publish: Publish) -> None:
         """Set the functions that take events and output; the agent calls this once, before `open`."""
-        self.report = report
-        self.publish = publish
+        self._to_agent = report
+        self._to_clients = publish
+
+    def report(self, event: DriverEvent) -> None:
+        """Report an event to the agent. Raises RuntimeError before `attach`."""
+        self._to_agent(event)
+
+    def publish(self, name: MemberName, payload: bytes) -> None:
+        """Publish a frame of a member's output for those who follow it. Raises RuntimeError before `attach`."""
+        self._to_clients(name, payload)
+
+    def folder_of(self, name: MemberName) -> str:
+        """Return the path of an attempt's folder on this host, whether it exists or not; "" if it has none here."""
+        return ""
+
+    def reaches_host_ports(self, tenant: str, request: Request) -> bool:
+        """Return whether a port of the host, which a request names by its number, may be one that its job listens on.
+
+        A job on a network of its own is looked at by its own ports alone: what else listens is not its business.
+        """
+        return True
 
     def engine_down(self) -> tuple[str, float] | None:
         """Return why the engine behind this driver does not answer, and since when in seconds of CLOCK_BOOTTIME.
@@ -369,11 +417,20 @@ class Driver:
             job=ask.job,
         )
 
-    def members_of(self, pids: Collection[int]) -> dict[int, MemberName | None]:
-        """Return to which of this driver's members each process belongs; None if the process hides which member it
-        belongs to.
+    async def execute(self, request: Request, asked: Exec, size: Terminal) -> Execution:
+        """Run a command in a running member, as one more of its processes; return once it runs.
 
-        Processes of no member are left out. It must be quick: the agent calls it each second.
+        Without a command it holds the terminal of the member's own program, which has one only with
+        `capabilities.holds_stdin`. `request` is the member's job, `size` that of the caller's terminal. Called only
+        where `capabilities.execs` is set. Raises MoorageError, with the reason.
+        """
+        raise refuse("failed-precondition", f"the driver {self.name} runs no command in a running job", job=asked.job)
+
+    def members_of(self, pids: Collection[int]) -> dict[int, MemberName | None]:
+        """Return the member of each of these processes that belongs to this driver.
+
+        The value is None for a process that is a member's and hides whose; processes of no member are left out. It must
+        be quick: the agent calls it each second.
         """
         return {}
 

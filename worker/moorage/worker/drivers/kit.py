@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from moorage.schemas.gpu import Share
-from moorage.worker.devices.gpu_nodes import GpuNodes
+from moorage.worker.devices.readers.base import Inventory
+from moorage.worker.devices.refused_nodes import GpuNodes
 from moorage.worker.drivers.policy import Policy
 from moorage.worker.drivers.supervisor_link import SupervisorLink, owner_of
-from moorage.worker.drivers.vm.handed_on import HandingInventory
 from moorage.worker.freezing.freezer import Freezer
+from moorage.worker.freezing.gate import Gate, needs_gate
+from moorage.worker.job.attempt_folders import AttemptFolders
+from moorage.worker.job.call_keys import CallKeys
 from moorage.worker.job.job_files import JobFiles
 from moorage.worker.session.member_messages import MemberName
 from moorage.worker.settings import WorkerSettings
@@ -27,10 +31,10 @@ class Kit(NamedTuple):
 
     `own` are the settings that the driver declares. `supervisor` is the link to the process that starts, watches and
     fences members outside the agent. `files` fetches the files that jobs bring along. `nodes` maps a device's uuid to
-    the files in /dev that belong to this device alone. `hands` hands devices on to VMs; None if that is not
-    possible, for example for simulated devices. `mps` runs the MPS daemons; None if the worker does not run them.
-    `freezer` freezes processes; None if the worker cannot do that. `gpu_nodes` says which device nodes the kernel is to
-    refuse to an attempt; None if it refuses none: by the setting `device_fence`, or on a host without GPUs.
+    the files in /dev that belong to this device alone. `inventory` are the worker's devices. `mps` runs the MPS
+    daemons; None if the worker does not run them. `freezer` freezes processes; None if the worker cannot do that.
+    `gpu_nodes` says which device nodes the kernel is to refuse to an attempt; None if it refuses none: by the setting
+    `device_fence`, or on a host without GPUs. `calls` gives keys to attempts that answer calls.
     """
 
     worker: str
@@ -42,10 +46,11 @@ class Kit(NamedTuple):
     own: Any = None
     files: JobFiles | None = None
     nodes: Mapping[str, tuple[str, ...]] = MappingProxyType({})
-    hands: HandingInventory | None = None
+    inventory: Inventory | None = None
     mps: ManagedMps | None = None
     freezer: Freezer | None = None
     gpu_nodes: GpuNodes | None = None
+    calls: CallKeys | None = None
 
     def limits(self, driver: str) -> Limits | None:
         """Return the limiter for this driver's jobs; None without the setting `limiter`, or in a simulated worker.
@@ -54,7 +59,16 @@ class Kit(NamedTuple):
         """
         if self.simulated or not self.settings.limiter:
             return None
-        return Limits(self.settings, owner_of(self.worker, driver), can_freeze=self.freezer is not None)
+        gated = None if self.freezer is None else partial(needs_gate, self.settings.freezes_after_s)
+        return Limits(self.settings, owner_of(self.worker, driver), gated)
+
+    def gate(self, limits: Limits | None) -> Gate | None:
+        """Return what sees the next use of a frozen job's GPUs; None without the limiter."""
+        return None if limits is None else Gate(limits.segments)
+
+    def folders(self, driver: str) -> AttemptFolders | None:
+        """Return the folders of this driver's attempts; None: they have none, bring no files, and start in `/`."""
+        return AttemptFolders(self.settings, owner_of(self.worker, driver))
 
 
 def keep_to(limits: Limits | None, name: MemberName, share: Share) -> None:

@@ -3,6 +3,7 @@
 A member ends at once with code 0, unless `argv` says otherwise, for tests:
 
     ["exit", "3"]            ends at once with code 3, -64..255 (negative: as by that signal)
+    ["exit", "3", "100"]     the same for replicas 0, 100, 200 and so on; the others end with code 0
     ["sleep", "1.5"]         ends with code 0 after 1.5 seconds, or by `timeout_s`, whichever is first
     ["sleep", "1.5", "3"]    ends with code 3 instead
     ["hang"]                 runs until it is ended, or until `timeout_s`
@@ -31,7 +32,7 @@ DETAIL_CHARS_MAX: Final = 200
 #: exit codes, and minus the numbers of signals
 CODE_MIN: Final = -64
 CODE_MAX: Final = 255
-_WORDS: Final = {"exit": (2, 2), "sleep": (2, 3), "hang": (1, 1), "fail": (1, 2)}
+_WORDS: Final = {"exit": (2, 3), "sleep": (2, 3), "hang": (1, 1), "fail": (1, 2)}
 
 
 class NoopDriver(Driver):
@@ -39,7 +40,9 @@ class NoopDriver(Driver):
 
     name = "noop"
     config = NoopBlock
-    capabilities = Capabilities(keeps_output=True, brings_files=True, uses_devices=False, simulated_only=True)
+    capabilities = Capabilities(
+        keeps_output=True, reaches=True, brings_files=True, uses_devices=False, simulated_only=True
+    )
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,9 +55,9 @@ class NoopDriver(Driver):
         self._running.clear()
 
     def check(self, request: Request) -> None:
-        argv = request.workload.argv
-        if argv:
-            _script(argv)
+        run = request.workload
+        if run.argv and run.items is None:  # else it is checked with the item in it
+            _script(run.argv)
 
     def start(self, assignments: list[Assignment]) -> None:
         started: list[MemberName] = []
@@ -73,7 +76,7 @@ class NoopDriver(Driver):
                 continue
             started.append(name)
             if word == "exit":
-                ended.append((name, code, "exit"))
+                ended.append((name, 0 if name[2] % int(seconds) else code, "exit"))
             else:
                 self._run(name, seconds, code, run.timeout_s)
         if started:
@@ -110,7 +113,7 @@ class NoopDriver(Driver):
 
 
 def _script(argv: list[str]) -> tuple[str, float, int, str]:
-    """Return (word, seconds, code, why); the seconds of `hang` are infinite.
+    """Return (word, seconds, code, why); the seconds of `hang` are infinite, for `exit` they are of which replicas.
 
     Raises Refused for an argv that the module's docstring does not list.
     """
@@ -120,7 +123,7 @@ def _script(argv: list[str]) -> tuple[str, float, int, str]:
         if not least <= len(argv) <= most:
             raise ValueError
         if word == "exit":
-            return word, 0.0, _code(argv[1]), ""
+            return word, float(_every(argv[2])) if len(argv) == 3 else 1.0, _code(argv[1]), ""
         if word == "sleep":
             return word, _seconds(argv[1]), _code(argv[2]) if len(argv) == 3 else 0, ""
         if word == "hang":
@@ -132,8 +135,17 @@ def _script(argv: list[str]) -> tuple[str, float, int, str]:
             "the driver noop does not know this argv",
             field="$.run.argv",
             found=" ".join(argv)[:80],
-            allowed=f"none, or exit <code>, sleep <seconds> [code], hang, fail [why]; codes {CODE_MIN}..{CODE_MAX}",
+            allowed="none, or exit <code> [every], sleep <seconds> [code], hang, fail [why];"
+            f" codes {CODE_MIN}..{CODE_MAX}",
         ) from None
+
+
+def _every(text: str) -> int:
+    """Return of how many replicas one ends with the code. Raises ValueError for less than 1."""
+    every = int(text)
+    if every < 1:
+        raise ValueError
+    return every
 
 
 def _code(text: str) -> int:

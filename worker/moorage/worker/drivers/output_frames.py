@@ -23,14 +23,13 @@ _STREAMS: Final[dict[str, frames.StreamName]] = {"stdout": "out", "stderr": "err
 
 
 class Notes:
-    """Publishes notes about a member beside its output: what is done before its start, and where it is reached.
+    """Publishes notes about a member beside its output: the progress of its start, and the addresses of its ports.
 
-    Only clients that follow the member now get them. `publish` is set once the driver is attached.
+    Only clients that follow the member now get them. Without `publish` nobody does.
     """
 
-    def __init__(self, *, publishes: bool) -> None:
-        self.publish: Callable[[MemberName, bytes], None] | None = None
-        self._publishes = publishes
+    def __init__(self, publish: Callable[[MemberName, bytes], None] | None) -> None:
+        self._publish = publish
         self._said: dict[MemberName, tuple[float, str]] = {}
 
     def say(self, name: MemberName, note: str) -> None:
@@ -50,12 +49,12 @@ class Notes:
         if ports:
             self._send(name, ports=ports)
 
-    def over(self, name: MemberName) -> None:
+    def forget(self, name: MemberName) -> None:
         self._said.pop(name, None)
 
     def _send(self, name: MemberName, **fields: Any) -> None:
-        if self._publishes and self.publish is not None:
-            self.publish(name, encode(frames.Output(name[3], "err", 0, "", **fields)))
+        if self._publish is not None:
+            self._publish(name, encode(frames.Output(name[3], "err", 0, "", **fields)))
 
 
 class OutputFrames:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from moorage.worker.settings import WorkerSettings
 
 #: most characters of rules in a join: a quarter of what its hello may take in the ledger
-TOLD_CHARS_MAX: Final = 16 * 1024
+JOIN_CHARS_MAX: Final = 16 * 1024
 _SHOWN_MAX: Final = 5
 ROOT_OPEN: Final = "jobs may run as root: no other user is set for them, and a request may name any"
 ROOT_FIX: Final = 'set run_as or run_as_for to another user, or root_jobs = "refuse"'
@@ -116,13 +116,13 @@ class Policy:
                         next="name an existing user, or write a uid",
                     ) from None
 
-    def told(self) -> dict[str, list[str]]:
-        """Return the drivers by tenant for the join, so that the scheduler sends no placement that would be refused.
+    def drivers_by_tenant(self) -> dict[str, list[str]]:
+        """Return the drivers that each tenant may use, for the join: no placement comes that would be refused.
 
         Programs and users stay here: they tell about this host. Empty without such rules, and if they would not fit a
         join.
         """
-        if sum(len(tenant) + sum(map(len, words)) for tenant, words in self._drivers.items()) > TOLD_CHARS_MAX:
+        if sum(len(tenant) + sum(map(len, words)) for tenant, words in self._drivers.items()) > JOIN_CHARS_MAX:
             return {}
         return {tenant: sorted(words) for tenant, words in self._drivers.items()}
 
@@ -136,13 +136,13 @@ class Policy:
         if self._user is not None:
             users.setdefault(OTHERS, self._user)
         numbers: dict[int | None, int] = {}
-        told: dict[str, int] = {}
+        shown: dict[str, int] = {}
         for tenant, user in sorted(users.items()):
             ids = owner_ids(user)
-            told[tenant] = numbers.setdefault(ids and ids[0], len(numbers))
-        others = told.get(OTHERS)
-        told = {tenant: number for tenant, number in told.items() if tenant == OTHERS or number != others}
-        return told if sum(map(len, told)) <= TOLD_CHARS_MAX else None
+            shown[tenant] = numbers.setdefault(ids and ids[0], len(numbers))
+        others = shown.get(OTHERS)
+        shown = {tenant: number for tenant, number in shown.items() if tenant == OTHERS or number != others}
+        return shown if sum(map(len, shown)) <= JOIN_CHARS_MAX else None
 
     def check_placement(self, tenant: str, request: Request) -> None:
         """Raise `Refused` if the tenant may not use the request's driver on this worker."""

@@ -17,12 +17,11 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from moorage.schemas.capabilities import DRIVER_DEFAULT
-from moorage.schemas.errors import MoorageError, problem, refuse
+from moorage.schemas.errors import UPGRADED, MoorageError, problem, refuse
 from moorage.system.framing import FrameTooLarge
-from moorage.worker.job.output_keeper import OutputBounds, OutputKeeper
+from moorage.worker.job.output_cleaner import OutputBounds, OutputCleaner
 from moorage.worker.session.member_messages import MemberName
 from moorage.worker.supervisor.client import (
-    START_MEMBERS_MAX,
     Answer,
     Supervised,
     SupervisorError,
@@ -31,6 +30,7 @@ from moorage.worker.supervisor.client import (
 )
 from moorage.worker.supervisor.protocol import (
     JOURNAL_NAME,
+    SHUTS_DOWN,
     Ended,
     EndMember,
     Event,
@@ -45,6 +45,10 @@ RETRY_S: Final = 1.0
 END_S_MAX: Final = 15.0
 #: the reason for a job that ended with its whole worker, by `moorage up` or a service manager
 WORKER_STOPPED: Final = "its worker was stopped"
+#: the reason to report for members that end with their supervisor, by the `why` of their ends
+WITH_SUPERVISOR: Final = {SHUTS_DOWN: WORKER_STOPPED, UPGRADED: UPGRADED}
+#: members in one frame of a longer start
+START_MEMBERS_MAX: Final = 512
 #: members that wait for a supervisor to come back; further starts fail at once
 PENDING_MAX: Final = 4096
 
@@ -123,7 +127,7 @@ class SupervisorLink:
         self.state = state
         self._on_broken = on_broken
         self.boot = ""
-        self.keeper = OutputKeeper(state, bounds or OutputBounds())
+        self.keeper = OutputCleaner(state, bounds or OutputBounds())
         self._arguments = arguments
         self._supervised: Supervised | None = None
         self._listeners: dict[str, Listener] = {}
@@ -165,7 +169,7 @@ class SupervisorLink:
         async with self._opening:
             if self._pump is None:
                 self._supervised = await self._connect()
-                self.boot = _boot_of(self._supervised)
+                self.boot = self._supervised.identity.boot
                 await self._look_at_output(self._supervised)
                 self._pump = asyncio.get_running_loop().create_task(self._pump_events())
                 self._sweeps = asyncio.get_running_loop().create_task(self.keeper.run())
@@ -194,11 +198,12 @@ class SupervisorLink:
         """End and forget jobs that an agent with other settings left, except those of owners that are `spared`.
 
         Call it before any worker of this process joins: no worker would report the ends of those jobs, or end them when
-        their lease is over. Raises SupervisorMissing, and Refused if one has not ended after `END_S_MAX` seconds.
+        their lease is over. A supervisor that speaks another protocol is replaced first, and all its jobs end. Raises
+        SupervisorMissing, and Refused if one has not ended after `END_S_MAX` seconds.
         """
         if not (self.state / JOURNAL_NAME).exists():
             return
-        supervised = await self._connect()
+        supervised = await self._connect(replaces_other=True)
         try:
             listed = await supervised.list()
             ended = {event.key for event in listed.ended}
@@ -215,7 +220,7 @@ class SupervisorLink:
                 async with asyncio.timeout(END_S_MAX):
                     while left:
                         left -= {event.key for event in await supervised.next_events() if isinstance(event, Ended)}
-            await supervised.forget(others, keep_output=True)
+            await supervised.forget(others)
         except TimeoutError:
             raise refuse(
                 "failed-precondition",
@@ -263,8 +268,7 @@ class SupervisorLink:
         for at in range(0, len(members), START_MEMBERS_MAX):
             part = members[at : at + START_MEMBERS_MAX]
             try:
-                for answer in self._supervised.begin_start(part):
-                    self._heed(answer, partial(self._start_refused, part))
+                self._heed(self._supervised.start(part), partial(self._start_refused, part))
             except (FrameTooLarge, SupervisorRefused) as error:
                 self._start_refused(part, str(error))
             except SupervisorGone:
@@ -279,21 +283,26 @@ class SupervisorLink:
             raise SupervisorGone("the supervisor is away")
         await self._supervised.contain(member, container)
 
+    def ran(self, key: str, pid: int) -> None:
+        """Inform the supervisor that the engine has started this member's container; `pid` 0 if it is over already."""
+        if self._supervised is not None:
+            self._begin(partial(self._supervised.ran, key, pid))
+
     def removed(self, key: str) -> None:
         """Inform the supervisor that the engine has removed the container of this member, so it cannot start."""
         if self._supervised is not None:
-            self._begin(partial(self._supervised.begin_removed, [key]))
+            self._begin(partial(self._supervised.removed, [key]))
 
     def end(self, key: str, grace_s: float, why: str, notice_s: float = 0.0) -> None:
         self._pending = [member for member in self._pending if member.key != key]
         if self._supervised is not None:
             member = EndMember(key=key, grace_s=grace_s, why=why, notice_s=notice_s)
-            self._begin(partial(self._supervised.begin_end, [member]))
+            self._begin(partial(self._supervised.end, [member]))
 
     def forget(self, keys: list[str]) -> None:
         """Forget members whose ends are dealt with; their output stays as long as the keeper's limits allow."""
         if self._supervised is not None:
-            self._begin(partial(self._supervised.begin_forget, keys, keep_output=True))
+            self._begin(partial(self._supervised.forget, keys))
 
     def set_fence(self, owner: str, deadline_s: float, grace_s: float) -> None:
         """Set an owner's deadline. The earliest deadline of all owners holds, so a partition of one fences all.
@@ -305,9 +314,10 @@ class SupervisorLink:
 
     # -- inside
 
-    async def _connect(self) -> Supervised:
+    async def _connect(self, *, replaces_other: bool = False) -> Supervised:
+        # only a start replaces one: two agents of one folder and two releases would end each other's jobs for ever
         try:
-            return await Supervised.connect(self.state, arguments=self._arguments)
+            return await Supervised.connect(self.state, arguments=self._arguments, replaces_other=replaces_other)
         except (SupervisorError, OSError) as error:  # no process or descriptor left, or a full disk
             raise SupervisorMissing(self.state, str(error)) from error
 
@@ -328,7 +338,7 @@ class SupervisorLink:
         fence = min(self._fences.values(), default=None)
         if fence is not None and fence != self._fence and self._supervised is not None:
             self._fence = fence
-            self._begin(partial(self._supervised.begin_fence, *fence))
+            self._begin(partial(self._supervised.fence, *fence))
 
     def _start_refused(self, members: Sequence[StartMember], why: str) -> None:
         keys: dict[str, list[str]] = {}
@@ -384,7 +394,7 @@ class SupervisorLink:
         heard: dict[str, Listener] = {}
         for event in events:
             if isinstance(event, Ended):
-                self.keeper.over(event.key)
+                self.keeper.ended(event.key)
             elif isinstance(event, Started):
                 self.keeper.started(event.key)
             owner, _, key = event.key.partition("|")
@@ -412,7 +422,7 @@ class SupervisorLink:
                 pending, self._pending = self._pending, []
                 self._start_refused(pending, "the supervisor is away")
                 await asyncio.sleep(RETRY_S)
-        boot = _boot_of(supervised)
+        boot = supervised.identity.boot
         replaced, self.boot = boot != self.boot, boot
         self._supervised = supervised
         self._fence = None
@@ -423,12 +433,6 @@ class SupervisorLink:
             if replaced:
                 listener.on_replaced()
             listener.on_listed(_of_owner(owner, listed))
-
-
-def _boot_of(supervised: Supervised) -> str:
-    """Return what distinguishes one supervisor from another within one boot of the machine."""
-    identity = supervised.identity
-    return f"{identity.start_ticks}.{identity.pid}"
 
 
 def _of_owner(owner: str, listed: Listed) -> list[tuple[str, str, Event | None]]:

@@ -1,9 +1,10 @@
 """Freeze or resume processes by the CUDA driver, as a helper process: `python -m moorage.worker.freezing.cuda`.
 
 It is a process of its own since each call waits for a GPU, and may wait for ever. It reads one JSON object: `do`
-(a key of `_ACTS`), `processes` as pairs of pid and start, `lock_ms`, the `library`, and a `lock_file`, since the helper
-of an agent that was killed goes on. It writes one back: `state`, an `Outcome`, and `why`. What it does depends on the
-state in which it finds each process, so it can be run again after it was killed.
+(a key of `_ACTS`), `processes` as pairs of pid and start, `lock_ms`, the `library`, and a `lock_file`: the helper of an
+agent that was killed goes on, so a helper waits for others that have its processes. It writes one back: `state`, an
+`Outcome`, and `why`. What it does depends on the state in which it finds each process, so it can be run again after it
+was killed.
 
 All processes are locked, then all are checkpointed: from the lock on none starts work on the GPU. What fails is undone.
 """
@@ -161,7 +162,9 @@ def resume(cuda: Cuda, processes: Sequence[tuple[int, int]]) -> tuple[Outcome, s
     Return "running" and ""; or "broken", and why some processes cannot run.
     """
     whys = []
-    for undo in (_restore, _unlock, _check):  # a process must not meet another one that is still away
+    # what is locked goes first: calls of the others may wait for it, even those that ask for their state (NCCL). Then
+    # all are restored before one is unlocked: a process must not meet another one that is still away
+    for undo in (_unlock, _restore, _unlock, _check):
         for pid in _living(processes):
             try:
                 undo(cuda, pid)
@@ -223,6 +226,9 @@ _ACTS: Final[dict[str, Callable[[Cuda, Sequence[tuple[int, int]]], tuple[Outcome
 if __name__ == "__main__":
     wanted = json.loads(sys.stdin.read())
     with open(wanted["lock_file"], "w") as alone:
-        fcntl.flock(alone, fcntl.LOCK_EX)
+        for number in sorted(int(process) for process, _ in wanted["processes"]):
+            fcntl.lockf(
+                alone, fcntl.LOCK_EX, 1, number
+            )  # a byte for each pid: others need not wait for a GPU that hangs
         outcome, reason = carry_out(wanted)
     print(json.dumps({"state": outcome, "why": reason}))

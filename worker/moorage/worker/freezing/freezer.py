@@ -20,20 +20,16 @@ import msgspec
 
 from moorage.schemas.unreadable import UNREADABLE
 from moorage.system.proctree import MARK_NAMES, all_processes, marks_of, read_environ, read_process
-from moorage.worker.devices.readers.base import HeldUnknown
+from moorage.worker.devices.readers.base import HeldUnknown, Inventory
 from moorage.worker.freezing import cuda
 from moorage.worker.freezing.cuda import Outcome
+from moorage.worker.freezing.room import room_fault
 from moorage.worker.session.member_messages import MemberName
 
 #: how long work on the GPU may go on until a lock fails; then all processes run on
 LOCK_S: Final = 30.0
 #: a helper that takes longer is killed: large memories take minutes on a slow host
 HELPER_S: Final = 600.0
-#: the limit for what an earlier agent has begun, because the worker joins only afterwards
-OPEN_S: Final = 60.0
-MEMINFO: Final = Path("/proc/meminfo")
-#: MiB of the host's RAM that stay free for all else
-MARGIN_MIB: Final = 1024
 
 log = logging.getLogger("moorage.worker")
 
@@ -41,11 +37,15 @@ MembersOf = Callable[[Collection[int]], Mapping[int, MemberName | None]]
 
 
 class _Entry(msgspec.Struct, array_like=True):
-    """An attempt's processes, by pid and start time; `done` once all of them are frozen."""
+    """An attempt's processes, by pid and start time; `done` once all of them are frozen.
+
+    `guessed`: the record was lost, and these are all of its processes, whether they use CUDA or not.
+    """
 
     name: MemberName
     processes: list[tuple[int, int]]
     done: bool = False
+    guessed: bool = False
 
 
 _decode: Final = msgspec.json.Decoder(list[_Entry]).decode
@@ -54,24 +54,24 @@ _decode: Final = msgspec.json.Decoder(list[_Entry]).decode
 class Freezer:
     """Freezes and resumes the attempts of one worker; `file` is its record of them.
 
-    `held` returns the MiB that each process holds of the device in a slot, as `Inventory.held` does.
+    `held` returns the MiB that each process holds of the device in a slot, as `Inventory.held` does. The memory that is
+    left is read below `root`.
     """
 
-    def __init__(self, file: Path, held: Callable[[int], Awaitable[Mapping[int, int]]]) -> None:
+    def __init__(self, file: Path, held: Callable[[int], Awaitable[Mapping[int, int]]], root: Path = Path("/")) -> None:
         self._file = file
         self._held = held
+        self._root = root
         self._entries: dict[MemberName, _Entry] = {}
         self._library = cuda.LIBRARY
         self._damaged = file.with_name(f"{file.name}.damaged")
 
-    async def open(self, living: Collection[MemberName]) -> tuple[set[MemberName], dict[MemberName, str]]:
-        """Take over from an earlier agent: resume the `living` attempts that it was about to freeze, or to resume.
+    def begin(self, living: Collection[MemberName]) -> set[MemberName]:
+        """Take over the record of an earlier agent; return the attempts that it says are frozen, of those `living`.
 
-        Return the attempts that are frozen, and for each one that can neither run on nor be frozen the reason. Attempts
-        that are not among the `living` are forgotten. If the record cannot be read, it is kept under another name, and
-        all of the `living` are resumed.
+        Then each of the `unsettled` is to be settled. If the record cannot be read, it is kept under another name, and
+        all of the `living` are unsettled.
         """
-        broken: dict[MemberName, str] = {}
         try:
             self._entries = {entry.name: entry for entry in self._read() if entry.name in living}
         except (OSError, *UNREADABLE) as error:
@@ -79,39 +79,42 @@ class Freezer:
                 "the record of frozen jobs, %s, cannot be read: %s: all jobs here are resumed, and it is kept as %s",
                 self._file, error, self._damaged,
             )  # fmt: skip
-            broken = await self._resume_all(living)
-        for entry in list(self._entries.values()):
-            if entry.done:  # it may have been resumed since: ask the driver
-                outcome, why = await self._run("look", entry.processes, OPEN_S) or ("frozen", "")
-            else:
-                outcome, why = await self._help("resume", entry.processes, OPEN_S)
-            if outcome == "broken":
-                broken[entry.name] = why
-            if outcome != "frozen":
-                del self._entries[entry.name]
+            try:
+                os.replace(self._file, self._damaged)
+            except OSError as failed:
+                log.error("%s cannot be kept as %s: %s", self._file, self._damaged, failed)
+            found = _processes_of(living)
+            self._entries = {name: _Entry(name, processes, guessed=True) for name, processes in found.items()}
         self._note()
-        return set(self._entries), broken
+        return {entry.name for entry in self._entries.values() if entry.done}
 
-    async def _resume_all(self, living: Collection[MemberName]) -> dict[MemberName, str]:
-        """Resume what may be frozen, and put the record that does not tell it aside. Return which cannot run, and why.
+    @property
+    def unsettled(self) -> list[MemberName]:
+        """After `begin`: the attempts of which only the driver knows whether they are frozen."""
+        return list(self._entries)
 
-        The processes are found by the marks in their environment.
+    async def settle(self, name: MemberName) -> tuple[Outcome, str]:
+        """Ask the driver whether an attempt is frozen, and resume one that an earlier agent only began to freeze.
+
+        Return what it is now, and why if it is broken. It takes as long as the driver does.
         """
-        broken: dict[MemberName, str] = {}
-        for name, processes in _processes_of(living).items():
-            outcome, why = await self._run("resume-known", processes, OPEN_S) or ("running", "")
-            if outcome == "broken":
-                broken[name] = why
-        try:
-            os.replace(self._file, self._damaged)
-        except OSError as error:
-            log.error("%s cannot be kept as %s: %s", self._file, self._damaged, error)
-        return broken
+        entry = self._entries.get(name)
+        if entry is None:  # it has ended meanwhile
+            return "running", ""
+        if entry.done:  # it may have been resumed since
+            outcome, why = await self._run("look", entry.processes, HELPER_S) or ("frozen", "")
+        elif entry.guessed:
+            outcome, why = await self._run("resume-known", entry.processes, HELPER_S) or ("running", "")
+        else:
+            outcome, why = await self._help("resume", entry.processes, HELPER_S)
+        if outcome != "frozen":
+            self.over(name)
+        return outcome, why
 
     async def freeze(self, name: MemberName, slots: Sequence[int], members_of: MembersOf) -> tuple[Outcome, str]:
-        """Freeze all processes of an attempt that use these devices. Return the result, and why it is not "frozen".
+        """Freeze the process of an attempt that uses these devices. Return the result, and why it is not "frozen".
 
-        "running" is also the result if no process uses them, and if the host's RAM has no room.
+        "running" is also the result if none or several processes use them, and if there is no room for their memory.
         """
         try:
             held = [pair for slot in slots for pair in (await self._held(slot)).items()]
@@ -122,7 +125,13 @@ class Freezer:
         processes = [(process.pid, process.start_ticks) for process in found if process is not None]
         if not processes:
             return "running", "none of its processes holds a GPU"
-        if fault := _room_fault(sum(mib for pid, mib in held if members.get(pid) == name)):
+        if len(processes) > 1:
+            return "running", (
+                f"{len(processes)} of its processes hold GPUs: while one of them is frozen, calls of the others wait"
+                " for it (as with NCCL), so that none of them can be frozen"
+            )
+        wanted_mib = sum(mib for pid, mib in held if members.get(pid) == name)
+        if fault := room_fault(processes[0][0], wanted_mib, self._root):
             return "running", fault
         entry = self._entries[name] = _Entry(name, processes)
         try:
@@ -137,7 +146,7 @@ class Freezer:
         entry.done = True
         try:
             self._write()
-        except OSError as error:  # the next agent would resume it while a guest has its devices
+        except OSError as error:  # the next agent would resume it while another job has its devices
             outcome, why = await self.resume(name)
             return outcome, why or f"{self._file} cannot be written: {error.strerror or error}"
         return outcome, why
@@ -225,6 +234,16 @@ class Freezer:
         os.replace(fresh, self._file)
 
 
+def freezer_for(worker: str, inventory: Inventory, file: Path) -> Freezer | None:
+    """Return the freezer of a worker with these devices; None if none is NVIDIA's, or its driver freezes nothing."""
+    if inventory.simulated or not any(device.vendor == "nvidia" for device in inventory.devices()):
+        return None
+    if trouble := cuda.library_fault(cuda.LIBRARY):
+        log.info("%s cannot freeze jobs: %s", worker, trouble)
+        return None
+    return Freezer(file, inventory.held)
+
+
 def _processes_of(names: Collection[MemberName]) -> dict[MemberName, list[tuple[int, int]]]:
     """Return the processes of these attempts, by the marks in their environment."""
     marks = {name: marks_of(dict(zip(MARK_NAMES, map(str, name), strict=True))) for name in names}
@@ -238,19 +257,3 @@ def _processes_of(names: Collection[MemberName]) -> dict[MemberName, list[tuple[
             if entries.issuperset(marks[name]):
                 found[name].append((process.pid, process.start_ticks))
     return found
-
-
-def _room_fault(wanted_mib: int) -> str:
-    """Return why the host's RAM has no room for this much GPU memory; "" if it has room, or if that is unknown."""
-    try:
-        lines = MEMINFO.read_text().splitlines()
-        available_mib = int(next(line for line in lines if line.startswith("MemAvailable:")).split()[1]) // 1024
-    except (OSError, StopIteration, ValueError, IndexError) as error:
-        log.warning("the host's available RAM is unknown: %r", error)
-        return ""
-    if wanted_mib <= available_mib - MARGIN_MIB:
-        return ""
-    return (
-        f"its {wanted_mib} MiB of GPU memory do not fit into the RAM of its host: {available_mib} MiB are available, "
-        f"and {MARGIN_MIB} MiB of them are left to all else; free RAM there, and freeze it again"
-    )

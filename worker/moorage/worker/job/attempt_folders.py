@@ -29,6 +29,7 @@ import msgspec
 from moorage.system.device_environment import HostAtFault
 from moorage.system.disk_room import spare_bytes
 from moorage.system.proctree import boottime_s
+from moorage.worker.job.call_keys import write_key
 from moorage.worker.job.environment import LacksHere
 from moorage.worker.session.member_messages import MemberName
 from moorage.worker.settings import FOLDER_BYTES_DEFAULT, FOLDER_KEEP_DEFAULT, WorkerSettings
@@ -50,6 +51,8 @@ _GRACE_S: Final = 10.0
 _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EMLINK)
 #: suffix of a file next to a folder, with the patterns of the files to store
 _KEEP: Final = ".keep"
+#: suffix of a file next to a folder, with the key of an attempt that answers calls
+_KEY: Final = ".key"
 _KIB: Final = 1024
 _MODE: Final = 0o700
 #: mode of the parent folders: other users can pass through and cannot list them
@@ -104,6 +107,7 @@ class AttemptFolders:
         self._ended: OrderedDict[str, float] = OrderedDict()  # CLOCK_BOOTTIME of the end, oldest first
         self._is_passable = False
         self._keep: dict[MemberName, list[str]] = {}
+        self._keys: set[MemberName] = set()  # those with a key next to their folder
 
     def path(self, name: MemberName) -> str:
         """Return the path of an attempt's folder, whether it exists or not."""
@@ -173,8 +177,21 @@ class AttemptFolders:
         except OSError as error:
             raise _no_folder(self.path(name), error) from None
 
+    def give_key(self, name: MemberName, key: bytes, user: str | None) -> str:
+        """Write the key with which an attempt answers calls next to its folder, for its user alone; return the path.
+
+        It is gone with the attempt's end. Raises FolderUnavailable, NoFolder.
+        """
+        path = self.path(name) + _KEY
+        try:
+            write_key(path, key, owner_ids(user))
+        except OSError as error:
+            raise _no_folder(path, error) from None
+        self._keys.add(name)
+        return path
+
     def give_to_container(self, name: MemberName, ids: tuple[int, int]) -> None:
-        """Give the folder to this user of a container. Raises FolderUnavailable, NoFolder.
+        """Give the folder, and the key beside it, to this user of a container. Raises FolderUnavailable, NoFolder.
 
         If the agent is not root, its engine is rootless and maps users to other numbers: then every user may write.
         """
@@ -182,12 +199,16 @@ class AttemptFolders:
         try:
             if os.geteuid() == 0:
                 os.chown(path, *ids)
+                if name in self._keys:
+                    os.chown(path + _KEY, *ids)
             else:
                 os.chmod(path, 0o777)
+                if name in self._keys:
+                    os.chmod(path + _KEY, 0o644)  # others do not come as far as this folder
         except OSError as error:
             raise _no_folder(path, error) from None
 
-    def over(self, name: MemberName) -> None:
+    def attempt_ended(self, name: MemberName) -> None:
         """Record that nothing of this attempt runs any more: its folder is removed now if it is empty, else later.
 
         Does nothing for an attempt that does not live.
@@ -196,6 +217,9 @@ class AttemptFolders:
             return
         if self._keep.pop(name, None) is not None:
             Path(self.path(name) + _KEEP).unlink(missing_ok=True)
+        if name in self._keys:
+            self._keys.discard(name)
+            Path(self.path(name) + _KEY).unlink(missing_ok=True)
         self._over.append(_folder_of(name))
         if self._emptying is None:
             self._emptying = asyncio.get_running_loop().create_task(self._remove_empty())
@@ -223,7 +247,13 @@ class AttemptFolders:
             entries = [(entry.stat(follow_symlinks=False).st_mtime, entry.name) for entry in os.scandir(self.root)]
         except FileNotFoundError:
             return
+        there = {entry for _, entry in entries}
+        self._keys = {name for name in self._living if _folder_of(name) + _KEY in there}
         for mtime_s, folder in sorted(entries):
+            if folder.endswith(_KEY):
+                if folder.removesuffix(_KEY) not in own:  # its attempt ended without an agent
+                    (self.root / folder).unlink(missing_ok=True)
+                continue
             if folder.removesuffix(_KEEP) not in own:
                 self._ended[folder] = now - max(wall - mtime_s, 0.0)
         for name in self._living:

@@ -100,6 +100,7 @@ def gpu_environment(
         "MOORAGE_JOB": job,
         "MOORAGE_TENANT": tenant,
         "MOORAGE_REPLICA": str(replica),
+        "MOORAGE_INDEX": str(replica),
         "MOORAGE_ATTEMPT": str(attempt),
         "MOORAGE_FENCE": str(fence),
     }

@@ -16,7 +16,7 @@ import stat
 import tarfile
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, Final
 
@@ -75,6 +75,21 @@ class NotKept(Refused):
         super().__init__(problem("not-kept", f"files: {why}"))
 
 
+@contextlib.contextmanager
+def translated() -> Iterator[None]:
+    """Raise FilesRefused or FilesUnavailable in place of what the block raises about a bucket, archive or disk."""
+    try:
+        yield
+    except BadArchive as error:
+        raise FilesRefused(str(error)) from None
+    except TimeoutError:
+        raise FilesUnavailable(f"not fetched within {FETCH_S_MAX:g} s") from None
+    except OSError as error:
+        raise FilesUnavailable(error.strerror or str(error)) from None
+    except BusError as error:
+        raise FilesUnavailable(error.problem.message) from None
+
+
 class LeftOut:
     """What matched the patterns of a job and was not stored: how much, and the first names with the reason of each."""
 
@@ -107,7 +122,7 @@ class JobFiles:
         self._jetstream = jetstream
         self._subjects = Subjects(prefix)
         self._folder = state / CACHE
-        self._bytes_max = bytes_max
+        self.bytes_max = bytes_max
         self._cache_bytes = cache_bytes
         self._fetching: dict[Path, asyncio.Task[None]] = {}
 
@@ -123,31 +138,28 @@ class JobFiles:
         They get the owner `ids` (None: the agent's user). Raises FilesRefused if no worker can have them, and
         FilesUnavailable if this worker cannot have them now.
         """
-        kept = self._folder / f"{tenant}.{address}"  # by tenant: knowing an address must not give access to the files
-        try:
+        kept = self._kept(tenant, address)
+        with translated():
             is_old = kept.exists()
             try:
-                await self._bring(kept, tenant, address, into, ids)
+                await self._bring(tenant, address, into, ids)
             except BadArchive:
                 if not is_old:
                     raise
                 kept.unlink(missing_ok=True)  # this disk may have damaged it
                 await asyncio.to_thread(empty, into)
-                await self._bring(kept, tenant, address, into, ids)
-        except BadArchive as error:
-            raise FilesRefused(str(error)) from None
-        except TimeoutError:
-            raise FilesUnavailable(f"not fetched within {FETCH_S_MAX:g} s") from None
-        except OSError as error:
-            raise FilesUnavailable(error.strerror or str(error)) from None
-        except BusError as error:
-            raise FilesUnavailable(error.problem.message) from None
+                await self._bring(tenant, address, into, ids)
 
-    async def _bring(self, kept: Path, tenant: str, address: str, into: str, ids: tuple[int, int] | None) -> None:
-        with await self._opened(kept, tenant, address) as source:
-            await asyncio.to_thread(unpack, source, into, self._bytes_max, ids)
+    async def _bring(self, tenant: str, address: str, into: str, ids: tuple[int, int] | None) -> None:
+        with await self.opened(tenant, address) as source:
+            await asyncio.to_thread(unpack, source, into, self.bytes_max, ids)
 
-    async def _opened(self, kept: Path, tenant: str, address: str) -> BinaryIO:
+    def _kept(self, tenant: str, address: str) -> Path:
+        return self._folder / f"{tenant}.{address}"  # by tenant: knowing an address must not give access to the files
+
+    async def opened(self, tenant: str, address: str) -> BinaryIO:
+        """Return the tar file at this address, fetched if it is not here. Raises what `translated` translates."""
+        kept = self._kept(tenant, address)
         with contextlib.suppress(FileNotFoundError):
             os.utime(kept)
             return kept.open("rb")
@@ -234,8 +246,8 @@ class JobFiles:
                         left_out.add(name, why)
                         continue
                     count, size = count + 1, size + (about.st_size if stat.S_ISREG(about.st_mode) else 0)
-                    if count > MEMBERS_MAX or size > self._bytes_max:
-                        raise NotKept(f"more than {MEMBERS_MAX} files or {self._bytes_max} bytes (files_bytes)")
+                    if count > MEMBERS_MAX or size > self.bytes_max:
+                        raise NotKept(f"more than {MEMBERS_MAX} files or {self.bytes_max} bytes (files_bytes)")
                     _add(archive, name, entry, place, owner)
         return count
 
@@ -252,7 +264,7 @@ class JobFiles:
         part = kept.with_name(kept.name + _PART)
         try:
             with open(part, "wb", opener=_private) as into:  # noqa: ASYNC230 - on the disk of the state folder
-                inflating = Inflating(into, self._bytes_max)
+                inflating = Inflating(into, self.bytes_max)
                 async with asyncio.timeout(FETCH_S_MAX):
                     async for piece in store.get(info):
                         await asyncio.to_thread(inflating.feed, piece)

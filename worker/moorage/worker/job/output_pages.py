@@ -12,7 +12,7 @@ import msgspec
 
 from moorage.schemas.codec import encode
 from moorage.schemas.frames import LogPage, ReadLog
-from moorage.worker.supervisor.output import NOTICE_BYTES_MAX, RING_BYTES, RING_READS_MAX, Ring, cut_at, ring_in
+from moorage.worker.supervisor.capped_output import NOTICE_BYTES_MAX, RING_BYTES, RING_READS_MAX, Ring, cut_at, ring_in
 
 #: how much larger than its bytes a text may be in JSON; beyond that base64 is used. Control characters grow sixfold
 _GROWTH_MAX: Final = 2

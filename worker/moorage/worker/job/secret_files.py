@@ -10,6 +10,7 @@ from typing import Final, Literal
 
 from moorage.schemas.job import Secret
 from moorage.schemas.names import SECRET_WORDS, is_secret
+from moorage.schemas.service import CALL_SECRETS
 from moorage.system.device_environment import JobEnvironment
 from moorage.worker.job.environment import LacksHere, lay_over
 
@@ -45,7 +46,7 @@ def resolve_secrets(requested: Mapping[str, str | Secret], folder: Path | None) 
     owner alone. A file has at most `SECRET_BYTES_MAX` bytes; one newline at its end is dropped. Raises SecretRefused.
     """
     return JobEnvironment(
-        (name, value if isinstance(value, str) else _read_secret(value.secret, folder))
+        (name, value if isinstance(value, str) else read_secret(value.secret, folder))
         for name, value in requested.items()
     )
 
@@ -63,7 +64,7 @@ def trouble_with_secrets(folder: Path) -> str:
     """Return why secrets, or which secret, cannot be read from this folder now; "" if all can."""
     try:
         mode = folder.stat().st_mode
-        names = sorted(entry.name for entry in os.scandir(folder))
+        names = sorted(entry.name for entry in os.scandir(folder) if entry.name != CALL_SECRETS)
     except OSError as error:
         return f"{folder} cannot be read: {error.strerror}"
     if mode & (stat.S_IWGRP | stat.S_IWOTH):
@@ -72,13 +73,14 @@ def trouble_with_secrets(folder: Path) -> str:
         if name.startswith(".") or not is_secret(name):
             continue  # not a name that a secret can have
         try:
-            _read_secret(name, folder)
+            read_secret(name, folder)
         except SecretRefused as refused:
             return str(refused)
     return ""
 
 
-def _read_secret(name: str, folder: Path | None) -> str:
+def read_secret(name: str, folder: Path | None) -> str:
+    """Return a secret of the folder. Raises SecretRefused."""
     if not is_secret(name):
         raise SecretRefused(name, "name")
     if folder is None:

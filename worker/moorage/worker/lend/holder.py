@@ -37,7 +37,7 @@ class Holder:
         asked = [each for each in (self.recalled, self.drained) if each is not None]
         return min(asked, key=lambda each: each.deadline_boottime_s, default=None)
 
-    def say(self, answer: Answer) -> None:
+    def send(self, answer: Answer) -> None:
         """Send an answer without waiting; do nothing if the connection is closing.
 
         A holder that never reads costs little: answers are few and small.

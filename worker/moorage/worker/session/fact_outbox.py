@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from moorage.schemas.frames import Fact, FactFrame
 from moorage.worker.session.lease_session import NEVER_S
+from moorage.worker.session.member_messages import MemberName
 
 #: limits of one frame. Most facts have some 70 bytes, but a detail may have 800, so bytes are limited too, far below
 #: the server's 1 MiB. A larger frame would never arrive, and would be sent again for ever
@@ -27,7 +28,7 @@ FACTS_WAITING_MAX: Final = 8192
 RESEND_S_FIRST: Final = 1.0
 RESEND_S_MAX: Final = 4.0
 #: how long the facts that members are claimed wait for those that they have started, and these for those that they have
-#: ended, in case that happens so soon: then one frame and record replaces two or three
+#: ended, in case that happens so soon: then one fact in one frame and record replaces two or three
 START_WAIT_S: Final = 0.005
 END_WAIT_S: Final = 0.002
 
@@ -37,13 +38,14 @@ class FactOutbox:
 
     When idle, facts leave at once, with two exceptions. Claims wait for a moment, because the process starts very soon
     after, and an extra append would delay that start. Starts wait for a moment, because a member that ends within
-    END_WAIT_S would otherwise need a second frame.
+    END_WAIT_S would otherwise need a second frame. A member that ends before its start has left is reported by one
+    fact, `ran`.
     """
 
     __slots__ = (
+        "_begun",
+        "_begun_until_s",
         "_joining",
-        "_patient",
-        "_patient_until_s",
         "answered_no",
         "gathered",
         "in_flight",
@@ -60,21 +62,37 @@ class FactOutbox:
         self.resend_s = RESEND_S_FIRST
         self.resend_at_s = 0.0
         self._joining: list[Fact] = []
-        self._patient = 0  # how many of the collected facts may wait for the next facts of their members
-        self._patient_until_s = 0.0
+        #: claims and starts that may wait for the next facts of their members; they leave before `gathered`
+        self._begun: dict[MemberName, list[Fact]] = {}
+        self._begun_until_s = 0.0
 
     def claimed(self, fact: Fact, now: float) -> None:
         """Add the claim of a member that is started in the same turn."""
-        self._add_patient(fact, now + START_WAIT_S)
+        self._begins(fact, now + START_WAIT_S)
 
     def started(self, fact: Fact, now: float) -> None:
         """Add the start of a member."""
-        self._add_patient(fact, now + END_WAIT_S)
+        self._begins(fact, now + END_WAIT_S)
 
-    def _add_patient(self, fact: Fact, until_s: float) -> None:
-        self._patient_until_s = min(self._patient_until_s, until_s) if self.gathered else until_s
-        self._patient += 1
-        self.gathered.append(fact)
+    def _begins(self, fact: Fact, until_s: float) -> None:
+        begun = self._begun
+        self._begun_until_s = min(self._begun_until_s, until_s) if begun or self.gathered else until_s
+        begun.setdefault(_name(fact), []).append(fact)
+
+    def exited(self, fact: Fact, ran_ms: int) -> None:
+        """Add the end of a member that ran for so many ms. If its start has not left yet, they become one fact."""
+        begun = self._begun.pop(_name(fact), [])
+        if begun and begun[-1].kind == "started":
+            self.gathered.append(replace(fact, kind="ran", ran_ms=ran_ms))
+        else:
+            self.gathered += [*begun, fact]
+
+    def _all_gathered(self) -> list[Fact]:
+        """Return the facts in no frame, in order, and forget which of them could wait."""
+        if not self._begun:
+            return self.gathered
+        begun, self._begun = self._begun, {}
+        return [fact for facts in begun.values() for fact in facts] + self.gathered
 
     @property
     def due_s(self) -> float:
@@ -82,11 +100,11 @@ class FactOutbox:
 
         Infinity if there are none, if a fact leaves at once, or if a frame is in flight.
         """
-        return self._patient_until_s if self._waits else NEVER_S
+        return self._begun_until_s if self._waits else NEVER_S
 
     @property
     def _waits(self) -> bool:
-        return self.in_flight is None and 0 < self._patient == len(self.gathered)
+        return self.in_flight is None and bool(self._begun) and not self.gathered
 
     @property
     def next_no(self) -> int:
@@ -95,27 +113,26 @@ class FactOutbox:
 
     @property
     def is_full(self) -> bool:
-        return len(self.gathered) >= FACTS_WAITING_MAX
+        return len(self.gathered) + 2 * len(self._begun) >= FACTS_WAITING_MAX
 
     @property
     def is_empty(self) -> bool:
-        return not self.gathered and self.in_flight is None and not self._joining
+        return not (self.gathered or self._begun or self._joining) and self.in_flight is None
 
     def cut(self, session: str, now: float) -> FactFrame | None:
         """Put facts into the next frame and return it: it is in flight from now on.
 
         None if a frame is in flight, if there are no facts, or if all of them still wait for a moment.
         """
-        if self.in_flight is not None or not self.gathered:
+        if self.in_flight is not None or not (self.gathered or self._begun):
             return None
-        if self._waits and now < self._patient_until_s:
+        if self._waits and now < self._begun_until_s:
             return None
-        self._patient = 0
         self.last_no += 1
-        count = _fitting(self.gathered)
-        facts = self.gathered[:count]
-        self.gathered = self.gathered[count:]
-        self.in_flight = FactFrame(session, self.last_no, facts)
+        facts = self._all_gathered()
+        count = _fitting(facts)
+        self.gathered = facts[count:]
+        self.in_flight = FactFrame(session, self.last_no, facts[:count])
         self.resend_s = RESEND_S_FIRST
         self.resend_at_s = now + RESEND_S_FIRST
         return self.in_flight
@@ -153,9 +170,8 @@ class FactOutbox:
         if self.in_flight is not None:
             self._joining += self.in_flight.facts
             self.in_flight = None
-        self._joining += self.gathered
+        self._joining += self._all_gathered()
         self.gathered = []
-        self._patient = 0
         self.last_no = self.answered_no = 0
         if _fitting(self._joining, len(self._joining)) < len(self._joining):
             self._joining = _shortened(self._joining)
@@ -167,7 +183,12 @@ class FactOutbox:
 
     def unanswered(self) -> list[Fact]:
         flying = self.in_flight.facts if self.in_flight is not None else []
-        return [*self._joining, *flying, *self.gathered]
+        begun = [fact for facts in self._begun.values() for fact in facts]
+        return [*self._joining, *flying, *begun, *self.gathered]
+
+
+def _name(fact: Fact) -> MemberName:
+    return (fact.tenant, fact.job, fact.replica, fact.attempt, fact.fence)
 
 
 def _fitting(facts: Sequence[Fact], count_max: int = FACTS_PER_FRAME_MAX) -> int:
@@ -186,7 +207,7 @@ def _shortened(facts: Sequence[Fact]) -> list[Fact]:
 
     A claim and a start are left out if there is the end that implies them. Details are cut.
     """
-    ended = {(fact.tenant, fact.job, fact.replica, fact.fence) for fact in facts if fact.kind == "exited"}
+    ended = {(fact.tenant, fact.job, fact.replica, fact.fence) for fact in facts if fact.kind in ("exited", "ran")}
     return [
         fact if len(fact.detail) <= JOIN_DETAIL_CHARS_MAX else replace(fact, detail=fact.detail[:JOIN_DETAIL_CHARS_MAX])
         for fact in facts

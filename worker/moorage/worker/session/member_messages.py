@@ -13,6 +13,7 @@ import msgspec
 
 from moorage.schemas.errors import Problem
 from moorage.schemas.frames import (
+    Exec,
     Fact,
     FactAck,
     FactFrame,
@@ -77,7 +78,9 @@ class Member:
     """
 
     __slots__ = (
+        "address",
         "attempt",
+        "began_s",
         "code",
         "config",
         "driver",
@@ -89,20 +92,25 @@ class Member:
         "grace_s",
         "job",
         "keep",
-        "left",
+        "leased",
         "name",
         "notice_s",
         "phase",
         "place",
+        "ports",
         "probe_at_s",
         "quarantined",
+        "ready",
+        "refused",
         "replica",
         "request",
+        "resumes",
         "slots",
         "start",
         "stuck",
         "tenant",
         "used",
+        "was_ready",
         "why",
     )
 
@@ -122,15 +130,22 @@ class Member:
         self.config: Any = UNCHECKED
         self.code = 0
         self.why = ""
+        self.began_s = now  # when its start was reported
         self.probe_at_s = 0.0
         self.free_by_s = 0.0
         self.ends_at_s = None if place.ends_in_s is None else now + place.ends_in_s  # the job's deadline, by our clock
         self.notice_s = 0.0
         self.quarantined: tuple[int, ...] = ()
         self.stuck = False
-        self.left: frozenset[int] = frozenset()  # slots that a guest still has when this member ends
         self.frozen = False  # whether its processes are frozen, while it is running or ending
         self.freezing = False  # its driver was asked to freeze or to resume it, and has not answered
+        self.leased = True  # it has its devices; a frozen member gives them up once their memory was seen free
+        self.resumes = 0  # the number of the order to resume it that is carried out, 0 for none
+        self.refused = 0  # the number of the last such order for which the pool did not give its devices
+        self.ports: tuple[int, ...] = ()  # of this host, for `run.ports`
+        self.address = ""  # where they are reached, as a `started` fact says it
+        self.ready: bool | None = None  # what this agent has reported of `run.ready`; None: nothing yet
+        self.was_ready = False  # it was ready once, so that it does not end for not being so
         self.used: tuple[int, int] | None = None  # its use of devices, as in `Metered`, since this agent's start
 
     @property
@@ -259,6 +274,13 @@ class FreezeAnswered(msgspec.Struct, frozen=True):
     items: list[tuple[MemberName, str, str]]
 
 
+class LeaseAnswered(msgspec.Struct, frozen=True):
+    """Answer `TryLease` for the pool: the member has its devices again, or not, with the reason in one line."""
+
+    member: Member
+    why: str = ""
+
+
 class IdleSeen(msgspec.Struct, frozen=True):
     """Report members that do not use their devices: (name, seconds without use, allowed seconds, whether it is to end).
 
@@ -266,6 +288,13 @@ class IdleSeen(msgspec.Struct, frozen=True):
     """
 
     items: list[tuple[MemberName, int, int, bool]]
+
+
+class SeenReady(msgspec.Struct, frozen=True):
+    """Report what a look at running members found: (name, why it is not ready in one line or "" if it is, whether it
+    is to end, because it was not ready in time)."""
+
+    items: list[tuple[MemberName, str, bool]]
 
 
 class FreezeDue(msgspec.Struct, frozen=True):
@@ -343,7 +372,9 @@ Event = (
     | HelloChanged
     | OverGrant
     | FreezeAnswered
+    | LeaseAnswered
     | IdleSeen
+    | SeenReady
     | FreezeDue
     | ResumeDue
     | Metered
@@ -379,6 +410,18 @@ class EndMember(msgspec.Struct, frozen=True):
     notice_s: float = 0.0
 
 
+class WatchReady(msgspec.Struct, frozen=True):
+    """Look whether a running member is ready, as its request says; `SeenReady` follows."""
+
+    member: Member
+
+
+class NoteKept(msgspec.Struct, frozen=True):
+    """Journal the ports of a member, and that it was ready: the next agent must know both."""
+
+    member: Member
+
+
 class ResizeMembers(msgspec.Struct, frozen=True):
     """Journal the new parts of these members, and enforce them."""
 
@@ -390,6 +433,24 @@ class FreezeMember(msgspec.Struct, frozen=True):
 
     member: Member
     on: bool
+
+
+class RunCommands(msgspec.Struct, frozen=True):
+    """Run these commands in running members, for callers."""
+
+    execs: list[Exec]
+
+
+class Unlease(msgspec.Struct, frozen=True):
+    """Return the devices of a frozen member to the pool; all else of it stays."""
+
+    member: Member
+
+
+class TryLease(msgspec.Struct, frozen=True):
+    """Claim the slots of a frozen member again, all or none. The next event must be `LeaseAnswered`."""
+
+    member: Member
 
 
 class Release(msgspec.Struct, frozen=True):
@@ -506,8 +567,13 @@ Command = (
     TryClaim
     | StartMembers
     | EndMember
+    | WatchReady
+    | NoteKept
     | ResizeMembers
     | FreezeMember
+    | RunCommands
+    | Unlease
+    | TryLease
     | Release
     | ProbeFree
     | Quarantine

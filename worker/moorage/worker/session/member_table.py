@@ -2,19 +2,21 @@
 
 Without I/O. `members.Members` decides when placements may be accepted and when all members must end. The facts of each
 member form exactly one of these chains: refused | claimed withdrawn | claimed refused (this host could not start it) |
-claimed started exited [quarantined] freed. A member may be frozen and resumed between started and exited.
+claimed started exited [quarantined] freed. A member may be frozen and resumed between started and exited; frozen, it
+has no devices, and the pool decides whether it gets them again. One fact, ran, stands for claimed, started and exited,
+or for the last two, if started has not left before the exit.
 """
 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 from msgspec.structs import replace
 
 from moorage.schemas.capabilities import Capabilities
-from moorage.schemas.errors import ENDED_AS_ASKED, Refused
+from moorage.schemas.errors import ENDED_AS_ASKED, ENDED_FROZEN, Refused
 from moorage.schemas.frames import (
     SUSPECT_S,
     UNKNOWN_MS,
@@ -30,9 +32,10 @@ from moorage.schemas.frames import (
     used_detail,
 )
 from moorage.schemas.request_cache import RequestCache
+from moorage.schemas.staying import NOT_READY
 from moorage.worker.devices.readers.base import FREE_WAIT_S, PROBE_QUARANTINED_S, PROBE_S
+from moorage.worker.drivers.base import CODE_CANNOT_START, CODE_LOST, LOST
 from moorage.worker.job.environment import start_failed
-from moorage.worker.session import guests
 from moorage.worker.session.fact_outbox import FactOutbox
 from moorage.worker.session.lease_session import NEVER_S
 from moorage.worker.session.member_messages import (
@@ -47,11 +50,13 @@ from moorage.worker.session.member_messages import (
     FreezeAnswered,
     FreezeMember,
     IdleSeen,
+    LeaseAnswered,
     Log,
     Member,
     MemberName,
     MemberPhase,
     Metered,
+    NoteKept,
     NotFree,
     NotStarted,
     OverGrant,
@@ -62,11 +67,15 @@ from moorage.worker.session.member_messages import (
     Restored,
     SaidWell,
     SeenFree,
+    SeenReady,
     Started,
     StartFailed,
     StartMembers,
     Stuck,
     TryClaim,
+    TryLease,
+    Unlease,
+    WatchReady,
 )
 from moorage.worker.session.tombstones import TOMBSTONES_MAX, Tombstones
 
@@ -85,14 +94,10 @@ OVER_GRANT: Final = "over-memory: "
 MPS_FAULT: Final = "mps-fault: "
 #: prefix of the reason for a member whose devices showed no use for too long
 IDLE: Final = "idle: "
-#: the reason for a member that cannot go on because of this host: it is tried again, as after a lost worker
-LOST: Final = "lost"
+#: ends for these reasons are the worker's own decisions, and are told in its words
+_OWN_REASONS: Final = (OVER_GRANT, MPS_FAULT, IDLE, NOT_READY)
 #: most replicas that are suspected of having killed a supervisor; further ones are not suspected
 SUSPECTS_MAX: Final = 4_096
-#: minus SIGKILL: the exit code of a member whose end was not observed
-CODE_LOST: Final = -9
-#: the exit code of a command that turned out to be none that this host can start
-CODE_CANNOT_START: Final = 126
 _read_request: Final = RequestCache().read
 
 
@@ -124,7 +129,9 @@ class MemberTable:
         self._on_member_over = on_member_over
         self._free_wait_s = free_wait_s
         self._now = 0.0
+        #: members that have ended, or are frozen, and whose devices are not seen free yet
         self._freeing: dict[MemberName, Member] = {}
+        self._unleased: dict[MemberName, Member] = {}  # frozen members without devices
         #: replicas (tenant, job, replica) that may have killed a supervisor, and when their last attempt started
         self._suspects: dict[tuple[str, str, int], float] = {}
         self._with_supervisor: set[MemberName] = set()  # members that ran when their supervisor died
@@ -173,8 +180,6 @@ class MemberTable:
                 self._refuse(name, f"no driver {member.driver}")
             elif (other := self._suspect_beside(member)) is not None:
                 self._refuse(name, f"job {other.job} runs alone first: the supervisor died while both ran")
-            elif place.guest and (why := guests.why_no_guest(held.values(), place)):
-                self._refuse(name, why)
             elif len(wanted) >= room or self._held_bytes > HELD_BYTES_MAX:
                 self._refuse(name, f"this worker has {len(held)} attempts, as many as a frame can list")
             else:
@@ -264,6 +269,7 @@ class MemberTable:
 
     def _unhold(self, member: Member) -> None:
         del self.held[member.name]
+        self._unleased.pop(member.name, None)
         self._held_bytes -= HELD_BYTES + len(member.tenant) + len(member.job)
 
     def _refuse(self, name: MemberName, why: str) -> None:
@@ -331,49 +337,114 @@ class MemberTable:
                 self.outbox.gathered.append(Fact("idle", *name, seconds, str(ends_s) if ends_s else ""))
 
     def freeze(self, freeze: Freeze) -> None:
-        """Freeze or resume a running member, or report that it is in that state, or cannot be frozen.
+        """Freeze or resume a running member, or report that it is in that state, or cannot be brought into it.
 
-        Nothing happens while an earlier order is unanswered, and if a member with guests is to be resumed.
+        Nothing happens while an earlier order is under way: the leader asks again.
         """
         member = self.held.get((freeze.tenant, freeze.job, freeze.replica, freeze.attempt, freeze.fence))
-        if member is None or member.phase != "running" or member.freezing:
+        if member is None or member.phase != "running" or member.freezing or self._is_looked_at(member):
             return
-        if not freeze.on and guests.guests_of(self.held.values(), member):
-            return  # the leader asks again once its guests have ended
-        if member.frozen == freeze.on:
-            self.outbox.gathered.append(Fact("frozen" if freeze.on else "resumed", *member.name))
-        elif not self.drivers[member.driver].freezes or member.place.mode == "mps":
-            self.outbox.gathered.append(Fact("not-frozen", *member.name, 0, "this worker cannot freeze it"))
+        facts = self.outbox.gathered
+        if not member.frozen and not freeze.on:
+            facts.append(Fact("resumed", *member.name, freeze.n))
+        elif not member.frozen:
+            if self.drivers[member.driver].freezes and member.place.mode == "exclusive":
+                self._freeze(member, on=True)
+            else:
+                facts.append(Fact("not-frozen", *member.name, 0, "this worker cannot freeze it"))
+        elif member.leased:  # its devices are not seen free yet
+            if not freeze.on:
+                self._freeze(member, on=False, resumes=freeze.n)
+        elif freeze.on or not freeze.n:
+            facts.append(Fact("frozen", *member.name))
+        elif freeze.n <= member.refused:
+            facts.append(Fact("not-resumed", *member.name, freeze.n, "its devices were in use"))
         else:
-            self._freeze(member, freeze.on)
+            member.resumes = freeze.n
+            self.commands.append(TryLease(member))
 
-    def _freeze(self, member: Member, on: bool) -> None:
-        if not member.freezing:
-            member.freezing = True
-            self.commands.append(FreezeMember(member, on))
+    def on_lease_answered(self, event: LeaseAnswered) -> None:
+        """Resume a frozen member that has its devices again; else report that it waits on, unless it is to end."""
+        member, why = event.member, event.why
+        if not why:
+            member.leased = True
+            self._unleased.pop(member.name, None)
+            self._freeze(member, on=False, resumes=member.resumes)
+        elif member.phase == "running":
+            self._not_resumed(member, why)
+
+    def _not_resumed(self, member: Member, why: str) -> None:
+        member.refused, member.resumes = member.resumes, 0
+        self.outbox.gathered.append(Fact("not-resumed", *member.name, member.refused, why[:DETAIL_CHARS_MAX]))
+
+    def _freeze(self, member: Member, *, on: bool, resumes: int = 0) -> None:
+        self._freeing.pop(member.name, None)
+        member.freezing, member.resumes = True, resumes
+        self.commands.append(FreezeMember(member, on))
+
+    def _is_looked_at(self, member: Member) -> bool:
+        """Return whether a look at the member's devices is under way: what it sees must not be about another state."""
+        return member.name in self._freeing and member.probe_at_s == NEVER_S
 
     def on_freeze_answered(self, event: FreezeAnswered) -> None:
-        """Report whether members were frozen or resumed. A member that is broken is lost, and is ended."""
+        """Report whether members were resumed; look at the devices of those that were frozen, and report these later.
+
+        A member that is broken is lost, and is ended.
+        """
         for name, now, why in event.items:
             member = self.held.get(name)
             if member is None or member.phase not in ("running", "ending"):
                 continue
             was, member.frozen, member.freezing = member.frozen, now == "frozen", False
+            if not member.frozen:
+                self._freeing.pop(name, None)
+                self._unleased.pop(name, None)
             if now == "broken":
                 self.commands.append(Log("error", "not-resumed", f"{member.name} is lost while it is frozen: {why}"))
                 self._end_member(member, 0.0, LOST)
-            elif member.phase == "ending":
+            elif member.frozen and member.phase == "ending" and not was:
                 self._resume_to_end(member)
             elif member.frozen:
-                self.outbox.gathered.append(Fact("frozen", *name))
-            elif was:
-                self.outbox.gathered.append(Fact("resumed", *name))
-            else:
-                self.outbox.gathered.append(Fact("not-frozen", *name, 0, why[:DETAIL_CHARS_MAX]))
+                self._look_at_frozen(member, self._free_wait_s)
+            elif not member.leased:  # the record of an earlier agent said that it was, and another may have a slot
+                self._end_member(member, 0.0, LOST)
+            elif member.phase == "running":
+                kind: FactKind = "resumed" if member.resumes else "not-frozen"
+                self.outbox.gathered.append(Fact(kind, *name, member.resumes, why[:DETAIL_CHARS_MAX]))
+
+    def _look_at_frozen(self, member: Member, wait_s: float) -> None:
+        member.probe_at_s, member.free_by_s = NEVER_S, self._now + wait_s
+        self._freeing[member.name] = member
+        self.commands.append(ProbeFree([member]))
+
+    def _give_up_devices(self, member: Member) -> None:
+        """End the lease of a frozen member, whose devices were seen free, and report that it is frozen."""
+        del self._freeing[member.name]
+        member.leased = False
+        self._unleased[member.name] = member
+        self.commands.append(Unlease(member))
+        if member.resumes:
+            self._not_resumed(member, "its processes did not run on")
+        else:
+            self.outbox.gathered.append(Fact("frozen", *member.name))
+        self._lease_to_end()
+
+    def _lease_to_end(self) -> None:
+        """Have frozen members that are to end claim their devices, since others have left some."""
+        for member in list(self._unleased.values()):
+            self._resume_to_end(member)
 
     def _resume_to_end(self, member: Member) -> None:
-        if guests.resumes_to_end(self.held.values(), member):
-            self._freeze(member, False)
+        """Resume a frozen member that is to end as soon as it has its devices: it may have work there to save.
+
+        Its grace goes on meanwhile. A look at its devices that is under way comes to an end first.
+        """
+        if member.phase != "ending" or not member.frozen or member.freezing or member.grace_s <= 0:
+            return
+        if not member.leased:
+            self.commands.append(TryLease(member))
+        elif not self._is_looked_at(member):
+            self._freeze(member, on=False)
 
     def on_metered(self, event: Metered) -> None:
         """Add to the members' use of their devices."""
@@ -410,9 +481,32 @@ class MemberTable:
                 continue
             if member.phase == "starting":  # otherwise it was asked to end before its start was reported
                 self._enter(member, "running")
+            member.began_s = self._now
             if name[:3] in self._suspects:
                 self._suspects[name[:3]] = self._now
-            outbox.started(Fact("started", *name), self._now)
+            outbox.started(Fact("started", *name, 0, member.address), self._now)
+            self._watch_ready(member)
+
+    def _watch_ready(self, member: Member) -> None:
+        if member.phase == "running" and member.request.workload.ready is not None:
+            self.commands.append(WatchReady(member))
+
+    def on_seen_ready(self, event: SeenReady) -> None:
+        """Report members that are ready, and those that are not any more; end those that never were in time."""
+        for name, why, ends in event.items:
+            member = self.held.get(name)
+            if member is None or member.phase != "running":
+                continue
+            is_ready = not why
+            if ends:
+                self._end_member(member, member.grace_s, f"{NOT_READY}: {why}")
+            elif member.ready is not is_ready and (is_ready or member.was_ready):
+                kind: FactKind = "ready" if is_ready else "not-ready"
+                self.outbox.gathered.append(Fact(kind, *name, 0, why[:DETAIL_CHARS_MAX]))
+                member.ready = is_ready
+                if not member.was_ready:
+                    member.was_ready = True
+                    self.commands.append(NoteKept(member))
 
     def on_ended(self, event: Ended) -> None:
         for name, code, reason in event.items:
@@ -441,11 +535,14 @@ class MemberTable:
             self.dropped["end-of-nothing"] += 1
             return
         self._enter(member, "exited")
-        if reason == ENDED_AS_ASKED and (member.why.startswith((OVER_GRANT, MPS_FAULT, IDLE)) or member.why == LOST):
+        self._unleased.pop(name, None)
+        if reason == ENDED_AS_ASKED and (member.why.startswith(_OWN_REASONS) or member.why == LOST):
             reason = member.why
+        elif reason == ENDED_AS_ASKED and member.frozen:
+            reason = ENDED_FROZEN
         member.code, member.why = code, reason[:DETAIL_CHARS_MAX]
         self._judge(name, reason)
-        self.outbox.gathered.append(Fact("exited", *name, code, member.why))
+        self.outbox.exited(Fact("exited", *name, code, member.why), round(1000 * (self._now - member.began_s)))
         self._await_free(member)
         self._on_member_over()
 
@@ -456,7 +553,7 @@ class MemberTable:
                 continue
             member.stuck = True
             self._enter(member, "ending")
-            self._quarantine(member, tuple(member.slots))
+            self._quarantine(member, tuple(member.slots) if member.leased else ())
         self._on_member_over()
 
     def restore(self, event: Restored) -> None:
@@ -476,7 +573,8 @@ class MemberTable:
             if phase not in ("exited", "refused") and ("claimed", *base) not in known:
                 facts.append(Fact("claimed", *member.name, 0, detail))
             if phase == "running" and ("started", *base) not in known:
-                facts.append(Fact("started", *member.name))
+                facts.append(Fact("started", *member.name, 0, member.address))
+            self._watch_ready(member)
         for member, phase, code, detail in event.held:
             if phase == "exited":
                 self._exited(member.name, code, detail)
@@ -484,14 +582,19 @@ class MemberTable:
                 self.on_not_started(NotStarted([(member.name, detail)], code))
         for name in event.withdrawn:
             self.tombstones.report(name, "withdrawn", 0, "never started")
-        for guest in guests.unfounded(list(self.held.values())):
-            self._end_member(guest, 0.0, LOST)
+        for member in list(self.held.values()):
+            if not member.frozen and not member.leased:  # the record of what is frozen was lost, and another has a slot
+                self._end_member(member, 0.0, LOST)
+            elif member.frozen and member.leased:
+                self._look_at_frozen(member, NEVER_S)
+            elif member.frozen:
+                self._unleased[member.name] = member
+                facts.append(Fact("frozen", *member.name))
 
     # ----------------------------------------------------------------------------------- the devices after the end
 
     def _await_free(self, member: Member) -> None:
-        member.left = guests.slots_of_guests(self.held.values(), member) if member.slots else frozenset()
-        if member.left.issuperset(member.slots) or not self.drivers[member.driver].uses_devices:
+        if not (member.slots and member.leased and self.drivers[member.driver].uses_devices):
             self._freed(member)
             return
         member.probe_at_s = NEVER_S  # until this probe is answered
@@ -514,13 +617,20 @@ class MemberTable:
     def on_seen_free(self, event: SeenFree) -> None:
         for name in event.names:
             member = self._freeing.get(name)
-            if member is not None:
+            if member is not None and member.phase == "exited":
                 self._freed(member)
+            elif member is not None and member.phase == "ending":
+                self._freeze(member, on=False)
+            elif member is not None:
+                self._give_up_devices(member)
 
     def on_not_free(self, event: NotFree) -> None:
         for name, slots in event.items:
             member = self._freeing.get(name)
             if member is None:
+                continue
+            if member.phase == "ending" or (member.phase == "running" and self._now >= member.free_by_s):
+                self._freeze(member, on=False, resumes=member.resumes)  # it cannot be frozen, as its memory stays
                 continue
             if self._now >= member.free_by_s and not member.quarantined:
                 self._quarantine(member, slots)
@@ -537,7 +647,7 @@ class MemberTable:
                 self.commands.append(Log("warning", "said-over", over))
                 self._enter(member, "exited")
                 member.code, member.why = CODE_LOST, "lost"
-                self.outbox.gathered.append(Fact("exited", *member.name, CODE_LOST, "lost"))
+                self.outbox.exited(Fact("exited", *member.name, CODE_LOST, "lost"), 0)
             self._freed(member)
 
     def _quarantine(self, member: Member, slots: tuple[int, ...]) -> None:
@@ -558,20 +668,20 @@ class MemberTable:
         """Remove a member that has ended from the table, and keep a tombstone of it."""
         self._unhold(member)
         self._enter(member, "over")
-        for owner in guests.beside(self.held.values(), member) if member.place.guest else ():
-            self._resume_to_end(owner)
         if kind == "exited":
             self.tombstones.remember(member.name, kind, code, detail)
         else:
             self.tombstones.report(member.name, kind, code, detail)
         if kind != "withdrawn" and self.drivers[member.driver].outlives_agent:
             self._to_forget.append((self.outbox.next_no, member))
+        if self._unleased:
+            self._lease_to_end()
         self._on_member_over()
 
-    def forget_through(self, no: int) -> None:
-        """Have drivers forget the members whose ends are in the ledger: up to frame `no`, or in the join for 0."""
+    def forget_reported(self) -> None:
+        """Have drivers forget the members whose ends the leader has acknowledged, in a join or in a frame of facts."""
         forget: list[Member] = []
-        while self._to_forget and self._to_forget[0][0] <= no:
+        while self._to_forget and self._to_forget[0][0] <= self.outbox.answered_no:
             forget.append(self._to_forget.popleft()[1])
         if forget:
             self.commands.append(Forget(forget))
@@ -599,12 +709,26 @@ class MemberTable:
                 raise Defect(f"{name} is held as {member.name} in phase {member.phase}")
             if self.tombstones.holds(name):
                 raise Defect(f"{name} is held and over")
-            if name in self._freeing and member.phase != "exited":
+            if name in self._freeing and member.phase != "exited" and not member.frozen:
                 raise Defect(f"{name} waits for its memory in phase {member.phase}")
-        if fault := guests.slots_fault(self.held.values()):
+            if (name in self._unleased) is not (member.frozen and not member.leased and member.phase != "exited"):
+                raise Defect(f"{name} is frozen: {member.frozen}, has its devices: {member.leased}")
+        if fault := _slots_fault(self.held.values()):
             raise Defect(fault)
         if self._held_bytes != sum(HELD_BYTES + len(name[0]) + len(name[1]) for name in self.held):
             raise Defect(f"{len(self.held)} members are held, counted as {self._held_bytes} bytes")
         for name in self._freeing:
             if name not in self.held:
                 raise Defect(f"{name} waits for its memory and is not held")
+
+
+def _slots_fault(held: Iterable[Member]) -> str:
+    """Return a contradiction between the slots of the members that have devices, as text; "" if there is none."""
+    modes: dict[int, list[str]] = {}
+    for member in held:
+        for slot in member.quarantined or (member.slots if member.leased else ()):
+            modes.setdefault(slot, []).append(member.place.mode)
+    for slot, found in modes.items():
+        if len(set(found)) > 1 or (found[0] == "exclusive" and len(found) > 1):
+            return f"slot {slot} is held as {found}"
+    return ""

@@ -29,6 +29,7 @@ from moorage.worker.session.member_messages import (
     HealthChanged,
     HelloChanged,
     IdleSeen,
+    LeaseAnswered,
     Leave,
     Log,
     Metered,
@@ -38,9 +39,11 @@ from moorage.worker.session.member_messages import (
     Replaced,
     Restored,
     ResumeDue,
+    RunCommands,
     SaidWell,
     SayHello,
     SeenFree,
+    SeenReady,
     SendFacts,
     SendGoodbye,
     SendJoin,
@@ -119,7 +122,9 @@ class Members:
             HelloChanged: self._on_hello_changed,
             OverGrant: self.table.end_over_grant,
             FreezeAnswered: self.table.on_freeze_answered,
+            LeaseAnswered: self.table.on_lease_answered,
             IdleSeen: self._on_idle,
+            SeenReady: self.table.on_seen_ready,
             FreezeDue: self._on_freeze_due,
             ResumeDue: self._on_resume_due,
             Metered: self.table.on_metered,
@@ -183,6 +188,8 @@ class Members:
             self.table.resize(frame.resize)
         for freeze in frame.freeze:
             self.table.freeze(freeze)
+        if frame.execs:
+            self._commands.append(RunCommands(frame.execs))
         return None
 
     def _place(self, places: list[Place]) -> None:
@@ -235,7 +242,7 @@ class Members:
         self.outbox.joined()
         self._join_facts, self._join_holding = [], []
         self._commands.append(SessionLive(frame.n, frame.ledger))
-        self.table.forget_through(0)
+        self.table.forget_reported()
         self._set_fence()
         if self._now >= session.over_at_s:
             self._session_over("the answer to the join came too late")
@@ -305,7 +312,7 @@ class Members:
                 return
             self.outbox.answered()
             self._commands.append(FactsAnswered(frame.no))
-            self.table.forget_through(self.outbox.answered_no)
+            self.table.forget_reported()
         else:
             self._drop("answer-not-awaited")
 

@@ -1,13 +1,12 @@
-"""Set the compute modes of a worker's GPUs, and the length of their time slices.
+"""Set the compute modes of a worker's GPUs.
 
-Processes can share a GPU by time-slice only in the mode DEFAULT, so a worker that offers time-slice sets that mode, and
-the slice length that an operator names. While an MPS daemon uses a GPU, the GPU is in the mode EXCLUSIVE_PROCESS: in
+Processes can share a GPU by time-slice only in the mode DEFAULT, so a worker that offers time-slice sets that mode.
+While an MPS daemon uses a GPU, the GPU is in the mode EXCLUSIVE_PROCESS: in
 the mode DEFAULT a client that does not find the daemon would silently run without it and without limits; in
 EXCLUSIVE_PROCESS it fails.
 
 The worker restores everything at its end. Each change is written to a file first, so that the next agent restores it if
-this one is killed. A value that a driver cannot read or set stays as it is. NVML has no call for the slice length;
-nvidia-smi has one, on some boards.
+this one is killed. A mode that a driver cannot read or set stays as it is.
 """
 
 from __future__ import annotations
@@ -15,11 +14,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import subprocess
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -32,11 +30,7 @@ FILE_NAME: Final = "compute-modes.json"
 #: nvml.h: NVML_COMPUTEMODE_DEFAULT and NVML_COMPUTEMODE_EXCLUSIVE_PROCESS
 DEFAULT: Final = 0
 EXCLUSIVE_PROCESS: Final = 3
-Length = Literal["default", "short", "medium", "long"]
-#: the numbers of `nvidia-smi compute-policy --set-timeslice`
-_LENGTHS: Final[dict[str, int]] = {"default": 0, "short": 1, "medium": 2, "long": 3}
-NVIDIA_SMI: Final = "nvidia-smi"
-#: time limits for one GPU, and for all of them: NVML and nvidia-smi may hang in the kernel
+#: time limits for one GPU, and for all of them: NVML may hang in the kernel
 ASK_S: Final = 10.0
 CHANGE_S: Final = 60.0
 
@@ -50,34 +44,32 @@ class ModeFault(Exception):
 
 
 class _Changed(msgspec.Struct):
-    """The changes since this boot: the former mode of each GPU, and the GPUs with a slice length.
+    """The changes since this boot: the former mode of each GPU.
 
     GPUs in `of_mps` are in EXCLUSIVE_PROCESS for an MPS daemon, the others in DEFAULT.
     """
 
     boot: str
     modes: dict[str, int] = {}
-    lengths: list[str] = []
     of_mps: list[str] = []
 
 
 class ComputeModes:
-    """Sets the compute modes and the lengths of time slices of one worker's GPUs, by uuid, and restores them.
+    """Sets the compute modes of one worker's GPUs, by uuid, and restores them.
 
     `shares`: the worker offers time-slice. `file` keeps the former values, so that the next agent can restore them.
     Values of another `boot` are ignored, because a reboot resets the modes.
     """
 
-    def __init__(self, file: Path, boot: str, *, shares: bool, length: Length | None = None) -> None:
+    def __init__(self, file: Path, boot: str, *, shares: bool) -> None:
         self._file = file
         self._shares = shares
-        self._length = length
         self._shared: frozenset[str] = frozenset()
         past = _read(file)
         self._changed = past if past is not None and past.boot == boot else _Changed(boot)
 
     async def open(self, uuids: Sequence[str], *, has_mps: bool) -> None:
-        """Set mode and slice length on these GPUs if the worker offers time-slice.
+        """Set the mode of these GPUs if the worker offers time-slice.
 
         Otherwise restore what an earlier agent set. Without `has_mps` the worker runs no MPS daemons any more: GPUs
         that such a daemon used are restored. Faults are logged and not raised.
@@ -125,8 +117,6 @@ class ComputeModes:
                 await work
         except TimeoutError:
             log.error("the compute modes of the GPUs are unknown: the driver did not answer within %g s", CHANGE_S)
-        except ModeFault as fault:
-            log.error("not all GPUs have the compute mode and the time slices that they should have: %s", fault)
 
     async def _open(self, uuids: Sequence[str], has_mps: bool) -> None:
         for uuid in () if has_mps else self.of_mps:
@@ -138,11 +128,6 @@ class ComputeModes:
         for uuid in uuids:
             if uuid not in self._changed.of_mps:
                 await self._share(uuid)
-        if self._length is None:
-            await self._restore_lengths()
-        else:
-            for uuid in uuids:
-                await self._lengthen(uuid, self._length)
 
     async def _share(self, uuid: str) -> None:
         mode = DEFAULT
@@ -155,25 +140,10 @@ class ComputeModes:
             self._write()
             await _of_gpu(uuid, partial(_set, mode=DEFAULT))
 
-    async def _lengthen(self, uuid: str, length: Length) -> None:
-        if uuid not in self._changed.lengths:
-            self._changed.lengths.append(uuid)
-            self._write()
-        if not await in_thread("compute-policy", partial(_set_length, uuid, length)):
-            self._changed.lengths.remove(uuid)
-            self._write()
-
     async def _restore(self) -> None:
         for uuid in self._changed.modes.keys() - self._changed.of_mps:
             with _logged(f"the compute mode of GPU {uuid} is not restored"):
                 await self._put_back(uuid, DEFAULT)
-        await self._restore_lengths()
-
-    async def _restore_lengths(self) -> None:
-        for uuid in list(self._changed.lengths):
-            if await in_thread("compute-policy", partial(_set_length, uuid, "default")):
-                self._changed.lengths.remove(uuid)
-                self._write()
 
     async def _put_back(self, uuid: str, ours: int) -> None:
         """Restore a GPU's former mode, unless an operator has replaced `ours` by another one since.
@@ -188,7 +158,7 @@ class ComputeModes:
     def _write(self) -> None:
         """Write the changes to the file. Raises ModeFault: then the change must not be made."""
         try:
-            if self._changed.modes or self._changed.lengths or self._changed.of_mps:
+            if self._changed.modes or self._changed.of_mps:
                 replace_private(self._file, msgspec.json.encode(self._changed).decode())
             else:
                 self._file.unlink(missing_ok=True)
@@ -238,21 +208,6 @@ def _set(api: Any, gpu: Any, mode: int) -> None:
     api.nvmlDeviceSetComputeMode(gpu, mode)
     if (found := _mode(api, gpu)) != mode:
         raise ModeFault(f"the mode is {found} after {mode} was set")
-
-
-def _set_length(uuid: str, length: Length) -> bool:
-    command = [NVIDIA_SMI, "compute-policy", "-i", uuid, f"--set-timeslice={_LENGTHS[length]}"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=ASK_S, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        log.warning("the length of the time slices of GPU %s stays unchanged: %s", uuid, error)
-        return False
-    if done.returncode:
-        said = " ".join((done.stdout + done.stderr).split())[:200]
-        log.warning(
-            "the length of the time slices of GPU %s stays unchanged: %s", uuid, said or f"exit code {done.returncode}"
-        )
-    return not done.returncode
 
 
 def _read(file: Path) -> _Changed | None:

@@ -1,14 +1,16 @@
-"""Find jobs and leases that have GPUs and do not use them, from the readings for load frames."""
+"""Find jobs and leases that have GPUs and do not use them, from the readings for load frames.
+
+Which jobs are frozen for that is in freezing/unused.py.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Final, Generic, NamedTuple, TypeVar
 
 from moorage.schemas.frames import OTHERS
-from moorage.schemas.job import QOS, Qos
 from moorage.worker.devices.readers.base import FREE_TOLERANCE_MIB, SlotReading
-from moorage.worker.session.member_messages import FreezeDue, IdleSeen, Member, MemberName
+from moorage.worker.session.member_messages import IdleSeen, Member, MemberName
 
 #: if two readings are further apart, the use between them is unknown
 PAUSE_S_MAX: Final = 120.0
@@ -111,36 +113,3 @@ class IdleJobs:
         }
         found = self._watch.read(alone, readings, now_s)
         return IdleSeen([(name, *idle) for name, idle in found.items()]) if found else None
-
-
-class UnusedJobs:
-    """The members of one worker that are to be frozen for want of use; `held` are all of its members.
-
-    `after_s` says after how many seconds, by the `qos` of the request, 0 for never; `wakes` whether a member's first
-    use will have it resumed. A member is named once in each time without use: where it could not be frozen, it may not
-    be asked again and again.
-    """
-
-    def __init__(
-        self, held: Mapping[MemberName, Member], after_s: Callable[[Qos], int], wakes: Callable[[Member], bool]
-    ) -> None:
-        self._held = held
-        self._wakes = wakes
-        self._watch = IdleWatch[MemberName](0, {qos: after_s(qos) for qos in QOS})
-
-    def read(self, readings: Sequence[SlotReading], now_s: float) -> FreezeDue | None:
-        """Handle a reading of each slot. Return members to freeze, lowest `qos` first, then idlest; None if none."""
-        alone = {
-            name: (member.request.qos, member.slots)
-            for name, member in self._held.items()
-            if member.place.mode == "exclusive"
-            and member.phase == "running"
-            and not (member.frozen or member.freezing or member.place.hold)
-        }
-        found = self._watch.read(alone, readings, now_s)
-        due = [
-            (QOS.index(self._held[name].request.qos), -idle.seconds, name)
-            for name, idle in found.items()
-            if self._wakes(self._held[name])
-        ]
-        return FreezeDue([(name, -seconds) for _, seconds, name in sorted(due)]) if due else None

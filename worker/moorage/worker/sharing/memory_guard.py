@@ -133,7 +133,7 @@ class MemoryGuard:
         """Return which processes on a leased device belong to its leases, or cannot be told from those."""
         members = [member for member in self._held.values() if slot in member.slots]
         drivers = {member.driver: self._drivers[member.driver] for member in members}
-        if not members or not all(driver.tells_processes for driver in drivers.values()):
+        if not members or not all(driver.can_measure() for driver in drivers.values()):
             return set(pids)
         here = {member.name for member in members}
         ours = {os.getpid()} | {pid for pid in pids if not os.path.exists(f"/proc/{pid}")}

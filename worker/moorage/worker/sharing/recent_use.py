@@ -41,9 +41,9 @@ class RecentUse:
                 ring = self._rings[key] = _Ring()
             ring.put(self._second, use)
 
-    def newest(self) -> list[AttemptUse]:
-        """Return the newest reading, for a renewal."""
-        return [AttemptUse(name[-1], list(each)) for name, each in self._newest.items()]
+    def newest(self, still_s: Mapping[MemberName, int]) -> list[AttemptUse]:
+        """Return the newest reading, with the seconds for which members have been still."""
+        return [AttemptUse(name[-1], list(each), still_s.get(name, 0)) for name, each in self._newest.items()]
 
     def page(self, ask: ReadUse, devices: Sequence[Device]) -> UsePage:
         """Return what the member has used; no device if it cannot be measured or was not read so far."""

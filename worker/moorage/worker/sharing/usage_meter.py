@@ -5,30 +5,39 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 
-from moorage.schemas.frames import UNKNOWN_MS, DeviceUse
+from moorage.schemas.frames import UNKNOWN_MS, AttemptUse, DeviceUse
 from moorage.system.proctree import sees_all_pids
 from moorage.worker.devices.readers.base import SlotReading
 from moorage.worker.drivers.base import Driver
 from moorage.worker.session.member_messages import Member, MemberName, Metered
 from moorage.worker.sharing.recent_use import RecentUse
+from moorage.worker.sharing.stillness import Stillness
 
 
 class UsageMeter:
-    """The meter of one worker; `held` are its members. `recent` has what each of them uses now and used of late.
+    """The meter of one worker; `held` are its members. `recent` has what each of them uses now and used of late, and
+    `stillness` for how long it has shown no sign of work.
 
     A job that has its devices alone uses what the devices report; a sharer uses what its processes use. If a device
     does not report its load, as a MIG slice, only memory is measured. Nothing is measured for a device that does not
     answer, for a VM, and for sharers whose driver or board cannot attribute processes.
     """
 
-    def __init__(self, held: Mapping[MemberName, Member], drivers: Mapping[str, Driver]) -> None:
+    def __init__(
+        self, held: Mapping[MemberName, Member], drivers: Mapping[str, Driver], *, hears_output: bool = True
+    ) -> None:
         self._held = held
         self._drivers = drivers
         self.recent = RecentUse()
+        self.stillness = Stillness(held, hears_output=hears_output)
         self._sees_all_pids = sees_all_pids()
         self._running: set[MemberName] = set()  # at the last reading
         self._before: set[MemberName] = set()  # and at the one before it
         self._read_s = 0.0
+
+    def newest(self) -> list[AttemptUse]:
+        """Return the newest reading of each running member, for a renewal."""
+        return self.recent.newest(self.stillness.seconds())
 
     def read(self, readings: Sequence[SlotReading], now_s: float) -> Metered | None:
         """Handle a reading of each slot.
@@ -50,7 +59,7 @@ class UsageMeter:
         running = {
             name: member
             for name, member in self._held.items()
-            if member.slots and member.phase in ("running", "ending") and not member.frozen  # a guest may use them
+            if member.slots and member.phase in ("running", "ending") and not member.frozen
             if not any(readings[slot].handed_on or readings[slot].health == "unresponsive" for slot in member.slots)
         }
         whose: dict[tuple[str, int], dict[int, MemberName | None] | None] = {}
@@ -62,6 +71,7 @@ class UsageMeter:
                 uses[name] = shared
         self._before, self._running = self._running, set(running)
         self.recent.record(now_s, uses)
+        self.stillness.read(readings, uses, now_s)
         return uses
 
     def _of_processes(
@@ -86,7 +96,8 @@ class UsageMeter:
                 return None
             own = [use for pid, use in used_by.items() if names.get(pid) == member.name]
             percent = _sum([use.percent for use in own])
-            uses.append(DeviceUse(slot, percent, sum(use.memory_mib for use in own), readings[slot].power_w))
+            power = readings[slot].power_w, readings[slot].power_limit_w
+            uses.append(DeviceUse(slot, percent, sum(use.memory_mib for use in own), *power))
         return uses
 
     def _whose(self, driver: Driver, pids: Sequence[int]) -> dict[int, MemberName | None] | None:
@@ -99,7 +110,7 @@ class UsageMeter:
 
 
 def _of_device(slot: int, reading: SlotReading) -> DeviceUse:
-    return DeviceUse(slot, reading.util_percent, reading.memory_used_mib, reading.power_w)
+    return DeviceUse(slot, reading.util_percent, reading.memory_used_mib, reading.power_w, reading.power_limit_w)
 
 
 def _sum(percents: Sequence[int | None]) -> int | None:

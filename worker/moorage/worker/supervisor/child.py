@@ -22,9 +22,6 @@ UID_NONE: Final = (1 << 32) - 1
 TOLD_CHARS_MAX: Final = 60
 _ENCODING: Final = sys.getfilesystemencoding()
 _ENCODING_ERRORS: Final = sys.getfilesystemencodeerrors()
-_LIMITS: Final = {
-    name.removeprefix("RLIMIT_"): value for name, value in vars(resource).items() if name.startswith("RLIMIT_")
-}
 
 
 @dataclass(eq=False)
@@ -48,9 +45,6 @@ class Child:
     cwd: bytes
     ids: tuple[int, int, list[int]] | None
     limits: list[tuple[int, tuple[int, int]]]
-    reaps: bool = False
-    """Whether its orphans become its own children, not the supervisor's: while it lives they are known to be its own.
-    """
 
     def request(self) -> bytes:
         """Return the bytes that launcher.c reads: words, each ended by a null; each list is preceded by its length.
@@ -64,11 +58,13 @@ class Child:
         return b"\0".join((head, self.cwd, *lists, b""))
 
 
-def judge(member: StartMember, environ: Mapping[str, str] | None = None, files: tuple[int, int] | None = None) -> Child:
-    """Check one request and look up its user, limits and signal. Raises `StartRefused`.
+def checked_child(
+    member: StartMember, environ: Mapping[str, str] | None = None, files: tuple[int, int] | None = None
+) -> Child:
+    """Return the child that a request asks for, with its user and signal looked up. Raises `StartRefused`.
 
     Neither its program nor its folder is looked for.
-    `environ` replaces the request's own environment. `files` are its limits on open files unless it asks for others.
+    `environ` replaces the request's own environment. `files` are its limits on open files.
     """
     environ = member.env if environ is None else environ
     _check(0 < len(member.key) <= KEY_CHARS_MAX, "request", f"key must have 1..{KEY_CHARS_MAX} characters")
@@ -96,11 +92,7 @@ def judge(member: StartMember, environ: Mapping[str, str] | None = None, files: 
         search=search,
         cwd=cwd,
         ids=None if member.user is None else resolve_user(member.user),
-        limits=[
-            *([] if files is None else [(resource.RLIMIT_NOFILE, files)]),
-            *[_limit(name, pair) for name, pair in member.limits.items()],
-        ],
-        reaps=member.leaves_cgroup,
+        limits=[] if files is None else [(resource.RLIMIT_NOFILE, files)],
     )
 
 
@@ -179,14 +171,6 @@ def _paths(program: bytes, search: str) -> list[bytes]:
     if b"/" in program:
         return [program]
     return [os.path.join(folder or b".", program) for folder in os.fsencode(search).split(b":")]
-
-
-def _limit(name: str, pair: tuple[int, int]) -> tuple[int, tuple[int, int]]:
-    number = _LIMITS.get(name.upper())
-    if number is None:
-        raise StartRefused(errno.EINVAL, "limits", f"no such limit: {name} (known: {', '.join(sorted(_LIMITS))})")
-    _check(all(-1 <= value < 1 << 63 for value in pair), "limits", f"limit {name} out of bounds")
-    return number, pair
 
 
 def resolve_user(user: str | int) -> tuple[int, int, list[int]] | None:

@@ -12,7 +12,7 @@ import signal
 import socket
 import sys
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeAlias, cast
@@ -20,6 +20,8 @@ from typing import Final, TypeAlias, cast
 import msgspec
 
 import moorage
+from moorage.schemas.errors import UPGRADED
+from moorage.schemas.job import DURATION_S_MAX
 from moorage.schemas.unreadable import UNREADABLE
 from moorage.system.framing import FrameReader, FrameRefused
 from moorage.system.proctree import boottime_s, kill_trees
@@ -38,8 +40,10 @@ from moorage.worker.supervisor.protocol import (
     Hello,
     List,
     Listed,
+    Message,
     Output,
     Ping,
+    Ran,
     Refused,
     Removed,
     Request,
@@ -48,6 +52,7 @@ from moorage.worker.supervisor.protocol import (
     StartMember,
     decode_messages,
     encode_request,
+    first_of,
 )
 from moorage.worker.supervisor.state_folder import EXIT_HELD
 
@@ -66,8 +71,6 @@ EVENTS_BYTES_MAX: Final = 16 * 1024 * 1024
 """If more events, or bytes of output in them, wait to be taken, the socket is not read further; the supervisor then
 drops output first. Answers wait too, so take events while you wait for an answer.
 """
-START_MEMBERS_MAX: Final = 512
-"""Members in one frame of a longer list."""
 
 Answer: TypeAlias = Done | Listed
 
@@ -90,6 +93,13 @@ class SupervisorGone(SupervisorError):
         self.silent = silent
 
 
+class OtherProtocol(SupervisorUnavailable):
+    """The supervisor speaks another version of the protocol than this agent."""
+
+    def __init__(self, protocol: int, pid: int) -> None:
+        super().__init__(f"the supervisor (pid {pid}) speaks protocol {protocol}, this agent {PROTOCOL}")
+
+
 class SupervisorRefused(SupervisorError):
     """The supervisor refused a request; `code` is for programs."""
 
@@ -109,14 +119,16 @@ class SupervisorIdentity:
 
     @property
     def boot(self) -> str:
-        """The worker's `boot`: the machine's boot id and the supervisor's start."""
-        return f"{self.boot_id}.{self.start_ticks}.{self.pid}"
+        """What distinguishes one supervisor from another within one boot of the machine."""
+        return f"{self.start_ticks}.{self.pid}"
 
 
 class Supervised(asyncio.Protocol):
     """A live connection to a supervisor. Make it with `connect`."""
 
     def __init__(self) -> None:
+        self.protocol: int | None = None
+        """The version of the protocol that it speaks; None before its first message."""
         self.cgroup: str | None = None
         """The path of its cgroup; None if it proves ends by walking the process tree."""
         self.controllers: tuple[str, ...] = ()
@@ -150,6 +162,7 @@ class Supervised(asyncio.Protocol):
         state: Path,
         spawn_if_absent: bool = True,
         *,
+        replaces_other: bool = False,
         arguments: Sequence[str] = (),
         ping_interval_s: float = PING_INTERVAL_S,
         silence_s: float = SILENCE_S,
@@ -159,9 +172,12 @@ class Supervised(asyncio.Protocol):
 
         Without `spawn_if_absent` none is started, and `SupervisorUnavailable` is raised at once.
 
+        With `replaces_other`, one that speaks another version of the protocol is made to end all its members, each with
+        its grace, and another one is started behind it; without it, such a supervisor raises `OtherProtocol`.
+
         The connection ends after `silence_s` without a byte; a ping is sent each `ping_interval_s`. Once the deadline
-        given by `fence` has passed, it ends after `silence_fenced_s`. Raises `SupervisorUnavailable`,
-        `SupervisorRefused`.
+        given by `fence` has passed, it ends after `silence_fenced_s`. Raises `SupervisorUnavailable`, of which
+        `OtherProtocol` is one, and `SupervisorRefused`.
         """
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + CONNECT_S
@@ -169,6 +185,10 @@ class Supervised(asyncio.Protocol):
         while True:
             try:
                 found = await cls._try_connect(state, deadline_s - loop.time())
+                if found.protocol != PROTOCOL:
+                    await found._leave_other(replaces_other)
+                    deadline_s, spawned = loop.time() + CONNECT_S, False
+                    continue
                 found._ping_interval_s = ping_interval_s
                 found._silence_s, found._silence_fenced_s = silence_s, silence_fenced_s
                 found._beat()
@@ -212,54 +232,51 @@ class Supervised(asyncio.Protocol):
         """The identity of this supervisor."""
         return self._identity.result()
 
-    async def start(self, members: Sequence[StartMember]) -> None:
-        """Start these members. Return once they are accepted; `Started` or `Ended` follows as an event for each.
+    # each writes its frame at once, in the order of the calls; the future is the supervisor's answer, or
+    # `SupervisorRefused` or `SupervisorGone`
 
-        Starting a key again is harmless: the supervisor reports its state again. Raises `SupervisorRefused`,
-        `SupervisorGone`, `FrameTooLarge`.
+    def start(self, members: Sequence[StartMember]) -> "asyncio.Future[Answer]":
+        """Start these members, whose frame has at most `FRAME_BYTES_MAX`. They are accepted with the answer.
+
+        `Started` or `Ended` follows as an event for each. Starting a key again is harmless: the supervisor reports its
+        state again. Raises `SupervisorGone`, `FrameTooLarge`.
         """
-        for answer in self.begin_start(members):
-            await answer
+        return self._ask(Start(n=self._next(), members=tuple(members)))
 
-    def begin_start(self, members: Sequence[StartMember]) -> list["asyncio.Future[Answer]"]:
-        """Send the frames of `start` at once, because a job waits for them; return a future for each frame's answer.
+    def contain(self, member: StartMember, container: str) -> "asyncio.Future[Answer]":
+        """Have the supervisor take on a created container that is not started: start the container after the answer.
 
         Raises as `start`.
         """
-        parts = [tuple(members[at : at + START_MEMBERS_MAX]) for at in range(0, len(members), START_MEMBERS_MAX)]
-        return [self._begin(Start(n=self._next(), members=part)) for part in parts]
+        return self._ask(Contain(n=self._next(), member=member, container=container))
 
-    async def contain(self, member: StartMember, container: str) -> None:
-        """Have the supervisor take on a created container that is not started; once this returns, start the container.
+    def removed(self, keys: Iterable[str]) -> "asyncio.Future[Answer]":
+        """Inform the supervisor that the engine has removed the containers of these members. Raises as `start`."""
+        return self._ask(Removed(n=self._next(), keys=tuple(keys)))
+
+    def ran(self, key: str, pid: int) -> "asyncio.Future[Answer]":
+        """Inform the supervisor that the engine has started this member's container; 0 for the pid of one that is over.
 
         Raises as `start`.
         """
-        await self._ask(Contain(n=self._next(), member=member, container=container))
+        return self._ask(Ran(n=self._next(), key=key, pid=pid))
 
-    def begin_removed(self, keys: Iterable[str]) -> "asyncio.Future[Answer]":
-        """Send, at once, that the engine has removed the containers of these members."""
-        return self._begin(Removed(n=self._next(), keys=tuple(keys)))
-
-    async def end(self, members: Iterable[EndMember]) -> None:
+    def end(self, members: Iterable[EndMember]) -> "asyncio.Future[Answer]":
         """Ask these members to end; `Ended` follows as an event. Unknown keys are ignored. Raises as `start`."""
-        await self.begin_end(members)
+        return self._ask(End(n=self._next(), members=tuple(members)))
 
-    def begin_end(self, members: Iterable[EndMember]) -> "asyncio.Future[Answer]":
-        """Send the frame of `end` at once."""
-        return self._begin(End(n=self._next(), members=tuple(members)))
-
-    async def fence(self, deadline_boottime_s: float | None, grace_s: float) -> None:
+    def fence(self, deadline_boottime_s: float | None, grace_s: float) -> "asyncio.Future[Answer]":
         """Replace the deadline (seconds of CLOCK_BOOTTIME) at which the supervisor ends all members by itself.
 
         None removes it. Members whose `on_partition` is `keep` are exempt. Once the deadline has passed, nothing is
         started until the deadline is removed or replaced by one in the future. Raises as `start`.
         """
-        await self.begin_fence(deadline_boottime_s, grace_s)
-
-    def begin_fence(self, deadline_boottime_s: float | None, grace_s: float) -> "asyncio.Future[Answer]":
-        """Send the frame of `fence` at once."""
         self._fence_boottime_s = deadline_boottime_s
-        return self._begin(Fence(n=self._next(), deadline_boottime_s=deadline_boottime_s, grace_s=grace_s))
+        return self._ask(Fence(n=self._next(), deadline_boottime_s=deadline_boottime_s, grace_s=grace_s))
+
+    def forget(self, keys: Iterable[str]) -> "asyncio.Future[Answer]":
+        """Drop members that are dealt with; their output files stay, the agent removes them. Raises as `start`."""
+        return self._ask(Forget(n=self._next(), keys=tuple(keys)))
 
     async def list(self) -> Listed:
         """Return everything that the supervisor has. Raises as `start`."""
@@ -267,43 +284,56 @@ class Supervised(asyncio.Protocol):
         assert isinstance(answer, Listed)
         return answer
 
-    async def forget(self, keys: Iterable[str], *, keep_output: bool = False, unproven: bool = False) -> None:
-        """Drop ends that are dealt with, and their output files unless kept. Raises as `start`.
-
-        `unproven` also drops a former supervisor's members of which processes may be left; an operator decides that.
-        """
-        await self.begin_forget(keys, keep_output=keep_output, unproven=unproven)
-
-    def begin_forget(
-        self, keys: Iterable[str], *, keep_output: bool = False, unproven: bool = False
-    ) -> "asyncio.Future[Answer]":
-        """Send the frame of `forget` at once."""
-        return self._begin(Forget(n=self._next(), keys=tuple(keys), keep_output=keep_output, unproven=unproven))
-
-    async def ping(self) -> None:
-        """Return when the supervisor has answered. Raises as `start`."""
-        await self._ask(Ping(n=self._next()))
-
     async def shutdown_if_idle(self) -> bool:
         """End a supervisor without members, and return True once its process is gone.
 
         Return False if it has members. Raises `SupervisorGone`.
         """
+        async with self._process_over() as over:
+            try:
+                await self._ask(Shutdown(n=self._next(), grace_s=0.0, idle_only=True))
+            except SupervisorRefused:
+                return False
+            await over.wait()  # the process ends a little after its connection
+        return True
+
+    async def _leave_other(self, replaces: bool) -> None:
+        """Leave a supervisor of another protocol. With `replaces`, end it and its members, and wait until it is gone.
+
+        Raises `OtherProtocol` without `replaces`, or if it closes the connection and goes on.
+        """
+        assert self.protocol is not None
+        other = OtherProtocol(self.protocol, self.identity.pid)
+        try:
+            if not replaces:
+                raise other
+            log.warning("%s: its jobs end, each with its grace, and are tried again under a new supervisor", other)
+            async with self._process_over() as over:
+                self._ask(Shutdown(n=self._next(), grace_s=DURATION_S_MAX, why=UPGRADED))
+                await self.wait_gone()  # its answer may be of its own version, but not the end of its connection
+                try:
+                    await asyncio.wait_for(over.wait(), CONNECT_S)
+                except TimeoutError:
+                    raise other from None
+        finally:
+            self.close()
+
+    @contextlib.asynccontextmanager
+    async def _process_over(self) -> AsyncIterator[asyncio.Event]:
+        """Give an event that is set once the supervisor's process is gone."""
+        over = asyncio.Event()
         try:
             pidfd = os.pidfd_open(self.identity.pid)
         except ProcessLookupError:
-            return True
-        over = asyncio.Event()
+            over.set()
+            yield over
+            return
         self._loop.add_reader(pidfd, over.set)
         try:
-            await self._ask(Shutdown(n=self._next(), grace_s=0.0, idle_only=True))
-            await over.wait()  # the process ends a little after its connection
-        except SupervisorRefused:
-            return False
+            yield over
         finally:
             self._loop.remove_reader(pidfd)
             os.close(pidfd)
-        return True
 
     async def shutdown(self, grace_s: float) -> None:
         """End every member with at most this grace, then the supervisor; return once its connection is closed.
@@ -317,10 +347,7 @@ class Supervised(asyncio.Protocol):
         self._n += 1
         return self._n
 
-    async def _ask(self, request: Request) -> Answer:
-        return await self._begin(request)
-
-    def _begin(self, request: Request) -> "asyncio.Future[Answer]":
+    def _ask(self, request: Request) -> "asyncio.Future[Answer]":
         if self._gone.done() or self._transport is None:
             raise self._gone_error()
         frame = encode_request(request)
@@ -387,7 +414,7 @@ class Supervised(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self._heard_s = self._loop.time()
         try:
-            messages = [message for body in self._reader.feed(data) for message in decode_messages(body)]
+            messages = [message for body in self._reader.feed(data) for message in self._messages(body)]
         except (FrameRefused, *UNREADABLE) as error:
             self._end(SupervisorGone(f"the supervisor sent an invalid frame: {error}"))
             return
@@ -407,6 +434,15 @@ class Supervised(asyncio.Protocol):
             self._some.set()
             self._pause_if_full()
 
+    def _messages(self, body: bytes) -> Sequence[Message]:
+        """Return the messages of a frame; of a supervisor that speaks another protocol, only its first one."""
+        if self.protocol is None:
+            first = first_of(body)
+            self.protocol = first.protocol if isinstance(first, Hello) else PROTOCOL
+            if self.protocol != PROTOCOL:
+                return (first,)
+        return decode_messages(body) if self.protocol == PROTOCOL else ()
+
     def _pause_if_full(self) -> None:
         """Stop reading while many events wait for `next_events`, unless an answer is awaited.
 
@@ -423,10 +459,6 @@ class Supervised(asyncio.Protocol):
     def _greeted(self, hello: Hello) -> None:
         if self._identity.done():
             return  # only the first hello counts
-        if hello.protocol != PROTOCOL:
-            message = f"the supervisor speaks protocol {hello.protocol}, this agent {PROTOCOL}"
-            self._identity.set_exception(SupervisorRefused("protocol", message))
-            return
         self.cgroup, self.controllers = hello.cgroup, hello.controllers
         self.device_fence, self.no_device_fence = hello.device_fence, hello.no_device_fence
         if self._pidfd < 0:

@@ -2,20 +2,26 @@
 it.
 
 A container is known by its id, which an engine writes into the path of the container's cgroup. So the host's processes
-of a container are those with the id in /proc/PID/cgroup, under cgroup v1 and v2 alike. Its init is the process that is
+of a container are those with the id in /proc/PID/cgroup, under cgroup v1 and v2 alike. Rootless podman makes no cgroup
+under v1: there they are what descends from its monitor, whose command line has the id. Its init is the process that is
 number 1 in its PID namespace: when it dies, the kernel kills all others of that namespace (pid_namespaces(7)). A
 container has such a namespace of its own and no restart policy, so it is over when its init has died.
+
+The engine says which process the init is, after the start. That counts once the process was seen in the container
+while a pidfd of it was open, so that no other process can have its number. The host is searched for a container's
+processes only to end it.
 """
 
 import asyncio
 import contextlib
 import os
 import re
+import select
 import signal
 from collections.abc import Callable, Collection
 from typing import Final
 
-from moorage.system.proctree import Process, kill_process, read_process
+from moorage.system.proctree import Process, descendants, kill_process, read_process
 from moorage.worker.supervisor.checkpoint import takes
 from moorage.worker.supervisor.log import log
 from moorage.worker.supervisor.member import Member, State
@@ -23,28 +29,57 @@ from moorage.worker.supervisor.member import Member, State
 LOOK_S_MIN: Final = 0.02
 #: a scan reads one file of each process of the host
 LOOK_S_MAX: Final = 1.0
-_ID: Final = re.compile(rb"[0-9a-f]{64}")
+#: the id of a container in a cgroup's path; podman's monitor has a scope of its own with the id of its container
+_ID: Final = re.compile(rb"(?<!conmon-)(?<![0-9a-f])[0-9a-f]{64}")
+_MONITOR: Final = re.compile(rb"\0-c\0([0-9a-f]{64})\0")
+_PARENTS_MAX: Final = 1000
 ID: Final = re.compile(r"[0-9a-f]{64}")
 
 
 def processes_of(ids: Collection[str]) -> dict[str, list[Process]]:
     """Return the living processes of these containers, by container; a container without a process is left out."""
     wanted = {each.encode() for each in ids}
-    found: dict[str, list[Process]] = {}
+    pids: dict[str, set[int]] = {}
     for name in os.listdir("/proc") if wanted else ():
         if not name.isdecimal():
             continue
-        here = wanted.intersection(_ids_of(int(name)))
-        process = read_process(int(name)) if here else None
-        if process is not None and not process.dead:
-            for each in here:
-                found.setdefault(each.decode(), []).append(process)
-    return found
+        for each in wanted.intersection(_ids_of(int(name))):
+            pids.setdefault(each.decode(), set()).add(int(name))
+        if (monitored := _monitored_by(int(name))) in wanted:
+            # the monitor itself, and podman's command that it runs at the end, are in our own PID namespace
+            below = (pid for pid in descendants([int(name)]) if len(_numbers_of(pid)) > 1)
+            pids.setdefault(monitored.decode(), set()).update(below)
+    living = {
+        each: [process for process in map(read_process, sorted(some)) if process is not None and not process.dead]
+        for each, some in pids.items()
+    }
+    return {each: some for each, some in living.items() if some}
 
 
 def containers_of(pid: int) -> list[str]:
     """Return the ids of the containers that a process is in, the outermost first; empty if the process is gone."""
-    return [each.decode() for each in _ids_of(pid)]
+    found, parents = _ids_of(pid), 0
+    while not found and pid > 1 and parents < _PARENTS_MAX:
+        process = read_process(pid)
+        pid, parents = (0 if process is None else process.parent), parents + 1
+        found = [monitored] if (monitored := _monitored_by(pid)) else []
+    return [each.decode() for each in found]
+
+
+def _monitored_by(pid: int) -> bytes:
+    """Return the id of the container whose monitor a process is, podman's conmon; b"" for any other process.
+
+    A process in a PID namespace of its own is none: it may be a job's.
+    """
+    try:
+        with open(f"/proc/{pid}/comm", "rb", buffering=0) as file:
+            if file.read() != b"conmon\n" or len(_numbers_of(pid)) != 1:
+                return b""
+        with open(f"/proc/{pid}/cmdline", "rb", buffering=0) as file:
+            found = _MONITOR.search(file.read(1 << 16))
+    except (FileNotFoundError, ProcessLookupError):
+        return b""
+    return found[1] if found else b""
 
 
 def _ids_of(pid: int) -> list[bytes]:
@@ -63,12 +98,17 @@ def init_of(processes: Collection[Process]) -> Process | None:
 
 def _depth_of_init(pid: int) -> int:
     """Return how many PID namespaces below ours a process is number 1; 0 if it is not number 1 in its own."""
+    numbers = _numbers_of(pid)
+    return len(numbers) - 1 if len(numbers) > 1 and numbers[-1] == b"1" else 0
+
+
+def _numbers_of(pid: int) -> list[bytes]:
+    """Return a process's number in each PID namespace from ours to its own; none if it is gone."""
     try:
         with open(f"/proc/{pid}/status", "rb", buffering=0) as file:
-            numbers = next((line.split()[1:] for line in file.read().splitlines() if line.startswith(b"NSpid:")), [])
+            return next((line.split()[1:] for line in file.read().splitlines() if line.startswith(b"NSpid:")), [])
     except (FileNotFoundError, ProcessLookupError):
-        return 0
-    return len(numbers) - 1 if len(numbers) > 1 and numbers[-1] == b"1" else 0
+        return []
 
 
 def kill(processes: Collection[Process]) -> None:
@@ -80,7 +120,7 @@ def kill(processes: Collection[Process]) -> None:
 
 
 class Containers:
-    """The members that are containers. Scans for their processes until each has its init, and until none is left.
+    """The members that are containers. Watches the init of each; scans for the processes of one that is to end.
 
     The callback `seen` gets a member and its init; `init_died` a member whose init is dead; `none_left` a member of
     which no process is left.
@@ -101,10 +141,9 @@ class Containers:
         self._delay_s = LOOK_S_MIN
 
     def add(self, member: Member) -> None:
-        """Look for the processes of a container that is about to start."""
+        """Take on a container that is about to start."""
         assert member.container is not None
         self._members[member.container.id] = member
-        self.look_soon()
 
     def drop(self, member: Member) -> None:
         """Forget an ended member, and watch its init no longer."""
@@ -126,9 +165,7 @@ class Containers:
     def _look(self) -> None:
         self._timer = None
         sought = {
-            each: member
-            for each, member in self._members.items()
-            if member.state in (State.WAITING, State.ENDING, State.CLEARING)
+            each: member for each, member in self._members.items() if member.state in (State.ENDING, State.CLEARING)
         }
         try:
             found = processes_of(sought)
@@ -149,28 +186,31 @@ class Containers:
                 kill(processes)
             elif container.is_seen or container.is_removed:
                 self._none_left(member)
-        elif (init := init_of(processes)) is not None:
-            if member.state is State.WAITING:
-                self._watch(member, init)
-            elif len(processes) == 1 and takes(init.pid, signal.SIGTERM) is False:
-                # The kernel hides unhandled signals from an init; any other process would have ended by SIGTERM.
-                kill(processes)
+        elif len(processes) == 1 and init_of(processes) and takes(processes[0].pid, signal.SIGTERM) is False:
+            # The kernel hides unhandled signals from an init; any other process would have ended by SIGTERM.
+            kill(processes)
 
-    def _watch(self, member: Member, init: Process) -> None:
+    def watch(self, member: Member, pid: int) -> bool:
+        """Watch this process as the init of a member's container; return False if it is not, or is dead."""
         container = member.container
         assert container is not None
+        if pid <= 0:
+            return False
         try:
-            container.pidfd = os.pidfd_open(init.pid)
-        except ProcessLookupError:
-            return  # the next scan finds out
-        now = read_process(init.pid)
-        if now is None or now.start_ticks != init.start_ticks:
-            os.close(container.pidfd)
-            container.pidfd = -1
-            return
-        container.is_seen = True
-        self._loop.add_reader(container.pidfd, self._died, member)
+            pidfd = os.pidfd_open(pid)
+        except OSError:
+            return False
+        init = read_process(pid)
+        is_init = init is not None and bool(_depth_of_init(pid)) and container.id in containers_of(pid)
+        dead = select.poll()
+        dead.register(pidfd, select.POLLIN)
+        if init is None or not is_init or dead.poll(0):  # the last: all that was read was read of the same process
+            os.close(pidfd)
+            return False
+        container.pidfd = pidfd
+        self._loop.add_reader(pidfd, self._died, member)
         self._seen(member, init)
+        return True
 
     def _died(self, member: Member) -> None:
         assert member.container is not None

@@ -3,12 +3,15 @@
 import contextlib
 import ctypes
 import errno
+import fcntl
 import os
 import resource
 import signal
+import stat
+import termios
 from typing import Final, NoReturn
 
-from moorage.system.proctree import PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG
+from moorage.system.proctree import PR_SET_PDEATHSIG
 from moorage.worker.supervisor.child import Child
 
 CANNOT_START: Final = 127
@@ -18,7 +21,7 @@ _PR_SET_NO_NEW_PRIVS: Final = 38
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 
 
-def start(child: Child, confirm: int, stdout: int, stderr: int, cgroup: int = -1) -> int:
+def start(child: Child, confirm: int, stdin: int, stdout: int, stderr: int, cgroup: int = -1) -> int:
     """Make the process and return its pid. Descriptors are as in launcher.c, -1 is no cgroup. Raises `OSError`."""
     supervisor = os.getpid()
     # Until exec, a signal to the child would run this process's handlers there and wake this process's loop.
@@ -26,19 +29,21 @@ def start(child: Child, confirm: int, stdout: int, stderr: int, cgroup: int = -1
     try:
         pid = os.fork()
         if pid == 0:
-            _become(child, supervisor, confirm, stdout, stderr, cgroup)
+            _become(child, supervisor, confirm, (stdin, stdout, stderr), cgroup)
         return pid
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _become(child: Child, supervisor: int, confirm: int, stdout: int, stderr: int, cgroup: int) -> NoReturn:
+def _become(child: Child, supervisor: int, confirm: int, streams: tuple[int, int, int], cgroup: int) -> NoReturn:
     stage = "cgroup"
     number = errno.EINVAL
     try:
         os.setsid()
-        for descriptor, source in enumerate((os.open("/dev/null", os.O_RDONLY), stdout, stderr)):
+        for descriptor, source in enumerate(streams):
             os.dup2(source, descriptor)
+        if os.isatty(0):
+            fcntl.ioctl(0, termios.TIOCSCTTY, 0)
         first = 3
         for kept in sorted({confirm, cgroup} - {-1}):  # a child that hangs before exec must keep no lock or socket open
             os.closerange(first, kept)
@@ -58,9 +63,9 @@ def _become(child: Child, supervisor: int, confirm: int, stdout: int, stderr: in
         stage = "user"
         if child.ids is not None:
             uid, gid, groups = child.ids
-            # It may reopen its output itself (/dev/stdout). Files that it makes are private to its user.
+            # It may reopen its streams itself (/dev/stdout). Files that it makes are private to its user.
             os.umask(0o077)
-            for descriptor in (1, 2):
+            for descriptor in (0, 1, 2) if stat.S_ISFIFO(os.fstat(0).st_mode) else (1, 2):
                 os.fchown(descriptor, uid, gid)
             os.setgroups(groups)
             os.setgid(gid)
@@ -71,8 +76,6 @@ def _become(child: Child, supervisor: int, confirm: int, stdout: int, stderr: in
         stage = "cwd"
         os.chdir(child.cwd)
         stage = "exec"
-        if child.reaps:
-            _libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         # Set after setuid, which clears it. It is bound to the thread that forked: the supervisor's main thread.
         _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != supervisor:

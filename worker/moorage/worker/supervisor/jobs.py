@@ -6,8 +6,10 @@ All of it runs in one event loop on the main thread, because the parent-death si
 import asyncio
 import contextlib
 import errno
+import functools
 import os
 import signal
+import socket
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
@@ -24,29 +26,31 @@ from moorage.system.proctree import (
     boottime_s,
     children,
     descendants,
-    kill_process,
     kill_trees,
     marks_of,
     read_environ,
     read_process,
 )
-from moorage.worker.supervisor.asking import Asking
-from moorage.worker.supervisor.checkpoint import AGAIN_S, send_to_takers, takes
-from moorage.worker.supervisor.child import StartRefused, check_end, judge, signal_number
-from moorage.worker.supervisor.containers import LOOK_S_MAX, Containers, init_of, kill
+from moorage.worker.supervisor.capped_output import DRAIN_BYTES_MAX, OutputPump
+from moorage.worker.supervisor.checkpoint import AGAIN_S, send_to_takers
+from moorage.worker.supervisor.child import StartRefused, check_end, checked_child, signal_number
+from moorage.worker.supervisor.containers import Containers, kill
 from moorage.worker.supervisor.journal import Over, Record, Running, Starting
 from moorage.worker.supervisor.launcher_client import Launcher, LauncherGone
-from moorage.worker.supervisor.launches import Launches
 from moorage.worker.supervisor.log import log
-from moorage.worker.supervisor.member import Container, Member, State
-from moorage.worker.supervisor.output import DRAIN_BYTES_MAX, OutputPump
+from moorage.worker.supervisor.member import Command, Container, Member, State
+from moorage.worker.supervisor.member_resources import MemberResources, pipe, read_exec_report
 from moorage.worker.supervisor.protocol import Ended, Event, Output, Proof, Reason, Started, StartMember, Unproven
+from moorage.worker.supervisor.sigterm import Sigterm
+from moorage.worker.supervisor.terminal import HeldTerminal
 
 RUNNING_MAX: Final = 4096
 HELD_MAX: Final = 16384
 """Most members running, waiting, and over but not forgotten."""
 TURN_MEMBERS_MAX: Final = 16
 """Members started in one turn of the loop."""
+COMMANDS_MAX: Final = 32
+"""Commands that run in one member at once."""
 CONFIRM_S: Final = 1.0
 """A process that is this long before its exec (its cwd may be on a dead network file system) is reported as started."""
 UNPROVEN_AFTER_S: Final = 10.0
@@ -76,7 +80,7 @@ class Jobs:
         self.unproven: dict[str, Unproven] = {}
         self.fenced = False
         self.launcher = launcher
-        self._launches = Launches(state, boot_id, cgroups, fences, launcher, write_ahead)
+        self._resources = MemberResources(state, cgroups, fences)
         self._waiting: deque[Member] = deque()
         self._turn: asyncio.Handle | None = None
         self._unresolved: set[Member] = set()
@@ -90,6 +94,8 @@ class Jobs:
         self._containers = Containers(self._container_runs, self._clear, self._container_over)
         self._loop = asyncio.get_running_loop()
         self._by_pid: dict[int, Member] = {}
+        self.commands: dict[int, Command] = {}  # by pid, which leads their session
+        self._killed_sessions: set[int] = set()
         self._parting: dict[str, Member] = {}  # ENDING, and the main process is over
         self._clearing: dict[str, Member] = {}
         self._clear_delay_s = CLEAR_DELAY_S_MIN
@@ -121,8 +127,9 @@ class Jobs:
 
     def _accept(self, start: StartMember) -> None:
         environ = {**start.env, STATE_MARK: self._state_mark}
-        # `child` has its arguments and environment until its exec; later they are not needed.
-        member = Member(start=msgspec.structs.replace(start, argv=(), env={}), child=None, marks=marks_of(environ))
+        # `child` has its arguments until its exec; later they are not needed.
+        bare = msgspec.structs.replace(start, argv=(), env={})
+        member = Member(start=bare, child=None, marks=marks_of(environ), environ=environ)
         self.members[start.key] = member
         try:
             if len(self.members) > RUNNING_MAX:
@@ -133,7 +140,7 @@ class Jobs:
                 member.cause = "fence"
                 self._finish(member, "never-ran")
                 return
-            member.child = judge(start, environ, self._descriptors)
+            member.child = checked_child(start, environ, self._descriptors)
         except StartRefused as refused:
             self._refuse(member, refused)
             return
@@ -147,7 +154,7 @@ class Jobs:
         for _ in range(min(len(self._waiting), TURN_MEMBERS_MAX)):
             member = self._waiting.popleft()
             try:
-                asked.append((member, self._launches.ask(member)))
+                asked.append((member, self._ask_launcher(member)))
             except StartRefused as refused:
                 self._refuse(member, refused)
         for member, answer in asked:
@@ -162,6 +169,31 @@ class Jobs:
                 self._runs(member, member.pid)
         self._turn = self._loop.call_soon(self._start_some) if self._waiting else None
 
+    def _ask_launcher(self, member: Member) -> socket.socket | int:
+        """Request a member's process; return what `Launcher.answer` needs.
+
+        Raises `StartRefused` if no process will be made.
+        """
+        assert member.child is not None
+        passed = self._resources.open(member)
+        stage = "journal"
+        try:
+            now_s = boottime_s()
+            cgroup = member.cgroup.path if member.cgroup is not None else ""
+            starting = Starting(
+                key=member.key, boot_id=self._boot_id, boottime_s=now_s, cgroup=cgroup, marks=member.marks
+            )
+            self._write_ahead([starting])
+            member.started_boottime_s = now_s
+            stage = "clone"
+            return self.launcher.ask(member.child, *passed)
+        except OSError as error:
+            why = (error.strerror or "") if stage == "clone" else str(error)
+            raise StartRefused(error.errno or errno.EIO, stage, why) from None
+        finally:
+            for descriptor in passed:
+                os.close(descriptor)
+
     def _refuse(self, member: Member, refused: StartRefused) -> None:
         """Report a start that failed before any of its processes existed."""
         member.failure = (refused.errno, refused.stage, refused.message)
@@ -175,7 +207,7 @@ class Jobs:
         self._record(Running(key=member.key, pid=pid))
         self._by_pid[pid] = member
         self._unresolved.add(member)
-        self._loop.add_reader(member.confirm, self._hear, member)
+        self._loop.add_reader(member.confirm, self._on_exec_report, member)
         member.timers.append(self._loop.call_later(CONFIRM_S, self._resolve, member))
         self._set_timers(member)
 
@@ -188,9 +220,9 @@ class Jobs:
             delay_s = max(0.0, ends_s - start.checkpoint_before_s)
             member.checkpoint_timer = self._loop.call_later(delay_s, self._checkpoint, member)
 
-    def _hear(self, member: Member) -> None:
+    def _on_exec_report(self, member: Member) -> None:
         """Read the report of the member's process; once the process has ended, that pipe has ended too."""
-        if member.confirm >= 0 and self._launches.hear(member):
+        if member.confirm >= 0 and read_exec_report(member):
             self._loop.remove_reader(member.confirm)
             os.close(member.confirm)
             member.confirm = -1
@@ -207,6 +239,8 @@ class Jobs:
         if member.wait_status is None:
             for pump in member.pumps:
                 self._loop.add_reader(pump.descriptor, self._pump, member, pump)
+            if member.terminal is not None:
+                member.terminal.begin(functools.partial(self._read_on, member))
 
     def started(self, member: Member) -> Started:
         """Return the event that says a member runs."""
@@ -239,6 +273,16 @@ class Jobs:
         self.members[start.key] = member
         self._containers.add(member)
 
+    def ran(self, key: str, pid: int) -> None:
+        """Record that the engine has started this member's container, whose init it says is `pid`; 0 if it is over."""
+        member = self.members.get(key)
+        if member is None or member.container is None:
+            return
+        member.container.is_seen = True
+        if member.state is State.WAITING and not self._containers.watch(member, pid):
+            self._clear(member)
+        self._containers.look_soon()
+
     def removed(self, key: str) -> None:
         """Record that the engine has removed this member's container: if it has not run yet, it never will."""
         member = self.members.get(key)
@@ -261,6 +305,85 @@ class Jobs:
         assert member.container is not None
         self._finish(member, "container" if member.container.is_seen else "never-ran")
 
+    # -- commands in running members
+
+    def run_command(
+        self, key: str, argv: tuple[str, ...], term: str, streams: Sequence[int], ended: Callable[[int], None]
+    ) -> tuple[Command, int]:
+        """Start a command as one more process of a running member, with its environment and `term` as TERM.
+
+        `streams` are its standard input, output and error; `ended` gets its wait status. Return the command and the
+        reading end of the pipe on which a failure of its start is reported, which the caller closes. Raises
+        `StartRefused`.
+        """
+        member = self.members.get(key)
+        if member is None or member.container is not None:
+            raise StartRefused(errno.ESRCH, "member", "the attempt does not run here")
+        if member.state is not State.RUNNING or not member.confirmed or member.cause is not None:
+            raise StartRefused(errno.ESRCH, "member", "the attempt is starting or ending")
+        if sum(each.member is member for each in self.commands.values()) >= COMMANDS_MAX:
+            raise StartRefused(errno.EAGAIN, "member", f"{COMMANDS_MAX} commands run in this attempt")
+        environ = {**member.environ, "TERM": term} if term else member.environ
+        child = checked_child(msgspec.structs.replace(member.start, argv=argv), environ, self._descriptors)
+        passed: list[int] = []
+        stage = "cgroup"
+        try:
+            confirm = pipe(passed)
+            try:
+                groups = self._resources.open_groups(member)
+                passed += groups
+                stage = "clone"
+                pid = self.launcher.answer(self.launcher.ask(child, passed[0], *streams, *groups))
+            except BaseException:
+                os.close(confirm)
+                raise
+        except OSError as error:
+            raise StartRefused(error.errno or errno.EIO, stage, error.strerror or str(error)) from None
+        except LauncherGone as gone:
+            raise StartRefused(errno.ECHILD, "launcher", str(gone)) from None
+        finally:
+            for descriptor in passed:
+                os.close(descriptor)
+        command = self.commands[pid] = Command(member, pid, child, ended)
+        return command, confirm
+
+    def hold(self, key: str, out: int, over: Callable[[int], None]) -> tuple[int, HeldTerminal]:
+        """Have what a running member's terminal shows written to the pipe `out`, too; return its pid and terminal.
+
+        `over` gets the member's wait status at its end. Raises `StartRefused`.
+        """
+        member = self.members.get(key)
+        if member is None or member.terminal is None or member.pid is None:
+            raise StartRefused(errno.ESRCH, "member", "the attempt does not run here, or has no terminal")
+        if not member.confirmed or member.wait_status is not None:
+            raise StartRefused(errno.ESRCH, "member", "the attempt is starting or ending")
+        member.terminal.hold(out, over)
+        return member.pid, member.terminal
+
+    def end_command(self, command: Command) -> None:
+        """Kill a command with the processes of its session; its status follows."""
+        if command.pid not in self.commands:
+            return
+        self._killed_sessions.add(command.pid)
+        with contextlib.suppress(OSError):  # out of descriptors: the next death of a child brings another try
+            kill_trees([command.pid])
+        self._kill_sessions()
+
+    def _kill_sessions(self) -> None:
+        """Kill what was left, or forked meanwhile, in the sessions of commands that were killed: orphans of ours.
+
+        The death of each brings the next look, until none is left.
+        """
+        with contextlib.suppress(OSError):
+            found = [each for each in map(read_process, children(os.getpid())) if each is not None and not each.dead]
+            left = {each.pid: each.session for each in found if each.session in self._killed_sessions}
+            kill_trees(left)
+            self._killed_sessions.intersection_update({*left.values(), *self.commands})
+
+    def _end_commands(self, member: Member) -> None:
+        for command in [each for each in self.commands.values() if each.member is member]:
+            self.end_command(command)
+
     # -- output
 
     def _pump(self, member: Member, pump: OutputPump) -> bytes | None:
@@ -269,9 +392,19 @@ class Jobs:
             self._loop.remove_reader(pump.descriptor)
         elif data and member.order is not None:
             member.order.note(pump.stream, len(data))
+        if data and member.terminal is not None:
+            member.terminal.seen(data)
         if data and member.start.stream_output:
             self._emit(Output(key=member.key, stream=pump.stream, offset=pump.seen_bytes - len(data), data=data))
         return data
+
+    def _read_on(self, member: Member, is_on: bool) -> None:
+        """Read a terminal on, or not while whoever holds it is slow."""
+        for pump in member.pumps:
+            if is_on and pump.descriptor >= 0:
+                self._loop.add_reader(pump.descriptor, self._pump, member, pump)
+            elif pump.descriptor >= 0:
+                self._loop.remove_reader(pump.descriptor)
 
     # -- ending
 
@@ -320,8 +453,6 @@ class Jobs:
         if member.state is State.RUNNING and grace_s > 0:
             member.go(State.ENDING)
             self._begin_to_ask(member)
-            if member.start.leaves_cgroup:
-                self._end_deaf_init(member)
         if member.kill_timer is not None:
             if member.kill_timer.when() <= deadline_s:
                 return
@@ -334,13 +465,8 @@ class Jobs:
     def _begin_to_ask(self, member: Member) -> None:
         assert member.pid is not None
         try:
-            init = self._init(member)
-            if init is not None:
-                member.asking = Asking(init.pid, is_child=False)
-                member.asking.look(_living(descendants([init.pid])))
-            else:
-                member.asking = Asking(member.pid, is_child=member.container is None)
-                member.asking.look(self._rest(member, self._orphans()))
+            member.asking = Sigterm(member.pid, is_child=member.container is None)
+            member.asking.look(self._rest(member, self._orphans()))
         except OSError as error:
             log(f"{member.key}: cannot signal each process by itself: {error}")
             self._signal_group(member, signal.SIGTERM)
@@ -372,28 +498,6 @@ class Jobs:
             os.kill(member.pid, number)
         except OSError as error:
             log(f"{member.key}: cannot signal: {error}")
-
-    def _init(self, member: Member) -> Process | None:
-        """Return the init of the container that a member's main process runs.
-
-        None if the init does not exist yet, or the member runs no container (`leaves_cgroup`).
-        """
-        if not member.start.leaves_cgroup or member.pid is None:
-            return None
-        return init_of(_living(descendants([member.pid])))
-
-    def _end_deaf_init(self, member: Member) -> None:
-        """Kill a container's init that is alone and does not handle SIGTERM.
-
-        The kernel hides an unhandled SIGTERM from an init; any other process would have ended by it.
-        """
-        if member.state is not State.ENDING:
-            return
-        with contextlib.suppress(OSError):
-            init = self._init(member)
-            if init is not None and not children(init.pid) and takes(init.pid, signal.SIGTERM) is False:
-                kill_process(init)
-        self._loop.call_later(LOOK_S_MAX, self._end_deaf_init, member)
 
     def _kill(self, member: Member) -> None:
         if member.state not in (State.RUNNING, State.ENDING) or member.pid is None:
@@ -436,9 +540,7 @@ class Jobs:
         assert member.start.checkpoint_signal is not None
         number = signal_number(member.start.checkpoint_signal)
         with contextlib.suppress(OSError):
-            main = self._init(member)
-            is_there = member.confirmed and (main is not None or not member.start.leaves_cgroup)
-            member.took_checkpoint = is_there and send_to_takers(main.pid if main else member.pid, number) > 0
+            member.took_checkpoint = member.confirmed and send_to_takers(member.pid, number) > 0
         if not member.took_checkpoint:
             member.checkpoint_timer = self._loop.call_later(AGAIN_S, self._checkpoint, member)
 
@@ -455,22 +557,29 @@ class Jobs:
         """Take the status of every ended child, adopted orphans included. Called on SIGCHLD."""
         while True:
             try:
-                pid, status, usage = os.wait3(os.WNOHANG)
+                pid, status = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
                 break
             if pid == 0:
                 break
+            command = self.commands.pop(pid, None)
+            if command is not None:
+                command.ended(status)
+                continue
             member = self._by_pid.pop(pid, None)
             if member is None:
                 self.launcher.reaped(pid)
                 continue
-            member.wait_status, member.usage = status, usage
-            self._hear(member)
+            self._end_commands(member)  # what runs beside its main process keeps no member alive
+            member.wait_status = status
+            self._on_exec_report(member)
             self._resolve(member)
-            if member.state is State.ENDING and not member.start.leaves_cgroup:
+            if member.state is State.ENDING:
                 self._parting[member.key] = member  # what it left keeps the rest of the grace
             else:
                 self._clear(member)
+        if self._killed_sessions:
+            self._kill_sessions()
         if self._clearing or self._parting:
             self._check_soon()
 
@@ -564,7 +673,9 @@ class Jobs:
         groups = {os.path.basename(each.cgroup.path): each for each in self.members.values() if each.cgroup is not None}
         found: dict[str, list[int]] = {}
         for orphan in orphans:
-            for member in self._owners(orphan, sessions, groups):
+            command = self.commands.get(orphan)
+            owners = self._owners(orphan, sessions, groups) if command is None else [command.member]
+            for member in owners:
                 found.setdefault(member.key, []).append(orphan)
         return found
 
@@ -579,14 +690,14 @@ class Jobs:
         process = read_process(orphan)
         if process is None:
             return []
-        owner = sessions.get(process.session) or groups.get(self._launches.group_of(own_path(orphan) or ""))
+        owner = sessions.get(process.session) or groups.get(self._resources.group_of(own_path(orphan) or ""))
         if owner is not None:
             return [owner]
         for pid in descendants([orphan]):
             below = read_process(pid)
             owner = sessions.get(below.session) if below is not None else None
             if owner is None:
-                owner = groups.get(self._launches.group_of(own_path(pid) or "")) or self._marked(pid)
+                owner = groups.get(self._resources.group_of(own_path(pid) or "")) or self._marked(pid)
             if owner is not None:
                 return [owner]
         age_limit_s = process.start_ticks / TICKS_PER_S + 1 / TICKS_PER_S

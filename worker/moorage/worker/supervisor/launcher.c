@@ -5,8 +5,9 @@
  *
  * A message on the channel is one start: its length, in 4 bytes, and then the request, which is text with each word
  * ended by a null (`Child.request` in child.py). With it come descriptors: the pipe on which a failure is reported,
- * standard output, standard error, and the cgroup's folder if there is one, of version 2 or 1. The answer is the
- * child's pid, or a negative error number, in 4 bytes. A failure is reported as "STAGE ERRNO"; exec closes the pipe.
+ * standard input, output and error, and the cgroup's folder if there is one, of version 2 or 1. A terminal as standard
+ * input becomes the child's controlling one. The answer is the child's pid, or a negative error number, in 4 bytes. A
+ * failure is reported as "STAGE ERRNO"; exec closes the pipe.
  *
  * If this file was not compiled, forked.py does the same for one start.
  */
@@ -21,6 +22,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -30,8 +32,8 @@
 
 /* CONTRACT is the exit status without arguments: by it launcher_client.py checks that the program runs here and is
  * built from this file. Raise it whenever the description above changes. */
-enum { CONTRACT = 103, CANNOT_START = 127 };
-enum { CONFIRM, OUT, ERR, CGROUP, DESCRIPTORS_MAX };
+enum { CONTRACT = 104, CANNOT_START = 127 };
+enum { CONFIRM, IN, OUT, ERR, CGROUP, DESCRIPTORS_MAX };
 
 /* Where the host runs out of memory, the kernel ends jobs before the agent and the supervisor, whatever score a service
  * manager gave those. As in forked.py. */
@@ -83,8 +85,10 @@ static void become(const int *descriptors, int moves) {
     /* Without /proc the score stays as it is. */
     if (score >= 0 && write(score, OOM_SCORE_ADJ, strlen(OOM_SCORE_ADJ)) < 0) errno = 0;
     close(score);
+    check("cgroup", dup2(descriptors[IN], 0));
     check("cgroup", dup2(descriptors[OUT], 1));
     check("cgroup", dup2(descriptors[ERR], 2));
+    if (isatty(0)) check("cgroup", ioctl(0, TIOCSCTTY, 0));
     next_word = request;
 
     for (long long left = number(); left > 0; left--) {
@@ -99,8 +103,11 @@ static void become(const int *descriptors, int moves) {
     if (!group_ids) fail("user");
     for (long long place = 0; place < groups; place++) group_ids[place] = number();
     if (uid >= 0) {
-        /* It may reopen its output itself (/dev/stdout). Files that it makes are private to its user. */
+        /* It may reopen its streams itself (/dev/stdout). Files that it makes are private to its user. */
         umask(077);
+        struct stat input;
+        check("user", fstat(0, &input));
+        if (S_ISFIFO(input.st_mode)) check("user", fchown(0, uid, gid));
         check("user", fchown(1, uid, gid));
         check("user", fchown(2, uid, gid));
         check("user", setgroups(groups, group_ids));

@@ -20,7 +20,7 @@ from moorage.worker.supervisor.child import Child
 
 PROGRAM: Final = Path(__file__).with_name("launcher.bin")
 """Where the build hook (worker/build_hook.py) puts the compiled launcher."""
-CONTRACT: Final = 103
+CONTRACT: Final = 104
 """As in launcher.c."""
 ANSWER_S: Final = 2
 """A launcher that takes longer for a clone is killed; the next start makes a new one."""
@@ -74,20 +74,21 @@ class Launcher:
         self._environ = {STATE_MARK: state_mark}
         self._channel: socket.socket | None = None
 
-    def ask(self, child: Child, confirm: int, stdout: int, stderr: int, *cgroup: int) -> socket.socket | int:
+    def ask(
+        self, child: Child, confirm: int, stdin: int, stdout: int, stderr: int, *cgroup: int
+    ) -> socket.socket | int:
         """Request a process; return what `answer` needs. `cgroup` is a descriptor of the cgroup's folder, if any.
 
-        Without a compiled launcher, or for a child that reaps its orphans, the process is made here. Raises `OSError`
-        if no process will be made.
+        Without a compiled launcher, the process is made here. Raises `OSError` if no process will be made.
         """
-        if self._program < 0 or child.reaps:
-            return forked.start(child, confirm, stdout, stderr, *cgroup)
+        if self._program < 0:
+            return forked.start(child, confirm, stdin, stdout, stderr, *cgroup)
         request = child.request()
         message = len(request).to_bytes(4, sys.byteorder) + request
         with contextlib.suppress(OSError):
-            return self._send(message, [confirm, stdout, stderr, *cgroup])
+            return self._send(message, [confirm, stdin, stdout, stderr, *cgroup])
         # the launcher did not read the whole request, so it has begun nothing
-        return self._send(message, [confirm, stdout, stderr, *cgroup])
+        return self._send(message, [confirm, stdin, stdout, stderr, *cgroup])
 
     def answer(self, asked: socket.socket | int) -> int:
         """Wait for the pid of the requested process and return it; call it in the order of the requests.

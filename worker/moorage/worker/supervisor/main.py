@@ -27,6 +27,8 @@ from moorage.system.descriptors import raise_descriptor_limit
 from moorage.system.loops import loop_factory
 from moorage.system.proctree import become_subreaper
 from moorage.system.unix_socket import SERVER_OPTIONS, listen
+from moorage.worker.supervisor import commands
+from moorage.worker.supervisor.commands import Commands
 from moorage.worker.supervisor.launcher_client import open_compiled
 from moorage.worker.supervisor.log import log
 from moorage.worker.supervisor.protocol import LOG_NAME, OUTPUT_FOLDER, SOCKET_NAME
@@ -58,6 +60,7 @@ def detach(state: Path) -> None:
 async def serve(
     state: Path,
     listener: socket.socket,
+    for_commands: socket.socket,
     cgroups: CgroupBase | None,
     limits: tuple[int, int],
     linger_s: float = LINGER_S,
@@ -74,9 +77,12 @@ async def serve(
         supervisor.jobs.launcher.running()
     leave_what_stays()
     server = await loop.create_unix_server(lambda: Connection(supervisor), sock=listener, **SERVER_OPTIONS)
+    running = Commands(supervisor.jobs, for_commands)
+    running.begin()
     try:
         await supervisor.finished.wait()
     finally:
+        running.close()
         signal.signal(signal.SIGCHLD, before)
         server.close()
 
@@ -97,6 +103,7 @@ def main(arguments: list[str] | None = None) -> int:
         os.chmod(state, 0o700)
         (state / OUTPUT_FOLDER).mkdir(exist_ok=True)
         lock = take_lock(state)
+        for_commands = listen(state / commands.SOCKET_NAME, kind=socket.SOCK_SEQPACKET)
         listener = listen(state / SOCKET_NAME)
     except Held as held:
         print(f"moorage-supervisor: {held}", file=sys.stderr)
@@ -116,5 +123,5 @@ def main(arguments: list[str] | None = None) -> int:
     name = "moorage-" + hashlib.blake2b(os.fsencode(state), digest_size=6).hexdigest()
     cgroups = None if options.no_cgroup else CgroupBase.open(name)
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
-        runner.run(serve(state, listener, cgroups, limits, options.linger, program))
+        runner.run(serve(state, listener, for_commands, cgroups, limits, options.linger, program))
     return 0

@@ -3,15 +3,16 @@
 import asyncio
 import enum
 import os
-import resource
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
 from moorage.system.cgroup import CgroupFolder
-from moorage.worker.supervisor.asking import Asking
+from moorage.worker.supervisor.capped_output import ArrivalOrder, OutputPump
 from moorage.worker.supervisor.child import Child
-from moorage.worker.supervisor.output import ArrivalOrder, OutputPump
 from moorage.worker.supervisor.protocol import Ended, Proof, Reason, StartMember
+from moorage.worker.supervisor.sigterm import Sigterm
+from moorage.worker.supervisor.terminal import HeldTerminal
 
 
 class State(enum.Enum):
@@ -56,11 +57,13 @@ class Container:
 
 @dataclass(slots=True, eq=False)
 class Member:
-    """What the supervisor keeps of one member until its end is reported; argv and environment only until its exec."""
+    """What the supervisor keeps of one member until its end is reported; its argv only until its exec."""
 
     start: StartMember
     child: Child | None
     marks: tuple[bytes, ...]
+    environ: Mapping[str, str] = field(default_factory=dict)
+    """Its whole environment, for commands that are run in it."""
     state: State = State.WAITING
     pid: int | None = None
     started_boottime_s: float | None = None
@@ -78,10 +81,11 @@ class Member:
     """What first asked it to end; null if it ended by itself."""
     why: str = ""
     wait_status: int | None = None
-    usage: resource.struct_rusage | None = None
     pumps: list[OutputPump] = field(default_factory=list)
     order: ArrivalOrder | None = None
-    asking: Asking | None = None
+    terminal: HeldTerminal | None = None
+    """The terminal that its streams are, if it has one."""
+    asking: Sigterm | None = None
     """Which of its processes have got SIGTERM, once it was asked to end."""
     kill_timer: asyncio.TimerHandle | None = None
     checkpoint_timer: asyncio.TimerHandle | None = None
@@ -109,6 +113,8 @@ class Member:
                 timer.cancel()
         for timer in self.timers:
             timer.cancel()
+        if self.terminal is not None:
+            self.terminal.end(self.wait_status)
         for pump in self.pumps:
             pump.close()
         if self.order is not None:
@@ -145,10 +151,18 @@ class Member:
             pid=self.pid,
             started_boottime_s=self.started_boottime_s,
             ended_boottime_s=now_boottime_s,
-            user_cpu_s=self.usage.ru_utime if self.usage else 0.0,
-            system_cpu_s=self.usage.ru_stime if self.usage else 0.0,
-            memory_kib_max=self.usage.ru_maxrss if self.usage else 0,
             stdout_bytes=seen.get("stdout", 0),
             stderr_bytes=seen.get("stderr", 0),
             dropped_bytes=sum(pump.dropped_bytes for pump in self.pumps),
         )
+
+
+@dataclass(slots=True, eq=False)
+class Command:
+    """A process that was started in a running member besides its main one."""
+
+    member: Member
+    pid: int
+    child: Child
+    ended: Callable[[int], None]
+    """Gets its wait status."""

@@ -4,8 +4,10 @@ A frame (`system.framing`) has msgpack as its body. The agent sends one request 
 of messages per frame: all messages of one turn of its loop, unless they need several frames.
 Every request has a number `n`, which its answer (`Done`, `Listed` or `Refused`) repeats; events have none.
 
-The frames have no version field: `Hello.protocol` says which version the supervisor speaks. Times named `*_boottime_s`
-are seconds of CLOCK_BOOTTIME, which also counts while the machine is suspended.
+The frames have no version field: `Hello.protocol` says which version the supervisor speaks. In every version the first
+message is `Hello`, and `Shutdown` ends all members and then the supervisor: both may get more fields, each with a
+default. The same holds for the records of the supervisor's journal. Times named `*_boottime_s` are seconds of
+CLOCK_BOOTTIME, which also counts while the machine is suspended.
 """
 
 from typing import Final, Literal, TypeAlias
@@ -15,7 +17,8 @@ import msgspec
 from moorage.system.framing import framed
 
 PROTOCOL: Final = 1
-"""An agent uses a supervisor of this version and of no other, though a supervisor runs on under a newer agent."""
+"""An agent uses a supervisor of this version alone. It has another one end its members and itself: each number has its
+line in docs/upgrade.md, which says to drain the host first."""
 FRAME_BYTES_MAX: Final = 16 * 1024 * 1024
 KEY_CHARS_MAX: Final = 512
 OUTPUT_CHUNK_BYTES_MAX: Final = 64 * 1024
@@ -45,14 +48,13 @@ class StartMember(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """One child to start.
 
     `key` is opaque, 1..512 characters; a key has one child until it is forgotten. `env` is the whole environment. `cwd`
-    null is `/`. `user` is a name or uid, null is the supervisor's own. `limits` maps a name such as `NOFILE` to (soft,
-    hard), -1 for unlimited. Without `timeout_s` there is no limit of time. `ends_in_s` is when the agent will end it.
-    Both are counted from its start. `checkpoint_signal` is sent once, `checkpoint_before_s` before the earlier of these
-    two times, or with the notice of an end (`checkpoint.py` says which processes get it). `output_cap_bytes` holds for
-    each of stdout and stderr. `leaves_cgroup` says that its processes go into cgroups of their own choice, as those of
-    a container engine do: its end is then proven by its process tree alone. `refused_nodes` are the character devices,
-    as (major, first minor, last minor), that the kernel refuses to it; if it cannot be made to, the member does not
-    start (stage `devices`). Empty refuses nothing.
+    null is `/`. `user` is a name or uid, null is the supervisor's own. Without `timeout_s` there is no limit of time.
+    `ends_in_s` is when the agent will end it. Both are counted from its start. `checkpoint_signal` is sent once,
+    `checkpoint_before_s` before the earlier of these two times, or with the notice of an end (`checkpoint.py` says
+    which processes get it). `output_cap_bytes` holds for each of stdout and stderr. `refused_nodes` are the character
+    devices, as (major, first minor, last minor), that the kernel refuses to it; if it cannot be made to, the member
+    does not start (stage `devices`). Empty refuses nothing. With `terminal` its streams are a terminal of its own, see
+    `terminal.py`.
     """
 
     key: str
@@ -60,7 +62,6 @@ class StartMember(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     env: dict[str, str]
     cwd: str | None = None
     user: str | int | None = None
-    limits: dict[str, tuple[int, int]] = {}
     timeout_s: float | None = None
     ends_in_s: float | None = None
     grace_s: float = 10.0
@@ -69,9 +70,9 @@ class StartMember(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     on_partition: OnPartition = "kill"
     output_cap_bytes: int = 64 * 1024 * 1024
     stream_output: bool = False
+    terminal: bool = False
     cpu_milli: int | None = None
     memory_bytes: int | None = None
-    leaves_cgroup: bool = False
     refused_nodes: tuple[tuple[int, int, int], ...] = ()
 
 
@@ -80,13 +81,25 @@ class Contain(msgspec.Struct, frozen=True, kw_only=True, tag="contain"):
 
     Only the key, the times, the checkpoint signal and `on_partition` of `member` are used. If the supervisor refuses,
     do not start the container; `fenced`, `full` and `journal` say that nothing may start now. The container has a PID
-    namespace of its own and no restart policy. `Started` follows when its init is seen, and `Ended` when none of its
-    processes is left and none can come.
+    namespace of its own and no restart policy. `Started` follows when its init is seen (`Ran`), and `Ended` when none
+    of its processes is left and none can come.
     """
 
     n: int
     member: StartMember
     container: str
+
+
+class Ran(msgspec.Struct, frozen=True, kw_only=True, tag="ran"):
+    """The engine has started the container of this member; an unknown key is ignored.
+
+    `pid` is its init by the engine's word, which counts once it was seen to be in the container; 0 if the container is
+    over already.
+    """
+
+    n: int
+    key: str
+    pid: int
 
 
 class Removed(msgspec.Struct, frozen=True, kw_only=True, tag="removed"):
@@ -135,39 +148,39 @@ class List(msgspec.Struct, frozen=True, kw_only=True, tag="list"):
 
 
 class Forget(msgspec.Struct, frozen=True, kw_only=True, tag="forget"):
-    """Drop the ends of these members and their output files; with `keep_output` the agent removes the files itself.
-
-    With `unproven`, which an operator must decide, a former supervisor's members of which processes may be left are
-    dropped as well. Keys of running members are ignored.
+    """Drop these members, whose ends are dealt with: those that have ended, and those of a former supervisor of which
+    processes may be left, but which an operator has said are over. Keys of running members are ignored.
     """
 
     n: int
     keys: tuple[str, ...]
-    keep_output: bool = False
-    unproven: bool = False
 
 
 class Ping(msgspec.Struct, frozen=True, kw_only=True, tag="ping"):
     n: int
 
 
-class Shutdown(msgspec.Struct, frozen=True, kw_only=True, tag="shutdown"):
-    """End every member with at most this grace, then exit; with members left, 10 s after the grace.
+class Shutdown(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="shutdown"):
+    """End every member with its own grace, at most `grace_s`, then exit; with members left, 10 s after the longest.
 
-    The ends stay in the journal for the next supervisor. With `idle_only` the supervisor exits only if it has no
-    members, and else refuses with `busy`.
+    `why` is the reason in their ends, which stay in the journal for the next supervisor. With `idle_only` the
+    supervisor exits only if it has no members, and else refuses with `busy`.
     """
 
     n: int
     grace_s: float
     idle_only: bool = False
+    why: str = SHUTS_DOWN
 
 
-Request: TypeAlias = Start | Contain | Removed | End | Fence | List | Forget | Ping | Shutdown
+Request: TypeAlias = Start | Contain | Ran | Removed | End | Fence | List | Forget | Ping | Shutdown
 
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
-    """The supervisor's first message. `boot_id` and `start_ticks` (of /proc/PID/stat) together are its identity."""
+    """The supervisor's first message in every version of the protocol.
+
+    `boot_id` and `start_ticks` (of /proc/PID/stat) together are its identity.
+    """
 
     protocol: int
     pid: int
@@ -224,9 +237,6 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="
     pid: int | None = None
     started_boottime_s: float | None = None
     ended_boottime_s: float = 0.0
-    user_cpu_s: float = 0.0
-    system_cpu_s: float = 0.0
-    memory_kib_max: int = 0
     stdout_bytes: int = 0
     stderr_bytes: int = 0
     dropped_bytes: int = 0
@@ -273,6 +283,20 @@ Message: TypeAlias = Hello | Done | Refused | Listed | Event
 _encoder: Final = msgspec.msgpack.Encoder()
 decode_request: Final = msgspec.msgpack.Decoder(Request).decode
 decode_messages: Final = msgspec.msgpack.Decoder(list[Message]).decode
+_decode_each: Final = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode
+_decode_first: Final = msgspec.msgpack.Decoder(Hello | Refused).decode
+
+
+def first_of(body: bytes) -> Hello | Refused:
+    """Return the first message of a connection by its first frame, whatever version the rest of the frame is of.
+
+    Raises one of `UNREADABLE`.
+    """
+    messages = _decode_each(body)
+    if not messages:
+        raise ValueError("the first frame has no message")
+    first: Hello | Refused = _decode_first(messages[0])
+    return first
 
 
 def encode_request(request: Request) -> bytes:

@@ -91,7 +91,7 @@ def _walk(pid: int) -> str | None:
 
 
 class Connection(asyncio.Protocol):
-    """One peer. `say` collects messages, `flush` sends the messages of one turn of the loop as one frame."""
+    """One peer. `send` collects messages, `flush` sends the messages of one turn of the loop as one frame."""
 
     def __init__(self, handler: Handler) -> None:
         self._handler = handler
@@ -112,7 +112,7 @@ class Connection(asyncio.Protocol):
             self._refuse("not-permitted", reason)
 
     def _refuse(self, code: str, message: str) -> None:
-        self.say(Refused(n=0, code=code, message=message))
+        self.send(Refused(n=0, code=code, message=message))
         self.flush()
         self.close()
 
@@ -130,7 +130,7 @@ class Connection(asyncio.Protocol):
         self._transport = None
         self._handler.closed(self)
 
-    def say(self, message: Message) -> None:
+    def send(self, message: Message) -> None:
         """Add a message to the next frame.
 
         Output is dropped while more than `STREAM_BUFFER_BYTES_MAX` are unsent, and any message once the connection is

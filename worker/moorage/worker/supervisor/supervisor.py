@@ -14,10 +14,17 @@ from moorage.worker.supervisor.child import StartRefused
 from moorage.worker.supervisor.containers import ID
 from moorage.worker.supervisor.former_members import FormerMembers
 from moorage.worker.supervisor.jobs import CLEAR_DELAY_S_MAX, CLEAR_DELAY_S_MIN, UNPROVEN_AFTER_S, Jobs
-from moorage.worker.supervisor.journal import Forgotten, Journal, Over, Record, read_journal, records_of
+from moorage.worker.supervisor.journal import (
+    Forgotten,
+    Over,
+    Record,
+    encoded,
+    open_journal,
+    read_journal,
+    records_of,
+)
 from moorage.worker.supervisor.launcher_client import Launcher
 from moorage.worker.supervisor.log import log
-from moorage.worker.supervisor.output import output_path
 from moorage.worker.supervisor.protocol import (
     JOURNAL_NAME,
     KEY_CHARS_MAX,
@@ -35,6 +42,7 @@ from moorage.worker.supervisor.protocol import (
     Listed,
     Message,
     Ping,
+    Ran,
     Refused,
     Removed,
     Request,
@@ -80,7 +88,7 @@ class Supervisor:
         self._former = FormerMembers(machine_boot, {key: entry for key, entry in left.items() if entry.ended is None})
         self._former_since_s = self._loop.time()
         self._former_told = False
-        self._journal = Journal(state / JOURNAL_NAME, records_of(left))
+        self._journal = open_journal(state / JOURNAL_NAME, records_of(left))
         mark = state_mark(state)
         self._fences, no_fence = fences_here(f"moorage-{mark}", cgroups)
         self.jobs = Jobs(
@@ -119,7 +127,7 @@ class Supervisor:
 
     def _emit(self, event: Event) -> None:
         for connection in self._connections:
-            connection.say(event)
+            connection.send(event)
         self._flush_soon()
 
     def _flush_soon(self) -> None:
@@ -146,16 +154,16 @@ class Supervisor:
         records = list(self._records)
         self._records.clear()
         try:
-            self._journal.append(records)
-            if self._journal.wants_compaction:
-                self._journal.compact(records_of(read_journal(self._state / JOURNAL_NAME)))
+            self._journal.append(encoded(records))
+            if self._journal.is_large:
+                self._journal.replace(encoded(records_of(read_journal(self._state / JOURNAL_NAME))))
         except OSError as error:
             # the next supervisor reports an end that is not in the journal as `supervisor-died`
             log(f"journal: {error}")
 
     def _write_ahead(self, records: list[Record]) -> None:
         self._journal_records()
-        self._journal.append(records)
+        self._journal.append(encoded(records))
 
     # -- the former supervisor's members
 
@@ -186,7 +194,7 @@ class Supervisor:
             return False
         self._connections.append(connection)
         self._linger()
-        connection.say(self._hello)
+        connection.send(self._hello)
         self._flush_soon()
         return True
 
@@ -204,6 +212,8 @@ class Supervisor:
                 answer = self._start(request)
             case Contain():
                 answer = self._contain(request)
+            case Ran():
+                self.jobs.ran(request.key, request.pid)
             case Removed():
                 for key in request.keys:
                     self.jobs.removed(key)
@@ -224,9 +234,9 @@ class Supervisor:
                 answer = Refused(n=request.n, code="busy", message="it has members")
             case Shutdown():
                 self._shutdowns.append((connection, request.n))
-                self.shut_down(max(0.0, request.grace_s))
+                self.shut_down(max(0.0, request.grace_s), request.why)
                 return
-        connection.say(answer)
+        connection.send(answer)
         # An accepted start is answered together with its outcome, which comes in a moment: an answer at once would wake
         # the agent and take this process's time while the launcher needs a processor.
         if not (isinstance(request, Start) and self.jobs.has_news_due):
@@ -287,17 +297,9 @@ class Supervisor:
         )
 
     def _forget(self, request: Forget) -> None:
-        keys = [key for key in request.keys if self.jobs.ended.pop(key, None) is not None]
-        if request.unproven:
-            keys += [key for key in request.keys if self._former.drop(key)]
-        if not keys:
-            return
-        self._records.append(Forgotten(keys=tuple(keys)))
-        if not request.keep_output:
-            for key in keys:
-                for stream in ("stdout", "stderr"):
-                    with contextlib.suppress(FileNotFoundError):
-                        os.unlink(output_path(self._state, key, stream))
+        keys = [key for key in request.keys if self.jobs.ended.pop(key, None) is not None or self._former.drop(key)]
+        if keys:
+            self._records.append(Forgotten(keys=tuple(keys)))
 
     # -- the end
 
@@ -322,16 +324,18 @@ class Supervisor:
             log(f"no agent and no member for {self._linger_s:g} s: ending")
             self._finish()
 
-    def shut_down(self, grace_s: float) -> None:
-        """End every member with at most this grace, then finish; with members left, `UNPROVEN_AFTER_S` after the grace.
+    def shut_down(self, grace_s: float, why: str = SHUTS_DOWN) -> None:
+        """End every member with its own grace, at most this, then finish.
 
-        A second call can shorten the grace, but not the wait for members that are left.
+        With members left, finish `UNPROVEN_AFTER_S` after the longest grace. A second call can shorten a grace, but not
+        the wait for members that are left.
         """
+        graces = {key: min(grace_s, member.start.grace_s) for key, member in self.jobs.members.items()}
         if not self._shutting_down:
             self._shutting_down = True
-            self._loop.call_later(grace_s + UNPROVEN_AFTER_S, self._finish)
-        for member in list(self.jobs.members.values()):
-            self.jobs.end(member.key, "end", min(grace_s, member.start.grace_s), SHUTS_DOWN)
+            self._loop.call_later(max(graces.values(), default=0.0) + UNPROVEN_AFTER_S, self._finish)
+        for key, own_s in graces.items():
+            self.jobs.end(key, "end", own_s, why)
         self._flush_soon()
 
     def _finish(self) -> None:
@@ -340,7 +344,7 @@ class Supervisor:
         self.finished.set()
         self._journal_records()
         for connection, n in self._shutdowns:
-            connection.say(Done(n=n))
+            connection.send(Done(n=n))
         for connection in list(self._connections):
             connection.flush()
             connection.close()

@@ -16,6 +16,7 @@ from moorage.schemas.capabilities import LEVELS
 from moorage.schemas.driver_config import no_ids, takes_ids
 from moorage.schemas.gpu import APPLE, mig_profile
 from moorage.schemas.reasons import Reason
+from moorage.schemas.units import many
 
 #: how many names of models, drivers or labels one text shows
 NAMES_SHOWN_MAX: Final = 3
@@ -27,6 +28,8 @@ Device = tuple[int, str, str, int, int]
 class Offer(Protocol):
     """What the hosts of one class offer: see `HostClass`."""
 
+    @property
+    def call_drivers(self) -> frozenset[str]: ...
     @property
     def devices(self) -> Sequence[Device]: ...
     @property
@@ -45,6 +48,10 @@ class Offer(Protocol):
     def modes(self) -> frozenset[str]: ...
     @property
     def own_user(self) -> Sequence[str]: ...
+    @property
+    def ports(self) -> int: ...
+    @property
+    def reach_drivers(self) -> frozenset[str]: ...
     @property
     def user_drivers(self) -> frozenset[str]: ...
 
@@ -111,6 +118,14 @@ def _lets_have_driver(offer: Offer, shape: Shape) -> bool:
 
 def _lets_have_user(offer: Offer, shape: Shape) -> bool:
     return not shape.as_user or shape.driver in offer.user_drivers or shape.as_user in offer.own_user
+
+
+def _lets_answer(offer: Offer, shape: Shape) -> bool:
+    return not shape.answers_calls or shape.driver in offer.call_drivers
+
+
+def _reaches(offer: Offer, shape: Shape) -> bool:
+    return not shape.reached or (shape.driver in offer.reach_drivers and offer.ports >= shape.ports)
 
 
 def _limits_memory(offer: Offer, shape: Shape) -> bool:
@@ -262,6 +277,19 @@ _IN_ORDER: Final = (
         reasons.NO_MEMORY_LIMIT, "host", _limits_memory,
         lambda shape, offers, names: (
             f"no worker that offers the driver {shape.driver} has the memory controller that limits its jobs"
+        ),
+    ),
+    Filter(
+        reasons.NO_CALLS, "host", _lets_answer,
+        lambda shape, offers, names: (
+            f"no worker that offers the driver {shape.driver} lets its jobs reach the server, to answer calls"
+        ),
+    ),
+    Filter(
+        reasons.NO_PORTS, "host", _reaches,
+        lambda shape, offers, names: (
+            f"no worker that offers the driver {shape.driver} gives its jobs {many(shape.ports, 'port')} and looks"
+            " whether they are ready"
         ),
     ),
     Filter(reasons.LABEL, "labels", has_labels, _labels),

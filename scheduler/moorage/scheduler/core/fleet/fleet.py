@@ -23,16 +23,18 @@ from moorage.scheduler.core.fleet.host import (
     HostClass,
     Rules,
     SharedDevice,
+    call_drivers_of,
     gpu_drivers_of,
     islands_of,
     kept_for,
     levels_of,
     memory_limits_of,
     own_user_of,
+    reach_drivers_of,
     user_drivers_of,
 )
 from moorage.scheduler.core.fleet.shape import Avoid, Shape
-from moorage.scheduler.core.ledger.state import FROZEN, Member, Worker
+from moorage.scheduler.core.ledger.state import Member, Worker
 from moorage.schemas.frames import OTHERS
 from moorage.schemas.frames.fleet import names_of
 from moorage.schemas.gpu import capability_of
@@ -58,8 +60,8 @@ class Fleet:
     def __init__(self) -> None:
         self.classes: dict[Any, HostClass] = {}
         self.hosts: dict[int, Host] = {}
-        #: the hosts on which some job is frozen, or a guest
-        self.lending: dict[int, Host] = {}
+        #: the hosts with members that are frozen
+        self.with_frozen: dict[int, Host] = {}
         #: of hosts that are alike but for labels, by what makes them so; kept by their classes
         self._fits: WeakValueDictionary[Any, Fits] = WeakValueDictionary()
         self._changes = 0
@@ -127,6 +129,9 @@ class Fleet:
             tuple(hello["drivers"]),
             gpu_drivers_of(hello),
             user_drivers_of(hello),
+            call_drivers_of(hello),
+            reach_drivers_of(hello),
+            hello.get("ports", 0),
             own_user_of(hello),
             memory_limits_of(hello),
             tuple(levels_of(hello).items()),
@@ -143,9 +148,9 @@ class Fleet:
         self.hosts[worker.num] = host
         self._enter(host)
         for member, shape in members:
-            self.take(host, shape, member.mask, guest=member.guest)
-            if member.guest or member.replica.state == FROZEN:
-                self.lending[worker.num] = host
+            self.take(host, shape, member.mask)
+            if member.mask != member.home:
+                self._note_frozen(host, member)
         self.inventory += 1
         self.refresh(host)
         return host
@@ -257,7 +262,7 @@ class Fleet:
 
     def leave(self, worker_num: int) -> None:
         host = self.hosts.pop(worker_num, None)
-        self.lending.pop(worker_num, None)
+        self.with_frozen.pop(worker_num, None)
         if host is None:
             return
         self._exit(host)
@@ -338,11 +343,11 @@ class Fleet:
 
     # ------------------------------------------------------------------------------ taking and giving
 
-    def take(self, host: Host, shape: Shape, mask: int, *, guest: bool = False) -> None:
+    def take(self, host: Host, shape: Shape, mask: int) -> None:
         """Count a member's devices, CPU and memory as used."""
-        self.take_all(host, shape, [mask], guest=guest)
+        self.take_all(host, shape, [mask])
 
-    def take_all(self, host: Host, shape: Shape, masks: list[int], *, guest: bool = False) -> None:
+    def take_all(self, host: Host, shape: Shape, masks: list[int]) -> None:
         """Count members of one shape on one host as used; the host is filed once."""
         count = len(masks)
         host.held += count
@@ -352,10 +357,6 @@ class Fleet:
         if shape.mode <= EXCLUSIVE:
             for mask in masks:
                 host.free &= ~mask
-                if guest:
-                    host.guests |= mask
-                else:
-                    host.owned |= mask
         else:
             for mask in masks:
                 self._take_shared(host, shape, mask)
@@ -379,23 +380,19 @@ class Fleet:
             elif host.bucket >= 0:
                 cls.shared_open[device.mode][(num, slot)] = device
 
-    def give(self, host: Host, shape: Shape, mask: int, *, guest: bool = False) -> None:
+    def give(self, host: Host, shape: Shape, mask: int) -> None:
         """Count a member's devices, CPU and memory as free again."""
-        self.give_all(host, [(shape, mask, guest)])
+        self.give_all(host, [(shape, mask)])
 
-    def give_all(self, host: Host, taken: list[tuple[Shape, int, bool]]) -> None:
-        """Count members of one host as free again: shape, mask, is a guest. The host is filed once."""
+    def give_all(self, host: Host, taken: list[tuple[Shape, int]]) -> None:
+        """Count members of one host as free again: shape and mask. The host is filed once."""
         host.version += 1
-        for shape, mask, guest in taken:
+        for shape, mask in taken:
             host.held -= 1
             host.cpu_free += shape.cpu_milli
             host.memory_free += shape.memory_mib
             if shape.mode <= EXCLUSIVE:
-                if guest:
-                    host.guests &= ~mask
-                else:
-                    host.owned &= ~mask
-                host.free |= mask & host.lent & ~(host.owned | host.guests)
+                host.free |= mask & host.lent
             else:
                 self._give_shared(host, shape, mask)
         self.opens(host.worker.num)
@@ -420,13 +417,34 @@ class Fleet:
             elif host.bucket >= 0 and device.users < cls.sharers(device.mode):
                 cls.shared_open[device.mode][(num, slot)] = device
 
-    def set_frozen(self, host: Host, frozen: int) -> None:
-        """Note the slots of a host whose jobs are frozen to stay so: a guest may start on them."""
-        if frozen & ~host.frozen:
+    def freeze(self, host: Host, member: Member) -> None:
+        """Count the devices of a member as free, and its CPU and memory as used still: it is frozen."""
+        host.version += 1
+        host.free |= member.home & host.lent
+        self._note_frozen(host, member)
+        self.opens(host.worker.num)
+        self.refresh(host)
+
+    def _note_frozen(self, host: Host, member: Member) -> None:
+        host.frozen[member.key] = member
+        host.awaited |= member.home
+        self.with_frozen[host.worker.num] = host
+
+    def resume(self, host: Host, member: Member) -> None:
+        """Count the devices of a frozen member as used again."""
+        host.version += 1
+        host.free &= ~member.home
+        self.refresh(host)
+
+    def set_awaited(self, host: Host, awaited: int, needed: int) -> None:
+        """Note which slots of a host frozen members wait for, and which of them take no job."""
+        if (host.awaited, host.needed) == (awaited, needed):
+            return
+        if (host.awaited & ~awaited) | (host.needed & ~needed) | (awaited & ~host.awaited & ~needed):
             self.opens(host.worker.num)
-        if frozen != host.frozen:
-            host.frozen = frozen
-            self.refresh(host)
+        host.awaited, host.needed = awaited, needed
+        host.version += 1
+        self.refresh(host)
 
     # ----------------------------------------------------------------------------------- questions
 
@@ -484,9 +502,8 @@ class Fleet:
                     assert num in self.labelled[label][value], f"{host.worker.id} is not known by its {label}"
                     required = value in self._asked.get(label, ())
                     assert not required or label in cls.labels, f"{host.worker.id} is not told apart by {label}"
-                held = 0 if not host.owned | host.guests else (host.owned | host.guests) & host.free
-                assert not held, f"{host.worker.id}: slots {held:b} are free and held"
-                assert not host.frozen & ~host.owned, f"{host.worker.id}: a slot that nobody has alone is frozen"
+                assert not host.needed & ~host.awaited, f"{host.worker.id}: a needed slot is not awaited"
+                assert (num in self.with_frozen) or not host.frozen, f"{host.worker.id}: its frozen jobs are not noted"
                 expected = host.open.bit_count() if host.usable else -1
                 assert host.bucket == expected, f"{host.worker.id} is filed under {host.bucket}, not {expected}"
                 assert filed.get(num, -1) == host.bucket, f"{host.worker.id} is in bucket {filed.get(num)}"

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any, Final, Literal, NamedTuple
 
 from moorage.scheduler.core.fleet.filters import FILTERS, MODE_WORDS, Device, failed, has_labels
 from moorage.scheduler.core.fleet.shape import DeviceAsked, Shape
 from moorage.scheduler.core.fleet.slots import first_of, groups, linked
 from moorage.scheduler.core.ledger.records import Mode
-from moorage.scheduler.core.ledger.state import Worker
+from moorage.scheduler.core.ledger.state import Member, MemberKey, Worker
 from moorage.schemas import reasons
-from moorage.schemas.capabilities import level_number, mode_enforced, takes_guests
+from moorage.schemas.capabilities import level_number, mode_enforced
 from moorage.schemas.driver_config import takes_ids
 from moorage.schemas.frames import OTHERS, DeviceUse
-from moorage.schemas.frames.fleet import slots_named
+from moorage.schemas.frames.fleet import LOAD_S_DEFAULT, slots_named
 from moorage.schemas.gpu import SHARERS_MAX, SHARING_MODES, capability_of
 from moorage.schemas.memo import Memo
 
@@ -27,6 +27,8 @@ FITS_MAX: Final = 50_000
 RANKS_MAX: Final = 1_024
 #: members of one worker, bounded so that its renewal, its join and its loss each fit into one frame or record
 MEMBERS_MAX: Final = 4096
+#: so many load frames in a row may be missed, and nothing new is placed on the host
+LOADS_MISSED_MAX: Final = 3
 When = Literal["ever", "emptied", "now"]
 #: slots lent, thousandths of a core, MiB
 Size = tuple[int, int, int]
@@ -118,6 +120,18 @@ def memory_limits_of(hello: dict[str, Any]) -> frozenset[str]:
     return _drivers_that(hello, "memory_limit")
 
 
+def call_drivers_of(hello: dict[str, Any]) -> frozenset[str]:
+    """Return the drivers of a worker whose jobs may answer the calls of a service; not one without a report."""
+    told = hello.get("capabilities") or {}
+    return frozenset(name for name in hello["drivers"] if told.get(name, {}).get("answers_calls"))
+
+
+def reach_drivers_of(hello: dict[str, Any]) -> frozenset[str]:
+    """Return the drivers of a worker whose jobs may have its ports, and be looked at; not one without a report."""
+    told = hello.get("capabilities") or {}
+    return frozenset(name for name in hello["drivers"] if told.get(name, {}).get("reaches"))
+
+
 def own_user_of(hello: dict[str, Any]) -> tuple[str, ...]:
     """Return the names of the only user that some driver's jobs may run as; empty if any driver may use any user."""
     every = _drivers_that(hello, "users") == frozenset(hello["drivers"])
@@ -173,6 +187,7 @@ class HostClass:
     __slots__ = (
         "_ranks",
         "buckets",
+        "call_drivers",
         "devices",
         "drivers",
         "drivers_for",
@@ -188,6 +203,8 @@ class HostClass:
         "mps_users",
         "named_slots",
         "own_user",
+        "ports",
+        "reach_drivers",
         "shared_open",
         "sharers_max",
         "sizes",
@@ -221,6 +238,9 @@ class HostClass:
         self.drivers = frozenset(hello["drivers"])
         self.gpu_drivers = gpu_drivers_of(hello)
         self.user_drivers = user_drivers_of(hello)
+        self.call_drivers = call_drivers_of(hello)
+        self.reach_drivers = reach_drivers_of(hello)
+        self.ports = int(hello.get("ports", 0))
         self.own_user = own_user_of(hello)
         self.memory_limits = memory_limits_of(hello)
         self.levels = levels_of(hello)
@@ -390,6 +410,7 @@ class Host:
     """One worker as placement sees it."""
 
     __slots__ = (
+        "awaited",
         "bucket",
         "busy",
         "closed",
@@ -399,16 +420,16 @@ class Host:
         "down",
         "free",
         "frozen",
-        "guests",
         "heard",
         "held",
         "labels",
         "last_ms",
         "lent",
         "load_ms",
+        "loads_within_ms",
         "memory_free",
         "memory_mib",
-        "owned",
+        "needed",
         "shared",
         "sick",
         "stale",
@@ -435,9 +456,9 @@ class Host:
         self.labels: dict[str, str] = hello["labels"]
         self.closed = worker.flag != "open"  # cordoned or draining, from the record with the order on
         self.free = self.lent  # slots not used by moorage's jobs
-        self.owned = 0  # slots that a job has alone, but for a guest
-        self.guests = 0  # slots that a guest has
-        self.frozen = 0  # slots whose job is frozen to stay so, and that take a guest: see `lifecycle.guests`
+        self.frozen: dict[MemberKey, Member] = {}  # members without devices: see `lifecycle.freezing`
+        self.awaited = 0  # the slots on which these were placed, which take preemptible jobs alone
+        self.needed = 0  # those of them that take no job, as one of these is to have them next
         self.shared: dict[int, SharedDevice] = {}
         self.busy = 0  # slots in other use: local claims, a foreign process, a refusal just now
         self.sick = 0  # slots whose health is not ok
@@ -447,6 +468,8 @@ class Host:
         self.heard = False  # renewed in this term
         self.last_ms = 0  # monotonic ms of the last renewal answered in this term
         self.load_ms = -1  # monotonic ms of the last load frame; -1: none in this term and session
+        #: nothing new is placed here if there is no load frame for so long
+        self.loads_within_ms = int(LOADS_MISSED_MAX * float(hello.get("load_s", LOAD_S_DEFAULT)) * 1000)
         self.util_percent = 0  # mean of its devices, by its last load frame
         self.stale = False  # renewals or load frames are missing: no new jobs here
         #: drivers whose engine does not answer, by its last renewal: (why, for how many seconds)
@@ -467,19 +490,22 @@ class Host:
 
     @property
     def open(self) -> int:
-        """Slots that may be given out whole; none while a local claim waits for a device (H42)."""
-        return 0 if self.waiting else self.free & ~self.shut
+        """Slots that may be given out whole to any job; none while a local claim waits for a device (H42)."""
+        return 0 if self.waiting else self.free & ~self.shut & ~self.awaited
 
-    @property
-    def twice(self) -> int:
-        """Slots that a frozen job and its guest have: the end of one of them frees none."""
-        return self.owned & self.guests
+    def open_to(self, shape: Shape) -> int:
+        """Return the matching slots that may be given out whole to a shape, also those that frozen jobs wait for."""
+        closed = self.shut | (self.needed if shape.preemptible else self.awaited)
+        return 0 if self.waiting else self.free & ~closed & self.cls.fit(shape).mask
 
-    def lendable_to(self, shape: Shape) -> int:
-        """Return the slots of frozen jobs that a shape can have as a guest; 0 unless it and the worker allow that."""
-        if not (shape.guest and self.frozen) or self.waiting or not takes_guests(self.worker.hello, shape.driver):
+    def opened_by(self, leaving: Collection[Member], freed: int) -> int:
+        """Return the slots that may be given out whole to any job once these members, which hold `freed`, have left."""
+        if self.waiting:
             return 0
-        return self.frozen & ~self.guests & ~self.shut & self.lent & self.cls.fit(shape).mask
+        awaited = 0
+        for member in self.frozen.values():
+            awaited |= 0 if member in leaving else member.home
+        return (self.free | freed & self.lent) & ~self.shut & ~awaited
 
     def room_beside(self, slot: int, device: SharedDevice, shape: Shape) -> int:
         """Return how many more sharers of this shape's mode, user and share fit on this shared device."""
@@ -507,12 +533,11 @@ class Host:
         now = when == "now"
         most = MEMBERS_MAX - (self.held if now else 0)
         if shape.count:
-            slots = fit.mask & (self.open if now else self.lent) & ~without
+            slots = (self.open_to(shape) if now else fit.mask & self.lent) & ~without
             if when == "emptied":
                 slots &= 0 if self.waiting else ~self.shut
             beside = self.rooms_on_shared(shape) if now and self.shared else {}
-            guests = self.cls.rooms(self.lendable_to(shape), shape) if now and shape.guest else 0
-            most = min(most, self.cls.rooms(slots, shape, beside.values()) + guests)
+            most = min(most, self.cls.rooms(slots, shape, beside.values()))
         sizes = (self.cpu_free, self.memory_free) if now else (self.cpu_milli, self.memory_mib)
         return max(0, self.within(shape, most, *sizes))
 
@@ -530,8 +555,7 @@ class Host:
             return False
         if shape.cpu_milli > self.cpu_free and self.cpu_milli:
             return False
-        room = max(self.free.bit_count() + len(self.shared), self.frozen.bit_count() if shape.guest else 0)
-        return shape.count <= room and not self.cls.fit(shape).reason
+        return shape.count <= self.free.bit_count() + len(self.shared) and not self.cls.fit(shape).reason
 
     def rooms_on_shared(self, shape: Shape) -> dict[int, int]:
         """Return the shared devices on which a shape has room, by slot, each with the number of sharers that fit."""

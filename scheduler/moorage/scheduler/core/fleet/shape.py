@@ -31,6 +31,7 @@ class Shape:
     """What a replica asks for. `together` is the number of replicas to place at once: of a gang all, else 1."""
 
     __slots__ = (
+        "answers_calls",
         "as_user",
         "avoid",
         "compute_percent",
@@ -41,7 +42,6 @@ class Shape:
         "driver",
         "gpu_kind",
         "gpus",
-        "guest",
         "index",
         "key",
         "levels",
@@ -52,7 +52,10 @@ class Shape:
         "mode",
         "models",
         "not_apple",
+        "ports",
+        "preemptible",
         "prefer",
+        "reached",
         "refusing",
         "requires",
         "share_mib",
@@ -73,7 +76,11 @@ class Shape:
         self.key = key
         self.index = index
         self.driver = request.workload.driver
-        self.guest = request.guest  # it also takes devices of frozen members
+        self.preemptible = request.preemptible  # it also takes devices that frozen members wait for
+        self.answers_calls = request.service is not None
+        self.ports = request.run.ports if request.run else 0
+        #: its worker gives it ports, or looks whether it is ready
+        self.reached = self.ports > 0 or (request.run is not None and request.run.ready is not None)
         self.cpu_milli = request.resources.cpu_milli if request.resources else 0
         self.memory_mib = request.resources.memory_mib if request.resources else 0
         self.memory_enforced = request.resources is not None and request.resources.enforce == "hard"
@@ -111,7 +118,7 @@ class Shape:
         )  # fmt: skip
         scheduling = gpu.effective_scheduling if gpu else "best-effort"
         self.spread = scheduling == "spread"
-        self.together = request.replicas if scheduling == "gang" else 1
+        self.together = request.copies if scheduling == "gang" else 1
         self.gpus = self.count * self.together  # the number of GPUs that it takes at once
 
     def device_rank(self, vendor: str, name: str, memory_mib: int, compute: int, index: int) -> int:
@@ -148,7 +155,7 @@ def shape_key(request: Request) -> ShapeKey:
             gpu.share and (gpu.share.memory_mib, gpu.share.compute_percent),
             gpu.scheduling,
             gpu.time_slice_index,
-            request.replicas if gpu.scheduling == "gang" else 0,
+            request.copies if gpu.scheduling == "gang" else 0,
             request.device_ids,
             gpu.mode,
             gpu.prefer,
@@ -161,7 +168,9 @@ def shape_key(request: Request) -> ShapeKey:
         tuple((name, *sorted(values)) for name, values in sorted(requires.items())) if requires else None,
         run.driver if run else "",
         run.user if run else None,
-        request.guest,
+        request.preemptible,
+        request.service is not None,
+        (run.ports, run.ready is not None) if run and (run.ports or run.ready is not None) else None,
     )
 
 

@@ -50,9 +50,13 @@ def inflation(elapsed_ms: int, half_life_ms: int) -> int:
     return low + (_POWERS[step + 1] - low) * beyond // half_life_ms << whole
 
 
-def rate_of(member: Member) -> int:
-    """Return what a member counts as using, in thousandths of a GPU, as of its placement or its job's last resize."""
-    return member.rate_milli or GPU_MILLI * member.mask.bit_count()
+def rate_of(member: Member, mask: int | None = None) -> int:
+    """Return what a member counts as using, in thousandths of a GPU, as of its placement or its job's last resize.
+
+    `mask` are the slots that it holds, None for those that the state says; a frozen one holds none.
+    """
+    held = member.mask if mask is None else mask
+    return (member.rate_milli or GPU_MILLI * held.bit_count()) if held or not member.home else 0
 
 
 def sharer_milli(mode: str, compute_percent: int) -> int:

@@ -13,8 +13,9 @@ from moorage.scheduler.core.ledger.folding import Folded, FoldError
 from moorage.scheduler.core.ledger.ids_in_bodies import id_of
 from moorage.scheduler.core.ledger.record import Record
 from moorage.scheduler.core.ledger.records import FORMAT, FORMAT_MIN
-from moorage.scheduler.core.ledger.state import STORY_MAX, State, new_job
+from moorage.scheduler.core.ledger.state import IS_TERMINAL, STORY_MAX, State, new_job
 from moorage.scheduler.core.ledger.steps import FoldingSteps
+from moorage.schemas.ranges import ONE, Ranges, first_numbers, joined
 
 
 def fold(state: State, record: Record, seq: int) -> Folded:
@@ -75,7 +76,7 @@ class _Folding(FoldingSteps):
                 self.shorten_story(job)
         digest, ended, preempting = state.digest, state.ended, bool(state.preempting)
         for replica in self.replicas:
-            new = replica.digest_row()
+            new = 0 if IS_TERMINAL[replica.state] else replica.digest_row()
             digest += new - replica.row
             replica.row = new
         for job in out.jobs.values():
@@ -108,21 +109,20 @@ class _Folding(FoldingSteps):
     # --------------------------------------------------------------------------------------- accepts
 
     def _accept(self, accepts: list[tuple[str, list[Any]]]) -> None:
-        state, accepted, replicas, changed = self.state, self.out.accepted, self.replicas, self.out.jobs
+        state, accepted, changed = self.state, self.out.accepted, self.out.jobs
         jobs, num, time, seq = state.jobs, state.next_num, self.time, self.seq
         for tenant_name, flat in accepts:  # with fair share a tenant may have hundreds of items of one job each
             tenant = state.tenants.get(tenant_name) or state.tenant(tenant_name)
             names, first = tenant.jobs, num
             parts = iter(flat)
-            for written, body, count, trace in zip(parts, parts, parts, parts, strict=True):
+            for written, body, replicas, trace in zip(parts, parts, parts, parts, strict=True):
                 name = id_of(written, body)
                 if name in names:
                     raise FoldError(f"job {tenant_name}/{name} is accepted twice")
+                numbers = ONE if replicas == 1 else numbers_of(replicas)
                 names[name] = jobs[num] = changed[num] = job = new_job(
-                    num, tenant_name, name, body, count, trace, time, seq
+                    num, tenant_name, name, body, numbers, trace, time, seq
                 )
-                for replica in job.replicas:
-                    replicas[replica] = None
                 if job.extra:
                     state.extra += job.extra
                     tenant.extra += job.extra
@@ -131,3 +131,10 @@ class _Folding(FoldingSteps):
             tenant.live += num - first
             self.rows[tenant] = None
         state.next_num = num
+
+
+def numbers_of(replicas: int | list[list[int]]) -> Ranges:
+    """Return the numbers of a job's replicas as an accept says them: how many from 0 on, or ranges."""
+    if isinstance(replicas, int):
+        return first_numbers(replicas)
+    return joined((first, last) for first, last in replicas)

@@ -8,6 +8,7 @@ from operator import itemgetter
 
 from moorage.scheduler.core.ledger.state import (
     AT_MS,
+    LISTED_MAX,
     STORY_MAX,
     STORY_MAX_REPLICA,
     STORY_PART,
@@ -103,7 +104,7 @@ class Folding:
 
         What this record says stays, and so much before it as a follower of the ledger may still have to write.
         """
-        story, replicas = job.story, len(job.replicas)
+        story, replicas = job.story, min(job.size, LISTED_MAX)
         most = STORY_MAX + STORY_MAX_REPLICA * replicas
         if len(story) >= most:
             said = bisect_left(story, self.time, key=itemgetter(AT_MS))
@@ -114,7 +115,7 @@ class Folding:
 class Checking:
     """What the acts of a record would change, tracked by `check` without changing the state."""
 
-    __slots__ = ("compacted", "expired", "gone", "ids", "next_worker", "state", "workers")
+    __slots__ = ("compacted", "expired", "gone", "ids", "next_worker", "schedules", "state", "workers")
 
     def __init__(self, state: State) -> None:
         self.state = state
@@ -124,6 +125,12 @@ class Checking:
         self.compacted = 0  # jobs that leave memory
         self.expired = 0  # rows of finished jobs that the record drops
         self.gone: set[tuple[str, str]] = set()  # tenant and name of the jobs that leave memory
+        self.schedules: dict[tuple[str, str], bool] = {}  # whether a schedule that this record adds or removes is there
+
+    def has_schedule(self, tenant: str, name: str) -> bool:
+        """Return whether a schedule is there after the acts so far."""
+        changed = self.schedules.get((tenant, name))
+        return self.state.schedule(tenant, name) is not None if changed is None else changed
 
     def add_worker(self, worker_id: str, num: int) -> None:
         self.ids.add(worker_id)

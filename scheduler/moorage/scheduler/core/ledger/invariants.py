@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from moorage.scheduler.core.ledger.beside import beside
+from moorage.scheduler.core.ledger import bits
 from moorage.scheduler.core.ledger.fairshare import rate_of
 from moorage.scheduler.core.ledger.records import GangPhase, Mode
 from moorage.scheduler.core.ledger.state import (
@@ -20,6 +20,7 @@ from moorage.scheduler.core.ledger.state import (
     IS_TERMINAL,
     LOST_KEPT,
     PLACED,
+    QUEUED,
     RUNNING,
     SUCCEEDED,
     Job,
@@ -28,13 +29,14 @@ from moorage.scheduler.core.ledger.state import (
     extra_of,
 )
 from moorage.schemas.job import STATES
+from moorage.schemas.ranges import count_of, is_in, without
 
 #: states in which a replica has a member
 _HOLDING: Final = frozenset((PLACED, CLAIMED, RUNNING, FROZEN, ENDING, CANCELLING, LOST_KEPT))
 
 
-#: states of a member that was frozen before its guest came, and has not run since
-_BESIDE_A_GUEST: Final = frozenset((FROZEN, ENDING, CANCELLING))
+#: states of a replica whose member may hold none of its devices: it is frozen, or was when it was asked to end
+_WITHOUT_DEVICES: Final = frozenset((FROZEN, ENDING, CANCELLING, LOST_KEPT))
 
 
 class Broken(AssertionError):
@@ -44,14 +46,16 @@ class Broken(AssertionError):
 def validate(state: State) -> None:
     """Check the invariants that a single state can show. Raises `Broken`.
 
-    A device has at most one exclusive lease, with at most one guest beside it while that is frozen, or sharers of one
-    mode. A replica has at most one live attempt; gang members are in one phase; the digest is right; the counts of jobs
-    and members are right.
+    A device has at most one exclusive lease, or sharers of one mode. An attempt holds all of its devices, or is frozen
+    and holds none. A replica has at most one live attempt; gang members are in one phase; the digest is right; the
+    counts of jobs and members are right.
     """
     live_members: dict[tuple[int, int], int] = {}
     held: dict[int, int] = {}
     gpus: dict[str, int] = {}
     rates: dict[str, int] = {}
+    if sum(member.preemptible for member in state.members()) != state.preemptibles:
+        raise Broken(f"{state.preemptibles} members count as preemptible")
     if {worker.num: worker for worker in state.workers.values()} != state.worker_by_num:
         raise Broken("workers by number are not those by id")
     if any(num >= state.next_worker for num in state.worker_by_num):
@@ -74,7 +78,7 @@ def validate(state: State) -> None:
         ended += job.over
     if ended != len(state.ended):
         raise Broken(f"{ended} jobs are over but {len(state.ended)} are listed as ended")
-    extra = [(extra_of(len(job.replicas), len(job.body)), job.over) for job in state.jobs.values()]
+    extra = [(extra_of(job.size, len(job.body)), job.over) for job in state.jobs.values()]
     found = sum(more for more, _ in extra), sum(more for more, over in extra if over)
     if found != (state.extra, state.extra_ended):
         raise Broken(f"jobs count {found} more than one each, counted {state.extra, state.extra_ended}")
@@ -82,7 +86,7 @@ def validate(state: State) -> None:
         raise Broken(f"digest {state.digest:x} is not that of the rows, {state.full_digest():x}")
     for name, tenant in state.tenants.items():
         live = sum([not job.over for job in tenant.jobs.values()])
-        more = sum(extra_of(len(job.replicas), len(job.body)) for job in tenant.jobs.values() if not job.over)
+        more = sum(extra_of(job.size, len(job.body)) for job in tenant.jobs.values() if not job.over)
         if tenant.extra != more:
             raise Broken(f"the jobs of tenant {name} count {more} more than one each, counted {tenant.extra}")
         if tenant.live != live:
@@ -96,19 +100,17 @@ def validate(state: State) -> None:
 
 
 def _validate_worker(worker: Worker, live_members: dict[tuple[int, int], int]) -> None:
-    exclusive = guests = 0
+    exclusive = 0
     shared: dict[int, int] = {}
     for filed, member in worker.members.items():
         if filed != member.key:
             raise Broken(f"member {member.key} is filed under {filed}")
-        if member.guest:
-            if guests & member.mask or member.mode != Mode.EXCLUSIVE:
-                raise Broken(f"{worker.id}: two guests on slots {guests & member.mask:b}, or one that shares")
-            guests |= member.mask
-            for owner in beside(member):
-                if owner.phase != AT_EXITED and owner.replica.state not in _BESIDE_A_GUEST:
-                    raise Broken(f"{owner.key} is {STATES[owner.replica.state]} beside its guest {member.key}")
-        elif member.mode == Mode.EXCLUSIVE:
+        is_frozen = member.mask == 0 and member.home != 0
+        if member.mask != member.home and not is_frozen:
+            raise Broken(f"{worker.id}: {member.key} holds slots {member.mask:b} of {member.home:b}")
+        if is_frozen and member.phase != AT_EXITED and member.replica.state not in _WITHOUT_DEVICES:
+            raise Broken(f"{member.key} is {STATES[member.replica.state]} without its devices")
+        if member.mode == Mode.EXCLUSIVE:
             if exclusive & member.mask:
                 raise Broken(f"{worker.id}: two exclusive leases on slots {exclusive & member.mask:b}")
             exclusive |= member.mask
@@ -126,28 +128,41 @@ def _validate_worker(worker: Worker, live_members: dict[tuple[int, int], int]) -
                 raise Broken(f"replica {unit} has two live attempts")
             if member.replica.member is not member:
                 raise Broken(f"member {filed} is not its replica's")
-    if any((exclusive | guests) & slot for slot in shared):
+    if any(exclusive & slot for slot in shared):
         raise Broken(f"{worker.id}: a shared device is leased exclusively too")
 
 
 def _validate_job(state: State, job: Job) -> None:
+    if job.awaits and job.live:
+        if job.rows or job.attempt:
+            raise Broken(f"job {job.name} waits for {job.awaits}, and was placed")
+        if unknown := [num for num, _ in job.awaits if num and (num >= job.num or num not in state.jobs)]:
+            raise Broken(f"job {job.name} waits for jobs {unknown}, which are none that it can wait for")
     if state.tenants[job.tenant].jobs.get(job.name) is not job:
         raise Broken(f"job {job.name} is not found by its name")
-    live = 0
-    for replica in job.replicas:
+    live = count_of(job.fresh) + len(job.rows)
+    ended = job.well + sum(bits.count(each) for each in (job.bad or {}).values())
+    if live + ended != job.size or job.size != count_of(job.numbers):
+        raise Broken(f"job {job.name} of {job.size} has {live} live replicas, and {ended} that have ended")
+    if without(job.fresh, job.numbers) or any(is_in(job.fresh, index) for index in job.rows):
+        raise Broken(f"job {job.name}: {job.fresh} were never placed, of {job.numbers}")
+    for index, replica in job.rows.items():
         held, at = replica.member, replica.state
-        live += not IS_TERMINAL[at]
+        if index != replica.index or IS_TERMINAL[at] or not replica.attempt:
+            raise Broken(f"{job.name}/{index} has a row, and is {STATES[at]} after {replica.attempt} attempts")
         if (at in _HOLDING) != (held is not None):
             raise Broken(f"{job.name}/{replica.index} is {STATES[replica.state]} and holds {held}")
         if held is not None and held.worker.members.get(held.key) is not held:
             raise Broken(f"{job.name}/{replica.index}: its member is not filed at its worker")
     if live != job.live:
         raise Broken(f"job {job.name}: {live} live replicas, counted {job.live}")
+    if job.back != sum(replica.state == QUEUED for replica in job.rows.values()):
+        raise Broken(f"job {job.name} counts {job.back} replicas that came back")
     if job.gang == GangPhase.HOLDING:
         allowed: tuple[int, ...] = (PLACED, CLAIMED)
     elif job.gang == GangPhase.STARTED:
         allowed = (CLAIMED, RUNNING, EXITED, SUCCEEDED)
     else:
         return
-    if any(replica.state not in allowed for replica in job.replicas):
+    if job.fresh or job.states - {*allowed}:
         raise Broken(f"gang {job.name} in phase {GangPhase(job.gang).name} has {job.state} members")

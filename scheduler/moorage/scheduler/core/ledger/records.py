@@ -24,6 +24,7 @@ class Op(IntEnum):
 
     PLACE = 0  #: a worker number, b slot mask, c sharing mode, and above it a rate (see `placing`)
     CLAIM = 1  #: c note: address of rank 0 of a gang
+    #: a for how many ms it has run already, c note: where its ports are reached
     START = 2
     EXIT = 3  #: attempt over, tree gone: a next state and above it a result (see `exiting`), b exit code, c note
     REFUSE = 4  #: attempt over before it began: a next state, b exit code, c note
@@ -32,18 +33,24 @@ class Op(IntEnum):
     FREE = 7  #: a member whose attempt is over (see `packed`): its devices were seen free
     END = 8  #: a ENDING or CANCELLING, b next state and above it a notice (see `ending`), c note
     MOVE = 9  #: a new state of a replica without a member, b code, c note
-    BACKOFF = 10  #: a not before (ledger ms), b which count grows (see Count)
+    BACKOFF = 10  #: a not before (ledger ms), b which count grows (see Count), c of restarts: how many in a row
     GANG = 11  #: a phase, b next state of its replicas, c which count grows at the end
     QUARANTINE = 12  #: a member whose attempt is over (see `packed`), b slot mask: the device did not become free
     # several of the steps above about one member, in one step
-    BEGIN = 13  #: CLAIM and START
+    BEGIN = 13  #: CLAIM and START: a and c as START
     DONE = 14  #: EXIT and FREE: a, b and c as EXIT
-    RUN = 15  #: CLAIM, START, EXIT and FREE: a, b and c as EXIT
-    FREEZE = 16  #: a FROZEN or RUNNING, as its worker reports
+    RUN = 15  #: CLAIM, START, EXIT and FREE: a and c as EXIT, b its code and above it for how many ms it ran
+    FREEZE = 16  #: a FROZEN, without devices from now on, or RUNNING, as its worker reports
+    RESUME = 17  #: a 1: a frozen member's devices are leased to it again; 0: its worker does not give them, c note
+    MOVE_FRESH = 18  #: all replicas from this one on that were never placed: a new state and code, b the last, c note
+    READY = 19  #: a 1: its worker reports a running member ready for work; 0: it is not any more, c note
+    #: of a job that this record accepts: a the number of an earlier job whose end it waits for, b which end (see
+    #: `Ends`); or a 0, b the ledger ms before which it may not start
+    AWAIT = 20
 
 
 #: steps that a worker reported; all others are decisions of the scheduler or of an actor
-REPORTED: Final = (Op.CLAIM, Op.START, Op.EXIT, Op.REFUSE, Op.WITHDRAW, Op.BEGIN, Op.DONE, Op.RUN, Op.FREEZE)
+REPORTED: Final = (Op.CLAIM, Op.START, Op.EXIT, Op.REFUSE, Op.WITHDRAW, Op.BEGIN, Op.DONE, Op.RUN, Op.FREEZE, Op.READY)
 
 #: shown as the actor of a transition that a worker reported
 BY_WORKER: Final = actors.WORKER
@@ -87,6 +94,30 @@ def exiting(to: int, result: int | None) -> int:
     return to if result is None else result + 1 << STATE_BITS | to
 
 
+def moving(to: int, code: int) -> int:
+    """Return the argument of a MOVE_FRESH step: the next state, and above it the exit code."""
+    return code << STATE_BITS | to
+
+
+RAN_BITS: Final = 32
+_CODE_MASK: Final = (1 << RAN_BITS) - 1
+#: the longest run that a record can tell, and the greatest code
+RAN_MS_MAX: Final = (1 << 31) - 1
+
+
+def ran(code: int, ran_ms: int) -> int:
+    """Return the second argument of a RUN step: the exit code, and for how many ms the attempt ran."""
+    return ran_ms << RAN_BITS | code & _CODE_MASK if ran_ms else code
+
+
+def code_ran(argument: int) -> tuple[int, int]:
+    """Return the exit code and the ms in a value of `ran`."""
+    if argument >> RAN_BITS <= 0:
+        return argument, 0
+    code = argument & _CODE_MASK
+    return code - (code >> RAN_BITS - 1 << RAN_BITS), argument >> RAN_BITS
+
+
 #: the most workers that a ledger knows at a time
 WORKERS_MAX: Final = 1 << 16
 #: below the fence in a value of `packed`
@@ -106,25 +137,37 @@ def unpacked(lingering: int) -> int:
 MODE_BITS: Final = 8
 
 
-#: beside the sharing mode of a PLACE step: the member is a guest, which has its devices beside a frozen member
-GUEST: Final = 1 << MODE_BITS - 1
+#: beside the sharing mode of a PLACE step: the member is preemptible
+PREEMPTIBLE: Final = 1 << MODE_BITS - 1
 
 
 def placing(mode: int, rate_milli: int) -> int:
     """Return the last argument of a PLACE step: the sharing mode, and the member's rate in its tenant's fair share.
 
-    The rate is in thousandths of a GPU; 0 stands for one GPU for each device. The mode may have the bit `GUEST`.
+    The rate is in thousandths of a GPU; 0 stands for one GPU for each device. The mode may have the bit `PREEMPTIBLE`.
     """
     return rate_milli << MODE_BITS | mode
 
 
 class Count(IntEnum):
-    """The counter that grows when an attempt ends; a request bounds retries and losses."""
+    """The counter that grows when an attempt ends; a request bounds retries, losses and restarts."""
 
     NONE = 0
     RETRY = 1
     LOSS = 2
     REFUSAL = 3
+    RESTART = 4  #: any end of an attempt of a job that stays, see `Run.restart`
+
+
+class Ends(IntEnum):
+    """Which end of a job another one waits for."""
+
+    SUCCEEDED = 0
+    ANY = 1
+    FAILED = 2  #: any but SUCCEEDED
+
+
+ENDS: Final = frozenset(map(int, Ends))
 
 
 class GangPhase(IntEnum):

@@ -13,15 +13,18 @@ import msgspec
 
 from moorage.scheduler.core.ledger import fairshare
 from moorage.scheduler.core.ledger.finished import ROW_BYTES, FinishedTable
-from moorage.scheduler.core.ledger.records import GUEST
+from moorage.scheduler.core.ledger.records import PREEMPTIBLE
 from moorage.scheduler.core.ledger.resizes import Resize
+from moorage.scheduler.core.ledger.schedules import Schedule
 from moorage.scheduler.core.ledger.state import (
-    IS_TERMINAL,
+    QUEUED,
     Ailment,
+    Awaits,
     Job,
     Member,
     Pool,
     Replica,
+    Scaled,
     StandingOrder,
     State,
     Tenant,
@@ -30,6 +33,7 @@ from moorage.scheduler.core.ledger.state import (
     new_job,
     new_member,
 )
+from moorage.schemas.ranges import Ranges, count_of
 from moorage.schemas.unreadable import UNREADABLE
 
 SNAPSHOT_FORMAT: Final = 1
@@ -55,7 +59,15 @@ class _Job(msgspec.Struct, array_like=True):
     count: int
     master: str
     story: list[tuple[Any, ...]]  # rows of `Transition`, of different lengths
-    replicas: list[list[int]]
+    numbers: Ranges
+    fresh: Ranges
+    rows: list[list[int]]  # of each replica with a row: its number, then as `Replica` has them
+    well: int
+    bad: dict[int, bytes] | None
+    ends: int
+    attempt: int
+    placed_ms: int
+    codes: dict[int, int] | None
 
 
 class _Worker(msgspec.Struct, array_like=True):
@@ -67,8 +79,7 @@ class _Worker(msgspec.Struct, array_like=True):
     session: str
     joined_ms: int
     hello: dict[str, Any]
-    flag: str
-    by: str
+    flag: tuple[str, int, str, str]  # since when it has it, who ordered that, and why
     quarantined: int
     # job number, replica, attempt, fence, mask, mode as in `records.placing`, phase, whether it is the current attempt,
     # rate
@@ -76,6 +87,27 @@ class _Worker(msgspec.Struct, array_like=True):
     former: list[Pool]
     num: int
     left: tuple[int, str]  # when and why its last session ended
+
+
+class _Schedule(msgspec.Struct, array_like=True):
+    tenant: str
+    name: str
+    cron: str
+    tz: str
+    overlap: str
+    body: bytes
+    by: str
+    paused: bool
+    wish: int
+    since_ms: int
+    through: int
+    runs: int
+    skipped: int
+    why: str
+    job: str
+    last_ms: int
+    due_ms: int
+    next_ms: int
 
 
 class _Snapshot(msgspec.Struct, array_like=True):
@@ -115,9 +147,15 @@ class _Snapshot(msgspec.Struct, array_like=True):
     resizes: list[tuple[int, tuple[Resize, ...]]]  # job number, operators' changes of its share
     freezes: list[tuple[int, int, int]]  # job number, replica, fence
     wakes: list[tuple[int, int, int]]  # those of them that their first use resumes
+    leased: list[tuple[int, int, int, int, int]]  # likewise, slots held now, and when they were last leased again
     next_worker: int
     lacking: list[tuple[int, tuple[int, ...]]]  # job number, workers that lack what it needs
-    shut: list[tuple[int, int, str]]  # worker number, ledger ms at which it opens, why starts fail on it
+    reached: list[tuple[int, int, int, bool, str]]  # job number, replica, fence, whether it is ready, its address
+    scaled: list[tuple[int, Scaled]]  # job number, how many members are wanted
+    shut: list[tuple[int, int]]  # worker number, ledger ms at which it opens, as starts fail on it
+    awaits: list[tuple[int, Awaits, int]]  # job number, what it waits for, ledger ms of when the last came true
+    schedules: list[_Schedule]
+    ran_through: int
 
 
 _encode: Final = msgspec.msgpack.Encoder().encode
@@ -130,18 +168,23 @@ def dump(state: State) -> bytes:
         _Job(
             job.num, job.tenant, job.name, job.body, job.traceparent, job.accepted_ms, job.ledger, job.rev, job.started,
             job.over, job.gang, job.after, job.count, job.master, job.story,
+            job.numbers, job.fresh,
             [
-                [r.state, r.attempt, r.fence, r.retries, r.losses, r.refusals, r.not_before, r.after]
-                for r in job.replicas
+                [r.index, r.state, r.attempt, r.fence, r.retries, r.losses, r.refusals, r.not_before, r.after,
+                 r.restarts, r.streak]
+                for r in job.rows.values()
             ],
+            job.well, {state: bytes(bits) for state, bits in job.bad.items()} if job.bad else None, job.ends,
+            job.attempt, job.placed_ms, job.codes,
         )
         for job in state.jobs.values()
     ]  # fmt: skip
     workers = [
         _Worker(
-            w.id, w.machine, w.boot, w.n, w.no, w.session, w.joined_ms, w.hello, w.flag, w.by, w.quarantined,
+            w.id, w.machine, w.boot, w.n, w.no, w.session, w.joined_ms, w.hello,
+            (w.flag, w.flag_ms, w.by, w.why), w.quarantined,
             [
-                [r.job.num, r.index, m.attempt, m.fence, m.mask, _mode(m), m.phase, int(r.member is m), m.rate_milli]
+                [r.job.num, r.index, m.attempt, m.fence, m.home, _mode(m), m.phase, int(r.member is m), m.rate_milli]
                 for m in w.members.values()
                 for r in (m.replica,)
             ],
@@ -173,6 +216,7 @@ def dump(state: State) -> bytes:
     ]
     freezes = [_named(member) for member in state.members() if member.freeze]
     wakes = [_named(member) for member in state.members() if member.freeze and member.wakes]
+    leased = [(*_named(m), m.mask, m.leased) for m in state.members() if m.leased or m.mask != m.home]
     return _encode(
         _Snapshot(
             SNAPSHOT_FORMAT, state.ledger_id, state.seq, state.epoch, state.epoch_seq, state.leader, state.time_ms,
@@ -182,14 +226,24 @@ def dump(state: State) -> bytes:
             state.level, (state.former_id, state.restored_ms, state.restored_epoch), state.behind,
             preempts, [(job.num, job.used) for job in state.jobs.values() if job.used is not None],
             [(job.num, job.resizes) for job in state.jobs.values() if job.resizes],
-            freezes, wakes, state.next_worker, [(job.num, job.lacking) for job in state.jobs.values() if job.lacking],
-            [(worker.num, worker.until_ms, worker.why) for worker in state.shut.values()],
+            freezes, wakes, leased, state.next_worker,
+            [(job.num, job.lacking) for job in state.jobs.values() if job.lacking],
+            [(*_named(m), m.ready, m.address) for m in state.members() if m.ready or m.address],
+            [(job.num, job.scaled) for job in state.jobs.values() if job.scaled is not None],
+            [(worker.num, worker.until_ms) for worker in state.shut.values()],
+            [(job.num, job.awaits, job.ready_ms) for job in state.jobs.values() if job.awaits or job.ready_ms],
+            [
+                _Schedule(*(getattr(row, field) for field in _Schedule.__struct_fields__))
+                for rows in state.schedules.values()
+                for row in rows.values()
+            ],
+            state.ran_through,
         )
     )  # fmt: skip
 
 
 def _mode(member: Member) -> int:
-    return member.mode | GUEST if member.guest else member.mode
+    return member.mode | PREEMPTIBLE if member.preemptible else member.mode
 
 
 def _named(member: Member) -> tuple[int, int, int]:
@@ -251,14 +305,26 @@ def _loaded(found: _Snapshot) -> State:
         state.jobs[num].priority, state.jobs[num].hold = priority, hold
     for num, used in found.used:
         state.jobs[num].used = used
+    for num, scaled in found.scaled:
+        state.jobs[num].scaled = scaled
     for num, resizes in found.resizes:
         state.jobs[num].resizes = resizes
+    for num, awaits, ready_ms in found.awaits:
+        state.jobs[num].awaits, state.jobs[num].ready_ms = awaits, ready_ms
     for num, workers, jobs in found.preempts:
         job = state.preempting[num] = state.jobs[num]
         job.preempts = (workers, jobs)
+    leased = {(num, index, fence): held for num, index, fence, *held in found.leased}
     for worker in found.workers:
-        _load_worker(state, worker)
+        _load_worker(state, worker, leased)
     state.next_worker = found.next_worker
+    state.ran_through = found.ran_through
+    for each in found.schedules:
+        schedule = Schedule(each.tenant, each.name, each.cron, each.tz, each.overlap, each.body, each.by)
+        for field in _Schedule.__struct_fields__:
+            setattr(schedule, field, getattr(each, field))
+        state.schedules.setdefault(each.tenant, {})[each.name] = schedule
+        state.wishes = max(state.wishes, each.wish)
     _load_health(state, found)
     state.ended.extend(found.ended)
     state.finished = FinishedTable.load(found.finished)
@@ -269,11 +335,16 @@ def _loaded(found: _Snapshot) -> State:
 
 
 def _load_job(state: State, row: _Job) -> None:
-    job = new_job(row.num, row.tenant, row.name, row.body, len(row.replicas), row.trace, row.accepted_ms, row.ledger)
+    job = new_job(row.num, row.tenant, row.name, row.body, row.numbers, row.trace, row.accepted_ms, row.ledger)
     job.rev, job.started, job.over, job.gang = row.rev, row.started, row.over, row.gang
     job.after, job.count, job.master = row.after, row.count, row.master
     job.story = row.story
-    for replica, values in zip(job.replicas, row.replicas, strict=True):
+    job.fresh, job.well, job.ends, job.attempt = row.fresh, row.well, row.ends, row.attempt
+    job.placed_ms, job.codes = row.placed_ms, row.codes
+    if row.bad:
+        job.bad = {state: bytearray(bits) for state, bits in row.bad.items()}
+    for index, *values in row.rows:
+        replica = job.rows[index] = Replica(job, index)
         (
             replica.state,
             replica.attempt,
@@ -283,8 +354,11 @@ def _load_job(state: State, row: _Job) -> None:
             replica.refusals,
             replica.not_before,
             replica.after,
+            replica.restarts,
+            replica.streak,
         ) = values
-    job.live = sum(1 for replica in job.replicas if not IS_TERMINAL[replica.state])
+    job.live = count_of(job.fresh) + len(job.rows)
+    job.back = sum(replica.state == QUEUED for replica in job.rows.values())
     state.jobs[job.num] = job
     tenant = state.tenant(row.tenant)
     tenant.jobs[row.name] = job
@@ -296,22 +370,36 @@ def _load_job(state: State, row: _Job) -> None:
         tenant.extra += job.extra
 
 
-def _load_worker(state: State, row: _Worker) -> None:
+def _ended(job: Job, index: int) -> Replica:
+    """Return a replica that has ended, for its members whose devices are not free yet."""
+    replica, state = Replica(job, index), job.state_of(index)
+    if state is None:
+        raise BadSnapshot(f"a worker has replica {index} of job {job.tenant}/{job.name}, which has none")
+    replica.state = state
+    return replica
+
+
+def _load_worker(state: State, row: _Worker, leased: dict[tuple[int, int, int], list[int]]) -> None:
     worker = Worker(row.num, row.id, row.machine)
     worker.boot, worker.n, worker.no, worker.session = row.boot, row.n, row.no, row.session
-    worker.joined_ms, worker.hello, worker.flag, worker.by = row.joined_ms, row.hello, row.flag, row.by
+    worker.joined_ms, worker.hello = row.joined_ms, row.hello
+    worker.flag, worker.flag_ms, worker.by, worker.why = row.flag
     worker.quarantined, worker.former = row.quarantined, tuple(row.former)
     worker.left_ms, worker.left_why = row.left
     state.workers[row.id] = state.worker_by_num[row.num] = worker
     for num, index, attempt, fence, mask, mode, phase, own, rate_milli in row.members:
-        replica = state.jobs[num].replicas[index]
-        member = new_member(replica, worker, mask, mode & ~GUEST, fence)
-        member.attempt, member.phase, member.guest = attempt, phase, bool(mode & GUEST)
+        job = state.jobs[num]
+        replica = job.rows.get(index) or _ended(job, index)
+        member = new_member(replica, worker, mask, mode & ~PREEMPTIBLE, fence)
+        member.attempt, member.phase, member.preemptible = attempt, phase, bool(mode & PREEMPTIBLE)
+        state.preemptibles += member.preemptible
         member.rate_milli = rate_milli
+        if leased:
+            member.mask, member.leased = leased.get(_named(member), (mask, 0))
         worker.members[member.key] = member
         replica.job.held += 1
         tenant = state.tenants[replica.job.tenant]
-        tenant.gpus += mask.bit_count()
+        tenant.gpus += member.mask.bit_count()
         if state.half_life_ms:
             tenant.rate_milli += fairshare.rate_of(member)
         if own:
@@ -334,24 +422,29 @@ def _load_health(state: State, found: _Snapshot) -> None:
         state.jobs[num].avoid = avoid
     for num, lacking in found.lacking:
         state.jobs[num].lacking = lacking
-    for num, until_ms, why in found.shut:
+    for num, until_ms in found.shut:
         worker = state.shut[num] = state.worker_by_num[num]
-        worker.until_ms, worker.why = until_ms, why
+        worker.until_ms = until_ms
     notices = {(num, index, fence): notice_s for num, index, fence, notice_s in found.notices}
     for member in state.members() if notices else ():
         member.notice_s = notices.get((member.replica.job.num, member.replica.index, member.fence), 0)
+    reached = {(num, index, fence): (ready, at) for num, index, fence, ready, at in found.reached}
+    for member in state.members() if reached else ():
+        member.ready, member.address = reached.get(_named(member), (False, ""))
     freezes, wakes = set(found.freezes), set(found.wakes)
     for member in state.members() if freezes else ():
         member.freeze, member.wakes = _named(member) in freezes, _named(member) in wakes
 
 
 def _digest_rows(state: State) -> None:
-    rows: list[Job | Replica | Worker | Member | Tenant] = []
+    rows: list[Job | Replica | Worker | Member | Tenant | Schedule] = []
     for job in state.jobs.values():
-        rows += (job, *job.replicas)
+        rows += (job, *job.rows.values())
     for worker in state.workers.values():
         rows += (worker, *worker.members.values())
     rows += state.tenants.values()
+    for schedules in state.schedules.values():
+        rows += schedules.values()
     total = state.finished.row
     for row in rows:
         row.row = row.digest_row()

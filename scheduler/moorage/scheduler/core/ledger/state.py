@@ -2,21 +2,24 @@
 
 Load frames are not part of it (see `fleet.py`), and of a worker's hellos only that of its join. Fields marked *soft*
 belong to this process alone; they are neither in the digest nor in snapshots. The digest is the sum of the hashes of
-all rows (jobs, replicas, members, workers, tenants, finished jobs). Each row keeps its hash in `row`, so that
-only changed rows are hashed again.
+all rows (jobs, replicas, members, workers, tenants, schedules, finished jobs). Each row keeps its hash in `row`, so
+that only changed rows are hashed again.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
+from moorage.scheduler.core.ledger import bits
 from moorage.scheduler.core.ledger.digests import number_of
 from moorage.scheduler.core.ledger.finished import FinishedTable
 from moorage.scheduler.core.ledger.records import GangPhase
 from moorage.scheduler.core.ledger.resizes import Resize
+from moorage.scheduler.core.ledger.schedules import Schedule
 from moorage.schemas.job import STATE_NUMBER, STATES, TERMINAL, TRANSITIONS, derive_state
+from moorage.schemas.ranges import ONE, Ranges, count_of, is_in, numbers_in, without
 
 QUEUED: Final = STATE_NUMBER["QUEUED"]
 PLACED: Final = STATE_NUMBER["PLACED"]
@@ -43,8 +46,10 @@ UNENDED: Final = frozenset((PLACED, CLAIMED, RUNNING, FROZEN, ENDING, CANCELLING
 _NO_SUCCESS: Final = frozenset((QUEUED, FAILED))
 #: the states that may follow RUNNING when an attempt ends
 AFTER_RUNNING: Final = LEGAL[RUNNING] - {FROZEN}
-#: the states that a FREEZE step switches between
-FREEZES: Final = frozenset((RUNNING, FROZEN))
+#: states in which a member may be told ready or not: a worker that comes back tells it of what it kept
+TELLS_READY: Final = frozenset((RUNNING, FROZEN, LOST_KEPT))
+#: what a FREEZE step changes: from which state to which
+FREEZES: Final = frozenset(((RUNNING, FROZEN), (FROZEN, RUNNING), (LOST_KEPT, FROZEN)))
 
 #: entries of a job's story that are not states of a replica. Ledgers and histories contain these numbers: give a new
 #: entry the next lower number
@@ -55,8 +60,23 @@ FREEZE: Final = -4
 RESUME: Final = -5
 NOT_FROZEN: Final = -6
 RESIZED: Final = -7
+READY: Final = -8
+NOT_READY: Final = -9
+EXEC: Final = -10
 #: the names of the numbers in a story; negative numbers count from the end
-STORY_WORDS: Final = (*STATES, "RESIZED", "NOT_FROZEN", "RESUME", "FREEZE", "PRIORITY", "RELEASED", "HELD")
+STORY_WORDS: Final = (
+    *STATES,
+    "EXEC",
+    "NOT_READY",
+    "READY",
+    "RESIZED",
+    "NOT_FROZEN",
+    "RESUME",
+    "FREEZE",
+    "PRIORITY",
+    "RELEASED",
+    "HELD",
+)
 
 #: of a longer story (plus the second number for each replica) the oldest transitions leave memory
 STORY_MAX: Final = 128
@@ -69,7 +89,7 @@ AVOID_MAX: Final = 16
 #: the inflation factor of usage when counting begins, see `fairshare`
 INFLATION_ONE: Final = 1 << 32
 #: how many parts of one job's story can be found again; beyond it the oldest are forgotten
-PARTS_MAX: Final = 1024
+PARTS_MAX: Final = 4096
 
 # a member's phase
 AT_PLACED: Final = 0
@@ -84,15 +104,23 @@ REPLICA: Final = 2  # the replica's index; negative: the whole job
 ATTEMPT: Final = 3
 STATE: Final = 4  # or one of the negative numbers above
 WORKER: Final = 5  # the worker's number; negative: none
-SLOTS: Final = 6  # a mask
+SLOTS: Final = 6  # a mask; with the worker `RANGE`, the last of several replicas
 CODE: Final = 7  # the exit code
 WHY: Final = 8
 FENCE: Final = 9
 BY: Final = 10  # the actor as `records.actor` writes it; empty for the scheduler
 RESULT: Final = 11  # message number of the result, 0 for none; only in rows of attempts whose result is known
+#: in place of a worker: the transition is of all replicas from that in `REPLICA` to that in `SLOTS`
+RANGE: Final = -2
+#: of jobs with more replicas, transitions of many replicas at once are one row, and answers have counts
+LISTED_MAX: Final = 1_024
 #: one transition; a plain tuple because there are millions of them
 Transition = tuple[int, int, int, int, int, int, int, int, str, int, str, *tuple[int, ...]]
 MemberKey = tuple[str, str, int, int]
+#: in place of a job's number in `Job.awaits`: the job waits for a time
+TIME: Final = 0
+#: what a job waits for before it is queued, see `Job.awaits`
+Awaits = tuple[tuple[int, int], ...]
 #: an unhealthy device: kind, detail, ledger ms since when, and 1 if its members have to leave
 Ailment = tuple[str, str, int, int]
 
@@ -103,6 +131,14 @@ class StandingOrder(NamedTuple):
     actor: str
     why: str
     since_ms: int
+
+
+class Scaled(NamedTuple):
+    """How many members of a service are wanted: since which ledger ms, and why."""
+
+    wanted: int
+    since_ms: int
+    why: str
 
 
 class Window(NamedTuple):
@@ -138,23 +174,44 @@ BYTES_APIECE: Final = 8 * 1024
 LAST_PART: Final = 10
 
 
+def without_job(awaits: Awaits, num: int) -> Awaits:
+    """Return what a job waits for without the end of this one; 0 is the time."""
+    return tuple(each for each in awaits if each[0] != num)
+
+
 def extra_of(replicas: int, size: int) -> int:
-    """Return what a job counts towards the memory bound beyond one, by its replicas and request bytes."""
-    return replicas // REPLICAS_APIECE + size // BYTES_APIECE
+    """Return what a job counts towards the memory bound beyond one, by its replicas and request bytes.
+
+    Replicas that were never placed are a range, so no more of them count than may have rows.
+    """
+    return min(replicas, LISTED_MAX) // REPLICAS_APIECE + size // BYTES_APIECE
 
 
 class Job:
-    """An accepted request with its replicas. Made by `new_job`."""
+    """An accepted request with its replicas. Made by `new_job`.
+
+    Its replicas are in three places: those that were never placed are ranges of numbers (`fresh`), those that were
+    placed and have not ended are `rows`, and those that have ended are counted, with a bit for each that did not
+    succeed. So a job of a million replicas that wait, or have ended, takes no more memory than one of a few.
+    """
 
     __slots__ = (
         "accepted_ms",
         "after",
+        "always",
+        "attempt",
         "avoid",
+        "awaits",
+        "back",
+        "bad",
         "body",
+        "codes",
         "count",
         "deadline_ms",
         "derived",
+        "ends",
         "extra",
+        "fresh",
         "gang",
         "held",
         "hold",
@@ -166,26 +223,34 @@ class Job:
         "master",
         "name",
         "num",
+        "numbers",
         "over",
         "own_subject",
+        "placed_ms",
         "preempts",
         "priority",
-        "replicas",
+        "ready_ms",
         "resizes",
         "rev",
         "row",
+        "rows",
+        "scaled",
         "shape",
+        "since_ms",
+        "size",
         "started",
         "story",
         "tenant",
         "told",
         "traceparent",
         "used",
+        "well",
     )
 
     def __init__(
-        self, num: int, tenant: str, name: str, body: bytes, traceparent: str, accepted_ms: int, ledger: int, live: int
-    ) -> None:
+        self, num: int, tenant: str, name: str, body: bytes, traceparent: str, accepted_ms: int, ledger: int,
+        fresh: Ranges, size: int,
+    ) -> None:  # fmt: skip
         self.num = num
         self.tenant = tenant
         self.name = name
@@ -193,8 +258,20 @@ class Job:
         self.traceparent = traceparent
         self.accepted_ms = accepted_ms
         self.ledger = ledger  # sequence of the record that accepted it
-        self.live = live  # number of replicas that have not ended
-        self.replicas: tuple[Replica, ...] = ()
+        self.numbers = fresh  # the numbers of all replicas
+        self.size = size
+        self.live = size  # number of replicas that have not ended
+        self.fresh = fresh  # numbers of the replicas that were never placed and have not ended
+        self.rows: dict[int, Replica] = {}  # by number: replicas that were placed and have not ended
+        self.well = 0  # number of replicas that SUCCEEDED
+        #: by state: which replicas ended so, but for SUCCEEDED; None for none. See `bits`
+        self.bad: dict[int, bytearray] | None = None
+        self.ends = 0  # a digest of all ends, in their order
+        #: by state: the exit code with which the first of its replicas ended so; only of jobs above `LISTED_MAX`
+        self.codes: dict[int, int] | None = None
+        self.attempt = 0  # the highest attempt of a replica
+        self.back = 0  # number of `rows` that are QUEUED: they have been placed before
+        self.placed_ms = 0  # ledger ms of the last placement
         self.rev = 1
         self.held = 0  # number of members that hold devices, including ended attempts
         #: those of ended attempts, in the order of their ends; None for none yet
@@ -210,10 +287,15 @@ class Job:
         #: workers that refused it because they lack what it needs, in the order of their refusals; none may take it
         self.lacking: tuple[int, ...] = ()
         self.hold: StandingOrder | None = None  # an operator's hold: none of its replicas is placed
+        #: what it waits for before it may be queued: the numbers of jobs, and which end of each counts (see
+        #: `records.Ends`); or 0, and the ledger ms before which it may not start
+        self.awaits: Awaits = ()
+        self.ready_ms = 0  # ledger ms of when the last of them came true; 0 of a job that never waited so
         #: until it is placed: the workers reserved for it, and the jobs that were ended for it
         self.preempts: tuple[tuple[int, ...], tuple[int, ...]] | None = None
         self.priority = -1  # set by an operator; negative: the request's priority applies
         self.resizes: tuple[Resize, ...] = ()  # operators' changes of its GPU share, oldest first
+        self.scaled: Scaled | None = None  # of a service whose number of members follows its calls, once it changed
         #: GPU use that workers reported: milliseconds of busy GPU, and MiB seconds of memory
         self.used: tuple[int, int] | None = None
         self.story: list[Transition] = []
@@ -222,12 +304,28 @@ class Job:
         self.deadline_ms: int | None = None  # soft: the ledger ms of its deadline
         self.key = b""  # soft: `finished.job_key`, once computed
         self.told = 0  # soft: revision up to which events were sent
+        self.always: bool | None = None  # soft: whether its replicas start again even after they ended well
         self.own_subject: bool | None = None  # soft: whether its events also go to its own subject
+        #: soft: ledger ms since which it may start, or may start more after it had `max_running`
+        self.since_ms = 0
         self.extra = 0  # soft: `extra_of` it
         self.derived: tuple[int, str] = (0, "")  # soft: a revision, and the job's state at that revision
 
     def digest_row(self) -> int:
-        row = number_of((self.num, self.rev, self.gang, self.after, self.started, self.name))
+        row = number_of(
+            (
+                self.num,
+                self.rev,
+                self.gang,
+                self.after,
+                self.started,
+                self.name,
+                self.fresh,
+                self.ends,
+                self.attempt,
+                self.placed_ms,
+            )
+        )
         # what most jobs lack is left out: it costs nothing, and a later release may add to it
         if self.hold is not None or self.priority >= 0:
             row = number_of((row, "order", self.hold, self.priority))
@@ -239,6 +337,10 @@ class Job:
             row = number_of((row, "resizes", self.resizes))
         if self.lacking:
             row = number_of((row, "lacking", self.lacking))
+        if self.awaits or self.ready_ms:
+            row = number_of((row, "awaits", self.awaits, self.ready_ms))
+        if self.scaled is not None:
+            row = number_of((row, "scaled", self.scaled))
         return number_of((row, "avoid", self.avoid)) if self.avoid else row
 
     @property
@@ -246,7 +348,7 @@ class Job:
         """The members that hold devices for the job, first of current attempts, then of ended ones."""
         if not self.held:
             return []
-        own = [replica.member for replica in self.replicas if replica.member is not None]
+        own = [replica.member for replica in self.rows.values() if replica.member is not None]
         return [*own, *self.lingering.values()] if self.lingering else own
 
     @property
@@ -256,26 +358,143 @@ class Job:
 
     @property
     def state(self) -> str:
-        if len(self.replicas) == 1:
-            return STATES[self.replicas[0].state]
+        if self.size == 1:
+            for replica in self.rows.values():
+                return STATES[replica.state]
+            return "QUEUED" if self.fresh else STATES[next(iter(self.bad))] if self.bad else "SUCCEEDED"
         rev, state = self.derived
         if rev != self.rev:
-            state = derive_state({STATES[replica.state] for replica in self.replicas})
+            state = derive_state({STATES[number] for number in self.states})
             self.derived = self.rev, state
         return state
 
+    @property
+    def states(self) -> set[int]:
+        """The states that some replica is in."""
+        states = {replica.state for replica in self.rows.values()}
+        states.update(self.bad or ())
+        if self.fresh:
+            states.add(QUEUED)
+        if self.well:
+            states.add(SUCCEEDED)
+        return states
 
-def new_job(num: int, tenant: str, name: str, body: bytes, replicas: int, traceparent: str, ms: int, seq: int) -> Job:
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many replicas are in which state."""
+        found = Counter(replica.state for replica in self.rows.values())
+        found.update({state: bits.count(each) for state, each in (self.bad or {}).items()})
+        found.update({QUEUED: count_of(self.fresh), SUCCEEDED: self.well})
+        return {STATES[state]: count for state, count in sorted(found.items()) if count}
+
+    @property
+    def replicas(self) -> tuple[Replica, ...]:
+        """All replicas in order; those without a row have only their state. For questions about a job of few."""
+        found = [self.rows.get(index) or Replica(self, index) for index in numbers_in(self.fresh)]
+        for state, ended in self.ended:
+            for index in numbers_in(ended):
+                found.append(replica := Replica(self, index))
+                replica.state = state
+        return tuple(sorted((*found, *self.rows.values()), key=_by_index))
+
+    @property
+    def unsuccessful(self) -> list[tuple[int, Ranges]]:
+        """The replicas that have ended without success, by state."""
+        return [(state, bits.ranges(each)) for state, each in sorted((self.bad or {}).items())]
+
+    @property
+    def ended(self) -> list[tuple[int, Ranges]]:
+        """The replicas that have ended, by state: of jobs of many as many ranges as there are gaps."""
+        return [*self.unsuccessful, (SUCCEEDED, self._succeeded)] if self.well else self.unsuccessful
+
+    @property
+    def _succeeded(self) -> Ranges:
+        left = without(self.numbers, self.fresh)
+        for each in (self.bad or {}).values():
+            left = without(left, bits.ranges(each))
+        return without(left, tuple((index, index) for index in sorted(self.rows)))
+
+    def state_of(self, index: int) -> int | None:
+        """Return the state of a replica; None if the job has no such replica."""
+        row = self.rows.get(index)
+        if row is not None:
+            return row.state
+        if not is_in(self.numbers, index):
+            return None
+        if is_in(self.fresh, index):
+            return QUEUED
+        return next((state for state, each in (self.bad or {}).items() if bits.has(each, index)), SUCCEEDED)
+
+    @property
+    def waits(self) -> int:
+        """The number of QUEUED replicas."""
+        return count_of(self.fresh) + self.back
+
+    @property
+    def on_workers(self) -> int:
+        """The number of replicas that are placed and have not ended."""
+        return len(self.rows) - self.back
+
+    @property
+    def failed(self) -> int:
+        """The number of replicas that ended FAILED or TIMED_OUT."""
+        bad = self.bad or {}
+        return sum(bits.count(bad[state]) for state in (FAILED, TIMED_OUT) if state in bad)
+
+    @property
+    def may_start_ms(self) -> int:
+        """The ledger ms from which it may start: its acceptance, or when what it waited for came true."""
+        return self.ready_ms or self.accepted_ms
+
+    @property
+    def waits_from_ms(self) -> int:
+        """The ledger ms from which its waiting counts: from when it may start, or a later placement of one of many."""
+        from_ms = self.ready_ms or self.accepted_ms
+        if self.size == 1 or self.gang:
+            return max(from_ms, self.since_ms) if self.since_ms else from_ms
+        return max(from_ms, self.placed_ms, self.since_ms)
+
+    @property
+    def first_waiting(self) -> Replica | None:
+        """The first QUEUED replica, which is in the queue before the others; None for none.
+
+        One that was never placed has no row: what is returned is then a copy, for reading.
+        """
+        waiting = [replica for replica in self.rows.values() if replica.state == QUEUED]
+        return min([*waiting, *(Replica(self, first) for first, _ in self.fresh[:1])], key=_by_index, default=None)
+
+    def end(self, first: int, last: int, state: int, code: int = 0) -> None:
+        """Count the ends of the replicas from `first` to `last`, which are neither rows nor `fresh` any more."""
+        count = last - first + 1
+        self.live -= count
+        self.ends = number_of((self.ends, first, last, state))
+        if state == SUCCEEDED:
+            self.well += count
+            return
+        if self.bad is None:
+            self.bad = {}
+        if state not in self.bad:
+            self.bad[state] = bytearray()
+        bits.mark(self.bad[state], first, last)
+        if code and self.size > LISTED_MAX:
+            self.codes = {state: code} | (self.codes or {})
+
+
+def _by_index(replica: Replica) -> int:
+    return replica.index
+
+
+def new_job(num: int, tenant: str, name: str, body: bytes, numbers: Ranges, traceparent: str, ms: int, seq: int) -> Job:
     """Return a job with all replicas queued, as accepted by record `seq` at ledger time `ms`."""
-    job = Job(num, tenant, name, body, traceparent, ms, seq, replicas)
-    if replicas >= REPLICAS_APIECE or len(body) >= BYTES_APIECE:
-        job.extra = extra_of(replicas, len(body))
-    job.replicas = (Replica(job, 0),) if replicas == 1 else tuple(Replica(job, index) for index in range(replicas))
+    size = 1 if numbers is ONE else count_of(numbers)
+    job = Job(num, tenant, name, body, traceparent, ms, seq, numbers, size)
+    if size >= REPLICAS_APIECE or len(body) >= BYTES_APIECE:
+        job.extra = extra_of(size, len(body))
     return job
 
 
 class Replica:
-    """One of a job's copies: its state, its attempt, and how many retries and losses it has used."""
+    """One of a job's copies: its state, its attempt, and how many retries, losses and restarts it has used."""
 
     __slots__ = (
         "after",
@@ -287,9 +506,11 @@ class Replica:
         "member",
         "not_before",
         "refusals",
+        "restarts",
         "retries",
         "row",
         "state",
+        "streak",
     )
 
     def __init__(self, job: Job, index: int) -> None:
@@ -301,13 +522,15 @@ class Replica:
         self.retries = 0
         self.losses = 0
         self.refusals = 0
+        self.restarts = 0  # of a job that stays
+        self.streak = 0  # how many of them came one after another, each soon after its attempt's start
         self.not_before = 0  # ledger ms before which it is not placed: backoff after a failure, loss or refusal
         self.after = 0  # the state that follows ENDING or CANCELLING
         self.member: Member | None = None
         self.row = 0
 
     def digest_row(self) -> int:
-        return number_of(
+        row = number_of(
             (
                 self.job.num,
                 self.index,
@@ -321,23 +544,32 @@ class Replica:
                 self.after,
             )
         )
+        return number_of((row, "restarts", self.restarts, self.streak)) if self.restarts else row
 
 
 class Member:
-    """An attempt of a replica on a worker. It has its devices until its worker reports them free, or is lost."""
+    """An attempt of a replica on a worker. It has its devices until its worker reports them free, or is lost.
+
+    A frozen one has none, until they are leased to it again: `mask` has the slots that it holds now, `home` those on
+    which it was placed.
+    """
 
     __slots__ = (
+        "address",
         "attempt",
         "fence",
         "freeze",
-        "guest",
+        "home",
         "key",
+        "leased",
         "mask",
         "missed",
         "mode",
         "notice_s",
         "phase",
+        "preemptible",
         "rate_milli",
+        "ready",
         "replica",
         "row",
         "runs_as",
@@ -352,7 +584,7 @@ class Member:
         self.worker = worker
         self.attempt = attempt
         self.fence = fence
-        self.mask = mask
+        self.mask = self.home = mask
         self.mode = mode
         self.key = key
         self.phase = AT_PLACED
@@ -360,7 +592,10 @@ class Member:
         self.notice_s = 0  # the notice with which it was asked to end
         self.freeze = False  # it is wanted frozen; the replica becomes FROZEN when the worker reports it
         self.wakes = False  # it is wanted frozen because it was unused, and no operator ordered it: use resumes it
-        self.guest = False  # placed on devices of frozen members; once those have ended it has them alone
+        self.leased = 0  # sequence of the record that last leased its devices to it again; 0: none has
+        self.preemptible = False  # it ends for jobs that are not, and for frozen ones that need its devices
+        self.ready = False  # its worker has seen that it is ready for work
+        self.address = ""  # `address:port,port` at which its own ports are reached
         self.row = 0
         self.missed = 0  # soft: consecutive renewals that did not list it
         self.runs_as: Any = None  # soft: the `schedule.runtime` entry that estimates its end
@@ -372,7 +607,9 @@ class Member:
         row = number_of((row, "rate", self.rate_milli)) if self.rate_milli else row
         row = number_of((row, "notice", self.notice_s)) if self.notice_s else row
         row = number_of((row, "freeze", self.wakes)) if self.freeze else row
-        return number_of((row, "guest")) if self.guest else row
+        row = number_of((row, "leased", self.home, self.leased)) if self.leased or self.mask != self.home else row
+        row = number_of((row, "ready", self.ready, self.address)) if self.ready or self.address else row
+        return number_of((row, "preemptible")) if self.preemptible else row
 
 
 def new_member(replica: Replica, worker: Worker, mask: int, mode: int, fence: int) -> Member:
@@ -396,6 +633,7 @@ class Worker:
         "boot",
         "by",
         "flag",
+        "flag_ms",
         "former",
         "hello",
         "id",
@@ -433,9 +671,10 @@ class Worker:
         self.hello: dict[str, Any] = {}
         self.former: tuple[Pool, ...] = ()  # the devices that it had before those of `hello`, oldest first
         self.flag = "open"
-        self.by = ""
+        self.flag_ms = 0  # ledger ms since when it has that flag
+        self.by = ""  # who ordered that
+        self.why = ""  # the reason of that order, or of the last start that failed
         self.until_ms = 0  # ledger ms at which it opens by itself, while starts fail on it; else 0
-        self.why = ""  # then the reason of the last start that failed
         self.quarantined = 0  # slot mask: devices that were not free after a job ended
         self.unwell: dict[int, Ailment] = {}  # by slot: devices that the worker reports as unhealthy
         self.unwell_mask = 0
@@ -557,10 +796,14 @@ class State:
         self.extra_ended = 0  # soft: the sum of `extra` of the jobs in `ended`
         self.finished = FinishedTable()
         self.tenants: dict[str, Tenant] = {}
+        self.schedules: dict[str, dict[str, Schedule]] = {}  # by tenant and name; a tenant with none has no entry
+        self.ran_through = 0  # the highest number of a run of any schedule
+        self.wishes = 0  # soft: sequence of the last record that added, paused, resumed or removed a schedule
         self.workers: dict[str, Worker] = {}
         self.worker_by_num: dict[int, Worker] = {}
         self.next_worker = 0  # a number is never given again, so it names one worker for ever
         self.preempting: dict[int, Job] = {}  # by number: jobs with `preempts`
+        self.preemptibles = 0  # soft: the number of members that are preemptible
         self.windows: dict[int, Worker] = {}  # by number: workers with a maintenance window
         self.shut: dict[int, Worker] = {}  # by number: workers that are closed because starts fail on them
         self.reprioritized = 0  # soft: how often operators have set a priority
@@ -585,6 +828,10 @@ class State:
     def job(self, tenant: str, name: str) -> Job | None:
         row = self.tenants.get(tenant)
         return row.jobs.get(name) if row is not None else None
+
+    def schedule(self, tenant: str, name: str) -> Schedule | None:
+        rows = self.schedules.get(tenant)
+        return rows.get(name) if rows is not None else None
 
     @property
     def live(self) -> int:
@@ -615,7 +862,7 @@ class State:
         total = self.finished.row
         for job in self.jobs.values():
             total += job.digest_row()
-            for replica in job.replicas:
+            for replica in job.rows.values():
                 total += replica.digest_row()
         for member in self.members():
             total += member.digest_row()
@@ -623,4 +870,6 @@ class State:
             total += worker.digest_row()
         for tenant in self.tenants.values():
             total += tenant.digest_row()
+        for rows in self.schedules.values():
+            total += sum(row.digest_row() for row in rows.values())
         return total & 0xFFFFFFFFFFFFFFFF

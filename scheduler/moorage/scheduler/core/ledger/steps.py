@@ -9,13 +9,13 @@ from collections.abc import Callable
 from typing import Final
 
 from moorage.scheduler.core.ledger import fairshare
-from moorage.scheduler.core.ledger.beside import beside, is_at_rest
 from moorage.scheduler.core.ledger.folding import FoldError, Folding
 from moorage.scheduler.core.ledger.records import (
     BY_WORKER,
-    GUEST,
+    ENDS,
     MODE_BITS,
     NOTICE_BITS,
+    PREEMPTIBLE,
     REPORTED,
     STATE_BITS,
     STATE_MASK,
@@ -23,29 +23,39 @@ from moorage.scheduler.core.ledger.records import (
     Count,
     GangPhase,
     Op,
+    code_ran,
     unpacked,
 )
 from moorage.scheduler.core.ledger.state import (
     AFTER_RUNNING,
     AT_CLAIMED,
     AT_EXITED,
+    AT_MS,
     AT_RUNNING,
     CLAIMED,
     FREEZES,
+    FROZEN,
     IS_TERMINAL,
     LEGAL,
+    LISTED_MAX,
     LOST_KEPT,
+    NOT_READY,
     PLACED,
     QUEUED,
+    RANGE,
+    READY,
     RUNNING,
+    TELLS_READY,
     Job,
     Member,
     Replica,
     Tenant,
 )
 from moorage.schemas.job import STATES
+from moorage.schemas.ranges import both, is_in, without
 
 _MODE_MASK: Final = (1 << MODE_BITS) - 1
+_PLACE: Final = int(Op.PLACE)
 _NOTICE_MASK: Final = (1 << NOTICE_BITS) - 1
 
 
@@ -61,20 +71,43 @@ class FoldingSteps(Folding):
         flat, at = iter(steps), 0
         for op, num, index, a, b, c in zip(flat, flat, flat, flat, flat, flat, strict=True):
             try:
-                job = jobs[num]
-                replica = job.replicas[index]
-            except (KeyError, IndexError):
-                raise FoldError(f"record {seq}: step {op} names no replica: job {num}, replica {index}") from None
-            changed[num] = job
-            replicas[replica] = None
+                changed[num] = job = jobs[num]
+            except KeyError:
+                raise self._unnamed(op, num, index) from None
+            by = ""
+            if names:
+                by = names.get(at, "")
+                at += STEP_WIDTH
+            if op in _OF_JOB:
+                _OF_JOB[op](self, job, index, a, b, c, by)
+                continue
             try:
-                fold_step, by = _BY_OP[op]
+                fold_step, usual = _BY_OP[op]
             except KeyError:
                 raise FoldError(f"record {seq} holds step {op}, which this release does not know") from None
-            if names:
-                by = names.get(at, by)
-                at += STEP_WIDTH
-            fold_step(self, op, job, replica, a, b, c, by)
+            replica = job.rows.get(index)
+            if replica is None:
+                if op != _PLACE:
+                    raise self._unnamed(op, num, index)
+                replica = self._first_placed(job, index)
+            replicas[replica] = None
+            fold_step(self, op, job, replica, a, b, c, by or usual)
+
+    def _unnamed(self, op: int, num: int, index: int) -> FoldError:
+        return FoldError(f"record {self.seq}: step {op} names no replica: job {num}, replica {index}")
+
+    def _first_placed(self, job: Job, index: int) -> Replica:
+        """Return the new row of a replica that was never placed."""
+        fresh = job.fresh
+        first, last = fresh[0] if fresh else (-1, -1)
+        if first == index:  # the usual case: they are placed in order
+            job.fresh = ((first + 1, last), *fresh[1:]) if first < last else fresh[1:]
+        elif is_in(fresh, index):
+            job.fresh = without(fresh, ((index, index),))
+        else:
+            raise self._unnamed(_PLACE, job.num, index)
+        replica = job.rows[index] = Replica(job, index)
+        return replica
 
     def _names(self, flat: list[int]) -> dict[int, str]:
         """Return the actor of each step that has one, by position."""
@@ -93,16 +126,23 @@ class FoldingSteps(Folding):
         state, seq, index, story = self.state, self.seq, replica.index, job.story
         worker = state.worker_by_num[a]
         replica.attempt = attempt = replica.attempt + 1
+        if attempt > job.attempt:
+            job.attempt = attempt
+        job.back -= attempt > 1
+        job.placed_ms = self.time
         replica.fence = seq
         replica.not_before = 0
         replica.state = PLACED
         key = (job.tenant, job.name, index, seq)
-        member = Member(replica, worker, attempt, seq, b, c & _MODE_MASK & ~GUEST, key)
-        member.guest = bool(c & GUEST)
+        member = Member(replica, worker, attempt, seq, b, c & _MODE_MASK & ~PREEMPTIBLE, key)
+        if c & PREEMPTIBLE:
+            member.preemptible = True
+            state.preemptibles += 1
         replica.member = worker.members[key] = member
         if c > _MODE_MASK:
             member.rate_milli = c >> MODE_BITS
-        if state.preempting and state.preempting.pop(job.num, None) is not None:
+        if state.preempting and job.preempts is not None and (job.gang or not job.waits):
+            del state.preempting[job.num]
             job.preempts = None
         tenant = state.tenants[job.tenant]
         if state.half_life_ms:
@@ -126,19 +166,23 @@ class FoldingSteps(Folding):
         rev, time, index, attempt, state = job.rev, self.time, replica.index, replica.attempt, self.state
         holder, mask, fence, story = member.worker, member.mask, member.fence, job.story
         worker = holder.num
+        code, ran_ms = code_ran(b) if b else (0, 0)
+        began = self._began(job, ran_ms) if ran_ms else time
         story += (
-            (rev + 1, time, index, attempt, CLAIMED, worker, mask, 0, "", fence, by),
-            (rev + 2, time, index, attempt, RUNNING, worker, mask, 0, "", fence, by),
-            (rev + 3, time, index, attempt, to, worker, mask, b, why, fence, by, *_result(a)),
+            (rev + 1, began, index, attempt, CLAIMED, worker, mask, 0, "", fence, by),
+            (rev + 2, began, index, attempt, RUNNING, worker, mask, 0, "", fence, by),
+            (rev + 3, time, index, attempt, to, worker, mask, code, why, fence, by, *_result(a)),
         )
         job.rev = rev + 3
         job.started = True
         replica.state = to
         replica.member = None
         if IS_TERMINAL[to]:
-            job.live -= 1
+            del job.rows[index]
+            job.end(index, index, to, code)
+        job.back += to == QUEUED
         state.transitions += 3
-        if holder.quarantined or state.half_life_ms or member.guest:
+        if holder.quarantined or state.half_life_ms or member.preemptible:
             self._drop(member)
             return
         del holder.members[member.key]  # the same as `_drop`, without what cannot apply here
@@ -161,16 +205,51 @@ class FoldingSteps(Folding):
         member.phase = AT_RUNNING
         self.members[member] = None
         job.started = True
-        self._move(job, replica, RUNNING, 0, "", member, by)
+        member.address = self._note(c)
+        self._move(job, replica, RUNNING, 0, member.address, member, by, since=self._began(job, a))
+
+    def _ready(self, op: int, job: Job, replica: Replica, a: int, b: int, c: int, by: str) -> None:
+        member = self._held(replica, op)
+        if replica.state not in TELLS_READY or member.ready is bool(a):
+            raise self._illegal(replica, replica.state)
+        member.ready = bool(a)
+        self.members[member] = None
+        job.rev = rev = job.rev + 1  # it stays in its state
+        told = (rev, self.time, replica.index, replica.attempt, READY if a else NOT_READY, -1, 0, 0)
+        job.story.append((*told, self._note(c), member.fence, by))
 
     def _freeze(self, op: int, job: Job, replica: Replica, a: int, b: int, c: int, by: str) -> None:
-        if {replica.state, a} != FREEZES:
+        member = self._held(replica, op)
+        if (replica.state, a) not in FREEZES or (a == RUNNING and not member.mask):
             raise self._illegal(replica, a)
-        self._move(job, replica, a, 0, "", self._held(replica, op), by)
+        if a == FROZEN:
+            self._hold(member, 0)
+        self._move(job, replica, a, 0, "", member, by)
+
+    def _resume(self, op: int, job: Job, replica: Replica, a: int, b: int, c: int, by: str) -> None:
+        member = self._held(replica, op)
+        if replica.state != FROZEN or bool(member.mask) is bool(a):
+            raise self._illegal(replica, FROZEN)
+        self._hold(member, member.home if a else 0)
+        job.rev = rev = job.rev + 1  # it stays frozen, and holds other devices from now on
+        told = (rev, self.time, replica.index, replica.attempt, FROZEN, member.worker.num, member.mask)
+        job.story.append((*told, 0, self._note(c), member.fence, by))
+        if a:
+            member.leased = self.seq
+            self.out.touched.append(member)
+
+    def _hold(self, member: Member, mask: int) -> None:
+        """Give a member these slots instead of those that it holds."""
+        tenant = self.state.tenants[member.replica.job.tenant]
+        tenant.gpus += mask.bit_count() - member.mask.bit_count()
+        if self.state.half_life_ms:
+            self._use(tenant, fairshare.rate_of(member, mask) - fairshare.rate_of(member))
+        member.mask = mask
+        self.members[member] = None
 
     def _begin(self, op: int, job: Job, replica: Replica, a: int, b: int, c: int, by: str) -> None:
         """Fold CLAIM and START in one step."""
-        self._move(job, replica, CLAIMED, 0, "", self._held(replica, op), by)
+        self._move(job, replica, CLAIMED, 0, "", self._held(replica, op), by, since=self._began(job, a))
         self._start(op, job, replica, a, b, c, by)
         self.state.transitions += 1
 
@@ -191,8 +270,8 @@ class FoldingSteps(Folding):
         self._drop(member)
         self.state.transitions += 1
 
-    def _free(self, op: int, job: Job, replica: Replica, a: int, b: int, c: int, by: str) -> None:
-        self._drop(self._lingering(job, replica.index, a))
+    def _free(self, job: Job, index: int, a: int, b: int, c: int, by: str) -> None:
+        self._drop(self._lingering(job, index, a))
 
     def _over(self, op: int, job: Job, replica: Replica, a: int, b: int, c: int, by: str) -> None:
         """Fold REFUSE, WITHDRAW or LOSE: the attempt is over and does not linger, unless a partition keeps it."""
@@ -225,33 +304,89 @@ class FoldingSteps(Folding):
             replica.losses += 1
         elif b == Count.REFUSAL:
             replica.refusals += 1
+        elif b == Count.RESTART:
+            replica.restarts += 1
+            replica.streak = c
 
-    def _gang(self, op: int, job: Job, replica: Replica, a: int, b: int, c: int, by: str) -> None:
+    def _move_fresh(self, job: Job, index: int, a: int, b: int, c: int, by: str) -> None:
+        to, code, why = a & STATE_MASK, a >> STATE_BITS, self._note(c)
+        moved = both(job.fresh, ((index, b),))
+        if not moved or to not in LEGAL[QUEUED] or not IS_TERMINAL[to]:
+            raise FoldError(f"record {self.seq}: {job.tenant}/{job.name}: {index} to {b} cannot go to {STATES[to]}")
+        job.fresh = without(job.fresh, moved)
+        for first, last in moved:
+            job.end(first, last, to, code)
+            if job.size <= LISTED_MAX:
+                for number in range(first, last + 1):
+                    job.rev += 1
+                    job.story.append((job.rev, self.time, number, 0, to, -1, 0, code, why, 0, by))
+            else:
+                job.rev += 1
+                job.story.append((job.rev, self.time, first, 0, to, RANGE, last, code, why, 0, by))
+
+    def _await(self, job: Job, index: int, a: int, b: int, c: int, by: str) -> None:
+        # an earlier job, so no job can wait for itself through others
+        if job.ledger != self.seq or a >= job.num or (a and (a not in self.state.jobs or b not in ENDS)):
+            raise FoldError(f"record {self.seq}: {job.tenant}/{job.name} cannot wait for job {a} with {b}")
+        job.awaits = (*job.awaits, (a, b))
+
+    def _gang(self, job: Job, index: int, a: int, b: int, c: int, by: str) -> None:
         job.gang, job.after, job.count = a, b, c
         if a == GangPhase.HOLDING:
             job.master = ""  # of the previous attempt
         elif a == GangPhase.STARTED:
-            self.out.touched.extend(peer.member for peer in job.replicas if peer.member is not None)
+            self.out.touched.extend(peer.member for peer in job.rows.values() if peer.member is not None)
 
-    def _quarantine(self, op: int, job: Job, replica: Replica, a: int, b: int, c: int, by: str) -> None:
-        held = self._lingering(job, replica.index, a)
+    def _quarantine(self, job: Job, index: int, a: int, b: int, c: int, by: str) -> None:
+        held = self._lingering(job, index, a)
+        if held.mask != held.home:
+            self._hold(held, held.home)
         held.worker.quarantined |= b
         self.touch_worker(held.worker)
 
     # ------------------------------------------------------------------------------------- what they share
 
+    def _began(self, job: Job, ran_ms: int) -> int:
+        """Return when an attempt began that has run for so many ms: not before the last change of its job."""
+        return max(job.story[-1][AT_MS], self.time - ran_ms) if ran_ms and job.story else self.time
+
     def _move(
-        self, job: Job, replica: Replica, to: int, code: int, why: str, member: Member | None, by: str, *result: int
+        self,
+        job: Job,
+        replica: Replica,
+        to: int,
+        code: int,
+        why: str,
+        member: Member | None,
+        by: str,
+        *result: int,
+        since: int = -1,
     ) -> None:
+        """Write a change of a replica into its job's story, `since` a ledger ms; below 0 it is this record's."""
         if to not in LEGAL[replica.state]:
             raise self._illegal(replica, to)
+        job.back += (to == QUEUED) - (replica.state == QUEUED)
         replica.state = to
         job.rev = rev = job.rev + 1
         if IS_TERMINAL[to]:
-            job.live -= 1
+            del job.rows[replica.index]
+            job.end(replica.index, replica.index, to, code)
         worker, mask, fence = (member.worker.num, member.mask, member.fence) if member is not None else (-1, 0, 0)
         job.story.append(
-            (rev, self.time, replica.index, replica.attempt, to, worker, mask, code, why, fence, by, *result)
+            (
+                rev,
+                self.time if since < 0 else since,
+                replica.index,
+                replica.attempt,
+                to,
+                worker,
+                mask,
+                code,
+                why,
+                fence,
+                by,
+                *result,
+            )
         )
 
     def _note(self, number: int) -> str:
@@ -286,8 +421,8 @@ class FoldingSteps(Folding):
 
     def _remove(self, member: Member) -> None:
         del member.worker.members[member.key]
-        if member.guest:  # those that are to run on, or to end, have waited for it
-            self.out.touched += [owner for owner in beside(member) if not is_at_rest(owner)]
+        if member.preemptible:
+            self.state.preemptibles -= 1
         job = member.replica.job
         job.held -= 1
         if job.lingering:
@@ -319,16 +454,23 @@ _FOLD: Final[dict[Op, _FoldStep]] = {
     Op.REFUSE: FoldingSteps._over,
     Op.WITHDRAW: FoldingSteps._over,
     Op.LOSE: FoldingSteps._over,
-    Op.FREE: FoldingSteps._free,
     Op.END: FoldingSteps._end,
     Op.MOVE: FoldingSteps._moved,
     Op.BACKOFF: FoldingSteps._backoff,
-    Op.GANG: FoldingSteps._gang,
-    Op.QUARANTINE: FoldingSteps._quarantine,
     Op.BEGIN: FoldingSteps._begin,
     Op.DONE: FoldingSteps._done,
     Op.RUN: FoldingSteps._run,
     Op.FREEZE: FoldingSteps._freeze,
+    Op.RESUME: FoldingSteps._resume,
+    Op.READY: FoldingSteps._ready,
 }
 #: with the default actor: the worker for reports, the scheduler for the rest
 _BY_OP: Final = {int(op): (fold_step, BY_WORKER if op in REPORTED else "") for op, fold_step in _FOLD.items()}
+#: steps of a job, or of a member whose replica may have ended: they need no row
+_OF_JOB: Final[dict[int, Callable[[FoldingSteps, Job, int, int, int, int, str], None]]] = {
+    int(Op.FREE): FoldingSteps._free,
+    int(Op.GANG): FoldingSteps._gang,
+    int(Op.QUARANTINE): FoldingSteps._quarantine,
+    int(Op.MOVE_FRESH): FoldingSteps._move_fresh,
+    int(Op.AWAIT): FoldingSteps._await,
+}

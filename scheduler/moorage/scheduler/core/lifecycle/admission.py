@@ -19,16 +19,19 @@ from moorage.scheduler.core.fleet.shape import Shape
 from moorage.scheduler.core.ledger.acts import Untomb
 from moorage.scheduler.core.ledger.finished import job_key, request_digest
 from moorage.scheduler.core.ledger.records import by_tenant
-from moorage.scheduler.core.ledger.state import CANCELLED, LAST_PART, QUEUED, REJECTED, Job, State
+from moorage.scheduler.core.ledger.state import CANCELLED, LAST_PART, REJECTED, TIME, Awaits, Job, State
+from moorage.scheduler.core.lifecycle.services import Services
 from moorage.scheduler.core.lifecycle.transitions import Lifecycle
 from moorage.scheduler.core.lifecycle.unmatched import Unmatched
+from moorage.scheduler.core.queue.waiting_room import counts
 from moorage.schemas import reasons, reserved_variables
 from moorage.schemas.capabilities import Capabilities
 from moorage.schemas.codec import NESTING_MAX, decode_request, identity, same_request
 from moorage.schemas.errors import Problem, problem
 from moorage.schemas.frames import Accepted, Answer
-from moorage.schemas.job import STATES, Request
+from moorage.schemas.job import STATE_NUMBER, STATES, WHENS, Request
 from moorage.schemas.memo import Memo
+from moorage.schemas.ranges import Ranges, format_ranges, without
 
 RETRY_AFTER_S: Final = 1.0
 #: cached shapes that the fleet could run
@@ -98,7 +101,7 @@ class NewJob:
     and `by` are the reason and the actor.
     """
 
-    __slots__ = ("by", "stillborn", "submit", "warnings", "why")
+    __slots__ = ("awaits", "by", "num", "stillborn", "submit", "warnings", "why")
 
     def __init__(
         self, submit: Submit, warnings: list[str], stillborn: int | None = None, why: str = "", by: str = ""
@@ -108,6 +111,8 @@ class NewJob:
         self.stillborn = stillborn
         self.why = why
         self.by = by
+        self.num = 0  # as accepted
+        self.awaits: Awaits = ()  # what it waits for before it is queued
 
 
 def _refused(event: Submit, refusal: Problem, warning: str) -> NewJob | Problem:
@@ -124,16 +129,15 @@ class Admission:
         fleet: Fleet,
         lifecycle: Lifecycle,
         config: Config,
+        services: Services,
     ) -> None:
         self.state = state
         self.fleet = fleet
         self.lifecycle = lifecycle
         self.config = config
+        self.services = services
         self._close = config.jobs_max - config.jobs_max // LAST_PART
         self._capable: Memo[int, tuple[int, bool]] = Memo(MATCHED_MAX)
-        #: indexes of shapes that the fleet could run
-        self._matched: Memo[int, bool] = Memo(MATCHED_MAX)
-        self._matched_at = -1
         self._unmatched = Unmatched(fleet)
         self.moved_seq = state.seq  # sequence of the last record that was not a bare heartbeat
         self._heard_at = -1  # the number of the fleet's inventory when all workers had been heard from
@@ -157,7 +161,7 @@ class Admission:
         """
         request, shape = event.request, event.shape
         if request is not self._well_formed:
-            malformed = _malformed(event, self.fleet)
+            malformed = self.malformed(event)
             if malformed is not None:
                 return malformed
             self._well_formed = request
@@ -170,6 +174,11 @@ class Admission:
         # the durable queue's reader stops at this bound by itself, so what it has read is not refused
         if answered and draft.next_num + draft.extra_all >= self._close_at and not self._has_room(draft, event.tenant):
             return self._queue_full(draft, event)
+        taken = None
+        if request.service is not None:
+            taken = self.services.taken(event, [new.submit for new in fresh.values() if new.stillborn is None])
+        if taken is not None:
+            return _refused(event, taken, taken.message)
         moved = self._moved_on(draft, event) if request.if_seq is not None else None
         if moved is not None:
             return _refused(event, moved, moved.message)
@@ -186,18 +195,66 @@ class Admission:
                 return _refused(event, limit, limit.message)
             if draft.tenant(event.tenant).hold is not None:
                 warnings.append(HELD)
-        if self._matched_at != self.fleet.inventory:
-            self._matched_at = self.fleet.inventory
-            self._matched.clear()
-        if self._matched.get(shape.index) is None:
-            if not self.could_ever(shape):
-                return self._without_match(draft, event, warnings)
-            self._matched.put(shape.index, True)
+        awaits: Awaits = ()
+        if request.after:
+            found = self._after(event, fresh)
+            if isinstance(found, Problem):
+                return _refused(event, found, found.message)
+            awaits, why = found
+            if why:
+                return NewJob(event, [*warnings, why], CANCELLED, why)
+        if request.start_after_s:
+            awaits = (*awaits, (TIME, draft.time_ms + int(request.start_after_s * 1000)))
+        made = NewJob(event, warnings)
+        made.awaits = awaits
+        if not self.could_ever(shape):
+            return self._without_match(draft, made)
         if request.workload.env:
             gang = request.gpu is not None and request.gpu.effective_scheduling == "gang"
             if dropped := reserved_variables.warning_of(request.workload.env, gang=gang):
                 warnings.append(dropped)
-        return NewJob(event, warnings)
+        return made
+
+    def _after(self, event: Submit, fresh: dict[tuple[str, str], NewJob]) -> tuple[Awaits, str] | Problem:
+        """Return what a job that names others in `after` waits for, and why that can never come true ("" if it can).
+
+        Those are the ones that have not ended. A job of this record (`fresh`) is known like any other, so that no job
+        can wait for itself, through whatever others.
+        """
+        awaits: list[tuple[int, int]] = []
+        for each in event.request.awaited:
+            num, state = self._which(event.tenant, each.job, fresh)
+            which = WHENS.index(each.when)
+            if num:
+                awaits.append((num, which))
+            elif state is None:
+                return problem(
+                    "unknown-job",
+                    f"it is to start after job {each.job}, which tenant {event.tenant} has never had, or which is"
+                    " forgotten",
+                    field="$.after",
+                    found=each.job,
+                    allowed="ids of jobs that were accepted before it",
+                    job=event.name,
+                    next="moorage ls shows the jobs there are; submit the job that goes first before this one",
+                )
+            elif not counts(which, state):
+                return (), f"after {each.job}: {STATES[state]}"
+        return tuple(awaits), ""
+
+    def _which(self, tenant: str, name: str, fresh: dict[tuple[str, str], NewJob]) -> tuple[int, int | None]:
+        """Return the number of a live job, else 0 and the final state of one that has ended; None if it is unknown."""
+        made, job = fresh.get((tenant, name)), self.state.job(tenant, name)
+        if made is not None:
+            return (made.num, None) if made.stillborn is None else (0, made.stillborn)
+        if job is not None:
+            return (job.num, None) if job.live else (0, STATE_NUMBER[job.state])
+        row = self.state.finished.find(job_key(tenant, name))
+        return 0, None if row is None else row[2]
+
+    def malformed(self, event: Submit) -> Problem | None:
+        """Return why a request can never be accepted, whatever the fleet has; None if it can."""
+        return _malformed(event, self.fleet)
 
     def _begin(self, draft: Draft) -> None:
         """Prepare for the submits of a record; the state does not change during them."""
@@ -266,20 +323,23 @@ class Admission:
             return True
         return False
 
-    def _without_match(self, draft: Draft, event: Submit, warnings: list[str]) -> NewJob | Problem:
-        """Return the outcome for a job that no known worker could ever run: a job with a warning, or the refusal.
+    def _without_match(self, draft: Draft, made: NewJob) -> NewJob | Problem:
+        """Return the outcome for a job that no known worker could ever run: the job with a warning, or the refusal.
 
         It is refused only if it `ends_unmatched` and all workers were heard from. If it came from the durable
         queue, the refusal is a job that is rejected at once.
         """
+        event = made.submit
         if self._asked_for is not draft:  # once a record, as it reads every worker
             self._asked_for, self._heard = draft, self.all_heard()
         why = f"{NO_MATCH}: {self._unmatched.why(event.shape)}"
         if not self._heard:
-            return NewJob(event, [*warnings, NOT_HEARD, why])  # may be rejected later, once all workers were heard from
+            made.warnings += (NOT_HEARD, why)  # may be rejected later, once all workers were heard from
+            return made
         if not self.ends_unmatched(event.request, event.shape):
-            return NewJob(event, [*warnings, why])
-        return self._no_match(event) if event.sequence == 0 else NewJob(event, [*warnings, why], REJECTED, why)
+            made.warnings.append(why)
+            return made
+        return self._no_match(event) if event.sequence == 0 else NewJob(event, [*made.warnings, why], REJECTED, why)
 
     def _moved_on(self, draft: Draft, event: Submit) -> Problem | None:
         """Return a problem if a later record than the request's `if_seq` decided something, or there is no such record.
@@ -426,9 +486,7 @@ class Admission:
         refused has matched one since.
         """
         if not job.avoid and self.ends_unmatched(self.lifecycle.request_of(job), shape):
-            for replica in job.replicas:
-                if draft.replica(replica).state == QUEUED:
-                    draft.move(replica, REJECTED, f"{NO_MATCH}: {self._unmatched.why(shape)}")
+            self.lifecycle.reject(draft, job, f"{NO_MATCH}: {self._unmatched.why(shape)}")
 
     # ----------------------------------------------------------------------------------------- cancels
 
@@ -457,10 +515,14 @@ class Admission:
         an unknown id, when the tenant has `tombstones_max` of them. The answer gets the number of its record once that
         is stored.
         """
-        job = self.state.job(event.tenant, event.job)
+        job, only = self.state.job(event.tenant, event.job), event.replicas
+        if only is not None:
+            gang = job is not None and self.lifecycle.request_of(job).is_gang
+            if (trouble := _no_such(job, event, only, gang=gang)) is not None:
+                return trouble
         if job is not None:
             with draft.by(event.by):
-                did = self.lifecycle.cancel(draft, job, event.why)
+                did = self.lifecycle.cancel(draft, job, event.why, only)
             return Answer("cancel", 0, {"job": event.job, "cancelled": did, "was": job.state})
         row = self._finished_lately(draft, job_key(event.tenant, event.job))
         if row is not None:
@@ -481,3 +543,47 @@ class Admission:
         # a tombstone cannot be withdrawn: only the next submit of that id removes it
         kept_s = self.config.finished_keep_ms / 1000
         return Answer("cancel", 0, {"job": event.job, "cancelled": True, "was": "UNKNOWN", "remembered_s": kept_s})
+
+
+#: ranges of replicas that an answer names
+UNKNOWN_MAX: Final = 16
+
+
+def _no_such(job: Job | None, event: Cancel, only: Ranges, *, gang: bool) -> Problem | None:
+    """Return why some replicas of a job cannot be cancelled by themselves; None if they can."""
+    if job is None:
+        return problem(
+            "not-found",
+            f"no job {event.job} of tenant {event.tenant} is in memory, so none of its replicas can be cancelled",
+            job=event.job,
+            next="cancel the whole job: an unknown id is remembered, and its submit is cancelled at once",
+        )
+    if (lacking := lacks(job, only)) is not None:
+        return lacking
+    if gang:
+        return problem(
+            "invalid-argument",
+            f"job {event.job} is a gang, whose ranks end together: none is cancelled by itself",
+            field="$.replicas",
+            found=format_ranges(only, UNKNOWN_MAX),
+            allowed="the whole job",
+            job=event.job,
+            next=f"moorage cancel {event.job}",
+        )
+    return None
+
+
+def lacks(job: Job, only: Ranges) -> Problem | None:
+    """Return which of these replicas a job has not; None if it has all of them."""
+    unknown = without(only, job.numbers)
+    if not unknown:
+        return None
+    return problem(
+        "invalid-argument",
+        f"job {job.name} has no replica {format_ranges(unknown, UNKNOWN_MAX)}",
+        field="$.replicas",
+        found=format_ranges(only, UNKNOWN_MAX),
+        allowed=format_ranges(job.numbers, UNKNOWN_MAX),
+        job=job.name,
+        next=f"moorage show {job.name}",
+    )

@@ -7,13 +7,12 @@ from typing import Final
 from moorage.scheduler.core.draft import NOTE_CHARS_MAX, Draft
 from moorage.scheduler.core.fleet.fleet import Fleet
 from moorage.scheduler.core.ledger.acts import Freeze
-from moorage.scheduler.core.ledger.beside import beside
 from moorage.scheduler.core.ledger.records import BY_WORKER, GangPhase
 from moorage.scheduler.core.ledger.state import FREEZE, FROZEN, NOT_FROZEN, RESUME, RUNNING, Member
 from moorage.schemas.frames import Fact
 from moorage.schemas.printable import shown
 
-FREEZING: Final = frozenset({"frozen", "resumed", "not-frozen", "freeze-due", "resume-due"})
+FREEZING: Final = frozenset({"frozen", "resumed", "not-resumed", "not-frozen", "freeze-due", "resume-due"})
 #: a longer time without use is not reported
 IDLE_S_MAX: Final = 10**9
 
@@ -24,15 +23,22 @@ def on_freezing(draft: Draft, fleet: Fleet, member: Member, fact: Fact) -> None:
     Do nothing if the report does not fit the member's state.
     """
     kind, replica = fact.kind, member.replica
-    state = draft.replica(replica).state
+    state, host = draft.replica(replica).state, fleet.hosts.get(member.worker.num)
+    answers = state == FROZEN and draft.mask_of(member) != 0 and fact.code == member.leased
     if kind == "frozen":
-        if state == RUNNING and not has_guests(draft, member):
+        if state == RUNNING:
             draft.freeze(replica, member, FROZEN)
-            if (host := fleet.hosts.get(member.worker.num)) is not None:
-                fleet.lending[member.worker.num] = host
+            if host is not None:
+                fleet.freeze(host, member)
     elif kind == "resumed":
-        if state == FROZEN and not has_guests(draft, member):
+        if answers:
             draft.freeze(replica, member, RUNNING)
+    elif kind == "not-resumed":
+        if answers:
+            draft.resume(replica, member, f"not resumed: {fact.detail}", leased=False)
+            if host is not None:
+                host.busy |= member.home  # until a renewal reports what keeps them
+                fleet.freeze(host, member)
     elif kind == "not-frozen":
         if state == RUNNING and member.freeze:
             _write(draft, member, NOT_FROZEN, shown(fact.detail)[:NOTE_CHARS_MAX])
@@ -43,12 +49,12 @@ def on_freezing(draft: Draft, fleet: Fleet, member: Member, fact: Fact) -> None:
         _write(draft, member, RESUME, "it is used again")
 
 
-def has_guests(draft: Draft, member: Member) -> bool:
-    """Return whether a guest has a device of this member, which is not a guest itself.
-
-    A worker does not resume a frozen member with guests.
-    """
-    return not member.guest and any(guest not in draft.gone for guest in beside(member))
+def stays_frozen(draft: Draft, member: Member) -> bool:
+    """Return whether a member is to be frozen after the orders of this record."""
+    for act in reversed(draft.freezes.get(member.replica.job.num, ())):
+        if act.replica in (-1, member.replica.index):
+            return act.word == FREEZE
+    return member.freeze
 
 
 def _write(draft: Draft, member: Member, word: int, why: str) -> None:

@@ -77,18 +77,18 @@ class Health:
         stands = [
             (member, mask)
             for member in worker.members.values()
-            if (mask := member.mask & failed) and self.lifecycle.is_on_worker(draft, member)
+            if (mask := member.home & failed) and self.lifecycle.is_on_worker(draft, member)
         ]
         for member, mask in stands:
             slot = (mask & -mask).bit_length() - 1
             job = member.replica.job
             if self.lifecycle.is_on_worker(draft, member):  # else it leaves with its gang already
-                self.lifecycle.leave(
-                    draft, member, f"GPU {slot} of {worker.id}: {shown[slot][1] or shown[slot][0]}", Count.LOSS
-                )
+                why = f"GPU {slot} of {worker.id}: {shown[slot][1] or shown[slot][0]}"
+                # a frozen member has nothing on the device that failed
+                self.lifecycle.leave(draft, member, why, Count.LOSS if draft.mask_of(member) else Count.NONE)
             draft.avoid(job, worker, mask)
 
-    def release(self, draft: Draft, worker: Worker, slots: int, by: str) -> int:
+    def release(self, draft: Draft, worker: Worker, slots: int, by: str, why: str) -> int:
         """Carry out an operator's order that devices are healthy: all jobs may use them again. Return their mask.
 
         `slots` is a mask, 0 for all that are in quarantine, unhealthy, or avoided by a job; named slots that are none
@@ -100,7 +100,6 @@ class Health:
         row = draft.change_worker(worker)
         mask = (worker.quarantined | row.unwell_mask) & named
         self.lifecycle.release(draft, worker, mask)
-        draft.add(acts.Unquarantine(worker.num, worker.quarantined & mask, by))
         if mask:
             row.well |= mask
             draft.add(acts.Well(worker.num, row.well, by))
@@ -112,7 +111,9 @@ class Health:
                 draft.avoid(self.state.jobs[num], worker, 0)
                 if kept & ~named:
                     draft.avoid(self.state.jobs[num], worker, kept & ~named)
-        return mask | lifted
+        if released := mask | lifted:
+            draft.add(acts.Unquarantine(worker.num, released, by, why))
+        return released
 
     def _avoiding(self, draft: Draft, worker: Worker) -> dict[int, int]:
         """Return, by job number, the masks of a worker's devices that jobs avoid, as of this draft."""

@@ -9,7 +9,7 @@ run somewhere is not ended: that host, or one like it, can start it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import Final
 
 from moorage.scheduler.core.draft import NOTE_CHARS_MAX, Draft
 from moorage.scheduler.core.fleet.fleet import Fleet
@@ -22,19 +22,6 @@ NAMED_MAX: Final = 3
 _NAMES_CHARS_MAX: Final = 100
 
 
-class Hosts(NamedTuple):
-    """The hosts that lack what a job needs, by their ids, in the order of their refusals."""
-
-    ids: list[str]
-
-    def told(self, why: str) -> str:
-        """Return the last refusal's reason followed by the hosts, cut to the bound of a record's notes."""
-        more = len(self.ids) - NAMED_MAX
-        names = ", ".join(self.ids[-NAMED_MAX:])[:_NAMES_CHARS_MAX] + (f" and {more} more" if more > 0 else "")
-        tail = f" (refused by {names})"
-        return why[: NOTE_CHARS_MAX - len(tail)] + tail
-
-
 class Lacking:
     """Counts the hosts of one fleet that lack what a job needs; `most` of them end it."""
 
@@ -43,10 +30,11 @@ class Lacking:
         self._shape_of = shape_of
         self._most = most
 
-    def hosts(self, draft: Draft, member: Member) -> Hosts | None:
-        """Return the hosts that lack what the member's job needs, if the job ends with this refusal; else None.
+    def why_over(self, draft: Draft, member: Member, why: str) -> str | None:
+        """Return why the job ends with this refusal, which must be in the draft already; None if it does not end.
 
-        The refusal itself must be in the draft already.
+        That is the refusal's own reason followed by the hosts that lack what the job needs, the last ones by name, cut
+        to the bound of a record's notes.
         """
         job = member.replica.job
         lacking = list(dict.fromkeys([*job.lacking, *draft.lacking.get(job.num, ())]))
@@ -54,7 +42,10 @@ class Lacking:
             return None
         if len(lacking) < self._most and self._others_could(draft, job, lacking):
             return None
-        return Hosts([draft.state.worker_by_num[num].id for num in lacking])
+        more = len(lacking) - NAMED_MAX
+        last = ", ".join(draft.state.worker_by_num[num].id for num in lacking[-NAMED_MAX:])[:_NAMES_CHARS_MAX]
+        tail = f" (refused by {last}{f' and {more} more' if more > 0 else ''})"
+        return why[: NOTE_CHARS_MAX - len(tail)] + tail
 
     @staticmethod
     def _may_still_start(draft: Draft, member: Member, lacking: list[int]) -> bool:
@@ -62,7 +53,7 @@ class Lacking:
         job = member.replica.job
         if job.gang:
             return False  # it ends as a whole
-        for peer in job.replicas if len(job.replicas) > 1 else ():
+        for peer in job.rows.values() if len(job.rows) > 1 else ():
             row = draft.replica(peer)
             if row.state in (PLACED, CLAIMED) and row.member is not None and row.member.worker.num not in lacking:
                 return True

@@ -109,7 +109,7 @@ def _lent_by(worker: Worker) -> list[DeviceName]:
     """Return the devices that a worker lends, and those it no longer lends but on which members still run."""
     held = 0
     for member in worker.members.values():
-        held |= member.mask
+        held |= member.home
     return _lent(recorded_devices(worker), worker.hello.get("lent_slots"), held)
 
 

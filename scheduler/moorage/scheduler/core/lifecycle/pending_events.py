@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-from moorage.scheduler.core.events import Ask, Cancel, Event, QueueRead, Rest, Submit, is_urgent
+from moorage.scheduler.core.events import Arrival, Ask, Cancel, Event, QueueRead, Rest, ScheduleRun, Submit, is_urgent
 from moorage.scheduler.core.lifecycle.cancels import Cancels
 
 
@@ -18,19 +18,19 @@ class PendingEvents:
     __slots__ = ("cancels", "rest", "submits", "taken_rest", "taken_submits", "urgent")
 
     def __init__(self) -> None:
-        self.submits: deque[Submit | QueueRead] = deque()
+        self.submits: deque[Arrival] = deque()
         self.cancels = Cancels()
         self.rest: deque[Rest] = deque()
         self.urgent = 0  # events in `rest` that must not wait for the next heartbeat
         #: taken for the current record, in order, besides `cancels.taken`
-        self.taken_submits: list[Submit | QueueRead] = []
+        self.taken_submits: list[Arrival] = []
         self.taken_rest: list[Rest] = []
 
     def __len__(self) -> int:
         return len(self.submits) + self.cancels.size + len(self.rest)
 
     def add(self, event: Event) -> None:
-        if isinstance(event, Submit):
+        if isinstance(event, Submit | ScheduleRun):
             self.submits.append(event)
         elif isinstance(event, Cancel) or (isinstance(event, QueueRead) and event.which == "cancel"):
             self.cancels.add(event)
@@ -59,7 +59,7 @@ class PendingEvents:
         """Drop an event that waits; a `QueueRead` is not dropped."""
         if isinstance(event, Cancel):
             self.cancels.remove(event)
-        elif isinstance(event, Submit):
+        elif isinstance(event, Submit | ScheduleRun):
             self.submits.remove(event)
         elif not isinstance(event, QueueRead):
             self.rest.remove(event)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import Any, Final
 
 from moorage.scheduler.core.config import Config
@@ -18,13 +19,17 @@ COMPACT_PARTS: Final = 256
 
 
 class Retention:
-    """Decides which ended jobs leave memory, and which rows of finished jobs expire."""
+    """Decides which ended jobs leave memory, and which rows of finished jobs expire.
 
-    def __init__(self, state: State, requests: RequestCache, config: Config) -> None:
+    `telling` are numbers of jobs whose end others still have to be told: these stay in memory.
+    """
+
+    def __init__(self, state: State, requests: RequestCache, config: Config, telling: Container[int] = ()) -> None:
         self.rows_looked = False  # whether `forget` ran in this second
         self._state = state
         self._requests = requests
         self._config = config
+        self._telling = telling
         self._through = 0  # compact up to this ended job, whose id is wanted again; 0 for none
         # rows are kept longer than ids if the history is: they also locate the history
         self._rows_ms = max(config.finished_keep_ms, int(config.history_keep * 1000))
@@ -55,7 +60,7 @@ class Retention:
         flat: list[Any] = []
         gone, jobs, read = 0, state.jobs, self._requests.read
         for num in state.ended:
-            if gone >= surplus:
+            if gone >= surplus or num in self._telling:
                 break
             job = jobs[num]
             name, asked = read(job.body)
@@ -63,7 +68,8 @@ class Retention:
             gone += 1 + job.extra
             if num == self._through:
                 break
-        draft.add(Compact(flat))
+        if flat:
+            draft.add(Compact(flat))
         return len(flat) // 2
 
     def forget(self, draft: Draft, added: int) -> None:

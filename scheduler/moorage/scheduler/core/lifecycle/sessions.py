@@ -35,6 +35,7 @@ from moorage.scheduler.core.ledger.state import (
 from moorage.scheduler.core.lifecycle.forgetting import FORGET_EVERY_S
 from moorage.scheduler.core.lifecycle.health import Health, drivers_down
 from moorage.scheduler.core.lifecycle.lending import Lending, check_hello, devices_of, recorded_devices
+from moorage.scheduler.core.lifecycle.stalls import Stalls
 from moorage.scheduler.core.lifecycle.transitions import Lifecycle
 from moorage.schemas.errors import Problem, problem
 from moorage.schemas.frames import FactAck, FactFrame, Goodbye, Held, Hello, Join, Load, Renew, Resized
@@ -46,7 +47,7 @@ MISSED_MAX: Final = 3
 _OUR_OWN: Final = frozenset({"lost_ms", "json"})
 #: a worker that joins so often in a row without a frame of its session counts as not heard from
 JOINS_UNPROVEN_MAX: Final = 2
-_OVER: Final = frozenset({"exited", "refused", "withdrawn", "not-held"})
+_OVER: Final = frozenset({"exited", "ran", "refused", "withdrawn", "not-held"})
 
 
 class Report(NamedTuple):
@@ -68,10 +69,12 @@ class Sessions:
         self.lifecycle = lifecycle
         self.health = Health(state, lifecycle)
         self.lending = Lending(state, has_kept_jobs)
+        self.stalls = Stalls(state, fleet, lifecycle, lifecycle.request_of)
         self.config = config
         self.release = RELEASE  # of this scheduler
         #: by worker number: the capabilities of the previous session, until the join that ended it is answered
         self.former: dict[int, dict[str, Any]] = {}
+        self.reports: dict[int, Report] = {}  # by worker number, of workers that renewed in this term; for audits
         self.ahead: dict[int, str] = {}  # by worker number: what it knows that the ledger does not contain
         #: by worker number (below WORKERS_MAX): how often it has joined since a frame named its session. A goodbye
         #: names it, a loss does not, so the count survives a loss, and a worker that only joins gets no jobs in between
@@ -220,7 +223,7 @@ class Sessions:
 
     def forget(self, num: int) -> None:
         """Drop what is known of a worker that the ledger has forgotten."""
-        for table in (self.former, self.ahead, self._joins):
+        for table in (self.former, self.ahead, self.reports, self._joins):
             table.pop(num, None)
 
     def goodbye(self, draft: Draft, event: FromWorker, frame: Goodbye) -> Problem | None:
@@ -314,12 +317,17 @@ class Sessions:
             self.fleet.redrawn.add(worker.num)
         host.down = down
         host.use = {each.fence: each.devices for each in frame.use}
+        self.stalls.heard(worker, frame)
         stale = host.stale and host.load_ms >= 0  # a host that sends no load frames is judged by its renewals
         if (host.busy, host.waiting, host.heard, host.stale) != (busy, frame.waiting, True, stale):
             host.busy, host.waiting, host.heard, host.stale = busy, frame.waiting, True, stale
             self.fleet.refresh(host)
         self.health.heard(draft, host, frame)
         return host
+
+    def note_unknown(self, worker: Worker, unknown: list[Held]) -> None:
+        """Note the members in a worker's renewal that the ledger does not know, for audits."""
+        self.reports[worker.num] = reported(self.reports.get(worker.num), unknown)
 
     def _is_ahead(self, worker: Worker, knows: str) -> bool:
         """Return whether a worker first heard from in this term knows records that the ledger does not contain (H7).
@@ -398,7 +406,6 @@ class Sessions:
 
     def silent(self, mono_ms: int) -> list[Worker]:
         """Return the workers lost by silence, and mark hosts that miss renewals or load frames as stale."""
-        stale_ms = int(self.config.load_s * self.config.loads_missed_max * 1000)
         lost = []
         for host in self.fleet.hosts.values():
             silent_ms = mono_ms - host.last_ms
@@ -407,7 +414,7 @@ class Sessions:
                 lost.append(host.worker)
             elif host.stale or not host.heard:
                 continue
-            elif mono_ms - self._last_report_ms(host) > stale_ms or self._renews_no_more(host, mono_ms):
+            elif mono_ms - self._last_report_ms(host) > host.loads_within_ms or self._renews_no_more(host, mono_ms):
                 host.stale = True
                 self.fleet.refresh(host)
         return lost
@@ -475,8 +482,10 @@ def wants_more(member: Member, phase: str) -> bool:
     """Return whether a worker reports a phase in which it must get its member's order again."""
     if member.replica.state in (CANCELLING, ENDING):
         return phase in ("claimed", "running", "frozen")
-    if phase in ("running", "frozen") and member.replica.state in (RUNNING, FROZEN):
-        return member.freeze != (phase == "frozen") or member.freeze != (member.replica.state == FROZEN)
+    if member.replica.state == RUNNING and phase in ("running", "frozen"):
+        return member.freeze or phase == "frozen"
+    if member.replica.state == FROZEN:
+        return member.mask != 0
     return phase == "claimed" and member.replica.job.gang == GangPhase.STARTED
 
 
@@ -507,7 +516,7 @@ def has_kept_jobs(worker: Worker) -> bool:
 def lose_bytes(worker: Worker) -> int:
     """Return the most bytes written by ending a session: two steps for each member and each rank of its gangs."""
     return sum(
-        2 * STEP_BYTES * (len(member.replica.job.replicas) if member.replica.job.gang else 1)
+        2 * STEP_BYTES * (member.replica.job.size if member.replica.job.gang else 1)
         for member in worker.members.values()
     )
 
@@ -527,4 +536,4 @@ def moved_devices(worker: Worker, frame: Join, listed: frozenset[MemberKey]) -> 
     """Return the listed members on a slot that has another device (vendor, uuid), or none, in the new session."""
     both = zip(recorded_devices(worker), devices_of(frame.hello), strict=False)
     same = sum(1 << slot for slot, (old, new) in enumerate(both) if old == new)
-    return frozenset(key for key in listed if key in worker.members and worker.members[key].mask & ~same)
+    return frozenset(key for key in listed if key in worker.members and worker.members[key].home & ~same)

@@ -60,7 +60,7 @@ class Starts:
     def heard(self, draft: Draft, worker: Worker, facts: list[Fact]) -> None:
         """Take the starts among a worker's reports: they end its row, and clear their jobs of earlier failures."""
         for fact in facts:
-            if fact.kind != "started":
+            if fact.kind not in ("started", "ran"):
                 continue
             member = worker.members.get((fact.tenant, fact.job, fact.replica, fact.fence))
             if member is not None and member not in draft.gone:

@@ -26,7 +26,7 @@ def lost_with_supervisor(draft: Draft, members: Mapping[MemberKey, Member], fact
     """Return the members that these reports call lost. The reports come with the join after a supervisor's death."""
     lost: set[Member] = set()
     for fact in facts:
-        if fact.kind != "exited" or fact.detail != "lost":
+        if fact.kind not in ("exited", "ran") or fact.detail != "lost":
             continue
         member = members.get((fact.tenant, fact.job, fact.replica, fact.fence))
         if member is not None and member not in draft.gone and draft.phase_of(member) != AT_EXITED:

@@ -1,24 +1,26 @@
-"""The timers of jobs, in ledger time: the end of a backoff, a deadline, the latest start."""
+"""The timers of jobs, in ledger time: the end of a backoff, a deadline, the latest start, the earliest one."""
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from heapq import heapify, heappop, heappush
 from typing import Final, NamedTuple
 
 from moorage.scheduler.core.draft import Draft
-from moorage.scheduler.core.ledger.state import Job, Replica, State
+from moorage.scheduler.core.ledger.state import TIME, Job, Replica, State
+from moorage.scheduler.core.lifecycle.members_wanted import most_of
 from moorage.scheduler.core.lifecycle.transitions import Lifecycle
 from moorage.scheduler.core.queue.queue import REPLICA_BITS, entry
+from moorage.scheduler.core.request_reader import RequestReader
 from moorage.schemas.job import Request
 
 #: the timers of ended jobs are removed once there are more timers than this, and twice as many as after the last time
 TIMERS_SPARE: Final = 10_000
 #: the most timers that one record handles
 DUE_MAX: Final = 8_192
-_DEADLINE, _START_WITHIN, BACKOFF = range(3)
+_DEADLINE, _START_WITHIN, BACKOFF, _NOT_BEFORE = range(4)
 
 #: puts an entry back into the queue: job, request, an operator's priority (negative for none), entry
 Enqueue = Callable[[Job, Request, int, int], None]
@@ -36,18 +38,29 @@ class _Passed(NamedTuple):
 class Timers:
     """The timers that are set: `rows` is a heap of (ledger ms, kind, job number or queue entry).
 
+    `put_off` has timers that failed, with the ledger ms until which they are skipped.
+
+    `time_came` is called with the number of a job that may start from now on.
+
     `overdue` are jobs whose time has passed while no record had room to end them: they may not start any more.
     """
 
-    def __init__(self, state: State, request_of: Callable[[Job], Request]) -> None:
+    def __init__(
+        self,
+        state: State,
+        requests: RequestReader,
+        put_off: Mapping[tuple[int, int], int],
+        time_came: Callable[[int], None],
+    ) -> None:
         self.rows: list[tuple[int, int, int]] = []
         self.overdue: dict[int, int] = {}  # job number -> how many of `_passed` end it
         self.at: tuple[int, int] | None = None  # kind and job number or queue entry of the timer being handled
-        self.put_off: dict[tuple[int, int], int] = {}  # timers that failed, with the ledger ms until which to skip them
+        self._put_off = put_off
         self._passed: deque[_Passed] = deque()
         self._clear_at = TIMERS_SPARE  # how many timers there must be before `clear_out` walks them
         self._state = state
-        self._request_of = request_of
+        self._requests = requests
+        self._time_came = time_came
 
     @property
     def next_ms(self) -> float:
@@ -60,16 +73,24 @@ class Timers:
         if request.deadline_s is not None:
             job.deadline_ms = job.accepted_ms + int(request.deadline_s * 1000)
             self._push(job.deadline_ms, _DEADLINE, job.num)
+        if not job.awaits:
+            self.arm_start(job, request, job.may_start_ms)
+        for num, at_ms in job.awaits:
+            if num == TIME:
+                self._push(at_ms, _NOT_BEFORE, job.num)
+
+    def arm_start(self, job: Job, request: Request, from_ms: int) -> None:
+        """Set the timer of the latest start of a job that may start from this ledger ms on."""
         if request.start_within_s is not None:
-            self._push(job.accepted_ms + int(request.start_within_s * 1000), _START_WITHIN, job.num)
+            self._push(from_ms + int(request.start_within_s * 1000), _START_WITHIN, job.num)
 
     def requeue(self, replica: Replica, not_before: int) -> None:
         """Set a timer that puts a replica back into the queue at a ledger time."""
         self._push(not_before, BACKOFF, entry(replica.job.num, replica.index))
 
     def _push(self, due_ms: int, kind: int, what: int) -> None:
-        if self.put_off:
-            due_ms = max(due_ms, self.put_off.get((kind, what), 0))
+        if self._put_off:
+            due_ms = max(due_ms, self._put_off.get((kind, what), 0))
         heappush(self.rows, (due_ms, kind, what))
 
     def due(self, draft: Draft, lifecycle: Lifecycle, enqueue: Enqueue) -> None:
@@ -92,6 +113,8 @@ class Timers:
                 continue
             if kind == _DEADLINE:
                 lifecycle.deadline(draft, job)
+            elif (start_ms := self._start_ms(draft, job)) > draft.time_ms:
+                self._push(start_ms, _START_WITHIN, num)  # others of its replicas were placed since
             else:
                 lifecycle.expire(draft, job)
 
@@ -105,10 +128,15 @@ class Timers:
             if kind == BACKOFF:
                 self._end_backoff(draft, lifecycle, enqueue, what)
                 continue
+            if kind == _NOT_BEFORE:
+                self._time_came(what)
+                continue
             job = state.jobs.get(what)
             if job is not None and not job.over:
                 # a job with a placed replica may have started when it is handled, and then goes on
                 ends = kind == _DEADLINE or not (job.held or job.started)
+                if kind == _START_WITHIN and job.size > 1 and not job.gang:
+                    ends = self._start_ms(draft, job) <= draft.time_ms
                 self._passed.append(_Passed(due_ms, kind, what, ends))
                 if ends:
                     self.overdue[what] = self.overdue.get(what, 0) + 1
@@ -117,12 +145,24 @@ class Timers:
         job = self._state.jobs.get(item >> REPLICA_BITS)
         if job is None or job.over:
             return
-        request = self._request_of(job)
+        request = self._requests.request_of(job)
         late_ms = math.inf if request.start_within_s is None else int(request.start_within_s * 1000)
-        if draft.time_ms - job.accepted_ms >= late_ms:
+        if draft.time_ms - job.waits_from_ms >= late_ms:
             lifecycle.expire(draft, job)  # it was placed when its time passed, and was refused since
         if draft.job(job).hold is None:
             enqueue(job, request, draft.job(job).priority, item)
+
+    def _start_ms(self, draft: Draft, job: Job) -> int:
+        """Return the ledger ms until which the next replica of a job of several has to be placed; 0 for any other job.
+
+        A job with as many running as it may have waits for nothing.
+        """
+        request = self._requests.request_of(job)
+        if job.size == 1 or job.gang or request.start_within_s is None:
+            return 0
+        most = most_of(job, request)
+        is_full = most is not None and job.on_workers >= most
+        return (draft.time_ms if is_full else job.waits_from_ms) + int(request.start_within_s * 1000)
 
     def more_are_due(self, draft: Draft) -> bool:
         """Return whether passed timers remain that `due` did not reach; they may be backoffs or overdue jobs."""

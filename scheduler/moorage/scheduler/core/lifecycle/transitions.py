@@ -7,7 +7,6 @@ updates the fleet's view. Races are decided by the order in the ledger (ledger-r
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable
 from typing import Final
 
@@ -15,9 +14,10 @@ from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.fleet.fleet import Fleet
 from moorage.scheduler.core.fleet.shape import Shape
 from moorage.scheduler.core.ledger.acts import Used
-from moorage.scheduler.core.ledger.records import NOTICE_S_MAX, Count, GangPhase, Op
+from moorage.scheduler.core.ledger.records import NOTICE_S_MAX, RAN_MS_MAX, Count, GangPhase, Op
 from moorage.scheduler.core.ledger.state import (
     AT_EXITED,
+    AT_MS,
     AT_PLACED,
     ATTEMPT,
     CANCELLED,
@@ -28,10 +28,12 @@ from moorage.scheduler.core.ledger.state import (
     EXITED,
     EXPIRED,
     FAILED,
+    FENCE,
     FROZEN,
     LOST_KEPT,
     PLACED,
     QUEUED,
+    REJECTED,
     REPLICA,
     RUNNING,
     STATE,
@@ -46,15 +48,23 @@ from moorage.scheduler.core.ledger.state import (
 )
 from moorage.scheduler.core.lifecycle.freezing import FREEZING, on_freezing
 from moorage.scheduler.core.lifecycle.lacking import Lacking
+from moorage.scheduler.core.lifecycle.readiness import READINESS, is_address, on_readiness
 from moorage.scheduler.core.lifecycle.refusals import every_slot
 from moorage.scheduler.core.lifecycle.starts import Starts
 from moorage.scheduler.core.lifecycle.suspects import WITH_SUPERVISOR, charged, lost_with_supervisor
-from moorage.schemas.errors import ENDED_AS_ASKED
+from moorage.schemas.errors import ENDED_AS_ASKED, ENDED_FROZEN, UPGRADED
 from moorage.schemas.frames import ABOUT_THE_JOB, CANNOT_RUN, NOT_HERE, START_FAILED, Fact, result_of, used_of
 from moorage.schemas.job import Request
+from moorage.schemas.ranges import Ranges, is_in
+from moorage.schemas.staying import PORTS_MAX
+from moorage.schemas.units import many
 
 RETRY_BACKOFF_MS: Final = 1_000
 RETRY_BACKOFF_MS_MAX: Final = 60_000
+RESTART_BACKOFF_MS: Final = 1_000
+RESTART_BACKOFF_MS_MAX: Final = 300_000
+#: an attempt that ran for so long was no failed start: the back-off before the next one begins anew
+RESTART_RESET_MS: Final = 600_000
 REFUSAL_BACKOFF_MS: Final = 250
 REFUSAL_BACKOFF_MS_MAX: Final = 30_000
 #: the exit code of a job whose request its driver refuses as wrong; a shell uses it for what it cannot execute
@@ -62,11 +72,10 @@ CODE_CANNOT_RUN: Final = 126
 #: larger exit codes are cut to this, since the ledger stores whatever number a worker sends
 EXIT_CODE_MAX: Final = 2**31 - 1
 
-_WHOLE_RUN: Final = ("claimed", "started", "exited", "freed")
 _LOST_REASONS: Final = frozenset({"lost", "fence"})
+_AS_ASKED: Final = frozenset({ENDED_AS_ASKED, ENDED_FROZEN})
+_ENDS: Final = frozenset({"exited", "ran"})
 _ON_WORKER: Final = (PLACED, CLAIMED, RUNNING, FROZEN)
-#: a name or an address of a host, as a worker's setting `address` takes it, and an IPv6 address in brackets
-_HOST: Final = re.compile(r"[A-Za-z0-9_.:%\[\]-]{1,255}")
 
 
 def backoff_ms(base: int, used: int, at_most: int) -> int:
@@ -74,55 +83,37 @@ def backoff_ms(base: int, used: int, at_most: int) -> int:
     return min(base << min(used, 16), at_most)
 
 
-def is_address(detail: str) -> bool:
-    """Return whether a claimed report's detail is an `address:port` that START may send to the other ranks."""
-    address, _, port = detail.rpartition(":")
-    is_port = port.isascii() and port.isdigit() and 0 < int(port[:6]) <= 65535 and len(port) <= 5
-    return is_port and _HOST.fullmatch(address) is not None
+def rows_of(job: Job, only: Ranges | None) -> list[Replica]:
+    """Return the rows of a job's replicas, or of those `only`."""
+    return [replica for replica in job.rows.values() if only is None or is_in(only, replica.index)]
 
 
-def _whole_runs(draft: Draft, members: dict[MemberKey, Member], facts: list[Fact]) -> list[Member]:
-    """Take a frame in which every member was claimed, started, succeeded and was freed; return those members.
+def _first(job: Job) -> Replica:
+    """Return the rank of a gang whose retries and losses are those of the gang."""
+    return next(iter(job.rows.values()))
 
-    The fastest path: an agent that runs many short jobs sends such frames. They contain first all claims, then all
-    starts, then each end followed by its free. For any other frame the list is empty, and nothing was done.
+
+def _streak(draft: Draft, replica: Replica) -> int:
+    """Return how many restarts of a replica have followed one another before the one that its attempt's end leads to.
+
+    An attempt that ran for long ends such a row. One whose start has left the job's story did not run for long, as far
+    as anybody knows.
     """
-    count, rest = divmod(len(facts), 4)
-    if rest or not count or facts[count - 1].kind != "claimed" or facts[-1].kind != "freed":
-        return []
-    ends = facts[2 * count :]
-    found: list[Member] = []
-    results: list[int | None] = []
-    for claimed, started, exited, freed in zip(
-        facts[:count], facts[count : 2 * count], ends[::2], ends[1::2], strict=True
-    ):
-        job, tenant, fence = claimed.job, claimed.tenant, claimed.fence
-        member = members.get((tenant, job, claimed.replica, fence))
-        if (
-            member is None
-            or started.job != job
-            or exited.job != job
-            or freed.job != job
-            or not fence == started.fence == exited.fence == freed.fence
-            or not claimed.replica == started.replica == exited.replica == freed.replica
-            or not tenant == started.tenant == exited.tenant == freed.tenant
-            or (claimed.kind, started.kind, exited.kind, freed.kind) != _WHOLE_RUN
-            or exited.code
-        ):
-            return []
-        result = None
-        if exited.detail not in ("", "exit") and (result := result_of(exited.detail)) is None:
-            return []
-        found.append(member)
-        results.append(result)
-    return found if draft.complete_runs(found, results) else []
+    for row in reversed(replica.job.story):
+        if row[REPLICA] == replica.index and row[FENCE] == replica.fence and row[STATE] == RUNNING:
+            return 0 if draft.time_ms - row[AT_MS] >= RESTART_RESET_MS else replica.streak
+    return replica.streak
 
 
-def _note_used(draft: Draft, members: dict[MemberKey, Member], fact: Fact) -> None:
+def _note_used(draft: Draft, member: Member, fact: Fact) -> None:
     """Record what an attempt used of its GPUs, as measured by its worker; do nothing if the report does not say."""
-    member, used = members.get((fact.tenant, fact.job, fact.replica, fact.fence)), used_of(fact.detail)
-    if member is not None and member not in draft.gone and used is not None:
+    used = used_of(fact.detail)
+    if used is not None:
         draft.add(Used(member.replica.job.num, *used))
+
+
+def _code(fact: Fact) -> int:
+    return min(max(fact.code, -EXIT_CODE_MAX), EXIT_CODE_MAX)
 
 
 class Lifecycle:
@@ -146,35 +137,34 @@ class Lifecycle:
         self.request_of = request_of
         self.shape_of = shape_of
         self.requeue = requeue
-        self.unknown_facts = 0
+        self.failing: set[Job] = set()  # jobs of which replicas have failed, to be looked at by `give_up`
         self._with_supervisor: frozenset[Member] = frozenset()  # by the facts that are taken now
         self._charged: frozenset[Member] = frozenset()
 
     # ------------------------------------------------------------------------------------------- facts
 
     def on_facts(self, draft: Draft, worker: Worker, facts: list[Fact]) -> None:
-        """Take a report frame of a worker's current session. Reports about unknown members are counted, never fatal."""
+        """Take a report frame of a worker's current session. Those about unknown members change nothing."""
         members, gone = worker.members, draft.gone
-        for fact in facts:
-            if fact.detail and fact.kind == "freed":
-                _note_used(draft, members, fact)
         if self.starts.watches:
             self.starts.heard(draft, worker, facts)
-        freed = _whole_runs(draft, members, facts)
-        for fact in () if freed else facts:
+        freed: list[Member] = []
+        for fact in facts:
             member = members.get((fact.tenant, fact.job, fact.replica, fact.fence))
             if member is None or member in gone:
-                self.unknown_facts += 1
-            elif not draft.take_normal_fact(member, fact):
+                continue
+            if fact.detail and fact.kind == "freed":
+                _note_used(draft, member, fact)
+            is_normal = fact.kind not in _ENDS or not self._always(member.replica.job)
+            if not is_normal or not draft.take_normal_fact(member, fact):
                 self._on_fact(draft, member, fact)
             elif member in gone:
                 freed.append(member)
         if freed:
             host = self.fleet.hosts.get(worker.num)
             if host is not None:
-                jobs = [(member.replica.job, member.mask, member.guest) for member in freed]
-                taken = [(job.shape or self.shape_of(job), mask, guest) for job, mask, guest in jobs]
-                self.fleet.give_all(host, taken)
+                jobs = [(member.replica.job, draft.mask_of(member)) for member in freed]
+                self.fleet.give_all(host, [(job.shape or self.shape_of(job), mask) for job, mask in jobs])
 
     def on_facts_of_dead_supervisor(self, draft: Draft, worker: Worker, facts: list[Fact]) -> None:
         """Take the reports of a session that ended because the supervisor died, while the machine went on."""
@@ -191,7 +181,7 @@ class Lifecycle:
         if phase == AT_EXITED:
             if kind == "freed":
                 draft.free(member)
-                self._give(member)
+                self._give(draft, member)
             elif kind == "quarantined":
                 self._quarantined(draft, member, fact.detail)
             return
@@ -200,15 +190,19 @@ class Lifecycle:
             if state == PLACED:
                 self._claimed(draft, replica, member, fact.detail)
         elif kind == "started":
-            self._started(draft, replica, member, state)
+            self._started(draft, replica, member, state, address=fact.detail)
+        elif kind == "ran":
+            self._started(draft, replica, member, state, min(max(fact.ran_ms, 0), RAN_MS_MAX))
+            self._exited(draft, replica, member, draft.replica(replica).state, _code(fact), fact.detail)
         elif kind == "idle":
             if state == RUNNING:
                 draft.idle.append((member, fact))
+        elif kind in READINESS:
+            on_readiness(draft, member, fact)
         elif kind in FREEZING:
             on_freezing(draft, self.fleet, member, fact)
         elif kind == "exited":
-            code = min(max(fact.code, -EXIT_CODE_MAX), EXIT_CODE_MAX)
-            self._exited(draft, replica, member, state, code, fact.detail)
+            self._exited(draft, replica, member, state, _code(fact), fact.detail)
         elif kind == "refused":
             self._refused(draft, member, state, fact)
         elif kind == "withdrawn":
@@ -240,28 +234,28 @@ class Lifecycle:
             # without a code no start was tried: a worker with that handler may still be to come
             if why.startswith(NOT_HERE) and said == fact.code:
                 draft.lacks(replica.job, member.worker)
-                hosts = None if state in (CANCELLING, ENDING) else self.lacking.hosts(draft, member)
-                if hosts is not None:
-                    why, code = hosts.told(why), said
+                over = None if state in (CANCELLING, ENDING) else self.lacking.why_over(draft, member, why)
+                if over is not None:
+                    why, code = over, said
         self._never_ran(draft, Op.REFUSE, replica, member, state, why, Count.REFUSAL, code)
         if code and why.startswith(NOT_HERE):
-            for peer in replica.job.replicas:
-                if draft.replica(peer).state == QUEUED:
-                    draft.move(peer, FAILED, why, code)
+            self._end_waiting(draft, replica.job, FAILED, why, code)
 
     def _claimed(self, draft: Draft, replica: Replica, member: Member, detail: str) -> None:
         job = replica.job
         gang = draft.job(job).gang == GangPhase.HOLDING
         draft.claim(replica, member, detail if gang and replica.index == 0 and is_address(detail) else "")
-        if gang and all(draft.replica(peer).state == CLAIMED for peer in job.replicas):
+        if gang and all(draft.replica(peer).state == CLAIMED for peer in job.rows.values()):
             draft.gang(job, GangPhase.STARTED)  # one record moves all of them
 
-    def _started(self, draft: Draft, replica: Replica, member: Member, state: int) -> None:
+    def _started(
+        self, draft: Draft, replica: Replica, member: Member, state: int, ran_ms: int = 0, address: str = ""
+    ) -> None:
         if state == PLACED:
             self._claimed(draft, replica, member, "")
             state = draft.replica(replica).state
         if state == CLAIMED and draft.job(replica.job).gang != GangPhase.HOLDING:
-            draft.start(replica, member)
+            draft.start(replica, member, ran_ms, address if is_address(address, PORTS_MAX) else "")
 
     def _exited(self, draft: Draft, replica: Replica, member: Member, state: int, code: int, detail: str) -> None:
         job, result = replica.job, None
@@ -286,21 +280,24 @@ class Lifecycle:
                 self._settle_gang(draft, job)
             else:
                 self._fail_gang(draft, replica, member, Op.EXIT, code, why or f"exit code {code}", cause)
-        elif state == ENDING or (state == LOST_KEPT and detail == ENDED_AS_ASKED):  # asked before its worker was lost
-            to = SUCCEEDED if well else self._after_ending(draft, replica)
+        elif state == ENDING or (state == LOST_KEPT and detail in _AS_ASKED):  # asked before its worker was lost
+            to = SUCCEEDED if well and not self._always(job) else self._after_ending(draft, replica)
             draft.exit(replica, member, to, code, why, result)
             self._back_to_queue(draft, replica, to, Count.NONE)
-        elif well:
-            draft.exit(replica, member, SUCCEEDED, code, why, result)
-        elif detail == "timeout":
-            draft.exit(replica, member, TIMED_OUT, code, why)
         else:
-            to = self._next_after(replica, cause)
-            draft.exit(replica, member, to, code, why)
+            to = SUCCEEDED if well else TIMED_OUT if detail == "timeout" else FAILED
+            if to == FAILED:
+                to = self._next_after(replica, cause)
+            elif self._always(job) or (not well and self.request_of(job).workload.stays):
+                cause = Count.RESTART
+                to = self._next_after(replica, cause, to)
+            draft.exit(replica, member, to, code, why, result)
             self._back_to_queue(draft, replica, to, cause)
 
     @staticmethod
     def _cause(detail: str) -> int:
+        if detail == UPGRADED:
+            return Count.NONE
         return Count.LOSS if detail in _LOST_REASONS else Count.RETRY
 
     def _never_ran(
@@ -329,18 +326,31 @@ class Lifecycle:
             to = FAILED if code else self._next_after(replica, count)
             draft.over(op, replica, member, to, why, code)
             self._back_to_queue(draft, replica, to, count)
-        self._give(member)
+        self._give(draft, member)
 
-    def _next_after(self, replica: Replica, count: int) -> int:
-        """Return QUEUED while the request allows another try of this kind, else FAILED.
+    def _always(self, job: Job) -> bool:
+        """Return whether another attempt follows even one that ended well."""
+        if job.always is None:
+            job.always = self.request_of(job).workload.restart == "always"
+        return job.always
 
-        Only RETRY and LOSS are limited: a refusal is never fatal.
+    def _counted(self, job: Job, count: int) -> int:
+        """Return what an end counts as: the failures and losses of a job that stays are restarts."""
+        stays = count in (Count.RETRY, Count.LOSS) and self.request_of(job).workload.stays
+        return Count.RESTART if stays else count
+
+    def _next_after(self, replica: Replica, count: int, else_to: int = FAILED) -> int:
+        """Return QUEUED while the request allows another try of this kind, else the state `else_to`.
+
+        Only RETRY, LOSS and RESTART are limited: a refusal is never fatal.
         """
+        request, count = self.request_of(replica.job), self._counted(replica.job, count)
         if count == Count.RETRY:
-            return QUEUED if replica.retries < self.request_of(replica.job).retries else FAILED
+            return QUEUED if replica.retries < request.retries else else_to
         if count == Count.LOSS:
-            return QUEUED if replica.losses < self.request_of(replica.job).retries_on_lost else FAILED
-        return QUEUED
+            return QUEUED if replica.losses < request.retries_on_lost else else_to
+        most = request.workload.max_restarts if count == Count.RESTART else None
+        return QUEUED if most is None or replica.restarts < most else else_to
 
     def _after_ending(self, draft: Draft, replica: Replica) -> int:
         """Return the state after a replica has ended as asked; no new attempt if the deadline has passed meanwhile."""
@@ -351,12 +361,16 @@ class Lifecycle:
     def _back_to_queue(self, draft: Draft, replica: Replica, to: int, count: int) -> None:
         if to != QUEUED:
             return
-        not_before = draft.time_ms + self._wait_ms(replica, count)
-        draft.backoff(replica, not_before, count)
+        count = self._counted(replica.job, count)
+        streak = _streak(draft, replica) if count == Count.RESTART else 0
+        not_before = draft.time_ms + self._wait_ms(replica, count, streak)
+        draft.backoff(replica, not_before, count, streak + 1 if count == Count.RESTART else 0)
         self.requeue(replica, not_before)
 
     @staticmethod
-    def _wait_ms(replica: Replica, count: int) -> int:
+    def _wait_ms(replica: Replica, count: int, streak: int = 0) -> int:
+        if count == Count.RESTART:
+            return backoff_ms(RESTART_BACKOFF_MS, streak, RESTART_BACKOFF_MS_MAX)
         if count == Count.RETRY:
             return backoff_ms(RETRY_BACKOFF_MS, replica.retries, RETRY_BACKOFF_MS_MAX)
         if count == Count.REFUSAL:
@@ -365,8 +379,13 @@ class Lifecycle:
 
     def _quarantined(self, draft: Draft, member: Member, detail: str) -> None:
         named = {part.strip() for part in detail.split(",")}
-        mask = sum(1 << slot for slot in range(64) if str(slot) in named) & member.mask
-        draft.quarantine(member, mask or member.mask)
+        mask = sum(1 << slot for slot in range(64) if str(slot) in named) & member.home
+        host = self.fleet.hosts.get(member.worker.num)
+        if not draft.mask_of(member) and host is not None:  # its worker had resumed it, so that it could end
+            if member.home & ~host.free:
+                return
+            self.fleet.resume(host, member)
+        draft.quarantine(member, mask or member.home)
 
     # ------------------------------------------------------------------------------------------- gangs
 
@@ -374,7 +393,7 @@ class Lifecycle:
         self, draft: Draft, replica: Replica, member: Member, op: int, code: int, why: str, count: int
     ) -> None:
         """End a whole gang: the first member that fails, is refused or lost moves all to ENDING in one record."""
-        job, first = replica.job, replica.job.replicas[0]
+        job, first = replica.job, _first(replica.job)
         if count == Count.LOSS and draft.job(job).gang == GangPhase.HOLDING:
             count = Count.REFUSAL  # no rank was started yet, so no work was lost
         after = TIMED_OUT if why == "timeout" else self._next_after(first, count)
@@ -385,22 +404,25 @@ class Lifecycle:
             draft.exit(replica, member, EXITED, code, why)
         else:
             draft.over(op, replica, member, EXITED, why, code)
-        for peer in job.replicas:
+        for peer in job.rows.values():
             if draft.replica(peer).state in _ON_WORKER:
                 draft.end(peer, ENDING, EXITED, f"gang: replica {replica.index}: {why}")
         self._settle_gang(draft, job)
 
     @staticmethod
     def _ended_with(draft: Draft, job: Job) -> tuple[dict[int, int], str]:
-        """Return the exit codes of a gang's ended ranks by index, and the reason of the first failure ("" if none)."""
-        attempt, codes, why = job.replicas[0].attempt, dict[int, int](), ""
+        """Return the exit codes of a gang's ended ranks by index, and the reason of the first failure ("" if none).
+
+        A rank that was asked to end is no failure.
+        """
+        attempt, codes, why = job.attempt, dict[int, int](), ""
         ends = [
             (row[REPLICA], row[CODE], row[WHY]) for row in job.story if row[STATE] == EXITED and row[ATTEMPT] == attempt
         ]
         ends += [(replica.index, *end) for replica, end in draft.ended.items() if replica.job is job]
         for index, code, detail in ends:
             codes[index] = code
-            if not why and (code or detail):
+            if not why and (code or detail) and detail != ENDED_AS_ASKED:  # why it was asked stands in its ENDING
                 why = f"gang: replica {index}: {detail or f'exit code {code}'}"
         return codes, why
 
@@ -409,31 +431,43 @@ class Lifecycle:
 
         Until then, do nothing.
         """
-        if any(draft.replica(peer).state != EXITED for peer in job.replicas):
+        if len(job.rows) < job.size or any(draft.replica(peer).state != EXITED for peer in job.rows.values()):
             return
         row = draft.job(job)
         phase, after, count = row.gang, row.after, row.count
         if phase == GangPhase.STARTED:
             after = SUCCEEDED
         codes, why = self._ended_with(draft, job) if after in (FAILED, TIMED_OUT) else ({}, "")
-        for peer in job.replicas:
+        for peer in job.rows.values():
             draft.move(peer, after, why, codes.get(peer.index, 0))
         draft.gang(job, GangPhase.OVER)
         if after == QUEUED:
-            first = job.replicas[0]
+            first = _first(job)
             not_before = draft.time_ms + self._wait_ms(first, count)
-            for peer in job.replicas:
+            for peer in job.rows.values():
                 draft.backoff(peer, not_before, count if peer is first else Count.NONE)
             self.requeue(first, not_before)
 
     # ------------------------------------------------------------------------- cancels, deadlines, losses
 
-    def cancel(self, draft: Draft, job: Job, why: str) -> bool:
-        """Cancel all replicas that have not ended; return False if each has ended or is being cancelled already."""
-        did = False
+    @staticmethod
+    def _end_waiting(draft: Draft, job: Job, to: int, why: str, code: int = 0) -> None:
+        """End all QUEUED replicas: those that came back, and those that were never placed."""
+        for replica in job.rows.values():
+            if draft.replica(replica).state == QUEUED:
+                draft.move(replica, to, why, code)
+        draft.move_fresh(job, to, why, code)
+
+    def reject(self, draft: Draft, job: Job, why: str) -> None:
+        """End all QUEUED replicas of a job that no worker could ever run."""
+        self._end_waiting(draft, job, REJECTED, why)
+
+    def cancel(self, draft: Draft, job: Job, why: str, only: Ranges | None = None) -> bool:
+        """Cancel all replicas that have not ended, or those `only`; return False if there are none left to cancel."""
+        did = draft.move_fresh(job, CANCELLED, why, only=only)
         if draft.job(job).gang in (GangPhase.HOLDING, GangPhase.STARTED):
             draft.gang(job, GangPhase.ENDING, CANCELLED)
-        for replica in job.replicas:
+        for replica in rows_of(job, only):
             state = draft.replica(replica).state
             if state in (QUEUED, EXITED):
                 draft.move(replica, CANCELLED, why)
@@ -446,8 +480,30 @@ class Lifecycle:
             did = True
         return did
 
-    def start_over(self, draft: Draft, job: Job, why: str) -> int:
-        """End a job's placed and running replicas and queue them again, without counting a retry. Return their number.
+    def give_up(self, draft: Draft) -> None:
+        """Cancel what is left of the jobs of which so many replicas failed that the others would fail, too.
+
+        To be called once a record, behind all that may end a replica. A job for which the record has no room is given
+        up in a later one.
+        """
+        self.failing |= draft.failed.keys()
+        for job in list(self.failing):
+            if draft.bulk_full:
+                return
+            self.failing.discard(job)
+            if job.size == 1 or job.over:
+                continue
+            request = self.request_of(job)
+            if request.is_gang:
+                continue
+            failed, most = job.failed + draft.failed.get(job, 0), request.failed_max
+            if most is not None and failed >= most:
+                self.cancel(draft, job, f"{many(failed, 'replica')} failed, and max_failed is {most}")
+
+    def start_over(self, draft: Draft, job: Job, why: str, only: Ranges | None = None) -> int:
+        """End a job's placed and running replicas, or those `only`, and queue them again. Return their number.
+
+        This counts no retry.
 
         Replicas that are ending already are left alone. A replica kept through a partition is queued at once: with this
         order the operator declares it over.
@@ -456,7 +512,7 @@ class Lifecycle:
         if gang:
             draft.gang(job, GangPhase.ENDING, QUEUED)
         did = 0
-        for replica in job.replicas:
+        for replica in rows_of(job, only):
             state = draft.replica(replica).state
             if state in _ON_WORKER:
                 draft.end(replica, ENDING, EXITED if gang else QUEUED, why)
@@ -484,7 +540,7 @@ class Lifecycle:
         It gets its checkpoint signal `notice_s` before it is asked to end; None stands for the request's own
         `checkpoint_before_s`. With `count` LOSS the eviction counts against the request's `retries_on_lost`, and if
         these are used up the replica fails; with NONE, for reasons that are not the job's, it counts against nothing,
-        and neither does a gang of which no rank was started.
+        and neither does a gang of which no rank was started. With RETRY it counts as a failure.
         """
         replica, job = member.replica, member.replica.job
         if draft.job(job).gang == GangPhase.HOLDING:
@@ -493,15 +549,16 @@ class Lifecycle:
         if notice_s is None:
             notice_s = math.ceil(run.checkpoint_before_s) if run.checkpoint_signal is not None else 0
         notice_s = min(notice_s, NOTICE_S_MAX)
-        after = self._next_after(job.replicas[0] if job.gang else replica, count)
+        after = self._next_after(_first(job) if job.gang else replica, count)
         if draft.job(job).gang in (GangPhase.HOLDING, GangPhase.STARTED):
             draft.gang(job, GangPhase.ENDING, after, count)
-            for peer in job.replicas:
+            for peer in job.rows.values():
                 if draft.replica(peer).state in _ON_WORKER:
                     draft.end(peer, ENDING, EXITED, why, notice_s)
             return
+        count = self._counted(job, count)
         if count != Count.NONE:
-            draft.backoff(replica, 0, count)
+            draft.backoff(replica, 0, count, replica.streak)
         draft.end(replica, ENDING, after, why, notice_s)
 
     def deadline(self, draft: Draft, job: Job) -> None:
@@ -514,7 +571,8 @@ class Lifecycle:
         gang = phase in (GangPhase.HOLDING, GangPhase.STARTED, GangPhase.ENDING)
         if gang and (phase != GangPhase.ENDING or after == QUEUED):  # a gang that is ending must not be queued again
             draft.gang(job, GangPhase.ENDING, TIMED_OUT)
-        for replica in job.replicas:
+        draft.move_fresh(job, EXPIRED, "deadline_s passed")
+        for replica in job.rows.values():
             state = draft.replica(replica).state
             if state == QUEUED:
                 draft.move(replica, EXPIRED, "deadline_s passed")
@@ -526,12 +584,12 @@ class Lifecycle:
             self._settle_gang(draft, job)
 
     def expire(self, draft: Draft, job: Job) -> None:
-        """Apply a passed `start_within_s`: waiting replicas expire, unless any replica has run."""
-        if job.started or job in draft.started:
+        """Apply a passed `start_within_s`: waiting replicas expire, unless one replica, a gang or a job that stays has
+        run."""
+        started = job.started or job in draft.started
+        if started and (job.size == 1 or job.gang or self.request_of(job).workload.stays):
             return
-        for replica in job.replicas:
-            if draft.replica(replica).state == QUEUED:
-                draft.move(replica, EXPIRED, "start_within_s passed")
+        self._end_waiting(draft, job, EXPIRED, "start_within_s passed")
 
     def lose_worker(self, draft: Draft, worker: Worker, why: str, listed: frozenset[MemberKey]) -> None:
         """End a worker's session: members that no new session adopts are over (ledger-rules H8, H20).
@@ -548,8 +606,11 @@ class Lifecycle:
             replica = member.replica
             state = draft.replica(replica).state
             if key in listed:
-                if state == LOST_KEPT and draft.replica(replica).member is member:
-                    draft.start(replica, member)  # the worker of a kept job is back
+                if state == LOST_KEPT and draft.replica(replica).member is member:  # the worker of a kept job is back
+                    if member.mask == member.home:
+                        draft.start(replica, member, address=member.address)
+                    else:
+                        draft.freeze(replica, member, FROZEN)
                 continue
             if draft.phase_of(member) == AT_EXITED:
                 draft.free(member)
@@ -589,10 +650,10 @@ class Lifecycle:
 
     # ------------------------------------------------------------------------------------ the soft view
 
-    def _give(self, member: Member) -> None:
+    def _give(self, draft: Draft, member: Member) -> None:
         host = self.fleet.hosts.get(member.worker.num)
         if host is not None:
-            self.fleet.give(host, self.shape_of(member.replica.job), member.mask, guest=member.guest)
+            self.fleet.give(host, self.shape_of(member.replica.job), draft.mask_of(member))
 
     def release(self, draft: Draft, worker: Worker, mask: int) -> int:
         """Free the members whose quarantined devices an operator has declared healthy (`mask`). Return how many.
@@ -609,7 +670,7 @@ class Lifecycle:
         ]
         for member in lingering:
             draft.free(member)
-            self._give(member)
+            self._give(draft, member)
         return len(lingering)
 
     def _mark_busy(self, member: Member) -> None:

@@ -48,14 +48,22 @@ class Windows:
         window = window_of(act, draft.time_ms, by)
         begins_now = window is None or window.from_ms <= draft.time_ms
         flag, before = draft.worker(worker).flag, draft.worker(worker).window
-        changed = window is not None or before is not None or flag != "draining"
+        if window is None and before is None:
+            return self.order(draft, worker, "draining", by, act.why)
         if begins_now:
-            self.flag(draft, worker, "draining", by)
+            self.flag(draft, worker, "draining", by, act.why)
         elif flag == "draining":  # this drain replaces an earlier one
-            self.flag(draft, worker, "open", by)
-        if window is not None or before is not None:
-            self._write(draft, worker, window)
-        return changed
+            self.flag(draft, worker, "open", by, act.why)
+        self._write(draft, worker, window)
+        return True
+
+    def order(self, draft: Draft, worker: Worker, flag: str, by: str, why: str) -> bool:
+        """Give a worker a flag if it has another one, or a closed one another reason; return whether that was so."""
+        row = draft.worker(worker)
+        if row.flag == flag and (flag == "open" or why in ("", row.why)):
+            return False
+        self.flag(draft, worker, flag, by, why)
+        return True
 
     def clear(self, draft: Draft, worker: Worker) -> bool:
         """Remove a worker's window, and leave its flag as it is; return False if there was no window."""
@@ -76,11 +84,11 @@ class Windows:
                 continue
             if window.until_ms and now >= window.until_ms:
                 if flag == "draining":
-                    self.flag(draft, worker, "open", window.by)
+                    self.flag(draft, worker, "open", window.by, window.why)
                 self._write(draft, worker, None)
                 continue
             if now >= window.from_ms and flag in ("open", STARTS_FAIL.name):
-                self.flag(draft, worker, "draining", window.by)
+                self.flag(draft, worker, "draining", window.by, window.why)
             self._ask_to_leave(draft, worker, window)
 
     def _ask_to_leave(self, draft: Draft, worker: Worker, window: Window) -> None:
@@ -91,7 +99,7 @@ class Windows:
         for member in list(worker.members.values()):
             if not self.lifecycle.is_on_worker(draft, member) or left_s > self._told_before_s(member):
                 continue
-            size = 4 * STEP_BYTES * len(member.replica.job.replicas)
+            size = 4 * STEP_BYTES * len(member.replica.job.rows)
             if not draft.empty and draft.bytes + size > RECORD_BYTES_MAX // 2:
                 return  # the rest follow a second later
             self.lifecycle.leave(draft, member, why, Count.NONE, math.ceil(left_s))
@@ -121,9 +129,9 @@ class Windows:
 
     # ------------------------------------------------------------------------------------------------------ inside
 
-    def flag(self, draft: Draft, worker: Worker, flag: str, by: str) -> None:
+    def flag(self, draft: Draft, worker: Worker, flag: str, by: str, why: str) -> None:
         """Make a worker open, cordoned or draining from the draft's record on."""
-        set_flag(draft, self.fleet, worker, acts.Flag(worker.num, flag, by))
+        set_flag(draft, self.fleet, worker, acts.Flag(worker.num, flag, by, why))
 
     @staticmethod
     def _write(draft: Draft, worker: Worker, window: Window | None) -> None:

@@ -29,7 +29,8 @@ from moorage.scheduler.core.ledger.state import (
     State,
     Tenant,
 )
-from moorage.scheduler.core.lifecycle.guests import stays_frozen
+from moorage.scheduler.core.lifecycle.admission import lacks
+from moorage.scheduler.core.lifecycle.freezing import stays_frozen
 from moorage.scheduler.core.lifecycle.transitions import Lifecycle
 from moorage.scheduler.core.operate.resizing import Resizing
 from moorage.scheduler.core.queue.queue import Queue, entry
@@ -56,6 +57,7 @@ from moorage.schemas.operate import (
     ShareAct,
     UncordonAct,
 )
+from moorage.schemas.ranges import parse_ranges
 
 
 def _given(value: int | UnsetType | None, before: int) -> int:
@@ -122,7 +124,11 @@ class Orders:
             return problem(
                 "not-found", f"no job {name} of tenant {tenant}", job=name, next="moorage ls shows the jobs there are"
             )
-        again = "submit it again under another job id" if verb == "requeue" else "moorage show says how it ended"
+        again = (
+            f"moorage again {name} runs it once more, as a new job"
+            if verb == "requeue"
+            else "moorage show says how it ended"
+        )
         return problem(
             "failed-precondition",
             f"job {name} is over: there is nothing of it to {verb}",
@@ -148,19 +154,26 @@ class Orders:
         if changed:
             draft.add((acts.Hold if on else acts.Unhold)(job.tenant, job.num, by, asked.why))
             row.hold = StandingOrder(by, asked.why, draft.time_ms) if on else None
-            priority, shape, items = self._priority(draft, job), self.shape_of(job), self._queued_entries(draft, job)
+            priority, shape = self._priority(draft, job), self.shape_of(job)
             if on:
-                self.queue.remove(priority, shape, items, job.tenant)
-            else:
-                self.queue.add_all(priority, shape, items, job.tenant)
+                self.queue.remove(priority, shape, job.num, job.tenant)
+            elif not row.awaits:
+                for item in self._queued_entries(draft, job):
+                    self.queue.add(priority, shape, item, job.tenant)
+                self.queue.add_fresh(priority, shape, job.num, draft.job(job).fresh, job.tenant)
         return self._done("hold" if on else "release", draft, job, changed, hold=as_hold(row.hold))
 
     # ------------------------------------------------------------------------------------- requeue, priority, limit
 
-    def _requeue(self, draft: Draft, job: Job, asked: RequeueAct, by: str) -> Done:
+    def _requeue(self, draft: Draft, job: Job, asked: RequeueAct, by: str) -> Done | Problem:
         state = job.state
+        only = None if asked.replicas is None else parse_ranges(asked.replicas)
+        if only is not None and (lacking := lacks(job, only)) is not None:
+            return lacking
+        if self.shape_of(job).together > 1:
+            only = None
         with draft.by(by):
-            did = self.lifecycle.start_over(draft, job, f"requeued: {asked.why}" if asked.why else "requeued")
+            did = self.lifecycle.start_over(draft, job, f"requeued: {asked.why}" if asked.why else "requeued", only)
         return Done("requeue", did > 0, tenant=job.tenant, job=job.name, state=state, members=did)
 
     def _freeze(self, draft: Draft, job: Job, asked: FreezeAct | ResumeAct, by: str) -> Done | Problem:
@@ -168,7 +181,7 @@ class Orders:
         on, verb = isinstance(asked, FreezeAct), "freeze" if isinstance(asked, FreezeAct) else "resume"
         running = [
             replica.member
-            for replica in job.replicas
+            for replica in job.rows.values()
             if replica.member is not None and draft.replica(replica).state in (RUNNING, FROZEN)
         ]
         changed = any(stays_frozen(draft, member) != on or member.wakes for member in running)
@@ -185,10 +198,10 @@ class Orders:
             found = "it is a gang, whose ranks share memory and wait for each other"
         elif not running:
             found, allowed = f"it is {job.state}", "a job of which something runs"
-        elif any(not member.mask for member in running):
+        elif any(not member.home for member in running):
             found = "it has no GPUs"
-        elif any(member.mode == Mode.MPS for member in running):
-            found = "it is a client of MPS, and the driver freezes no such process"
+        elif any(member.mode != Mode.EXCLUSIVE for member in running):
+            found, allowed = "it shares its GPUs, so freezing it would free none", "a job that has its GPUs alone"
         else:
             for worker in (member.worker for member in running):
                 if not (worker.hello.get("capabilities") or {}).get(driver, {}).get("freezes"):
@@ -212,8 +225,7 @@ class Orders:
             draft.add(acts.Priority(job.num, asked.priority, by, asked.why))
             if draft.job(job).hold is None:
                 shape = self.shape_of(job)
-                items = self.queue.remove(before, shape, self._queued_entries(draft, job), job.tenant)
-                self.queue.add_all(asked.priority, shape, items, job.tenant)
+                self.queue.move(job.num, job.tenant, (before, shape), (asked.priority, shape))
             draft.change_job(job).priority = asked.priority
             draft.reprioritized = True
         return self._done("priority", draft, job, changed, priority=asked.priority)
@@ -225,10 +237,8 @@ class Orders:
             return resized
         changed = draft.job(job).part != before
         if changed and draft.job(job).hold is None:
-            priority, items = self._priority(draft, job), self._queued_entries(draft, job)
-            self.queue.add_all(
-                priority, self.shape_of(job), self.queue.remove(priority, old, items, job.tenant), job.tenant
-            )
+            priority = self._priority(draft, job)
+            self.queue.move(job.num, job.tenant, (priority, old), (priority, self.shape_of(job)))
         return self._done("resize", draft, job, changed, resized=resized)
 
     def _limit(self, draft: Draft, asked: LimitAct, by: str) -> Done:
@@ -300,7 +310,7 @@ class Orders:
         return Done(verb, changed, tenant=tenant, gpus=draft.tenant(tenant).gpus, **now)  # type: ignore[arg-type]
 
     def _done(self, verb: str, draft: Draft, job: Job, changed: bool, **now: object) -> Done:
-        members = sum(draft.replica(replica).member is not None for replica in job.replicas)
+        members = sum(draft.replica(replica).member is not None for replica in job.rows.values())
         return Done(verb, changed, tenant=job.tenant, job=job.name, state=job.state, members=members, **now)  # type: ignore[arg-type]
 
     def _priority(self, draft: Draft, job: Job) -> int:
@@ -308,8 +318,8 @@ class Orders:
         return given if given >= 0 else self.request_of(job).priority
 
     def _queued_entries(self, draft: Draft, job: Job) -> list[int]:
-        """Return a job's queue entries, held or not (of a gang one), without replicas in backoff: they have a timer."""
-        waiting = [replica for replica in job.replicas if draft.replica(replica).state == QUEUED]
+        """Return the queue entries of a job's replicas that came back (of a gang one), but for those in backoff."""
+        waiting = [replica for replica in job.rows.values() if draft.replica(replica).state == QUEUED]
         return [
             entry(job.num, replica.index)
             for replica in (waiting[:1] if self.shape_of(job).together > 1 else waiting)

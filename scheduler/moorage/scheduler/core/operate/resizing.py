@@ -70,8 +70,8 @@ class Resizing:
         for member in members:
             host = self._fleet.hosts.get(member.worker.num)
             if host is not None:
-                self._fleet.give(host, old, member.mask, guest=member.guest)
-                self._fleet.take(host, new, member.mask, guest=member.guest)
+                self._fleet.give(host, old, member.mask)
+                self._fleet.take(host, new, member.mask)
         rate_milli = self._rates.of(new)
         if self._state.half_life_ms:
             draft.change_tenant(job.tenant).rate_milli += sum(rate_milli - rate_of(member) for member in members)

@@ -33,15 +33,14 @@ class WorkerOrders:
         members, by = len(worker.members), event.by
         if isinstance(act, ReleaseAct):
             named = sum(1 << slot for slot in set(act.slots or ()))
-            slots = self._health.release(draft, worker, named, by)
+            slots = self._health.release(draft, worker, named, by, act.why)
             return Done(event.verb, slots != 0, worker=name, members=members, slots=slots_of(slots))
         if isinstance(act, DrainAct):
             changed = self._windows.drain(draft, worker, act, by)
             drain = as_drain(window_of(act, draft.time_ms, by))
             return Done(event.verb, changed, worker=name, members=members, drain=drain)
         flag = "cordoned" if isinstance(act, CordonAct) else "open"
-        changed = draft.worker(worker).flag != flag
-        self._windows.flag(draft, worker, flag, by)
+        changed = self._windows.order(draft, worker, flag, by, act.why)
         if flag == "open":
             changed |= self._windows.clear(draft, worker)
             self._health.lifecycle.starts.left(worker)

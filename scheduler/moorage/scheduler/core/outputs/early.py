@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Final
 
 from moorage.scheduler.core.ledger.ids_in_bodies import id_of
-from moorage.scheduler.core.ledger.records import GUEST, MODE_BITS, MODE_NAMES, STEP_WIDTH, Op
+from moorage.scheduler.core.ledger.records import MODE_BITS, MODE_NAMES, PREEMPTIBLE, STEP_WIDTH, Op
 from moorage.scheduler.core.ledger.state import State
 from moorage.scheduler.core.outputs.in_flight import InFlight
 from moorage.scheduler.core.outputs.outputs import Message, json_body, slots_of, wanted_message
@@ -29,8 +29,7 @@ _MODE_MASK: Final = (1 << MODE_BITS) - 1
 def early_frames(state: State, flight: InFlight, subjects: Subjects) -> list[Message]:
     """Return the messages with the placements that the record in flight will cause in `state`; [] if not certain.
 
-    It is certain if the record only places new jobs without a deadline, and contains reports about other jobs. The
-    frames for a frozen job whose guest is reported over are left out: they follow after the fold.
+    It is certain if the record only places new jobs without a deadline, and contains reports about other jobs.
     """
     record = flight.record
     if record is None or record.acts or flight.renewed or flight.joined or len(record.steps) > STEPS_MAX * STEP_WIDTH:
@@ -57,10 +56,8 @@ def early_frames(state: State, flight: InFlight, subjects: Subjects) -> list[Mes
         tenant, name, body, traceparent = new[job]
         if worker.in_json:
             body = json_body(body)
-        slots, mode = slots_of(mask), MODE_NAMES[c & _MODE_MASK & ~GUEST]
+        slots, mode = slots_of(mask), MODE_NAMES[c & _MODE_MASK & ~PREEMPTIBLE]
         if worker.num not in frames:
             frames[worker.num] = Wanted(worker.id, worker.session, state.epoch, place=[], start=[], end=[])
-        frames[worker.num].place.append(
-            Place(tenant, name, index, 1, seq, slots, mode, False, body, traceparent, None, 0, bool(c & GUEST))
-        )
+        frames[worker.num].place.append(Place(tenant, name, index, 1, seq, slots, mode, False, body, traceparent))
     return [wanted_message(subjects, workers[num], frame) for num, frame in frames.items()]

@@ -8,15 +8,28 @@ from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.events import Ask, Batch, FromWorker, Submit
 from moorage.scheduler.core.fleet.host import Host
 from moorage.scheduler.core.ledger.record import Record
+from moorage.scheduler.core.ledger.state import Member
 from moorage.scheduler.core.lifecycle.admission import NewJob
 from moorage.scheduler.core.outputs.outputs import Message
-from moorage.schemas.frames import Renew
+from moorage.schemas.frames import Exec, Renew
 
 
 class InFlight:
     """The record in flight; there is never more than one (ledger-rules H1)."""
 
-    __slots__ = ("answered", "asks", "draft", "early", "joined", "new", "record", "renewed", "replies")
+    __slots__ = (
+        "answered",
+        "asks",
+        "awaiting",
+        "draft",
+        "early",
+        "execs",
+        "joined",
+        "new",
+        "record",
+        "renewed",
+        "replies",
+    )
 
     def __init__(self, draft: Draft) -> None:
         self.draft = draft
@@ -26,6 +39,8 @@ class InFlight:
         self.joined: list[tuple[FromWorker, str]] = []
         self.renewed: list[tuple[FromWorker, Renew, Host]] = []
         self.asks: list[Ask] = []
+        self.execs: list[tuple[Member, Exec]] = []  # commands to run in running members
+        self.awaiting: list[int] = []  # numbers of new jobs that wait for something else than a host
         # requests of batches whose answer this record decides, other than new jobs
         self.answered: list[tuple[Batch, int]] = []
         #: the sequence that the record will have, and the frames to send then at once

@@ -9,12 +9,12 @@ from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.events import FromWorker
 from moorage.scheduler.core.ledger.folding import Folded
 from moorage.scheduler.core.ledger.records import Mode
-from moorage.scheduler.core.ledger.state import AT_EXITED, QUEUED, Job, Member, State, Worker
+from moorage.scheduler.core.ledger.state import AT_EXITED, Job, Member, State, Worker
 from moorage.scheduler.core.lifecycle.sessions import Sessions
 from moorage.scheduler.core.outputs.in_flight import InFlight
 from moorage.scheduler.core.outputs.outputs import Outputs, WantedFrames, enforced_on, event_of
 from moorage.schemas.codec import encode
-from moorage.schemas.frames import Accepted, Event, Fact, Held, Idle, Join, Joined, Resized
+from moorage.schemas.frames import Accepted, Event, Fact, Held, Idle, Join, Joined, Resized, Stalled
 from moorage.schemas.job import STATES, Request
 
 #: the most digits of a number that a worker reports
@@ -62,8 +62,7 @@ class OutputWriter:
         return job.own_subject
 
     def answer_submits(self, flight: InFlight, accepted: list[Job], out: Outputs) -> None:
-        seq, explain, answers = self._state.seq, self._explain_waiting, out.answers
-        queued = f'","ledger":{seq},"state":"QUEUED"}}'
+        seq, explain = self._state.seq, self._explain_waiting
         of: Request | None = None  # equal requests share one object
         has_own = has_timers = False
         for job, made in zip(accepted, flight.new.values(), strict=True):  # both are in the order of the jobs' numbers
@@ -74,20 +73,16 @@ class OutputWriter:
                 of = submit.request
                 has_own = of.events == "job"
                 has_timers = of.deadline_s is not None or of.start_within_s is not None
+                has_timers |= bool(of.start_after_s) or of.service is not None
                 # it may have to be rejected once all workers were heard from, see `Indexing.arm`
-                has_timers |= of.on_no_match == "reject" or of.workload.user is not None
+                has_timers |= of.on_no_match == "reject" or of.workload.user is not None or of.scale is not None
             # jobs of a batch are only in their tenant's frames, until a client follows one of them (`views.show`)
             job.own_subject = has_own and batch is None
             if has_timers:
                 self._arm(job, submit.request)
             waiting = None
-            if batch is None:
-                if explain is not None and submit.reply and job.replicas[-1].state == QUEUED:
-                    waiting = explain(job)
-                if waiting is None and submit.json and made.stillborn is None and not made.warnings:
-                    # the usual case: the bytes of `encode(Accepted(…))`
-                    answers.append((submit.reply, f'{{"kind":"accepted","job":"{job.name}{queued}'.encode()))
-                    continue
+            if batch is None and explain is not None and submit.reply and job.fresh:
+                waiting = explain(job)
             state = "QUEUED" if made.stillborn is None else STATES[made.stillborn]
             answer = Accepted(job.name, seq, state, warnings=made.warnings, waiting=waiting)
             if batch is not None:
@@ -139,6 +134,13 @@ class OutputWriter:
             idle = Idle(_seconds(str(fact.code)), _seconds(fact.detail), member.replica.index)
             event = Event(job.tenant, job.name, job.rev, job.state, self._state.seq, idle=idle)
             out.events.append((job.tenant, job.name, encode(event), self.own_subject(job)))
+
+    def tell_stalls(self, stalls: list[tuple[Job, Stalled]], out: Outputs) -> None:
+        """Add events for jobs, if not over, that stall or move again. These are no transitions either."""
+        for job, stalled in stalls:
+            if not job.over:
+                event = Event(job.tenant, job.name, job.rev, job.state, self._state.seq, stalled=stalled)
+                out.events.append((job.tenant, job.name, encode(event), self.own_subject(job)))
 
     def want_differences(
         self, wanted: WantedFrames, worker: Worker, held: list[Held], no: int, resized: list[Resized]

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from moorage.scheduler.core.ledger.beside import waits_for_guests
 from moorage.scheduler.core.ledger.records import MODE_NAMES, GangPhase, Mode, by_tenant
 from moorage.scheduler.core.ledger.state import (
     AT_CLAIMED,
@@ -15,13 +14,20 @@ from moorage.scheduler.core.ledger.state import (
     ENDING,
     FENCE,
     FROZEN,
+    IS_TERMINAL,
+    LISTED_MAX,
     PLACED,
+    RANGE,
     RUNNING,
+    STATE,
     STORY_WORDS,
+    SUCCEEDED,
+    UNENDED,
     WORKER,
     Job,
     Member,
     State,
+    Transition,
     Worker,
     code_of,
 )
@@ -29,7 +35,7 @@ from moorage.scheduler.core.lifecycle.sessions import MISSED_MAX
 from moorage.schemas import actors
 from moorage.schemas.capabilities import Enforced, level_number, mode_enforced, mode_resizes
 from moorage.schemas.codec import decode_request, encode, is_json
-from moorage.schemas.frames import Change, End, Event, Freeze, Held, Place, Start, Wanted
+from moorage.schemas.frames import Change, End, Event, Exec, Freeze, Held, Place, Replicas, Start, Wanted
 from moorage.schemas.job import STATES, Request
 from moorage.schemas.request_cache import RequestCache
 from moorage.schemas.subjects import Subjects
@@ -42,6 +48,8 @@ CHANGES_SURE: Final = 64
 #: bytes of the changes in one event, and in one answer of `show`, which also has the request and replicas
 CHANGES_BYTES_MAX: Final = 700 * 1024
 SHOWN_BYTES_MAX: Final = 200 * 1024
+#: the last transitions of a job of very many replicas that tell whether its devices are simulated
+SIMULATED_LOOKS: Final = 64
 #: upper bounds: bytes of one change as JSON without its GPUs and reason, and of one escaped character
 CHANGE_BYTES: Final = 330
 CHAR_BYTES_MAX: Final = 6
@@ -121,7 +129,6 @@ class WantedFrames:
             job.traceparent,
             None if job.deadline_ms is None else max(0, job.deadline_ms - self._state.time_ms) / 1000,
             job.resizes[-1].seq if job.resizes else 0,
-            member.guest,
         )
 
     def add(self, member: Member, *, is_frozen: bool = False) -> None:
@@ -132,8 +139,6 @@ class WantedFrames:
         if member.phase == AT_EXITED:
             return
         state = replica.state
-        if waits_for_guests(member):
-            return  # the record in which the last of them is over asks again, and so does each renewal
         name = (job.tenant, job.name, replica.index, member.attempt, member.fence)
         if state in (CANCELLING, ENDING):
             notice_s = float(member.notice_s) if state == ENDING else 0.0
@@ -142,14 +147,23 @@ class WantedFrames:
             self.placed([member])
         elif job.gang == GangPhase.STARTED and member.phase == AT_CLAIMED:
             address, _, port = job.master.rpartition(":")
-            self._frame(worker, 200).start.append(Start(*name, address, int(port or 0), len(job.replicas)))
+            self._frame(worker, 200).start.append(Start(*name, address, int(port or 0), job.size))
         elif state in (CLAIMED, RUNNING, FROZEN) and member.missed >= MISSED_MAX:
             self._frame(worker, 200).end.append(End(*name, why="account for it: not in your renewals"))
-        elif state == FROZEN or (state == RUNNING and (member.freeze or is_frozen)):
+        elif state == FROZEN:
+            if member.mask:
+                self._frame(worker, 200).freeze.append(Freeze(*name, on=False, n=member.leased))
+        elif state == RUNNING and (member.freeze or is_frozen):
             self._frame(worker, 200).freeze.append(Freeze(*name, on=member.freeze))
         elif job.resizes and state in (CLAIMED, RUNNING) and takes_parts(member):
             body = _body_for(job, worker)
             self._frame(worker, len(body) + 200).resize.append(self._place(member, body))
+
+    def execs(self, worker: Worker, order: Exec) -> None:
+        """Add a command to run, once: a caller that hears nothing of it asks again."""
+        if worker.session:
+            size = 300 + sum(map(len, order.argv)) * CHAR_BYTES_MAX
+            self._frame(worker, size).execs.append(order)
 
     def well(self, worker: Worker) -> None:
         """Add an operator's order that devices are healthy; repeated until the worker confirms it."""
@@ -226,7 +240,7 @@ def enforced_of(job: Job) -> Enforced | None:
     """Return the weakest enforcement of a job's shares over its present workers; None without shared devices."""
     sharing = [
         replica.member.worker
-        for replica in job.replicas
+        for replica in job.rows.values()
         if replica.member is not None and replica.member.mode > Mode.EXCLUSIVE
     ]
     if not sharing:
@@ -243,13 +257,27 @@ def accepted(tenant: str, accepted_ms: int) -> Change:
     return Change(1, accepted_ms, -1, 0, ACCEPTED, by=by_tenant(tenant))
 
 
-def changes_since(state: State, job: Job, rev: int) -> list[Change]:
-    """Return a job's transitions after a revision, as far as they are in memory."""
+def is_exception(row: Transition) -> bool:
+    """Return whether a transition of one of very many replicas is told by itself: an end without success, or an act."""
+    return row[STATE] < 0 or row[WORKER] == RANGE or (IS_TERMINAL[row[STATE]] and row[STATE] != SUCCEEDED)
+
+
+def is_end(row: Transition) -> bool:
+    """Return whether a transition of one of very many replicas is in the history: the end of an attempt, or an act."""
+    return row[STATE] < 0 or row[WORKER] == RANGE or row[STATE] not in UNENDED
+
+
+def changes_since(
+    state: State, job: Job, rev: int, of_many: Callable[[Transition], bool] = is_exception
+) -> list[Change]:
+    """Return a job's transitions after a revision, as far as they are in memory; `of_many` chooses among very many."""
     count, rows = job.rev - rev, job.story
     if count <= 0:
         return []
     if count < len(rows):
         rows = rows[-count:]  # revisions are consecutive, and only the oldest rows leave memory
+    if job.size > LISTED_MAX:
+        rows = list(filter(of_many, rows))
     changes = [accepted(job.tenant, job.accepted_ms)] if rev < 1 else []
     workers = state.worker_by_num
     for number, time, index, attempt, to, worker_num, mask, code, why, fence, actor, *result in rows:
@@ -266,17 +294,22 @@ def changes_since(state: State, job: Job, rev: int) -> list[Change]:
                     worker.id,
                     gpu_names(worker, mask, fence) if to == PLACED else [],
                     code_of(to, code),
-                    why,
+                    "" if to == RUNNING else why,
                     fence,
                     by,
                     said,
                     result[0] if result else None,
+                    address=why if to == RUNNING else "",
                 )
             )
         else:
             changes.append(
-                Change(number, time, index, attempt, STORY_WORDS[to], code=code or None, why=why, by=by, said=said)
-            )
+                Change(
+                    number, time, index, attempt, STORY_WORDS[to],
+                    code=code or None, why=why, fence=fence, by=by, said=said,
+                    through=mask if worker_num == RANGE else None,
+                )
+            )  # fmt: skip
     return changes
 
 
@@ -292,19 +325,26 @@ def fitting(changes: Sequence[Change], bytes_max: int = CHANGES_BYTES_MAX) -> in
 
 def event_of(state: State, job: Job) -> Event:
     """Return an event with a job's unsent changes, and mark them as sent. What does not fit is left to `history`."""
-    changes = changes_since(state, job, job.told)
+    changes, new = changes_since(state, job, job.told), job.rev - job.told
     if len(changes) > CHANGES_SURE:
         del changes[fitting(changes) :]
     job.told = job.rev
-    simulated = any(
-        state.worker_by_num[row[WORKER]].pool_at(row[FENCE]).simulated
-        for row in job.story[-len(changes) :]
-        if row[WORKER] >= 0
-    )
+    if job.size > LISTED_MAX:
+        simulated = were_simulated(state, job.story[-min(new, SIMULATED_LOOKS) :])
+        replicas = Replicas(job.size, job.counts)
+        name = job.tenant, job.name, job.rev, job.state, state.seq
+        return Event(*name, changes, _why(changes), simulated, replicas=replicas)
+    simulated = were_simulated(state, job.story[-len(changes) :])
     enforced = enforced_of(job) if any(change.state == "PLACED" for change in changes) else None
     return Event(
         job.tenant, job.name, job.rev, job.state, state.seq, changes, _why(changes), simulated, enforced=enforced
     )
+
+
+def were_simulated(state: State, rows: Iterable[Transition]) -> bool:
+    """Return whether any of these transitions was on simulated devices."""
+    workers = state.worker_by_num
+    return any(row[WORKER] >= 0 and workers[row[WORKER]].pool_at(row[FENCE]).simulated for row in rows)
 
 
 def _why(changes: list[Change]) -> str:

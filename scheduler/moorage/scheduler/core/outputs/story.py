@@ -6,12 +6,25 @@ takes a tenth of the cost of writing out every transition.
 
 from __future__ import annotations
 
+import zlib
+from collections.abc import Iterable
 from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from moorage.scheduler.core.ledger.state import REV, SLOTS, STORY_WORDS, WORKER, Job, State, Transition
-from moorage.scheduler.core.outputs.outputs import slots_of
+from moorage.scheduler.core.ledger.state import (
+    LISTED_MAX,
+    RANGE,
+    REPLICA,
+    REV,
+    SLOTS,
+    STORY_WORDS,
+    WORKER,
+    Job,
+    State,
+    Transition,
+)
+from moorage.scheduler.core.outputs.outputs import is_end, slots_of
 from moorage.schemas.codec import decode_request, is_json
 from moorage.schemas.frames import VERSION, HistoryWorker
 
@@ -19,7 +32,8 @@ from moorage.schemas.frames import VERSION, HistoryWorker
 PACKED_BYTES_MAX: Final = 700 * 1024
 #: a longer story is written in parts
 STORY_BYTES_MAX: Final = 300 * 1024
-#: a longer request is left out of the history; the ledger has it as long as the job is in memory
+#: a longer request is left out of the history; the ledger has it as long as the job is in memory. That of several
+#: replicas is always written: they are run again by it
 REQUEST_BYTES_MAX: Final = 2048
 
 #: bytes of an entry in the table, besides the uuids
@@ -30,8 +44,10 @@ _encode: Final = msgspec.json.Encoder().encode
 _HEAD_STATES: Final = _encode(list(STORY_WORDS))
 
 
-#: frames with earlier parts of a job's story: sequence, first and last revision
-Parts = list[tuple[int, int, int]]
+#: how many consecutive numbers of replicas make a block; a part says which blocks it tells of
+BLOCK: Final = 1_024
+#: frames with earlier parts of a job's story: sequence, first and last revision, and blocks of replicas
+Parts = list[tuple[int, int, int, list[int]]]
 
 
 def unwritten(job: Job, parts: Parts) -> list[Transition]:
@@ -43,12 +59,27 @@ def unwritten(job: Job, parts: Parts) -> list[Transition]:
 
 
 class Packed(NamedTuple):
-    """What a frame contains of a job: first and last revision, and whether it is the end of the story."""
+    """What a frame contains of a job: first and last revision, blocks of replicas, whether it is the story's end."""
 
     job: Job
     first: int
     last: int
+    blocks: list[int]
     over: bool
+
+
+def blocks_of(told: Iterable[tuple[int, int]]) -> list[int]:
+    """Return the blocks that transitions tell of, in order; each is of the replicas from a first to a last one."""
+    blocks: set[int] = set()
+    for first, last in told:
+        if first >= 0:
+            blocks.update(range(first // BLOCK, last // BLOCK + 1))
+    return sorted(blocks)
+
+
+def _replicas(row: Transition) -> tuple[int, int]:
+    """Return the first and last replica of a transition."""
+    return row[REPLICA], row[SLOTS] if row[WORKER] == RANGE else row[REPLICA]
 
 
 class Packing:
@@ -68,15 +99,25 @@ class Packing:
     def add(self, job: Job, parts: Parts, *, with_request: bool) -> bool:
         """Add the unwritten part of a job's story; return False if the frame has no room for it.
 
-        Of a part above `STORY_BYTES_MAX` only the first transitions are added, without the end; see `packed`.
+        Of a job with very many replicas, these are the ends of attempts, and the acts on the job. Of a part above
+        `STORY_BYTES_MAX` only the first transitions are added, without the end; see `packed`.
         """
         moves, over = unwritten(job, parts), job.over
-        request = _request(job) if over and with_request else None
+        request = _request(job) if over and (with_request or job.size > LISTED_MAX) else None
         while True:
             name = (job.name, job.rev, job.state, over, job.accepted_ms, job.ledger)
-            used = () if job.used is None else (job.used,)
-            row = _encode((*name, parts, moves, request, *used) if over else (*name, (), moves))
-            fresh = self._fresh(moves)
+            first, last = (moves[0][REV], moves[-1][REV]) if moves else (job.rev, job.rev)
+            told = moves
+            if job.size > LISTED_MAX:  # the rows do not say which revisions they tell of
+                told = list(filter(is_end, moves))
+                ended = (_ended(job),) if over else ()
+                row = _encode((*name, parts if over else (), told, request, job.used, (first, last), *ended))
+            elif over and job.bad and job.size > 1:
+                row = _encode((*name, parts, told, request, job.used, None, _ended(job)))
+            else:
+                used = () if job.used is None else (job.used,)
+                row = _encode((*name, parts, told, request, *used) if over else (*name, (), told))
+            fresh = self._fresh(told)
             size = len(row)
             if fresh:
                 size += sum(map(self._cost, fresh, fresh.values()))
@@ -86,8 +127,7 @@ class Packing:
             moves = moves[: len(moves) // 2]
         if not self._put(row, size, fresh):
             return False
-        first, last = (moves[0][REV], moves[-1][REV]) if moves else (job.rev, job.rev)
-        self.packed.append(Packed(job, first, last, over))
+        self.packed.append(Packed(job, first, last, blocks_of(map(_replicas, told)), over))
         return True
 
     def _put(self, row: bytes, size: int, fresh: dict[int, int]) -> bool:
@@ -154,9 +194,14 @@ def _uuids(pool: list[dict[str, Any]], mask: int) -> dict[int, str]:
     return {slot: pool[slot]["uuid"] for slot in slots_of(mask) if slot < len(pool)}
 
 
+def _ended(job: Job) -> dict[int, bytes]:
+    """Return which replicas ended without success, by state, as `told_story.unsuccessful` reads it."""
+    return {state: zlib.compress(each) for state, each in (job.bad or {}).items()}
+
+
 def _request(job: Job) -> msgspec.Raw | None:
-    """Return the request as JSON if it is short; else None."""
+    """Return the request as JSON if it is short, or of several replicas; else None."""
     body = job.body
-    if len(body) > REQUEST_BYTES_MAX:
+    if len(body) > REQUEST_BYTES_MAX and job.size == 1:
         return None
     return msgspec.Raw(body if is_json(body) else _encode(decode_request(body)))

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterator
 from typing import Final
 
 import msgspec
 
-from moorage.scheduler.core.ledger.state import PLACED, code_of
+from moorage.scheduler.core.ledger import bits
+from moorage.scheduler.core.ledger.state import PLACED, RANGE, RUNNING, code_of
 from moorage.scheduler.core.outputs.outputs import slots_of
+from moorage.scheduler.core.outputs.story import Parts, blocks_of
 from moorage.schemas.codec import Decoder
 from moorage.schemas.frames import Change, HistoryWorker, Moved
 from moorage.schemas.job import STATE_NUMBER, STATES
+from moorage.schemas.ranges import Ranges
 
 
 class Found(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -23,10 +27,12 @@ class Found(msgspec.Struct, array_like=True, frozen=True, gc=False):
     over: bool
     accepted_ms: int
     ledger: int
-    parts: list[tuple[int, int, int]]
+    parts: Parts
     moves: msgspec.Raw
     request: msgspec.Raw = msgspec.Raw(b"null")
     used: tuple[int, int] | None = None
+    revs: tuple[int, int] | None = None
+    ended: dict[int, bytes] | None = None
 
 
 class Frame(msgspec.Struct, frozen=True, tag_field="kind", tag="history"):
@@ -50,10 +56,25 @@ def devices_at(worker: HistoryWorker, fence: int) -> tuple[dict[int, str], bool]
     return worker.gpus, worker.simulated
 
 
-def revisions(found: Found) -> tuple[int, int]:
-    """Return the first and last revision that a story of a frame contains; without rows, its own."""
+def moves_in(found: Found) -> list[Moved]:
+    """Return the transitions of a story, as the history packs them."""
+    return _read_moves(found.moves)
+
+
+def told_in(found: Found) -> tuple[int, int, list[int]]:
+    """Return the first and last revision that a story of a frame tells of, without rows its own, and its blocks."""
     moves = _read_moves(found.moves)
-    return (moves[0].rev, moves[-1].rev) if moves else (found.rev, found.rev)
+    first, last = found.revs or ((moves[0].rev, moves[-1].rev) if moves else (found.rev, found.rev))
+    told = [(move.replica, move.slots if move.worker == RANGE else move.replica) for move in moves]
+    return first, last, blocks_of(told)
+
+
+def unsuccessful(frame: Frame, found: Found) -> dict[str, Ranges]:
+    """Return, by state, which replicas of a job of several ended without success, from the last part of its story."""
+    return {
+        frame.states[state]: bits.ranges(bytearray(zlib.decompress(each)))
+        for state, each in (found.ended or {}).items()
+    }
 
 
 def is_simulated(frame: Frame, change: Change) -> bool:
@@ -72,13 +93,15 @@ def changes_in(frame: Frame, found: Found) -> Iterator[Change]:
         worker = workers.get(move.worker)
         if worker is None:
             name = move.rev, move.time_ms, move.replica, move.attempt, state
-            yield Change(*name, code=move.code or None, why=move.why, by=by, said=said)
+            through = move.slots if move.worker == RANGE else None
+            yield Change(*name, code=move.code or None, why=move.why, by=by, said=said, through=through)
             continue
         placed = state == STATES[PLACED]
         names, _ = devices_at(worker, move.fence)
         gpus = [names[slot] for slot in slots_of(move.slots) if slot in names] if placed else []
         code = code_of(STATE_NUMBER.get(state), move.code)
         yield Change(
-            move.rev, move.time_ms, move.replica, move.attempt, state, worker.worker, gpus, code, move.why, move.fence,
-            by, said, move.result,
+            move.rev, move.time_ms, move.replica, move.attempt, state, worker.worker, gpus, code,
+            "" if state == STATES[RUNNING] else move.why, move.fence, by, said, move.result,
+            address=move.why if state == STATES[RUNNING] else "",
         )  # fmt: skip

@@ -9,6 +9,7 @@ from moorage.scheduler.core.fleet.filters import FILTERS, nearest_to_a_fit
 from moorage.scheduler.core.fleet.fleet import Fleet
 from moorage.scheduler.core.fleet.host import Host, size_of_largest, too_few_lent
 from moorage.scheduler.core.fleet.shape import Shape
+from moorage.scheduler.core.ledger.state import Worker
 from moorage.schemas import actors, reasons
 from moorage.schemas.reasons import REASONS, Reason
 from moorage.schemas.units import many
@@ -96,7 +97,7 @@ def explain(
     staying = [host for host in unreserved if host.worker.num not in leaving]
     counts["not-leaving"] = len(staying)
     if not staying:
-        drained = [f"{host.worker.id}: will be drained" for host in unreserved[:HOLDERS_MAX]]
+        drained = [_planned(host.worker) for host in unreserved[:HOLDERS_MAX]]
         return Explanation(reasons.LEAVING, counts, [], troubles=drained)
     now = _now(staying, shape)
     if shape.together > 1 and now < shape.together:
@@ -188,10 +189,10 @@ def _no_free_gpus(hosts: list[Host], shape: Shape, counts: dict[str, int]) -> Ex
     unleased = [host for host in hosts if host.cls.rooms(_but_for_health(host, shape), shape)]
     if not unleased:
         because = "a GPU that would do is shared by jobs of another user" if _is_anothers(hosts, shape) else ""
-        if shape.guest:
-            which = "a GPU of one worker is" if shape.count == 1 else f"{shape.count} GPUs of one worker are"
-            because = f"as a guest it starts where {which} free, or a frozen job's without a guest"
         return Explanation(reasons.BUSY, counts, hosts, missing, because=because)
+    awaited = [host for host in unleased if host.cls.rooms(host.free & ~host.shut & host.cls.fit(shape).mask, shape)]
+    if awaited:
+        return Explanation(reasons.FROZEN_HERE, counts, awaited, missing, because=_frozen_on(awaited))
     foreign = [host for host in unleased if host.cls.rooms(_but_for_foreign(host, shape), shape)]
     lending = [host for host in unleased if host.cls.rooms(_healthy(host) & host.cls.fit(shape).mask, shape)]
     if foreign:
@@ -201,6 +202,14 @@ def _no_free_gpus(hosts: list[Host], shape: Shape, counts: dict[str, int]) -> Ex
     # the workers whose other devices are leased: those would do as well
     leased = [host for host in hosts if host.cls.fit(shape).mask & host.lent & ~host.free & ~host.worker.quarantined]
     return Explanation(reason, counts, leased, missing, troubles=_troubles(troubled, shape))
+
+
+def _frozen_on(hosts: list[Host]) -> str:
+    """Return for how many GPUs of a few of these hosts frozen jobs wait."""
+    told = [
+        f"{many((host.free & host.awaited).bit_count(), 'GPU')} of {host.worker.id}" for host in hosts[:HOLDERS_MAX]
+    ]
+    return f"frozen jobs wait for {', '.join(told)}"
 
 
 def _is_anothers(hosts: list[Host], shape: Shape) -> bool:
@@ -217,10 +226,16 @@ def _closed(host: Host) -> str:
     if worker.until_ms:
         return f"{worker.id}: starts fail: {worker.why}"
     if worker.flag != "open":
-        return f"{worker.id}: {worker.flag}" + (f" by {actors.words(*actors.split(worker.by))}" if worker.by else "")
+        by = f" by {actors.words(*actors.split(worker.by))}" if worker.by else ""
+        return f"{worker.id}: {worker.flag}{by}" + (f": {worker.why}" if worker.why else "")
     if not worker.session:
         return f"{worker.id}: lost"
     return f"{worker.id}: " + ("its renewals or load frames are missed" if host.stale else "kept for a local claim")
+
+
+def _planned(worker: Worker) -> str:
+    why = worker.window.why if worker.window is not None else ""
+    return f"{worker.id}: will be drained" + (f": {why}" if why else "")
 
 
 def _asked_of_host(shape: Shape) -> str:
@@ -235,7 +250,7 @@ def _now(hosts: list[Host], shape: Shape) -> int:
 
 def _free(host: Host, shape: Shape) -> int:
     """Return the slots on which this shape could start now."""
-    return max(host.slots_for(shape), host.lendable_to(shape), key=int.bit_count)
+    return host.slots_for(shape) | host.open_to(shape)
 
 
 def holders(hosts: list[Host], shape: Shape, tenant: str, *, of_host: bool = False) -> dict[str, Any]:

@@ -93,13 +93,13 @@ class Counting:
         held = granted.held
         for row in rows:
             index = row[REPLICA]
-            if index < 0:
+            if index < 0 or row[STATE] < 0:  # of the whole job, or beside its states
                 continue
             before = held.get(index)
             goes_on = row[WORKER] >= 0 and row[STATE] in UNENDED
             if before is not None:
-                if goes_on and row[FENCE] == before[FENCE]:
-                    continue
+                if goes_on and (row[FENCE], row[SLOTS]) == (before[FENCE], before[SLOTS]):
+                    continue  # else it is another attempt, or one that was frozen or resumed
                 self._span(granted.sums, job, before, row[AT_MS])
                 del held[index]
             if goes_on:

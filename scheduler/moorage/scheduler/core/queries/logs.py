@@ -12,14 +12,19 @@ from moorage.scheduler.core.ledger.state import (
     ATTEMPT,
     FENCE,
     IS_TERMINAL,
+    LISTED_MAX,
+    RANGE,
     REPLICA,
+    SLOTS,
     WORKER,
     Job,
+    Transition,
     Worker,
 )
 from moorage.schemas.errors import Problem, problem
 from moorage.schemas.frames import Change, LogPage, LogsAsked, ReadLog, ReadUse
 from moorage.schemas.job import Request
+from moorage.schemas.ranges import RANGES_SAID, format_ranges, ranges_of
 
 
 class Kept(NamedTuple):
@@ -32,7 +37,7 @@ class Kept(NamedTuple):
 def find_log(engine: Engine, tenant: str, asked: LogsAsked) -> Kept | LogPage | Problem | None:
     """Return which worker to ask for a page of output; an empty page if the replica was never placed; or a problem.
 
-    None for a job that has left memory: then use `find_in_story`.
+    None for a job, or one of very many replicas, that has left memory: then use `find_in_story`.
     """
     job = engine.state.job(tenant, asked.job)
     if job is None:
@@ -44,28 +49,35 @@ def find_log(engine: Engine, tenant: str, asked: LogsAsked) -> Kept | LogPage | 
             job=asked.job,
             next="moorage ls shows the jobs there are",
         )
-    if asked.replica >= len(job.replicas):
-        return _no_replica(asked, len(job.replicas))
-    replica = job.replicas[asked.replica]
-    attempt = asked.attempt if asked.attempt is not None else replica.attempt
+    state = job.state_of(asked.replica)
+    if state is None:
+        return _no_replica(asked, format_ranges(job.numbers, RANGES_SAID))
+    if job.size > LISTED_MAX and IS_TERMINAL[state] and not any(_is_of(row, asked.replica) for row in job.story):
+        return None  # the history has its end
+    last = _last_attempt(job, asked.replica)
+    attempt = asked.attempt if asked.attempt is not None else last
     if attempt == 0:
-        return LogPage(0, asked.stream, over=IS_TERMINAL[replica.state], replica=asked.replica)
-    if attempt > replica.attempt:
-        return _no_attempt(asked, replica.attempt)
+        return LogPage(0, asked.stream, over=IS_TERMINAL[state], replica=asked.replica)
+    if attempt > last:
+        return _no_attempt(asked, last)
     found = _holder(engine, job, asked.replica, attempt)
     if found is None:
         return _no_holder(asked, attempt)
     worker, fence, ended_ms = found
-    return Kept(worker, _read(worker, tenant, asked, attempt, fence, engine.request_of(job).workload.driver, ended_ms))
+    return Kept(
+        worker, _read(worker, tenant, asked, attempt, fence, engine.reader.request_of(job).workload.driver, ended_ms)
+    )
 
 
 def find_in_story(
     engine: Engine, tenant: str, asked: LogsAsked, changes: list[Change], request: Request | None
 ) -> Kept | LogPage | Problem:
     """Return what `find_log` does, from a job's history; `request` is None if the history was kept without it."""
-    rows = [change for change in changes if change.replica == asked.replica]
+    rows = [change for change in changes if change.replica <= asked.replica <= (change.through or change.replica)]
     if not rows:
-        return _no_replica(asked, 1 + max(change.replica for change in changes))
+        return _no_replica(
+            asked, format_ranges(ranges_of(row.replica for row in changes if row.replica >= 0), RANGES_SAID)
+        )
     last = max(change.attempt for change in rows)
     attempt = asked.attempt if asked.attempt is not None else last
     if attempt == 0:
@@ -99,14 +111,28 @@ def _read(
     )
 
 
-def _no_replica(asked: LogsAsked, replicas: int) -> Problem:
+def _last_attempt(job: Job, index: int) -> int:
+    """Return the last attempt of a replica; of one that has ended, by the story in memory."""
+    row = job.rows.get(index)
+    if row is not None:
+        return row.attempt
+    return next((row[ATTEMPT] for row in reversed(job.story) if row[REPLICA] == index), 0)
+
+
+def _is_of(row: Transition, index: int) -> bool:
+    """Return whether a transition is of this replica, alone or among others."""
+    return row[REPLICA] == index or (row[WORKER] == RANGE and row[REPLICA] <= index <= row[SLOTS])
+
+
+def _no_replica(asked: LogsAsked, replicas: str) -> Problem:
     return problem(
         "invalid-argument",
         f"job {asked.job} has no replica {asked.replica}",
         field="$.replica",
         found=asked.replica,
-        allowed=f"0..{replicas - 1}",
+        allowed=replicas,
         job=asked.job,
+        next=f"moorage show {asked.job}",
     )
 
 
@@ -132,7 +158,8 @@ def _no_holder(asked: LogsAsked, attempt: int) -> Problem:
 
 def _holder(engine: Engine, job: Job, replica: int, attempt: int) -> tuple[Worker, int, int] | None:
     """Return (worker, fence, ledger ms of the end) of an attempt; the end is 0 while it runs. None if unknown."""
-    member = job.replicas[replica].member
+    row = job.rows.get(replica)
+    member = row.member if row is not None else None
     if member is not None and member.attempt == attempt and member.phase != AT_EXITED:
         return member.worker, member.fence, 0
     rows = [row for row in job.story if row[REPLICA] == replica and row[ATTEMPT] == attempt]

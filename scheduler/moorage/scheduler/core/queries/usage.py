@@ -19,7 +19,7 @@ _HELD: Final = frozenset(STATES[state] for state in UNENDED)
 
 def usage_of_job(engine: Engine, job: Job) -> dict[str, Any]:
     """Return what a job in memory was granted and has used of GPUs, as far as its story is there; empty if nothing."""
-    sums = granted_to(engine.state, job, engine.request_of)
+    sums = granted_to(engine.state, job, engine.reader.request_of)
     return {"usage": {**in_seconds(sums), **used_of_job(job.used)}} if sums is not None else {}
 
 
@@ -33,6 +33,8 @@ def usage_of_story(found: Found, changes: Sequence[Change], request: Request) ->
     held: dict[int, tuple[int, int]] = {}  # by replica: (since when, number of devices)
     gpu_ms = 0
     for change in changes:
+        if change.state not in STATES:
+            continue
         since_ms, gpus = held.pop(change.replica, (change.time_ms, 0))
         gpu_ms += (change.time_ms - since_ms) * gpus
         if change.worker and change.state in _HELD:

@@ -9,6 +9,7 @@ from moorage.scheduler.core.ledger.state import AT_RUNNING, Job, Member
 from moorage.scheduler.core.queries.logs import Kept
 from moorage.schemas.errors import Problem, problem
 from moorage.schemas.frames import DeviceUse, ReadUse, UseAsked
+from moorage.schemas.ranges import RANGES_SAID, format_ranges, is_in
 
 
 def find_use(engine: Engine, tenant: str, asked: UseAsked) -> Kept | Problem:
@@ -21,16 +22,18 @@ def find_use(engine: Engine, tenant: str, asked: UseAsked) -> Kept | Problem:
             job=asked.job,
             next=f"moorage show {asked.job} has what an ended job has used",
         )
-    if asked.replica >= len(job.replicas):
+    if not is_in(job.numbers, asked.replica):
         return problem(
             "invalid-argument",
             f"job {asked.job} has no replica {asked.replica}",
             field="$.replica",
             found=asked.replica,
-            allowed=f"0..{len(job.replicas) - 1}",
+            allowed=format_ranges(job.numbers, RANGES_SAID),
             job=asked.job,
+            next=f"moorage show {asked.job}",
         )
-    member = job.replicas[asked.replica].member
+    row = job.rows.get(asked.replica)
+    member = row.member if row is not None else None
     if member is None or member.phase != AT_RUNNING:
         return problem(
             "failed-precondition",
@@ -71,7 +74,7 @@ def use_rows(engine: Engine, member: Member) -> list[dict[str, Any]]:
 
 def use_of_job(engine: Engine, job: Job) -> dict[str, Any]:
     """Return the least, mean and most used of a job's devices, in percent, and their memory; {} if none is read."""
-    members = [replica.member for replica in job.replicas if replica.member is not None] if job.held else []
+    members = [replica.member for replica in job.rows.values() if replica.member is not None] if job.held else []
     found = [use for member in members for use in devices_used(engine, member)]
     percents = [use.percent for use in found if use.percent is not None]
     if not percents:

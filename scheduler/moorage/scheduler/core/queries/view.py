@@ -13,11 +13,13 @@ from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.fleet.host import Host
 from moorage.scheduler.core.fleet.shape import Shape
-from moorage.scheduler.core.ledger.state import AT_RUNNING, QUEUED, RUNNING, Job, Replica
+from moorage.scheduler.core.ledger.state import AT_RUNNING, RUNNING, Job, Replica
 from moorage.scheduler.core.lifecycle.sessions import Report
 from moorage.scheduler.core.queue.order import QueueOrder
 from moorage.scheduler.core.queue.queue import REPLICA_BITS, Group, entry
 from moorage.scheduler.core.schedule.plan import Reservation
+from moorage.scheduler.core.schedule.runtime import groups_of
+from moorage.schemas.frames import Stalled
 
 #: with more entries than the first number, jobs that ended while queued may be counted too, which is cheaper; with more
 #: than the second, entries are counted, not jobs
@@ -41,6 +43,14 @@ class View:
         """Whether no job waits in the queue."""
         return self._engine.queue.is_empty
 
+    def stalls_of(self, job: Job) -> list[Stalled]:
+        """Return the stalls of a job, one for each replica that stalls, or one for a gang."""
+        return self._engine.sessions.stalls.of_job(job)
+
+    def stalls(self) -> Iterator[tuple[Job, list[Stalled]]]:
+        """Yield the jobs that stall."""
+        return self._engine.sessions.stalls.jobs()
+
     @property
     def has_submit(self) -> bool:
         """Whether a submit waits for its record."""
@@ -58,7 +68,7 @@ class View:
         If not 0, every member runs, nothing is in progress, and queued jobs wait for an event or a known time.
         """
         engine = self._engine
-        failed = engine.put_off_steps or engine.sessions.ahead
+        failed = engine.puts_off or engine.sessions.ahead or engine.sessions.stalls.watches
         if engine.in_flight or engine.urgent or failed or self._state.windows or not engine.admission.all_heard():
             return 0
         for worker in self._state.workers.values():
@@ -69,7 +79,7 @@ class View:
     @property
     def preempts(self) -> bool:
         """Whether jobs may be ended for other jobs at all."""
-        return self._engine.planner.preempting.allowed
+        return self._engine.planner.preempting.allowed(self._engine.standing_draft())
 
     def preempts_later(self, job: Job, hosts: Iterable[Host]) -> str:
         """Return by what right jobs on these hosts will be ended for this job, once they have run long enough; empty
@@ -78,7 +88,7 @@ class View:
         priority_of, after_s = preempting.policy.priority_of, preempting.policy.runtime_ms / 1000
         others = [member.replica.job for host in hosts for member in host.worker.members.values()]
         own, soon = priority_of(job), f"once they have run for {after_s:g} s, if that makes room"
-        if preempting.reclaim and 0 < self._engine.shape_of(job).gpus <= tenant.guaranteed - tenant.gpus:
+        if preempting.reclaim and 0 < self._engine.reader.shape_of(job).gpus <= tenant.guaranteed - tenant.gpus:
             return f"its tenant is guaranteed these GPUs: jobs of tenants that borrow them are preempted, {soon}"
         if own >= preempting.priority and any(priority_of(other) < own for other in others):
             return f"jobs of a lower priority than {own} are preempted for it {soon}"
@@ -89,16 +99,21 @@ class View:
         """How long jobs waited for their start in this term, by class."""
         return self._engine.waited.as_data()
 
+    @property
+    def outcomes(self) -> dict[str, dict[str, int]]:
+        """How many jobs ended in this term, by tenant and final state."""
+        return self._engine.outcomes.as_data()
+
     def report_of(self, worker_num: int) -> Report | None:
         """Return what a worker's last renewal in this term reported, for audits; None if it has not renewed."""
-        return self._engine.reports.get(worker_num)
+        return self._engine.sessions.reports.get(worker_num)
 
     def left_ms(self, job: Job, elapsed_ms: int, percent: int) -> tuple[int, int] | None:
         """Return (ms until `percent` of such runs have ended, number of runs known); None if none is known."""
-        engine, limit_s = self._engine, self._engine.request_of(job).workload.timeout_s
+        engine, limit_s = self._engine, self._engine.reader.request_of(job).workload.timeout_s
         limit_ms = None if limit_s is None else int(limit_s * 1000)
-        workload, shape = engine.workload_of(job), engine.shape_of(job)
-        return engine.durations.left_ms(job.tenant, workload, shape, elapsed_ms, limit_ms, percent)
+        groups = groups_of(job.tenant, engine.reader.workload_of(job), engine.reader.shape_of(job))
+        return engine.durations.left_ms(groups, elapsed_ms, limit_ms, percent=percent)
 
     # ------------------------------------------------------------------------------------------- the queue
 
@@ -106,19 +121,31 @@ class View:
         """Count the entries of the queue."""
         return len(self._engine.queue)
 
+    def not_queued(self) -> dict[int, int]:
+        """Return how many replicas have the jobs that wait for something else than a host, by number."""
+        return self._engine.room.jobs
+
     def queued_jobs(self) -> list[int]:
-        """Return the numbers of the jobs in the queue, in order of arrival."""
-        groups = self._engine.queue.groups.values()
-        return sorted({item >> REPLICA_BITS for group in groups for item in group.entries})
+        """Return the numbers of the jobs in the queue, and of those that wait for others, in order of arrival."""
+        groups, waiting = self._engine.queue.groups.values(), self._engine.room.jobs.keys()
+        return sorted({item >> REPLICA_BITS for group in groups for item in group.entries} | waiting)
+
+    def queued_by_tenant(self) -> dict[str, int]:
+        """Count the entries of the queue by tenant."""
+        found: dict[str, int] = {}
+        for group in self._engine.queue.groups.values():
+            if group.entries:
+                found[group.tenant] = found.get(group.tenant, 0) + len(group.entries)
+        return found
 
     def heads(self) -> list[tuple[Replica, int]]:
-        """Return the first waiting replica of each queue group and the group's entries, the largest group first."""
+        """Return the first waiting replica of each queue group and the group's size, the largest group first."""
         found = []
         for group in self._engine.queue.groups.values():
             jobs = (self._state.jobs.get(item >> REPLICA_BITS) for item in group.entries)
-            waiting = (each for job in jobs if job is not None for each in job.replicas if each.state == QUEUED)
+            waiting = (each for job in jobs if job is not None and (each := job.first_waiting) is not None)
             if (first := next(waiting, None)) is not None:
-                found.append((first, len(group.entries)))
+                found.append((first, group.size))
         return sorted(found, key=lambda row: -row[1])
 
     # ------------------------------------------------------------------------------------ reserved hosts
@@ -163,11 +190,12 @@ class View:
 
         For more than `GLANCED_MAX` entries these are replicas instead of jobs.
         """
-        priority, item, order = self._engine.priority_of(job), _first_waiting(job), self._order
+        priority, item, order = self._engine.reader.priority_of(job), _first_waiting(job), self._order
         aged = order.standing_of if order.ageing is not None else None
-        size = len(self._engine.queue)
+        size, queue = self._engine.queue.entries, self._engine.queue
         if size > GLANCED_MAX:
-            position = 1 + self._engine.queue.position(priority, item, aged)
+            size = len(queue)
+            position = 1 + self._engine.queue.position(priority, item, order.standing_of)
             return {"position": position, "queued": max(size, position), "queued_of": "replicas"}
         own = (-(priority if aged is None else aged(priority, item)), item)
         draft, jobs = self._engine.standing_draft(), self._state.jobs
@@ -186,7 +214,7 @@ class View:
 
     def counts_as(self, job: Job) -> int:
         """Return a job's effective priority."""
-        return self._order.standing_of(self._engine.priority_of(job), entry(job.num, 0))
+        return self._order.standing_of(self._engine.reader.priority_of(job), entry(job.num, 0))
 
     def turn_of(self, tenant: str) -> tuple[int, int] | None:
         """Return (turn of a tenant, number of tenants), 1 for the next; None if tenants have no turns."""
@@ -203,14 +231,14 @@ class View:
         """Return how many GPUs the tenant's waiting jobs before this one ask for."""
         draft = self._engine.standing_draft()
         return sum(
-            group.shape.gpus * sum(1 for _ in self._before(draft, group, job))
+            group.shape.gpus * sum(1 + group.behind(item) for item in self._before(draft, group, job))
             for group in self._engine.queue.groups.values()
             if group.tenant == job.tenant and self._engine.planner.could_ever(group.shape)
         )
 
     def _before(self, draft: Draft, group: Group, job: Job) -> Iterator[int]:
         """Yield the waiting entries of a queue group that go before a job, in order."""
-        order, priority, mine = self._order, self._engine.priority_of(job), _first_waiting(job)
+        order, priority, mine = self._order, self._engine.reader.priority_of(job), _first_waiting(job)
         counts = order.standing_of(priority, mine)
         for item in group.entries:
             if item >> REPLICA_BITS == job.num or not order.waits(draft, item):
@@ -225,4 +253,6 @@ class View:
 
 def _first_waiting(job: Job) -> int:
     """Return the queue entry of a job's first waiting replica."""
-    return entry(job.num, next(replica.index for replica in job.replicas if replica.state == QUEUED))
+    first = job.first_waiting
+    assert first is not None
+    return entry(job.num, first.index)

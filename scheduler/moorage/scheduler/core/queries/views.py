@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import islice
 from operator import attrgetter
 from typing import Any, Final
 
@@ -10,58 +11,84 @@ import msgspec
 
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.fleet.host import EXCLUSIVE, Host
-from moorage.scheduler.core.ledger.beside import beside
 from moorage.scheduler.core.ledger.fairshare import usage_milli
 from moorage.scheduler.core.ledger.finished import job_key
-from moorage.scheduler.core.ledger.records import GOODBYE, MODE_NAMES, Mode
+from moorage.scheduler.core.ledger.records import GOODBYE, MODE_NAMES
 from moorage.scheduler.core.ledger.state import (
     AT_EXITED,
     AT_MS,
     AT_PLACED,
     ATTEMPT,
+    BY,
     CODE,
     FENCE,
+    IS_TERMINAL,
+    LISTED_MAX,
+    NOT_READY,
     PLACED,
+    QUEUED,
+    READY,
     REPLICA,
+    RESULT,
+    RUNNING,
     STATE,
+    STORY_MAX,
+    STORY_WORDS,
     WHY,
     WORKER,
     Job,
+    Member,
     Replica,
     StandingOrder,
+    Transition,
     Worker,
     code_of,
 )
+from moorage.scheduler.core.lifecycle.members_wanted import wanted_of
 from moorage.scheduler.core.lifecycle.stale_ledger import BEHIND_RENEWALS
 from moorage.scheduler.core.operate.orders import as_hold, limit_of, share_of
 from moorage.scheduler.core.operate.resizing import resized_of
 from moorage.scheduler.core.outputs.outputs import (
     CHANGES_SURE,
     SHOWN_BYTES_MAX,
+    SIMULATED_LOOKS,
     changes_since,
     enforced_on,
     fitting,
     gpu_names,
+    is_exception,
     slots_of,
+    were_simulated,
 )
-from moorage.scheduler.core.outputs.told_story import Found, Frame, is_simulated
+from moorage.scheduler.core.outputs.told_story import Found, Frame, is_simulated, unsuccessful
+from moorage.scheduler.core.queries.awaited import awaited, not_before, waits_for_others
+from moorage.scheduler.core.queries.reruns import reruns
 from moorage.scheduler.core.queries.usage import usage_of_job, usage_of_story
 from moorage.scheduler.core.queries.use import use_of_job, use_rows, used_now
 from moorage.scheduler.core.queries.view import View
 from moorage.schemas import actors
-from moorage.schemas.cells import FOREIGN, FREE, FROZEN, GUEST, LEASED, LOST, NOT_LENT, SHARERS_MAX, SICK
+from moorage.schemas.cells import FOREIGN, FREE, FROZEN, LEASED, LOST, NOT_LENT, SHARERS_MAX, SICK
 from moorage.schemas.codec import decode_request, encode
 from moorage.schemas.errors import ENDED_AS_ASKED, Problem, Refused, problem
 from moorage.schemas.frames import Change
 from moorage.schemas.gpu import format_token
-from moorage.schemas.job import STATES, Request
+from moorage.schemas.job import STATES, SUCCEEDED, Request
 from moorage.schemas.operate import TenantRow
+from moorage.schemas.ranges import Ranges, both, count_of, format_ranges, numbers_in
 
 LS_MAX: Final = 1000
 #: bytes of workers' rows in one answer: half of what a server accepts, some 2,000 hosts of 8 GPUs
 FLEET_BYTES: Final = 512 * 1024
-LS_HELP: Final = "moorage ls --help"
+#: ranges of replicas in each state that an answer names
+RANGES_SHOWN: Final = 500
 CONTENDED_AT: Final = 5
+RUNS: Final = STATES[RUNNING]
+#: rows of a story whose words are no reason for the job's state: RUNNING has an address there
+NO_REASONS: Final = frozenset((RUNNING, READY, NOT_READY))
+#: transitions of a replica that was cancelled
+_CANCELS: Final = frozenset(("CANCELLING", "CANCELLED"))
+#: stalled jobs that an answer about the fleet names
+STALLED_MAX: Final = 20
 
 
 def show(engine: Engine, tenant: str, name: str, *, follow: bool = True) -> dict[str, Any] | Problem:
@@ -78,12 +105,14 @@ def show(engine: Engine, tenant: str, name: str, *, follow: bool = True) -> dict
         job.own_subject = True
     return {
         **summary(engine, job),
-        "own_subject": follow or engine.own_subject(job),
+        **scaled(engine, job),
+        "own_subject": follow or engine.output_writer.own_subject(job),
         **usage_of_job(engine, job),
         "accepted_ledger": job.ledger,
         "request": msgspec.to_builtins(request),
+        **_run_again(engine, tenant, name, request),
         **_capabilities(engine, request),
-        "replica_states": [_replica(engine, replica) for replica in job.replicas],
+        "replica_states": [_replica(engine, replica) for replica in listed(job)],
         "changes": _newest(engine, job),
         **(
             {"kept": _kept_until(engine, job.story[-1][AT_MS], _output_until(engine, job))}
@@ -117,17 +146,14 @@ def of_story(engine: Engine, frame: Frame, found: Found, changes: list[Change]) 
         "age_ms": engine.state.time_ms - found.accepted_ms,
         "attempt": max(change.attempt for change in changes),
         "worker": ran[-1].worker if ran else "",
+        **_ran_ms([(change.attempt, change.time_ms, change.state == RUNS) for change in ran]),
         "simulated": any(is_simulated(frame, change) for change in ran),
         "code": _code(found.state, [(change.state, change.attempt, change.code) for change in ran]),
-        "why": next(
-            iter(
-                standing_reasons(
-                    (each.replica, each.state == "PLACED", each.why)
-                    for each in reversed(changes)
-                    if each.state in STATES  # and no operator's order
-                )
-            ),
-            "",
+        "why": _telling(
+            (each.replica, each.state == "PLACED", each.why)
+            for each in reversed(changes)
+            if each.state in STATES  # and no operator's order
+            and not _asked_of_others(found.state, each.state, each.by)
         ),
         "changes": msgspec.to_builtins(changes[-fit:]),
     }
@@ -135,12 +161,20 @@ def of_story(engine: Engine, frame: Frame, found: Found, changes: list[Change]) 
     if request is None:
         return data
     return data | {
-        "gpu": format_token(request.effective_gpu, request.replicas),
+        "gpu": format_token(request.effective_gpu, request.copies),
         "priority": request.priority,
         "request": msgspec.to_builtins(request),
         **_capabilities(engine, request),
+        **_ended_replicas(frame, found, request),
         **({} if found.parts else usage_of_story(found, changes, request)),
+        **_run_again(engine, frame.tenant, found.job, request),
     }
+
+
+def _run_again(engine: Engine, tenant: str, name: str, request: Request) -> dict[str, Any]:
+    """Return as which jobs a job was run again, as a part of an answer; empty if it was not."""
+    again = reruns(engine, tenant, name, request)[1]
+    return {"again": again} if again else {}
 
 
 def _capabilities(engine: Engine, request: Request) -> dict[str, Any]:
@@ -175,7 +209,7 @@ def _kept_until(engine: Engine, ended_ms: int, output: dict[str, int]) -> dict[s
 def _output_until(engine: Engine, job: Job) -> dict[str, int]:
     """Return, by worker, when it deletes the job's newest output or result, unless it runs out of room before."""
     until: dict[str, int] = {}
-    for row in job.story:
+    for row in job.story[-STORY_MAX:] if job.size > LISTED_MAX else job.story:
         if row[WORKER] < 0:
             continue
         worker = engine.state.worker_by_num[row[WORKER]]
@@ -184,6 +218,17 @@ def _output_until(engine: Engine, job: Job) -> dict[str, int]:
         if keep_s is not None:
             until[worker.id] = row[AT_MS] + int(keep_s * 1000)
     return until
+
+
+def scaled(engine: Engine, job: Job) -> dict[str, Any]:
+    """Return how many members are wanted of a service whose number follows its calls; empty for other jobs."""
+    request = engine.reader.request_of(job)
+    if request.scale is None or job.over:
+        return {}
+    found: dict[str, Any] = {"wanted": wanted_of(job, request), "min": request.scale.min, "max": request.scale.max}
+    if job.scaled is not None:
+        found |= {"since_ms": engine.state.time_ms - job.scaled.since_ms, "why": job.scaled.why}
+    return {"scaled": found}
 
 
 def finished_row(engine: Engine, tenant: str, name: str) -> dict[str, Any] | Problem:
@@ -203,9 +248,9 @@ def finished_row(engine: Engine, tenant: str, name: str) -> dict[str, Any] | Pro
 
 def summary(engine: Engine, job: Job) -> dict[str, Any]:
     """Return a job's row of `ls`."""
-    request = engine.request_of(job)
+    request = engine.reader.request_of(job)
     last = job.story[-1] if job.story else None
-    members = [replica.member for replica in job.replicas] if job.held else []
+    members = [replica.member for replica in job.rows.values()] if job.held else []
     held = {member.worker.id: None for member in members if member is not None}
     worker = next(iter(held), "")
     if not worker and last is not None and last[WORKER] >= 0:
@@ -215,16 +260,20 @@ def summary(engine: Engine, job: Job) -> dict[str, Any]:
         "tenant": job.tenant,
         "state": job.state,
         "rev": job.rev,
-        "gpu": format_token(request.effective_gpu, request.replicas),
-        "priority": engine.priority_of(job) if job.priority >= 0 else request.priority,
-        "attempt": max([replica.attempt for replica in job.replicas]) if job.rev > 1 else 0,
+        "gpu": format_token(request.effective_gpu, request.copies),
+        "priority": engine.reader.priority_of(job) if job.priority >= 0 else request.priority,
+        "attempt": job.attempt,
         "age_ms": engine.state.time_ms - job.accepted_ms,
+        **_ran(engine, job),
+        **({} if request.workload.ready is None else {"ready": sum(ready_now(member) for member in members)}),
         "worker": worker,
         **({"workers": len(held)} if len(held) > 1 else {}),
         "simulated": _is_simulated(engine, job),
         # unknown until all replicas have ended
         "code": None
         if job.live
+        else (job.codes or {}).get(STATES.index(job.state), 0 if job.state == "SUCCEEDED" else None)
+        if job.size > LISTED_MAX
         else _code(
             job.state,
             [
@@ -234,10 +283,46 @@ def summary(engine: Engine, job: Job) -> dict[str, Any]:
             ],
         ),
         "why": held_by(job.hold) if job.hold and job.live else _why(job),
+        **({"waiting": waiting} if job.held and (waiting := job.waits) else {}),
+        **({"after": found} if waits_for_others(job) and (found := awaited(engine, job)) else {}),
+        **({"not_before_ms": from_ms} if (from_ms := not_before(job)) else {}),
+        **({"stalled": stalled} if (stalled := stalled_rows(engine, job)) else {}),
+        **({"replicas": replicas_of(job)} if job.size > 1 else {}),
         **({"hold": msgspec.to_builtins(as_hold(job.hold))} if job.hold is not None else {}),
         **({"resized": msgspec.to_builtins(resized_of(job))} if job.resizes else {}),
         **({"use": used} if job.held and (used := use_of_job(engine, job)) else {}),
     }
+
+
+def ready_now(member: Member | None) -> bool:
+    """Return whether a replica with this member runs and is ready for work."""
+    return member is not None and member.ready and member.replica.state == RUNNING
+
+
+def _ran(engine: Engine, job: Job) -> dict[str, int]:
+    """Return how long the newest attempt has run, or ran; {} of a job that waits or has not run."""
+    if job.state == STATES[QUEUED] or not job.story:
+        return {}
+    on_workers = [(row[ATTEMPT], row[AT_MS], row[STATE] == RUNNING) for row in job.story if row[WORKER] >= 0]
+    return _ran_ms(on_workers, engine.state.time_ms if job.live else None)
+
+
+def _ran_ms(on_workers: list[tuple[int, int, bool]], now_ms: int | None = None) -> dict[str, int]:
+    """Return the time since the newest attempt began to run, the first of its replicas; {} if none ran.
+
+    `on_workers` are the transitions on workers: (attempt, when in ledger ms, whether it began to run). Without `now_ms`
+    the job is over: it ran until the last one of that attempt, and may have waited for another one since.
+    """
+    newest, began_ms = min(((-attempt, at_ms) for attempt, at_ms, begins in on_workers if begins), default=(0, None))
+    if began_ms is None:
+        return {}
+    ended_ms = max(at_ms for attempt, at_ms, _ in on_workers if attempt == -newest) if now_ms is None else now_ms
+    return {"ran_ms": ended_ms - began_ms}
+
+
+def stalled_rows(engine: Engine, job: Job) -> list[dict[str, Any]]:
+    """Return the stalls of a job as plain data: replica (-1: all of a gang), seconds and why."""
+    return [{"replica": each.replica, "seconds": each.seconds, "why": each.why} for each in View(engine).stalls_of(job)]
 
 
 def _code(over: str, on_workers: list[tuple[str, int, int | None]]) -> int | None:
@@ -256,13 +341,27 @@ def _code(over: str, on_workers: list[tuple[str, int, int | None]]) -> int | Non
 
 
 def _why(job: Job) -> str:
-    """Return the newest reason that still applies, preferring the requester's over the worker's "ended as asked".
+    """Return the newest reason that still applies.
 
-    What an operator said of an order (a row with a negative state) is no reason for the end of a job.
+    What an operator said of an order (a row with a negative state) is no reason for the end of a job, and what somebody
+    said who cancelled some of its replicas is none for the others.
     """
-    rows = (row for row in reversed(job.story) if job.live or row[STATE] >= 0)
-    reasons = standing_reasons((row[REPLICA], row[STATE] == PLACED, row[WHY]) for row in rows)
+    rows = (row for row in reversed(job.story) if not _asked_of_others(job.state, STORY_WORDS[row[STATE]], row[BY]))
+    if job.size > LISTED_MAX:
+        return next((row[WHY] for row in rows if row[WHY] and is_exception(row)), "")
+    rows = (row for row in rows if row[STATE] not in NO_REASONS and (job.live or row[STATE] >= 0))
+    return _telling((row[REPLICA], row[STATE] == PLACED, row[WHY]) for row in rows)
+
+
+def _telling(newest_first: Iterable[tuple[int, bool, str]]) -> str:
+    """Return the newest reason that still applies, one of the requester before the worker's "ended as asked"."""
+    reasons = standing_reasons(newest_first)
     return next((why for why in reasons if why != ENDED_AS_ASKED), reasons[0] if reasons else "")
+
+
+def _asked_of_others(job: str, state: str, by: str) -> bool:
+    """Return whether somebody cancelled a replica with this transition, and the job is in another state, `job`."""
+    return bool(by) and state in _CANCELS and job not in _CANCELS
 
 
 def standing_reasons(newest_first: Iterable[tuple[int, bool, str]]) -> list[str]:
@@ -282,8 +381,81 @@ def standing_reasons(newest_first: Iterable[tuple[int, bool, str]]) -> list[str]
 
 def _is_simulated(engine: Engine, job: Job) -> bool:
     """Return whether any replica was placed on a simulated worker."""
-    workers = engine.state.worker_by_num
-    return any(row[WORKER] >= 0 and workers[row[WORKER]].pool_at(row[FENCE]).simulated for row in job.story)
+    return were_simulated(engine.state, job.story if job.size <= LISTED_MAX else job.story[-SIMULATED_LOOKS:])
+
+
+def replicas_of(job: Job) -> dict[str, Any]:
+    """Return how many replicas are in which state, and which of them ended without success."""
+    ended = {STATES[state]: format_ranges(numbers, RANGES_SHOWN) for state, numbers in job.unsuccessful}
+    return {"of": job.size, "states": job.counts, **({"ended": ended} if ended else {})}
+
+
+def _ended_replicas(frame: Frame, found: Found, request: Request) -> dict[str, Any]:
+    """Return the same of a job that the history tells of, as a part of an answer; empty for a job of one."""
+    if request.copies == 1 or request.scale is not None:
+        return {}
+    ended = unsuccessful(frame, found)
+    counts = {state: count_of(numbers) for state, numbers in ended.items()}
+    counts = {SUCCEEDED: request.copies - sum(counts.values())} | counts
+    named = {state: format_ranges(numbers, RANGES_SHOWN) for state, numbers in ended.items()}
+    states = {state: count for state, count in counts.items() if count}
+    return {"replicas": {"of": request.copies, "states": states, **({"ended": named} if named else {})}}
+
+
+def states_of(engine: Engine, job: Job, only: Ranges) -> tuple[list[dict[str, Any]], list[int]]:
+    """Return the rows of these replicas in `show`, and the numbers of those whose end only the history has."""
+    last = {row[REPLICA]: row for row in job.story if row[WORKER] >= 0}
+    found, missing = list[dict[str, Any]](), list[int]()
+    for index in numbers_in(both(only, job.numbers)):
+        row, told, state = job.rows.get(index), last.get(index), job.state_of(index)
+        if row is not None:
+            found.append(_replica(engine, row))
+        elif state == QUEUED or told is not None:
+            ended = told or (0, 0, index, 0, QUEUED, -1, 0, 0, "", 0, "")
+            found.append(_ended(engine, index, STATES[state or QUEUED], ended))
+        else:
+            missing.append(index)
+    return found, missing
+
+
+def _ended(engine: Engine, index: int, state: str, row: Transition) -> dict[str, Any]:
+    worker = engine.state.worker_by_num[row[WORKER]].id if row[WORKER] >= 0 else ""
+    code = code_of(row[STATE], row[CODE]) if worker else None
+    result = next(iter(row[RESULT:]), None)
+    return ended_row(index, state, row[ATTEMPT], row[FENCE], worker, code, row[AT_MS], row[WHY], result)
+
+
+def ended_row(
+    index: int,
+    state: str,
+    attempt: int,
+    fence: int,
+    worker: str,
+    code: int | None,
+    ms: int,
+    why: str,
+    result: int | None,
+) -> dict[str, Any]:
+    """Return the row in `show` of a replica without an attempt, with what ended its last one. `result` is as in
+    `Change`."""
+    data: dict[str, Any] = {"replica": index, "state": state, "attempt": attempt, "fence": fence}
+    if worker:
+        data |= {"ran_on": worker, "ended_ms": ms}
+    if result is not None:
+        data["result"] = result
+    return data | ({"code": code} if code is not None else {}) | ({"why": why} if why else {})
+
+
+def listed(job: Job) -> list[Replica]:
+    """Return the replicas that `show` lists: of few all, of many those that were placed and have not ended."""
+    if job.size > LISTED_MAX:
+        return list(job.rows.values())[:LISTED_MAX]
+    last = {row[REPLICA]: row for row in job.story if row[FENCE]}
+    found = list(job.replicas)
+    for replica in found:
+        if IS_TERMINAL[replica.state] and (row := last.get(replica.index)) is not None:
+            replica.attempt, replica.fence = row[ATTEMPT], row[FENCE]
+    return found
 
 
 def _replica(engine: Engine, replica: Replica) -> dict[str, Any]:
@@ -297,60 +469,23 @@ def _replica(engine: Engine, replica: Replica) -> dict[str, Any]:
         "losses": replica.losses,
         "refusals": replica.refusals,
     }
+    if replica.restarts:
+        data["restarts"] = replica.restarts
     if member is not None:
         data["worker"] = member.worker.id
         data["gpus"] = gpu_names(member.worker, member.mask, member.fence)
-        if member.guest:
-            data["guest"] = True
-        elif member.mode == Mode.EXCLUSIVE and beside(member):
-            data["lends"] = True
+        if member.mask != member.home:
+            data["waits_for"] = gpu_names(member.worker, member.home, member.fence)
         data["mode"] = MODE_NAMES[member.mode]
-        if (enforced := enforced_on(member.worker.hello, engine.request_of(replica.job))) is not None:
+        if replica.state == RUNNING and engine.reader.request_of(replica.job).workload.ready is not None:
+            data["ready"] = member.ready
+        if member.address:
+            data["address"] = member.address
+        if (enforced := enforced_on(member.worker.hello, engine.reader.request_of(replica.job))) is not None:
             data["enforced"] = msgspec.to_builtins(enforced)
         if used := use_rows(engine, member):
             data["use"] = used
     return data
-
-
-def ls(engine: Engine, tenant: str, arguments: dict[str, Any]) -> dict[str, Any] | Problem:
-    """Return the tenant's jobs in memory, newest first, filtered by `states`; `limit` is 1..1000.
-
-    With `jobs`, at most 1000 names: only those of them that are in memory, without counts.
-    """
-    if (names := arguments.get("jobs")) is not None:
-        return _named(engine, tenant, names)
-    limit = arguments.get("limit", 100)
-    if not isinstance(limit, int) or isinstance(limit, bool) or not 1 <= limit <= LS_MAX:
-        limits = "1..1000"
-        return problem(
-            "invalid-argument", "limit must be 1..1000", field="$.limit", found=limit, allowed=limits, next=LS_HELP
-        )
-    states = arguments.get("states", [])
-    if not isinstance(states, list):
-        no_list = "states must be a list of job states"
-        return problem("invalid-argument", no_list, field="$.states", found=states, next=LS_HELP)
-    for state in states:
-        if state not in STATES:
-            no_state = f"{str(state)[:80]!r} is not a state of a job"
-            allowed = ", ".join(STATES)
-            return problem("invalid-argument", no_state, field="$.states", found=state, allowed=allowed, next=LS_HELP)
-    row = engine.state.tenants.get(tenant)
-    jobs: list[dict[str, Any]] = []
-    counts: dict[str, int] = {}
-    for job in reversed(row.jobs.values()) if row is not None else ():
-        state = job.state
-        counts[state] = counts.get(state, 0) + 1
-        if len(jobs) < limit and (not states or state in states):
-            jobs.append(summary(engine, job))
-    return {"jobs": jobs, "counts": counts, "finished_kept": len(engine.state.finished)}
-
-
-def _named(engine: Engine, tenant: str, names: Any) -> dict[str, Any] | Problem:
-    if not isinstance(names, list) or len(names) > LS_MAX or not all(isinstance(name, str) for name in names):
-        return problem("invalid-argument", f"jobs must be a list of at most {LS_MAX} ids", field="$.jobs")
-    row = engine.state.tenants.get(tenant)
-    jobs = {} if row is None else row.jobs
-    return {"jobs": [summary(engine, jobs[name]) for name in names if name in jobs]}
 
 
 def held_by(hold: StandingOrder) -> str:
@@ -362,7 +497,7 @@ def tenants(engine: Engine) -> dict[str, Any]:
     """Return the tenants with live jobs, leases or operators' orders, those with most GPUs first.
 
     At most `LS_MAX` are listed; `of` is their number. `waits` is how long the jobs waited that started in this term,
-    for monitors (see `waited`).
+    for monitors (see `waited`), and `ended` how many jobs ended in it, by tenant and state.
     """
     state = engine.state
     rows = [
@@ -373,7 +508,12 @@ def tenants(engine: Engine) -> dict[str, Any]:
         if row.live or row.gpus or row.ordered
     ]
     rows.sort(key=lambda row: (-row.gpus, -row.jobs, row.tenant))
-    return {"tenants": msgspec.to_builtins(rows[:LS_MAX]), "of": len(rows), "waits": View(engine).waits}
+    return {
+        "tenants": msgspec.to_builtins(rows[:LS_MAX]),
+        "of": len(rows),
+        "waits": View(engine).waits,
+        "ended": View(engine).outcomes,
+    }
 
 
 def by_name(engine: Engine) -> list[Worker]:
@@ -412,6 +552,11 @@ def fleet(engine: Engine, mono_ms: int, after: str = "", only: str = "") -> dict
         else 0,
         "fits_now": fits_now(engine),
         "used_now": used_now(engine),
+        "stalled_jobs": sum(1 for _ in View(engine).stalls()),
+        "stalled": [
+            {"tenant": job.tenant, "job": job.name, "seconds": found[0].seconds, "why": found[0].why}
+            for job, found in islice(View(engine).stalls(), STALLED_MAX)
+        ],
         "keeps": {
             "finished_keep": engine.config.finished_keep,
             "finished_rows": engine.config.finished_rows,
@@ -452,6 +597,7 @@ def _worker(engine: Engine, worker: Worker, mono_ms: int) -> dict[str, Any]:
         "state": worker_state(worker, host),
         "flag": worker.flag,
         **_by(worker.by),
+        **_closed(worker, engine.state.time_ms),
         "simulated": bool(worker.hello.get("simulated", False)),
         "models": sorted({device["name"] for device in pool}),
         "gpus": len(pool),
@@ -474,6 +620,13 @@ def _worker(engine: Engine, worker: Worker, mono_ms: int) -> dict[str, Any]:
         **({"drivers_down": drivers_down_of(host)} if host is not None and host.down else {}),
         "keeps": worker.hello.get("keeps", {}),
     }
+
+
+def _closed(worker: Worker, now_ms: int) -> dict[str, Any]:
+    """Return the reason of the order that keeps new jobs away from a worker, and for how many ms it has stood."""
+    if worker.flag == "open" or worker.until_ms:
+        return {}
+    return {"why": worker.why, "since_ms": now_ms - worker.flag_ms}
 
 
 def _devices(worker: Worker) -> list[dict[str, Any]]:
@@ -555,10 +708,10 @@ def cells(host: Host | None, size: int) -> str:
             text += FOREIGN if host.troubles.get(slot, ("",))[0] == "foreign" else SICK
         elif device is not None:
             text += str(min(device.users, SHARERS_MAX))
-        elif (host.frozen | host.twice) & bit:
-            text += GUEST if host.guests & bit else FROZEN
         elif not host.free & bit:
             text += LEASED if host.lent & bit else NOT_LENT
+        elif host.awaited & bit:
+            text += FROZEN
         elif host.busy & bit:
             text += FOREIGN
         else:
@@ -592,6 +745,7 @@ def audit(engine: Engine) -> dict[str, Any]:
         "workers": sum(1 for worker in engine.state.workers.values() if worker.session),
         "members": sum(len(worker.members) for worker in engine.state.workers.values()),
         "leases": sum(m.mask.bit_count() for m in engine.state.members()),
+        "without_lease": sum(m.mask != m.home for m in engine.state.members()),
     }
 
 

@@ -2,19 +2,47 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any, Final
 
 import msgspec
 
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.fleet.shape import Shape
-from moorage.scheduler.core.ledger.state import AVOID_MAX, PLACED, QUEUED, REPLICA, STATE, WHY, Job, Replica
+from moorage.scheduler.core.ledger.state import (
+    ATTEMPT,
+    AVOID_MAX,
+    CODE,
+    FROZEN,
+    PLACED,
+    QUEUED,
+    REPLICA,
+    STATE,
+    TIME,
+    WHY,
+    WORKER,
+    Job,
+    Replica,
+)
+from moorage.scheduler.core.lifecycle.members_wanted import most_of, wanted_of
 from moorage.scheduler.core.lifecycle.refusals import avoids_all, was_refused
 from moorage.scheduler.core.operate.orders import as_hold, limit_of
 from moorage.scheduler.core.outputs.outputs import slots_of
+from moorage.scheduler.core.queries.awaited import waits_for_others, why_not_queued
 from moorage.scheduler.core.queries.explain import HOLDERS_MAX, Explanation, explain, holders, named
+from moorage.scheduler.core.queries.reruns import reruns
 from moorage.scheduler.core.queries.view import View
-from moorage.scheduler.core.queries.views import CONTENDED_AT, finished_row, held_by, standing_reasons, summary
+from moorage.scheduler.core.queries.views import (
+    CONTENDED_AT,
+    NO_REASONS,
+    finished_row,
+    held_by,
+    replicas_of,
+    scaled,
+    stalled_rows,
+    standing_reasons,
+    summary,
+)
 from moorage.scheduler.core.schedule.preempt import leaving_for
 from moorage.schemas import reasons
 from moorage.schemas.actors import SCHEDULER
@@ -43,16 +71,21 @@ def explain_job(engine: Engine, tenant: str, name: str) -> dict[str, Any] | Prob
     if job is None:
         return finished_row(engine, tenant, name)
     data: dict[str, Any] = {"job": name, "tenant": tenant, "state": job.state}
-    waiting = [replica for replica in job.replicas if replica.state == QUEUED]
-    if not waiting:
+    if job.size > 1:
+        data["replicas"] = replicas_of(job)
+    first = job.first_waiting
+    if first is None:
         return data | _not_waiting(engine, job)
-    shape = engine.shape_of(job)
+    data["asks"] = format_token(engine.reader.request_of(job).effective_gpu, job.size)
+    if waits_for_others(job):
+        return data | {**why_not_queued(engine, job), "waiting_replicas": job.waits}
+    shape = engine.reader.shape_of(job)
+    data |= scaled(engine, job)
     data |= _avoided(engine, job)
-    found, why = _why(engine, job, waiting[0])
+    found, why = _why(engine, job, first)
     data |= why
-    data["waiting_replicas"] = len(waiting)
+    data["waiting_replicas"] = job.waits
     data |= _in_line(engine, job)
-    data["asks"] = format_token(engine.request_of(job).effective_gpu, len(job.replicas))
     if found.missing:
         data["needs"] = f"{found.missing} more {'|'.join(shape.models) or 'GPU'} on one host"
     return data
@@ -60,8 +93,8 @@ def explain_job(engine: Engine, tenant: str, name: str) -> dict[str, Any] | Prob
 
 def _why(engine: Engine, job: Job, replica: Replica) -> tuple[Explanation, dict[str, Any]]:
     """Return what the filters find for a job with this waiting replica, and the reason with its evidence."""
-    shape = engine.shape_of(job)
-    excluded = View(engine).excluded(engine.priority_of(job), shape, job.tenant)
+    shape = engine.reader.shape_of(job)
+    excluded = View(engine).excluded(engine.reader.priority_of(job), shape, job.tenant)
     leaving = View(engine).left_too_soon(job.num)
     with engine.fleet.avoiding(shape.avoid):
         found = explain(engine.fleet, shape, excluded, leaving, _refusing(engine, job))
@@ -74,11 +107,35 @@ def waiting_by_reason(engine: Engine) -> dict[str, int]:
     The largest groups are looked at, as many as `LOOKED_MAX` allows; replicas of the others are `OTHERS`.
     """
     counts: dict[str, int] = {}
+    for num, size in View(engine).not_queued().items():
+        held = held_reason(engine, engine.state.jobs[num])
+        if held is not None:
+            counts[held.name] = counts.get(held.name, 0) + size
     left = max(1, min(GROUPS_MAX, LOOKED_MAX // max(1, len(engine.fleet.hosts))))
     for at, (replica, size) in enumerate(View(engine).heads()):
         reason = _why(engine, replica.job, replica)[1]["reason"] if at < left else OTHERS
         counts[reason] = counts.get(reason, 0) + size
     return counts
+
+
+def reason_of(engine: Engine, job: Job, replica: Replica) -> str:
+    """Return the name of the reason for which a job with this waiting replica waits. This walks the fleet."""
+    name: str = _why(engine, job, replica)[1]["reason"]
+    return name
+
+
+def held_reason(engine: Engine, job: Job) -> Reason | None:
+    """Return a reason that needs no look at the fleet: jobs that it waits for, a hold, its own bound; else None."""
+    if waits_for_others(job):
+        return reasons.AFTER if any(num != TIME for num, _ in job.awaits) else reasons.NOT_BEFORE
+    hold = job.hold or engine.state.tenants[job.tenant].hold
+    if hold is None:
+        request = engine.reader.request_of(job)
+        most = most_of(job, request)
+        if most is None or job.on_workers < most:
+            return None
+        return reasons.MAX_RUNNING if request.scale is None else reasons.SCALED
+    return reasons.SCHEDULER_FAILED if hold.actor == SCHEDULER else reasons.HELD
 
 
 def may_be_cured(data: dict[str, Any]) -> bool:
@@ -91,18 +148,38 @@ def may_be_cured(data: dict[str, Any]) -> bool:
 
 
 def _not_waiting(engine: Engine, job: Job) -> dict[str, Any]:
-    """Return how a job without waiting replicas ended, and which workers its replicas have to leave."""
-    data: dict[str, Any] = {"why": _last_why(job)}
+    """Return how a job without waiting replicas ended, which workers its replicas have to leave, and which stall."""
+    data: dict[str, Any] = {"why": _why_frozen(engine, job) or _last_why(job), **scaled(engine, job)}
     if not job.live:
         data |= _ended(engine, job)
     if leaves := _leaves(engine, job):
         data["leaves"] = leaves
+    if stalled := stalled_rows(engine, job):
+        data["stalled"] = stalled
     return data
+
+
+def _why_frozen(engine: Engine, job: Job) -> str:
+    """Return for what the first frozen replica of a job waits; "" if none is frozen."""
+    tenant = engine.state.tenants[job.tenant]
+    for member in job.members:
+        is_current = member.replica.member is member and member.replica.state == FROZEN
+        if is_current and member.mask != member.home:
+            if member.freeze:
+                return "it is frozen until " + ("it uses its GPUs" if member.wakes else "an operator resumes it")
+            if (hold := job.hold or tenant.hold) is not None:
+                return f"it is to run on, and is {held_by(hold)}"
+            if any(other.mask & member.home for other in member.worker.members.values()):
+                return "it is to run on, and waits for the end of the job on its GPUs"
+            if 0 < tenant.gpus_max < tenant.gpus + member.home.bit_count():
+                return f"it is to run on, and tenant {job.tenant} has {tenant.gpus} of {tenant.gpus_max} GPUs leased"
+            return "it is to run on, and waits until its worker gives its GPUs"
+    return ""
 
 
 def _reason(engine: Engine, job: Job, found: Explanation, excluded: frozenset[int], replica: Replica) -> dict[str, Any]:
     """Return the dominant reason and its evidence; operators' orders take precedence over filters."""
-    shape, time_ms = engine.shape_of(job), engine.state.time_ms
+    shape, time_ms = engine.reader.shape_of(job), engine.state.time_ms
     standing = _standing(engine, job, found.reason)
     if standing:
         found.reason = REASONS[standing["reason"]]
@@ -116,20 +193,20 @@ def _reason(engine: Engine, job: Job, found: Explanation, excluded: frozenset[in
         data.update(_ruled_out(engine, shape, job.tenant))
     reason = found.reason
     if reason is reasons.PLACING and replica.not_before > time_ms:
-        reason = _pause_after(job, replica)
+        reason = pause_after(job, replica)
         data |= {**named(reason), "starts_in_ms": replica.not_before - time_ms}
-    if reason is reasons.PLACING and not engine.may_place(time_ms, engine.built_ms):
-        because, left_ms = engine.waits_for(time_ms, engine.built_ms)
+    if reason is reasons.PLACING and not engine.stale_ledger.may_place(time_ms, engine.built_ms):
+        because, left_ms = engine.stale_ledger.waits_for(time_ms, engine.built_ms)
         data |= {**named(reasons.RESTORED), "because": because, "starts_in_ms": left_ms}
     last = _last_why(job)
     if "because" not in data and (last.startswith(ABOUT_THE_JOB) or reason in (reasons.BACKOFF, reasons.CONTENDED)):
-        data["because"] = last
+        data["because"] = last or _last_end(job)
     if reason is reasons.BUSY and (ends := View(engine).preempts_later(job, found.held_on[:HOLDERS_MAX])):
         data.setdefault("because", ends)
     return data
 
 
-def _pause_after(job: Job, replica: Replica) -> Reason:
+def pause_after(job: Job, replica: Replica) -> Reason:
     """Return the reason for a replica's backoff: too many workers refused the job, claims collided, or a failure."""
     last = _last_why(job)
     if last.startswith(ABOUT_THE_JOB):
@@ -140,7 +217,7 @@ def _pause_after(job: Job, replica: Replica) -> Reason:
 
 def _in_line(engine: Engine, job: Job) -> dict[str, Any]:
     """Return its priority, queue position and its tenant's turn; no position while an operator holds it."""
-    view, priority = View(engine), engine.priority_of(job)
+    view, priority = View(engine), engine.reader.priority_of(job)
     place = view.place_of(job)
     data: dict[str, Any] = {"priority": priority}
     if job.hold is None:
@@ -157,13 +234,41 @@ def _ended(engine: Engine, job: Job) -> dict[str, Any]:
     row = summary(engine, job)
     code = row["code"]
     ended = f"with code {code}" if code is None or code >= 0 else f"by signal {-code}"
-    return {"code": code, "why": row["why"] or (f"it ended by itself, {ended}" if code else "")}
+    why = row["why"] or (f"it ended by itself, {ended}" if code else "")
+    return {"code": code, "why": why, **_behind_rerun(engine, job, why)}
+
+
+def _behind_rerun(engine: Engine, job: Job, why: str) -> dict[str, Any]:
+    """Return the fix of a job that was cancelled because of another one's end, if that was run again since."""
+    awaited = engine.reader.request_of(job).awaited
+    for each in awaited:
+        other = engine.state.job(job.tenant, each.job)
+        if other is None or not why.startswith(f"after {each.job}: "):
+            continue
+        again = reruns(engine, job.tenant, each.job, engine.reader.request_of(other))[1]
+        if again:
+            names = [{"job": again[-1] if one is each else one.job, "when": one.when} for one in awaited]
+            change = json.dumps({"after": [one if one["when"] != "succeeded" else one["job"] for one in names]})
+            say = f"{each.job} was run again, as {again[-1]}"
+            command = f"moorage again {job.name} --but '{change}'"
+            return {"fixes": [{"say": say, "command": command, "who": "tenant"}]}
+    return {}
 
 
 def _last_why(job: Job) -> str:
     """Return the newest reason that still applies, other than "ended as asked"; empty for none."""
-    reasons = standing_reasons((row[REPLICA], row[STATE] == PLACED, row[WHY]) for row in reversed(job.story))
+    rows = (row for row in reversed(job.story) if row[STATE] not in NO_REASONS)
+    reasons = standing_reasons((row[REPLICA], row[STATE] == PLACED, row[WHY]) for row in rows)
     return next((why for why in reasons if why != ENDED_AS_ASKED), "")
+
+
+def _last_end(job: Job) -> str:
+    """Return how the newest attempt ended that another one follows, of which no reason is kept; "" if there is none."""
+    for row in reversed(job.story):
+        if row[STATE] == QUEUED and row[WORKER] >= 0:
+            how = f"with code {row[CODE]}" if row[CODE] >= 0 else f"of signal {-row[CODE]}"
+            return f"attempt {row[ATTEMPT]} ended by itself, {how}"
+    return ""
 
 
 def _avoided(engine: Engine, job: Job) -> dict[str, list[str]]:
@@ -187,7 +292,7 @@ def _refusing(engine: Engine, job: Job) -> frozenset[int]:
     refused = [each for each in avoided if was_refused(job, each)]
     if not refused:
         return frozenset()
-    return engine.shape_of(job).refusing | {each.num for each in refused if avoids_all(job, each)}
+    return engine.reader.shape_of(job).refusing | {each.num for each in refused if avoids_all(job, each)}
 
 
 def _kept_for(engine: Engine, job: Job, excluded: frozenset[int]) -> list[str]:
@@ -207,7 +312,7 @@ def _kept_for(engine: Engine, job: Job, excluded: frozenset[int]) -> list[str]:
 def _aged(engine: Engine, job: Job, priority: int) -> dict[str, Any]:
     """Return the effective priority and the wait, if the effective priority is higher than the job's own."""
     counts = View(engine).counts_as(job)
-    return {"counts_as": counts, "waited_ms": engine.state.time_ms - job.accepted_ms} if counts > priority else {}
+    return {"counts_as": counts, "waited_ms": engine.state.time_ms - job.waits_from_ms} if counts > priority else {}
 
 
 def _named(other: Job, job: Job) -> str:
@@ -235,7 +340,7 @@ def _ruled_out(engine: Engine, shape: Shape, tenant: str) -> dict[str, Any]:
 
 def _leaves(engine: Engine, job: Job) -> list[dict[str, Any]]:
     """Return the workers that running replicas have to leave, and in how many ms."""
-    workers = {replica.member.worker.num: replica.member.worker for replica in job.replicas if replica.member}
+    workers = {replica.member.worker.num: replica.member.worker for replica in job.rows.values() if replica.member}
     return [
         {"worker": worker.id, "in_ms": max(0, worker.window.leave_ms - engine.state.time_ms), "why": worker.window.why}
         for worker in workers.values()
@@ -245,16 +350,27 @@ def _leaves(engine: Engine, job: Job) -> list[dict[str, Any]]:
 
 def _told(found: dict[str, Any], asks: str) -> list[str]:
     """Return the holders as text lines, the tenant's own first; `asks` is the name of the waiting job."""
-    lines = [
-        f"{'its own replicas' if row['job'] == asks else 'job ' + row['job']}: {many(row['gpus'], 'GPU')}"
-        for row in found["own"]
-    ]
+    lines = [_holder(row["job"], row["gpus"], asks) for row in found["own"]]
     if found["own_jobs"] > len(found["own"]):
         lines.append(f"{many(found['own_jobs'] - len(found['own']), 'more job')} of yours")
     if found["other_jobs"]:
         lines.append(f"{many(found['other_jobs'], 'job')} of other tenants: {many(found['other_gpus'], 'GPU')}")
     hidden = found["hosts"] - len(found["workers"])
     return [*lines, *found["workers"], *([many(hidden, "more worker")] if hidden else [])]
+
+
+def _holder(name: str, gpus: int, asks: str) -> str:
+    """Return how many GPUs a job holds, which may be the waiting job `asks` itself."""
+    return f"{'its own replicas' if name == asks else f'job {name}'}: {many(gpus, 'GPU')}"
+
+
+def _scaled_words(engine: Engine, job: Job) -> str:
+    """Return why a service has as many members as it has."""
+    request = engine.reader.request_of(job)
+    wanted = many(wanted_of(job, request), "member")
+    if job.scaled is None:
+        return f"{wanted} of it, as replicas.min says, until its calls need more"
+    return f"{wanted} of it since {(engine.state.time_ms - job.scaled.since_ms) // 1000} s: {job.scaled.why}"
 
 
 def _preempted(engine: Engine, job: Job) -> str:
@@ -271,13 +387,20 @@ def _preempted(engine: Engine, job: Job) -> str:
 
 def _standing(engine: Engine, job: Job, reason: Reason) -> dict[str, Any]:
     """Return the operator's hold, limit or preemption that keeps a job waiting, with its details; empty for none."""
-    tenant, shape = engine.state.tenants[job.tenant], engine.shape_of(job)
-    hold = job.hold or tenant.hold
-    if hold is not None:
+    tenant, shape = engine.state.tenants[job.tenant], engine.reader.shape_of(job)
+    hold, held = job.hold or tenant.hold, held_reason(engine, job)
+    if hold is not None and held is not None:
         of = f"job {job.name}" if job.hold is not None else f"the queue of tenant {job.tenant}"
-        reason = reasons.SCHEDULER_FAILED if hold.actor == SCHEDULER else reasons.HELD
+        reason = held
         said = msgspec.to_builtins(as_hold(hold))
         return {**named(reason), "because": f"{of} is {held_by(hold)}", "hold": said}
+    if held is reasons.SCALED:
+        return {**named(held), "because": _scaled_words(engine, job)}
+    if held is not None:
+        return {
+            **named(held),
+            "because": f"{many(job.on_workers, 'replica')} of it on workers, and max_running lets no more start",
+        }
     if job.preempts is not None:
         return {"reason": reasons.PREEMPTING.name, "because": _preempted(engine, job)}
     need = shape.gpus
@@ -290,8 +413,9 @@ def _standing(engine: Engine, job: Job, reason: Reason) -> dict[str, Any]:
     own: dict[str, int] = {}
     for other in tenant.jobs.values():
         if other.held:
-            gpus = sum(replica.member.mask.bit_count() for replica in other.replicas if replica.member is not None)
-            own[other.name] = gpus
+            gpus = sum(member.mask.bit_count() for row in other.rows.values() if (member := row.member) is not None)
+            if gpus:
+                own[other.name] = gpus
     most = sorted(own.items(), key=lambda row: (-row[1], row[0]))[:HOLDERS_MAX]
     has = f"tenant {job.tenant} has {tenant.gpus} of {tenant.gpus_max} GPUs leased"
     return {
@@ -300,13 +424,13 @@ def _standing(engine: Engine, job: Job, reason: Reason) -> dict[str, Any]:
         "limit": msgspec.to_builtins(limit_of(tenant)),
         "gpus_leased": tenant.gpus,
         "gpus_needed": need,
-        "held_by": [f"job {name}: {many(gpus, 'GPU')}" for name, gpus in most],
+        "held_by": [_holder(name, gpus, job.name) for name, gpus in most],
     }
 
 
 def _needs(engine: Engine, job: Job, first: Job | None) -> str:
     """Return what exceeds the tenant's limit: this job, or an earlier job of the tenant."""
-    tenant, need = engine.state.tenants[job.tenant], engine.shape_of(job).gpus
+    tenant, need = engine.state.tenants[job.tenant], engine.reader.shape_of(job).gpus
     if first is None or first is job or tenant.gpus + need > tenant.gpus_max:
         return f"this needs {need}"
-    return f"job {first.name}, which goes first, needs {engine.shape_of(first).gpus} of them"
+    return f"job {first.name}, which goes first, needs {engine.reader.shape_of(first).gpus} of them"

@@ -20,7 +20,8 @@ from moorage.scheduler.core.fleet.shape import Shape
 from moorage.scheduler.core.ledger.fairshare import GPU_MILLI, inflation, places_until, score
 from moorage.scheduler.core.ledger.records import placing
 from moorage.scheduler.core.ledger.state import QUEUED
-from moorage.scheduler.core.queue.queue import REPLICA_BITS, Group, Key, Queue
+from moorage.scheduler.core.queue.queue import REPLICA_BITS, REPLICA_MASK, Group, Key, Queue
+from moorage.schemas.ranges import NOTHING, Ranges, is_in
 
 UNBOUNDED: Final = 1 << 30
 
@@ -95,7 +96,6 @@ class Turns:
         return places_until(theirs[2] - mine, weight, self._rates.of(shape) * shape.together, self._at)
 
 
-REPLICA_MASK: Final = (1 << REPLICA_BITS) - 1
 _NOBODY: Final[frozenset[int]] = frozenset()
 
 
@@ -160,9 +160,16 @@ class QueueOrder:
         job = draft.state.jobs.get(num)
         if job is None or num in self.overdue:
             return False
-        replica = job.replicas[item & REPLICA_MASK]
+        replica = job.rows.get(item & REPLICA_MASK)
+        if replica is None:
+            return is_in(draft.job(job).fresh, item & REPLICA_MASK)
         row = draft.replica(replica)
         return row.state == QUEUED and row.not_before <= draft.time_ms
+
+    def fresh(self, draft: Draft, num: int) -> Ranges:
+        """Return the replicas of a job that were never placed and may be; none of one that is overdue."""
+        job = draft.state.jobs.get(num)
+        return NOTHING if job is None or num in self.overdue else draft.job(job).fresh
 
     def prune(self, draft: Draft, group: Group) -> bool:
         """Remove entries that no longer wait from the front of a queue group. Return whether any entry is left."""
@@ -170,7 +177,7 @@ class QueueOrder:
         if entries and entries[0] >> REPLICA_BITS >= draft.state.next_num:
             return True  # the usual case: accepted in this same record
         while entries and not self.waits(draft, entries[0]):
-            queue.pop(group)
+            queue.skip(group, self.fresh(draft, entries[0] >> REPLICA_BITS))
         return bool(entries)
 
     def kept_from(self, draft: Draft, item: int) -> frozenset[int]:
@@ -198,7 +205,7 @@ class QueueOrder:
 
         def key(group: Group) -> Key:
             job = jobs.get(group.entries[0] >> REPLICA_BITS) if group.entries else None
-            priority = group.priority if job is None else standing(classes, group.priority, now_ms - job.accepted_ms)
+            priority = group.priority if job is None else standing(classes, group.priority, now_ms - job.waits_from_ms)
             return (1, -priority, 0)
 
         return key
@@ -212,7 +219,7 @@ class QueueOrder:
         if self.ageing is None or self._draft is None:
             return priority
         job = self._draft.state.jobs.get(item >> REPLICA_BITS)
-        waited_ms = 0 if job is None else self._draft.time_ms - job.accepted_ms
+        waited_ms = 0 if job is None else self._draft.time_ms - job.waits_from_ms
         return self.ageing.standing(self._classes, priority, waited_ms)
 
     def aged_of(self, priority: int, item: int) -> int:
@@ -220,7 +227,7 @@ class QueueOrder:
         if self.ageing is None or self._draft is None:
             return priority
         job = self._draft.state.jobs.get(item >> REPLICA_BITS)
-        return priority if job is None else self.ageing.of(priority, self._draft.time_ms - job.accepted_ms)
+        return priority if job is None else self.ageing.of(priority, self._draft.time_ms - job.waits_from_ms)
 
     def turn_of(self, draft: Draft, tenant: str) -> tuple[int, int] | None:
         """Return (place, number of tenants) of a tenant among those with waiting jobs; place 1 is next.

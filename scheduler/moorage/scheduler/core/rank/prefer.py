@@ -31,9 +31,6 @@ class Preferring(Pack):
             or self._join_sharers(fleet, shape, excluded)  # some of several devices have to be shared
         )
 
-    def again(self, choice: Choice, shape: Shape, most: int) -> list[int]:
-        return []
-
     def _least_used(self, fleet: Fleet, shape: Shape, excluded: frozenset[int]) -> Choice | None:
         """Return a choice of the shared device with the fewest sharers; None if none has room.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from itertools import islice
 
 from moorage.scheduler.core.draft import Draft
@@ -28,24 +29,26 @@ class Backfilling:
     def backfill(self, draft: Draft, group: Group, room: float) -> int:
         """Place jobs of a group that end before the reservation starts. Return the number of replicas.
 
-        At most `DEPTH_MAX` entries are tried. `room` is how many GPUs the group's tenant may still lease. The record's
-        evidence covers only jobs placed in order.
+        At most `DEPTH_MAX` entries are tried, and as many are placed. `room` is how many GPUs the group's tenant may
+        still lease. The record's evidence covers only jobs placed in order.
         """
         held, shape = self._verdicts.reservation, group.shape
         if held is None:
             return 0
         taken = self._verdicts.taken_back(group.priority, shape, group.tenant)
-        placed, need = 0, shape.gpus
-        for item in _tried(group, draft.time_ms):
-            if need > room or draft.full:
-                break
+        placed, need, tried = 0, shape.gpus, deque(_tried(group, draft.time_ms))
+        while tried and need <= room and not draft.full and placed < DEPTH_MAX * shape.together:
+            item = tried.popleft()
+            if item >> REPLICA_BITS in self._order.queue.parked:
+                continue  # as many of its job as may run were placed a moment ago
             if not self._surely_ends(draft, shape, item, held.start_ms - draft.time_ms):
                 continue
             if self._placing.place(draft, shape, item, taken) is None:
                 if self._order.kept_from(draft, item):
                     continue  # a drain excludes hosts for this job; the next one may have another time limit
                 break
-            self._order.queue.take(group, [item])
+            if (following := self._order.queue.take(group, item)) is not None:
+                tried.appendleft(following)
             placed += shape.together
             room -= need
         if placed:

@@ -8,22 +8,25 @@ and `preempt` chooses which jobs to end for groups without room.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from enum import Enum, auto
-from heapq import heapify, heappop, heapreplace
+from heapq import heapify, heappop, heappush, heapreplace
+from itertools import islice
 from typing import Final, NamedTuple
 
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.fleet.fleet import Fleet
 from moorage.scheduler.core.fleet.shape import Shape
+from moorage.scheduler.core.ledger.state import Member
+from moorage.scheduler.core.lifecycle.frozen import Frozen
 from moorage.scheduler.core.queue.order import QueueOrder
-from moorage.scheduler.core.queue.queue import REPLICA_BITS, Group, Key, Queue
+from moorage.scheduler.core.queue.queue import REPLICA_BITS, Group, Key, Queue, entry
 from moorage.scheduler.core.rank.ranker import Choice, Ranker
 from moorage.scheduler.core.schedule.backfill import Backfilling
 from moorage.scheduler.core.schedule.endless import Endless
 from moorage.scheduler.core.schedule.placing import Placing
 from moorage.scheduler.core.schedule.plan import Known
-from moorage.scheduler.core.schedule.preempt import Preempting
+from moorage.scheduler.core.schedule.preempt import CANDIDATES_MAX, REPLICAS_MAX, Candidate, Preempting
 from moorage.scheduler.core.schedule.runtime import Estimates
 from moorage.scheduler.core.schedule.verdicts import Verdicts
 
@@ -37,8 +40,6 @@ ASIDE_MAX: Final = 64
 #: once more than one in this many of the remaining groups was skipped one by one, all groups like them are removed at
 #: once
 SWEEP_PART: Final = 16
-#: queue entries that one record checks for jobs that no longer wait
-SWEPT_MAX: Final = 8_192
 
 
 class End(Enum):
@@ -73,6 +74,7 @@ class Planner:
         estimates: Estimates,
         preempting: Preempting,
         order: QueueOrder,
+        frozen: Frozen,
         could_ever: Callable[[Shape], bool],
         patience_ms: int,
     ) -> None:
@@ -82,6 +84,7 @@ class Planner:
         self.preempting = preempting
         self.could_ever = could_ever
         self.order = order
+        self.frozen = frozen
         known = Known(fleet, order, estimates, could_ever, preempting.policy.priority_of, patience_ms)
         self.verdicts = Verdicts(known, preempting)
         self.placing = Placing(fleet, self.order, ranker)
@@ -107,9 +110,14 @@ class Planner:
         order, verdicts, placed, passed = self.order, self.verdicts, 0, 0
         ready = verdicts.ready(draft, order.key)
         self._bound(cut, len(ready))
+        self._add_frozen(draft, ready)
         while ready and not self.is_done(draft):
             key, _, group = ready[0]
             self.serving = group
+            if group.resumes is not None:
+                heappop(ready)
+                self._resume(draft, group, group.resumes)
+                continue
             if verdicts.is_like_full(draft, group):
                 heappop(ready)
                 passed += order.room(draft, group) == math.inf
@@ -132,8 +140,8 @@ class Planner:
             if served.end is End.OVER_LIMIT and self._holds_up(draft, group):
                 order.over_limit(group)
         self.serving = None
-        if self.preempting.allowed and not draft.full:
-            self.preempting.seek(draft, lambda: self._eligible(draft), lambda group: self._closed_to(draft, group))
+        if self.preempting.allowed(draft) and not draft.full:
+            self.preempting.seek(draft, self._eligible, self._closed_to)
         return placed
 
     def next_ms(self, draft: Draft) -> float:
@@ -143,9 +151,27 @@ class Planner:
         """
         if self.queue.is_empty:
             return math.inf
-        if self.preempting.allowed or draft.state.preempting or self.order.ageing is not None:
+        if self.preempting.allowed(draft) or draft.state.preempting or self.order.ageing is not None:
             return draft.time_ms
         return min(self.verdicts.next_ms(draft), self._endless.next_ms(draft))
+
+    def _add_frozen(self, draft: Draft, ready: list[tuple[Key, int, Group]]) -> None:
+        """Add the frozen members that are to be resumed to a heap of groups: each before others of its priority."""
+        policy = self.preempting.policy
+        for member in self.frozen.waiting(draft):
+            job = member.replica.job
+            if draft.job(job).hold is None:
+                group = Group(policy.priority_of(job), policy.shape_of(job), job.tenant)
+                group.entries.append(entry(job.num, member.replica.index))
+                group.resumes = member
+                heappush(ready, (self.order.key(group), -1, group))
+
+    def _resume(self, draft: Draft, group: Group, member: Member) -> None:
+        """Resume a frozen member if its devices are free, and its tenant may have them now."""
+        if self.order.may(draft, group):
+            self.frozen.resume(draft, member)
+        elif self._holds_up(draft, group):
+            self.order.over_limit(group)
 
     def _begin(self, draft: Draft) -> bool:
         """Begin a pass. Return False if there is nothing to place, or the ranker is not ready to choose."""
@@ -154,7 +180,8 @@ class Planner:
         if self.queue.is_empty:
             self.queue.groups.clear()
             self.verdicts.give_up()
-            return False
+            if not self.fleet.with_frozen:
+                return False
         self.order.begin(draft)
         self.verdicts.begin(draft)  # needs the limits that jobs waited for in the last pass
         self.order.forget_limits()
@@ -186,7 +213,11 @@ class Planner:
         A group of a tenant with a limit stays, since serving it records which jobs wait for the limit.
         """
         room, is_like_full = self.order.room, self.verdicts.is_like_full
-        left = [row for row in ready if room(draft, row[2]) != math.inf or not is_like_full(draft, row[2])]
+        left = [
+            row
+            for row in ready
+            if row[2].resumes is not None or room(draft, row[2]) != math.inf or not is_like_full(draft, row[2])
+        ]
         heapify(left)
         return left
 
@@ -229,7 +260,7 @@ class Planner:
             placed += group.shape.together
             room -= need
             order.count(draft, group, group.shape.together)
-            most = len(group.entries) if room == math.inf or not need else int(room // need)
+            most = group.size if room == math.inf or not need else int(room // need)
             most = min(most, order.most(group, others))
             if group.entries and room >= need and most > 0:
                 more, last = placing.place_more(draft, group, choice, most, None if alike else others)
@@ -252,7 +283,7 @@ class Planner:
         excluded = self.verdicts.excluded(group.priority, group.shape, group.tenant)
         choice = self.placing.place(draft, group.shape, group.entries[0], excluded)
         if choice is not None:
-            self.queue.pop(group)
+            self.queue.place_first(group)
         return choice
 
     def _stands_aside(self, draft: Draft, group: Group, aside: list[int]) -> bool:
@@ -268,33 +299,34 @@ class Planner:
 
     # ---------------------------------------------------------------------------------------- preemption
 
-    def _eligible(self, draft: Draft) -> list[tuple[Key, int, Group]]:
-        """Return the groups without room, or whose first job a drain keeps from hosts, if the tenant may start them."""
+    def _eligible(self, draft: Draft) -> Iterator[Candidate]:
+        """Yield the first jobs of the groups without room, or whose first job a drain keeps from hosts.
+
+        As many of a group as its tenant may start.
+        """
         order = self.order
-        return [
-            (order.key(group), group.entries[0], group)
-            for group in self.queue.groups.values()
-            if order.prune(draft, group)
-            and (self.verdicts.is_new(group) or order.kept_from(draft, group.entries[0]))
-            and order.may(draft, group)
-        ]
+        for group in self.queue.groups.values():
+            if not order.prune(draft, group):
+                continue
+            if not self.verdicts.is_new(group) and not order.kept_from(draft, group.entries[0]):
+                continue
+            key, shape, room = order.key(group), group.shape, order.room(draft, group)
+            seen = set[int]()
+            for item in islice(group.entries, CANDIDATES_MAX):
+                num = item >> REPLICA_BITS
+                if num in seen or not order.waits(draft, item):
+                    continue
+                if room < shape.gpus:
+                    break
+                seen.add(num)
+                wanted = min(1 + group.behind(item), max(1, self.queue.rooms.get(num, REPLICAS_MAX)), REPLICAS_MAX)
+                if wanted * shape.gpus > room:
+                    wanted = int(room // shape.gpus)
+                room -= wanted * shape.gpus
+                yield Candidate(key, item, group, wanted)
 
     def _closed_to(self, draft: Draft, group: Group) -> frozenset[int]:
         """Return the hosts on which the first job of a group may not start even if they become empty."""
         return self.verdicts.excluded(group.priority, group.shape, group.tenant) | self.order.kept_from(
             draft, group.entries[0]
         )
-
-    def sweep(self, draft: Draft) -> bool:
-        """Remove entries that no longer wait from the queue; return whether all entries were checked.
-
-        Cancelled jobs would otherwise fill a group whose first job is blocked. Checks some thousands of entries a
-        record.
-        """
-        jobs, fresh = draft.state.jobs, draft.state.next_num
-
-        def is_over(num: int) -> bool:
-            job = jobs.get(num)
-            return job.over if job is not None else num < fresh
-
-        return self.queue.sweep(is_over, lambda item: self.order.waits(draft, item), SWEPT_MAX)

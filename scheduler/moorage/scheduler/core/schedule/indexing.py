@@ -9,20 +9,29 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Collection
 from itertools import islice
+from typing import Final
 
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.ledger.state import QUEUED, Job, State
 from moorage.scheduler.core.lifecycle.admission import Admission
+from moorage.scheduler.core.lifecycle.members_wanted import most_of
+from moorage.scheduler.core.lifecycle.scaling import Scaling
 from moorage.scheduler.core.lifecycle.timers import Timers
 from moorage.scheduler.core.queue.queue import entry
+from moorage.scheduler.core.queue.waiting_room import WaitingRoom
 from moorage.scheduler.core.request_reader import RequestReader
 from moorage.scheduler.core.schedule.cycle import Planner
 from moorage.scheduler.core.schedule.runtime import LEARNED_AT_START_MAX, Durations
 from moorage.schemas.job import Request
 
+#: with so many replicas of a job that came back at once, no new one is placed until some of them have been
+BACK_MAX: Final = 1_000
+
 
 class Indexing:
     """Indexes the jobs of one engine's state; `requests` decodes their requests.
+
+    `aside` are the numbers of jobs that are to be held, and are not put into the queue.
 
     At the start of a term, `failed` is called for a job that cannot be indexed, with the job and the exception;
     if it returns, that job is left out.
@@ -36,18 +45,22 @@ class Indexing:
         timers: Timers,
         admission: Admission,
         durations: Durations,
+        room: WaitingRoom,
         failed: Callable[[Job, Exception], None],
+        scaling: Scaling,
+        aside: Collection[int] = (),
     ) -> None:
         self.state = state
         self.fleet = requests.fleet
         self.queue = planner.queue
         self.planner = planner
         self.timers = timers
+        self.scaling = scaling
         self.admission = admission
         self.durations = durations
-        self.request_of, self.priority_of = requests.request_of, requests.priority_of
-        self.shape_of, self.workload_of = requests.shape_of, requests.workload_of
-        self.aside: Collection[int] = ()  # numbers of jobs that are to be held, and are not put into the queue
+        self.room = room
+        self.requests = requests
+        self._aside = aside
         self._failed = failed
         # jobs with `on_no_match` reject that were accepted before all workers were heard from
         self._unmatched: set[int] = set()
@@ -63,11 +76,13 @@ class Indexing:
         for worker in standing:
             self.fleet.rules_of(worker.hello)  # rules come first: shapes depend on which tenants have rules
         for worker in standing:
-            host = self.fleet.join(worker, [(m, self.shape_of(m.replica.job)) for m in worker.members.values()])
+            host = self.fleet.join(
+                worker, [(m, self.requests.shape_of(m.replica.job)) for m in worker.members.values()]
+            )
             host.last_ms = mono_ms
         for num in islice(self.state.ended, max(0, len(self.state.ended) - LEARNED_AT_START_MAX), None):
             job = self.state.jobs[num]
-            self.durations.learn(job, self.shape_of(job), self.workload_of(job))
+            self.durations.learn(job, self.requests.shape_of(job), self.requests.workload_of(job))
         for job in self.state.jobs.values():
             if not again:
                 job.told = job.rev
@@ -75,8 +90,8 @@ class Indexing:
             if job.over:
                 continue
             try:
-                self._index(job, self.request_of(job))
-                self.planner.placing.ranker.arrived(self.shape_of(job), len(job.replicas))
+                self._index(job, self.requests.request_of(job))
+                self.planner.placing.ranker.arrived(self.requests.shape_of(job), job.size)
             except Exception as raised:
                 self._failed(job, raised)
 
@@ -84,27 +99,74 @@ class Indexing:
         """Put a live job's waiting replicas into the queue, and its deadlines into the timers.
 
         Of a gang, one entry stands for all replicas. A replica in backoff gets a timer, and one of a held job is left
-        out.
+        out. A job that waits for something else than a host goes into the waiting room instead.
         """
-        shape = self.shape_of(job)
+        shape = self.requests.shape_of(job)
         self.fleet.tell_apart(shape)
-        waiting = [replica for replica in job.replicas if replica.state == QUEUED]
+        self.bound(job, request)
+        if job.bad:
+            self.admission.lifecycle.failing.add(job)  # its former leader may not have come to it
+        may_start = job.hold is None and job.num not in self._aside
+        waiting = [replica for replica in job.rows.values() if replica.state == QUEUED]
         for replica in waiting[:1] if shape.together > 1 else waiting:
             if replica.not_before > self.state.time_ms:
                 self.timers.requeue(replica, replica.not_before)
-            elif job.hold is None and job.num not in self.aside:
+            elif may_start:
                 self.enqueue(job, request, job.priority, entry(job.num, replica.index))
+        if job.awaits:
+            self.room.add(job)
+        elif may_start and job.fresh:
+            self.queue.add_fresh(self.requests.priority_of(job), shape, job.num, job.fresh, job.tenant)
         self.arm(job, request)
+
+    def bound(self, job: Job, request: Request) -> None:
+        """Keep a job in the queue as far as its own bounds let it place replicas: how many run, and how many came back.
+
+        To be called for each job with replicas beyond one whenever some were placed, or have left their workers.
+        """
+        queue, num, most = self.queue, job.num, most_of(job, request)
+        if job.over:
+            queue.unbound(num)
+            return
+        if (job.back >= BACK_MAX) != (num in queue.closed):
+            key = self.requests.priority_of(job), self.requests.shape_of(job), job.tenant
+            if job.back >= BACK_MAX:
+                queue.close(num, key, job.fresh)
+            elif job.hold is None:
+                queue.open(num, key, job.fresh)
+            else:
+                queue.closed.discard(num)  # its release puts them in
+        if most is not None and (job.size > 1 or request.scale is not None):
+            key = self.requests.priority_of(job), self.requests.shape_of(job), job.tenant
+            if queue.bound(num, most - job.on_workers, key):
+                job.since_ms = self.state.time_ms
+
+    def bound_to(self, job: Job, request: Request, wanted: int) -> None:
+        """Let a service have this many members from now on, before the record that says so is folded."""
+        key = self.requests.priority_of(job), self.requests.shape_of(job), job.tenant
+        self.queue.bound(job.num, wanted - job.on_workers, key)
 
     def enqueue(self, job: Job, request: Request, given: int, item: int) -> None:
         """Put an entry into the queue. `given` is the priority that an operator gave its job, below 0 for none."""
-        self.queue.add(given if given >= 0 else request.priority, self.shape_of(job), item, job.tenant)
+        self.queue.add(given if given >= 0 else request.priority, self.requests.shape_of(job), item, job.tenant)
+
+    def enter(self, draft: Draft, job: Job) -> None:
+        """Put a job that waits for nothing but a host from now on into the queue, unless it is held."""
+        request, row = self.requests.request_of(job), draft.job(job)
+        job.since_ms = draft.time_ms
+        self.timers.arm_start(job, request, draft.time_ms)
+        if row.hold is None and job.num not in self._aside:
+            priority = row.priority if row.priority >= 0 else request.priority
+            self.queue.add_fresh(priority, self.requests.shape_of(job), job.num, row.fresh, job.tenant)
 
     def arm(self, job: Job, request: Request) -> None:
-        """Set a job's timers, and remember it if it may have to be rejected once all workers were heard from."""
+        """Set a job's timers and take note of its service; remember it if it may have to be rejected once all workers
+        were heard from."""
         self.timers.arm(job, request)
+        self.admission.services.add(job, request)
+        self.scaling.add(job, request)
         # a job with a later revision was matched before: workers that have left since are no reason to reject it
-        if job.rev == 1 and self.admission.ends_unmatched(request, self.shape_of(job)):
+        if job.rev == 1 and self.admission.ends_unmatched(request, self.requests.shape_of(job)):
             self._unmatched.add(job.num)
 
     def queue_rejections(self) -> None:
@@ -118,18 +180,13 @@ class Indexing:
         while self.rejects and not draft.bulk_full:
             job = self.state.jobs.get(self.rejects.popleft())
             if job is not None:
-                self.admission.reject_unmatched(draft, job, self.shape_of(job))
+                self.admission.reject_unmatched(draft, job, self.requests.shape_of(job))
 
     def reshape(self, job: Job) -> None:
         """Compute a job's shape again, and move its waiting replicas to the queue group of the new shape."""
-        old, job.shape = self.shape_of(job), None
+        old, job.shape = self.requests.shape_of(job), None
         if job.over or job.hold is not None:
             return  # its release adds it with the new shape
-        new, priority = self.shape_of(job), self.priority_of(job)
-        waiting = [
-            entry(job.num, replica.index)
-            for replica in (job.replicas[:1] if new.together > 1 else job.replicas)
-            if replica.state == QUEUED
-        ]
+        new, priority = self.requests.shape_of(job), self.requests.priority_of(job)
         # a replica in backoff is not in the queue: its timer will put it there
-        self.queue.add_all(priority, new, self.queue.remove(priority, old, waiting, job.tenant), job.tenant)
+        self.queue.move(job.num, job.tenant, (priority, old), (priority, new))

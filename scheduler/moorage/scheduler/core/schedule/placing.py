@@ -11,9 +11,9 @@ from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.fleet.fleet import Fleet
 from moorage.scheduler.core.fleet.host import EXCLUSIVE
 from moorage.scheduler.core.fleet.shape import Shape
-from moorage.scheduler.core.ledger.records import GUEST, GangPhase
-from moorage.scheduler.core.queue.order import REPLICA_MASK, QueueOrder
-from moorage.scheduler.core.queue.queue import REPLICA_BITS, Group, Key
+from moorage.scheduler.core.ledger.records import PREEMPTIBLE, GangPhase
+from moorage.scheduler.core.queue.order import QueueOrder
+from moorage.scheduler.core.queue.queue import REPLICA_BITS, REPLICA_MASK, Group, Key
 from moorage.scheduler.core.rank.prefer import Preferring
 from moorage.scheduler.core.rank.ranker import Choice, Ranker
 
@@ -88,23 +88,25 @@ class Placing:
         num = item >> REPLICA_BITS
         avoid = self._peers(draft, num) if shape.spread else _NO_PEERS
         choice = self._ranker_of(shape).choose(self._fleet, shape, avoid, excluded)
-        guest = GUEST if choice is None and shape.guest else 0
-        if guest:
-            choice = self._beside_frozen(shape, excluded)
+        if choice is None and shape.preemptible:
+            choice = self._where_frozen_wait(shape, excluded)
         if choice is not None:
-            self._fleet.take(choice.host, shape, choice.mask, guest=bool(guest))
+            self._fleet.take(choice.host, shape, choice.mask)
             if shape.spread:
                 avoid[choice.host.worker.num] = avoid.get(choice.host.worker.num, 0) + 1
-            draft.placed(num, item & REPLICA_MASK, choice.host.worker.num, choice.mask, self._order.mode(shape) | guest)
+            draft.placed(num, item & REPLICA_MASK, choice.host.worker.num, choice.mask, self._mode(shape))
         return choice
 
-    def _beside_frozen(self, shape: Shape, excluded: frozenset[int]) -> Choice | None:
-        """Return a choice for a guest on devices of frozen jobs alone; None if no host lends enough of them.
+    def _mode(self, shape: Shape) -> int:
+        return self._order.mode(shape) | PREEMPTIBLE if shape.preemptible else self._order.mode(shape)
 
-        Asked only after the ranker, which chooses free devices, has found no room.
+    def _where_frozen_wait(self, shape: Shape, excluded: frozenset[int]) -> Choice | None:
+        """Return a choice for a preemptible job on devices that frozen jobs wait for; None if no host has room.
+
+        Asked only after the ranker, which chooses devices that are open to all jobs, has found none.
         """
-        for num, host in self._fleet.lending.items():
-            slots = host.cls.pick(host.lendable_to(shape), shape)
+        for num, host in self._fleet.with_frozen.items():
+            slots = host.cls.pick(host.open_to(shape), shape)
             if slots is not None and num not in excluded and host.usable and host.fits_host(shape):
                 return Choice(host, slots)
         return None
@@ -123,19 +125,19 @@ class Placing:
         Return how many were placed, and the last choice.
         """
         shape, entries, host, order = group.shape, group.entries, choice.host, self._order
-        taken, mode = 0, order.mode(shape)
-        if choice.mask & host.guests:
+        taken, mode = 0, self._mode(shape)
+        if choice.mask & host.awaited:
             return 0, choice  # no ranker has put it there
         if shape.avoid or host.worker.window is not None or draft.avoided:
             return 0, choice  # other jobs of this shape may be excluded from this host
-        masks = self._ranker_of(shape).again(choice, shape, min(most, len(entries)))
+        masks = self._ranker_of(shape).again(choice, shape, min(most, group.size))
         self.choices += bool(masks)
         for mask in masks[: draft.steps_left]:
             if not order.prune(draft, group):
                 break
             if others is not None and (order.key(group), entries[0]) > others:
                 break
-            item = self.item = order.queue.pop(group)
+            item = self.item = order.queue.place_first(group)
             draft.placed(item >> REPLICA_BITS, item & REPLICA_MASK, host.worker.num, mask, mode)
             taken += 1
         self.item = -1
@@ -176,7 +178,7 @@ class Placing:
         if used is None:
             used = self._spread[num] = {}
             job = draft.state.jobs.get(num)
-            for replica in job.replicas if job is not None else ():
+            for replica in job.rows.values() if job is not None else ():
                 member = draft.replica(replica).member
                 if member is not None:
                     used[member.worker.num] = used.get(member.worker.num, 0) + 1

@@ -109,7 +109,7 @@ class Claim(NamedTuple):
     key: Key
     later: bool  # needs no whole host
     item: int
-    accepted_ms: int
+    since_ms: int  # the ledger ms from which its waiting counts
     group: Group
     leaving: frozenset[int]  # hosts that drains exclude for it
 
@@ -142,21 +142,22 @@ def plan(known: Known, draft: Draft, last: Reservation | None = None) -> Answer:
 def _claims(known: Known, draft: Draft) -> tuple[list[Claim], float]:
     """Return the overdue first jobs of the queue groups, in order, and when the next job becomes overdue."""
     order, found, next_ms = known.order, list[Claim](), math.inf
-    whole: dict[Key, int] = {}  # when the first that needs whole hosts was accepted
+    whole: dict[Key, int] = {}  # since when the first that needs whole hosts waits
     least = _smallest_host(known.fleet)
     for group in _likely(known):
         job = draft.state.jobs.get(group.entries[0] >> REPLICA_BITS) if order.prune(draft, group) else None
         if job is None:
             continue
-        overdue_ms = job.accepted_ms + known.patience_ms + 1
+        since_ms = job.waits_from_ms
+        overdue_ms = since_ms + known.patience_ms + 1
         if overdue_ms > draft.time_ms:
             next_ms = min(next_ms, overdue_ms)
         elif order.may(draft, group):
             key, item, shape = order.key(group), group.entries[0], group.shape
             later = shape.gpus < least or not fills_hosts(known.fleet, shape)
-            found.append(Claim(key, later, item, job.accepted_ms, group, order.kept_from(draft, item)))
+            found.append(Claim(key, later, item, since_ms, group, order.kept_from(draft, item)))
             if not later:
-                whole[key] = min(whole.get(key, job.accepted_ms), job.accepted_ms)
+                whole[key] = min(whole.get(key, since_ms), since_ms)
     for at, claim in enumerate(found):
         if claim.later and _has_been_passed(known, claim, whole.get(claim.key), draft.time_ms):
             found[at] = claim._replace(later=False)
@@ -164,11 +165,11 @@ def _claims(known: Known, draft: Draft) -> tuple[list[Claim], float]:
 
 
 def _has_been_passed(known: Known, claim: Claim, whole_ms: int | None, now_ms: int) -> bool:
-    """Return whether a claim that needs no whole host goes before those that do, the first accepted at `whole_ms`."""
+    """Return whether a claim that needs no whole host goes before those that do; the first waits since `whole_ms`."""
     if whole_ms is None:
         return False
-    waited_ms, others_ms = (now_ms - since - known.patience_ms for since in (claim.accepted_ms, whole_ms))
-    return whole_ms - claim.accepted_ms > PASSED_MS or waited_ms > len(known.fleet.hosts) * others_ms
+    waited_ms, others_ms = (now_ms - since - known.patience_ms for since in (claim.since_ms, whole_ms))
+    return whole_ms - claim.since_ms > PASSED_MS or waited_ms > len(known.fleet.hosts) * others_ms
 
 
 def _likely(known: Known) -> list[Group]:
@@ -228,7 +229,7 @@ def _due_ms(known: Known, draft: Draft, claim: Claim) -> int:
     needed, of = hosts_needed(known.fleet, claim.group.shape)
     if known.order.turns is not None or not 1 < needed <= of:
         return draft.time_ms
-    overdue_ms = claim.accepted_ms + known.patience_ms
+    overdue_ms = claim.since_ms + known.patience_ms
     starts = list(_starts_before(known, claim))
     first_ms = max((at for at, _ in starts), default=overdue_ms)
     alike_ms = max((at for at, is_alike in starts if is_alike and at < first_ms), default=overdue_ms)
@@ -263,5 +264,5 @@ def fills_hosts(fleet: Fleet, shape: Shape) -> bool:
 
 def hosts_needed(fleet: Fleet, shape: Shape) -> tuple[int, int]:
     """Return how many empty hosts the shape needs at least, and how many hosts could run it; zeros if none could."""
-    each = max((gpus // shape.count if shape.count else shape.together for gpus, _ in _sizes(fleet, shape)), default=0)
+    each = max((cls.rooms(fit.mask, shape) for cls, fit in fleet.capable(shape)), default=0)
     return (-(-shape.together // each) if each else 0), sum(hosts for _, hosts in _sizes(fleet, shape))

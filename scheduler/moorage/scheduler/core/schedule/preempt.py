@@ -7,7 +7,7 @@ continues where the old one stopped. Victims are searched once a second, after a
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final, NamedTuple
 
 from moorage.scheduler.core.draft import Draft
@@ -17,16 +17,24 @@ from moorage.scheduler.core.ledger.records import Count
 from moorage.scheduler.core.ledger.state import CANCELLING, ENDING, Job, Member, State
 from moorage.scheduler.core.lifecycle.transitions import Lifecycle
 from moorage.scheduler.core.queue.queue import REPLICA_BITS, Group, Key
-from moorage.scheduler.core.schedule.victims import VOID_MS, Choice, Preemption, Right
+from moorage.scheduler.core.schedule.victims import LOWEST, VOID_MS, Choice, Preemption, Right
 
 #: the most jobs for which others are being ended at one time
 STANDING_MAX: Final = 16
-#: jobs for which victims are searched each second, by one right after the other; each search reads up to
-#: `victims.READ_MAX` changed hosts
-SEARCHES_MAX: Final = 2
+#: jobs for which victims are searched each second, by one right after the other: two, and more as long as they look at
+#: no more hosts than `LOOKS_MAX`. Each search reads up to `victims.READ_MAX` changed hosts
+SEARCHES_MIN: Final = 2
+LOOKS_MAX: Final = 2_048
+#: jobs of one group for which victims are searched in one second
+CANDIDATES_MAX: Final = STANDING_MAX
+#: the most replicas of a job for which one search makes room
+REPLICAS_MAX: Final = 64
+#: a job of many replicas, whose victims have ended, keeps their hosts for so long: by then those it could start run
+STARTED_MS: Final = 1_000
 #: jobs asked to end that are tracked from record to record
 FOLLOWED_MAX: Final = 10_000
-_NOBODY: Final[frozenset[int]] = frozenset()
+#: what a queue group is known by from one second to the next: its priority, the index of its shape, its tenant
+Kind = tuple[int, int, str]
 _LEAVING: Final = frozenset((ENDING, CANCELLING))
 
 
@@ -42,6 +50,20 @@ def leaving_for(state: State, job: Job) -> Iterator[Member]:
                 yield member
 
 
+class Candidate(NamedTuple):
+    """A job that may end others if it has the right: its entry in a queue group, and how many replicas may start."""
+
+    key: Key
+    item: int
+    group: Group
+    replicas: int
+
+    @property
+    def kind(self) -> Kind:
+        """The kind of its group."""
+        return (self.group.priority, self.group.shape.index, self.group.tenant)
+
+
 class UnderWay(NamedTuple):
     """GPUs by tenant: `awaited` by jobs for which others end, and its own that are `ending` for any reason."""
 
@@ -49,7 +71,7 @@ class UnderWay(NamedTuple):
     ending: Counter[str]
 
     def add(self, tenant: str, shape: Shape, found: Choice) -> None:
-        self.awaited[tenant] += shape.gpus
+        self.awaited[tenant] += found.replicas * shape.gpus
         for victim in found.victims:
             self.ending[victim.job.tenant] += victim.gpus
 
@@ -57,9 +79,10 @@ class UnderWay(NamedTuple):
 class Preempting:
     """Searches and tracks preemptions for one engine's state.
 
-    Jobs of at least `priority` may preempt jobs of lower priority; above 100, none may. With `reclaim`, jobs may also
-    end others to get their tenant's guaranteed GPUs back. `knows_fleet` says whether every worker was heard from in
-    this term, or had time to renew: a worker not heard from may have room.
+    Any job that is not preemptible itself may end preemptible ones. Jobs of at least `priority` may preempt jobs of
+    lower priority; above 100, none may. With `reclaim`, jobs may also end others to get their tenant's guaranteed GPUs
+    back. `knows_fleet` says whether every worker was heard from in this term, or had time to renew: a worker not heard
+    from may have room.
     """
 
     def __init__(
@@ -76,14 +99,15 @@ class Preempting:
         self.reclaim = reclaim
         self.knows_fleet = knows_fleet
         self._sought_ms = 0
-        self._in_vain: dict[int, int] = {}  # queue entry -> ledger ms of the last search without result
+        #: by the kind of the group: ledger ms of the last search without result
+        self._in_vain: dict[Kind, int] = {}
         self._void: dict[int, int] = {}  # job number -> ledger ms since which all its victims have ended
         #: numbers of jobs asked to end that may not have ended; None if all members must be read to find them
         self._asked: set[int] | None = None
 
-    @property
-    def allowed(self) -> bool:
-        return self.reclaim or self.priority <= 100
+    def allowed(self, draft: Draft) -> bool:
+        """Return whether a job may end others now."""
+        return self.reclaim or self.priority <= 100 or draft.state.preemptibles > 0
 
     def held(self, draft: Draft, shape: Shape, priority: int, tenant: str) -> frozenset[int]:
         """Return the hosts reserved for jobs other than those of this shape, priority and tenant."""
@@ -110,7 +134,7 @@ class Preempting:
                 if any(True for _ in leaving_for(draft.state, job)):
                     continue
                 since_ms = before.get(num, draft.time_ms)
-                if draft.time_ms - since_ms < VOID_MS:
+                if draft.time_ms - since_ms < (VOID_MS if job.size == 1 or job.gang else STARTED_MS):
                     self._void[num] = since_ms
                     continue
             draft.add(Preempt(num, [], []))
@@ -118,45 +142,59 @@ class Preempting:
     def seek(
         self,
         draft: Draft,
-        eligible: Callable[[], list[tuple[Key, int, Group]]],
-        excluded: Callable[[Group], frozenset[int]],
+        eligible: Callable[[Draft], Iterable[Candidate]],
+        excluded: Callable[[Draft, Group], frozenset[int]],
     ) -> None:
         """At most once a second, end victims for the first jobs of groups that may preempt and found no room.
 
-        A job without victims is tried after the others next time, so that a hopeless job does not use up the searches.
-        No two jobs get the same host. A record in which an operator changes a priority searches no victims, since the
-        state still has the old priorities; the next record does.
+        A group that found no victims is tried after the others next time, so that a hopeless job does not use up the
+        searches. No two jobs of unlike groups get the same host. A record in which an operator changes a priority
+        searches no victims, since the state still has the old priorities; the next record does.
         """
         if draft.time_ms - self._sought_ms < 1000:
             return
         if draft.reprioritized or not self.knows_fleet():
             return
-        state, searches, groups = draft.state, 0, eligible()
+        state, searches, candidates = draft.state, 0, list(eligible(draft))
         self._sought_ms = draft.time_ms
+        most = max(SEARCHES_MIN, LOOKS_MAX // max(1, len(self.policy.fleet.hosts)))
         under_way = self._under_way(draft)
-        found_now: frozenset[int] = _NOBODY
-        vain = self._in_vain = {item: self._in_vain[item] for _, item, _ in groups if item in self._in_vain}
-        for _, item, group in sorted(groups, key=lambda row: (vain.get(row[1], 0), row)):
-            job = state.jobs.get(item >> REPLICA_BITS)
-            if job is None or job.num in state.preempting or draft.full:
+        found_now = dict[Kind, set[int]]()
+        kinds = {candidate.kind for candidate in candidates}
+        vain = self._in_vain = {kind: at for kind, at in self._in_vain.items() if kind in kinds}
+        hopeless = set[Kind]()
+        for candidate in sorted(candidates, key=lambda row: (vain.get(row.kind, 0), row[:2])):
+            _, item, group, replicas = candidate
+            kind, job = candidate.kind, state.jobs.get(item >> REPLICA_BITS)
+            if job is None or job.num in state.preempting or kind in hopeless or draft.full:
                 continue
-            if searches >= SEARCHES_MAX or len(state.preempting) + searches >= STANDING_MAX:
+            if searches >= most or len(state.preempting) + searches >= STANDING_MAX:
                 return
             rights = self._rights(draft, job, group, under_way)
             if not rights:
                 continue
             searches += 1
-            closed = excluded(group) | found_now | group.shape.refusing
+            closed = excluded(draft, group) | group.shape.refusing | self._taken_now(found_now, kind)
             for right in rights:
+                wanted = 1 if right.reclaims else replicas
                 with self.policy.fleet.avoiding(group.shape.avoid):
-                    found = self.policy.choose(draft, group.shape, right, closed, under_way.ending)
+                    found = self.policy.choose(draft, group.shape, right, closed, under_way.ending, wanted)
                 if found is not None:
-                    found_now |= found.hosts
+                    found_now.setdefault(kind, set()).update(found.hosts)
                     self._end(draft, right, found)
                     under_way.add(job.tenant, group.shape, found)
                     break
             else:
-                vain[item] = draft.time_ms
+                hopeless.add(kind)
+                vain[kind] = draft.time_ms
+
+    def _taken_now(self, found: Mapping[Kind, set[int]], kind: Kind) -> set[int]:
+        """Return the hosts that jobs got in this pass, but those where another of this kind may end more.
+
+        That is where nothing is open: what is open counts for the first of them.
+        """
+        hosts = self.policy.fleet.hosts
+        return {num for other, nums in found.items() for num in nums if other != kind or hosts[num].open}
 
     def asked_to_end(self, jobs: set[int]) -> None:
         """Note the jobs (by number) with members that this record asks to end, for any reason.
@@ -177,8 +215,8 @@ class Preempting:
         """Return the GPUs that are awaited and that are ending, by tenant."""
         found, jobs = UnderWay(Counter(), Counter()), draft.state.jobs
         for job in draft.state.preempting.values():
-            shape = self.policy.shape_of(job)
-            found.awaited[job.tenant] += shape.gpus
+            leaving = sum(member.mask.bit_count() for member in leaving_for(draft.state, job))
+            found.awaited[job.tenant] += max(self.policy.shape_of(job).gpus, leaving)
         if self._asked is None:
             members = (m for worker in draft.state.workers.values() for m in worker.members.values())
             self._asked = {m.replica.job.num for m in members if draft.replica(m.replica).state in _LEAVING}
@@ -193,16 +231,20 @@ class Preempting:
 
     @staticmethod
     def _ending_of(draft: Draft, job: Job | None) -> list[Member]:
-        held = [draft.replica(replica).member for replica in job.replicas] if job is not None else []
+        held = [draft.replica(replica).member for replica in job.rows.values()] if job is not None else []
         return [m for m in held if m is not None and draft.replica(m.replica).state in _LEAVING]
 
     def _rights(self, draft: Draft, job: Job, group: Group, under_way: UnderWay) -> list[Right]:
         """Return by what rights a job may end others, in the order to try them; empty if it has none.
 
-        It takes back its tenant's guaranteed GPUs first. If that gives it no room, its priority decides, also among the
-        jobs of its own tenant.
+        Preemptible jobs go first. Then it takes back its tenant's guaranteed GPUs. If that gives it no room, its
+        priority decides, also among the jobs of its own tenant.
         """
         need, rights = group.shape.gpus, list[Right]()
+        if group.shape.preemptible:
+            return rights
+        if draft.state.preemptibles:
+            rights.append(Right(job, LOWEST + 1, reclaims=False))
         tenant = draft.tenant(job.tenant)
         own = tenant.guaranteed - tenant.gpus - under_way.awaited[job.tenant]
         if self.reclaim and 0 < need <= own:
@@ -224,6 +266,8 @@ class Preempting:
         """Return the reason shown to the victim's tenant; it does not name another tenant's job."""
         mine = right.job.tenant == victim.tenant
         whom = f"job {right.job.name}" if mine else f"tenant {right.job.tenant}"
+        if priority == LOWEST:
+            return f"preempted by {whom}: it is preemptible"
         if right.reclaims:
             return f"preempted: borrowed GPUs go back to tenant {right.job.tenant}"
         return f"preempted by {whom}: priority {right.priority} over {priority}"

@@ -14,6 +14,8 @@ Feitelson, "Backfilling Using System-Generated Predictions", 2007, who predict f
 longer than all seen before is assumed to follow a Pareto law of index 1: after a time t, the median remaining time is t
 (Harchol-Balter and Downey, "Exploiting Process Lifetime Distributions", 1997).
 
+Of what stays (`STAYS`) nothing is learned, and only a time limit says when it ends.
+
 Backfill errs on the safe side twice: a job that would pass a reservation is taken at its longest likely time, the jobs
 that the reservation waits for at their median.
 """
@@ -23,8 +25,8 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
-from typing import Final, NamedTuple
-from weakref import WeakValueDictionary
+from itertools import islice
+from typing import Final
 
 from moorage.scheduler.core.fleet.shape import Shape
 from moorage.scheduler.core.ledger.began import began_ms
@@ -44,7 +46,7 @@ from moorage.scheduler.core.ledger.state import (
     Job,
     Member,
 )
-from moorage.scheduler.core.request_reader import workload_of
+from moorage.scheduler.core.request_reader import STAYS, workload_of
 from moorage.schemas.job import Request
 
 #: runs remembered for each group; older runs are dropped
@@ -66,23 +68,14 @@ FOREVER_MS: Final = 1 << 62
 #: a run that outlived all others is expected, in nine of ten cases, to last at most this many times longer
 OUTLIVED_P90: Final = 9
 
+#: runs of a job of very many replicas that one record teaches
+LEARNED_A_RECORD: Final = 2
 #: ends that show how long the work takes; an end on request does not
 _RAN: Final = frozenset({SUCCEEDED, FAILED, TIMED_OUT, EXITED})
 
 _Group = tuple[str, str, int]
 #: from narrow to wide, see `groups_of`
 Groups = tuple[_Group, _Group, _Group]
-
-
-class Estimate(NamedTuple):
-    """Half of such runs take at most `p50_ms`, nine of ten at most `p90_ms`.
-
-    `samples` is the number of runs behind it; 0 if only the request's time limit is known.
-    """
-
-    p50_ms: int
-    p90_ms: int
-    samples: int
 
 
 class _Runs:
@@ -125,22 +118,12 @@ class _Runs:
         return near
 
 
-class SharedCount:
-    """A counter shared by several holders; unlike an int, it can be a value of a `WeakValueDictionary`."""
-
-    __slots__ = ("__weakref__", "count")
-
-    def __init__(self) -> None:
-        self.count = 0
-
-
 class Durations:
     """Remembers run times by group. Bounded: the least recently used groups are dropped."""
 
     def __init__(self) -> None:
         self.learned = 0  # runs so far: no estimate changes without one
         self._runs: OrderedDict[_Group, _Runs] = OrderedDict()
-        self._told: WeakValueDictionary[tuple[str, str], SharedCount] = WeakValueDictionary()
 
     def __len__(self) -> int:
         return len(self._runs)
@@ -150,120 +133,40 @@ class Durations:
 
         `accepted_ms` is the ledger ms at which its job was accepted.
         """
+        if workload == STAYS:
+            return
         runs = self._runs
         self.learned += 1
-        self._tell(tenant, workload)
         for group in groups_of(tenant, workload, shape):
             known = runs.get(group)
             if known is None:
                 if len(runs) >= GROUPS_MAX:
-                    forgotten, _ = runs.popitem(last=False)
-                    self._tell(*forgotten[:2])
+                    runs.popitem(last=False)
                 known = runs[group] = _Runs()
             else:
                 runs.move_to_end(group)
             known.add(max(0, ms), accepted_ms)
 
-    def told(self, tenant: str, workload: str) -> SharedCount:
-        """Return a counter that grows when runs of this tenant's workload are learned or forgotten.
-
-        Estimates that come from the tenant's other workloads may change without it.
-        """
-        return self._told.setdefault((tenant, workload), SharedCount())
-
-    def _tell(self, tenant: str, workload: str) -> None:
-        told = self._told.get((tenant, workload))
-        if told is not None:
-            told.count += 1
-
-    def estimate(
-        self,
-        tenant: str,
-        workload: str,
-        shape: Shape,
-        limit_ms: int | None = None,
-        accepted_ms: int | None = None,
-    ) -> Estimate | None:
-        """Return an estimate of a whole run; None if nothing is known and there is no time limit.
-
-        `limit_ms` is the request's time limit. No estimate exceeds it; with nothing learned it is both p50 and p90 (an
-        upper bound, as in EASY backfill).
-        """
-        return self.remaining(tenant, workload, shape, 0, limit_ms, accepted_ms)
-
-    def remaining(
-        self,
-        tenant: str,
-        workload: str,
-        shape: Shape,
-        elapsed_ms: int,
-        limit_ms: int | None = None,
-        accepted_ms: int | None = None,
-    ) -> Estimate | None:
-        """Return an estimate of the remaining time of a member that has run for `elapsed_ms`; None as `estimate`.
-
-        With `accepted_ms`, the time at which its job was accepted, runs of siblings take precedence.
-        """
-        left = None if limit_ms is None else max(0, limit_ms - elapsed_ms)
-        known = self._known(groups_of(tenant, workload, shape), accepted_ms)
-        if known is None:
-            return None if left is None else Estimate(left, left, 0)
-        p50, p90 = (_left_ms(known, elapsed_ms, percent) for percent in (50, 90))
-        if left is not None:
-            p50, p90 = min(p50, left), min(p90, left)
-        return Estimate(p50, p90, len(known))
-
     def left_ms(
-        self, tenant: str, workload: str, shape: Shape, elapsed_ms: int, limit_ms: int | None, percent: int
+        self,
+        groups: Groups,
+        elapsed_ms: int = 0,
+        limit_ms: int | None = None,
+        accepted_ms: int | None = None,
+        percent: int = 50,
     ) -> tuple[int, int] | None:
-        """Return (ms in which `percent` of such members end, number of runs known); as `remaining`."""
-        left = None if limit_ms is None else max(0, limit_ms - elapsed_ms)
-        known = self._known(groups_of(tenant, workload, shape), None)
-        if known is None:
-            return None if left is None else (left, 0)
-        ms = _left_ms(known, elapsed_ms, percent)
-        return (ms if left is None else min(ms, left)), len(known)
+        """Return (ms in which `percent` of the members that have run for `elapsed_ms` end, number of runs known).
 
-    def half_left_ms(self, groups: Groups, elapsed_ms: int, limit_ms: int | None, accepted_ms: int) -> int | None:
-        """Return only the `p50_ms` of `remaining`, for questions about thousands of members."""
-        known = self._known(groups, accepted_ms)
-        left_ms = None if known is None else _left_ms(known, elapsed_ms, 50)
-        if limit_ms is None:
-            return left_ms
-        within_ms = max(0, limit_ms - elapsed_ms)
-        return within_ms if left_ms is None else min(left_ms, within_ms)
-
-    def steady_end_ms(
-        self, groups: Groups, since_ms: int, now_ms: int, limit_ms: int | None, accepted_ms: int
-    ) -> tuple[int, int] | None:
-        """Return (end by `half_left_ms`, ledger ms until which that stays the same) for work running since `since_ms`.
-
-        It holds as long as the counter of `told` does not change. An end of -1 means: as far ahead as the work has
-        lasted already. None if the next estimate may differ.
+        `limit_ms` is the request's time limit: no estimate exceeds it, and with nothing learned it is the estimate (an
+        upper bound, as in EASY backfill). With `accepted_ms`, the time at which the job was accepted, runs of siblings
+        take precedence. None if nothing is known and there is no limit.
         """
-        known, elapsed_ms = self._of_workload(groups, accepted_ms), now_ms - since_ms
-        if known is None or elapsed_ms < 0:
-            return None
-        first = 0 if not elapsed_ms else bisect_right(known, elapsed_ms)
-        if first == len(known):
-            return None if limit_ms is not None else (-1, FOREVER_MS)
-        end_ms, until_ms = since_ms + rank(known, 50, first), since_ms + known[first] - 1
+        known = self._known(groups, accepted_ms)
+        ms = None if known is None else _left_ms(known, elapsed_ms, percent)
         if limit_ms is not None:
-            if now_ms > since_ms + limit_ms:
-                return None
-            end_ms, until_ms = min(end_ms, since_ms + limit_ms), min(until_ms, since_ms + limit_ms)
-        return end_ms, until_ms
-
-    def _of_workload(self, groups: Groups, accepted_ms: int) -> list[int] | None:
-        """Return what `_known` returns if that comes from enough runs of this very workload; else None."""
-        own = self._runs.get(groups[0])
-        if own is not None and (near := own.siblings(accepted_ms)):
-            return near
-        for group in groups[:2]:
-            known = self._runs.get(group)
-            if known is not None and len(known.ring) >= SAMPLES_SURE:
-                return known.sorted
-        return None
+            within_ms = max(0, limit_ms - elapsed_ms)
+            ms = within_ms if ms is None else min(ms, within_ms)
+        return None if ms is None else (ms, 0 if known is None else len(known))
 
     def _known(self, groups: Groups, accepted_ms: int | None) -> list[int] | None:
         """Return the sorted runs of the narrowest group with enough runs, else of the narrowest with any; or None.
@@ -304,6 +207,22 @@ class Durations:
         for run_ms in ran.values():
             self.observe(job.tenant, workload, shape, run_ms, job.accepted_ms)
 
+    def learn_some(self, job: Job, shape: Shape, workload: str, new: int) -> None:
+        """Learn from some of the runs that ended with the last `new` transitions of a job of very many replicas.
+
+        It runs for long, and what starts beside it is planned by how long its replicas take.
+        """
+        ends = (row for row in islice(reversed(job.story), new) if row[STATE] in _RAN and row[WORKER] >= 0)
+        for end in list(islice(ends, LEARNED_A_RECORD)):
+            for row in reversed(job.story):
+                if row[REPLICA] != end[REPLICA] or row[ATTEMPT] != end[ATTEMPT]:
+                    continue
+                if row[STATE] == FROZEN:
+                    break
+                if row[STATE] == RUNNING:
+                    self.observe(job.tenant, workload, shape, end[AT_MS] - row[AT_MS], job.accepted_ms)
+                    break
+
 
 def rank(ordered: list[int], percent: int, first: int = 0) -> int:
     """Return the nearest-rank quantile of sorted values from the place `first` on; `percent` 0 is the smallest."""
@@ -321,6 +240,8 @@ def _left_ms(known: list[int], elapsed_ms: int, percent: int) -> int:
 
 def groups_of(tenant: str, workload: str, shape: Shape) -> Groups:
     """Return the groups of such a run, narrowest first. `workload` is never empty: it is at least the driver."""
+    if workload == STAYS:  # neither its own runs nor those of others tell its end
+        return (tenant, STAYS, -1), (tenant, STAYS, -1), (tenant, STAYS, -1)
     return (tenant, workload, shape.index), (tenant, workload, -1), (tenant, "", shape.gpus)
 
 
@@ -348,8 +269,9 @@ class Estimates:
         after, limit_ms = after_ms(request), _limit_ms(request)
         if limit_ms is not None:
             return limit_ms + after
-        found = self.durations.estimate(tenant, workload_of(request), shape, None, accepted_ms)
-        return found.p90_ms + after if found is not None else None
+        groups = groups_of(tenant, workload_of(request), shape)
+        found = self.durations.left_ms(groups, accepted_ms=accepted_ms, percent=90)
+        return found[0] + after if found is not None else None
 
     def end_ms(self, member: Member, now_ms: int) -> int | None:
         """Return the ledger ms at which a member is expected to end; None if unknown."""
@@ -357,45 +279,16 @@ class Estimates:
         began = runs_as.since_ms if runs_as.since_ms >= 0 else began_ms(member, now_ms)
         elapsed = now_ms - began if now_ms > began else 0
         accepted_ms = member.replica.job.accepted_ms
-        left_ms = self.durations.half_left_ms(runs_as.groups, elapsed, runs_as.limit_ms, accepted_ms)
-        return None if left_ms is None else now_ms + left_ms
+        found = self.durations.left_ms(runs_as.groups, elapsed, runs_as.limit_ms, accepted_ms)
+        return None if found is None else now_ms + found[0]
 
     def ends_of(self, members: Iterable[Member], now_ms: int) -> list[tuple[int, int, int, int]]:
         """Return (`end_ms`, device mask, CPU milli, memory in MiB) of each member; `FOREVER_MS` for an unknown end."""
         found: list[tuple[int, int, int, int]] = []
         for member in members:
-            known: RunsAs | None = member.runs_as
-            if (
-                known is None
-                or known.until_ms < now_ms
-                or known.told is None
-                or known.told.count != known.told_at
-                or known.shape is not member.replica.job.shape
-            ):
-                end_ms = self.end_ms(member, now_ms)
-                self._note(member, now_ms)
-                known = self.runs_as(member)
-            else:
-                end_ms = known.end_ms if known.end_ms >= 0 else 2 * now_ms - known.since_ms
-            asked = known.shape
+            end_ms, asked = self.end_ms(member, now_ms), self.runs_as(member).shape
             found.append((FOREVER_MS if end_ms is None else end_ms, member.mask, asked.cpu_milli, asked.memory_mib))
         return found
-
-    def _note(self, member: Member, now_ms: int) -> None:
-        """Cache a member's estimated end, and until when that holds; most scans then need no new estimate."""
-        runs_as = self.runs_as(member)
-        if runs_as.since_ms < 0:
-            return
-        if runs_as.told is None:
-            runs_as.told = self.durations.told(*runs_as.groups[0][:2])
-        elif runs_as.until_ms < 0 and runs_as.told.count == runs_as.told_at:
-            return  # there was no stable answer, and nothing was learned since
-        job = member.replica.job
-        steady = self.durations.steady_end_ms(
-            runs_as.groups, runs_as.since_ms, now_ms, runs_as.limit_ms, job.accepted_ms
-        )
-        runs_as.end_ms, runs_as.until_ms = steady or (-1, -1)
-        runs_as.told_at = runs_as.told.count
 
     def runs_as(self, member: Member) -> RunsAs:
         """Return the data that a member's estimate needs; computed once per member and shape."""
@@ -427,15 +320,13 @@ def after_ms(request: Request) -> int:
 class RunsAs:
     """What the estimate of a member's end needs, cached because one scan reads thousands of members.
 
-    `since_ms` is the ledger ms since which it runs; -1 if it does not run yet, or its story does not say. `end_ms` and
-    `until_ms` are from `Durations.steady_end_ms`, when the counter `told` was `told_at`; -1 if there was no answer.
+    `since_ms` is the ledger ms since which it runs; -1 if it does not run yet, or its story does not say.
     """
 
-    __slots__ = ("end_ms", "groups", "limit_ms", "shape", "since_ms", "told", "told_at", "until_ms")
+    __slots__ = ("groups", "limit_ms", "shape", "since_ms")
 
     def __init__(self, shape: Shape, groups: Groups, limit_ms: int | None) -> None:
         self.shape = shape
         self.groups = groups
         self.limit_ms = limit_ms
-        self.since_ms = self.end_ms = self.until_ms = self.told_at = -1
-        self.told: SharedCount | None = None
+        self.since_ms = -1

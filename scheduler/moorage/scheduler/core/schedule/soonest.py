@@ -98,7 +98,7 @@ def _rooms(row: _Row, shape: Shape, estimates: Estimates, now_ms: int) -> Iterat
             yield ends[-1][0], num, emptied
         return
     mask, last = host.cls.fit(shape).mask, now
-    opens, ended = mask & host.lent & ~(host.shut | host.twice), 0
+    opens, ended = mask & host.lent & ~(host.shut | host.awaited), 0
     # by member the slots that later ends leave: a device with several sharers is free once the last of them has left
     later = list(accumulate((row[1] for row in reversed(ends)), or_, initial=0))[-2::-1]
     # not what the host has free: that counts a member that leaves in this record, which is among the ends, too

@@ -9,13 +9,17 @@ between two passes, and a group's verdict is written and judged here alone.
   that may preempt it, and under fair share tenants that are owed more. Any job passes it that surely ends before the
   reserved job is expected to start (`backfill`).
 - Jobs were ended there for another job (`preempt`): until that starts, the host is its own.
-- The host is drained before the job surely ends, or the job avoids it (`QueueOrder.kept_from`). That is the job's own
-  matter: those behind it in its group are tried.
+- The host is drained before the job surely ends, or the job avoids it (`QueueOrder.kept_from`), or refused jobs of its
+  shape (`Shape.refusing`). That is the job's own matter: those behind it in its group are tried.
 - Its tenant's limit, or a hold (`QueueOrder.may`). That is the tenant's matter: its groups are served, and wait.
 
+What counts as room is the host's matter: `Host.open_to` leaves out devices in other use, unwell, or awaited by a frozen
+job.
+
 *When the plan is made again*: at most once a second (with more than a thousand hosts: once in as many ms). A
-reservation whose job may not start any more is dropped in the next pass, whatever the time; who comes next gets hosts
-by the next plan. Hosts that a plan leaves are opened, one by one.
+reservation whose job has started or ended is dropped in the next pass, whatever the time; who comes next gets hosts by
+the next plan. If its job waits but may not start any more, that plan is made at once: a new leader learns in its first
+pass whom a limit keeps waiting. Hosts that a plan leaves are opened, one by one.
 
 *A verdict* says that the first job of a group found no room: at which change of the fleet, and, where reserved hosts
 had room for it, under which plan. It holds
@@ -86,6 +90,8 @@ class Verdicts:
         """Begin a pass; `QueueOrder` has begun before."""
         self._draft = draft
         if self.reservation is not None and not self.stands(draft):
+            if self._order.waits(draft, self.reservation.item):
+                self._planned_ms = -math.inf
             self._become(None)
         if draft.time_ms - self._planned_ms >= self._known.step_ms and not self._is_settled(draft):
             answer = plan(self._known, draft, self.reservation)
@@ -169,8 +175,8 @@ class Verdicts:
 
     def _still_waits(self, draft: Draft, job: Job) -> bool:
         """Return whether a job for which others are being ended could still start."""
-        waiting = any(draft.replica(replica).state == QUEUED for replica in job.replicas)
-        return waiting and draft.job(job).hold is None and draft.tenant(job.tenant).hold is None
+        waiting = draft.job(job).fresh or any(draft.replica(row).state == QUEUED for row in job.rows.values())
+        return bool(waiting) and draft.job(job).hold is None and draft.tenant(job.tenant).hold is None
 
     # ----------------------------------------------------------------------- which hosts are excluded for a group
 

@@ -1,8 +1,8 @@
 """Chooses which running jobs to end so that a job with a better right can start: as few as possible, gangs whole.
 
-Off unless the settings allow it. Freed hosts belong to the job for which they were freed (see `Verdicts.taken_back`);
-the ledger records that in `Job.preempts` before the first victim is asked to end. Shared devices are left alone, and no
-job gets a share by preemption: ending one sharer frees no whole device.
+Preemptible jobs end for any other; all else only where a setting allows it. Freed hosts belong to the job for which
+they were freed (see `Verdicts.taken_back`); the ledger records that in `Job.preempts` before the first victim is asked
+to end. Shared devices are left alone, and no job gets a share by preemption: ending one sharer frees no whole device.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ COMPARED_MAX: Final = 256
 READ_MAX: Final = 2_048
 #: a job that has not started this long after its victims ended loses its reserved hosts
 VOID_MS: Final = 10_000
+#: the priority that a preemptible job defends: any other job's is higher
+LOWEST: Final = -1
 _LEAVING: Final = frozenset((ENDING, CANCELLING))
 _RUNS: Final = frozenset((RUNNING, FROZEN))
 
@@ -55,8 +57,8 @@ class Victim:
         self.members = members
         self.job = members[0].replica.job
         self.priority = priority
-        self.gpus = sum(member.mask.bit_count() for member in members)
-        self.cost = sum(max(1, m.mask.bit_count()) * max(0, ms) for m, ms in zip(members, lost_ms, strict=True))
+        self.gpus = sum(member.home.bit_count() for member in members)
+        self.cost = sum(max(1, m.home.bit_count()) * max(0, ms) for m, ms in zip(members, lost_ms, strict=True))
 
     @property
     def rank(self) -> tuple[int, int, int, int]:
@@ -65,10 +67,11 @@ class Victim:
 
 
 class Choice(NamedTuple):
-    """The victims, and the hosts to reserve for the job that they end for."""
+    """The victims, the hosts to reserve for the job that they end for, and how many of its replicas these hold."""
 
     victims: list[Victim]
     hosts: frozenset[int]
+    replicas: int
 
 
 class Preemption:
@@ -98,10 +101,13 @@ class Preemption:
         self._reprioritized = -1
         self._next = 0  # the worker number at which the next search begins to read changed hosts
 
-    def defended(self, job: Job, began_ms: int) -> int:
-        """Return the priority that another job has to exceed to end a job that started at `began_ms`."""
+    def defended(self, member: Member, began_ms: int) -> int:
+        """Return the priority that another job has to exceed to end a member that started at `began_ms`."""
+        job = member.replica.job
         priority = self.priority_of(job)
-        return priority if self.ageing is None else self.ageing.of(priority, began_ms - job.accepted_ms)
+        if member.preemptible:
+            return LOWEST
+        return priority if self.ageing is None else self.ageing.of(priority, began_ms - job.may_start_ms)
 
     def read(self, draft: Draft) -> dict[int, _Read] | None:
         """Return by worker number what may be ended on each host; None until every host was read once.
@@ -140,31 +146,38 @@ class Preemption:
         found: dict[tuple[int, str], tuple[int, int]] = {}
         for member in host.worker.members.values():
             job = member.replica.job
-            if member.mode > EXCLUSIVE or member.mask & host.twice:
-                continue  # the end of a guest leaves its devices with the frozen job
+            if member.mode > EXCLUSIVE:
+                continue
             if member.replica.state not in _RUNS:
                 settled = settled and member.replica.state in _LEAVING
                 if draft.replica(member.replica).state not in _RUNS:  # else it starts to run with this record
                     continue
             began = begins.of(member)
-            key = (self.priority_of(job) if job.gang else self.defended(job, began), job.tenant)
+            key = (self.priority_of(job) if job.gang else self.defended(member, began), job.tenant)
             mask, first = found.get(key, (0, began))
-            found[key] = (mask | member.mask, min(first, began))
+            found[key] = (mask | member.home, min(first, began))
         return _Read(host, seq, settled, sorted((*key, *row) for key, row in found.items()))
 
     def choose(
-        self, draft: Draft, shape: Shape, right: Right, excluded: frozenset[int], ending: Mapping[str, int]
+        self,
+        draft: Draft,
+        shape: Shape,
+        right: Right,
+        excluded: frozenset[int],
+        ending: Mapping[str, int],
+        wanted: int = 1,
     ) -> Choice | None:
         """Return the cheapest victims; None if no victims make room, none are needed, or not every host was read yet.
 
-        `ending` are GPUs by tenant that are ending already: still leased, but they cannot be taken back again.
+        They make room for a gang, or for up to `wanted` replicas of another job. `ending` are GPUs by tenant that are
+        ending already: still leased, but they cannot be taken back again.
         """
         if shape.mode > EXCLUSIVE:
             return None
         read = self.read(draft)
         if read is None:
             return None
-        search = _Search(self, draft, shape, right, excluded, ending)
+        search = _Search(self, draft, shape, right, excluded, ending, max(wanted, shape.together))
         return search.run(read)
 
 
@@ -201,7 +214,7 @@ class _Begins:
         job = member.replica.job
         if member.replica.state not in _RUNS:
             return self._now_ms
-        if len(job.replicas) == 1:
+        if job.size == 1:
             return began_ms(member, self._now_ms)
         found = self._of_job.get(job.num)
         if found is None:
@@ -224,8 +237,10 @@ class _Search:
         right: Right,
         excluded: frozenset[int],
         ending: Mapping[str, int],
+        wanted: int,
     ) -> None:
         self.policy = policy
+        self.wanted = wanted
         self.draft = draft
         self.shape = shape
         self.right = right
@@ -246,7 +261,7 @@ class _Search:
             return None  # there is room already: what keeps it from starting will pass
         order, scanned = self._order(read), 0
         heap: list[tuple[tuple[int, int], int, list[Victim]]] = []
-        while self.room < self.shape.together:
+        while self.room < self.wanted:
             while scanned < len(order) and (not heap or self._may_be_better(order[scanned][0], heap[0][0][0], scanned)):
                 offer = self._offer(order[scanned][2])
                 scanned += 1
@@ -267,8 +282,10 @@ class _Search:
                 heappush(heap, again)
         if self.room < self.shape.together:
             return None
+        self.wanted = min(self.wanted, self.room)
         self._spare()
-        return Choice(sorted(self.chosen.values(), key=lambda victim: victim.rank), self._held())
+        victims = sorted(self.chosen.values(), key=lambda victim: victim.rank)
+        return Choice(victims, self._held(), max(1, self.wanted // self.shape.together))
 
     def _may_be_better(self, level: int, best: int, scanned: int) -> bool:
         """Return whether a host may have better victims than the best so far, after `scanned` hosts."""
@@ -298,13 +315,15 @@ class _Search:
                 fit, may = host.cls.fit(shape).mask, host.lent & ~host.shut
                 free = host.open & fit
                 rooms = host.cls.rooms(free, shape)
-            free |= mask & may & fit
+            free |= mask & may & fit  # at most: frozen jobs may wait for some of them
             if host.cls.rooms(free, shape) > rooms:
                 return priority
         return None
 
     def _allows(self, tenant: str, priority: int, began_ms: int) -> bool:
         """Return whether a member of this tenant with this defended priority and start may be ended."""
+        if priority == LOWEST:
+            return not self.right.reclaims
         if self.draft.time_ms - began_ms < self.policy.runtime_ms:
             return False
         if self.right.reclaims:
@@ -319,10 +338,15 @@ class _Search:
         """Return the GPUs that a tenant has beyond its guarantee, less those that are ending."""
         found = self.borrowed.get(tenant)
         if found is None:
-            draft = self.draft
-            found = draft.tenant(tenant).gpus - draft.tenant(tenant).guaranteed - self.taken.get(tenant, 0)
-            self.borrowed[tenant] = found
+            found = self.borrowed[tenant] = self._beyond_guarantee(tenant)
         return found
+
+    def _beyond_guarantee(self, tenant: str) -> int:
+        """Return the same, computed anew. What its frozen members wait for counts: no other job gets that."""
+        row, hosts = self.draft.tenant(tenant), self.policy.fleet.with_frozen.values()
+        frozen = (member for host in hosts for member in host.frozen.values() if member.replica.job.tenant == tenant)
+        waits = sum(member.home.bit_count() for member in frozen)
+        return row.gpus + waits - row.guaranteed - self.taken.get(tenant, 0)
 
     def _room(self, host: Host, victims: Iterable[Victim]) -> int:
         """Return how many replicas fit on a host once these victims have left it."""
@@ -331,16 +355,15 @@ class _Search:
         if shape.count:
             freed = 0
             for member in mine:
-                freed |= member.mask
-            devices = host.cls.fit(shape).mask & (host.open | (0 if host.waiting else freed & host.lent & ~host.shut))
-            room = host.cls.rooms(devices, shape)
+                freed |= self.draft.mask_of(member)
+            room = host.cls.rooms(host.cls.fit(shape).mask & host.opened_by(mine, freed), shape)
         if shape.cpu_milli and host.cpu_milli:
             cpu = host.cpu_free + sum(self.policy.shape_of(m.replica.job).cpu_milli for m in mine)
             room = min(room, cpu // shape.cpu_milli)
         if shape.memory_mib and host.memory_mib:
             memory = host.memory_free + sum(self.policy.shape_of(m.replica.job).memory_mib for m in mine)
             room = min(room, memory // shape.memory_mib)
-        return min(max(0, room), shape.together)
+        return min(max(0, room), self.wanted)
 
     def _refresh(self, victim: Victim) -> None:
         for num in {member.worker.num for member in victim.members} & self.hosts.keys():
@@ -377,8 +400,8 @@ class _Search:
 
     def _may_end(self, job: Job, member: Member) -> Victim | None:
         draft, right, policy = self.draft, self.right, self.policy
-        members = tuple(r.member for r in job.replicas if r.member is not None) if job.gang else (member,)
-        if job is right.job or not members or member.mask & policy.fleet.hosts[member.worker.num].twice:
+        members = tuple(r.member for r in job.rows.values() if r.member is not None) if job.gang else (member,)
+        if job is right.job or not members:
             return None
         if any(
             draft.replica(m.replica).member is not m
@@ -388,7 +411,7 @@ class _Search:
         ):
             return None  # it has ended, is ending, or shares a device
         lasted_ms = [draft.time_ms - self.begins.of(m) for m in members]
-        priority = policy.defended(job, draft.time_ms - max(lasted_ms))
+        priority = policy.defended(member, draft.time_ms - max(lasted_ms))
         if not self._allows(job.tenant, priority, draft.time_ms - min(lasted_ms)):
             return None
         if draft.replica(member.replica).state == FROZEN:  # a gang is never frozen
@@ -400,8 +423,7 @@ class _Search:
         name = victim.job.tenant
         if not self._spares(name) or not (self.right.reclaims or victim.gpus):
             return True
-        borrowed = self.draft.tenant(name).gpus - self.draft.tenant(name).guaranteed - self.taken.get(name, 0)
-        return borrowed - sum(v.gpus for v in beside if v.job.tenant == name) >= victim.gpus
+        return self._beyond_guarantee(name) - sum(v.gpus for v in beside if v.job.tenant == name) >= victim.gpus
 
     def _take(self, victim: Victim) -> None:
         self._choose(victim)
@@ -426,13 +448,13 @@ class _Search:
         """Drop victims that turned out not to be needed: the end of a gang may have freed enough."""
         for victim in sorted(self.chosen.values(), key=lambda victim: victim.rank, reverse=True):
             self._leave_out(victim)
-            if self.room < self.shape.together:
+            if self.room < self.wanted:
                 self._choose(victim)
 
     def _held(self) -> frozenset[int]:
         """Return the hosts to reserve: as few as hold the job, those with most room first."""
         rooms = sorted(((room, num) for num, room in self.rooms.items()), key=lambda row: (-row[0], row[1]))
-        held, left = [], self.shape.together
+        held, left = [], self.wanted
         for room, num in rooms:
             if left > 0 and room:
                 held.append(num)

@@ -80,6 +80,7 @@ class SlotReading:
     #: the greatest of compute, encoder and decoder in the driver's samples since the reading before; 0 if it keeps none
     peak_percent: int = 0
     power_w: int | None = None  # None if the board does not report it
+    power_limit_w: int | None = None  # the most that it may draw now; None if the board does not report it
     #: a VM has it: the host cannot read it, and it is neither missing nor free
     handed_on: bool = False
     #: what each process uses, by pid; None unless the driver reports it for every process

@@ -1,9 +1,11 @@
-"""Read, resolve and write CDI specs: files of a host that say what a container needs for a device.
+"""Read the devices in CDI specs: files of a host that say what a container needs for a device.
 
 Source: the Container Device Interface specification up to 1.1.0. Where the document leaves a case open, or engines
 differ from it, this module does what Docker 26.1 and Podman 4.3 do: a device that is in two files of one folder does
-not exist, a later folder overrides an earlier one, and a file with an error is ignored as a whole. A vendor or class of
-one letter crashes dockerd 26.1 when it reads the file, so this module neither reads nor writes one.
+not exist, a later folder overrides an earlier one, and a file without a valid kind and names is ignored as a whole.
+
+Of a device only its names and files in /dev are read. What else a container gets with it, and whether the version of a
+file is one that the engine knows, the engine judges: a file of a newer version names its devices as others do.
 
 A file that cannot be used is a line in `Registry.faults`, not an error: the other files must stay usable.
 """
@@ -13,10 +15,10 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import msgspec
 
@@ -36,86 +38,32 @@ ALL: Final = "all"
 #: the kind of each vendor's devices
 KINDS: Final = {"nvidia": "nvidia.com/gpu", "amd": "amd.com/gpu", "intel": "intel.com/gpu"}
 
-#: the known versions; `lowest_version` says which version introduced what
-VERSIONS: Final = ("0.1.0", "0.2.0", "0.3.0", "0.4.0", "0.5.0", "0.6.0", "0.7.0", "0.8.0", "1.0.0", "1.1.0")
 _VENDOR: Final = re.compile(r"[A-Za-z][A-Za-z0-9._-]*[A-Za-z0-9]")
 _CLASS: Final = re.compile(r"[A-Za-z][A-Za-z0-9._-]*[A-Za-z0-9]")
 _NAME: Final = re.compile(r"[A-Za-z0-9]|[A-Za-z0-9][A-Za-z0-9_.:-]*[A-Za-z0-9]")
 
 
-class DeviceNode(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel", omit_defaults=True):
+class DeviceNode(msgspec.Struct, frozen=True, rename="camel"):
     path: str
     host_path: str = ""
-    type: str = ""
-    major: int | None = None
-    minor: int | None = None
-    file_mode: int | None = None
-    permissions: str = ""
-    uid: int | None = None
-    gid: int | None = None
 
 
-class NetDevice(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel", omit_defaults=True):
-    host_interface_name: str
-    name: str
+class Edits(msgspec.Struct, frozen=True, rename="camel"):
+    """The device nodes that a container gets."""
 
-
-class Mount(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel", omit_defaults=True):
-    host_path: str
-    container_path: str
-    options: list[str] = []
-    type: str = ""
-
-
-class Hook(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel", omit_defaults=True):
-    hook_name: Literal[
-        "prestart", "createRuntime", "createContainer", "startContainer", "poststart", "poststop"
-    ]  # fmt: skip
-    path: str
-    args: list[str] = []
-    env: list[str] = []
-    timeout: int | None = None
-
-
-class IntelRdt(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel", omit_defaults=True):
-    clos_id: str = msgspec.field(default="", name="closID")
-    l3_cache_schema: str = ""
-    mem_bw_schema: str = ""
-    enable_cmt: bool = msgspec.field(default=False, name="enableCMT")
-    enable_mbm: bool = msgspec.field(default=False, name="enableMBM")
-
-
-class Edits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel", omit_defaults=True):
-    """What a container gets: variables, device nodes, mounts, hooks and groups."""
-
-    env: list[str] = []
     device_nodes: list[DeviceNode] = []
-    net_devices: list[NetDevice] = []
-    mounts: list[Mount] = []
-    hooks: list[Hook] = []
-    additional_gids: list[int] = msgspec.field(default_factory=list, name="additionalGids")
-    intel_rdt: IntelRdt | None = None
-
-    def __add__(self, other: Edits) -> Edits:
-        """Return both edits, `other` last; of two `intelRdt` the later one."""
-        lists = (name for name in self.__struct_fields__ if name != "intel_rdt")
-        joined: dict[str, Any] = {name: getattr(self, name) + getattr(other, name) for name in lists}
-        return Edits(**joined, intel_rdt=other.intel_rdt or self.intel_rdt)
 
 
-class SpecDevice(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel", omit_defaults=True):
+class SpecDevice(msgspec.Struct, frozen=True, rename="camel"):
     name: str
     container_edits: Edits
-    annotations: dict[str, str] = {}
 
 
-class Spec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel", omit_defaults=True):
-    """One file. If any of its devices is used, `container_edits` are applied once, before the devices' edits."""
+class Spec(msgspec.Struct, frozen=True, rename="camel"):
+    """One file. A container that gets any of its devices also gets its `container_edits`."""
 
-    cdi_version: str
     kind: str
     devices: list[SpecDevice]
-    annotations: dict[str, str] = {}
     container_edits: Edits = Edits()
 
 
@@ -142,14 +90,9 @@ class Registry:
         wanted = list(dict.fromkeys(names))
         if missing := [name for name in wanted if name not in self.devices]:
             raise CdiError(f"unresolvable CDI devices {', '.join(missing)}")
-        edits, seen = Edits(), set[int]()
-        for name in wanted:
-            spec, device = self.devices[name]
-            if id(spec) not in seen:
-                seen.add(id(spec))
-                edits += spec.container_edits
-            edits += device.container_edits
-        return edits
+        specs = {id(spec): spec.container_edits for spec, _ in map(self.devices.__getitem__, wanted)}
+        edits = [*specs.values(), *(self.devices[name][1].container_edits for name in wanted)]
+        return Edits([node for each in edits for node in each.device_nodes])
 
     def own_nodes(self, name: str) -> frozenset[str]:
         """Return the host paths of a device's own device nodes, without those of its whole spec."""
@@ -284,9 +227,7 @@ def parse(text: bytes) -> Spec:
 
 
 def check(spec: Spec) -> None:
-    """Raise CdiError for a spec that an engine would ignore, or that would crash it."""
-    if spec.cdi_version not in VERSIONS:
-        raise CdiError(f"cdiVersion {spec.cdi_version!r} must be one of {', '.join(VERSIONS)}")
+    """Raise CdiError for a spec whose devices no engine would find by their names."""
     vendor, _, kind = spec.kind.partition("/")
     for word, pattern, what in ((vendor, _VENDOR, "vendor"), (kind, _CLASS, "class")):
         if len(word) > NAME_CHARS_MAX or not pattern.fullmatch(word):
@@ -300,67 +241,8 @@ def check(spec: Spec) -> None:
         if device.name in names:
             raise CdiError(f"the device {device.name} is there twice")
         names.add(device.name)
-        if device.container_edits == Edits():
-            raise CdiError(f"the device {device.name} has empty containerEdits")
-        _check_edits(device.container_edits)
-    _check_edits(spec.container_edits)
-    needed = lowest_version(spec)
-    if VERSIONS.index(spec.cdi_version) < VERSIONS.index(needed):
-        raise CdiError(f"cdiVersion {spec.cdi_version} is too low for what it contains: {needed}")
-
-
-def _check_edits(edits: Edits) -> None:
-    for variable in edits.env:
-        if not variable.partition("=")[1] or variable.startswith("="):
-            raise CdiError(f"env must be NAME=VALUE, found {variable!r}")
-    for node in edits.device_nodes:
-        if not node.path or node.type not in ("", "b", "c", "u", "p"):
-            raise CdiError(f"no device node: {node.path!r} of type {node.type!r}")
-        if not set(node.permissions) <= set("rwm"):
-            raise CdiError(f"permissions of {node.path} must be of r, w and m, found {node.permissions!r}")
-    for mount in edits.mounts:
-        if not mount.host_path or not mount.container_path:
-            raise CdiError("a mount needs hostPath and containerPath")
-    for hook in edits.hooks:
-        if not hook.path.startswith("/"):
-            raise CdiError(f"a hook needs an absolute path, found {hook.path!r}")
-
-
-def lowest_version(spec: Spec) -> str:
-    """Return the lowest version of CDI that has everything in a spec."""
-    edits = [spec.container_edits, *(device.container_edits for device in spec.devices)]
-    uses = {
-        "1.1.0": any(each.net_devices for each in edits),
-        "0.7.0": any(each.intel_rdt or each.additional_gids for each in edits),
-        "0.6.0": bool(spec.annotations or any(device.annotations for device in spec.devices))
-        or "." in spec.kind.partition("/")[2],
-        "0.5.0": any(node.host_path for each in edits for node in each.device_nodes)
-        or any(device.name[:1].isdigit() for device in spec.devices),
-        "0.4.0": any(mount.type for each in edits for mount in each.mounts),
-    }
-    return next((version for version, is_used in uses.items() if is_used), "0.3.0")
 
 
 def _fault(path: Path, error: Exception) -> str:
     why = (error.strerror or str(error)) if isinstance(error, OSError) else str(error)
     return in_one_line(f"{path}: {why}")[:FAULT_CHARS_MAX]
-
-
-# --------------------------------------------------------------------------------------------------------- writing
-
-
-def write_spec(folder: Path, kind: str, devices: Sequence[SpecDevice], edits: Edits = Edits()) -> Path:  # noqa: B008
-    """Write a spec with the lowest version that allows its content, atomically; return its path.
-
-    Raises CdiError for a spec that an engine would not read, OSError for a folder that cannot be written.
-    """
-    spec = Spec(VERSIONS[-1], kind, list(devices), container_edits=edits)
-    spec = msgspec.structs.replace(spec, cdi_version=lowest_version(spec))
-    text = msgspec.json.format(msgspec.json.encode(spec)) + b"\n"
-    parse(text)
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"moorage-{kind.replace('/', '-')}.json"
-    unfinished = path.with_suffix(".unfinished")  # engines do not read this suffix
-    unfinished.write_bytes(text)
-    os.replace(unfinished, path)
-    return path

@@ -14,13 +14,6 @@ SHARED: Final = {
     "intel": (),
 }
 _RENDER: Final = re.compile(r"/dev/dri/renderD[0-9]+")
-#: number of the first render node
-RENDER_FIRST: Final = 128
-
-
-def own_node(vendor: str, number: int) -> str:
-    """Return the file of a device by its number: NVIDIA's minor number, else the position among the render nodes."""
-    return f"/dev/nvidia{number}" if vendor == "nvidia" else f"/dev/dri/renderD{RENDER_FIRST + number}"
 
 
 def device_nodes(vendor: str, own: Iterable[str], root: Path = Path("/")) -> tuple[list[str], list[str]]:

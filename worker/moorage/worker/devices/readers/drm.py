@@ -44,6 +44,8 @@ class _Values:
     util_percent: int | None
     vram_used_mib: int | None
     temperature_c: int | None
+    power_w: int | None
+    power_limit_w: int | None
     uncorrected_errors: int
 
 
@@ -152,6 +154,8 @@ class DrmInventory:
             util_percent=values.util_percent,
             memory_used_mib=used_mib,
             temperature_c=values.temperature_c,
+            power_w=values.power_w,
+            power_limit_w=values.power_limit_w,
             health=health_of(values.temperature_c, values.uncorrected_errors),
             uncorrected_errors=values.uncorrected_errors,
             processes=processes,
@@ -204,6 +208,8 @@ def _read_values(card: Card) -> _Values:
         _util_percent(card),
         used_mib,
         _temperature_c(card),
+        _watts(card.power),
+        _watts(card.power_limit),
         sum(_uncorrected(path) for path in card.errors),
     )
 
@@ -227,6 +233,11 @@ def _util_percent(card: Card) -> int | None:
 def _temperature_c(card: Card) -> int | None:
     millidegrees = number(card.temperature) if card.temperature is not None else None
     return None if millidegrees is None else millidegrees // 1000
+
+
+def _watts(path: Path | None) -> int | None:
+    microwatts = number(path) if path is not None else None
+    return None if microwatts is None or microwatts < 0 else microwatts // 1_000_000
 
 
 def _uncorrected(path: Path) -> int:

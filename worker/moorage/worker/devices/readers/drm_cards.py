@@ -49,6 +49,8 @@ class Card:
     vram_used: Path | None = None
     vram_available: Path | None = None
     temperature: Path | None = None
+    power: Path | None = None
+    power_limit: Path | None = None
     errors: tuple[Path, ...] = ()
     frequencies: tuple[tuple[Path, Path], ...] = field(default=())
 
@@ -191,6 +193,8 @@ def _card(found: _Found, names: dict[tuple[int, int], str], uuids: Counter[str],
         vram_used=_there(folder / "mem_info_vram_used"),
         vram_available=next((path / "lmem_avail_bytes" for path in _drm_folders(folder) if _lmem(path)), None),
         temperature=_temperature(folder),
+        power=_first(folder, _POWER_FILES),
+        power_limit=_first(folder, _POWER_LIMIT_FILES),
         errors=tuple(sorted(folder.glob("ras/*_err_count"))[:FILES_MAX]),
         frequencies=tuple(_frequencies(folder)[:FILES_MAX]) if found.vendor == "intel" else (),
     )
@@ -255,6 +259,16 @@ def _temperature(folder: Path) -> Path | None:
         if label in by_label:
             return by_label[label]
     return sensors[0] if sensors else None
+
+
+#: microwatts that the device draws, as a mean or now, and that it may draw at most: amdgpu, and some have one of a kind
+_POWER_FILES: Final = ("power1_average", "power1_input")
+_POWER_LIMIT_FILES: Final = ("power1_cap", "power1_max")
+
+
+def _first(folder: Path, names: tuple[str, ...]) -> Path | None:
+    """Return the first of these files that a sensor of the device has."""
+    return next((path for name in names for path in sorted(folder.glob(f"hwmon/hwmon*/{name}"))), None)
 
 
 #: (current, maximum) of a GT's frequency below a folder: xe, i915, and older i915 without folders for GTs

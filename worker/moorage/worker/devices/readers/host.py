@@ -9,10 +9,11 @@ import re
 import secrets
 import socket
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Final
 
 from moorage.schemas.names import worker_slug
+from moorage.system.cgroup import cgroup_levels
 from moorage.system.proctree import boot_id
 
 #: Turns the machine id into one of moorage's own: machine-id(5) forbids to show the raw one on a network.
@@ -118,11 +119,11 @@ def _owner_only(path: str, flags: int) -> int:
 def cpu_milli(root: Path = _ROOT) -> int:
     """Return the thousandths of a core that this process may use: its CPU affinity, or less by a cgroup's quota."""
     allowed = len(os.sched_getaffinity(0)) * 1000
-    for folder in _cgroup_folders(root, ""):
+    for folder in cgroup_levels("", root=root):
         fields = _read(folder / "cpu.max").split()
         if len(fields) == 2 and fields[0].isdigit() and int(fields[1]):
             allowed = min(allowed, int(fields[0]) * 1000 // int(fields[1]))
-    for folder in _cgroup_folders(root, "cpu"):
+    for folder in cgroup_levels("cpu", root=root):
         quota, period = _read(folder / "cpu.cfs_quota_us"), _read(folder / "cpu.cfs_period_us")
         if quota.isdigit() and period.isdigit() and int(period):
             allowed = min(allowed, int(quota) * 1000 // int(period))
@@ -133,40 +134,9 @@ def memory_mib(root: Path = _ROOT) -> int:
     """Return the machine's memory in MiB, or less if a cgroup limits it; 0 if /proc/meminfo cannot be read."""
     total = re.search(r"^MemTotal:\s+(\d+) kB", _read(root / "proc/meminfo"), re.MULTILINE)
     allowed = int(total[1]) * 1024 if total else 0
-    limits = [_read(folder / "memory.max") for folder in _cgroup_folders(root, "")]
-    limits += [_read(folder / "memory.limit_in_bytes") for folder in _cgroup_folders(root, "memory")]
+    limits = [_read(folder / "memory.max") for folder in cgroup_levels("", root=root)]
+    limits += [_read(folder / "memory.limit_in_bytes") for folder in cgroup_levels("memory", root=root)]
     return min([allowed, *(int(limit) for limit in limits if limit.isdigit())]) // _MIB
-
-
-def _cgroup_folders(root: Path, controller: str) -> list[Path]:
-    """Return this process's cgroup and all above it, as cgroups(7) mounts them; `controller` "" is version 2.
-
-    Every level limits, so all of them count. In a cgroup namespace the path may point above the mount: then only the
-    mount's own top exists.
-    """
-    inside = _own_cgroup(root, controller)
-    mount = _cgroup_mount(root, controller)
-    if inside is None or mount is None:
-        return []
-    path = PurePosixPath(inside.lstrip("/"))
-    return [mount / level for level in (path, *path.parents) if ".." not in level.parts]
-
-
-def _own_cgroup(root: Path, controller: str) -> str | None:
-    for line in _read(root / "proc/self/cgroup").splitlines():
-        _, names, path = line.split(":", 2)
-        if names == controller or (controller and controller in names.split(",")):
-            return path
-    return None
-
-
-def _cgroup_mount(root: Path, controller: str) -> Path | None:
-    for line in _read(root / "proc/self/mountinfo").splitlines():
-        before, _, after = line.partition(" - ")
-        kind, _, options = [*after.split(" ", 2), "", ""][:3]
-        if kind == ("cgroup" if controller else "cgroup2") and (not controller or controller in options.split(",")):
-            return root / before.split(" ")[4].lstrip("/")
-    return None
 
 
 def _read(path: Path) -> str:

@@ -396,6 +396,7 @@ def _read_device(api: Any, handle: _Handle, proc: Path) -> SlotReading:
         decoder_percent=decoder,
         peak_percent=_peak(api, handle),
         power_w=_optional(api, lambda: int(api.nvmlDeviceGetPowerUsage(raw)) // 1000, None),
+        power_limit_w=_optional(api, lambda: int(api.nvmlDeviceGetEnforcedPowerLimit(raw)) // 1000, None),
         memory_used_mib=int(memory.used) // _MIB,
         temperature_c=temperature,
         health=health_of(temperature, errors),

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Final
 
 from moorage.schemas.frames import Device
 from moorage.system.simulated_hosts import SimulatedHost
 from moorage.worker.devices.readers.base import HeldUnknown, ReportFault, SlotReading, is_free
-from moorage.worker.devices.readers.cdi import KINDS, DeviceNode, Edits, SpecDevice, write_spec
-from moorage.worker.devices.readers.device_nodes import own_node
 from moorage.worker.devices.readers.faults import Fault, Health, of_xid
 from moorage.worker.devices.readers.simulated_faults import FaultFile, Played
 
@@ -41,29 +38,6 @@ class SimulatedInventory:
     def nodes(self, slot: int) -> tuple[str, ...]:
         """Return none: the files in this machine's /dev belong to real devices."""
         return ()
-
-    def write_cdi(self, folder: Path) -> list[Path]:
-        """Write one CDI spec for each vendor's devices, named by uuid, and return the paths of the specs.
-
-        A container gets /dev/null instead of the device, and the uuid in `MOORAGE_SIMULATED_GPU`. Raises as
-        `write_spec`.
-        """
-        written: list[Path] = []
-        for vendor, kind in KINDS.items():
-            own = [device for device in self.host.devices if device.vendor == vendor]
-            devices = [
-                SpecDevice(
-                    device.uuid,
-                    Edits(
-                        env=[f"MOORAGE_SIMULATED_GPU={device.uuid}"],
-                        device_nodes=[DeviceNode(own_node(vendor, device.index), host_path="/dev/null")],
-                    ),
-                )
-                for device in own
-            ]
-            if devices:
-                written.append(write_spec(folder, kind, devices))
-        return written
 
     async def sample(self) -> list[SlotReading]:
         self._play()

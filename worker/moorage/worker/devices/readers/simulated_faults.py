@@ -37,7 +37,7 @@ class _Process(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Played(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The faults to play on one device; the module `nvml` reads faults such as these from NVML."""
+    """The faults and the use to play on one device; the module `nvml` reads faults such as these from NVML."""
 
     xid: Annotated[int, msgspec.Meta(ge=1, le=65535)] | None = None
     uncorrected_errors: Annotated[int, msgspec.Meta(ge=0, le=1 << 30)] = 0
@@ -47,6 +47,10 @@ class Played(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     slowed_down: bool = False
     memory_mib: Annotated[int, msgspec.Meta(ge=0, le=1 << 24)] = 0
     process: _Process | None = None
+    #: what the device does: percent of its time and watts; null is not reported
+    percent: Annotated[int, msgspec.Meta(ge=0, le=100)] | None = None
+    power_w: Annotated[int, msgspec.Meta(ge=0, le=1 << 16)] | None = None
+    power_limit_w: Annotated[int, msgspec.Meta(ge=1, le=1 << 16)] | None = None
 
     def reading(self, baseline_mib: int) -> SlotReading:
         if self.missing or self.unresponsive:
@@ -58,6 +62,9 @@ class Played(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         processes = () if one is None else (DeviceProcess(one.pid, one.name[:64], one.memory_mib, one.user[:64]),)
         used_mib = baseline_mib + self.memory_mib + (one.memory_mib if one is not None else 0)
         return SlotReading(
+            util_percent=self.percent,
+            power_w=self.power_w,
+            power_limit_w=self.power_limit_w,
             memory_used_mib=used_mib,
             temperature_c=95 if self.slowed_down else 30,
             health="thermal" if self.slowed_down else "ecc" if self.uncorrected_errors else "ok",

@@ -12,7 +12,7 @@ import secrets
 import signal
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable, Generator
+from collections.abc import AsyncIterator, Callable, Generator, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from pathlib import Path
@@ -27,6 +27,7 @@ from moorage.schemas.frames import End, Fact, LogPage, Place, ReadLog, Start
 from moorage.schemas.frames.output import StreamName
 from moorage.worker.agent.run import SUPERVISOR_FOLDER
 from moorage.worker.drivers.base import Driver, Living, Publish, Report
+from moorage.worker.drivers.conformance.command import Ran, run_command
 from moorage.worker.drivers.conformance.leader import NeverHappened, ScriptedLeader, Seat, until
 from moorage.worker.drivers.supervisor_link import key_of, owner_of
 from moorage.worker.session.member_messages import MemberName
@@ -42,6 +43,8 @@ SECRET: Final = "s3cret-of-the-checks"
 OF_THE_AGENT: Final = "CONFORMANCE_AGENT_ONLY"
 #: a variable of an agent's process: the folder in which it says at which step of a driver's `open` it waits
 STEPS: Final = "CONFORMANCE_OPEN_STEPS"
+#: a variable of an agent's process: the files with the pids that a driver is asked about, and with its answer
+ASKED: Final = "CONFORMANCE_ASKED"
 ANSWER_S: Final = 10.0
 #: an agent's process may take this many times the slack of other starts
 START_TIMES: Final = 3
@@ -94,8 +97,8 @@ class Bench:
     async def start_gang(self, name: MemberName, address: str, port: int, world_size: int) -> None:
         await self.leader.want(WORKER, Start(*name, address, port, world_size))
 
-    async def end(self, name: MemberName, grace_s: float) -> None:
-        await self.leader.want(WORKER, End(*name, "cancelled", grace_s))
+    async def end(self, name: MemberName, grace_s: float, notice_s: float = 0.0) -> None:
+        await self.leader.want(WORKER, End(*name, "cancelled", grace_s, notice_s))
 
     async def end_by_supervisor(self, name: MemberName) -> None:
         """Have the supervisor end a member that it runs, past the agent; return once nothing of it is left."""
@@ -132,6 +135,13 @@ class Bench:
         exited = await self.heard("exited", name)
         await self.heard("freed", name)
         return exited
+
+    async def run_command(self, name: MemberName, argv: list[str], given: bytes) -> Ran:
+        """Run a command in a running member, with `given` as its standard input; return how it ended and what it wrote.
+
+        Raises AssertionError after `slack_s` seconds.
+        """
+        return await run_command(self.leader, WORKER, name, argv, given, self.slack_s)
 
     def was_last(self, name: MemberName, stream: StreamName) -> bool:
         """Return whether the last frame of this output stream has arrived."""
@@ -195,8 +205,13 @@ _AGENT: Final = "import sys; from moorage.worker.drivers.conformance.bench impor
 class AgentProcess:
     """The worker of a class of checks, in a process of its own, so that a check can kill it."""
 
-    def __init__(self, checks: type, settings: WorkerSettings, url: str, steps: Path | None = None) -> None:
-        """Set the process up. With the folder `steps`, each driver's `open` waits at every step: see `_Stepped`."""
+    def __init__(
+        self, checks: type, settings: WorkerSettings, url: str, steps: Path | None = None, *, asks: bool = False
+    ) -> None:
+        """Set the process up. With the folder `steps`, each driver's `open` waits at every step: see `_Stepped`.
+
+        With `asks`, `members_of` can be asked.
+        """
         table = {
             key: str(value) if isinstance(value, Path) else value
             for key, value in msgspec.structs.asdict(settings).items()
@@ -206,6 +221,9 @@ class AgentProcess:
         words = (inspect.getfile(checks), checks.__module__, checks.__qualname__, text, url)
         self.command = (sys.executable, "-c", _AGENT, *words)
         self._environment = {OF_THE_AGENT: "1"} | ({} if steps is None else {STEPS: str(steps)})
+        self._asked, self._answer = settings.state_dir.parent / "asked", settings.state_dir / "answer"
+        if asks:
+            self._environment[ASKED] = f"{self._asked}{os.pathsep}{self._answer}"
         self._process: asyncio.subprocess.Process | None = None
 
     async def __aenter__(self) -> AgentProcess:
@@ -214,6 +232,24 @@ class AgentProcess:
             *self.command, env=os.environ | {"PYTHONPATH": paths} | self._environment
         )
         return self
+
+    async def members_of(self, pids: Sequence[int], limit_s: float) -> dict[int, MemberName | None]:
+        """Return what the driver's `members_of` says of these processes, once it knows the first of them.
+
+        Wait at most `limit_s` seconds for that.
+        """
+        self._asked.write_bytes(msgspec.json.encode(list(pids)))
+        found: dict[int, MemberName | None] = {}
+
+        def knows() -> bool:
+            nonlocal found
+            with contextlib.suppress(FileNotFoundError):
+                found = msgspec.json.decode(self._answer.read_bytes(), type=dict[int, MemberName | None])
+            return pids[0] in found
+
+        with contextlib.suppress(NeverHappened):
+            await until(knows, limit_s)
+        return found
 
     async def kill(self) -> None:
         """Kill it at once, like a crash."""
@@ -230,6 +266,8 @@ def main(file: str, module: str, name: str, settings: str, url: str) -> None:
     """Serve the worker of a class of checks until SIGTERM."""
     if steps := os.environ.get(STEPS):
         _step_opens(Path(steps))
+    if asked := os.environ.get(ASKED):
+        _answer_asked(*map(Path, asked.split(os.pathsep)))
     asyncio.run(_serve(_class_of(file, module, name)().serve, settings_from(msgspec.json.decode(settings)), url))
 
 
@@ -280,6 +318,26 @@ class _Stepped:
         at.with_suffix(".new").rename(at)
         while not (self._folder / f"go-{number}").exists():  # noqa: ASYNC110
             await asyncio.sleep(STEP_S)
+
+
+def _answer_asked(asked: Path, answer: Path) -> None:
+    """Have the driver of this process say again and again whose the processes in a file are."""
+    attach, tasks = Driver.attach, set[asyncio.Task[None]]()
+
+    async def run(driver: Driver) -> None:
+        while True:
+            with contextlib.suppress(FileNotFoundError, msgspec.DecodeError):
+                pids = msgspec.json.decode(asked.read_bytes(), type=list[int])
+                new = answer.with_suffix(".new")
+                new.write_bytes(msgspec.json.encode(driver.members_of(pids)))
+                new.rename(answer)
+            await asyncio.sleep(STEP_S)
+
+    def attach_and_answer(self: Driver, report: Report, publish: Publish) -> None:
+        attach(self, report, publish)
+        tasks.add(asyncio.get_running_loop().create_task(run(self)))
+
+    Driver.attach = attach_and_answer  # type: ignore[method-assign]
 
 
 def _step_opens(folder: Path) -> None:

@@ -43,6 +43,12 @@ CHECK_TIMES: Final = 5
 #: why a job ended that ended by itself: a driver that returns values may say that there is none
 WELL: Final = ("exit", f"{RESULT}0")
 WORDS: Final = "words-of-the-check"
+#: the signal of a notice, and of a checkpoint
+NOTICE_SIGNAL: Final = "SIGUSR1"
+#: a worker's lease where its agent is killed, in seconds: long enough for a busy machine to renew it
+LEASE_S: Final = 10.0
+FENCE_GRACE_S: Final = 1.0
+RENEW_S: Final = 0.2
 LEFT_OPEN: Final = "the driver left a pipe, a socket, a process or a thread open in its event loop"
 #: the memory limit of a job, and how much it tries to use
 MEMORY_MIB: Final = 64
@@ -115,9 +121,27 @@ class DriverChecks:
         """
         return int((path.exists() and path.read_text().strip()) or 0)
 
+    def leaves_behind(self, path: Path) -> Job:
+        """Return a job that leaves a process behind as `has_children` does, one without variables, and soon after ends
+        by itself with code 0.
+        """
+        raise self._unsaid("leaves_behind")
+
+    def saves(self, text: str) -> Job:
+        """Return a job that runs until it gets SIGUSR1, and then writes this text to its standard output and ends with
+        code 0.
+        """
+        raise self._unsaid("saves")
+
     def takes_memory(self, mib: int) -> Job:
         """Return a job that uses this much memory, and then ends with code 0."""
         raise self._unsaid("takes_memory")
+
+    def command(self, variable: str, code: int) -> list[str]:
+        """Return a command that is run in a job, where the driver can: it writes this variable of the job to its
+        standard output and what it reads to its standard error, and ends with this code. By default a shell does that.
+        """
+        return ["/bin/sh", "-c", f'echo "${variable}"; cat >&2; exit {code}']
 
     def environment(self, output: str) -> dict[str, str]:
         """Return the variables that a job of `shows_environment` wrote."""
@@ -247,6 +271,88 @@ class DriverChecks:
 
         self._run(check)
 
+    def test_proof(self) -> None:
+        """A job that ends by itself is reported once nothing that it has left runs, or its GPU is quarantined."""
+
+        async def check(bench: Bench) -> None:
+            name, path = bench.name(), bench.folder / "left"
+            await self._place(bench, name, "leaves_behind", path)
+            await bench.heard("started", name)
+            pid = await until(lambda: self.child(path), self.slack_s, "the process that a job leaves behind")
+            over = await until(
+                lambda: bench.seat.fact("exited", name) or bench.seat.fact("quarantined", name),
+                self.slack_s,
+                "the end of a job that ends by itself",
+            )
+            if over.kind == "exited":
+                assert not is_alive(pid), "the job's end was reported, but a process that it has left behind still runs"
+                assert (over.code, over.detail) == (0, "exit")
+                await bench.heard("freed", name)
+
+        self._run(check)
+
+    def test_notice(self) -> None:
+        """A job that is to end with a notice gets its checkpoint signal first, and time to save its work."""
+
+        async def check(bench: Bench) -> None:
+            name = bench.name()
+            await self._place(bench, name, "saves", WORDS, run={"checkpoint_signal": NOTICE_SIGNAL})
+            await bench.heard("started", name)
+            await asyncio.sleep(self.ready_s)
+            asked_s = time.monotonic()
+            await bench.end(name, GRACE_S, 5 * self.slack_s)
+            exited = await bench.ended(name)
+            assert (exited.code, exited.detail) == (0, "end"), "it was not told to save its work, or not given the time"
+            assert time.monotonic() - asked_s < 5 * self.slack_s, "it had saved its work, and its end was not seen"
+            await until(lambda: WORDS in bench.leader.text(name), self.slack_s, "what it writes when it saves its work")
+
+        self._run(check)
+
+    def test_members_of(self) -> None:
+        """The driver knows which processes of the host are whose, and takes no other process for a member's."""
+
+        async def check(bench: Bench) -> None:
+            name, path = bench.name(), bench.folder / "child"
+            async with AgentProcess(type(self), bench.settings, bench.url, asks=True) as agent:
+                await bench.joined()
+                await self._place(bench, name, "has_children", path)
+                await bench.heard("started", name)
+                pid = await until(lambda: self.child(path), self.slack_s, "the process that a job leaves behind")
+                found = await agent.members_of([pid, os.getpid()], self.slack_s)
+                assert found == {pid: name}, "of the job's process and this one it knows others"
+                await bench.end(name, GRACE_S)
+                await bench.ended(name)
+
+        self._on_bench(check)
+
+    def test_fence(self) -> None:
+        """Nothing of a job runs once the lease of a dead agent is over, unless the driver says that it has no fence."""
+
+        async def check(bench: Bench) -> None:
+            name, path = bench.name(), bench.folder / "child"
+            sees = "children" not in self.dashes
+            bench.leader.numbers = (RENEW_S, LEASE_S, FENCE_GRACE_S)
+            async with AgentProcess(type(self), bench.settings, bench.url) as agent:
+                await bench.joined()
+                if bench.can.fence == "none":
+                    return
+                await (self._place(bench, name, "has_children", path) if sees else self._place(bench, name, "hangs"))
+                await bench.heard("started", name)
+                pid = await until(lambda: self.child(path), self.slack_s, "its process") if sees else 0
+                await agent.kill()
+            if sees:
+                most_s = LEASE_S + FENCE_GRACE_S + self.slack_s
+                await until(
+                    lambda: not is_alive(pid), most_s, "the end of a job whose agent is dead, and its lease over"
+                )
+            await asyncio.sleep(RESTART_S if sees else LEASE_S + FENCE_GRACE_S)
+            async with self.serve(bench.settings, bench.url):
+                await bench.joined(2)
+                if any((each.job, each.fence) == (name[1], name[4]) for each in bench.seat.joins[-1].holding):
+                    assert (await bench.ended(name)).detail == "fence"
+
+        self._on_bench(check)
+
     def test_agent_killed(self) -> None:
         """A new agent takes over running members if the driver's capabilities say so; else none of them runs on.
 
@@ -345,13 +451,16 @@ class DriverChecks:
         self._run(check)
 
     def test_environment(self) -> None:
-        """A job gets its own variables and moorage's, none of the agent's, and none that names other GPUs."""
+        """A job gets its own variables, moorage's and those of its item, none of the agent's, none of other GPUs."""
 
         async def check(bench: Bench) -> None:
             claimed = {"SEED": "7", "CUDA_VISIBLE_DEVICES": "0,1,2,3", "MOORAGE_FENCE": "1"}
-            name, text = await self._printed(bench, "job-a", "shows_environment", run={"env": claimed})
+            name, text = await self._printed(
+                bench, "job-a", "shows_environment", run={"env": claimed, "items": [{"lr": 0.5}]}
+            )
             found = self.environment(text)
             assert found.get("SEED") == "7"
+            assert (found.get("MOORAGE_ITEM"), found.get("MOORAGE_ITEM_LR")) == ('{"lr":0.5}', "0.5")
             own = dict(zip(("TENANT", "JOB", "REPLICA", "ATTEMPT", "FENCE"), map(str, name), strict=True))
             assert {word: found.get(f"MOORAGE_{word}") for word in own} == own
             assert found.get("CUDA_VISIBLE_DEVICES") != claimed["CUDA_VISIBLE_DEVICES"]
@@ -422,6 +531,51 @@ class DriverChecks:
             )
             assert over.detail.startswith(NOT_HERE if over.kind == "refused" else START_FAILED)
             assert "started" not in seat.kinds(unknown)
+
+        self._run(check)
+
+    def test_exec(self) -> None:
+        """A command in a running job has the job's variables, and streams and a code of its own, if the driver's
+        capabilities say so.
+        """
+
+        async def check(bench: Bench) -> None:
+            if not bench.can.execs:
+                return
+            name = bench.name()
+            await self._place(bench, name, "hangs", run={"env": {"SEED": "7"}})
+            await bench.heard("started", name)
+            ran = await bench.run_command(name, self.command("SEED", 3), WORDS.encode())
+            assert (ran.end.code, ran.out, ran.err) == (3, "7\n", WORDS), ran.end
+            assert "exited" not in bench.seat.kinds(name), "the job ended with the command that was run in it"
+            await bench.end(name, GRACE_S)
+            assert (await bench.ended(name)).detail == "end"
+
+        self._run(check)
+
+    def test_terminal(self) -> None:
+        """A job whose standard input is a terminal has one that a caller holds, and its output has what that shows, if
+        the driver's capabilities say so.
+        """
+
+        async def check(bench: Bench) -> None:
+            if not bench.can.holds_stdin:
+                return
+            name, typed = bench.name(), "seen by who types it"
+            await self._place(bench, name, "hangs", run={"stdin": "stream"})
+            await bench.heard("started", name)
+            holding = asyncio.create_task(bench.run_command(name, [], f"{typed}\n".encode()))
+            try:
+                shown = "what its terminal shows"
+                await until(lambda: holding.done() or typed in bench.leader.text(name), self.slack_s, shown)
+                assert not holding.done(), f"its terminal is not held: {holding.result().end}"
+                await bench.end(name, GRACE_S)
+                ran = await holding
+            finally:
+                holding.cancel()
+            assert typed in ran.out
+            assert ran.end.code is not None, ran.end
+            assert (await bench.ended(name)).detail == "end"
 
         self._run(check)
 

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import msgspec
 import nats
+from msgspec.structs import replace
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
@@ -17,9 +18,11 @@ from moorage.schemas.codec import Decoder, encode
 from moorage.schemas.errors import Problem, problem
 from moorage.schemas.frames import (
     End,
+    Exec,
     Fact,
     FactAck,
     FactFrame,
+    FactKind,
     Freeze,
     Goodbye,
     Hello,
@@ -57,6 +60,16 @@ class Seat:
     hellos: list[Hello] = field(default_factory=list)
     loads: list[Load] = field(default_factory=list)
     said_goodbye: bool = False
+
+    def take(self, facts: Sequence[Fact]) -> None:
+        """Keep what a worker reports; a `ran` as the facts that it stands for."""
+        for fact in facts:
+            if fact.kind == "ran":
+                before = self.kinds(fact_name(fact))
+                begun: list[FactKind] = [kind for kind in ("claimed", "started") if kind not in before]
+                self.facts += [replace(fact, kind=kind, code=0, detail="", ran_ms=0) for kind in begun]
+                fact = replace(fact, kind="exited", ran_ms=0)
+            self.facts.append(fact)
 
     def kinds(self, name: MemberName) -> list[str]:
         return [fact.kind for fact in self.facts if fact_name(fact) == name]
@@ -127,14 +140,19 @@ class ScriptedLeader:
         return self.seats.setdefault(worker, Seat())
 
     async def joined(self, worker: str, joins: int = 1, deadline_s: float = 30) -> Seat:
+        """Wait until a worker has joined that often and renews its present session, and so takes orders of it."""
         seat = self.seat(worker)
-        await until(lambda: seat.session and len(seat.joins) >= joins and seat.renewals, deadline_s, f"{worker} joined")
+
+        def renews() -> bool:
+            return len(seat.joins) >= joins and bool(seat.renewals) and seat.renewals[-1].session == seat.session
+
+        await until(renews, deadline_s, f"{worker} joined")
         return seat
 
     async def want(
         self,
         worker: str,
-        *items: Place | Start | End | Freeze,
+        *items: Place | Start | End | Freeze | Exec,
         session: str | None = None,
         resize: Sequence[Place] = (),
     ) -> None:
@@ -147,6 +165,7 @@ class ScriptedLeader:
             end=[item for item in items if isinstance(item, End)],
             resize=list(resize),
             freeze=[item for item in items if isinstance(item, Freeze)],
+            execs=[item for item in items if isinstance(item, Exec)],
         )
         await self.nc.publish(self.subjects.worker(worker, "wanted"), encode(frame, json=False))
 
@@ -190,7 +209,7 @@ class ScriptedLeader:
         if await self._answer(msg, "join", joined) and (not seat.joins or seat.joins[-1].n != join.n):
             self.on_join(join)
             seat.joins.append(join)
-            seat.facts += join.facts
+            seat.take(join.facts)
             seat.session, seat.no = session, 0
 
     async def _on_renew(self, msg: Msg) -> None:
@@ -211,7 +230,7 @@ class ScriptedLeader:
         elif await self._answer(msg, "fact", FactAck(frame.no, self.reign)) and frame.no == seat.no + 1:
             seat.no = frame.no
             seat.frames.append(frame)
-            seat.facts += frame.facts
+            seat.take(frame.facts)
 
     async def _on_hello(self, msg: Msg) -> None:
         self.seat(self._worker(msg)).hellos.append(decode_hello(msg.data))

@@ -18,13 +18,15 @@ from moorage.schemas.frames import NOT_PERMITTED, OTHERS, START_FAILED, Device
 from moorage.schemas.job import Request
 from moorage.schemas.names import CDI_UUID
 from moorage.schemas.reserved_variables import MPS_DIRECTORIES
+from moorage.schemas.service import READY_FILE, READY_VARIABLE
 from moorage.schemas.settings import setting
+from moorage.schemas.staying import port_range
 from moorage.system.device_environment import JobEnvironment, SharingUnavailable, apply_tf_paths_over
 from moorage.worker.devices.readers.cdi import KINDS, Registry
 from moorage.worker.devices.readers.device_nodes import device_nodes
 from moorage.worker.drivers.base import Assignment
 from moorage.worker.drivers.container.entry import mounts_of, words_of
-from moorage.worker.drivers.container.ports import Published, is_ipv4, ports_wanted, range_of
+from moorage.worker.drivers.container.ports import Published, is_ipv4, ports_wanted
 from moorage.worker.drivers.policy import Policy
 from moorage.worker.job.environment import PATH_DEFAULT, UNBUFFERED, LacksHere, lay_over
 from moorage.worker.settings import check_rules
@@ -36,11 +38,14 @@ _MIB: Final = 1 << 20
 TIME_SLICING_AT: Final = "/etc/nvidia/gpu-time-slicing.yaml"
 #: where a container has the folder of its attempt
 FOLDER_AT: Final = "/work"
+#: where a container that answers calls finds its key
+CALL_KEY_AT: Final = "/run/moorage-calls.key"
 #: -1 means no change of user
 _ID_MAX: Final = (1 << 32) - 1
 #: networks of the host, or of another container
 _SHARED_NETWORKS: Final = ("host", "container:", "ns:")
 #: networks on which an engine publishes no ports
+_PORTS_EXAMPLE: Final = "30000-30999"
 _UNPUBLISHED: Final = ("none", "host")
 
 
@@ -137,7 +142,7 @@ class ContainerSettings(ImageSettings, frozen=True):
                     raise ValueError(f"{name} must be none, bridge or the name of a network, found {network!r}")
         for name, texts in (("ports", [self.ports]), ("ports_for", self.ports_for.values())):
             for text in texts:
-                range_of(text, name)
+                port_range(text, name, _PORTS_EXAMPLE)
         for name in ("network_for", "ports_for", "mounts_for"):
             check_rules(name, getattr(self, name))
         mounts_for = [word for words in self.mounts_for.values() for word in words.split()]
@@ -202,6 +207,8 @@ def check_network(tenant: str, request: Request, settings: ContainerSettings) ->
     network = network_of(tenant, request, settings)
     if is_gang(request) and network == "none":
         raise LacksHere(f"the ranks of a gang of {tenant} cannot meet: its containers have no network")
+    if request.service is not None and network == "none":
+        raise LacksHere(f"containers of {tenant} cannot answer calls: they have no network (see network)")
     if ports_wanted(request) and network in _UNPUBLISHED:
         raise LacksHere(f"containers of {tenant} cannot publish ports: their network is {network}")
 
@@ -247,11 +254,16 @@ def _time_slicing(request: Request) -> str | None:
 
 def is_gang(request: Request) -> bool:
     """Return whether the request has ranks that must reach each other."""
-    return request.replicas > 1 and request.gpu is not None and request.gpu.scheduling == "gang"
+    return request.copies > 1 and request.gpu is not None and request.gpu.scheduling == "gang"
 
 
 def _for(tenant: str, rules: Mapping[str, str]) -> str | None:
     return rules.get(tenant, rules.get(OTHERS))
+
+
+def has_network(settings: ContainerSettings) -> bool:
+    """Return whether containers of some tenant have a network, on which they may reach the server."""
+    return {settings.network, *settings.network_for.values()} != {"none"}
 
 
 def network_of(tenant: str, request: Request, settings: ContainerSettings) -> str:
@@ -264,7 +276,7 @@ def network_of(tenant: str, request: Request, settings: ContainerSettings) -> st
 def ports_of(tenant: str, settings: ContainerSettings) -> range:
     """Return the ports of this host that a tenant's containers may publish; an empty range for none."""
     ports = _for(tenant, settings.ports_for)
-    return range_of(settings.ports if ports is None else ports)
+    return port_range(settings.ports if ports is None else ports, "ports", _PORTS_EXAMPLE)
 
 
 def registry_of(image: str) -> str:
@@ -296,6 +308,8 @@ def config_of(
     interface: str | None = None,
     simulated: bool = False,
     mps: Mapping[str, str] | None = None,
+    calls: Mapping[str, str] = MappingProxyType({}),
+    key: str = "",
 ) -> dict[str, Any]:
     """Return the configuration of a container, in the form of an engine's API.
 
@@ -303,7 +317,7 @@ def config_of(
     `limit` or paths to add. `folder` is the attempt's own folder on this host, `variables` the file of its secrets
     (container_entry.py), and `limit` the limiter's part of the container. `nodes` are the files of devices, from
     `Kit.nodes`. `mps` are the variables of an MPS daemon that the worker runs for this container; None if it runs
-    none.
+    none. `calls` are those of a container that answers calls, and `key` is the file of its key on this host.
 
     Raises SharingUnavailable. Raises Refused for a device without a file in /dev, and for
     `variables` if neither the job nor its image names a program.
@@ -315,7 +329,9 @@ def config_of(
     ours = assignment.environment(
         interface=seen, simulated=simulated, has_own_mps=mps is not None, sees_only_its_own=not simulated
     )
-    ours |= mps or {}
+    ours |= {**(mps or {}), **calls}
+    if folder and run.ready is not None and run.ready.call:
+        ours[READY_VARIABLE] = f"{FOLDER_AT}/{READY_FILE}"
     host: dict[str, Any] = {
         "NetworkMode": network,
         "RestartPolicy": {"Name": "no"},
@@ -331,6 +347,8 @@ def config_of(
         "Mounts": [{"Type": "bind", "Source": os.path.abspath(folder), "Target": FOLDER_AT}] if folder else [],
         "LogConfig": {"Type": "local", "Config": {"max-size": f"{max(_MIB, log_bytes)}", "max-file": "2"}},
     }
+    if key:  # writable, so that podman gives it to the container's user
+        host["Mounts"].append({"Type": "bind", "Source": os.path.abspath(key), "Target": CALL_KEY_AT})
     if path := _time_slicing(request):
         host["Mounts"].append({"Type": "bind", "Source": path, "Target": TIME_SLICING_AT, "ReadOnly": True})
     if assignment.mode == MPS and not simulated:
@@ -365,6 +383,8 @@ def config_of(
     }
     if bindings:
         config["ExposedPorts"] = {port: {} for port in bindings}
+    if run.stdin == "stream":
+        config |= {"Tty": True, "OpenStdin": True}
     if run.argv:
         config["Cmd"] = list(run.argv)
     if variables is not None:
@@ -402,6 +422,8 @@ def _bindings(assignment: Assignment, network: str, published: Published | None)
     Rank 0 of a gang on a container network is reached at the address that the worker gave the leader: its host's.
     """
     pairs = [] if published is None else [(own, port, published.bind) for own, port in published.ports.items()]
+    if network not in _UNPUBLISHED:
+        pairs += [(port, port, "") for port in assignment.ports]
     start = assignment.start
     if start is not None and start.world_size > 1 and assignment.name[2] == 0 and network not in _UNPUBLISHED:
         bind = start.master_addr if is_ipv4(start.master_addr) else ""

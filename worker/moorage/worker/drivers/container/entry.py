@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from moorage.worker.job.memory_folder import MemoryFolder, NoMemory
+from moorage.worker.supervisor.capped_output import member_digest
 from moorage.worker.supervisor.launcher_client import open_compiled
-from moorage.worker.supervisor.output import member_digest
 
 #: where the build hook (worker/build_hook.py) puts the program, compiled from entry.c
 PROGRAM: Final = Path(__file__).with_name("entry.bin")

@@ -13,8 +13,15 @@ from moorage.worker.drivers.container.engine import EngineError
 from moorage.worker.job.environment import not_here, without_prefix
 
 #: messages of an engine if the job itself names something that does not exist
-_NO_PROGRAM: Final = re.compile(r"exec: .*(executable file not found|no such file or directory)", re.IGNORECASE)
-_BAD_PROGRAM: Final = re.compile(r"exec: .*(permission denied|is a directory)|exec format error", re.IGNORECASE)
+_NO_PROGRAM: Final = re.compile(
+    r"exec: .*(executable file not found|no such file or directory)|attempted to invoke a command that was not found",
+    re.IGNORECASE,
+)
+_BAD_PROGRAM: Final = re.compile(
+    r"exec: .*(permission denied|is a directory)|exec format error"
+    r"|^workdir .* does not exist|^unable to find (user|group) ",
+    re.IGNORECASE,
+)
 #: what an engine says that lacks NVIDIA's hook
 _NO_GPUS: Final = re.compile(r"could not select device driver")
 #: messages of a pull for which the same one may succeed later: want of room, too many requests, a registry that is down

@@ -7,9 +7,11 @@ from collections.abc import Mapping
 from typing import Final
 
 from moorage.worker.drivers.container.engine import Engine
+from moorage.worker.drivers.container.output import left_path
+from moorage.worker.drivers.container.terminal import ContainerTerminal
 from moorage.worker.drivers.supervisor_link import SupervisorLink, key_of, owner_of
 from moorage.worker.session.member_messages import MemberName
-from moorage.worker.supervisor.output import member_digest
+from moorage.worker.supervisor.capped_output import member_digest
 from moorage.worker.supervisor.protocol import MARK_NAME
 from moorage.worker.supervisor.protocol import Ended as ChildEnded
 
@@ -26,8 +28,13 @@ class Member:
     def __init__(self, name: MemberName) -> None:
         self.name = name
         self.container = ""
-        self.is_told = False
+        self.has_terminal: bool | None = None
+        """Whether its program has a terminal that a caller may hold; None: the engine has not said it yet."""
+        self.terminal: ContainerTerminal | None = None
+        self.is_known = False
         """Whether the supervisor knows it, or may know it."""
+        self.pid: int | None = None
+        """Its init by the engine's word, 0 if it was over; None before its start."""
         self.is_removed = False
         """Whether the engine has removed it. Sent to each new supervisor, in case none received it."""
         self.has_begun = False
@@ -48,12 +55,25 @@ class ContainerHost:
         self.owner = owner_of(worker, driver)
         self.members: dict[MemberName, Member] = {}
         self._mark = ""
+        self._terminals: set[ContainerTerminal] = set()
 
     @property
     def mark(self) -> str:
         """The mark of the state folder, and so of its containers. Raises OSError before a supervisor has made it."""
         self._mark = self._mark or (self.link.state / MARK_NAME).read_text()
         return self._mark
+
+    def terminal(self, member: Member) -> ContainerTerminal:
+        """Return a new terminal of a created container."""
+        left = left_path(self.link.state, self.key(member.name))
+        made = ContainerTerminal(self.engine, member.container, left, self._terminals.discard)
+        self._terminals.add(made)
+        return made
+
+    def close_terminals(self) -> None:
+        """Let go of all terminals; their containers go on."""
+        for terminal in list(self._terminals):
+            terminal.close()
 
     def key(self, name: MemberName) -> str:
         return key_of(self.owner, name)
@@ -72,6 +92,11 @@ class ContainerHost:
             "moorage.replica": str(replica),
             "moorage.attempt": str(attempt),
         }
+
+    def ran(self, member: Member, pid: int) -> None:
+        """Record that the engine has started a member's container, and inform the supervisor."""
+        member.pid = pid
+        self.link.ran(self.key(member.name), pid)
 
     async def container_of(self, name: MemberName) -> str:
         """Return the id of a member's container, "" if the engine has none. Raises EngineDown, EngineError."""

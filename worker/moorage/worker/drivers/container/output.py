@@ -23,7 +23,7 @@ from moorage.system.disk_room import DiskRoom
 from moorage.worker.drivers.container.engine import Piece
 from moorage.worker.drivers.output_frames import OutputFrames
 from moorage.worker.session.member_messages import MemberName
-from moorage.worker.supervisor.output import (
+from moorage.worker.supervisor.capped_output import (
     ArrivalOrder,
     OutputPump,
     cut_notice,
@@ -118,7 +118,7 @@ class ContainerOutput:
         self._key = key
         (state / FOLDER).mkdir(mode=0o700, exist_ok=True)
         (state / OUTPUT_FOLDER).mkdir(mode=0o700, exist_ok=True)
-        self._path = mark_path(state, key)
+        self._path, self._left = mark_path(state, key), left_path(state, key)
         out, err = _Mark(), _Mark()
         with contextlib.suppress(FileNotFoundError, *UNREADABLE):
             out, err = _marks.decode(self._path.read_bytes())
@@ -192,27 +192,28 @@ class ContainerOutput:
             self._marked = -1
         if is_over:
             self._path.unlink(missing_ok=True)
+            self._left.unlink(missing_ok=True)
 
 
 class LiveOutput:
     """Stores the output of one driver's containers while they run, and publishes it.
 
-    `publish` is set once the driver is attached.
+    Without `streams` it publishes the ends of the streams alone.
     """
 
-    def __init__(self, publishes: bool) -> None:
-        self.publish: Callable[[MemberName, bytes], None] | None = None
-        self._publishes = publishes
+    def __init__(self, publish: Callable[[MemberName, bytes], None], *, streams: bool) -> None:
+        self._publish = publish
+        self._streams = streams
         self._frames = OutputFrames()
         self._fresh: set[ContainerOutput] = set()
         self._flush: asyncio.TimerHandle | None = None
 
     async def keep(self, name: MemberName, output: ContainerOutput, pieces: AsyncIterator[Piece]) -> None:
-        """Store all of these pieces of a member's output, and publish them if the worker publishes output."""
+        """Store all of these pieces of a member's output, and publish them if the worker does that."""
         count = 0
         async for piece in pieces:
             event = output.add(piece)
-            if event is not None and self._publishes:
+            if event is not None and self._streams:
                 self._frames.add(name, event)
             count += 1
             if count % TURN_PIECES_MAX == 0:
@@ -229,9 +230,8 @@ class LiveOutput:
         fresh, self._fresh = self._fresh, set()
         for output in fresh:
             output.mark()
-        assert self.publish is not None
         for name, payload in self._frames.take():
-            self.publish(name, payload)
+            self._publish(name, payload)
 
     def end(self, name: MemberName, output: ContainerOutput, ended: Ended, *, is_whole: bool) -> None:
         """Publish that both streams of a member are over, and close its files, with a notice if they are incomplete."""
@@ -260,9 +260,15 @@ def mark_path(state: Path, key: str) -> Path:
     return state / FOLDER / f"{_mark_prefix(key.partition('|')[0])}{member_digest(key)}"
 
 
+def left_path(state: Path, key: str) -> Path:
+    """Return the file that is there while a caller has left a member's terminal by its own will."""
+    return state / FOLDER / f"{mark_path(state, key).name}-left"
+
+
 def clear_marks(state: Path, owner: str, keys: Collection[str]) -> None:
-    """Remove this owner's positions except those of these keys; other owners have theirs in the same folder."""
-    kept, prefix = {mark_path(state, key).name for key in keys}, _mark_prefix(owner)
+    """Remove this owner's files here except those of these keys; other owners have theirs in the same folder."""
+    prefix = _mark_prefix(owner)
+    kept = {path(state, key).name for key in keys for path in (mark_path, left_path)}
     with contextlib.suppress(OSError):
         for path in (state / FOLDER).iterdir():
             if path.name.startswith(prefix) and path.name not in kept:

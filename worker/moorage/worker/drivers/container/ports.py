@@ -17,7 +17,7 @@ import msgspec
 from moorage.schemas.job import Request
 from moorage.system.device_environment import HostAtFault
 from moorage.worker.job.rendezvous import is_free_port, own_address
-from moorage.worker.supervisor.output import member_digest
+from moorage.worker.supervisor.capped_output import member_digest
 
 #: below the state folder
 FOLDER: Final = "ports"
@@ -36,14 +36,14 @@ class Published(msgspec.Struct, frozen=True):
     ports: dict[int, int]
 
     @property
-    def told(self) -> dict[str, str]:
+    def addresses(self) -> dict[str, str]:
         """`address:port` by the container's own port."""
         return {str(own): f"{self.address}:{port}" for own, port in self.ports.items()}
 
     @property
     def variables(self) -> dict[str, str]:
         """The variables that tell a container where it is reached."""
-        return {f"{VARIABLE}{own}": where for own, where in self.told.items()}
+        return {f"{VARIABLE}{own}": where for own, where in self.addresses.items()}
 
 
 class Ports:
@@ -85,7 +85,7 @@ class Ports:
     def of(self, key: str) -> dict[str, str]:
         """Return where a member is reached, by its own ports; empty if it publishes none, or is over."""
         found = _read(self._path(key))
-        return found.told if found is not None else {}
+        return found.addresses if found is not None else {}
 
     def give_back(self, key: str) -> None:
         """Release the ports of a member of which nothing runs."""
@@ -108,16 +108,6 @@ def ports_wanted(request: Request) -> tuple[int, ...]:
     block = request.blocks.get(request.workload.driver)
     ports = block.get("ports") if isinstance(block, dict) else None
     return tuple(ports) if isinstance(ports, list) else ()
-
-
-def range_of(text: str, name: str = "ports") -> range:
-    """Return the range of ports in a setting such as `30000-30999`; empty for "". Raises ValueError."""
-    first, dash, last = text.partition("-")
-    if not text:
-        return range(0)
-    if not (dash and first.isdecimal() and last.isdecimal() and 0 < int(first) <= int(last) < 1 << 16):
-        raise ValueError(f"{name} must look like 30000-30999, found {text!r}")
-    return range(int(first), int(last) + 1)
 
 
 def is_ipv4(address: str) -> bool:

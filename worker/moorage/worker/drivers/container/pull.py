@@ -17,11 +17,14 @@ class PullProgress:
         self._head = f"pulling the image {image}"
         self._layers: dict[str, tuple[int, int]] = {}
         self._shown = 0
+        self._said = ""
 
-    def add(self, told: Mapping[str, Any]) -> None:
+    def add(self, message: Mapping[str, Any]) -> None:
         """Take one message of the engine; those that say nothing of a layer's bytes are ignored."""
-        layer, status = str(told.get("id", "")), told.get("status")
-        detail = told.get("progressDetail")
+        if isinstance(text := message.get("stream"), str):  # podman's: lines without numbers
+            self._said = text.strip() or self._said
+        layer, status = str(message.get("id", "")), message.get("status")
+        detail = message.get("progressDetail")
         if status == "Downloading" and isinstance(detail, dict):
             here, size = detail.get("current"), detail.get("total")
             is_new = layer not in self._layers
@@ -39,7 +42,7 @@ class PullProgress:
         """
         size = sum(size for _, size in self._layers.values())
         if size <= 0:
-            return self._head
+            return ": ".join(filter(None, (self._head, self._said)))
         part = 100 * sum(here for here, _ in self._layers.values()) // size
         self._shown = max(self._shown, part)
         return f"{self._head}: {self._shown} % of {max(1, size // _MIB)} MiB"

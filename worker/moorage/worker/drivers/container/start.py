@@ -9,21 +9,25 @@ import asyncio
 import logging
 import os
 import platform
-from collections.abc import Mapping, Sequence
+import re
+import stat
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
 from moorage.schemas.errors import MoorageError
-from moorage.schemas.frames import CANNOT_RUN
+from moorage.schemas.frames import CANNOT_RUN, Device
 from moorage.schemas.job import Secret
-from moorage.worker.devices.readers.cdi import read_registry
+from moorage.worker.devices.readers.cdi import CdiError, Registry, read_registry
 from moorage.worker.drivers.base import CODE_CANNOT_START, Assignment
 from moorage.worker.drivers.container.config import (
+    CALL_KEY_AT,
     MPS,
     ContainerSettings,
     Image,
+    cdi_name,
     check_container_policy,
     check_network,
     config_of,
@@ -32,22 +36,21 @@ from moorage.worker.drivers.container.config import (
     ports_of,
     registry_of,
 )
-from moorage.worker.drivers.container.engine import EngineDown, EngineError
+from moorage.worker.drivers.container.engine import About, EngineDown, EngineError
 from moorage.worker.drivers.container.entry import Entries, NoEntry
 from moorage.worker.drivers.container.faults import CannotStart, config_fault, fault_of, lacks, pull_fault
 from moorage.worker.drivers.container.host import ContainerHost, Member
 from moorage.worker.drivers.container.ports import Ports, ports_wanted
 from moorage.worker.drivers.container.pull import PullProgress
+from moorage.worker.drivers.kit import Kit
 from moorage.worker.drivers.output_frames import Notes
-from moorage.worker.drivers.policy import Policy
 from moorage.worker.job.attempt_files import AttemptFiles
 from moorage.worker.job.attempt_folders import AttemptFolders
-from moorage.worker.job.environment import without_prefix
+from moorage.worker.job.environment import LacksHere, without_prefix
 from moorage.worker.job.secret_files import resolve_secrets, secret_variables
-from moorage.worker.settings import WorkerSettings
 from moorage.worker.sharing.limiter.limits import ContainerLimit, Limits
-from moorage.worker.sharing.mps.managed import ManagedMps
 from moorage.worker.supervisor.client import SupervisorError, SupervisorGone
+from moorage.worker.supervisor.containers import containers_of
 from moorage.worker.supervisor.protocol import StartMember
 
 #: containers that are created at the same time; an engine creates them one after the other anyway
@@ -60,8 +63,9 @@ MUSL: Final = f"/lib/ld-musl-{platform.machine()}.so.1"
 GLIBC: Final = "/etc/ld.so.cache"
 #: why a member did not start that was asked to end meanwhile
 ENDED_FIRST: Final = "it was asked to end before its start"
-#: parts of an engine's security options if its containers' users differ from the host's
-_MAPS_USERS: Final = ("rootless", "userns")
+
+#: the file of a whole NVIDIA GPU
+_GPU: Final = re.compile(r"/dev/nvidia[0-9]+")
 
 log = logging.getLogger("moorage.worker")
 
@@ -69,39 +73,35 @@ log = logging.getLogger("moorage.worker")
 class Starter:
     """Starts the containers of one driver; see the module's docstring.
 
-    Its methods raise CannotStart, EngineDown and EngineError, except `ask_info`.
+    Its methods raise CannotStart, EngineDown and EngineError, except `ask_engine`.
     """
 
     def __init__(
         self,
         host: ContainerHost,
-        own: ContainerSettings,
-        settings: WorkerSettings,
-        policy: Policy,
+        kit: Kit,
         *,
-        simulated: bool,
-        nodes: Mapping[str, Sequence[str]],
         folders: AttemptFolders,
         files: AttemptFiles,
         ports: Ports,
         notes: Notes,
-        limits: Limits | None = None,
-        mps: ManagedMps | None = None,
+        limits: Limits | None,
     ) -> None:
         self._host = host
-        self._own = own
-        self._settings = settings
-        self._policy = policy
-        self._simulated = simulated
-        self._nodes = nodes
+        self._own: ContainerSettings = kit.own
+        self._settings = kit.settings
+        self._policy = kit.policy
+        self._simulated = kit.simulated
+        self._nodes = kit.nodes
         self._folders = folders
         self._files = files
         self._ports = ports
         self._notes = notes
         self._limits = limits
-        self._mps = mps
+        self._mps = kit.mps
+        self._calls = kit.calls
         self._entries: Entries | None = None
-        self.info: dict[str, Any] | None = None
+        self.about: About | None = None
         """The engine's description of itself when it was last asked; None before the first answer."""
         self._starts = asyncio.Semaphore(STARTS_MAX)
         self._pulls = asyncio.Semaphore(PULLS_MAX)
@@ -112,19 +112,19 @@ class Starter:
             self._entries = Entries(self._host.owner, self._host.mark)
         return self._entries
 
-    async def ask_info(self) -> dict[str, Any] | None:
+    async def ask_engine(self) -> About | None:
         """Return the engine's description of itself; None if it does not answer now."""
         try:
-            self.info = await self._host.engine.info()
+            self.about = await self._host.engine.about()
         except (EngineDown, EngineError) as error:
             log.warning("the container engine on %s failed: %s", self._host.engine.socket, error)
             return None
-        return self.info
+        return self.about
 
     async def start(self, member: Member, assignment: Assignment) -> None:
         """Start a container, and return once it runs.
 
-        Once `member.is_told` is set, the supervisor may know it, and then the supervisor proves its end.
+        Once `member.is_known` is set, the supervisor may know it, and then the supervisor proves its end.
         """
         began_s, name = asyncio.get_running_loop().time(), member.name
         secrets = self._check(assignment)
@@ -133,7 +133,7 @@ class Starter:
         try:
             async with self._starts:
                 limit = self._limit(assignment)
-                config = await self._config(assignment, image, secrets, limit, mps)
+                config, nodes = await self._config(assignment, image, secrets, limit, mps)
                 await self._create(member, config)
             user = config["User"] or image.user
             if self._limits is not None and limit is not None:
@@ -142,12 +142,20 @@ class Starter:
             if assignment.ends_in_s is not None:
                 left_s = assignment.ends_in_s - (asyncio.get_running_loop().time() - began_s)
                 assignment = msgspec.structs.replace(assignment, ends_in_s=max(0.0, left_s))
-            member.is_told = True
-            await self._tell(member, assignment)
+            member.is_known = True
+            await self._inform_supervisor(member, assignment)
             if member.is_ending:
                 raise CannotStart(None, ENDED_FIRST)
+            member.has_terminal = assignment.run.stdin == "stream"
+            if member.has_terminal:  # after the supervisor knows it: podman makes a process for it
+                member.terminal = self._host.terminal(member)
+                await member.terminal.connect()
             async with self._starts:
                 await self._host.engine.start(member.container)
+                state = await self._host.engine.state(member.container)
+            self._host.ran(member, state.pid if state is not None else 0)
+            if missing := await asyncio.to_thread(missing_nodes, member.container, member.pid or 0, nodes):
+                raise CannotStart(None, f"the engine has not given {', '.join(missing)} to the container")
         finally:
             if secrets:
                 self.entries.remove(self._host.key(name))
@@ -191,8 +199,8 @@ class Starter:
         self._notes.say(member.name, progress.text)
         try:
             async with asyncio.timeout(PULL_S_MAX):
-                async for told in self._host.engine.pull(name, login):
-                    progress.add(told)
+                async for message in self._host.engine.pull(name, login):
+                    progress.add(message)
                     self._notes.say(member.name, progress.text)
         except TimeoutError:
             why = f"image {name} cannot be pulled: the pull did not end within {PULL_S_MAX / 60:g} minutes"
@@ -207,10 +215,10 @@ class Starter:
         """
         if assignment.mode != MPS or self._simulated:
             return None
-        info = self.info or await self.ask_info()
-        if info is None or any(word in each for each in info["SecurityOptions"] for word in _MAPS_USERS):
+        about = self.about or await self.ask_engine()
+        if about is None or about.maps_users:
             why = "the engine maps the containers' users to other users of the host (rootless, or userns-remap)"
-            raise CannotStart(None, f"mps: {why if info else 'the container engine does not answer'}")
+            raise CannotStart(None, f"mps: {why if about else 'the container engine does not answer'}")
         try:
             return None if self._mps is None else await self._mps.join(assignment.name)
         except MoorageError as error:
@@ -248,15 +256,15 @@ class Starter:
         secrets: dict[str, str],
         limit: ContainerLimit | None,
         mps: dict[str, str] | None,
-    ) -> dict[str, Any]:
-        """Return the configuration of the container, in the form of the engine's API. Raises CannotStart.
+    ) -> tuple[dict[str, Any], list[str]]:
+        """Return the configuration of the container, and the device files that it must have. Raises CannotStart.
 
         Make the folder and the file of secrets, and take the ports, that it names.
         """
-        info = await self.ask_info() if assignment.devices or self.info is None else self.info
-        if info is None:
+        about = await self.ask_engine() if assignment.devices or self.about is None else self.about
+        if about is None:
             raise CannotStart(None, "the container engine does not answer")
-        specs, folders = None, info.get("CDISpecDirs")
+        specs, folders = None, about.cdi_folders
         if folders and not self._simulated and any(each.vendor == "nvidia" for each in assignment.devices):
             # the engine's own folders, which may be others than this host's usual ones
             specs = await asyncio.to_thread(read_registry, [Path(each) for each in folders])
@@ -266,16 +274,50 @@ class Starter:
             variables = self.entries.write(key, secrets) if secrets else None
             if wanted := ports_wanted(assignment.request):
                 published = self._ports.take(key, wanted, ports_of(assignment.name[0], self._own))
-            return config_of(
+            nodes = [] if self._simulated else self._nodes_due(assignment.devices, specs)
+            variables_of_calls, call_key = self._call(assignment)
+            config = config_of(
                 assignment, self._own, self._policy, specs, image, published=published,
                 folder=folder, variables=variables, limit=limit, labels=self._host.labels(assignment.name),
                 log_bytes=self._settings.output_cap_bytes, interface=self._settings.interface,
                 simulated=self._simulated, nodes=self._nodes, mps=mps,
+                calls=variables_of_calls, key=call_key,
             )  # fmt: skip
         except NoEntry as error:
             raise CannotStart(None, str(error)) from None
         except MoorageError as error:
             raise config_fault(error) from None
+        return config, [*nodes, *(each["PathInContainer"] for each in config["HostConfig"].get("Devices", ()))]
+
+    def _call(self, assignment: Assignment) -> tuple[dict[str, str], str]:
+        """Return the variables of a container that answers calls, and the file of its key; none for another one.
+
+        Raises LacksHere, HostAtFault.
+        """
+        service, name = assignment.request.service, assignment.name
+        if service is None:
+            return {}, ""
+        if self._calls is None:
+            raise LacksHere("this worker gives its jobs no key to answer calls")
+        key = self._calls.key(name[0])
+        file = "" if key is None else self._folders.give_key(name, key, None)
+        at = CALL_KEY_AT if file else None
+        return self._calls.variables(name[0], service, assignment.run.grace_s, at), file
+
+    def _nodes_due(self, devices: Sequence[Device], specs: Registry | None) -> list[str]:
+        """Return the files of NVIDIA devices that the container must have: those of the specs, else of the hook.
+
+        Raises CannotStart if the engine has no other way than CDI, and its specs lack a device.
+        """
+        nvidia = [each for each in devices if each.vendor == "nvidia"]
+        known = specs if specs is not None else Registry()
+        try:
+            return [node.path for node in known.resolve(cdi_name(each, known) for each in nvidia).device_nodes]
+        except CdiError as error:
+            if self._host.engine.only_cdi:
+                mend = "run nvidia-ctk cdi generate on that host"
+                raise CannotStart(None, "; ".join([str(error), *known.faults, mend])) from None
+        return [node for each in nvidia for node in self._nodes.get(each.uuid, ()) if _GPU.fullmatch(node)]
 
     async def _create(self, member: Member, config: dict[str, Any]) -> None:
         try:
@@ -287,21 +329,22 @@ class Starter:
 
     async def _fill_folder(self, member: Member, assignment: Assignment, user: str) -> None:
         name, files, cwd = assignment.name, assignment.run.files, assignment.run.cwd
-        ids = await self._ids(member, user)
+        ids = None if self._host.engine.gives_folders else await self._ids(member, user)
         try:
             if files is not None:
                 await self._files.bring(name, files, ids)
             # else the engine would make it, owned by root
             if cwd and not os.path.isabs(cwd) and not os.path.isdir(os.path.join(self._folders.path(name), cwd)):
                 raise CannotStart(CODE_CANNOT_START, f"cwd: the job's files have no folder {cwd}", CANNOT_RUN)
-            self._folders.give_to_container(name, ids)
+            if ids is not None:
+                self._folders.give_to_container(name, ids)
         except MoorageError as error:
             raise fault_of(error) from None
 
-    async def _tell(self, member: Member, assignment: Assignment) -> None:
+    async def _inform_supervisor(self, member: Member, assignment: Assignment) -> None:
         """Inform the supervisor of a created container.
 
-        Raises CannotStart; `member.is_told` then says whether the supervisor may know the container all the same.
+        Raises CannotStart; `member.is_known` then says whether the supervisor may know the container all the same.
         """
         run = assignment.run
         start = StartMember(
@@ -319,8 +362,27 @@ class Starter:
             await self._host.link.contain(start, member.container)
         except SupervisorError as error:
             # a supervisor that died may have recorded it; then the next one reports its end
-            member.is_told = isinstance(error, SupervisorGone)
+            member.is_known = isinstance(error, SupervisorGone)
             raise CannotStart(None, str(error)) from None
+
+
+def missing_nodes(container: str, pid: int, nodes: Sequence[str]) -> list[str]:
+    """Return which device files a container lacks, as its first process sees them; empty if it is over.
+
+    A process that exits loses its root, and then its mounts, before it is a zombie: nothing is missing then.
+    """
+    missing = []
+    for node in nodes if pid else ():
+        try:
+            is_there = stat.S_ISCHR(os.lstat(f"/proc/{pid}/root{node}").st_mode)
+        except FileNotFoundError:
+            is_there = False
+        except OSError as error:
+            return [f"{node} (it cannot be read back: {error.strerror or error})"]
+        if not is_there:
+            missing.append(node)
+    runs = bool(missing) and os.path.exists(f"/proc/{pid}/root")
+    return missing if runs and container in containers_of(pid) else []
 
 
 def login_for(image: str, settings: ContainerSettings, secrets_dir: Path | None) -> tuple[str, str] | None:

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from moorage.schemas.frames import Device
 from moorage.schemas.handler import DRIVER, INPUT_KEY
+from moorage.schemas.items import Item
 from moorage.schemas.job import Request
 from moorage.schemas.printable import carried
 from moorage.system.device_environment import child_environment
@@ -30,12 +31,12 @@ class HandlerCancelled(Exception):
 class HandlerContext:
     """One run of a handler: its job, its input, and whether it should go on.
 
-    `input` is the request's `driver_config.handler.input`, any JSON value, or None if it has none; `arguments` are the
-    words of `argv` after the handler's name. `devices` are those of the lease, in its order; no other job gets them
-    until the function has returned (in a shared `mode`, none but the other sharers). `environment` is what a process of
-    this job would have as its environment: the request's variables with secrets resolved, and moorage's own. The
-    service's `os.environ` is never changed: start processes with `child_environment()`, or pass `uuids` to the library
-    that you use.
+    `input` is the request's `driver_config.handler.input`, any JSON value, or None if it has none; `item` is the value
+    of this replica's item, or None if the request has no items; `arguments` are the words of `argv` after the handler's
+    name. `devices` are those of the lease, in its order; no other job gets them until the function has returned (in a
+    shared `mode`, none but the other sharers). `environment` is what a process of this job would have as its
+    environment: the request's variables with secrets resolved, and moorage's own. The service's `os.environ` is never
+    changed: start processes with `child_environment()`, or pass `uuids` to the library that you use.
 
     `progress`, `cancelled` and the methods that depend on `cancelled` may be used from any thread.
     """
@@ -50,12 +51,14 @@ class HandlerContext:
         *,
         say_progress: Callable[[float, str], None],
         fence_s: Callable[[], float],
+        item: Item | None = None,
     ) -> None:
         self.name: Final = name
         self.tenant, self.job, self.replica, self.attempt, self.fence = name
         self.request: Final = request
         self.arguments: Final = tuple(request.workload.argv[1:])
         self.input: Final[Any] = request.blocks.get(DRIVER, {}).get(INPUT_KEY)
+        self.item: Final[Any] = None if item is None else item.value
         self.devices: Final = devices
         self.mode: Final = mode
         self.environment: Final = environment

@@ -284,6 +284,7 @@ class HandlerDriver(Driver):
             lay_over(resolve_secrets(assignment.run.env, self._secrets_dir), ours),
             say_progress=say_progress,
             fence_s=lambda: self._fence_s,
+            item=assignment.item,
         )
         return running
 

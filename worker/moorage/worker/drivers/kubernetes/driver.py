@@ -25,6 +25,7 @@ from moorage.worker.devices.readers.base import Inventory
 from moorage.worker.drivers.base import CODE_CANNOT_START, CODE_LOST, Assignment, Driver, Living
 from moorage.worker.drivers.container.config import check_image, check_policy
 from moorage.worker.drivers.container.faults import CannotStart, fault_of
+from moorage.worker.drivers.container.output import LiveOutput
 from moorage.worker.drivers.engine_watch import EngineWatch
 from moorage.worker.drivers.kit import Kit
 from moorage.worker.drivers.kubernetes.api import CONFLICT, GONE, Cluster, ClusterDown, ClusterError
@@ -46,7 +47,7 @@ from moorage.worker.drivers.kubernetes.pod import (
 from moorage.worker.drivers.kubernetes.settings import KubernetesSettings
 from moorage.worker.drivers.kubernetes.verdict import Seen, read, waited_s
 from moorage.worker.drivers.supervisor_link import owner_of
-from moorage.worker.job.output_keeper import OutputBounds
+from moorage.worker.job.output_cleaner import OutputBounds
 from moorage.worker.job.secret_files import secret_variables
 from moorage.worker.session.member_messages import Ended, MemberName, NotStarted, Started, StartFailed, Stuck
 from moorage.worker.settings import WorkerSettings
@@ -95,7 +96,13 @@ class KubernetesDriver(Driver):
     name = "kubernetes"
     settings = KubernetesSettings
     config = KubernetesBlock
-    capabilities = Capabilities(keeps_output=True, ends_streams=True, outlives_agent=True, fence="none")
+    capabilities = Capabilities(
+        keeps_output=True,
+        ends_streams=True,
+        outlives_agent=True,
+        exec_instead="kubectl exec runs a command in the pod",
+        fence="none",
+    )
 
     @classmethod
     async def open_inventory(cls, worker: str, settings: WorkerSettings, own: Any) -> Inventory:
@@ -133,11 +140,10 @@ class KubernetesDriver(Driver):
             owner_of(kit.worker, self.name),
             OutputBounds(settings.output_keep, settings.output_bytes, settings.output_members),
             settings.output_cap_bytes,
-            settings.stream_output,
+            LiveOutput(self.publish, streams=settings.stream_output),
         )
 
     async def open(self) -> list[Living]:
-        self._outputs.live.publish = self.publish
         if not self._kit.simulated:
             await _node(self._cluster, self._own)
         try:

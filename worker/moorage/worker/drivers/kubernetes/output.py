@@ -19,7 +19,7 @@ from moorage.worker.drivers.container.output import ContainerOutput, LiveOutput,
 from moorage.worker.drivers.kubernetes.api import Cluster, ClusterDown, ClusterError
 from moorage.worker.drivers.kubernetes.pod import CONTAINER
 from moorage.worker.drivers.supervisor_link import key_of
-from moorage.worker.job.output_keeper import OutputBounds, OutputKeeper
+from moorage.worker.job.output_cleaner import OutputBounds, OutputCleaner
 from moorage.worker.session.member_messages import MemberName
 from moorage.worker.supervisor.protocol import Ended as ChildEnded
 
@@ -34,10 +34,10 @@ class PodOutputs:
     """The output of one driver's pods."""
 
     def __init__(
-        self, cluster: Cluster, folder: Path, owner: str, bounds: OutputBounds, cap_bytes: int, publishes: bool
+        self, cluster: Cluster, folder: Path, owner: str, bounds: OutputBounds, cap_bytes: int, live: LiveOutput
     ) -> None:
-        self.keeper = OutputKeeper(folder, bounds)
-        self.live = LiveOutput(publishes)
+        self.keeper = OutputCleaner(folder, bounds)
+        self.live = live
         self._cluster = cluster
         self._folder = folder
         self._owner = owner
@@ -84,7 +84,7 @@ class PodOutputs:
             await asyncio.wait((reading,))
         ended = ChildEnded(key=key, reason="exit", proof="never-ran")
         self.live.end(name, output, ended, is_whole=is_whole)
-        self.keeper.over(key)
+        self.keeper.ended(key)
 
     async def _read(self, name: MemberName, pod: str, output: ContainerOutput, over: asyncio.Event) -> bool:
         """Store the output to its end; return False if the cluster deleted it before that."""

@@ -7,21 +7,21 @@ import errno
 import logging
 import os
 from collections.abc import Collection, Coroutine, Sequence
-from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Self
 
 import msgspec
 
 from moorage.schemas.capabilities import COUNTED, KERNEL, LIVE, VARIABLE, Capabilities
 from moorage.schemas.driver_config import ProcessBlock
 from moorage.schemas.errors import ENDED_AS_ASKED, MoorageError, refuse
-from moorage.schemas.frames import CANNOT_RUN, NOT_HERE, START_FAILED, Device, LogPage, ReadLog
+from moorage.schemas.frames import CANNOT_RUN, NOT_HERE, START_FAILED, Device, Exec, LogPage, ReadLog, Terminal
 from moorage.schemas.gpu import Share
 from moorage.schemas.job import Request
+from moorage.schemas.service import READY_FILE, READY_VARIABLE
 from moorage.schemas.settings import setting
 from moorage.system.descriptors import trouble_with_descriptors
 from moorage.system.device_environment import HostAtFault, JobEnvironment, check_sharing
-from moorage.worker.devices.gpu_nodes import GpuNodes, NodesUnknown
+from moorage.worker.devices.refused_nodes import GpuNodes, NodesUnknown
 from moorage.worker.drivers.base import (
     CODE_CANNOT_START,
     CODE_ENDED,
@@ -31,40 +31,33 @@ from moorage.worker.drivers.base import (
     Driver,
     Living,
 )
+from moorage.worker.drivers.execution import Execution, LocalExecution
 from moorage.worker.drivers.kit import Kit, keep_to
 from moorage.worker.drivers.output_frames import OutputFrames
-from moorage.worker.drivers.policy import Policy
-from moorage.worker.drivers.supervisor_link import WORKER_STOPPED, SupervisorLink, key_of, name_of, owner_of
-from moorage.worker.freezing.cuda import Outcome
-from moorage.worker.freezing.freezer import Freezer
+from moorage.worker.drivers.supervisor_link import WITH_SUPERVISOR, SupervisorLink, key_of, name_of, owner_of
+from moorage.worker.freezing.members import FreezableMembers
 from moorage.worker.job.attempt_files import AttemptFiles
-from moorage.worker.job.attempt_folders import DISK, AttemptFolders, owner_ids
-from moorage.worker.job.environment import not_here, process_environment
-from moorage.worker.job.job_files import FilesUnavailable, JobFiles
+from moorage.worker.job.attempt_folders import DISK, owner_ids
+from moorage.worker.job.environment import LacksHere, not_here, process_environment
+from moorage.worker.job.job_files import FilesUnavailable
 from moorage.worker.job.secret_files import resolve_secrets
 from moorage.worker.session.member_messages import (
     Ended,
-    FreezeAnswered,
     MemberName,
     NotStarted,
     Replaced,
-    ResumeDue,
     Started,
     StartFailed,
     Stuck,
 )
 from moorage.worker.settings import WorkerSettings
-from moorage.worker.sharing.limiter.limits import Limits
 from moorage.worker.sharing.member_processes import MemberProcesses
-from moorage.worker.sharing.mps.managed import ManagedMps
-from moorage.worker.supervisor.protocol import SHUTS_DOWN, Event, Output, StartMember, Unproven
 from moorage.worker.supervisor.protocol import Ended as ChildEnded
+from moorage.worker.supervisor.protocol import Event, Output, StartMember, Unproven
 from moorage.worker.supervisor.protocol import Started as ChildStarted
 
 log = logging.getLogger("moorage.worker")
 
-#: how often the worker checks for calls of frozen members
-LOOK_FOR_USE_S: Final = 0.2
 #: the stage of a start that failed because the job's VM did not boot
 STAGE_BOOT: Final = "boot"
 _MIB: Final = 1024 * 1024
@@ -73,12 +66,8 @@ _WANTS: Final = {
     "request": (errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM),
     "exec": (errno.EMFILE, errno.ENFILE),
 }
-#: the stage of a start that an engine could not do, through no fault of the job
-ENGINE: Final = "engine"
-#: the stage of a start for which an engine lacks something here, such as an image
-LACKS: Final = "lacks"
 #: the stages of a start that only this host can fail
-_OF_HOST: Final = ("journal", "cgroup", "devices", "clone", ENGINE, STAGE_BOOT)
+_OF_HOST: Final = ("journal", "cgroup", "devices", "clone", STAGE_BOOT)
 #: errors of exec that the request brings about on every host: its arguments are too long, its memory limit too low
 _OF_REQUEST: Final = (errno.E2BIG, errno.EINVAL, errno.ENAMETOOLONG, errno.ENOMEM)
 #: errors of exec and chdir that say that the file or folder is not there, or not to be used
@@ -92,9 +81,9 @@ class ProcessSettings(msgspec.Struct, frozen=True):
 
 
 class ProcessDriver(Driver):
-    """The driver `process`. Several workers of one process may share `link`.
+    """The driver `process`.
 
-    If `simulated`, the directories of MPS and the file of time-slice are not checked.
+    In a simulated worker, the directories of MPS and the file of time-slice are not checked.
     """
 
     name = "process"
@@ -106,81 +95,46 @@ class ProcessDriver(Driver):
         needs_argv=True,
         keeps_output=True,
         ends_streams=True,
+        answers_calls=True,
+        reaches=True,
         brings_files=True,
         outlives_agent=True,
+        execs=True,
+        holds_stdin=True,
         fence="supervisor",
     )
 
     @classmethod
-    def from_kit(cls, kit: Kit) -> ProcessDriver:
+    def from_kit(cls, kit: Kit) -> Self:
+        return cls(kit)
+
+    def __init__(self, kit: Kit) -> None:
+        """Make the driver of a worker, under its `name`, without connecting."""
+        super().__init__()
         settings = kit.settings
         if trouble := trouble_with_descriptors(kit.devices, settings.modes_offered, settings.sharers_max):
             log.warning("%s: %s", kit.worker, trouble)
-        return cls(
-            kit.supervisor,
-            kit.worker,
-            secrets_dir=settings.secrets_dir,
-            interface=settings.interface,
-            simulated=kit.simulated,
-            stream_output=settings.stream_output,
-            output_cap_bytes=settings.output_cap_bytes,
-            policy=kit.policy,
-            folders=AttemptFolders(settings, owner_of(kit.worker, cls.name)),
-            files=kit.files,
-            limits=kit.limits(cls.name),
-            mps=kit.mps,
-            freezer=kit.freezer,
-            gpu_nodes=kit.gpu_nodes,
-            must_fence=kit.settings.device_fence == "require",
-        )
-
-    def __init__(
-        self,
-        link: SupervisorLink,
-        worker: str,
-        *,
-        secrets_dir: Path | None = None,
-        interface: str | None = None,
-        simulated: bool = False,
-        stream_output: bool = True,
-        output_cap_bytes: int = 64 * _MIB,
-        policy: Policy | None = None,
-        folders: AttemptFolders | None = None,
-        files: JobFiles | None = None,
-        limits: Limits | None = None,
-        mps: ManagedMps | None = None,
-        freezer: Freezer | None = None,
-        gpu_nodes: GpuNodes | None = None,
-        must_fence: bool = False,
-    ) -> None:
-        """Without `folders` members have no folder, bring no files, and start in `run.cwd`, or else in /.
-
-        Without `limits` the limiter is not used. `mps` is set if the worker runs MPS daemons, `freezer` if its members
-        can be frozen. With `gpu_nodes` the kernel refuses to members the devices that they do not lease, where the
-        supervisor can have it do so; with `must_fence`, `open` raises Refused where it cannot.
-        """
-        super().__init__()
-        self._freezer = freezer
-        self._freezing: dict[MemberName, asyncio.Task[None]] = {}
-        self._used_again: set[MemberName] = set()  # frozen ones that were reported as such
-        if freezer is not None:
-            self.capabilities = msgspec.structs.replace(self.capabilities, freezes=True, guests=True)
-        self._link = link
-        self._worker = worker
-        self._owner = owner_of(worker, self.name)
-        self._secrets_dir = secrets_dir
-        self._interface = interface
-        self._simulated = simulated
-        self._stream_output = stream_output
-        self._output_cap_bytes = output_cap_bytes
-        self._policy = policy or Policy({}, {}, {}, None, {})
-        self._folders = folders
-        self._mps = mps
-        self._gpu_nodes = gpu_nodes
-        self._must_fence = must_fence
+        self._link = kit.supervisor
+        self._worker = kit.worker
+        self._owner = owner_of(kit.worker, self.name)
+        self._secrets_dir = settings.secrets_dir
+        self._interface = settings.interface
+        self._simulated = kit.simulated
+        self._stream_output = settings.stream_output
+        self._output_cap_bytes = settings.output_cap_bytes
+        self._policy = kit.policy
+        self._folders = kit.folders(self.name)
+        self._mps = kit.mps
+        self._gpu_nodes = kit.gpu_nodes
+        self._must_fence = settings.device_fence == "require"
+        self._calls = kit.calls
+        self.limits = kit.limits(self.name)
+        self._freezing: FreezableMembers | None = None
+        if kit.freezer is not None:
+            self.capabilities = msgspec.structs.replace(self.capabilities, freezes=True)
+            self._freezing = FreezableMembers(kit.freezer, kit.gate(self.limits), self.report, self.members_of)
         self._is_fenced = False
-        self._files = None if folders is None else AttemptFiles(folders, files)
-        self.limits = limits
+        self._files = None if self._folders is None else AttemptFiles(self._folders, kit.files)
         self._bringing: dict[MemberName, asyncio.Task[None]] = {}
         self._storing: dict[MemberName, asyncio.Task[None]] = {}
         self._look_after: list[asyncio.Task[None]] = []
@@ -209,21 +163,17 @@ class ProcessDriver(Driver):
                 self._known.add(name_of(key))
                 self._note_pid(name_of(key), event)
         frozen: set[MemberName] = set()
-        if self._freezer is not None:
-            running = [name_of(key) for key, state, _ in listed if state != "ended"]
-            frozen, broken = await self._freezer.open(running)
-            self.report(FreezeAnswered([(name, "broken", why) for name, why in broken.items()]))
-            for name in running:
-                self._hold_calls(name, name in frozen)
+        if self._freezing is not None:
+            frozen = self._freezing.begin([name_of(key) for key, state, _ in listed if state != "ended"])
         for key, state, event in listed:
             name = name_of(key)
             if state == "ended" and isinstance(event, ChildEnded):
-                event = self._end_of(name, event)
+                event = self._reported_end(name, event)
                 if self._store(name, event):
                     living.append(Living(name, "running"))
                     continue
                 mark = self._mark_of(name, event)
-                self._over([name])
+                self._release([name])
                 code, why = _verdict(event, mark)
                 if mark or not _is_the_hosts(event):
                     living.append(Living(name, "refused" if mark else "exited", code, why))
@@ -236,8 +186,6 @@ class ProcessDriver(Driver):
                 living.append(Living(name, phase, frozen=name in frozen))
         if self._folders is not None:
             self._look_after.append(asyncio.get_running_loop().create_task(self._folders.run(self.end)))
-        if self.limits is not None and self._freezer is not None:
-            self._look_after.append(asyncio.get_running_loop().create_task(self._look_for_use()))
         return living
 
     async def close(self) -> None:
@@ -245,9 +193,11 @@ class ProcessDriver(Driver):
             task.cancel()
             await asyncio.wait((task,))
         # the next agent reports members that have not started, and stores the files of those that are over
-        for task in [*self._bringing.values(), *self._storing.values(), *self._freezing.values()]:
+        for task in [*self._bringing.values(), *self._storing.values()]:
             task.cancel()
             await asyncio.wait((task,))
+        if self._freezing is not None:
+            await self._freezing.close()
         if self._files is not None:
             await self._files.close()
         if self.limits is not None:
@@ -289,7 +239,7 @@ class ProcessDriver(Driver):
                     "job %s of tenant %s could not be prepared to start", assignment.name[1], assignment.name[0]
                 )
                 failed.append((assignment.name, CODE_CANNOT_START, "moorage failed on this request"))
-        self._over([*(each[0] for each in failed), *(each[0] for each in (*not_started, *lacking))])
+        self._release([*(each[0] for each in failed), *(each[0] for each in (*not_started, *lacking))])
         if failed:
             self.report(StartFailed(failed))
         if not_started:
@@ -302,7 +252,7 @@ class ProcessDriver(Driver):
     def end(self, name: MemberName, grace_s: float, why: str) -> None:
         if (bringing := self._bringing.pop(name, None)) is not None:  # none of its processes runs yet
             bringing.cancel()
-            self._over([name])
+            self._release([name])
             self.report(Ended([(name, CODE_ENDED, "fence" if why == "fence" else ENDED_AS_ASKED)]))
             return
         if self._files is not None and self._files.hurry(name, grace_s):  # its processes are over
@@ -321,46 +271,15 @@ class ProcessDriver(Driver):
         keep_to(self.limits, name, share)
 
     def freeze(self, name: MemberName, slots: Sequence[int]) -> None:
-        assert self._freezer is not None, "its capabilities do not say that it freezes"
-        # before the lock: from then on a call would wait in the driver, where the worker does not see it
-        self._hold_calls(name, True)
-        self._begin_freezing(name, self._freezer.freeze(name, slots, self.members_of))
+        assert self._freezing is not None, "its capabilities do not say that it freezes"
+        self._freezing.freeze(name, slots)
 
     def resume(self, name: MemberName) -> None:
-        assert self._freezer is not None, "its capabilities do not say that it freezes"
-        self._begin_freezing(name, self._freezer.resume(name))
-
-    def _begin_freezing(self, name: MemberName, work: Coroutine[Any, Any, tuple[Outcome, str]]) -> None:
-        self._freezing[name] = asyncio.get_running_loop().create_task(self._freeze(name, work))
-
-    async def _freeze(self, name: MemberName, work: Coroutine[Any, Any, tuple[Outcome, str]]) -> None:
-        outcome: Outcome = "running"  # where this is cancelled, the next agent resumes what was only begun
-        try:
-            outcome, why = await work
-        finally:
-            del self._freezing[name]
-            if outcome != "frozen":
-                self._hold_calls(name, False)
-        self.report(FreezeAnswered([(name, outcome, why)]))
-
-    def _hold_calls(self, name: MemberName, on: bool) -> None:
-        """Have a member's calls of the CUDA driver wait in the limiter, if there is one (`on`), or pass again."""
-        self._used_again.discard(name)
-        if self.limits is not None:
-            (self.limits.stop if on else self.limits.go_on)(name)
-
-    async def _look_for_use(self) -> None:
-        """Report frozen members with a call waiting, once for each time that they are frozen, until canceled."""
-        assert self.limits is not None
-        while True:
-            await asyncio.sleep(LOOK_FOR_USE_S)
-            fresh = set(self.limits.wanted()) - self._freezing.keys() - self._used_again
-            if fresh:
-                self._used_again |= fresh
-                self.report(ResumeDue(sorted(fresh)))
+        assert self._freezing is not None, "its capabilities do not say that it freezes"
+        self._freezing.resume(name)
 
     def wakes(self, name: MemberName) -> bool:
-        return self._freezer is not None and self.limits is not None and self.limits.wakes(name)
+        return self._freezing is not None and self._freezing.wakes(name)
 
     def forget(self, names: list[MemberName]) -> None:
         self._link.forget([self._key(name) for name in names])
@@ -378,7 +297,7 @@ class ProcessDriver(Driver):
     def give_up(self, name: MemberName) -> None:
         self._known.discard(name)
         self._processes.ended(name)
-        self._over([name])
+        self._release([name])
         super().give_up(name)
 
     def keeps(self, settings: WorkerSettings) -> dict[str, float]:
@@ -393,6 +312,17 @@ class ProcessDriver(Driver):
         is_over = ask.ended_ms > 0 and name not in self._known
         return await self._link.keeper.page(self._key(name), ask, is_over, self._worker)
 
+    def folder_of(self, name: MemberName) -> str:
+        """Return the path of an attempt's folder, whether it exists or not; "" if attempts have none here."""
+        return "" if self._folders is None else self._folders.path(name)
+
+    async def execute(self, request: Request, asked: Exec, size: Terminal) -> Execution:
+        name = (asked.tenant, asked.job, asked.replica, asked.attempt, asked.fence)
+        if not asked.argv:
+            return await LocalExecution.attach(self._link.state, self._key(name), asked, size)
+        self._policy.check_program(asked.tenant, msgspec.structs.replace(request.workload, argv=asked.argv))
+        return await LocalExecution.begin(self._link.state, self._key(name), asked, size)
+
     # -- events of the supervisor (see `supervisor_link.Listener`)
 
     def on_event(self, key: str, event: Event) -> None:
@@ -401,16 +331,16 @@ class ProcessDriver(Driver):
             self._output.add(name, event)
         elif isinstance(event, ChildStarted):
             self._note_pid(name, event)
-            self._begun(name)
+            self._started.append(name)
         elif isinstance(event, ChildEnded):
-            event = self._end_of(name, event)
+            event = self._reported_end(name, event)
             self._known.discard(name)
             self._processes.ended(name)
             self._output.end(name, event)
             if self._store(name, event):
                 return
             mark = self._mark_of(name, event)
-            self._over([name])
+            self._release([name])
             code, why = _verdict(event, mark)
             if mark or _is_the_hosts(event):
                 self._not_started.setdefault(code if mark else 0, []).append((name, why))
@@ -451,7 +381,7 @@ class ProcessDriver(Driver):
                 self.on_event(key, event)
         for name in missing:  # its start never reached a supervisor or its journal: nothing of it ever ran
             self._known.discard(name)
-            self._over([name])
+            self._release([name])
             self._processes.ended(name)
             self._ended.append((name, CODE_LOST, "lost"))
         self.on_events_over()
@@ -459,7 +389,7 @@ class ProcessDriver(Driver):
     def on_start_refused(self, keys: Sequence[str], why: str) -> None:
         names = [name_of(key) for key in keys]
         self._known.difference_update(names)
-        self._over(names)
+        self._release(names)
         self.report(NotStarted([(name, why) for name in names]))
 
     def uid_of(self, tenant: str, request: Request) -> int | None:
@@ -469,7 +399,7 @@ class ProcessDriver(Driver):
     def members_of(self, pids: Collection[int]) -> dict[int, MemberName | None]:
         return self._processes.members_of(pids, self._link.pid)
 
-    # -- what drivers with an engine's processes override (see `podman`, `vm`)
+    # -- what the driver `vm` overrides
 
     def _is_ready(self, assignment: Assignment) -> bool:
         """Return whether the member can start at once; if not, `_made_ready` is awaited first."""
@@ -495,10 +425,6 @@ class ProcessDriver(Driver):
             return msgspec.structs.replace(member, env=member.env | await self._mps.join(name))
         return member
 
-    def _begun(self, name: MemberName) -> None:
-        """Note that the member's process runs its program, so that its start is reported."""
-        self._started.append(name)
-
     def _taken_over(self, name: MemberName) -> None:
         """Take note of a member that an earlier agent started and that is not over. This driver does nothing."""
 
@@ -513,11 +439,11 @@ class ProcessDriver(Driver):
             return ""
         if number in _ABSENT and ((stage == "cwd" and name in self._own_cwd) or name in self._own_program):
             return CANNOT_RUN
-        lacks = stage in ("user", "cwd", LACKS) or (stage == "exec" and number not in _OF_REQUEST)
+        lacks = stage in ("user", "cwd") or (stage == "exec" and number not in _OF_REQUEST)
         return NOT_HERE if lacks else ""
 
-    def _end_of(self, name: MemberName, event: ChildEnded) -> ChildEnded:
-        """Return the end to report for a member whose process ended with this event; here it is the event."""
+    def _reported_end(self, name: MemberName, event: ChildEnded) -> ChildEnded:
+        """Return the end to report for a member whose first process ended so; the driver `vm` reads it otherwise."""
         return event
 
     # -- inside
@@ -572,26 +498,25 @@ class ProcessDriver(Driver):
             code, why = await storing
         finally:
             del self._storing[name]
-        self._over([name])
+        self._release([name])
         self.report(Ended([(name, code, why)]))
 
     def _not_brought(self, name: MemberName, report: NotStarted | StartFailed) -> None:
         del self._bringing[name]
-        self._over([name])
+        self._release([name])
         self.report(report)
 
-    def _over(self, names: Sequence[MemberName]) -> None:
+    def _release(self, names: Sequence[MemberName]) -> None:
         """Release the folders and limiter segments of these members, of which nothing runs."""
         for name in names:
             self._own_cwd.discard(name)
             self._own_program.discard(name)
             if self._folders is not None:
-                self._folders.over(name)
+                self._folders.attempt_ended(name)
             if self.limits is not None:
-                self.limits.over(name)
-            if self._freezer is not None:
-                self._freezer.over(name)
-                self._used_again.discard(name)
+                self.limits.remove(name)
+            if self._freezing is not None:
+                self._freezing.over(name)
 
     def _note_pid(self, name: MemberName, event: Event | None) -> None:
         if isinstance(event, ChildStarted):
@@ -624,8 +549,11 @@ class ProcessDriver(Driver):
             cwd = os.path.join(folder, run.cwd or "")  # an absolute `cwd` replaces the folder
             if not os.path.isabs(run.cwd or ""):
                 self._own_cwd.add(assignment.name)
-                if "/" in run.argv[0] and not os.path.isabs(run.argv[0]):
+                if run.argv and "/" in run.argv[0] and not os.path.isabs(run.argv[0]):
                     self._own_program.add(assignment.name)
+        ours |= self._call_variables(assignment, user)
+        if folder and run.ready is not None and run.ready.call:
+            ours[READY_VARIABLE] = f"{folder}/{READY_FILE}"
         env = process_environment(requested, ours, user=user, cwd=cwd, folder=folder)
         if self.limits is not None and (limit := self.limits.of_process(assignment.name, *assignment.part, user)):
             env = JobEnvironment(limit.laid_over(env))
@@ -643,10 +571,23 @@ class ProcessDriver(Driver):
             on_partition=request.on_partition,
             output_cap_bytes=self._output_cap_bytes,
             stream_output=self._stream_output,
+            terminal=run.stdin == "stream",
             refused_nodes=self._refused_nodes(assignment.devices),
             cpu_milli=(resources.cpu_milli or None) if resources else None,
             memory_bytes=(resources.memory_mib * _MIB or None) if resources else None,
         )
+
+    def _call_variables(self, assignment: Assignment, user: str | None) -> JobEnvironment:
+        """Return the variables of a member that answers calls, with its key in a file; none for another one. Raises
+        LacksHere, HostAtFault."""
+        service, name = assignment.request.service, assignment.name
+        if service is None:
+            return JobEnvironment()
+        if self._calls is None or self._folders is None:
+            raise LacksHere("this worker gives its jobs no key to answer calls")
+        key = self._calls.key(name[0])
+        file = None if key is None else self._folders.give_key(name, key, user)
+        return self._calls.variables(name[0], service, assignment.run.grace_s, file)
 
     def _refused_nodes(self, leased: Sequence[Device]) -> tuple[tuple[int, int, int], ...]:
         """Return the devices that the kernel is to refuse to a member with this lease. Raises HostAtFault."""
@@ -695,15 +636,15 @@ def _verdict(event: ChildEnded, mark: str = "") -> tuple[int, str]:
         return CODE_LOST, "lost"  # it may have run
     if event.reason == "start-failed":
         is_absent = event.errno == errno.ENOENT and event.stage == "exec"
-        says_all = event.stage in ("exec", "cwd", ENGINE, LACKS)  # it names what was not found
+        says_all = event.stage in ("exec", "cwd")  # it names what was not found
         words = [event.message] if says_all else [event.stage, event.message]
         code = CODE_NOT_FOUND if is_absent else CODE_CANNOT_START
         return code, f"{mark or f'{START_FAILED}: '}{': '.join(filter(None, words))}"
+    code = event.exit_code if event.exit_code is not None else -event.signal if event.signal else CODE_LOST
+    if event.reason == "end" and event.why in WITH_SUPERVISOR:
+        return code, WITH_SUPERVISOR[event.why]
     if event.exit_code is None and event.signal is None:  # died with its supervisor, or never ran
-        return CODE_LOST, "lost" if event.reason in ("exit", "supervisor-died") else event.reason
-    code = event.exit_code if event.exit_code is not None else -(event.signal or 0)
-    if event.reason == "end" and event.why == SHUTS_DOWN:
-        return code, WORKER_STOPPED
+        return code, "lost" if event.reason in ("exit", "supervisor-died") else event.reason
     if event.reason == "end" and event.why.startswith(DISK):
         return code, event.why
     return code, "lost" if event.reason == "supervisor-died" else event.reason

@@ -12,7 +12,7 @@ import logging
 import os
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
@@ -26,12 +26,13 @@ from moorage.schemas.job import Request
 from moorage.schemas.settings import setting
 from moorage.system.device_environment import HostAtFault
 from moorage.system.proctree import MARK_NAMES
-from moorage.worker.devices.readers.machine import sysfs_address
+from moorage.worker.devices.readers.base import Inventory
+from moorage.worker.devices.readers.machine import CombinedInventory, sysfs_address
 from moorage.worker.drivers.base import Assignment, Driver, Living
 from moorage.worker.drivers.kit import Kit
 from moorage.worker.drivers.process.driver import STAGE_BOOT, ProcessDriver
 from moorage.worker.drivers.supervisor_link import name_of
-from moorage.worker.drivers.vm.handed_on import HandingInventory
+from moorage.worker.drivers.vm.handed_on import HandingInventory, open_handing
 from moorage.worker.drivers.vm.images import FORMATS, find, format_of
 from moorage.worker.drivers.vm.initramfs import WORK
 from moorage.worker.drivers.vm.passthrough import NotHandedOn
@@ -39,9 +40,9 @@ from moorage.worker.drivers.vm.runner import SIGNALS, UP, VARIABLE, Plan
 from moorage.worker.job.environment import LacksHere, process_environment
 from moorage.worker.job.secret_files import resolve_secrets
 from moorage.worker.session.member_messages import MemberName
-from moorage.worker.settings import check_rules
+from moorage.worker.settings import WorkerSettings, check_rules
+from moorage.worker.supervisor.capped_output import cut_at, output_path
 from moorage.worker.supervisor.client import python_variables
-from moorage.worker.supervisor.output import cut_at, output_path
 from moorage.worker.supervisor.protocol import Ended, Event, Output, Started, StartMember
 
 log = logging.getLogger("moorage.worker")
@@ -54,6 +55,8 @@ GPU_CPUS: Final = 4
 GPU_MEMORY_MIB: Final = 8192
 #: how long after a failed return of a GPU it is tried again
 GIVE_BACK_S: Final = 10.0
+#: folder, in the state folder, for the GPUs that VMs have: journals and locks
+HANDED_ON: Final = "handed-on"
 PASSED_ON: Final = tuple(number.name for number in SIGNALS)
 #: most bytes that a runner writes while its VM boots
 _BOOT_BYTES_MAX: Final = 1 << 16
@@ -115,31 +118,39 @@ class VmDriver(ProcessDriver):
     joins_mps = False
     settings = VmSettings
     config = VmBlock
-    capabilities = msgspec.structs.replace(ProcessDriver.capabilities, devices=KERNEL)  # a guest has what it was handed
-    own = VmSettings()
-    #: members whose VM is still booting, with the runner's last line
-    _booting: dict[MemberName, str]
-    #: hands GPUs on to VMs; None if that is not possible
-    _hands: HandingInventory | None = None
-    #: the PCI addresses of the GPUs that are handed on to members that this agent has started
-    _handed: dict[MemberName, str]
-    _gives_back: asyncio.Task[None] | None = None
-    _gives_again = False
+    capabilities = msgspec.structs.replace(
+        ProcessDriver.capabilities,
+        devices=KERNEL,  # a guest has what it was handed, and no process of its host
+        answers_calls=False,
+        reaches=False,
+        execs=False,
+        holds_stdin=False,
+        exec_instead="run a server for shells in the VM, as sshd",
+    )
 
     @classmethod
-    def from_kit(cls, kit: Kit) -> VmDriver:
-        driver = super().from_kit(kit._replace(gpu_nodes=None))  # QEMU takes what the guest gets
-        assert isinstance(driver, VmDriver)
-        driver.own = kit.own
-        driver._booting, driver._handed = {}, {}
-        driver._hands = kit.hands
-        if not kit.simulated and (why_not := kit.hands.why_not() if kit.hands is not None else "no real devices"):
+    async def open_handing(
+        cls, settings: WorkerSettings, open_host: Callable[[], Awaitable[CombinedInventory]]
+    ) -> Inventory:
+        return await open_handing(settings.state_dir / HANDED_ON, open_inner=open_host)
+
+    def __init__(self, kit: Kit) -> None:
+        # QEMU takes what the guest gets, and what the guest does with a GPU is not seen here
+        super().__init__(kit._replace(gpu_nodes=None, freezer=None))
+        self.own: VmSettings = kit.own
+        self._booting: dict[MemberName, str] = {}  # members whose VM is still booting, with the runner's last line
+        #: the PCI addresses of the GPUs that are handed on to members that this agent has started
+        self._handed: dict[MemberName, str] = {}
+        #: hands GPUs on to VMs; None if that is not possible
+        self._hands = kit.inventory if isinstance(kit.inventory, HandingInventory) else None
+        self._gives_back: asyncio.Task[None] | None = None
+        self._gives_again = False
+        if not kit.simulated and (why_not := self._hands.why_not() if self._hands else "no real devices"):
             if kit.devices and kit.own.gpu_enabled:
                 log.warning(
                     "worker %s: VMs get no GPUs on this host: %s", kit.worker, why_not.removeprefix("passthrough: ")
                 )
-            driver.capabilities = msgspec.structs.replace(cls.capabilities, gpu_enabled=False)
-        return driver
+            self.capabilities = msgspec.structs.replace(self.capabilities, gpu_enabled=False)
 
     async def open(self) -> list[Living]:
         own = self.own
@@ -161,7 +172,7 @@ class VmDriver(ProcessDriver):
                 allowed="auto or tcg",
                 next="set accelerator in [driver.vm], or remove vm from drivers",
             )
-        living = [self._as_it_is(each) for each in await super().open()]
+        living = [self._starting_while_it_boots(each) for each in await super().open()]
         self._give_back()
         return living
 
@@ -218,7 +229,7 @@ class VmDriver(ProcessDriver):
             lines = [line for line in said.split("\n") if line]
             self._booting[name] = lines[-1] if lines else self._booting[name]
 
-    def _end_of(self, name: MemberName, event: Ended) -> Ended:
+    def _reported_end(self, name: MemberName, event: Ended) -> Ended:
         """Return the end of a member: a runner that an unrequested signal ended means that its VM did not boot, or is
         lost.
         """
@@ -254,13 +265,13 @@ class VmDriver(ProcessDriver):
         text = said.decode(errors="replace")
         return None if UP in text or cut_at(said, 0) is not None else text
 
-    def _as_it_is(self, living: Living) -> Living:
-        """Return a running member as starting if its VM is still booting; any other as it is."""
+    def _starting_while_it_boots(self, living: Living) -> Living:
+        """Return a member with the phase `starting` while its VM boots."""
         is_up = living.phase != "running" or living.name not in self._booting
         return living if is_up else msgspec.structs.replace(living, phase="starting")
 
-    def _over(self, names: Sequence[MemberName]) -> None:
-        super()._over(names)
+    def _release(self, names: Sequence[MemberName]) -> None:
+        super()._release(names)
         for name in names:
             self._booting.pop(name, None)
             self._handed.pop(name, None)

@@ -165,7 +165,10 @@ class Passthrough:
 
     def _driver(self, address: str) -> str:
         link = self._folder(address) / "driver"
-        return os.path.basename(os.readlink(link)) if link.is_symlink() else ""
+        try:
+            return os.path.basename(os.readlink(link))
+        except FileNotFoundError:  # it has no driver now
+            return ""
 
     def _read(self, address: str, name: str) -> str:
         try:

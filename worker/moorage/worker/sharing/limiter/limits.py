@@ -2,7 +2,7 @@
 end.
 
 They are in /dev/shm, because pages of a file on a disk would have to be written back, and launches would wait for that.
-The agent writes tokens and heartbeats into them (control.py); only the first heartbeat comes from here.
+The agent writes tokens and heartbeats into them (feeder.py); only the first heartbeat comes from here.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import platform
 import secrets
 import shutil
 import stat
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -30,8 +30,8 @@ from moorage.worker.session.member_messages import MemberName
 from moorage.worker.settings import WorkerSettings
 from moorage.worker.sharing.limiter.controller import RATE
 from moorage.worker.sharing.limiter.owners import Owners
-from moorage.worker.sharing.limiter.segment import DEVICES_MAX, Part, Segment, SegmentError
-from moorage.worker.supervisor.output import member_digest
+from moorage.worker.sharing.limiter.segment import Part, Segment, SegmentError
+from moorage.worker.supervisor.capped_output import member_digest
 
 #: where the build hook (worker/build_hook.py) puts the library, compiled from limiter.c
 LIBRARY: Final = Path(__file__).with_name("limiter.bin")  # no .so: Python would take it for a module
@@ -46,6 +46,8 @@ MEMORY: Final = Path("/dev/shm")
 SECRET_NAME: Final = "limiter.secret"
 _MIB: Final = 1 << 20
 _PASSAGE: Final = 0o711
+
+NeedsGate = Callable[[Request, Sequence[Device], str], bool]
 
 log = logging.getLogger("moorage.worker")
 
@@ -96,8 +98,11 @@ class Limits:
     `owner` is the driver's name from `supervisor_link.owner_of`. Call `begin` with the living members.
     """
 
-    def __init__(self, settings: WorkerSettings, owner: str, *, can_freeze: bool = False) -> None:
-        """Find the library. `can_freeze`: the worker can freeze attempts. Raises Refused if this host cannot limit."""
+    def __init__(self, settings: WorkerSettings, owner: str, needs_gate: NeedsGate | None = None) -> None:
+        """Find the library. Raises Refused if this host cannot limit.
+
+        `needs_gate` says which attempts get a segment without a limit, since they may be frozen.
+        """
         if platform.libc_ver()[0] != "glibc":
             raise _cannot("this host's C library is not glibc (musl?)", "remove limiter from the settings")
         if not LIBRARY.is_file():
@@ -110,11 +115,10 @@ class Limits:
         self._folder = folder_of(settings.state_dir)
         self._secret = _secret_of(settings.state_dir)
         self._mark = f"{member_digest(owner)[:16]}."
-        #: the attempts' segments; control.py fills them
+        #: the attempts' segments; feeder.py fills them
         self.segments: dict[MemberName, Segment] = {}
         self.owners = Owners()
-        self._stopped: set[MemberName] = set()
-        self._freezes_after_s = settings.freezes_after_s if can_freeze else None
+        self._needs_gate = needs_gate
 
     # -- an attempt
 
@@ -132,7 +136,7 @@ class Limits:
         if gpu.share is not None and mode in SHARERS_MAX:
             share = gpu.share
             parts = [Part(one.uuid, share.memory_mib * _MIB, self._context, rate_of(share)) for one in devices]
-        elif waits and self._may_be_frozen(request, devices, mode):
+        elif self._needs_gate is not None and waits and self._needs_gate(request, devices, mode):
             parts = [Part(one.uuid) for one in devices]
         else:
             return None
@@ -144,17 +148,9 @@ class Limits:
             self.segments[name] = made
             made.beat()  # the first; launches wait for their tokens
         except (OSError, ValueError) as error:
-            self.over(name)
+            self.remove(name)
             raise LimiterUnavailable(f"its segment {path}: {error}") from None
         return path
-
-    def _may_be_frozen(self, request: Request, devices: Sequence[Device], mode: str) -> bool:
-        """Return whether an attempt may be frozen while its devices are unused: the library then has it resumed."""
-        if self._freezes_after_s is None or mode != "exclusive" or not 0 < len(devices) <= DEVICES_MAX:
-            return False
-        gpu = request.effective_gpu
-        is_gang = gpu is not None and gpu.effective_scheduling == "gang"
-        return not is_gang and self._freezes_after_s(request.qos) > 0
 
     def give(self, name: MemberName, ids: tuple[int, int] | None, *, all_users: bool = False) -> None:
         """Let the user that runs the attempt, `ids` (uid, gid), write its segment. Raises HostAtFault.
@@ -230,40 +226,6 @@ class Limits:
             segment.set_rate(device, rate_of(share))
         return True
 
-    def stop(self, name: MemberName) -> None:
-        """Have an attempt's calls of the CUDA driver wait, as the attempt is about to be frozen.
-
-        Do nothing if it has no segment, or if the segment cannot be written.
-        """
-        if (segment := self.segments.get(name)) is not None:
-            with contextlib.suppress(OSError):
-                segment.stop()
-                self._stopped.add(name)
-
-    def go_on(self, name: MemberName) -> None:
-        """Have an attempt's calls of the CUDA driver pass again. Do nothing if it has no segment."""
-        self._stopped.discard(name)
-        if (segment := self.segments.get(name)) is not None:
-            with contextlib.suppress(OSError):
-                segment.go_on()
-
-    def wanted(self) -> list[MemberName]:
-        """Return the attempts that are stopped and to which a call has come since their `stop`."""
-        found = []
-        for name in self._stopped:
-            with contextlib.suppress(OSError):
-                if self.segments[name].is_wanted():
-                    found.append(name)
-        return found
-
-    def wakes(self, name: MemberName) -> bool:
-        """Return whether a process of an attempt uses a device through the library; False without a segment."""
-        segment = self.segments.get(name)
-        try:
-            return segment is not None and bool(segment.slots())
-        except OSError:
-            return False
-
     def spare_mib(self, name: MemberName, pids: Collection[int]) -> int:
         """Return how many MiB beyond its part an attempt may hold on a device, where these processes use it.
 
@@ -277,10 +239,9 @@ class Limits:
             return 0
         return self._context // _MIB if known.issuperset(pids) else 0
 
-    def over(self, name: MemberName) -> None:
+    def remove(self, name: MemberName) -> None:
         """Remove the segment, if there is one, of an attempt of which nothing runs any more."""
         found = self.segments.pop(name, None)
-        self._stopped.discard(name)
         if found is None:
             return
         found.close()

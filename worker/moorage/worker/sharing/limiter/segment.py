@@ -240,37 +240,37 @@ class Segment:
         """Return a device's part of the compute in tokens a second; 0: launches need none. Raises OSError."""
         return min(self._read(_AT_RATE + device * _WORD)[0], _NUMBER_MAX) / TOKEN
 
-    def stop(self) -> None:
+    def hold_calls(self) -> None:
         """Have calls of the CUDA driver wait, as the attempt is about to be frozen. Raises OSError.
 
-        Change nothing if they wait already: `is_wanted` still returns True for a call since the first `stop`.
+        Change nothing if they wait already: `is_wanted` still returns True for a call since the first `hold_calls`.
         """
         if not self._read(_AT_FROZEN)[0]:
             self._write(_AT_FROZEN, min(self.counts().waiting, _NUMBER_MAX) + 1)
 
-    def go_on(self) -> None:
+    def let_calls_pass(self) -> None:
         """Have calls of the CUDA driver pass again. Raises OSError."""
         self._write(_AT_FROZEN, 0)
 
     def is_wanted(self) -> bool:
-        """Return whether a call has come since `stop`; False if calls pass. Its process may have been killed since."""
+        """Return whether a call has come since `hold_calls`, whatever became of its process; False if calls pass."""
         (frozen,) = self._read(_AT_FROZEN)
         return frozen > 0 and min(self.counts().waiting, _NUMBER_MAX) + 1 != frozen
 
-    def bury(self, slot: Slot) -> None:
+    def mark_dead(self, slot: Slot) -> None:
         """Mark the process of a slot as ended, so that its bytes are free. Raises OSError."""
         self._write(_AT_DEAD + slot.number * _WORD, slot.owner)
 
     # -- what NVML says that the processes hold
 
     def begin_reading(self) -> Reading:
-        """Return what the processes count before NVML is asked what they hold; `tell` gets it back. Raises OSError."""
+        """Return what the processes count, before NVML is asked; `write_held` takes it back. Raises OSError."""
         number = min(self._read(_AT_READING)[0], _NUMBER_MAX) + 1
         self._write(_AT_READING, number)
         done = {slot.owner: tuple(use.done for use in slot.uses) for slot in self.slots()}  # `used` is read after it
         return Reading(number, [slot for slot in self.slots() if slot.owner in done], done)
 
-    def tell(self, reading: Reading, device: int, held: Mapping[int, int]) -> None:
+    def write_held(self, reading: Reading, device: int, held: Mapping[int, int]) -> None:
         """Write what NVML says that processes hold beyond what they count: bytes by the slot's owner. Raises OSError.
 
         What changed while NVML was asked makes that uncertain by as much; then the number before, with the guesses that
@@ -313,7 +313,7 @@ class Segment:
         return Counts(*self._read(_AT_COUNTS, len(Counts._fields)))
 
     def slots(self) -> list[Slot]:
-        """Return the slots of the processes that use a device, without those that `bury` marked as ended."""
+        """Return the slots of the processes that use a device, without those that `mark_dead` marked as ended."""
         high = min(self.counts().high, SLOTS_MAX)
         words = _SLOT_BYTES // _WORD
         read = self._read(_AT_SLOTS, high * words)

@@ -9,9 +9,9 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 
 from moorage.worker.devices.pool import GpuPool
-from moorage.worker.drivers.base import Driver
+from moorage.worker.drivers.base import LOST, Driver
 from moorage.worker.session.member_messages import EndMember, Member, MemberName, OverGrant, Stuck
-from moorage.worker.session.member_table import LOST, MPS_FAULT
+from moorage.worker.session.member_table import MPS_FAULT
 from moorage.worker.session.shell import Shell
 from moorage.worker.sharing.mps.managed import MPS, TERMINATE_S, ManagedMps
 

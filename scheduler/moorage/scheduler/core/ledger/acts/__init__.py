@@ -17,16 +17,26 @@ from moorage.scheduler.core.ledger.acts.base import Act, Unknown
 from moorage.scheduler.core.ledger.acts.job import (
     Avoid,
     Compact,
+    Exec,
     Expire,
     Freeze,
     JobAct,
     Lacks,
+    Met,
     Preempt,
     Priority,
     Resize,
+    Scale,
     Used,
 )
 from moorage.scheduler.core.ledger.acts.ledger import Behind, Epoch, LedgerAct, Level, Resign, Restored, Snapshot
+from moorage.scheduler.core.ledger.acts.schedule import (
+    AddSchedule,
+    PauseSchedule,
+    Ran,
+    RemoveSchedule,
+    ScheduleAct,
+)
 from moorage.scheduler.core.ledger.acts.tenant import (
     Cursor,
     ForgetTenants,
@@ -55,12 +65,14 @@ from moorage.scheduler.core.ledger.acts.worker import (
 
 __all__ = [
     "Act",
+    "AddSchedule",
     "AnyAct",
     "Avoid",
     "Behind",
     "Compact",
     "Cursor",
     "Epoch",
+    "Exec",
     "Expire",
     "Flag",
     "Forget",
@@ -77,11 +89,17 @@ __all__ = [
     "LedgerAct",
     "Level",
     "Limit",
+    "Met",
+    "PauseSchedule",
     "Preempt",
     "Priority",
+    "Ran",
+    "RemoveSchedule",
     "Resign",
     "Resize",
     "Restored",
+    "Scale",
+    "ScheduleAct",
     "Share",
     "Shut",
     "Snapshot",
@@ -98,6 +116,6 @@ __all__ = [
     "encode_act",
 ]
 
-AnyAct = WorkerAct | JobAct | TenantAct | LedgerAct
+AnyAct = WorkerAct | JobAct | TenantAct | ScheduleAct | LedgerAct
 
 encode_act: Final = msgspec.msgpack.Encoder().encode

@@ -16,15 +16,21 @@ from moorage.scheduler.core.ledger.state import (
     AT_MS,
     AT_RUNNING,
     AVOID_MAX,
+    EXEC,
     FREEZE,
     NOT_FROZEN,
     PRIORITY,
     RESIZED,
     RESUME,
+    SUCCEEDED,
+    Scaled,
+    without_job,
 )
 from moorage.schemas.frames import UNKNOWN_MS, sum_known
 from moorage.schemas.gpu import MEMORY_MIB_MAX
 from moorage.schemas.job import STATES
+from moorage.schemas.ranges import is_in
+from moorage.schemas.service import MEMBERS_MAX
 
 #: changes of one job's share that are remembered, to compute its usage before each
 RESIZES_MAX: Final = 64
@@ -153,19 +159,65 @@ class Freeze(OfJob, tag="freeze"):
 
     def check(self, checking: Checking) -> None:
         super().check(checking)
-        replicas = len(checking.state.jobs[self.job].replicas)
-        if self.word not in (FREEZE, RESUME, NOT_FROZEN) or not -1 <= self.replica < replicas:
+        job = checking.state.jobs[self.job]
+        if self.word not in (FREEZE, RESUME, NOT_FROZEN) or (
+            self.replica != -1 and not is_in(job.numbers, self.replica)
+        ):
             raise FoldError(f"act {self.tag} of job {self.job} says {self.word} of replica {self.replica}")
 
     def fold(self, folding: Folding) -> None:
         job = folding.ordered(self.job, self.word, self.by, self.why)
-        for replica in job.replicas:
+        for replica in job.rows.values():
             member = replica.member
             if member is not None and member.phase == AT_RUNNING and self.replica in (-1, replica.index):
                 member.freeze = self.word == FREEZE
                 member.wakes = member.freeze and self.by == BY_WORKER
                 folding.members[member] = None
                 folding.out.touched.append(member)
+
+
+class Exec(OfJob, tag="exec"):
+    """A tenant runs a command in a running replica of its job; `why` is the command, cut."""
+
+    IS_DECISION: ClassVar[bool] = True
+    replica: int
+    by: str
+    why: str
+
+    def check(self, checking: Checking) -> None:
+        super().check(checking)
+        if not is_in(checking.state.jobs[self.job].numbers, self.replica):
+            raise FoldError(f"act {self.tag} of job {self.job} is about replica {self.replica}, which it has not")
+
+    def fold(self, folding: Folding) -> None:
+        job = folding.job(self.job, "runs a command in")
+        said = f"replica {self.replica}: {self.why}" if job.size > 1 else self.why
+        folding.ordered(self.job, EXEC, self.by, said)
+
+
+class Met(Act, tag="met"):
+    """What these jobs waited for has come true: the end of another job (`ended`), or for 0 the time.
+
+    A job that waits for nothing more may start from now on.
+    """
+
+    IS_DECISION: ClassVar[bool] = True
+    ended: int
+    waiting: list[int]
+
+    def check(self, checking: Checking) -> None:
+        jobs = checking.state.jobs
+        for num in self.waiting:
+            if num not in jobs or self.ended not in dict(jobs[num].awaits):
+                raise FoldError(f"act {self.tag}: job {num} does not wait for job {self.ended}")
+
+    def fold(self, folding: Folding) -> None:
+        for num in self.waiting:
+            job = folding.job(num, "counts an end for")
+            job.awaits = without_job(job.awaits, self.ended)
+            if not job.awaits:
+                job.ready_ms = folding.time
+            folding.out.jobs[num] = job
 
 
 class Compact(Act, tag="compact"):
@@ -191,19 +243,16 @@ class Compact(Act, tag="compact"):
             if not ended or ended.popleft() != num:
                 raise FoldError(f"record {folding.seq}: job {num} is not the oldest ended one")
             job = jobs.pop(num)
-            tenant, name, story, replicas = job.tenant, job.name, job.story, job.replicas
+            tenant, name, story = job.tenant, job.name, job.story
             if job.extra:
                 state.extra -= job.extra
                 state.extra_ended -= job.extra
             del tenants[tenant].jobs[name]
-            final = replicas[0].state if len(replicas) == 1 else STATES.index(job.state)
+            final = STATES.index(job.state) if job.bad else SUCCEEDED
             ended_ms = story[-1][AT_MS] if story else folding.time
             rows.append((job.key or job_key(tenant, name), request, ended_ms, final))
             folding.out.compacted.append(job)
             digest -= job.row
-            for replica in replicas:
-                digest -= replica.row
-                del replica.job  # breaks the reference cycle, so that both are freed without the garbage collector
         state.finished.add_all(rows)
         state.digest = (digest + state.finished.row - before) & 0xFFFFFFFFFFFFFFFF
 
@@ -224,6 +273,24 @@ class Expire(Act, tag="expire"):
         for _ in range(self.rows):
             state.finished.drop_oldest()
         state.digest = (state.digest + state.finished.row - before) & 0xFFFFFFFFFFFFFFFF
+
+
+class Scale(OfJob, tag="scale"):
+    """So many members of a service are wanted from now on."""
+
+    IS_DECISION: ClassVar[bool] = True
+    wanted: int
+    why: str
+
+    def check(self, checking: Checking) -> None:
+        super().check(checking)
+        if not 0 <= self.wanted <= MEMBERS_MAX:
+            raise FoldError(f"act {self.tag} of job {self.job} wants {self.wanted} members")
+
+    def fold(self, folding: Folding) -> None:
+        job = folding.job(self.job, "scales")
+        job.scaled = Scaled(self.wanted, folding.time, self.why)
+        folding.out.jobs[job.num] = job
 
 
 class Used(OfJob, tag="used"):
@@ -248,4 +315,4 @@ class Used(OfJob, tag="used"):
         folding.out.jobs[job.num] = job
 
 
-JobAct = Avoid | Lacks | Preempt | Priority | Resize | Freeze | Compact | Expire | Used
+JobAct = Avoid | Lacks | Preempt | Priority | Resize | Freeze | Scale | Met | Exec | Compact | Expire | Used

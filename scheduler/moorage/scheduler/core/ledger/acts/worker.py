@@ -130,15 +130,18 @@ def may_be_forgotten(worker: Worker) -> bool:
 
 
 class Flag(OfWorker, tag="flag"):
-    """A worker becomes open, cordoned or draining; `by` says who ordered it."""
+    """A worker becomes open, cordoned or draining; `by` says who ordered it, and `why`."""
 
     IS_DECISION: ClassVar[bool] = True
     flag: str
     by: str
+    why: str = ""
 
     def fold(self, folding: Folding) -> None:
         worker = folding.worker(self.worker)
-        worker.flag, worker.by, worker.until_ms, worker.why = self.flag, self.by, 0, ""
+        if worker.flag != self.flag:
+            worker.flag_ms = folding.time
+        worker.flag, worker.by, worker.until_ms, worker.why = self.flag, self.by, 0, self.why
         folding.state.shut.pop(worker.num, None)
 
 
@@ -152,6 +155,7 @@ class Shut(OfWorker, tag="shut"):
     def fold(self, folding: Folding) -> None:
         worker = folding.worker(self.worker)
         worker.flag, worker.by, worker.until_ms, worker.why = STARTS_FAIL.name, "", self.until_ms, self.why
+        worker.flag_ms = folding.time
         folding.state.shut[worker.num] = worker
 
 
@@ -176,10 +180,12 @@ class Window(OfWorker, tag="window"):
 
 
 class Unquarantine(OfWorker, tag="unquarantine"):
-    """An operator allows the use of devices that did not become free."""
+    """An operator releases devices: they are in no quarantine from now on. `Well` and `Avoid` say the rest of it."""
 
+    IS_DECISION: ClassVar[bool] = True
     slots: int
     by: str
+    why: str = ""
 
     def fold(self, folding: Folding) -> None:
         folding.worker(self.worker).quarantined &= ~self.slots

@@ -1,0 +1,148 @@
+"""Processor time of `moorage page` over 1,000 simulated GPUs whose use changes all the time: `python -m bench.page`.
+
+A tab is a reader of the stream of the map, which is drawn at most four times a second; it reads what it is sent, and
+draws nothing. Processor time is that of the process of the page, from /proc.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import re
+import sys
+import sysconfig
+import tempfile
+import time
+from pathlib import Path
+from typing import Final
+
+FLEET: Final = "125x8xH100"
+HOSTS: Final = 125
+#: percent of one core that the page may take with one tab
+BOUND_PERCENT: Final = 20.0
+TABS: Final = (0, 1, 8)
+MEASURED_S: Final = 20.0
+#: until frames of all hosts have come, and the first picture is drawn
+WARM_S: Final = 8.0
+CHANGED_S: Final = 1.0
+MOORAGE: Final = str(Path(sysconfig.get_path("scripts")) / "moorage")
+
+
+async def _ready(process: asyncio.subprocess.Process, wanted: str) -> str:
+    assert process.stderr is not None
+    text = ""
+    async with asyncio.timeout(120):
+        while not (found := re.search(wanted, text)):
+            piece = await process.stderr.read(4096)
+            if not piece:
+                raise RuntimeError(f"ended without {wanted}: {text}")
+            text += piece.decode()
+    return found[1]
+
+
+async def _start(env: dict[str, str], *words: str) -> asyncio.subprocess.Process:
+    quiet = asyncio.subprocess.DEVNULL
+    return await asyncio.create_subprocess_exec(
+        MOORAGE, *words, env=env, stdin=quiet, stdout=quiet, stderr=asyncio.subprocess.PIPE
+    )
+
+
+async def _change(file: Path) -> None:
+    """Let every GPU be used otherwise, once a second."""
+    drawn = random.Random(47)
+    while True:
+        rows = {
+            f"sim-{host:04d}": {str(slot): {"percent": drawn.randrange(101)} for slot in range(8)}
+            for host in range(HOSTS)
+        }
+        partial = file.with_suffix(".new")
+        partial.write_text(json.dumps(rows))
+        partial.replace(file)
+        await asyncio.sleep(CHANGED_S)
+
+
+async def _tab(port: int, cookie: str, sent: list[int]) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=2**22)
+    writer.write(f"GET /live/ HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nCookie: {cookie}\r\n\r\n".encode())
+    try:
+        while line := await reader.readline():
+            if line.startswith(b"data: "):
+                sent.append(len(line))
+    finally:
+        writer.close()
+
+
+async def _enter(port: int, key: str) -> str:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(f"GET /?key={key} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nConnection: close\r\n\r\n".encode())
+    answer = (await reader.read()).decode()
+    writer.close()
+    found = re.search(r"set-cookie: ([^;]+)", answer)
+    if found is None:
+        raise RuntimeError(f"no cookie: {answer}")
+    return found[1]
+
+
+def _cpu_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+async def run() -> dict[int, tuple[float, float, float]]:
+    """Return percent of a core, frames a second and kB a second, each of one tab, by the number of tabs."""
+    found: dict[int, tuple[float, float, float]] = {}
+    with tempfile.TemporaryDirectory(prefix="moorage-bench-") as name:
+        folder = Path(name) / "up"
+        env = {"PATH": os.environ.get("PATH", ""), "HOME": name, "MOORAGE_HOME": str(folder)}
+        up = await _start(env, "up", "--simulate", FLEET, "--data", str(folder), "--port", "0")
+        page = None
+        changing = None
+        try:
+            await _ready(up, "(moorage is up)")
+            changing = asyncio.create_task(_change(folder / "workers" / "up-simulated" / "faults.json"))
+            job = await _start(env, "submit", "--gpu", "8xH100", "--replicas", "110", "--", "sleep", "3600")
+            await job.communicate()
+            page = await _start(env, "page", "--listen", "0")
+            port, key = (await _ready(page, r"page at http://127.0.0.1:(\S+?), until")).split("/?key=")
+            cookie = await _enter(int(port), key)
+            for tabs in TABS:
+                sent: list[int] = []
+                reading = [asyncio.create_task(_tab(int(port), cookie, sent)) for _ in range(tabs)]
+                await asyncio.sleep(WARM_S)
+                sent.clear()
+                began_s, before_s = time.monotonic(), _cpu_s(page.pid)
+                await asyncio.sleep(MEASURED_S)
+                wall_s = time.monotonic() - began_s
+                used = 100 * (_cpu_s(page.pid) - before_s) / wall_s
+                each = max(tabs, 1)
+                found[tabs] = used, len(sent) / wall_s / each, sum(sent) / 1000 / wall_s / each
+                for task in reading:
+                    task.cancel()
+                await asyncio.gather(*reading, return_exceptions=True)
+        finally:
+            if changing is not None:
+                changing.cancel()
+            for process in (page, up):
+                if process is not None and process.returncode is None:
+                    process.terminate()
+                    await process.communicate()
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="exit code 1 when the bound is broken")
+    arguments = parser.parse_args()
+    found = asyncio.run(run())
+    print("| tabs | percent of a core | frames a second | kB a second, each tab |")
+    print("| ---: | ---: | ---: | ---: |")
+    for tabs, (used, frames, sent) in found.items():
+        print(f"| {tabs} | {used:.1f} | {frames:.1f} | {sent:.0f} |")
+    return 1 if arguments.check and found[1][0] > BOUND_PERCENT else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

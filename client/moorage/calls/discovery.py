@@ -1,0 +1,63 @@
+"""`$SRV` discovery of a member, for `nats micro ls` and `nats micro stats` (NATS ADR-32).
+
+A key of the role `service` has no right on `$SRV`: a user that hears an operator's questions there knows the operator's
+inbox, and could answer other questions of that operator. So members are found on servers without such permissions, or
+where an operator gives that right.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from moorage.calls.member import Member
+from moorage.schemas.codec import encode
+from moorage.schemas.release import RELEASE
+from moorage.schemas.service import QUEUE
+
+VERBS: Final = ("PING", "INFO", "STATS")
+PREFIX: Final = "$SRV"
+_NS: Final = 1_000_000
+
+
+class Discovery:
+    """One member as an instance of a NATS service."""
+
+    def __init__(self, member: Member, service: str, tenant: str, subject: str) -> None:
+        self._member = member
+        self._subject = subject
+        self._started = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        self._service = service
+        self._identity = {
+            "name": service,
+            "id": member.name,
+            "version": RELEASE,
+            "metadata": {"tenant": tenant, "by": "moorage serve"},
+        }
+
+    @property
+    def subjects(self) -> list[str]:
+        """The subjects on which it is asked."""
+        names = ("", f".{self._service}", f".{self._service}.{self._member.name}")
+        return [f"{PREFIX}.{verb}{name}" for verb in VERBS for name in names]
+
+    def answer(self, asked: str, now_s: float) -> bytes:
+        """Return the answer to a question on this subject: PING, INFO or STATS."""
+        verb = asked.split(".")[1]
+        frame: dict[str, Any] = {"type": f"io.nats.micro.v1.{verb.lower()}_response", **self._identity}
+        endpoint: dict[str, Any] = {"name": "call", "subject": self._subject, "queue_group": QUEUE}
+        if verb == "INFO":
+            frame |= {"description": f"{self._service}, served by moorage", "endpoints": [{**endpoint, "metadata": {}}]}
+        elif verb == "STATS":
+            load = self._member.load(now_s)
+            taken = load.ended + load.refused + load.expired + load.handed
+            endpoint |= {
+                "num_requests": taken,
+                "num_errors": load.refused + load.expired,
+                "last_error": "",
+                "processing_time": load.ran_ms * _NS,
+                "average_processing_time": load.ran_ms * _NS // max(1, load.ended),
+                "data": load,
+            }
+            frame |= {"started": self._started, "endpoints": [endpoint]}
+        return encode(frame)

@@ -1,0 +1,314 @@
+"""The program of `moorage serve package.module:name`: answers calls with a Python function, in a process of its own.
+
+It is run as `python -m moorage.calls.function package.module:name`, with its socket in `MOORAGE_CALL_FD`. The name is a
+function, a coroutine function, a generator (its values are the parts of the answer), or a class: that is made once, its
+`load` is called, if it has one, and its `call` answers the calls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import inspect
+import os
+import signal
+import socket
+import sys
+import threading
+import traceback
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from typing import Any, BinaryIO, Final
+
+import msgspec
+
+from moorage.calls.wire import (
+    BODY_BYTES_MAX,
+    FD_VARIABLE,
+    FromProgram,
+    ToProgram,
+    decode_to_program,
+    frame,
+)
+from moorage.schemas.errors import MoorageError
+from moorage.schemas.handler import Result, decode_result, encode_result
+from moorage.schemas.service import CONCURRENCY_VARIABLE, CONTENT_TYPE
+from moorage.system.loops import loop_factory
+
+_MESSAGE_CHARS_MAX: Final = 2000
+
+
+class Context:
+    """What a function may know of its call, as its second argument if it takes one.
+
+    `headers` are the caller's. `wait_ms` is how long its caller waits, in milliseconds from the start. `cancelled` is
+    set once the caller waits no longer; a coroutine is also cancelled then.
+    """
+
+    def __init__(self, call: ToProgram) -> None:
+        self.headers = call.headers
+        self.wait_ms = call.wait_ms
+        self._cancelled = threading.Event()
+
+    @property
+    def cancelled(self) -> bool:
+        return self._cancelled.is_set()
+
+
+class CannotServe(Exception):
+    """The target is none: the message says why, and what to write."""
+
+
+class Served:
+    """The function that answers, as it was found."""
+
+    def __init__(self, target: str) -> None:
+        """Import `package.module:name`. Raises CannotServe, and what the import and the target's own code raise."""
+        found = _found(target)
+        if inspect.isclass(found):
+            made = found()
+            load = getattr(made, "load", None)
+            if load is not None:
+                loading = load()
+                if inspect.isawaitable(loading):
+                    raise CannotServe(f"{target}.load must be a plain method")
+            found = getattr(made, "call", None)
+            if found is None:
+                raise CannotServe(f"the class {target} has no method call")
+        if not callable(found):
+            raise CannotServe(f"{target} is a {type(found).__name__}: name a function, or a class with a method call")
+        self._function: Callable[..., Any] = found
+        self.is_async = inspect.iscoroutinefunction(found) or inspect.isasyncgenfunction(found)
+        self._takes_context = _positional(found) > 1
+        #: whether it can hear that its caller waits no longer, while it runs
+        self.hears_cancel = self._takes_context or inspect.isgeneratorfunction(found)
+
+    def __call__(self, data: Any, context: Context) -> Any:
+        return self._function(data, context) if self._takes_context else self._function(data)
+
+
+def _found(target: str) -> Any:
+    """Return what `package.module:name` names. Raises CannotServe, and what the import raises."""
+    module, colon, name = target.partition(":")
+    if not colon or not module or not name:
+        raise CannotServe(f"{target!r} names no function: write package.module:function")
+    if module.endswith(".py"):
+        dotted = module.removesuffix(".py").removeprefix("./").replace("/", ".")
+        raise CannotServe(f"{module} is a file, and not the name of a module: write {dotted}:{name}")
+    try:
+        found: Any = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise  # it is there, and imports another one that is not
+        raise CannotServe(
+            f"there is no module {error.name} in {os.getcwd()} or installed for {sys.executable}"
+        ) from None
+    for part in name.split("."):
+        if not hasattr(found, part):
+            there = ", ".join(_functions_of(found))
+            raise CannotServe(f"{module} has no {name}; " + (f"it has {there}" if there else "it has no function"))
+        found = getattr(found, part)
+    return found
+
+
+def _functions_of(found: Any) -> list[str]:
+    """Return the names of the functions and classes that are written in a module, or of the methods of a class."""
+    home = getattr(found, "__module__", None) or getattr(found, "__name__", None)
+    return [
+        name
+        for name, value in getattr(found, "__dict__", {}).items()
+        if not name.startswith("_") and callable(value) and getattr(value, "__module__", None) == home
+    ]
+
+
+def _positional(function: Callable[..., Any]) -> int:
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # a function of C may have no signature
+        return 1
+    return sum(each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD) and each.default is each.empty
+               for each in parameters)  # fmt: skip
+
+
+def _data_of(call: ToProgram, body: bytes) -> Any:
+    """Return a call's data: JSON and text as values if the caller says that they are, else bytes. Raises ValueError."""
+    return decode_result(Result(call.headers.get(CONTENT_TYPE, ""), body))
+
+
+def _answer(call: ToProgram, value: Any) -> bytes:
+    result = encode_result(value)
+    head = FromProgram(answer=call.call, bytes=len(result.data), headers={CONTENT_TYPE: result.content_type})
+    return frame(head, result.data)
+
+
+def _part(call: ToProgram, value: Any) -> bytes:
+    result = encode_result(value)
+    head = FromProgram(part=call.call, bytes=len(result.data), headers={CONTENT_TYPE: result.content_type})
+    return frame(head, result.data)
+
+
+def _error(call: ToProgram, error: BaseException) -> bytes:
+    """Return the frame of a call that failed, whatever the exception: without one its caller waits for nothing."""
+    try:
+        message = error.problem.message if isinstance(error, MoorageError) else str(error)
+    except Exception as wrong:
+        message = f"its message cannot be told: {type(wrong).__name__}"
+    readable = message[:_MESSAGE_CHARS_MAX].encode(errors="backslashreplace").decode()  # names of files may be no text
+    return frame(FromProgram(error=call.call, kind=type(error).__name__, message=readable))
+
+
+class _Writer:
+    """Writes frames whole, from any thread."""
+
+    def __init__(self, link: socket.socket) -> None:
+        self._link = link
+        self._lock = threading.Lock()
+
+    def __call__(self, data: bytes) -> None:
+        with self._lock:
+            self._link.sendall(data)
+
+
+def _run(served: Served, call: ToProgram, body: bytes, context: Context, write: Callable[[bytes], None]) -> None:
+    """Answer one call with a plain function or generator."""
+    try:
+        value = served(_data_of(call, body), context)
+        if isinstance(value, Iterator):
+            for each in value:
+                if context.cancelled:
+                    value = None
+                    break
+                write(_part(call, each))
+            told = frame(FromProgram(answer=call.call, in_parts=True))
+        else:
+            told = _answer(call, value)
+    except BaseException as error:  # also sys.exit: in a thread it would end nothing but this call, and unheard
+        traceback.print_exc()
+        told = _error(call, error)
+    write(told)
+
+
+def serve_plain(served: Served, link: socket.socket, places: int) -> None:
+    """Answer calls with a plain function: in this thread if there is one place and nothing to hear meanwhile, else in
+    as many threads as places."""
+    write = _Writer(link)
+    reader = link.makefile("rb")
+    known: dict[int, Context] = {}
+    pool = ThreadPoolExecutor(places, "call") if places > 1 or served.hears_cancel else None
+    write(frame(FromProgram(ready=places)))
+    for call, body in _read(reader):
+        if call.cancel:
+            context = known.get(call.cancel)
+            if context is not None:
+                context._cancelled.set()
+        elif call.call:
+            context = Context(call)
+            if pool is None:
+                _run(served, call, body, context, write)
+                continue
+            known[call.call] = context
+            future = pool.submit(_run, served, call, body, context, write)
+            future.add_done_callback(partial(_forget, known, call.call))
+    if pool is not None:
+        pool.shutdown(wait=True)
+
+
+def _read(reader: BinaryIO) -> Iterator[tuple[ToProgram, bytes]]:
+    while line := reader.readline():
+        head: ToProgram = decode_to_program(line)
+        if head.end:
+            return
+        yield head, reader.read(head.bytes) if head.bytes else b""
+
+
+async def serve_async(served: Served, link: socket.socket, places: int) -> None:
+    """Answer calls with a coroutine function, or an asynchronous generator, as tasks of one loop."""
+    reader, writer = await asyncio.open_connection(sock=link, limit=BODY_BYTES_MAX)  # a line has the caller's headers
+    running: dict[int, tuple[asyncio.Task[None], Context]] = {}
+    writer.write(frame(FromProgram(ready=places)))
+    while line := await reader.readline():
+        call = decode_to_program(line)
+        if call.end:
+            break
+        if call.cancel:
+            task, context = running.get(call.cancel, (None, None))
+            if task is not None and context is not None:
+                context._cancelled.set()
+                task.cancel()
+        elif call.call:
+            body = await reader.readexactly(call.bytes) if call.bytes else b""
+            context = Context(call)
+            task = asyncio.get_running_loop().create_task(_run_async(served, call, body, context, writer))
+            running[call.call] = task, context
+            task.add_done_callback(partial(_over, call, running, writer))
+    if running:
+        await asyncio.wait([task for task, _ in running.values()])
+    await writer.drain()
+    writer.close()
+
+
+def _forget(known: dict[int, Context], number: int, _: Future[None]) -> None:
+    known.pop(number, None)
+
+
+def _over(
+    call: ToProgram,
+    running: dict[int, tuple[asyncio.Task[None], Context]],
+    writer: asyncio.StreamWriter,
+    task: asyncio.Task[None],
+) -> None:
+    running.pop(call.call, None)
+    if task.cancelled():  # also before its first step
+        writer.write(_error(call, asyncio.CancelledError()))
+
+
+async def _run_async(
+    served: Served, call: ToProgram, body: bytes, context: Context, writer: asyncio.StreamWriter
+) -> None:
+    try:
+        value = served(_data_of(call, body), context)
+        if isinstance(value, AsyncIterator):
+            async for each in value:
+                writer.write(_part(call, each))
+                await writer.drain()
+            told = frame(FromProgram(answer=call.call, in_parts=True))
+        else:
+            told = _answer(call, await value)
+    except asyncio.CancelledError:
+        raise  # `_over` tells it
+    except BaseException as error:
+        traceback.print_exc()
+        told = _error(call, error)
+    writer.write(told)
+
+
+def main() -> int:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the member says when to end
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    link = socket.socket(fileno=int(os.environ.pop(FD_VARIABLE)))
+    link.set_inheritable(False)
+    places = int(os.environ.pop(CONCURRENCY_VARIABLE))
+    sys.path.insert(0, os.getcwd())
+    try:
+        served = Served(sys.argv[1])
+    except CannotServe as error:
+        print(f"error: {sys.argv[1]} cannot be served: {error}", file=sys.stderr)
+        return 1
+    except Exception as error:
+        print(f"error: {sys.argv[1]} cannot be served: {type(error).__name__}: {error}", file=sys.stderr)
+        traceback.print_exc()
+        return 1
+    try:
+        if served.is_async:
+            with asyncio.Runner(loop_factory=loop_factory()) as runner:
+                runner.run(serve_async(served, link, places))
+        else:
+            serve_plain(served, link, places)
+    except (BrokenPipeError, ConnectionResetError, msgspec.DecodeError):
+        return 1  # the member is gone
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

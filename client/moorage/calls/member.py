@@ -1,0 +1,317 @@
+"""The state of one member of a service: which call runs, which waits in its room, which is handed on or refused.
+
+Pure: no socket, no clock. What is to be done goes to `Outside`; times are arguments, in seconds of any steady clock.
+
+All members of a service are in one queue group, so the server gives each call to one of them, full or not. A full
+member lets idle ones fetch: a call without a free place waits in the member's small room, and the member says `have`
+to all. An idle one asks `want`, and the answer is the call itself. If the room is full, the call goes back to the
+group, at most `HOPS_MAX` times, and then its caller hears `busy`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final, Protocol
+
+import msgspec
+
+from moorage.schemas.service import BUSY, EXPIRED, HOPS_MAX, MEMBER_DIED, MemberLoad
+
+#: an unanswered `want` is repeated: in a cluster one can be lost
+WANT_AGAIN_S: Final = 0.05
+#: a member that ends waits so long for the answer to its last `want`, which may be a call
+GIVEN_S_MAX: Final = 1.0
+#: while calls wait here, `have` is repeated
+HAVE_AGAIN_S: Final = 0.1
+#: after this long without a `have`, nothing waits anywhere, so nothing is asked for
+HAVE_HOLDS_S: Final = 0.3
+#: calls may wait in a room that begin to run within this time, at most so many
+ROOM_MS: Final = 50.0
+ROOM_MAX: Final = 256
+#: of the mean time of a run, the part that the last one counts for
+_MEAN_PART: Final = 0.1
+_RETRY_MS_MAX: Final = 10_000
+#: how many callers that gave up are remembered for calls that have not come yet, and how long
+CANCELLED_MAX: Final = 1000
+CANCELLED_KEPT_S: Final = 5.0
+
+
+class Call(msgspec.Struct, eq=False, gc=False):
+    """A call as a member holds it. `came_s` is when it came here; until then it had waited `waited_ms` in other rooms
+    and was sent on `hops` times. Its caller lets it wait `wait_ms` in all."""
+
+    reply: str
+    data: bytes
+    headers: dict[str, str]
+    came_s: float
+    wait_ms: int
+    waited_ms: int = 0
+    hops: int = 0
+    started_s: float = 0.0
+    cancelled: bool = False
+
+    def waited(self, now_s: float) -> int:
+        """Return how many milliseconds it has waited, here and elsewhere."""
+        return self.waited_ms + max(0, round((now_s - self.came_s) * 1000))
+
+    def left_ms(self, now_s: float) -> int:
+        """Return how many milliseconds it may still wait; 0 or less once its caller waits no longer."""
+        return self.wait_ms - self.waited(now_s)
+
+
+class Outside(Protocol):
+    """What a member has done."""
+
+    def run(self, number: int, call: Call, left_ms: int) -> None:
+        """Give the call to the service. Its end comes back as `Member.on_end` with the same number."""
+
+    def stop(self, number: int) -> None:
+        """Tell the service that the caller no longer waits for this call."""
+
+    def hand(self, to: str, call: Call | None, waited_ms: int) -> None:
+        """Send a call to the member that asked for one, or None: nothing waits here any more."""
+
+    def have(self) -> None:
+        """Say to all members that calls wait here."""
+
+    def want(self) -> None:
+        """Ask the members in whose rooms calls wait for one."""
+
+    def send_on(self, call: Call, waited_ms: int) -> None:
+        """Give the call back to the queue group."""
+
+    def refuse(self, call: Call, error: str, retry_after_ms: int) -> None:
+        """Answer the call with an error, one of `CALL_ERRORS`."""
+
+    def open_room(self, is_open: bool) -> None:
+        """Listen to `want` from now on, or no longer."""
+
+
+class Member:
+    """One member. `places` calls run at the same time, `room` more may wait.
+
+    By default as many wait as begin within `ROOM_MS`, by the mean time of a run, and at least twice as many as run: the
+    caller of a slow service hears `busy` soon, and a fast one refuses no burst that it answers at once.
+    """
+
+    def __init__(self, name: str, outside: Outside, places: int, room: int | None = None) -> None:
+        self.name = name
+        self.places = places
+        self._room_fixed = room
+        self.draining = False
+        self.dead = False
+        self.running: dict[int, Call] = {}
+        self.room: deque[Call] = deque()
+        self._outside = outside
+        self._number = 0
+        self._cancelled: dict[str, float] = {}  # callers that gave up a call that is not here, or not yet
+        self._asked_s: float | None = None  # since when a `want` is unanswered
+        self._have_heard_s = float("-inf")
+        self._have_said_s = float("-inf")
+        self._room_is_open = False
+        self._mean_ms = 0.0
+        self._refused = self._expired = self._handed = self._ended = 0
+        self._waited_ms = self._ran_ms = 0
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no call runs or waits here, and none is on its way: one that it asked for."""
+        return not self.running and not self.room and self._asked_s is None
+
+    @property
+    def room_max(self) -> int:
+        """How many calls may wait here now."""
+        if self._room_fixed is not None:
+            return self._room_fixed
+        in_time = self.places * ROOM_MS / self._mean_ms if self._mean_ms > 0 else 0
+        return max(2, 2 * self.places, min(round(in_time), ROOM_MAX))
+
+    @property
+    def needs_ticks(self) -> bool:
+        """Whether `tick` has something to look at."""
+        return bool(self.room) or self._asked_s is not None
+
+    def load(self, now_s: float) -> MemberLoad:
+        """Return what this member says of itself."""
+        oldest_ms = max((call.waited(now_s) for call in self.room), default=0)
+        return MemberLoad(
+            self.name, self.places, len(self.running), len(self.room), oldest_ms, self.draining,
+            self._refused, self._expired, self._handed, self._ended, self._waited_ms, self._ran_ms,
+        )  # fmt: skip
+
+    # -- what comes
+
+    def on_call(self, call: Call, now_s: float) -> None:
+        """A call came from the queue group."""
+        if not self._begin(call, now_s):
+            self._keep(call, now_s)
+
+    def on_given(self, call: Call | None, now_s: float) -> None:
+        """A `want` is answered: by a call, or by None if nothing waits."""
+        self._asked_s = None
+        if call is None:
+            self._have_heard_s = float("-inf")
+        elif not self._begin(call, now_s):
+            # a place was taken meanwhile. The call waited longer than those here, and is not lost for want of room
+            self.room.appendleft(call)
+            self._say_have(now_s)
+
+    def on_have(self, now_s: float) -> None:
+        """Calls wait at some member."""
+        self._have_heard_s = now_s
+        self._fetch(now_s)
+
+    def on_want(self, to: str, now_s: float) -> None:
+        """A member with a free place asks for a call; `to` is the subject for the answer."""
+        self._expire(now_s)
+        if not self.room:
+            self._outside.hand(to, None, 0)
+            return
+        call = self.room.popleft()
+        self._handed += 1
+        self._outside.hand(to, call, call.waited(now_s))
+        if self.room:
+            self._say_have(now_s)
+        self._look_at_room()
+
+    def on_end(self, number: int, now_s: float) -> Call | None:
+        """The service has answered a call. Return it, or None if its caller no longer waits."""
+        call = self.running.pop(number, None)
+        if call is not None:
+            ran_ms = (now_s - call.started_s) * 1000
+            self._mean_ms = ran_ms if self._mean_ms == 0 else self._mean_ms + _MEAN_PART * (ran_ms - self._mean_ms)
+            self._ran_ms += round(ran_ms)
+            self._ended += 1
+        self._fill(now_s)
+        return None if call is None or call.cancelled else call
+
+    def on_cancel(self, reply: str, now_s: float) -> None:
+        """The caller with this reply subject no longer waits. The call may still come: from the group, or handed on."""
+        for call in self.room:
+            if call.reply == reply:
+                self.room.remove(call)
+                self._look_at_room()
+                return
+        for number, call in self.running.items():
+            if call.reply == reply:
+                call.cancelled = True
+                self._outside.stop(number)
+                return
+        while self._cancelled and (len(self._cancelled) >= CANCELLED_MAX or self._is_old(now_s)):
+            del self._cancelled[next(iter(self._cancelled))]
+        self._cancelled[reply] = now_s
+
+    def tick(self, now_s: float) -> None:
+        """Time has passed: calls expire, `have` and `want` are repeated."""
+        self._expire(now_s)
+        self._look_at_room()
+        if self.room and now_s - self._have_said_s >= HAVE_AGAIN_S:
+            self._say_have(now_s)
+        if self._asked_s is not None:
+            is_late = now_s - self._asked_s >= (GIVEN_S_MAX if self.draining else WANT_AGAIN_S)
+            if is_late:
+                self._asked_s = None
+                self._fetch(now_s)
+
+    def drain(self, now_s: float) -> None:
+        """Take no more calls than those that are here: what waits is for other members to fetch, or runs here."""
+        self.draining = True
+        if self.room:
+            self._say_have(now_s)
+
+    def died(self, now_s: float) -> None:
+        """The service's process is over: what ran is answered so, and what waits is for other members to fetch."""
+        self.dead = True
+        running, self.running = self.running, {}
+        for call in running.values():
+            self._ended += 1
+            if not call.cancelled:
+                self._outside.refuse(call, MEMBER_DIED, 0)
+        self.drain(now_s)
+
+    def give_up(self, now_s: float) -> None:
+        """Refuse what still waits, and answer what still runs as died: the member ends now."""
+        while self.room:
+            self._refuse_busy(self.room.popleft())
+        self._look_at_room()
+        self.died(now_s)
+
+    # -- within
+
+    @property
+    def _is_full(self) -> bool:
+        return self.dead or len(self.running) >= self.places
+
+    def _begin(self, call: Call, now_s: float) -> bool:
+        """Run a call if there is a place, or say that its time is over; return False if it has to wait."""
+        left_ms = call.left_ms(now_s)
+        if left_ms <= 0:
+            self._expired += 1
+            self._outside.refuse(call, EXPIRED, 0)
+            return True
+        if self._is_full:
+            return False
+        if self._cancelled.pop(call.reply, None) is not None:
+            return True
+        self._number += 1
+        call.started_s = now_s
+        self.running[self._number] = call
+        self._waited_ms += call.waited(now_s)
+        self._outside.run(self._number, call, left_ms)
+        return True
+
+    def _keep(self, call: Call, now_s: float) -> None:
+        """Let a call wait here, or send it on, or refuse it."""
+        if self._cancelled.pop(call.reply, None) is not None:
+            return
+        if len(self.room) < self.room_max and not self.dead:
+            self.room.append(call)
+            self._say_have(now_s)
+        elif call.hops < HOPS_MAX:
+            call.hops += 1
+            self._outside.send_on(call, call.waited(now_s))
+        else:
+            self._refuse_busy(call)
+
+    def _is_old(self, now_s: float) -> bool:
+        return now_s - next(iter(self._cancelled.values())) > CANCELLED_KEPT_S
+
+    def _refuse_busy(self, call: Call) -> None:
+        self._refused += 1
+        in_ms = (len(self.room) + 1) / self.places * self._mean_ms
+        self._outside.refuse(call, BUSY, min(max(1, round(in_ms)), _RETRY_MS_MAX))
+
+    def _fill(self, now_s: float) -> None:
+        """Run what waits here while there is a place; then ask the other members."""
+        while self.room and not self._is_full:
+            self._begin(self.room.popleft(), now_s)
+        self._look_at_room()
+        self._fetch(now_s)
+
+    def _fetch(self, now_s: float) -> None:
+        """Ask for a call that waits elsewhere, unless that is asked already, or none is known to wait."""
+        if self.draining or self._is_full or self.room or self._asked_s is not None:
+            return
+        if now_s - self._have_heard_s <= HAVE_HOLDS_S:
+            self._asked_s = now_s
+            self._outside.want()
+
+    def _say_have(self, now_s: float) -> None:
+        self._look_at_room()
+        self._have_said_s = now_s
+        self._outside.have()
+
+    def _look_at_room(self) -> None:
+        """Listen to `want` while calls wait here, and only then: who asks elsewhere shall not be sent here in vain."""
+        if bool(self.room) is not self._room_is_open:
+            self._room_is_open = bool(self.room)
+            self._outside.open_room(self._room_is_open)
+
+    def _expire(self, now_s: float) -> None:
+        for _ in range(len(self.room)):
+            call = self.room.popleft()
+            if call.left_ms(now_s) <= 0:
+                self._expired += 1
+                self._outside.refuse(call, EXPIRED, 0)
+            else:
+                self.room.append(call)

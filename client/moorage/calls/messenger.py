@@ -1,0 +1,434 @@
+"""A member on NATS: subscriptions, headers, answers. It moves messages between the bus, `Member` and the program."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Final, NamedTuple
+
+import msgspec
+
+from moorage.bus.connection import Connection
+from moorage.bus.errors import BusError, PayloadTooLarge
+from moorage.bus.subscription import Subscription
+from moorage.bus.transport import STATUS_HEADER, Delivery
+from moorage.calls.discovery import Discovery
+from moorage.calls.member import Call, Member
+from moorage.calls.program import Program
+from moorage.calls.wire import FromProgram, ToProgram
+from moorage.schemas.codec import encode
+from moorage.schemas.roles import may_answer
+from moorage.schemas.service import (
+    CALL_ERRORS,
+    CONTENT_TYPE,
+    END,
+    ERROR,
+    ERROR_CODE,
+    FAILED,
+    HOPS,
+    MEMBER,
+    PART,
+    QUEUE,
+    RAN_MS,
+    ROOM_QUEUE,
+    TOO_LARGE,
+    WAIT_MS,
+    WAIT_MS_DEFAULT,
+    WAITED_MS,
+    CallError,
+)
+from moorage.schemas.subjects import Subjects
+
+#: how often a member looks at its room while calls wait
+TICK_S: Final = 0.05
+#: messages that may wait to be sent before the program waits
+OUT_MAX: Final = 2000
+#: how often it says what it has to do: while that changes, and while it does not
+LOAD_S: Final = 1.0
+LOAD_QUIET_S: Final = 10.0
+#: how long after its program's end a member lets the others fetch what waits here
+ROOM_S: Final = 5.0
+#: what callers may make a member remember of one call
+_WAIT_MS_MAX: Final = 24 * 3600 * 1000
+#: headers of ours that a call or an answer brings from elsewhere
+_OURS: Final = frozenset(name.lower() for name in (HOPS, WAITED_MS, MEMBER, RAN_MS, PART, END, ERROR, ERROR_CODE))
+
+log = logging.getLogger("moorage.calls")
+
+
+class Name(NamedTuple):
+    """Which service of which tenant, below which prefix."""
+
+    prefix: str
+    tenant: str
+    service: str
+
+    @property
+    def subjects(self) -> Subjects:
+        return Subjects(self.prefix)
+
+    @property
+    def subject(self) -> str:
+        """The subject of its calls."""
+        return self.subjects.call(self.tenant, self.service)
+
+
+class Attempt(NamedTuple):
+    """The attempt of a job that a member is; without a job all are empty."""
+
+    job: str = ""
+    replica: int = 0
+    fence: int = 0
+
+    @classmethod
+    def of(cls, environment: Mapping[str, str]) -> Attempt:
+        """Return the attempt whose variables these are."""
+        replica, fence = environment.get("MOORAGE_REPLICA", ""), environment.get("MOORAGE_FENCE", "")
+        if not (replica.isdecimal() and fence.isdecimal()):
+            return cls()
+        return cls(environment.get("MOORAGE_JOB", ""), int(replica), int(fence))
+
+
+class _Message(NamedTuple):
+    """A message to send; a call's answer has headers and no reply."""
+
+    subject: str
+    body: bytes
+    reply: str
+    headers: dict[str, str] | None
+
+
+class Counters(msgspec.Struct):
+    """What went wrong on the way. `unanswerable` calls came without an inbox of a caller, `unsent` answers found no
+    connection."""
+
+    unanswerable: int = 0
+    unsent: int = 0
+
+
+class Messenger:
+    """One member of a service, over a connection whose inbox is `Subjects.member_inbox`. Call `open`, then `take`."""
+
+    def __init__(self, connection: Connection, name: Name, places: int, attempt: Attempt | None = None) -> None:
+        self.name = name
+        self._attempt = attempt or Attempt()
+        self.counters = Counters()
+        self.id = secrets.token_hex(8)
+        self.member = Member(self.id, self, places)
+        self.program: Program | None = None
+        self._connection = connection
+        self._subject = name.subject
+        self._discovery = Discovery(self.member, name.service, name.tenant, name.subject)
+        self._inbox = f"{name.subjects.member_inbox(name.tenant)}.member.{self.id}"
+        self._have = name.subjects.member(name.tenant, name.service, "have")
+        self._want = name.subjects.member(name.tenant, name.service, "want")
+        self._load = name.subjects.member(name.tenant, name.service, "load")
+        self._out: asyncio.Queue[_Message | Callable[[], Awaitable[None]]] = asyncio.Queue()
+        self._parts: dict[int, int] = {}
+        self._calls: Subscription | None = None
+        self._room: Subscription | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._leaving: set[asyncio.Task[None]] = set()
+        self._is_held = False
+        self._ticking = asyncio.Event()
+        self._changed = asyncio.Event()
+
+    async def open(self) -> None:
+        """Subscribe to what members say to each other. Raises `PermissionRefused`."""
+        subjects, tenant, service = self.name.subjects, self.name.tenant, self.name.service
+        await self._connection.subscribe(self._inbox, self._on_given)
+        await self._connection.subscribe(self._have, self._on_have)
+        await self._connection.subscribe(subjects.call_cancel(tenant, service), self._on_cancel)
+        loop = asyncio.get_running_loop()
+        self._tasks = [loop.create_task(each) for each in (self._send_out(), self._tick())]
+
+    async def take(self) -> None:
+        """Join the queue group: calls come from now on. Raises `PermissionRefused`."""
+        self._calls = await self._connection.subscribe(self._subject, self._on_call, QUEUE)
+        self._tasks.append(asyncio.get_running_loop().create_task(self._tell_load()))
+        first, *rest = self._discovery.subjects
+        try:
+            await self._connection.subscribe(first, self._on_discovery)
+        except BusError:  # it is not to be found, and answers calls all the same
+            return
+        for subject in rest:
+            await self._connection.subscribe_ahead(subject, self._on_discovery)
+
+    async def drain(self) -> None:
+        """Leave the queue group behind the last call that the server gives, then finish what is here.
+
+        Returns once nothing waits or runs here. What waits may be fetched by the others meanwhile.
+        """
+        await self._leave()
+        self.member.drain(time.monotonic())
+        self._look()
+        await self._emptied()
+
+    async def died(self) -> None:
+        """The program is over: answer what ran, let the others fetch what waits for `ROOM_S`, refuse the rest."""
+        self.member.died(time.monotonic())
+        self._look()
+        await self._leave()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(ROOM_S):
+                await self._emptied()
+        self.give_up()
+
+    def give_up(self) -> None:
+        """Answer what still waits or runs with an error."""
+        self.member.give_up(time.monotonic())
+
+    async def close(self) -> None:
+        """Let out what was sent, and end."""
+        await self._out.join()
+        with contextlib.suppress(BusError):
+            await self._connection.flush()
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    async def _leave(self) -> None:
+        calls, self._calls = self._calls, None
+        if calls is not None:
+            with contextlib.suppress(BusError):
+                await calls.drain()
+
+    async def _emptied(self) -> None:
+        while not self.member.is_empty:
+            self._changed.clear()
+            await self._changed.wait()
+
+    # -- what comes from NATS
+
+    def _call_of(self, delivery: Delivery) -> Call | None:
+        """Return a call, or None if there is no inbox to which it may be answered."""
+        if not delivery.reply or not may_answer(self.name.prefix, self._subject, delivery.reply):
+            self.counters.unanswerable += 1
+            return None
+        headers = delivery.headers or {}
+        said = {name.lower(): value for name, value in headers.items()} if headers else {}
+        wait_ms = _number(said.get(WAIT_MS.lower()), WAIT_MS_DEFAULT, _WAIT_MS_MAX)
+        return Call(
+            delivery.reply,
+            delivery.data,
+            {name: value for name, value in headers.items() if name.lower() not in _OURS},
+            delivery.received_monotonic_s,
+            wait_ms,
+            _number(said.get(WAITED_MS.lower()), 0, _WAIT_MS_MAX),
+            _number(said.get(HOPS.lower()), 0, _WAIT_MS_MAX),
+        )
+
+    def _on_call(self, delivery: Delivery) -> None:
+        call = self._call_of(delivery)
+        if call is not None:
+            self.member.on_call(call, time.monotonic())
+            self._look()
+
+    def _on_given(self, delivery: Delivery) -> None:
+        """The answer to a `want`: a call with its caller's inbox as the reply, or an empty one, or the server's 503."""
+        is_none = not delivery.reply or STATUS_HEADER in (delivery.headers or {})
+        self.member.on_given(None if is_none else self._call_of(delivery), time.monotonic())
+        self._look()
+
+    def _on_have(self, _: Delivery) -> None:
+        self.member.on_have(time.monotonic())
+        self._look()
+
+    def _on_want(self, delivery: Delivery) -> None:
+        if delivery.reply:
+            self.member.on_want(delivery.reply, time.monotonic())
+            self._look()
+
+    def _on_discovery(self, delivery: Delivery) -> None:
+        if delivery.reply and may_answer(self.name.prefix, delivery.subject, delivery.reply):
+            self._put(delivery.reply, self._discovery.answer(delivery.subject, time.monotonic()), "", None)
+
+    def _on_cancel(self, delivery: Delivery) -> None:
+        self.member.on_cancel(delivery.data.decode(errors="replace"), time.monotonic())
+        self._look()
+
+    # -- what comes from the program
+
+    def on_frame(self, head: FromProgram, body: bytes) -> None:
+        """A frame of the program; `ready` is not for here."""
+        number = head.answer or head.part or head.error
+        call = self.member.running.get(number)
+        if call is None:
+            return
+        now_s = time.monotonic()
+        if call.cancelled:
+            if not head.part:
+                self._parts.pop(number, None)
+                self.member.on_end(number, now_s)
+                self._look()
+            return
+        if head.part:
+            at = self._parts[number] = self._parts.get(number, 0) + 1
+            self._answer(call, body, {**_foreign(head.headers), PART: str(at)})
+            return
+        parts = self._parts.pop(number, 0)
+        headers = {MEMBER: self.id, RAN_MS: str(round((now_s - call.started_s) * 1000))}
+        headers[WAITED_MS] = str(call.waited(call.started_s))
+        if head.error:
+            self._fail(call, FAILED, head.message, kind=head.kind)
+        else:
+            end = {END: str(parts)} if parts or head.in_parts else {}
+            self._answer(call, body, {**_foreign(head.headers), **headers, **end})
+        self.member.on_end(number, now_s)
+        self._look()
+
+    # -- Outside: what the member wants done
+
+    def run(self, number: int, call: Call, left_ms: int) -> None:
+        assert self.program is not None
+        self.program.send(ToProgram(number, len(call.data), call.headers, left_ms), call.data)
+
+    def stop(self, number: int) -> None:
+        assert self.program is not None
+        self.program.send(ToProgram(cancel=number))
+
+    def hand(self, to: str, call: Call | None, waited_ms: int) -> None:
+        if call is None:
+            self._put(to, b"", "", None)
+        else:
+            self._put(to, call.data, call.reply, _passed_on(call, waited_ms))
+
+    def have(self) -> None:
+        self._put(self._have, b"", "", None)
+
+    def want(self) -> None:
+        self._put(self._want, b"", self._inbox, None)
+
+    def send_on(self, call: Call, waited_ms: int) -> None:
+        self._put(self._subject, call.data, call.reply, _passed_on(call, waited_ms))
+
+    def refuse(self, call: Call, error: str, retry_after_ms: int) -> None:
+        self._fail(call, error, CALL_ERRORS[error][2], retry_after_ms=retry_after_ms)
+
+    def open_room(self, is_open: bool) -> None:
+        # in the order of what is sent: a `want` that follows a `have` must find the subscription
+        self._out.put_nowait(self._open_room if is_open else self._close_room)
+
+    async def _open_room(self) -> None:
+        self._room = await self._connection.subscribe_ahead(self._want, self._on_want, ROOM_QUEUE)
+
+    async def _close_room(self) -> None:
+        room, self._room = self._room, None
+        if room is not None:  # a `want` that comes behind the last call is still answered: nothing waits
+            task = asyncio.get_running_loop().create_task(room.drain())
+            self._leaving.add(task)
+            task.add_done_callback(self._leaving.discard)
+
+    # -- sending
+
+    def _fail(self, call: Call, error: str, message: str, *, retry_after_ms: int = 0, kind: str = "") -> None:
+        code, started, _ = CALL_ERRORS[error]
+        body = encode(CallError(error, message, started, retry_after_ms, kind))
+        headers = {ERROR_CODE: str(code), ERROR: error, MEMBER: self.id, CONTENT_TYPE: "application/json"}
+        self._answer(call, body, headers)
+
+    def _answer(self, call: Call, body: bytes, headers: dict[str, str]) -> None:
+        self._put(call.reply, body, "", headers)
+
+    def _put(self, subject: str, body: bytes, reply: str, headers: dict[str, str] | None) -> None:
+        self._out.put_nowait(_Message(subject, body, reply, headers))
+        if not self._is_held and self._out.qsize() > OUT_MAX:
+            self._hold(True)
+
+    def _hold(self, on: bool) -> None:
+        """Read no more of the program while too much waits to be sent: it may stream faster than the server takes."""
+        self._is_held = on
+        if self.program is not None:
+            self.program.hold(on)
+
+    async def _send_out(self) -> None:
+        while True:
+            item = await self._out.get()
+            try:
+                if isinstance(item, _Message):
+                    await self._send(item)
+                else:
+                    await item()
+            except BusError as error:
+                log.warning("%s", error)
+            except Exception:  # one message may not keep all others from being sent
+                log.exception("a message of the member could not be sent")
+            finally:
+                self._out.task_done()
+                if self._is_held and self._out.qsize() < OUT_MAX // 2:
+                    self._hold(False)
+
+    async def _send(self, message: _Message) -> None:
+        if message.headers is None:
+            await self._connection.send([(message.subject, message.body, message.reply)])
+            return
+        try:
+            sent = await self._connection.publish(*message[:3], message.headers)
+        except PayloadTooLarge as error:
+            sent = await self._too_large(message.subject, error)
+        if not sent and not message.reply:
+            self.counters.unsent += 1
+
+    async def _too_large(self, subject: str, error: PayloadTooLarge) -> bool:
+        code, started, _ = CALL_ERRORS[TOO_LARGE]
+        message = f"the answer has {error.size_bytes} bytes, the server takes {error.bytes_max}: answer in parts"
+        headers = {ERROR_CODE: str(code), ERROR: TOO_LARGE, MEMBER: self.id, CONTENT_TYPE: "application/json"}
+        return await self._connection.publish(subject, encode(CallError(TOO_LARGE, message, started)), "", headers)
+
+    # -- time
+
+    def _look(self) -> None:
+        self._changed.set()
+        if self.member.needs_ticks:
+            self._ticking.set()
+
+    async def _tick(self) -> None:
+        while True:
+            await self._ticking.wait()
+            await asyncio.sleep(TICK_S)
+            self.member.tick(time.monotonic())
+            self._changed.set()
+            if not self.member.needs_ticks:
+                self._ticking.clear()
+
+    async def _tell_load(self) -> None:
+        said, said_s = None, 0.0
+        while True:
+            now_s = time.monotonic()
+            load = self.member.load(now_s)
+            if load != said or now_s - said_s >= LOAD_QUIET_S:
+                frame = msgspec.structs.replace(load, **self._attempt._asdict())
+                with contextlib.suppress(BusError):  # the server is away: the next one says the same
+                    await self._connection.send([(self._load, encode(frame), "")])
+                    said, said_s = load, now_s
+            await asyncio.sleep(LOAD_S)
+
+
+def _passed_on(call: Call, waited_ms: int) -> dict[str, str]:
+    """Return the headers of a call for another member: the caller's, and what it has been through."""
+    return {**call.headers, WAIT_MS: str(call.wait_ms), WAITED_MS: str(waited_ms), HOPS: str(call.hops)}
+
+
+def _foreign(headers: Mapping[str, str]) -> dict[str, str]:
+    """Return the headers that a program may give an answer: none of ours, and none that would break the message."""
+    return {
+        name: value
+        for name, value in headers.items()
+        if name.lower() not in _OURS and _is_name(name) and value.isprintable()
+    }
+
+
+def _is_name(name: str) -> bool:
+    return name.isascii() and name.isprintable() and name != "" and not set(name) & {":", " "}
+
+
+def _number(text: str | None, default: int, most: int) -> int:
+    """Return a number of a header; the default for one that is missing or none."""
+    if text is None or not (text.isascii() and text.isdigit()) or len(text) > 12:
+        return default
+    return min(int(text), most)

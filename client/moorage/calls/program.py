@@ -1,0 +1,141 @@
+"""The program that answers the calls of a member: a child of the member's process, with a socket between the two.
+
+It is a process of its own so that a handler that holds the interpreter, or dies, does not keep the member from handing
+waiting calls on and from answering.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+from moorage.calls.wire import FD_VARIABLE, BadFrame, Frames, FromProgram, ToProgram, frame
+from moorage.schemas.service import CONCURRENCY_VARIABLE
+
+#: what a program that is told to end may take before it is killed
+END_S: Final = 2.0
+#: how long the last frames of a program that has ended are waited for
+LAST_WORDS_S: Final = 0.5
+
+
+class Program(asyncio.Protocol):
+    """A started program. `on_frame` gets its frames. `on_over` is called once, with what happened, when it has ended or
+    broken the protocol."""
+
+    def __init__(self, on_frame: Callable[[FromProgram, bytes], None], on_over: Callable[[str], None]) -> None:
+        self._on_frame = on_frame
+        self._on_over: Callable[[str], None] | None = on_over
+        self._frames = Frames()
+        self._transport: asyncio.Transport | None = None
+        self._process: asyncio.subprocess.Process | None = None
+        self._watching: asyncio.Task[None] | None = None
+        self._at_end = asyncio.Event()
+        self.pid = 0
+
+    async def start(self, argv: Sequence[str], concurrency: int, environment: Mapping[str, str]) -> None:
+        """Start the program, with its end of the socket as an open file. Raises OSError."""
+        ours, theirs = socket.socketpair()
+        try:
+            self._process = await asyncio.create_subprocess_exec(
+                *argv,
+                pass_fds=(theirs.fileno(),),
+                # SIGTERM is for the member, which lets the program finish; see the supervisor's rule for sessions
+                start_new_session=True,
+                env={**environment, FD_VARIABLE: str(theirs.fileno()), CONCURRENCY_VARIABLE: str(concurrency)},
+            )
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        self.pid = self._process.pid
+        loop = asyncio.get_running_loop()
+        transport, _ = await loop.create_connection(lambda: self, sock=ours)
+        self._transport = transport
+        self._watching = loop.create_task(self._watch(self._process))
+
+    async def _watch(self, process: asyncio.subprocess.Process) -> None:
+        code = await process.wait()
+        # what it had written before its end is read first. A process that it left may keep the socket open
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LAST_WORDS_S):
+                await self._at_end.wait()
+        self._over(f"the program ended {_how(code)}")
+
+    @property
+    def code(self) -> int | None:
+        """Its exit code, negative for a signal; None while it runs."""
+        return None if self._process is None else self._process.returncode
+
+    def send(self, head: ToProgram, body: bytes = b"") -> None:
+        """Send a frame. Does nothing once the program has ended."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(frame(head, body))
+
+    def hold(self, on: bool) -> None:
+        """Read nothing of the program for now (`on`), or again: it waits once the socket is full."""
+        if self._transport is not None and not self._transport.is_closing():
+            (self._transport.pause_reading if on else self._transport.resume_reading)()
+
+    async def finish(self, grace_s: float = END_S) -> int:
+        """Tell the program to end, kill it if it does not within `grace_s`, and return its exit code."""
+        assert self._process is not None
+        self.send(ToProgram(end=True))
+        if self._transport is not None:
+            self._transport.close()
+        try:
+            async with asyncio.timeout(grace_s):
+                await self._process.wait()
+        except TimeoutError:
+            self.kill()
+            await self._process.wait()
+        if self._watching is not None:
+            await asyncio.wait((self._watching,))
+        return self._process.returncode or 0
+
+    def kill(self) -> None:
+        """Kill the program and what it has started in its session."""
+        if self._process is not None and self._process.returncode is None:
+            try:
+                os.killpg(self._process.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+
+    # -- asyncio.Protocol
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for head, body in self._frames.feed(data):
+                self._on_frame(head, body)
+        except BadFrame as error:
+            self.kill()
+            self._over(f"the program does not keep to the protocol: {error}")
+
+    def eof_received(self) -> bool:
+        self._at_end.set()
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        self._at_end.set()
+        if exc is not None or (self._process is not None and self._process.returncode is None):
+            asyncio.get_running_loop().call_later(END_S, self._over, "the program closed its socket")
+
+    def _over(self, why: str) -> None:
+        on_over, self._on_over = self._on_over, None
+        if on_over is not None:
+            on_over(why)
+
+
+def _how(code: int) -> str:
+    if code >= 0:
+        return f"with code {code}"
+    try:
+        return f"by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"by signal {-code}"

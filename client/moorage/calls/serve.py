@@ -1,0 +1,167 @@
+"""Serve the calls of a service with a program, until it is asked to end or the program has ended."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from moorage.bus.connection import connect
+from moorage.bus.contexts import Context
+from moorage.bus.errors import BusError, PermissionRefused
+from moorage.calls.discovery import PREFIX
+from moorage.calls.messenger import Attempt, Messenger, Name
+from moorage.calls.program import END_S, Program
+from moorage.calls.wire import FromProgram
+from moorage.schemas.service import CONCURRENCY_MAX, READY_VARIABLE
+
+#: of the grace, what is kept to answer the calls that do not end in it, and to end the program
+LAST_S: Final = 1.0
+LAST_PART: Final = 0.25
+
+log = logging.getLogger("moorage.calls")
+
+
+class Serving(msgspec.Struct, frozen=True, kw_only=True):
+    """What is served, where, and by what. `grace_s` is how long calls may take once the member is asked to end; None
+    for as long as they need."""
+
+    context: Context
+    name: Name
+    argv: Sequence[str]
+    concurrency: int = 1
+    grace_s: float | None = None
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.concurrency <= CONCURRENCY_MAX:
+            raise ValueError(f"concurrency must be 1..{CONCURRENCY_MAX}, found {self.concurrency}")
+
+
+def function_argv(target: str) -> list[str]:
+    """Return the program that serves with a Python function."""
+    return [sys.executable, "-u", "-m", "moorage.calls.function", target]
+
+
+async def serve(
+    serving: Serving,
+    environment: Mapping[str, str] | None = None,
+    on_ready: Callable[[Messenger], None] | None = None,
+) -> int:
+    """Serve until SIGTERM or SIGINT (then drain, and return 0) or the end of the program (then return its code, 1 if
+    that is 0, 128 and the signal's number for a signal). `on_ready` is called once calls are taken.
+
+    Raises BusError if there is no server, or the key may not serve, and OSError if the program cannot be started.
+    """
+    loop = asyncio.get_running_loop()
+    asked, over, ready = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    said: list[str] = []
+    variables = os.environ if environment is None else environment
+    places = serving.concurrency
+
+    def on_error(error: BusError) -> None:
+        if not (isinstance(error, PermissionRefused) and error.subject.startswith(PREFIX.lower())):
+            log.warning("%s", error)
+
+    connection = await connect(
+        serving.context,
+        f"service {serving.name.service}",
+        inbox_prefix=serving.name.subjects.member_inbox(serving.name.tenant),
+        on_error=on_error,
+    )
+    async with connection:
+        messenger = Messenger(connection, serving.name, places, Attempt.of(variables))
+
+        def on_frame(head: FromProgram, body: bytes) -> None:
+            if head.ready:
+                messenger.member.places = min(places, max(1, head.ready))
+                ready.set()
+            else:
+                messenger.on_frame(head, body)
+
+        def on_over(why: str) -> None:
+            said.append(why)
+            over.set()
+
+        program = messenger.program = Program(on_frame, on_over)
+        with _signals(loop, asked.set):
+            await messenger.open()
+            await program.start(serving.argv, places, variables)
+            try:
+                await _first(ready, asked, over)
+                if ready.is_set() and not over.is_set() and not asked.is_set():
+                    await messenger.take()
+                    if on_ready is not None:
+                        on_ready(messenger)
+                    with _told_ready():
+                        await _first(asked, over)
+                if over.is_set():
+                    log.error("%s%s", said[0], "" if ready.is_set() else " before it was ready")
+                    await messenger.died()
+                    await messenger.close()
+                    return _exit_code(await program.finish())
+                await _drained(messenger, over, serving.grace_s)
+                await messenger.close()
+                await program.finish(END_S if serving.grace_s is None else min(LAST_S, serving.grace_s * LAST_PART) / 2)
+                return 0
+            finally:
+                program.kill()
+
+
+@contextlib.contextmanager
+def _told_ready() -> Iterator[None]:
+    """Keep the file that tells the worker of this attempt that calls are taken, if it looks for one."""
+    path = os.environ.get(READY_VARIABLE)
+    if not path:
+        yield
+        return
+    with open(path, "wb"):
+        pass
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+
+
+def _exit_code(code: int) -> int:
+    """Return the member's exit code for that of its program, as a shell has it: the program should not have ended."""
+    return 128 - code if code < 0 else code or 1
+
+
+async def _drained(messenger: Messenger, over: asyncio.Event, grace_s: float | None) -> None:
+    """Finish what the member has, within the grace; answer the rest as died."""
+    draining = asyncio.create_task(messenger.drain())
+    dying = asyncio.create_task(over.wait())
+    timeout = None if grace_s is None else grace_s - min(LAST_S, grace_s * LAST_PART)
+    await asyncio.wait((draining, dying), timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+    messenger.give_up()
+    for task in (draining, dying):
+        task.cancel()
+    await asyncio.wait((draining, dying))
+
+
+async def _first(*events: asyncio.Event) -> None:
+    waiting = [asyncio.create_task(event.wait()) for event in events]
+    try:
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in waiting:
+            task.cancel()
+
+
+@contextlib.contextmanager
+def _signals(loop: asyncio.AbstractEventLoop, act: Callable[[], None]) -> Iterator[None]:
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, act)
+    try:
+        yield
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)

@@ -1,0 +1,156 @@
+"""`moorage again`: runs jobs once more, or what of them did not succeed, as new jobs with the same request."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, ClassVar
+
+from moorage.cli.framework.arguments import Parameter
+from moorage.cli.framework.console import say, tell
+from moorage.cli.framework.interrupts import detachable
+from moorage.cli.framework.options import ROWS, RowOptions, guarded, with_client
+from moorage.cli.jobs.acceptance import say_interrupted, tell_warnings
+from moorage.cli.jobs.bringing import with_files
+from moorage.cli.jobs.instead import changed, fields_in
+from moorage.cli.jobs.job_flags import JobFlags, fields_of
+from moorage.cli.jobs.selectors import ANY_JOB, HELP, LISTED, Chosen, ids_of, means_several, words_of
+from moorage.schemas.units import many
+
+if TYPE_CHECKING:
+    from moorage.client.client import AsyncClient
+    from moorage.schemas.frames import AgainAnswer
+    from moorage.schemas.job import Request
+
+
+@dataclass(frozen=True)
+class Changes:
+    """What the new job has in place of the old one's."""
+
+    __group__: ClassVar[str] = "What to change"
+
+    gpu: Annotated[str | None, Parameter(help="Other GPUs: 1xH100:80G.", value="GPUS")] = None
+    cpu: Annotated[float | None, Parameter(help="Cores per replica: 4 or 0.5.", value="CORES")] = None
+    memory: Annotated[str | None, Parameter(help="Host memory per replica: 16Gi or 512Mi.", value="SIZE")] = None
+    time_limit: Annotated[str | None, Parameter(help="Longest time that one attempt may run.", value="DURATION")] = None
+    env: Annotated[
+        list[str] | None, Parameter(help="A variable for the command; the job's others stay.", value="NAME=VALUE")
+    ] = None
+    image: Annotated[str | None, Parameter(help="Image of the container or the virtual machine.", value="IMAGE")] = None
+    with_: Annotated[
+        list[str] | None,
+        Parameter(
+            help="Files and folders to bring in place of those that the job brought.", names=("--with",), value="PATH"
+        ),
+    ] = None
+    priority: Annotated[int | None, Parameter(help="0..100, higher first.")] = None
+    retries: Annotated[int | None, Parameter(help="How many further attempts are made after a failure.")] = None
+    max_running: Annotated[int | None, Parameter(help="At most so many replicas run at once.")] = None
+    but: Annotated[
+        str | None,
+        Parameter(help="Any other fields of the request, as a JSON object: '{\"labels\": {}}'.", value="JSON"),
+    ] = None
+
+
+NO_CHANGES = Changes()
+
+
+def again(
+    *jobs: Annotated[str, Parameter(help=HELP, lists=LISTED)],
+    chosen: Chosen = ANY_JOB,
+    failed: Annotated[
+        bool, Parameter(help="Only the replicas that ended without success; they keep their numbers.")
+    ] = False,
+    replica: Annotated[str | None, Parameter(help="Only these replicas, as in 7 or 0-9,205.", value="NUMBERS")] = None,
+    job: Annotated[str | None, Parameter(help="The new job's id; JOB-again-1, -2, … by default.", value="ID")] = None,
+    changes: Changes = NO_CHANGES,
+    options: RowOptions = ROWS,
+) -> int:
+    """Submit a job's request once more, as a new job; with --failed only what has not succeeded.
+
+    The new job has the same files, labels and limits, but for what you change here, and waits for no other job. Of the
+    jobs that a pattern, --label or --state means, those that were run again before, or have not failed, are left out.
+    Prints the new ids.
+    """
+
+    def act() -> int:
+        from moorage.client.again import anew
+        from moorage.client.errors import rejected
+
+        given = {name: value for name, value in vars(changes).items() if name != "but"}
+        flags, fresh = JobFlags(job=job, **given), fields_in(changes.but)
+        fields = fields_of(flags)
+
+        async def work(client: AsyncClient) -> int | None:
+            names = await ids_of(client, jobs, chosen)
+            several = chosen != ANY_JOB or any(map(means_several, words_of(jobs, chosen)))
+            if job is not None and len(names) != 1:
+                why = f"--job names one job, and {len(names)} are to be run again"
+                raise rejected("invalid-argument", why, found=job, next="leave out --job")
+            made = 0
+
+            async def run_again(name: str) -> bool:
+                answer = await _answer(client, name, failed=failed, replica=replica, several=several)
+                if answer is None:
+                    return False
+                new = replace(flags, job=job or answer.job)
+                request = changed(answer.request, new, (), dict(fields), None, fresh)
+                request = await _with_its_files(client, new, request)
+                await detachable(_submit(client, answer, request, options), partial(say_interrupted, [request.job]))
+                return True
+
+            for name in names:
+                made += await anew(partial(run_again, name), named=job is not None)
+            if several and not (options.json or options.format):
+                say(f"{made} of {many(len(names), 'job')} run again")
+            return None
+
+        return with_client(options, work)
+
+    return guarded(options, act)
+
+
+async def _answer(
+    client: AsyncClient, name: str, *, failed: bool, replica: str | None, several: bool
+) -> AgainAnswer | None:
+    """Return the request to submit; None if the job is one of several and is left out, which is said."""
+    from moorage.client.again import ask_again
+    from moorage.client.errors import Rejected
+
+    try:
+        answer = await ask_again(client._wire, name, failed=failed, replica=replica)
+    except Rejected as refused:
+        if not several or refused.code != "failed-precondition":
+            raise
+        say(f"left out: {refused.why}")
+        return None
+    if several and answer.again:
+        say(f"left out: job {name} was run again before, as {', '.join(answer.again)}")
+        return None
+    return answer
+
+
+async def _with_its_files(client: AsyncClient, flags: JobFlags, request: Request) -> Request:
+    from moorage.client.again import keep_files
+
+    if flags.with_:
+        return await with_files(client, flags.with_, request)
+    await keep_files(client._wire, request)
+    return request
+
+
+async def _submit(client: AsyncClient, answer: AgainAnswer, request: Request, options: RowOptions) -> None:
+    submitted = await client.submit(request)
+    assert submitted.accepted is not None
+    if options.shown(submitted.accepted, [submitted.accepted]):
+        return
+    tell(submitted.job)
+    which = "" if request.indices is None else f": {_cut(request.indices)}"
+    say(f"accepted: {many(answer.of, 'replica')} of {answer.again_of}{which}")
+    tell_warnings(submitted.accepted)
+
+
+def _cut(indices: str) -> str:
+    from moorage.schemas.ranges import RANGES_SAID, format_ranges, parse_ranges
+
+    return format_ranges(parse_ranges(indices), RANGES_SAID)

@@ -1,0 +1,122 @@
+"""Send the files that a job brings: those of --with, and the file of its items."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+import sys
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from moorage.cli.framework.console import is_live, say
+from moorage.schemas.units import many
+
+if TYPE_CHECKING:
+    from moorage.client.client import AsyncClient
+    from moorage.client.sweeps import Sweep
+    from moorage.schemas.job import Request
+
+
+async def with_files(
+    client: AsyncClient, with_: Sequence[str] | None, request: Request, sweep: Sweep | None = None
+) -> Request:
+    """Send the files, and return the request that brings them. Raises `Rejected`."""
+    with _paths(with_, sweep) as paths:
+        if word := not_brought(paths, request):
+            folder, name = os.path.split(os.path.normpath(word))
+            fix = f"add --with {folder}, and write {name} in the command" if folder else f"add --with {name}"
+            here = f"{word} is a file on this machine, but not in the folder in which the job starts"
+            say(f"warning[files]: {here}: {fix}")
+        elif file := not_startable(paths, request):
+            why = f"{file} is no program, as its x bit is not set, so each attempt fails with code 126"
+            say(f"warning[files]: {why}: chmod +x {file}, or name what reads it first, as in sh {file}")
+        return _bringing(request, await send_files(client, paths, request.job or ""), sweep) if paths else request
+
+
+def with_packed(with_: Sequence[str] | None, request: Request, sweep: Sweep | None = None) -> Request:
+    """Return the same request as `with_files`, and send nothing. Raises `Rejected`."""
+    with _paths(with_, sweep) as paths:
+        return _bringing(request, packed_address(paths), sweep) if paths else request
+
+
+def packed_address(paths: Sequence[str]) -> str:
+    """Return the address that files will have once they are sent. Raises `Rejected`."""
+    from moorage.client.packing import pack
+
+    packed = pack(paths)
+    packed.file.close()
+    return packed.address
+
+
+@contextlib.contextmanager
+def _paths(with_: Sequence[str] | None, sweep: Sweep | None) -> Iterator[list[str]]:
+    with contextlib.ExitStack() as until_sent:
+        own = [] if sweep is None else until_sent.enter_context(sweep.to_send())
+        yield [*(with_ or ()), *own]
+
+
+def _bringing(request: Request, address: str, sweep: Sweep | None) -> Request:
+    from moorage.client.request_builder import build_request
+
+    items = {} if sweep is None or sweep.file is None else {"items": sweep.file}
+    return build_request(request, fields={"files": address, **items})
+
+
+async def send_files(client: AsyncClient, paths: Sequence[str], job: str) -> str:
+    """Send files, with their progress on a terminal, and return their address. Raises `Rejected`."""
+    from moorage.cli.jobs.progress import Progress
+    from moorage.client.sending import send
+
+    progress = Progress(job, quiet=not is_live(sys.stderr))
+    sent = await send(
+        client._wire,
+        paths,
+        lambda packed, size: progress.stands(
+            f"sending {many(packed.files, 'file')}, {packed.size >> 20} MiB: {size >> 20} MiB compressed so far"
+        ),
+    )
+    progress.erase()
+    for warning in sent.warnings:
+        say(f"warning[files]: {warning}")
+    return sent.address
+
+
+def not_brought(paths: Sequence[str], request: Request) -> str:
+    """Return the word of a request's command that is a file here and that --with `paths` do not bring to the folder in
+    which the job starts; "" for none."""
+    run = request.workload
+    if not _starts_among_files(request):
+        return ""
+    for at, word in enumerate(run.argv):
+        name = os.path.normpath(os.path.join(run.cwd or "", word))
+        is_path = "/" in word or at > 0  # the first word alone is looked for in the worker's PATH
+        if not is_path or os.path.isabs(word) or name.startswith("..") or not os.path.isfile(word):
+            continue
+        folders = [path for path in paths if os.path.isdir(path)]
+        names = {os.path.basename(path) for path in paths}
+        if name not in names and not any(os.path.exists(os.path.join(folder, name)) for folder in folders):
+            return word
+    return ""
+
+
+def not_startable(paths: Sequence[str], request: Request) -> str:
+    """Return the file that a request's command starts, that --with `paths` bring, and that is not executable; ""
+    for none."""
+    word = request.workload.argv[0] if request.workload.argv else ""
+    if not _starts_among_files(request) or "/" not in word or os.path.isabs(word):
+        return ""
+    name = os.path.normpath(os.path.join(request.workload.cwd or "", word))
+    for path in paths:
+        file = os.path.join(path, name) if os.path.isdir(path) else path
+        if (os.path.isdir(path) or os.path.basename(path) == name) and os.path.isfile(file):
+            return "" if os.stat(file).st_mode & stat.S_IXUSR else os.path.normpath(file)
+    return ""
+
+
+def _starts_among_files(request: Request) -> bool:
+    """Return whether what the default driver starts, or an image runs, begins in a folder with files sent now."""
+    from moorage.schemas.capabilities import DRIVER_DEFAULT
+
+    run = request.workload
+    return bool((run.driver == DRIVER_DEFAULT or run.image) and not run.files and not os.path.isabs(run.cwd or ""))

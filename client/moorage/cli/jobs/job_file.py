@@ -1,0 +1,233 @@
+"""Files of jobs: requests as on the wire, in JSON; and for people, in YAML or TOML, the options of `submit` by name."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
+
+from moorage.cli.framework.arguments import CannotRead, Parameter, read
+from moorage.cli.framework.files import cannot_read, read_within
+from moorage.cli.jobs.job_flags import NO_FLAGS, JobFlags
+
+if TYPE_CHECKING:
+    from moorage.client.errors import Rejected
+
+FILE_BYTES_MAX: Final = 64 * 1024 * 1024
+#: the key of the command, which has no option
+COMMAND: Final = "command"
+_YAML: Final = (".yaml", ".yml")
+_TOML: Final = (".toml",)
+#: options without a value
+_SWITCHES: Final = frozenset(field.name.rstrip("_") for field in fields(JobFlags) if field.default is False)
+#: words of a command that were meant for a shell
+_OF_A_SHELL: Final = frozenset(("|", "||", "&", "&&", ";", "<", ">", ">>", "2>&1"))
+_EXAMPLE: Final = (
+    "command: python3 train.py --lr {lr}; and the options of submit, as  gpu: 1xH100  and  each: sweep.csv"
+)
+
+
+class Said(NamedTuple):
+    """What a file for people says: the flags and the command of `submit`."""
+
+    flags: JobFlags
+    command: tuple[str, ...]
+
+    def under(self, flags: JobFlags, command: Sequence[str]) -> Said:
+        """Return what the command line says over what the file says; of options that repeat, both."""
+        own = {field.name: getattr(flags, field.name) for field in fields(flags)}
+        given = {name: value for name, value in own.items() if value != getattr(NO_FLAGS, name)}
+        for name, value in given.items():
+            if isinstance(value, list):
+                given[name] = [*(getattr(self.flags, name) or ()), *value]
+        return Said(replace(self.flags, **given), tuple(command) or self.command)
+
+
+def is_for_people(file: str) -> bool:
+    """Return whether a file may have options and a command, by its name."""
+    return file.lower().endswith((*_YAML, *_TOML))
+
+
+def read_job_file(file: str) -> Said | dict[str, Any] | list[dict[str, Any]]:
+    """Return what a file or stdin has: options and a command, a request, or several requests. Raises `Rejected`."""
+    from moorage.client.errors import rejected
+
+    where = "stdin" if file == "-" else file
+    try:
+        text = read_within(file, FILE_BYTES_MAX)
+    except OSError as error:
+        raise cannot_read(where, error.strerror, "name a file of jobs, or - for stdin") from None
+    if len(text) > FILE_BYTES_MAX:
+        raise rejected("too-large", f"{where} has more than {FILE_BYTES_MAX} bytes", next="split the file")
+    if file.lower().endswith(_YAML):
+        return _job_in(where, *_yaml_of(text, where))
+    if file.lower().endswith(_TOML):
+        content = _toml_of(text, where)
+        return _job_in(where, content, content)
+    return _requests_in(_json_of(text, where), where)
+
+
+def _job_in(where: str, typed: Any, plain: Any) -> Said | dict[str, Any] | list[dict[str, Any]]:
+    """Return the job of a file for people, or its requests if it has those. `plain` has scalars as they are written."""
+    if typed is None:  # an empty file
+        typed, plain = {}, {}
+    if not isinstance(typed, dict) or "run" in typed:
+        return _requests_in(typed, where)
+    from moorage.client.errors import rejected
+
+    command = plain.get(COMMAND)
+    if isinstance(command, str):
+        command = _split(where, command)
+    if not isinstance(command, list):
+        raise rejected(
+            "invalid-argument", f"{where} has no command", field=f"$.{COMMAND}", found=", ".join(map(str, plain)),
+            next=_EXAMPLE,
+        )  # fmt: skip
+    words = [word for name, value in plain.items() if name != COMMAND for word in _words(where, name, value, typed)]
+    said: list[Said] = []
+
+    def take(
+        *command: Annotated[str, Parameter(help="What to run.", command=True)], flags: JobFlags = NO_FLAGS
+    ) -> None:
+        said.append(Said(flags, command))
+
+    try:
+        read("submit", take, [*words, "--", *(_text(where, COMMAND, word) for word in command)])()
+    except CannotRead as error:
+        raise rejected("invalid-argument", f"{where}: {error}", next="moorage submit --help") from None
+    return said[0]
+
+
+def _split(where: str, command: str) -> list[str]:
+    """Return the words of a command. Raises `Rejected` for an open quote, and for what is meant for a shell."""
+    from moorage.client.errors import rejected
+
+    try:
+        words = shlex.split(command)
+    except ValueError as error:
+        raise rejected(
+            "invalid-argument", f"{where}: command cannot be divided into words: {error}", field=f"$.{COMMAND}",
+            next="close each quote, or write it as a list of words",
+        ) from None  # fmt: skip
+    for word in words:
+        if word in _OF_A_SHELL:
+            raise rejected(
+                "invalid-argument", f"{where}: no shell reads the command, and {word} is a shell's", found=command,
+                field=f"$.{COMMAND}", next=f"{COMMAND}: [sh, -c, '…']; or write it as a list, if it is a plain word",
+            )  # fmt: skip
+    return words
+
+
+def _words(where: str, name: str, value: Any, typed: Mapping[str, Any]) -> Iterator[str]:
+    """Yield an option with its value, or each of its values, as on a command line."""
+    import msgspec
+
+    option = "--" + name.replace("_", "-")
+    if option in ("--driver-config", "--driver-config-json"):
+        yield f"{option}={msgspec.json.encode(typed[name]).decode()}"
+    elif isinstance(value, Mapping):
+        yield from (f"{option}={key}={_text(where, name, each)}" for key, each in value.items())
+    elif isinstance(value, list):
+        yield from (f"{option}={_text(where, name, each)}" for each in value)
+    else:
+        if option[2:] in _SWITCHES and isinstance(typed[name], bool):  # `yes` and `on` are true in YAML
+            value = typed[name]
+        if value in (None, "", True, "true"):
+            yield option
+        elif value not in (False, "false"):
+            yield f"{option}={_text(where, name, value)}"
+
+
+def _text(where: str, name: str, value: Any) -> str:
+    if isinstance(value, Mapping | list):
+        from moorage.client.errors import rejected
+
+        raise rejected(
+            "invalid-argument", f"{where}: each value of {name} must be one text", field=f"$.{name}", found=str(value),
+            next="write braces and brackets in quotes, as '{item}'",
+        )  # fmt: skip
+    return {True: "true", False: "false"}.get(value, str(value)) if isinstance(value, bool) else str(value)
+
+
+def _yaml_of(text: bytes, where: str) -> tuple[Any, Any]:
+    """Return what YAML says, and the same with each scalar as it is written, so that `no` is no false."""
+    from moorage.schemas.optional import optional
+
+    yaml = optional("yaml", "pyyaml")
+    try:
+        _name_each_once(yaml.compose(text, yaml.SafeLoader), where)
+        return yaml.safe_load(text), yaml.load(text, yaml.BaseLoader)
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        raise _is_not("YAML", where, " ".join(str(error).split())) from None
+
+
+def _name_each_once(node: Any, where: str) -> None:
+    """Raise `Rejected` for a key that a mapping has twice: YAML would forget the first."""
+    from moorage.client.errors import rejected
+
+    pairs = node.value if node is not None and node.id == "mapping" else []
+    for at, (key, value) in enumerate(pairs):
+        if any(other.value == key.value for other, _ in pairs[:at]):
+            line = key.start_mark.line + 1
+            why = f"{where}: line {line} has {key.value} for the second time"
+            raise rejected("invalid-argument", why, field=f"$.{key.value}", next="put both into one")
+        _name_each_once(value, where)
+
+
+def _toml_of(text: bytes, where: str) -> Any:
+    import tomllib
+
+    try:
+        return tomllib.loads(text.decode())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise _is_not("TOML", where, str(error)) from None
+
+
+def _is_not(what: str, where: str, why: str) -> Rejected:
+    from moorage.client.errors import rejected
+
+    return rejected("invalid-argument", f"{where} is not {what}: {why}", next=_EXAMPLE)
+
+
+def _requests_in(content: Any, where: str) -> dict[str, Any] | list[dict[str, Any]]:
+    from moorage.client.errors import rejected
+
+    bodies = content if isinstance(content, list) else [content]
+    if not bodies or not all(isinstance(body, dict) for body in bodies):
+        raise rejected(
+            "invalid-argument",
+            f"{where} must hold requests alone, and at least one",
+            next='a request is an object as {"run": {"argv": ["nvidia-smi"]}}, or an array of them, or one a line',
+        )
+    return content  # type: ignore[no-any-return]
+
+
+def _json_of(text: bytes, where: str) -> Any:
+    """Return one JSON value, or a list of values if there is one in each line. Raises `Rejected`."""
+    import msgspec
+
+    lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        wrong: Exception = error
+    at, values = "", []
+    for number, line in lines if len(lines) > 1 else ():
+        try:
+            values.append(msgspec.json.decode(line))
+        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+            if not values:  # its first line is no value: it was not meant to be one a line
+                break
+            wrong, at = error, f"line {number} of "
+            break
+    else:
+        if values:
+            return values
+    from moorage.client.errors import rejected
+
+    raise rejected(
+        "invalid-argument",
+        f"{at}{where} is not JSON: {wrong}",
+        next='a request is an object like {"run": {"argv": ["nvidia-smi"]}}; a file for people is a .yaml or a .toml',
+    )

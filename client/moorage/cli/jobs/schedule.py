@@ -1,0 +1,211 @@
+"""`moorage schedule`: requests that are submitted again and again, by the clock of nats-server."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Final, Literal, TypeAlias
+
+from moorage.cli.framework.arguments import Parameter
+from moorage.cli.framework.console import say, tell
+from moorage.cli.framework.options import ROWS, RowOptions, guarded, with_client
+from moorage.cli.framework.render import facts, table, utc
+from moorage.cli.jobs.job_flags import NO_FLAGS, JobFlags, offered, request_of
+from moorage.cli.jobs.sweep_flags import sweep_of
+from moorage.schemas.units import many
+
+if TYPE_CHECKING:
+    from moorage.client.client import AsyncClient
+    from moorage.schemas.schedules import ScheduleRow
+
+#: a run that came so much later than it was due was made up after an outage
+LATE_MS: Final = 10_000
+
+_Name: TypeAlias = Annotated[
+    str, Parameter(help="The schedule, as moorage schedule ls shows it.", lists="schedule ls --format {name}")
+]
+
+
+def add(
+    name: Annotated[
+        str,
+        Parameter(
+            help="Its name; each run is a job NAME-NUMBER with the label schedule=NAME. The numbers grow with gaps, as "
+            "all schedules share one count."
+        ),
+    ],
+    /,
+    *command: Annotated[str, Parameter(help="What to run, after --.", command=True)],
+    cron: Annotated[
+        str,
+        Parameter(
+            help="When: '0 3 * * *' is each day at three, '30 9 * * MON-FRI' each working day; or @hourly, @daily, "
+            "@every 90s. With six fields, the first has the seconds.",
+            value="WHEN",
+        ),
+    ],
+    tz: Annotated[str, Parameter(help="The time zone of --cron, as Europe/Berlin. Default: UTC.", value="ZONE")] = "",
+    overlap: Annotated[
+        Literal["skip", "queue"],
+        Parameter(help="What to do with a run while the last one goes on: leave it out, or start it behind that."),
+    ] = "skip",
+    flags: JobFlags = NO_FLAGS,
+    options: RowOptions = ROWS,
+) -> int:
+    """Submit a job again and again, at the times of --cron; returns once the schedule is in the ledger.
+
+    nats-server (2.14 or newer) counts the time, so no client has to run. If servers or schedulers were down, one run is
+    made up afterwards, whatever the number of those that were missed.
+    """
+
+    def act() -> int:
+        from moorage.client.errors import rejected
+        from moorage.client.sweeps import inline_bytes
+        from moorage.schemas.schedules import NO_FILES
+
+        for given, option, fix in (
+            (flags.job, "--job", "leave it out: each run has an id of its own"),
+            (flags.if_seq, "--if-seq", "leave it out: it is about one moment of the ledger"),
+            (flags.at, "--at", "leave it out: --cron says when a run is made"),
+            (flags.after, "--after", "leave it out: a job that it names is forgotten some day, and no run would start"),
+            (flags.with_, "--with, as files are kept for some days only", NO_FILES),
+        ):
+            if given is not None:
+                field = option.partition(",")[0]
+                raise rejected("invalid-argument", f"a schedule takes no {option}", field=field, next=fix)
+        sweep = sweep_of(flags, command)
+        if sweep is not None and sweep.file is not None:
+            why = f"the {sweep.size} items take more than {inline_bytes(flags.driver) >> 10} KiB"
+            message = f"{why}, so they would be a file, and files are kept for some days only"
+            raise rejected("invalid-argument", message, field="--each", next=f"fewer or shorter items; or {NO_FILES}")
+        request = request_of(flags, command, sweep)
+
+        async def work(client: AsyncClient) -> int | None:
+            chosen = await offered(client.plan, flags, command, request, sweep)
+            row = await client.schedules.add_request(name, cron, chosen, tz=tz, overlap=overlap)
+            if not options.shown(row, [row]):
+                tell(name)
+                say(f"its runs: moorage schedule show {name}; one at once: moorage schedule run-now {name}")
+            return None
+
+        return with_client(options, work)
+
+    return guarded(options, act)
+
+
+def ls(*, options: RowOptions = ROWS) -> int:
+    """List the tenant's schedules: when they run, and what became of the newest run.
+
+    The next run is known once nats-server has made the first one.
+    """
+
+    async def work(client: AsyncClient) -> int | None:
+        rows = await client.schedules.ls()
+        if options.shown({"kind": "answer", "verb": "schedule", "data": {"schedules": rows}}, rows):
+            return None
+        if not rows:
+            say("no schedules; moorage schedule add NAME --cron '0 3 * * *' -- COMMAND adds one")
+            return None
+        cells = [
+            [row.name, row.cron, row.tz or "UTC", _next(row), row.job or "-", row.state or "-", row.runs, row.skipped]
+            for row in rows
+        ]
+        header = ["NAME", "CRON", "ZONE", "NEXT", "LAST JOB", "STATE", "RUNS", "LEFT OUT"]
+        tell(table(header, cells, numbers=("RUNS", "LEFT OUT")))
+        return None
+
+    return with_client(options, work)
+
+
+def show(name: _Name, /, *, options: RowOptions = ROWS) -> int:
+    """Show a schedule: when it runs, what it runs, and what became of the newest run."""
+
+    async def work(client: AsyncClient) -> int | None:
+        row = await client.schedules.show(name)
+        if options.shown(row, [row]):
+            return None
+        from moorage.schemas.actors import words
+
+        run = (row.request or {}).get("run", {})
+        late_ms = row.last_ms - row.due_ms if row.due_ms else 0
+        made_up = f", made up: it was due {utc(row.due_ms)}" if late_ms >= LATE_MS else ""
+        told = [
+            ("schedule", row.name),
+            ("cron", f"{row.cron} {row.tz or 'UTC'}{', paused' if row.paused else ''}"),
+            ("runs", " ".join(run.get("argv", ())) or run.get("driver", "")),
+            ("while the last one goes", "left out" if row.overlap == "skip" else "started behind it"),
+            ("added", f"{utc(row.since_ms)} by {words(row.by, row.said)}"),
+            ("next", "known with its next run, which nats-server makes" if (next_ := _next(row)) == "-" else next_),
+            ("newest run", f"{utc(row.last_ms)}{made_up}" if row.last_ms else "none yet"),
+            ("why no job", row.why),
+            ("last job", f"{row.job} {row.state}".strip()),
+            ("so far", f"{many(row.runs, 'job')}, {row.skipped} left out"),
+        ]
+        tell(facts(told))
+        if row.job:
+            say(
+                f"its jobs: moorage ls --label schedule={row.name}; all schedules share one count, so numbers have gaps"
+            )
+        return None
+
+    return with_client(options, work)
+
+
+def pause(name: _Name, /, *, options: RowOptions = ROWS) -> int:
+    """Make no more runs of a schedule until resume; jobs that run go on."""
+
+    async def work(client: AsyncClient) -> int | None:
+        row = await client.schedules.pause(name)
+        if not options.shown(row, [row]):
+            tell(f"{name}\tpaused")
+            say(f"undo: moorage schedule resume {name}")
+        return None
+
+    return with_client(options, work)
+
+
+def resume(name: _Name, /, *, options: RowOptions = ROWS) -> int:
+    """Undo pause. Runs that were left out are not made up."""
+
+    async def work(client: AsyncClient) -> int | None:
+        row = await client.schedules.resume(name)
+        if not options.shown(row, [row]):
+            tell(f"{name}\truns again")
+        return None
+
+    return with_client(options, work)
+
+
+def run_now(name: _Name, /, *, options: RowOptions = ROWS) -> int:
+    """Make a run at once, also of a schedule that is paused. Prints the job's id.
+
+    It is refused while the last run goes on, unless the schedule was added with --overlap queue.
+    """
+
+    async def work(client: AsyncClient) -> int | None:
+        job = await client.schedules.run_now(name)
+        row = {"name": name, "job": job.job}
+        if not options.shown({"kind": "answer", "verb": "schedule", "data": row}, [row]):
+            tell(job.job)
+        return None
+
+    return with_client(options, work)
+
+
+def remove(name: _Name, /, *, options: RowOptions = ROWS) -> int:
+    """Forget a schedule; the jobs that it made are not touched."""
+
+    async def work(client: AsyncClient) -> int | None:
+        row = await client.schedules.remove(name)
+        if not options.shown(row, [row]):
+            tell(f"{name}\tremoved")
+        return None
+
+    return with_client(options, work)
+
+
+def _next(row: ScheduleRow) -> str:
+    """Return when the next run is due, in UTC, in the words of the list."""
+    if row.paused:
+        return "paused"
+    if not row.next_ms:
+        return "-"
+    return utc(row.next_ms)

@@ -1,0 +1,144 @@
+"""`moorage serve`: answer the calls of a service, with a Python function or with any program."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from moorage.cli.framework.arguments import Parameter
+from moorage.cli.framework.console import say
+from moorage.cli.framework.options import OF_LEDGER, LedgerOptions, guarded
+from moorage.schemas.subjects import PREFIX_DEFAULT
+
+if TYPE_CHECKING:
+    from moorage.calls.messenger import Messenger, Name
+    from moorage.calls.serve import Serving
+
+
+def serve(
+    function: Annotated[str, Parameter(help="A function or class of Python: package.module:name.", value="NAME")] = "",
+    /,
+    *command: Annotated[str, Parameter(help="Or a program that speaks the protocol, after --.", command=True)],
+    name: Annotated[str | None, Parameter(help="The service. A job has it from its request.", value="NAME")] = None,
+    concurrency: Annotated[
+        int | None, Parameter(help="Calls that run at the same time. A job has it from its request. Default: 1.")
+    ] = None,
+    grace: Annotated[
+        str | None,
+        Parameter(help="How long calls may take once this is to end. Default: as long as they need.", value="DURATION"),
+    ] = None,
+    tenant: Annotated[
+        str | None, Parameter(help="The tenant. Default: $MOORAGE_TENANT, or the tenant called default.", value="NAME")
+    ] = None,
+    prefix: Annotated[str, Parameter(help="Beginning of every subject.", value="WORD")] = PREFIX_DEFAULT,
+    options: LedgerOptions = OF_LEDGER,
+) -> int:
+    """Answer the calls of a service until SIGTERM: with a Python function, or with a program in any language.
+
+    A call is a NATS request on moorage.call.TENANT.NAME. Run any number of members, as the replicas of a job with
+    --service: each call runs at one of them, at most once, and full members hand waiting calls to idle ones. In such a
+    job the command finds server, key and service by itself. The function gets the data of a call and returns the
+    answer. A class is made once, its load is called if it has one, and its call answers. A generator answers in parts.
+    SIGTERM lets the calls that are here finish; other members take the next ones.
+    """
+
+    def act() -> int:
+        from moorage.calls.serve import serve as serve_calls
+        from moorage.system.logged import begin_log
+        from moorage.system.loops import loop_factory
+
+        made = serving_of(
+            os.environ, function, command, name=name, concurrency=concurrency, grace=grace, tenant=tenant,
+            prefix=prefix, nats=options.settled().nats,
+        )  # fmt: skip
+        begin_log("INFO", "text")
+
+        def on_ready(messenger: Messenger) -> None:
+            say(f"serves {messenger.name.subject}: {messenger.member.places} at a time, member {messenger.id}")
+
+        with asyncio.Runner(loop_factory=loop_factory()) as runner:
+            try:
+                return runner.run(serve_calls(made, on_ready=on_ready))
+            except OSError as error:
+                from moorage.client.errors import rejected
+
+                said = f"{made.argv[0]} cannot be started: {error.strerror or error}"
+                raise rejected("failed-precondition", said, next="give a program of this machine after --") from None
+
+    return guarded(options, act)
+
+
+def serving_of(
+    environment: Mapping[str, str],
+    function: str,
+    command: Sequence[str],
+    *,
+    name: str | None = None,
+    concurrency: int | None = None,
+    grace: str | None = None,
+    tenant: str | None = None,
+    prefix: str = PREFIX_DEFAULT,
+    nats: str | None = None,
+) -> Serving:
+    """Return what is to be served: what the options say, else what the variables of a job do. Raises `Rejected`,
+    BadContext."""
+    from moorage.bus.call_key import CREDS_VARIABLE, URL_VARIABLE, context_of_key
+    from moorage.bus.target import find_context
+    from moorage.calls.serve import Serving, function_argv
+    from moorage.client.durations import seconds
+    from moorage.client.errors import rejected
+    from moorage.schemas.service import CONCURRENCY_VARIABLE, GRACE_VARIABLE
+
+    if bool(function) == bool(command):
+        raise rejected(
+            "invalid-argument",
+            "serve needs a function or a program, and not both",
+            next="moorage serve embedder:embed --name embed",
+        )
+    served = _name_of(environment, name, tenant, prefix)
+    inbox_prefix = served.subjects.member_inbox(served.tenant)
+    if nats is None and (url := environment.get(URL_VARIABLE)):
+        key = environment.get(CREDS_VARIABLE)
+        context = context_of_key(Path(key) if key else None, url, inbox_prefix)
+    else:
+        context = find_context(nats)
+    said = grace or environment.get(GRACE_VARIABLE)
+    try:
+        return Serving(
+            context=context,
+            name=served,
+            argv=function_argv(function) if function else list(command),
+            concurrency=int(environment.get(CONCURRENCY_VARIABLE, "1")) if concurrency is None else concurrency,
+            grace_s=None if said is None else seconds(said),
+        )
+    except ValueError as error:
+        raise rejected("invalid-argument", str(error), next="moorage serve --help") from None
+
+
+def _name_of(environment: Mapping[str, str], name: str | None, tenant: str | None, prefix: str) -> Name:
+    from moorage.bus.call_key import SUBJECT_VARIABLE
+    from moorage.calls.messenger import Name
+    from moorage.client.errors import rejected
+    from moorage.client.tenant import find_tenant
+    from moorage.schemas.names import SERVICE, TENANT, is_service, is_tenant
+    from moorage.schemas.subjects import is_prefix
+
+    if name is None and (subject := environment.get(SUBJECT_VARIABLE)):
+        before, _, behind = subject.partition(".call.")
+        of_tenant, _, service = behind.partition(".")
+        return Name(before, of_tenant, service)
+    if name is None or not is_service(name):
+        raise rejected(
+            "invalid-argument",
+            "serve needs the name of the service" if name is None else f"{name[:80]!r} is not the name of a service",
+            allowed=SERVICE.pattern,
+            next="name it: --name embed; or run this in a job with --service embed",
+        )
+    found = find_tenant(tenant)
+    if not is_tenant(found) or not is_prefix(prefix):
+        wrong, allowed = (found, TENANT.pattern) if not is_tenant(found) else (prefix, "words with dots between them")
+        raise rejected("invalid-argument", f"{wrong[:80]!r} is no tenant and no prefix", allowed=allowed)
+    return Name(prefix, found, name)

@@ -1,0 +1,1 @@
+"""`moorage page`: a small web server that draws the fleet for browsers."""

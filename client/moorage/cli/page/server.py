@@ -1,0 +1,320 @@
+"""The server of the page: HTML for each address, and the parts that change as server-sent events. A browser needs
+neither a key nor NATS, and loads nothing from elsewhere.
+
+Starlette and not NiceGUI: NiceGUI brings some forty packages, keeps each tab's elements on the server, draws for every
+tab, and opens its socket to pages of any origin. What it would save is the file page.js, of some fifteen lines.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import (
+    FileResponse,
+    HTMLResponse,
+    PlainTextResponse,
+    RedirectResponse,
+    Response,
+    StreamingResponse,
+)
+from starlette.routing import Route
+
+from moorage.cli.page import acts, draw
+from moorage.cli.page.doors import Doors
+from moorage.cli.page.html import Html, Part, part, tag
+from moorage.cli.page.source import PICTURE_S, Source
+from moorage.client.durations import seconds
+from moorage.client.errors import Rejected
+from moorage.client.view.view import View
+from moorage.schemas.errors import MoorageError
+from moorage.schemas.names import is_job, is_tenant, is_worker
+
+#: browsers that are told at a time; further ones have to come again
+STREAMS_MAX: Final = 128
+#: a stream that has nothing to tell says so, and a page that hears nothing dims itself
+BEAT_S: Final = 5.0
+SINCE_DEFAULT: Final = "7d"
+BY_DEFAULT: Final = "tenant,model"
+BY: Final = ("tenant", "model", "hour")
+_FILES: Final = {name: Path(__file__).with_name(name) for name in ("page.js", "page.css")}
+_SAFE: Final = {
+    "Content-Security-Policy": "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self';"
+    " img-src data:; form-action 'self'; frame-ancestors 'none'; base-uri 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+
+Answerer = Callable[[Request], Awaitable[Response]]
+
+log = logging.getLogger("moorage.page")
+
+
+class Page:
+    """The application. `operates` lets those who may enter act, too."""
+
+    def __init__(self, source: Source, doors: Doors, *, operates: bool) -> None:
+        self._source = source
+        self._doors = doors
+        self._operates = operates
+        self._streams = 0
+        self._drawn: dict[str, tuple[float, list[Part]]] = {}
+        #: set when the server ends: streams end then
+        self.ends = asyncio.Event()
+
+    def app(self) -> Starlette:
+        """Return the application for a server."""
+        return Starlette(
+            routes=[
+                *(Route(f"/static/{name}", self._static) for name in _FILES),
+                Route("/live{at:path}", self._guarded(self._live)),
+                Route("/act", self._guarded(self._act), methods=["POST"]),
+                Route("/{at:path}", self._guarded(self._page)),
+            ]
+        )
+
+    def _guarded(self, answer: Answerer) -> Answerer:
+        """Return what lets nobody in who may not see what is behind, and says to the browser what it may load: only
+        what is here."""
+
+        async def guarded(request: Request) -> Response:
+            if self._doors.is_rebound(request):
+                response: Response = PlainTextResponse("this page is at 127.0.0.1 and localhost alone\n", 421)
+            elif self._doors.opens(request):
+                response = RedirectResponse(request.url.path, 303)
+                self._doors.let_in(response)
+            elif self._source.private and not self._doors.may_enter(request):
+                told = "open the link that `moorage page` printed when it began: it has the secret of this page\n"
+                response = PlainTextResponse(told, 403)
+            else:
+                response = await answer(request)
+            response.headers.update(_SAFE)
+            return response
+
+        return guarded
+
+    async def _static(self, request: Request) -> Response:
+        """Send a file of this package: it holds nothing of the fleet."""
+        return FileResponse(_FILES[request.url.path.rpartition("/")[2]], headers=_SAFE)
+
+    # ------------------------------------------------------------------------------------------------------ pages
+
+    async def _page(self, request: Request) -> Response:
+        async with self._source.watching():
+            return await self._document(f"/{request.path_params['at']}", request)
+
+    async def _document(self, at: str, request: Request) -> Response:
+        parts = await self._parts(at, request)
+        if parts is None:
+            return PlainTextResponse("no such page\n", 404)
+        fixed = self._fixed(at, request)
+        title = f"moorage {at.strip('/') or 'fleet'}"
+        return HTMLResponse(draw.document(at, parts, title=title, private=self._source.private, fixed=fixed))
+
+    async def _live(self, request: Request) -> Response:
+        if self._streams >= STREAMS_MAX:
+            return PlainTextResponse(f"{STREAMS_MAX} browsers are told already\n", 503)
+        at = request.path_params["at"]
+        if await self._parts(at, request) is None:
+            return Response(status_code=204)  # a browser does not come again after that
+        return StreamingResponse(self._told(at, request), media_type="text/event-stream")
+
+    async def _told(self, at: str, request: Request) -> AsyncIterator[bytes]:
+        """Yield the parts that have changed, four times a second at most; first all of them."""
+        sent: dict[str, str] = {}
+        beat_s = time.monotonic()
+        self._streams += 1
+        try:
+            async with self._source.watching():
+                while not self.ends.is_set():
+                    began_s = time.monotonic()
+                    parts = await self._parts(at, request) or []
+                    changed = {
+                        each.id: each.html
+                        for each in parts
+                        if sent.get(each.id) != each.key and (sent or not each.inside)
+                    }
+                    changed |= dict.fromkeys(sent.keys() - {each.id for each in parts}, Html(""))
+                    sent = {each.id: each.key for each in parts}
+                    if changed:
+                        yield b"data: " + json.dumps(changed).encode() + b"\n\n"
+                        beat_s = began_s
+                    elif began_s - beat_s > BEAT_S:
+                        yield b": still here\n\n"
+                        beat_s = began_s
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(max(PICTURE_S - (time.monotonic() - began_s), 0.01)):
+                            await self.ends.wait()
+        finally:
+            self._streams -= 1
+
+    async def _parts(self, at: str, request: Request) -> list[Part] | None:
+        """Return the parts of a page: the same ones for all who ask within a quarter of a second; None if there is no
+        such page."""
+        key, now_s = f"{at}?{request.url.query}", time.monotonic()
+        kept = self._drawn.get(key)
+        if kept is not None and now_s - kept[0] < PICTURE_S * 0.9:
+            return kept[1]
+        view = self._source.view()
+        try:
+            if (moment := request.query_params.get("at")) and self._source.feed.operates:
+                view = await self._source.past(moment)
+            parts = await self._draw(at, request, view)
+        except MoorageError as error:
+            parts = [_told_trouble(f"error[{error.code}]: {error.problem.message}")]
+        except TimeoutError:
+            parts = [_told_trouble("the leader has not answered so far")]
+        if parts is None:
+            return None
+        parts = [draw.head(view, self._source.trouble), *parts]
+        self._drawn = {each: found for each, found in self._drawn.items() if now_s - found[0] < 1}
+        self._drawn[key] = now_s, parts
+        return parts
+
+    async def _draw(self, at: str, request: Request, view: View) -> list[Part] | None:
+        source, query = self._source, request.query_params
+        wanted = query.get("filter", "")
+        match at.strip("/").split("/"):
+            case [""]:
+                return draw.fleet(view, wanted)
+            case ["worker", name]:
+                devices = await source.devices(name)
+                jobs = (await source.on_worker(name))["jobs"] if source.private and is_worker(name) else []
+                return draw.worker(view, name, devices, source.load(name), source.lanes, jobs)
+            case _ if not source.private:
+                return [
+                    _told_trouble("jobs, tenants and usage are not shown: that takes an operator's key, or a tenant's")
+                ]
+            case ["queue"]:
+                tenant = query.get("tenant", "")
+                if view.past:
+                    return draw.queue(view, tenant, wanted)
+                after = query.get("after", "")
+                ended = draw.ended(tenant if is_tenant(tenant) else "", await source.ended(tenant, after))
+                return draw.queue(view, tenant, wanted, ended)
+            case ["job", tenant, name] if is_tenant(tenant) and is_job(name):
+                return draw.job(await source.story(tenant, name), view.at_ms)
+            case ["lanes"] if not source.feed.operates:
+                return [_told_trouble("who had which GPU is not shown: that takes an operator's key")]
+            case ["lanes"]:
+                span = query["span"] if query.get("span") in draw.SPANS else draw.SPANS[-1]
+                shown, after = draw.hosts_of_lanes(view, query.get("from", ""), wanted)
+                found = await asyncio.gather(*(source.devices(each.worker) for each in shown))
+                return draw.lanes(view, source.lanes, list(zip(shown, found, strict=True)), after, wanted, span)
+            case ["usage"]:
+                by = tuple(word for word in query.get("by", BY_DEFAULT).split(",") if word in BY) or BY[:1]
+                rows, from_ms = await source.usage(seconds(query.get("since", SINCE_DEFAULT)), by)
+                return draw.usage(rows, from_ms, by)
+        return None
+
+    def _fixed(self, at: str, request: Request) -> Html:
+        """Return what stands above the parts and is not sent again: fields to type into, and forms for acts."""
+        query = request.query_params
+        forms: list[Html] = []
+        match at.strip("/").split("/"):
+            case [""] | ["queue"] | ["lanes"]:
+                past = self._source.feed.operates and at != "/lanes"
+                moment = tag("input", name="at", value=query.get("at", ""), placeholder="now, or 14:03, 2h", size=14)
+                hidden = [
+                    tag("input", type="hidden", name=name, value=query[name])
+                    for name in ("tenant", "span")
+                    if name in query
+                ]
+                field = tag("input", name="filter", value=query.get("filter", ""), placeholder="filter: text, or !text")
+                forms.append(
+                    tag(
+                        "form",
+                        field,
+                        moment if past else Html(""),
+                        *hidden,
+                        tag("button", "show"),
+                        method="get",
+                        role="search",
+                    )
+                )
+            case ["usage"]:
+                since, by = query.get("since", SINCE_DEFAULT), query.get("by", BY_DEFAULT)
+                fields = [
+                    tag("label", "since ", tag("input", name="since", value=since, size=5)),
+                    tag("label", "by ", tag("input", name="by", value=by, size=16)),
+                ]
+                forms.append(tag("form", *fields, tag("button", "show"), method="get"))
+            case ["worker", name] if self._operates:
+                forms.append(acts.form(self._doors.token(request), name, worker=name))
+            case ["job", tenant, name] if self._operates:
+                forms.append(acts.form(self._doors.token(request), name, tenant=tenant, job=name))
+        return tag("div", *forms) if forms else Html("")
+
+    # ------------------------------------------------------------------------------------------------------- acts
+
+    async def _act(self, request: Request) -> Response:
+        """Do what an operator orders: only with --operate, from a form of this server, with the name typed."""
+        asked = {name: values[-1] for name, values in (await _form(request)).items()}
+        if not self._operates:
+            return PlainTextResponse("this page only shows: it was started without --operate\n", 403)
+        if not self._doors.may_act(request, asked.pop("token", "")):
+            return PlainTextResponse("this order is of no form of this page: load the page again\n", 403)
+        try:
+            told, back = await acts.do(self._source.client, asked, self._doors.name(request))
+        except MoorageError as error:
+            why = [f"error[{error.code}]: {error.problem.message}"]
+            why += [f"allowed: {error.problem.allowed}"] if error.problem.allowed else []
+            why += [f"fix: {error.problem.next}"] if error.problem.next else []
+            return PlainTextResponse("\n".join(why), 409 if isinstance(error, Rejected) else 502)
+        log.info("%s: %s", self._doors.name(request) or "by the link", told)
+        return RedirectResponse(back, 303)
+
+
+async def _form(request: Request) -> dict[str, list[str]]:
+    from urllib.parse import parse_qs
+
+    body = b""
+    async for piece in request.stream():
+        body += piece
+        if len(body) > 16_384:
+            return {}
+    return parse_qs(body.decode(errors="replace"), max_num_fields=32)
+
+
+def _told_trouble(words: str) -> Part:
+    return part("trouble", tag("div", words, class_="card ill"))
+
+
+class _Server(uvicorn.Server):
+    """A server that leaves signals to the command."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+@contextlib.asynccontextmanager
+async def serving(page: Page, sockets: Sequence[Any]) -> AsyncIterator[None]:
+    """Serve the page on these sockets."""
+    config = uvicorn.Config(
+        page.app(),
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        lifespan="off",
+        timeout_graceful_shutdown=2,
+    )
+    server = _Server(config)
+    task = asyncio.create_task(server.serve(list(sockets)))
+    try:
+        yield
+    finally:
+        page.ends.set()
+        server.should_exit = True
+        await task

@@ -1,0 +1,303 @@
+"""What the pages are drawn from: one feed for all browsers, the lanes, and answers of the leader that are kept for a
+moment, so that many browsers cost it one question. Nothing is asked while nobody looks."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from moorage.cli.page.draw import OUTPUT_IS_ITS, Story
+from moorage.cli.top.feed import LIVE, ROUND_S, Feed, now_ms
+from moorage.cli.top.job import tail
+from moorage.client.errors import NoScheduler, NotFound, NotPermitted, Unreachable
+from moorage.client.view.lanes import KEPT_MS, Lanes
+from moorage.client.view.model import is_leased
+from moorage.schemas.codec import Decoder
+from moorage.schemas.errors import MoorageError, Refused
+from moorage.schemas.frames import Event, Events
+from moorage.schemas.job import QUEUED, TERMINAL
+
+if TYPE_CHECKING:
+    from moorage.bus.transport import Delivery, Subscribed
+    from moorage.client.client import AsyncClient
+    from moorage.client.view.view import View
+
+#: a picture is made at most this often, however many browsers look
+PICTURE_S: Final = 0.25
+#: how long a page waits for an answer before it is drawn with what is there, and how many answers are kept
+FIRST_S: Final = 2.0
+KEPT_MAX: Final = 512
+#: stories of running jobs that are asked for in one round, because their beginning was not heard
+STORIES_MAX: Final = 16
+#: rows of a page of jobs that the leader lists, and seconds for which those that are over and the usage hold
+PAGE_ROWS: Final = 50
+SLOW_S: Final = 10.0
+#: seconds for which a moment of the past holds: what was written late may still come
+PAST_S: Final = 30.0
+#: seconds for which it is known what devices a worker has
+DEVICES_S: Final = 60.0
+
+_decode: Final[Decoder[Events | Event]] = Decoder(Events | Event)
+
+
+class _Kept:
+    """An answer, and when it came; `error` is what its last question ended with."""
+
+    __slots__ = ("at_s", "error", "task", "value")
+
+    def __init__(self) -> None:
+        self.value: Any = None
+        self.error: MoorageError | None = None
+        self.at_s = float("-inf")
+        self.task: asyncio.Task[None] | None = None
+
+
+class Source:
+    """Keeps up what the pages show. `outputs` are open clients with tenants' keys, by tenant."""
+
+    def __init__(self, client: AsyncClient, outputs: Mapping[str, AsyncClient]) -> None:
+        self.client = client
+        self.feed = Feed(client)
+        self.lanes = Lanes()
+        self.trouble = ""
+        self._outputs = outputs
+        self._watchers = 0
+        self._watched = asyncio.Event()
+        self._rounds = 0
+        self._round = asyncio.Condition()
+        self._subscribed: Subscribed | None = None
+        self._view: View | None = None
+        self._view_s = float("-inf")
+        self._kept: OrderedDict[object, _Kept] = OrderedDict()
+
+    @property
+    def private(self) -> bool:
+        """Whether the key shows more than an observer's does: jobs, tenants, usage."""
+        return self.feed.operates or self.feed.lists
+
+    async def open(self) -> None:
+        """Subscribe to what the key may hear."""
+        await self.feed.open()
+        wire = self.client._wire
+        with contextlib.suppress(NotPermitted):
+            self._subscribed = await wire.subscribe(wire.subjects.events("*"), self._on_events)
+
+    async def close(self) -> None:
+        """End what `open` began, and all questions."""
+        tasks = [kept.task for kept in self._kept.values() if kept.task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self.feed.close()
+        if self._subscribed is not None:
+            with contextlib.suppress(MoorageError):
+                await self._subscribed.unsubscribe()
+
+    def _on_events(self, delivery: Delivery) -> None:
+        try:
+            frame = _decode(delivery.data)
+        except Refused:
+            return
+        for event in frame.jobs if isinstance(frame, Events) else [frame]:
+            self.lanes.hear(event.tenant, event.job, msgspec.to_builtins(event.changes))
+
+    # --------------------------------------------------------------------------------------------------- the feed
+
+    @contextlib.asynccontextmanager
+    async def watching(self) -> AsyncIterator[None]:
+        """Have the leader asked for as long as somebody looks; begin with an answer and a frame, if they come."""
+        self._watchers += 1
+        if not self._watched.is_set():
+            self._watched.set()
+            before = self._rounds
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(FIRST_S), self._round:
+                    await self._round.wait_for(lambda: self._rounds > before)
+        model = self.feed.model
+        if model.sees_fleet and model.frame is None:
+            await self.feed.until(lambda: model.frame is not None, FIRST_S)
+        try:
+            yield
+        finally:
+            self._watchers -= 1
+
+    async def keep_asking(self) -> None:
+        """Ask while somebody looks, until this is cancelled."""
+        while True:
+            await self._watched.wait()
+            try:
+                await self.feed.ask()
+                self.trouble = ""
+                await self._lanes_of_running()
+            except MoorageError as error:
+                self.trouble = f"error[{error.code}]: {error.problem.message}"
+            async with self._round:
+                self._rounds += 1
+                self._round.notify_all()
+            await asyncio.sleep(ROUND_S)
+            if not self._watchers:
+                self._watched.clear()
+
+    def view(self) -> View:
+        """Return this moment: the same one for all who ask within a quarter of a second."""
+        now_s = time.monotonic()
+        if self._view is None or now_s - self._view_s >= PICTURE_S * 0.9:
+            self._view, self._view_s = self.feed.view(), now_s
+        return self._view
+
+    def load(self, worker: str) -> Any:
+        """Return a worker's newest load."""
+        return self.feed.model.load_of(worker, now_ms())
+
+    async def _lanes_of_running(self) -> None:
+        """Learn of the leases whose beginning or end was not heard, and of GPUs that do nothing."""
+        view = self.view()
+        self.lanes.forget(view.at_ms - KEPT_MS)
+        for worker in view.workers:
+            for slot, (sign, used) in enumerate(zip(worker.cells, worker.use, strict=True)):
+                if used == 0 and is_leased(sign):
+                    self.lanes.idle(worker.worker, slot, view.at_ms)
+        if not self.private:
+            return
+        unheard = [
+            (row["tenant"], row["job"])
+            for row in view.jobs
+            if row["worker"] and row["state"] != QUEUED and (row["tenant"], row["job"]) not in self.lanes.jobs
+        ]
+        for tenant, job in unheard[:STORIES_MAX]:
+            with contextlib.suppress(MoorageError):
+                shown = await self.client._wire.answer("show", {"job": job, "events": "tenant"}, tenant)
+                self.lanes.hear(tenant, job, shown.data.get("changes", ()))
+
+    # ---------------------------------------------------------------------------------------------------- answers
+
+    async def kept(self, key: object, fresh_s: float, ask: Callable[[], Awaitable[Any]]) -> Any:
+        """Return the answer to a question that was asked less than `fresh_s` seconds ago, or ask it.
+
+        An older answer is returned while the next one is on its way, and while nobody answers. Raises what the question
+        ended with, and TimeoutError if there is no answer so far.
+        """
+        kept = self._kept.setdefault(key, _Kept())
+        self._kept.move_to_end(key)
+        while len(self._kept) > KEPT_MAX:
+            _, dropped = self._kept.popitem(last=False)
+            if dropped.task is not None:
+                dropped.task.cancel()
+        if kept.task is None and time.monotonic() - kept.at_s >= fresh_s:
+            kept.task = asyncio.create_task(self._asked(kept, ask))
+        if kept.value is None and kept.error is None and kept.task is not None:
+            await asyncio.wait({kept.task}, timeout=FIRST_S)
+        if kept.error is not None and (kept.value is None or not isinstance(kept.error, NoScheduler | Unreachable)):
+            raise kept.error
+        if kept.value is None:
+            raise TimeoutError
+        return kept.value
+
+    async def _asked(self, kept: _Kept, ask: Callable[[], Awaitable[Any]]) -> None:
+        try:
+            kept.value, kept.error = await ask(), None
+        except MoorageError as error:
+            kept.error = error
+        finally:
+            kept.at_s, kept.task = time.monotonic(), None
+
+    async def story(self, tenant: str, job: str) -> Story:
+        """Return what a job's page shows. Raises `NotFound`, `NotPermitted`, `NoScheduler`, TimeoutError."""
+
+        async def ask() -> Story:
+            from moorage.cli.jobs.use import use_rows
+
+            wire = self.client._wire
+            shown = (await wire.answer("show", {"job": job, "events": "tenant"}, tenant)).data
+            over = shown["state"] in TERMINAL
+            why = {} if over else (await wire.answer("explain", {"job": job}, tenant)).data
+            use: list[dict[str, Any]] = []
+            own = self._outputs.get(tenant)
+            if not over:
+                with contextlib.suppress(MoorageError):
+                    use = await use_rows(own or self.client, job, None, tenant)
+            return Story(shown, why, use, await self._output(own, tenant, job, shown))
+
+        story: Story = await self.kept(("job", tenant, job), ROUND_S, ask)
+        return story
+
+    async def _output(self, own: AsyncClient | None, tenant: str, job: str, shown: dict[str, Any]) -> list[str]:
+        lines = await tail(own or self.client, tenant, job, shown)
+        return [OUTPUT_IS_ITS] if lines and lines[0].startswith(OUTPUT_IS_ITS) else lines
+
+    async def past(self, at: str) -> View:
+        """Return the view of a moment of the past: `14:03`, `2h` (ago) or a date with a time, by this machine's clock.
+
+        Raises `Rejected` for anything else, and what asking raises.
+        """
+        from datetime import datetime
+
+        from moorage.client.moments import past_moment
+
+        at_ms = int(past_moment(at, datetime.now()) * 1000)
+
+        async def ask() -> View:
+            return await self.feed.past(at_ms)
+
+        view: View = await self.kept(("past", at), PAST_S, ask)
+        return view
+
+    async def devices(self, worker: str) -> list[dict[str, Any]]:
+        """Return the devices of a worker, in the order of its cells, as an operator is told; [] if this key may not
+        ask, or there is no such worker."""
+
+        async def ask() -> Any:
+            answer = await self.client._wire.operate("fleet", {"worker": worker})
+            return answer.data["workers"][0].get("devices", [])
+
+        if not self.feed.operates:
+            return []
+        try:
+            found: list[dict[str, Any]] = await self.kept(("devices", worker), DEVICES_S, ask)
+        except (NotFound, TimeoutError):
+            return []
+        return found
+
+    async def ended(self, tenant: str, after: str) -> dict[str, Any]:
+        """Return a page of the jobs that are over, newest first, from behind `after` on: of a tenant, or with "" of all
+        that the key may list."""
+        return await self._listed(
+            ("ended", tenant, after), tenant, {"states": sorted(TERMINAL), "after": after}, SLOW_S
+        )
+
+    async def on_worker(self, worker: str) -> dict[str, Any]:
+        """Return the jobs that are on a worker now."""
+        return await self._listed(("on", worker), "", {"worker": worker, "states": [*LIVE], "history": False}, ROUND_S)
+
+    async def _listed(self, key: object, tenant: str, asked: dict[str, Any], fresh_s: float) -> dict[str, Any]:
+        async def ask() -> Any:
+            wire, arguments = self.client._wire, {"limit": PAGE_ROWS, **asked}
+            if self.feed.operates:
+                return (await wire.operate("ls", {**arguments, "tenant": tenant})).data
+            return (await wire.answer("ls", arguments, tenant or self.client.tenant)).data
+
+        data: dict[str, Any] = await self.kept(key, fresh_s, ask)
+        return data
+
+    async def usage(self, since_s: float, by: tuple[str, ...]) -> tuple[list[dict[str, Any]], int]:
+        """Return sums of GPU time, of all tenants that the key may read, and from when on they are."""
+
+        async def ask() -> Any:
+            asked: dict[str, Any] = {"since_s": since_s, "by": list(by)}
+            rows: list[dict[str, Any]] = []
+            wire = self.client._wire
+            while True:
+                answer = await (wire.operate("usage", asked) if self.feed.operates else wire.answer("usage", asked))
+                rows += answer.data["rows"]
+                if not (after := answer.data.get("next")):
+                    return rows, answer.data["from_ms"]
+                asked = {**asked, "after": after}
+
+        found: tuple[list[dict[str, Any]], int] = await self.kept(("usage", since_s, by), SLOW_S, ask)
+        return found

@@ -1,0 +1,66 @@
+"""Of which replicas the stored output is given where nobody named some: of few all, of very many some."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from moorage.client.errors import ClientError
+from moorage.client.follow.story import Reads, replicas_in
+from moorage.client.replicas import numbers_of
+from moorage.schemas.job import FAILED, SUCCEEDED, TERMINAL, TIMED_OUT
+from moorage.schemas.ranges import Ranges, format_ranges, numbers_in, parse_ranges, ranges_of
+
+#: replicas that have ended, of a job of more than 1,024, whose stored output is given
+ENDED_MAX: Final = 100
+#: the states of ended replicas that may have run, those that tell most first
+_RAN: Final = (FAILED, TIMED_OUT, SUCCEEDED)
+
+
+async def attempts_to_read(read: Reads, job: str, shown: dict[str, Any]) -> tuple[dict[int, int | None], int]:
+    """Return each replica's newest attempt, and how many replicas that have ended are left out.
+
+    Of a job of more than 1,024 replicas these are the ones on workers and `ENDED_MAX` of the others: those that failed,
+    then the first ones. None of them where the scheduler cannot say now which attempts they had.
+    """
+    told = replicas_in(shown)
+    if told is None:
+        return newest_attempts(shown), 0
+    live = {row["replica"]: row["attempt"] for row in shown.get("replica_states", ()) if row["state"] not in TERMINAL}
+    ended = shown.get("replicas", {}).get("ended", {})
+    asked = set(_first(numbers_of(shown.get("request", {}))))
+    for state in _RAN:
+        if state in ended:
+            asked.update(_first(parse_ranges(ended[state].removesuffix(", …"))))
+    rows: list[dict[str, Any]] = []
+    if asked:
+        try:
+            rows = (await read("show", {"job": job, "replicas": format_ranges(ranges_of(asked))}))["replica_states"]
+        except ClientError:
+            pass  # the history is behind, or gone: what runs is given all the same
+    ran = [row for row in rows if row["state"] in _RAN and row["attempt"]]
+    ran.sort(key=lambda row: (row["state"] == SUCCEEDED, row["replica"]))
+    chosen = {row["replica"]: row["attempt"] for row in ran[:ENDED_MAX]}
+    count = sum(told.states.get(state, 0) for state in _RAN)
+    return dict(sorted((chosen | live).items())), max(0, count - len(chosen))
+
+
+def newest_attempts(shown: dict[str, Any]) -> dict[int, int | None]:
+    """Return each replica's newest attempt, from an answer of `show`: 0 before the first, None if unknown."""
+    if "replica_states" in shown:
+        return {row["replica"]: row["attempt"] for row in shown["replica_states"]}
+    newest: dict[int, int | None] = {}
+    for change in shown.get("changes", ()):  # the job is no longer in the scheduler's memory
+        if change["replica"] >= 0:
+            newest[change["replica"]] = max(newest.get(change["replica"]) or 0, change["attempt"])
+    # `show` has the last transitions only, if they are many: for the other replicas the scheduler finds the attempt
+    every: dict[int, int | None] = dict.fromkeys(numbers_in(numbers_of(shown.get("request", {}))))
+    return every | newest
+
+
+def _first(numbers: Ranges) -> list[int]:
+    found = list[int]()
+    for number in numbers_in(numbers):
+        if len(found) == ENDED_MAX:
+            break
+        found.append(number)
+    return found

@@ -1,0 +1,446 @@
+"""Call services: jobs that stay and answer calls. A call passes neither the scheduler nor the ledger.
+
+A call runs at most once: it is sent again only if the answer says that it did not start, or no member was there. What
+must not be lost is a job.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import time
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterable
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from moorage.bus.errors import BusError, Disconnected, NoResponders, PayloadTooLarge, PermissionRefused, RequestTimeout
+from moorage.bus.framing import new_inbox
+from moorage.bus.inbox import REPLIES_MAX, Answers
+from moorage.bus.transport import Delivery
+from moorage.client.durations import Duration, seconds
+from moorage.client.errors import (
+    CallFailed,
+    CallRefused,
+    ClientError,
+    NotFound,
+    NotPermitted,
+    Unreachable,
+    client_problem,
+    rejected,
+    timed_out,
+)
+from moorage.schemas.errors import Problem
+from moorage.schemas.handler import NOT_FINITE, Result, decode_result, not_told
+from moorage.schemas.names import SERVICE, is_service
+from moorage.schemas.service import (
+    BUSY,
+    CALL_ERRORS,
+    CONTENT_TYPE,
+    END,
+    ERROR,
+    EXPIRED,
+    FAILED,
+    MEMBER_DIED,
+    PART,
+    WAIT_MS,
+    CallError,
+)
+from moorage.schemas.unreadable import UNREADABLE
+
+if TYPE_CHECKING:
+    from moorage.client.connected import Connected
+    from moorage.client.transport import Link
+
+#: between two tries of a call that did not start: doubled from the first to the last, times 0.5 to 1.5
+AGAIN_S_MIN: Final = 0.01
+AGAIN_S_MAX: Final = 0.25
+#: while nobody serves, the scheduler is asked this often for a member, and whether a job is there at all
+WAKE_AGAIN_S: Final = 2.0
+NO_SERVICE: Final = "no-service"
+_CODES: Final = {BUSY: "service-busy", EXPIRED: "call-expired", MEMBER_DIED: "member-died"}
+
+_encode: Final = msgspec.json.Encoder().encode
+_decode_error: Final = msgspec.json.Decoder(CallError).decode
+
+
+class Calls:
+    """The calls of one client: one inbox for all their answers, made with the first call."""
+
+    def __init__(self, client: Connected) -> None:
+        self._client = client
+        self._link: Link | None = None
+        self._opening: asyncio.Task[Answers] | None = None
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._wakes: dict[str, _Wake] = {}  # by service: the last question for a member
+
+    async def inbox(self) -> Answers:
+        """Return the inbox, which lasts as long as the connection. Raises PermissionRefused."""
+        link = self._client.link
+        if self._opening is None or self._link is not link or (self._opening.done() and self._opening.exception()):
+            self._link, self._opening = link, asyncio.get_running_loop().create_task(_opened(link))
+        return await asyncio.shield(self._opening)
+
+    def cancel(self, subject: str, reply: str) -> None:
+        """Say that the caller with this reply subject no longer waits; nobody waits for that."""
+        with contextlib.suppress(RuntimeError):  # the client is closed
+            sending = self._client.link.send([(f"{subject}.cancel", reply.encode(), "")])
+            task = asyncio.get_running_loop().create_task(sending)
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    def wake(self, service: str, since_s: float) -> Problem | None:
+        """Ask the scheduler for a member of a service that nobody serves, at most each `WAKE_AGAIN_S`; return what it
+        said to a question after `since_s`, if no job has the service: then nobody will serve."""
+        last, now_s = self._wakes.get(service), time.monotonic()
+        if last is not None and last.refused is not None and last.asked_s >= since_s:
+            return last.refused
+        if last is None or last.refused is not None or now_s - last.asked_s >= WAKE_AGAIN_S:
+            asked = self._wakes[service] = _Wake(now_s)
+            task = asyncio.get_running_loop().create_task(self._wake(service, asked))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        return None
+
+    async def _wake(self, service: str, asked: _Wake) -> None:
+        try:
+            await self._client.read("wake", {"service": service})
+        except NotFound as error:
+            asked.refused = error.problem
+        except (ClientError, BusError, RuntimeError):
+            pass  # without a leader nobody knows
+
+
+class _Wake:
+    """A question for a member: when it was asked, on the monotonic clock, and the refusal that answered it, if any."""
+
+    __slots__ = ("asked_s", "refused")
+
+    def __init__(self, asked_s: float) -> None:
+        self.asked_s = asked_s
+        self.refused: Problem | None = None
+
+
+async def _opened(link: Link) -> Answers:
+    answers = Answers(new_inbox(link.inbox_prefix))
+    await link.open_inbox(answers)
+    return answers
+
+
+class _UnderWay:
+    """A call that was sent: the future of its answer, and whether there is nothing to cancel any more."""
+
+    __slots__ = ("answer", "is_over")
+
+    def __init__(self, answer: asyncio.Future[list[Delivery]]) -> None:
+        self.answer = answer
+        self.is_over = False
+
+
+class Service:
+    """A service of the tenant, called through an open client: `client.service("embed")`.
+
+    `timeout` of each method bounds a call with all its tries: the wait for a place, and the run. It defaults to the
+    client's. Data and answers are bytes as they are, text, or anything that JSON can hold.
+
+    All methods raise `CallRefused` (the call did not start: nobody serves, all members are full, or none had a place in
+    time), `CallFailed` (it started: the function raised, or its process ended), `TimedOut` (it may have run),
+    `Unreachable` (the connection was lost meanwhile: it may have run), `NotPermitted`, and `Rejected` for data that are
+    too large or that JSON cannot hold.
+    """
+
+    def __init__(self, client: Connected, calls: Calls, name: str) -> None:
+        if not isinstance(name, str) or not is_service(name):
+            raise rejected(
+                "invalid-argument",
+                f"{str(name)[:80]!r} is not the name of a service",
+                found=str(name),
+                allowed=SERVICE.pattern,
+                next="name the service as its job does",
+            )
+        self.name = name
+        self._client = client
+        self._calls = calls
+        self._subject = client.subjects.call(client.tenant, name)
+
+    def __repr__(self) -> str:
+        return f"<Service {self.name} of {self._client.tenant}>"
+
+    async def call(self, data: Any = None, *, timeout: Duration | None = None, idempotent: bool = False) -> Any:
+        """Call the service once, and return its answer; one in parts as a list of them.
+
+        What did not start is tried again within the time-out. With `idempotent` also what may have run: then the call
+        may run more than once. If nobody serves, the scheduler is asked for a member (`replicas` with `min` 0); if it
+        says that no job has the service, the call is refused at once.
+        """
+        payload, kind = _encoded(data)
+        tries = _Tries(self._wake, time.monotonic() + self._timeout_s(timeout), idempotent=idempotent)
+        while True:
+            try:
+                return await self._once(payload, kind, tries.ends_s)
+            except (CallRefused, CallFailed, Unreachable) as error:
+                await tries.again(error)
+
+    async def map(
+        self,
+        items: Iterable[Any] | AsyncIterable[Any],
+        *,
+        at_once: int = 64,
+        timeout: Duration | None = None,
+        idempotent: bool = False,
+    ) -> AsyncIterator[Any]:
+        """Call the service with each item, and yield the answers in the order of the items.
+
+        At most `at_once` calls wait at the same time. The first error ends the iteration, and the calls that wait.
+        """
+        if at_once < 1:
+            raise rejected("invalid-argument", "at_once must be at least 1", found=at_once, next="leave it out")
+        waiting: deque[asyncio.Task[Any]] = deque()
+        loop = asyncio.get_running_loop()
+        try:
+            async for item in _each(items):
+                if len(waiting) >= at_once:
+                    yield await waiting.popleft()
+                waiting.append(loop.create_task(self.call(item, timeout=timeout, idempotent=idempotent)))
+            while waiting:
+                yield await waiting.popleft()
+        finally:
+            for task in waiting:
+                task.cancel()
+            if waiting:
+                await asyncio.wait(waiting)
+
+    async def stream(self, data: Any = None, *, timeout: Duration | None = None) -> AsyncIterator[Any]:
+        """Call the service once, and yield the parts of its answer as they come; an answer in one piece is one part.
+
+        `timeout` bounds the wait for each part. What did not start is tried again within it.
+        """
+        payload, kind = _encoded(data)
+        timeout_s = self._timeout_s(timeout)
+        tries = _Tries(self._wake, time.monotonic() + timeout_s)
+        while True:
+            try:
+                async with contextlib.aclosing(self._parts(payload, kind, timeout_s)) as parts:
+                    async for part in parts:
+                        yield part
+                return
+            except CallRefused as error:  # so there were no parts
+                await tries.again(error)
+
+    # -- within
+
+    def _wake(self, since_s: float) -> Problem | None:
+        return self._calls.wake(self.name, since_s)
+
+    async def _parts(self, payload: bytes, kind: str, timeout_s: float) -> AsyncGenerator[Any, None]:
+        parts: asyncio.Queue[Delivery] = asyncio.Queue()
+
+        def is_last(delivery: Delivery) -> bool:
+            parts.put_nowait(delivery)
+            return _is_last(delivery)
+
+        async with self._under_way(payload, kind, timeout_s, is_last, streams=True) as call:
+            seen = 0
+            while True:
+                if parts.empty():
+                    getting = asyncio.ensure_future(parts.get())
+                    await asyncio.wait((getting, call.answer), return_when=asyncio.FIRST_COMPLETED)
+                    if not getting.done():
+                        getting.cancel()
+                        if parts.empty():
+                            call.answer.result()  # raises
+                        continue
+                    delivery = getting.result()
+                else:
+                    delivery = parts.get_nowait()
+                if not _is_part(delivery):
+                    call.is_over = True
+                    value = _value(delivery)
+                    if not _all_there(delivery, seen):
+                        yield value
+                    return
+                seen += 1
+                yield _value(delivery)
+
+    def _timeout_s(self, timeout: Duration | None) -> float:
+        return self._client.timeout_s if timeout is None else seconds(timeout)
+
+    @contextlib.asynccontextmanager
+    async def _under_way(
+        self, payload: bytes, kind: str, timeout_s: float, is_last: Callable[[Delivery], bool], *, streams: bool = False
+    ) -> AsyncIterator[_UnderWay]:
+        """Send a call. A call that is left before its answer was whole is cancelled.
+
+        `timeout_s` bounds the whole answer; where it `streams`, the wait for each part, of which none is kept here.
+        Raises CallRefused, CallFailed, TimedOut, Unreachable, also in place of what the body lets through of the bus.
+        """
+        try:
+            answers = await self._calls.inbox()
+        except BusError as error:
+            raise self._error(error, timeout_s) from None
+        token, answer = answers.open(self._subject, timeout_s, is_last, is_kept=not streams, in_all=not streams)
+        reply, call = answers.reply_subject(token), _UnderWay(answer)
+        try:
+            await self._send(payload, kind, reply, timeout_s)
+            yield call
+        except BusError as error:
+            call.is_over = not isinstance(error, RequestTimeout)
+            raise self._error(error, timeout_s) from None
+        finally:
+            answers.abandon(token)
+            if not call.is_over:
+                self._calls.cancel(self._subject, reply)
+
+    async def _once(self, payload: bytes, kind: str, ends_s: float) -> Any:
+        """Send the call, and return the value of the answer. Raises CallRefused, CallFailed, TimedOut, Unreachable."""
+        timeout_s = max(ends_s - time.monotonic(), 0.001)
+        async with self._under_way(payload, kind, timeout_s, _is_last) as call:
+            *parts, last = await call.answer
+            if _is_part(last):
+                raise CallFailed(
+                    client_problem(
+                        "call-failed", f"the answer has more than {REPLIES_MAX} parts", next_step="stream it"
+                    )
+                )
+            call.is_over = True
+        value, values = _value(last), [_value(part) for part in parts]
+        return values if _all_there(last, len(parts)) else value
+
+    async def _send(self, payload: bytes, kind: str, reply: str, timeout_s: float) -> None:
+        headers = {WAIT_MS: str(max(1, round(timeout_s * 1000)))}
+        if kind:
+            headers[CONTENT_TYPE] = kind
+        if not await self._client.link.publish(self._subject, payload, reply, headers):
+            raise NotSent(self._subject)
+
+    def _error(self, error: BusError, timeout_s: float) -> ClientError:
+        """Return the exception for what the bus says."""
+        where = f"service {self.name} of {self._client.tenant}"
+        if isinstance(error, NoResponders | NotSent):
+            gone = isinstance(error, NotSent)
+            told = "the connection is down" if gone else "nobody serves it"
+            problem = client_problem(NO_SERVICE, f"{where}: {told}", next_step="see that its job runs: moorage ls")
+            return CallRefused(problem)
+        if isinstance(error, RequestTimeout):
+            return timed_out(f"{where}: no answer within {timeout_s:.3g} s; the call may have run")
+        if isinstance(error, Disconnected):
+            return Unreachable(error.problem)
+        if isinstance(error, PermissionRefused):
+            return NotPermitted(error.problem)
+        if isinstance(error, PayloadTooLarge):
+            return rejected(
+                "too-large",
+                f"the data of a call to {where} have {error.size_bytes} bytes",
+                found=error.size_bytes,
+                allowed=f"{error.bytes_max} bytes with headers, the server's max_payload",
+                next="put the data where the service can fetch them, and send their address",
+            )
+        return ClientError(error.problem)
+
+
+class _Tries:
+    """The tries of one call until `ends_s`, with pauses between them; `wake` asks for a member where nobody serves."""
+
+    def __init__(self, wake: Callable[[float], Problem | None], ends_s: float, *, idempotent: bool = False) -> None:
+        self.ends_s = ends_s
+        self._began_s = time.monotonic()
+        self._wake = wake
+        self._idempotent = idempotent
+        self._wait_s = AGAIN_S_MIN
+
+    async def again(self, error: CallRefused | CallFailed | Unreachable) -> None:
+        """Wait until the next try. Raises the error if there is none."""
+        may_again = isinstance(error, CallRefused) or (self._idempotent and error.code != "call-failed")
+        after_s = max(self._wait_s, error.retry_after_s) if isinstance(error, CallRefused) else self._wait_s
+        after_s *= random.uniform(0.5, 1.5)
+        if not may_again or time.monotonic() + after_s >= self.ends_s:
+            raise error
+        if error.code == NO_SERVICE and (refused := self._wake(self._began_s)) is not None:
+            problem = msgspec.structs.replace(refused, code=NO_SERVICE, fault=error.problem.fault)
+            raise CallRefused(problem)
+        await asyncio.sleep(after_s)
+        self._wait_s = min(2 * self._wait_s, AGAIN_S_MAX)
+
+
+class NotSent(Disconnected):
+    """The connection is down, and the call was not sent."""
+
+
+async def _each(items: Iterable[Any] | AsyncIterable[Any]) -> AsyncIterator[Any]:
+    if isinstance(items, AsyncIterable):
+        async for item in items:
+            yield item
+    else:
+        for item in items:
+            yield item
+
+
+def _encoded(data: Any) -> tuple[bytes, str]:
+    """Return a call's data as bytes, with their content type; "" for bytes. Raises `Rejected`."""
+    if data is None:
+        return b"", ""
+    if isinstance(data, bytes | bytearray | memoryview):
+        return bytes(data), ""
+    try:
+        if isinstance(data, str):
+            return data.encode(), "text/plain; charset=utf-8"
+        encoded = _encode(data)
+        if place := not_told("data", data, encoded):
+            raise ValueError(f"{place} is {NOT_FINITE}")
+        return encoded, "application/json"
+    except (TypeError, ValueError, RecursionError, msgspec.MsgspecError) as error:
+        raise rejected(
+            "invalid-argument",
+            f"the data of a call are neither bytes nor text nor JSON: {error}",
+            found=type(data).__name__,
+            next="send bytes, or what JSON can hold",
+        ) from None
+
+
+def _is_last(delivery: Delivery) -> bool:
+    return not _is_part(delivery)
+
+
+def _all_there(last: Delivery, seen: int) -> bool:
+    """Return whether an answer came in parts, of which the last message says how many there are. Raises CallFailed if
+    some are missing."""
+    said = None if last.headers is None else last.headers.get(END)
+    if said is None:
+        return False
+    if said != str(seen):
+        raise CallFailed(client_problem("call-failed", f"{seen} of {said} parts of the answer arrived"))
+    return True
+
+
+def _is_part(delivery: Delivery) -> bool:
+    return delivery.headers is not None and PART in delivery.headers
+
+
+def _value(delivery: Delivery) -> Any:
+    """Return the value of an answer. Raises CallFailed and CallRefused."""
+    if (error := _error_of(delivery)) is not None:
+        raise error
+    kind = "" if delivery.headers is None else delivery.headers.get(CONTENT_TYPE, "")
+    try:
+        return decode_result(Result(kind, delivery.data))
+    except UNREADABLE as error:
+        raise CallFailed(client_problem("call-failed", f"the answer is not {kind}: {error}")) from None
+
+
+def _error_of(delivery: Delivery) -> CallRefused | CallFailed | None:
+    """Return the error that an answer is; None for an answer."""
+    name = None if delivery.headers is None else delivery.headers.get(ERROR)
+    if name is None:
+        return None
+    try:
+        told = _decode_error(delivery.data)
+    except UNREADABLE:  # of a member that is not moorage's own
+        started = CALL_ERRORS.get(name, CALL_ERRORS[FAILED])[1]
+        told = CallError(name, delivery.data[:200].decode(errors="replace"), started)
+    message = ": ".join(filter(None, (told.kind, told.message)))
+    problem: Problem = client_problem(_CODES.get(told.error, "call-failed"), message, found=told.kind)
+    if told.started:
+        return CallFailed(problem)
+    return CallRefused(msgspec.structs.replace(problem, retry_after_s=told.retry_after_ms / 1000 or None))

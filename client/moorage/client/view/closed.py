@@ -1,0 +1,45 @@
+"""Words for a worker that gets no new jobs by an operator's order, the same on each screen."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from moorage.client.durations import age
+from moorage.schemas.actors import words
+from moorage.schemas.units import many
+
+
+def closed_words(worker: Mapping[str, Any]) -> str:
+    """Return for how long a worker of the answer `fleet` has been draining or cordoned, what is on it, why and by whom:
+    `draining for 2h, 3 attempts on it, empty in 28m: new disk (by operator:ana)`; "" for one that no order closes."""
+    if "since_ms" not in worker:
+        return ""
+    on_it = many(worker["members"], "attempt") if worker["members"] else "no attempt"
+    parts = [f"{worker['flag']} for {age(worker['since_ms'])}", f"{on_it} on it"]
+    if worker["flag"] == "draining":
+        parts += _times(worker.get("drain", {}))
+    return ", ".join(parts) + _ordered(worker)
+
+
+def planned_words(worker: Mapping[str, Any]) -> str:
+    """Return when a worker of the answer `fleet` will be drained, why and by whom; "" without a drain to come."""
+    drain = worker.get("drain", {})
+    if not drain.get("begins_in_ms"):
+        return ""
+    return ", ".join([f"drained in {age(drain['begins_in_ms'])}", *_times(drain)]) + _ordered(drain)
+
+
+def _times(drain: Mapping[str, Any]) -> list[str]:
+    """Return when the last job has to be gone, and when the worker opens by itself."""
+    parts = []
+    if drain and drain["leave_in_ms"] > drain["begins_in_ms"]:
+        parts.append(f"empty in {age(drain['leave_in_ms'])}")
+    if "ends_in_ms" in drain:
+        parts.append(f"open again in {age(drain['ends_in_ms'])}")
+    return parts
+
+
+def _ordered(order: Mapping[str, Any]) -> str:
+    """Return the reason before the name: a narrow screen cuts the end off."""
+    return f"{': ' + order['why'] if order['why'] else ''} (by {words(order['by'], order.get('said', ''))})"

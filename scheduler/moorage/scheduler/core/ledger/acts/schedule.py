@@ -1,0 +1,110 @@
+"""Acts on tenants' schedules."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from moorage.scheduler.core.ledger.acts.base import Act
+from moorage.scheduler.core.ledger.folding import Checking, FoldError, Folding
+from moorage.scheduler.core.ledger.schedules import Schedule
+from moorage.scheduler.core.ledger.state import State
+
+
+class OfSchedule(Act):
+    """An act on a schedule that is there, unless this record adds it."""
+
+    tenant: str
+    name: str
+
+    def check(self, checking: Checking) -> None:
+        if not checking.has_schedule(self.tenant, self.name):
+            raise FoldError(f"act {self.tag} of schedule {self.tenant}/{self.name}, which is not there")
+
+    def found(self, folding: Folding) -> Schedule:
+        found = folding.state.schedule(self.tenant, self.name)
+        if found is None:
+            raise FoldError(f"record {folding.seq} names schedule {self.tenant}/{self.name}, which is not there")
+        return found
+
+
+class AddSchedule(OfSchedule, tag="schedule"):
+    """A tenant adds a schedule: what it runs, and when."""
+
+    IS_DECISION: ClassVar[bool] = True
+    cron: str
+    tz: str
+    overlap: str
+    body: bytes
+    by: str
+
+    def check(self, checking: Checking) -> None:
+        if checking.has_schedule(self.tenant, self.name):
+            raise FoldError(f"act {self.tag} adds schedule {self.tenant}/{self.name} twice")
+        checking.schedules[(self.tenant, self.name)] = True
+
+    def fold(self, folding: Folding) -> None:
+        added = Schedule(self.tenant, self.name, self.cron, self.tz, self.overlap, self.body, self.by)
+        added.wish, added.since_ms = folding.seq, folding.time
+        folding.state.schedules.setdefault(self.tenant, {})[self.name] = added
+        folding.state.wishes = folding.seq
+        put(folding.state, added)
+
+
+class PauseSchedule(OfSchedule, tag="schedule-pause"):
+    """A tenant pauses a schedule, or with `on` false lets it run again."""
+
+    IS_DECISION: ClassVar[bool] = True
+    on: bool
+    by: str
+
+    def fold(self, folding: Folding) -> None:
+        found = self.found(folding)
+        found.paused, found.wish, found.next_ms = self.on, folding.seq, 0
+        folding.state.wishes = folding.seq
+        put(folding.state, found)
+
+
+class RemoveSchedule(OfSchedule, tag="schedule-remove"):
+    """A tenant removes a schedule; jobs that it made are not touched."""
+
+    IS_DECISION: ClassVar[bool] = True
+    by: str
+
+    def check(self, checking: Checking) -> None:
+        super().check(checking)
+        checking.schedules[(self.tenant, self.name)] = False
+
+    def fold(self, folding: Folding) -> None:
+        state, found = folding.state, self.found(folding)
+        del state.schedules[self.tenant][self.name]
+        if not state.schedules[self.tenant]:
+            del state.schedules[self.tenant]
+        state.wishes = folding.seq
+        state.digest = (state.digest - found.row) & 0xFFFFFFFFFFFFFFFF
+
+
+class Ran(OfSchedule, tag="ran"):
+    """A run of a schedule was decided: with `why` it made no job, else this record accepts `<name>-<sequence>`.
+
+    `next_ms` is when the next one is due, in milliseconds since 1970, 0 if that is not known.
+    """
+
+    sequence: int
+    why: str
+    next_ms: int
+
+    def fold(self, folding: Folding) -> None:
+        found = self.found(folding)
+        found.ran(self.sequence, self.why, self.next_ms, folding.time)
+        folding.state.ran_through = max(folding.state.ran_through, self.sequence)
+        put(folding.state, found)
+
+
+def put(state: State, changed: Schedule) -> None:
+    """Replace a schedule's part of the state's digest."""
+    new = changed.digest_row()
+    state.digest = (state.digest + new - changed.row) & 0xFFFFFFFFFFFFFFFF
+    changed.row = new
+
+
+ScheduleAct = AddSchedule | PauseSchedule | RemoveSchedule | Ran

@@ -1,0 +1,77 @@
+"""A schedule as recorded in the ledger: what is to run, when, and what became of its newest run."""
+
+from __future__ import annotations
+
+from moorage.scheduler.core.ledger.digests import number_of
+
+
+class Schedule:
+    """A tenant's schedule. `wish` is the sequence of the record that last set, paused or resumed it.
+
+    nats-server counts the time (`durable/schedule_stream.py`); each message that it publishes is a run, and the
+    message's sequence is the number of that run. A run is folded once: `through` is the last number.
+    """
+
+    __slots__ = (
+        "body",
+        "by",
+        "cron",
+        "due_ms",
+        "job",
+        "last_ms",
+        "name",
+        "next_ms",
+        "overlap",
+        "paused",
+        "row",
+        "runs",
+        "since_ms",
+        "skipped",
+        "tenant",
+        "through",
+        "tz",
+        "why",
+        "wish",
+    )
+
+    def __init__(self, tenant: str, name: str, cron: str, tz: str, overlap: str, body: bytes, by: str) -> None:
+        self.tenant = tenant
+        self.name = name
+        self.cron = cron
+        self.tz = tz
+        self.overlap = overlap  # skip or queue
+        self.body = body  # the request, without a job id
+        self.by = by  # the actor as `records.actor` writes it
+        self.paused = False
+        self.wish = 0
+        self.since_ms = 0
+        self.through = 0
+        self.runs = 0  # runs that made a job
+        self.skipped = 0  # runs that made none
+        self.why = ""  # why the newest run made no job
+        self.job = ""  # the newest job
+        self.last_ms = 0  # when the newest run was recorded
+        self.due_ms = 0  # when it was due, as the run before it said
+        self.next_ms = 0
+        self.row = 0
+
+    def ran(self, sequence: int, why: str, next_ms: int, time_ms: int) -> None:
+        """Note a run: `why` it made no job, "" if it made one; `next_ms` says when the next is due, 0 if not known."""
+        self.through, self.why, self.last_ms = sequence, why, time_ms
+        if why:
+            self.skipped += 1
+        else:
+            self.runs += 1
+            self.job = f"{self.name}-{sequence}"
+        self.due_ms = 0
+        if next_ms:  # a run that was asked for says nothing about the times
+            self.due_ms, self.next_ms = self.next_ms, next_ms
+
+    def digest_row(self) -> int:
+        return number_of(
+            (
+                "schedule", self.tenant, self.name, self.cron, self.tz, self.overlap, self.body, self.by, self.paused,
+                self.wish, self.since_ms, self.through, self.runs, self.skipped, self.why, self.job, self.last_ms,
+                self.due_ms, self.next_ms,
+            )
+        )  # fmt: skip

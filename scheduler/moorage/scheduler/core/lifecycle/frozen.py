@@ -1,0 +1,97 @@
+"""Frozen members: which slots they wait for, which jobs end for them, and when they get their devices again.
+
+A frozen member holds no devices, and comes back to those on which it was placed. Until it has ended these take
+preemptible jobs alone; once it is to run on, or to end with a grace, these jobs end for it. All of this follows from
+the members' states at the end of each record, so no event has to report a change of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from moorage.scheduler.core.draft import Draft
+from moorage.scheduler.core.fleet.fleet import Fleet
+from moorage.scheduler.core.fleet.host import Host
+from moorage.scheduler.core.ledger.records import Count
+from moorage.scheduler.core.ledger.state import AT_EXITED, CANCELLING, ENDING, FROZEN, Member
+from moorage.scheduler.core.lifecycle.freezing import stays_frozen
+from moorage.scheduler.core.lifecycle.transitions import Lifecycle
+
+#: the reason of the end of a preemptible job; it does not name the frozen job, which may be another tenant's
+WHY: Final = "preempted: the frozen job that waits for its GPUs needs them"
+#: the reason of the transition by which a frozen job has its GPUs again, before its worker has resumed it
+LEASED: Final = "it has its GPUs again"
+
+
+class Frozen:
+    """Decides for the frozen members on the hosts of one fleet."""
+
+    def __init__(self, fleet: Fleet, lifecycle: Lifecycle) -> None:
+        self._fleet = fleet
+        self._lifecycle = lifecycle
+
+    def settle(self, draft: Draft) -> None:
+        """Note which slots frozen members wait for, and ask the preemptible jobs to end on those that they need.
+
+        To be called for each record before anything is placed.
+        """
+        for host in list(self._fleet.with_frozen.values()):
+            self._settle(draft, host)
+
+    def _settle(self, draft: Draft, host: Host) -> None:
+        awaited = needed = 0
+        needing: list[Member] = []
+        for key, member in list(host.frozen.items()):
+            if member in draft.gone or draft.mask_of(member):
+                del host.frozen[key]
+                continue
+            self._leave_closed(draft, host, member)
+            awaited |= member.home
+            if draft.phase_of(member) == AT_EXITED:
+                needed |= member.home  # its worker may have resumed it to end: its memory is not seen free yet
+            elif self._needs(draft, member):
+                needed |= member.home
+                needing.append(member)
+        for other in list(host.worker.members.values()) if needed & ~host.free else ():
+            # who was placed there first goes first: of two that were frozen in turn, the later one waits
+            mask = draft.mask_of(other) if other.preemptible else 0
+            is_beside = any(mask & member.home and other.fence > member.fence for member in needing)
+            if is_beside and self._lifecycle.is_on_worker(draft, other):
+                self._lifecycle.leave(draft, other, WHY, Count.NONE)
+        self._fleet.set_awaited(host, awaited, needed)
+        if not host.frozen:
+            self._fleet.with_frozen.pop(host.worker.num, None)
+
+    def _leave_closed(self, draft: Draft, host: Host, member: Member) -> None:
+        """Have a frozen member end whose device jobs do not get any more."""
+        closed = member.home & ~host.lent
+        if closed and self._lifecycle.is_on_worker(draft, member):
+            slot = (closed & -closed).bit_length() - 1
+            why = f"GPU {slot} of {host.worker.id}, which the frozen job waits for, is not lent any more"
+            self._lifecycle.leave(draft, member, why, Count.NONE)
+
+    def _needs(self, draft: Draft, member: Member) -> bool:
+        """Return whether a frozen member is to run on, or has a grace in which to save its work on its devices."""
+        state = draft.replica(member.replica).state
+        if state in (ENDING, CANCELLING):
+            return self._lifecycle.request_of(member.replica.job).workload.grace_s > 0
+        return state == FROZEN and not stays_frozen(draft, member)
+
+    def waiting(self, draft: Draft) -> Iterator[Member]:
+        """Yield the frozen members that are to run on, as soon as their devices are theirs again."""
+        for host in self._fleet.with_frozen.values():
+            for member in host.frozen.values() if host.heard and not host.stale else ():
+                row = draft.replica(member.replica)  # a later attempt of this replica may be frozen, too
+                is_frozen = row.state == FROZEN and row.member is member and not draft.mask_of(member)
+                if is_frozen and not stays_frozen(draft, member):
+                    yield member
+
+    def resume(self, draft: Draft, member: Member) -> bool:
+        """Lease a frozen member its devices again if all of them are free; return whether that was done."""
+        host = self._fleet.hosts[member.worker.num]
+        if host.waiting or member.home & ~(host.free & ~host.shut):
+            return False
+        draft.resume(member.replica, member, LEASED, leased=True)
+        self._fleet.resume(host, member)
+        return True

@@ -1,0 +1,18 @@
+"""How many replicas of a job may run at once: by its own bound, or as many as its service's calls need."""
+
+from __future__ import annotations
+
+from moorage.scheduler.core.ledger.state import Job
+from moorage.schemas.job import Request
+
+
+def wanted_of(job: Job, request: Request) -> int:
+    """Return how many members are wanted of a job whose number follows its calls; else the number of its replicas."""
+    if job.scaled is not None:
+        return job.scaled.wanted
+    return request.copies if request.scale is None else request.scale.min
+
+
+def most_of(job: Job, request: Request) -> int | None:
+    """Return how many replicas of a job may run at once; None for all of them."""
+    return request.max_running if request.scale is None else wanted_of(job, request)

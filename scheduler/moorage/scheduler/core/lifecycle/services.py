@@ -1,0 +1,211 @@
+"""The live jobs behind each service: a name is one job's, or two jobs' while one replaces the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from itertools import islice
+from typing import TYPE_CHECKING, Final
+
+from moorage.scheduler.core.draft import Draft
+from moorage.scheduler.core.ledger.state import (
+    CLAIMED,
+    CODE,
+    ENDING,
+    FROZEN,
+    LOST_KEPT,
+    PLACED,
+    QUEUED,
+    RUNNING,
+    STATE,
+    WORKER,
+    Job,
+    Replica,
+    State,
+    code_of,
+)
+from moorage.scheduler.core.lifecycle.members_wanted import wanted_of
+from moorage.scheduler.core.lifecycle.scaling import Scaling
+from moorage.scheduler.core.lifecycle.transitions import Lifecycle
+from moorage.schemas.errors import Problem, problem
+from moorage.schemas.frames import Answer
+from moorage.schemas.job import STATES, Request
+from moorage.schemas.ranges import ranges_of
+
+if TYPE_CHECKING:
+    from moorage.scheduler.core.events import Submit, Wake
+
+#: a job that found no place for so long, while nothing of it starts, gets the place of a replica that it replaces
+ROOM_MS: Final = 5_000
+#: states of a replica that serves, or will do so without another decision
+_GOES_ON: Final = (QUEUED, PLACED, CLAIMED, RUNNING, FROZEN, LOST_KEPT)
+#: so many of a tenant's newest jobs are looked at for the last one of a service, and so many services are named
+LOOKED_MAX: Final = 1_000
+NAMED_MAX: Final = 20
+_STARTING: Final = (PLACED, CLAIMED, RUNNING)
+
+
+class Services:
+    """Which live jobs have which service; none of it is in the ledger, as the requests say it."""
+
+    def __init__(self, state: State, request_of: Callable[[Job], Request], lifecycle: Lifecycle) -> None:
+        self._state = state
+        self._request_of = request_of
+        self._lifecycle = lifecycle
+        self._jobs: dict[tuple[str, str], list[Job]] = {}
+
+    def add(self, job: Job, request: Request) -> None:
+        """Take note of a live job; to be called once for each."""
+        if request.service is not None:
+            self._jobs.setdefault((job.tenant, request.service.name), []).append(job)
+
+    def live(self, tenant: str, service: str) -> list[Job]:
+        """Return the jobs with this service that have not ended, the oldest first."""
+        found = [job for job in self._jobs.get((tenant, service), ()) if job.live]
+        if found:
+            self._jobs[tenant, service] = found
+        else:
+            self._jobs.pop((tenant, service), None)
+        return found
+
+    def taken(self, event: Submit, fresh: Iterable[Submit]) -> Problem | None:
+        """Return why a new job may not have its service; None if it may, or has none.
+
+        `fresh` are the other submits of this record whose jobs live.
+        """
+        request, tenant = event.request, event.tenant
+        if request.service is None:
+            return None
+        service, instead_of = request.service.name, request.instead_of
+        holders = [job.name for job in self.live(tenant, service)]
+        holders += [other.name for other in fresh if other.tenant == tenant and _serves(other.request, service)]
+        if not holders or holders == [instead_of]:
+            return None
+        held = ", ".join(holders)
+        if len(holders) == 1:
+            step = f"replace it by instead_of {held} (--instead-of); or cancel it, and submit again once it is over"
+        else:
+            step = f"wait until one of {held} has replaced the other"
+        message = f"the service {service} of tenant {tenant} is that of job {held}, which lives"
+        return problem("service-taken", message, field="$.service.name", found=held, job=event.name, next=step)
+
+    def answer(self, asked: Wake) -> Answer | Problem:
+        """Answer a caller that found nobody: the job that will serve it, with as many replicas as it has; or what
+        became of the last one, as far as it is among the `LOOKED_MAX` newest jobs of the tenant."""
+        service = asked.service[:80]
+        for job in self.live(asked.tenant, asked.service):
+            return Answer("wake", 0, {"service": service, "job": job.name, "wanted": job.size})
+        last = self._newest_of(asked.tenant, asked.service)
+        if last is not None:
+            code = _exit_code(last)
+            ended = f"job {last.name} {last.state}" + (f" with code {code}" if code is not None else "")
+            step = f"moorage logs {last.name}"
+            return problem("not-found", f"nobody serves {service}: {ended}", found=service, job=last.name, next=step)
+        names = sorted(
+            {name for tenant, name in list(self._jobs) if tenant == asked.tenant and self.live(tenant, name)}
+        )
+        return problem(
+            "not-found",
+            f"no job of tenant {asked.tenant} has the service {service}",
+            found=service,
+            allowed=", ".join(names[:NAMED_MAX]) + (", …" if len(names) > NAMED_MAX else ""),
+            next="call one of those, or submit a job with --service" if names else "submit a job with --service",
+        )
+
+    def _newest_of(self, tenant: str, service: str) -> Job | None:
+        """Return the newest job with this service, of those that are in memory."""
+        row, name = self._state.tenants.get(tenant), service.encode()
+        for job in islice(reversed(row.jobs.values()), LOOKED_MAX) if row is not None else ():
+            if b"service" in job.body and name in job.body and _serves(self._request_of(job), service):
+                return job
+        return None
+
+    def pass_time(self, draft: Draft, scaling: Scaling) -> None:
+        """End what has been replaced; to be called once a second."""
+        replaced: set[int] = set()
+        for (tenant, service), jobs in list(self._jobs.items()):
+            if len(jobs) < 2:
+                continue
+            pair = self.live(tenant, service)
+            if len(pair) != 2 or self._request_of(pair[1]).instead_of != pair[0].name:
+                continue
+            replaced.add(pair[0].num)
+            if draft.bulk_full:
+                continue
+            if any(job.num in scaling for job in pair):
+                self._replace_scaled(draft, scaling, *pair)
+            else:
+                self._replace(draft, *pair)
+        scaling.replaced = replaced
+
+    def _replace(self, draft: Draft, old: Job, new: Job) -> None:
+        """End as many replicas of the old job as the new one has ready in their place.
+
+        Where the new one finds no place, one replica of the old one gives up its own; the next one only once the new
+        job has made up for it.
+        """
+        ready = sum(_is_ready(draft, replica) for replica in new.rows.values())
+        goes_on = [row.index for row in old.rows.values() if draft.replica(row).state in _GOES_ON]
+        serving = len(goes_on) + sum(last - first + 1 for first, last in draft.job(old).fresh)
+        over = old.size * ready // new.size - (old.size - serving)
+        if over <= 0 and serving + ready >= old.size and self._finds_no_place(draft, new, ready):
+            over = 1
+        if over > 0:
+            why = f"replaced by job {new.name}"
+            ends = None if over >= serving else ranges_of(sorted(goes_on)[-over:])
+            self._lifecycle.cancel(draft, old, why, ends)
+
+    def _replace_scaled(self, draft: Draft, scaling: Scaling, old: Job, new: Job) -> None:
+        """End the old job once as many replicas of the new one are ready as are wanted of it: to begin with, as many as
+        of the old one. The number of members of one of them follows its calls.
+
+        Where the new one finds no place, one member of the old one gives up its own, as in `_replace`.
+        """
+        was = wanted_of(old, self._request_of(old))
+        if scaling.begin_with(draft, new, was, f"as many as of job {old.name}, which it replaces"):
+            return
+        wanted = wanted_of(new, self._request_of(new))
+        ready = sum(_is_ready(draft, replica) for replica in new.rows.values())
+        why = f"replaced by job {new.name}"
+        if ready >= wanted:
+            self._lifecycle.cancel(draft, old, why)
+        elif self._finds_no_place(draft, new, ready):
+            if old.num in scaling:
+                scaling.give_way(draft, old, why, least=min(wanted, old.size) - ready)
+                return
+            goes_on = [row.index for row in old.rows.values() if draft.replica(row).state in _GOES_ON]
+            if goes_on and len(goes_on) >= min(wanted, old.size) - ready:
+                self._lifecycle.cancel(draft, old, why, ranges_of(sorted(goes_on)[-1:]))
+
+    @staticmethod
+    def _finds_no_place(draft: Draft, job: Job, ready: int) -> bool:
+        """Return whether a job has waited for a place for `ROOM_MS`, and nothing of it is about to be ready."""
+        row, states = draft.job(job), [(draft.replica(each), each) for each in job.rows.values()]
+        if row.hold is not None or job.awaits:
+            return False
+        now = [each.state for each, _ in states]
+        if ENDING in now or sum(each in _STARTING for each in now) > ready:
+            return False
+        since_ms = [each.not_before for each, _ in states if each.state == QUEUED]
+        if row.fresh:
+            since_ms.append(max(job.ready_ms, job.accepted_ms, job.placed_ms))
+        wanted_ms = job.scaled.since_ms if job.scaled is not None else 0
+        return any(draft.time_ms - max(each, wanted_ms) >= ROOM_MS for each in since_ms)
+
+
+def _exit_code(job: Job) -> int | None:
+    """Return the exit code with which the job ended on a worker; None if it ended on none, or without one."""
+    state = STATES.index(job.state)
+    for row in reversed(job.story):
+        if row[WORKER] >= 0 and row[STATE] == state:
+            return code_of(state, row[CODE])
+    return (job.codes or {}).get(state)
+
+
+def _serves(request: Request, service: str) -> bool:
+    return request.service is not None and request.service.name == service
+
+
+def _is_ready(draft: Draft, replica: Replica) -> bool:
+    """Return whether a replica serves, as its worker has told."""
+    row = draft.replica(replica)
+    return row.state == RUNNING and row.member is not None and draft.is_ready(row.member)

@@ -1,0 +1,107 @@
+"""Commands that tenants run in their running jobs: which may run, the act in the ledger, the order to the worker."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Final, NamedTuple
+
+from moorage.scheduler.core.draft import Draft
+from moorage.scheduler.core.events import Execute
+from moorage.scheduler.core.ledger import acts
+from moorage.scheduler.core.ledger.finished import job_key
+from moorage.scheduler.core.ledger.state import AT_RUNNING, FROZEN, RUNNING, Job, Member, State
+from moorage.schemas.errors import Problem, problem
+from moorage.schemas.frames import Exec, ExecGiven
+from moorage.schemas.job import STATES, TERMINAL, Request
+from moorage.schemas.printable import carried
+from moorage.schemas.ranges import RANGES_SAID, format_ranges, is_in
+
+#: characters of a command in the job's story
+COMMAND_CHARS: Final = 160
+#: what the story says in place of a command where a caller took the job's terminal
+ATTACHED: Final = "the terminal is held"
+
+
+class Executing(NamedTuple):
+    """A command to run: the order to the worker of this member, and the answer to its caller."""
+
+    member: Member
+    order: Exec
+    given: ExecGiven
+
+
+def execute(draft: Draft, state: State, event: Execute, request: Request | None) -> Executing | Problem:
+    """Record that a command is run in a job, or return why it cannot be; `request` is the job's."""
+    asked = event.asked
+    job = state.job(event.tenant, asked.job)
+    if job is None or request is None:
+        return _no_job(state, event)
+    if not is_in(job.numbers, asked.replica):
+        return problem(
+            "not-found",
+            f"job {job.name} has no replica {asked.replica}",
+            field="$.replica",
+            found=asked.replica,
+            allowed=format_ranges(job.numbers, RANGES_SAID),
+            job=job.name,
+            next=f"moorage show {job.name}",
+        )
+    if asked.attach and request.workload.stdin != "stream":
+        return problem(
+            "failed-precondition",
+            f"job {job.name} has no terminal to hold: its standard input is {request.workload.stdin}",
+            field="$.attach",
+            found=request.workload.stdin,
+            allowed="stream, as moorage run -it has it",
+            job=job.name,
+            next=f"moorage shell {job.name} opens a shell beside it",
+        )
+    row = job.rows.get(asked.replica)
+    member = None if row is None else row.member
+    now = job.state_of(asked.replica) if row is None else draft.replica(row).state
+    if member is None or now != RUNNING or member.phase != AT_RUNNING:
+        return _not_running(job, asked.replica, now)
+    driver = request.workload.driver
+    can = (member.worker.hello.get("capabilities") or {}).get(driver, {})
+    if not can.get("execs"):
+        return problem(
+            "failed-precondition",
+            f"no command can be run in job {job.name}: the driver {driver} of worker {member.worker.id} runs none",
+            found=driver,
+            allowed="a driver whose worker reports execs",
+            job=job.name,
+            next=can.get("exec_instead") or "moorage logs shows its output, moorage use what it uses of its GPUs",
+        )
+    said = ATTACHED if asked.attach else carried(shlex.join(asked.argv))[:COMMAND_CHARS]
+    draft.add(acts.Exec(job.num, asked.replica, event.by, said))
+    name = (job.tenant, job.name, asked.replica, member.attempt, member.fence)
+    order = Exec(*name, event.stream, asked.argv, asked.tty, asked.term)
+    return Executing(member, order, ExecGiven(job.name, asked.replica, member.attempt, member.worker.id, event.stream))
+
+
+def _no_job(state: State, event: Execute) -> Problem:
+    name = event.asked.job
+    if state.finished.find(job_key(event.tenant, name)) is None:
+        return problem(
+            "not-found", f"no job {name} of tenant {event.tenant}", job=name, next="moorage ls shows the jobs there are"
+        )
+    return problem(
+        "failed-precondition", f"job {name} is over: nothing of it runs", found="over", job=name,
+        next="moorage logs shows what it wrote",
+    )  # fmt: skip
+
+
+def _not_running(job: Job, replica: int, now: int | None) -> Problem:
+    found = "gone" if now is None else STATES[now]
+    if found in TERMINAL:
+        after = "moorage logs shows what it wrote"
+    elif now == FROZEN:
+        after = "it runs commands again once it is resumed (moorage admin resume)"
+    else:
+        found = "starting" if now == RUNNING else found
+        after = f"moorage explain {job.name} says what it waits for; a command runs only while the attempt runs"
+    which = f"replica {replica} of job {job.name}" if job.size > 1 else f"job {job.name}"
+    return problem(
+        "failed-precondition", f"{which} is not running: {found}", found=found, allowed="RUNNING", job=job.name,
+        next=after,
+    )  # fmt: skip

@@ -1,0 +1,154 @@
+"""Tenants' schedules: what they ask of them, and what becomes of a run.
+
+nats-server counts the time. A run is decided once, by its number, and the record that accepts its job says so: after a
+takeover it is neither lost nor made again.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Collection
+from typing import Final
+
+import msgspec
+
+from moorage.scheduler.core.draft import Draft
+from moorage.scheduler.core.events import ScheduleOrder, ScheduleRun, Submit
+from moorage.scheduler.core.ledger import acts
+from moorage.scheduler.core.ledger.schedules import Schedule
+from moorage.scheduler.core.ledger.state import State
+from moorage.scheduler.core.outputs.schedules import schedule_row
+from moorage.schemas.codec import encode, same_request
+from moorage.schemas.errors import Problem, problem
+from moorage.schemas.frames import Answer
+from moorage.schemas.schedules import SCHEDULES_MAX, ScheduleAsked
+
+WHY_CHARS_MAX: Final = 200
+#: in the words for a run that was left out: between the last run's job and its state
+_LAST_RUN: Final = ", the last run, was "
+
+
+class Schedules:
+    """Carries out what tenants ask of schedules, on the state and this record's draft."""
+
+    def __init__(self, state: State, malformed: Callable[[Submit], Problem | None]) -> None:
+        self.state = state
+        self.malformed = malformed
+
+    def act(self, draft: Draft, event: ScheduleOrder) -> Answer | Problem:
+        """Carry out `add`, `pause`, `resume` or `remove` in the draft. Return the answer or a problem."""
+        asked, tenant, name = event.asked, event.tenant, event.asked.name
+        row = self.row(draft, tenant, name)
+        if event.submit is not None:
+            return self._add(draft, event, event.submit, row)
+        if row is None:
+            return no_schedule(tenant, name)
+        changed = asked.act == "remove" or row.paused != (asked.act == "pause")
+        if asked.act == "remove":
+            draft.add(acts.RemoveSchedule(tenant, name, event.by))
+            draft.schedules[(tenant, name)] = None
+        elif changed:
+            draft.add(acts.PauseSchedule(tenant, name, not row.paused, event.by))
+            row = self._change(draft, row)
+            row.paused, row.wish = not row.paused, self.state.seq + 1
+        return self._answer(row, asked, changed=changed)
+
+    def _add(self, draft: Draft, event: ScheduleOrder, submit: Submit, row: Schedule | None) -> Answer | Problem:
+        asked, tenant, name = event.asked, event.tenant, event.asked.name
+        if (malformed := self.malformed(submit)) is not None:
+            return malformed
+        if row is not None:
+            same = (row.cron, row.tz, row.overlap) == (asked.cron, asked.tz, asked.overlap)
+            if same and same_request(row.body, submit.body):
+                return self._answer(row, asked, changed=False)
+            return problem(
+                "conflict",
+                f"tenant {tenant} has a schedule {name} with other content",
+                field="$.name",
+                found=name,
+                next=f"choose another name, or first moorage schedule remove {name}",
+            )
+        added = sum(of == tenant and each is not None for (of, _), each in draft.schedules.items())
+        if len(self.state.schedules.get(tenant, ())) + added >= SCHEDULES_MAX:
+            return problem(
+                "failed-precondition",
+                f"tenant {tenant} has {SCHEDULES_MAX} schedules, and may have no more",
+                found=SCHEDULES_MAX,
+                allowed=f"at most {SCHEDULES_MAX} schedules",
+                next="moorage schedule ls shows them; remove those that are not needed",
+            )
+        draft.add(acts.AddSchedule(tenant, name, asked.cron, asked.tz, asked.overlap, submit.body, event.by))
+        row = Schedule(tenant, name, asked.cron, asked.tz, asked.overlap, submit.body, event.by)
+        row.wish, row.since_ms = self.state.seq + 1, draft.time_ms
+        draft.schedules[(tenant, name)] = row
+        return self._answer(row, asked, changed=True)
+
+    def begin(self, draft: Draft, event: ScheduleRun, fresh: Collection[tuple[str, str]]) -> bytes | str | None:
+        """Return the request of the job that a run is to make; else why it makes none, or None if nothing is to be
+        done: it was decided before, or is of a schedule that was changed since.
+
+        While the last run goes on, a run is left out, or is to start behind it.
+        """
+        row = self.row(draft, event.tenant, event.name)
+        if row is None or row.wish != event.wish or event.sequence <= row.through:
+            return None
+        last = self.state.job(event.tenant, row.job)
+        state = "QUEUED" if (event.tenant, row.job) in fresh else last.state if last is not None and last.live else ""
+        if not state:
+            return row.body
+        return _behind(row.body, row.job) if row.overlap == "queue" else f"job {row.job}{_LAST_RUN}{state}"
+
+    def end(self, draft: Draft, event: ScheduleRun, why: str) -> Answer | Problem:
+        """Note in the draft what became of a run: `why` it made no job, "" if it did. Return the answer to who asked
+        for it."""
+        row = self.row(draft, event.tenant, event.name)
+        assert row is not None
+        why = why[:WHY_CHARS_MAX]
+        draft.add(acts.Ran(event.tenant, event.name, event.sequence, why, event.next_ms))
+        row = self._change(draft, row)
+        row.ran(event.sequence, why, event.next_ms, draft.time_ms)
+        return self.told(row, event)
+
+    def told(self, row: Schedule | None, event: ScheduleRun) -> Answer | Problem:
+        """Return the answer to who asked for a run that was decided."""
+        if row is None:
+            return no_schedule(event.tenant, event.name)
+        job = f"{row.name}-{event.sequence}"
+        if row.job == job or self.state.job(event.tenant, job) is not None:
+            return Answer("schedule", 0, {"name": row.name, "job": job, "changed": True})
+        return problem(
+            "failed-precondition",
+            f"this run of schedule {row.name} made no job: {row.why or 'the schedule was changed meanwhile'}",
+            job=row.job,
+            next="once it is over, run it again; or cancel it, or add the schedule with overlap queue"
+            if _LAST_RUN in row.why
+            else "run it again; if that does not help, remove the schedule and add it with another request",
+        )
+
+    # ------------------------------------------------------------------------------------------------------- inside
+
+    def row(self, draft: Draft, tenant: str, name: str) -> Schedule | None:
+        """Return a schedule as it will be after this record; read-only."""
+        key = tenant, name
+        return draft.schedules[key] if key in draft.schedules else self.state.schedule(tenant, name)
+
+    @staticmethod
+    def _change(draft: Draft, row: Schedule) -> Schedule:
+        changed = draft.schedules[(row.tenant, row.name)] = copy.copy(row)
+        return changed
+
+    def _answer(self, row: Schedule, asked: ScheduleAsked, *, changed: bool) -> Answer:
+        shown = schedule_row(self.state, row)
+        return Answer("schedule", 0, {"name": asked.name, "changed": changed, "schedule": shown})
+
+
+def _behind(body: bytes, job: str) -> bytes:
+    """Return a request that starts after this job, whatever its end."""
+    request = msgspec.json.decode(body)
+    return encode({**request, "after": [*request.get("after", ()), {"job": job, "when": "any"}]})
+
+
+def no_schedule(tenant: str, name: str) -> Problem:
+    return problem(
+        "not-found", f"tenant {tenant} has no schedule {name}", found=name, next="moorage schedule ls shows them"
+    )

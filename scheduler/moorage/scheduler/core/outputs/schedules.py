@@ -1,0 +1,46 @@
+"""What tenants are shown of their schedules."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from moorage.scheduler.core.ledger.schedules import Schedule
+from moorage.scheduler.core.ledger.state import State
+from moorage.schemas import actors
+from moorage.schemas.codec import decode_request
+from moorage.schemas.schedules import ScheduleRow
+
+
+def schedule_row(state: State, row: Schedule, *, with_request: bool = False) -> dict[str, Any]:
+    """Return a `ScheduleRow` as it travels."""
+    job = state.job(row.tenant, row.job) if row.job else None
+    by, said = actors.split(row.by)
+    shown = ScheduleRow(
+        name=row.name,
+        cron=row.cron,
+        tz=row.tz,
+        overlap="queue" if row.overlap == "queue" else "skip",
+        paused=row.paused,
+        since_ms=row.since_ms,
+        by=by,
+        said=said,
+        runs=row.runs,
+        skipped=row.skipped,
+        why=row.why,
+        job=row.job,
+        state=job.state if job is not None else "",
+        last_ms=row.last_ms,
+        due_ms=row.due_ms,
+        next_ms=row.next_ms,
+        request=msgspec.to_builtins(decode_request(row.body)) if with_request else None,
+    )
+    found: dict[str, Any] = msgspec.to_builtins(shown)
+    return found
+
+
+def schedules_of(state: State, tenant: str) -> list[dict[str, Any]]:
+    """Return a tenant's schedules by name, without their requests."""
+    rows = state.schedules.get(tenant, {})
+    return [schedule_row(state, rows[name]) for name in sorted(rows)]

@@ -1,0 +1,224 @@
+"""The stream in which nats-server counts the time of schedules: its message schedules (NATS ADR-51), server 2.14.
+
+It is in the ledger's account, so that only schedulers have a right to it. For each schedule there are at most two
+messages. The *wish* says when (`Nats-Schedule`), and which record of the ledger set it. The *run* is the newest message
+that the server has published for it, with the header of the wish; what a server or a leader missed is thus made up
+once. The server passes on each run to a subject outside of the stream, on which the leader listens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any, Final, NamedTuple
+
+from moorage.bus.connection import Connection
+from moorage.bus.errors import BusError, JetStreamRefused
+from moorage.bus.jetstream import EXPECTED_LAST_SUBJECT_SEQUENCE, MESSAGE_ID, Ack, JetStream, JsError, StoredMessage
+from moorage.bus.transport import Delivery
+from moorage.schemas.errors import refuse
+from moorage.schemas.schedules import CRON_WORDS, SERVER_MIN, cron_of
+from moorage.schemas.subjects import Subjects
+
+SCHEDULE: Final = "Nats-Schedule"
+TARGET: Final = "Nats-Schedule-Target"
+ZONE: Final = "Nats-Schedule-Time-Zone"
+#: of a run: when the server publishes the next one
+NEXT: Final = "Nats-Schedule-Next"
+#: of a wish and of its runs: the sequence of the ledger record that set it
+WISH: Final = "Moorage-Wish"
+#: of what the server passes on: the sequence in the stream
+SEQUENCE: Final = "Nats-Sequence"
+
+_ERR_PATTERN: Final = 10189
+_ERR_ZONE: Final = 10223
+_BATCH: Final = 1_000
+
+#: tenant and name of a schedule
+Key = tuple[str, str]
+
+
+class Wish(NamedTuple):
+    """A wish in the stream: the record that set it, and its message's sequence."""
+
+    record: int
+    seq: int
+
+
+class Run(NamedTuple):
+    """A run in the stream: its number, for which wish, and when the next one comes (wall-clock ms; 0: not said)."""
+
+    key: Key
+    wish: int
+    sequence: int
+    next_ms: int
+
+
+class ScheduleStream:
+    """The stream, which is made when the first schedule is added."""
+
+    def __init__(self, world: Connection, subjects: Subjects, replicas: int) -> None:
+        self._world = world
+        self._js = JetStream(world)
+        self._subjects = subjects
+        self._replicas = replicas
+        self.stream = subjects.schedule_stream
+
+    def config(self) -> dict[str, Any]:
+        """Return the stream's settings."""
+        return {
+            "name": self.stream,
+            "subjects": [self._subjects.schedule_all],
+            "storage": "file",
+            "retention": "limits",
+            "discard": "old",
+            "max_msgs_per_subject": 1,
+            "num_replicas": self._replicas,
+            "allow_direct": True,
+            "allow_rollup_hdrs": True,  # the server needs it to replace a wish
+            "allow_msg_schedules": True,
+            "republish": {
+                "src": self._subjects.schedule_runs,
+                "dest": self._subjects.scheduled_all,
+                "headers_only": True,
+            },
+        }
+
+    def check_server(self) -> None:
+        """Raise `Refused` if this nats-server cannot repeat messages."""
+        found = self._world.server_version
+        numbers = found.split(".")[:2]
+        if all(number.isdigit() for number in numbers) and tuple(map(int, numbers)) >= SERVER_MIN:
+            return
+        least = ".".join(map(str, SERVER_MIN))
+        raise refuse(
+            "failed-precondition",
+            f"nats-server {found or '(unknown)'} cannot repeat messages, which schedules need",
+            found=found,
+            allowed=f"nats-server {least} or newer",
+            next="upgrade nats-server; a cron of your own that calls moorage submit needs nothing of it",
+        )
+
+    async def ensure(self, ran_through: int) -> None:
+        """Create the stream if it is not there. Runs have numbers above `ran_through`. Raises `BusError`."""
+
+        async def first_seq() -> int:
+            return ran_through + 1
+
+        info = await self._js.ensure_stream(self.config(), frozenset(), first_seq)
+        if info.last_seq < ran_through:  # another stream than that of which runs were recorded
+            await self._js.delete_stream(self.stream)
+            await self._js.ensure_stream(self.config(), frozenset(), first_seq)
+
+    async def check(self, cron: str, zone: str) -> None:
+        """Have the server check a time. Raises `Refused` for one that it does not know, and `BusError`."""
+        headers = _times(cron, zone, self._subjects.schedule_tried)
+        answer = await self._js.append(self._subjects.schedule_try, b"", headers)
+        await self._js.purge(self.stream, subject=self._subjects.schedule_try)
+        if isinstance(answer, Ack):
+            return
+        if answer.err_code == _ERR_PATTERN:
+            raise refuse(
+                "invalid-argument",
+                f"nats-server does not know the time {cron!r}, or it never comes",
+                field="$.cron",
+                found=cron,
+                allowed=f"{CRON_WORDS}; an interval of whole seconds; 0 or SUN for Sunday",
+                next="moorage schedule add --help has examples",
+            )
+        if answer.err_code == _ERR_ZONE:
+            raise refuse(
+                "invalid-argument",
+                f"nats-server does not know the time zone {zone!r}",
+                field="$.tz",
+                found=zone,
+                allowed="a name of the tz database, as Europe/Berlin",
+                next="if the name is right, install tzdata on the server's host",
+            )
+        raise _not_stored("a time was not checked", answer)
+
+    async def wishes(self) -> dict[Key, Wish]:
+        """Return the wishes in the stream. Raises `BusError`."""
+        return {
+            self._key(message.subject): Wish(_number(message.headers, WISH), message.seq)
+            for message in await self._all(self._subjects.schedule_wishes)
+        }
+
+    async def runs(self) -> list[Run]:
+        """Return the newest run of each schedule, in the order of their numbers. Raises `BusError`."""
+        return [
+            run_of(self._key(message.subject), message.headers, message.seq)
+            for message in await self._all(self._subjects.schedule_runs)
+        ]
+
+    def passed_on(self, delivery: Delivery) -> Run | None:
+        """Return the run that the server passes on; None if it is none."""
+        parts, sequence = delivery.subject.split("."), _number(delivery.headers, SEQUENCE)
+        return run_of((parts[-2], parts[-1]), delivery.headers, sequence) if len(parts) > 2 and sequence else None
+
+    async def publish(self, key: Key, record: int, cron: str, zone: str, before: Wish | None) -> int:
+        """Publish a wish in place of `before` (None: of none), and return its sequence.
+
+        A leader that was overtaken does not replace a wish that it does not know. Raises `BusError`.
+        """
+        headers = _times(cron, zone, self._subjects.schedule_run(*key))
+        headers |= {WISH: str(record), EXPECTED_LAST_SUBJECT_SEQUENCE: str(before.seq if before is not None else 0)}
+        answer = await self._js.append(self._subjects.schedule_wish(*key), b"", headers)
+        if not isinstance(answer, Ack):
+            raise _not_stored(f"the time of schedule {key[1]} of tenant {key[0]} was not set", answer)
+        return answer.seq
+
+    async def withdraw(self, key: Key, wish: Wish) -> None:
+        """Delete a wish, unless it was replaced meanwhile. Raises `BusError`."""
+        await self._js.purge(self.stream, subject=self._subjects.schedule_wish(*key), below_seq=wish.seq + 1)
+
+    async def forget_run(self, key: Key, through: int) -> None:
+        """Delete the run of a schedule that is no longer there. Raises `BusError`."""
+        await self._js.purge(self.stream, subject=self._subjects.schedule_run(*key), below_seq=through + 1)
+
+    async def run_now(self, key: Key, record: int, once: str) -> int:
+        """Publish a run and return its number; with the same `once`, within two minutes, that of the first.
+
+        Raises `BusError`.
+        """
+        headers = {WISH: str(record), **({MESSAGE_ID: f"{key[0]}.{key[1]}.{once}"} if once else {})}
+        answer = await self._js.append(self._subjects.schedule_run(*key), b"", headers)
+        if not isinstance(answer, Ack):
+            raise _not_stored(f"no run of schedule {key[1]} of tenant {key[0]} was made", answer)
+        return answer.seq
+
+    def _key(self, subject: str) -> Key:
+        _, tenant, name = subject.rsplit(".", 2)
+        return tenant, name
+
+    async def _all(self, subjects: str) -> list[StoredMessage]:
+        found: list[StoredMessage] = []
+        while True:
+            first = found[-1].seq + 1 if found else 1
+            more = await self._js.direct_get_batch(self.stream, seq=first, next_by_subject=subjects, batch=_BATCH)
+            found += more
+            if len(more) < _BATCH:
+                return found
+
+
+def run_of(key: Key, headers: Mapping[str, str] | None, sequence: int) -> Run:
+    """Return a run from its headers; one without a time was asked for by somebody."""
+    said = (headers or {}).get(NEXT, "")
+    try:
+        next_ms = int(datetime.fromisoformat(said).timestamp() * 1000) if said else 0
+    except ValueError:
+        next_ms = 0
+    return Run(key, _number(headers, WISH), sequence, next_ms)
+
+
+def _times(cron: str, zone: str, target: str) -> dict[str, str]:
+    return {SCHEDULE: cron_of(cron), TARGET: target, **({ZONE: zone} if zone else {})}
+
+
+def _number(headers: Mapping[str, str] | None, name: str) -> int:
+    text = (headers or {}).get(name, "")
+    return int(text) if text.isdigit() else 0
+
+
+def _not_stored(what: str, answer: JsError) -> BusError:
+    return JetStreamRefused(what, answer.code, answer.err_code, answer.description)

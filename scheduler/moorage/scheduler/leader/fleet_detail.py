@@ -1,0 +1,93 @@
+"""The frame for operators, every 2 s: tenants with their counts, how jobs use their GPUs, and how jobs ended."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from operator import itemgetter
+from typing import Any, Final
+
+from moorage.scheduler.core.engine import Engine
+from moorage.scheduler.core.ledger.state import Job
+from moorage.scheduler.core.queries.use import use_of_job
+from moorage.scheduler.core.queries.view import View
+from moorage.schemas.codec import encode
+from moorage.schemas.frames import LISTED_MAX, FleetDetail
+from moorage.schemas.gpu import format_token
+
+#: attempts read before the event loop runs other tasks
+AT_ONCE: Final = 512
+
+
+class FleetDetails:
+    """Remembers since when a GPU of which job does nothing; that lasts as long as the leader's term."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._idle_since: dict[int, int] = {}  # by job number: ledger ms
+        self._jobs: list[dict[str, Any]] = []
+
+    def catch_up(self) -> Iterator[None]:
+        """Read the use of all jobs that run; yields where the event loop should run other tasks."""
+        found: dict[int, Job] = {}
+        read, state = 0, self._engine.state
+        for host in list(self._engine.fleet.hosts.values()):
+            if not host.use:
+                continue
+            for member in host.worker.members.values():
+                if member.fence in host.use:
+                    found[member.replica.job.num] = member.replica.job
+            read += len(host.use)
+            if read >= AT_ONCE:
+                yield
+                read = 0
+        rows, since, now_ms = [], dict[int, int](), state.time_ms
+        for count, (num, job) in enumerate(found.items(), 1):
+            if count % AT_ONCE == 0:
+                yield
+            used = use_of_job(self._engine, job)
+            if not used:
+                continue
+            row = {"tenant": job.tenant, "job": job.name, "worker": _worker_of(job), "gpu": self._token(job), **used}
+            if not used["percent_min"]:
+                since[num] = self._idle_since.get(num, now_ms)
+                row["idle_ms"] = now_ms - since[num]
+            rows.append(row)
+        rows.sort(key=itemgetter("percent_min", "percent", "tenant", "job"))
+        self._jobs, self._idle_since = rows, since
+
+    def frame(self) -> bytes:
+        """Return the frame; current once `catch_up` has ended."""
+        state, view = self._engine.state, View(self._engine)
+        waiting = view.queued_by_tenant()
+        tenants: list[dict[str, Any]] = [
+            {
+                "tenant": row.name,
+                "jobs": row.live,
+                "gpus": row.gpus,
+                "waiting": waiting.get(row.name, 0),
+                "held": row.hold is not None,
+            }
+            for row in state.tenants.values()
+            if row.live or row.gpus
+        ]
+        tenants.sort(key=lambda row: (-row["gpus"], -row["jobs"], row["tenant"]))
+        jobs = self._jobs
+        return encode(
+            FleetDetail(
+                state.epoch,
+                state.seq,
+                tenants=tenants[:LISTED_MAX],
+                tenants_of=len(tenants),
+                jobs=jobs[:LISTED_MAX],
+                jobs_of=len(jobs),
+                ended=view.outcomes,
+            )
+        )
+
+    def _token(self, job: Job) -> str:
+        request = self._engine.reader.request_of(job)
+        return format_token(request.effective_gpu, request.copies)
+
+
+def _worker_of(job: Job) -> str:
+    return next((member.worker.id for member in job.members), "")

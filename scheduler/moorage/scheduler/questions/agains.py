@@ -1,0 +1,149 @@
+"""Answers `again`: the request with which a job, or what of it did not succeed, is run again.
+
+The leader alone knows which replicas of a job failed and which ids are taken, so it makes the request; the caller
+changes what it wants in it and submits it. The question itself records nothing, and may be asked any number of times.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+
+from moorage.scheduler.core.engine import Engine
+from moorage.scheduler.core.outputs.told_story import unsuccessful
+from moorage.scheduler.core.queries.reruns import reruns
+from moorage.scheduler.core.queries.views import finished_row, request_in
+from moorage.scheduler.history.history_reader import Gone, HistoryReader
+from moorage.scheduler.questions.question_fields import replicas_asked
+from moorage.schemas.codec import REQUEST_BYTES_MAX, decode_request, encode
+from moorage.schemas.decode_errors import explain_decode_error
+from moorage.schemas.errors import Problem, Refused, problem
+from moorage.schemas.frames import AgainAnswer, AgainAsked
+from moorage.schemas.job import STATES, SUCCEEDED, TERMINAL, Request
+from moorage.schemas.ranges import (
+    NOTHING,
+    RANGES_MAX,
+    RANGES_SAID,
+    Ranges,
+    both,
+    count_of,
+    format_ranges,
+    joined,
+    without,
+)
+
+AGAIN_HELP: Final = "moorage again --help"
+#: fields that a request has for its first time alone
+_FIRST_TIME: Final = ("job", "if_seq", "after", "start_after_s")
+
+
+def again_asked(arguments: dict[str, Any]) -> AgainAsked:
+    """Return the checked arguments of `again`. Raises `Refused`, naming the field."""
+    try:
+        asked = msgspec.convert(arguments, AgainAsked)
+    except msgspec.ValidationError as error:
+        raise Refused(explain_decode_error(error, AgainAsked, AGAIN_HELP, arguments)) from None
+    replicas_asked(arguments)
+    return asked
+
+
+class Agains:
+    """Makes the answers, from the ledger's state or, for a job that has left memory, from its history."""
+
+    def __init__(self, engine: Engine, history: HistoryReader) -> None:
+        self._engine = engine
+        self._history = history
+
+    def ask(self, tenant: str, asked: AgainAsked, reply: str, json: bool) -> dict[str, Any] | Problem | None:
+        """Return the answer; None if it is sent later, once the history was read."""
+        job = self._engine.state.job(tenant, asked.job)
+        if job is not None:
+            bad = {STATES[state]: numbers for state, numbers in job.unsuccessful}
+            return self._answer(tenant, asked, decode_request(job.body), job.state, bad)
+        known = finished_row(self._engine, tenant, asked.job)
+        if isinstance(known, Problem):
+            return known
+        return self._history.later("again", self._of_history(tenant, asked), reply, json, asked.job)
+
+    async def _of_history(self, tenant: str, asked: AgainAsked) -> dict[str, Any] | Problem:
+        try:
+            frame, found = await self._history.last_part(tenant, asked.job)
+        except Gone:
+            return _gone(asked.job)
+        request = request_in(found)
+        if request is None:
+            return _gone(asked.job)
+        return self._answer(tenant, asked, request, found.state, unsuccessful(frame, found))
+
+    def _answer(
+        self, tenant: str, asked: AgainAsked, request: Request, state: str, bad: dict[str, Ranges]
+    ) -> dict[str, Any] | Problem:
+        numbers = whole = request.numbers
+        divides = request.copies > 1 and not request.is_gang and request.scale is None
+        if asked.failed:
+            if state == SUCCEEDED or not (bad or state in TERMINAL):
+                return _none_failed(asked.job, state)
+            if divides:
+                numbers = joined(sorted(pair for ranges in bad.values() for pair in ranges))
+        if asked.replicas is not None:
+            only = replicas_asked({"replicas": asked.replicas}) or NOTHING
+            if unknown := without(only, whole):
+                return problem(
+                    "failed-precondition", f"job {asked.job} has no replica {format_ranges(unknown, RANGES_SAID)}",
+                    job=asked.job, field="$.replicas", found=asked.replicas,
+                    allowed=format_ranges(whole, RANGES_SAID), next=f"moorage show {asked.job}",
+                )  # fmt: skip
+            ended, numbers = numbers, both(numbers, only)
+            if numbers not in (NOTHING, whole) and not divides:
+                why = "a gang, whose ranks start together" if request.is_gang else "a service of changing size"
+                return problem(
+                    "failed-precondition", f"job {asked.job} is {why}, and is run again as a whole", job=asked.job,
+                    field="$.replicas", found=asked.replicas, next="leave out replicas",
+                )  # fmt: skip
+            if not numbers:
+                return problem(
+                    "failed-precondition", f"none of these replicas of job {asked.job} ended without success",
+                    job=asked.job, field="$.replicas", found=asked.replicas,
+                    allowed=format_ranges(ended, RANGES_SAID),
+                    next="leave out failed (--failed) to run again what you name, however it ended",
+                )  # fmt: skip
+        body = {name: value for name, value in msgspec.to_builtins(request).items() if name not in _FIRST_TIME}
+        name, earlier = reruns(self._engine, tenant, asked.job, request)
+        body = {"job": name, **body, "again_of": asked.job}
+        if numbers != whole:
+            body.pop("replicas", None)
+            body["indices"] = format_ranges(numbers, len(numbers)).replace(" ", "")
+        if len(numbers) > RANGES_MAX or len(encode(body)) > REQUEST_BYTES_MAX:
+            return _too_many(asked.job, numbers)
+        answer = AgainAnswer(name, asked.job, count_of(numbers), body, earlier)
+        plain: dict[str, Any] = msgspec.to_builtins(answer)
+        return plain
+
+
+def _gone(name: str) -> Problem:
+    return problem(
+        "request-gone",
+        f"the request of job {name} is no longer kept",
+        job=name,
+        next="submit it anew; history_keep and history_bytes say how long the scheduler keeps requests",
+    )
+
+
+def _none_failed(name: str, state: str) -> Problem:
+    over = state in TERMINAL
+    why = f"all of job {name} has succeeded" if over else f"job {name} is {state}, and nothing of it has failed"
+    fix = f"moorage again {name} runs all of it again" if over else f"moorage wait {name}"
+    return problem("failed-precondition", why, job=name, found=state, next=fix)
+
+
+def _too_many(name: str, numbers: Ranges) -> Problem:
+    half = numbers[len(numbers) // 2][0]
+    return problem(
+        "too-large",
+        f"{len(numbers)} ranges of replicas of job {name} do not fit into one request",
+        job=name,
+        found=len(numbers),
+        allowed=f"{RANGES_MAX} ranges, and {REQUEST_BYTES_MAX} bytes in all",
+        next=f"run them again in parts: moorage again {name} --failed --replica {numbers[0][0]}-{half - 1}, and so on",
+    )

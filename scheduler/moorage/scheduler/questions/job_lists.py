@@ -1,0 +1,265 @@
+"""Answers `ls`, a tenant's and an operator's, beside the loop: pages of jobs, newest first.
+
+First come the jobs in memory, then, on pages of their own, those that only the history has. Between two pages a job may
+leave memory: it then comes twice, but no job is left out that was accepted before the first page.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from bisect import bisect_left, bisect_right
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+import msgspec
+
+from moorage.bus.errors import BusError, JetStreamRefused
+from moorage.bus.jetstream import ERR_STREAM_NOT_FOUND, JetStream, StoredMessage, wall_seconds
+from moorage.scheduler.core.engine import Engine
+from moorage.scheduler.core.outputs.told_story import read_frame
+from moorage.scheduler.core.queries.listing import HOUR_MS, Reasons, Then, Wanted, in_memory, labelled, row_of
+from moorage.schemas.codec import encode
+from moorage.schemas.decode_errors import explain_decode_error
+from moorage.schemas.errors import Problem, Refused, problem, refuse
+from moorage.schemas.frames import LsAsked
+from moorage.schemas.subjects import Subjects
+
+log = logging.getLogger("moorage.scheduler")
+
+#: jobs looked at, rows made, or stories unpacked before the event loop runs other tasks
+AT_ONCE: Final = 64
+#: searches for a reason before that: each walks over the fleet
+SEARCHES_AT_ONCE: Final = 4
+#: bytes of rows in a page: a server takes 1 MiB, and other answers may share the frame
+PAGE_BYTES: Final = 640 * 1024
+#: frames of the history that are read for one page, and at a time
+FRAMES_MAX: Final = 64
+FRAMES_AT_ONCE: Final = 8
+#: questions under way
+LISTS_MAX: Final = 64
+RETRY_AFTER_S: Final = 0.5
+LS_HELP: Final = "moorage ls --help"
+
+#: what sends an answer: verb, data or problem, reply subject, whether as JSON
+Answer = Callable[[str, Any, str, bool], None]
+
+
+def jobs_asked(arguments: dict[str, Any], *, operator: bool) -> LsAsked:
+    """Return the checked arguments of `ls`. Raises `Refused`, naming the field."""
+    try:
+        asked = msgspec.convert(arguments, LsAsked)
+    except msgspec.ValidationError as error:
+        raise Refused(explain_decode_error(error, LsAsked, LS_HELP, arguments)) from None
+    if asked.tenant and not operator:
+        why = "a tenant's own ls takes no tenant: its subject names it"
+        raise refuse("invalid-argument", why, field="$.tenant", found=asked.tenant, next="leave it out")
+    if asked.jobs is not None and operator and not asked.tenant:
+        raise refuse("invalid-argument", "jobs are named with their tenant", field="$.tenant", next="name the tenant")
+    return asked
+
+
+class JobLists:
+    """The questions of one term."""
+
+    def __init__(
+        self,
+        jetstream: JetStream,
+        subjects: Subjects,
+        engine: Engine,
+        is_written: Callable[[], Awaitable[Problem | None]],
+        answer: Answer,
+    ) -> None:
+        """`is_written` waits until the history has all that left memory; it returns the problem if that takes long."""
+        self._js = jetstream
+        self._subjects = subjects
+        self._engine = engine
+        self._is_written = is_written
+        self._answer = answer
+        self._reasons = Reasons(engine)
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def ask(self, tenant: str, asked: LsAsked, reply: str, json: bool) -> Problem | None:
+        """Answer later; return the problem if too many questions are under way. `tenant` "" is of all tenants."""
+        if not reply:
+            return None
+        if len(self._tasks) >= LISTS_MAX:
+            why = f"{LISTS_MAX} lists of jobs are being made"
+            return problem("overloaded", why, next="send again", retry_after_s=RETRY_AFTER_S)
+        task = asyncio.get_running_loop().create_task(self._run(Wanted(asked, tenant), reply, json))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return None
+
+    async def close(self) -> None:
+        """Cancel what is under way; it gets no answer."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _run(self, wanted: Wanted, reply: str, json: bool) -> None:
+        data: dict[str, Any] | Problem
+        try:
+            data = await self._page(wanted)
+        except (BusError, TimeoutError) as error:
+            log.warning("the history of jobs cannot be read now: %s", error)
+            why = "the history cannot be read now"
+            data = problem("overloaded", why, next="send again", retry_after_s=RETRY_AFTER_S)
+        except Exception:  # a defect of moorage must not leave a caller without an answer
+            log.exception("jobs could not be listed")
+            data = problem("internal", "moorage failed on this question")
+        self._answer("ls", data, reply, json)
+
+    async def _page(self, wanted: Wanted) -> dict[str, Any] | Problem:
+        asked = wanted.asked
+        if asked.jobs is not None:
+            return self._named(wanted.tenant, asked.jobs)
+        if not asked.after.startswith("h:"):
+            return await self._of_memory(wanted)
+        refused = await self._is_written()
+        return refused if refused is not None else await self._of_history(wanted)
+
+    def _named(self, tenant: str, names: list[str]) -> dict[str, Any]:
+        row = self._engine.state.tenants.get(tenant)
+        jobs = {} if row is None else row.jobs
+        return {"jobs": [labelled(self._engine, jobs[name]) for name in names if name in jobs]}
+
+    # -------------------------------------------------------------------------------------------- from memory
+
+    async def _of_memory(self, wanted: Wanted) -> dict[str, Any]:
+        """Return a page of the jobs in memory; the first page also counts all of them that are asked for."""
+        asked, state = wanted.asked, self._engine.state
+        left = wanted.numbers(self._engine)
+        behind = int(asked.after.removeprefix("m:")) if asked.after else None
+        if behind is not None:
+            left = left[bisect_right(left, behind) :] if asked.oldest else left[: bisect_left(left, behind)]
+        page, counts, last, is_more = _Page(asked.limit), dict[str, int](), 0, False
+        then = Then(asked.at_ms) if asked.at_ms else None
+        searches = self._reasons.searches
+        for looked, num in enumerate(left if asked.oldest else reversed(left), 1):
+            if looked % AT_ONCE == 0 or self._reasons.searches - searches >= SEARCHES_AT_ONCE:
+                await asyncio.sleep(0)
+                searches = self._reasons.searches
+            job = state.jobs.get(num)
+            if job is None or not wanted.counts(self._engine, job):
+                continue
+            if then is not None:
+                row = then.of_memory(self._engine, job)
+                if row is None or is_more:
+                    continue
+                is_more = not page.add(row)
+                last = last if is_more else num
+                if is_more:
+                    break
+                continue
+            counts[job.state] = counts.get(job.state, 0) + 1
+            if is_more or not wanted.lists(self._engine, job, self._reasons):
+                continue
+            is_more = not page.add(row_of(self._engine, job, self._reasons))
+            if not is_more:
+                last = num
+            elif behind is not None:
+                break
+        data: dict[str, Any] = {"jobs": page.rows}
+        if then is not None:
+            data["ended"] = then.ended
+        elif behind is None:
+            data |= {"counts": counts, "finished_kept": len(state.finished)}
+        if is_more:
+            data["next"] = f"m:{last}"
+        elif wanted.of_history:
+            data["next"] = "h:0:0"
+        return data
+
+    # ------------------------------------------------------------------------------------------- from the history
+
+    async def _of_history(self, wanted: Wanted) -> dict[str, Any]:
+        """Return a page of the jobs that only the history has, from frame to frame backwards.
+
+        A page can have fewer jobs than it may, or none, and still a `next`: so one question reads only so much.
+        """
+        _, seq_text, at_text = wanted.asked.after.split(":")
+        seq, before = int(seq_text), int(at_text)
+        page = _Page(wanted.asked.limit)
+        then = Then(wanted.asked.at_ms) if wanted.asked.at_ms else None
+        ended = {"ended": then.ended} if then is not None else {}
+        try:
+            info = await self._js.stream_info(self._subjects.history_stream)
+        except JetStreamRefused as refused:
+            if refused.err_code != ERR_STREAM_NOT_FOUND:
+                raise
+            return {"jobs": [], **ended}
+        seq = seq or info.last_seq
+        for _ in range(FRAMES_MAX // FRAMES_AT_ONCE):
+            if seq < max(info.first_seq, 1):
+                return {"jobs": page.rows, **ended}
+            first = max(info.first_seq, 1, seq - FRAMES_AT_ONCE + 1)
+            found = await self._messages(first, seq)
+            for message in reversed(found):
+                if then is not None and wall_seconds(message.stored_at) * 1000 < wanted.asked.at_ms - HOUR_MS:
+                    return {"jobs": page.rows, **ended}  # what is stored before had ended before
+                full_at = await self._from_frame(wanted, message, before if message.seq == seq else 0, page, then)
+                if full_at is not None:
+                    return {"jobs": page.rows, **ended, "next": f"h:{message.seq}:{full_at}"}
+            seq, before = first - 1, 0
+        return {"jobs": page.rows, **ended, **({"next": f"h:{seq}:0"} if seq >= max(info.first_seq, 1) else {})}
+
+    async def _messages(self, first: int, last: int) -> list[StoredMessage]:
+        """Return the messages of these sequences, in order. Those that were deleted are left out."""
+        found: list[StoredMessage] = []
+        while first <= last:
+            got = await self._js.direct_get_batch(self._subjects.history_stream, seq=first, batch=last - first + 1)
+            got = [message for message in got if first <= message.seq <= last]
+            if not got:
+                break
+            found += got
+            first = got[-1].seq + 1
+        return found
+
+    async def _from_frame(
+        self, wanted: Wanted, message: StoredMessage, before: int, page: _Page, then: Then | None
+    ) -> int | None:
+        """Add the jobs of a frame to the page, the last one first, below position `before` (0: all).
+
+        Returns the position at which the page was full; None if it has room left.
+        """
+        if wanted.tenant and message.subject != self._subjects.history(wanted.tenant):
+            return None
+        try:
+            frame = read_frame(message.data)
+        except Refused as refused:
+            log.warning("message %d of the history of jobs cannot be read: %s", message.seq, refused)
+            return None
+        if message.subject != self._subjects.history(frame.tenant):
+            return None
+        for at in range((before or len(frame.jobs)) - 1, -1, -1):
+            if at % AT_ONCE == 0:
+                await asyncio.sleep(0)
+            if in_memory(self._engine, frame, frame.jobs[at]):
+                continue
+            if then is None:
+                row = wanted.row_of_history(self._engine, frame, frame.jobs[at])
+            else:
+                row = then.of_history(frame, frame.jobs[at])
+            if row is not None and not page.add(row):
+                return at + 1
+        return None
+
+
+class _Page:
+    """Rows, as many as a page may have and a server takes."""
+
+    def __init__(self, limit: int) -> None:
+        self.rows: list[dict[str, Any]] = []
+        self._limit = limit
+        self._bytes = 0
+
+    def add(self, row: dict[str, Any]) -> bool:
+        """Add a row; return False if it does not fit."""
+        size = len(encode(row))
+        if len(self.rows) >= self._limit or (self.rows and self._bytes + size > PAGE_BYTES):
+            return False
+        self.rows.append(row)
+        self._bytes += size
+        return True

@@ -1,0 +1,143 @@
+"""Calls of a service: the field of a request, and what callers and members of the service put into headers.
+
+A service is a job that stays and answers calls. A call is a NATS request on the service's subject: it passes neither
+the scheduler nor the ledger, and runs at most once. Each attempt of the job is a *member* of the service.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from moorage.schemas.names import SERVICE, is_service
+from moorage.schemas.trouble import Trouble, quoted
+
+#: the queue group of a service's members
+QUEUE: Final = "calls"
+#: the queue group of the members in whose rooms calls wait
+ROOM_QUEUE: Final = "room"
+#: most calls that one member runs at the same time
+CONCURRENCY_MAX: Final = 4096
+
+#: most attempts of a service whose number follows its calls, and the longest wait that it may aim at
+MEMBERS_MAX: Final = 1024
+WAIT_TARGET_MS_MAX: Final = 60_000
+
+#: code and text of an error, as NATS services have them (ADR-32)
+ERROR_CODE: Final = "Nats-Service-Error-Code"
+ERROR: Final = "Nats-Service-Error"
+#: of a call: the milliseconds after which its caller no longer waits for it to start
+WAIT_MS: Final = "Moorage-Wait-Ms"
+#: of a call that a full member has sent on: how often; and how many milliseconds it has waited in rooms
+HOPS: Final = "Moorage-Hops"
+WAITED_MS: Final = "Moorage-Waited-Ms"
+#: of an answer: the member that gave it, and how long it took
+MEMBER: Final = "Moorage-Member"
+RAN_MS: Final = "Moorage-Ran-Ms"
+#: of an answer that comes in several messages: its number from 1; the last one has the header `END`
+PART: Final = "Moorage-Part"
+END: Final = "Moorage-End"
+#: variables of an attempt that answers calls: how many it runs at the same time, and how long they may take at its end
+CONCURRENCY_VARIABLE: Final = "MOORAGE_CALL_CONCURRENCY"
+GRACE_VARIABLE: Final = "MOORAGE_CALL_GRACE"
+#: the variable that names the file which `moorage serve` keeps while it takes calls, for `run.ready.call`; and that
+#: file, in the attempt's own folder
+READY_VARIABLE: Final = "MOORAGE_READY"
+READY_FILE: Final = ".moorage-ready"
+#: the folder of these keys in a worker's folder of secrets
+CALL_SECRETS: Final = "calls"
+CONTENT_TYPE: Final = "Content-Type"
+#: a full member sends a call on this often; then it answers `busy`
+HOPS_MAX: Final = 2
+#: longest wait for a place, for callers that name none
+WAIT_MS_DEFAULT: Final = 30_000
+
+BUSY: Final = "busy"
+EXPIRED: Final = "expired"
+MEMBER_DIED: Final = "member-died"
+FAILED: Final = "failed"
+TOO_LARGE: Final = "too-large"
+#: error -> (its number in `ERROR_CODE`, whether the call may have started, what it means)
+CALL_ERRORS: Final[dict[str, tuple[int, bool, str]]] = {
+    BUSY: (503, False, "all members that were asked are full"),
+    EXPIRED: (504, False, "the call found no free place within its caller's time"),
+    MEMBER_DIED: (502, True, "the service's process ended during the call"),
+    FAILED: (500, True, "the service's function raised an error"),
+    TOO_LARGE: (500, True, "the answer is larger than the server's max_payload"),
+}
+
+
+class ServiceSpec(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):
+    """The service whose calls each attempt of the job answers."""
+
+    name: str  # last word of the subject of its calls, `[a-z0-9_-]{1,48}`
+    concurrency: int = 1  # calls that one attempt runs at the same time, 1..4096
+
+    @property
+    def trouble(self) -> Trouble | None:
+        """What is wrong with it, whatever runs it; None if nothing is."""
+        if not is_service(self.name):
+            return Trouble("service.name", "a service needs a name", quoted(self.name), SERVICE.pattern)
+        if not 1 <= self.concurrency <= CONCURRENCY_MAX:
+            message = f"concurrency must be 1..{CONCURRENCY_MAX}"
+            return Trouble("service.concurrency", message, self.concurrency, f"1..{CONCURRENCY_MAX}")
+        return None
+
+
+def call_secret(tenant: str) -> str:
+    """Return the path, in a worker's folder of secrets, of the key with which jobs of this tenant answer calls."""
+    return f"{CALL_SECRETS}/{tenant}"
+
+
+class Scale(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):
+    """How many attempts a job with a service has: as many as its calls need, within these bounds.
+
+    With `min` 0 none runs while nobody calls. A caller of the library then wakes it; any other hears that nobody
+    serves.
+    """
+
+    max: int  # most attempts, 1..1024
+    min: int = 1  # fewest, 0..max
+    wait_target_ms: int = 200  # a call that has waited longer for a place asks for one attempt more, 1..60000
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.max <= MEMBERS_MAX:
+            raise ValueError(f"replicas.max must be 1..{MEMBERS_MAX}, found {self.max}")
+        if not 0 <= self.min <= self.max:
+            raise ValueError(f"replicas.min must be 0..{self.max}, as max says, found {self.min}")
+        if not 1 <= self.wait_target_ms <= WAIT_TARGET_MS_MAX:
+            raise ValueError(f"replicas.wait_target_ms must be 1..{WAIT_TARGET_MS_MAX}, found {self.wait_target_ms}")
+
+
+class CallError(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The body of an answer with an error. `started`: the call may have run, in part or whole."""
+
+    error: str  # one of `CALL_ERRORS`
+    message: str
+    started: bool
+    retry_after_ms: int = 0  # milliseconds until a place may be free; 0 if that is not known
+    kind: str = ""  # name of the exception that the function raised
+
+
+class MemberLoad(msgspec.Struct, frozen=True):
+    """What a member of a service says of itself: once a second while it has calls, and each 10 s while it has none.
+
+    `refused` and those behind it count from its start, but for the last three, which name the attempt that it is.
+    """
+
+    member: str  # its id
+    places: int  # calls that it runs at the same time
+    running: int  # calls that run
+    waiting: int  # calls that wait in its room
+    oldest_ms: int  # how long the oldest of these has waited
+    draining: bool  # it takes no more calls
+    refused: int  # calls that it answered with `busy`
+    expired: int  # calls that it answered with `expired`
+    handed: int  # calls that another member fetched from its room
+    ended: int  # calls that it answered otherwise
+    waited_ms: int  # milliseconds for which those waited in rooms
+    ran_ms: int  # milliseconds for which those ran
+    job: str = ""  # the job of which it is an attempt; "" for none
+    replica: int = 0
+    fence: int = 0

@@ -1,0 +1,279 @@
+"""A service's name is one live job's of a tenant; two only while one replaces the other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from moorage.scheduler.core.events import Wake
+from moorage.schemas.service import MemberLoad
+from tests.scheduler.driving import Driving
+
+SERVICE = {"name": "embed"}
+READY = {"driver": "process", "argv": ["serve"], "ready": {"call": True}}
+
+
+def serve(drive: Driving, job: str, **fields: Any) -> dict[str, Any]:
+    return drive.submit(job, **{"gpu": {}, "service": SERVICE, "run": READY, **fields})
+
+
+def served(gpus: int = 4, **fields: Any) -> Driving:
+    """A worker that the test speaks for, and the running job `a` of the service, each of its replicas ready; with
+    `replicas` 0 the worker alone."""
+    drive = Driving()
+    can = {"answers_calls": True, "reaches": True}
+    drive.worker("w0", gpus, auto=False, capabilities={"process": can})
+    assert not fields.get("replicas", 1) or serve(drive, "a", **fields)["kind"] == "accepted"
+    for index in range(fields.get("replicas", 1)):
+        becomes_ready(drive, "a", index)
+    return drive
+
+
+def becomes_ready(drive: Driving, job: str, index: int = 0) -> None:
+    drive.facts([(kind, job, index, 0, "") for kind in ("claimed", "started", "ready")])
+
+
+def ends(drive: Driving, job: str, index: int = 0) -> None:
+    drive.facts([("exited", job, index, 0, "end"), ("freed", job, index, 0, "")])
+
+
+def second(drive: Driving) -> list[str]:
+    """Let a second pass; the states of the job that is replaced."""
+    drive.pass_time(1_000, step=500)
+    return drive.states("a")
+
+
+def test_a_second_job_of_a_service_is_refused_while_the_first_lives() -> None:
+    drive = served()
+    refused = serve(drive, "b")
+    assert (refused["code"], refused["field"], refused["found"]) == ("service-taken", "$.service.name", "a")
+    assert "instead_of a" in refused["next"]
+    assert serve(drive, "a")["duplicate"] is True, "the same request again is the same job"
+    assert serve(drive, "c", service={"name": "other"})["kind"] == "accepted"
+    assert serve(drive, "b", tenant="u")["kind"] == "accepted", "of another tenant"
+    drive.cancel("a")
+    assert serve(drive, "b")["code"] == "service-taken", "it has not ended yet"
+    ends(drive, "a")
+    assert drive.states("a") == ["CANCELLED"]
+    assert serve(drive, "b")["kind"] == "accepted"
+
+
+def test_two_in_one_record_are_one_too_many() -> None:
+    drive = Driving()
+    replies = [drive.offer_submit(job, service=SERVICE, run=READY) for job in ("a", "b")]
+    drive.tick()
+    assert [drive.answers[reply].get("code") for reply in replies] == [None, "service-taken"]
+
+
+def test_from_the_durable_queue_it_becomes_a_job_that_is_rejected() -> None:
+    drive = served()
+    drive.submit("b", gpu={}, service=SERVICE, run=READY, sequence=1)
+    assert drive.states("b") == ["REJECTED"]
+
+
+def test_the_next_leader_knows_who_has_it() -> None:
+    drive = served()
+    drive.take_snapshot()
+    drive.lead()
+    assert serve(drive, "b")["code"] == "service-taken"
+
+
+def test_the_new_one_is_ready_before_the_old_one_ends() -> None:
+    drive = served()
+    assert serve(drive, "b", instead_of="a")["kind"] == "accepted"
+    assert serve(drive, "c", instead_of="a")["code"] == "service-taken", "one at a time"
+    assert second(drive) == ["RUNNING"]
+    drive.facts([("claimed", "b", 0, 0, ""), ("started", "b", 0, 0, "")])
+    for _ in range(20):
+        assert second(drive) == ["RUNNING"], "it runs, and is not ready"
+    drive.fact("ready", "b")
+    assert second(drive) == ["CANCELLING"]
+    ends(drive, "a")
+    assert drive.states("a") == ["CANCELLED"]
+    assert [
+        change["why"] for event in drive.events for change in event["changes"] if change["state"] == "CANCELLING"
+    ] == ["replaced by job b"]
+    assert (drive.states("b"), second(drive)) == (["RUNNING"], ["CANCELLED"])
+    assert serve(drive, "c", instead_of="a")["code"] == "service-taken", "the name is that of b now"
+    assert serve(drive, "c", instead_of="b")["kind"] == "accepted"
+
+
+def test_replica_by_replica() -> None:
+    drive = served(8, replicas=4)
+    serve(drive, "b", replicas=2, instead_of="a")
+    assert second(drive) == ["RUNNING"] * 4
+    becomes_ready(drive, "b", 0)
+    assert second(drive) == ["RUNNING"] * 2 + ["CANCELLING"] * 2
+    assert second(drive) == ["RUNNING"] * 2 + ["CANCELLING"] * 2
+    becomes_ready(drive, "b", 1)
+    assert second(drive) == ["CANCELLING"] * 4
+
+
+def test_without_room_the_old_one_makes_room_one_by_one() -> None:
+    drive = served(2, replicas=2)
+    serve(drive, "b", replicas=2, instead_of="a")
+    for _ in range(4):
+        assert second(drive) == ["RUNNING", "RUNNING"], "it may still find a place"
+    second(drive)
+    assert second(drive) == ["RUNNING", "CANCELLING"]
+    for _ in range(10):
+        assert second(drive) == ["RUNNING", "CANCELLING"], "one alone"
+    ends(drive, "a", 1)
+    drive.pass_time(10_000)
+    assert drive.states("b") == ["PLACED", "QUEUED"]
+    assert drive.states("a") == ["RUNNING", "CANCELLED"]
+    becomes_ready(drive, "b", 0)
+    drive.pass_time(10_000)
+    assert drive.states("a") == ["CANCELLING", "CANCELLED"]
+    ends(drive, "a", 0)
+    drive.pass_time(1_000)
+    assert drive.states("b") == ["RUNNING", "PLACED"]
+
+
+def test_a_new_one_that_fails_again_and_again_ends_nothing() -> None:
+    drive = served(2)
+    serve(drive, "b", run={**READY, "restart": "always"}, instead_of="a")
+    for _ in range(12):
+        drive.facts([("claimed", "b", 0, 0, ""), ("started", "b", 0, 0, ""), ("exited", "b", 0, 1, "exit")])
+        drive.fact("freed", "b")
+        while drive.states("b") == ["QUEUED"]:
+            drive.pass_time(1_000, step=1_000)
+            assert drive.states("a") == ["RUNNING"]
+
+
+def test_a_new_one_that_is_cancelled_leaves_the_old_one() -> None:
+    drive = served(2)
+    serve(drive, "b", instead_of="a")
+    drive.cancel("b")
+    drive.fact("withdrawn", "b")
+    drive.pass_time(20_000)
+    assert (drive.states("a"), drive.states("b")) == (["RUNNING"], ["CANCELLED"])
+
+
+def test_an_old_one_that_has_ended_needs_no_replacing() -> None:
+    drive = served()
+    drive.cancel("a")
+    ends(drive, "a")
+    assert serve(drive, "b", instead_of="a")["kind"] == "accepted"
+
+
+def test_what_does_not_say_when_it_is_ready_replaces_nothing() -> None:
+    """It would count as ready as soon as it runs, and end what serves before it has loaded, or failed to."""
+    drive = served()
+    refused = serve(drive, "b", run={"driver": "process", "argv": ["serve"]}, instead_of="a")
+    assert (refused["code"], refused["field"]) == ("invalid-argument", "$.run.ready")
+
+
+GOES_ON = ("QUEUED", "RUNNING", "CANCELLED")
+FOLLOWS = {"replicas": {"min": 0, "max": 4}}
+
+
+def woken(drive: Driving) -> str:
+    """A caller finds nobody; the job that is to serve it."""
+    drive.engine.offer(Wake("t", "embed", "woken", True))
+    drive.tick()
+    job: str = drive.answers["woken"]["data"]["job"]
+    return job
+
+
+def runs(drive: Driving, job: str) -> int:
+    return sum(state in ("PLACED", "CLAIMED", "RUNNING") for state in drive.states(job))
+
+
+def become_ready(drive: Driving, job: str) -> None:
+    for index, state in enumerate(drive.states(job)):
+        if state == "PLACED":
+            becomes_ready(drive, job, index)
+
+
+def following(gpus: int, **fields: Any) -> Driving:
+    """A worker, and the job `a`, of whose members two are wanted."""
+    drive = served(gpus, replicas=0)
+    assert serve(drive, "a", **fields)["kind"] == "accepted"
+    if fields == FOLLOWS:
+        assert woken(drive) == "a"
+        become_ready(drive, "a")
+        drive.pass_time(6_000)
+        member = drive.member("a")
+        busy = MemberLoad("m", 1, 1, 0, 300, False, 0, 0, 0, 0, 0, 0, "a", 0, member.fence)
+        for _ in range(2):
+            drive.engine.offer_member_load("t", busy, drive.now)
+            drive.pass_time(1_000)
+    become_ready(drive, "a")
+    assert runs(drive, "a") == 2
+    return drive
+
+
+def test_one_that_sleeps_is_replaced_at_once() -> None:
+    drive = served(replicas=0)
+    serve(drive, "a", **FOLLOWS)
+    serve(drive, "b", instead_of="a", **FOLLOWS)
+    drive.pass_time(2_000)
+    assert drive.states("a") == ["CANCELLED"] * 4
+    assert runs(drive, "b") == 0, "nobody calls"
+    assert woken(drive) == "b"
+    assert runs(drive, "b") == 1
+
+
+@pytest.mark.parametrize(("old", "new"), [(FOLLOWS, FOLLOWS), ({"replicas": 2}, FOLLOWS), (FOLLOWS, {"replicas": 2})])
+def test_one_that_follows_its_calls_begins_with_as_many_members_as_it_replaces(
+    old: dict[str, Any], new: dict[str, Any]
+) -> None:
+    drive = following(8, **old)
+    serve(drive, "b", instead_of="a", **new)
+    drive.pass_time(10_000)
+    assert (runs(drive, "a"), runs(drive, "b")) == (2, 2)
+    becomes_ready(drive, "b", 0)
+    drive.pass_time(2_000)
+    assert runs(drive, "a") >= 1
+    becomes_ready(drive, "b", 1)
+    drive.pass_time(2_000)
+    assert set(drive.states("a")) <= {"CANCELLING", "CANCELLED"}
+
+
+@pytest.mark.parametrize(("old", "new"), [(FOLLOWS, FOLLOWS), ({"replicas": 2}, FOLLOWS), (FOLLOWS, {"replicas": 2})])
+def test_without_room_one_that_follows_its_calls_gives_way_one_by_one(old: dict[str, Any], new: dict[str, Any]) -> None:
+    drive = following(2, **old)
+    serve(drive, "b", instead_of="a", **new)
+    for left in (1, 0):
+        drive.pass_time(12_000)
+        assert runs(drive, "a") == left
+        [at] = [at for at, state in enumerate(drive.states("a")) if state not in GOES_ON]
+        drive.pass_time(20_000)
+        assert runs(drive, "a") == left, "one alone"
+        ends(drive, "a", at)
+        drive.pass_time(10_000)
+        assert (runs(drive, "a"), runs(drive, "b")) == (left, 2 - left)
+        become_ready(drive, "b")
+    drive.pass_time(2_000)
+    assert set(drive.states("a")) == {"CANCELLED"}
+
+
+def test_one_that_is_being_replaced_takes_no_place_that_the_other_waits_for() -> None:
+    drive = following(3, **FOLLOWS)
+    serve(drive, "b", instead_of="a", **FOLLOWS)
+    drive.pass_time(2_000)
+    assert (runs(drive, "a"), runs(drive, "b")) == (2, 1)
+    load = MemberLoad("m", 1, 1, 2, 900, False, 0, 0, 0, 0, 0, 0, "a", 0, drive.member("a").fence)
+    for _ in range(20):
+        drive.engine.offer_member_load("t", load, drive.now)
+        drive.pass_time(1_000)
+    assert drive.explained("b")["scaled"]["wanted"] == 2
+    assert drive.explained("a")["scaled"]["wanted"] == 2
+
+
+@pytest.mark.parametrize("fields", [{"service": None}, {"instead_of": "a b"}, {"instead_of": ""}])
+def test_what_replaces_nothing_is_refused(fields: dict[str, Any]) -> None:
+    refused = serve(Driving(), "b", **{"instead_of": "a", **fields})
+    assert (refused["code"], refused["field"]) == ("invalid-argument", "$.instead_of")
+
+
+def test_the_next_leader_goes_on_replacing() -> None:
+    drive = served()
+    serve(drive, "b", instead_of="a")
+    drive.facts([("claimed", "b", 0, 0, ""), ("started", "b", 0, 0, "")])
+    drive.lead()
+    drive.renew()
+    drive.fact("ready", "b")
+    assert second(drive) == ["CANCELLING"]

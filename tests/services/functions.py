@@ -1,0 +1,115 @@
+"""What the members of the tests serve with."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+
+def echo(data: Any) -> Any:
+    return data
+
+
+def pid(data: Any) -> str:
+    return str(os.getpid())
+
+
+def sleep(data: bytes) -> bytes:
+    """Hold the interpreter for so many milliseconds."""
+    time.sleep(float(data) / 1000)
+    return data
+
+
+def die(data: bytes) -> bytes:
+    if data == b"die":
+        os.kill(os.getpid(), 9)
+    if data == b"leave":
+        os._exit(3)
+    time.sleep(float(data or b"0") / 1000)
+    return data
+
+
+def wrong(data: Any) -> Any:
+    raise ValueError(f"no such thing: {data!r}")
+
+
+class Untold(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("it cannot say what is wrong")
+
+
+#: what a function may raise that is no ordinary exception
+ODD = {b"exit": SystemExit(3), b"interrupt": KeyboardInterrupt(), b"untold": Untold(), b"no text": OSError("\udcff")}
+
+
+def odd(data: bytes) -> bytes:
+    if data in ODD:
+        raise ODD[data]
+    return data
+
+
+async def aodd(data: bytes) -> bytes:
+    return odd(data)
+
+
+def endless(data: bytes) -> Iterator[int]:
+    """Parts without an end, of which each takes so many milliseconds; closing it is noted."""
+    try:
+        while True:
+            time.sleep(float(data) / 1000)
+            yield 1
+    finally:
+        print("closed", file=sys.stderr, flush=True)
+
+
+def until_cancelled(data: bytes, context: Any) -> bytes:
+    while data == b"wait" and not context.cancelled:
+        time.sleep(0.01)
+    return data
+
+
+def large(data: bytes) -> bytes:
+    return bytes(int(data))
+
+
+def told(data: Any, context: Any) -> dict[str, Any]:
+    return {"headers": context.headers, "wait_ms": context.wait_ms, "cancelled": context.cancelled}
+
+
+async def nap(data: Any) -> Any:
+    await asyncio.sleep(float(data) / 1000)
+    return data
+
+
+def count(data: bytes) -> Iterator[int]:
+    yield from range(int(data))
+
+
+async def acount(data: bytes) -> AsyncIterator[int]:
+    for each in range(int(data)):
+        await asyncio.sleep(0)
+        yield each
+
+
+class Model:
+    def load(self) -> None:
+        self.loaded = os.getpid()
+
+    def call(self, data: Any) -> list[Any]:
+        return [self.loaded == os.getpid(), data]
+
+
+NUMBER = 7
+
+
+def noted(data: bytes) -> bytes:
+    """Note that this call runs, where the test counts, before anything else; then take up to 30 ms."""
+    number = os.open(os.environ["RUNS"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    os.write(number, data + b"\n")
+    os.close(number)
+    time.sleep((int(data) % 30) / 1000)
+    return data[::-1]

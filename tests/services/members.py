@@ -1,0 +1,96 @@
+"""Members of a service as real processes, and a bare caller."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from moorage.bus.connection import Connection
+from moorage.bus.transport import Delivery
+from moorage.schemas.service import ERROR, MEMBER
+from tests.leftover import ends_with_the_test
+from tests.waiting import until
+
+ANSWER_S: Final = 60.0
+#: what members serve with in these tests
+FUNCTIONS: Final = Path(__file__).parent / "functions.py"
+
+
+class MemberProcess:
+    """A process `moorage serve`, and what it wrote."""
+
+    def __init__(self, process: asyncio.subprocess.Process, log: Path) -> None:
+        self.process = process
+        self.log = log
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
+    def said(self) -> str:
+        return self.log.read_text()
+
+    async def ready(self) -> None:
+        await until(lambda: "serves" in self.said or self.process.returncode is not None, what=f"ready: {self.said}")
+        assert self.process.returncode is None, self.said
+
+    async def ended(self) -> int:
+        return await asyncio.wait_for(self.process.wait(), ANSWER_S)
+
+    def program(self) -> int:
+        """The pid of its program."""
+        [child] = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
+        return int(child)
+
+
+@contextlib.asynccontextmanager
+async def member(
+    url: str, folder: Path, *words: str, prefix: str = "moorage", env: Mapping[str, str] | None = None
+) -> AsyncIterator[MemberProcess]:
+    """`moorage serve` with these words on this server, ended with the block."""
+    log = folder / f"member-{len(list(folder.glob('member-*')))}.log"
+    clean = {key: value for key, value in os.environ.items() if not key.startswith(("NATS_", "MOORAGE_"))}
+    with log.open("wb") as out:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "moorage.cli", "serve", "--nats", url, "--prefix", prefix, *words,
+            stdin=asyncio.subprocess.DEVNULL, stdout=out, stderr=out, cwd=FUNCTIONS.parent,
+            env={**clean, "XDG_CONFIG_HOME": "/nonexistent", **(env or {})},
+        )  # fmt: skip
+    made = MemberProcess(ends_with_the_test(process), log)
+    try:
+        yield made
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.terminate()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(process.wait(), 20)
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+async def call(
+    caller: Connection, subject: str, data: bytes = b"", headers: Mapping[str, str] | None = None, timeout_s: float = 60
+) -> Delivery:
+    return await caller.request(subject, data, timeout_s, headers)
+
+
+def error_of(answer: Delivery) -> str:
+    """The error of an answer; "" for none."""
+    return (answer.headers or {}).get(ERROR, "")
+
+
+def body_of(answer: Delivery) -> Any:
+    return msgspec.json.decode(answer.data)
+
+
+def member_of(answer: Delivery) -> str:
+    return (answer.headers or {})[MEMBER]

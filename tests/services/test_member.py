@@ -1,0 +1,385 @@
+"""The state of one member, and of several that hand calls to each other over a bus that loses and delays."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from moorage.calls.member import CANCELLED_MAX, GIVEN_S_MAX, Call, Member
+from moorage.schemas.service import BUSY, EXPIRED, HOPS_MAX, MEMBER_DIED
+
+
+class Recorded:
+    """What a member wants done, in order."""
+
+    def __init__(self) -> None:
+        self.done: list[tuple[Any, ...]] = []
+
+    def run(self, number: int, call: Call, left_ms: int) -> None:
+        self.done.append(("run", number, call.reply, left_ms))
+
+    def stop(self, number: int) -> None:
+        self.done.append(("stop", number))
+
+    def hand(self, to: str, call: Call | None, waited_ms: int) -> None:
+        self.done.append(("hand", to, call and call.reply, waited_ms))
+
+    def have(self) -> None:
+        self.done.append(("have",))
+
+    def want(self) -> None:
+        self.done.append(("want",))
+
+    def send_on(self, call: Call, waited_ms: int) -> None:
+        self.done.append(("send_on", call.reply, call.hops, waited_ms))
+
+    def refuse(self, call: Call, error: str, retry_after_ms: int) -> None:
+        self.done.append(("refuse", call.reply, error, retry_after_ms))
+
+    def open_room(self, is_open: bool) -> None:
+        self.done.append(("open_room", is_open))
+
+    def take(self) -> list[tuple[Any, ...]]:
+        done, self.done = self.done, []
+        return done
+
+
+def call(reply: str, now_s: float = 0.0, wait_ms: int = 1000, **more: Any) -> Call:
+    return Call(reply, b"", {}, now_s, wait_ms, **more)
+
+
+def member(places: int = 1, room: int | None = None) -> tuple[Member, Recorded]:
+    outside = Recorded()
+    return Member("m", outside, places, room), outside
+
+
+def test_a_call_runs_where_there_is_a_place_and_waits_where_there_is_none() -> None:
+    m, outside = member()
+    for reply in "abc":
+        m.on_call(call(reply), 0.0)
+    assert outside.take() == [("run", 1, "a", 1000), ("open_room", True), ("have",), ("have",)]
+    assert m.on_end(1, 0.1) is not None
+    assert outside.take() == [("run", 2, "b", 900)], "what waits here goes before what waits elsewhere"
+    m.on_end(2, 0.2)
+    m.on_end(3, 0.3)
+    assert outside.take() == [("run", 3, "c", 800), ("open_room", False)]
+    assert m.is_empty
+
+
+def test_a_full_room_sends_on_and_then_says_busy_with_when_to_come_again() -> None:
+    m, outside = member(places=1, room=1)
+    m.on_call(call("a"), 0.0)
+    m.on_end(1, 0.2)  # a run takes 200 ms
+    m.on_call(call("b", 1.0), 1.0)
+    m.on_call(call("c", 1.0), 1.0)
+    outside.take()
+    for hops in range(HOPS_MAX):
+        m.on_call(call(f"d{hops}", 1.0, hops=hops), 1.0)
+    m.on_call(call("e", 1.0, hops=HOPS_MAX), 1.0)
+    assert outside.take() == [("send_on", "d0", 1, 0), ("send_on", "d1", 2, 0), ("refuse", "e", BUSY, 400)]
+    assert m.load(1.0).refused == 1
+
+
+def test_a_room_has_as_many_calls_as_begin_soon() -> None:
+    m, outside = member(places=2)
+    assert m.room_max == 4, "nothing is known of its calls yet"
+    for ran_s, most in ((0.001, 100), (0.00001, 256), (1.0, 4)):
+        m, outside = member(places=2)
+        m.on_call(call("a"), 0.0)
+        m.on_end(1, ran_s)
+        assert m.room_max == most
+    for number in range(8):
+        m.on_call(call(str(number), 2.0), 2.0)
+    assert [what for what, *_ in outside.take()].count("send_on") == 2
+
+
+def test_an_idle_member_fetches_what_waits_elsewhere_and_asks_for_nothing_while_none_waits() -> None:
+    m, outside = member()
+    m.on_call(call("a"), 0.0)
+    m.on_have(0.0)
+    assert outside.take() == [("run", 1, "a", 1000)], "it is full"
+    m.on_end(1, 0.1)
+    assert outside.take() == [("want",)]
+    m.on_have(0.11)
+    assert outside.take() == [], "it has asked"
+    m.on_given(call("b", 0.12, waited_ms=100), 0.12)
+    assert outside.take() == [("run", 2, "b", 900)]
+    m.on_end(2, 0.2)
+    assert outside.take() == [("want",)]
+    m.on_given(None, 0.21)
+    m.on_call(call("c", 0.3), 0.3)
+    m.on_end(3, 0.35)
+    assert outside.take() == [("run", 3, "c", 1000)], "nothing waits anywhere, by the last answer"
+    m.on_have(0.4)
+    assert outside.take() == [("want",)]
+    m.on_given(None, 0.4)
+    m.on_have(1.0)
+    m.on_given(None, 1.0)
+    outside.take()
+    m.on_call(call("d", 5.0), 5.0)
+    m.on_end(4, 5.1)
+    assert ("want",) not in outside.take(), "long ago"
+
+
+def test_a_want_that_is_lost_is_repeated_and_a_have_too() -> None:
+    m, outside = member()
+    m.on_have(0.0)
+    m.tick(0.02)
+    assert outside.take() == [("want",)]
+    m.tick(0.06)
+    assert outside.take() == [("want",)]
+    m.on_call(call("a", 0.07), 0.07)
+    m.on_call(call("b", 0.07), 0.07)
+    outside.take()
+    m.tick(0.1)
+    assert outside.take() == []
+    m.tick(0.2)
+    assert outside.take() == [("have",)]
+    assert m.needs_ticks
+
+
+def test_the_answer_to_a_want_is_the_call_that_waits_longest() -> None:
+    m, outside = member()
+    for reply in "abc":
+        m.on_call(call(reply), 0.0)
+    outside.take()
+    m.on_want("x", 0.25)
+    m.on_want("y", 0.25)
+    m.on_want("z", 0.25)
+    assert outside.take() == [
+        ("hand", "x", "b", 250), ("have",), ("hand", "y", "c", 250), ("open_room", False), ("hand", "z", None, 0),
+    ]  # fmt: skip
+
+
+def test_a_call_that_was_given_and_finds_no_place_any_more_waits_first_and_is_never_dropped() -> None:
+    m, outside = member(places=1, room=0)
+    m.on_have(0.0)
+    m.on_call(call("a"), 0.0)
+    m.on_given(call("b"), 0.01)
+    assert outside.take() == [("want",), ("run", 1, "a", 1000), ("open_room", True), ("have",)]
+    m.on_end(1, 0.02)
+    assert outside.take() == [("run", 2, "b", 980), ("open_room", False)]
+
+
+@pytest.mark.parametrize("wait_ms", [0, 100])
+def test_a_call_whose_caller_waits_no_longer_never_starts(wait_ms: int) -> None:
+    m, outside = member()
+    m.on_call(call("a"), 0.0)
+    m.on_call(call("b", wait_ms=wait_ms), 0.0)
+    m.tick(0.15)
+    assert ("refuse", "b", EXPIRED, 0) in outside.take()
+    m.on_end(1, 0.2)
+    m.on_given(call("c", 0.3, wait_ms=100, waited_ms=100), 0.3)
+    assert outside.take() == [("refuse", "c", EXPIRED, 0)]
+    assert m.load(0.3).expired == 2
+    assert m.is_empty
+
+
+def test_a_caller_that_gives_up_frees_the_room_or_is_told_to_the_service() -> None:
+    m, outside = member()
+    m.on_call(call("a"), 0.0)
+    m.on_call(call("b"), 0.0)
+    outside.take()
+    m.on_cancel("b", 0.1)
+    m.on_cancel("a", 0.1)
+    m.on_cancel("elsewhere", 0.1)
+    assert outside.take() == [("open_room", False), ("stop", 1)]
+    assert m.on_end(1, 0.2) is None, "nobody waits for its answer"
+
+
+def test_a_cancel_may_come_before_its_call() -> None:
+    """They come by two subscriptions, which have no order between them."""
+    m, outside = member()
+    m.on_cancel("a", 0.0)
+    m.on_call(call("a"), 0.0)
+    m.on_call(call("b"), 0.0)
+    m.on_cancel("c", 0.0)
+    m.on_call(call("c"), 0.0)
+    assert outside.take() == [("run", 1, "b", 1000)]
+    for at in range(2 * CANCELLED_MAX):
+        m.on_cancel(str(at), 0.0)
+    m.on_cancel("late", 100.0)
+    assert len(m._cancelled) == 1
+
+
+def test_a_member_that_drains_asks_for_nothing_and_finishes_what_it_has() -> None:
+    m, outside = member()
+    for reply in "abc":
+        m.on_call(call(reply), 0.0)
+    outside.take()
+    m.drain(0.0)
+    m.on_have(0.0)
+    m.on_want("x", 0.0)
+    m.on_end(1, 0.1)
+    m.on_end(2, 0.2)
+    assert outside.take() == [("have",), ("hand", "x", "b", 0), ("have",), ("run", 2, "c", 900), ("open_room", False)]
+    assert m.is_empty
+
+
+def test_a_member_that_drains_waits_for_the_call_that_it_has_asked_for() -> None:
+    """The answer to a `want` is the call itself: a member that had gone meanwhile took one with it."""
+    m, outside = member()
+    m.on_have(0.0)
+    m.drain(0.0)
+    assert not m.is_empty
+    m.on_given(call("a"), 0.01)
+    assert outside.take() == [("want",), ("run", 1, "a", 990)]
+    m.on_end(1, 0.02)
+    assert m.is_empty
+    other, _ = member()
+    other.on_have(0.0)
+    other.drain(0.0)
+    other.tick(0.5)
+    assert not other.is_empty
+    other.tick(GIVEN_S_MAX)
+    assert other.is_empty, "the member that it asked is gone"
+
+
+def test_a_service_that_died_answers_what_ran_and_lets_the_others_fetch_the_rest() -> None:
+    m, outside = member(places=2, room=2)
+    for reply in "abcd":
+        m.on_call(call(reply), 0.0)
+    outside.take()
+    m.died(0.1)
+    m.on_call(call("e"), 0.1)
+    m.on_want("x", 0.1)
+    m.give_up(0.2)
+    assert outside.take() == [
+        ("refuse", "a", MEMBER_DIED, 0), ("refuse", "b", MEMBER_DIED, 0), ("have",), ("send_on", "e", 1, 100),
+        ("hand", "x", "c", 100), ("have",), ("refuse", "d", BUSY, 1), ("open_room", False),
+    ]  # fmt: skip
+
+
+class Net:
+    """Members on a bus that delays every message and loses some of `have` and `want`, never a call."""
+
+    def __init__(self, seed: int, members: int, places: int) -> None:
+        self.dice = random.Random(seed)
+        self.now_s = 0.0
+        self.events: list[tuple[float, int, Any]] = []
+        self.members = [Member(f"m{at}", Wired(self, at), places) for at in range(members)]
+        self.rooms: set[int] = set()
+        self.group = set(range(members))
+        self.answers: Counter[str] = Counter()
+        self.kinds: Counter[str] = Counter()
+        self.runs: Counter[str] = Counter()
+        self._order = 0
+
+    def later(self, what: Any, in_s: float | None = None) -> None:
+        self._order += 1
+        due_s = self.now_s + (self.dice.uniform(0.0001, 0.003) if in_s is None else in_s)
+        self.events.append((due_s, self._order, what))
+
+    def deliver(self, made: Call) -> None:
+        if not self.group:
+            self.answer(made.reply, "nobody")
+        else:
+            made.came_s = self.now_s
+            self.members[self.dice.choice(sorted(self.group))].on_call(made, self.now_s)
+
+    def answer(self, reply: str, kind: str) -> None:
+        self.answers[reply] += 1
+        self.kinds[kind] += 1
+
+    def play(self) -> None:
+        while self.events:
+            first = min(self.events)
+            self.events.remove(first)
+            self.now_s = first[0]
+            first[2]()
+
+
+class Wired:
+    def __init__(self, net: Net, at: int) -> None:
+        self.net, self.at = net, at
+
+    @property
+    def me(self) -> Member:
+        return self.net.members[self.at]
+
+    def run(self, number: int, call: Call, left_ms: int) -> None:
+        self.net.runs[call.reply] += 1
+        self.net.later(lambda: self._end(number), self.net.dice.expovariate(1 / 0.02))
+
+    def _end(self, number: int) -> None:
+        done = self.me.on_end(number, self.net.now_s)
+        if done is not None:
+            self.net.answer(done.reply, "ok")
+
+    def stop(self, number: int) -> None: ...
+
+    def hand(self, to: str, call: Call | None, waited_ms: int) -> None:
+        asker = self.net.members[int(to)]
+
+        def give() -> None:
+            if call is not None:
+                call.came_s, call.waited_ms = self.net.now_s, waited_ms
+            asker.on_given(call, self.net.now_s)
+
+        self.net.later(give)
+
+    def have(self) -> None:
+        for other in self.net.members:
+            if other is not self.me and self.net.dice.random() > 0.1:
+                self.net.later(lambda other=other: other.on_have(self.net.now_s))
+
+    def want(self) -> None:
+        net = self.net
+
+        def ask() -> None:
+            if net.rooms and net.dice.random() > 0.1:
+                net.members[net.dice.choice(sorted(net.rooms))].on_want(str(self.at), net.now_s)
+            else:
+                self.me.on_given(None, net.now_s)
+
+        net.later(ask)
+
+    def send_on(self, call: Call, waited_ms: int) -> None:
+        def again() -> None:
+            call.waited_ms = waited_ms
+            self.net.deliver(call)
+
+        self.net.later(again)
+
+    def refuse(self, call: Call, error: str, retry_after_ms: int) -> None:
+        self.net.answer(call.reply, error)
+
+    def open_room(self, is_open: bool) -> None:
+        (self.net.rooms.add if is_open else self.net.rooms.discard)(self.at)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_each_call_is_answered_once_through_drains_and_deaths(seed: int) -> None:
+    net = Net(seed, members=4, places=1 + seed % 3)
+    calls = 400
+    for at in range(calls):
+        at_s = at * 0.006 / (1 + seed % 3)
+
+        def send(at: int = at) -> None:
+            net.deliver(Call(f"c{at}", b"", {}, net.now_s, 2000))
+
+        net.later(send, at_s)
+
+    def tick() -> None:
+        for each in net.members:
+            each.tick(net.now_s)
+
+    for at in range(200):
+        net.later(tick, at * 0.05)
+
+    def leave(at: int) -> None:
+        net.group.discard(at)
+        (net.members[at].died if seed % 2 else net.members[at].drain)(net.now_s)
+
+    net.later(lambda: leave(0), 0.3)
+    net.later(lambda: leave(1), 0.8)
+    net.play()
+    assert len(net.answers) == calls
+    assert set(net.answers.values()) == {1}
+    assert max(net.runs.values()) == 1, "at most once"
+    assert net.kinds["ok"] > calls * 0.6
+    assert net.kinds["nobody"] == 0
+    assert all(each.is_empty for each in net.members)

@@ -1,0 +1,94 @@
+"""The key of an attempt that answers calls: whose it is, who may read it, and when it is gone."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from moorage.bus.contexts import Context
+from moorage.schemas.service import ServiceSpec
+from moorage.worker.job.attempt_folders import AttemptFolders
+from moorage.worker.job.call_keys import CallKeys
+from moorage.worker.job.secret_files import SecretRefused, trouble_with_secrets
+from moorage.worker.settings import WorkerSettings
+
+PLAIN = Context(url="nats://h1:4222,nats://worker:pw@h2:4222")
+KEYED = Context(url="nats://h1:4222", nkey="/etc/moorage/worker.nk")
+NAME = ("acme", "embed", 0, 1, 7)
+
+
+@pytest.fixture
+def secrets(tmp_path: Path) -> Path:
+    folder = tmp_path / "secrets"
+    (folder / "calls").mkdir(parents=True, mode=0o700)
+    os.chmod(folder, 0o700)
+    (folder / "calls" / "acme").write_text("SUAKEY\n")
+    (folder / "calls" / "acme").chmod(0o600)
+    return folder
+
+
+def test_a_tenants_key_is_its_own_file_and_the_servers_address_has_no_login(secrets: Path) -> None:
+    keys = CallKeys(KEYED, "gpu.eu", secrets)
+    assert keys.key("acme") == b"SUAKEY\n"
+    with pytest.raises(SecretRefused, match="secret 'calls/beta': there is no such file"):
+        keys.key("beta")
+    assert keys.variables("acme", ServiceSpec("embed", 8), 10.0, "/x.key") == {
+        "MOORAGE_NATS_URL": "nats://h1:4222",
+        "MOORAGE_NATS_CREDS": "/x.key",
+        "MOORAGE_CALL_SUBJECT": "gpu.eu.call.acme.embed",
+        "MOORAGE_CALL_CONCURRENCY": "8",
+        "MOORAGE_CALL_GRACE": "10s",
+    }
+    assert trouble_with_secrets(secrets) == ""
+
+
+def test_a_worker_without_a_key_of_its_own_gives_none_and_never_its_password(secrets: Path) -> None:
+    with pytest.raises(SecretRefused):
+        CallKeys(PLAIN, "moorage", None).key("acme")
+    told = CallKeys(PLAIN, "moorage", None).variables("acme", ServiceSpec("embed"), 1.5, None)
+    assert told["MOORAGE_NATS_URL"] == "nats://h1:4222,nats://h2:4222"
+    assert "MOORAGE_NATS_CREDS" not in told
+    free = CallKeys(Context(url="nats://h1:4222"), "moorage", None, "nats://gateway:4222")
+    assert free.key("acme") is None
+    assert free.variables("acme", ServiceSpec("embed"), 1.5, None)["MOORAGE_NATS_URL"] == "nats://gateway:4222"
+    assert CallKeys(Context(), "moorage", secrets).key("acme") == b"SUAKEY\n", "there is one"
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604])
+def test_a_key_that_others_may_read_is_refused(secrets: Path, mode: int) -> None:
+    (secrets / "calls" / "acme").chmod(mode)
+    with pytest.raises(SecretRefused, match="readable by its owner alone"):
+        CallKeys(KEYED, "moorage", secrets).key("acme")
+
+
+async def test_the_copy_is_its_users_alone_and_gone_with_the_attempt(tmp_path: Path) -> None:
+    settings = WorkerSettings(tmp_path / "state", "w1")
+    folders = AttemptFolders(settings, "w1.process")
+    folder = Path(folders.make(NAME, 10.0, ["**"]))
+    user = "daemon" if os.geteuid() == 0 else None
+    path = Path(folders.give_key(NAME, b"SUAKEY\n", user))
+    folders.give_key(NAME, b"SUAKEY\n", user)
+    assert not path.is_relative_to(folder), "a job keeps files of its folder, and its key would be among them"
+    about = path.stat()
+    assert stat.S_IMODE(about.st_mode) == 0o600
+    assert (about.st_uid == 0) is (user is None and os.geteuid() == 0)
+    folders.attempt_ended(NAME)
+    assert not path.exists()
+
+
+async def test_the_next_agent_removes_the_keys_of_attempts_that_have_ended(tmp_path: Path) -> None:
+    settings = WorkerSettings(tmp_path / "state", "w1")
+    other = ("acme", "embed", 1, 1, 8)
+    before = AttemptFolders(settings, "w1.process")
+    paths = {}
+    for name in (NAME, other):
+        before.make(name, 10.0)
+        paths[name] = Path(before.give_key(name, b"SUAKEY\n", None))
+    after = AttemptFolders(settings, "w1.process")
+    after.begin([other])
+    assert (paths[NAME].exists(), paths[other].exists()) == (False, True)
+    after.attempt_ended(other)
+    assert not paths[other].exists()

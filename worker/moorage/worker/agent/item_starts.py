@@ -1,0 +1,89 @@
+"""Start members of jobs whose items are in a file: each once its item is read. The file may have to be fetched."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+
+from moorage.schemas.errors import ENDED_AS_ASKED, MoorageError
+from moorage.schemas.items import Item
+from moorage.system.device_environment import HostAtFault
+from moorage.worker.drivers.base import CODE_CANNOT_START, CODE_ENDED
+from moorage.worker.job.job_items import ItemRefused, JobItems
+from moorage.worker.session.member_messages import Ended, Event, Member, MemberName, NotStarted, StartFailed
+
+log = logging.getLogger("moorage.worker")
+
+
+class ItemStarts:
+    """The members whose items are being read; `start` gets them with their items, `report` those that do not start."""
+
+    def __init__(
+        self, items: JobItems, start: Callable[[list[tuple[Member, Item]]], None], report: Callable[[Event], None]
+    ) -> None:
+        self._items = items
+        self._start = start
+        self._report = report
+        self._reading: set[asyncio.Task[None]] = set()
+        #: members that no driver has yet
+        self.waiting: dict[MemberName, Member] = {}
+
+    def begin(self, members: Sequence[Member]) -> None:
+        """Read the items of members, those of one file together, and then start them."""
+        files: dict[object, list[Member]] = {}
+        for member in members:
+            self.waiting[member.name] = member
+            run = member.request.workload
+            files.setdefault((member.tenant, run.files, run.items), []).append(member)
+        for each in files.values():
+            reading = asyncio.get_running_loop().create_task(self._read(each))
+            self._reading.add(reading)
+            reading.add_done_callback(self._reading.discard)
+
+    async def _read(self, members: list[Member]) -> None:
+        run, numbers = members[0].request.workload, [member.replica for member in members]
+        try:
+            items = await self._items.in_file(members[0].tenant, run, numbers)
+        except HostAtFault as error:
+            if still := self._still(members):
+                self._report(NotStarted([(member.name, error.problem.message) for member in still]))
+            return
+        except MoorageError as error:
+            self._fail(self._still(members), error.problem.message)
+            return
+        except Exception:  # no request may end an agent
+            log.exception("the items of job %s could not be read", members[0].job)
+            self._fail(self._still(members), "moorage failed on this request")
+            return
+        ready: list[tuple[Member, Item]] = []
+        for member, item in zip(members, items, strict=True):
+            if not self._still([member]):
+                continue
+            if isinstance(item, ItemRefused):
+                self._fail([member], item.problem.message)
+            else:
+                ready.append((member, item))
+        if ready:
+            self._start(ready)
+
+    def _still(self, members: list[Member]) -> list[Member]:
+        """Return the members that have not been ended meanwhile; they wait no more."""
+        return [member for member in members if self.waiting.pop(member.name, None) is member]
+
+    def _fail(self, members: list[Member], why: str) -> None:
+        if members:
+            self._report(StartFailed([(member.name, CODE_CANNOT_START, why) for member in members]))
+
+    def end(self, name: MemberName, why: str) -> bool:
+        """Give up the start of a member and report its end; return False if it does not wait here."""
+        if self.waiting.pop(name, None) is None:
+            return False
+        self._report(Ended([(name, CODE_ENDED, "fence" if why == "fence" else ENDED_AS_ASKED)]))
+        return True
+
+    async def close(self) -> None:
+        """Start nothing more; the next agent reports the members that have not started."""
+        for reading in list(self._reading):
+            reading.cancel()
+            await asyncio.wait((reading,))

@@ -1,0 +1,459 @@
+"""Run containers through an engine, which starts them; the supervisor ends them and proves that they are over.
+
+First a container is created, then the supervisor gets its id, then it is started (start.py). Its output is stored while
+it runs (follow.py). After its end the engine removes it (removal.py). The member's end is reported once the supervisor
+has seen that no process of the container is left. `docker.py` and `podman.py` are the two drivers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+from collections.abc import Collection, Coroutine, Sequence
+from typing import Any, ClassVar, Final, Self
+
+import msgspec
+
+from moorage.schemas.capabilities import COUNTED, KERNEL, LIVE, Capabilities
+from moorage.schemas.errors import refuse
+from moorage.schemas.frames import Exec, LogPage, ReadLog, Terminal
+from moorage.schemas.gpu import Share
+from moorage.schemas.job import Request, Secret
+from moorage.worker.drivers.base import CODE_LOST, LOST, Assignment, Driver, Living
+from moorage.worker.drivers.container.config import (
+    MPS,
+    ContainerSettings,
+    check_host_ipc,
+    check_request,
+    has_network,
+    network_of,
+    uid_of,
+)
+from moorage.worker.drivers.container.engine import Engine, EngineDown, EngineError
+from moorage.worker.drivers.container.entry import PROGRAM_AT, VARIABLES_AT
+from moorage.worker.drivers.container.execution import ContainerExecution
+from moorage.worker.drivers.container.faults import CannotStart, start_fault
+from moorage.worker.drivers.container.follow import Follower
+from moorage.worker.drivers.container.host import RETRY_S, ContainerHost, Member
+from moorage.worker.drivers.container.output import LiveOutput, clear_marks
+from moorage.worker.drivers.container.ports import Ports
+from moorage.worker.drivers.container.removal import Removal
+from moorage.worker.drivers.container.start import ENDED_FIRST, Starter
+from moorage.worker.drivers.engine_watch import EngineWatch
+from moorage.worker.drivers.execution import Execution
+from moorage.worker.drivers.kit import Kit, keep_to
+from moorage.worker.drivers.output_frames import Notes
+from moorage.worker.drivers.supervisor_link import name_of, owner_of
+from moorage.worker.job.attempt_files import AttemptFiles
+from moorage.worker.job.attempt_folders import AttemptFolders
+from moorage.worker.session.member_messages import Ended, MemberName, NotStarted, Replaced, Started, StartFailed, Stuck
+from moorage.worker.settings import WorkerSettings
+from moorage.worker.supervisor.containers import containers_of
+from moorage.worker.supervisor.protocol import Ended as ChildEnded
+from moorage.worker.supervisor.protocol import Event, Unproven
+
+log = logging.getLogger("moorage.worker")
+
+#: how long the members' tasks have to finish at a close: a task that starts a container may first have to end it
+CLOSE_S_MAX: Final = 10.0
+
+
+class ContainerDriver(Driver):
+    """A driver of containers; see the module's docstring. `api` is the client of its engine."""
+
+    api: ClassVar[type[Engine]]
+    tells_processes = True
+    capabilities = Capabilities(
+        keeps_output=True,
+        ends_streams=True,
+        brings_files=True,
+        outlives_agent=True,
+        execs=True,
+        holds_stdin=True,
+        fence="supervisor",
+        devices=KERNEL,  # by the engine's own filter
+    )
+
+    @classmethod
+    async def ask_engine(cls, own: Any) -> str:
+        engine = cls.api(own.engine)
+        try:
+            await engine.about()
+        except (EngineDown, EngineError) as error:
+            raise refuse(
+                "failed-precondition",
+                f"the engine of the driver {cls.name} does not answer at {own.engine}: {error}",
+                field=f"$.driver.{cls.name}.socket",
+                next=cls.api.starts,
+            ) from None
+        finally:
+            await engine.close()
+        return f"{cls.name} answers at {own.engine}"
+
+    @classmethod
+    def from_kit(cls, kit: Kit) -> Self:
+        return cls(kit)
+
+    def __init__(self, kit: Kit) -> None:
+        super().__init__()
+        own = kit.own
+        self._own: ContainerSettings = own
+        self._host = ContainerHost(self.api(own.engine), kit.supervisor, kit.worker, self.name)
+        self._folders = AttemptFolders(kit.settings, owner_of(kit.worker, self.name), is_mounted=True)
+        self._files = AttemptFiles(self._folders, kit.files)
+        self._ports = Ports(kit.supervisor.state, self._host.owner, kit.settings.address)
+        streams = kit.settings.stream_output
+        self._notes = Notes(self.publish if streams else None)
+        self._policy = kit.policy
+        self.joins_mps = own.mps_host_ipc
+        self.modes_refused = () if own.mps_host_ipc else (MPS,)
+        self.limits = kit.limits(self.name)
+        check_host_ipc(own, has_limiter=self.limits is not None)
+        self._removal = Removal(self._host)
+        self._look_after: list[asyncio.Task[None]] = []
+        self._watch = EngineWatch(self._host.engine.ping, (EngineDown, EngineError), f"{kit.worker}: {self.name}")
+        live = LiveOutput(self.publish, streams=streams)
+        self._follower = Follower(self._host, self._removal, self._watch, kit.settings.output_cap_bytes, live)
+        self._starter = Starter(
+            self._host,
+            kit,
+            folders=self._folders,
+            files=self._files,
+            ports=self._ports,
+            notes=self._notes,
+            limits=self.limits,
+        )
+
+    async def open(self) -> list[Living]:
+        host = self._host
+        about = await self._starter.ask_engine()
+        if os.geteuid() != 0 and about is not None and not about.is_rootless:
+            raise refuse(
+                "failed-precondition",
+                "the engine runs containers as root, but this agent is not root, so it could not end them",
+                found=f"uid {os.geteuid()}",
+                next="run the agent as root, or a rootless engine as its user",
+            )
+        self._look_after.append(asyncio.get_running_loop().create_task(self._watch.run()))
+        # awaited last: an end that comes between this list and the members below would reach no member
+        listed = await host.link.open(host.owner, self)
+        self.boot = host.link.boot
+        living: list[Living] = []
+        for key, state, event in listed:
+            member = Member(name_of(key))
+            member.is_known = True
+            host.members[member.name] = member
+            if isinstance(event, ChildEnded):
+                member.over.set_result(event)
+            # an end is reported once its output and exit code are known: until then the member counts as running
+            living.append(Living(member.name, {"waiting": "starting", "unproven": "stuck"}.get(state, "running")))
+        known = list(host.members.values())
+        clear_marks(host.link.state, host.owner, [host.key(each.name) for each in known])
+        self._starter.entries.clear()
+        self._ports.begin(host.key(each.name) for each in known)
+        self._folders.begin(each.name for each in known)
+        self._look_after.append(asyncio.get_running_loop().create_task(self._folders.run(self.end)))
+        if self.limits is not None:
+            self.limits.begin(each.name for each in known)
+        self._removal.begin(self._removal.sweep())
+        for member in known:
+            self._run(member, self._adopt(member))
+        return living
+
+    async def close(self) -> None:
+        if self._removal.later:
+            await asyncio.wait(
+                self._removal.later, timeout=RETRY_S
+            )  # else the next agent has to remove these containers
+        tasks = {each.task for each in self._host.members.values() if each.task is not None} | self._removal.later
+        tasks |= set(self._look_after)
+        ends_s = asyncio.get_running_loop().time() + CLOSE_S_MAX
+        while tasks and asyncio.get_running_loop().time() < ends_s:
+            for task in tasks:
+                task.cancel()  # a task cancelled in a start may go on to end the container: cancel it again
+            _, tasks = await asyncio.wait(tasks, timeout=RETRY_S)
+        if self.limits is not None:
+            self.limits.close()
+        self._host.close_terminals()
+        await self._files.close()
+        await self._host.engine.close()
+        await self._host.link.close(self._host.owner)
+
+    def can(self) -> Capabilities:
+        about = self._starter.about
+        limits = about is None or "memory" in about.limits
+        network = has_network(self._own)
+        return msgspec.structs.replace(super().can(), memory_limit=limits, answers_calls=network, reaches=network)
+
+    def folder_of(self, name: MemberName) -> str:
+        return self._folders.path(name)
+
+    def reaches_host_ports(self, tenant: str, request: Request) -> bool:
+        return network_of(tenant, request, self._own) == "host"
+
+    def engine_down(self) -> tuple[str, float] | None:
+        return (self._watch.why, self._watch.since_s) if self._watch.why else None
+
+    def check(self, request: Request) -> None:
+        check_request(request, self._own)
+
+    def start(self, assignments: list[Assignment]) -> None:
+        for assignment in assignments:
+            member = self._host.members[assignment.name] = Member(assignment.name)
+            self._run(member, self._start(member, assignment))
+
+    def end(self, name: MemberName, grace_s: float, why: str) -> None:
+        self.end_with_notice(name, grace_s, why, 0.0)
+
+    def end_with_notice(self, name: MemberName, grace_s: float, why: str, notice_s: float) -> None:
+        member = self._host.members.get(name)
+        if member is None or self._files.hurry(name, grace_s):
+            return
+        member.is_ending = True
+        if member.is_known:
+            self._host.link.end(self._host.key(name), grace_s, why, notice_s)
+        elif member.task is not None and member.has_begun:
+            member.task.cancel()  # a task that has not begun would not see this; `_start` checks `is_ending` first
+
+    def resizes(self, mode: str) -> str:
+        return COUNTED if self.limits is None else LIVE
+
+    def resize(self, name: MemberName, share: Share) -> None:
+        keep_to(self.limits, name, share)
+
+    def forget(self, names: list[MemberName]) -> None:
+        self._host.link.forget([self._host.key(name) for name in names])
+
+    def uid_of(self, tenant: str, request: Request) -> int | None:
+        return uid_of(tenant, request, self._own, self._policy)
+
+    def can_measure(self) -> bool:
+        # an earlier agent may have started a container whose id the engine has not reported yet
+        return all(member.container for member in self._host.members.values() if member.is_known)
+
+    def members_of(self, pids: Collection[int]) -> dict[int, MemberName | None]:
+        members = {member.container: name for name, member in self._host.members.items() if member.container}
+        found: dict[int, MemberName | None] = {}
+        for pid in pids if members else ():
+            for container in containers_of(pid):
+                if container in members:
+                    found[pid] = members[container]
+        return found
+
+    def set_fence(self, deadline_s: float, grace_s: float) -> None:
+        self._host.link.set_fence(self._host.owner, deadline_s, grace_s)
+
+    async def living(self, names: Collection[MemberName]) -> Collection[MemberName] | None:
+        host = self._host
+        listed = await host.link.listed(host.owner)
+        if listed is None:
+            return None
+        there = {name_of(key) for key, state, _ in listed if state != "ended"}
+        missing: list[MemberName] = []
+        for name in names:
+            member = host.members.get(name)
+            works = member is not None and (not member.is_known or member.over.done())
+            if works and member is not None and member.task is not None and not member.task.done():
+                there.add(name)  # it pulls an image, say, or reads the output of an ended container
+            elif name not in there:
+                missing.append(name)
+        try:  # the supervisor does not have them: does the engine?
+            for name in missing:
+                container = await host.container_of(name)
+                state = await host.engine.state(container) if container else None
+                if state is not None and not (state.is_new or state.is_over):
+                    there.add(name)
+        except (EngineDown, EngineError):
+            return None
+        return there
+
+    def give_up(self, name: MemberName) -> None:
+        member = self._host.members.get(name)
+        if member is None:
+            super().give_up(name)
+            return
+        if member.task is not None:
+            member.task.cancel()
+        self._release(member, Ended([(name, CODE_LOST, LOST)]))
+        self._removal.begin(self._removal.remove_unknown(name))
+
+    def keeps(self, settings: WorkerSettings) -> dict[str, float]:
+        bounds, folders = self._host.link.keeper.bounds, self._folders.bounds
+        return {
+            "output_s": bounds.keep_s,
+            "output_bytes": bounds.bytes_max,
+            "folder_s": folders.keep_s,
+            "folder_bytes": folders.bytes_max,
+        }
+
+    async def read_log(self, ask: ReadLog) -> LogPage:
+        name = (ask.tenant, ask.job, ask.replica, ask.attempt, ask.fence)
+        is_over = ask.ended_ms > 0 and name not in self._host.members
+        page = await self._host.link.keeper.page(self._host.key(name), ask, is_over, self._host.worker)
+        return msgspec.structs.replace(page, ports=self._ports.of(self._host.key(name)))
+
+    async def execute(self, request: Request, asked: Exec, size: Terminal) -> Execution:
+        name = (asked.tenant, asked.job, asked.replica, asked.attempt, asked.fence)
+        member = self._host.members.get(name)
+        if not asked.argv:
+            if member is None or member.terminal is None:
+                raise refuse("failed-precondition", "the attempt is starting or over", job=asked.job)
+            return member.terminal.hold(asked.job, size)
+        if member is None or not member.container or member.is_ending:
+            raise refuse("failed-precondition", "the attempt is starting or ending", job=asked.job)
+        self._policy.check_program(asked.tenant, msgspec.structs.replace(request.workload, argv=asked.argv))
+        if any(isinstance(value, Secret) for value in request.workload.env.values()):  # as the container's own program
+            asked = msgspec.structs.replace(asked, argv=[PROGRAM_AT, VARIABLES_AT, *asked.argv])
+        return await ContainerExecution.begin(self._host, member.container, asked, size)
+
+    # -- events of the supervisor (see `supervisor_link.Listener`)
+
+    def on_event(self, key: str, event: Event) -> None:
+        member = self._host.members.get(name_of(key))
+        if member is None:
+            return
+        if isinstance(event, ChildEnded) and not member.over.done():
+            member.over.set_result(event)
+        elif isinstance(event, Unproven):
+            self.report(Stuck([member.name]))
+
+    def on_events_over(self) -> None:
+        """Do nothing: `on_event` handles each event by itself."""
+
+    def on_replaced(self) -> None:
+        self.boot = self._host.link.boot
+        self.report(Replaced(self.name))
+
+    def on_listed(self, listed: Sequence[tuple[str, str, Event | None]]) -> None:
+        members = self._host.members
+        missing = {name for name, member in members.items() if member.is_known and not member.over.done()}
+        for key, state, event in listed:
+            missing.discard(name_of(key))
+            if event is not None:
+                self.on_event(key, event)
+            member = members.get(name_of(key))
+            if state == "waiting" and member is not None and member.pid is not None:
+                self._host.ran(member, member.pid)
+            if member is not None and member.is_removed and not member.over.done():
+                self._removal.removed(member)
+        for name in missing:  # the next supervisor does not know it, so it never reached a journal
+            key = self._host.key(name)
+            members[name].over.set_result(ChildEnded(key=key, reason="supervisor-died", proof="never-ran"))
+
+    def on_start_refused(self, keys: Sequence[str], why: str) -> None:
+        """Do nothing: it is never called, because this driver starts members by `contain`."""
+
+    # -- inside: the life of one member
+
+    def _run(self, member: Member, way: Coroutine[Any, Any, None]) -> None:
+        async def run() -> None:
+            try:
+                await way
+            except Exception:  # a defect of moorage: the member's devices stay quarantined, other members run on
+                log.exception("the state of the container of job %s is lost", member.name[1])
+                self.report(Stuck([member.name]))
+
+        member.task = asyncio.get_running_loop().create_task(run())
+
+    async def _start(self, member: Member, assignment: Assignment) -> None:
+        name = member.name
+        member.has_begun = True
+        try:
+            if member.is_ending:
+                raise CannotStart(None, ENDED_FIRST)
+            await self._starter.start(member, assignment)
+        except asyncio.CancelledError:
+            if not member.is_ending:
+                raise  # the agent stops: the next agent finds what is left
+            await self._not_started(member, CannotStart(None, ENDED_FIRST))
+        except CannotStart as refused:
+            await self._not_started(member, refused)
+        except EngineError as error:
+            await self._not_started(member, start_fault(error, member.is_known))
+        except EngineDown as error:
+            if not member.is_known:
+                await self._not_started(member, CannotStart(None, f"the container engine does not answer: {error}"))
+                return
+            log.warning("job %s: the container engine ended while the job started: %s", name[1], error)
+            self._host.link.end(self._host.key(name), 0.0, "its engine went away during its start")
+            await self._removal.remove(member)  # until then it may still be started
+            await member.over
+            self._release(member, Ended([(name, CODE_LOST, "end" if member.is_ending else "lost")]))
+        else:
+            self.report(Started([name]))
+            self._notes.started(name, self._ports.of(self._host.key(name)))
+            await self._follow(member)
+
+    async def _not_started(self, member: Member, refused: CannotStart) -> None:
+        """Report a start that failed, and remove its container.
+
+        If the supervisor may know the container, wait for the proof of its end first; else remove it in the background.
+        """
+        name, code, why, reason = member.name, refused.code, refused.why, "exit"
+        if member.is_known:
+            await self._removal.remove(member)
+            reason = (await member.over).reason
+        elif member.container:
+            self._removal.begin(
+                self._removal.remove(member)
+            )  # it was never started, so its removal need not be awaited
+        elif code is None:
+            self._removal.begin(self._removal.remove_unknown(name))
+        if member.is_ending or reason in ("timeout", "fence"):
+            self._release(member, Ended([(name, CODE_LOST, "end" if reason == "exit" else reason)]))
+        elif code is None or refused.mark:
+            self._release(member, NotStarted([(name, why)], code or 0))
+        else:
+            self._release(member, StartFailed([(name, code, why)]))
+
+    async def _adopt(self, member: Member) -> None:
+        """Follow a container of an earlier agent to its end; remove it if it was created but never started."""
+        while True:
+            try:
+                member.container = await self._host.container_of(member.name)
+                state = await self._host.engine.state(member.container) if member.container else None
+                break
+            except (EngineDown, EngineError) as error:
+                log.warning("job %s: the container engine failed: %s", member.name[1], error)
+                if member.over.done():
+                    await self._follow(member)
+                    return
+                await asyncio.wait((member.over,), timeout=RETRY_S)
+        if state is not None and state.is_new:
+            await self._not_started(member, CannotStart(None, "its agent ended before its start"))
+            return
+        if state is None:
+            self._removal.removed(member)
+        else:
+            self._host.ran(member, state.pid)
+            member.has_terminal = state.has_terminal
+            if state.has_terminal and not state.is_over:
+                member.terminal = self._host.terminal(member)
+                await member.terminal.resume()
+        await self._follow(member)
+
+    async def _follow(self, member: Member) -> None:
+        """Follow a container until it is over, store the files to be kept of its folder, and report its end."""
+        name = member.name
+        ended, code, why = await self._follower.follow(member)
+        if member.terminal is not None:
+            member.terminal.end(code)
+        if self._files.wants_store(name) and ended.proof != "never-ran":
+            code, why = await self._files.store(name, code, why, ended.reason != "exit")
+        self._release(member, Ended([(name, code, why)]))
+
+    def _release(self, member: Member, report: Ended | NotStarted | StartFailed) -> None:
+        """Report the end of a member of which only its folder is left, and release its ports, folder and limit."""
+        if self._host.members.pop(member.name, None) is None:
+            return  # given up meanwhile
+        self._notes.forget(member.name)
+        if member.terminal is not None:
+            member.terminal.end(CODE_LOST)
+        self._ports.give_back(self._host.key(member.name))
+        with contextlib.suppress(OSError):
+            self._folders.attempt_ended(member.name)
+        if self.limits is not None:
+            self.limits.remove(member.name)
+        self.report(report)

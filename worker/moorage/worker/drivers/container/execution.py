@@ -1,0 +1,143 @@
+"""Run a command in a container by its engine: its streams over a connection that the engine hands over.
+
+The engine ends no command when that connection ends, so the supervisor guards the command's process: it kills it when
+this agent lets go of it, or dies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Final, Self
+
+from moorage.schemas.errors import refuse
+from moorage.schemas.frames import PIECE_BYTES_MAX, Exec, Mark, Terminal
+from moorage.worker.drivers.container.engine import Engine, EngineDown, EngineError
+from moorage.worker.drivers.container.host import ContainerHost
+from moorage.worker.drivers.execution import Execution, Take, signal_number
+from moorage.worker.supervisor.client import SupervisorGone, SupervisorRefused
+from moorage.worker.supervisor.command_client import RunningCommand
+from moorage.worker.supervisor.commands import Guard
+
+#: how long a command may take until the engine says which process it is
+SEEN_S: Final = 10.0
+LOOK_S: Final = 0.02
+_HEADER_BYTES: Final = 8
+#: the end of standard input, written to a terminal
+_CTRL_D: Final = b"\x04"
+
+
+class ContainerExecution(Execution):
+    """A command in a container."""
+
+    def __init__(self, engine: Engine, command: str, *, is_terminal: bool) -> None:
+        self._engine = engine
+        self._command = command
+        self._is_terminal = is_terminal
+        self._reader: asyncio.StreamReader | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._guard: RunningCommand | None = None
+        self._resizing: set[asyncio.Task[None]] = set()
+
+    @classmethod
+    async def begin(cls, host: ContainerHost, container: str, asked: Exec, size: Terminal) -> Self:
+        """Start the command in a running container; return once the engine runs it. Raises `Refused`."""
+        engine = host.engine
+        made: Self | None = None
+        try:
+            made = cls(engine, await engine.make_command(container, asked), is_terminal=asked.tty)
+            made._reader, made._writer = await engine.start_command(made._command, is_terminal=asked.tty)
+            async with asyncio.timeout(SEEN_S):
+                await made._be_guarded(host, container)
+            made.resize(size)
+        except (EngineDown, EngineError, SupervisorGone, TimeoutError) as error:
+            if made is not None:
+                await made.close()
+            why = str(error) or f"the engine did not say within {SEEN_S:g} s which process it is"
+            raise refuse("failed-precondition", f"the command was not started: {why}", job=asked.job) from None
+        except BaseException:
+            if made is not None:
+                await made.close()
+            raise
+        return made
+
+    async def _be_guarded(self, host: ContainerHost, container: str) -> None:
+        """Have the supervisor guard the command's process, unless it is over already."""
+        while True:
+            pid, code = await self._engine.command_state(self._command)
+            if code is not None:
+                return
+            if pid:
+                with contextlib.suppress(SupervisorRefused):  # it is over by now, which the next look shows
+                    self._guard = await RunningCommand.begin(host.link.state, Guard(container=container, pid=pid))
+                    return
+            await asyncio.sleep(LOOK_S)
+
+    async def run(self, take: Take) -> int:
+        assert self._reader is not None
+        try:
+            async for mark, data in self._pieces(self._reader):
+                await take(mark, data)
+            while True:
+                _, code = await self._engine.command_state(self._command)
+                if code is not None:
+                    return code
+                await asyncio.sleep(LOOK_S)
+        except (EngineDown, EngineError, OSError, asyncio.IncompleteReadError) as error:
+            raise refuse("internal", f"lost the engine, which ran the command: {error}") from None
+
+    async def _pieces(self, reader: asyncio.StreamReader) -> AsyncIterator[tuple[Mark, bytes]]:
+        if self._is_terminal:
+            while data := await reader.read(PIECE_BYTES_MAX):
+                yield Mark.OUT, data
+            return
+        while True:
+            try:
+                header = await reader.readexactly(_HEADER_BYTES)
+            except asyncio.IncompleteReadError as error:
+                if error.partial:
+                    raise
+                return
+            left = int.from_bytes(header[4:], "big")
+            while left:
+                data = await reader.read(min(left, PIECE_BYTES_MAX))
+                if not data:
+                    return
+                left -= len(data)
+                yield Mark.ERR if header[0] == 2 else Mark.OUT, data
+
+    async def write(self, data: bytes) -> None:
+        if self._writer is None:
+            return
+        with contextlib.suppress(OSError):  # it reads no more
+            if not data and not self._is_terminal:
+                self._writer.write_eof()
+                return
+            self._writer.write(data or _CTRL_D)
+            await self._writer.drain()
+
+    def resize(self, size: Terminal) -> None:
+        if self._is_terminal and size.rows and size.columns:
+            task = asyncio.get_running_loop().create_task(self._resize(size))
+            self._resizing.add(task)
+            task.add_done_callback(self._resizing.discard)
+
+    async def _resize(self, size: Terminal) -> None:
+        with contextlib.suppress(EngineDown, EngineError):
+            await self._engine.resize_command(self._command, size.rows, size.columns)
+
+    def signal(self, name: str) -> None:
+        if self._guard is not None and (number := signal_number(name)):
+            self._guard.signal(number)
+
+    async def close(self) -> None:
+        if self._guard is not None:
+            self._guard.close()
+        if self._writer is not None:
+            self._writer.close()
+            with contextlib.suppress(OSError):
+                await self._writer.wait_closed()
+            self._writer = None
+        for task in list(self._resizing):
+            task.cancel()

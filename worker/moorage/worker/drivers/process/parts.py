@@ -1,0 +1,141 @@
+"""Run a driver's jobs as processes: the parts for a driver of another package whose members are processes of the host.
+
+`Processes` starts them, ends them, fences them and proves that nothing of them is left, by the supervisor, which
+outlives the agent. Its `folders` are the folders of their attempts, its `output` is what they wrote. The driver says
+for each member which command runs, and hands on what the agent asks of it. This module is public: its names stay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from moorage.schemas.capabilities import Capabilities
+from moorage.schemas.frames import Exec, LogPage, ReadLog, Terminal
+from moorage.schemas.job import Request
+from moorage.worker.drivers.base import Assignment, Driver, DriverEvent, Living
+from moorage.worker.drivers.execution import Execution
+from moorage.worker.drivers.kit import Kit
+from moorage.worker.drivers.process.driver import ProcessDriver
+from moorage.worker.session.member_messages import MemberName, Replaced
+from moorage.worker.supervisor.protocol import StartMember
+
+
+class Command(msgspec.Struct, frozen=True):
+    """What runs as a member.
+
+    `argv` is the command line; its first word is a program, found on the member's PATH. `env` are variables that the
+    process gets beside those of its request, its lease and its gang.
+    """
+
+    argv: Sequence[str]
+    env: Mapping[str, str] = {}
+
+
+#: says which command a member runs, in this folder of its own. What it raises is reported: `HostAtFault` as
+#: `NotStarted`, any other `MoorageError` as `StartFailed`
+CommandOf = Callable[[Assignment, str], Command]
+
+
+class Folders:
+    """The folders of a driver's attempts: each is made before the start, and removed some time after the end."""
+
+    def __init__(self, process: ProcessDriver) -> None:
+        self._process = process
+
+    def path(self, name: MemberName) -> str:
+        """Return the path of an attempt's folder, whether it exists or not."""
+        return self._process.folder_of(name)
+
+
+class Output:
+    """What a driver's members write to stdout and stderr: it is published while they run, and kept for some time."""
+
+    def __init__(self, process: ProcessDriver) -> None:
+        self._process = process
+
+    async def page(self, ask: ReadLog) -> LogPage:
+        """Return the page of a member's output that is asked for. Raises Refused (`not-kept`) if it is gone."""
+        return await self._process.read_log(ask)
+
+
+class Processes:
+    """The processes of one driver's members. Its methods are those of `Driver`, with the same meaning."""
+
+    #: what a driver can do that hands all of its methods on
+    CAPABILITIES: Final[Capabilities] = ProcessDriver.capabilities
+
+    def __init__(self, driver: Driver, kit: Kit, command: CommandOf) -> None:
+        """Make the parts for this driver of the worker of `kit`, without connecting."""
+        self._driver = driver
+        self._inner = _Process(driver.name, kit, command)
+        driver.limits = self._inner.limits
+        self.folders = Folders(self._inner)
+        self.output = Output(self._inner)
+
+    async def open(self) -> list[Living]:
+        """Return the members that an earlier agent has left. Raises Refused if there is no supervisor."""
+
+        def report(event: DriverEvent) -> None:
+            if isinstance(event, Replaced):
+                self._driver.boot = self._inner.boot
+            self._driver.report(event)
+
+        self._inner.attach(report, self._driver.publish)
+        living = await self._inner.open()
+        self._driver.boot = self._inner.boot
+        return living
+
+    async def close(self) -> None:
+        """Disconnect: the members run on, and the next agent takes them over."""
+        await self._inner.close()
+
+    def can(self) -> Capabilities:
+        """Return the driver's capabilities, with those that depend on what the supervisor can do on this host."""
+        here = self._inner.can()
+        own = Driver.can(self._driver)
+        return msgspec.structs.replace(own, users=here.users, memory_limit=here.memory_limit, devices=here.devices)
+
+    def start(self, assignments: list[Assignment]) -> None:
+        """Start members, each with a folder of its own, its secrets, and the files that its request brings along."""
+        self._inner.start(assignments)
+
+    def end(self, name: MemberName, grace_s: float, why: str, notice_s: float = 0.0) -> None:
+        """End a member within `grace_s` seconds; with `notice_s`, send its checkpoint signal that long before."""
+        self._inner.end_with_notice(name, grace_s, why, notice_s)
+
+    def forget(self, names: list[MemberName]) -> None:
+        """Forget members whose ends are in the ledger."""
+        self._inner.forget(names)
+
+    def set_fence(self, deadline_s: float, grace_s: float) -> None:
+        """Have all members end at `deadline_s` (CLOCK_BOOTTIME seconds), unless a later call moves it."""
+        self._inner.set_fence(deadline_s, grace_s)
+
+    async def living(self, names: Collection[MemberName]) -> Collection[MemberName] | None:
+        """Return those of these members of which something is left; None if the supervisor does not answer now."""
+        return await self._inner.living(names)
+
+    async def execute(self, request: Request, asked: Exec, size: Terminal) -> Execution:
+        """Run a command in a running member, or hold its terminal."""
+        return await self._inner.execute(request, asked, size)
+
+    def members_of(self, pids: Collection[int]) -> dict[int, MemberName | None]:
+        """Return the member of each of these processes; others are left out."""
+        return self._inner.members_of(pids)
+
+
+class _Process(ProcessDriver):
+    """The driver of processes with another name, and with commands that another driver makes."""
+
+    def __init__(self, name: str, kit: Kit, command: CommandOf) -> None:
+        self.name = name
+        super().__init__(kit._replace(freezer=None))
+        self._command = command
+
+    def _start_member(self, assignment: Assignment) -> StartMember:
+        member = super()._start_member(assignment)
+        command = self._command(assignment, self.folder_of(assignment.name))
+        return msgspec.structs.replace(member, argv=tuple(command.argv), env=member.env | dict(command.env))

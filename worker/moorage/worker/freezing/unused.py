@@ -1,0 +1,43 @@
+"""Decide which jobs are frozen for want of use: they have their GPUs alone, and do not use them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from moorage.schemas.job import QOS, Qos
+from moorage.worker.devices.readers.base import SlotReading
+from moorage.worker.session.member_messages import FreezeDue, Member, MemberName
+from moorage.worker.sharing.idle_watch import IdleWatch
+
+
+class UnusedJobs:
+    """The members of one worker that are to be frozen for want of use; `held` are all of its members.
+
+    `after_s` says after how many seconds, by the `qos` of the request, 0 for never; `wakes` whether a member's first
+    use will have it resumed. A member is named once in each time without use: where it could not be frozen, it may not
+    be asked again and again.
+    """
+
+    def __init__(
+        self, held: Mapping[MemberName, Member], after_s: Callable[[Qos], int], wakes: Callable[[Member], bool]
+    ) -> None:
+        self._held = held
+        self._wakes = wakes
+        self._watch = IdleWatch[MemberName](0, {qos: after_s(qos) for qos in QOS})
+
+    def read(self, readings: Sequence[SlotReading], now_s: float) -> FreezeDue | None:
+        """Handle a reading of each slot. Return members to freeze, lowest `qos` first, then idlest; None if none."""
+        alone = {
+            name: (member.request.qos, member.slots)
+            for name, member in self._held.items()
+            if member.place.mode == "exclusive"
+            and member.phase == "running"
+            and not (member.frozen or member.freezing or member.place.hold)
+        }
+        found = self._watch.read(alone, readings, now_s)
+        due = [
+            (QOS.index(self._held[name].request.qos), -idle.seconds, name)
+            for name, idle in found.items()
+            if self._wakes(self._held[name])
+        ]
+        return FreezeDue([(name, -seconds) for _, seconds, name in sorted(due)]) if due else None

@@ -1,0 +1,69 @@
+"""Give attempts that answer the calls of a service what they need for it: a key, the server, and their subject.
+
+The key is the tenant's, `calls/<tenant>` in the worker's folder of secrets. An attempt gets a copy of it in a file
+beside its own folder, which its user alone may read. A worker whose own server asks for no key gives none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+from moorage.bus.call_key import CREDS_VARIABLE, SUBJECT_VARIABLE, URL_VARIABLE
+from moorage.bus.contexts import Context
+from moorage.schemas.service import CALL_SECRETS, CONCURRENCY_VARIABLE, GRACE_VARIABLE, ServiceSpec, call_secret
+from moorage.schemas.subjects import Subjects
+from moorage.system.device_environment import JobEnvironment
+from moorage.system.private_files import create_private
+from moorage.worker.job.secret_files import SecretRefused, read_secret
+
+
+class CallKeys:
+    """What a worker gives to attempts that answer calls. `context` is its own connection; `url` is where jobs reach the
+    server, if that is elsewhere."""
+
+    def __init__(self, context: Context, prefix: str, secrets_dir: Path | None, url: str | None = None) -> None:
+        self._url = url or ",".join(_without_login(server) for server in context.servers)
+        self._subjects = Subjects(prefix)
+        self._secrets_dir = secrets_dir
+        self._needs_key = bool(any(context.login) or context.creds or context.nkey or context.cert or context.user_seed)
+
+    def key(self, tenant: str) -> bytes | None:
+        """Return the key of a tenant's services; None if the server asks for none. Raises SecretRefused."""
+        folder = None if self._secrets_dir is None else self._secrets_dir / CALL_SECRETS
+        if not self._needs_key and (folder is None or not (folder / tenant).exists()):
+            return None
+        try:
+            return read_secret(tenant, folder).encode() + b"\n"
+        except SecretRefused as refused:
+            raise SecretRefused(call_secret(tenant), refused.fault) from None
+
+    def variables(self, tenant: str, service: ServiceSpec, grace_s: float, file: str | None) -> JobEnvironment:
+        """Return the variables of an attempt; `file` is its copy of the key, None without one."""
+        return JobEnvironment(
+            {
+                URL_VARIABLE: self._url,
+                SUBJECT_VARIABLE: self._subjects.call(tenant, service.name),
+                CONCURRENCY_VARIABLE: str(service.concurrency),
+                GRACE_VARIABLE: f"{grace_s:g}s",
+                **({} if file is None else {CREDS_VARIABLE: file}),
+            }
+        )
+
+
+def write_key(file: str, key: bytes, ids: tuple[int, int] | None) -> None:
+    """Write a copy of a key, in place of an earlier one, for the user `ids`; None for the agent's own.
+
+    Raises OSError.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(file)
+    create_private(Path(file), key)
+    if ids is not None:
+        os.chown(file, *ids)
+
+
+def _without_login(server: str) -> str:
+    scheme, _, rest = server.partition("://")
+    return f"{scheme}://{rest.rpartition('@')[2]}"
