@@ -20,7 +20,7 @@ import msgspec
 from moorage.cli.local.local_tools import end_jobs_now
 from moorage.client import AsyncClient
 from tests.cli.node import Node, node_on, start
-from tests.waiting import until
+from tests.waiting import NeverHappened, until
 
 #: each kind of trouble has so many jobs
 EACH: Final = 10
@@ -103,18 +103,29 @@ class Troubled:
         await self._run("drain", await self._most_of("leaves"), "--within", "2h", "--why", "new disks")
         await self._run("cordon", CORDONED)
         self._play()
+        await self._is_seen()
+
+    async def _is_seen(self) -> None:
         async with AsyncClient(self.node.url) as client:
 
-            async def is_seen() -> bool:
+            async def is_told() -> bool:
+                # a GPU that fails now may have been one of a stalled job's
                 fleet = (await client.fleet.show()).data
                 rows = {row["worker"]: row for row in fleet["workers"]}
+                seen.clear()
+                seen.update({worker: rows[worker]["troubles"] for worker in _FAULTS})
+                seen.update({LOST: rows[LOST]["state"], "stalled": fleet["stalled"]})
                 return (
-                    all(rows[worker]["troubles"] for worker in _FAULTS)
-                    and rows[LOST]["state"] in ("lost", "stale", "not-heard")
-                    and len(fleet["stalled"]) >= EACH // 2  # a GPU that fails now may have been one of theirs
+                    all(seen[worker] for worker in _FAULTS)
+                    and seen[LOST] in ("lost", "stale", "not-heard")
+                    and len(seen["stalled"]) >= EACH // 2
                 )
 
-            await until(is_seen, WAIT_S, "the faults, the lost worker and the stalls are seen")
+            seen: dict[str, Any] = {}
+            try:
+                await until(is_told, WAIT_S, "the faults, the lost worker and the stalls are seen")
+            except NeverHappened as error:
+                raise NeverHappened(f"{error}: {seen}") from None
 
     async def _works(self) -> None:
         """Fill most of the fleet with jobs that work; on simulated GPUs that is played."""

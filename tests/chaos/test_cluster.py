@@ -206,7 +206,11 @@ async def test_the_wedge_itself(unique: str, tmp_path: Path) -> None:
         js = JetStream(users)
         subject = f"{unique}.a"
         await js.ensure_stream({"name": unique, "subjects": [subject], "num_replicas": 3, "storage": "file"})
-        assert isinstance(await js.append(subject, b"1"), Ack)
+
+        async def is_stored() -> bool:  # the server of this connection may not know yet that the stream takes it
+            return isinstance(await js.append(subject, b"1"), Ack)
+
+        await until(is_stored, ANSWER_S, "the stream takes a message")
         hostile = await nats.connect(cluster.url.split(","))
         try:
             answer = await hostile.request(subject, b"2", timeout=ANSWER_S, headers={FORBIDDEN_HEADER: "never-was"})

@@ -95,7 +95,8 @@ class QueueReader:
         self._known = asyncio.Event()
         self._to_make = False
         self.letters = DeadLetters(jetstream, subjects, engine, wake, replicas)
-        self._dirty: dict[tuple[str, str], None] = {}  # (tenant, verb), in order of arrival
+        #: (tenant, verb) of the queues to read, in order of arrival, and whether a hint says so
+        self._dirty: dict[tuple[str, str], bool] = {}
         self._read: dict[tuple[str, str], int] = {}  # sequence read so far, ahead of the cursor in the ledger
         self._purged: dict[tuple[str, str, str], int] = {}  # by stream, tenant, verb
         self._offered: dict[str, tuple[str, StoredMessage]] = {}  # by mark, until the core has decided
@@ -114,7 +115,7 @@ class QueueReader:
         """Note that a message was published, so that its tenant's queue is read."""
         parts = delivery.subject.split(".")
         if len(parts) >= 3 and parts[-1] in _VERBS and is_tenant(parts[-2]):
-            self._dirty[(parts[-2], parts[-1])] = None
+            self._dirty[(parts[-2], parts[-1])] = True
             self._some.set()
 
     def figures(self) -> dict[str, Any]:
@@ -175,9 +176,9 @@ class QueueReader:
         """Resume reading after a fold, also for queues that had waited for room."""
         self._room.set()
         if self._held_back:
-            self._dirty.update(dict.fromkeys(self._held_back))
+            for key in self._held_back:
+                self._look_at(key)
             self._held_back.clear()
-            self._some.set()
 
     async def run(self) -> None:
         """Read forever: on hints, and regularly to find what hints missed. May be run again after it raised."""
@@ -192,17 +193,19 @@ class QueueReader:
                 self._some.clear()
                 while self._dirty:
                     key = next(iter(self._dirty))
-                    del self._dirty[key]
+                    hinted = self._dirty.pop(key)
                     try:
                         if await self._read_some(*key):
-                            self._dirty[key] = None  # more may wait; other queues come first
+                            self._look_at(key, hinted)  # more may wait; other queues come first
+                        elif hinted:  # the hint may have come before the message was stored where it is read from
+                            asyncio.get_running_loop().call_later(AGAIN_S, self._look_at, key)
                     except BusError as error:
                         log.warning("the durable queue of tenant %s cannot be read now: %s", key[0], error)
-                        self._dirty[key] = None
+                        self._look_at(key, hinted)
                         await self._make_again(error)
                         await asyncio.sleep(AGAIN_S)
                     except Exception:
-                        self._dirty[key] = None
+                        self._look_at(key, hinted)
                         raise
 
     async def _bury_refused(self) -> None:
@@ -251,8 +254,8 @@ class QueueReader:
         await self._forget_cancels()
         if self._former is not None and self._former.messages:
             for tenant in self._streams.tenants:
-                self._dirty.update(dict.fromkeys((tenant, verb) for verb in _VERBS))
-            self._some.set()
+                for verb in _VERBS:
+                    self._look_at((tenant, verb))
 
     async def _forget_cancels(self) -> None:
         """Have the cancels of unknown jobs forgotten whose submits would have been read by now. Raises `BusError`.
@@ -472,8 +475,8 @@ class QueueReader:
                 return some[kept.index(False)][0].seq
         return 0
 
-    def _look_at(self, key: tuple[str, str]) -> None:
-        self._dirty[key] = None
+    def _look_at(self, key: tuple[str, str], hinted: bool = False) -> None:
+        self._dirty[key] = hinted or self._dirty.get(key, False)
         self._some.set()
 
     def _submit(self, tenant: str, message: StoredMessage, reply: str) -> Submit:
