@@ -15,9 +15,12 @@ from moorage.cli.main import main
 from moorage.cli.verbs import VERBS
 from moorage.scheduler.core.config import CLUSTER_DEFAULTS
 from moorage.schemas.job import TRANSITIONS
+from moorage.schemas.own_class import own_class
 from moorage.schemas.roles import OPERATOR_READS, ROLES, names
-from moorage.schemas.settings import Setting, declared, shown
+from moorage.schemas.settings import OF_DRIVERS, Setting, declared, shown
 from moorage.schemas.subjects import MAY_EXEC, Subjects
+from moorage.worker.drivers import BUILT_IN
+from moorage.worker.drivers.base import Driver
 
 PAGES: Final = Path(__file__).resolve().parents[1] / "docs"
 #: what a replica in this state is doing, for the reader of a job's transitions
@@ -40,6 +43,7 @@ STATES: Final[dict[str, str]] = {
     "FROZEN": "its processes are frozen, and it holds no GPU: its GPU memory is in its host's RAM until it is resumed",
 }
 _WIDTH: Final = "110"
+_SETTINGS_HEAD: Final = "| key | what it is | default | allowed |\n| --- | --- | --- | --- |\n"
 
 
 def help_of(*words: str) -> str:
@@ -142,14 +146,40 @@ def settings() -> str:
     """Every setting with its default and what is allowed, by section."""
     lines = [(PAGES / "settings.head.md").read_text()]
     for name, struct in sections().items():
-        lines.append(f"\n## `[{name}]`\n\n| key | what it is | default | allowed |\n| --- | --- | --- | --- |\n")
+        lines.append(f"\n## `[{name}]`\n\n{_SETTINGS_HEAD}")
         for one in declared(name, struct).values():
             default = shown(one, one.default)
             if name == "scheduler" and one.key in CLUSTER_DEFAULTS:
                 default += f" ({shown(one, CLUSTER_DEFAULTS[one.key])} with replicas)"
-            row = (f"`{one.key}`", " ".join([one.help, *_named_otherwise(name, one)]), default, one.allowed)
-            lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |\n")
-    return "".join(lines)
+            lines.append(_row(one, " ".join([one.help, *_named_otherwise(name, one)]), default))
+    return "".join([*lines, *_settings_of_drivers()])
+
+
+def _settings_of_drivers() -> list[str]:
+    """The sections of the drivers; what docker has in the same words is named alone in those of the others."""
+    lines: list[str] = []
+    of_docker: set[tuple[str, str, str]] = set()
+    kinds = {name: own_class(place, Driver) for name, place in BUILT_IN.items()}
+    for name in ("docker", *sorted({*kinds} - {"docker"})):
+        struct = kinds[name].settings
+        if struct is None:
+            continue
+        found = list(declared(f"{OF_DRIVERS}.{name}", struct).values())
+        same = [one.key for one in found if (one.key, one.help, shown(one, one.default)) in of_docker]
+        lines.append(f"\n## `[{OF_DRIVERS}.{name}]`\n\nVariables: `MOORAGE_DRIVER_{name.upper()}_<KEY>`. No flags.")
+        if same:
+            lines.append(f" As in `[{OF_DRIVERS}.docker]`: {', '.join(f'`{key}`' for key in same)}.")
+        lines.append("\n")
+        if len(same) < len(found):
+            lines.append(f"\n{_SETTINGS_HEAD}")
+        lines += [_row(one, one.help, shown(one, one.default)) for one in found if one.key not in same]
+        if name == "docker":
+            of_docker = {(one.key, one.help, shown(one, one.default)) for one in found}
+    return lines
+
+
+def _row(one: Setting, what: str, default: str) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in (f"`{one.key}`", what, default, one.allowed)) + " |\n"
 
 
 def _named_otherwise(section: str, one: Setting) -> list[str]:

@@ -27,7 +27,7 @@ NOT_RUN: Final = {
     "docs/how-to/run-virtual-machines.md": 1,  # the installation
     "docs/how-to/serve-a-model-to-any-language.md": 1,  # the installation of the model
     "docs/how-to/show-a-fleet-in-a-browser.md": 2,  # keys of a site
-    "docs/index.md": 4,  # the installation, and the first steps of the pages that it leads to
+    "docs/index.md": 1,  # the first steps of the pages that it leads to
     "docs/tutorial/first-worker.md": 4,  # a GPU, a server and an account of the reader's own
     "docs/tutorial/ten-minutes.md": 1,  # the installation
 }

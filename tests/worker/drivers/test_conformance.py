@@ -378,13 +378,11 @@ KINDS: Final[dict[str, type[DriverChecks]]] = {
 }
 
 
-def test_each_driver_passes_all_checks_but_its_dashes_and_the_page_gives_their_reasons() -> None:
+def test_each_driver_passes_all_checks_but_its_dashes_and_the_page_has_each_check() -> None:
     for driver, missing in TABLE.items():
         kind = KINDS[driver]
         assert set(kind.dashes) - {"limits"} == missing - {"limits"}, driver
         assert {name for name in CHECKS if callable(getattr(kind, f"test_{name}"))} == {*CHECKS} - {*kind.dashes}
-        for name, why in kind.dashes.items():
-            assert why in HOW_TO, f"the page does not say why {driver} has no check {name}"
     rows = [line for line in HOW_TO.splitlines() if line.startswith("| `")]
     assert {name for name in CHECKS if not any(row.startswith(f"| `{name}` |") for row in rows)} == set()
 
