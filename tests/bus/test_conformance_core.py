@@ -129,18 +129,24 @@ async def test_what_may_not_leave(connect: Connect, unique: str) -> None:
     heard: list[Delivery] = []
     await a.subscribe(unique, heard.append)
     large = bytes(a.max_payload_bytes + 1)
-    assert (
-        await a.send([(unique, large, ""), ("a b", b"", ""), ("", b"", ""), (unique, b"1", "r r"), (unique, b"2", "")])
-        == 1
-    )
-    assert a.counters.sent_dropped == 4
+    injects = f"{unique}.x 0\r\nPUB {unique} 0\r\n"
+    bad = [
+        (unique, large, ""),
+        ("a b", b"", ""),
+        ("", b"", ""),
+        (unique, b"1", "r r"),
+        (injects, b"", ""),
+        (unique, b"", injects),
+    ]
+    assert await a.send([*bad, (unique, b"2", "")]) == 1
+    assert a.counters.sent_dropped == len(bad)
     with pytest.raises(PayloadTooLarge):
         await a.request(unique, bytes(a.max_payload_bytes), 1, {"a": "b"})
     with pytest.raises(BadSubject):
         await a.request("a b", b"", 1)
-    for bad in ("a b", "a..b", ">.a", "a.b>", ""):
+    for subject in ("a b", "a..b", ".a", "a.", ">.a", "a.>.b", "a.b>", "a*", "", "x" * 2000, injects):
         with pytest.raises(BadSubject):
-            await a.subscribe(bad, heard.append)
+            await a.subscribe(subject, heard.append)
     await until(lambda: heard)
     assert [each.data for each in heard] == [b"2"]
     await a.close()

@@ -172,6 +172,7 @@ async def test_replay_and_its_gaps(connect: Connect, unique: str) -> None:
     js = await filled(connect, unique, "ab" * 20)
     assert [m.seq async for m in js.read_range(unique, batch_bytes=100)] == list(range(1, 41))
     assert [m.seq async for m in js.read_range(unique, f"{unique}.b", 21)] == list(range(22, 41, 2))
+    assert [m.seq async for m in js.read_range(unique, from_seq=30, to_seq=35)] == list(range(30, 36))
     await js.delete_message(unique, 30)
     gaps: list[tuple[int, int]] = []
     found = [m.seq async for m in js.read_range(unique, from_seq=28, on_gap=lambda *gap: gaps.append(gap))]

@@ -13,11 +13,10 @@ from urllib.parse import urlsplit
 import pytest
 from nats.aio.client import Client
 
-from moorage.bus.connection import Connection, State, connect
+from moorage.bus.connection import State, connect
 from moorage.bus.contexts import Context
 from moorage.bus.embedded import EmbeddedServer
 from moorage.bus.errors import (
-    BadSubject,
     BusError,
     CannotConnect,
     ConnectionClosed,
@@ -25,7 +24,6 @@ from moorage.bus.errors import (
     HandlerFailed,
     NoResponders,
     NotAuthorized,
-    PayloadTooLarge,
     PermissionRefused,
     RequestTimeout,
 )
@@ -34,59 +32,6 @@ from tests.servers import MortalServer, Server
 from tests.waiting import until
 
 pytestmark = pytest.mark.any_server
-
-
-async def echo(connection: Connection, subject: str) -> None:
-    """Answer what comes on `subject` with its payload."""
-    tasks: set[asyncio.Task[int]] = set()
-
-    def answer(delivery: Delivery) -> None:
-        task = asyncio.ensure_future(connection.send([(delivery.reply, delivery.data, "")]))
-        tasks.add(task)
-        task.add_done_callback(tasks.discard)
-
-    await connection.subscribe(subject, answer)
-
-
-async def test_send_keeps_order_and_carries_replies(nats_url: str, unique: str) -> None:
-    async with await connect(nats_url, "a") as a, await connect(nats_url, "b") as b:
-        heard: list[Delivery] = []
-        await b.subscribe(f"{unique}.*", heard.append)
-        assert await a.send((f"{unique}.{i % 3}", b"%d" % i, f"reply.{i}") for i in range(5_000)) == 5_000
-        await until(lambda: len(heard) == 5_000)
-        assert [(d.subject, d.data, d.reply) for d in heard] == [
-            (f"{unique}.{i % 3}", b"%d" % i, f"reply.{i}") for i in range(5_000)
-        ]
-        assert heard[0].headers is None
-        assert heard[0].received_monotonic_s <= heard[-1].received_monotonic_s
-        assert a.counters.sent == 5_000
-
-
-async def test_request_with_headers_and_many_at_once(nats_url: str, unique: str) -> None:
-    async with await connect(nats_url, "a") as a, await connect(nats_url, "b") as b:
-        await echo(b, unique)
-        answers = await asyncio.gather(*(a.request(unique, b"%d" % i, 10) for i in range(500)))
-        assert [d.data for d in answers] == [b"%d" % i for i in range(500)]
-        heard: list[Delivery] = []
-        await b.subscribe(f"{unique}.h", heard.append)
-        with pytest.raises(RequestTimeout):
-            await a.request(f"{unique}.h", b"x", 0.05, {"traceparent": "00-1", "Other": "ä"})
-        assert heard[0].headers == {"traceparent": "00-1", "Other": "ä"}
-
-
-async def test_nobody_there_and_nobody_answering(nats_url: str, unique: str) -> None:
-    async with await connect(nats_url, "a") as a:
-        with pytest.raises(NoResponders) as nobody:
-            await a.request(unique, b"", 5)
-        assert nobody.value.subject == unique
-        heard: list[Delivery] = []
-        await a.subscribe(unique, heard.append)
-        with pytest.raises(RequestTimeout) as late:
-            await a.request(unique, b"", 0.05)
-        assert late.value.timeout_s == 0.05
-        # The answer that comes too late is counted, and reaches no other request.
-        await a.send([(heard[0].reply, b"too late", "")])
-        await until(lambda: a.late_answers == 1)
 
 
 async def test_a_cancelled_request_leaves_nothing_behind(nats_url: str, unique: str) -> None:
@@ -117,18 +62,6 @@ async def test_a_cancelled_flush_leaves_the_connection_reading(nats_url: str, un
         assert connection.counters.reconnects == 0
 
 
-async def test_queue_groups_share(nats_url: str, unique: str) -> None:
-    async with await connect(nats_url, "a") as a:
-        first: list[Delivery] = []
-        second: list[Delivery] = []
-        await a.subscribe(unique, first.append, "group")
-        await a.subscribe(unique, second.append, "group")
-        await a.send([(unique, b"", "")] * 200)
-        await until(lambda: len(first) + len(second) == 200)
-        assert first
-        assert second
-
-
 async def test_a_subscribe_that_is_cancelled_hears_nothing(nats_url: str, unique: str) -> None:
     heard: list[Delivery] = []
     async with await connect(nats_url, "a") as a:
@@ -144,16 +77,6 @@ async def test_a_subscribe_that_is_cancelled_hears_nothing(nats_url: str, unique
         with pytest.raises(NoResponders):
             await a.request(unique, b"", 5)
         assert not heard
-
-
-async def test_unsubscribe_ends_delivery(nats_url: str, unique: str) -> None:
-    async with await connect(nats_url, "a") as a:
-        heard: list[Delivery] = []
-        subscription = await a.subscribe(unique, heard.append)
-        await subscription.unsubscribe()
-        with pytest.raises(NoResponders):
-            await a.request(unique, b"", 5)
-        assert heard == []
 
 
 async def test_a_member_of_a_group_that_leaves_it_behind_its_last_message_loses_none(
@@ -180,13 +103,6 @@ async def test_a_member_of_a_group_that_leaves_it_behind_its_last_message_loses_
         assert leaving.client is None
 
 
-@pytest.mark.parametrize("subject", ["", "a b", "a..b", ".a", "a.", "a\r\nPUB x 0\r\n", "a.>.b", "a*", "x" * 2000])
-async def test_bad_filters_are_refused_here(nats_url: str, subject: str) -> None:
-    async with await connect(nats_url, "a") as a:
-        with pytest.raises(BadSubject):
-            await a.subscribe(subject, lambda _: None)
-
-
 async def test_a_failing_handler_is_told_and_the_next_message_comes(nats_url: str, unique: str) -> None:
     told: list[BusError] = []
     async with await connect(nats_url, "a", on_error=told.append) as a:
@@ -203,37 +119,6 @@ async def test_a_failing_handler_is_told_and_the_next_message_comes(nats_url: st
         assert isinstance(told[0], HandlerFailed)
         assert isinstance(told[0].cause, KeyError)
         assert a.counters.handler_failures == 1
-
-
-async def test_a_handler_runs_where_its_message_is_read(nats_url: str, unique: str) -> None:
-    """Headers and reply included, in the order of the messages over all subscriptions, and with nothing in between."""
-    async with await connect(nats_url, "a") as a, await connect(nats_url, "b") as b:
-        heard: list[Delivery] = []
-        await a.subscribe(f"{unique}.*", heard.append)
-        await b.send([(f"{unique}.{'xy'[number % 2]}", b"%d" % number, "back") for number in range(100)])
-        await b.flush()
-        with pytest.raises(RequestTimeout):
-            await b.request(f"{unique}.x", b"last", 0.2, {"Key": "value"})
-        assert [delivery.data for delivery in heard] == [*(b"%d" % number for number in range(100)), b"last"]
-        assert {delivery.reply for delivery in heard[:-1]} == {"back"}
-        assert (heard[-1].headers, heard[0].headers) == ({"Key": "value"}, None)
-
-
-async def test_what_is_too_large_never_leaves(nats_url: str, unique: str) -> None:
-    told: list[BusError] = []
-    async with await connect(nats_url, "a", on_error=told.append) as a:
-        heard: list[Delivery] = []
-        await a.subscribe(unique, heard.append)
-        big = bytes(a.max_payload_bytes + 1)
-        assert await a.send([(unique, b"1", ""), (unique, big, ""), (unique, b"2", "")]) == 2
-        await until(lambda: len(heard) == 2)
-        assert isinstance(told[0], PayloadTooLarge)
-        assert told[0].bytes_max == a.max_payload_bytes
-        with pytest.raises(PayloadTooLarge):
-            await a.request(unique, big, 1)
-        with pytest.raises(PayloadTooLarge):  # headers count: the server would cut the connection
-            await a.request(unique, big[:-20], 1, {"Key": "x" * 40})
-        assert a.counters.reconnects == 0
 
 
 async def test_first_connect_gives_up_in_time(unique: str) -> None:
@@ -430,37 +315,6 @@ async def test_credentials_that_are_refused_after_a_restart_are_told(
         once_more = await EmbeddedServer.start(fresh_data_dir, port=fresh_server.port)
         await until(lambda: a.is_connected)
         await once_more.stop()
-
-
-async def test_a_blank_in_a_subject_injects_nothing(nats_url: str, unique: str) -> None:
-    told: list[BusError] = []
-    async with await connect(nats_url, "a", on_error=told.append) as a:
-        heard: list[Delivery] = []
-        await a.subscribe(f"{unique}.>", heard.append)
-        evil = f"{unique}.x 0\r\nPUB {unique}.evil 0\r\n"
-        assert await a.send([(evil, b"", ""), (f"{unique}.a", b"", evil), (f"{unique}.good", b"", "")]) == 1
-        with pytest.raises(BadSubject):
-            await a.request(evil, b"", 1)
-        await until(lambda: heard)
-        await a.flush()
-        assert [delivery.subject for delivery in heard] == [f"{unique}.good"]
-        assert [type(error) for error in told] == [BadSubject, BadSubject]
-
-
-async def test_close_ends_waits_and_stays(nats_url: str, unique: str) -> None:
-    a = await connect(nats_url, "a")
-    heard: list[Delivery] = []
-    await a.subscribe(unique, heard.append)
-    waiting = asyncio.create_task(a.request(unique, b"", 60))
-    await until(lambda: heard)
-    await a.close()
-    await a.close()
-    with pytest.raises(ConnectionClosed):
-        await waiting
-    assert a.closed.is_set()
-    for use in (a.send([]), a.request(unique, b"", 1), a.subscribe(unique, heard.append), a.flush()):
-        with pytest.raises(ConnectionClosed):
-            await use
 
 
 async def test_refused_permissions_reach_their_caller(tmp_path: Path, unique: str) -> None:

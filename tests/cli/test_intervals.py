@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import ast
-import sys
-from pathlib import Path
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moorage.cli.demo import intervals
 from moorage.cli.demo.drawn_jobs import Planned
 from moorage.cli.demo.intervals import ALONE, Holders, Span, clash, overlaps
 from moorage.cli.demo.judge import judge
@@ -20,13 +15,6 @@ MOST = {"mps": 3, "time-slice": 2}
 
 def found(*spans: Span[str, str]) -> list[tuple[str, list[str]]]:
     return [(late.holder, sorted(beside)) for late, beside in overlaps(spans, MOST)]
-
-
-def test_it_knows_nothing_of_those_it_judges() -> None:
-    tree = ast.parse(Path(intervals.__file__).read_text())
-    modules = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-    modules |= {name.name for node in ast.walk(tree) if isinstance(node, ast.Import) for name in node.names}
-    assert {str(name).split(".")[0] for name in modules} <= set(sys.stdlib_module_names)
 
 
 def test_one_alone_and_so_many_of_a_mode() -> None:

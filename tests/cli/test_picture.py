@@ -4,14 +4,32 @@ from __future__ import annotations
 
 import difflib
 import re
+from typing import Final
 
 import pytest
 
 from tests.cli.picture import PICTURE, first_screen, svg, text_of
 from tests.cli.terminal import need_tmux
-from tests.cli.transcribe import comparable
+
+#: what is never twice the same, and what stands for it in a comparison
+_VARYING: Final = (
+    (re.compile(r"\^C"), ""),
+    (re.compile(r"\bpid \d+"), "pid N"),
+    (re.compile(r"127\.0\.0\.1:\d+"), "127.0.0.1:PORT"),
+    (re.compile(r"\bledger( record)? \d+"), r"ledger\1 N"),
+    (re.compile(r"\b\d+(ms|s|m\d*s?)(?= |$)", re.MULTILINE), "AGE"),
+    (re.compile(r" {2,}"), "  "),
+    (re.compile(r"(?<=  AGE  )(-|0%)(?=  )"), "USE"),  # a renewal brings it within two seconds
+)
 
 AGAIN = "look at it, and if it is meant: python -m tests.cli.picture"
+
+
+def comparable(text: str) -> str:
+    """The text without what differs from run to run."""
+    for pattern, instead in _VARYING:
+        text = pattern.sub(instead, text)
+    return "\n".join(line.rstrip() for line in text.splitlines())
 
 
 def plain(text: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import signal
 
 import msgspec
@@ -175,15 +174,6 @@ async def test_events_on_a_terminal_stand_under_a_header(node: Node, unique: str
     assert head.split() == ["UTC", "JOB", "REPLICA", "TRY", "STATE", "WORKER", "CODE", "GPUS", "WHY"]
     assert first.split()[1:5] == ["e", "-", "0", "ACCEPTED"]
     assert head.index("STATE") == first.index("ACCEPTED")
-
-
-@pytest.mark.slow
-async def test_a_submit_says_why_its_job_waits(node: Node, unique: str) -> None:
-    ran = await node.run("submit", "--job", "w", "--gpu", "1xZ9000", "--driver", "noop", tenant=unique)
-    assert "warning[no-match]: no known worker could run this job: no worker with the driver " in ran.err
-    assert re.search(r"waits: \d+\w\w of \d+  model: ", ran.err), ran.err  # the fleet is everybody's
-    await node.run("cancel", "w", "--reason", "no such thing", tenant=unique)
-    assert (await node.run("ls", "--format", "{why}", tenant=unique)).out == "no such thing\n"
 
 
 @pytest.mark.slow

@@ -1,7 +1,6 @@
 """Functions of a service called through the fleet: the SDK, a real scheduler, an embedded worker in this process.
 
-The handler's row of the promise table (ended by asking, overdue quarantined, freed when it returned) is here as a
-caller sees it; `tests/worker/drivers/test_handler.py` has it as the scheduler does.
+How they are ended is in `tests/worker/drivers/test_handler.py`.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import pytest
 from moorage.bus.embedded import EmbeddedServer
 from moorage.bus.errors import BusError
 from moorage.bus.jetstream import JetStream
-from moorage.client import AsyncClient, Client, JobFailed, Progress, Rejected
+from moorage.client import AsyncClient, JobFailed, Progress, Rejected
 from moorage.schemas.handler import INLINE_BYTES_MAX, result_bucket
 from moorage.worker.agent.embed import EmbeddedWorker
 from moorage.worker.drivers.handler.context import HandlerContext
@@ -34,13 +33,10 @@ class Service:
 
     def __init__(self, made: Stack, state: Path) -> None:
         self.seen: list[HandlerContext] = []
-        self.overdue: list[HandlerContext] = []
-        self.go_on = asyncio.Event()
-        self.may_end = threading.Event()
         self.is_heard = threading.Event()
         settings = WorkerSettings(state, "service", made.subjects.prefix, simulate="2xL40S")
-        self.worker = EmbeddedWorker(made.url, settings, on_overdue=self.overdue.append)
-        for function in (self.echo, self.large, self.steps, self.nothing, self.broken, self.hang, self.stubborn):
+        self.worker = EmbeddedWorker(made.url, settings)
+        for function in (self.echo, self.large, self.steps, self.nothing, self.broken):
             self.worker.handler(function.__name__)(function)
 
     async def echo(self, context: HandlerContext) -> Any:
@@ -75,17 +71,6 @@ class Service:
     def broken(self, context: HandlerContext) -> None:
         raise LookupError(f"no input {context.input}")
 
-    def hang(self, context: HandlerContext) -> None:
-        self.seen.append(context)
-        while not context.wait_cancelled(0.01):
-            pass
-        context.raise_if_cancelled()
-
-    def stubborn(self, context: HandlerContext) -> str:
-        self.seen.append(context)
-        self.may_end.wait(300)
-        return "too late"
-
 
 @contextlib.asynccontextmanager
 async def world(server: EmbeddedServer, prefix: str, tmp_path: Path) -> AsyncIterator[tuple[AsyncClient, Service]]:
@@ -97,7 +82,6 @@ async def world(server: EmbeddedServer, prefix: str, tmp_path: Path) -> AsyncIte
                 await until(lambda: service.worker.is_live, 90, "the service has joined")
                 yield moorage, service
             finally:
-                service.may_end.set()
                 with contextlib.suppress(BusError):  # a bucket has its bound set aside while it is there
                     await JetStream(moorage._wire.link).delete_stream(f"OBJ_{result_bucket(prefix, 'acme')}")
 
@@ -168,59 +152,6 @@ async def test_a_function_that_nobody_offers_waits_with_the_reason_and_runs_once
         painter.handler("paint")(lambda context: f"{context.input} is blue")
         async with painter:
             assert (await job.result("90s")).value == "a wall is blue"
-
-
-@pytest.mark.slow
-async def test_a_cancelled_function_is_asked_and_frees_its_gpu(
-    nats_server: EmbeddedServer, unique: str, tmp_path: Path
-) -> None:
-    async with world(nats_server, unique, tmp_path) as (moorage, service):
-        job = await moorage.submit_handler("hang", gpu=2)
-        await until(lambda: service.seen, what="it runs")
-        await job.cancel("enough")
-        with pytest.raises(JobFailed) as cancelled:
-            await job.result("90s")
-        assert (cancelled.value.state, service.seen[0].cancelled) == ("CANCELLED", True)
-        assert (await (await moorage.submit_handler("echo", gpu=2)).result("90s")).state == "SUCCEEDED"
-
-
-@pytest.mark.slow
-async def test_a_function_that_does_not_stop_keeps_its_gpu_until_it_returns(
-    nats_server: EmbeddedServer, unique: str, tmp_path: Path
-) -> None:
-    async with world(nats_server, unique, tmp_path) as (moorage, service):
-        job = await moorage.submit_handler("stubborn", gpu=2, grace_s=0.1)
-        await until(lambda: service.seen, what="it runs")
-        await job.cancel("enough")
-        await until(lambda: service.overdue, what="the service is told")
-        waits = await moorage.submit_handler("echo", gpu=1)
-        await until(lambda: _quarantined(moorage), what="both slots are out of use")
-        assert (await job.show()).state == "CANCELLING"
-        assert (await waits.show()).state == "QUEUED"
-        service.may_end.set()
-        assert (await waits.result("90s")).value["gpus"]
-        assert (await job.show()).state != "CANCELLING"
-
-
-async def _quarantined(moorage: AsyncClient) -> bool:
-    [row] = (await moorage.fleet.show()).workers
-    return bool(row.cells == "!!")
-
-
-@pytest.mark.slow
-async def test_the_sync_twin_calls_too(nats_server: EmbeddedServer, unique: str, tmp_path: Path) -> None:
-    async with world(nats_server, unique, tmp_path) as (_, service):
-
-        def call() -> tuple[Any, list[Progress], list[str]]:
-            told: list[Progress] = []
-            with Client(nats_server.url, tenant="acme", prefix=unique) as sync:
-                job = sync.submit_handler("steps")
-                value = job.result("90s", service.listener(told)).value
-                return value, told, [step.state for step in job.steps("60s")]
-
-        value, told, states = await asyncio.to_thread(call)
-        assert (value, len(told)) == ("done", 3)
-        assert states == ["ACCEPTED", "PLACED", "CLAIMED", "RUNNING", "SUCCEEDED"]
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,6 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 import moorage
@@ -24,7 +23,6 @@ from moorage.bus.embedded import EmbeddedServer
 from moorage.bus.lend.client import LeaseRefused, recall
 from moorage.bus.lend.protocol import SOCKET_NAME
 from moorage.bus.target import HOME_VARIABLE, UP_FILE, Up, started_ticks
-from moorage.bus.transport import Delivery
 from moorage.client import AsyncClient, Client, Gpu, NoAgent, NotPermitted, Rejected, TimedOut
 from moorage.client.lease import SOCKET_VARIABLE, SYSTEM_SOCKET, find_sockets, torch_device
 from moorage.schemas.codec import encode
@@ -36,7 +34,7 @@ from tests.waiting import until
 NOBODY = 65534
 _ROOTS = os.pathsep.join(str(Path(root).parent) for root in moorage.__path__)
 
-#: borrows with the SDK and says in lines what becomes of it; a word on stdin makes it give back
+#: borrows with the SDK, says in lines what becomes of it and gives back when asked
 BORROWER = """
 import asyncio, os, sys
 import moorage.client.lease  # before this may be a user who cannot read it
@@ -54,13 +52,7 @@ def asked(back):
 async def plain():
     async with AsyncClient("nats://127.0.0.1:1").lease(gpu, purpose="test", on_asked_back=asked) as lease:
         say("held", lease.worker, lease.mode, ",".join(lease.uuids), lease.environment["CUDA_VISIBLE_DEVICES"])
-        word = asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline)
-        gone = asyncio.ensure_future(lease.wait_asked_back())
-        await asyncio.wait((word, gone), return_when=asyncio.FIRST_COMPLETED)
-        if lease.lost:
-            say("lost")
-        if how == "stubborn":
-            await word
+        await lease.wait_asked_back()
     say("given back")
 
 def sync(url):
@@ -94,10 +86,6 @@ class Borrower:
         assert (word, " ".join(reason)) == ("asked", why)
         assert within_s - 30 <= int(left_s) <= within_s
 
-    def speak(self) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(b"go on\n")
-
 
 @contextlib.asynccontextmanager
 async def borrower(socket: Path, gpu: str = "1x", how: str = "plain", *more: str) -> AsyncIterator[Borrower]:
@@ -108,7 +96,6 @@ async def borrower(socket: Path, gpu: str = "1x", how: str = "plain", *more: str
         how,
         gpu,
         *more,
-        stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         env=os.environ | {"PYTHONPATH": _ROOTS, "MOORAGE_LEASE_SOCKET": str(socket)},
     )
@@ -129,10 +116,6 @@ class World:
         self.state = made.folder / "w"
         self.socket = self.state / SOCKET_NAME
         self.agent: RealProcess
-        self.pending_claimers = 0
-
-    def on_load(self, delivery: Delivery) -> None:
-        self.pending_claimers = msgspec.json.decode(delivery.data).get("pending_claimers", 0)
 
     async def start(self, simulate: str = "2xL40S", **settings: Any) -> None:
         settings.setdefault("modes", ("exclusive", "mps", "time-slice"))
@@ -157,22 +140,12 @@ class World:
 
         return seen
 
-    async def state_of(self, job: str) -> str:
-        return str((await self.moorage.job(job).show()).state)
-
-    def job_is(self, job: str, state: str) -> Callable[[], Any]:
-        async def seen() -> bool:
-            return await self.state_of(job) == state
-
-        return seen
-
 
 @contextlib.asynccontextmanager
 async def world(server: EmbeddedServer, prefix: str, simulate: str = "2xL40S", **settings: Any) -> AsyncIterator[World]:
     async with stack(server, prefix) as made, AsyncClient(made.url, prefix=prefix) as client:
         await made.scheduler(config=QUICK)
         it = World(made, client)
-        await client._wire.subscribe(client._wire.subjects.load_all, it.on_load)
         await it.start(simulate, **settings)
         yield it
 
@@ -212,27 +185,6 @@ async def test_a_lease_without_a_block_is_held_until_it_is_given_back(nats_serve
         await lease.give_back()
         await lease.give_back()
         await until(w.shows("··"), what="both are free")
-
-
-@pytest.mark.slow
-async def test_leases_and_placements_stand_in_one_line(nats_server: EmbeddedServer, unique: str) -> None:
-    async with world(nats_server, unique, "1xL40S") as w:
-        first = await w.moorage.submit(["hang"], gpu=1, driver="noop", job="first")
-        await until(w.job_is("first", "RUNNING"), what="a job has the device")
-        async with borrower(w.socket) as process:
-            held = asyncio.create_task(process.line())
-            await until(lambda: w.pending_claimers, what="it stands in line")
-            second = await w.moorage.submit(["hang"], gpu=1, driver="noop", job="second")
-            await first.cancel("make room")
-            assert (await held)[:3] == ["held", "w1", "exclusive"]  # it came before the second job
-            assert await w.state_of("second") in ("QUEUED", "PLACED")  # and a placement is refused
-            process.speak()
-            assert await process.line() == ["given", "back"]
-        await until(w.job_is("second", "RUNNING"), what="the second job's turn")
-        with pytest.raises(TimedOut, match=r"no 1xany came free on this host within 0\.1 s"):
-            async with w.moorage.lease(wait="100ms", socket=w.socket):
-                pass
-        await second.cancel()
 
 
 @pytest.mark.slow
@@ -290,21 +242,6 @@ async def test_a_drained_worker_asks_back_and_lends_no_more_until_it_is_taken_ba
 
 
 @pytest.mark.slow
-async def test_a_borrower_that_does_not_give_back_loses_nobody_elses_devices(
-    nats_server: EmbeddedServer, unique: str
-) -> None:
-    async with world(nats_server, unique) as w, borrower(w.socket, "1x", "stubborn") as stubborn:
-        assert (await stubborn.line())[0] == "held"
-        assert await recall(w.socket, "now", 0.0) == 1
-        await until(w.shows("!·"), what="its device is marked; it is not ended")
-        await until(lambda: w.moorage.run(["exit", "0"], gpu=1, driver="noop", wait="60s"), 90, "the other one works")
-        assert await stubborn.line() == ["asked", "now", "0"]
-        stubborn.speak()
-        assert await stubborn.line() == ["given", "back"]
-        await until(w.shows("··"), what="both are free")
-
-
-@pytest.mark.slow
 async def test_an_agent_that_is_killed_takes_its_leases_along_and_the_next_one_lends_anew(
     nats_server: EmbeddedServer, unique: str
 ) -> None:
@@ -323,37 +260,6 @@ async def test_an_agent_that_is_killed_takes_its_leases_along_and_the_next_one_l
             async with w.moorage.lease(2, wait="60s", socket=w.socket) as again:
                 assert again.uuids == lease.uuids
         assert "lost" in repr(lease)
-
-
-@pytest.mark.slow
-async def test_sharers_of_one_mode_share_and_the_fleet_keeps_out(nats_server: EmbeddedServer, unique: str) -> None:
-    async with world(nats_server, unique, "1xL40S", sharers_max={"time-slice": 2}) as w:
-        async with (
-            w.moorage.lease("1xL40S@time-slice", wait="60s", socket=w.socket) as one,
-            borrower(w.socket, "1xL40S@time-slice") as other,
-        ):
-            assert (await other.line())[2:4] == ["time-slice", one.uuids[0]]
-            assert one.mode == "time-slice"
-            with pytest.raises(TimedOut):  # as many as share it
-                async with w.moorage.lease(Gpu(share="time-slice"), wait="100ms", socket=w.socket):
-                    pass
-            await w.moorage.submit(["exit", "0"], gpu="1xL40S@time-slice", driver="noop", job="shares")
-            await until(lambda: _reason(w.moorage, "shares"), what="it waits for the device")
-            other.speak()
-            assert await other.line() == ["given", "back"]
-            whole = asyncio.create_task(_uuids(w, "1xL40S"))
-            await asyncio.sleep(0)
-        assert await whole == one.uuids
-        await until(w.job_is("shares", "SUCCEEDED"), what="the job's turn")
-
-
-async def _reason(moorage: AsyncClient, job: str) -> bool:
-    return (await moorage.job(job).explain()).reason in ("busy", "lent", "contended", "backoff")
-
-
-async def _uuids(w: World, gpu: str) -> tuple[str, ...]:
-    async with w.moorage.lease(gpu, wait="60s", socket=w.socket) as lease:
-        return lease.uuids
 
 
 @pytest.mark.slow

@@ -124,19 +124,6 @@ async def test_a_job_that_is_followed_in_a_crowd_has_its_result_without_a_questi
         assert loop.verbs() == ["submit"]
 
 
-async def test_each_event_is_heard_once_while_the_result_is_awaited(nats_url: str, unique: str) -> None:
-    async with standing(nats_url, unique) as loop:
-        job = await loop.submit("j")
-        expected = loop.client._wire._stories._expected
-        assert list(expected) == ["j"]
-        waiting = asyncio.create_task(job.result("20s"))
-        await until(lambda: loop.client._wire._stories.followers, what="it is awaited")
-        assert not list(expected)
-        await loop.say("j", STORY[0])
-        await loop.say("j", *STORY[1:])
-        assert [each.rev for each in (await waiting).changes] == [1, 2, 3]
-
-
 async def test_the_handle_knows_the_state_while_the_result_is_awaited(nats_url: str, unique: str) -> None:
     async with standing(nats_url, unique) as loop:
         job = await loop.submit("j")

@@ -37,10 +37,6 @@ from moorage.client.fleet import FLEET_FRAMES_MAX
 from moorage.client.output import TAIL_LINES
 from moorage.client.steps import step_of
 from moorage.scheduler.core.config import Config
-from moorage.scheduler.core.draft import Draft
-from moorage.scheduler.core.ledger.state import Worker
-from moorage.scheduler.core.lifecycle.transitions import Lifecycle
-from moorage.schemas.frames import Fact
 from moorage.schemas.job import STATES
 from moorage.testing import Ran, SimFleet, SimulatedClock, Task
 from moorage.testing.bus.bus import FaultyNetwork
@@ -72,22 +68,6 @@ async def test_a_job_runs_its_script_on_its_lease() -> None:
         assert (changes[1].worker, len(changes[1].gpus)) == ("sim-0001", 2)
         assert result.stdout == ",".join(changes[1].gpus) + "\n"
         assert 995 <= changes[4].time_ms - changes[3].time_ms <= 1100  # its start is told up to 2 ms later
-
-
-@in_virtual_time
-async def test_an_agent_tells_of_a_short_job_in_one_fact() -> None:
-    told: Counter[str] = Counter()
-    with pytest.MonkeyPatch.context() as patch:
-        take = Lifecycle.on_facts
-
-        def note(lifecycle: Lifecycle, draft: Draft, worker: Worker, facts: list[Fact]) -> None:
-            told.update(fact.kind for fact in facts)
-            take(lifecycle, draft, worker, facts)
-
-        patch.setattr(Lifecycle, "on_facts", note)
-        async with AsyncClient(transport=SimFleet("8xH100")) as moorage:
-            await moorage.wait(await moorage.submit_many([()] * 8, gpu="1xH100", driver="noop"))
-    assert told == {"ran": 8, "freed": 8}
 
 
 @in_virtual_time

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import inspect
 import os
 import pickle
@@ -337,37 +336,6 @@ def test_without_a_descriptor_it_is_told_and_waits_for_nobody() -> None:
     words = [sys.executable, "-c", WITHOUT_DESCRIPTORS]
     out = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True).stdout
     assert out == "[Errno 24] Too many open files\n[] 2\n"
-
-
-def test_what_is_handed_over_while_it_ends_is_failed_and_not_forgotten() -> None:
-    """Whoever calls at that moment: before the loop's last turn, behind it, or when it is closed."""
-    interval_s = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    try:
-        for _ in range(60):
-            thread = LoopThread("ends")
-            thread.start()
-            told: list[str] = []
-            enough = threading.Event()
-
-            def calls(thread: LoopThread = thread, told: list[str] = told, enough: threading.Event = enough) -> None:
-                with contextlib.suppress(RuntimeError):
-                    while True:
-                        thread.call(asyncio.sleep(0))
-                        told.append("came")
-                        if len(told) >= 20:
-                            enough.set()
-
-            callers = [threading.Thread(target=calls, daemon=True) for _ in range(6)]
-            for caller in callers:
-                caller.start()
-            assert enough.wait(60)
-            thread.stop()
-            for caller in callers:
-                caller.join(20)
-                assert not caller.is_alive()
-    finally:
-        sys.setswitchinterval(interval_s)
 
 
 def test_what_is_handed_over_behind_the_loops_last_turn_is_failed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,16 +5,13 @@ The table is written by hand from the contract, not read from the code that make
 
 from __future__ import annotations
 
-import contextlib
-from collections import defaultdict
 from typing import Any, Final
 
 import pytest
 
-from moorage.bus.connection import Connection
-from moorage.bus.errors import BusError, PermissionRefused
 from moorage.client.job import Job
 from tests.cli.node import moorage
+from tests.deploy.rights import wrong_rights
 from tests.deploy.test_roles_live import everybody
 from tests.sites import running, settled
 from tests.waiting import until
@@ -58,26 +55,8 @@ WIDE: Final = ("moorage.tty.>", "moorage.tty.*.*.*.*", "moorage.tty.*.*.*.in", "
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 async def test_only_a_tenant_with_the_right_and_the_worker_exchange_bytes(layout: str) -> None:
-    async with running(**LAYOUTS[layout], execs=("acme",)) as site, contextlib.AsyncExitStack() as opened:
-        refused: dict[str, set[str]] = defaultdict(set)
-        wrong: list[str] = []
-        for name, key in WHO.items():
-
-            def on_error(error: BusError, name: str = name) -> None:
-                if isinstance(error, PermissionRefused) and error.operation == "publish":
-                    refused[name].add(error.subject)
-
-            connection = await opened.enter_async_context(await site.connect(key, on_error=on_error))
-            for subject in TABLE:
-                await connection.send([(subject, b"?", "")])
-            await settled(connection)
-            for subject, (writes, reads) in TABLE.items():
-                if (subject.lower() in refused[name]) == (name in writes.split()):
-                    wrong.append(f"{name} publishes {subject}: refused {subject.lower() in refused[name]}")
-                hears = await _hears(connection, subject)
-                if hears != (name in reads.split()):
-                    wrong.append(f"{name} subscribes to {subject}: {hears}")
-            wrong += [f"{name} subscribes to {subject}" for subject in WIDE if await _hears(connection, subject)]
+    async with running(**LAYOUTS[layout], execs=("acme",)) as site:
+        wrong = await wrong_rights(site, WHO, dict.fromkeys(WHO, TABLE), WIDE)
         assert not wrong, "\n".join(wrong)
 
 
@@ -117,11 +96,3 @@ async def test_a_tenant_with_the_right_runs_commands_and_another_is_told_how_to_
         assert "those who run this fleet give that right with moorage admin nats-config --exec beta" in ran.err
         ran = await moorage("exec", "j", "--nats", "submitter.beta", "--tenant", "acme", *words, env=env)
         assert ran.code != 0
-
-
-async def _hears(connection: Connection, subject: str) -> bool:
-    try:
-        await (await connection.subscribe(subject, lambda _: None)).unsubscribe()
-    except PermissionRefused:
-        return False
-    return True

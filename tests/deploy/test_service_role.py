@@ -5,15 +5,14 @@ The table is written by hand from the contract, not read from the code that make
 
 from __future__ import annotations
 
-import contextlib
-from collections import defaultdict
 from typing import Any, Final
 
 import pytest
 
 from moorage.bus.connection import Connection
-from moorage.bus.errors import BusError, NoResponders, PermissionRefused
+from moorage.bus.errors import NoResponders, PermissionRefused
 from moorage.bus.transport import Delivery
+from tests.deploy.rights import wrong_rights
 from tests.sites import RunningSite, running, settled
 from tests.waiting import until
 
@@ -62,39 +61,11 @@ NOT_ITS: Final = (
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 async def test_a_key_of_a_service_is_for_calls_of_its_tenant_alone(layout: str) -> None:
-    async with running(**LAYOUTS[layout]) as site, contextlib.AsyncExitStack() as opened:
-        refused: dict[str, set[str]] = defaultdict(set)
-        wrong: list[str] = []
-        table = {**TABLE, **dict.fromkeys(NOT_ITS, ("", ""))}
-        for name, key in WHO.items():
-
-            def on_error(error: BusError, name: str = name) -> None:
-                if isinstance(error, PermissionRefused) and error.operation == "publish":
-                    refused[name].add(error.subject)
-
-            connection = await opened.enter_async_context(await site.connect(key, on_error=on_error))
-            of_its_own = [s for s in table if name == "serves" or s in TABLE]
-            for subject in of_its_own:
-                await connection.send([(subject, b"?", "")])
-            await settled(connection)
-            for subject in of_its_own:
-                writes, reads = table[subject]
-                if (subject.lower() in refused[name]) == (name in writes.split()):
-                    wrong.append(f"{name} publishes {subject}: refused {subject.lower() in refused[name]}")
-                hears = await _hears(connection, subject)
-                if hears != (name in reads.split()):
-                    wrong.append(f"{name} subscribes to {subject}: {hears}")
-            wide = ("moorage.call.>", "moorage.calls.>", "moorage.calls.*.~.>", "moorage.call.*.embed", "_INBOX.>", ">")
-            wrong += [f"{name} subscribes to {subject}" for subject in wide if await _hears(connection, subject)]
+    tables = dict.fromkeys(WHO, TABLE) | {"serves": {**TABLE, **dict.fromkeys(NOT_ITS, ("", ""))}}
+    wide = ("moorage.call.>", "moorage.calls.>", "moorage.calls.*.~.>", "moorage.call.*.embed", "_INBOX.>", ">")
+    async with running(**LAYOUTS[layout]) as site:
+        wrong = await wrong_rights(site, WHO, tables, wide)
         assert not wrong, "\n".join(wrong)
-
-
-async def _hears(connection: Connection, subject: str) -> bool:
-    try:
-        await (await connection.subscribe(subject, lambda _: None)).unsubscribe()
-    except PermissionRefused:
-        return False
-    return True
 
 
 async def _witness(site: RunningSite, tenant: str) -> Connection:

@@ -7,23 +7,11 @@ import subprocess
 from pathlib import Path
 from typing import Final
 
-import pytest
-
 from tools import lab_notes
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 DECISIONS: Final = sorted((ROOT / "docs" / "decisions").glob("[0-9]*.md"))
 NUMBERS: Final = {path.name[:4] for path in DECISIONS}
-
-
-@pytest.mark.parametrize("path", DECISIONS, ids=lambda path: path.name[:4])
-def test_a_decision_has_its_number_its_status_and_its_three_sections_and_the_index_names_it(path: Path) -> None:
-    text = path.read_text()
-    begins = re.match(r"# (\d{4}): ([^\n]+)\n\nStatus: accepted\.\n", text)
-    assert begins is not None, "begin with '# NNNN: title', an empty line and 'Status: accepted.'"
-    assert begins[1] == path.name[:4]
-    assert re.findall(r"^## (.+)$", text, re.MULTILINE) == ["Context", "Decision", "Consequences"]
-    assert f"- [{begins[1]}: {begins[2]}]({path.name})\n" in (path.parent / "index.md").read_text()
 
 
 def test_no_two_decisions_have_one_number() -> None:

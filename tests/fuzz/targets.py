@@ -29,7 +29,7 @@ from moorage.scheduler.core.ledger.snapshot import BadSnapshot, load
 from moorage.scheduler.core.ledger.state import State
 from moorage.scheduler.ledger.ledger import Ledger, LedgerBroken
 from moorage.schemas import frames, job, operate
-from moorage.schemas.codec import Decoder, split_array
+from moorage.schemas.codec import Decoder, encode, split_array
 from moorage.schemas.errors import CODES, MoorageError, Problem, Refused
 from moorage.schemas.gpu import parse_token
 from moorage.schemas.release import release_problem
@@ -115,16 +115,18 @@ def _takes(target: Target, payload: bytes) -> bool:
 
 
 def _checked(decode: Callable[[bytes], object]) -> Callable[[bytes], object]:
-    """A refusal must be one that can be told: a known code, the caller's fault, and small."""
+    """What is read can be written again; a refusal is one that can be told: a known code, and small."""
 
     def read(payload: bytes) -> object:
         try:
-            return decode(payload)
+            found = decode(payload)
         except Refused as refused:
             told: Problem = refused.problem
             assert told.code in CODES, told.code
             assert len(msgspec.json.encode(told)) < 16_384, "a refusal of over 16 KiB"
             raise
+        assert encode(found, json=False), "what was read can be answered and recorded"
+        return found
 
     return read
 

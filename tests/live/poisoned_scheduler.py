@@ -17,11 +17,7 @@ from moorage.bus.connection import connect
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.fleet.shape import Shape, Shapes
 from moorage.scheduler.core.lifecycle.admission import Admission
-from moorage.scheduler.core.lifecycle.sessions import Sessions
-from moorage.scheduler.core.lifecycle.transitions import Lifecycle
-from moorage.scheduler.core.outputs.output_writer import OutputWriter
 from moorage.scheduler.core.queue.queue import Queue
-from moorage.scheduler.core.rank.ranker import Pack
 from moorage.scheduler.core.schedule.placing import Placing
 from moorage.scheduler.leader.copies import Copies
 from moorage.scheduler.leader.fleet_frames import FleetFrames
@@ -39,28 +35,13 @@ class Poisoned(Exception):
     """What the defect raises."""
 
 
-class PoisonedRanker(Pack):
-    """A ranker of one's own that fails on some requests."""
-
-    name = "poisoned"
-
-    def choose(self, *given: Any) -> Any:
-        if is_poison(*given):
-            raise Poisoned("choose")
-        return super().choose(*given)
-
-
 def is_poison(*given: Any) -> bool:
     for each in given:
-        if isinstance(each, list) and is_poison(*each):
-            return True
         if isinstance(each, Shape) and each.models == (POISON,):
             return True
         if isinstance(each, Request) and (each.labels or {}).get(POISON):
             return True
         if str(getattr(each, "name", "") or getattr(each, "job", "")).startswith(POISON):
-            return True
-        if str(getattr(each, "worker", "")).startswith(POISON):
             return True
     return False
 
@@ -95,12 +76,7 @@ PLACES: Final[dict[str, Callable[[], None]]] = {
     "cancel": raising(Admission, "cancel"),
     "queue": raising(Queue, "add"),
     "placing": raising(Placing, "_place_one"),
-    "renew": raising(Sessions, "renew"),
-    "facts": raising(Sessions, "facts"),
-    "timer": raising(Lifecycle, "expire"),
-    "outputs": raising(OutputWriter, "answer_submits"),
     "tasks": every_task,
-    "ranking": lambda: None,
     "none": lambda: None,
 }
 
@@ -114,7 +90,5 @@ if __name__ == "__main__":
     _, place, server, prefix, numbers = sys.argv
     PLACES[place]()
     settings = msgspec.json.decode(numbers)
-    if place == "ranking":
-        settings["ranker"] = "tests.live.poisoned_scheduler:PoisonedRanker"
     logging.basicConfig(level="INFO", format="%(asctime)s %(levelname)-7s %(name)s %(message)s")
     asyncio.run(main(server, prefix, settings))

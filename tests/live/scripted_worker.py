@@ -166,13 +166,6 @@ class ScriptedWorker:
         answer = await self.ask("fact", frame)
         assert answer == {"kind": "recorded", "no": frame.no, "reign": answer.get("reign"), "v": 1}, answer
 
-    async def tell_raw(self, fact: Fact) -> dict[str, Any]:
-        """Tell one fact, whatever it says; the answer, whatever it is."""
-        answer = await self.ask("fact", FactFrame(self.session, self.no + 1, [fact]))
-        if answer["kind"] == "recorded":
-            self.no = answer["no"]
-        return answer
-
     async def step(self, job: str, *kinds: str, replica: int = 0) -> None:
         """Tell facts about this replica's placement, a frame each."""
         place = await self.wants(job, replica)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -15,13 +13,11 @@ import pytest
 
 from moorage.bus.connection import connect
 from moorage.bus.jetstream import JetStream
-from moorage.schemas.codec import encode
 from moorage.schemas.errors import CODES
-from moorage.schemas.frames import Device, Fact, FactFrame, Held, Hello, Join, Load, Renew, SlotLoad
 from moorage.schemas.names import is_job
-from tests.live.scripted_worker import ScriptedWorker, scripted_worker
+from tests.live.scripted_worker import scripted_worker
 from tests.live.stack import ANSWER_S, Caller, RealProcess, caller, request, stack
-from tests.servers import MortalServer, Server
+from tests.servers import Server
 from tests.waiting import until
 
 pytestmark = pytest.mark.any_server
@@ -259,175 +255,7 @@ async def test_headers_and_reply_subjects_do_no_harm(nats_server: Server, unique
         assert "Traceback" not in scheduler.words()
 
 
-@pytest.mark.slow
-async def test_a_hostile_worker_harms_nobody_else(nats_server: Server, unique: str) -> None:
-    """It holds a session of its own; frames are well formed, but false."""
-    async with stack(nats_server, unique) as made, caller(made) as acme:
-        scheduler = await made.scheduler()
-        await acme.leader()
-        subjects = made.subjects
-        async with (
-            scripted_worker(acme.nc, subjects, "good", 4) as good,
-            scripted_worker(acme.nc, subjects, "evil", 4) as evil,
-        ):
-            on_good = {"requires": {"host": ["good"]}}
-            await acme.submit("honest", **on_good)
-            await good.step("honest", "claimed", "started")
-            honest = await good.wants("honest")
-
-            # another machine under the same id, and the old numbers again
-            twin = ScriptedWorker(acme.nc, subjects, "good", 4, machine="another")
-            twin.join_n = 10
-            assert (await twin.join())["code"] == "worker-id-in-use"
-            # and the same devices under another id, be it with one of its own before them
-            own = Device(0, "nvidia", "NVIDIA H100 80GB HBM3", "GPU-00000000-0000-0000-0000-00000000000e", 81559)
-            thief = ScriptedWorker(acme.nc, subjects, "thief", 1, machine="another")
-            thief.hello = msgspec.structs.replace(thief.hello, gpu_pool=[own, good.hello.gpu_pool[3]])
-            refused = await thief.join()
-            assert (refused["code"], refused["field"]) == ("gpu-lent-twice", "$.hello.gpu_pool[1].uuid")
-            assert (await good.ask("join", join_of(good, n=1)))["session"] == good.session
-            assert (await good.ask("join", join_of(good, n=0)))["code"] == "stale-join"
-            twice = await asyncio.gather(*(evil.ask("join", join_of(evil, n=n)) for n in (7, 7, 8, 8, 8)))
-            assert {answer["kind"] for answer in twice} <= {"joined", "error"}
-            evil.join_n = 100
-            assert (await evil.join())["kind"] == "joined"
-
-            # a session that is not its own, a frame again, a gap
-            stolen = FactFrame(evil.session, 1, [good.fact("exited", honest)])
-            assert (await good.ask("fact", stolen))["code"] == "session-over"
-            assert (await evil.ask("fact", FactFrame(good.session, 3, [])))["code"] == "session-over"
-            assert (await evil.ask("renew", Renew(good.session, 1)))["code"] == "session-over"
-            again = FactFrame(good.session, 1, [good.fact("exited", honest), good.fact("freed", honest)])
-            assert (await good.ask("fact", again))["no"] == good.no
-            gap = await evil.ask("fact", FactFrame(evil.session, 5, []))
-            assert (gap["code"], gap["allowed"]) == ("gap", "1")
-            # facts about another worker's member, in its own session
-            for kind in ("exited", "freed", "withdrawn", "not-held", "refused", "quarantined", "claimed", "started"):
-                await evil.tell_raw(good.fact(kind, honest))
-            assert (await acme.show("honest"))["state"] == "RUNNING"
-
-            # numbers and words that are no numbers and words
-            for fact in await hostile_facts(acme, evil):
-                await evil.tell_raw(fact)
-            for frame in (
-                Renew(evil.session, 1, busy=[-1, 64, BIG, 10**9], held=[Held("a", "b", BIG, BIG, BIG, "running")]),
-                Renew(evil.session, BIG, no=BIG, generation=-BIG),
-                Renew(evil.session, 1, held=[Held("t", "j" * 200, 0, 0, n, "running") for n in range(2000)]),
-            ):
-                answer = await evil.ask("renew", frame)
-                assert answer["kind"] in ("renewed", "error"), answer
-            for name, join in hostile_joins(subjects_worker="evil").items():
-                answer = await evil.ask("join", join)
-                assert answer["kind"] in ("joined", "error"), (name, answer)
-                await still_leads(acme, f"behind-{name}")
-
-            # a flood of what is said
-            flood = [encode(Load("good", "boot-1", n, n, gpu_pool=[SlotLoad(0)] * 100)) for n in range(2000)]
-            hellos = [encode(Hello(f"w{n}", "b", gpu_pool=[Device(0, "nvidia", "x" * 1000, "u")])) for n in range(2000)]
-            for load, hello in zip(flood, hellos, strict=True):
-                await acme.nc.publish(subjects.load("good"), load)
-                await acme.nc.publish(subjects.hello("good"), hello)
-            await good.step("honest", "exited", "freed")
-            assert await acme.state("honest") == "SUCCEEDED"
-            await acme.submit("after", **on_good)
-            await good.finish("after")
-            await acme.reaches("after", "SUCCEEDED")
-            assert {answer["kind"] for answer in good.answers} == {"renewed"}
-            assert (await acme.fleet())["epoch"] == 1
-        await end_of(scheduler)
-        assert "Traceback" not in scheduler.words()
-
-
-def join_of(worker: ScriptedWorker, n: int) -> Join:
-    return Join(worker.machine, worker.hello.boot, n, worker.hello)
-
-
-async def hostile_facts(acme: Caller, evil: ScriptedWorker) -> list[Fact]:
-    """False details about members that are its own."""
-    await acme.submit("gang", gpu={"scheduling": "gang"}, replicas=2, requires={"host": ["evil"]})
-    await acme.submit("plain", requires={"host": ["evil"]})
-    ranks, plain = [await evil.wants("gang", rank) for rank in (0, 1)], await evil.wants("plain")
-    return [
-        evil.fact("claimed", ranks[0], detail="no:such:port"),
-        evil.fact("claimed", ranks[1], detail="x" * 100_000),
-        evil.fact("claimed", plain),
-        evil.fact("exited", plain, BIG, "x" * 100_000),
-        evil.fact("exited", plain, 1, "exit"),
-        evil.fact("quarantined", plain, detail="9999999999"),
-        evil.fact("quarantined", plain, detail="-1, ²,0x1"),
-        evil.fact("freed", plain),
-        Fact("freed", "no", "such", BIG, -BIG, BIG),
-    ]
-
-
-def hostile_joins(subjects_worker: str) -> dict[str, Join]:
-    def hello(**fields: Any) -> Hello:
-        made: dict[str, Any] = {"drivers": ["process"], "labels": {"host": subjects_worker}, **fields}
-        return Hello(subjects_worker, "boot-1", **made)
-
-    device = Device(0, "nvidia", "NVIDIA H100", "GPU-0", 81559)
-    hellos = {
-        "cpu-big": hello(cpu_milli=BIG),
-        "cpu-negative": hello(cpu_milli=-1),
-        "memory-big": hello(memory_mib=BIG),
-        "index-big": hello(gpu_pool=[msgspec.structs.replace(device, index=BIG)]),
-        "device-memory-big": hello(gpu_pool=[msgspec.structs.replace(device, memory_mib=BIG)]),
-        "device-memory-negative": hello(gpu_pool=[msgspec.structs.replace(device, memory_mib=-5)]),
-        "peers-big": hello(gpu_pool=[msgspec.structs.replace(device, peers=[BIG])]),
-        "slots-lent-beyond": hello(gpu_pool=[device], lent_slots=[-1, 5, 63, 64, 10**9]),
-        "sharers-big": hello(gpu_pool=[device], modes=["mps"], sharers_max={"mps": BIG, "nonsense": -1}),
-        "sharers-negative": hello(gpu_pool=[device], modes=["mps", "nonsense"], sharers_max={"mps": -4}),
-        "twice-the-same-device": hello(gpu_pool=[device, device]),
-        "devices-many": hello(gpu_pool=[msgspec.structs.replace(device, uuid=str(n)) for n in range(65)]),
-        "words-long": hello(hostname="h" * 800_000),
-        "labels-many": hello(labels={f"k{n}": "v" * 100 for n in range(5000)}),
-        "another-worker": msgspec.structs.replace(hello(), worker="good"),
-    }
-    joins = {
-        name: Join("machine-evil", "boot-1", 1000 + number, each) for number, (name, each) in enumerate(hellos.items())
-    }
-    joins["number-big"] = Join("machine-evil", "boot-1", BIG, hello())
-    joins["boot-long"] = Join("machine-evil", "b" * 800_000, 5000, hello())
-    joins["facts-false"] = Join(
-        "machine-evil", "boot-1", 6000, hello(), facts=[Fact("exited", "acme", "plain", 0, 1, BIG, BIG, "x" * 1000)]
-    )
-    held = [Held("acme", "honest", 0, 1, fence, "running") for fence in (*range(200), BIG)]
-    joins["holding-false"] = Join("machine-evil", "boot-1", 7000, hello(), holding=held)
-    return joins
-
-
 # ------------------------------------------------------------------------------------------------------- the server
-
-
-@pytest.mark.slow
-async def test_a_killed_server_costs_nothing_that_was_accepted(mortal_server: MortalServer, unique: str) -> None:
-    async with stack(mortal_server, unique) as made, caller(made) as acme:
-        leader, standby = await made.scheduler("leader"), await made.scheduler("standby")
-        first = (await acme.leader())["leader"]
-        await until(lambda: "folded" in leader.words() and "folded" in standby.words(), what="a leader and a standby")
-        await made.agent("w", "2xH100", worker="w1")
-        await acme.workers_up("w1")
-        go = made.folder / "go"
-        await acme.submit(
-            "runs", "/bin/sh", "-c", f"echo $MOORAGE_FENCE >> {go}.ran; until [ -e {go} ]; do sleep 0.02; done"
-        )
-        await acme.submit("waits", gpu={"count": 2})
-        await acme.reaches("runs", "RUNNING")
-        sequence = await acme.queue("submit", request(None, gpu={"count": 2}))
-        await mortal_server.kill()
-        asking = asyncio.create_task(acme.submit("asked-meanwhile"))
-        await mortal_server.start()
-        assert (await asking)["kind"] == "accepted"
-        go.touch()
-        for job in ("runs", "waits", "asked-meanwhile", f"q{sequence}"):
-            await acme.reaches(job, "SUCCEEDED")
-            shown = await acme.check_story(job)
-            assert shown["attempt"] == 1, shown
-        assert len(Path(f"{go}.ran").read_text().split()) == 1
-        await acme.all_free()
-        assert (await acme.fleet())["leader"] in ("leader", "standby"), first
-        await end_of(leader)
-        await end_of(standby)
 
 
 @pytest.mark.parametrize(

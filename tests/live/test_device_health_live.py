@@ -75,58 +75,6 @@ async def test_a_job_leaves_a_failing_gpu_with_notice_and_is_kept_from_it(
 
 
 @pytest.mark.slow
-async def test_an_operators_word_frees_a_gpu_whose_memory_does_not_come_back(
-    nats_server: EmbeddedServer, unique: str
-) -> None:
-    async with stack(nats_server, unique) as made, caller(made) as acme:
-        await made.scheduler(config=QUICK)
-        await acme.leader()
-        play(made, "w", {"w": {"0": {"memory_mib": 5000}}})
-        await made.agent("w", "2xH100", worker="w", load_s=0.2, free_wait_s=0.2, drivers=["process"])
-        await acme.workers_up("w")
-        await acme.submit("first", "true")
-        await acme.reaches("first", "SUCCEEDED")
-
-        async def quarantined() -> bool:
-            return bool((await row(acme, "w"))["quarantined"] == [0])
-
-        await until(quarantined, 90, "GPU 0 in quarantine")
-        await acme.submit("other", "true")
-        await acme.reaches("other", "SUCCEEDED")  # the other GPU of the host goes on
-        await acme.submit("both", "true", gpu={"count": 2})
-        assert (await acme.api("explain", {"job": "both"}))["data"]["reason"] == "sick"
-        answer = await acme.admin("release", {"worker": "w", "by": "ana", "why": "nvidia-smi shows it clean"})
-        assert answer["changed"]
-        await acme.reaches("both", "SUCCEEDED", "RUNNING")
-
-
-@pytest.mark.slow
-async def test_a_stranger_on_a_gpu_is_named_and_the_gpu_comes_back_when_it_leaves(
-    nats_server: EmbeddedServer, unique: str
-) -> None:
-    async with stack(nats_server, unique) as made, caller(made) as acme:
-        await made.scheduler(config=QUICK)
-        await acme.leader()
-        await made.agent("w3", "1xH100", worker="w3", load_s=0.2, drivers=["process"])
-        await acme.workers_up("w3")
-        stranger = {"pid": 1234, "name": "python", "user": "bob", "memory_mib": 900}
-        play(made, "w3", {"w3": {"0": {"process": stranger}}})
-
-        async def seen() -> bool:
-            return bool((await row(acme, "w3"))["troubles"])
-
-        await until(seen, 90, "the stranger in a load frame")
-        await acme.submit("j", "true")
-        found = (await acme.api("explain", {"job": "j"}))["data"]
-        assert (found["reason"], found["held_by"]) == (
-            "foreign",
-            ["w3 GPU 0: used by pid 1234 python (user bob)"],
-        )
-        play(made, "w3", {})
-        await acme.reaches("j", "SUCCEEDED")
-
-
-@pytest.mark.slow
 async def test_a_drain_with_a_deadline_moves_what_runs_and_a_window_opens_by_itself(
     nats_server: EmbeddedServer, unique: str, tmp_path: Path
 ) -> None:
@@ -149,18 +97,3 @@ async def test_a_drain_with_a_deadline_moves_what_runs_and_a_window_opens_by_its
         assert shown["replica_states"][0]["losses"] == 0
         await acme.workers_up("a")
         await acme.api("cancel", {"job": "train"})
-
-
-async def test_what_cannot_be_is_refused_by_the_leader(nats_server: EmbeddedServer, unique: str) -> None:
-    async with stack(nats_server, unique) as made, caller(made) as acme:
-        await made.scheduler(config=QUICK)
-        await acme.leader()
-        for body, named in (
-            ({"worker": "w", "within_s": -1}, "within_s"),
-            ({"worker": "w", "until": 3}, "until"),
-            ({}, "worker"),
-            ({"worker": "nobody"}, "nobody"),
-        ):
-            answer = await acme.admin("drain", body)
-            assert answer["kind"] == "error", answer
-            assert named in f"{answer['message']} {answer.get('field')}"

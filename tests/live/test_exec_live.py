@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import os
-import signal
-import sys
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 
@@ -17,7 +12,6 @@ from moorage.client import AsyncClient
 from moorage.client.command import Command
 from moorage.client.errors import ClientError
 from moorage.schemas.frames import Mark, piece
-from tests.docs.markdown import DOCS, page
 from tests.live.stack import QUICK, Caller, Stack, caller, is_alive, stack, unique_prefix
 from tests.servers import MortalServer, Server
 from tests.waiting import until
@@ -35,95 +29,6 @@ async def running(server: Server, **settings: object) -> AsyncIterator[tuple[Sta
         await asking.workers_up(WORKER)
         async with AsyncClient(made.url, tenant="acme", prefix=made.subjects.prefix) as client:
             yield made, asking, client
-
-
-async def test_a_command_runs_in_the_job_with_its_streams_and_code(nats_server: Server) -> None:
-    async with running(nats_server) as (_, asking, client):
-        await asking.submit("j", "sleep", "600", run={"env": {"COLOUR": "green"}})
-        await asking.reaches("j", "RUNNING")
-        script = "echo $COLOUR; echo bad >&2; cat; exit 7"
-        async with Command.of(client._wire, "j", ["sh", "-c", script]) as command:
-            await command.write(b"from here")
-            await command.write_eof()
-            got = {"out": b"", "err": b""}
-            while (found := await command.read()) is not None:
-                got[found[0]] += found[1]
-            assert await command.wait() == 7
-        assert got == {"out": b"green\nfrom here", "err": b"bad\n"}
-        shown = await asking.show("j")
-        assert shown["state"] == "RUNNING"
-        assert [row["why"] for row in shown["changes"] if row["state"] == "EXEC"] == [f"sh -c '{script}'"]
-
-
-async def test_a_driver_made_of_the_parts_for_processes_runs_them_too(nats_server: Server, tmp_path: Path) -> None:
-    [block] = [
-        each for each in page(DOCS / "how-to" / "write-your-own-driver.md").blocks if each.title == "commands.py"
-    ]
-    (tmp_path / "commands.py").write_text(block.body)
-    found = {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
-    async with running(nats_server, drivers=["commands:Commands"], environment=found) as (_, asking, client):
-        run = {"driver": "commands", "stdin": "stream"}
-        await asking.submit("j", "sh", "-c", "read x; exit $x", run=run)
-        await asking.reaches("j", "RUNNING")
-        async with Command.of(client._wire, "j", ["sh", "-c", "exit 7"]) as command:
-            assert await command.wait() == 7
-        async with Command.of(client._wire, "j", [], attach=True) as command:
-            await command.write(b"6\n")
-            assert await command.wait() == 6
-
-
-async def test_much_comes_through_both_ways_and_nothing_is_lost(nats_server: Server) -> None:
-    async with running(nats_server) as (_, asking, client):
-        await asking.submit("j", "sleep", "600")
-        await asking.reaches("j", "RUNNING")
-        sent = os.urandom(4096) * 1024
-        got = bytearray()
-        async with Command.of(client._wire, "j", ["cat"]) as command:
-
-            async def feed() -> None:
-                await command.write(sent)
-                await command.write_eof()
-
-            feeding = asyncio.create_task(feed())
-            while (found := await command.read()) is not None:
-                got += found[1]
-            await feeding
-            assert await command.wait() == 0
-        assert got == sent
-
-
-async def test_what_does_not_run_is_refused_with_its_reason(nats_server: Server) -> None:
-    async with running(nats_server) as (_, asking, client):
-
-        async def refused(job: str, *argv: str, replica: int = 0) -> str:
-            with pytest.raises(ClientError) as raised:
-                async with Command.of(client._wire, job, argv or ["true"], replica=replica):
-                    pass
-            return f"{raised.value.code}: {raised.value.problem.message}"
-
-        assert await refused("nobody") == "not-found: no job nobody of tenant acme"
-        await asking.submit("ran", "true")
-        await asking.reaches("ran", "SUCCEEDED")
-        assert "not running: SUCCEEDED" in await refused("ran")
-        await asking.submit("runs", "sleep", "600")
-        await asking.reaches("runs", "RUNNING")
-        assert "has no replica 5" in await refused("runs", replica=5)
-        assert "no program nothing-of-this-name in PATH" in await refused("runs", "nothing-of-this-name")
-        await asking.submit("waits", "sleep", "600")
-        await asking.reaches("waits", "QUEUED")
-        assert "not running: QUEUED" in await refused("waits")
-
-
-async def test_a_command_ends_with_its_job(nats_server: Server) -> None:
-    async with running(nats_server) as (_, asking, client):
-        await asking.submit("j", "sleep", "600")
-        await asking.reaches("j", "RUNNING")
-        async with Command.of(client._wire, "j", ["sh", "-c", "trap '' TERM HUP; echo $$; sleep 600"]) as command:
-            pid = await _pid(command)
-            await asking.api("cancel", {"job": "j"})
-            assert await command.wait() == -signal.SIGKILL
-            await asking.reaches("j", "CANCELLED")
-            assert not is_alive(pid)
 
 
 async def test_a_caller_that_falls_silent_or_leaves_frees_process_and_subscriptions(nats_server: Server) -> None:

@@ -7,12 +7,9 @@ from typing import Any, Final
 
 import pytest
 
-from moorage.bus.connection import connect
 from moorage.bus.embedded import EmbeddedServer
-from moorage.bus.jetstream import JetStream
 from moorage.client import AsyncClient, Event
 from moorage.schemas.job import TERMINAL
-from moorage.schemas.subjects import Subjects
 from tests.live.stack import ANSWER_S, Caller, Stack, caller, stack, unique_prefix
 from tests.waiting import until
 
@@ -121,62 +118,3 @@ async def test_a_leader_that_is_killed_before_it_wrote_loses_no_history(nats_ser
         assert check(await following) == ["ACCEPTED", "PLACED", "CLAIMED", "RUNNING", "SUCCEEDED"]
         await compacted(one, "long")
         assert check(await events_of(client, "long")) == check(await following)
-
-
-@pytest.mark.slow
-async def test_the_leader_is_killed_while_a_story_is_read(nats_server: EmbeddedServer) -> None:
-    async with stack(nats_server, unique_prefix()) as made, caller(made) as one, client_of(made) as client:
-        first = await made.scheduler(config=FORGETFUL)
-        await one.leader()
-        await made.agent("a", "8xH100")
-        await one.workers_up("sim-0000")
-        await one.submit("many", replicas=40, retries=1, max_failed=None, run={"argv": ["false"], "driver": "process"})
-        await until(lambda: one.states.get("many") == "FAILED", ANSWER_S, "many failed")
-        await compacted(one, "many")
-        changes: list[dict[str, Any]] = []
-        for number in range(8):
-            if number == 3:
-                await first.kill()
-                await made.scheduler(config=FORGETFUL)
-            page = await pages_of(one, "many", after_rev=len(changes), limit=50)
-            assert page["complete"]
-            changes += page["changes"]
-            if not page["more"]:
-                break
-        assert [change["rev"] for change in changes] == list(range(1, page["rev"] + 1))
-        assert len(changes) == 1 + 40 * 8
-        assert len(check(await events_of(client, "many"))) == len(changes)
-
-
-@pytest.mark.slow
-async def test_jobs_go_on_without_a_stream_and_it_is_made_again(nats_server: EmbeddedServer) -> None:
-    async with stack(nats_server, unique_prefix()) as made, caller(made) as one:
-        await made.scheduler(config=FORGETFUL)
-        await made.agent("a", "2xH100")
-        await one.leader()
-        await one.submit("before")
-        await compacted(one, "before")
-        async with await connect(made.url, "test") as connection:
-            await JetStream(connection).delete_stream(made.subjects.history_stream)
-        await one.submit("after")
-        await one.reaches("after", "SUCCEEDED")
-        await compacted(one, "after")
-        assert (await pages_of(one, "after"))["complete"]
-        assert (await one.api("history", {"job": "before"}))["code"] == "history-gone"
-        assert (await one.show("before"))["state"] == "SUCCEEDED"
-        assert (await one.fleet())["follower"]["gaps"] == []
-
-
-@pytest.mark.slow
-async def test_a_server_with_less_room_gets_a_smaller_history(fresh_server: EmbeddedServer) -> None:
-    async with stack(fresh_server, "moorage") as made, caller(made) as one:
-        await made.scheduler(config={**FORGETFUL, "history_bytes": 2**50})
-        await made.agent("a", "2xH100")
-        await one.leader()
-        await one.submit("a")
-        await compacted(one, "a")
-        assert (await pages_of(one, "a"))["complete"]
-        async with await connect(made.url, "test") as connection:
-            info = await JetStream(connection).stream_info(Subjects().history_stream)
-        assert 0 < info.config["max_bytes"] < 2**50
-        assert "the server reserves" in made.processes[0].words()

@@ -137,41 +137,6 @@ async def test_following_begins_at_the_beginning_without_gap_or_double(
 
 
 @pytest.mark.slow
-async def test_what_is_lost_on_the_way_is_asked_for(nats_server: EmbeddedServer, unique: str) -> None:
-    """A worker that says nothing live loses nothing: the run still has all of its output."""
-    async with stack(nats_server, unique) as made, caller(made) as one, client_of(made) as client:
-        await made.scheduler()
-        await made.agent("w", "4xH100", worker="w1", stream_output=False)
-        await one.workers_up("w1")
-        result = await client.run(["sh", "-c", "seq 1 50000; head -c 100000 /dev/zero >&2"], job="quiet")
-        assert result.stdout == "".join(f"{number}\n" for number in range(1, 50001))
-        assert result.stderr == "\0" * 100_000
-        assert result.lost_bytes == 0
-
-
-@pytest.mark.slow
-async def test_output_over_its_cap_is_told(nats_server: EmbeddedServer, unique: str) -> None:
-    async with stack(nats_server, unique) as made, caller(made) as one, client_of(made) as client:
-        await made.scheduler()
-        await made.agent("w", "4xH100", worker="w1", output_cap_bytes=1000)
-        await one.workers_up("w1")
-        await one.submit("long", "sh", "-c", "yes | head -c 5000")
-        await one.reaches("long", "SUCCEEDED")
-        page = (await one.api("logs", {"job": "long"}))["data"]
-        assert (page["size"], page["truncated"], page["next"]) == (5000, True, 250)
-        assert (page["cut_from"], page["cut_to"]) == (250, 4250)
-        assert page["text"] == "y\n" * 125
-        async with client.watch("long", past=True) as watch:
-            pieces = [item async for item in watch if isinstance(item, Piece) and item.text]
-        assert [(piece.offset, piece.dropped, piece.text) for piece in pieces] == [
-            (0, 0, "y\n" * 125),
-            (4250, 4000, "y\n" * 375),
-        ]
-        assert watch.joiner is not None
-        assert (watch.joiner.truncated, watch.joiner.lost) == ({(0, 1, "out"): 4000}, 4000)
-
-
-@pytest.mark.slow
 async def test_the_output_of_a_rank_that_waits_for_its_gang_is_not_over(
     nats_server: EmbeddedServer, unique: str
 ) -> None:
@@ -245,51 +210,16 @@ async def test_nobody_reads_the_output_of_another_tenant(nats_server: EmbeddedSe
                 [piece async for piece in client.job("nothing").logs()]
 
 
-HOSTILE: list[Any] = [
-    {},
-    [],
-    {"job": 7},
-    {"job": ""},
-    {"job": "../../../etc/passwd"},
-    {"job": "a.b"},
-    {"job": "j" * 65},
-    {"job": "j\0"},
-    {"job": "j", "replica": -1},
-    {"job": "j", "replica": 1024},
-    {"job": "j", "replica": 1},
-    {"job": "j", "replica": "0"},
-    {"job": "j", "attempt": 0},
-    {"job": "j", "attempt": 2**63},
-    {"job": "j", "attempt": 99},
-    {"job": "j", "stream": "../secret"},
-    {"job": "j", "stream": "stdout"},
-    {"job": "j", "offset": 2**63},
-    {"job": "j", "offset": -(2**63)},
-    {"job": "j", "offset": 1.5},
-    {"job": "j", "limit": 0},
-    {"job": "j", "limit": PAGE + 1},
-    {"job": "j", "limit": None},
-    {"job": "j", "worker": "w1"},
-]
-
-
 @pytest.mark.slow
-async def test_hostile_questions_are_refused_and_stop_nothing(nats_server: EmbeddedServer, unique: str) -> None:
+async def test_who_has_no_session_of_a_worker_reads_no_output_and_no_file_of_it(
+    nats_server: EmbeddedServer, unique: str
+) -> None:
     async with stack(nats_server, unique) as made, caller(made) as one:
-        scheduler = await made.scheduler()
+        await made.scheduler()
         agent = await made.agent("w", "4xH100", worker="w1")
         await one.workers_up("w1")
         await one.submit("j", "echo", "hello")
         shown = await one.reaches("j", "SUCCEEDED")
-        for body in HOSTILE:
-            answer = await one.api("logs", body)
-            assert answer["kind"] == "error", body
-            assert answer["code"] in ("invalid-argument", "not-found"), body
-        for junk in (b"7", b"\xff", b"[" * 10_000, b'{"job":', b"\x81\xa3job\xff"):
-            answered = await one.nc.request(one.subjects.api("acme", "logs"), junk, timeout=ANSWER_S)
-            assert b"invalid-argument" in answered.data or b"too-large" in answered.data
-
-        # who reaches the worker's own subject without its session gets nothing, and cannot name a file
         fence = shown["replica_states"][0]["fence"]
         question = ReadLog("5e55" * 8, "acme", "j", 0, 1, fence, "process", "out", 0, 100)
         subject = made.subjects.worker("w1", "logs")
@@ -306,7 +236,6 @@ async def test_hostile_questions_are_refused_and_stop_nothing(nats_server: Embed
                 assert b"hello" not in answer.data
                 assert any(code.encode() in answer.data for code in ("session-over", "invalid-argument")), answer.data
         assert await whole(one, "j") == b"hello\n"
-        assert scheduler.process.returncode is None
         assert agent.process.returncode is None
 
 

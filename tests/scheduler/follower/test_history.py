@@ -26,11 +26,9 @@ from moorage.scheduler.core.queries import views
 from moorage.scheduler.follower.follower import Follower, Question
 from moorage.scheduler.history.history_reader import QUESTIONS_MAX, HistoryReader, NotNow
 from moorage.scheduler.ledger.ledger import Ledger
-from moorage.scheduler.questions.relay import Relay
 from moorage.schemas.codec import FRAME_BYTES_MAX, Decoder
 from moorage.schemas.errors import Problem
-from moorage.schemas.frames import HistoryFrame, LogsAsked
-from moorage.schemas.frames.history import Story
+from moorage.schemas.frames import HistoryFrame
 from moorage.schemas.ranges import parse_ranges
 from moorage.testing.bus.bus import SimulatedBus
 from moorage.testing.bus.clock import SimulatedClock
@@ -346,28 +344,6 @@ async def test_at_most_four_frames_a_second_a_tenant(drive: Writing) -> None:
         assert sum(len(frame.jobs) for frame in frames) == 100
 
 
-@pytest.mark.slow
-@scene(Config(ended_max=50_000))
-async def test_a_flood_is_written_without_its_requests_in_frames_that_pass(drive: Writing) -> None:
-    drive.checks = False
-    for number in range(6_000):
-        drive.offer_submit(f"j{number}", labels={"a": "x" * 60, "b": "y" * 60})
-    while drive.engine.waiting:
-        drive.tick()
-    for number in range(6_000):
-        drive.offer_cancel(f"j{number}", why=f"{number} " + "é\x01" * 90)
-    while drive.engine.waiting:
-        drive.tick()
-    await drive.written(5)
-    frames = drive.frames()
-    assert len(frames) > 2
-    stream = drive.bus.streams()[SUBJECTS.history_stream]
-    assert all(len(message.data) <= FRAME_BYTES_MAX for message in stream.read(1))
-    assert sorted(story.job for frame in frames for story in frame.jobs) == sorted(f"j{n}" for n in range(6_000))
-    assert all(story.request is None for story in frames[0].jobs)
-    assert any(story.request is not None for story in frames[-1].jobs)
-
-
 @scene(Config(ended_max=50_000))
 async def test_stories_that_are_packed_together_are_each_told_once_and_whole(drive: Writing) -> None:
     """Of hundreds of plain runs, with others among them, in frames that have no room for all."""
@@ -443,21 +419,6 @@ async def test_a_long_story_that_cannot_be_written_yet_is_bounded_in_memory_and_
     drive.link.restore()
     await drive.written(60)
     assert await drive.pages("a") == told(drive, "a")
-
-
-@scene()
-async def test_a_story_that_grows_fast_is_whole_while_the_stream_takes_it(drive: Writing) -> None:
-    drive.worker("w0", 1, auto=False)
-    drive.submit("a", gpu={})
-    for _ in range(150):
-        refused_often(drive, "a", 1)
-        await asyncio.sleep(0.002)
-    drive.cancel("a")
-    await drive.written()
-    assert not drive.state.jobs
-    changes = await drive.pages("a")
-    assert [change["rev"] for change in changes] == list(range(1, changes[-1]["rev"] + 1))
-    assert len(changes) > 2 * (STORY_MAX + STORY_MAX_REPLICA)
 
 
 @scene()
@@ -616,28 +577,3 @@ def test_a_stream_without_a_leader_is_busy_and_one_that_is_not_there_is_gone(cod
             await reader.close()
 
     SimulatedClock().run(run())
-
-
-@scene()
-async def test_output_of_a_job_whose_story_is_empty_is_an_answer(drive: Writing) -> None:
-    """No leader writes such a frame; whatever stands there, the caller is answered."""
-    drive.submit("a")
-    drive.cancel("a")
-    await drive.written()
-    empty = HistoryFrame("t", [], {}, [Story("a", 2, "CANCELLED", True, 0, 1, [], [])])
-    ack = await drive.js.append(SUBJECT, msgspec.json.encode(empty))
-    assert isinstance(ack, Ack)
-    assert not drive.state.jobs
-    seq = ack.seq
-
-    async def where(tenant: str, job: str) -> Any:
-        return [], seq
-
-    drive.reader = HistoryReader(drive.js, SUBJECTS, drive.engine, where, drive._on_answer)
-    answers: list[bytes] = []
-    world: Any = drive.link
-    relay = Relay(world, SUBJECTS, drive.engine, drive.reader, lambda reply, answer: answers.append(answer))
-    relay.ask("t", LogsAsked("a"), "r", True)
-    await until(lambda: answers, 60, "an answer to logs")
-    assert msgspec.json.decode(answers[0])["code"] == "invalid-argument"
-    await relay.close()

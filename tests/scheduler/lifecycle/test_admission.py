@@ -13,7 +13,7 @@ from moorage.scheduler.core.events import Batch, QueueRead
 from moorage.scheduler.core.ledger.acts import AnyAct, Tombstone
 from moorage.scheduler.core.ledger.record import decode_record
 from moorage.scheduler.core.ledger.records import RECORD_BYTES_MAX
-from moorage.scheduler.core.lifecycle.admission import FORGET_MAX, is_plain
+from moorage.scheduler.core.lifecycle.admission import FORGET_MAX
 from moorage.scheduler.core.queries import views
 from moorage.schemas.errors import Refused
 from tests.scheduler.driving import Driving
@@ -270,13 +270,6 @@ def test_queue_full_at_the_bound_and_room_again_after() -> None:
     drive.cancel("j0")
     drive.cancel("j1")
     assert drive.submit("j3")["kind"] == "accepted"
-
-
-def test_queue_full_counts_what_this_very_record_accepts() -> None:
-    drive = Driving(Config(jobs_max=3))
-    replies = [drive.offer_submit(f"j{index}") for index in range(5)]
-    drive.tick()
-    assert [drive.answers[reply].get("code", "") for reply in replies] == [""] * 3 + ["queue-full"] * 2
 
 
 @pytest.mark.parametrize(
@@ -641,7 +634,10 @@ def test_no_match_names_what_is_missing_not_only_models(asks: dict[str, Any], wh
     drive.worker("w0", 2, cpu_milli=8_000, memory_mib=8_192, labels={"zone": "a"}, modes=modes)
     drive.worker("w1", 2, cpu_milli=8_000, memory_mib=8_192, labels={"zone": "b", "disk": "ssd"}, modes=modes)
     assert drive.submit("waits", **asks)["warnings"][0].startswith(f"no-match: {why}")
-    assert f"({why}" in drive.submit("refused", on_no_match="reject", **asks)["message"]
+    refused = drive.submit("refused", on_no_match="reject", **asks)
+    assert (refused["code"], refused["fault"]) == ("failed-precondition", "caller")
+    assert f"({why}" in refused["message"]
+    assert drive.state.job("t", "refused") is None
 
 
 def test_no_match_names_what_keeps_it_from_the_worker_that_comes_nearest() -> None:
@@ -670,20 +666,11 @@ def test_no_match_where_some_gpus_are_kept_for_local_claims() -> None:
 @pytest.mark.parametrize(
     "asks",
     [
-        {"gpu": {"model": "H200"}},
-        {"gpu": {"count": 3}},
-        {"gpu": {"min_memory_mib": 90_000}},
-        {"gpu": {"vendor": "amd"}},
-        {"gpu": {}, "requires": {"zone": ["x"]}},
-        {"run": {"driver": "docker", "argv": ["x"], "image": "a:1"}},
-        {"gpu": {}, "resources": {"cpu_milli": 9_000}},
         {"gpu": {}, "resources": {"memory_mib": 9_000}},
-        {"gpu": {"scheduling": "gang"}, "replicas": 5},
         {"gpu": {"scheduling": "gang"}, "replicas": 4, "resources": {"cpu_milli": 5_000}},
         {"gpu": {"sharing": "mps", "scheduling": "gang"}, "replicas": 33},
         {"gpu": {"sharing": "mps", "share": {"memory_mib": 50_000}, "scheduling": "gang"}, "replicas": 5},
         {"gpu": {"sharing": "mps", "share": {"compute_percent": 60}, "scheduling": "gang"}, "replicas": 5},
-        {"gpu": {"sharing": "time-slice", "time_slice_index": 2}},
     ],
 )
 def test_reject_at_once_when_everybody_was_heard(asks: dict[str, Any]) -> None:
@@ -737,29 +724,13 @@ def test_a_queued_request_that_matches_nothing_is_rejected_by_event() -> None:
 # ------------------------------------------------------------------------------------------------- monstrous content
 
 
-@pytest.mark.parametrize(
-    ("value", "plain"),
-    [
-        ({"docker": {"ids": ["a", 1, 1.5, True, None]}}, True),
-        ({"a": 2**64 - 1, "b": -(2**63)}, True),
-        ({"a": 2**64}, False),
-        ({"a": {1: 2, "b": 3}}, False),
-        ({"a": float("inf")}, False),
-        ({"a": b"bytes"}, False),
-        ({"a": msgspec.msgpack.Ext(5, b"x")}, False),
-    ],
-)
-def test_what_has_a_canonical_form(value: dict[str, Any], plain: bool) -> None:
-    assert is_plain(value) is plain
-
-
 def test_deep_nesting_and_what_msgpack_can_say_beyond_json_is_refused_not_fatal() -> None:
     drive = Driving(Config(ended_max=0))
     nested: Any = 1
     for _ in range(200):
         nested = [nested]
     for index, config in enumerate(
-        ({"a": nested}, {"a": {1: 2, "b": 3}}, {"a": msgspec.msgpack.Ext(5, b"x")}, {"a": float("nan")})
+        ({"a": nested}, {"a": {1: 2}}, {"a": msgspec.msgpack.Ext(5, b"x")}, {"a": float("nan")}, {"a": b"bytes"})
     ):
         body = msgspec.msgpack.encode({"run": {"driver": "noop"}, "driver_config": config})
         answer = drive.submit(f"j{index}", body=body)
@@ -864,30 +835,6 @@ def test_a_model_that_is_there_is_not_warned_of() -> None:
     drive.worker("w0", models=["NVIDIA L40S", "NVIDIA A100-SXM4-80GB"])
     for name, model in (("whole", "A100"), ("lower", "l40s"), ("either", ["A100", "L4"]), ("inside", "~L4")):
         assert "warnings" not in drive.submit(name, gpu={"model": model}), model
-
-
-def test_all_are_heard_once_each_has_renewed_or_joined_in_this_reign() -> None:
-    drive = Driving()
-    drive.worker("w0", 1)
-    drive.worker("w1", 1)
-    told: list[bool] = []
-
-    def look() -> None:
-        fleet = drive.engine.fleet
-        told.append(drive.engine.admission.all_heard())
-        assert told[-1] == all(host.heard for host in fleet.hosts.values())
-
-    drive.lead()
-    look()
-    drive.renew("w0")
-    look()
-    drive.renew("w1")
-    look()
-    drive.worker("w2", 1)
-    look()
-    drive.renew("w2")
-    look()
-    assert told == [False, False, True, True, True], "a join is heard, too"
 
 
 def test_a_cwd_is_absolute_or_below_the_folder() -> None:

@@ -19,7 +19,7 @@ from moorage.scheduler.ledger.ledger_reader import FoldedRecord, rows
 from moorage.schemas.errors import Refused
 from moorage.schemas.frames import Unwell
 from moorage.schemas.operate import act_of
-from tests.scheduler.driving import SUBJECTS, Driving
+from tests.scheduler.driving import Driving
 
 GANG = {"scheduling": "gang"}
 
@@ -682,9 +682,3 @@ def test_acts_that_find_no_room_in_a_record_come_with_the_next(drive: Driving) -
         ticks += 1
     assert ticks > 1
     assert all(drive.answers[reply]["changed"] for reply in replies)
-
-
-def test_the_state_of_a_new_tenant_holds_nothing() -> None:
-    assert not State().tenant("t").ordered
-    assert SUBJECTS.admin("hold") == "moorage.admin._.hold"
-    assert SUBJECTS.admin("hold", "ana") == "moorage.admin.ana.hold"

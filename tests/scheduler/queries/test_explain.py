@@ -311,10 +311,6 @@ def test_what_an_operator_said_of_an_order_is_no_reason_for_the_end(released: bo
     assert why(drive, "j")["why"] == "it ended by itself, with code 9"
 
 
-def test_every_reason_is_explained() -> None:
-    assert all(reason.means and not reason.means.endswith(".") for reason in REASONS.values())
-
-
 def test_views_of_everything_are_plain_data() -> None:
     from moorage.schemas.codec import encode
 
@@ -487,18 +483,6 @@ def test_a_pause_is_told_as_one_and_has_its_place() -> None:
     told = why(drive, "j")
     assert (told["reason"], told["means"]) == ("backoff", REASONS["backoff"].means)
     assert (told["position"], told["queued"]) == (1, 1)
-
-
-def test_a_question_moves_no_host_in_its_bucket() -> None:
-    """A job that avoids a device is asked about on a fleet without it; who is first among hosts alike is as before."""
-    drive = Driving()
-    for index in range(3):
-        drive.worker(f"w{index}", 2)
-    [cls] = drive.engine.fleet.classes.values()
-    before = [list(bucket) for bucket in cls.buckets]
-    with drive.engine.fleet.avoiding(((0, 0b01), (1, 0b11))):
-        assert [list(bucket) for bucket in cls.buckets] == [[1], [0], [2]]
-    assert [list(bucket) for bucket in cls.buckets] == before == [[], [], [0, 1, 2]]
 
 
 def test_sharers_of_several_devices_fit_as_often_as_no_device_counts_twice_for_one() -> None:

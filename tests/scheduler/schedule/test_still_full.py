@@ -9,7 +9,7 @@ import pytest
 
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.draft import Draft
-from moorage.scheduler.core.fleet.fleet import OPENED_HOSTS_MAX, Fleet
+from moorage.scheduler.core.fleet.fleet import Fleet
 from moorage.scheduler.core.fleet.shape import Shape
 from moorage.scheduler.core.queue.queue import Group, Key
 from moorage.scheduler.core.rank.ranker import Choice
@@ -278,29 +278,3 @@ def _finish(drive: Driving, name: str) -> None:
     """The one replica of a job on the one host ends."""
     _end(drive, "w0", name)
     drive.settle()
-
-
-def test_where_much_opened_or_nobody_counted_all_are_looked_at() -> None:
-    drive = Driving()
-    drive.worker("w0")
-    drive.worker("w1")
-    fleet = drive.engine.fleet
-    before = fleet.changes
-    fleet.opens(1)
-    assert fleet.opened_since(before) == [fleet.hosts[1]]
-    fleet.opens(77)
-    assert fleet.opened_since(before) == [fleet.hosts[1]], "one that has left since"
-    stood = fleet.changes
-    fleet.opens(0)
-    fleet.unchanged_since(stood)
-    assert fleet.opened_since(before) == [fleet.hosts[1]], "what was taken back opened nothing"
-    fleet.opens()
-    assert fleet.opened_since(before) is None
-    before = fleet.changes
-    for number in range(OPENED_HOSTS_MAX + 1):
-        fleet.opens(number)
-    assert fleet.opened_since(before) is None
-    for _ in range(5_000):
-        fleet.opens(1)
-    assert fleet.opened_since(before) is None, "it remembers so many alone"
-    assert fleet.opened_since(fleet.changes) == []

@@ -15,12 +15,12 @@ from msgspec.structs import replace
 from moorage.bus.connection import connect
 from moorage.schemas.codec import encode
 from moorage.schemas.errors import Refused, problem
-from moorage.schemas.frames import End, Output, Place, RollCall, Start
+from moorage.schemas.frames import End, Output, Place, Start
 from moorage.schemas.job import Request
 from moorage.system.simulated_hosts import simulated_hosts
 from moorage.worker.agent.agent import MEMORY_COUNTED, Agent
 from moorage.worker.agent.fleet_host import FleetHost
-from moorage.worker.agent.journal import Journal, MemoryJournal
+from moorage.worker.agent.journal import MemoryJournal
 from moorage.worker.devices.readers.host import HostFacts
 from moorage.worker.devices.readers.simulated import SimulatedInventory
 from moorage.worker.drivers.base import Assignment, Driver
@@ -112,28 +112,6 @@ async def test_a_placement_becomes_one_frame_of_facts(nats_url: str, unique: str
         assert seat.joins[0].machine == "machine-1"
 
 
-class Counting(NoopDriver):
-    """A driver that counts how often it reads its block of a request."""
-
-    reads = 0
-
-    def read_config(self, request: Request) -> Any:
-        self.reads += 1
-        return super().read_config(request)
-
-
-async def test_a_request_is_checked_once_and_what_was_read_travels_with_the_attempt(
-    nats_url: str, unique: str, tmp_path: Path
-) -> None:
-    async with world(nats_url, unique, tmp_path) as w:
-        driver = Counting()
-        await w.add(driver=driver)
-        await w.leader.joined("w1")
-        await w.leader.want("w1", place(name_of(), body()))
-        await w.leader.heard("w1", "freed", name_of())
-        assert driver.reads == 1
-
-
 class Unlimited(NoopDriver):
     """A driver whose host has no memory controller."""
 
@@ -159,24 +137,6 @@ async def test_memory_that_is_counted_and_not_enforced_is_told_to_who_follows_th
         finally:
             await asked.close()
         assert notes == {f"{unique}.log.acme.asks.0": MEMORY_COUNTED}
-
-
-async def test_a_timer_whose_reason_is_over_takes_no_turn(nats_url: str, unique: str, tmp_path: Path) -> None:
-    """The facts of a short job wait for its end, and leave with it: then there is nothing to do at their time."""
-    async with world(nats_url, unique, tmp_path) as w:
-        agent = await w.add()
-        await w.leader.joined("w1")
-        await until(lambda: agent.members.session.phase == "live", what="a live session")
-        w.host._schedule(agent, w.host.now())
-        agent.scheduled_s = w.host._timers[0][0]
-        w.host._dirty.clear()
-        w.host._on_timer()
-        assert agent not in w.host._dirty
-        assert agent.scheduled_s == agent.next_deadline_s(), "it is woken for what is due next"
-        agent.members.session.renew_at_s = w.host.now()
-        w.host._schedule(agent, w.host.now())
-        w.host._on_timer()
-        assert agent in w.host._dirty
 
 
 class Careless(NoopDriver):
@@ -247,19 +207,6 @@ async def test_a_busy_slot_is_refused_with_the_reason(nats_url: str, unique: str
         await w.leader.heard("w1", "freed", name_of("c", fence=11))
 
 
-async def test_sharers_of_one_mode_fit_and_another_mode_does_not(nats_url: str, unique: str, tmp_path: Path) -> None:
-    async with world(nats_url, unique, tmp_path) as w:
-        await w.add()
-        await w.leader.joined("w1")
-        sharers = [place(name_of(str(number)), body("hang"), (0,), mode="mps") for number in range(8)]
-        await w.leader.want("w1", *sharers)
-        await w.leader.heard("w1", "started", name_of("7"))
-        await w.leader.want("w1", place(name_of("x"), body(), (0,), mode="time-slice"))
-        await w.leader.want("w1", place(name_of("y"), body(), (0,), mode="mps"))
-        assert (await w.leader.heard("w1", "refused", name_of("x"))).detail == "mode-mixed 0"
-        assert (await w.leader.heard("w1", "refused", name_of("y"))).detail == "sharers-full 0"
-
-
 async def test_the_leader_alone_is_told_which_tenants_jobs_run_as_one_user(
     nats_url: str, unique: str, tmp_path: Path
 ) -> None:
@@ -325,20 +272,6 @@ async def test_a_gang_holds_and_starts_together(nats_url: str, unique: str, tmp_
         await w.leader.heard("w1", "not-held", name_of("ghost"))
 
 
-async def test_facts_are_sent_again_until_they_are_answered(nats_url: str, unique: str, tmp_path: Path) -> None:
-    async with world(nats_url, unique, tmp_path) as w:
-        agent = await w.add()
-        seat = await w.leader.joined("w1")
-        w.leader.mute.add("fact")
-        await w.leader.want("w1", place(name_of(), body()))
-        await until(lambda: agent.members.outbox.in_flight is not None, what="a frame in flight")
-        await w.leader.want("w1", place(name_of("b"), body()))
-        w.leader.mute.clear()
-        await w.leader.heard("w1", "freed", name_of("b"))
-        assert [frame.no for frame in seat.frames] == [1, 2]
-        assert seat.kinds(name_of()) == ["claimed", "started", "exited", "freed"]
-
-
 @pytest.mark.slow
 async def test_a_silent_leader_ends_the_session_and_a_new_one_carries_the_facts(
     nats_url: str, unique: str, tmp_path: Path
@@ -361,16 +294,6 @@ async def test_a_silent_leader_ends_the_session_and_a_new_one_carries_the_facts(
         assert len(seat.facts) == heard + 2
         await w.leader.want("w1", End(*name_of("k"), "cancelled"))
         await w.leader.heard("w1", "freed", name_of("k"))
-
-
-async def test_a_session_that_the_leader_ended_is_replaced(nats_url: str, unique: str, tmp_path: Path) -> None:
-    async with world(nats_url, unique, tmp_path) as w:
-        await w.add()
-        seat = await w.leader.joined("w1")
-        w.leader.refuse["renew"] = problem("session-over", "lost")
-        await until(lambda: len(seat.joins) >= 2, what="a second join")
-        w.leader.refuse.clear()
-        assert seat.joins[1].n > seat.joins[0].n
 
 
 async def test_frames_of_an_old_session_are_dropped(nats_url: str, unique: str, tmp_path: Path) -> None:
@@ -398,32 +321,6 @@ async def test_an_answer_to_nothing_that_was_asked_ends_no_agent(nats_url: str, 
         await until(lambda: agent.dropped["answer-to-nothing"] == 3, what="all three dropped")
         await w.leader.want("w1", place(name_of(), body()))
         await w.leader.heard("w1", "freed", name_of())
-
-
-async def test_a_roll_call_is_answered_at_once(nats_url: str, unique: str, tmp_path: Path) -> None:
-    async with world(nats_url, unique, tmp_path, renew_s=30, lease_s=90) as w:
-        await w.add()
-        seat = await w.leader.joined("w1")
-        hellos, renewals = len(seat.hellos), len(seat.renewals)
-        w.leader.reign = 2
-        await w.leader.nc.publish(w.leader.subjects.roll_call, encode(RollCall(2)))
-        await until(lambda: len(seat.hellos) > hellos and len(seat.renewals) > renewals, what="hello and renewal")
-
-
-async def test_a_restarted_agent_tells_what_its_journal_holds(nats_url: str, unique: str, tmp_path: Path) -> None:
-    path = tmp_path / "state" / "agent.journal"
-    async with world(nats_url, unique, tmp_path) as w:
-        agent = await w.add(journal=Journal(path))
-        seat = await w.leader.joined("w1")
-        w.leader.mute.add("fact")
-        await w.leader.want("w1", place(name_of(), body()))
-        await until(lambda: agent.members.outbox.in_flight is not None, what="a frame in flight")
-        await w.host.remove(agent)
-        w.leader.mute.clear()
-        await w.add(journal=Journal(path))
-        await until(lambda: len(seat.joins) == 2, what="a second join")
-        assert seat.joins[1].n == seat.joins[0].n + 1
-        assert [fact.kind for fact in seat.joins[1].facts] == ["ran", "freed"]
 
 
 async def test_many_agents_share_a_connection_and_leave_with_a_goodbye(
@@ -458,19 +355,16 @@ async def test_it_carries_on_after_the_server_was_restarted(
         assert seat.kinds(name_of()) == ["claimed", "started", "exited", "freed"]
 
 
-@pytest.mark.parametrize(
-    ("argv", "code", "reason"),
-    [((), 0, "exit"), (("exit", "3"), 3, "exit"), (("sleep", "0.01"), 0, "exit"), (("sleep", "0.01", "9"), 9, "exit")],
-)
-async def test_the_noop_drivers_words(
-    nats_url: str, unique: str, tmp_path: Path, argv: tuple[str, ...], code: int, reason: str
-) -> None:
+async def test_the_noop_drivers_words(nats_url: str, unique: str, tmp_path: Path) -> None:
+    words = {(): 0, ("exit", "3"): 3, ("sleep", "0.01"): 0, ("sleep", "0.01", "9"): 9}
     async with world(nats_url, unique, tmp_path) as w:
         await w.add()
         await w.leader.joined("w1")
-        await w.leader.want("w1", place(name_of(), body(*argv)))
-        exited = await w.leader.heard("w1", "exited", name_of())
-        assert (exited.code, exited.detail) == (code, reason)
+        for number, (argv, code) in enumerate(words.items()):
+            name = name_of(str(number))
+            await w.leader.want("w1", place(name, body(*argv), (number,)))
+            exited = await w.leader.heard("w1", "exited", name)
+            assert (exited.code, exited.detail) == (code, "exit")
 
 
 @pytest.mark.parametrize(

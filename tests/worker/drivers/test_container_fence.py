@@ -56,37 +56,6 @@ async def runs(rig: Rig, docker: DockerEngine, key: str, *argv: str, **fields: o
     return container
 
 
-async def test_it_is_seen_and_its_end_is_told_without_a_word_of_the_agent(docker: DockerEngine, tmp_path: Path) -> None:
-    async with rig_at(tmp_path / "s") as rig:
-        words = "trap 'exit 3' USR1; echo up; while :; do sleep 0.1; done"
-        container = await runs(rig, docker, "k", "sh", "-c", words)
-        await until(lambda: "up" in docker.docker("logs", container).stdout)
-        docker.docker("kill", "--signal=USR1", container)
-        ended = await rig.ended("k")
-        assert (ended.reason, ended.proof) == ("exit", "container")
-        assert pids(container) == []
-
-
-async def test_an_end_asks_first_and_kills_after_the_grace(docker: DockerEngine, tmp_path: Path) -> None:
-    async with rig_at(tmp_path / "s") as rig:
-        words = "trap 'echo asked; exit 5' TERM; echo up; while :; do sleep 0.1; done"
-        polite = await runs(rig, docker, "polite", "sh", "-c", words)
-        await until(lambda: "up" in docker.docker("logs", polite).stdout)
-        deaf = await runs(rig, docker, "deaf", "sh", "-c", "trap '' TERM; echo up; while :; do sleep 0.1; done")
-        await until(lambda: "up" in docker.docker("logs", deaf).stdout)
-        alone = await runs(rig, docker, "alone", "sleep", "600")
-        # an init that takes no SIGTERM is not waited for: such a grace is longer than a test may take
-        asked = [EndMember(key=key, grace_s=600.0, why="x") for key in ("polite", "alone")]
-        await rig.client.end([*asked, EndMember(key="deaf", grace_s=1.0, why="x")])
-        for key in ("polite", "alone", "deaf"):
-            assert ((await rig.ended(key)).reason, rig.ends()[key].proof) == ("end", "container")
-        # the engine may write down the last words a moment after the end
-        await until(lambda: docker.docker("logs", polite).stdout == "up\nasked\n", what="what it said")
-        assert await until(lambda: docker.inspect(polite)["State"]["ExitCode"] == 5)
-        for container in (alone, deaf):
-            assert await until(lambda at=container: docker.inspect(at)["State"]["ExitCode"] == 137)
-
-
 async def test_the_fence_ends_it_with_agent_and_engine_killed(tmp_path: Path) -> None:
     if why := why_no_dockerd():
         pytest.skip(why)
@@ -164,17 +133,12 @@ async def with_key(ended: object, key: str) -> Ended | None:
     return found.get(key)
 
 
-async def test_a_timeout_ends_it_and_a_key_is_taken_on_once(docker: DockerEngine, tmp_path: Path) -> None:
+async def test_a_key_is_taken_on_once_and_what_is_no_container_never(docker: DockerEngine, tmp_path: Path) -> None:
     async with rig_at(tmp_path / "s") as rig:
-        container = created(docker, "sleep", "600")  # a slow engine may start it when its time is over
-        await rig.client.contain(member("k", timeout_s=2.0, grace_s=0.0), container)
-        docker.docker("start", container)
-        await rig.client.ran("k", docker.inspect(container)["State"]["Pid"])
-        ended = await rig.ended("k")
-        assert (ended.reason, ended.proof, pids(container)) == ("timeout", "container", [])
-        for key, word in (("k", "known"), ("x", "invalid-argument")):
+        container = await runs(rig, docker, "k", "sleep", "600")
+        for key, named, word in (("k", container, "known"), ("x", "../../etc", "invalid-argument")):
             with pytest.raises(SupervisorRefused, match=word):
-                await rig.client.contain(member(key), container if key == "k" else "../../etc")
+                await rig.client.contain(member(key), named)
 
 
 async def test_a_pid_of_the_engine_counts_only_once_the_process_was_seen_in_the_container(

@@ -22,7 +22,8 @@ from moorage.worker.supervisor.terminal import RECENT_BYTES
 from tests.podmans import PodmanHome
 from tests.waiting import until
 from tests.worker.drivers import test_docker_driver, test_podman_driver
-from tests.worker.drivers.test_docker_driver import docker, settings, shared, state_of  # noqa: F401
+from tests.worker.drivers.container_rig import state_of
+from tests.worker.drivers.test_docker_driver import docker, settings, shared  # noqa: F401
 from tests.worker.drivers.test_podman_driver import home  # noqa: F401
 
 REQUEST = Request(run=Run(driver="docker", image="x", argv=["sh"], stdin="stream"))

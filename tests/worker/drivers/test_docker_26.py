@@ -18,7 +18,8 @@ from tests.engines import DockerEngine, engine, path_26, why_no_docker_26
 from tests.nvidia.limited import built, put_for_containers, uuid_of
 from tests.registries import Registry, large_layer
 from tests.waiting import until
-from tests.worker.drivers.test_docker_driver import IMAGE, Rig, no_containers, settings, state_of
+from tests.worker.drivers.container_rig import state_of
+from tests.worker.drivers.test_docker_driver import IMAGE, Rig, no_containers, settings
 from tests.worker.limited_containers import limited_containers
 
 KIND: Final = "moorage.test/gpu"

@@ -20,33 +20,31 @@ import msgspec
 import pytest
 
 from moorage.schemas.errors import Refused
-from moorage.schemas.frames import Device, LogPage, ReadLog, Start
-from moorage.schemas.frames import Output as OutputFrame
+from moorage.schemas.frames import Device, ReadLog, Start
 from moorage.schemas.gpu import Distributed, GpuSpec
 from moorage.schemas.job import Request, Resources, Run, Secret
 from moorage.system.device_environment import SharingUnavailable
 from moorage.worker.devices.readers import cdi
-from moorage.worker.drivers.base import Assignment, DriverEvent, Living
+from moorage.worker.drivers.base import Assignment
 from moorage.worker.drivers.container.config import Image, check_container_policy, config_of, devices_of, network_of
 from moorage.worker.drivers.container.docker import Docker, DockerDriver, DockerSettings
 from moorage.worker.drivers.container.engine import Engine, EngineDown, Piece, with_tag
-from moorage.worker.drivers.container.output import FOLDER, MARGIN_S, ContainerOutput, clear_marks, mark_path
+from moorage.worker.drivers.container.output import MARGIN_S, ContainerOutput, clear_marks, mark_path
 from moorage.worker.drivers.container.start import PULLS_MAX, STARTS_MAX
 from moorage.worker.drivers.kit import Kit
 from moorage.worker.drivers.policy import Policy
 from moorage.worker.drivers.supervisor_link import SupervisorLink
 from moorage.worker.job.environment import PATH_DEFAULT
 from moorage.worker.job.rendezvous import own_address
-from moorage.worker.session.member_messages import Ended, MemberName, NotStarted, Started, StartFailed, Stuck
+from moorage.worker.session.member_messages import Ended, NotStarted, Started, StartFailed, Stuck
 from moorage.worker.settings import WorkerSettings
 from moorage.worker.supervisor.capped_output import output_path
-from moorage.worker.supervisor.client import Supervised, SupervisorUnavailable
 from tests.engines import PATH, DockerEngine, engine, why_no_dockerd
 from tests.registries import Registry
 from tests.waiting import until
+from tests.worker.drivers.container_rig import NO_RULES, ContainerRig, state_of
 
 IMAGE: Final = "moorage-test:driver"
-NO_RULES: Final = Policy({}, {}, {}, None, {})
 
 
 @pytest.fixture(scope="module")
@@ -66,8 +64,9 @@ def docker(shared: DockerEngine) -> Iterator[DockerEngine]:
         shared.docker("rm", "--force", "--volumes", *left, check=False)
 
 
-class Rig:
-    """A driver, and all that it reports."""
+class Rig(ContainerRig):
+    driver_name = "docker"
+    image = IMAGE
 
     def __init__(
         self,
@@ -77,74 +76,15 @@ class Rig:
         devices: Sequence[Device] = (),
         **settings: Any,
     ) -> None:
-        self.state = state
-        self.devices = devices
-        self.link = SupervisorLink(state)
+        link = SupervisorLink(state)
         worker = WorkerSettings(state, "w1", output_cap_bytes=1 << 20, **settings)
-        self.driver = DockerDriver(Kit("w1", worker, policy, self.link, len(devices), not devices, own))
-        self.events: list[DriverEvent] = []
-        self.frames: list[tuple[MemberName, OutputFrame]] = []
-        self.living: list[Living] = []
-        self.driver.attach(
-            self.events.append, lambda name, raw: self.frames.append((name, msgspec.json.decode(raw, type=OutputFrame)))
-        )
-
-    async def __aenter__(self) -> Rig:
-        self.living = await self.driver.open()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.driver.close()
-
-    def start(self, job: str, *argv: str, image: str = IMAGE, **run: Any) -> MemberName:
-        resources, gpu = run.pop("resources", None), run.pop("gpu", None)
-        config = {"docker": {key: run.pop(key) for key in ("ports", "shm_mib") if key in run}}
-        asked = Run(driver="docker", image=image, argv=list(argv), **run)
-        request = Request(run=asked, gpu=gpu, resources=resources, driver_config=config)
-        name = ("acme", job, 0, 1, 7)
-        self.driver.check(request)
-        self.driver.start([Assignment(name, request, list(self.devices), "time-slice" if gpu else "exclusive")])
-        return name
+        super().__init__(DockerDriver(Kit("w1", worker, policy, link, len(devices), not devices, own)), link, devices)
 
     async def use(self, other: Engine) -> None:
         """Give the driver another engine's API, once it has swept what an agent before it left."""
         await asyncio.gather(*self.driver._removal.later)
         await self.driver._host.engine.close()
         self.driver._host.engine = other
-
-    def told(self, kind: type, name: MemberName) -> Any:
-        """What it reported of this member in an event of that kind; None so far."""
-        for event in self.events:
-            if isinstance(event, kind):
-                for each in getattr(event, "items", None) or [(one,) for one in getattr(event, "names", [])]:
-                    if each[0] == name:
-                        return each
-        return None
-
-    async def reported(self, kind: type, name: MemberName) -> Any:
-        return await until(lambda: self.told(kind, name), deadline_s=90, what=f"{kind.__name__} of {name[1]}")
-
-    async def page(self, name: MemberName, stream: Any = "out") -> LogPage:
-        ask = ReadLog("s", *name, driver="docker", stream=stream, offset=0, limit=1 << 16, ended_ms=1)
-        return await self.driver.read_log(ask)
-
-    async def output(self, name: MemberName, stream: Any = "out") -> str:
-        return (await self.page(name, stream)).text
-
-    def live_output(self, name: MemberName, stream: str = "out") -> str:
-        return "".join(frame.text for of, frame in self.frames if of == name and frame.stream == stream)
-
-
-@contextlib.asynccontextmanager
-async def state_of(tmp_path: Path) -> AsyncIterator[Path]:
-    state = tmp_path / "s"
-    state.mkdir(mode=0o700, parents=True)
-    try:
-        yield state
-    finally:
-        with contextlib.suppress(SupervisorUnavailable):
-            last = await Supervised.connect(state, spawn_if_absent=False)
-            await last.shutdown(0.0)
 
 
 def settings(docker: DockerEngine, **fields: Any) -> DockerSettings:
@@ -158,21 +98,6 @@ async def no_containers(docker: DockerEngine) -> None:
         return await asyncio.to_thread(docker.containers) == []
 
     await until(none_left, deadline_s=90, what="no container is left")
-
-
-@pytest.mark.slow
-async def test_it_runs_tells_its_code_and_its_output_and_leaves_nothing(docker: DockerEngine, tmp_path: Path) -> None:
-    async with state_of(tmp_path) as state, Rig(state, settings(docker)) as rig:
-        words = "echo out; echo err >&2; id -u; echo $GREETING $MOORAGE_JOB ${PATH##*:}; exit 7"
-        name = rig.start("j1", "sh", "-c", words, env={"GREETING": "hi", "TF_PATH": "/more"})
-        assert await rig.reported(Started, name)
-        assert await rig.reported(Ended, name) == (name, 7, "exit")
-        assert await rig.output(name) == rig.live_output(name) == "out\n65534\nhi j1 /more\n"
-        assert await rig.output(name, "err") == rig.live_output(name, "err") == "err\n"
-        assert [frame.end for of, frame in rig.frames if of == name][-2:] == [True, True]
-        await no_containers(docker)
-        await until(lambda: list((state / FOLDER).iterdir()) == [], what="no mark is left")
-        rig.driver.forget([name])
 
 
 @pytest.mark.slow
@@ -194,20 +119,6 @@ async def test_it_is_shut_in_and_has_its_limits(docker: DockerEngine, tmp_path: 
         assert "CapEff:\t0000000000000000" in told
         rig.driver.end(name, 0.0, "test")
         assert await rig.reported(Ended, name) == (name, -9, "end")
-
-
-@pytest.mark.slow
-async def test_an_end_gives_the_grace_and_a_timeout_ends_it(docker: DockerEngine, tmp_path: Path) -> None:
-    async with state_of(tmp_path) as state, Rig(state, settings(docker)) as rig:
-        saves = "trap 'echo saved; exit 3' TERM; echo up; while :; do sleep 0.1; done"
-        asked = rig.start("asked", "sh", "-c", saves)
-        late = rig.start("late", "sleep", "600", timeout_s=10.0, grace_s=1.0)
-        await until(lambda: "up" in rig.live_output(asked))
-        rig.driver.end(asked, 60.0, "cancelled")
-        assert await rig.reported(Ended, asked) == (asked, 3, "end")
-        assert await rig.output(asked) == "up\nsaved\n"
-        assert await rig.reported(Ended, late) == (late, -9, "timeout")
-        await no_containers(docker)
 
 
 @pytest.mark.slow
@@ -518,6 +429,35 @@ async def test_an_end_before_the_start_is_an_end(docker: DockerEngine, tmp_path:
         rig.driver.end(name, 10.0, "cancelled")
         assert await rig.reported(Ended, name) == (name, -9, "end")
         await no_containers(docker)
+
+
+@pytest.mark.slow
+async def test_a_process_in_a_container_is_its_jobs_also_for_the_next_agent(
+    docker: DockerEngine, tmp_path: Path
+) -> None:
+    async with state_of(tmp_path) as state:
+        async with Rig(state, settings(docker)) as rig:
+            names = [rig.start(job, "sleep", "600") for job in ("j1", "j2")]
+            for name in names:
+                await rig.reported(Started, name)
+            pids = {name: _pid_of(docker, name[1]) for name in names}
+            asked = [*pids.values(), os.getpid(), 2**22 + 1]  # the last is above the kernel's greatest pid
+            told = {pid: name for name, pid in pids.items()}
+            assert rig.driver.can_measure()
+            assert rig.driver.members_of(asked) == told
+        async with Rig(state, settings(docker)) as rig:
+            assert not rig.driver.can_measure(), "the engine has not told yet which containers they are"
+            await until(rig.driver.can_measure, 60)
+            assert rig.driver.members_of(asked) == told
+            for name in names:
+                rig.driver.end(name, 0.0, "the test is over")
+            for name in names:
+                await rig.reported(Ended, name)
+
+
+def _pid_of(docker: DockerEngine, job: str) -> int:
+    found = docker.docker("ps", "--quiet", "--filter", f"label=moorage.job={job}").stdout.split()
+    return int(docker.inspect(found[0])["State"]["Pid"])
 
 
 HOOK: Final = """#!/bin/sh

@@ -8,7 +8,7 @@ import os
 import secrets
 import signal
 import stat
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
@@ -17,13 +17,11 @@ import msgspec
 import pytest
 
 from moorage.bus.contexts import Context
-from moorage.schemas.frames import Device, ReadLog
-from moorage.schemas.frames import Output as OutputFrame
+from moorage.schemas.frames import Device
 from moorage.schemas.gpu import GpuSpec
 from moorage.schemas.job import Request, Resources, Run, Secret
 from moorage.schemas.service import ServiceSpec
 from moorage.system.proctree import boottime_s, descendants
-from moorage.worker.drivers.base import Assignment, DriverEvent, Living
 from moorage.worker.drivers.container.engine import EngineError, Piece
 from moorage.worker.drivers.container.entry import Entries
 from moorage.worker.drivers.container.faults import start_fault
@@ -31,23 +29,20 @@ from moorage.worker.drivers.container.log_file import LogFile
 from moorage.worker.drivers.container.podman import PodmanDriver, PodmanSettings, spec_of
 from moorage.worker.drivers.container.start import Starter
 from moorage.worker.drivers.kit import Kit
-from moorage.worker.drivers.policy import Policy
 from moorage.worker.drivers.supervisor_link import SupervisorLink
 from moorage.worker.job.call_keys import CallKeys
 from moorage.worker.session.member_messages import Ended, MemberName, NotStarted, Started, StartFailed
 from moorage.worker.settings import WorkerSettings
 from moorage.worker.sharing.limiter import limits
-from moorage.worker.supervisor.client import Supervised, SupervisorUnavailable
 from tests.nvidia.limited import built, put_for_containers, uuid_of
 from tests.podmans import PodmanHome, podman_home, why_no_podman
 from tests.registries import Registry, large_layer
 from tests.waiting import NeverHappened, until
+from tests.worker.drivers.container_rig import NO_RULES, WAIT_S, ContainerRig, state_of
 from tests.worker.limited_containers import limited_containers
 from tests.worker.supervisor_rig import lives
 
 IMAGE: Final = "moorage-test:podman"
-NO_RULES: Final = Policy({}, {}, {}, None, {})
-WAIT_S: Final = 90.0
 #: of podman's disk in the test that fills it: its image fits there twice, for a container is a copy of it
 DISK_BYTES: Final = 24 << 20
 CALL_KEY: Final = "SUAKEYOFCALLS"
@@ -63,16 +58,15 @@ def home() -> Iterator[PodmanHome]:
         yield made
 
 
-class Rig:
-    """A driver, and all that it reports."""
+class Rig(ContainerRig):
+    driver_name = "podman"
+    image = IMAGE
 
     def __init__(
         self, home: PodmanHome, state: Path, devices: Sequence[Device] = (), limiter: bool = False, daemons: Any = None,
         **own: Any,
     ) -> None:  # fmt: skip
-        self.home = home
-        self.devices = devices
-        self.link = SupervisorLink(state)
+        link = SupervisorLink(state)
         kept = state.parent / "secrets"
         if not kept.exists():
             kept.mkdir(mode=0o700)
@@ -87,73 +81,9 @@ class Rig:
         fields: dict[str, Any] = {"socket": home.socket, "pull": "never"} | own
         calls = CallKeys(Context(url="nats://h:4222", nkey="/w1.nk"), "moorage", kept, "nats://gateway:4222")
         kit = Kit(
-            "w1", worker, NO_RULES, self.link, len(devices), not devices, PodmanSettings(**fields), mps=daemons,
-            calls=calls,
-        )  # fmt: skip
-        self.driver = PodmanDriver.from_kit(kit)
-        self.events: list[DriverEvent] = []
-        self.frames: list[tuple[MemberName, OutputFrame]] = []
-        self.living: list[Living] = []
-        self.driver.attach(
-            self.events.append, lambda name, raw: self.frames.append((name, msgspec.json.decode(raw, type=OutputFrame)))
+            "w1", worker, NO_RULES, link, len(devices), not devices, PodmanSettings(**fields), mps=daemons, calls=calls
         )
-
-    async def __aenter__(self) -> Rig:
-        self.living = await self.driver.open()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.driver.close()
-
-    def start(self, job: str, *argv: str, image: str = IMAGE, **run: Any) -> MemberName:
-        resources, gpu, service = run.pop("resources", None), run.pop("gpu", None), run.pop("service", None)
-        config = {"podman": {key: run.pop(key) for key in ("shm_mib",) if key in run}}
-        asked = Run(driver="podman", image=image, argv=list(argv), **run)
-        request = Request(run=asked, gpu=gpu, resources=resources, driver_config=config, service=service)
-        name = ("acme", job, 0, 1, 7)
-        self.driver.check(request)
-        self.driver.start(
-            [Assignment(name, request, list(self.devices), gpu.effective_sharing if gpu else "exclusive")]
-        )
-        return name
-
-    def told(self, kind: type, name: MemberName) -> Any:
-        """What it reported of this member in an event of that kind; None so far."""
-        for event in self.events:
-            if isinstance(event, kind):
-                for each in getattr(event, "items", None) or [(one,) for one in getattr(event, "names", [])]:
-                    if each[0] == name:
-                        return each
-        return None
-
-    async def reported(self, kind: type, name: MemberName) -> Any:
-        try:
-            return await until(lambda: self.told(kind, name), deadline_s=WAIT_S)
-        except NeverHappened:
-            raise AssertionError(f"no {kind.__name__} of {name[1]}, but {self.events}") from None
-
-    async def said(self, name: MemberName, word: str, stream: str = "out") -> str:
-        await until(lambda: word in self.live_output(name, stream), deadline_s=WAIT_S, what=f"{word!r}")
-        return self.live_output(name, stream)
-
-    async def output(self, name: MemberName, stream: Any = "out") -> str:
-        ask = ReadLog("s", *name, driver="podman", stream=stream, offset=0, limit=1 << 16, ended_ms=1)
-        return (await self.driver.read_log(ask)).text
-
-    def live_output(self, name: MemberName, stream: str = "out") -> str:
-        return "".join(frame.text for of, frame in self.frames if of == name and frame.stream == stream)
-
-
-@contextlib.asynccontextmanager
-async def state_of(tmp_path: Path) -> AsyncIterator[Path]:
-    state = tmp_path / "s"
-    state.mkdir(mode=0o700)
-    try:
-        yield state
-    finally:
-        with contextlib.suppress(SupervisorUnavailable):
-            last = await Supervised.connect(state, spawn_if_absent=False)
-            await last.shutdown(0.0)
+        super().__init__(PodmanDriver.from_kit(kit), link, devices)
 
 
 def secret_files(state: Path) -> list[Path]:
@@ -180,22 +110,6 @@ async def nothing_left(home: PodmanHome, state: Path) -> None:
 
 
 @pytest.mark.slow
-async def test_it_runs_tells_its_code_and_its_output_and_leaves_nothing(home: PodmanHome, tmp_path: Path) -> None:
-    async with state_of(tmp_path) as state, Rig(home, state) as rig:
-        words = "echo out; echo err >&2; id -u; echo $GREETING $MOORAGE_JOB $HOME ${PATH##*:}; echo kept > file; exit 7"
-        name = rig.start("j1", "sh", "-c", words, env={"GREETING": "hi\nyou", "TF_PATH": "/more"})
-        assert await rig.reported(Started, name)
-        assert await rig.reported(Ended, name) == (name, 7, "exit")
-        assert await rig.output(name) == rig.live_output(name) == "out\n65534\nhi you j1 /work /more\n"
-        assert await rig.output(name, "err") == rig.live_output(name, "err") == "err\n"
-        assert [frame.end for of, frame in rig.frames if of == name][-2:] == [True, True]
-        folder = state / "folders" / "w1@podman" / "acme.j1.0.1.7"
-        assert (folder / "file").read_text() == "kept\n"
-        await nothing_left(home, state)
-        rig.driver.forget([name])
-
-
-@pytest.mark.slow
 async def test_it_is_shut_in_and_has_its_limits(home: PodmanHome, tmp_path: Path) -> None:
     async with state_of(tmp_path) as state, Rig(home, state, pids_max=99, shm=3 << 20) as rig:
         limits = Resources(cpu_milli=500, memory_mib=64)
@@ -215,19 +129,6 @@ async def test_it_is_shut_in_and_has_its_limits(home: PodmanHome, tmp_path: Path
         assert "CapEff:\t0000000000000000" in text
         rig.driver.end(name, 0.0, "test")
         assert await rig.reported(Ended, name) == (name, -9, "end")
-        await nothing_left(home, state)
-
-
-@pytest.mark.slow
-async def test_an_end_gives_the_grace_and_a_timeout_ends_it(home: PodmanHome, tmp_path: Path) -> None:
-    async with state_of(tmp_path) as state, Rig(home, state) as rig:
-        asked = rig.start("asked", "sh", "-c", "trap 'echo saved; exit 3' TERM; echo up; while :; do sleep 0.1; done")
-        late = rig.start("late", "sleep", "600", timeout_s=12.0, grace_s=1.0)
-        await rig.said(asked, "up")
-        rig.driver.end(asked, 600.0, "cancelled")
-        assert await rig.reported(Ended, asked) == (asked, 3, "end")
-        assert await rig.output(asked) == "up\nsaved\n"
-        assert await rig.reported(Ended, late) == (late, -9, "timeout")
         await nothing_left(home, state)
 
 

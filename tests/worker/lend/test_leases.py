@@ -36,7 +36,7 @@ from moorage.worker.lend.lender import LeaseServer
 from moorage.worker.settings import WorkerSettings
 from moorage.worker.sharing.idle_watch import IdleWatch
 from tests.waiting import until
-from tests.worker.agent.test_agent_process import agent_process, state_folder
+from tests.worker.agent.test_agent_process import state_folder
 
 #: says what it holds, what it is asked, and that it lost it, a line each; gives back when asked, if told so
 HOLDER = """
@@ -60,12 +60,6 @@ async def main(path, gpu, how):
 
 asyncio.run(main(*sys.argv[1:]))
 """
-
-
-def answers(path: Path) -> bool:
-    """Whether somebody listens on this UNIX socket; the file alone may be a killed agent's."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as peer:
-        return peer.connect_ex(str(path)) == 0
 
 
 class HolderProcess:
@@ -585,22 +579,3 @@ async def test_a_worker_says_no_goodbye_while_a_process_of_its_host_keeps_a_gpu(
             finally:
                 await again.stop()
         await until(lambda: seat.said_goodbye, what="the goodbye of the second, which lent nothing")
-
-
-@pytest.mark.slow
-async def test_a_killed_agent_s_leases_are_gone_and_the_holder_is_told(nats_url: str, unique: str) -> None:
-    async with state_folder() as state, ScriptedLeader(nats_url, unique) as leader:
-        path = state / SOCKET_NAME
-        async with agent_process(state, nats_url, unique) as agent:
-            await leader.joined("w1")
-            await until(lambda: answers(path), what="the socket")
-            async with borrow(path, "2xH100") as lease:
-                assert len(lease.uuids) == 2
-                agent.send_signal(signal.SIGKILL)
-                asked = await lease.wait_asked_back()
-                assert (lease.lost, asked.reason, asked.left_s) == (True, "agent-gone", 0.0)
-        async with agent_process(state, nats_url, unique):
-            await leader.joined("w1", joins=2)
-            await until(lambda: answers(path), what="the new agent's socket in the killed one's place")
-            async with borrow(path, "4xH100", timeout_s=60) as lease:  # nothing is remembered of the former agent's
-                assert len(lease.uuids) == 4

@@ -37,7 +37,7 @@ from moorage.worker.sharing.limiter.segment import Segment, owner_of
 from tests.nvidia.limited import built, uuid_of
 from tests.nvidia.stub import libraries
 from tests.waiting import until
-from tests.worker.drivers.test_docker_driver import NO_RULES
+from tests.worker.drivers.container_rig import NO_RULES
 from tests.worker.sharing.test_feeder import holds
 from tests.worker.sharing.test_memory_guard import CONTEXT_MIB, GPU, HOLD, name_of, scene
 

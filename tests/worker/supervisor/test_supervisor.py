@@ -26,14 +26,10 @@ from moorage.worker.supervisor.launcher_client import open_compiled
 from moorage.worker.supervisor.protocol import (
     JOURNAL_NAME,
     SOCKET_NAME,
-    Done,
     Ended,
     EndMember,
-    Message,
     Output,
-    Started,
     StartMember,
-    decode_messages,
 )
 from moorage.worker.supervisor.state_folder import EXIT_HELD, state_mark
 from tests.disk import fill, mount_small, unmount
@@ -93,28 +89,6 @@ def test_a_child_gets_exactly_the_environment_given(tmp_path: Path, arguments: t
         found = rig.text("t/j/0/1/7").split("\0")
         given = [f"{name}={value}" for name, value in env.items()]
         assert sorted(found) == sorted(["", f"{STATE_MARK}={state_mark(rig.state)}", *given])
-
-    with_rig(tmp_path, arguments, scenario)
-
-
-def test_that_a_start_is_accepted_is_told_with_the_news_of_it(
-    tmp_path: Path, arguments: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Else the agent is woken for it just when the child needs a processor."""
-    frames: list[list[Message]] = []
-
-    def noted(body: bytes) -> list[Message]:
-        frames.append(decode_messages(body))
-        return frames[-1]
-
-    monkeypatch.setattr("moorage.worker.supervisor.client.decode_messages", noted)
-
-    async def scenario(rig: Rig) -> None:
-        await rig.client.list()  # the connection's own is answered
-        frames.clear()
-        await rig.run(sh("a", "true"))
-        [frame] = [frame for frame in frames if any(isinstance(message, Done) for message in frame)]
-        assert any(isinstance(message, Started) for message in frame)
 
     with_rig(tmp_path, arguments, scenario)
 

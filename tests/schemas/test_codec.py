@@ -1,4 +1,4 @@
-"""Whatever arrives, on whatever decoder: a frame, or `Refused` with a code; nothing else ever escapes."""
+"""What decoders make of the worst that arrives, and what their refusals say; `tests/fuzz` has what chance makes."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from moorage.schemas.codec import (
     FRAME_BYTES_MAX,
@@ -17,49 +15,30 @@ from moorage.schemas.codec import (
     Decoder,
     decode_request,
     encode,
-    is_json,
     split_array,
 )
 from moorage.schemas.errors import CODES, MoorageError, Problem, Refused, problem, refuse
 from moorage.schemas.frames import (
     VERSION,
-    Accepted,
-    Answer,
-    Device,
-    End,
-    Event,
-    Events,
-    FactAck,
     FactFrame,
-    FleetFrame,
     Goodbye,
-    Hello,
     Join,
-    Joined,
-    Load,
     Look,
-    Looked,
-    Output,
-    Place,
     Renew,
-    Renewed,
-    RollCall,
     Standing,
-    Start,
     Wanted,
 )
 
-KINDS: list[Any] = [
-    Hello, Load, FleetFrame, Join, Joined, Renew, Renewed, FactFrame, FactAck, Goodbye, Wanted, RollCall, Accepted,
-    Event, Events, Answer, Output, Problem, Standing, Look, Looked, Join | Goodbye | FactFrame | Renew, dict[str, Any],
-]  # fmt: skip
-DECODERS = [*(Decoder[Any](kind) for kind in KINDS), decode_request]
+READERS: list[Callable[[bytes], Any]] = [
+    *(Decoder[Any](kind) for kind in (Wanted, Join | Goodbye | FactFrame | Renew, dict[str, Any])),
+    decode_request,
+    split_array,
+]
 
 
 def survives(payload: bytes) -> None:
     told: list[Problem] = []
-    readers: list[Callable[[bytes], Any]] = [*DECODERS, split_array]
-    for decoder in readers:
+    for decoder in READERS:
         try:
             frame = decoder(payload)
         except Refused as refused:
@@ -69,79 +48,6 @@ def survives(payload: bytes) -> None:
     assert {problem.code for problem in told} <= {"invalid-argument", "too-large", "unknown-version"}
     assert {problem.fault for problem in told} <= {"caller"}
     assert encode(told)
-
-
-@given(st.binary(max_size=300))
-def test_random_bytes(payload: bytes) -> None:
-    survives(payload)
-
-
-json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
-    max_leaves=12,
-)
-
-
-@given(json_values)
-def test_random_json(value: Any) -> None:
-    survives(json.dumps(value).encode())
-
-
-@given(json_values)
-def test_random_msgpack(value: Any) -> None:
-    try:
-        payload = msgspec.msgpack.encode(value)
-    except OverflowError:
-        return
-    survives(payload)
-
-
-FRAMES: list[Any] = [
-    Hello("w", "b", gpu_pool=[Device(0, "nvidia", "H100", "GPU-0")]),
-    Load("w", "b", 1, 1),
-    Join("m", "b", 1, Hello("w", "b")),
-    Renew("s", 1),
-    FactFrame("s", 1, []),
-    Goodbye("s"),
-    Standing("s1", "0.3.0", 2, 7, settings={"lease_s": 20}),
-    Look(1, 2),
-    Wanted(
-        "w", "s", 1,
-        place=[Place("t", "j", 0, 1, 9, [0], "exclusive", False, b"{}")],
-        start=[Start("t", "j", 0, 1, 9, "a", 1, 2)],
-        end=[End("t", "j", 0, 1, 9, "why")],
-    ),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("frame", FRAMES, ids=lambda frame: type(frame).__name__)
-@pytest.mark.parametrize("as_json", [True, False])
-def test_frames_round_trip_in_both_encodings(frame: Any, as_json: bool) -> None:
-    payload = encode(frame, json=as_json)
-    assert is_json(payload) is as_json
-    assert Decoder[Any](type(frame))(payload) == frame
-
-
-@settings(max_examples=150)
-@given(st.sampled_from(FRAMES), st.booleans(), st.data())
-def test_frames_damaged_in_one_place(frame: Any, as_json: bool, data: st.DataObject) -> None:
-    payload = bytearray(encode(frame, json=as_json))
-    for _ in range(data.draw(st.integers(1, 3))):
-        at = data.draw(st.integers(0, len(payload) - 1))
-        payload[at] = data.draw(st.integers(0, 255))
-    survives(bytes(payload))
-    survives(bytes(payload[: data.draw(st.integers(0, len(payload)))]))
-
-
-@pytest.mark.slow
-@settings(max_examples=150)
-@given(st.sampled_from(FRAMES), st.data())
-def test_a_field_of_a_wrong_type(frame: Any, data: st.DataObject) -> None:
-    fields = msgspec.to_builtins(frame)
-    name = data.draw(st.sampled_from(sorted(fields)))
-    fields[name] = data.draw(json_values | st.just(2**70) | st.just(-(2**70)))
-    survives(json.dumps(fields).encode())
 
 
 @pytest.mark.parametrize("number", [2**64, 2**200])
@@ -212,10 +118,6 @@ def test_another_version_is_told_so_before_anything_else(version: int) -> None:
         "$.v",
         str(VERSION),
     )
-
-
-def test_frames_are_lenient_with_fields_of_a_newer_release() -> None:
-    assert Decoder[Renew](Renew)(b'{"kind":"renew","session":"s","n":1,"novelty":[1,{"a":2}]}') == Renew("s", 1)
 
 
 @pytest.mark.parametrize(
