@@ -13,7 +13,7 @@ import msgspec
 
 from moorage.schemas.capabilities import COUNTED, KERNEL, LIVE, VARIABLE, Capabilities
 from moorage.schemas.driver_config import ProcessBlock
-from moorage.schemas.errors import ENDED_AS_ASKED, MoorageError, refuse
+from moorage.schemas.errors import ENDED_AS_ASKED, refuse
 from moorage.schemas.frames import CANNOT_RUN, NOT_HERE, START_FAILED, Device, Exec, LogPage, ReadLog, Terminal
 from moorage.schemas.gpu import Share
 from moorage.schemas.job import Request
@@ -30,6 +30,7 @@ from moorage.worker.drivers.base import (
     Assignment,
     Driver,
     Living,
+    never_ran,
 )
 from moorage.worker.drivers.execution import Execution, LocalExecution
 from moorage.worker.drivers.kit import Kit, keep_to
@@ -38,7 +39,7 @@ from moorage.worker.drivers.supervisor_link import WITH_SUPERVISOR, SupervisorLi
 from moorage.worker.freezing.members import FreezableMembers
 from moorage.worker.job.attempt_files import AttemptFiles
 from moorage.worker.job.attempt_folders import DISK, owner_ids
-from moorage.worker.job.environment import LacksHere, not_here, process_environment
+from moorage.worker.job.environment import LacksHere, process_environment
 from moorage.worker.job.job_files import FilesUnavailable
 from moorage.worker.job.secret_files import resolve_secrets
 from moorage.worker.session.member_messages import (
@@ -216,9 +217,6 @@ class ProcessDriver(Driver):
 
     def start(self, assignments: list[Assignment]) -> None:
         members: list[StartMember] = []
-        failed: list[tuple[MemberName, int, str]] = []
-        not_started: list[tuple[MemberName, str]] = []
-        lacking: list[tuple[MemberName, str]] = []
         for assignment in assignments:
             try:
                 member = self._start_member(assignment)
@@ -227,25 +225,9 @@ class ProcessDriver(Driver):
                     members.append(member)
                 else:
                     self._bring(assignment, member)
-            except HostAtFault as error:  # it was there when `check` looked
-                not_started.append((assignment.name, error.problem.message))
-            except MoorageError as error:
-                if why := not_here(error):
-                    lacking.append((assignment.name, why))
-                else:
-                    failed.append((assignment.name, CODE_CANNOT_START, error.problem.message))
-            except Exception:  # no request may end an agent: every worker that gets the request would go down
-                log.exception(
-                    "job %s of tenant %s could not be prepared to start", assignment.name[1], assignment.name[0]
-                )
-                failed.append((assignment.name, CODE_CANNOT_START, "moorage failed on this request"))
-        self._release([*(each[0] for each in failed), *(each[0] for each in (*not_started, *lacking))])
-        if failed:
-            self.report(StartFailed(failed))
-        if not_started:
-            self.report(NotStarted(not_started))
-        if lacking:
-            self.report(NotStarted(lacking, CODE_CANNOT_START))
+            except Exception as error:
+                self._release([assignment.name])
+                self.report(never_ran(assignment.name, error))
         if members:
             self._link.start(members)
 
@@ -459,17 +441,10 @@ class ProcessDriver(Driver):
         began_s = asyncio.get_running_loop().time()
         try:
             member = await self._made_ready(assignment, member)
-        except HostAtFault as error:
-            self._not_brought(name, NotStarted([(name, error.problem.message)]))
-        except MoorageError as error:
-            if why := not_here(error):
-                self._not_brought(name, NotStarted([(name, why)], CODE_CANNOT_START))
-            else:
-                self._not_brought(name, StartFailed([(name, CODE_CANNOT_START, error.problem.message)]))
-        except Exception:  # no request may end an agent, as in `start`
-            log.exception("job %s could not be prepared to start", name[1])
-            why = "moorage failed on this request"
-            self._not_brought(name, StartFailed([(name, CODE_CANNOT_START, why)]))
+        except Exception as error:
+            del self._bringing[name]
+            self._release([name])
+            self.report(never_ran(name, error))
         else:
             del self._bringing[name]
             self._known.add(name)
@@ -500,11 +475,6 @@ class ProcessDriver(Driver):
             del self._storing[name]
         self._release([name])
         self.report(Ended([(name, code, why)]))
-
-    def _not_brought(self, name: MemberName, report: NotStarted | StartFailed) -> None:
-        del self._bringing[name]
-        self._release([name])
-        self.report(report)
 
     def _release(self, names: Sequence[MemberName]) -> None:
         """Release the folders and limiter segments of these members, of which nothing runs."""
