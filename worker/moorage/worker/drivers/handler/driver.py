@@ -16,20 +16,20 @@ import contextlib
 import inspect
 import logging
 import traceback
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import msgspec
 
-from moorage.bus.results import CHUNK_BYTES
+from moorage.bus.results import CHUNK_BYTES, ResultStore
 from moorage.schemas import frames
 from moorage.schemas.capabilities import Capabilities
 from moorage.schemas.codec import encode
 from moorage.schemas.driver_config import HandlerBlock
 from moorage.schemas.errors import MoorageError, refuse
 from moorage.schemas.frames import RESULT, ResultLine
-from moorage.schemas.handler import DRIVER, Result, encode_result, goes_together, line_of, result_object, together
+from moorage.schemas.handler import DRIVER, encode_result, goes_together, line_of, result_object, together
 from moorage.schemas.job import Request, Run
 from moorage.schemas.printable import carried
 from moorage.schemas.subjects import ALL_JOBS
@@ -66,14 +66,6 @@ CODE_ENDED: Final = -15
 LABEL_PREFIX: Final = f"{DRIVER}."
 
 log = logging.getLogger("moorage.worker")
-
-
-class Store(Protocol):
-    """Where results are kept; see `handler_results.ResultStore`."""
-
-    async def put(self, tenant: str, name: str, result: Result) -> int: ...
-
-    async def put_together(self, tenant: str, lines: Sequence[bytes]) -> int: ...
 
 
 class _Progress(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -128,7 +120,7 @@ class HandlerDriver(Driver):
     def __init__(
         self,
         handlers: Mapping[str, Handler],
-        store: Store,
+        store: ResultStore,
         *,
         secrets_dir: Path | None = None,
         interface: str | None = None,
