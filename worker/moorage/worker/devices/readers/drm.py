@@ -154,22 +154,21 @@ class DrmInventory(Inventory):
 async def open_drm(
     *,
     root: Path = Path("/"),
-    proc: Path | None = None,
     listed: Container[str] = (),
     open_timeout_s: float = OPEN_TIMEOUT_S,
     sample_timeout_s: float = SAMPLE_TIMEOUT_S,
 ) -> DrmInventory:
     """Open all devices with a render node that are not `listed` by another inventory; none on a host without any.
 
-    `root` is the root of `sys`, `dev` and the lists of names; `proc` is `root/proc` unless given. `listed` are PCI
-    addresses in the form of sysfs, `0000:03:00.0`. Raises DrmUnavailable if sysfs does not answer in time.
+    `root` is the root of `sys`, `dev` and the lists of names. `listed` are PCI addresses in the form of sysfs,
+    `0000:03:00.0`. Raises DrmUnavailable if sysfs does not answer in time.
     """
     try:
         async with asyncio.timeout(open_timeout_s):
             cards, faults = await in_thread("drm-open", lambda: find_cards(root, listed))
     except TimeoutError:
         raise DrmUnavailable(f"no answer within {open_timeout_s:g} s") from None
-    inventory = DrmInventory(cards, faults, root / "proc" if proc is None else proc, sample_timeout_s)
+    inventory = DrmInventory(cards, faults, root / "proc", sample_timeout_s)
     await inventory.sample()  # the first reading sets the baselines of unused devices
     return inventory
 
