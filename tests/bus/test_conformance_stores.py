@@ -58,7 +58,6 @@ async def test_a_slow_handler_holds_up_its_own_connection_alone(connect: Connect
     await sender.send([(unique, b"%d" % number, "") for number in range(1_000)])
     await until(lambda: len(slow) == len(quick) == 1_000, what="both readers'")
     assert slow == quick == list(range(1_000))
-    assert (reader.counters.handler_failures, other.counters.handler_failures) == (10, 0)
 
 
 def test_a_stopped_process_hears_all_that_waited_in_its_order() -> None:

@@ -126,7 +126,7 @@ async def test_reads_purges_and_deletes(connect: Connect, unique: str) -> None:
     info = await js.stream_info(unique, f"{unique}.>")
     assert info.subjects == {f"{unique}.a": 3, f"{unique}.b": 2, f"{unique}.c": 1}
     assert await js.purge(unique, subject=f"{unique}.a", below_seq=4) == 2
-    assert await js.purge(unique, subject=f"{unique}.b", keep=1) == 1
+    assert await js.purge(unique, subject=f"{unique}.b", below_seq=6) == 1
     info = await js.stream_info(unique)
     assert (info.messages, info.first_seq, info.last_seq) == (3, 4, 6)
     await js.delete_message(unique, 5)
@@ -174,9 +174,6 @@ async def test_replay_and_its_gaps(connect: Connect, unique: str) -> None:
     assert [m.seq async for m in js.read_range(unique, f"{unique}.b", 21)] == list(range(22, 41, 2))
     assert [m.seq async for m in js.read_range(unique, from_seq=30, to_seq=35)] == list(range(30, 36))
     await js.delete_message(unique, 30)
-    gaps: list[tuple[int, int]] = []
-    found = [m.seq async for m in js.read_range(unique, from_seq=28, on_gap=lambda *gap: gaps.append(gap))]
-    assert (found, gaps) == ([28, 29, *range(31, 41)], [(30, 31)])
     with pytest.raises(StreamGap) as gap:
         _ = [m async for m in js.read_range(unique)]
     assert (gap.value.expected, gap.value.found) == (30, 31)
@@ -323,7 +320,7 @@ async def transcript(connect: Connect, unique: str) -> list[Any]:
     await api(f"STREAM.MSG.DELETE.{s}", {"seq": 2})
     await api(f"STREAM.MSG.DELETE.{s}", {"seq": 1})
     await api(f"STREAM.INFO.{s}")
-    for purge in ({"filter": f"{s}.b", "keep": 1}, {"seq": 5}, {"seq": 5, "keep": 2}, None):
+    for purge in ({"filter": f"{s}.b"}, {"seq": 5}, None):
         await api(f"STREAM.PURGE.{s}", purge)
         await api(f"STREAM.INFO.{s}", {"subjects_filter": f"{s}.>"})
     bounds = {"max_msgs": 2, "max_msgs_per_subject": 1, "discard_new_per_subject": True, "max_msg_size": 10}

@@ -59,7 +59,7 @@ async def test_a_cancelled_flush_leaves_the_connection_reading(nats_url: str, un
         await connection.send([(unique, b"", "")])
         await connection.flush(2.0)
         await asyncio.wait_for(heard.wait(), 30)
-        assert connection.counters.reconnects == 0
+        assert connection.reconnects == 0
 
 
 async def test_a_subscribe_that_is_cancelled_hears_nothing(nats_url: str, unique: str) -> None:
@@ -118,7 +118,7 @@ async def test_a_failing_handler_is_told_and_the_next_message_comes(nats_url: st
         await until(lambda: heard == [b"good"])
         assert isinstance(told[0], HandlerFailed)
         assert isinstance(told[0].cause, KeyError)
-        assert a.counters.handler_failures == 1
+        assert len(told) == 1
 
 
 async def test_first_connect_gives_up_in_time(unique: str) -> None:
@@ -176,9 +176,8 @@ async def test_a_killed_server_fails_the_pending_and_the_connection_returns(
                 await task
             assert raised.value.subject == unique
         assert not a.is_connected
-        # What is sent now is lost and counted; a request waits for the connection.
+        # What is sent now is lost; a request waits for the connection.
         assert await a.send([(unique, b"lost", "")] * 3) == 0
-        assert a.counters.sent_dropped == 3
         waiting = asyncio.create_task(a.request(f"{unique}.none", b"", 30))
         await mortal_server.start()
         with pytest.raises(NoResponders):
@@ -186,7 +185,7 @@ async def test_a_killed_server_fails_the_pending_and_the_connection_returns(
         heard.clear()
         await a.send([(unique, b"back", "")])
         await until(lambda: [d.data for d in heard] == [b"back"])
-        assert a.counters.reconnects == 1
+        assert a.reconnects == 1
         assert not a.closed.is_set()
     assert states[:3] == [State.CONNECTED, State.RECONNECTING, State.CONNECTED]
     assert states[-1] is State.CLOSED
@@ -276,7 +275,6 @@ async def test_a_stopped_server_is_noticed_by_pings_and_ends_a_blocked_send(
             with pytest.raises(Disconnected):
                 await waiting
             assert await sending < 100
-            assert a.counters.sent + a.counters.sent_dropped == 100
             await closed
         finally:
             os.kill(fresh_server.pid, signal.SIGCONT)
@@ -351,9 +349,8 @@ async def test_refused_permissions_reach_their_caller(tmp_path: Path, unique: st
             await limited.send([("open.a", b"", "")])
             await until(lambda: heard)  # in the order in which they were sent, so that both are known by now
             assert [each.refused and each.refused.operation for each in ahead] == ["subscription", None]
-            assert limited.counters.permission_refusals == 3
             assert [type(error) for error in told] == [PermissionRefused] * 3
-            assert limited.counters.reconnects == 0
+            assert limited.reconnects == 0
     finally:
         await server.stop()
 
@@ -378,6 +375,6 @@ async def test_many_kills_leave_one_socket_and_each_subscription_once(
             await a.send([(unique, b"%d" % round_number, "")])
             await until(lambda n=round_number: heard and heard[-1].data == b"%d" % n)
         assert [delivery.data for delivery in heard] == [b"%d" % n for n in range(5)]
-        assert a.counters.reconnects == 5
+        assert a.reconnects == 5
         assert sockets() == before
         await server.stop()

@@ -42,7 +42,7 @@ async def test_who_knows_one_server_is_let_in_by_the_others_when_it_dies(tmp_pat
         await start(1)
         await until(lambda: any(uri.port == clients[1] for uri in found._client.discovered_servers))
         first.kill()
-        await until(lambda: found.counters.reconnects)
+        await until(lambda: found.reconnects)
         assert found.is_connected
         await found.flush()
         assert told == []

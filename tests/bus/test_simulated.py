@@ -174,7 +174,6 @@ def test_a_lost_link_fails_what_is_awaited_and_comes_back_with_its_subscriptions
         with pytest.raises(Disconnected):
             await waiting
         assert await a.send([("y", b"", "")] * 3) == 0
-        assert a.counters.sent_dropped == 3
         await b.send([("x", b"lost", "")])
         with pytest.raises(RequestTimeout):
             await a.request("silent", b"", 1)
@@ -189,7 +188,7 @@ def test_a_lost_link_fails_what_is_awaited_and_comes_back_with_its_subscriptions
         await asyncio.sleep(0.1)
         assert heard == [b"heard"]
         assert states == ["reconnecting", "connected"]
-        assert a.counters.reconnects == 1
+        assert a.reconnects == 1
 
     simulate(scene)
 
@@ -218,8 +217,7 @@ def test_a_defect_in_a_handler_is_told_and_stops_nothing() -> None:
         await a.send([("x", b"", ""), ("x", b"after", "")])
         await asyncio.sleep(0.1)
         assert len(heard) == 1
-        assert a.counters.handler_failures == 1
-        assert "IndexError" in str(errors[0])
+        assert ["IndexError" in str(error) for error in errors] == [True]
 
     simulate(scene)
 

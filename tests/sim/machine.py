@@ -18,10 +18,11 @@ from typing import Any, Final, cast
 
 from moorage.testing.bus.processes import Process
 from moorage.worker.drivers.kit import Kit
-from moorage.worker.drivers.supervisor_link import SupervisorLink
+from moorage.worker.drivers.supervisor_link import SupervisorLink, owner_of
 from moorage.worker.freezing.cuda import Outcome
 from moorage.worker.freezing.freezer import Freezer, MembersOf
 from moorage.worker.freezing.gate import Gate
+from moorage.worker.job.attempt_folders import AttemptFolders
 from moorage.worker.session.member_messages import MemberName
 from moorage.worker.sharing.limiter.limits import Limits
 from moorage.worker.supervisor.client import Supervised, SupervisorGone, SupervisorIdentity, SupervisorUnavailable
@@ -208,11 +209,33 @@ class MachineGate(Gate):
         self._machine.used_s.pop(name, None)
 
 
-class MachineKit(Kit):
-    """The parts of a worker on a machine: attempts have no folders there."""
+class MachineFolders(AttemptFolders):
+    """Folders on a disk that is not simulated: nothing is made, and nothing has to be looked after."""
 
-    def folders(self, driver: str) -> None:
-        return None
+    def begin(self, living: Iterable[MemberName]) -> None:
+        """Find none."""
+
+    async def run(self, on_full: Callable[[MemberName, float, str], None]) -> None:
+        """Measure none."""
+
+    def lets_users(self) -> bool:
+        return True
+
+    def make(self, name: MemberName, grace_s: float, keep: Sequence[str] = ()) -> str:
+        return self.path(name)
+
+    def give(self, name: MemberName, user: str | None) -> None:
+        """Belong to nobody."""
+
+    def attempt_ended(self, name: MemberName) -> None:
+        """Leave nothing."""
+
+
+class MachineKit(Kit):
+    """The parts of a worker on a machine."""
+
+    def folders(self, driver: str) -> MachineFolders:
+        return MachineFolders(self.settings, owner_of(self.worker, driver))
 
     def gate(self, limits: Limits | None) -> Gate | None:
         assert isinstance(self.freezer, MachineFreezer)

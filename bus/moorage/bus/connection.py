@@ -84,42 +84,35 @@ class Connection(Link):
     async def send(self, batch: Iterable[Outgoing]) -> int:
         """Publish messages in order; they leave in one write. Returns how many were handed to the socket.
 
-        While disconnected, all are dropped and counted: a stale frame sent after a reconnect does more harm than a lost
+        While disconnected, all are dropped: a stale frame sent after a reconnect does more harm than a lost
         one, and every protocol of moorage repairs loss. A message over max_payload, or with a blank in its subject, is
-        dropped, counted and reported to `on_error`; the others go. Waits only while SOCKET_BACKLOG_BYTES_MAX wait for
+        dropped and reported to `on_error`; the others go. Waits only while SOCKET_BACKLOG_BYTES_MAX wait for
         the socket. Raises `ConnectionClosed`.
         """
         if self._closing:
             raise ConnectionClosed(self.name)
         if not self._connected.is_set():
-            self.counters.sent_dropped += sum(1 for _ in batch)
             return 0
         client, bytes_max = self._client, self.max_payload_bytes
         handed = 0
-        rest = iter(batch)
         try:
-            for subject, payload, reply in rest:
+            for subject, payload, reply in batch:
                 if len(payload) > bytes_max:
-                    self.counters.sent_dropped += 1
                     self._report(PayloadTooLarge(subject, len(payload), bytes_max))
                     continue
                 try:
                     await client.publish(subject, payload, reply)
                 except nats.errors.BadSubjectError:
-                    self.counters.sent_dropped += 1
                     self._report(BadSubject(subject, "no blanks in a subject or reply, and not empty"))
                     continue
                 handed += 1
         except DEAD_CLIENT:
-            # The connection went while this batch was being written; what is left of it is lost like the rest.
-            self.counters.sent_dropped += 1 + sum(1 for _ in rest)
-            self._on_lost(client)
-        self.counters.sent += handed
+            self._on_lost(client)  # while this batch was being written; what is left of it is lost like the rest
         return handed
 
     async def publish(self, subject: str, payload: bytes, reply: str, headers: Mapping[str, str]) -> bool:
         """Publish one message with headers; return whether it was handed to the socket. While disconnected it is
-        dropped and counted, as `send` does.
+        dropped.
 
         Raises `PayloadTooLarge`, `BadSubject`, `ConnectionClosed`.
         """
@@ -129,7 +122,6 @@ class Connection(Link):
         if size_bytes > self.max_payload_bytes:
             raise PayloadTooLarge(subject, size_bytes, self.max_payload_bytes)
         if not self._connected.is_set():
-            self.counters.sent_dropped += 1
             return False
         client = self._client
         try:
@@ -137,10 +129,8 @@ class Connection(Link):
         except nats.errors.BadSubjectError:
             raise BadSubject(subject, "no blanks in a subject or reply, and not empty") from None
         except DEAD_CLIENT:
-            self.counters.sent_dropped += 1
             self._on_lost(client)
             return False
-        self.counters.sent += 1
         return True
 
     async def subscribe(self, subject: str, handler: Handler, queue: str = "") -> Subscription:
@@ -278,7 +268,7 @@ class Connection(Link):
         self.server_version = f"{version.major}.{version.minor}.{version.patch}"
         self.server_at = client.connected_url.netloc.rpartition("@")[2] if client.connected_url else ""
         if self.state is State.RECONNECTING:
-            self.counters.reconnects += 1
+            self.reconnects += 1
         self._connected.set()
         self._move(State.CONNECTED)
 
@@ -328,11 +318,9 @@ class Connection(Link):
             self._on_lost(client)
 
     def _on_handler_failed(self, error: Exception) -> None:
-        self.counters.handler_failures += 1
         self._report(HandlerFailed("a subscription", error))
 
     def _on_refused(self, refused: PermissionRefused) -> None:
-        self.counters.permission_refusals += 1
         if refused.operation == "publish":
             for table in self._tables:
                 table.fail_subject(refused.subject, refused)

@@ -172,7 +172,7 @@ class EmbeddedServer:
         try:
             found = await _until_ready(folder, process, log_from, ready_timeout_s)
             running = _Running(process.pid, found, anonymous)
-            replace_private(folder / "server.json", msgspec.json.encode(running).decode())
+            replace_private(folder / "server.json", msgspec.json.encode(running))
         except BaseException:
             process.kill()
             process.wait()

@@ -1,11 +1,9 @@
-"""The state of a connection, as a table of moves, and its counters."""
+"""The state of a connection, as a table of moves."""
 
 from __future__ import annotations
 
 import enum
 from typing import Final
-
-import msgspec
 
 
 class State(enum.Enum):
@@ -23,16 +21,3 @@ STATE_MOVES: Final[dict[State, frozenset[State]]] = {
     State.RECONNECTING: frozenset({State.CONNECTED, State.CLOSED}),
     State.CLOSED: frozenset(),
 }
-
-
-class Counters(msgspec.Struct):
-    """Counts since this connection was made.
-
-    `sent_dropped`: messages given to `send` while disconnected, too large, or with a bad subject.
-    """
-
-    sent: int = 0
-    sent_dropped: int = 0
-    reconnects: int = 0
-    permission_refusals: int = 0
-    handler_failures: int = 0

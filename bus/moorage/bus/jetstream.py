@@ -183,20 +183,16 @@ class JetStream:
             raise JetStreamRefused(f"info of stream {stream}", 404, ERR_STREAM_NOT_FOUND, "stream not found")
         return info
 
-    async def purge(self, stream: str, *, subject: str = "", keep: int = 0, below_seq: int = 0) -> int:
-        """Delete messages of `subject` (a filter; "" is all) and return how many.
+    async def purge(self, stream: str, *, subject: str = "", below_seq: int = 0) -> int:
+        """Delete messages of `subject` (a filter; "" is all), with `below_seq` those below that sequence, and return
+        how many.
 
-        The newest `keep` of them stay; with `below_seq`, only messages below that sequence are deleted. If a stream
-        holds an epoch's message that must stay, name a subject that does not match it. Raises `JetStreamRefused`, and
-        ValueError for both `keep` and `below_seq`.
+        If a stream holds an epoch's message that must stay, name a subject that does not match it. Raises
+        `JetStreamRefused`.
         """
-        if keep and below_seq:
-            raise ValueError("keep and below_seq exclude each other")
         request: dict[str, Any] = {}
         if subject:
             request["filter"] = subject
-        if keep:
-            request["keep"] = keep
         if below_seq:
             request["seq"] = below_seq
         return (await self._do(f"STREAM.PURGE.{_stream_name(stream)}", request, f"purge stream {stream}")).purged
@@ -291,15 +287,14 @@ class JetStream:
         from_seq: int = 1,
         *,
         to_seq: int | None = None,
-        on_gap: Callable[[int, int], None] | None = None,
         batch_bytes: int = BATCH_BYTES,
     ) -> AsyncIterator[StoredMessage]:
         """Yield the messages from `from_seq` on, in order, up to `to_seq`, or up to the end as it was at the start.
 
-        Without a filter, every sequence must follow the one before. A jump calls `on_gap(expected, found)` or, without
-        `on_gap`, raises `StreamGap`; so does an end that comes too early (found 0). If a lagging replica ends too
-        early, the leader is asked for the next message. With a filter nothing of this can be checked, and the newest
-        messages may be missing. The next batch is read while the one before is being used.
+        Without a filter, every sequence must follow the one before. A jump raises `StreamGap`; so does an end that
+        comes too early (found 0). If a lagging replica ends too early, the leader is asked for the next message. With a
+        filter nothing of this can be checked, and the newest messages may be missing. The next batch is read while the
+        one before is being used.
         """
         last_seq = (await self.stream_info(stream)).last_seq if to_seq is None else to_seq
         checked = subject_filter in ("", ">")
@@ -322,11 +317,11 @@ class JetStream:
                     if message.seq > last_seq:
                         break
                     if checked and message.seq != expected:
-                        _gap(stream, expected, message.seq, on_gap)
+                        raise StreamGap(stream, expected, message.seq)
                     expected = message.seq + 1
                     yield message
             if checked and expected <= last_seq:
-                _gap(stream, expected, 0, on_gap)
+                raise StreamGap(stream, expected, 0)
         finally:
             if ahead is not None:
                 ahead.cancel()
@@ -387,12 +382,6 @@ def _direct(stream: str, delivery: Delivery) -> StoredMessage:
     return StoredMessage(
         stream, headers["Nats-Subject"], int(headers["Nats-Sequence"]), headers["Nats-Time-Stamp"], delivery.data, own
     )
-
-
-def _gap(stream: str, expected: int, found: int, on_gap: Callable[[int, int], None] | None) -> None:
-    if on_gap is None:
-        raise StreamGap(stream, expected, found)
-    on_gap(expected, found)
 
 
 def _stream_info(answer: InfoAnswer, subjects: dict[str, int]) -> StreamInfo:

@@ -1,4 +1,4 @@
-"""What every connection has, to a real server or to a simulated one: its state, its counters, the answers it awaits."""
+"""What every connection has, to a real server or to a simulated one: its state, and the answers it awaits."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Self
 
 from moorage.bus.errors import BusError, ConnectionClosed, Disconnected, RequestTimeout
-from moorage.bus.health import STATE_MOVES, Counters, State
+from moorage.bus.health import STATE_MOVES, State
 from moorage.bus.inbox import Answers
 from moorage.bus.transport import Delivery, Handler, Subscribed
 
@@ -33,7 +33,8 @@ class Link:
         self.name = name
         self.state = state
         self.closed = asyncio.Event()
-        self.counters = Counters()
+        #: how often it was connected again
+        self.reconnects = 0
         self.max_payload_bytes = 0
         #: of the server connected last, e.g. `2.15.1`
         self.server_version = ""

@@ -18,6 +18,7 @@ import msgspec
 
 from moorage.bus.errors import BusError, JetStreamRefused, StreamGap, StreamMismatch
 from moorage.bus.jetstream import ERR_STREAM_NOT_FOUND, JetStream, JsError, wall_seconds
+from moorage.bus.jetstream_answers import StoredMessage
 from moorage.schemas.subjects import Subjects
 from moorage.schemas.unreadable import UNREADABLE
 
@@ -74,28 +75,49 @@ class ObjectStore:
 
         None if there is no bucket, no object of that name, no valid description of it, or its first piece has gone.
         """
+        kept = await self.message(name)
+        info = None if kept is None else self.described(kept, name)
+        if info is None:
+            return None
+        try:  # each client of the tenant can write a description
+            begins = int(info.headers.get(_FIRST, ["0"])[0])
+        except (ValueError, IndexError):
+            return None
+        if not 0 <= begins < info.seq:
+            return None
+        if begins:  # the oldest messages of a bucket go first, so that of an object its first piece is the first to go
+            first = await self._jetstream.direct_get_batch(
+                self._stream, seq=begins, next_by_subject=self.subject(info.nuid), batch=1
+            )
+            if not first or first[0].seq != begins:
+                return None
+        return info
+
+    async def message(self, name: str, seq: int | None = None) -> StoredMessage | None:
+        """Return the message with this sequence, else (`seq` None) the one that describes the object of that name.
+
+        None if it is not there, or there is no bucket. Raises BusError.
+        """
         try:
-            kept = await self._jetstream.get_last(self._stream, self._described(name))
+            if seq is None:
+                return await self._jetstream.get_last(self._stream, self._description(name))
+            return await self._jetstream.get_message(self._stream, seq)
         except JetStreamRefused as error:
             if error.err_code == ERR_STREAM_NOT_FOUND:
                 return None
             raise
-        if kept is None:
+
+    def described(self, message: StoredMessage, name: str) -> ObjectInfo | None:
+        """Return the description of the object of that name in this message; None if it describes none."""
+        if message.subject != self._description(name):
             return None
-        try:  # each client of the tenant can write a description
-            info = _decode_info(kept.data)
-            begins = int(info.headers.get(_FIRST, ["0"])[0])
-        except (*UNREADABLE, IndexError):
+        try:
+            info = _decode_info(message.data)
+        except UNREADABLE:
             return None
-        if info.deleted or not 0 <= begins < kept.seq:
+        if info.deleted:
             return None
-        if begins:  # the oldest messages of a bucket go first, so that of an object its first piece is the first to go
-            first = await self._jetstream.direct_get_batch(
-                self._stream, seq=begins, next_by_subject=self._pieces(info.nuid), batch=1
-            )
-            if not first or first[0].seq != begins:
-                return None
-        return msgspec.structs.replace(info, seq=kept.seq, stored_s=wall_seconds(kept.stored_at))
+        return msgspec.structs.replace(info, seq=message.seq, stored_s=wall_seconds(message.stored_at))
 
     async def put(
         self, name: str, pieces: Iterable[bytes], headers: Mapping[str, str], on_bytes: Callable[[int], None]
@@ -107,17 +129,17 @@ class ObjectStore:
         may be gone, too.
         """
         nuid = secrets.token_hex(11)
-        subject = self._pieces(nuid)
+        subject = self.subject(nuid)
         digest, size, count, done, first = hashlib.sha256(), 0, 0, 0, 0
         pending: list[tuple[asyncio.Task[int], int]] = []
         try:
             sized = iter(_of_size(pieces))
             while (piece := await asyncio.to_thread(next, sized, None)) is not None:  # they may be read and compressed
                 if count == 0:  # alone: it may have to make the bucket
-                    first = await self._append(subject, piece)
+                    first = await self.append(subject, piece)
                     done += len(piece)
                 else:
-                    pending.append((asyncio.create_task(self._append(subject, piece)), len(piece)))
+                    pending.append((asyncio.create_task(self.append(subject, piece)), len(piece)))
                 digest.update(piece)
                 size, count = size + len(piece), count + 1
                 # in the order of a single connection: a piece is on its way before the next one is
@@ -130,24 +152,33 @@ class ObjectStore:
                 await task
                 done += length
                 on_bytes(done)
-            described = {
-                "name": name,
-                "headers": {_FIRST: [str(first)], **{key: [value] for key, value in headers.items()}},
-                "options": {"max_chunk_size": CHUNK_BYTES},
-                "bucket": self._bucket,
-                "nuid": nuid,
-                "size": size,
-                "chunks": count,
-                "digest": _DIGEST + base64.urlsafe_b64encode(digest.digest()).decode(),
-                "mtime": datetime.now(UTC).isoformat(),
-            }
-            await self._append(self._described(name), _encode(described), {"Nats-Rollup": "sub"})
+            await self.describe(name, nuid, size, count, digest.digest(), {_FIRST: str(first), **headers})
         except BaseException:
             for task, _ in pending:
                 task.cancel()
             await asyncio.gather(*(task for task, _ in pending), return_exceptions=True)
-            await self._forget(subject)
+            await self.forget(subject)
             raise
+
+    async def describe(
+        self, name: str, nuid: str, size: int, chunks: int, digest: bytes, headers: Mapping[str, str]
+    ) -> int:
+        """Describe an object whose pieces are acknowledged; readers see it now. Return the sequence. Raises BusError.
+
+        `digest` is its SHA-256. An object of that name is replaced.
+        """
+        described = {
+            "name": name,
+            "headers": {key: [value] for key, value in headers.items()},
+            "options": {"max_chunk_size": CHUNK_BYTES},
+            "bucket": self._bucket,
+            "nuid": nuid,
+            "size": size,
+            "chunks": chunks,
+            "digest": _DIGEST + base64.urlsafe_b64encode(digest).decode(),
+            "mtime": datetime.now(UTC).isoformat(),
+        }
+        return await self.append(self._description(name), _encode(described), {"Nats-Rollup": "sub"})
 
     async def get(self, info: ObjectInfo) -> AsyncIterator[bytes]:
         """Yield the pieces of an object that `find` has found.
@@ -156,7 +187,7 @@ class ObjectStore:
         """
         digest, size = hashlib.sha256(), 0
         if info.chunks:
-            async for piece in self._jetstream.read_range(self._stream, self._pieces(info.nuid), to_seq=info.seq):
+            async for piece in self._jetstream.read_range(self._stream, self.subject(info.nuid), to_seq=info.seq):
                 digest.update(piece.data)
                 size += len(piece.data)
                 yield piece.data
@@ -164,13 +195,15 @@ class ObjectStore:
         if size != info.size or said.rstrip("=") != base64.urlsafe_b64encode(digest.digest()).decode().rstrip("="):
             raise StreamGap(self._stream, info.seq, 0)
 
-    def _pieces(self, nuid: str) -> str:
+    def subject(self, nuid: str) -> str:
+        """Return the subject of an object's pieces."""
         return f"$O.{self._bucket}.C.{nuid}"
 
-    def _described(self, name: str) -> str:
+    def _description(self, name: str) -> str:
         return f"$O.{self._bucket}.M.{base64.urlsafe_b64encode(name.encode()).decode()}"
 
-    async def _append(self, subject: str, payload: bytes, headers: Mapping[str, str] | None = None) -> int:
+    async def append(self, subject: str, payload: bytes, headers: Mapping[str, str] | None = None) -> int:
+        """Append a message to the bucket's stream, and return its sequence once it is acknowledged. Raises BusError."""
         answer = await self._jetstream.append(subject, payload, headers)
         if isinstance(answer, JsError) and answer.nobody_listens:
             await self._make()
@@ -193,7 +226,8 @@ class ObjectStore:
         except StreamMismatch:
             pass  # another client made it in the meantime, or an operator: its limits hold
 
-    async def _forget(self, subject: str) -> None:
+    async def forget(self, subject: str) -> None:
+        """Remove pieces that will not be described, and would fill the bucket. Raises no BusError."""
         try:
             await self._jetstream.purge(self._stream, subject=subject)
         except BusError:

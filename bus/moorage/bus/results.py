@@ -15,13 +15,13 @@ import base64
 import hashlib
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
-from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
-from moorage.bus.errors import BusError, JetStreamRefused, StreamGap, StreamMismatch
-from moorage.bus.jetstream import ERR_STREAM_FULL, ERR_STREAM_NOT_FOUND, JetStream, JsError
+from moorage.bus.errors import BusError, JetStreamRefused
+from moorage.bus.jetstream import ERR_STREAM_FULL, JetStream
+from moorage.bus.object_store import ObjectStore
 from moorage.schemas.handler import Result, result_bucket, together
 
 #: how long results are kept in a bucket that is made here, in seconds, and their bytes at most
@@ -34,22 +34,6 @@ TOGETHER: Final = "together"
 STORE_TRIES_MAX: Final = 5
 STORE_RETRY_S: Final = 0.5
 _SECOND_NS: Final = 10**9
-
-_encode: Final = msgspec.json.Encoder().encode
-
-
-class _Meta(msgspec.Struct, frozen=True):
-    """The part of an object's description (ADR-20) that a reader needs."""
-
-    nuid: str
-    size: int = 0
-    chunks: int = 0
-    digest: str = ""
-    headers: dict[str, list[str]] = {}
-    deleted: bool = False
-
-
-_decode_meta: Final = msgspec.json.Decoder(_Meta).decode
 
 
 class _Line(msgspec.Struct, frozen=True):
@@ -91,13 +75,12 @@ class ResultStore:
         A second object with the same name replaces the first. It tries up to `STORE_TRIES_MAX` times, a full bucket
         once; each try may take the append's own time-out. Raises the last BusError.
         """
-        bucket = result_bucket(self._prefix, tenant)
-        return await self._again(lambda: self._put(bucket, name, result))
+        return await self._again(lambda: self._put(self._of(tenant), name, result))
 
     async def put_together(self, tenant: str, lines: Sequence[bytes]) -> int:
         """Store the lines of small results in one message and return its sequence. Tries and raises as `put`."""
-        bucket = result_bucket(self._prefix, tenant)
-        return await self._again(lambda: self._append(bucket, _together_subject(bucket), together(lines)))
+        store = self._of(tenant)
+        return await self._again(lambda: store.append(store.subject(TOGETHER), together(lines)))
 
     @staticmethod
     async def _again(store: Callable[[], Awaitable[int]]) -> int:
@@ -117,95 +100,38 @@ class ResultStore:
         Return None if no result of that name is there (any more). An object is complete and checked against its digest.
         Raises BusError: the connection's errors, and StreamGap if pieces are missing or do not match the digest.
         """
-        bucket = result_bucket(self._prefix, tenant)
-        stream = f"OBJ_{bucket}"
-        try:
-            if seq is None:
-                kept = await self._jetstream.get_last(stream, _meta_subject(bucket, name))
-            else:
-                kept = await self._jetstream.get_message(stream, seq)
-        except JetStreamRefused as error:
-            if error.err_code == ERR_STREAM_NOT_FOUND:
-                return None
-            raise
-        if kept is not None and kept.subject == _together_subject(bucket):
+        store = self._of(tenant)
+        kept = await store.message(name, seq)
+        if kept is not None and kept.subject == store.subject(TOGETHER):
             return _found_in(kept.data, name)
-        if kept is not None and kept.subject != _meta_subject(bucket, name):
-            return None  # the bucket was made again since
-        meta = None if kept is None else _decode_meta(kept.data)
-        if kept is None or meta is None or meta.deleted:
+        info = None if kept is None else store.described(kept, name)
+        if info is None:
             return None
-        data = b""
-        if meta.chunks:
-            pieces = self._jetstream.read_range(stream, f"$O.{bucket}.C.{meta.nuid}", to_seq=kept.seq)
-            data = b"".join([piece.data async for piece in pieces])
-        if len(data) != meta.size or (meta.digest and meta.digest != _digest(data)):
-            raise StreamGap(stream, kept.seq, 0)  # a replica that lags behind has answered: ask again
-        return Result(meta.headers.get("Content-Type", ["application/octet-stream"])[0], data)
+        data = b"".join([piece async for piece in store.get(info)])
+        return Result(info.headers.get("Content-Type", ["application/octet-stream"])[0], data)
 
-    async def _put(self, bucket: str, name: str, result: Result) -> int:
+    @staticmethod
+    async def _put(store: ObjectStore, name: str, result: Result) -> int:
         nuid = secrets.token_hex(11)
-        chunks_subject = f"$O.{bucket}.C.{nuid}"
         data = memoryview(result.data)
         pieces = [bytes(data[at : at + CHUNK_BYTES]) for at in range(0, len(data), CHUNK_BYTES)]
         try:
             for piece in pieces:
-                await self._append(bucket, chunks_subject, piece)
-            meta: dict[str, Any] = {
-                "name": name,
-                "headers": {"Content-Type": [result.content_type]},
-                "options": {"max_chunk_size": CHUNK_BYTES},
-                "bucket": bucket,
-                "nuid": nuid,
-                "size": len(data),
-                "chunks": len(pieces),
-                "digest": _digest(result.data),
-                "mtime": datetime.now(UTC).isoformat(),
-            }
-            return await self._append(bucket, _meta_subject(bucket, name), _encode(meta), {"Nats-Rollup": "sub"})
+                await store.append(store.subject(nuid), piece)
+            digest, headers = hashlib.sha256(data).digest(), {"Content-Type": result.content_type}
+            return await store.describe(name, nuid, len(data), len(pieces), digest, headers)
         except BusError:
-            await self._forget(bucket, chunks_subject)
+            await store.forget(store.subject(nuid))
             raise
 
-    async def _append(self, bucket: str, subject: str, payload: bytes, headers: dict[str, str] | None = None) -> int:
-        answer = await self._jetstream.append(subject, payload, headers)
-        if isinstance(answer, JsError) and answer.nobody_listens:
-            await self._make(bucket)
-            answer = await self._jetstream.append(subject, payload, headers)
-        if isinstance(answer, JsError):
-            raise JetStreamRefused(f"keep a result in {bucket}", answer.code, answer.err_code, answer.description)
-        return answer.seq
-
-    async def _make(self, bucket: str) -> None:
+    def _of(self, tenant: str) -> ObjectStore:
         config = {
-            "name": f"OBJ_{bucket}",
             "description": "results of handlers, kept by moorage workers",
-            "subjects": [f"$O.{bucket}.C.>", f"$O.{bucket}.M.>"],
             "discard": "new",
             "max_age": int(self._keep_s * _SECOND_NS),
             "max_bytes": self._bytes_max,
-            "allow_rollup_hdrs": True,
-            "allow_direct": True,
         }
-        try:
-            await self._jetstream.ensure_stream(config)
-        except StreamMismatch:
-            pass  # another client made it meanwhile, with its own limits, and these apply
-
-    async def _forget(self, bucket: str, subject: str) -> None:
-        """Remove pieces without a description, which would fill the bucket until they expire. Errors are ignored."""
-        try:
-            await self._jetstream.purge(f"OBJ_{bucket}", subject=subject)
-        except BusError:
-            pass
-
-
-def _meta_subject(bucket: str, name: str) -> str:
-    return f"$O.{bucket}.M.{base64.urlsafe_b64encode(name.encode()).decode()}"
-
-
-def _together_subject(bucket: str) -> str:
-    return f"$O.{bucket}.C.{TOGETHER}"
+        return ObjectStore(self._jetstream, result_bucket(self._prefix, tenant), config)
 
 
 def _found_in(message: bytes, name: str) -> Result | None:
@@ -218,7 +144,3 @@ def _found_in(message: bytes, name: str) -> Result | None:
     text: str = msgspec.json.decode(found.value)
     data = base64.b64decode(text) if found.content_type == "application/octet-stream" else text.encode()
     return Result(found.content_type, data)
-
-
-def _digest(data: bytes) -> str:
-    return f"SHA-256={base64.urlsafe_b64encode(hashlib.sha256(data).digest()).decode()}"

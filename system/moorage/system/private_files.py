@@ -6,14 +6,16 @@ import os
 from pathlib import Path
 
 
-def replace_private(file: Path, text: str) -> None:
-    """Write a file (0600), or replace it, atomically: whole or not at all. The text is synced to the disk first."""
+def replace_private(file: Path, content: bytes | str, *, is_synced: bool = True) -> None:
+    """Write a file (0600), or replace it, atomically: whole or not at all. With `is_synced` its content is on the disk
+    before it replaces an earlier file. Raises OSError."""
     partial = file.with_name(f".{file.name}.new")
     descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as opened:
-        opened.write(text)
+    with os.fdopen(descriptor, "wb") as opened:
+        opened.write(content if isinstance(content, bytes) else content.encode())
         opened.flush()
-        os.fsync(opened.fileno())
+        if is_synced:
+            os.fsync(opened.fileno())
     partial.replace(file)
 
 

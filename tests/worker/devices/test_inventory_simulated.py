@@ -12,7 +12,6 @@ from moorage.system.simulated_hosts import HOSTS_MAX, MODELS, load_hosts, openb_
 from moorage.worker.devices.pool import GpuPool
 from moorage.worker.devices.readers.base import Inventory, SlotReading
 from moorage.worker.devices.readers.simulated import BASELINE_MIB, SimulatedInventory
-from tests.worker.no_inventory import NoInventory
 
 OPENB = Path(__file__).parents[3] / "client/moorage/cli/demo/openb"
 
@@ -139,19 +138,6 @@ def test_faults_of_health_can_be_played() -> None:
         assert [reading.health for reading in readings] == ["thermal", "ecc", "unresponsive"]
         assert (readings[0].temperature_c or 0) > 90
         assert [await found.memory_is_free(slot) for slot in range(3)] == [True, True, False]
-
-    asyncio.run(scene())
-
-
-def test_a_host_without_gpus_is_an_inventory_too() -> None:
-    async def scene() -> None:
-        found: Inventory = NoInventory()
-        assert (found.devices(), await found.sample(), found.simulated) == ([], [], False)
-        with pytest.raises(IndexError):
-            found.memory_baseline_mib(0)
-        with pytest.raises(IndexError):
-            await found.memory_is_free(0)
-        found.close()
 
     asyncio.run(scene())
 

@@ -233,7 +233,6 @@ def test_an_agent_that_takes_a_vm_over_knows_whether_it_was_up(
 def test_processes_and_vms_of_a_worker_keep_their_folders_apart(tmp_path: Path) -> None:
     """A driver takes folders of attempts that it does not know for those of attempts that are over."""
     made = driver(tmp_path, VmSettings())
-    assert made._folders is not None
     assert made._folders.root.name == "w1@vm"
 
 

@@ -277,7 +277,7 @@ async def test_where_the_file_is_damaged_a_job_that_cannot_be_resumed_is_told_an
 async def test_a_full_disk_stops_no_start(scene: Scene) -> None:
     scene.hold()
     await scene.freeze()
-    scene.file.with_name("frozen.json.new").mkdir()
+    scene.file.with_name(".frozen.json.new").mkdir()
     assert await scene.take_over([NAME]) == ({NAME}, {})
 
 
@@ -316,7 +316,7 @@ async def test_where_the_driver_does_not_tell_the_processes_nothing_is_frozen(sc
 
 async def test_where_the_journal_cannot_be_written_nothing_is_frozen(scene: Scene) -> None:
     scene.hold()
-    scene.file.parent.joinpath("frozen.json.new").mkdir()
+    scene.file.parent.joinpath(".frozen.json.new").mkdir()
     outcome, why = await scene.freeze()
     assert (outcome, "cannot be written" in why, scene.calls()) == ("running", True, [])
 

@@ -150,7 +150,7 @@ async def test_files_with_a_bad_description_are_not_there_until_they_are_sent_ag
 ) -> None:
     async with bucket(nats_url, unique) as store, bringing(nats_url, unique, tmp_path) as files:
         address = await sent(store, tar(a=b"x"))
-        await store._append(store._described(address), description)
+        await store.append(store._description(address), description)
         with pytest.raises(FilesRefused, match="submit the job again"):
             await files.bring("acme", address, fresh(tmp_path), None)
         await sent(store, tar(a=b"x"))

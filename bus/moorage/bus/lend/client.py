@@ -32,7 +32,6 @@ from moorage.system.proctree import boottime_s
 from moorage.system.unix_socket import open_folder
 
 RETURN_S_MAX: Final = 5.0
-ANSWER_S_MAX: Final = 10.0
 #: the pause before the next try to connect to an agent whose queue of connections is full
 CONNECT_AGAIN_S: Final = 0.05
 #: why a lease was lost: the connection to the agent ended, because the agent stopped or restarted
@@ -207,20 +206,6 @@ async def borrow(
             await lease.give_back()
     finally:
         writer.close()
-
-
-async def recall(path: Path | str, reason: str, within_s: float, pid: int | None = None) -> int:
-    """Ask for lent devices back, all of them or those of process `pid`, and return how many leases these are.
-
-    Holders have `within_s` seconds; a lease that was asked back with an earlier deadline keeps that deadline. Only the
-    agent's own user and root may do this. Raises LeaseRefused (no agent there, not permitted), and TimeoutError if the
-    agent does not answer.
-    """
-    answer, _, writer = await _ask(Path(path), protocol.Recall(reason, within_s, pid), ANSWER_S_MAX)
-    writer.close()
-    if not isinstance(answer, protocol.Recalled):
-        raise LeaseRefused(_problem_of(answer))
-    return answer.leases
 
 
 async def _connect(path: Path) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:

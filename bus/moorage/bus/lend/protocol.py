@@ -2,8 +2,7 @@
 
 A frame (`system.framing`) has one message, as msgpack. A borrower's connection is one
 lease: `Borrow`, then `Granted` (or an error frame), then perhaps `AskedBack`, then `GiveBack` and `Returned`, or the
-end of the connection. There is no heartbeat: the lease lasts while the socket is open and the process lives. An
-operator's connection has no lease: it sends `Recall` and gets `Recalled` (or an error frame).
+end of the connection. There is no heartbeat: the lease lasts while the socket is open and the process lives.
 """
 
 from __future__ import annotations
@@ -40,14 +39,6 @@ class GiveBack(msgspec.Struct, frozen=True, tag_field="kind", tag="give-back"):
     """The holder tells the agent that it ends its lease, and has freed the devices' memory."""
 
 
-class Recall(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind", tag="recall"):
-    """Ask leases back, as an operator: those of process `pid` (None: all). Holders have `within_s` seconds."""
-
-    reason: str
-    within_s: float
-    pid: int | None = None
-
-
 class Granted(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind", tag="granted"):
     worker: str
     devices: list[Device]
@@ -70,14 +61,8 @@ class Returned(msgspec.Struct, frozen=True, tag_field="kind", tag="returned"):
     """Confirm that the lease is over. Its devices are used again once their memory is free."""
 
 
-class Recalled(msgspec.Struct, frozen=True, tag_field="kind", tag="recalled"):
-    """Answer a Recall with the number of leases that it is about, among them those asked back already."""
-
-    leases: int
-
-
-Request: TypeAlias = Borrow | GiveBack | Recall
-Answer: TypeAlias = Granted | AskedBack | Returned | Recalled | Problem
+Request: TypeAlias = Borrow | GiveBack
+Answer: TypeAlias = Granted | AskedBack | Returned | Problem
 
 _encode: Final = msgspec.msgpack.Encoder().encode
 _decode_request: Final = msgspec.msgpack.Decoder(Request).decode

@@ -299,17 +299,14 @@ class SimulatedConnection(Link):
             if self.process is not None:
                 self.process.acts()
             if not self.is_connected:
-                self.counters.sent_dropped += 1
-            elif len(payload) > self.max_payload_bytes:
-                self.counters.sent_dropped += 1
+                continue
+            if len(payload) > self.max_payload_bytes:
                 self._report(PayloadTooLarge(subject, len(payload), self.max_payload_bytes))
             elif not is_subject(subject) or (reply and not is_subject(reply)):
-                self.counters.sent_dropped += 1
                 self._report(BadSubject(subject, "no blanks in a subject or reply, and not empty"))
             else:
                 self._bus.publish(self.name, self._account, subject, payload, reply, None)
                 handed += 1
-        self.counters.sent += handed
         return handed
 
     async def publish(self, subject: str, payload: bytes, reply: str, headers: Mapping[str, str]) -> bool:
@@ -323,10 +320,8 @@ class SimulatedConnection(Link):
         if self.process is not None:
             self.process.acts()
         if not self.is_connected:
-            self.counters.sent_dropped += 1
             return False
         self._bus.publish(self.name, self._account, subject, payload, reply, dict(headers))
-        self.counters.sent += 1
         return True
 
     async def subscribe(self, subject: str, handler: Handler, queue: str = "") -> SimulatedSubscription:
@@ -404,7 +399,7 @@ class SimulatedConnection(Link):
         """Mend the link that `lose` broke: every subscription receives again, but not what was sent meanwhile. Does
         nothing for other links."""
         if self.state is State.RECONNECTING:
-            self.counters.reconnects += 1
+            self.reconnects += 1
             self._connected.set()
             self._move(State.CONNECTED)
 
@@ -439,7 +434,6 @@ class SimulatedConnection(Link):
         try:
             subscription.handler(Delivery(subject, reply, payload, own, asyncio.get_running_loop().time()))
         except Exception as error:  # as over nats-py: told, and the subscription goes on
-            self.counters.handler_failures += 1
             self._report(HandlerFailed("a subscription", error))
 
     def _overrun(self, process: Process) -> None:

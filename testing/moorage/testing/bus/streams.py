@@ -269,15 +269,13 @@ class Stream:
             count += 1
         return count
 
-    def purge(self, subject: str, keep: int, below_seq: int) -> int:
+    def purge(self, subject: str, below_seq: int) -> int:
         if self.config["deny_purge"]:
             raise ApiRefusal(500, 10110, "stream purge not permitted")
-        if keep and below_seq:
-            raise ApiRefusal(400, 10003, "bad request")
         doomed = [message.seq for message in self.read(1, subject)]
         if below_seq:
             doomed = [seq for seq in doomed if seq < below_seq]
-        return self._delete(doomed[:-keep] if keep else doomed)
+        return self._delete(doomed)
 
     def delete_message(self, seq: int) -> None:
         if self.config["deny_delete"]:
@@ -381,7 +379,7 @@ class Streams:
             stream.configure(self._config(name, request))
             return _info(stream)
         if kind == "STREAM.PURGE":
-            purged = stream.purge(request.get("filter", ""), request.get("keep", 0), request.get("seq", 0))
+            purged = stream.purge(request.get("filter", ""), request.get("seq", 0))
             return {"success": True, "purged": purged}
         if kind == "STREAM.MSG.GET":
             message = stream.find(request)

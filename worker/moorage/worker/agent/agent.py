@@ -44,7 +44,7 @@ from moorage.worker.devices.device_watch import DeviceWatch
 from moorage.worker.devices.pool import GpuPool, SlotsRefused
 from moorage.worker.devices.readers.base import Inventory
 from moorage.worker.devices.readers.host import HostFacts
-from moorage.worker.drivers.base import CODE_CANNOT_START, Assignment, Driver, Living
+from moorage.worker.drivers.base import CODE_CANNOT_START, Assignment, Driver, Living, never_ran
 from moorage.worker.drivers.policy import ROOT_FIX, ROOT_OPEN, Policy
 from moorage.worker.job.environment import LacksHere, not_here
 from moorage.worker.job.job_items import ItemRefused, JobItems, with_item
@@ -74,7 +74,6 @@ from moorage.worker.session.member_messages import (
     Member,
     MemberName,
     NoteKept,
-    NotStarted,
     ProbeFree,
     Quarantine,
     Release,
@@ -634,7 +633,7 @@ class Agent:
             try:
                 ready.append((member, self.items.at_hand(run, member.replica)))
             except ItemRefused as no:
-                self.enqueue(StartFailed([(member.name, CODE_CANNOT_START, no.problem.message)]))
+                self.enqueue(never_ran(member.name, no))
         self._start_ready(driver, ready)
         self._item_starts.begin(in_file)
 
@@ -651,11 +650,7 @@ class Agent:
             try:
                 assignments.append(self._assignment(driver, member, item))
             except MoorageError as no:
-                why = not_here(no) or no.problem.message
-                if why.startswith((NOT_HERE, CANNOT_RUN)):
-                    self.enqueue(NotStarted([(member.name, why)], CODE_CANNOT_START))
-                else:
-                    self.enqueue(StartFailed([(member.name, CODE_CANNOT_START, why)]))
+                self.enqueue(never_ran(member.name, no))
             except Exception as error:  # an earlier agent accepted it, perhaps with other settings of the driver
                 self.enqueue(StartFailed([(member.name, CODE_CANNOT_START, carried(str(error)))]))
         if not assignments:

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Sequence
 
-from moorage.schemas.errors import ENDED_AS_ASKED, MoorageError
+from moorage.schemas.errors import ENDED_AS_ASKED
 from moorage.schemas.items import Item
-from moorage.system.device_environment import HostAtFault
-from moorage.worker.drivers.base import CODE_CANNOT_START, CODE_ENDED
+from moorage.worker.drivers.base import CODE_ENDED, never_ran
 from moorage.worker.job.job_items import ItemRefused, JobItems
-from moorage.worker.session.member_messages import Ended, Event, Member, MemberName, NotStarted, StartFailed
-
-log = logging.getLogger("moorage.worker")
+from moorage.worker.session.member_messages import Ended, Event, Member, MemberName
 
 
 class ItemStarts:
@@ -45,23 +41,16 @@ class ItemStarts:
         run, numbers = members[0].request.workload, [member.replica for member in members]
         try:
             items = await self._items.in_file(members[0].tenant, run, numbers)
-        except HostAtFault as error:
-            if still := self._still(members):
-                self._report(NotStarted([(member.name, error.problem.message) for member in still]))
-            return
-        except MoorageError as error:
-            self._fail(self._still(members), error.problem.message)
-            return
-        except Exception:  # no request may end an agent
-            log.exception("the items of job %s could not be read", members[0].job)
-            self._fail(self._still(members), "moorage failed on this request")
+        except Exception as error:
+            for member in self._still(members):
+                self._report(never_ran(member.name, error))
             return
         ready: list[tuple[Member, Item]] = []
         for member, item in zip(members, items, strict=True):
             if not self._still([member]):
                 continue
             if isinstance(item, ItemRefused):
-                self._fail([member], item.problem.message)
+                self._report(never_ran(member.name, item))
             else:
                 ready.append((member, item))
         if ready:
@@ -70,10 +59,6 @@ class ItemStarts:
     def _still(self, members: list[Member]) -> list[Member]:
         """Return the members that have not been ended meanwhile; they wait no more."""
         return [member for member in members if self.waiting.pop(member.name, None) is member]
-
-    def _fail(self, members: list[Member], why: str) -> None:
-        if members:
-            self._report(StartFailed([(member.name, CODE_CANNOT_START, why) for member in members]))
 
     def end(self, name: MemberName, why: str) -> bool:
         """Give up the start of a member and report its end; return False if it does not wait here."""

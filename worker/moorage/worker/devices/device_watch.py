@@ -17,6 +17,7 @@ import msgspec
 from moorage.schemas.errors import refuse
 from moorage.schemas.frames import Device, Unwell
 from moorage.schemas.unreadable import UNREADABLE
+from moorage.system.private_files import replace_private
 from moorage.worker.devices.device_health import DeviceHealth, DeviceRecord
 from moorage.worker.devices.pool import GpuPool, SlotState
 from moorage.worker.devices.readers.base import SlotReading
@@ -156,11 +157,10 @@ class DeviceWatch:
         if self._file is None:
             self.health.changed = False
             return
-        fresh = self._file.with_name(self._file.name + ".new")
         try:
             self._file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            fresh.write_bytes(msgspec.json.encode(_File(self.health.boot, self.health.records())))
-            os.rename(fresh, self._file)
+            records = msgspec.json.encode(_File(self.health.boot, self.health.records()))
+            replace_private(self._file, records, is_synced=False)
         except OSError as error:
             if not self._write_failed:  # said once, not with each reading
                 log.error("the health of the devices cannot be stored, and is lost if the agent ends: %s", error)

@@ -227,16 +227,6 @@ class GpuPool:
         """The positions that placements may use."""
         return self._table.lent
 
-    def set_lent(self, slots: Iterable[int] | None) -> None:
-        """Change which positions placements may use (None: all, empty: none). Placements keep the slots that they have.
-
-        Raises ValueError for an unknown position.
-        """
-        lent = self._table.checked_lent(slots)
-        if lent != self._table.lent:
-            self._table.lent = lent
-            self._changed()
-
     # ------------------------------------------------------------------------------------------------ state for readers
 
     def snapshot_leases(self) -> list[GpuLeaseEntry]:

@@ -60,7 +60,10 @@ class SlotTable:
         for mode in _SHARED:
             cap = SHARERS_MAX[mode]
             self.sharers_max[mode] = max(0, min(cap, sharers_max.get(mode, cap)))
-        self.lent = self.checked_lent(lent)
+        everything = frozenset(range(len(self.slots)))
+        self.lent = everything if lent is None else frozenset(lent)
+        if not self.lent <= everything:
+            raise ValueError(f"lent slots must be 0..{len(self.slots) - 1}, found {sorted(self.lent - everything)}")
         self._next_lease = 1
 
     def at(self, slot: int) -> Slot:
@@ -68,14 +71,6 @@ class SlotTable:
         if not 0 <= slot < len(self.slots):
             raise IndexError(f"the pool has no slot {slot}")
         return self.slots[slot]
-
-    def checked_lent(self, slots: Iterable[int] | None) -> frozenset[int]:
-        """Return these positions, all for None. Raises ValueError for unknown ones."""
-        everything = frozenset(range(len(self.slots)))
-        lent = everything if slots is None else frozenset(slots)
-        if not lent <= everything:
-            raise ValueError(f"lent slots must be 0..{len(self.slots) - 1}, found {sorted(lent - everything)}")
-        return lent
 
     # ------------------------------------------------------------------------------------------------ take and give
 

@@ -17,6 +17,7 @@ for a member that has just ended: then there is nothing to do, because `Ended` i
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -24,16 +25,16 @@ import msgspec
 
 from moorage.schemas.capabilities import COUNTED, Capabilities
 from moorage.schemas.driver_config import Fault, keys_fault
-from moorage.schemas.errors import refuse
-from moorage.schemas.frames import Device, Exec, LogPage, ReadLog, Start, Terminal
+from moorage.schemas.errors import MoorageError, refuse
+from moorage.schemas.frames import CANNOT_RUN, NOT_HERE, Device, Exec, LogPage, ReadLog, Start, Terminal
 from moorage.schemas.gpu import Share, Sharing
 from moorage.schemas.items import Item
 from moorage.schemas.job import Request, Run
 from moorage.schemas.staying import port_variable
-from moorage.system.device_environment import JobEnvironment
+from moorage.system.device_environment import HostAtFault, JobEnvironment
 from moorage.worker.devices.readers.base import Inventory
 from moorage.worker.devices.readers.machine import CombinedInventory
-from moorage.worker.job.environment import Gang, gpu_environment
+from moorage.worker.job.environment import Gang, gpu_environment, not_here
 from moorage.worker.session.member_messages import (
     Ended,
     FreezeAnswered,
@@ -68,6 +69,27 @@ DriverEvent = (
     Started | Ended | StartFailed | NotStarted | Stuck | SeenFree | NotFree | Replaced | FreezeAnswered | ResumeDue
 )
 Report = Callable[[DriverEvent], None]
+
+log = logging.getLogger("moorage.worker")
+
+
+def never_ran(name: MemberName, error: Exception) -> NotStarted | StartFailed:
+    """Return the report of a member that this error kept from starting: this host is at fault, or the job is.
+
+    It is the host's fault if it cannot start the member now (`HostAtFault`), or lacks what the member needs
+    (`not_here`).
+    """
+    if isinstance(error, HostAtFault):
+        return NotStarted([(name, error.problem.message)])
+    if not isinstance(error, MoorageError):  # no request may end an agent: every worker that gets it would go down
+        log.error("job %s of tenant %s could not be prepared to start", name[1], name[0], exc_info=error)
+        return StartFailed([(name, CODE_CANNOT_START, "moorage failed on this request")])
+    why = not_here(error) or error.problem.message
+    if why.startswith((NOT_HERE, CANNOT_RUN)):
+        return NotStarted([(name, why)], CODE_CANNOT_START)
+    return StartFailed([(name, CODE_CANNOT_START, why)])
+
+
 #: takes whose output it is and the payload of the output frame; the agent adds the subject
 Publish = Callable[[MemberName, bytes], None]
 

@@ -101,23 +101,8 @@ class LocalExecution(Execution):
                     fcntl.fcntl(each[0], fcntl.F_SETPIPE_SZ, PIECE_BYTES_MAX)
             made = cls(stdin[1], [(Mark.OUT, stdout[0]), (Mark.ERR, stderr[0])], is_terminal=False)
             streams = (stdin[0], stdout[1], stderr[1])
-        try:
-            for descriptor in made._own():
-                os.set_blocking(descriptor, False)
-            execute = Execute(key=key, argv=tuple(asked.argv), term=asked.term)
-            made._command = await RunningCommand.begin(state, execute, streams)
-        except SupervisorRefused as refused:
-            await made.close()
-            raise refuse("failed-precondition", refused.message, found=asked.argv[0], job=asked.job) from None
-        except SupervisorGone as gone:
-            await made.close()
-            raise refuse("failed-precondition", f"the command was not started: {gone}", job=asked.job) from None
-        except BaseException:
-            await made.close()
-            raise
-        finally:
-            for descriptor in set(streams):
-                os.close(descriptor)
+        execute = Execute(key=key, argv=tuple(asked.argv), term=asked.term)
+        await made._ask(state, execute, streams, asked, "the command was not started")
         return made
 
     @classmethod
@@ -125,23 +110,33 @@ class LocalExecution(Execution):
         """Hold the terminal of the supervisor's member `key`; return once it is held. Raises `Refused`."""
         shown, out = os.pipe()
         made = cls(-1, [(Mark.OUT, shown)], is_terminal=True)
+        command = await made._ask(state, Attach(key=key), (out,), asked, "the terminal is not held")
+        made._stdin = command.terminal
+        set_size(made._stdin, size)
+        return made
+
+    async def _ask(
+        self, state: Path, request: Execute | Attach, streams: Sequence[int], asked: Exec, failed: str
+    ) -> RunningCommand:
+        """Have the supervisor begin, with the inner ends of the streams, which are closed here. Raises `Refused`."""
         try:
-            os.set_blocking(shown, False)
-            made._command = await RunningCommand.begin(state, Attach(key=key), (out,))
-            made._stdin = made._command.terminal
-            set_size(made._stdin, size)
+            for descriptor in self._own():
+                os.set_blocking(descriptor, False)
+            self._command = await RunningCommand.begin(state, request, streams)
         except SupervisorRefused as refused:
-            await made.close()
-            raise refuse("failed-precondition", refused.message, found=refused.message, job=asked.job) from None
+            await self.close()
+            found = next(iter(asked.argv), refused.message)
+            raise refuse("failed-precondition", refused.message, found=found, job=asked.job) from None
         except SupervisorGone as gone:
-            await made.close()
-            raise refuse("failed-precondition", f"the terminal is not held: {gone}", job=asked.job) from None
+            await self.close()
+            raise refuse("failed-precondition", f"{failed}: {gone}", job=asked.job) from None
         except BaseException:
-            await made.close()
+            await self.close()
             raise
         finally:
-            os.close(out)
-        return made
+            for descriptor in set(streams):
+                os.close(descriptor)
+        return self._command
 
     def _own(self) -> set[int]:
         return {each for each in (self._stdin, *(descriptor for _, descriptor in self._outputs)) if each >= 0}

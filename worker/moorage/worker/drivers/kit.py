@@ -66,8 +66,8 @@ class Kit(NamedTuple):
         """Return what sees the next use of a frozen job's GPUs; None without the limiter."""
         return None if limits is None else Gate(limits.segments)
 
-    def folders(self, driver: str) -> AttemptFolders | None:
-        """Return the folders of this driver's attempts; None: they have none, bring no files, and start in `/`."""
+    def folders(self, driver: str) -> AttemptFolders:
+        """Return the folders of this driver's attempts."""
         return AttemptFolders(self.settings, owner_of(self.worker, driver))
 
 

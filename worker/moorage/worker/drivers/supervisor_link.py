@@ -285,24 +285,20 @@ class SupervisorLink:
 
     def ran(self, key: str, pid: int) -> None:
         """Inform the supervisor that the engine has started this member's container; `pid` 0 if it is over already."""
-        if self._supervised is not None:
-            self._begin(partial(self._supervised.ran, key, pid))
+        self._begin(lambda supervised: supervised.ran(key, pid))
 
     def removed(self, key: str) -> None:
         """Inform the supervisor that the engine has removed the container of this member, so it cannot start."""
-        if self._supervised is not None:
-            self._begin(partial(self._supervised.removed, [key]))
+        self._begin(lambda supervised: supervised.removed([key]))
 
     def end(self, key: str, grace_s: float, why: str, notice_s: float = 0.0) -> None:
         self._pending = [member for member in self._pending if member.key != key]
-        if self._supervised is not None:
-            member = EndMember(key=key, grace_s=grace_s, why=why, notice_s=notice_s)
-            self._begin(partial(self._supervised.end, [member]))
+        member = EndMember(key=key, grace_s=grace_s, why=why, notice_s=notice_s)
+        self._begin(lambda supervised: supervised.end([member]))
 
     def forget(self, keys: list[str]) -> None:
         """Forget members whose ends are dealt with; their output stays as long as the keeper's limits allow."""
-        if self._supervised is not None:
-            self._begin(partial(self._supervised.forget, keys))
+        self._begin(lambda supervised: supervised.forget(keys))
 
     def set_fence(self, owner: str, deadline_s: float, grace_s: float) -> None:
         """Set an owner's deadline. The earliest deadline of all owners holds, so a partition of one fences all.
@@ -338,7 +334,7 @@ class SupervisorLink:
         fence = min(self._fences.values(), default=None)
         if fence is not None and fence != self._fence and self._supervised is not None:
             self._fence = fence
-            self._begin(partial(self._supervised.fence, *fence))
+            self._begin(lambda supervised: supervised.fence(*fence))
 
     def _start_refused(self, members: Sequence[StartMember], why: str) -> None:
         keys: dict[str, list[str]] = {}
@@ -349,10 +345,12 @@ class SupervisorLink:
             if owner in self._listeners:
                 self._listeners[owner].on_start_refused(of_owner, why)
 
-    def _begin(self, ask: Callable[[], asyncio.Future[Answer]]) -> None:
+    def _begin(self, ask: Callable[[Supervised], asyncio.Future[Answer]]) -> None:
         """Send a request, in the order of the calls. A refusal is only logged, and a lost supervisor is ignored."""
+        if self._supervised is None:
+            return
         try:
-            self._heed(ask(), partial(log.error, "the supervisor refused: %s"))
+            self._heed(ask(self._supervised), partial(log.error, "the supervisor refused: %s"))
         except SupervisorGone:
             pass  # the next supervisor's list says what became of it
         except FrameTooLarge as error:

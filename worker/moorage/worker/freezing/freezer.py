@@ -19,6 +19,7 @@ from typing import Final, cast
 import msgspec
 
 from moorage.schemas.unreadable import UNREADABLE
+from moorage.system.private_files import replace_private
 from moorage.system.proctree import MARK_NAMES, all_processes, marks_of, read_environ, read_process
 from moorage.worker.devices.readers.base import HeldUnknown, Inventory
 from moorage.worker.freezing import cuda
@@ -229,9 +230,7 @@ class Freezer:
         if not self._entries:
             self._file.unlink(missing_ok=True)
             return
-        fresh = self._file.with_name(self._file.name + ".new")
-        fresh.write_bytes(msgspec.json.encode(list(self._entries.values())))
-        os.replace(fresh, self._file)
+        replace_private(self._file, msgspec.json.encode(list(self._entries.values())), is_synced=False)
 
 
 def freezer_for(worker: str, inventory: Inventory, file: Path) -> Freezer | None:

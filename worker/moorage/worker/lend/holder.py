@@ -14,10 +14,10 @@ class Holder:
 
     `family` is set while it has a lease of shared devices.
 
-    `drained` is the request of a drain, and `recalled` the earliest other one: it stays when the drain ends.
+    `drained` is the request of a drain, and `wanted` the earliest other one: it stays when the drain ends.
     """
 
-    __slots__ = ("drained", "family", "mode", "overdue", "pid", "purpose", "recalled", "slots", "uid", "writer")
+    __slots__ = ("drained", "family", "mode", "overdue", "pid", "purpose", "slots", "uid", "wanted", "writer")
 
     def __init__(self, pid: int, uid: int, writer: asyncio.StreamWriter) -> None:
         self.pid = pid
@@ -28,13 +28,13 @@ class Holder:
         self.mode: Sharing = "exclusive"
         self.family: Family | None = None
         self.drained: AskedBack | None = None
-        self.recalled: AskedBack | None = None
+        self.wanted: AskedBack | None = None
         self.overdue: asyncio.TimerHandle | None = None
 
     @property
     def asked_back(self) -> AskedBack | None:
         """The request with the earliest deadline; None if the lease is not asked back."""
-        asked = [each for each in (self.recalled, self.drained) if each is not None]
+        asked = [each for each in (self.wanted, self.drained) if each is not None]
         return min(asked, key=lambda each: each.deadline_boottime_s, default=None)
 
     def send(self, answer: Answer) -> None:

@@ -33,8 +33,6 @@ from moorage.bus.lend.protocol import (
     AskedBack,
     Borrow,
     Granted,
-    Recall,
-    Recalled,
     Request,
     Returned,
     read_request,
@@ -114,26 +112,20 @@ class LeaseServer:
         listener = listen_alone(path, self._gid)
         self._server = await asyncio.start_unix_server(self._accept, sock=listener, **SERVER_OPTIONS)
 
-    def ask_back(self, reason: str, within_s: float, pid: int | None = None) -> int:
-        """Ask holders (of process `pid`, or all) to give back within `within_s` seconds. Return how many they are.
+    def ask_back(self, reason: str, within_s: float) -> None:
+        """Ask all holders to give back within `within_s` seconds; one with an earlier deadline keeps that.
 
-        A holder with an earlier deadline keeps it and is not asked again, but is in the number. A holder that does not
-        give back is not ended, because its process is not the worker's. From the deadline on its devices are
-        quarantined; they come back when it gives them back or dies.
+        A holder that does not give back is not ended, because its process is not the worker's. From the deadline on its
+        devices are quarantined; they come back when it gives them back or dies.
         """
         deadline = AskedBack(reason, boottime_s() + within_s)
-        asked = 0
         for holder in self.holders:
-            if pid is not None and holder.pid != pid:
-                continue
-            asked += 1
             self._ask_back(holder, deadline)
-        return asked
 
     def _ask_back(self, holder: Holder, asked: AskedBack) -> None:
         before = holder.asked_back
-        if holder.recalled is None or asked.deadline_boottime_s < holder.recalled.deadline_boottime_s:
-            holder.recalled = asked
+        if holder.wanted is None or asked.deadline_boottime_s < holder.wanted.deadline_boottime_s:
+            holder.wanted = asked
         self._asked_anew(holder, before)
 
     def _asked_anew(self, holder: Holder, before: AskedBack | None) -> None:
@@ -283,11 +275,7 @@ class LeaseServer:
                 request = await read_request(reader)
         except TimeoutError:
             return
-        if isinstance(request, Recall):
-            if holder.uid not in (0, os.geteuid()):
-                raise FrameRefused(f"uid {holder.uid} may not ask leases back")
-            holder.send(Recalled(self.ask_back(request.reason, request.within_s, request.pid)))
-        elif isinstance(request, Borrow):
+        if isinstance(request, Borrow):
             await self._lend(holder, request, reader, dead)
         elif request is not None:
             raise FrameRefused("nothing was borrowed on this connection")

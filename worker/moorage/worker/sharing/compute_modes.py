@@ -159,7 +159,7 @@ class ComputeModes:
         """Write the changes to the file. Raises ModeFault: then the change must not be made."""
         try:
             if self._changed.modes or self._changed.of_mps:
-                replace_private(self._file, msgspec.json.encode(self._changed).decode())
+                replace_private(self._file, msgspec.json.encode(self._changed))
             else:
                 self._file.unlink(missing_ok=True)
         except OSError as error:

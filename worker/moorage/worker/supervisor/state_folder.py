@@ -8,6 +8,7 @@ import string
 from pathlib import Path
 from typing import Final
 
+from moorage.system.private_files import replace_private
 from moorage.worker.supervisor.protocol import LOCK_NAME, MARK_NAME
 
 EXIT_HELD: Final = 73
@@ -34,9 +35,7 @@ def state_mark(state: Path) -> str:
         if len(found) == MARK_BYTES * 2 and all(char in string.hexdigits for char in found):
             return found
     mark = secrets.token_hex(MARK_BYTES)
-    fresh = path.with_name(MARK_NAME + ".new")
-    fresh.write_text(mark)
-    os.rename(fresh, path)
+    replace_private(path, mark, is_synced=False)
     return mark
 
 

@@ -27,6 +27,7 @@ PROCESSES_MAX: Final = 256
 #: comm of NVIDIA MPS's daemon and server: the kernel cuts it at 15 characters
 MPS_COMM: Final = "nvidia-cuda-mps"
 _NAME_CHARS_MAX: Final = 64
+_ONLY_NVIDIA: Final = "only NVIDIA's driver reports what processes use of a GPU"
 
 
 class HeldUnknown(Exception):
@@ -106,12 +107,15 @@ class SlotReading:
 
 
 class Inventory(Protocol):
-    """The devices of one machine. The list never changes while the inventory is open; the readings do."""
+    """The devices of one machine. The list never changes while the inventory is open; the readings do.
+
+    A method with a body answers for devices of which that is not known: one that knows more has its own.
+    """
 
     @property
     def simulated(self) -> bool:
         """Whether the devices are simulated: frames about them say so."""
-        ...
+        return False
 
     def devices(self) -> list[Device]:
         """Return the devices in slot order."""
@@ -119,7 +123,7 @@ class Inventory(Protocol):
 
     def nodes(self, slot: int) -> tuple[str, ...]:
         """Return the files in /dev that belong to this device alone, such as /dev/nvidia3; none if unknown."""
-        ...
+        return ()
 
     async def sample(self) -> list[SlotReading]:
         """Return one reading per slot, in slot order.
@@ -137,31 +141,31 @@ class Inventory(Protocol):
 
         It is an assumed upper bound until the device was seen idle, and 0 if the memory cannot be read.
         """
-        ...
+        return 0
 
     async def held(self, slot: int) -> dict[int, int]:
         """Return the MiB of the device that each process uses, by pid, CUDA contexts included; asked after this call.
 
         NVIDIA MPS's own processes are left out, and processes that only do graphics if the driver does not report their
-        memory. A device that a VM has gives an
-        empty dict. Bounded in time. Raises HeldUnknown unless the memory of every compute process is known.
+        memory. A device that a VM has gives an empty dict. Bounded in time. Raises HeldUnknown unless the memory of
+        every compute process is known.
         """
-        ...
+        raise HeldUnknown(_ONLY_NVIDIA)
 
     async def worked(self, slot: int) -> dict[int, int]:
         """Return the percent of the device's time that each process had of late, by pid; one without an entry had none.
 
         Bounded in time. Raises HeldUnknown unless the driver reports it for each process.
         """
-        ...
+        raise HeldUnknown(_ONLY_NVIDIA)
 
     def watch(self, report: ReportFault) -> None:
         """Call `report(slot, fault)` in the running loop for faults that devices report by themselves, until closed."""
-        ...
+        return
 
     def close(self) -> None:
         """Release the driver; no method is called afterwards. A second call does nothing."""
-        ...
+        return
 
 
 def health_of(temperature_c: int | None, uncorrected_errors: int) -> Health:

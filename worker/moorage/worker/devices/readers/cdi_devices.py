@@ -15,7 +15,7 @@ from typing import Final
 
 from moorage.schemas.frames import Device
 from moorage.schemas.names import CDI_UUID
-from moorage.worker.devices.readers.base import DeviceProcess, HeldUnknown, ReportFault, SlotReading, bounded, user_of
+from moorage.worker.devices.readers.base import DeviceProcess, Inventory, SlotReading, bounded, user_of
 from moorage.worker.devices.readers.cdi import (
     ALL,
     KINDS,
@@ -127,14 +127,12 @@ def spec_of(files: Sequence[Path], kind: str) -> Path:
     return SPEC_USUAL
 
 
-class CdiInventory:
+class CdiInventory(Inventory):
     """NVIDIA's devices from the specs of a host without NVML, such as a container or WSL2.
 
     Their memory and health cannot be read. A device is in use while a process has its file open, as far as this user
     may see.
     """
-
-    simulated = False
 
     def __init__(
         self, specs: Registry, machine: str, root: Path = Path("/"), timeout_s: float = SAMPLE_TIMEOUT_S
@@ -169,23 +167,6 @@ class CdiInventory:
             return not (await self._holders.fresh_answer()).get(node)
         except (TimeoutError, OSError):
             return False
-
-    def memory_baseline_mib(self, slot: int) -> int:
-        """Return 0: no memory is counted."""
-        self._nodes[slot]
-        return 0
-
-    async def held(self, slot: int) -> dict[int, int]:
-        raise HeldUnknown("only NVIDIA's driver reports what processes use of a GPU")
-
-    async def worked(self, slot: int) -> dict[int, int]:
-        raise HeldUnknown("only NVIDIA's driver reports what processes use of a GPU")
-
-    def watch(self, report: ReportFault) -> None:
-        """Do nothing: a spec reports no faults."""
-
-    def close(self) -> None:
-        """Do nothing: nothing stays open between calls."""
 
 
 def _devices(specs: Registry, machine: str, root: Path) -> list[tuple[Device, str]]:

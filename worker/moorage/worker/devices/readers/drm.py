@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from moorage.schemas.frames import Device
-from moorage.worker.devices.readers.base import HeldUnknown, ReportFault, SlotReading, health_of, is_free
+from moorage.worker.devices.readers.base import Inventory, SlotReading, health_of, is_free
 from moorage.worker.devices.readers.drm_cards import Card, find_cards, number, read
 from moorage.worker.devices.readers.drm_clients import DrmClient, find_clients, holders, memory_mib
 from moorage.worker.devices.readers.threads import Question, in_thread
@@ -56,10 +56,8 @@ class _Slot:
     baseline_mib: int = BASELINE_ASSUMED_MIB
 
 
-class DrmInventory:
+class DrmInventory(Inventory):
     """The devices with a DRM render node; make it with `open_drm`. `faults` are those of `find_cards`."""
-
-    simulated = False
 
     def __init__(self, cards: Sequence[Card], faults: list[str], proc: Path, timeout_s: float) -> None:
         self._slots = [_Slot(card, _question(card, timeout_s)) for card in cards]
@@ -103,15 +101,6 @@ class DrmInventory:
         if used_mib is None:
             used_mib = memory_mib(_clients_of(found.card, clients or []))
         return is_free(SlotReading(memory_used_mib=used_mib), found.baseline_mib)
-
-    async def held(self, slot: int) -> dict[int, int]:
-        raise HeldUnknown("only NVIDIA's driver reports what processes use of a GPU")
-
-    async def worked(self, slot: int) -> dict[int, int]:
-        raise HeldUnknown("only NVIDIA's driver reports what processes use of a GPU")
-
-    def watch(self, report: ReportFault) -> None:
-        """Do nothing: no fault events of these drivers are read; faults show in the readings."""
 
     def close(self) -> None:
         """Make every later reading unresponsive. Nothing is open between calls, so there is nothing to release."""
@@ -165,22 +154,21 @@ class DrmInventory:
 async def open_drm(
     *,
     root: Path = Path("/"),
-    proc: Path | None = None,
     listed: Container[str] = (),
     open_timeout_s: float = OPEN_TIMEOUT_S,
     sample_timeout_s: float = SAMPLE_TIMEOUT_S,
 ) -> DrmInventory:
     """Open all devices with a render node that are not `listed` by another inventory; none on a host without any.
 
-    `root` is the root of `sys`, `dev` and the lists of names; `proc` is `root/proc` unless given. `listed` are PCI
-    addresses in the form of sysfs, `0000:03:00.0`. Raises DrmUnavailable if sysfs does not answer in time.
+    `root` is the root of `sys`, `dev` and the lists of names. `listed` are PCI addresses in the form of sysfs,
+    `0000:03:00.0`. Raises DrmUnavailable if sysfs does not answer in time.
     """
     try:
         async with asyncio.timeout(open_timeout_s):
             cards, faults = await in_thread("drm-open", lambda: find_cards(root, listed))
     except TimeoutError:
         raise DrmUnavailable(f"no answer within {open_timeout_s:g} s") from None
-    inventory = DrmInventory(cards, faults, root / "proc" if proc is None else proc, sample_timeout_s)
+    inventory = DrmInventory(cards, faults, root / "proc", sample_timeout_s)
     await inventory.sample()  # the first reading sets the baselines of unused devices
     return inventory
 

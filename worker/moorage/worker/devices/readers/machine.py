@@ -32,7 +32,7 @@ FAULTS_TOLD_MAX: Final = 16
 log = logging.getLogger("moorage.worker.devices.readers")
 
 
-class CombinedInventory:
+class CombinedInventory(Inventory):
     """Several inventories as one; their devices keep their order. At most `DEVICES_MAX` devices are slots.
 
     `cdi` has each device's names in the host's CDI specs, and `specs` sees whether they still have it. Raises

@@ -28,6 +28,7 @@ from moorage.worker.devices.readers.base import (
     MPS_COMM,
     DeviceProcess,
     HeldUnknown,
+    Inventory,
     ProcessUse,
     ReportFault,
     SlotReading,
@@ -92,13 +93,11 @@ class _Handle:
     read_s: float = 0.0  # when it was last asked for samples of its own, by CLOCK_MONOTONIC
 
 
-class NvmlInventory:
+class NvmlInventory(Inventory):
     """NVIDIA's devices; make it with `open_nvml`. Without library or driver `is_there` is False.
 
     `faults` says which devices did not answer at the start, and so are no slots.
     """
-
-    simulated = False
 
     def __init__(
         self,

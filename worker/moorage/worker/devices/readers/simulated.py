@@ -6,14 +6,14 @@ from typing import Final
 
 from moorage.schemas.frames import Device
 from moorage.system.simulated_hosts import SimulatedHost
-from moorage.worker.devices.readers.base import HeldUnknown, ReportFault, SlotReading, is_free
+from moorage.worker.devices.readers.base import Inventory, ReportFault, SlotReading, is_free
 from moorage.worker.devices.readers.faults import Fault, Health, of_xid
 from moorage.worker.devices.readers.simulated_faults import FaultFile, Played
 
 BASELINE_MIB: Final = 4
 
 
-class SimulatedInventory:
+class SimulatedInventory(Inventory):
     """The devices of a `SimulatedHost`, idle unless set otherwise.
 
     `faults` has the faults to play on them, under the name `worker` (by default the host's). By default memory is free
@@ -34,10 +34,6 @@ class SimulatedInventory:
 
     def devices(self) -> list[Device]:
         return list(self.host.devices)
-
-    def nodes(self, slot: int) -> tuple[str, ...]:
-        """Return none: the files in this machine's /dev belong to real devices."""
-        return ()
 
     async def sample(self) -> list[SlotReading]:
         self._play()
@@ -72,15 +68,6 @@ class SimulatedInventory:
         if not 0 <= slot < len(self._readings):
             raise IndexError(f"the simulated host has no slot {slot}")
         return BASELINE_MIB
-
-    async def held(self, slot: int) -> dict[int, int]:
-        raise HeldUnknown("the GPU is simulated, so nothing holds its memory")
-
-    async def worked(self, slot: int) -> dict[int, int]:
-        raise HeldUnknown("the GPU is simulated, so nothing works on it")
-
-    def close(self) -> None:
-        """Do nothing: nothing was opened."""
 
     def set_reading(self, slot: int, reading: SlotReading | None) -> None:
         """Set what `sample` returns for a slot from now on; None is idle again."""

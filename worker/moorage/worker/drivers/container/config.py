@@ -529,9 +529,9 @@ def _is_known_by_cdi(device: Device) -> bool:
     return device.uuid.startswith(CDI_UUID)
 
 
-def _nodes(device: Device, own: Sequence[str], root: Path = Path("/")) -> list[str]:
+def _nodes(device: Device, own: Sequence[str]) -> list[str]:
     """Return the files in /dev of a device that is not NVIDIA's. Raises Refused if none of `own` exists."""
-    found, warnings = device_nodes(device.vendor, own, root)
+    found, warnings = device_nodes(device.vendor, own)
     if not any(node in found for node in own):
         why = f"no file in /dev is known to be that of {device.uuid}: {'; '.join(warnings)}"
         raise refuse("failed-precondition", f"{START_FAILED}: {why}", found=device.pci)

@@ -16,32 +16,32 @@ import contextlib
 import inspect
 import logging
 import traceback
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import msgspec
 
-from moorage.bus.results import CHUNK_BYTES
+from moorage.bus.results import CHUNK_BYTES, ResultStore
 from moorage.schemas import frames
 from moorage.schemas.capabilities import Capabilities
 from moorage.schemas.codec import encode
 from moorage.schemas.driver_config import HandlerBlock
-from moorage.schemas.errors import MoorageError, problem, refuse
+from moorage.schemas.errors import MoorageError, refuse
 from moorage.schemas.frames import RESULT, ResultLine
-from moorage.schemas.handler import DRIVER, Result, encode_result, goes_together, line_of, result_object, together
+from moorage.schemas.handler import DRIVER, encode_result, goes_together, line_of, result_object, together
 from moorage.schemas.job import Request, Run
 from moorage.schemas.printable import carried
 from moorage.schemas.subjects import ALL_JOBS
-from moorage.system.device_environment import SharingUnavailable
-from moorage.worker.drivers.base import CODE_CANNOT_START, Assignment, Driver
+from moorage.system.device_environment import HostAtFault
+from moorage.worker.drivers.base import Assignment, Driver, never_ran
 from moorage.worker.drivers.handler.call import Exited, Handler, at_once, contained, in_thread, words_of
 from moorage.worker.drivers.handler.context import HandlerCancelled, HandlerContext
 from moorage.worker.drivers.policy import Policy
-from moorage.worker.job.environment import lay_over, not_here
+from moorage.worker.job.environment import lay_over
 from moorage.worker.job.secret_files import resolve_secrets
 from moorage.worker.session.lease_session import NEVER_S
-from moorage.worker.session.member_messages import Ended, MemberName, NotStarted, Started, StartFailed, Stuck
+from moorage.worker.session.member_messages import Ended, MemberName, Started, Stuck
 from moorage.worker.settings import WorkerSettings
 
 Overdue = Callable[[HandlerContext], None]
@@ -68,14 +68,6 @@ LABEL_PREFIX: Final = f"{DRIVER}."
 log = logging.getLogger("moorage.worker")
 
 
-class Store(Protocol):
-    """Where results are kept; see `handler_results.ResultStore`."""
-
-    async def put(self, tenant: str, name: str, result: Result) -> int: ...
-
-    async def put_together(self, tenant: str, lines: Sequence[bytes]) -> int: ...
-
-
 class _Progress(msgspec.Struct, frozen=True, omit_defaults=True):
     """A line of standard output: the progress of a handler."""
 
@@ -86,10 +78,6 @@ class _Progress(msgspec.Struct, frozen=True, omit_defaults=True):
 def _result_of(running: _Running) -> str:
     context = running.context
     return result_object(context.job, context.replica, context.fence)
-
-
-class _Full(MoorageError):
-    """The limit of running functions is reached."""
 
 
 class _Running:
@@ -132,7 +120,7 @@ class HandlerDriver(Driver):
     def __init__(
         self,
         handlers: Mapping[str, Handler],
-        store: Store,
+        store: ResultStore,
         *,
         secrets_dir: Path | None = None,
         interface: str | None = None,
@@ -181,31 +169,16 @@ class HandlerDriver(Driver):
 
     def start(self, assignments: list[Assignment]) -> None:
         started: list[tuple[_Running, Handler, Assignment]] = []
-        failed: list[tuple[MemberName, int, str]] = []
-        not_started: list[tuple[MemberName, str]] = []
-        lacking: list[tuple[MemberName, str]] = []
         for assignment in assignments:
             try:
                 handler = self._handler_of(assignment.run)
                 self._check_startable(assignment.request)
                 running = self._prepare(assignment)
-            except (SharingUnavailable, _Full) as error:
-                not_started.append((assignment.name, error.problem.message))
-                continue
             except MoorageError as error:
-                if why := not_here(error):
-                    lacking.append((assignment.name, why))
-                else:
-                    failed.append((assignment.name, CODE_CANNOT_START, error.problem.message))
+                self.report(never_ran(assignment.name, error))
                 continue
             self._running[assignment.name] = running
             started.append((running, handler, assignment))
-        if failed:
-            self.report(StartFailed(failed))
-        if not_started:
-            self.report(NotStarted(not_started))
-        if lacking:
-            self.report(NotStarted(lacking, CODE_CANNOT_START))
         if started:
             self.report(Started([running.context.name for running, _, _ in started]))
         for running, handler, assignment in started:
@@ -261,9 +234,9 @@ class HandlerDriver(Driver):
                 raise refuse("invalid-argument", f"a function has no {field}", field=f"$.run.{field}")
 
     def _prepare(self, assignment: Assignment) -> _Running:
-        """Return the run of a function. Raises SharingUnavailable, SecretRefused, Refused; _Full at the limit."""
+        """Return the run of a function. Raises SharingUnavailable, SecretRefused, Refused; HostAtFault at the limit."""
         if len(self._running) >= RUNNING_MAX:
-            raise _Full(problem("queue-full", f"this worker runs {RUNNING_MAX} functions already"))
+            raise HostAtFault(f"this worker runs {RUNNING_MAX} functions already")
         self._policy.check_secrets(assignment.name[0], assignment.run.env)
         ours = assignment.environment(interface=self._interface, simulated=self._simulated)
         loop = asyncio.get_running_loop()

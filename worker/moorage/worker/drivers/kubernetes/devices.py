@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from moorage.schemas.frames import Device
-from moorage.worker.devices.readers.base import DeviceProcess, HeldUnknown, ReportFault, SlotReading
+from moorage.worker.devices.readers.base import DeviceProcess, Inventory, SlotReading
 from moorage.worker.devices.readers.machine import DEVICES_MAX
 from moorage.worker.drivers.kubernetes.api import Cluster, ClusterDown, ClusterError
 from moorage.worker.drivers.kubernetes.pod import LABEL, SLOTS
@@ -92,13 +92,11 @@ def _asked(spec: Mapping[str, Any], resource: str) -> int:
     return max(sum(of("containers")), *of("initContainers"), 0)
 
 
-class ClusterInventory:
+class ClusterInventory(Inventory):
     """The devices of one node. If the node is not ready, its devices do not answer.
 
     `connect` opens the cluster; each reading opens and closes its own connection.
     """
-
-    simulated = False
 
     def __init__(self, connect: Callable[[], Cluster], node: Mapping[str, Any], owner: str, resource: str) -> None:
         self._connect = connect
@@ -111,9 +109,6 @@ class ClusterInventory:
 
     def devices(self) -> list[Device]:
         return list(self._devices)
-
-    def nodes(self, slot: int) -> tuple[str, ...]:
-        return ()
 
     async def sample(self) -> list[SlotReading]:
         """Return the readings, which are read again if the API server was last asked `LOOK_S` seconds ago.
@@ -145,18 +140,3 @@ class ClusterInventory:
     async def memory_is_free(self, slot: int) -> bool:
         """Return True: the kubelet takes a device back when its container ends, and that ends the member."""
         return True
-
-    def memory_baseline_mib(self, slot: int) -> int:
-        return 0
-
-    async def held(self, slot: int) -> dict[int, int]:
-        raise HeldUnknown("what a pod uses of a device is not visible outside the pod")
-
-    async def worked(self, slot: int) -> dict[int, int]:
-        raise HeldUnknown("what a pod uses of a device is not visible outside the pod")
-
-    def watch(self, report: ReportFault) -> None:
-        """Do nothing: a cluster does not report device faults."""
-
-    def close(self) -> None:
-        """Do nothing: between two readings no connection is open."""

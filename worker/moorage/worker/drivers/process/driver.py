@@ -13,7 +13,7 @@ import msgspec
 
 from moorage.schemas.capabilities import COUNTED, KERNEL, LIVE, VARIABLE, Capabilities
 from moorage.schemas.driver_config import ProcessBlock
-from moorage.schemas.errors import ENDED_AS_ASKED, MoorageError, refuse
+from moorage.schemas.errors import ENDED_AS_ASKED, refuse
 from moorage.schemas.frames import CANNOT_RUN, NOT_HERE, START_FAILED, Device, Exec, LogPage, ReadLog, Terminal
 from moorage.schemas.gpu import Share
 from moorage.schemas.job import Request
@@ -30,6 +30,7 @@ from moorage.worker.drivers.base import (
     Assignment,
     Driver,
     Living,
+    never_ran,
 )
 from moorage.worker.drivers.execution import Execution, LocalExecution
 from moorage.worker.drivers.kit import Kit, keep_to
@@ -38,8 +39,7 @@ from moorage.worker.drivers.supervisor_link import WITH_SUPERVISOR, SupervisorLi
 from moorage.worker.freezing.members import FreezableMembers
 from moorage.worker.job.attempt_files import AttemptFiles
 from moorage.worker.job.attempt_folders import DISK, owner_ids
-from moorage.worker.job.environment import LacksHere, not_here, process_environment
-from moorage.worker.job.job_files import FilesUnavailable
+from moorage.worker.job.environment import LacksHere, process_environment
 from moorage.worker.job.secret_files import resolve_secrets
 from moorage.worker.session.member_messages import (
     Ended,
@@ -134,7 +134,7 @@ class ProcessDriver(Driver):
             self.capabilities = msgspec.structs.replace(self.capabilities, freezes=True)
             self._freezing = FreezableMembers(kit.freezer, kit.gate(self.limits), self.report, self.members_of)
         self._is_fenced = False
-        self._files = None if self._folders is None else AttemptFiles(self._folders, kit.files)
+        self._files = AttemptFiles(self._folders, kit.files)
         self._bringing: dict[MemberName, asyncio.Task[None]] = {}
         self._storing: dict[MemberName, asyncio.Task[None]] = {}
         self._look_after: list[asyncio.Task[None]] = []
@@ -154,8 +154,7 @@ class ProcessDriver(Driver):
         self.boot = self._link.boot
         self._is_fenced = fences_devices(self._link, self._gpu_nodes, must=self._must_fence)
         living: list[Living] = []
-        if self._folders is not None:
-            self._folders.begin(name_of(key) for key, _, _ in listed)
+        self._folders.begin(name_of(key) for key, _, _ in listed)
         if self.limits is not None:
             self.limits.begin(name_of(key) for key, _, _ in listed)
         for key, state, event in listed:  # before the wait below: a member may end meanwhile
@@ -184,8 +183,7 @@ class ProcessDriver(Driver):
                     self._taken_over(name)
                 phase = {"waiting": "starting", "unproven": "stuck"}.get(state, "running")
                 living.append(Living(name, phase, frozen=name in frozen))
-        if self._folders is not None:
-            self._look_after.append(asyncio.get_running_loop().create_task(self._folders.run(self.end)))
+        self._look_after.append(asyncio.get_running_loop().create_task(self._folders.run(self.end)))
         return living
 
     async def close(self) -> None:
@@ -198,14 +196,13 @@ class ProcessDriver(Driver):
             await asyncio.wait((task,))
         if self._freezing is not None:
             await self._freezing.close()
-        if self._files is not None:
-            await self._files.close()
+        await self._files.close()
         if self.limits is not None:
             self.limits.close()
         await self._link.close(self._owner)
 
     def can(self) -> Capabilities:
-        users = os.geteuid() == 0 and (self._folders is None or self._folders.lets_users())
+        users = os.geteuid() == 0 and self._folders.lets_users()
         devices = "" if self._simulated else KERNEL if self._is_fenced else VARIABLE
         limits_memory = "memory" in self._link.controllers
         return msgspec.structs.replace(super().can(), users=users, memory_limit=limits_memory, devices=devices)
@@ -216,9 +213,6 @@ class ProcessDriver(Driver):
 
     def start(self, assignments: list[Assignment]) -> None:
         members: list[StartMember] = []
-        failed: list[tuple[MemberName, int, str]] = []
-        not_started: list[tuple[MemberName, str]] = []
-        lacking: list[tuple[MemberName, str]] = []
         for assignment in assignments:
             try:
                 member = self._start_member(assignment)
@@ -227,25 +221,9 @@ class ProcessDriver(Driver):
                     members.append(member)
                 else:
                     self._bring(assignment, member)
-            except HostAtFault as error:  # it was there when `check` looked
-                not_started.append((assignment.name, error.problem.message))
-            except MoorageError as error:
-                if why := not_here(error):
-                    lacking.append((assignment.name, why))
-                else:
-                    failed.append((assignment.name, CODE_CANNOT_START, error.problem.message))
-            except Exception:  # no request may end an agent: every worker that gets the request would go down
-                log.exception(
-                    "job %s of tenant %s could not be prepared to start", assignment.name[1], assignment.name[0]
-                )
-                failed.append((assignment.name, CODE_CANNOT_START, "moorage failed on this request"))
-        self._release([*(each[0] for each in failed), *(each[0] for each in (*not_started, *lacking))])
-        if failed:
-            self.report(StartFailed(failed))
-        if not_started:
-            self.report(NotStarted(not_started))
-        if lacking:
-            self.report(NotStarted(lacking, CODE_CANNOT_START))
+            except Exception as error:
+                self._release([assignment.name])
+                self.report(never_ran(assignment.name, error))
         if members:
             self._link.start(members)
 
@@ -255,7 +233,7 @@ class ProcessDriver(Driver):
             self._release([name])
             self.report(Ended([(name, CODE_ENDED, "fence" if why == "fence" else ENDED_AS_ASKED)]))
             return
-        if self._files is not None and self._files.hurry(name, grace_s):  # its processes are over
+        if self._files.hurry(name, grace_s):  # its processes are over
             return
         self._link.end(self._key(name), grace_s, why)
 
@@ -301,11 +279,13 @@ class ProcessDriver(Driver):
         super().give_up(name)
 
     def keeps(self, settings: WorkerSettings) -> dict[str, float]:
-        bounds = self._link.keeper.bounds
-        kept = {"output_s": bounds.keep_s, "output_bytes": bounds.bytes_max}
-        if self._folders is not None:
-            kept |= {"folder_s": self._folders.bounds.keep_s, "folder_bytes": self._folders.bounds.bytes_max}
-        return kept
+        output, folders = self._link.keeper.bounds, self._folders.bounds
+        return {
+            "output_s": output.keep_s,
+            "output_bytes": output.bytes_max,
+            "folder_s": folders.keep_s,
+            "folder_bytes": folders.bytes_max,
+        }
 
     async def read_log(self, ask: ReadLog) -> LogPage:
         name = (ask.tenant, ask.job, ask.replica, ask.attempt, ask.fence)
@@ -313,8 +293,7 @@ class ProcessDriver(Driver):
         return await self._link.keeper.page(self._key(name), ask, is_over, self._worker)
 
     def folder_of(self, name: MemberName) -> str:
-        """Return the path of an attempt's folder, whether it exists or not; "" if attempts have none here."""
-        return "" if self._folders is None else self._folders.path(name)
+        return self._folders.path(name)
 
     async def execute(self, request: Request, asked: Exec, size: Terminal) -> Execution:
         name = (asked.tenant, asked.job, asked.replica, asked.attempt, asked.fence)
@@ -417,8 +396,6 @@ class ProcessDriver(Driver):
         name, address = assignment.name, assignment.run.files
         user = None if member.user is None else str(member.user)
         if address is not None:
-            if self._files is None or self._folders is None:
-                raise FilesUnavailable("this worker has no folders for jobs")
             await self._files.bring(name, address, owner_ids(user))
             self._folders.give(name, user)
         if self._mps is not None and assignment.mode == "mps":
@@ -459,17 +436,10 @@ class ProcessDriver(Driver):
         began_s = asyncio.get_running_loop().time()
         try:
             member = await self._made_ready(assignment, member)
-        except HostAtFault as error:
-            self._not_brought(name, NotStarted([(name, error.problem.message)]))
-        except MoorageError as error:
-            if why := not_here(error):
-                self._not_brought(name, NotStarted([(name, why)], CODE_CANNOT_START))
-            else:
-                self._not_brought(name, StartFailed([(name, CODE_CANNOT_START, error.problem.message)]))
-        except Exception:  # no request may end an agent, as in `start`
-            log.exception("job %s could not be prepared to start", name[1])
-            why = "moorage failed on this request"
-            self._not_brought(name, StartFailed([(name, CODE_CANNOT_START, why)]))
+        except Exception as error:
+            del self._bringing[name]
+            self._release([name])
+            self.report(never_ran(name, error))
         else:
             del self._bringing[name]
             self._known.add(name)
@@ -485,7 +455,7 @@ class ProcessDriver(Driver):
         """
         if name in self._storing:
             return True
-        if self._files is None or not self._files.wants_store(name):
+        if not self._files.wants_store(name):
             return False
         if event.proof == "never-ran" or event.reason == "start-failed":
             return False  # it left no files, and the fault decides where it is tried next
@@ -501,18 +471,12 @@ class ProcessDriver(Driver):
         self._release([name])
         self.report(Ended([(name, code, why)]))
 
-    def _not_brought(self, name: MemberName, report: NotStarted | StartFailed) -> None:
-        del self._bringing[name]
-        self._release([name])
-        self.report(report)
-
     def _release(self, names: Sequence[MemberName]) -> None:
         """Release the folders and limiter segments of these members, of which nothing runs."""
         for name in names:
             self._own_cwd.discard(name)
             self._own_program.discard(name)
-            if self._folders is not None:
-                self._folders.attempt_ended(name)
+            self._folders.attempt_ended(name)
             if self.limits is not None:
                 self.limits.remove(name)
             if self._freezing is not None:
@@ -541,18 +505,16 @@ class ProcessDriver(Driver):
         )
         requested = resolve_secrets(run.env, self._secrets_dir)
         resources = request.resources
-        folder, cwd = "", run.cwd
-        if self._folders is not None:
-            folder = self._folders.make(assignment.name, run.grace_s, run.keep)
-            if run.files is None:
-                self._folders.give(assignment.name, user)
-            cwd = os.path.join(folder, run.cwd or "")  # an absolute `cwd` replaces the folder
-            if not os.path.isabs(run.cwd or ""):
-                self._own_cwd.add(assignment.name)
-                if run.argv and "/" in run.argv[0] and not os.path.isabs(run.argv[0]):
-                    self._own_program.add(assignment.name)
+        folder = self._folders.make(assignment.name, run.grace_s, run.keep)
+        if run.files is None:
+            self._folders.give(assignment.name, user)
+        cwd = os.path.join(folder, run.cwd or "")  # an absolute `cwd` replaces the folder
+        if not os.path.isabs(run.cwd or ""):
+            self._own_cwd.add(assignment.name)
+            if run.argv and "/" in run.argv[0] and not os.path.isabs(run.argv[0]):
+                self._own_program.add(assignment.name)
         ours |= self._call_variables(assignment, user)
-        if folder and run.ready is not None and run.ready.call:
+        if run.ready is not None and run.ready.call:
             ours[READY_VARIABLE] = f"{folder}/{READY_FILE}"
         env = process_environment(requested, ours, user=user, cwd=cwd, folder=folder)
         if self.limits is not None and (limit := self.limits.of_process(assignment.name, *assignment.part, user)):
@@ -583,7 +545,7 @@ class ProcessDriver(Driver):
         service, name = assignment.request.service, assignment.name
         if service is None:
             return JobEnvironment()
-        if self._calls is None or self._folders is None:
+        if self._calls is None:
             raise LacksHere("this worker gives its jobs no key to answer calls")
         key = self._calls.key(name[0])
         file = None if key is None else self._folders.give_key(name, key, user)

@@ -21,7 +21,7 @@ from typing import Final
 import msgspec
 
 from moorage.schemas.frames import Device
-from moorage.worker.devices.readers.base import HeldUnknown, ReportFault, SlotReading
+from moorage.worker.devices.readers.base import HeldUnknown, Inventory, ReportFault, SlotReading
 from moorage.worker.devices.readers.faults import Fault, Gravity
 from moorage.worker.devices.readers.machine import DEVICES_MAX, CombinedInventory, sysfs_address
 from moorage.worker.devices.readers.threads import in_thread
@@ -50,10 +50,8 @@ class _Slot(msgspec.Struct, frozen=True):
         return sysfs_address(self.device.pci)
 
 
-class HandingInventory:
+class HandingInventory(Inventory):
     """The devices of this machine, with those that VMs have. Make it with `open_handing`."""
-
-    simulated = False
 
     def __init__(
         self,

@@ -23,6 +23,7 @@ from typing import Final
 import msgspec
 
 from moorage.schemas.errors import Refused, problem
+from moorage.system.private_files import replace_private
 
 VFIO: Final = "vfio-pci"
 #: how long the kernel may take to bind a function to a driver
@@ -231,11 +232,6 @@ def journals(folder: Path) -> list[str]:
 
 
 def write_synced(path: Path, data: bytes) -> None:
-    """Write a file atomically: its data is on the disk before it replaces an earlier file. Raises OSError."""
+    """Write a file atomically into this folder, which is made if it is missing. Raises OSError."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    unfinished = path.with_name(f"{path.name}.new")
-    with unfinished.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(unfinished, path)
+    replace_private(path, data)
