@@ -91,7 +91,7 @@ def _malformed(event: Submit, fleet: Fleet) -> Problem | None:
 def _has_no_gpus(fleet: Fleet, driver: str) -> bool:
     """Return whether workers offer this driver, and none of them gives its jobs GPUs."""
     offers = [cls for cls in fleet.classes.values() if driver in cls.drivers]
-    return bool(offers) and not any(driver in cls.gpu_drivers for cls in offers)
+    return bool(offers) and not any(driver in cls.kit.gpu_drivers for cls in offers)
 
 
 class NewJob:
