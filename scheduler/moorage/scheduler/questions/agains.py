@@ -6,6 +6,7 @@ changes what it wants in it and submits it. The question itself records nothing,
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -64,7 +65,7 @@ class Agains:
         known = finished_row(self._engine, tenant, asked.job)
         if isinstance(known, Problem):
             return known
-        return self._history.later("again", self._of_history(tenant, asked), reply, json, asked.job)
+        return self._history.later("again", partial(self._of_history, tenant, asked), reply, json, asked.job)
 
     async def _of_history(self, tenant: str, asked: AgainAsked) -> dict[str, Any] | Problem:
         try:
