@@ -12,8 +12,6 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
-import msgspec
-
 from moorage.bus.errors import JetStreamRefused
 from moorage.bus.jetstream import ERR_STREAM_NOT_FOUND, JetStream, StoredMessage, wall_seconds
 from moorage.scheduler.core.engine import Engine
@@ -22,7 +20,7 @@ from moorage.scheduler.core.queries.listing import HOUR_MS, Reasons, Then, Wante
 from moorage.scheduler.history.history_reader import readable
 from moorage.scheduler.leader.answering import Answering
 from moorage.schemas.codec import encode
-from moorage.schemas.decode_errors import explain_decode_error
+from moorage.schemas.decode_errors import asked_as
 from moorage.schemas.errors import Problem, Refused, refuse
 from moorage.schemas.frames import LsAsked
 from moorage.schemas.subjects import Subjects
@@ -48,10 +46,7 @@ Answer = Callable[[str, Any, str, bool], None]
 
 def jobs_asked(arguments: dict[str, Any], *, operator: bool) -> LsAsked:
     """Return the checked arguments of `ls`. Raises `Refused`, naming the field."""
-    try:
-        asked = msgspec.convert(arguments, LsAsked)
-    except msgspec.ValidationError as error:
-        raise Refused(explain_decode_error(error, LsAsked, LS_HELP, arguments)) from None
+    asked = asked_as(LsAsked, arguments, LS_HELP)
     if asked.tenant and not operator:
         why = "a tenant's own ls takes no tenant: its subject names it"
         raise refuse("invalid-argument", why, field="$.tenant", found=asked.tenant, next="leave it out")

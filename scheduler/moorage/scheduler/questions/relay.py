@@ -17,11 +17,11 @@ from moorage.scheduler.core.queries.logs import Kept, find_in_story, find_log
 from moorage.scheduler.core.queries.use import find_use
 from moorage.scheduler.history.history_reader import HistoryReader
 from moorage.scheduler.leader.answering import Answering
+from moorage.scheduler.questions.question_fields import check_job
 from moorage.schemas.codec import Decoder, encode
-from moorage.schemas.decode_errors import explain_decode_error
+from moorage.schemas.decode_errors import asked_as
 from moorage.schemas.errors import Problem, Refused, problem
 from moorage.schemas.frames import Answer, LogPage, LogsAsked, UseAsked, UsePage
-from moorage.schemas.names import JOB, is_job
 from moorage.schemas.subjects import Subjects
 
 log = logging.getLogger("moorage.scheduler")
@@ -130,12 +130,6 @@ class Relay:
 def page_asked(verb: str, arguments: dict[str, Any]) -> LogsAsked | UseAsked:
     """Return the checked arguments of the verb `logs` or `use`. Raises `Refused`, naming the field."""
     kind: type[LogsAsked | UseAsked] = LogsAsked if verb == "logs" else UseAsked
-    try:
-        asked = msgspec.convert(arguments, kind)
-    except msgspec.ValidationError as error:
-        raise Refused(explain_decode_error(error, kind, f"moorage {verb} --help")) from None
-    if not is_job(asked.job):
-        raise Refused(
-            problem("invalid-argument", f"{verb} needs a job id", field="$.job", found=asked.job, allowed=JOB.pattern)
-        )
+    asked = asked_as(kind, arguments, f"moorage {verb} --help")
+    check_job(verb, asked.job)
     return asked

@@ -573,6 +573,12 @@ def _no_such(job: Job | None, event: Cancel, only: Ranges, *, gang: bool) -> Pro
     return None
 
 
+def no_job(tenant: str, name: str) -> Problem:
+    """Return the problem that a tenant has no job of this id, as far as anything is known."""
+    next_step = "moorage ls shows the jobs there are"
+    return problem("not-found", f"no job {name} of tenant {tenant}", job=name, next=next_step)
+
+
 def lacks(job: Job, only: Ranges) -> Problem | None:
     """Return which of these replicas a job has not; None if it has all of them."""
     unknown = without(only, job.numbers)

@@ -29,7 +29,7 @@ from moorage.scheduler.core.ledger.state import (
     State,
     Tenant,
 )
-from moorage.scheduler.core.lifecycle.admission import lacks
+from moorage.scheduler.core.lifecycle.admission import lacks, no_job
 from moorage.scheduler.core.lifecycle.freezing import stays_frozen
 from moorage.scheduler.core.lifecycle.transitions import Lifecycle
 from moorage.scheduler.core.operate.resizing import Resizing
@@ -121,9 +121,7 @@ class Orders:
 
     def _no_job(self, verb: str, tenant: str, name: str, job: Job | None) -> Problem:
         if job is None and self.state.finished.find(job_key(tenant, name)) is None:
-            return problem(
-                "not-found", f"no job {name} of tenant {tenant}", job=name, next="moorage ls shows the jobs there are"
-            )
+            return no_job(tenant, name)
         again = (
             f"moorage again {name} runs it once more, as a new job"
             if verb == "requeue"

@@ -44,6 +44,7 @@ from moorage.scheduler.core.ledger.state import (
     Worker,
     code_of,
 )
+from moorage.scheduler.core.lifecycle.admission import no_job
 from moorage.scheduler.core.lifecycle.members_wanted import wanted_of
 from moorage.scheduler.core.lifecycle.stale_ledger import BEHIND_RENEWALS
 from moorage.scheduler.core.operate.orders import as_hold, limit_of, share_of
@@ -69,7 +70,7 @@ from moorage.scheduler.core.queries.view import View
 from moorage.schemas import actors
 from moorage.schemas.cells import FOREIGN, FREE, FROZEN, LEASED, LOST, NOT_LENT, SHARERS_MAX, SICK
 from moorage.schemas.codec import decode_request, encode
-from moorage.schemas.errors import ENDED_AS_ASKED, Problem, Refused, problem
+from moorage.schemas.errors import ENDED_AS_ASKED, Problem, Refused
 from moorage.schemas.frames import Change
 from moorage.schemas.gpu import format_token
 from moorage.schemas.job import STATES, SUCCEEDED, Request
@@ -235,7 +236,7 @@ def finished_row(engine: Engine, tenant: str, name: str) -> dict[str, Any] | Pro
     """Return what the table of finished jobs has of a job; a `not-found` problem if it has none."""
     row = engine.state.finished.find(job_key(tenant, name))
     if row is None:
-        return problem("not-found", f"no job {name} of tenant {tenant}", job=name, next="moorage ls")
+        return no_job(tenant, name)
     return {
         "job": name,
         "tenant": tenant,
