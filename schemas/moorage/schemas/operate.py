@@ -8,7 +8,7 @@ exists already, the answer is `"changed": false` and nothing is recorded. Two ki
 
 from __future__ import annotations
 
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -287,7 +287,6 @@ class ShareAct(_Act, frozen=True, kw_only=True):
                 raise ValueError(f"{name} must be 0..{bound} or null, found {value}")
 
 
-_A = TypeVar("_A", bound=_Act)
 Act = (
     HoldAct
     | ReleaseAct
