@@ -63,7 +63,7 @@ def execute(draft: Draft, state: State, event: Execute, request: Request | None)
     if member is None or now != RUNNING or member.phase != AT_RUNNING:
         return _not_running(job, asked.replica, now)
     driver = request.workload.driver
-    can = (member.worker.hello.get("capabilities") or {}).get(driver, {})
+    can = member.worker.can(driver)
     if not can.get("execs"):
         return problem(
             "failed-precondition",

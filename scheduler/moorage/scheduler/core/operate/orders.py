@@ -202,7 +202,7 @@ class Orders:
             found, allowed = "it shares its GPUs, so freezing it would free none", "a job that has its GPUs alone"
         else:
             for worker in (member.worker for member in running):
-                if not (worker.hello.get("capabilities") or {}).get(driver, {}).get("freezes"):
+                if not worker.can(driver).get("freezes"):
                     found = f"the driver {driver} of worker {worker.id} freezes no jobs"
                     allowed = "the driver process with NVIDIA's driver 570 or newer"
         if not found:
