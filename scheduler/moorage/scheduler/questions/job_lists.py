@@ -77,11 +77,13 @@ class JobLists:
 
     def ask(self, tenant: str, asked: LsAsked, reply: str, json: bool) -> Problem | None:
         """Answer later; return the problem if too many questions are under way. `tenant` "" is of all tenants."""
-        if not reply or (full := self._answers.overloaded()) is not None:
-            return full if reply else None
-        wanted = Wanted(asked, tenant)
-        self._answers.begin(lambda: self._page(wanted), lambda data: self._answer("ls", data, reply, json))
-        return None
+        if not reply:
+            return None
+        full = self._answers.overloaded()
+        if full is None:
+            wanted = Wanted(asked, tenant)
+            self._answers.begin(lambda: self._page(wanted), lambda data: self._answer("ls", data, reply, json))
+        return full
 
     async def close(self) -> None:
         await self._answers.close()

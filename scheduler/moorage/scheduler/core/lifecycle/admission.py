@@ -116,7 +116,8 @@ class Admission:
         self._unmatched = Unmatched(fleet)
         self.moved_seq = state.seq  # sequence of the last record that was not a bare heartbeat
         self._heard_at = -1  # the number of the fleet's inventory when all workers had been heard from
-        self._heard = False  # for `_of_draft`: whether all workers were heard from
+        #: for `_of_draft`: whether all workers were heard from; None until a submit asks, as it reads every worker
+        self._heard: bool | None = None
         #: the last well-formed request; equal requests share one object (`RequestCache`)
         self._well_formed: Request | None = None
         #: for `_of_draft`: the count of jobs (with their extra) from which on memory may be full
@@ -254,7 +255,7 @@ class Admission:
         """Prepare for the submits of a record; the state does not change during them."""
         state = self.state
         self._of_draft = draft
-        self._heard = self.all_heard()
+        self._heard = None
         self._plain.clear()
         # ended jobs count too: exact counting is worth it only close to the memory bound
         self._close_at = state.next_num + self._close - len(state.jobs) - state.extra
@@ -326,6 +327,8 @@ class Admission:
         """
         event = made.submit
         why = f"{NO_MATCH}: {self._unmatched.why(event.shape)}"
+        if self._heard is None:
+            self._heard = self.all_heard()
         if not self._heard:
             made.warnings += (NOT_HEARD, why)  # may be rejected later, once all workers were heard from
             return made
