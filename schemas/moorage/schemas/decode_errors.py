@@ -10,14 +10,16 @@ import re
 from bisect import bisect_left
 from collections.abc import Iterator
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 from msgspec import inspect
 
-from moorage.schemas.errors import Problem, problem
+from moorage.schemas.errors import Problem, Refused, problem
 from moorage.schemas.job import Request
 from moorage.schemas.nearest import nearest
+
+T = TypeVar("T")
 
 _PATH: Final = re.compile(r" - at `(?P<path>[^`]*)`$")
 _STEP: Final = re.compile(r"\.(?P<name>[A-Za-z_][A-Za-z0-9_]*)|\[[^]]*\]")
@@ -71,6 +73,14 @@ def explain_decode_error(error: Exception, kind: Any = None, next_step: str = ""
         allowed=allowed,
         next=next_step or _schema_of(kind),
     )
+
+
+def asked_as(kind: type[T], arguments: object, next_step: str = "") -> T:
+    """Return decoded arguments as this type, checked. Raises `Refused`, which names the wrong field."""
+    try:
+        return msgspec.convert(arguments, kind)
+    except msgspec.ValidationError as error:
+        raise Refused(explain_decode_error(error, kind, next_step, arguments)) from None
 
 
 def _wrong_key(field: str, kind: Any, plain: Any) -> str:

@@ -8,13 +8,13 @@ exists already, the answer is `"changed": false` and nothing is recorded. Two ki
 
 from __future__ import annotations
 
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, Literal
 
 import msgspec
 
 from moorage.schemas.codec import Decoder
-from moorage.schemas.decode_errors import explain_decode_error
-from moorage.schemas.errors import Problem, Refused
+from moorage.schemas.decode_errors import asked_as
+from moorage.schemas.errors import Problem
 from moorage.schemas.gpu import MEMORY_MIB_MAX
 from moorage.schemas.job import PRIORITY_MAX
 from moorage.schemas.names import JOB, TENANT, WORKER, is_job, is_tenant, is_worker
@@ -287,7 +287,6 @@ class ShareAct(_Act, frozen=True, kw_only=True):
                 raise ValueError(f"{name} must be 0..{bound} or null, found {value}")
 
 
-_A = TypeVar("_A", bound=_Act)
 Act = (
     HoldAct
     | ReleaseAct
@@ -352,7 +351,7 @@ class DlqAct(_Act, frozen=True, kw_only=True):
     @classmethod
     def of(cls, arguments: dict[str, Any]) -> DlqAct:
         """Return the act with these decoded arguments. Raises `Refused`, which names the wrong field."""
-        return _converted(arguments, cls, "moorage dlq --help")
+        return asked_as(cls, arguments, "moorage dlq --help")
 
 
 def act_of(verb: str, arguments: dict[str, Any]) -> Act:
@@ -360,14 +359,7 @@ def act_of(verb: str, arguments: dict[str, Any]) -> Act:
     field."""
     kind = ACTS[verb]
     command = verb if issubclass(kind, _WorkerAct) else f"admin {verb}"
-    return _converted(arguments, kind, f"moorage {command} --help")
-
-
-def _converted(arguments: dict[str, Any], kind: type[_A], next_step: str) -> _A:
-    try:
-        return msgspec.convert(arguments, kind)
-    except msgspec.ValidationError as error:
-        raise Refused(explain_decode_error(error, kind, next_step, arguments)) from None
+    return asked_as(kind, arguments, f"moorage {command} --help")
 
 
 def _check_tenant(tenant: str) -> None:

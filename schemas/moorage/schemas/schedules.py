@@ -12,8 +12,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from moorage.schemas.decode_errors import explain_decode_error
-from moorage.schemas.errors import Refused
+from moorage.schemas.decode_errors import asked_as
 from moorage.schemas.names import JOB, is_job
 from moorage.schemas.operate import BY_CHARS_MAX
 
@@ -112,10 +111,7 @@ class ScheduleAsked(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
     @classmethod
     def of(cls, arguments: dict[str, Any]) -> ScheduleAsked:
         """Return what is asked by these decoded arguments. Raises `Refused`, which names the wrong field."""
-        try:
-            return msgspec.convert(arguments, cls)
-        except msgspec.ValidationError as error:
-            raise Refused(explain_decode_error(error, cls, "moorage schedule add --help", arguments)) from None
+        return asked_as(cls, arguments, "moorage schedule add --help")
 
 
 class ScheduleRow(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):

@@ -24,10 +24,10 @@ from moorage.scheduler.core.ledger.state import STORY_MAX, STORY_MAX_REPLICA
 from moorage.scheduler.core.outputs import story
 from moorage.scheduler.core.queries import views
 from moorage.scheduler.follower.follower import Follower, Question
-from moorage.scheduler.history.history_reader import QUESTIONS_MAX, HistoryReader, NotNow
+from moorage.scheduler.history.history_reader import QUESTIONS_MAX, HistoryReader
 from moorage.scheduler.ledger.ledger import Ledger
 from moorage.schemas.codec import FRAME_BYTES_MAX, Decoder
-from moorage.schemas.errors import Problem
+from moorage.schemas.errors import Problem, Refused
 from moorage.schemas.frames import HistoryFrame
 from moorage.schemas.ranges import parse_ranges
 from moorage.testing.bus.bus import SimulatedBus
@@ -83,7 +83,7 @@ class Writing(Driving):
     async def where(self, tenant: str, job: str) -> Any:
         answer = await self.follower.answer(Question("where", self.state.seq, tenant, {"job": job}))
         if isinstance(answer, Problem):
-            raise NotNow(answer)
+            raise Refused(answer)
         return answer["parts"], answer["seq"]
 
     async def written(self, seconds: float = 1.0) -> None:

@@ -20,7 +20,7 @@ TAPE = Reason(
 
 
 def _has_tape(offer: Offer, shape: Shape) -> bool:
-    return shape.driver == "noop" and "tape" in offer.drivers
+    return shape.driver == "noop" and "tape" in offer.kit.drivers
 
 
 def _words(shape: Shape, offers: Sequence[Offer], names: Names) -> str:

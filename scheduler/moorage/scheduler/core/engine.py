@@ -84,7 +84,6 @@ from moorage.scheduler.core.schedule.victims import Preemption
 from moorage.schemas.codec import encode
 from moorage.schemas.errors import Problem, Refused
 from moorage.schemas.frames import Accepted, Answer, FactFrame, Goodbye, Join, Load, Renew, Renewed
-from moorage.schemas.job import Request
 from moorage.schemas.ranges import ONE
 from moorage.schemas.service import MemberLoad
 from moorage.schemas.subjects import Subjects
@@ -137,7 +136,7 @@ class Engine:
         self.queue = Queue(self.fleet.tell_apart)
         reader = self.reader = RequestReader(self.fleet)
         self.durations = Durations()
-        self.timers = Timers(state, reader, self._timers_put_off(), self._time_came)
+        self.timers = Timers(state, reader, self._timers_put_off(), lambda num: self.room.time_came(num))
         self.lifecycle = Lifecycle(
             self.fleet, reader.request_of, reader.shape_of, self.timers.requeue,
             Lacking(self.fleet, reader.shape_of, config.not_here_max),
@@ -146,7 +145,7 @@ class Engine:
         self.estimates = Estimates(reader.request_of, reader.shape_of, self.durations)
         self.services = Services(state, reader.request_of, self.lifecycle)
         self.admission = Admission(state, self.fleet, self.lifecycle, config, self.services)
-        self.room = WaitingRoom(state, self._enter, self.lifecycle.cancel)
+        self.room = WaitingRoom(state, lambda draft, job: self._indexing.enter(draft, job), self.lifecycle.cancel)
         self._frozen = Frozen(self.fleet, self.lifecycle)
         self.planner = Planner(
             self.fleet, self.queue, self._make_ranker(), self.estimates, self._preempting(), self._order(),
@@ -163,7 +162,8 @@ class Engine:
         self.retention = Retention(state, reader.requests, config, self.room.telling)
         self._forgetting = Forgetting(state, int(config.history_keep * 1000))
         self.scaling = Scaling(
-            state, self.fleet, self.lifecycle, self.planner.order, reader.priority_of, self._bound_to,
+            state, self.fleet, self.lifecycle, self.planner.order, reader.priority_of,
+            lambda job, request, wanted: self._indexing.bound_to(job, request, wanted),
             config.scale_up_s, config.scale_down_s,
         )  # fmt: skip
         self._indexing = Indexing(
@@ -200,15 +200,6 @@ class Engine:
     def _order(self) -> QueueOrder:
         config, overdue = self.config, self.timers.overdue
         return QueueOrder(self.fleet, self.queue, config.ages, overdue, self._left_too_soon)
-
-    def _time_came(self, num: int) -> None:
-        self.room.time_came(num)
-
-    def _enter(self, draft: Draft, job: Job) -> None:
-        self._indexing.enter(draft, job)
-
-    def _bound_to(self, job: Job, request: Request, wanted: int) -> None:
-        self._indexing.bound_to(job, request, wanted)
 
     def _index_failed(self, job: Job, raised: Exception) -> None:
         raise raised

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -17,10 +18,11 @@ import msgspec
 from moorage.bus.errors import BusError
 from moorage.bus.jetstream import MESSAGE_ID, Ack, JetStream, StoredMessage, wall_seconds
 from moorage.scheduler.core.engine import Engine
+from moorage.scheduler.leader.answering import Answering
 from moorage.scheduler.leader.intake import cancel_of
 from moorage.schemas.actors import by_operator, words
 from moorage.schemas.codec import Decoder, encode
-from moorage.schemas.errors import MoorageError, Problem, Refused, problem, refuse
+from moorage.schemas.errors import Problem, Refused, problem, refuse
 from moorage.schemas.frames import Accepted, Answer
 from moorage.schemas.names import is_job
 from moorage.schemas.operate import DeadLetter, DlqAct
@@ -61,7 +63,7 @@ class DeadLetters:
         self._wake = wake
         self._replicas = replicas
         self._waiting: dict[str, asyncio.Future[Any]] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._answers = Answering("acts on dead letters", AT_ONCE_MAX)
         self._number = 0
 
     @staticmethod
@@ -134,44 +136,33 @@ class DeadLetters:
         Raises `Refused` for an invalid act, and if `AT_ONCE_MAX` acts are under way.
         """
         act = DlqAct.of(arguments)
-        if len(self._tasks) >= AT_ONCE_MAX:
-            raise refuse("overloaded", f"{AT_ONCE_MAX} acts on dead letters are under way", retry_after_s=0.5)
-        task = asyncio.get_running_loop().create_task(
-            self._do(act, words(by_operator(operator), act.by), answer, reply, json)
-        )
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        if (full := self._answers.overloaded()) is not None:
+            raise Refused(full)
+
+        def tell(data: dict[str, Any] | Problem) -> None:
+            frame = data if isinstance(data, Problem) else Answer("dlq", self._engine.state.seq, data)
+            if reply:
+                answer(reply, encode(frame, json=json))
+
+        self._answers.begin(partial(self._do, act, words(by_operator(operator), act.by)), tell)
 
     async def close(self) -> None:
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._answers.close()
 
     # --------------------------------------------------------------------------------------------------- acts
 
-    async def _do(self, act: DlqAct, by: str, answer: Say, reply: str, json: bool) -> None:
-        frame: Answer | Problem
-        try:
-            if act.act == "list":
-                data = await self._list(act)
-            else:
-                message = await self._get(act.sequence)
-                if act.act == "show":
-                    data = _row(message, _decode_letter(message.data)) | _whole(message)
-                elif act.act == "drop":
-                    await self._js.delete_message(self._subjects.dead_letter_stream, message.seq)
-                    log.warning("dead letter %d was deleted by %s: %s", message.seq, by, act.why or "no reason")
-                    data = {"sequence": message.seq, "dropped": True}
-                else:
-                    data = await self._resend(act, by, message)
-            frame = Answer("dlq", self._engine.state.seq, data)
-        except MoorageError as error:  # from the request or the bus
-            frame = error.problem
-        except Exception:  # a defect of moorage must not leave an operator without an answer
-            log.exception("an operator's command on dead letters failed")
-            frame = problem("internal", "moorage failed on this act")
-        if reply:
-            answer(reply, encode(frame, json=json))
+    async def _do(self, act: DlqAct, by: str) -> dict[str, Any]:
+        """Carry out an act, and return the data of its answer. Raises `Refused`, `BusError`."""
+        if act.act == "list":
+            return await self._list(act)
+        message = await self._get(act.sequence)
+        if act.act == "show":
+            return _row(message, _decode_letter(message.data)) | _whole(message)
+        if act.act == "drop":
+            await self._js.delete_message(self._subjects.dead_letter_stream, message.seq)
+            log.warning("dead letter %d was deleted by %s: %s", message.seq, by, act.why or "no reason")
+            return {"sequence": message.seq, "dropped": True}
+        return await self._resend(act, by, message)
 
     async def _list(self, act: DlqAct) -> dict[str, Any]:
         """Return at most `limit` letters after the sequence `after`, oldest first, and the number of each tenant's.

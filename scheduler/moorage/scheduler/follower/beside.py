@@ -11,9 +11,10 @@ from itertools import count
 from typing import Any, Final
 
 from moorage.scheduler.follower.follower import AGAIN_S, AGAIN_S_MAX, ANSWER_S, Follower, Position, Question, behind
-from moorage.scheduler.follower.pipe import Asked, decode_told, framed, read_frame
+from moorage.scheduler.follower.pipe import Asked, Told, decode_told, framed, read_frame
+from moorage.scheduler.leader.answering import Answering
 from moorage.scheduler.ledger.snapshot_follower import Command
-from moorage.schemas.errors import Problem, problem
+from moorage.schemas.errors import Problem
 
 log = logging.getLogger("moorage.scheduler")
 
@@ -36,8 +37,8 @@ class FollowerBeside:
         self._position = Position()
         self._writer: asyncio.StreamWriter | None = None
         self._numbers = count(1)
-        self._asked: dict[int, tuple[Question, Then]] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._asked: dict[int, asyncio.Future[Told | None]] = {}
+        self._answers = Answering("questions about GPU time and the history", QUESTIONS_MAX)
 
     @property
     def position(self) -> Position:
@@ -55,41 +56,35 @@ class FollowerBeside:
 
     def ask(self, question: Question, then: Then) -> Problem | None:
         """Ask, and call `then` with the answer, later; return the problem if too many questions are under way."""
-        if len(self._asked) + len(self._tasks) >= QUESTIONS_MAX:
-            why = f"{QUESTIONS_MAX} questions about GPU time and the history are under way"
-            return problem("overloaded", why, next="send again", retry_after_s=1.0)
-        if self._here is not None:
-            task = asyncio.get_running_loop().create_task(_answer(self._here, question, then))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-            return None
-        if self._writer is None:
-            return behind(max(1, question.seq - self._position.seq))
-        number = next(self._numbers)
-        self._asked[number] = question, then
-        self._writer.write(framed(Asked(number, question)))
-        asyncio.get_running_loop().call_later(2 * ANSWER_S, self._give_up, number)
-        return None
+        if (full := self._answers.overloaded()) is None:
+            self._answers.begin(lambda: self.asked(question), then)
+        return full
 
     async def asked(self, question: Question) -> dict[str, Any] | Problem:
-        """Ask, and return the answer."""
-        answer: asyncio.Future[dict[str, Any] | Problem] = asyncio.get_running_loop().create_future()
-        refused = self.ask(question, lambda data: None if answer.done() else answer.set_result(data))
-        return refused if refused is not None else await answer
-
-    def _give_up(self, number: int) -> None:
-        """Answer a question that the process, stopped or busy, has not answered."""
-        if (asked := self._asked.pop(number, None)) is not None:
-            question, then = asked
-            then(behind(max(1, question.seq - self._position.seq)))
+        """Ask, and return the answer: `behind` if the process is stopped or busy, and has not answered."""
+        if self._here is not None:
+            return await self._here.answer(question)
+        told: Told | None = None
+        if self._writer is not None:
+            number = next(self._numbers)
+            answer: asyncio.Future[Told | None] = asyncio.get_running_loop().create_future()
+            self._asked[number] = answer
+            self._writer.write(framed(Asked(number, question)))
+            try:
+                async with asyncio.timeout(2 * ANSWER_S):
+                    told = await answer
+            except TimeoutError:
+                pass
+            finally:
+                self._asked.pop(number, None)
+        if told is None:
+            return behind(max(1, question.seq - self._position.seq))
+        answered = told.refused if told.refused is not None else told.data
+        assert answered is not None
+        return answered
 
     async def close(self) -> None:
-        """Cancel the questions under way; they get no answer."""
-        self._asked.clear()
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._answers.close()
 
     # --------------------------------------------------------------------------------------------- running
 
@@ -139,17 +134,12 @@ class FollowerBeside:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
             await process.wait()
-            for number in list(self._asked):
-                self._give_up(number)
+            for answer in self._asked.values():
+                if not answer.done():
+                    answer.set_result(None)
 
     def _on_told(self, frame: bytes) -> None:
         told = decode_told(frame)
         self._position = told.position
-        if (asked := self._asked.pop(told.number, None)) is not None:
-            answer = told.refused if told.refused is not None else told.data
-            assert answer is not None
-            asked[1](answer)
-
-
-async def _answer(follower: Follower, question: Question, then: Then) -> None:
-    then(await follower.answer(question))
+        if (answer := self._asked.get(told.number)) is not None and not answer.done():
+            answer.set_result(told)

@@ -10,7 +10,8 @@ import asyncio
 import contextlib
 import logging
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -24,7 +25,8 @@ from moorage.scheduler.core.outputs.story import BLOCK, Parts
 from moorage.scheduler.core.outputs.told_story import Found, Frame, changes_in, read_frame
 from moorage.scheduler.core.queries import views
 from moorage.scheduler.follower.follower import behind
-from moorage.schemas.errors import Problem, Refused, problem, refuse
+from moorage.scheduler.leader.answering import RETRY_AFTER_S, Answering
+from moorage.schemas.errors import Problem, Refused, refuse
 from moorage.schemas.frames import Change
 from moorage.schemas.job import Request
 from moorage.schemas.ranges import Ranges, numbers_in
@@ -43,23 +45,15 @@ FRAMES_KEPT: Final = 16
 PARTS_MAX: Final = 8
 #: replicas of a job that one question may name
 REPLICAS_SHOWN_MAX: Final = 1_000
-RETRY_AFTER_S: Final = 0.5
 
 
 class Gone(Exception):
     """The frame with a job's story is no longer in the stream, never was, or cannot be decoded."""
 
 
-class NotNow(Exception):
-    """The follower cannot say now where a job's story is."""
-
-    def __init__(self, problem: Problem) -> None:
-        self.problem = problem
-
-
 #: frames with earlier parts of a story (sequence, first and last revision), and the sequence of that with its end or 0
 Place = tuple[Parts, int]
-#: returns where the story of a tenant's job is; raises `NotNow`
+#: returns where the story of a tenant's job is; raises `Refused` if the follower cannot say it now
 Where = Callable[[str, str], Awaitable[Place]]
 
 
@@ -92,14 +86,15 @@ class HistoryReader:
         self._answer = answer
         self._frames: OrderedDict[int, asyncio.Task[Read]] = OrderedDict()
         self._slots = asyncio.Semaphore(READS_MAX)
-        self._questions: set[asyncio.Task[None]] = set()
+        self._answers = Answering("questions about finished jobs", QUESTIONS_MAX)
 
     async def close(self) -> None:
         """Cancel the reads in progress; their questions get no answer."""
-        tasks = [*self._questions, *self._frames.values()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._answers.close()
+        reads = list(self._frames.values())
+        for read in reads:
+            read.cancel()
+        await asyncio.gather(*reads, return_exceptions=True)
 
     # ------------------------------------------------------------------------------------------- questions
 
@@ -120,27 +115,20 @@ class HistoryReader:
             data["replica_states"] = found
         if not data.get("compacted") and not missing:
             return data
-        shown = self._shown(tenant, name, data) if job is None else None
-        return self.later("show", self._with_ends(tenant, name, data, shown, missing), reply, json, name)
+        make = partial(self._with_ends, tenant, name, data, missing, in_memory=job is not None)
+        return self.later("show", make, reply, json, name)
 
     async def _with_ends(
-        self,
-        tenant: str,
-        name: str,
-        data: dict[str, Any],
-        shown: Awaitable[dict[str, Any] | Problem] | None,
-        missing: list[int],
-    ) -> dict[str, Any] | Problem:
+        self, tenant: str, name: str, data: dict[str, Any], missing: list[int], *, in_memory: bool
+    ) -> dict[str, Any]:
         """Return the answer of `show` with the ends of these replicas, which the history has."""
         rows = data.pop("replica_states", None)
-        told = data if shown is None else await shown
-        if isinstance(told, Problem) or rows is None:
+        told = data if in_memory else await self._shown(tenant, name, data)
+        if rows is None:
             return told
         for index in missing:
-            found = await self.of_replica(tenant, name, index)
-            if isinstance(found, Problem):
-                return found
-            if of_one := _of_replica(found[0], index):
+            changes, _ = await self.of_replica(tenant, name, index)
+            if of_one := _of_replica(changes, index):
                 end = of_one[-1]
                 ran = end.worker, end.code, end.time_ms, end.why, end.result
                 rows.append(views.ended_row(index, end.state, end.attempt, end.fence, *ran))
@@ -158,42 +146,25 @@ class HistoryReader:
             first = job.story[0][REV] if job.story else 2
             if after + 1 >= first or first <= 2:
                 return self._of_memory(job, after, limit, [])
-            return self.later("history", self._of_parts(job, after, limit), reply, json, name)
+            return self.later("history", partial(self._of_parts, job, after, limit), reply, json, name)
         known = views.show(self._engine, tenant, name, follow=False)
         if not isinstance(known, dict):
             return known
-        return self.later("history", self._of_stream(tenant, name, after, limit), reply, json, name)
-
-    async def story(self, tenant: str, name: str) -> tuple[list[Change], Request | None] | Problem:
-        """Return the transitions in the last part of the story of a job not in memory, and its request if kept.
-
-        Returns a problem if the story is gone, or cannot be read now.
-        """
-        try:
-            read, found = await self._story(tenant, name, (await self._where(tenant, name))[1])
-        except NotNow as refused:
-            return refused.problem
-        except Gone:
-            return _gone(name)
-        except (BusError, TimeoutError) as error:
-            log.warning("the history of jobs cannot be read now: %s", error)
-            return _busy(name, "the history cannot be read now")
-        changes = [change for story in found for change in changes_in(read.frame, story)]
-        return changes, views.request_in(found[-1])
+        return self.later("history", partial(self._of_stream, tenant, name, after, limit), reply, json, name)
 
     async def last_part(self, tenant: str, name: str) -> tuple[Frame, Found]:
-        """Return the last part of the story of a job not in memory, and its frame. Raises `Gone`, `NotNow`,
+        """Return the last part of the story of a job not in memory, and its frame. Raises `Gone`, `Refused`,
         `BusError`."""
         read, found = await self._story(tenant, name, (await self._where(tenant, name))[1])
         return read.frame, found[-1]
 
-    async def of_replica(self, tenant: str, name: str, index: int) -> tuple[list[Change], Request | None] | Problem:
+    async def of_replica(self, tenant: str, name: str, index: int) -> tuple[list[Change], Request | None]:
         """Return the transitions of one replica in the newest part of the history that has it, and the request if kept.
 
-        The end of its last attempt is among them. If no part has it, all of the last part is returned. Returns a
-        problem if the story is gone, cannot be read now, or is not written yet.
+        The end of its last attempt is among them. If no part has it, all of the last part is returned. Raises `Refused`
+        if the story is gone, cannot be read now, or is not written yet.
         """
-        try:
+        with readable(name):
             parts, seq = await self._where(tenant, name)
             request: Request | None = None
             last: list[Change] = []
@@ -209,44 +180,25 @@ class HistoryReader:
                     told = [change for story in found for change in changes_in(read.frame, story)]
                     if changes := _of_replica(told, index):
                         return changes, request
-        except NotNow as refused:
-            return refused.problem
-        except Gone:
-            return _gone(name)
-        except (BusError, TimeoutError) as error:
-            log.warning("the history of jobs cannot be read now: %s", error)
-            return _busy(name, "the history cannot be read now")
         job = self._engine.state.job(tenant, name)
-        return (last, request) if job is None else behind(max(1, self._engine.state.seq - job.ledger))
+        if job is not None:
+            raise Refused(behind(max(1, self._engine.state.seq - job.ledger)))
+        return last, request
 
-    def later(self, verb: str, work: Coroutine[Any, Any, Any], reply: str, json: bool, name: str) -> Problem | None:
-        """Answer with what `work` returns once the stream was read; return the problem if too many questions wait.
+    def later(self, verb: str, make: Callable[[], Awaitable[Any]], reply: str, json: bool, name: str) -> Problem | None:
+        """Answer with what `make` returns once the stream was read; return the problem if too many questions wait.
 
-        `work` may raise `Gone`, `NotNow` and `BusError`, each of which is answered as a problem.
+        `make` may raise `Gone`, `Refused` and `BusError`, each of which is answered as a problem.
         """
-        if len(self._questions) >= QUESTIONS_MAX:
-            work.close()
-            return _busy(name, f"{QUESTIONS_MAX} questions about finished jobs wait")
-        task = asyncio.get_running_loop().create_task(self._run(verb, work, reply, json, name))
-        self._questions.add(task)
-        task.add_done_callback(self._questions.discard)
-        task.add_done_callback(lambda _: work.close())  # if it was cancelled before its first step
-        return None
 
-    async def _run(self, verb: str, work: Any, reply: str, json: bool, name: str) -> None:
-        try:
-            answer = await work
-        except NotNow as refused:
-            answer = refused.problem
-        except Gone:
-            answer = _gone(name)
-        except (BusError, TimeoutError) as error:
-            log.warning("the history of jobs cannot be read now: %s", error)
-            answer = _busy(name, "the history cannot be read now")
-        except Exception:  # a defect of moorage must not leave a caller without an answer
-            log.exception("the history of job %s could not be shown", name)
-            answer = problem("internal", "moorage failed on this question", job=name)
-        self._answer(verb, answer, reply, json)
+        async def made() -> Any:
+            with readable(name):
+                return await make()
+
+        if (full := self._answers.overloaded(job=name)) is not None:
+            return full
+        self._answers.begin(made, lambda data: self._answer(verb, data, reply, json), job=name)
+        return None
 
     # --------------------------------------------------------------------------------------------- answers
 
@@ -275,11 +227,11 @@ class HistoryReader:
         data = _page(tenant, name, last.state, last.rev, changes, after, limit, of_many=of_many)
         return data | self._kept(read)
 
-    async def _shown(self, tenant: str, name: str, row: dict[str, Any]) -> dict[str, Any] | Problem:
+    async def _shown(self, tenant: str, name: str, row: dict[str, Any]) -> dict[str, Any]:
         """Return the job as `show` has it while it is in memory; only `row` if its history cannot be read."""
         try:
             read, found = await self._story(tenant, name, (await self._where(tenant, name))[1])
-        except (Gone, NotNow):
+        except (Gone, Refused):
             return row
         except (BusError, TimeoutError) as error:
             log.warning("the history of jobs cannot be read now: %s", error)
@@ -428,14 +380,20 @@ def _page(
     }
 
 
-def _gone(name: str) -> Problem:
-    return problem(
-        "history-gone",
-        f"the history of {name} is no longer kept, or was never written",
-        job=name,
-        next="moorage show still knows its state; history_keep and history_bytes say how long the scheduler keeps it",
-    )
-
-
-def _busy(name: str, why: str) -> Problem:
-    return problem("overloaded", why, job=name, next="send again", retry_after_s=RETRY_AFTER_S)
+@contextlib.contextmanager
+def readable(name: str) -> Iterator[None]:
+    """Raise `Refused` where the block finds that the story of a job is gone, or that the history cannot be read now."""
+    try:
+        yield
+    except Gone:
+        raise refuse(
+            "history-gone",
+            f"the history of {name} is no longer kept, or was never written",
+            job=name,
+            next="moorage show still knows its state; history_keep and history_bytes say how long the scheduler keeps"
+            " it",
+        ) from None
+    except (BusError, TimeoutError) as error:
+        log.warning("the history of jobs cannot be read now: %s", error)
+        why = "the history cannot be read now"
+        raise refuse("overloaded", why, job=name, next="send again", retry_after_s=RETRY_AFTER_S) from None

@@ -22,14 +22,14 @@ from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.events import Batch, Cancel, Execute, FromWorker, Wake
 from moorage.scheduler.core.ledger.records import actor, by_tenant
 from moorage.scheduler.questions import question_queue
-from moorage.scheduler.questions.question_fields import check_fields, replicas_asked
+from moorage.scheduler.questions.question_fields import check_fields, check_job, replicas_asked
 from moorage.scheduler.questions.question_queue import QuestionQueue, RoundRobin, overloaded
 from moorage.schemas.codec import Decoder, encode, is_json, split_array
-from moorage.schemas.decode_errors import explain_decode_error
+from moorage.schemas.decode_errors import asked_as
 from moorage.schemas.errors import Problem, Refused, refuse
 from moorage.schemas.frames import ExecAsked, FactFrame, Goodbye, Join, Load, Renew
 from moorage.schemas.memo import Memo
-from moorage.schemas.names import JOB, JOB_ID_DIGITS, SERVICE, TENANT, WORKER, is_job, is_service, is_tenant, is_worker
+from moorage.schemas.names import JOB_ID_DIGITS, SERVICE, TENANT, WORKER, is_job, is_service, is_tenant, is_worker
 from moorage.schemas.roles import may_answer
 from moorage.schemas.service import MemberLoad
 from moorage.schemas.subjects import API_VERBS, EXEC, Subjects
@@ -345,12 +345,8 @@ def wake_of(tenant: str, arguments: dict[str, Any], reply: str, *, json: bool) -
 
 def execute_of(tenant: str, arguments: dict[str, Any], reply: str, json: bool) -> Execute:
     """Return the command that these arguments ask for, under a new stream. Raises `Refused`, naming the field."""
-    try:
-        asked = msgspec.convert(arguments, ExecAsked)
-    except msgspec.ValidationError as error:
-        raise Refused(explain_decode_error(error, ExecAsked, "moorage exec --help")) from None
-    if not is_job(asked.job):
-        raise refuse("invalid-argument", "exec needs a job id", field="$.job", found=asked.job, allowed=JOB.pattern)
+    asked = asked_as(ExecAsked, arguments, "moorage exec --help")
+    check_job("exec", asked.job)
     return Execute(tenant, asked, secrets.token_hex(16), reply, json)
 
 
@@ -362,9 +358,7 @@ def cancel_of(
     Raises `Refused` if `job` is no job id, and for a field that a cancel does not have.
     """
     check_fields("cancel", arguments)
-    job = arguments.get("job")
-    if not isinstance(job, str) or not is_job(job):
-        raise refuse("invalid-argument", "cancel needs a job id", field="$.job", found=job, allowed=JOB.pattern)
+    job = check_job("cancel", arguments.get("job"))
     reason = str(arguments.get("reason", "") or "cancelled")[:REASON_CHARS_MAX]
     by = actor(by_tenant(tenant), arguments.get("by"))
     only = replicas_asked(arguments)

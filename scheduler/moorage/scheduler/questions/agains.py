@@ -6,6 +6,7 @@ changes what it wants in it and submits it. The question itself records nothing,
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -17,8 +18,8 @@ from moorage.scheduler.core.queries.views import finished_row, request_in
 from moorage.scheduler.history.history_reader import Gone, HistoryReader
 from moorage.scheduler.questions.question_fields import replicas_asked
 from moorage.schemas.codec import REQUEST_BYTES_MAX, decode_request, encode
-from moorage.schemas.decode_errors import explain_decode_error
-from moorage.schemas.errors import Problem, Refused, problem
+from moorage.schemas.decode_errors import asked_as
+from moorage.schemas.errors import Problem, problem
 from moorage.schemas.frames import AgainAnswer, AgainAsked
 from moorage.schemas.job import STATES, SUCCEEDED, TERMINAL, Request
 from moorage.schemas.ranges import (
@@ -40,10 +41,7 @@ _FIRST_TIME: Final = ("job", "if_seq", "after", "start_after_s")
 
 def again_asked(arguments: dict[str, Any]) -> AgainAsked:
     """Return the checked arguments of `again`. Raises `Refused`, naming the field."""
-    try:
-        asked = msgspec.convert(arguments, AgainAsked)
-    except msgspec.ValidationError as error:
-        raise Refused(explain_decode_error(error, AgainAsked, AGAIN_HELP, arguments)) from None
+    asked = asked_as(AgainAsked, arguments, AGAIN_HELP)
     replicas_asked(arguments)
     return asked
 
@@ -64,7 +62,7 @@ class Agains:
         known = finished_row(self._engine, tenant, asked.job)
         if isinstance(known, Problem):
             return known
-        return self._history.later("again", self._of_history(tenant, asked), reply, json, asked.job)
+        return self._history.later("again", partial(self._of_history, tenant, asked), reply, json, asked.job)
 
     async def _of_history(self, tenant: str, asked: AgainAsked) -> dict[str, Any] | Problem:
         try:

@@ -28,8 +28,8 @@ from moorage.scheduler.whatif.foreseen import Fixes, decode_foreseen, foresee
 from moorage.scheduler.whatif.future import waits, why_unknown
 from moorage.scheduler.whatif.plan import PlanAsk, check_known, decode_planned, plan
 from moorage.schemas.codec import encode
-from moorage.schemas.decode_errors import explain_decode_error
-from moorage.schemas.errors import Problem, Refused, problem, refuse
+from moorage.schemas.decode_errors import asked_as
+from moorage.schemas.errors import Problem, problem, refuse
 from moorage.schemas.frames import Answer, Event
 from moorage.schemas.reasons import REASONS, Ends
 
@@ -234,10 +234,7 @@ class Foresight:
 
         Raises Refused for an invalid question, if this process makes no copies, and if no copy can take it now.
         """
-        try:
-            question = msgspec.convert(arguments, PlanAsk)
-        except (msgspec.ValidationError, ValueError) as error:
-            raise Refused(explain_decode_error(error, PlanAsk, plain=arguments)) from None
+        question = asked_as(PlanAsk, arguments)
         check_known(self._engine, question)
         if self.children is None:
             raise refuse("unknown-verb", "plan needs a scheduler that runs in a separate process", found="plan")

@@ -12,16 +12,16 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
-import msgspec
-
-from moorage.bus.errors import BusError, JetStreamRefused
+from moorage.bus.errors import JetStreamRefused
 from moorage.bus.jetstream import ERR_STREAM_NOT_FOUND, JetStream, StoredMessage, wall_seconds
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.outputs.told_story import read_frame
 from moorage.scheduler.core.queries.listing import HOUR_MS, Reasons, Then, Wanted, in_memory, labelled, row_of
+from moorage.scheduler.history.history_reader import readable
+from moorage.scheduler.leader.answering import Answering
 from moorage.schemas.codec import encode
-from moorage.schemas.decode_errors import explain_decode_error
-from moorage.schemas.errors import Problem, Refused, problem, refuse
+from moorage.schemas.decode_errors import asked_as
+from moorage.schemas.errors import Problem, Refused, refuse
 from moorage.schemas.frames import LsAsked
 from moorage.schemas.subjects import Subjects
 
@@ -38,7 +38,6 @@ FRAMES_MAX: Final = 64
 FRAMES_AT_ONCE: Final = 8
 #: questions under way
 LISTS_MAX: Final = 64
-RETRY_AFTER_S: Final = 0.5
 LS_HELP: Final = "moorage ls --help"
 
 #: what sends an answer: verb, data or problem, reply subject, whether as JSON
@@ -47,10 +46,7 @@ Answer = Callable[[str, Any, str, bool], None]
 
 def jobs_asked(arguments: dict[str, Any], *, operator: bool) -> LsAsked:
     """Return the checked arguments of `ls`. Raises `Refused`, naming the field."""
-    try:
-        asked = msgspec.convert(arguments, LsAsked)
-    except msgspec.ValidationError as error:
-        raise Refused(explain_decode_error(error, LsAsked, LS_HELP, arguments)) from None
+    asked = asked_as(LsAsked, arguments, LS_HELP)
     if asked.tenant and not operator:
         why = "a tenant's own ls takes no tenant: its subject names it"
         raise refuse("invalid-argument", why, field="$.tenant", found=asked.tenant, next="leave it out")
@@ -77,39 +73,20 @@ class JobLists:
         self._is_written = is_written
         self._answer = answer
         self._reasons = Reasons(engine)
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._answers = Answering("lists of jobs", LISTS_MAX)
 
     def ask(self, tenant: str, asked: LsAsked, reply: str, json: bool) -> Problem | None:
         """Answer later; return the problem if too many questions are under way. `tenant` "" is of all tenants."""
         if not reply:
             return None
-        if len(self._tasks) >= LISTS_MAX:
-            why = f"{LISTS_MAX} lists of jobs are being made"
-            return problem("overloaded", why, next="send again", retry_after_s=RETRY_AFTER_S)
-        task = asyncio.get_running_loop().create_task(self._run(Wanted(asked, tenant), reply, json))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return None
+        full = self._answers.overloaded()
+        if full is None:
+            wanted = Wanted(asked, tenant)
+            self._answers.begin(lambda: self._page(wanted), lambda data: self._answer("ls", data, reply, json))
+        return full
 
     async def close(self) -> None:
-        """Cancel what is under way; it gets no answer."""
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def _run(self, wanted: Wanted, reply: str, json: bool) -> None:
-        data: dict[str, Any] | Problem
-        try:
-            data = await self._page(wanted)
-        except (BusError, TimeoutError) as error:
-            log.warning("the history of jobs cannot be read now: %s", error)
-            why = "the history cannot be read now"
-            data = problem("overloaded", why, next="send again", retry_after_s=RETRY_AFTER_S)
-        except Exception:  # a defect of moorage must not leave a caller without an answer
-            log.exception("jobs could not be listed")
-            data = problem("internal", "moorage failed on this question")
-        self._answer("ls", data, reply, json)
+        await self._answers.close()
 
     async def _page(self, wanted: Wanted) -> dict[str, Any] | Problem:
         asked = wanted.asked
@@ -118,7 +95,10 @@ class JobLists:
         if not asked.after.startswith("h:"):
             return await self._of_memory(wanted)
         refused = await self._is_written()
-        return refused if refused is not None else await self._of_history(wanted)
+        if refused is not None:
+            return refused
+        with readable(""):
+            return await self._of_history(wanted)
 
     def _named(self, tenant: str, names: list[str]) -> dict[str, Any]:
         row = self._engine.state.tenants.get(tenant)

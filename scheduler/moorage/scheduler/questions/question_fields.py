@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from moorage.schemas.errors import refuse
+from moorage.schemas.names import JOB, is_job
 from moorage.schemas.ranges import Ranges, count_of, parse_ranges
 
 #: those of `ls`, `again`, `logs`, `use`, `plan`, `dlq` and of orders are known by their types
@@ -46,6 +47,13 @@ def replicas_asked(arguments: Mapping[str, Any], most: int | None = None) -> Ran
             next="ask for fewer of them at a time",
         )  # fmt: skip
     return found
+
+
+def check_job(verb: str, job: object) -> str:
+    """Return the id of the job that a question or act is about. Raises `Refused` if it is none."""
+    if not isinstance(job, str) or not is_job(job):
+        raise refuse("invalid-argument", f"{verb} needs a job id", field="$.job", found=job, allowed=JOB.pattern)
+    return job
 
 
 def check_fields(verb: str, arguments: Mapping[str, Any]) -> None:

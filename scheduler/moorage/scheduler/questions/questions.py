@@ -21,7 +21,7 @@ from moorage.scheduler.core.queries.waiting import waiting_by_reason
 from moorage.scheduler.durable.dead_letters import DeadLetters
 from moorage.scheduler.follower.beside import FollowerBeside
 from moorage.scheduler.follower.follower import Question
-from moorage.scheduler.history.history_reader import REPLICAS_SHOWN_MAX, HistoryReader, NotNow, Place, check_page
+from moorage.scheduler.history.history_reader import REPLICAS_SHOWN_MAX, HistoryReader, Place, check_page
 from moorage.scheduler.leader.inspection import Inspection, device_drift
 from moorage.scheduler.leader.standing import Standings
 from moorage.scheduler.questions.agains import Agains, again_asked
@@ -32,7 +32,7 @@ from moorage.scheduler.questions.question_queue import contained
 from moorage.scheduler.questions.relay import Relay, page_asked
 from moorage.scheduler.questions.schedules import ScheduleVerb
 from moorage.schemas.codec import encode
-from moorage.schemas.errors import Problem, refuse
+from moorage.schemas.errors import Problem, Refused, refuse
 from moorage.schemas.frames import Answer, Looked
 from moorage.schemas.operate import ACTS, FeatureLevelAct, act_of
 from moorage.schemas.schedules import ScheduleAsked
@@ -198,10 +198,10 @@ class Questions:
         return self._leader.follower.ask(question, lambda data: self._answer_read("usage", data, reply, json))
 
     async def _where(self, tenant: str, job: str) -> Place:
-        """Return where the story of a job is, as the follower says. Raises `NotNow`."""
+        """Return where the story of a job is, as the follower says. Raises `Refused`."""
         answer = await self._leader.follower.asked(Question("where", self._engine.state.seq, tenant, {"job": job}))
         if isinstance(answer, Problem):
-            raise NotNow(answer)
+            raise Refused(answer)
         return answer["parts"], answer["seq"]
 
     async def _written(self) -> Problem | None:

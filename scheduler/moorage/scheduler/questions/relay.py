@@ -3,10 +3,9 @@ page on, beside the loop."""
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -17,11 +16,12 @@ from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.queries.logs import Kept, find_in_story, find_log
 from moorage.scheduler.core.queries.use import find_use
 from moorage.scheduler.history.history_reader import HistoryReader
+from moorage.scheduler.leader.answering import Answering
+from moorage.scheduler.questions.question_fields import check_job
 from moorage.schemas.codec import Decoder, encode
-from moorage.schemas.decode_errors import explain_decode_error
+from moorage.schemas.decode_errors import asked_as
 from moorage.schemas.errors import Problem, Refused, problem
 from moorage.schemas.frames import Answer, LogPage, LogsAsked, UseAsked, UsePage
-from moorage.schemas.names import JOB, is_job
 from moorage.schemas.subjects import Subjects
 
 log = logging.getLogger("moorage.scheduler")
@@ -31,7 +31,6 @@ RELAY_S: Final = 2.0
 #: questions to workers in progress at once: in all, and of one tenant
 RELAYS_MAX: Final = 64
 RELAYS_MAX_TENANT: Final = 16
-RETRY_AFTER_S: Final = 0.2
 
 Page = LogPage | UsePage
 _decode_page: Final[Decoder[Page | Problem]] = Decoder(Page | Problem)
@@ -53,8 +52,7 @@ class Relay:
         self._subjects = subjects
         self._engine = engine
         self._answer = answer
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._asking: Counter[str] = Counter()
+        self._answers = Answering("questions to workers", RELAYS_MAX, RELAYS_MAX_TENANT)
 
     def ask(self, tenant: str, asked: LogsAsked | UseAsked, reply: str, json: bool) -> None:
         """Answer now, or ask the worker first. Uses the current state, which the caller has made sure is fresh."""
@@ -66,43 +64,26 @@ class Relay:
         elif (trouble := self._trouble(tenant, found)) is not None:
             self._say(trouble, reply, json)
         else:
-            self._asking[tenant] += 1
-            task = asyncio.get_running_loop().create_task(self._begin(tenant, asked, found, reply, json))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            make = partial(self._find, tenant, asked, found)
+            self._answers.begin(make, lambda page: self._say(page, reply, json), tenant, asked.job)
 
     def _trouble(self, tenant: str, kept: Kept | None) -> Problem | None:
         if kept is not None and not kept.worker.session:
             return self._away(kept)
-        if len(self._tasks) >= RELAYS_MAX or self._asking[tenant] >= RELAYS_MAX_TENANT:
-            return problem(
-                "overloaded",
-                f"{len(self._tasks)} questions to workers are under way, {self._asking[tenant]} of tenant {tenant}",
-                allowed=f"{RELAYS_MAX} in all, {RELAYS_MAX_TENANT} of a tenant",
-                retry_after_s=RETRY_AFTER_S,
-            )
-        return None
+        return self._answers.overloaded(tenant)
 
-    async def _begin(self, tenant: str, asked: LogsAsked | UseAsked, kept: Kept | None, reply: str, json: bool) -> None:
+    async def _find(self, tenant: str, asked: LogsAsked | UseAsked, kept: Kept | None) -> Page | Problem:
         """Ask the worker; a job that left memory is looked up in the history first."""
-        try:
-            found: Kept | Page | Problem
-            if kept is not None or isinstance(asked, UseAsked):
-                assert kept is not None  # use is only of jobs in memory
-                found = kept
-            else:
-                story = await self._history.of_replica(tenant, asked.job, asked.replica)
-                found = story if isinstance(story, Problem) else find_in_story(self._engine, tenant, asked, *story)
-            if isinstance(found, Kept):
-                found = self._away(found) if not found.worker.session else await self._relay(found)
-            self._say(found, reply, json)
-        except Exception:  # a defect of moorage must not leave a caller without an answer
-            log.exception("what a worker keeps of job %s could not be found", asked.job)
-            self._say(problem("internal", "moorage failed on this question", job=asked.job), reply, json)
-        finally:
-            self._asking[tenant] -= 1
-            if not self._asking[tenant]:
-                del self._asking[tenant]
+        found: Kept | Page | Problem
+        if kept is not None or isinstance(asked, UseAsked):
+            assert kept is not None  # use is only of jobs in memory
+            found = kept
+        else:
+            story = await self._history.of_replica(tenant, asked.job, asked.replica)
+            found = find_in_story(self._engine, tenant, asked, *story)
+        if not isinstance(found, Kept):
+            return found
+        return await self._relay(found) if found.worker.session else self._away(found)
 
     async def _relay(self, kept: Kept) -> Page | Problem:
         try:
@@ -143,20 +124,12 @@ class Relay:
         self._answer(reply, encode(frame, json=json))
 
     async def close(self) -> None:
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._answers.close()
 
 
 def page_asked(verb: str, arguments: dict[str, Any]) -> LogsAsked | UseAsked:
     """Return the checked arguments of the verb `logs` or `use`. Raises `Refused`, naming the field."""
     kind: type[LogsAsked | UseAsked] = LogsAsked if verb == "logs" else UseAsked
-    try:
-        asked = msgspec.convert(arguments, kind)
-    except msgspec.ValidationError as error:
-        raise Refused(explain_decode_error(error, kind, f"moorage {verb} --help")) from None
-    if not is_job(asked.job):
-        raise Refused(
-            problem("invalid-argument", f"{verb} needs a job id", field="$.job", found=asked.job, allowed=JOB.pattern)
-        )
+    asked = asked_as(kind, arguments, f"moorage {verb} --help")
+    check_job(verb, asked.job)
     return asked

@@ -6,10 +6,8 @@ of it is recorded.
 
 from __future__ import annotations
 
-import asyncio
-import logging
-from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, Final
 
 from moorage.bus.errors import BusError
@@ -19,11 +17,10 @@ from moorage.scheduler.core.operate.schedules import no_schedule
 from moorage.scheduler.core.outputs.schedules import schedule_row, schedules_of
 from moorage.scheduler.durable.schedule_keeper import ScheduleKeeper
 from moorage.scheduler.durable.schedule_stream import Run
+from moorage.scheduler.leader.answering import Answering
 from moorage.schemas.codec import encode
-from moorage.schemas.errors import Problem, Refused, problem, refuse
+from moorage.schemas.errors import Problem, Refused, refuse
 from moorage.schemas.schedules import LABEL, ScheduleAsked
-
-log = logging.getLogger("moorage.schedules")
 
 #: what tenants ask of nats-server at once, in all and one tenant
 AT_ONCE_MAX: Final = 64
@@ -41,14 +38,10 @@ class ScheduleVerb:
         self._keeper = keeper
         self._answer = answer
         self._wake = wake
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._asking: Counter[str] = Counter()
+        self._answers = Answering("requests about schedules", AT_ONCE_MAX, AT_ONCE_MAX_TENANT)
 
     async def close(self) -> None:
-        """Cancel what waits for nats-server; it gets no answer."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._answers.close()
 
     def read(self, tenant: str, asked: ScheduleAsked) -> dict[str, Any] | Problem:
         """Return the answer to `ls` or `show`."""
@@ -63,9 +56,9 @@ class ScheduleVerb:
         if asked.act == "add":
             submit = self._submit(tenant, asked)
             self._keeper.stream.check_server()
-            self._begin(tenant, self._add(tenant, asked, submit, reply, json), reply, json)
+            self._begin(tenant, partial(self._add, tenant, asked, submit, reply, json), reply, json)
         elif asked.act == "run-now":
-            self._begin(tenant, self._run_now(tenant, asked, reply, json), reply, json)
+            self._begin(tenant, partial(self._run_now, tenant, asked, reply, json), reply, json)
         else:
             self._engine.offer(ScheduleOrder(tenant, asked, None, reply, json))
             self._wake()
@@ -85,41 +78,16 @@ class ScheduleVerb:
         body = encode({**request, "labels": {**labels, LABEL: name}})
         return self._engine.submitted(tenant, body, lambda: name)
 
-    def _begin(self, tenant: str, work: Coroutine[Any, Any, None], reply: str, json: bool) -> None:
-        """Start what waits for nats-server, if not too much does already."""
-        if len(self._tasks) >= AT_ONCE_MAX or self._asking[tenant] >= AT_ONCE_MAX_TENANT:
-            work.close()
-            raise refuse(
-                "overloaded",
-                f"{len(self._tasks)} requests about schedules are under way, {self._asking[tenant]} of tenant {tenant}",
-                allowed=f"{AT_ONCE_MAX} in all, {AT_ONCE_MAX_TENANT} of a tenant",
-                retry_after_s=RETRY_AFTER_S,
-            )
-        self._asking[tenant] += 1
-        task = asyncio.get_running_loop().create_task(self._contained(tenant, work, reply, json))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+    def _begin(self, tenant: str, work: Callable[[], Awaitable[None]], reply: str, json: bool) -> None:
+        """Start what waits for nats-server, if not too much does already; only a refusal is answered here."""
+        if (full := self._answers.overloaded(tenant)) is not None:
+            raise Refused(full)
 
-    async def _contained(self, tenant: str, work: Coroutine[Any, Any, None], reply: str, json: bool) -> None:
-        trouble: Problem | None = None
-        try:
-            await work
-        except Refused as refused:
-            trouble = refused.problem
-        except BusError as error:
-            trouble = problem(
-                "overloaded", f"nats-server did not take it: {error.problem.message}", next=error.problem.next,
-                retry_after_s=RETRY_AFTER_S,
-            )  # fmt: skip
-        except Exception:  # a defect of moorage must not leave a caller without an answer
-            log.exception("what tenant %s asked of a schedule failed", tenant)
-            trouble = problem("internal", "moorage failed on this request; nothing of it was recorded")
-        finally:
-            self._asking[tenant] -= 1
-            if not self._asking[tenant]:
-                del self._asking[tenant]
-        if trouble is not None and reply:
-            self._answer(reply, encode(trouble, json=json))
+        def tell(refused: Problem | None) -> None:
+            if refused is not None and reply:
+                self._answer(reply, encode(refused, json=json))
+
+        self._answers.begin(partial(_asking_server, work), tell, tenant)
 
     async def _add(self, tenant: str, asked: ScheduleAsked, submit: Submit, reply: str, json: bool) -> None:
         await self._keeper.stream.ensure(self._engine.state.ran_through)
@@ -135,3 +103,11 @@ class ScheduleVerb:
         await self._keeper.stream.ensure(self._engine.state.ran_through)
         sequence = await self._keeper.stream.run_now(key, wish, asked.key)
         self._keeper.offer(Run(key, wish, sequence, 0), reply, json=json)
+
+
+async def _asking_server(work: Callable[[], Awaitable[None]]) -> None:
+    try:
+        await work()
+    except BusError as error:
+        why = f"nats-server did not take it: {error.problem.message}"
+        raise refuse("overloaded", why, next=error.problem.next, retry_after_s=RETRY_AFTER_S) from None

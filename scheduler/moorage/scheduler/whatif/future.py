@@ -19,9 +19,8 @@ from moorage.scheduler.core.ledger.state import (
     AT_CLAIMED,
     AT_EXITED,
     AT_RUNNING,
-    CANCELLING,
-    ENDING,
     FROZEN,
+    LEAVING,
     Job,
     Member,
 )
@@ -81,7 +80,7 @@ class Future(Play):
             if not member.mask & member.worker.quarantined:
                 self.say("freed", held)
             return
-        if replica.state in (ENDING, CANCELLING):
+        if replica.state in LEAVING:
             self.told_to_end(held)
             return
         if member.phase == AT_RUNNING:

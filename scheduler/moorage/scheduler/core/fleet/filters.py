@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from heapq import nsmallest
 from typing import Final, Literal, NamedTuple, Protocol
 
+from moorage.scheduler.core.fleet.kit import Device, Kit
 from moorage.scheduler.core.fleet.shape import Shape
 from moorage.scheduler.core.ledger.records import MODE_OF, Mode
 from moorage.schemas import reasons
@@ -21,42 +22,18 @@ from moorage.schemas.units import many
 #: how many names of models, drivers or labels one text shows
 NAMES_SHOWN_MAX: Final = 3
 MODE_WORDS: Final = {int(mode): word for word, mode in MODE_OF.items()}
-#: a device's index, vendor, name, memory in MiB, and compute capability (see `capability_of`)
-Device = tuple[int, str, str, int, int]
 
 
 class Offer(Protocol):
-    """What the hosts of one class offer: see `HostClass`."""
+    """Hosts that are alike: see `HostClass`."""
 
     @property
-    def call_drivers(self) -> frozenset[str]: ...
-    @property
-    def devices(self) -> Sequence[Device]: ...
-    @property
-    def drivers(self) -> frozenset[str]: ...
-    @property
-    def drivers_for(self) -> Mapping[str, frozenset[str]]: ...
-    @property
-    def gpu_drivers(self) -> frozenset[str]: ...
+    def kit(self) -> Kit: ...
     @property
     def hosts(self) -> Mapping[int, object]: ...
     @property
     def labels(self) -> Mapping[str, str]: ...
-    @property
-    def memory_limits(self) -> frozenset[str]: ...
-    @property
-    def modes(self) -> frozenset[str]: ...
-    @property
-    def own_user(self) -> Sequence[str]: ...
-    @property
-    def ports(self) -> int: ...
-    @property
-    def reach_drivers(self) -> frozenset[str]: ...
-    @property
-    def user_drivers(self) -> frozenset[str]: ...
 
-    def level(self, driver: str, mode: str) -> tuple[int, int]: ...
-    def permitted(self, tenant: str) -> frozenset[str]: ...
     def named(self, shape: Shape) -> list[Device]: ...
     def answering(self, shape: Shape) -> int: ...
     def exactly(self, shape: Shape) -> int: ...
@@ -113,48 +90,50 @@ def has_labels(offer: Offer, shape: Shape) -> bool:
 
 
 def _lets_have_driver(offer: Offer, shape: Shape) -> bool:
-    return not offer.drivers_for or shape.driver in offer.permitted(shape.tenant)
+    return not offer.kit.drivers_for or shape.driver in offer.kit.permitted(shape.tenant)
 
 
 def _lets_have_user(offer: Offer, shape: Shape) -> bool:
-    return not shape.as_user or shape.driver in offer.user_drivers or shape.as_user in offer.own_user
+    return not shape.as_user or shape.driver in offer.kit.user_drivers or shape.as_user in offer.kit.own_user
 
 
 def _lets_answer(offer: Offer, shape: Shape) -> bool:
-    return not shape.answers_calls or shape.driver in offer.call_drivers
+    return not shape.answers_calls or shape.driver in offer.kit.call_drivers
 
 
 def _reaches(offer: Offer, shape: Shape) -> bool:
-    return not shape.reached or (shape.driver in offer.reach_drivers and offer.ports >= shape.ports)
+    return not shape.reached or (shape.driver in offer.kit.reach_drivers and offer.kit.ports >= shape.ports)
 
 
 def _limits_memory(offer: Offer, shape: Shape) -> bool:
-    return not shape.memory_enforced or shape.driver in offer.memory_limits
+    return not shape.memory_enforced or shape.driver in offer.kit.memory_limits
 
 
 def _has_gpu(offer: Offer, shape: Shape) -> bool:
-    return shape.mode == Mode.NONE or bool(offer.devices)
+    return shape.mode == Mode.NONE or bool(offer.kit.devices)
 
 
 def _lets_have_gpus(offer: Offer, shape: Shape) -> bool:
-    return shape.mode == Mode.NONE or shape.driver in offer.gpu_drivers
+    return shape.mode == Mode.NONE or shape.driver in offer.kit.gpu_drivers
 
 
 def _shares(offer: Offer, shape: Shape) -> bool:
-    return shape.mode == Mode.NONE or MODE_WORDS[shape.mode] in offer.modes
+    return shape.mode == Mode.NONE or MODE_WORDS[shape.mode] in offer.kit.modes
 
 
 def _enforces(offer: Offer, shape: Shape) -> bool:
-    memory, compute = offer.level(shape.driver, MODE_WORDS[shape.mode]) if any(shape.levels) else shape.levels
+    memory, compute = offer.kit.level(shape.driver, MODE_WORDS[shape.mode]) if any(shape.levels) else shape.levels
     return memory >= shape.levels[0] and compute >= shape.levels[1]
 
 
 def _has_vendor(offer: Offer, shape: Shape) -> bool:
-    return any(not shape.vendor or vendor.lower() == shape.vendor for _, vendor, *_ in offer.devices)
+    return any(not shape.vendor or vendor.lower() == shape.vendor for _, vendor, *_ in offer.kit.devices)
 
 
 def _has_mode(offer: Offer, shape: Shape) -> bool:
-    vendors = {device[1].lower() for device in offer.devices if not shape.vendor or device[1].lower() == shape.vendor}
+    vendors = {
+        device[1].lower() for device in offer.kit.devices if not shape.vendor or device[1].lower() == shape.vendor
+    }
     return not shape.not_apple or vendors != {APPLE}
 
 
@@ -163,7 +142,9 @@ def _has_compute(offer: Offer, shape: Shape) -> bool:
 
 
 def _has_profile(offer: Offer, shape: Shape) -> bool:
-    return not shape.slice_profile or any(mig_profile(name) == shape.slice_profile for _, _, name, *_ in offer.devices)
+    return not shape.slice_profile or any(
+        mig_profile(name) == shape.slice_profile for _, _, name, *_ in offer.kit.devices
+    )
 
 
 def _has_memory(offer: Offer, shape: Shape) -> bool:
@@ -172,7 +153,7 @@ def _has_memory(offer: Offer, shape: Shape) -> bool:
 
 
 def _has_slot(offer: Offer, shape: Shape) -> bool:
-    return any(shape.device_rank(*device[1:], device[0]) for device in offer.devices)
+    return any(shape.device_rank(*device[1:], device[0]) for device in offer.kit.devices)
 
 
 def _has_so_many(offer: Offer, shape: Shape) -> bool:
@@ -192,7 +173,7 @@ def _no_worker(shape: Shape, also: str = "") -> str:
 
 
 def _drivers(shape: Shape, offers: Sequence[Offer], names: Names) -> str:
-    offered = sorted({driver for offer in offers for driver in offer.drivers})
+    offered = sorted({driver for offer in offers for driver in offer.kit.drivers})
     return f"no worker offers the driver {shape.driver}; the workers offer {shown(offered) or 'no driver'}"
 
 
@@ -218,19 +199,19 @@ def _gpu_drivers(shape: Shape, offers: Sequence[Offer], names: Names) -> str:
 
 
 def _modes(shape: Shape, offers: Sequence[Offer], names: Names) -> str:
-    modes = sorted({mode for offer in offers for mode in offer.modes})
+    modes = sorted({mode for offer in offers for mode in offer.kit.modes})
     return f"{_no_worker(shape, 'GPUs')} offers its sharing mode; these workers offer {shown(modes) or 'no mode'}"
 
 
 def _levels(shape: Shape, offers: Sequence[Offer], names: Names) -> str:
     mode = MODE_WORDS[shape.mode]
-    memory, compute = max(offer.level(shape.driver, mode) for offer in offers)
+    memory, compute = max(offer.kit.level(shape.driver, mode) for offer in offers)
     best = f"memory is {LEVELS[memory]} and compute {LEVELS[compute]}"
     return f"the best that a worker with the driver {shape.driver} enforces of a {mode} share: {best}"
 
 
 def _vendors(shape: Shape, offers: Sequence[Offer], names: Names) -> str:
-    vendors = shown(sorted({device[1] for offer in offers for device in offer.devices}))
+    vendors = shown(sorted({device[1] for offer in offers for device in offer.kit.devices}))
     return f"{_no_worker(shape)} has a GPU by {shape.vendor}; the GPUs of these workers are by {vendors}"
 
 
@@ -262,7 +243,7 @@ def _named(shape: Shape, offers: Sequence[Offer], names: Names) -> str:
 
 
 _IN_ORDER: Final = (
-    Filter(reasons.DRIVER, "host", lambda offer, shape: shape.driver in offer.drivers, _drivers),
+    Filter(reasons.DRIVER, "host", lambda offer, shape: shape.driver in offer.kit.drivers, _drivers),
     Filter(
         reasons.RULES, "host", _lets_have_driver,
         lambda shape, offers, names: f"no worker that offers the driver {shape.driver} lets its tenant have it",

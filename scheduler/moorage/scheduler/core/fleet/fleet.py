@@ -15,29 +15,12 @@ from itertools import islice
 from typing import Any, Final
 from weakref import WeakValueDictionary
 
-from moorage.scheduler.core.fleet.host import (
-    EXCLUSIVE,
-    Fit,
-    Fits,
-    Host,
-    HostClass,
-    Rules,
-    SharedDevice,
-    call_drivers_of,
-    gpu_drivers_of,
-    islands_of,
-    kept_for,
-    levels_of,
-    memory_limits_of,
-    own_user_of,
-    reach_drivers_of,
-    user_drivers_of,
-)
+from moorage.scheduler.core.fleet.host import EXCLUSIVE, Fit, Fits, Host, HostClass, SharedDevice
+from moorage.scheduler.core.fleet.kit import Kit, Rules, kit_of
 from moorage.scheduler.core.fleet.shape import Avoid, Shape
 from moorage.scheduler.core.ledger.state import Member, Worker
 from moorage.schemas.frames import OTHERS
 from moorage.schemas.frames.fleet import names_of
-from moorage.schemas.gpu import capability_of
 
 #: the most tenants that the workers' rules may name in all; beyond it a worker counts as one without rules, and refuses
 #: jobs by itself
@@ -62,8 +45,8 @@ class Fleet:
         self.hosts: dict[int, Host] = {}
         #: the hosts with members that are frozen
         self.with_frozen: dict[int, Host] = {}
-        #: of hosts that are alike but for labels, by what makes them so; kept by their classes
-        self._fits: WeakValueDictionary[Any, Fits] = WeakValueDictionary()
+        #: by kit, for hosts that are alike but for labels; kept by their classes
+        self._fits: WeakValueDictionary[Kit, Fits] = WeakValueDictionary()
         self._changes = 0
         self._opened: deque[int] = deque(maxlen=OPENED_MAX)  # the workers of the last changes, newest last
         self.inventory = 0  # grows when the set of classes or hosts changes
@@ -117,34 +100,11 @@ class Fleet:
         """Add a worker's new session: its inventory, less what its members hold. Return its host."""
         self.leave(worker.num)
         hello = worker.hello
-        rules = self.rules_of(hello)
-        users = None if rules.users is None else tuple(sorted(rules.users.items()))
-        key = (
-            tuple(
-                (d["index"], d["vendor"], d["name"], d.get("memory_mib", 0), capability_of(d.get("compute", "")))
-                for d in hello["gpu_pool"]
-            ),
-            islands_of(hello["gpu_pool"]),
-            kept_for(hello["gpu_pool"]),
-            tuple(hello["drivers"]),
-            gpu_drivers_of(hello),
-            user_drivers_of(hello),
-            call_drivers_of(hello),
-            reach_drivers_of(hello),
-            hello.get("ports", 0),
-            own_user_of(hello),
-            memory_limits_of(hello),
-            tuple(levels_of(hello).items()),
-            tuple(hello["modes"]),
-            tuple(sorted(hello["sharers_max"].items())),
-            tuple(sorted((tenant, tuple(sorted(drivers))) for tenant, drivers in rules.drivers.items())),
-            users,
-        )
         if self._by_name is not None:
             self._name(worker)
         for label, value in hello["labels"].items():
             self.labelled.setdefault(label, {}).setdefault(value, []).append(worker.num)
-        host = Host(worker, self._class_of(key, hello, rules))
+        host = Host(worker, self._class_of(kit_of(hello, self.rules_of(hello)), hello))
         self.hosts[worker.num] = host
         self._enter(host)
         for member, shape in members:
@@ -155,17 +115,17 @@ class Fleet:
         self.refresh(host)
         return host
 
-    def _class_of(self, alike: Any, hello: dict[str, Any], rules: Rules) -> HostClass:
-        """Return the class for a host: equal hardware and drivers, and equal values of all required labels."""
+    def _class_of(self, kit: Kit, hello: dict[str, Any]) -> HostClass:
+        """Return the class for a host: an equal kit, and equal values of all required labels."""
         labels: dict[str, str] = hello["labels"]
         if self._asked_count <= ASKED_MAX:
             labels = {label: value for label, value in labels.items() if value in self._asked.get(label, ())}
         named = self._named_slots(hello)
-        key = (alike, tuple(sorted(labels.items())), tuple(sorted(named.items())))
+        key = (kit, tuple(sorted(labels.items())), tuple(sorted(named.items())))
         cls = self.classes.get(key)
         if cls is None:
-            fits = self._fits.setdefault(alike, Fits())
-            cls = self.classes[key] = HostClass(key, hello, labels, rules, fits, named)
+            fits = self._fits.setdefault(kit, Fits())
+            cls = self.classes[key] = HostClass(key, kit, labels, fits, named)
         return cls
 
     def _named_slots(self, hello: dict[str, Any]) -> dict[str, int]:
@@ -240,7 +200,7 @@ class Fleet:
                 self._by_name.setdefault(name, set()).add(worker.num)
 
     def _sort_anew(self, host: Host) -> None:
-        cls = self._class_of(host.cls.key[0], host.worker.hello, Rules(host.cls.drivers_for, host.cls.mps_users))
+        cls = self._class_of(host.cls.kit, host.worker.hello)
         self._exit(host)
         host.cls = cls
         self._enter(host)

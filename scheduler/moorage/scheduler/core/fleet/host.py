@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Collection, Iterable, Iterator
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal
 
-from moorage.scheduler.core.fleet.filters import FILTERS, MODE_WORDS, Device, failed, has_labels
+from moorage.scheduler.core.fleet.filters import FILTERS, MODE_WORDS, failed, has_labels
+from moorage.scheduler.core.fleet.kit import Device, Kit
 from moorage.scheduler.core.fleet.shape import DeviceAsked, Shape
 from moorage.scheduler.core.fleet.slots import first_of, groups, linked
 from moorage.scheduler.core.ledger.records import Mode
 from moorage.scheduler.core.ledger.state import Member, MemberKey, Worker
 from moorage.schemas import reasons
-from moorage.schemas.capabilities import level_number, mode_enforced
 from moorage.schemas.driver_config import takes_ids
 from moorage.schemas.frames import OTHERS, DeviceUse
 from moorage.schemas.frames.fleet import LOAD_S_DEFAULT, slots_named
-from moorage.schemas.gpu import SHARERS_MAX, SHARING_MODES, capability_of
+from moorage.schemas.gpu import SHARERS_MAX
 from moorage.schemas.memo import Memo
 
 NO_GPU: Final = int(Mode.NONE)
@@ -32,13 +32,6 @@ LOADS_MISSED_MAX: Final = 3
 When = Literal["ever", "emptied", "now"]
 #: slots lent, thousandths of a core, MiB
 Size = tuple[int, int, int]
-
-
-class Rules(NamedTuple):
-    """The rules for tenants in a worker's hello."""
-
-    drivers: dict[str, frozenset[str]]  # the drivers allowed to each tenant; empty: any
-    users: dict[str, int] | None  # host user by tenant, if only jobs of one user may share a GPU by mps
 
 
 class SharedDevice:
@@ -75,17 +68,6 @@ class Fit:
         self.reason = reason  # empty if the class could run it
 
 
-class Matched(NamedTuple):
-    """The slots of a class whose devices match a request; `Fit` says what the fields are."""
-
-    mask: int
-    rank: int
-    best_mask: int
-    tiers: tuple[int, ...]
-    least_mib: int
-    reason: str
-
-
 class Fits(Memo[int, Fit]):
     """Cached fits by shape index, shared by classes that differ only in labels."""
 
@@ -99,85 +81,6 @@ _OTHER_DEVICE: Final = Fit(0, 0, reasons.DEVICE.name)
 _BEFORE_LABELS: Final = tuple(FILTERS)[: list(FILTERS).index(reasons.LABEL.name)]
 
 
-def _drivers_that(hello: dict[str, Any], can: str) -> frozenset[str]:
-    """Return the drivers of a worker with this capability, one that a driver without a report has."""
-    told = hello.get("capabilities") or {}
-    return frozenset(name for name in hello["drivers"] if told.get(name, {}).get(can, True))
-
-
-def gpu_drivers_of(hello: dict[str, Any]) -> frozenset[str]:
-    """Return the drivers of a worker whose jobs may have GPUs."""
-    return _drivers_that(hello, "gpu_enabled")
-
-
-def user_drivers_of(hello: dict[str, Any]) -> frozenset[str]:
-    """Return the drivers of a worker whose jobs may run as any user."""
-    return _drivers_that(hello, "users")
-
-
-def memory_limits_of(hello: dict[str, Any]) -> frozenset[str]:
-    """Return the drivers of a worker whose jobs are held to the memory that they ask for."""
-    return _drivers_that(hello, "memory_limit")
-
-
-def call_drivers_of(hello: dict[str, Any]) -> frozenset[str]:
-    """Return the drivers of a worker whose jobs may answer the calls of a service; not one without a report."""
-    told = hello.get("capabilities") or {}
-    return frozenset(name for name in hello["drivers"] if told.get(name, {}).get("answers_calls"))
-
-
-def reach_drivers_of(hello: dict[str, Any]) -> frozenset[str]:
-    """Return the drivers of a worker whose jobs may have its ports, and be looked at; not one without a report."""
-    told = hello.get("capabilities") or {}
-    return frozenset(name for name in hello["drivers"] if told.get(name, {}).get("reaches"))
-
-
-def own_user_of(hello: dict[str, Any]) -> tuple[str, ...]:
-    """Return the names of the only user that some driver's jobs may run as; empty if any driver may use any user."""
-    every = _drivers_that(hello, "users") == frozenset(hello["drivers"])
-    return () if every else tuple(hello.get("own_user", ()))
-
-
-def levels_of(hello: dict[str, Any]) -> dict[tuple[str, str], tuple[int, int]]:
-    """Return the levels at which a worker keeps jobs to their part of a device, by driver and sharing mode."""
-    found: dict[tuple[str, str], tuple[int, int]] = {}
-    for driver in hello["drivers"]:
-        for mode in SHARING_MODES:
-            enforced = mode_enforced(hello, driver, mode)
-            found[driver, mode] = level_number(enforced.memory), level_number(enforced.compute)
-    return found
-
-
-def kept_for(pool: list[dict[str, Any]]) -> tuple[tuple[str, ...], ...]:
-    """Return the sharing modes that each slot is restricted to; empty for a slot without restriction."""
-    return tuple(tuple(device.get("modes", ())) for device in pool)
-
-
-def islands_of(pool: list[dict[str, Any]]) -> tuple[tuple[int, ...], ...]:
-    """Return the sets of slots linked by NVLink, and those of each NUMA node; empty if neither forms groups of slots.
-
-    If NVLink links all slots or none, the NUMA nodes take the place of its sets. A reported link counts in both
-    directions.
-    """
-    slot_of = {int(device["index"]): slot for slot, device in enumerate(pool)}
-    linked = [1 << slot for slot in range(len(pool))]
-    for slot, device in enumerate(pool):
-        for peer in device.get("peers", ()):
-            other = slot_of.get(peer, slot)
-            both = linked[slot] | linked[other]
-            for member in range(len(pool)):
-                if both >> member & 1:
-                    linked[member] = both
-    nodes: dict[int, int] = {}
-    for slot, device in enumerate(pool):
-        node = int(device.get("numa", -1))
-        nodes[node] = nodes.get(node, 0) | 1 << slot
-    by_link, by_node = tuple(dict.fromkeys(linked)), tuple(nodes.values())
-    if len(by_link) in (1, len(pool)):
-        by_link = by_node
-    return (by_link, by_node) if 1 < len(by_link) < len(pool) else ()
-
-
 class HostClass:
     """Hosts with equal devices, drivers, rules and required labels: a shape fits all of them or none.
 
@@ -187,83 +90,44 @@ class HostClass:
     __slots__ = (
         "_ranks",
         "buckets",
-        "call_drivers",
         "devices",
         "drivers",
-        "drivers_for",
         "fits",
-        "gpu_drivers",
         "hosts",
-        "islands",
         "key",
+        "kit",
         "labels",
-        "levels",
-        "memory_limits",
-        "modes",
         "mps_users",
         "named_slots",
-        "own_user",
-        "ports",
-        "reach_drivers",
         "shared_open",
         "sharers_max",
         "sizes",
         "takes",
-        "user_drivers",
     )
 
-    def __init__(
-        self,
-        key: Any,
-        hello: dict[str, Any],
-        labels: dict[str, str],
-        rules: Rules,
-        fits: Fits,
-        named_slots: dict[str, int],
-    ) -> None:
+    def __init__(self, key: Any, kit: Kit, labels: dict[str, str], fits: Fits, named_slots: dict[str, int]) -> None:
         self.key = key
+        self.kit = kit
+        self.devices = kit.devices
+        self.drivers = kit.drivers
+        self.mps_users = None if kit.mps_users is None else dict(kit.mps_users)
         #: slots by device name, for names that requests have asked for; see `Fleet.tell_apart`
         self.named_slots = named_slots
-        self.drivers_for, self.mps_users = rules
-        self.devices = [
-            (
-                int(d["index"]),
-                str(d["vendor"]),
-                str(d["name"]),
-                int(d.get("memory_mib", 0)),
-                capability_of(d.get("compute", "")),
-            )
-            for d in hello["gpu_pool"]
-        ]
-        self.drivers = frozenset(hello["drivers"])
-        self.gpu_drivers = gpu_drivers_of(hello)
-        self.user_drivers = user_drivers_of(hello)
-        self.call_drivers = call_drivers_of(hello)
-        self.reach_drivers = reach_drivers_of(hello)
-        self.ports = int(hello.get("ports", 0))
-        self.own_user = own_user_of(hello)
-        self.memory_limits = memory_limits_of(hello)
-        self.levels = levels_of(hello)
-        # a worker may offer a mode in which its devices take no sharers
-        self.modes = frozenset(mode for mode in hello["modes"] if hello["sharers_max"].get(mode, 1) != 0)
         #: by mode, the slots that allow it: a worker may restrict a device to some modes
         self.takes = {
-            mode: sum(1 << slot for slot, kept in enumerate(kept_for(hello["gpu_pool"])) if not kept or word in kept)
+            mode: sum(1 << slot for slot, kept in enumerate(kit.kept_for) if not kept or word in kept)
             for mode, word in MODE_WORDS.items()
         }
         self.labels = labels  # of its hosts' labels, those that some request has required
-        self.sharers_max = {
-            mode: max(1, min(most, int(hello["sharers_max"].get(mode, most)))) for mode, most in SHARERS_MAX.items()
-        }
-        #: sets of slots linked by NVLink, and by NUMA node; empty if neither separates any slots
-        self.islands = islands_of(hello["gpu_pool"])
+        most_of = dict(kit.sharers_max)
+        self.sharers_max = {mode: max(1, min(most, int(most_of.get(mode, most)))) for mode, most in SHARERS_MAX.items()}
         self.hosts: dict[int, Host] = {}
         #: the same by what a host holds when empty: see `Host.size`
         self.sizes: dict[Size, dict[int, Host]] = {}
         self.buckets: list[dict[int, Host]] = [{} for _ in range(len(self.devices) + 1)]
         self.shared_open: dict[int, dict[tuple[int, int], SharedDevice]] = {2: {}, 3: {}}
         self.fits = fits
-        self._ranks: Memo[tuple[DeviceAsked, int], Matched] = Memo(RANKS_MAX)
+        self._ranks: Memo[tuple[DeviceAsked, int], Fit] = Memo(RANKS_MAX)
 
     def fit(self, shape: Shape) -> Fit:
         found = self.fits.get(shape.index)
@@ -296,15 +160,15 @@ class HostClass:
         if shape.mode == NO_GPU:
             return Fit(0, 2, "")
         found = self._ranked(shape)
-        if reason := found.reason or failed(self, shape, "devices"):
+        if not found.reason and (reason := failed(self, shape, "devices")):
             return Fit(0, found.rank, reason)
-        return Fit(found.mask, found.rank, "", found.best_mask, found.tiers, found.least_mib)
+        return found
 
     def answering(self, shape: Shape) -> int:
         """Return the slots whose devices match a shape that asks for GPUs."""
         return self._ranked(shape).mask
 
-    def _ranked(self, shape: Shape) -> Matched:
+    def _ranked(self, shape: Shape) -> Fit:
         """Return the matching slots, or why none matches. Cached.
 
         Thousands of shapes may ask for one model and differ only in CPU. Slots that do not allow the mode are left out;
@@ -326,17 +190,13 @@ class HostClass:
             order = tuple(tiers[kind] for kind in sorted(tiers))
             reason = "" if best else failed(self, shape, "one device")
             least_mib = min((mib for _, mib in tiers), default=0)
-            matched = Matched(sum(order), best, best_mask, order, least_mib, reason)
-            found = self._ranks.put((shape.device_asked, takes), matched)
+            fit = Fit(sum(order), best, reason, best_mask, order, least_mib)
+            found = self._ranks.put((shape.device_asked, takes), fit)
         return found
 
     def memory_of(self, slots: int) -> int:
         """Return the memory of the devices in these slots, in MiB."""
         return sum(device[3] for slot, device in enumerate(self.devices) if slots >> slot & 1)
-
-    def permitted(self, tenant: str) -> frozenset[str]:
-        """Return the drivers that the rules allow a tenant; empty for none, or if there are no rules: then all are."""
-        return self.drivers_for.get(tenant, self.drivers_for.get(OTHERS, frozenset()))
 
     def user_of(self, shape: Shape) -> str:
         """Return a text for the user that a sharer runs as; "" if a device's sharers may run as any user."""
@@ -344,10 +204,6 @@ class HostClass:
             return ""
         number = self.mps_users.get(shape.tenant, self.mps_users.get(OTHERS))
         return f"user {shape.user}" if number is None else str(number)
-
-    def level(self, driver: str, mode: str) -> tuple[int, int]:
-        """Return how well a job's part of memory and compute is enforced, as positions in `LEVELS`."""
-        return self.levels[driver, mode]
 
     def named(self, shape: Shape) -> list[Device]:
         """Return the devices that match a shape, ignoring memory, compute capability and the index that it asks for."""
@@ -386,9 +242,9 @@ class HostClass:
         if not count:
             return 0
         fit = self.fit(shape)
-        if not self.islands:
+        if not self.kit.islands:
             return first_of(slots, fit.tiers, count)
-        return linked(self.islands, slots, slots & fit.best_mask, fit.tiers, count)
+        return linked(self.kit.islands, slots, slots & fit.best_mask, fit.tiers, count)
 
     def places_of(self, slots: int, shape: Shape) -> dict[int, int]:
         """Return for each of these empty slots how many sharers of a shape fit there."""

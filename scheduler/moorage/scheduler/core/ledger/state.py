@@ -42,6 +42,8 @@ LEGAL: Final = tuple(frozenset(STATE_NUMBER[to] for to in TRANSITIONS[name]) for
 
 #: states in which a member on a worker has not ended yet, so it has no exit code
 UNENDED: Final = frozenset((PLACED, CLAIMED, RUNNING, FROZEN, ENDING, CANCELLING, LOST_KEPT))
+#: states in which a member was asked to end
+LEAVING: Final = frozenset((ENDING, CANCELLING))
 #: states after an attempt that did not succeed: an exit with 0 leads to another one
 _NO_SUCCESS: Final = frozenset((QUEUED, FAILED))
 #: the states that may follow RUNNING when an attempt ends
@@ -626,6 +628,31 @@ def code_of(to: int | None, code: int) -> int | None:
     return None if to in UNENDED or (not code and to in _NO_SUCCESS) else code
 
 
+def decided_code(over: str, on_workers: list[tuple[str, int, int | None]]) -> int | None:
+    """Return the exit code of a job that ended in the state `over`: that of the first replica which ended so.
+
+    The SDK decides the same way (`decided`). `on_workers` are the transitions on workers: (state, attempt, code). A job
+    that SUCCEEDED has code 0. A gang ends as a whole, on no worker, so its code is that of the first failing rank.
+    """
+    if over == "SUCCEEDED":
+        return 0
+    ended = [code for state, _, code in on_workers if state == over]
+    if ended or over != "FAILED" or not on_workers:
+        return next((code for code in ended if code), ended[-1] if ended else None)
+    last = on_workers[-1][1]
+    return next((code for state, attempt, code in on_workers if state == "EXITED" and attempt == last and code), None)
+
+
+def exit_code_of(job: Job) -> int | None:
+    """Return the exit code of a job in memory; None until all of its replicas have ended, and if it has none."""
+    if job.live:
+        return None
+    if job.size > LISTED_MAX:
+        return (job.codes or {}).get(STATE_NUMBER[job.state], 0 if job.state == "SUCCEEDED" else None)
+    rows = [row for row in job.story if row[WORKER] >= 0]
+    return decided_code(job.state, [(STATES[row[STATE]], row[ATTEMPT], code_of(row[STATE], row[CODE])) for row in rows])
+
+
 class Worker:
     """A worker as recorded in the ledger: its lease session, its inventory in that session, and its members."""
 
@@ -688,6 +715,11 @@ class Worker:
     def in_json(self) -> bool:
         """Whether the worker joined in JSON, not msgpack: then all frames to it use JSON for the whole session."""
         return "json" in self.hello
+
+    def can(self, driver: str) -> dict[str, Any]:
+        """Return the capabilities of a driver as the worker reports them; one that it does not report is left out."""
+        found: dict[str, Any] = (self.hello.get("capabilities") or {}).get(driver, {})
+        return found
 
     def pool_at(self, fence: int) -> Pool:
         """Return the devices to which the slots of an attempt with this fence belong."""

@@ -63,35 +63,10 @@ def is_plain(value: object, levels: int = NESTING_MAX) -> bool:
     return value is None or isinstance(value, str)
 
 
-def _malformed(event: Submit, fleet: Fleet) -> Problem | None:
-    """Return why a request is malformed, for rules that the decoder cannot check; None if it is not.
-
-    Of a driver that has no GPUs on any worker, that is told before the shape of the devices asked for: with them mended
-    the request would still not run.
-    """
-    request = event.request
-    if request.blocks and not is_plain(request.blocks):
-        return problem(
-            "invalid-argument",
-            "driver_config must be plain: objects with text keys, lists, text, numbers of 64 bits, booleans, null",
-            field="$.driver_config",
-            allowed=f"{NESTING_MAX} levels",
-            job=event.name,
-        )
-    trouble = request.trouble
-    if trouble is None:
-        return None
-    code, shape = "invalid-argument", request.driver_fault(None)
-    if shape is not None and shape.trouble == trouble and _has_no_gpus(fleet, request.workload.driver):
-        code, trouble = request.driver_fault(NO_GPUS) or shape
-    field, message, found, allowed = trouble
-    return problem(code, message, field=f"$.{field}", found=found, allowed=allowed, job=event.name)
-
-
 def _has_no_gpus(fleet: Fleet, driver: str) -> bool:
     """Return whether workers offer this driver, and none of them gives its jobs GPUs."""
     offers = [cls for cls in fleet.classes.values() if driver in cls.drivers]
-    return bool(offers) and not any(driver in cls.gpu_drivers for cls in offers)
+    return bool(offers) and not any(driver in cls.kit.gpu_drivers for cls in offers)
 
 
 class NewJob:
@@ -141,8 +116,8 @@ class Admission:
         self._unmatched = Unmatched(fleet)
         self.moved_seq = state.seq  # sequence of the last record that was not a bare heartbeat
         self._heard_at = -1  # the number of the fleet's inventory when all workers had been heard from
-        self._asked_for: Draft | None = None
-        self._heard = False
+        #: for `_of_draft`: whether all workers were heard from; None until a submit asks, as it reads every worker
+        self._heard: bool | None = None
         #: the last well-formed request; equal requests share one object (`RequestCache`)
         self._well_formed: Request | None = None
         #: for `_of_draft`: the count of jobs (with their extra) from which on memory may be full
@@ -253,13 +228,34 @@ class Admission:
         return 0, None if row is None else row[2]
 
     def malformed(self, event: Submit) -> Problem | None:
-        """Return why a request can never be accepted, whatever the fleet has; None if it can."""
-        return _malformed(event, self.fleet)
+        """Return why a request can never be accepted, whatever the fleet has, by rules that the decoder cannot check.
+
+        Of a driver that has no GPUs on any worker, that is told before the shape of the devices asked for: with them
+        mended the request would still not run.
+        """
+        request = event.request
+        if request.blocks and not is_plain(request.blocks):
+            return problem(
+                "invalid-argument",
+                "driver_config must be plain: objects with text keys, lists, text, numbers of 64 bits, booleans, null",
+                field="$.driver_config",
+                allowed=f"{NESTING_MAX} levels",
+                job=event.name,
+            )
+        trouble = request.trouble
+        if trouble is None:
+            return None
+        code, shape = "invalid-argument", request.driver_fault(None)
+        if shape is not None and shape.trouble == trouble and _has_no_gpus(self.fleet, request.workload.driver):
+            code, trouble = request.driver_fault(NO_GPUS) or shape
+        field, message, found, allowed = trouble
+        return problem(code, message, field=f"$.{field}", found=found, allowed=allowed, job=event.name)
 
     def _begin(self, draft: Draft) -> None:
         """Prepare for the submits of a record; the state does not change during them."""
         state = self.state
         self._of_draft = draft
+        self._heard = None
         self._plain.clear()
         # ended jobs count too: exact counting is worth it only close to the memory bound
         self._close_at = state.next_num + self._close - len(state.jobs) - state.extra
@@ -330,9 +326,9 @@ class Admission:
         queue, the refusal is a job that is rejected at once.
         """
         event = made.submit
-        if self._asked_for is not draft:  # once a record, as it reads every worker
-            self._asked_for, self._heard = draft, self.all_heard()
         why = f"{NO_MATCH}: {self._unmatched.why(event.shape)}"
+        if self._heard is None:
+            self._heard = self.all_heard()
         if not self._heard:
             made.warnings += (NOT_HEARD, why)  # may be rejected later, once all workers were heard from
             return made
@@ -571,6 +567,12 @@ def _no_such(job: Job | None, event: Cancel, only: Ranges, *, gang: bool) -> Pro
             next=f"moorage cancel {event.job}",
         )
     return None
+
+
+def no_job(tenant: str, name: str) -> Problem:
+    """Return the problem that a tenant has no job of this id, as far as anything is known."""
+    next_step = "moorage ls shows the jobs there are"
+    return problem("not-found", f"no job {name} of tenant {tenant}", job=name, next=next_step)
 
 
 def lacks(job: Job, only: Ranges) -> Problem | None:

@@ -14,7 +14,7 @@ from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.fleet.fleet import Fleet
 from moorage.scheduler.core.fleet.host import Host
 from moorage.scheduler.core.ledger.records import Count
-from moorage.scheduler.core.ledger.state import AT_EXITED, CANCELLING, ENDING, FROZEN, Member
+from moorage.scheduler.core.ledger.state import AT_EXITED, FROZEN, LEAVING, Member
 from moorage.scheduler.core.lifecycle.freezing import stays_frozen
 from moorage.scheduler.core.lifecycle.transitions import Lifecycle
 
@@ -74,7 +74,7 @@ class Frozen:
     def _needs(self, draft: Draft, member: Member) -> bool:
         """Return whether a frozen member is to run on, or has a grace in which to save its work on its devices."""
         state = draft.replica(member.replica).state
-        if state in (ENDING, CANCELLING):
+        if state in LEAVING:
             return self._lifecycle.request_of(member.replica.job).workload.grace_s > 0
         return state == FROZEN and not stays_frozen(draft, member)
 

@@ -9,26 +9,23 @@ from typing import TYPE_CHECKING, Final
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.ledger.state import (
     CLAIMED,
-    CODE,
     ENDING,
     FROZEN,
     LOST_KEPT,
     PLACED,
     QUEUED,
     RUNNING,
-    STATE,
-    WORKER,
     Job,
     Replica,
     State,
-    code_of,
+    exit_code_of,
 )
 from moorage.scheduler.core.lifecycle.members_wanted import wanted_of
 from moorage.scheduler.core.lifecycle.scaling import Scaling
 from moorage.scheduler.core.lifecycle.transitions import Lifecycle
 from moorage.schemas.errors import Problem, problem
 from moorage.schemas.frames import Answer
-from moorage.schemas.job import STATES, Request
+from moorage.schemas.job import Request
 from moorage.schemas.ranges import ranges_of
 
 if TYPE_CHECKING:
@@ -96,7 +93,7 @@ class Services:
             return Answer("wake", 0, {"service": service, "job": job.name, "wanted": job.size})
         last = self._newest_of(asked.tenant, asked.service)
         if last is not None:
-            code = _exit_code(last)
+            code = exit_code_of(last)
             ended = f"job {last.name} {last.state}" + (f" with code {code}" if code is not None else "")
             step = f"moorage logs {last.name}"
             return problem("not-found", f"nobody serves {service}: {ended}", found=service, job=last.name, next=step)
@@ -190,15 +187,6 @@ class Services:
             since_ms.append(max(job.ready_ms, job.accepted_ms, job.placed_ms))
         wanted_ms = job.scaled.since_ms if job.scaled is not None else 0
         return any(draft.time_ms - max(each, wanted_ms) >= ROOM_MS for each in since_ms)
-
-
-def _exit_code(job: Job) -> int | None:
-    """Return the exit code with which the job ended on a worker; None if it ended on none, or without one."""
-    state = STATES.index(job.state)
-    for row in reversed(job.story):
-        if row[WORKER] >= 0 and row[STATE] == state:
-            return code_of(state, row[CODE])
-    return (job.codes or {}).get(state)
 
 
 def _serves(request: Request, service: str) -> bool:

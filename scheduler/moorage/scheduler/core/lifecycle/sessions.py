@@ -22,9 +22,8 @@ from moorage.scheduler.core.ledger import acts
 from moorage.scheduler.core.ledger.records import GOODBYE, WORKERS_MAX, GangPhase
 from moorage.scheduler.core.ledger.state import (
     AT_EXITED,
-    CANCELLING,
-    ENDING,
     FROZEN,
+    LEAVING,
     LOST_KEPT,
     RUNNING,
     Member,
@@ -480,7 +479,7 @@ def _is_behind(member: Member, has: int) -> bool:
 
 def wants_more(member: Member, phase: str) -> bool:
     """Return whether a worker reports a phase in which it must get its member's order again."""
-    if member.replica.state in (CANCELLING, ENDING):
+    if member.replica.state in LEAVING:
         return phase in ("claimed", "running", "frozen")
     if member.replica.state == RUNNING and phase in ("running", "frozen"):
         return member.freeze or phase == "frozen"

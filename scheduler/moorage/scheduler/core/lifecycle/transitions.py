@@ -30,6 +30,7 @@ from moorage.scheduler.core.ledger.state import (
     FAILED,
     FENCE,
     FROZEN,
+    LEAVING,
     LOST_KEPT,
     PLACED,
     QUEUED,
@@ -215,7 +216,7 @@ class Lifecycle:
     def _withdrawn(draft: Draft, replica: Replica, fact: Fact) -> Count:
         """Return what a withdrawal counts as: a loss only if the work had begun, of a gang by any of its ranks."""
         state = draft.replica(replica).state
-        if state in (CANCELLING, ENDING):
+        if state in LEAVING:
             return Count.NONE
         begun = state not in (PLACED, CLAIMED) or draft.job(replica.job).gang == GangPhase.STARTED
         return Count.LOSS if begun and fact.detail != "supervisor-died" else Count.REFUSAL
@@ -234,7 +235,7 @@ class Lifecycle:
             # without a code no start was tried: a worker with that handler may still be to come
             if why.startswith(NOT_HERE) and said == fact.code:
                 draft.lacks(replica.job, member.worker)
-                over = None if state in (CANCELLING, ENDING) else self.lacking.why_over(draft, member, why)
+                over = None if state in LEAVING else self.lacking.why_over(draft, member, why)
                 if over is not None:
                     why, code = over, said
         self._never_ran(draft, Op.REFUSE, replica, member, state, why, Count.REFUSAL, code)
@@ -635,7 +636,7 @@ class Lifecycle:
         request = self.request_of(replica.job)
         driver = request.workload.driver
         why = "on_partition keep" if request.on_partition == "keep" else ""
-        if (worker.hello.get("capabilities") or {}).get(driver, {}).get("fence") == "none":
+        if worker.can(driver).get("fence") == "none":
             why = f"nothing ends what its driver {driver} runs"
         if not why or draft.job(replica.job).gang != GangPhase.NONE:
             return ""

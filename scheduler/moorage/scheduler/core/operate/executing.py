@@ -10,6 +10,7 @@ from moorage.scheduler.core.events import Execute
 from moorage.scheduler.core.ledger import acts
 from moorage.scheduler.core.ledger.finished import job_key
 from moorage.scheduler.core.ledger.state import AT_RUNNING, FROZEN, RUNNING, Job, Member, State
+from moorage.scheduler.core.lifecycle.admission import no_job
 from moorage.schemas.errors import Problem, problem
 from moorage.schemas.frames import Exec, ExecGiven
 from moorage.schemas.job import STATES, TERMINAL, Request
@@ -62,7 +63,7 @@ def execute(draft: Draft, state: State, event: Execute, request: Request | None)
     if member is None or now != RUNNING or member.phase != AT_RUNNING:
         return _not_running(job, asked.replica, now)
     driver = request.workload.driver
-    can = (member.worker.hello.get("capabilities") or {}).get(driver, {})
+    can = member.worker.can(driver)
     if not can.get("execs"):
         return problem(
             "failed-precondition",
@@ -82,9 +83,7 @@ def execute(draft: Draft, state: State, event: Execute, request: Request | None)
 def _no_job(state: State, event: Execute) -> Problem:
     name = event.asked.job
     if state.finished.find(job_key(event.tenant, name)) is None:
-        return problem(
-            "not-found", f"no job {name} of tenant {event.tenant}", job=name, next="moorage ls shows the jobs there are"
-        )
+        return no_job(event.tenant, name)
     return problem(
         "failed-precondition", f"job {name} is over: nothing of it runs", found="over", job=name,
         next="moorage logs shows what it wrote",

@@ -29,7 +29,7 @@ from moorage.scheduler.core.ledger.state import (
     State,
     Tenant,
 )
-from moorage.scheduler.core.lifecycle.admission import lacks
+from moorage.scheduler.core.lifecycle.admission import lacks, no_job
 from moorage.scheduler.core.lifecycle.freezing import stays_frozen
 from moorage.scheduler.core.lifecycle.transitions import Lifecycle
 from moorage.scheduler.core.operate.resizing import Resizing
@@ -121,9 +121,7 @@ class Orders:
 
     def _no_job(self, verb: str, tenant: str, name: str, job: Job | None) -> Problem:
         if job is None and self.state.finished.find(job_key(tenant, name)) is None:
-            return problem(
-                "not-found", f"no job {name} of tenant {tenant}", job=name, next="moorage ls shows the jobs there are"
-            )
+            return no_job(tenant, name)
         again = (
             f"moorage again {name} runs it once more, as a new job"
             if verb == "requeue"
@@ -204,7 +202,7 @@ class Orders:
             found, allowed = "it shares its GPUs, so freezing it would free none", "a job that has its GPUs alone"
         else:
             for worker in (member.worker for member in running):
-                if not (worker.hello.get("capabilities") or {}).get(driver, {}).get("freezes"):
+                if not worker.can(driver).get("freezes"):
                     found = f"the driver {driver} of worker {worker.id} freezes no jobs"
                     allowed = "the driver process with NVIDIA's driver 570 or newer"
         if not found:

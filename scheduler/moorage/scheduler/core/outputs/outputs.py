@@ -9,12 +9,12 @@ from moorage.scheduler.core.ledger.records import MODE_NAMES, GangPhase, Mode, b
 from moorage.scheduler.core.ledger.state import (
     AT_CLAIMED,
     AT_EXITED,
-    CANCELLING,
     CLAIMED,
     ENDING,
     FENCE,
     FROZEN,
     IS_TERMINAL,
+    LEAVING,
     LISTED_MAX,
     PLACED,
     RANGE,
@@ -140,7 +140,7 @@ class WantedFrames:
             return
         state = replica.state
         name = (job.tenant, job.name, replica.index, member.attempt, member.fence)
-        if state in (CANCELLING, ENDING):
+        if state in LEAVING:
             notice_s = float(member.notice_s) if state == ENDING else 0.0
             self._frame(worker, 200).end.append(End(*name, why=STATES[state].lower(), notice_s=notice_s))
         elif state == PLACED:

@@ -21,10 +21,11 @@ from moorage.scheduler.core.ledger.state import (
     Transition,
     Worker,
 )
+from moorage.scheduler.core.lifecycle.admission import no_job
 from moorage.schemas.errors import Problem, problem
-from moorage.schemas.frames import Change, LogPage, LogsAsked, ReadLog, ReadUse
+from moorage.schemas.frames import Change, LogPage, LogsAsked, ReadLog, ReadUse, UseAsked
 from moorage.schemas.job import Request
-from moorage.schemas.ranges import RANGES_SAID, format_ranges, ranges_of
+from moorage.schemas.ranges import RANGES_SAID, Ranges, format_ranges, ranges_of
 
 
 class Kept(NamedTuple):
@@ -43,15 +44,10 @@ def find_log(engine: Engine, tenant: str, asked: LogsAsked) -> Kept | LogPage | 
     if job is None:
         if engine.state.finished.find(job_key(tenant, asked.job)) is not None:
             return None
-        return problem(
-            "not-found",
-            f"no job {asked.job} of tenant {tenant}",
-            job=asked.job,
-            next="moorage ls shows the jobs there are",
-        )
+        return no_job(tenant, asked.job)
     state = job.state_of(asked.replica)
     if state is None:
-        return _no_replica(asked, format_ranges(job.numbers, RANGES_SAID))
+        return no_replica(asked, job.numbers)
     if job.size > LISTED_MAX and IS_TERMINAL[state] and not any(_is_of(row, asked.replica) for row in job.story):
         return None  # the history has its end
     last = _last_attempt(job, asked.replica)
@@ -75,9 +71,7 @@ def find_in_story(
     """Return what `find_log` does, from a job's history; `request` is None if the history was kept without it."""
     rows = [change for change in changes if change.replica <= asked.replica <= (change.through or change.replica)]
     if not rows:
-        return _no_replica(
-            asked, format_ranges(ranges_of(row.replica for row in changes if row.replica >= 0), RANGES_SAID)
-        )
+        return no_replica(asked, ranges_of(row.replica for row in changes if row.replica >= 0))
     last = max(change.attempt for change in rows)
     attempt = asked.attempt if asked.attempt is not None else last
     if attempt == 0:
@@ -124,13 +118,14 @@ def _is_of(row: Transition, index: int) -> bool:
     return row[REPLICA] == index or (row[WORKER] == RANGE and row[REPLICA] <= index <= row[SLOTS])
 
 
-def _no_replica(asked: LogsAsked, replicas: str) -> Problem:
+def no_replica(asked: LogsAsked | UseAsked, replicas: Ranges) -> Problem:
+    """Return the problem that the job of a question has only these replicas."""
     return problem(
         "invalid-argument",
         f"job {asked.job} has no replica {asked.replica}",
         field="$.replica",
         found=asked.replica,
-        allowed=replicas,
+        allowed=format_ranges(replicas, RANGES_SAID),
         job=asked.job,
         next=f"moorage show {asked.job}",
     )

@@ -6,10 +6,10 @@ from typing import Any
 
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.ledger.state import AT_RUNNING, Job, Member
-from moorage.scheduler.core.queries.logs import Kept
+from moorage.scheduler.core.queries.logs import Kept, no_replica
 from moorage.schemas.errors import Problem, problem
 from moorage.schemas.frames import DeviceUse, ReadUse, UseAsked
-from moorage.schemas.ranges import RANGES_SAID, format_ranges, is_in
+from moorage.schemas.ranges import is_in
 
 
 def find_use(engine: Engine, tenant: str, asked: UseAsked) -> Kept | Problem:
@@ -23,15 +23,7 @@ def find_use(engine: Engine, tenant: str, asked: UseAsked) -> Kept | Problem:
             next=f"moorage show {asked.job} has what an ended job has used",
         )
     if not is_in(job.numbers, asked.replica):
-        return problem(
-            "invalid-argument",
-            f"job {asked.job} has no replica {asked.replica}",
-            field="$.replica",
-            found=asked.replica,
-            allowed=format_ranges(job.numbers, RANGES_SAID),
-            job=asked.job,
-            next=f"moorage show {asked.job}",
-        )
+        return no_replica(asked, job.numbers)
     row = job.rows.get(asked.replica)
     member = row.member if row is not None else None
     if member is None or member.phase != AT_RUNNING:

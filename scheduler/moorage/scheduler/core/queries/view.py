@@ -191,24 +191,22 @@ class View:
         For more than `GLANCED_MAX` entries these are replicas instead of jobs.
         """
         priority, item, order = self._engine.reader.priority_of(job), _first_waiting(job), self._order
-        aged = order.standing_of if order.ageing is not None else None
         size, queue = self._engine.queue.entries, self._engine.queue
         if size > GLANCED_MAX:
             size = len(queue)
             position = 1 + self._engine.queue.position(priority, item, order.standing_of)
             return {"position": position, "queued": max(size, position), "queued_of": "replicas"}
-        own = (-(priority if aged is None else aged(priority, item)), item)
+        own = (-order.standing_of(priority, item), item)
         draft, jobs = self._engine.standing_draft(), self._state.jobs
         before: set[int] = set()
         waiting: set[int] = set()
         for group in self._engine.queue.groups.values():
-            head = -group.priority
             for other in group.entries:
                 num = other >> REPLICA_BITS
                 if num == job.num or not (order.waits(draft, other) if size <= COUNTED_MAX else num in jobs):
                     continue
                 waiting.add(num)
-                if (head if aged is None else -aged(group.priority, other), other) < own:
+                if (-order.standing_of(group.priority, other), other) < own:
                     before.add(num)
         return {"position": 1 + len(before), "queued": 1 + len(waiting), "queued_of": "jobs"}
 

@@ -43,7 +43,10 @@ from moorage.scheduler.core.ledger.state import (
     Transition,
     Worker,
     code_of,
+    decided_code,
+    exit_code_of,
 )
+from moorage.scheduler.core.lifecycle.admission import no_job
 from moorage.scheduler.core.lifecycle.members_wanted import wanted_of
 from moorage.scheduler.core.lifecycle.stale_ledger import BEHIND_RENEWALS
 from moorage.scheduler.core.operate.orders import as_hold, limit_of, share_of
@@ -69,7 +72,7 @@ from moorage.scheduler.core.queries.view import View
 from moorage.schemas import actors
 from moorage.schemas.cells import FOREIGN, FREE, FROZEN, LEASED, LOST, NOT_LENT, SHARERS_MAX, SICK
 from moorage.schemas.codec import decode_request, encode
-from moorage.schemas.errors import ENDED_AS_ASKED, Problem, Refused, problem
+from moorage.schemas.errors import ENDED_AS_ASKED, Problem, Refused
 from moorage.schemas.frames import Change
 from moorage.schemas.gpu import format_token
 from moorage.schemas.job import STATES, SUCCEEDED, Request
@@ -148,7 +151,7 @@ def of_story(engine: Engine, frame: Frame, found: Found, changes: list[Change]) 
         "worker": ran[-1].worker if ran else "",
         **_ran_ms([(change.attempt, change.time_ms, change.state == RUNS) for change in ran]),
         "simulated": any(is_simulated(frame, change) for change in ran),
-        "code": _code(found.state, [(change.state, change.attempt, change.code) for change in ran]),
+        "code": decided_code(found.state, [(change.state, change.attempt, change.code) for change in ran]),
         "why": _telling(
             (each.replica, each.state == "PLACED", each.why)
             for each in reversed(changes)
@@ -235,7 +238,7 @@ def finished_row(engine: Engine, tenant: str, name: str) -> dict[str, Any] | Pro
     """Return what the table of finished jobs has of a job; a `not-found` problem if it has none."""
     row = engine.state.finished.find(job_key(tenant, name))
     if row is None:
-        return problem("not-found", f"no job {name} of tenant {tenant}", job=name, next="moorage ls")
+        return no_job(tenant, name)
     return {
         "job": name,
         "tenant": tenant,
@@ -269,19 +272,7 @@ def summary(engine: Engine, job: Job) -> dict[str, Any]:
         "worker": worker,
         **({"workers": len(held)} if len(held) > 1 else {}),
         "simulated": _is_simulated(engine, job),
-        # unknown until all replicas have ended
-        "code": None
-        if job.live
-        else (job.codes or {}).get(STATES.index(job.state), 0 if job.state == "SUCCEEDED" else None)
-        if job.size > LISTED_MAX
-        else _code(
-            job.state,
-            [
-                (STATES[row[STATE]], row[ATTEMPT], code_of(row[STATE], row[CODE]))
-                for row in job.story
-                if row[WORKER] >= 0
-            ],
-        ),
+        "code": exit_code_of(job),
         "why": held_by(job.hold) if job.hold and job.live else _why(job),
         **({"waiting": waiting} if job.held and (waiting := job.waits) else {}),
         **({"after": found} if waits_for_others(job) and (found := awaited(engine, job)) else {}),
@@ -323,21 +314,6 @@ def _ran_ms(on_workers: list[tuple[int, int, bool]], now_ms: int | None = None) 
 def stalled_rows(engine: Engine, job: Job) -> list[dict[str, Any]]:
     """Return the stalls of a job as plain data: replica (-1: all of a gang), seconds and why."""
     return [{"replica": each.replica, "seconds": each.seconds, "why": each.why} for each in View(engine).stalls_of(job)]
-
-
-def _code(over: str, on_workers: list[tuple[str, int, int | None]]) -> int | None:
-    """Return the exit code of a job that ended in the state `over`: that of the first replica which ended so.
-
-    The SDK decides the same way (`decided`). `on_workers` are the transitions on workers: (state, attempt, code). A job
-    that SUCCEEDED has code 0. A gang ends as a whole, on no worker, so its code is that of the first failing rank.
-    """
-    if over == "SUCCEEDED":
-        return 0
-    ended = [code for state, _, code in on_workers if state == over]
-    if ended or over != "FAILED" or not on_workers:
-        return next((code for code in ended if code), ended[-1] if ended else None)
-    last = on_workers[-1][1]
-    return next((code for state, attempt, code in on_workers if state == "EXITED" and attempt == last and code), None)
 
 
 def _why(job: Job) -> str:

@@ -332,7 +332,7 @@ def _ruled_out(engine: Engine, shape: Shape, tenant: str) -> dict[str, Any]:
         "because": f"{NOT_PERMITTED}tenant {tenant} may not have the driver {shape.driver} on"
         f" {many(len(hosts), 'worker')}",
         "held_by": [
-            f"{host.worker.id}: lets it have {', '.join(sorted(host.cls.permitted(shape.tenant))) or 'no driver'}"
+            f"{host.worker.id}: lets it have {', '.join(sorted(host.cls.kit.permitted(shape.tenant))) or 'no driver'}"
             for host in hosts[:HOLDERS_MAX]
         ],
     }

@@ -194,21 +194,10 @@ class QueueOrder:
     def _choose_key(self) -> Callable[[Group], Key]:
         if self.turns is not None:
             return self.turns.key
-        return by_priority if self.ageing is None or self._draft is None else self._by_age()
+        return by_priority if self.ageing is None else self._by_age
 
-    def _by_age(self) -> Callable[[Group], Key]:
-        """Return a function like `standing`, with all that is equal for the groups of one pass computed once."""
-        ageing, draft, classes = self.ageing, self._draft, self._classes
-        assert ageing is not None
-        assert draft is not None
-        jobs, now_ms, standing = draft.state.jobs, draft.time_ms, ageing.standing
-
-        def key(group: Group) -> Key:
-            job = jobs.get(group.entries[0] >> REPLICA_BITS) if group.entries else None
-            priority = group.priority if job is None else standing(classes, group.priority, now_ms - job.waits_from_ms)
-            return (1, -priority, 0)
-
-        return key
+    def _by_age(self, group: Group) -> Key:
+        return (1, -self.standing(group), 0)
 
     def standing(self, group: Group) -> int:
         """Return the effective priority of a group's first job."""

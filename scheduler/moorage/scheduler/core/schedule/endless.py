@@ -11,12 +11,11 @@ import math
 from typing import Final
 
 from moorage.scheduler.core.draft import Draft
-from moorage.scheduler.core.ledger.state import AT_EXITED, CANCELLING, ENDING, Member, State
+from moorage.scheduler.core.ledger.state import AT_EXITED, LEAVING, Member, State
 from moorage.scheduler.core.schedule.runtime import Estimates
 
 #: ledger ms between two counts: one for each worker, since a count reads all members, and at most so many
 COUNT_MS: Final = 1_000
-_LEAVING: Final = frozenset((ENDING, CANCELLING))
 
 
 class Endless:
@@ -50,7 +49,7 @@ class Endless:
         return found
 
     def _ends(self, member: Member, now_ms: int) -> bool:
-        if member.phase == AT_EXITED or member.replica.state in _LEAVING:
+        if member.phase == AT_EXITED or member.replica.state in LEAVING:
             return True
         return self._estimates.end_ms(member, now_ms) is not None
 

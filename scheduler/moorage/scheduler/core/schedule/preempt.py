@@ -14,7 +14,7 @@ from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.fleet.shape import Shape
 from moorage.scheduler.core.ledger.acts import Preempt
 from moorage.scheduler.core.ledger.records import Count
-from moorage.scheduler.core.ledger.state import CANCELLING, ENDING, Job, Member, State
+from moorage.scheduler.core.ledger.state import LEAVING, Job, Member, State
 from moorage.scheduler.core.lifecycle.transitions import Lifecycle
 from moorage.scheduler.core.queue.queue import REPLICA_BITS, Group, Key
 from moorage.scheduler.core.schedule.victims import LOWEST, VOID_MS, Choice, Preemption, Right
@@ -35,7 +35,6 @@ STARTED_MS: Final = 1_000
 FOLLOWED_MAX: Final = 10_000
 #: what a queue group is known by from one second to the next: its priority, the index of its shape, its tenant
 Kind = tuple[int, int, str]
-_LEAVING: Final = frozenset((ENDING, CANCELLING))
 
 
 def leaving_for(state: State, job: Job) -> Iterator[Member]:
@@ -46,7 +45,7 @@ def leaving_for(state: State, job: Job) -> Iterator[Member]:
     for num in hosts:
         for member in state.worker_by_num[num].members.values():
             replica = member.replica
-            if replica.job.num in jobs and (replica.member is not member or replica.state in _LEAVING):
+            if replica.job.num in jobs and (replica.member is not member or replica.state in LEAVING):
                 yield member
 
 
@@ -219,7 +218,7 @@ class Preempting:
             found.awaited[job.tenant] += max(self.policy.shape_of(job).gpus, leaving)
         if self._asked is None:
             members = (m for worker in draft.state.workers.values() for m in worker.members.values())
-            self._asked = {m.replica.job.num for m in members if draft.replica(m.replica).state in _LEAVING}
+            self._asked = {m.replica.job.num for m in members if draft.replica(m.replica).state in LEAVING}
         self._asked |= draft.ends
         for num in list(self._asked):
             gpus = sum(m.mask.bit_count() for m in self._ending_of(draft, jobs.get(num)))
@@ -232,7 +231,7 @@ class Preempting:
     @staticmethod
     def _ending_of(draft: Draft, job: Job | None) -> list[Member]:
         held = [draft.replica(replica).member for replica in job.rows.values()] if job is not None else []
-        return [m for m in held if m is not None and draft.replica(m.replica).state in _LEAVING]
+        return [m for m in held if m is not None and draft.replica(m.replica).state in LEAVING]
 
     def _rights(self, draft: Draft, job: Job, group: Group, under_way: UnderWay) -> list[Right]:
         """Return by what rights a job may end others, in the order to try them; empty if it has none.

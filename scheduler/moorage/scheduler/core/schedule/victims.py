@@ -17,7 +17,7 @@ from moorage.scheduler.core.fleet.fleet import Fleet
 from moorage.scheduler.core.fleet.host import EXCLUSIVE, Host
 from moorage.scheduler.core.fleet.shape import Shape
 from moorage.scheduler.core.ledger.began import began_ms, begins_of
-from moorage.scheduler.core.ledger.state import CANCELLING, ENDING, FROZEN, RUNNING, Job, Member
+from moorage.scheduler.core.ledger.state import FROZEN, LEAVING, RUNNING, Job, Member
 
 #: how many hosts are compared by lost work when all of them have victims of the lowest priority; those with the most
 #: open devices. Hosts with victims of a lower priority are always found
@@ -29,7 +29,6 @@ READ_MAX: Final = 2_048
 VOID_MS: Final = 10_000
 #: the priority that a preemptible job defends: any other job's is higher
 LOWEST: Final = -1
-_LEAVING: Final = frozenset((ENDING, CANCELLING))
 _RUNS: Final = frozenset((RUNNING, FROZEN))
 
 
@@ -149,7 +148,7 @@ class Preemption:
             if member.mode > EXCLUSIVE:
                 continue
             if member.replica.state not in _RUNS:
-                settled = settled and member.replica.state in _LEAVING
+                settled = settled and member.replica.state in LEAVING
                 if draft.replica(member.replica).state not in _RUNS:  # else it starts to run with this record
                     continue
             began = begins.of(member)

@@ -1,0 +1,115 @@
+"""What a worker's hello says that it has, as far as placement reads it. Hosts with equal kits are alike."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from moorage.schemas.capabilities import level_number, mode_enforced
+from moorage.schemas.frames import OTHERS
+from moorage.schemas.gpu import SHARING_MODES, capability_of
+
+#: a device's index, vendor, name, memory in MiB, and compute capability (see `capability_of`)
+Device = tuple[int, str, str, int, int]
+
+
+class Rules(NamedTuple):
+    """The rules for tenants in a worker's hello."""
+
+    drivers: dict[str, frozenset[str]]  # the drivers allowed to each tenant; empty: any
+    users: dict[str, int] | None  # host user by tenant, if only jobs of one user may share a GPU by mps
+
+
+class Kit(NamedTuple):
+    """Devices, drivers and rules of a host. A field here is all that it takes to tell hosts apart by it."""
+
+    devices: tuple[Device, ...]
+    #: sets of slots linked by NVLink, and by NUMA node; empty if neither separates any slots
+    islands: tuple[tuple[int, ...], ...]
+    kept_for: tuple[tuple[str, ...], ...]  # by slot, the sharing modes that it is restricted to; empty: none
+    drivers: frozenset[str]
+    gpu_drivers: frozenset[str]  # drivers whose jobs may have GPUs
+    user_drivers: frozenset[str]  # drivers whose jobs may run as any user
+    call_drivers: frozenset[str]  # drivers whose jobs may answer the calls of a service
+    reach_drivers: frozenset[str]  # drivers whose jobs may have its ports, and be looked at
+    memory_limits: frozenset[str]  # drivers whose jobs are held to the memory that they ask for
+    ports: int
+    #: names of the only user that some driver's jobs may run as; empty if any driver may use any user
+    own_user: tuple[str, ...]
+    #: by driver and sharing mode, how well a job's part of memory and compute is enforced, as positions in `LEVELS`
+    levels: tuple[tuple[tuple[str, str], tuple[int, int]], ...]
+    modes: frozenset[str]
+    sharers_max: tuple[tuple[str, int], ...]  # by mode
+    drivers_for: tuple[tuple[str, frozenset[str]], ...]  # see `Rules`
+    mps_users: tuple[tuple[str, int], ...] | None  # see `Rules`
+
+    def permitted(self, tenant: str) -> frozenset[str]:
+        """Return the drivers that the rules allow a tenant; empty for none, or if there are no rules: then all are."""
+        rules = dict(self.drivers_for)
+        return rules.get(tenant, rules.get(OTHERS, frozenset()))
+
+    def level(self, driver: str, mode: str) -> tuple[int, int]:
+        """Return how well a job's part of memory and compute is enforced, as positions in `LEVELS`."""
+        return dict(self.levels)[driver, mode]
+
+
+def kit_of(hello: dict[str, Any], rules: Rules) -> Kit:
+    """Return the kit of a worker, by its hello as the ledger has it."""
+    pool, drivers, told = hello["gpu_pool"], sorted(set(hello["drivers"])), hello.get("capabilities") or {}
+
+    def that(can: str, *, unless_told: bool) -> frozenset[str]:
+        return frozenset(name for name in drivers if told.get(name, {}).get(can, unless_told))
+
+    levels = []
+    for driver in drivers:
+        for mode in SHARING_MODES:
+            enforced = mode_enforced(hello, driver, mode)
+            levels.append(((driver, mode), (level_number(enforced.memory), level_number(enforced.compute))))
+    any_user = that("users", unless_told=True)
+    return Kit(
+        tuple(
+            (int(d["index"]), str(d["vendor"]), str(d["name"]), int(d.get("memory_mib", 0)),
+             capability_of(d.get("compute", "")))
+            for d in pool
+        ),
+        _islands_of(pool),
+        tuple(tuple(device.get("modes", ())) for device in pool),
+        frozenset(drivers),
+        that("gpu_enabled", unless_told=True),
+        any_user,
+        that("answers_calls", unless_told=False),
+        that("reaches", unless_told=False),
+        that("memory_limit", unless_told=True),
+        int(hello.get("ports", 0)),
+        () if len(any_user) == len(drivers) else tuple(hello.get("own_user", ())),
+        tuple(levels),
+        # a worker may offer a mode in which its devices take no sharers
+        frozenset(mode for mode in hello["modes"] if hello["sharers_max"].get(mode, 1) != 0),
+        tuple(sorted(hello["sharers_max"].items())),
+        tuple(sorted(rules.drivers.items())),
+        None if rules.users is None else tuple(sorted(rules.users.items())),
+    )  # fmt: skip
+
+
+def _islands_of(pool: list[dict[str, Any]]) -> tuple[tuple[int, ...], ...]:
+    """Return the sets of slots linked by NVLink, and those of each NUMA node; empty if neither forms groups of slots.
+
+    If NVLink links all slots or none, the NUMA nodes take the place of its sets. A reported link counts in both
+    directions.
+    """
+    slot_of = {int(device["index"]): slot for slot, device in enumerate(pool)}
+    linked = [1 << slot for slot in range(len(pool))]
+    for slot, device in enumerate(pool):
+        for peer in device.get("peers", ()):
+            other = slot_of.get(peer, slot)
+            both = linked[slot] | linked[other]
+            for member in range(len(pool)):
+                if both >> member & 1:
+                    linked[member] = both
+    nodes: dict[int, int] = {}
+    for slot, device in enumerate(pool):
+        node = int(device.get("numa", -1))
+        nodes[node] = nodes.get(node, 0) | 1 << slot
+    by_link, by_node = tuple(dict.fromkeys(linked)), tuple(nodes.values())
+    if len(by_link) in (1, len(pool)):
+        by_link = by_node
+    return (by_link, by_node) if 1 < len(by_link) < len(pool) else ()
