@@ -207,6 +207,13 @@ def test_jobs_that_stall_fail_again_and_again_or_can_never_run_are_troubles_by_t
     ]
 
 
+def test_a_service_that_was_woken_often_and_rests_is_no_trouble() -> None:
+    model = Model(0)
+    model.hear(frame(("n1", "up", "··")), 0)
+    told(model, job("a", "api", "QUEUED", 90, ready=0, attempt=7, reason="scaled"))
+    assert model.view(0, AT_MS).troubles == []
+
+
 def test_a_moment_of_the_past_has_leases_queue_and_outcomes_and_nothing_of_use_and_health() -> None:
     rows = [
         job("a", "ran", "RUNNING", 90, leases=[["n1", [0, 1]], ["gone", [2]]]),

@@ -303,7 +303,7 @@ class Model:
                 longest = max(row["stalled"], key=lambda stall: stall["seconds"])
                 stalls.setdefault(row["tenant"], []).append((longest["seconds"], row["job"], longest["why"]))
             reason = row.get("reason", "")
-            if row["state"] == QUEUED and row.get("attempt", 0) >= FAILING_TRIES:
+            if row["state"] == QUEUED and row.get("attempt", 0) >= FAILING_TRIES and not _is_scaled(row):
                 failing.setdefault(row["tenant"], []).append(row)
             elif row["state"] == QUEUED and reason in REASONS and REASONS[reason].is_never:
                 never.setdefault((row["tenant"], reason), []).append(row)
