@@ -315,9 +315,8 @@ class Model:
             yield Trouble(_named(tenant, job, len(found)), f"stalled for {age(1000 * seconds)}: {why}")
         for tenant, rows in failing.items():
             last = max(rows, key=lambda row: int(row["attempt"]))
-            what = f"fails again and again, try {last['attempt']}" + (
-                ", none is ready" if last.get("ready") == 0 else ""
-            )
+            what = f"fails again and again, try {last['attempt']}"
+            what += ", none is ready" if last.get("ready") == 0 else ""
             what += f": {last['why']}" if last.get("why") else ""
             yield Trouble(_named(tenant, last["job"], len(rows)), what)
         for (tenant, reason), rows in never.items():
