@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from moorage.cli.framework.console import error_line
 from moorage.cli.page.draw import OUTPUT_IS_ITS, Story
 from moorage.cli.top.feed import LIVE, ROUND_S, Feed, now_ms
 from moorage.cli.top.job import tail
@@ -136,7 +137,7 @@ class Source:
                 self.trouble = ""
                 await self._lanes_of_running()
             except MoorageError as error:
-                self.trouble = f"error[{error.code}]: {error.problem.message}"
+                self.trouble = error_line(error)
             async with self._round:
                 self._rounds += 1
                 self._round.notify_all()
@@ -236,11 +237,9 @@ class Source:
 
         Raises `Rejected` for anything else, and what asking raises.
         """
-        from datetime import datetime
+        from moorage.client.moments import past_ms
 
-        from moorage.client.moments import past_moment
-
-        at_ms = int(past_moment(at, datetime.now()) * 1000)
+        at_ms = past_ms(at)
 
         async def ask() -> View:
             return await self.feed.past(at_ms)
