@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 from moorage.cli.framework.arguments import Parameter
 from moorage.cli.framework.console import say
 from moorage.cli.framework.options import DEFAULTS, Options, guarded, with_client
+from moorage.client.errors import NoScheduler, rejected
 from moorage.schemas.cells import STATES
 from moorage.schemas.errors import MoorageError, problem
 from moorage.schemas.optional import optional
@@ -81,8 +82,6 @@ def _address(listen: str) -> tuple[str, int]:
     host, _, port = listen.rpartition(":")
     if port.isdecimal() and int(port) <= 65_535:
         return host.removeprefix("[").removesuffix("]") or LISTEN_DEFAULT, int(port)
-    from moorage.client.errors import rejected
-
     raise rejected(
         "invalid-argument",
         f"--listen {listen} names no port",
@@ -335,8 +334,6 @@ class _Scraped:
 async def _serve(client: AsyncClient, library: Any, host: str, port: int) -> None:
     """Serve the metrics until it is cancelled. Raises `MoorageError` if its key may not ask, or if it may not listen at
     that address."""
-    from moorage.client.errors import NoScheduler
-
     try:
         await _ask(client)
     except NoScheduler as error:

@@ -15,6 +15,7 @@ from moorage.cli.framework.arguments import Parameter
 from moorage.cli.framework.console import say
 from moorage.cli.framework.options import DEFAULTS, Options, with_client
 from moorage.cli.jobs.selectors import HELP_ONE, LISTED
+from moorage.client.errors import rejected
 from moorage.client.login import who
 
 if TYPE_CHECKING:
@@ -133,8 +134,6 @@ def replica_of(word: str) -> tuple[str, int]:
     if not slash:
         return word, 0
     if not number.isdecimal():
-        from moorage.client.errors import rejected
-
         raise rejected(
             "invalid-argument", f"{number!r} is no replica", found=word, allowed="JOB or JOB/REPLICA, as train-42/3"
         )

@@ -19,6 +19,7 @@ from moorage.cli.jobs.progress import Progress
 from moorage.cli.jobs.replica_words import Eta, shown_words
 from moorage.cli.jobs.selectors import ANY_JOB, HELP, HELP_ONE, LISTED, Chosen, ids_of, one_id, words_of
 from moorage.cli.jobs.show_ls_cancel import at, why_of
+from moorage.client.errors import ClientError
 from moorage.schemas.job import STATES
 from moorage.schemas.units import many
 
@@ -108,7 +109,6 @@ def _known(result: Result | None) -> Result:
 
 async def _why_of(client: AsyncClient, result: Result) -> str:
     """Return why a job ended; of one of several replicas that did not succeed, how many of them did not, too."""
-    from moorage.client.errors import ClientError
     from moorage.client.replicas import failed_words
 
     several = not result.changes or any(change.replica > 0 for change in result.changes)
@@ -160,8 +160,6 @@ class Meanwhile:
             at += 1
 
     async def _words(self) -> str:
-        from moorage.client.errors import ClientError
-
         first = next(iter(self._left), "")
         try:
             data = await self._client.job(first).explain()
