@@ -162,10 +162,6 @@ def scheduler_of(settings: Path | None, options: LedgerOptions) -> tuple[Schedul
     return find_ledger(held)
 
 
-def _role(row: dict[str, Any]) -> str:
-    return "leads" if row.get("leads") else "stands by"
-
-
 def said_replicas(settings: Path | None) -> int:
     """Return how many copies of the ledger the schedulers' settings ask for; 0 if they do not say."""
     from moorage.scheduler.settings import scheduler_settings

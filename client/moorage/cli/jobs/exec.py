@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 from moorage.cli.framework.arguments import Parameter
 from moorage.cli.framework.console import say
+from moorage.cli.framework.exit_codes import shell_code
 from moorage.cli.framework.options import DEFAULTS, Options, with_client
 from moorage.cli.jobs.selectors import HELP_ONE, LISTED
 from moorage.client.errors import rejected
@@ -183,7 +184,7 @@ async def _carry(command: Command, *, is_terminal: bool, leaves: bool = False) -
             feeding.cancel()
             reading.cancel()
             await asyncio.wait((feeding, reading))
-    return code if code >= 0 else 128 - code
+    return shell_code(code)
 
 
 async def _print(command: Command) -> int:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from moorage.cli.framework.arguments import Parameter
 from moorage.cli.framework.console import say
+from moorage.cli.framework.exit_codes import shell_code
 from moorage.cli.framework.options import DEFAULTS, Options, with_client
 from moorage.cli.jobs.exec import OneJob, replica_of
 from moorage.client.errors import rejected
@@ -64,4 +65,4 @@ async def _forward(client: AsyncClient, word: str, ports: Ports) -> int:
         if forward.said:
             say(forward.said.rstrip())
     say(f"the relay in job {job} is over: moorage show {job} says how the job does")
-    return code if code >= 0 else 128 - code
+    return shell_code(code)

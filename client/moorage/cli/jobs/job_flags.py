@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal
 
 from moorage.cli.framework.arguments import Parameter
 from moorage.cli.framework.console import say
+from moorage.client.durations import seconds
 from moorage.client.errors import Rejected, rejected
 from moorage.schemas.units import size_bytes
 
@@ -524,8 +525,6 @@ _CHECKS: Final = "tcp:PORT, http:PORT/PATH, file:PATH or call, and behind it ,wi
 
 def _ready(text: str) -> dict[str, Any]:
     """Return the check of --ready. Raises `Rejected`."""
-    from moorage.client.durations import seconds
-
     check, *more = text.split(",")
     way, colon, what = check.partition(":")
     found: dict[str, Any] = {}
@@ -610,8 +609,6 @@ def _blocks(flags: JobFlags) -> dict[str, Any]:
 
 def _durations(flags: JobFlags) -> Iterator[tuple[str, float]]:
     """Yield each duration of the flags: its field and its seconds. Raises `Rejected`."""
-    from moorage.client.durations import seconds
-
     for name, field in _DURATIONS.items():
         if (duration := getattr(flags, name)) is None:
             continue

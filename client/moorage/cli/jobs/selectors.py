@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, TypeVar
 
 from moorage.cli.framework.arguments import Parameter
 from moorage.client.errors import NotFound, not_found, rejected
-from moorage.schemas.job import STATES, TERMINAL
+from moorage.schemas.job import QUEUED, STATES, TERMINAL
 
 if TYPE_CHECKING:
     from moorage.client.client import AsyncClient
@@ -32,7 +32,9 @@ EACH: Final = "*"
 #: jobs that one answer lists
 PAGE: Final = 1000
 CANDIDATES_SHOWN_MAX: Final = 5
-LIVE: Final = tuple(state for state in STATES if state not in TERMINAL)
+#: states of jobs that are not over, and of those among them that have begun
+LIVE: Final = [state for state in STATES if state not in TERMINAL]
+HELD: Final = [state for state in LIVE if state != QUEUED]
 
 HELP: Final = "Ids, their beginnings, last, all, 'train-*-r1', or several with commas (moorage help jobs)."
 HELP_ONE: Final = "The job's id, its beginning, or last; =ID means this exact id."
@@ -197,7 +199,7 @@ async def _listed(client: AsyncClient, word: str, chosen: Chosen, states: Sequen
         return [rows[0].job]
     wanted = [state for state in chosen.states or states if not states or state in states or state not in STATES]
     if word == ALL:
-        wanted = wanted or list(LIVE)
+        wanted = wanted or LIVE
     found: list[str] = []
     if wanted or not chosen.states:  # else those that are chosen have ended
         ids = word if word not in ("", ALL) else ""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 from moorage.cli.framework.arguments import Parameter
 from moorage.cli.framework.console import say
 from moorage.cli.framework.options import OF_LEDGER, LedgerOptions, guarded
+from moorage.client.durations import seconds
 from moorage.client.errors import rejected
 from moorage.schemas.subjects import PREFIX_DEFAULT
 
@@ -87,7 +88,6 @@ def serving_of(
     from moorage.bus.call_key import CREDS_VARIABLE, URL_VARIABLE, context_of_key
     from moorage.bus.target import find_context
     from moorage.calls.serve import Serving, function_argv
-    from moorage.client.durations import seconds
     from moorage.schemas.service import CONCURRENCY_VARIABLE, GRACE_VARIABLE
 
     if bool(function) == bool(command):

@@ -18,6 +18,7 @@ from moorage.cli.framework.exit_codes import EXIT_INTERRUPTED
 from moorage.cli.framework.files import cannot_read, cannot_write
 from moorage.cli.framework.options import LOCAL, LocalOptions, guarded
 from moorage.cli.framework.render import table
+from moorage.client.durations import seconds
 from moorage.client.errors import rejected
 
 if TYPE_CHECKING:
@@ -86,8 +87,6 @@ def simulate(
     """
 
     def act() -> int:
-        from moorage.client.durations import seconds
-
         hosts = _hosts(fleet)
         jobs = _jobs(trace, format, cluster)
         until_ms = None if until is None else int(seconds(until) * 1000)

@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 
 from msgspec import structs
 
+from moorage.cli.jobs.use import use_cell
 from moorage.client.durations import age
 from moorage.client.view.view import Fit, Idle, Trouble, View, Waiting, WorkerCells
 from moorage.schemas.cells import FOREIGN, FREE, LEASED, LOST, SICK
@@ -447,13 +448,6 @@ def _cells_of(worker: WorkerCells) -> str:
 
 
 def _jobs(view: View, columns: int, wishes: Wishes) -> _Pane:
-    def use(row: dict[str, Any]) -> str:
-        used = row.get("use")
-        if not used:
-            return ""
-        least, most = used["percent_min"], used["percent_max"]
-        return f"{most}%" if least == most else f"{least}-{most}%"
-
     def cells(row: dict[str, Any]) -> list[Any]:
         spark = _spark(view.sparks.get(f"{row['tenant']}/{row['job']}", ()), ascii=wishes.ascii)
         where = row["worker"] + (f" +{row['workers'] - 1}" if row.get("workers", 0) > 1 else "")
@@ -463,7 +457,7 @@ def _jobs(view: View, columns: int, wishes: Wishes) -> _Pane:
             row["state"],
             row["gpu"],
             age(row["age_ms"]),
-            use(row),
+            use_cell(row),
             *([spark] if view.sparks else []),
             where or row.get("reason", ""),
         ]

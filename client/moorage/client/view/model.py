@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from moorage.client.durations import age
-from moorage.client.view.closed import closed_words
+from moorage.client.view.closed import closed_words, device_words
 from moorage.client.view.view import Counts, Fit, Idle, Trouble, View, Waiting, WorkerCells
 from moorage.schemas.cells import FOREIGN, FREE, FROZEN, LEASED, LOST, NOT_LENT, SICK
 from moorage.schemas.frames import FleetDetail, FleetFrame, Hello, Load, Standing
@@ -346,10 +346,7 @@ class Model:
                 since = age(1000 * down["for_s"])
                 yield Trouble(name, f"driver {down['driver']} is down: {down['why']}, since {since}", grave=True)
             for row in worker.get("troubles", ()):
-                detail = row.get("detail", "")
-                what = f"used by {detail}" if row["kind"] == "foreign" else f"{row['kind']}: {detail}".rstrip(": ")
-                since = f", since {age(row['since_ms'])}" if "since_ms" in row else ""
-                yield Trouble(f"{name} GPU {row['slot']}", what + since)
+                yield Trouble(f"{name} GPU {row['slot']}", device_words(row))
 
     def _jobs_on(self, worker: str) -> str:
         """Return how many jobs a worker has, in words; "" if none is known."""
