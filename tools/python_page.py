@@ -7,7 +7,7 @@ import inspect
 import json
 import re
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from importlib import import_module
 from types import NoneType, UnionType
 from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin, get_type_hints
@@ -18,6 +18,7 @@ import moorage.client
 from moorage.client.fields import RUN_FIELDS, Fields
 from moorage.schemas.described import notes
 from moorage.schemas.job import Request, Run
+from tools.wire_types import default_of, table
 
 #: names of the worker's side that a user of the library meets, by module
 WORKER_API: Final[dict[str, tuple[str, ...]]] = {
@@ -145,7 +146,7 @@ def _of_modules(api: dict[str, tuple[str, ...]], *, level: int = 3) -> Iterator[
 def _steps(names: list[str]) -> str:
     """The common fields of all steps, then a table of their classes."""
     rows = [(f"`{name}`", _doc(getattr(moorage.client, name))) for name in names if name != "Step"]
-    return _described("Step", moorage.client.Step) + "\n\n" + _lines([("class", "when"), *rows]) + "\n"
+    return _described("Step", moorage.client.Step) + "\n\n" + table([("class", "when"), *rows]) + "\n"
 
 
 def _errors(names: list[str]) -> str:
@@ -157,7 +158,7 @@ def _errors(names: list[str]) -> str:
             own = [f"`{member}`: {_doc(value)}" for member, value in vars(error).items() if isinstance(value, property)]
             bases = [base.__name__ for base in error.__bases__]
             rows.append((f"`{name}`", ", ".join(f"`{base}`" for base in bases), " ".join([_doc(error), *own])))
-    return _described("ClientError", moorage.client.ClientError) + "\n\n" + _lines(rows) + "\n"
+    return _described("ClientError", moorage.client.ClientError) + "\n\n" + table(rows) + "\n"
 
 
 def client_groups() -> dict[str, list[str]]:
@@ -212,7 +213,7 @@ def _described(name: str, public: Any, module: str = "", *, level: int = 3) -> s
         parts.append(_table(rows) + "\n")
     members = dict(_members(name, public))
     if properties := [row for member, found in members.items() if (row := _property(member, found))]:
-        parts.append(_lines([("property", "type", "what"), *properties]) + "\n")
+        parts.append(table([("property", "type", "what"), *properties]) + "\n")
     for member, value in members.items():
         found = value.__func__ if isinstance(value, classmethod | staticmethod) else value
         if inspect.isfunction(found):
@@ -318,13 +319,7 @@ def _meta_of(kind: Any) -> str:
 
 
 def _default(field: msgspec.structs.FieldInfo) -> str:
-    if field.default is msgspec.UNSET:
-        return "left out"
-    if field.default is not msgspec.NODEFAULT:
-        return f"`{field.default!r}`"
-    if field.default_factory is not msgspec.NODEFAULT:
-        return f"`{field.default_factory()!r}`"
-    return "required"
+    return default_of(field, lambda value: f"`{value!r}`")
 
 
 def python_type(kind: Any) -> str:
@@ -361,14 +356,6 @@ def _bounds(extra: tuple[Any, ...]) -> str:
 def _table(rows: list[tuple[str, str, str, str]]) -> str:
     """The fields: a table where one of them is explained, else a sentence, since their class explains them."""
     if any(row[3] for row in rows):
-        return _lines([("name", "type", "default", "what"), *rows])
+        return table([("name", "type", "default", "what"), *rows])
     told = (f"{name} ({kind}{'' if default == 'required' else f' = {default}'})" for name, kind, default, _ in rows)
     return "\n".join(textwrap.wrap(f"Fields: {', '.join(told)}.", 140, break_long_words=False, break_on_hyphens=False))
-
-
-def _lines(rows: Sequence[tuple[str, ...]]) -> str:
-    """A table; the first row is its head."""
-    lines = [rows[0], ("---",) * len(rows[0]), *rows[1:]]
-    return "\n".join(
-        "| " + " | ".join(" ".join(cell.split()).replace("|", "\\|") for cell in line) + " |" for line in lines
-    )

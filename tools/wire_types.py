@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
 from types import NoneType, UnionType
 from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
 
@@ -52,16 +53,27 @@ def fields_table(struct: type[msgspec.Struct], parts: dict[type, str] | None = N
     said = notes(struct)
     rows = []
     for field in msgspec.structs.fields(struct):
-        if field.default is msgspec.UNSET:
-            default = "left out"
-        elif field.default is not msgspec.NODEFAULT:
-            default = json.dumps(msgspec.to_builtins(field.default))
-        elif field.default_factory is not msgspec.NODEFAULT:
-            default = json.dumps(msgspec.to_builtins(field.default_factory()))
-        else:
-            default = "required"
+        default = default_of(field, lambda value: json.dumps(msgspec.to_builtins(value)))
         rows.append([f"`{field.encode_name}`", json_type(field.type, parts), default, said.get(field.name, "")])
     wide = 4 if any(row[3] for row in rows) else 3
     head = ["field", "type", "default", "what"][:wide]
-    lines = [head, ["---"] * wide, *(row[:wide] for row in rows)]
-    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+    return table([head, *(row[:wide] for row in rows)])
+
+
+def default_of(field: msgspec.structs.FieldInfo, written: Callable[[Any], str]) -> str:
+    """What a field is where it is not given: a value as `written`, or in words."""
+    if field.default is msgspec.UNSET:
+        return "left out"
+    if field.default is not msgspec.NODEFAULT:
+        return written(field.default)
+    if field.default_factory is not msgspec.NODEFAULT:
+        return written(field.default_factory())
+    return "required"
+
+
+def table(rows: Sequence[Sequence[str]]) -> str:
+    """A table; the first row is its head."""
+    lines = [rows[0], ["---"] * len(rows[0]), *rows[1:]]
+    return "\n".join(
+        "| " + " | ".join(" ".join(cell.split()).replace("|", "\\|") for cell in line) + " |" for line in lines
+    )

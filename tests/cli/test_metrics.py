@@ -159,7 +159,7 @@ async def test_where_nobody_may_listen_is_told_with_what_to_do(node: Node) -> No
     assert ran.code == 1
     assert f"cannot listen at 127.0.0.1, port {port}: Address already in use" in ran.err
     wrong = await node.run("metrics", "--listen", "here")
-    assert "--listen here names no port" in wrong.err
+    assert "--listen here is no address with a port" in wrong.err
 
 
 async def test_series_do_not_grow_with_the_tenants(node: Node) -> None:

@@ -14,6 +14,8 @@ import sys
 import time
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 from urllib.parse import urlencode
 
 import pytest
@@ -21,11 +23,13 @@ from msgspec import structs
 
 from moorage.cli.page import draw
 from moorage.cli.page.html import Html, Part, tag
-from moorage.cli.page.source import PAGE_ROWS
+from moorage.cli.page.source import PAGE_ROWS, Source
 from moorage.cli.top.feed import ROUND_S
 from moorage.client import AsyncClient
+from moorage.client.errors import NotFound
 from moorage.client.view.lanes import Lanes
 from moorage.client.view.view import Trouble, View, WorkerCells
+from moorage.schemas.frames import Answer
 from tests.cli.node import Node, moorage, node_on
 from tests.cli.pages import Served, fields_of, served
 from tests.cli.top_view import a_view
@@ -91,6 +95,17 @@ def test_a_cell_has_a_word_and_a_sign_and_only_a_host_that_changed_is_sent_again
     changed = {id for id in after if after[id].key != before[id].key}
     assert changed == {"host-n1"}
     assert "unused" in after["host-n1"].html
+
+
+async def test_a_worker_that_is_not_there_has_no_devices_and_no_task_fails_for_it() -> None:
+    """The leader answers with no row. The page's task ended with an IndexError, which nobody read."""
+
+    async def operate(verb: str, asked: Any) -> Answer:
+        return Answer(verb, 0, {"workers": []})
+
+    source = Source(cast(AsyncClient, SimpleNamespace(_wire=SimpleNamespace(operate=operate))), {})
+    assert await source.devices("nobody") == []
+    assert isinstance(source._kept["devices", "nobody"].error, NotFound)
 
 
 # ------------------------------------------------------------------------------------------------------ the doors

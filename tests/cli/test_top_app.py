@@ -12,7 +12,7 @@ import pytest
 from msgspec import structs
 from textual.pilot import Pilot
 
-from moorage.cli.top.app import JobPage, Page, Picture, TopApp, WorkerPage
+from moorage.cli.top.app import AskedPage, Page, Picture, TopApp
 from moorage.cli.top.commands import Act, Command, command_of
 from moorage.cli.top.draw import as_text
 from moorage.cli.top.feed import Feed
@@ -69,7 +69,7 @@ async def test_the_keys_show_parts_filter_rows_and_open_a_job(node: Node, unique
         assert f"with {unique[-6:]}" in text(app)
         await pilot.press("enter", "down", "enter")
         page = app.screen
-        assert isinstance(page, JobPage)
+        assert isinstance(page, AskedPage)
         await until(lambda: "fix:" in page.text or "WAITS" in page.text, what="why it waits is shown")
         assert "never" in page.text
         await pilot.press("escape", "escape")
@@ -92,7 +92,7 @@ async def test_a_running_job_is_opened_with_its_story_and_the_tail_of_its_output
         await until(lambda: "talks" in text(app) and "RUNNING" in text(app), what="it runs")
         await pilot.press("down", "enter")
         page = app.screen
-        assert isinstance(page, JobPage)
+        assert isinstance(page, AskedPage)
         await until(lambda: "it-began" in page.text, what="the output is shown")
         assert "RUNNING" in page.text
         assert "simulated" in page.text
@@ -111,12 +111,12 @@ async def test_a_colon_goes_to_a_worker_a_job_a_tenant_and_a_time(node: Node, un
     async with on(node, unique, (160, 50)) as (app, pilot):
         await until(lambda: job in text(app) and "RUNNING" in text(app), what="the job is shown")
         await typed(pilot, job)
-        assert isinstance(app.screen, JobPage)
+        assert isinstance(app.screen, AskedPage)
         await pilot.press("escape")
         worker = next(row["worker"] for row in app._feed.view().jobs if row["job"] == job)
         await typed(pilot, worker)
         page = app.screen
-        assert isinstance(page, WorkerPage)
+        assert isinstance(page, AskedPage)
         await until(lambda: job in page.text, what="whose jobs it has")
         await pilot.press("escape")
         await typed(pilot, unique)

@@ -207,6 +207,32 @@ def test_jobs_that_stall_fail_again_and_again_or_can_never_run_are_troubles_by_t
     ]
 
 
+def test_a_service_whose_replicas_crash_again_and_again_is_a_trouble_while_others_of_them_run() -> None:
+    model = Model(0)
+    model.hear(frame(("n1", "up", "##")), 0)
+    looping = {"attempt": 9, "waiting": 1, "reason": "backoff", "why": "RUNNING by exit 1"}
+    told(
+        model,
+        job("a", "half", "RUNNING", 90, ready=3, **looping),
+        job("b", "never", "RUNNING", 90, ready=0, attempt=4),
+        job("c", "begins", "RUNNING", 90, ready=0, attempt=1),
+        job("c", "serves", "RUNNING", 90, ready=1, attempt=8),
+        job("c", "trains", "RUNNING", 90, attempt=8),
+        job("c", "busy", "RUNNING", 90, ready=1, attempt=8, waiting=1, reason="busy"),
+    )
+    assert [(trouble.where, trouble.what) for trouble in model.view(0, AT_MS).troubles] == [
+        ("a/half", "fails again and again, try 9: RUNNING by exit 1"),
+        ("b/never", "fails again and again, try 4, none is ready"),
+    ]
+
+
+def test_a_service_that_was_woken_often_and_rests_is_no_trouble() -> None:
+    model = Model(0)
+    model.hear(frame(("n1", "up", "··")), 0)
+    told(model, job("a", "api", "QUEUED", 90, ready=0, attempt=7, reason="scaled"))
+    assert model.view(0, AT_MS).troubles == []
+
+
 def test_a_moment_of_the_past_has_leases_queue_and_outcomes_and_nothing_of_use_and_health() -> None:
     rows = [
         job("a", "ran", "RUNNING", 90, leases=[["n1", [0, 1]], ["gone", [2]]]),

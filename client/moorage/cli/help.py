@@ -14,6 +14,7 @@ from moorage.cli.framework.arguments import Argument, Parameter, arguments_of
 from moorage.cli.framework.console import paint, tell
 from moorage.cli.topics import TOPICS
 from moorage.cli.verbs import LOOKUP, VERBS, Verb, all_verbs, below, find
+from moorage.client.errors import not_found
 from moorage.schemas.nearest import nearest
 
 WIDTH_MAX: Final = 100
@@ -48,7 +49,6 @@ def help(
     else:
         from moorage.cli.framework.console import fail
         from moorage.cli.habits import ELSEWHERE, OURS
-        from moorage.client.errors import not_found
 
         near = OURS.get(word) or nearest(word, [*all_verbs(), *TOPICS])
         fix = ELSEWHERE.get(word) or (f"moorage help {near}" if near else "moorage help")

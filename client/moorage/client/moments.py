@@ -74,6 +74,11 @@ def past_moment(moment: str, now: datetime) -> float:
     return at_s
 
 
+def past_ms(moment: str) -> int:
+    """Return a moment of the past in ms since 1970, by this machine's clock: see `past_moment`."""
+    return int(past_moment(moment, datetime.now()) * 1000)
+
+
 def _next_time(text: str, now: datetime) -> datetime:
     """Return when the clock shows `9:30` or `09:30:15` next. Raises ValueError."""
     hour, _, rest = text.partition(":")

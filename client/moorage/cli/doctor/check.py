@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
 
+from moorage.cli.framework.options import whose
 from moorage.schemas.errors import MoorageError
 
 if TYPE_CHECKING:
@@ -38,9 +39,4 @@ def failed(name: str, error: MoorageError, verdict: Verdict = "fail", fix: str =
 
 def role_of(context: Context | None) -> str:
     """Return the role for which a key was made, read from the inbox of its context; "" if the inbox does not tell."""
-    from moorage.schemas.roles import INBOX, ROLES
-
-    prefix = context.inbox_prefix if context is not None else ""
-    first, _, rest = prefix.partition(".")
-    role = rest.partition(".")[0]
-    return role if first == INBOX and role in ROLES else ""
+    return whose(context.inbox_prefix)[0] if context is not None else ""

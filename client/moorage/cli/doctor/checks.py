@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 
 from moorage.cli.doctor.check import Check, failed
 from moorage.cli.framework.options import TIMEOUT_DEFAULT, Options
+from moorage.client.durations import seconds
 from moorage.schemas.errors import MoorageError
 from moorage.schemas.optional import need_server
 
@@ -18,7 +19,6 @@ async def all_checks(options: Options) -> AsyncIterator[Check]:
     from moorage.bus.target import find_context
     from moorage.cli.doctor import checks_host as host
     from moorage.cli.doctor.checks_nats import of_nats
-    from moorage.client.durations import seconds
 
     options = options.settled()
     seconds(options.timeout or TIMEOUT_DEFAULT)

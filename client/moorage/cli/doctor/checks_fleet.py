@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from moorage.cli.doctor.check import ANSWER_S_MAX, SERVERS_NEEDED, Check, failed, role_of
 from moorage.cli.framework.options import Options
 from moorage.cli.framework.render import age, utc
+from moorage.client.errors import NoScheduler, NotPermitted
 from moorage.schemas.capabilities import DRIVER_DEFAULT, KERNEL, VARIABLE
 from moorage.schemas.errors import MoorageError
 from moorage.schemas.reasons import STARTS_FAIL
@@ -37,7 +38,6 @@ BEHIND_MAX: Final = 100_000
 
 async def of_moorage(options: Options, is_cluster: bool) -> AsyncIterator[Check]:
     from moorage.cli.framework.options import client_of
-    from moorage.client.errors import NoScheduler, NotPermitted
 
     try:
         async with client_of(options) as client:
@@ -174,8 +174,6 @@ async def _queue(client: AsyncClient, is_cluster: bool) -> Check:
 
 
 async def _of_operators(client: AsyncClient, ledger: int) -> AsyncIterator[Check]:
-    from moorage.client.errors import NoScheduler, NotPermitted
-
     try:
         async with asyncio.timeout(ANSWER_S_MAX):
             fleet = await client.fleet.show()

@@ -14,6 +14,8 @@ from moorage.cli.doctor.check import ANSWER_S_MAX, SERVERS_NEEDED, Check, failed
 from moorage.cli.framework.disk import DISK_FREE_MIN, disk_of
 from moorage.cli.framework.options import CONNECT_TIMEOUT_S_MAX, TIMEOUT_DEFAULT, Options
 from moorage.cli.framework.render import age
+from moorage.client.durations import seconds
+from moorage.client.errors import no_server
 from moorage.schemas.errors import MoorageError
 from moorage.schemas.units import many
 
@@ -40,8 +42,6 @@ _SERVERS_MISSING: Final = (
 async def of_nats(context: Context, options: Options) -> AsyncIterator[Check]:
     from moorage.bus.connection import connect
     from moorage.bus.errors import CannotConnect
-    from moorage.client.durations import seconds
-    from moorage.client.errors import no_server
 
     try:
         patience_s = min(seconds(options.timeout or TIMEOUT_DEFAULT), CONNECT_TIMEOUT_S_MAX)

@@ -13,13 +13,13 @@ from moorage.cli.framework.options import ROWS, RowOptions, guarded, with_client
 from moorage.cli.framework.render import table
 from moorage.cli.jobs.job_flags import warn_of_decimal
 from moorage.cli.jobs.selectors import HELP, LISTED, ids_of
+from moorage.client.errors import Rejected, rejected
 from moorage.schemas.actors import words
 from moorage.schemas.errors import MoorageError
 from moorage.schemas.units import many
 
 if TYPE_CHECKING:
     from moorage.client.client import AsyncClient
-    from moorage.client.errors import Rejected
     from moorage.schemas.operate import Done, Hold, Limit, Share
 
 
@@ -387,8 +387,6 @@ def _of_a_tenant(options: RowOptions, verb: str) -> RowOptions:
     from moorage.client.tenant import TENANT_VARIABLE, named_tenant
 
     if not named_tenant(options.settled().tenant):
-        from moorage.client.errors import rejected
-
         raise rejected(
             "invalid-argument",
             f"{verb} needs --tenant",
@@ -400,7 +398,6 @@ def _of_a_tenant(options: RowOptions, verb: str) -> RowOptions:
 
 def _part_of(compute: str | None, memory: str | None) -> tuple[int | None, int | None]:
     """Return a part of a GPU as a GPU token spells it, in percent and MiB. Raises `Rejected`."""
-    from moorage.client.errors import rejected
     from moorage.schemas.gpu import parse_share
 
     words = [word for word in (compute, memory) if word is not None]
@@ -420,8 +417,6 @@ def _bound_of(option: str, word: str | None, tenant: str) -> int | None:
     """Return a limit as on the wire: 0 (no limit) for `none`, None if `word` is None. Raises `Rejected` for any other
     word than a number above 0.
     """
-    from moorage.client.errors import rejected
-
     if word is None:
         return None
     if word == "none":
@@ -445,8 +440,6 @@ def _bound_of(option: str, word: str | None, tenant: str) -> int | None:
 
 
 def _ambiguous(message: str, verb: str) -> Rejected:
-    from moorage.client.errors import rejected
-
     return rejected("invalid-argument", message, next=f"moorage admin {verb} --help")
 
 

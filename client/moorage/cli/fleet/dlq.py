@@ -15,11 +15,11 @@ from moorage.cli.framework.exit_codes import EXIT_FAILED
 from moorage.cli.framework.files import read_within
 from moorage.cli.framework.options import RowOptions, with_client
 from moorage.cli.framework.render import facts, table, utc
+from moorage.client.errors import NotFound, Rejected, rejected
 from moorage.schemas.units import many
 
 if TYPE_CHECKING:
     from moorage.client.client import AsyncClient
-    from moorage.client.errors import Rejected
 
 
 @dataclass(frozen=True)
@@ -165,8 +165,6 @@ async def _each(
     told: Callable[[dict[str, Any]], str],
     failing: str = "refused again or no longer there",
 ) -> int:
-    from moorage.client.errors import NotFound, Rejected
-
     failed = 0
     for letter in chosen:
         try:
@@ -211,6 +209,4 @@ def _body(file: Path) -> dict[str, Any]:
 
 
 def _rejected(message: str, next: str) -> Rejected:
-    from moorage.client.errors import rejected
-
     return rejected("invalid-argument", message, next=next)

@@ -13,6 +13,7 @@ from moorage.cli.framework.interrupts import run
 from moorage.cli.framework.options import OF_LEDGER, ROWS, LedgerOptions, RowOptions, guarded, with_client
 from moorage.cli.framework.render import table
 from moorage.cli.framework.settings import FILE_HELP, the_file
+from moorage.client.errors import rejected
 from moorage.schemas.units import many
 
 if TYPE_CHECKING:
@@ -161,10 +162,6 @@ def scheduler_of(settings: Path | None, options: LedgerOptions) -> tuple[Schedul
     return find_ledger(held)
 
 
-def _role(row: dict[str, Any]) -> str:
-    return "leads" if row.get("leads") else "stands by"
-
-
 def said_replicas(settings: Path | None) -> int:
     """Return how many copies of the ledger the schedulers' settings ask for; 0 if they do not say."""
     from moorage.scheduler.settings import scheduler_settings
@@ -178,7 +175,6 @@ def ledger_guarded(options: LedgerOptions, act: Any) -> int:
     """Do the same as `guarded`, and also print errors of the ledger or of a disk as errors of the command."""
 
     def told() -> int | None:
-        from moorage.client.errors import rejected
         from moorage.scheduler.core.ledger.snapshot import BadSnapshot
         from moorage.scheduler.ledger.ledger import Deposed, LedgerBroken
 

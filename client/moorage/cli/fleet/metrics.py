@@ -17,9 +17,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 from moorage.cli.framework.arguments import Parameter
 from moorage.cli.framework.console import say
+from moorage.cli.framework.listening import address, cannot_listen, host_and_port
 from moorage.cli.framework.options import DEFAULTS, Options, guarded, with_client
+from moorage.client.errors import NoScheduler
 from moorage.schemas.cells import STATES
-from moorage.schemas.errors import MoorageError, problem
+from moorage.schemas.errors import MoorageError
 from moorage.schemas.optional import optional
 from moorage.schemas.release import RELEASE
 from moorage.system.notify import managed
@@ -39,7 +41,6 @@ ANSWER_S_MAX: Final = 8.0
 #: how long a scrape waits for that answer; then it gets the result of the question before
 SCRAPE_S: Final = 1.0
 HOUR_S: Final = 3600
-LISTEN_DEFAULT: Final = "127.0.0.1"
 
 
 def metrics(
@@ -61,7 +62,7 @@ def metrics(
     """
 
     def act() -> int:
-        where = None if listen is None else _address(listen)
+        where = None if listen is None else host_and_port(listen)
         library = optional("prometheus_client", "prometheus-client")
 
         async def work(client: AsyncClient) -> None:
@@ -74,22 +75,6 @@ def metrics(
         return with_client(options, work)
 
     return guarded(options, act)
-
-
-def _address(listen: str) -> tuple[str, int]:
-    """Return host and port of `[ADDRESS:]PORT`. An address of IPv6 may stand in brackets. Raises `Rejected`."""
-    host, _, port = listen.rpartition(":")
-    if port.isdecimal() and int(port) <= 65_535:
-        return host.removeprefix("[").removesuffix("]") or LISTEN_DEFAULT, int(port)
-    from moorage.client.errors import rejected
-
-    raise rejected(
-        "invalid-argument",
-        f"--listen {listen} names no port",
-        found=listen,
-        allowed="9470, 0.0.0.0:9470, [::1]:9470",
-        next="name a port; 0 takes any free one",
-    )
 
 
 # ------------------------------------------------------------------------------------------------ what is told
@@ -335,8 +320,6 @@ class _Scraped:
 async def _serve(client: AsyncClient, library: Any, host: str, port: int) -> None:
     """Serve the metrics until it is cancelled. Raises `MoorageError` if its key may not ask, or if it may not listen at
     that address."""
-    from moorage.client.errors import NoScheduler
-
     try:
         await _ask(client)
     except NoScheduler as error:
@@ -344,14 +327,8 @@ async def _serve(client: AsyncClient, library: Any, host: str, port: int) -> Non
     try:
         server, thread = library.start_http_server(port, host, _Scraped(client))
     except OSError as error:
-        told = problem(
-            "failed-precondition",
-            f"cannot listen at {host}, port {port}: {error.strerror}",
-            next="name another port with --listen, or 0 for any that is free",
-        )
-        raise MoorageError(told) from None
-    shown = f"[{host}]" if ":" in host else host
-    say(f"metrics at http://{shown}:{server.server_address[1]}/metrics, until Ctrl-C")
+        raise cannot_listen(host, port, error) from None
+    say(f"metrics at {address(host, server.server_address[1])}/metrics, until Ctrl-C")
     serving = asyncio.Event()
     serving.set()
     try:

@@ -8,10 +8,12 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
+from moorage.cli.fleet.workers import worker_of
 from moorage.cli.framework.arguments import Parameter
 from moorage.cli.framework.console import emit, say, tell
 from moorage.cli.framework.options import DEFAULTS, Options, with_client
 from moorage.cli.framework.render import age
+from moorage.client.durations import seconds
 from moorage.client.errors import rejected
 from moorage.schemas.cells import FOREIGN, FROZEN, LEASED
 from moorage.schemas.frames.fleet import names_of
@@ -58,7 +60,6 @@ def mig(
     """
 
     async def work(client: AsyncClient) -> None:
-        from moorage.client.durations import seconds
         from moorage.worker.devices.readers.mig_layout import parse_layout
 
         wanted, limit_s = parse_layout(layout), seconds(at_most)
@@ -134,14 +135,9 @@ async def _specs_made_anew() -> str:
 
 
 async def _row(client: AsyncClient, worker: str) -> dict[str, Any]:
-    """Return what `fleet` says of a worker. Raises Rejected with not-found, or with failed-precondition if it is
+    """Return what `fleet` says of a worker. Raises `NotFound`, and Rejected with failed-precondition if it is
     simulated."""
-    rows = (await client._wire.operate("fleet", {"worker": worker})).data["workers"]
-    row: dict[str, Any] | None = next((row for row in rows if row["worker"] == worker), None)
-    if row is None:
-        raise rejected(
-            "not-found", "no worker of this fleet has that id", found=worker, next="moorage fleet lists them"
-        )
+    _, row = await worker_of(client, worker)
     if row["simulated"]:
         raise rejected("failed-precondition", "the GPUs of a simulated worker cannot be divided", found=worker)
     return row

@@ -10,6 +10,7 @@ from moorage.cli.framework.arguments import Parameter
 from moorage.cli.framework.console import say, tell
 from moorage.cli.framework.options import ROWS, RowOptions, with_client
 from moorage.cli.framework.render import table, utc
+from moorage.client.durations import seconds
 
 if TYPE_CHECKING:
     from moorage.client.client import AsyncClient
@@ -38,10 +39,8 @@ def usage(
     """
 
     async def work(client: AsyncClient) -> None:
-        from moorage.client.durations import seconds
-
         asked = {"since_s": seconds(since), "by": words}
-        answer = await _asked(client, asked, of_all=all)
+        answer = await all_pages(client, asked, of_all=all)
         rows = answer.data["rows"]
         if csv:
             _write_csv(words, rows)
@@ -54,7 +53,7 @@ def usage(
     return with_client(options, work)
 
 
-async def _asked(client: AsyncClient, asked: dict[str, Any], *, of_all: bool) -> Answer:
+async def all_pages(client: AsyncClient, asked: dict[str, Any], *, of_all: bool) -> Answer:
     """Return all pages as one answer."""
     rows: list[dict[str, Any]] = []
     while True:

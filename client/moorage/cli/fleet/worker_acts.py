@@ -9,6 +9,8 @@ from moorage.cli.framework.arguments import Parameter
 from moorage.cli.framework.console import emit, say, tell
 from moorage.cli.framework.options import DEFAULTS, Options, guarded, with_client
 from moorage.cli.framework.render import age, day_and_time
+from moorage.client.durations import seconds
+from moorage.client.errors import rejected
 from moorage.schemas.units import many
 
 if TYPE_CHECKING:
@@ -79,9 +81,6 @@ def drain(
 
 def _check_order(within: str | None, last: str | None) -> None:
     """Raise `Rejected` for a drain that would end before its jobs have to be gone."""
-    from moorage.client.durations import seconds
-    from moorage.client.errors import rejected
-
     if last is None or seconds(last) > seconds(within or 0):
         return
     message = (

@@ -15,8 +15,8 @@ from moorage.cli.framework.render import GAP, age, table
 from moorage.cli.framework.screen import Screen
 from moorage.cli.framework.wrapping import folded
 from moorage.cli.jobs.show_ls_cancel import enforced_words
-from moorage.client.errors import rejected
-from moorage.client.view.closed import closed_words, planned_words
+from moorage.client.errors import not_found, rejected
+from moorage.client.view.closed import closed_words, device_words, planned_words
 from moorage.schemas.capabilities import KERNEL, VARIABLE
 from moorage.schemas.cells import FOREIGN, FREE, FROZEN, LEASED, LOST, NOT_LENT, SHARERS_MAX, SICK
 from moorage.schemas.gpu import model_matches
@@ -24,7 +24,7 @@ from moorage.schemas.units import many
 
 if TYPE_CHECKING:
     from moorage.client.client import AsyncClient
-    from moorage.schemas.frames import FleetFrame
+    from moorage.schemas.frames import Answer, FleetFrame
 
 #: lines about single devices under the table; --json has all
 TROUBLES_MAX: Final = 20
@@ -69,13 +69,8 @@ def fleet(
 
 
 async def _one(client: AsyncClient, worker: str, options: RowOptions) -> None:
-    """Show a worker's devices. Raises Rejected: not-found."""
-    answer = await client._wire.operate("fleet", {"worker": worker})
-    row = next((row for row in answer.data["workers"] if row["worker"] == worker), None)
-    if row is None:
-        raise rejected(
-            "not-found", "no worker of this fleet has that id", found=worker, next="moorage fleet lists them"
-        )
+    """Show a worker's devices. Raises `NotFound`."""
+    answer, row = await worker_of(client, worker)
     if not options.shown(answer, row["devices"]):
         cells = row["cells"]
         rows = [
@@ -94,6 +89,15 @@ async def _one(client: AsyncClient, worker: str, options: RowOptions) -> None:
         tell(table(columns, rows, numbers=("SLOT", "INDEX"), optional=("PCI", "CDI")))
         for line in [*trouble_lines([row])[:TROUBLES_MAX], *kept(row["devices"]), *told_of(row)]:
             say(folded(line, sys.stderr))
+
+
+async def worker_of(client: AsyncClient, worker: str) -> tuple[Answer, dict[str, Any]]:
+    """Return the leader's answer about one worker, and its row, with all details of its devices. Raises `NotFound`."""
+    answer = await client._wire.operate("fleet", {"worker": worker})
+    for row in answer.data["workers"]:
+        if row["worker"] == worker:
+            return answer, row
+    raise not_found("no worker of this fleet has that id", found=worker, next="moorage fleet lists them")
 
 
 def kept(devices: Sequence[dict[str, Any]]) -> list[str]:
@@ -205,13 +209,7 @@ def trouble_lines(workers: list[dict[str, Any]]) -> list[str]:
             since = age(1000 * down["for_s"])
             lines.append(f"{worker['worker']}: driver-down: {down['driver']}: {down['why']}, since {since}")
         for row in worker.get("troubles", ()):
-            what = (
-                f"used by {row['detail']}"
-                if row["kind"] == "foreign"
-                else f"{row['kind']}: {row['detail']}".rstrip(": ")
-            )
-            since = f", since {age(row['since_ms'])}" if "since_ms" in row else ""
-            lines.append(f"{worker['worker']} GPU {row['slot']}: {what}{since}")
+            lines.append(f"{worker['worker']} GPU {row['slot']}: {device_words(row)}")
         orders += [f"{worker['worker']}: {said}" for said in (closed_words(worker), planned_words(worker)) if said]
     return lines + orders
 

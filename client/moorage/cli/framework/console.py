@@ -114,6 +114,11 @@ def fail(error: MoorageError, *, json: bool = False) -> int:
     return exit_code_of(error)
 
 
+def error_line(error: MoorageError) -> str:
+    """Return an error in one line, for a screen of its own: `error[not-found]: no job x`."""
+    return f"error[{error.code}]: {error.problem.message}"
+
+
 def tell_error(problem: Problem, fixes: tuple[str, ...] = ()) -> None:
     from moorage.cli.framework.wrapping import folded
 

@@ -152,8 +152,8 @@ def guarded(options: LocalOptions | LedgerOptions | Options, act: Callable[[], i
     except MoorageError as error:
         if error.code == "permission-refused" and isinstance(options, Options):
             error = _refused(options, error)
-        if error.code == "no-scheduler" and isinstance(options, Options) and (whose := _whose_key(options)):
-            error = _unanswered(error, *whose)
+        if error.code == "no-scheduler" and isinstance(options, Options):
+            error = _unanswered(error, *_whose_key(options))
         return fail(error, json=options.json)
 
 
@@ -170,19 +170,18 @@ def _refused(options: Options, error: MoorageError) -> MoorageError:
         return NotPermitted(
             msgspec.structs.replace(told, next=f"name your tenant: --tenant NAME, or {TENANT_VARIABLE}")
         )
-    if whose := _whose_key(options):
-        role, name = whose
-        if role == "submitter" and name != options.settled().tenant and ".api." in subject:
-            return NotPermitted(msgspec.structs.replace(told, next=f"this key is tenant {name}'s: --tenant {name}"))
-        if role == "submitter" and subject.endswith(".exec"):
-            said = (
-                f"tenant {name} may run no commands in its jobs: those who run this fleet give that right with"
-                f" moorage admin nats-config --exec {name}"
-            )
-            return NotPermitted(msgspec.structs.replace(told, next=said))
-        if role == "submitter" and ".admin." in subject:
-            said = f"this key is tenant {name}'s, and this takes an operator's: ask those who run this fleet"
-            return NotPermitted(msgspec.structs.replace(told, next=said))
+    role, name = _whose_key(options)
+    if role == "submitter" and name != options.settled().tenant and ".api." in subject:
+        return NotPermitted(msgspec.structs.replace(told, next=f"this key is tenant {name}'s: --tenant {name}"))
+    if role == "submitter" and subject.endswith(".exec"):
+        said = (
+            f"tenant {name} may run no commands in its jobs: those who run this fleet give that right with"
+            f" moorage admin nats-config --exec {name}"
+        )
+        return NotPermitted(msgspec.structs.replace(told, next=said))
+    if role == "submitter" and ".admin." in subject:
+        said = f"this key is tenant {name}'s, and this takes an operator's: ask those who run this fleet"
+        return NotPermitted(msgspec.structs.replace(told, next=said))
     if ".admin." in subject and subject.endswith(".fleet"):
         return NotPermitted(told, ("moorage fleet --watch: what an observer may see of it",))
     return error
@@ -201,16 +200,22 @@ def _unanswered(error: MoorageError, role: str, name: str) -> MoorageError:
     return NoScheduler(error.problem, fixes)
 
 
-def _whose_key(options: Options) -> tuple[str, str] | None:
-    """Return the role and the name of the key in use, as the inbox of its context says; None if it does not say."""
-    from moorage.bus.target import find_context
+def whose(inbox_prefix: str) -> tuple[str, str]:
+    """Return the role and the name of the user whose context has this inbox; "" twice if the inbox does not say."""
     from moorage.schemas.roles import INBOX, ROLES
 
+    first, role, name, *_ = [*inbox_prefix.split("."), "", ""]
+    return (role, name) if first == INBOX and role in ROLES else ("", "")
+
+
+def _whose_key(options: Options) -> tuple[str, str]:
+    """Return the role and the name of the key in use, as `whose` does."""
+    from moorage.bus.target import find_context
+
     try:
-        first, role, name, *_ = [*find_context(options.settled().nats).inbox_prefix.split("."), "", ""]
+        return whose(find_context(options.settled().nats).inbox_prefix)
     except MoorageError:
-        return None
-    return (role, name) if first == INBOX and role in ROLES else None
+        return "", ""
 
 
 async def _connected(options: Options, work: Work) -> int | None:

@@ -15,6 +15,7 @@ from moorage.cli.jobs.bringing import with_files
 from moorage.cli.jobs.instead import changed, fields_in
 from moorage.cli.jobs.job_flags import JobFlags, fields_of
 from moorage.cli.jobs.selectors import ANY_JOB, HELP, LISTED, Chosen, ids_of, means_several, words_of
+from moorage.client.errors import Rejected, rejected
 from moorage.schemas.units import many
 
 if TYPE_CHECKING:
@@ -75,7 +76,6 @@ def again(
 
     def act() -> int:
         from moorage.client.again import anew
-        from moorage.client.errors import rejected
 
         given = {name: value for name, value in vars(changes).items() if name != "but"}
         flags, fresh = JobFlags(job=job, **given), fields_in(changes.but)
@@ -115,7 +115,6 @@ async def _answer(
 ) -> AgainAnswer | None:
     """Return the request to submit; None if the job is one of several and is left out, which is said."""
     from moorage.client.again import ask_again
-    from moorage.client.errors import Rejected
 
     try:
         answer = await ask_again(client._wire, name, failed=failed, replica=replica)

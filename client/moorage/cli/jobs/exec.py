@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 from moorage.cli.framework.arguments import Parameter
 from moorage.cli.framework.console import say
+from moorage.cli.framework.exit_codes import shell_code
 from moorage.cli.framework.options import DEFAULTS, Options, with_client
 from moorage.cli.jobs.selectors import HELP_ONE, LISTED
+from moorage.client.errors import rejected
 from moorage.client.login import who
 
 if TYPE_CHECKING:
@@ -133,8 +135,6 @@ def replica_of(word: str) -> tuple[str, int]:
     if not slash:
         return word, 0
     if not number.isdecimal():
-        from moorage.client.errors import rejected
-
         raise rejected(
             "invalid-argument", f"{number!r} is no replica", found=word, allowed="JOB or JOB/REPLICA, as train-42/3"
         )
@@ -184,7 +184,7 @@ async def _carry(command: Command, *, is_terminal: bool, leaves: bool = False) -
             feeding.cancel()
             reading.cancel()
             await asyncio.wait((feeding, reading))
-    return code if code >= 0 else 128 - code
+    return shell_code(code)
 
 
 async def _print(command: Command) -> int:

@@ -22,10 +22,10 @@ from moorage.cli.framework.exit_codes import shell_code
 from moorage.cli.framework.interrupts import end_in_order
 from moorage.cli.framework.options import ROWS, RowOptions, with_client
 from moorage.cli.jobs.selectors import ANY_JOB, LISTED, Chosen
+from moorage.client.errors import ClientError, Rejected, rejected
 
 if TYPE_CHECKING:
     from moorage.client.client import AsyncClient
-    from moorage.client.errors import ClientError, Rejected
     from moorage.client.follow.telling import Reached, Told
 
 #: seconds before a hand-over that failed is tried again; the time doubles with each try
@@ -98,7 +98,6 @@ def follow(
 
 def _states(names: Sequence[str]) -> list[str]:
     """Return the states to tell, all ends if none is named. Raises `Rejected`."""
-    from moorage.client.errors import rejected
     from moorage.client.follow.telling import states_wanted
     from moorage.schemas.job import STATES
 
@@ -115,8 +114,6 @@ def _states(names: Sequence[str]) -> list[str]:
 
 
 def _hand(command: str | None, url: str | None) -> Hand:
-    from moorage.client.errors import rejected
-
     if command is not None and url is not None:
         raise rejected("invalid-argument", "--exec and --post exclude each other", next="run two, each with its file")
     if command is not None:
@@ -220,6 +217,4 @@ def _words(value: Any) -> str:
 
 
 def _refused(file: Path, why: str, fix: str) -> Rejected:
-    from moorage.client.errors import rejected
-
     return rejected("failed-precondition", f"the state file {file} {why}", found=str(file), next=fix)

@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from moorage.cli.framework.arguments import Parameter
 from moorage.cli.framework.console import say
+from moorage.cli.framework.exit_codes import shell_code
 from moorage.cli.framework.options import DEFAULTS, Options, with_client
 from moorage.cli.jobs.exec import OneJob, replica_of
+from moorage.client.errors import rejected
 from moorage.client.login import who
 
 if TYPE_CHECKING:
@@ -44,8 +46,6 @@ def _ports(word: str) -> Ports:
     local, colon, remote = word.rpartition(":")
     local = local if colon else remote if remote.isdecimal() else "0"
     if not local.isdecimal() or len(local) > 5:
-        from moorage.client.errors import rejected
-
         raise rejected(
             "invalid-argument", "PORT must name a port", found=word, allowed="1..65535, LOCAL:PORT, or PORT as a name",
             next="for example moorage forward JOB 8888, or 8080:PORT",
@@ -65,4 +65,4 @@ async def _forward(client: AsyncClient, word: str, ports: Ports) -> int:
         if forward.said:
             say(forward.said.rstrip())
     say(f"the relay in job {job} is over: moorage show {job} says how the job does")
-    return code if code >= 0 else 128 - code
+    return shell_code(code)

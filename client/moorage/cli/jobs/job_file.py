@@ -5,14 +5,12 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
-from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple
 
 from moorage.cli.framework.arguments import CannotRead, Parameter, read
 from moorage.cli.framework.files import cannot_read, read_within
 from moorage.cli.jobs.job_flags import NO_FLAGS, JobFlags
-
-if TYPE_CHECKING:
-    from moorage.client.errors import Rejected
+from moorage.client.errors import Rejected, rejected
 
 FILE_BYTES_MAX: Final = 64 * 1024 * 1024
 #: the key of the command, which has no option
@@ -51,8 +49,6 @@ def is_for_people(file: str) -> bool:
 
 def read_job_file(file: str) -> Said | dict[str, Any] | list[dict[str, Any]]:
     """Return what a file or stdin has: options and a command, a request, or several requests. Raises `Rejected`."""
-    from moorage.client.errors import rejected
-
     where = "stdin" if file == "-" else file
     try:
         text = read_within(file, FILE_BYTES_MAX)
@@ -74,8 +70,6 @@ def _job_in(where: str, typed: Any, plain: Any) -> Said | dict[str, Any] | list[
         typed, plain = {}, {}
     if not isinstance(typed, dict) or "run" in typed:
         return _requests_in(typed, where)
-    from moorage.client.errors import rejected
-
     command = plain.get(COMMAND)
     if isinstance(command, str):
         command = _split(where, command)
@@ -101,8 +95,6 @@ def _job_in(where: str, typed: Any, plain: Any) -> Said | dict[str, Any] | list[
 
 def _split(where: str, command: str) -> list[str]:
     """Return the words of a command. Raises `Rejected` for an open quote, and for what is meant for a shell."""
-    from moorage.client.errors import rejected
-
     try:
         words = shlex.split(command)
     except ValueError as error:
@@ -141,8 +133,6 @@ def _words(where: str, name: str, value: Any, typed: Mapping[str, Any]) -> Itera
 
 def _text(where: str, name: str, value: Any) -> str:
     if isinstance(value, Mapping | list):
-        from moorage.client.errors import rejected
-
         raise rejected(
             "invalid-argument", f"{where}: each value of {name} must be one text", field=f"$.{name}", found=str(value),
             next="write braces and brackets in quotes, as '{item}'",
@@ -164,8 +154,6 @@ def _yaml_of(text: bytes, where: str) -> tuple[Any, Any]:
 
 def _name_each_once(node: Any, where: str) -> None:
     """Raise `Rejected` for a key that a mapping has twice: YAML would forget the first."""
-    from moorage.client.errors import rejected
-
     pairs = node.value if node is not None and node.id == "mapping" else []
     for at, (key, value) in enumerate(pairs):
         if any(other.value == key.value for other, _ in pairs[:at]):
@@ -185,14 +173,10 @@ def _toml_of(text: bytes, where: str) -> Any:
 
 
 def _is_not(what: str, where: str, why: str) -> Rejected:
-    from moorage.client.errors import rejected
-
     return rejected("invalid-argument", f"{where} is not {what}: {why}", next=_EXAMPLE)
 
 
 def _requests_in(content: Any, where: str) -> dict[str, Any] | list[dict[str, Any]]:
-    from moorage.client.errors import rejected
-
     bodies = content if isinstance(content, list) else [content]
     if not bodies or not all(isinstance(body, dict) for body in bodies):
         raise rejected(
@@ -224,8 +208,6 @@ def _json_of(text: bytes, where: str) -> Any:
     else:
         if values:
             return values
-    from moorage.client.errors import rejected
-
     raise rejected(
         "invalid-argument",
         f"{at}{where} is not JSON: {wrong}",

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal
 
 from moorage.cli.framework.arguments import Parameter
 from moorage.cli.framework.console import say
+from moorage.client.durations import seconds
+from moorage.client.errors import Rejected, rejected
 from moorage.schemas.units import size_bytes
 
 if TYPE_CHECKING:
-    from moorage.client.errors import Rejected
     from moorage.client.planning import Plans
     from moorage.client.sweeps import Sweep
     from moorage.schemas.job import Request
@@ -314,7 +315,6 @@ NO_FLAGS: Final = JobFlags()
 def request_of(flags: JobFlags, command: Sequence[str], sweep: Sweep | None = None) -> Request:
     """Return the checked request, with its job id and the items of the sweep, unless they are in a file, which
     `with_files` sends. Raises `Rejected` with invalid-argument."""
-    from moorage.client.errors import rejected
     from moorage.client.request_builder import build_request
 
     flags = replace(flags, driver=drivers_of(flags)[0] if flags.driver is not None else None)
@@ -341,8 +341,6 @@ def request_of(flags: JobFlags, command: Sequence[str], sweep: Sweep | None = No
 
 def drivers_of(flags: JobFlags) -> list[str]:
     """Return the drivers that --driver lists; `[""]` without --driver. Raises `Rejected` for an empty name."""
-    from moorage.client.errors import rejected
-
     drivers = (flags.driver or "").split(",")
     if flags.driver is not None and not all(drivers):
         raise rejected(
@@ -354,8 +352,6 @@ def drivers_of(flags: JobFlags) -> list[str]:
 def choices_of(flags: JobFlags, command: Sequence[str], request: Request, sweep: Sweep | None = None) -> list[Request]:
     """Return what --or-gpu and --driver list, each as the request in its place, the first wish first. All of them have
     the job id of `request`. Raises `Rejected`."""
-    from moorage.client.errors import rejected
-
     if flags.or_gpu and flags.gpu is None:
         raise rejected("invalid-argument", "--or-gpu needs --gpu", next="name the GPUs that you prefer with --gpu")
     if not flags.or_gpu and len(drivers_of(flags)) == 1:
@@ -398,7 +394,6 @@ def needs_argv(driver: str | None) -> bool:
 
 def _built(command: list[str], flags: JobFlags, fields: dict[str, Any]) -> Request:
     """Do the same as `build_request`, but name the flag in a refusal. Raises `Rejected`."""
-    from moorage.client.errors import Rejected
     from moorage.client.request_builder import build_request
 
     try:
@@ -417,15 +412,11 @@ def _of_option(option: str, refused: Rejected) -> Rejected:
     """Return the refusal of a value with the name of its option."""
     import msgspec
 
-    from moorage.client.errors import Rejected
-
     return Rejected(msgspec.structs.replace(refused.problem, message=f"{option}: {refused.problem.message}"))
 
 
 def _replicas(text: str) -> int | dict[str, int]:
     """Return the number of replicas, or the bounds between which it follows the calls. Raises `Rejected`."""
-    from moorage.client.errors import rejected
-
     first, dash, last = text.partition("-")
     if not all(
         part.isascii() and part.isdecimal() and len(part) <= 8 for part in ((first, last) if dash else (first,))
@@ -442,8 +433,6 @@ def _array(text: str) -> dict[str, Any]:
 
     Raises `Rejected`.
     """
-    from moorage.client.errors import rejected
-
     indices, percent, most = text.partition("%")
     if not percent:
         return {"indices": text}
@@ -457,8 +446,6 @@ def _array(text: str) -> dict[str, Any]:
 
 def _max_failed(text: str) -> int | None:
     """Return the number of failed replicas that cancels the others; None for `all`. Raises `Rejected`."""
-    from moorage.client.errors import rejected
-
     if text == "all":
         return None
     if not text.isdecimal() or not text.isascii() or int(text[:8]) < 1:
@@ -472,8 +459,6 @@ def _max_failed(text: str) -> int | None:
 def scheduling_of(flags: JobFlags) -> Literal["gang", "spread"] | None:
     """Return the scheduling that --gang or --spread asks for; None without both. Raises `Rejected` if both are
     given."""
-    from moorage.client.errors import rejected
-
     if flags.gang and flags.spread:
         raise rejected("invalid-argument", "--gang and --spread cannot be used together", next="take one of them")
     return "gang" if flags.gang else "spread" if flags.spread else None
@@ -482,8 +467,6 @@ def scheduling_of(flags: JobFlags) -> Literal["gang", "spread"] | None:
 def fields_of(flags: JobFlags) -> dict[str, Any]:
     """Return the other fields of a request that the flags set: all but GPUs, job id and scheduling. Raises
     `Rejected`."""
-    from moorage.client.errors import rejected
-
     fields = {name: value for name in _SAME_NAME if (value := getattr(flags, name)) is not None}
     if flags.replicas is not None:
         fields["replicas"] = _replicas(flags.replicas)
@@ -524,8 +507,6 @@ def fields_of(flags: JobFlags) -> dict[str, Any]:
 
 def _service(text: str) -> dict[str, Any]:
     """Return the service of --service. Raises `Rejected`."""
-    from moorage.client.errors import rejected
-
     name, colon, places = text.partition(":")
     if colon and not (places.isascii() and places.isdigit()):
         raise rejected(
@@ -544,9 +525,6 @@ _CHECKS: Final = "tcp:PORT, http:PORT/PATH, file:PATH or call, and behind it ,wi
 
 def _ready(text: str) -> dict[str, Any]:
     """Return the check of --ready. Raises `Rejected`."""
-    from moorage.client.durations import seconds
-    from moorage.client.errors import Rejected, rejected
-
     check, *more = text.split(",")
     way, colon, what = check.partition(":")
     found: dict[str, Any] = {}
@@ -575,7 +553,6 @@ def _seconds_to(moment: str) -> float:
     """Return the seconds from now until the moment of --at. Raises `Rejected`."""
     from datetime import datetime
 
-    from moorage.client.errors import Rejected
     from moorage.client.moments import seconds_until
 
     try:
@@ -586,7 +563,6 @@ def _seconds_to(moment: str) -> float:
 
 def _after(text: str) -> str | dict[str, str]:
     """Return the job of --after, and which end of it counts. Raises `Rejected`."""
-    from moorage.client.errors import rejected
     from moorage.schemas.job import WHENS
 
     name, colon, when = text.partition(":")
@@ -607,7 +583,6 @@ def _blocks(flags: JobFlags) -> dict[str, Any]:
     Raises `Rejected`."""
     import msgspec
 
-    from moorage.client.errors import rejected
     from moorage.schemas.capabilities import DRIVER_DEFAULT
 
     example = '--driver-config \'{"docker": {"image": "…"}}\''
@@ -634,9 +609,6 @@ def _blocks(flags: JobFlags) -> dict[str, Any]:
 
 def _durations(flags: JobFlags) -> Iterator[tuple[str, float]]:
     """Yield each duration of the flags: its field and its seconds. Raises `Rejected`."""
-    from moorage.client.durations import seconds
-    from moorage.client.errors import Rejected, rejected
-
     for name, field in _DURATIONS.items():
         if (duration := getattr(flags, name)) is None:
             continue
@@ -671,8 +643,6 @@ def milli_cores(cores: float) -> int:
 
     Raises `Rejected` for infinity and NaN.
     """
-    from moorage.client.errors import rejected
-
     if not math.isfinite(cores):
         raise rejected(
             "invalid-argument",
@@ -686,8 +656,6 @@ def milli_cores(cores: float) -> int:
 def mebibytes(size: str) -> int:
     """Return a size as MiB, rounded up, from `16G` (16e9 bytes), `16Gi` or `512M`. A number without a unit is refused
     unless it is 0, because 16 may be meant as GiB. Raises `Rejected`."""
-    from moorage.client.errors import rejected
-
     try:
         found = size_bytes(size)
     except ValueError:
@@ -711,8 +679,6 @@ def warn_of_decimal(size: str, mib: int) -> None:
 def pairs(option: str, texts: Sequence[str], value_is: str = "value") -> list[tuple[str, str]]:
     """Return the `NAME=value` texts of an option, split. Raises `Rejected`, which shows no value, because a value may
     be secret."""
-    from moorage.client.errors import rejected
-
     found = []
     for text in texts:
         name, equals, value = text.partition("=")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from moorage.cli.jobs.job_rows import jobs_table, no_jobs, rank
-from moorage.schemas.job import QUEUED, STATES, TERMINAL
+from moorage.cli.jobs.selectors import HELD
 
 if TYPE_CHECKING:
     from moorage.client.client import AsyncClient
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 #: what --tenant says for all tenants
 ALL_TENANTS: Final = "all"
 #: states of jobs that hold GPUs or are on their way to some
-HELD: Final = [state for state in STATES if state not in TERMINAL and state != QUEUED]
 
 
 class Listing:

@@ -21,6 +21,7 @@ from moorage.cli.jobs.job_flags import NO_FLAGS, JobFlags, offered, request_of
 from moorage.cli.jobs.progress import Progress
 from moorage.cli.jobs.selectors import ANY_JOB, HELP, LISTED, Chosen, ids_of, words_of
 from moorage.cli.jobs.sweep_flags import sweep_of
+from moorage.client.errors import ClientError, JobFailed, rejected
 from moorage.client.login import who
 from moorage.schemas.units import many
 
@@ -151,8 +152,6 @@ def logs(
 
     async def work(client: AsyncClient) -> int | None:
         if tail is not None and tail < 0:
-            from moorage.client.errors import rejected
-
             raise rejected("invalid-argument", "--tail must be 0 or more lines", found=tail, next="moorage logs --help")
         from moorage.client.replicas import replicas_of
         from moorage.schemas.ranges import count_of
@@ -286,7 +285,6 @@ async def _follow(
 
     With `named` it is one of several jobs: its output begins with its name, and of its progress only the end is told.
     """
-    from moorage.client.errors import JobFailed
     from moorage.client.replicas import replicas_of
     from moorage.schemas.frames import Event
     from moorage.schemas.job import QUEUED, SUCCEEDED
@@ -342,8 +340,6 @@ def _with_terminal(request: Request, options: Options) -> Request:
     """Return the request with a terminal that this command is to hold. Raises `Rejected`."""
     import msgspec
 
-    from moorage.client.errors import rejected
-
     if request.copies > 1 or options.json:
         raise rejected(
             "invalid-argument", "-it holds one terminal, and prints what it shows", field="$.run.stdin",
@@ -359,7 +355,6 @@ async def _hold(client: AsyncClient, job: str, submit: Callable[[], Awaitable[No
     """Submit a job, and hold the terminal of each of its attempts; return the job's exit code, or 0 once the user has
     left the terminal."""
     from moorage.cli.jobs.exec import hold, say_left
-    from moorage.client.errors import ClientError, JobFailed
     from moorage.schemas.frames import Event
     from moorage.schemas.job import QUEUED, RUNNING, SUCCEEDED
 
@@ -411,7 +406,6 @@ def _told(job: str, piece: Piece) -> dict[str, Any]:
 async def _limits(client: AsyncClient, result: Result) -> Request | None:
     """Return the request of a job that ended by a time limit, which names the limit; None for other jobs, and
     if it cannot be read."""
-    from moorage.client.errors import ClientError
     from moorage.schemas.job import EXPIRED, TIMED_OUT
 
     if result.state in (TIMED_OUT, EXPIRED):
@@ -466,7 +460,6 @@ async def _tick(progress: Progress) -> None:
 
 async def _say_why(client: AsyncClient, job: str, watch: Watch, progress: Progress) -> None:
     """While the job waits, ask every WHY_AGAIN_S why, and show the answer. Never returns: cancel it."""
-    from moorage.client.errors import ClientError
     from moorage.schemas.job import QUEUED
 
     await asyncio.sleep(WHY_AFTER_S)

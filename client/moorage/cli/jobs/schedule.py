@@ -10,6 +10,7 @@ from moorage.cli.framework.options import ROWS, RowOptions, guarded, with_client
 from moorage.cli.framework.render import facts, table, utc
 from moorage.cli.jobs.job_flags import NO_FLAGS, JobFlags, offered, request_of
 from moorage.cli.jobs.sweep_flags import sweep_of
+from moorage.client.errors import rejected
 from moorage.schemas.units import many
 
 if TYPE_CHECKING:
@@ -57,7 +58,6 @@ def add(
     """
 
     def act() -> int:
-        from moorage.client.errors import rejected
         from moorage.client.sweeps import inline_bytes
         from moorage.schemas.schedules import NO_FILES
 

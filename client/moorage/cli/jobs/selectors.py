@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, TypeVar
 
 from moorage.cli.framework.arguments import Parameter
-from moorage.schemas.job import STATES, TERMINAL
+from moorage.client.errors import NotFound, not_found, rejected
+from moorage.schemas.job import QUEUED, STATES, TERMINAL
 
 if TYPE_CHECKING:
     from moorage.client.client import AsyncClient
@@ -31,7 +32,9 @@ EACH: Final = "*"
 #: jobs that one answer lists
 PAGE: Final = 1000
 CANDIDATES_SHOWN_MAX: Final = 5
-LIVE: Final = tuple(state for state in STATES if state not in TERMINAL)
+#: states of jobs that are not over, and of those among them that have begun
+LIVE: Final = [state for state in STATES if state not in TERMINAL]
+HELD: Final = [state for state in LIVE if state != QUEUED]
 
 HELP: Final = "Ids, their beginnings, last, all, 'train-*-r1', or several with commas (moorage help jobs)."
 HELP_ONE: Final = "The job's id, its beginning, or last; =ID means this exact id."
@@ -62,8 +65,6 @@ class Chosen:
         for text in self.label or ():
             key, sign, value = text.partition("=")
             if not key or found.setdefault(key, value if sign else EACH) != (value if sign else EACH):
-                from moorage.client.errors import rejected
-
                 why = f"--label names {key} with two values, and no job has both" if key else "--label names no label"
                 fix = "choose by one, and by the other with another command" if key else "--label KEY=VALUE"
                 raise rejected("invalid-argument", why, found=text, next=fix)
@@ -86,14 +87,10 @@ def words_of(texts: Sequence[str], chosen: Chosen = ANY_JOB) -> list[str]:
     if chosen != ANY_JOB:
         single = next((word for word in words if word != ALL and EACH not in word), None)
         if single is not None:
-            from moorage.client.errors import rejected
-
             why = f"--label and --state choose among jobs, and {single} names one"
             raise rejected("invalid-argument", why, found=single, next="leave out the ids, or give a pattern")
         return words or [""]
     if not words:
-        from moorage.client.errors import rejected
-
         raise rejected("invalid-argument", "no job is named", next="name a job: last, all, or an id of moorage ls")
     return words
 
@@ -133,8 +130,6 @@ async def one_id(client: AsyncClient, text: str, verb: str) -> str:
     """Return the one id that the word means. Raises `NotFound`, and `Rejected` if it means several jobs or none."""
     names = await ids_of(client, [text])
     if len(names) != 1:
-        from moorage.client.errors import rejected
-
         raise rejected(
             "invalid-argument",
             f"{verb} takes one job, and {text} names {len(names)} jobs",
@@ -169,8 +164,6 @@ def means_several(word: str) -> bool:
 
 
 async def _ask_one(client: AsyncClient, word: str, ask: Callable[[str], Awaitable[T]]) -> T:
-    from moorage.client.errors import NotFound
-
     try:
         return await ask(client.job(word.removeprefix(EXACTLY)).job)
     except NotFound:
@@ -185,8 +178,6 @@ async def _ask_one(client: AsyncClient, word: str, ask: Callable[[str], Awaitabl
 def _only(word: str, found: list[str]) -> str:
     if len(found) == 1:
         return found[0]
-    from moorage.client.errors import rejected
-
     shown = ", ".join(found[:CANDIDATES_SHOWN_MAX]) + (", …" if len(found) > CANDIDATES_SHOWN_MAX else "")
     raise rejected(
         "invalid-argument",
@@ -204,20 +195,16 @@ async def _listed(client: AsyncClient, word: str, chosen: Chosen, states: Sequen
     if word == LAST:
         rows = (await client.ls(limit=1)).jobs
         if not rows:
-            from moorage.client.errors import not_found
-
             raise not_found(f"tenant {client.tenant} has no job", next="moorage submit creates a job")
         return [rows[0].job]
     wanted = [state for state in chosen.states or states if not states or state in states or state not in STATES]
     if word == ALL:
-        wanted = wanted or list(LIVE)
+        wanted = wanted or LIVE
     found: list[str] = []
     if wanted or not chosen.states:  # else those that are chosen have ended
         ids = word if word not in ("", ALL) else ""
         found = [row["job"] for row in await listed(client, {"ids": ids, "labels": chosen.labels, "states": wanted})]
     if not found and word != ALL:
-        from moorage.client.errors import not_found
-
         lives = "that has not ended " if states else ""
         of = [f"has an id that matches {word!r}"] if word else []
         of += [f"has the label {text}" for text in chosen.label or ()]

@@ -23,6 +23,7 @@ from moorage.cli.jobs.job_rows import (
 from moorage.cli.jobs.replica_words import shown_words
 from moorage.cli.jobs.selectors import ANY_JOB, HELP, LISTED, Chosen, ask_each, ids_to_cancel, one_id
 from moorage.cli.jobs.use import WATCH_S, use_rows, use_table, use_words
+from moorage.client.errors import ClientError
 from moorage.client.login import who
 from moorage.schemas.actors import words
 from moorage.schemas.job import ACCEPTED, RUNNING, TERMINAL
@@ -90,8 +91,6 @@ async def _draw(client: AsyncClient, job: str, screen: Screen) -> None:
     """Draw the job and its use of GPUs every `WATCH_S` seconds until it has ended."""
     import asyncio
 
-    from moorage.client.errors import ClientError
-
     while True:
         data = (await client._wire.answer("show", {"job": job})).data
         lines = job_words(data).splitlines()
@@ -106,7 +105,6 @@ async def _draw(client: AsyncClient, job: str, screen: Screen) -> None:
 
 async def _ports_of(client: AsyncClient, job: str, data: dict[str, Any]) -> dict[str, dict[str, str]]:
     """Ask the workers for the addresses of a running job's ports; by replica. A job that wants no ports has none."""
-    from moorage.client.errors import ClientError
     from moorage.schemas.capabilities import driver_of
 
     request = data.get("request", {})
@@ -127,7 +125,6 @@ async def _cuts_of(client: AsyncClient, job: str, data: dict[str, Any]) -> dict[
     known. Nothing is said of workers that do not answer soon."""
     import asyncio
 
-    from moorage.client.errors import ClientError
     from moorage.client.kept_output import newest_attempts
     from moorage.client.output import STREAMS, read_page
     from moorage.schemas.frames import StreamName

@@ -15,6 +15,7 @@ from moorage.cli.jobs.bringing import packed_address, send_files, with_files, wi
 from moorage.cli.jobs.job_file import Said, is_for_people, read_job_file
 from moorage.cli.jobs.job_flags import NO_FLAGS, JobFlags, offered, request_of
 from moorage.cli.jobs.sweep_flags import sweep_of
+from moorage.client.errors import BatchRejected, Rejected, error_of, rejected
 
 if TYPE_CHECKING:
     from moorage.cli.jobs.instead import Change
@@ -56,8 +57,6 @@ def submit(
     """
 
     def act() -> int:
-        from moorage.client.errors import rejected
-
         if instead_of is not None:
             from moorage.cli.jobs.instead import instead
 
@@ -134,8 +133,6 @@ def _submit_requests(
 
 def _check_flags_of_requests(flags: JobFlags, command: Sequence[str]) -> None:
     """Raise `Rejected` if the command line says more than a request on the wire takes of it."""
-    from moorage.client.errors import rejected
-
     if command or flags != JobFlags(with_=flags.with_, keep=flags.keep):
         raise rejected(
             "invalid-argument", "a file of requests holds all of them, but for --with and --keep",
@@ -144,7 +141,6 @@ def _check_flags_of_requests(flags: JobFlags, command: Sequence[str]) -> None:
 
 
 async def _one_of(client: AsyncClient, change: Change, options: RowOptions) -> int | None:
-    from moorage.client.errors import Rejected
     from moorage.schemas.errors import MoorageError
 
     gone, request = await change(client)
@@ -181,8 +177,6 @@ async def _many(
     client: AsyncClient, requests: list[dict[str, Any]], fields: dict[str, Any], options: RowOptions
 ) -> int | None:
     """Submit several requests, each accepted or refused by itself, and print the answers in their order."""
-    from moorage.client.errors import BatchRejected, error_of
-
     jobs: list[Job | None] = []
     problems = {}
     try:

@@ -6,7 +6,6 @@ import asyncio
 import gc
 import sys
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from moorage.cli.framework.arguments import Parameter
@@ -14,11 +13,12 @@ from moorage.cli.framework.console import is_live, say, tell
 from moorage.cli.framework.exit_codes import exit_code_of_result, shell_code
 from moorage.cli.framework.interrupts import detachable
 from moorage.cli.framework.options import ROWS, RowOptions, guarded, with_client
-from moorage.cli.framework.render import Rows, state, waits
+from moorage.cli.framework.render import Rows, state, utc_ms, waits
 from moorage.cli.jobs.progress import Progress
 from moorage.cli.jobs.replica_words import Eta, shown_words
 from moorage.cli.jobs.selectors import ANY_JOB, HELP, HELP_ONE, LISTED, Chosen, ids_of, one_id, words_of
 from moorage.cli.jobs.show_ls_cancel import at, why_of
+from moorage.client.errors import ClientError
 from moorage.schemas.job import STATES
 from moorage.schemas.units import many
 
@@ -108,7 +108,6 @@ def _known(result: Result | None) -> Result:
 
 async def _why_of(client: AsyncClient, result: Result) -> str:
     """Return why a job ended; of one of several replicas that did not succeed, how many of them did not, too."""
-    from moorage.client.errors import ClientError
     from moorage.client.replicas import failed_words
 
     several = not result.changes or any(change.replica > 0 for change in result.changes)
@@ -160,8 +159,6 @@ class Meanwhile:
             at += 1
 
     async def _words(self) -> str:
-        from moorage.client.errors import ClientError
-
         first = next(iter(self._left), "")
         try:
             data = await self._client.job(first).explain()
@@ -231,7 +228,7 @@ def rows_of(event: Event, *, whole: bool) -> list[list[Any]]:
     """Return a row for each transition of the event, with the cells of `COLUMNS`. A `whole` time has the date, too."""
     rows: list[list[Any]] = []
     for change in event.changes:
-        when = datetime.fromtimestamp(change.time_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3] + "Z"
+        when = utc_ms(change.time_ms)
         worker = change.worker + (" sim" if change.worker and event.simulated else "")
         rows.append(
             [

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 from moorage.cli.framework.arguments import Parameter
 from moorage.cli.framework.console import say
 from moorage.cli.framework.options import OF_LEDGER, LedgerOptions, guarded
+from moorage.client.durations import seconds
+from moorage.client.errors import rejected
 from moorage.schemas.subjects import PREFIX_DEFAULT
 
 if TYPE_CHECKING:
@@ -63,8 +65,6 @@ def serve(
             try:
                 return runner.run(serve_calls(made, on_ready=on_ready))
             except OSError as error:
-                from moorage.client.errors import rejected
-
                 said = f"{made.argv[0]} cannot be started: {error.strerror or error}"
                 raise rejected("failed-precondition", said, next="give a program of this machine after --") from None
 
@@ -88,8 +88,6 @@ def serving_of(
     from moorage.bus.call_key import CREDS_VARIABLE, URL_VARIABLE, context_of_key
     from moorage.bus.target import find_context
     from moorage.calls.serve import Serving, function_argv
-    from moorage.client.durations import seconds
-    from moorage.client.errors import rejected
     from moorage.schemas.service import CONCURRENCY_VARIABLE, GRACE_VARIABLE
 
     if bool(function) == bool(command):
@@ -121,7 +119,6 @@ def serving_of(
 def _name_of(environment: Mapping[str, str], name: str | None, tenant: str | None, prefix: str) -> Name:
     from moorage.bus.call_key import SUBJECT_VARIABLE
     from moorage.calls.messenger import Name
-    from moorage.client.errors import rejected
     from moorage.client.tenant import find_tenant
     from moorage.schemas.names import SERVICE, TENANT, is_service, is_tenant
     from moorage.schemas.subjects import is_prefix

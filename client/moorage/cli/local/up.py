@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
 from moorage.cli.framework.arguments import Parameter
 from moorage.cli.framework.options import LOCAL, LocalOptions, guarded
 from moorage.cli.framework.settings import UP, UP_FILE_HELP, UpSettings, flags_of, the_file
+from moorage.client.errors import ClientError, Rejected, client_problem, rejected
 from moorage.schemas.settings import made, settle
 from moorage.schemas.settings_file import FILE_VARIABLE, file_here
 from moorage.worker.settings import WorkerSettings
@@ -25,10 +26,7 @@ LOCK_FILE: Final = "up.lock"
 #: what `moorage up` makes in its folder
 OUR_NAMES: Final = (LOCK_FILE, "up.json", "ledger-url", "nats", "scheduler.log", "worker.log", "workers")
 
-
 if TYPE_CHECKING:
-    from moorage.client.errors import Rejected
-
     UpFlags: TypeAlias = Any
     _NO_FLAGS: Any = None
 else:
@@ -69,8 +67,6 @@ async def _up(given: Path | None, flags: Any, options: LocalOptions, restore: Pa
     _check_fleet(simulate)
     folder = home(held.data)
     if not _is_text(str(folder)):
-        from moorage.client.errors import rejected
-
         raise rejected(
             "invalid-argument",
             f"the state folder {str(folder)!r} has a name that is not UTF-8, and the server's settings must be text",
@@ -114,7 +110,6 @@ def _check_fleet(simulate: str | None) -> None:
     """Raise `Rejected` for a fleet that is not written correctly, before anything is started."""
     if simulate is None:
         return
-    from moorage.client.errors import rejected
     from moorage.schemas.errors import Refused
     from moorage.worker.agent.run import simulated_of
 
@@ -151,8 +146,6 @@ def _check_owners(folder: Path) -> None:
 
 
 def _not_ours(path: Path, owner: int) -> Rejected:
-    from moorage.client.errors import rejected
-
     try:
         name = pwd.getpwuid(owner).pw_name
     except KeyError:
@@ -170,7 +163,6 @@ def _only_one(folder: Path) -> Iterator[None]:
     """Hold the folder's lock. Raises `ClientError` with already-running, and `Rejected` if the folder cannot be
     used."""
     from moorage.bus.target import UP_FILE, read_up
-    from moorage.client.errors import ClientError, client_problem
 
     _check_owners(folder)
     try:
@@ -182,8 +174,6 @@ def _only_one(folder: Path) -> Iterator[None]:
             folder.chmod(mode)
         lock = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        from moorage.client.errors import rejected
-
         raise rejected(
             "failed-precondition",
             f"the data folder {folder} cannot be used: {error.strerror}",

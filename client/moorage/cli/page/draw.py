@@ -9,14 +9,13 @@ from itertools import groupby
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote, urlencode
 
-from moorage.cli.fleet.workers import model_words
 from moorage.cli.framework.render import utc
 from moorage.cli.jobs.explain import explained_rows, fix_lines
 from moorage.cli.jobs.job_rows import after_rows, code_cell, ended_by_itself, why_cell
 from moorage.cli.jobs.replica_words import shown_words
 from moorage.cli.jobs.use import use_cell
 from moorage.cli.page.html import Html, Part, join, part, tag, text
-from moorage.cli.top.draw import about, matches
+from moorage.cli.top.draw import about, fit_words, matches
 from moorage.client.durations import age, seconds
 from moorage.client.view.bars import Bar, bars
 from moorage.client.view.lanes import Lanes
@@ -141,8 +140,8 @@ def fleet(view: View, wanted: str = "") -> list[Part]:
 def _verdict(view: View) -> Part:
     notes = [tag("p", f"not shown: {what}", class_="dim") for what in view.unseen]
     if view.past:
-        ends = ", ".join(f"{number} {state}" for state, number in sorted(view.ended.items())) or "no job"
-        told = f"Ended in the hour before: {ends}. What was wrong then, and how GPUs were used, was not kept."
+        told = f"Ended in the hour before: {view.ended_words}."
+        told += " What was wrong then, and how GPUs were used, was not kept."
         return part("verdict", tag("div", told, class_="card"))
     if view.sees_fleet and view.heard_ms_ago is None and not view.troubles:
         return part("verdict", tag("div", "waiting for the first frame of the leader", class_="card"))
@@ -178,32 +177,12 @@ def _trouble(trouble: Trouble) -> Html:
 def _numbers(view: View) -> Part:
     counts = view.counts
     shown = [("GPUs", counts.gpus), ("free", counts.free), ("leased", counts.leased)]
-    shown += [
-        (name, number)
-        for name, number in (
-            ("closed", counts.closed),
-            ("shared", counts.shared),
-            ("frozen", counts.frozen),
-            ("sick", counts.sick),
-            ("foreign", counts.foreign),
-            ("not lent", counts.not_lent),
-            ("lost", counts.lost),
-        )
-        if number
-    ]
+    shown += counts.odd()
     pieces = [tag("span", tag("b", number), name, data_count=name) for name, number in shown]
     if view.use is not None:
         pieces.append(tag("span", tag("b", f"{view.use} %"), "used of what is leased"))
     pieces += [tag("span", tag("b", view.running), "running"), tag("span", tag("b", view.queued), "queued replicas")]
-    words = model_words([fit.model for fit in view.fits])
-    fits = [
-        tag(
-            "span",
-            tag("b", f"{fit.largest}x{_short(words, fit.model)}" if fit.largest else f"no {_short(words, fit.model)}"),
-            f"{fit.free} of {fit.gpus} free",
-        )
-        for fit in view.fits
-    ]
+    fits = [tag("span", tag("b", most), free) for most, free in fit_words(view.fits)]
     return part(
         "numbers",
         tag(
@@ -214,10 +193,6 @@ def _numbers(view: View) -> Part:
             class_="card",
         ),
     )
-
-
-def _short(words: Mapping[str, str], model: str) -> str:
-    return words[model] if model else "GPU of any model"
 
 
 def _map(view: View, workers: Sequence[WorkerCells]) -> list[Part]:
@@ -303,7 +278,7 @@ def _unused(view: View) -> Part:
             _job(row.tenant, row.job) if row.job else tag("a", row.worker, href=link("worker", row.worker)),
             row.jobs or "-",
             row.gpus,
-            f"{row.least}-{row.most} %" if row.least != row.most else f"{row.most} %",
+            f"{row.used} %",
             age(row.for_ms),
         ]
         for row in view.idle[:ROWS_MAX]
@@ -429,8 +404,8 @@ def _waiting(waiting: Sequence[Waiting]) -> Html:
             (">" if row.more else "") + age(row.oldest_ms),
             _job(row.tenant, row.job, short=True),
             row.asks,
-            "-" if row.starts_ms is None else f"~{age(row.starts_ms)}" if row.starts_ms else "now",
-            ": ".join(filter(None, (row.reason, row.because or row.means))) or "not asked yet",
+            row.starts,
+            row.why,
         ]
         for row in waiting
     ]

@@ -29,6 +29,7 @@ from starlette.responses import (
 )
 from starlette.routing import Route
 
+from moorage.cli.framework.console import error_line
 from moorage.cli.page import acts, draw
 from moorage.cli.page.doors import Doors
 from moorage.cli.page.html import Html, Part, part, tag
@@ -171,7 +172,7 @@ class Page:
                 view = await self._source.past(moment)
             parts = await self._draw(at, request, view)
         except MoorageError as error:
-            parts = [_told_trouble(f"error[{error.code}]: {error.problem.message}")]
+            parts = [_told_trouble(error_line(error))]
         except TimeoutError:
             parts = [_told_trouble("the leader has not answered so far")]
         if parts is None:
@@ -267,7 +268,7 @@ class Page:
         try:
             told, back = await acts.do(self._source.client, asked, self._doors.name(request))
         except MoorageError as error:
-            why = [f"error[{error.code}]: {error.problem.message}"]
+            why = [error_line(error)]
             why += [f"allowed: {error.problem.allowed}"] if error.problem.allowed else []
             why += [f"fix: {error.problem.next}"] if error.problem.next else []
             return PlainTextResponse("\n".join(why), 409 if isinstance(error, Rejected) else 502)

@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from moorage.cli.framework.console import error_line
+from moorage.cli.jobs.selectors import LIVE
 from moorage.cli.page.draw import OUTPUT_IS_ITS, Story
-from moorage.cli.top.feed import LIVE, ROUND_S, Feed, now_ms
+from moorage.cli.top.feed import ROUND_S, Feed, now_ms
 from moorage.cli.top.job import tail
 from moorage.client.errors import NoScheduler, NotFound, NotPermitted, Unreachable
 from moorage.client.view.lanes import KEPT_MS, Lanes
@@ -136,7 +138,7 @@ class Source:
                 self.trouble = ""
                 await self._lanes_of_running()
             except MoorageError as error:
-                self.trouble = f"error[{error.code}]: {error.problem.message}"
+                self.trouble = error_line(error)
             async with self._round:
                 self._rounds += 1
                 self._round.notify_all()
@@ -236,11 +238,9 @@ class Source:
 
         Raises `Rejected` for anything else, and what asking raises.
         """
-        from datetime import datetime
+        from moorage.client.moments import past_ms
 
-        from moorage.client.moments import past_moment
-
-        at_ms = int(past_moment(at, datetime.now()) * 1000)
+        at_ms = past_ms(at)
 
         async def ask() -> View:
             return await self.feed.past(at_ms)
@@ -253,8 +253,9 @@ class Source:
         ask, or there is no such worker."""
 
         async def ask() -> Any:
-            answer = await self.client._wire.operate("fleet", {"worker": worker})
-            return answer.data["workers"][0].get("devices", [])
+            from moorage.cli.fleet.workers import worker_of
+
+            return (await worker_of(self.client, worker))[1].get("devices", [])
 
         if not self.feed.operates:
             return []
@@ -273,7 +274,7 @@ class Source:
 
     async def on_worker(self, worker: str) -> dict[str, Any]:
         """Return the jobs that are on a worker now."""
-        return await self._listed(("on", worker), "", {"worker": worker, "states": [*LIVE], "history": False}, ROUND_S)
+        return await self._listed(("on", worker), "", {"worker": worker, "states": LIVE, "history": False}, ROUND_S)
 
     async def _listed(self, key: object, tenant: str, asked: dict[str, Any], fresh_s: float) -> dict[str, Any]:
         async def ask() -> Any:
@@ -289,15 +290,11 @@ class Source:
         """Return sums of GPU time, of all tenants that the key may read, and from when on they are."""
 
         async def ask() -> Any:
-            asked: dict[str, Any] = {"since_s": since_s, "by": list(by)}
-            rows: list[dict[str, Any]] = []
-            wire = self.client._wire
-            while True:
-                answer = await (wire.operate("usage", asked) if self.feed.operates else wire.answer("usage", asked))
-                rows += answer.data["rows"]
-                if not (after := answer.data.get("next")):
-                    return rows, answer.data["from_ms"]
-                asked = {**asked, "after": after}
+            from moorage.cli.fleet.usage import all_pages
+
+            asked = {"since_s": since_s, "by": list(by)}
+            data = (await all_pages(self.client, asked, of_all=self.feed.operates)).data
+            return data["rows"], data["from_ms"]
 
         found: tuple[list[dict[str, Any]], int] = await self.kept(("usage", since_s, by), SLOW_S, ask)
         return found

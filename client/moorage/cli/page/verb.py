@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 from moorage.cli.framework.arguments import Parameter
 from moorage.cli.framework.console import say
 from moorage.cli.framework.interrupts import ENDING
+from moorage.cli.framework.listening import address, cannot_listen, host_and_port, no_address
 from moorage.cli.framework.options import DEFAULTS, Options, client_of, guarded, with_client
 from moorage.client.errors import rejected
 from moorage.schemas.errors import MoorageError, problem
@@ -110,8 +111,7 @@ async def _serve(
             if error.code not in ("no-scheduler", "unreachable"):
                 raise
             say(f"no leader answers yet: {error}")
-        host, port = listener.getsockname()[:2]
-        shown = f"http://{f'[{host}]' if ':' in host else host}:{port}/"
+        shown = f"{address(*listener.getsockname()[:2])}/"
         asking = asyncio.create_task(source.keep_asking())
         ready, ended = asyncio.Event(), asyncio.Event()
         for number in ENDING:
@@ -128,19 +128,12 @@ async def _serve(
 
 
 def _address(listen: str) -> tuple[str, int]:
-    """Return host and port of `[ADDRESS:]PORT`. An address of IPv6 may stand in brackets. Raises `Rejected`."""
-    host, _, port = listen.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]") or LISTEN_DEFAULT.partition(":")[0]
-    if port.isdecimal() and int(port) <= 65_535:
-        with contextlib.suppress(ValueError):
-            return str(ipaddress.ip_address("127.0.0.1" if host == "localhost" else host)), int(port)
-    raise rejected(
-        "invalid-argument",
-        f"--listen {listen} is no address with a port",
-        found=listen,
-        allowed="9480, 0.0.0.0:9480, [::1]:9480",
-        next="name a port, and an address of this machine; port 0 takes any free one",
-    )
+    """Return address and port of `[ADDRESS:]PORT`. Raises `Rejected`, also for a name of a host."""
+    host, port = host_and_port(listen)
+    try:
+        return str(ipaddress.ip_address("127.0.0.1" if host == "localhost" else host)), port
+    except ValueError:
+        raise no_address(listen) from None
 
 
 def _secret(file: Path | None) -> str:
@@ -203,11 +196,6 @@ def _listening(host: str, port: int) -> Iterator[socket.socket]:
     try:
         listener = socket.create_server((host, port), family=family)
     except OSError as error:
-        told = problem(
-            "failed-precondition",
-            f"cannot listen at {host}, port {port}: {error.strerror}",
-            next="name another port with --listen, or 0 for any that is free",
-        )
-        raise MoorageError(told) from None
+        raise cannot_listen(host, port, error) from None
     with listener:
         yield listener

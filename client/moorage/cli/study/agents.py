@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, ParamSpec
 import msgspec
 
 from moorage.cli.framework.arguments import Parameter
+from moorage.cli.framework.console import error_line
 from moorage.cli.framework.options import DEFAULTS, Options, guarded, with_client
 from moorage.schemas.errors import MoorageError
 from moorage.schemas.release import RELEASE
@@ -132,7 +133,7 @@ def _told(tool: Callable[P, Awaitable[Any]]) -> Callable[P, Awaitable[str]]:
             return json.dumps(await tool(*args, **kwargs))
         except MoorageError as error:
             fix = f"; fix: {error.problem.next}" if error.problem.next else ""
-            raise ToolError(f"error[{error.code}]: {error.problem.message}{fix}") from None
+            raise ToolError(error_line(error) + fix) from None
 
     del told.__annotations__["return"]
     told.__annotations__["return"] = str

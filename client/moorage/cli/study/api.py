@@ -10,6 +10,7 @@ from moorage.cli.framework.arguments import Parameter
 from moorage.cli.framework.exit_codes import EXIT_FAILED, exit_code_of
 from moorage.cli.framework.files import cannot_read, read_within
 from moorage.cli.framework.options import DEFAULTS, Options, guarded, with_client
+from moorage.client.errors import error_of, rejected, unanswered
 from moorage.schemas.codec import FRAME_BYTES_MAX
 
 if TYPE_CHECKING:
@@ -39,7 +40,6 @@ def api(
     async def work(client: AsyncClient) -> int | None:
         from moorage.bus.errors import BusError
         from moorage.bus.inbox import Mux
-        from moorage.client.errors import unanswered
 
         wire, admin = client._wire, verb.startswith(ADMIN)
         subject = (
@@ -61,8 +61,6 @@ def api(
     def act() -> int:
         nonlocal payload
         if not _VERB.fullmatch(verb):
-            from moorage.client.errors import rejected
-
             raise rejected(
                 "invalid-argument", f"{verb!r} is not a verb", found=verb, next="show, submit, admin.fleet, …"
             )
@@ -86,7 +84,6 @@ def _show(answer: bytes) -> int:
     """Print the answer. Returns the exit code of the first error in it; 0 if there is none."""
     import msgspec
 
-    from moorage.client.errors import error_of
     from moorage.schemas.errors import Problem
 
     json = answer.startswith(_JSON_FIRST)

@@ -4,7 +4,7 @@ server."""
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import Annotated, Final
 
 from moorage.cli.framework.arguments import Parameter
 from moorage.cli.framework.codes import NOTES, Code, ends, error_codes, fix_of, frame, reasons
@@ -12,10 +12,8 @@ from moorage.cli.framework.console import emit, tell
 from moorage.cli.framework.exit_codes import EXIT_FAILED
 from moorage.cli.framework.options import LOCAL, LOCAL_ROWS, LocalOptions, LocalRowOptions, guarded
 from moorage.cli.framework.render import facts, table
+from moorage.client.errors import NotFound, not_found
 from moorage.schemas.nearest import nearest
-
-if TYPE_CHECKING:
-    from moorage.client.errors import NotFound
 
 
 def errors(
@@ -128,7 +126,5 @@ def _structs() -> dict[str, type]:
 
 
 def _nothing(kind: str, word: str, known: Collection[str], verb: str) -> NotFound:
-    from moorage.client.errors import not_found
-
     near = nearest(word, known)
     return not_found(f"no {kind} {word!r}", found=word, next=f"{verb} {near}" if near else f"{verb} lists them")

@@ -16,11 +16,11 @@ from moorage.cli.framework.files import cannot_read
 from moorage.cli.framework.interrupts import run
 from moorage.cli.framework.options import OF_LEDGER, LedgerOptions
 from moorage.cli.framework.render import utc_ms
+from moorage.client.errors import NotFound, not_found, rejected
 from moorage.schemas.actors import split, words
 from moorage.schemas.units import many
 
 if TYPE_CHECKING:
-    from moorage.client.errors import NotFound
     from moorage.scheduler.ledger.ledger_reader import LedgerReader
 
 #: columns of a line on a terminal, which comes before those after it are known: ledger, time, job, state, worker, GPUs
@@ -55,8 +55,6 @@ def replay(
     """
 
     def act() -> int:
-        from moorage.client.errors import rejected
-
         if file is not None and backup is not None:
             raise rejected(
                 "invalid-argument", "a recording and a backup exclude each other", next="name only one of the two"
@@ -75,8 +73,6 @@ def replay(
 
 
 def _none_of(job: str, where: str) -> NotFound:
-    from moorage.client.errors import not_found
-
     return not_found(
         f"nothing about job {job} is in {where}",
         found=job,
@@ -122,7 +118,6 @@ def _cut_away(ledger: LedgerReader, options: LedgerOptions) -> int:
 
 
 def _replay_backup(file: Path, at: int | None, job: str | None, options: LedgerOptions) -> int:
-    from moorage.client.errors import rejected
     from moorage.scheduler.ledger import ledger_reader
     from moorage.scheduler.ledger.backup import read
 
@@ -206,7 +201,6 @@ def _word(value: Any) -> str:
 
 
 def _decide_again(file: Path, at: int | None, job: str | None, options: LedgerOptions) -> int:
-    from moorage.client.errors import rejected
     from moorage.scheduler.ledger.recording import CannotReplay, placements
     from moorage.scheduler.ledger.recording import replay as decide_again
 

@@ -18,6 +18,8 @@ from moorage.cli.framework.exit_codes import EXIT_INTERRUPTED
 from moorage.cli.framework.files import cannot_read, cannot_write
 from moorage.cli.framework.options import LOCAL, LocalOptions, guarded
 from moorage.cli.framework.render import table
+from moorage.client.durations import seconds
+from moorage.client.errors import rejected
 
 if TYPE_CHECKING:
     from moorage.scheduler.core.events import Order
@@ -85,8 +87,6 @@ def simulate(
     """
 
     def act() -> int:
-        from moorage.client.durations import seconds
-
         hosts = _hosts(fleet)
         jobs = _jobs(trace, format, cluster)
         until_ms = None if until is None else int(seconds(until) * 1000)
@@ -111,7 +111,6 @@ def _check_writable(files: list[Path]) -> None:
 
 
 def _hosts(fleet: str | None) -> list[SimHost]:
-    from moorage.client.errors import rejected
     from moorage.system.simulated_hosts import load_hosts, simulated_hosts
     from moorage.testing.simulate.openb_jobs import openb_hosts
     from moorage.testing.simulate.trace import SimHost
@@ -137,7 +136,6 @@ def _hosts(fleet: str | None) -> list[SimHost]:
 
 
 def _jobs(path: Path, format: Format | None, cluster: str | None) -> list[TraceJob]:
-    from moorage.client.errors import rejected
     from moorage.testing.simulate import openb_jobs, philly, trace
 
     try:
@@ -178,7 +176,6 @@ class _Rights(NamedTuple):
 def _rights(quota: list[str], share: list[str]) -> _Rights:
     """Return the tenants' rights at the beginning of the trace. Raises `Rejected`, or Refused for a bad number."""
     from moorage.cli.jobs.plan import quotas_of, shares_of
-    from moorage.client.errors import rejected
     from moorage.scheduler.whatif.plan import orders_of
 
     quotas = quotas_of(quota) or {}
@@ -199,7 +196,6 @@ def _rights(quota: list[str], share: list[str]) -> _Rights:
 
 def _runs(rankers: list[str], said: list[str]) -> list[dict[str, str]]:
     """Return the settings of each run: every combination of what was given in several."""
-    from moorage.client.errors import rejected
     from moorage.scheduler.core.config import Config
     from moorage.schemas.settings import declared
 

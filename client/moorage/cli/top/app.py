@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from datetime import datetime
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Final
 
@@ -20,13 +20,13 @@ from textual.strip import Strip
 from textual.widget import Widget
 from textual.widgets import Input, Static
 
-from moorage.cli.framework.console import plain
+from moorage.cli.framework.console import error_line, plain
 from moorage.cli.framework.interrupts import ENDING
 from moorage.cli.top.commands import WORDS, Act, Command, command_of, perform
 from moorage.cli.top.draw import PANES, SIGNS, SORTS, Drawn, Line, Target, Wishes, draw, panes_at_first
 from moorage.cli.top.job import job_text
 from moorage.cli.top.worker import worker_text
-from moorage.client.moments import past_moment
+from moorage.client.moments import past_ms
 from moorage.schemas.errors import MoorageError
 from moorage.schemas.printable import shown
 
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 
 #: seconds between two pictures: the leader sends two frames a second
 PICTURE_S: Final = 0.5
-#: seconds between two looks at an open job
-JOB_S: Final = 2.0
+#: seconds between two looks at an open job or worker
+ASKED_S: Final = 2.0
 _STYLES: Final = {
     "": Style(),
     **{name: Style.parse(name) for name in ("dim", "bold", "red", "green", "yellow", "cyan", "reverse")},
@@ -122,49 +122,25 @@ class Page(Screen[None]):
             self.query_one("#text", Static).update(Text.from_ansi(plain(text)))
 
 
-class JobPage(Page):
-    """A job, asked for again and again."""
+class AskedPage(Page):
+    """A job or a worker, asked for again and again."""
 
-    def __init__(self, client: AsyncClient, target: Target, *, ascii: bool) -> None:
-        super().__init__(f"asking for {target[1]} of {target[0]}")
-        self._client = client
-        self._target = target
-        self._ascii = ascii
+    def __init__(self, name: str, ask: Callable[[], Awaitable[str]]) -> None:
+        super().__init__(f"asking for {name}")
+        self._text = ask
 
     def on_mount(self) -> None:
         self._ask()
-        self.set_interval(JOB_S, self._ask)
+        self.set_interval(ASKED_S, self._ask)
 
     def _ask(self) -> None:
-        self.run_worker(self._asked(), group="job", exclusive=True)
+        self.run_worker(self._asked(), group="asked", exclusive=True)
 
     async def _asked(self) -> None:
         try:
-            self.show(await job_text(self._client, *self._target, ascii=self._ascii))
+            self.show(await self._text())
         except MoorageError as error:
-            self.show(f"error[{error.code}]: {error.problem.message}")
-
-
-class WorkerPage(Page):
-    """A worker, asked for again and again."""
-
-    def __init__(self, client: AsyncClient, worker: str) -> None:
-        super().__init__(f"asking for {worker}")
-        self._client = client
-        self._worker = worker
-
-    def on_mount(self) -> None:
-        self._ask()
-        self.set_interval(JOB_S, self._ask)
-
-    def _ask(self) -> None:
-        self.run_worker(self._asked(), group="worker", exclusive=True)
-
-    async def _asked(self) -> None:
-        try:
-            self.show(await worker_text(self._client, self._worker))
-        except MoorageError as error:
-            self.show(f"error[{error.code}]: {error.problem.message}")
+            self.show(error_line(error))
 
 
 class TopApp(App[None]):
@@ -238,7 +214,7 @@ class TopApp(App[None]):
             asyncio.get_running_loop().remove_signal_handler(number)
 
     def _told(self, error: MoorageError) -> None:
-        self._trouble = f"error[{error.code}]: {error.problem.message}"
+        self._trouble = error_line(error)
 
     def on_resize(self, _: events.Resize) -> None:
         self.screen_stack[0].query_one(Picture).again()
@@ -289,7 +265,9 @@ class TopApp(App[None]):
     def action_open(self) -> None:
         """Open the job under the cursor."""
         if self._cursor is not None and self.screen is self.screen_stack[0]:
-            self.push_screen(JobPage(self._client, self._cursor, ascii=self._ascii))
+            tenant, job = self._cursor
+            text = partial(job_text, self._client, tenant, job, ascii=self._ascii)
+            self.push_screen(AskedPage(f"{job} of {tenant}", text))
 
     def action_help(self) -> None:
         """Show the keys and the signs."""
@@ -355,7 +333,7 @@ class TopApp(App[None]):
             self._cursor = command.job
             self.action_open()
         elif command.worker:
-            self.push_screen(WorkerPage(self._client, command.worker))
+            self.push_screen(AskedPage(command.worker, partial(worker_text, self._client, command.worker)))
         elif command.tenant:
             self._filter = command.tenant
             self.draw()
@@ -372,12 +350,12 @@ class TopApp(App[None]):
 
     async def _go_to(self, moment: str) -> None:
         try:
-            at_s = past_moment(moment, datetime.now())
+            at_ms = past_ms(moment)
             self._say(f"reading the history of {moment}")
-            self._past = await self._feed.past(int(at_s * 1000))
+            self._past = await self._feed.past(at_ms)
             self._say("")
         except MoorageError as error:
-            self._say(f"error[{error.code}]: {error.problem.message}")
+            self._say(error_line(error))
 
     def _begin(self, act: Act) -> None:
         if not self._operates:
@@ -399,4 +377,4 @@ class TopApp(App[None]):
         try:
             self._say(await perform(self._client, act))
         except MoorageError as error:
-            self._say(f"error[{error.code}]: {error.problem.message}")
+            self._say(error_line(error))

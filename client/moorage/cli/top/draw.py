@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 
 from msgspec import structs
 
+from moorage.cli.jobs.use import use_cell
 from moorage.client.durations import age
 from moorage.client.view.view import Fit, Idle, Trouble, View, Waiting, WorkerCells
 from moorage.schemas.cells import FOREIGN, FREE, LEASED, LOST, SICK
@@ -170,19 +171,7 @@ def _head(view: View, columns: int, wishes: Wishes) -> list[Line]:
     if view.use is not None:
         shown.append(f"used {view.use} %")
     shown.append(f"{view.running} run, {view.queued} wait")
-    shown += [
-        f"{number} {name}"
-        for name, number in (
-            ("lost", counts.lost),
-            ("sick", counts.sick),
-            ("closed", counts.closed),
-            ("foreign", counts.foreign),
-            ("shared", counts.shared),
-            ("frozen", counts.frozen),
-            ("not lent", counts.not_lent),
-        )
-        if number
-    ]
+    shown += [f"{number} {name}" for name, number in counts.odd()]
     second: Line = [("  ".join(shown), "")]
     verdict = [] if WRONG in wishes.panes and view.troubles else _verdict(view)  # the part says it, line by line
     lines = [first, second, *_fits(view.fits, columns), *verdict]
@@ -192,24 +181,19 @@ def _head(view: View, columns: int, wishes: Wishes) -> list[Line]:
 def _head_of_past(view: View, tag: Line) -> list[Line]:
     then = datetime.fromtimestamp(view.at_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     first: Line = [("moorage  ", "bold"), *tag, (f"as it was at {then}", "reverse")]
-    ended = ", ".join(f"{number} {state}" for state, number in sorted(view.ended.items())) or "none"
     counts = view.counts
     words = [f"{counts.leased} of {counts.gpus} GPUs leased", f"{view.running} run, {view.queued} wait"]
     return [
         first,
         [(_GAP.join(words), "")],
-        [(f"ended in the hour before: {ended}", "")],
+        [(f"ended in the hour before: {view.ended_words}", "")],
         [("from the history alone: use and health of then are not known", "dim")],
     ]
 
 
 def _fits(fits: Sequence[Fit], columns: int) -> list[Line]:
     """Return what fits now for each model, in as many lines as that takes, at most three."""
-    words = [
-        (f"{fit.largest}x{_short(fit.model, fits)}" if fit.largest else f"no {_short(fit.model, fits)}")
-        + f" ({fit.free} of {fit.gpus} free)"
-        for fit in fits
-    ] or ["nothing: no worker has a GPU"]
+    words = [f"{most} ({free})" for most, free in fit_words(fits)] or ["nothing: no worker has a GPU"]
     lines, line = [], "fits now"
     for word in words:
         if len(line) + len(_GAP) + len(word) > columns and line.strip() != "fits now":
@@ -225,10 +209,13 @@ def _fits(fits: Sequence[Fit], columns: int) -> list[Line]:
     ]
 
 
-def _short(model: str, fits: Sequence[Fit]) -> str:
+def fit_words(fits: Sequence[Fit]) -> list[tuple[str, str]]:
+    """Return for each model the most that one job gets on one host, as `8xH100` or `no L40S`, and how many are free."""
     from moorage.cli.fleet.workers import model_words
 
-    return model_words([fit.model for fit in fits])[model] if model else "GPU of any model"
+    words = {**model_words([fit.model for fit in fits]), "": "GPU of any model"}
+    most = [f"{fit.largest}x{words[fit.model]}" if fit.largest else f"no {words[fit.model]}" for fit in fits]
+    return [(word, f"{fit.free} of {fit.gpus} free") for word, fit in zip(most, fits, strict=True)]
 
 
 def _verdict(view: View) -> list[Line]:
@@ -245,9 +232,7 @@ def _verdict(view: View) -> list[Line]:
 
 def _foot(wishes: Wishes) -> Line:
     if not wishes.live:
-        return [
-            ("signs  · free  ▁-█ leased, by use  # leased  _ unused  2-9 sharers  ! sick  x foreign  - not lent", "dim")
-        ]
+        return [(f"signs  {SIGNS}", "dim")]
     said = f"filter {wishes.filter}  " if wishes.filter else ""
     keys = "  ".join(f"{number} {name.split(',')[0]}" for number, name in PANES.items())
     return [(said, "bold"), (f"{keys}  : go  / filter  ? help  q quit", "dim")]
@@ -383,9 +368,7 @@ def _wrong(view: View, columns: int, wishes: Wishes) -> _Pane:
 
 def _waits(view: View, columns: int, wishes: Wishes) -> _Pane:
     def cells(row: Waiting) -> list[Any]:
-        why = ": ".join(filter(None, (row.reason, row.because or row.means))) or "not asked yet"
-        starts = "-" if row.starts_ms is None else f"~{age(row.starts_ms)}" if row.starts_ms else "now"
-        return [row.tenant, row.jobs, age(row.oldest_ms), _middle(row.job, 16), row.asks, starts, why]
+        return [row.tenant, row.jobs, age(row.oldest_ms), _middle(row.job, 16), row.asks, row.starts, row.why]
 
     rows = [(cells(row), "", (row.tenant, row.job)) for row in view.waiting]
     header = ("TENANT", "JOBS", "OLDEST", "JOB", "ASKS", "STARTS", "WHY THE OLDEST WAITS")
@@ -404,11 +387,10 @@ def _waits(view: View, columns: int, wishes: Wishes) -> _Pane:
 
 def _idle(view: View, columns: int, wishes: Wishes) -> _Pane:
     def cells(row: Idle) -> list[Any]:
-        use = f"{row.least}-{row.most}" if row.least != row.most else f"{row.most}"
         lasts = age(row.for_ms) if row.for_ms >= 1000 else "now"
         if not row.job:
-            return ["-", "-", row.gpus, use, lasts, row.worker]
-        return [row.tenant, row.jobs, row.gpus, use, lasts, f"{_middle(row.job, 20)} on {row.worker}"]
+            return ["-", "-", row.gpus, row.used, lasts, row.worker]
+        return [row.tenant, row.jobs, row.gpus, row.used, lasts, f"{_middle(row.job, 20)} on {row.worker}"]
 
     rows = [(cells(row), "", (row.tenant, row.job) if row.job else None) for row in view.idle]
     header = ("TENANT", "JOBS", "GPUS", "USE %", "FOR", "LONGEST")
@@ -466,13 +448,6 @@ def _cells_of(worker: WorkerCells) -> str:
 
 
 def _jobs(view: View, columns: int, wishes: Wishes) -> _Pane:
-    def use(row: dict[str, Any]) -> str:
-        used = row.get("use")
-        if not used:
-            return ""
-        least, most = used["percent_min"], used["percent_max"]
-        return f"{most}%" if least == most else f"{least}-{most}%"
-
     def cells(row: dict[str, Any]) -> list[Any]:
         spark = _spark(view.sparks.get(f"{row['tenant']}/{row['job']}", ()), ascii=wishes.ascii)
         where = row["worker"] + (f" +{row['workers'] - 1}" if row.get("workers", 0) > 1 else "")
@@ -482,7 +457,7 @@ def _jobs(view: View, columns: int, wishes: Wishes) -> _Pane:
             row["state"],
             row["gpu"],
             age(row["age_ms"]),
-            use(row),
+            use_cell(row),
             *([spark] if view.sparks else []),
             where or row.get("reason", ""),
         ]

@@ -8,13 +8,14 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
+from moorage.cli.jobs.selectors import HELD, LIVE
 from moorage.client.errors import NoScheduler, NotFound, NotPermitted
 from moorage.client.view.model import LEFT, Model
 from moorage.client.view.past import past_view
 from moorage.schemas.codec import Decoder
 from moorage.schemas.errors import MoorageError, Refused, problem
 from moorage.schemas.frames import FleetDetail, FleetFrame, Hello, Load, Standing
-from moorage.schemas.job import QUEUED, STATES, TERMINAL
+from moorage.schemas.job import QUEUED
 
 if TYPE_CHECKING:
     from moorage.bus.transport import Delivery, Subscribed
@@ -35,8 +36,6 @@ WHY_S: Final = 10.0
 LOADS_S: Final = 2.5
 #: how long the first picture waits for the leader's frame, of which two come a second
 FRAME_S: Final = 5.0
-LIVE: Final = [state for state in STATES if state not in TERMINAL]
-HELD: Final = [state for state in LIVE if state != QUEUED]
 
 _Heard = FleetFrame | Hello | Load | Standing | FleetDetail
 _decode: Final[Decoder[_Heard]] = Decoder(_Heard)

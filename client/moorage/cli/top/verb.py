@@ -84,7 +84,9 @@ def top(
     def act() -> int:
         nonlocal at_ms
         if at is not None:
-            at_ms = _moment_ms(at)
+            from moorage.client.moments import past_ms
+
+            at_ms = past_ms(at)
         if not (once or options.json):
             _need_a_screen()
         return with_client(options, work)
@@ -113,15 +115,6 @@ def _screen_of_its_own() -> Iterator[None]:
     finally:
         sys.stdout.write("\x1b[?25h\x1b[?1049l")
         sys.stdout.flush()
-
-
-def _moment_ms(text: str) -> int:
-    """Return a moment of the past in ms since 1970. Raises `Rejected`."""
-    from datetime import datetime
-
-    from moorage.client.moments import past_moment
-
-    return int(past_moment(text, datetime.now()) * 1000)
 
 
 def in_blocks() -> bool:

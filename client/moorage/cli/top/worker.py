@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from moorage.cli.fleet.workers import trouble_lines
+from moorage.cli.fleet.workers import trouble_lines, worker_of
 from moorage.cli.framework.render import facts
 from moorage.cli.jobs.job_rows import jobs_table
-from moorage.client.errors import NotFound, not_found
 from moorage.schemas.job import TERMINAL
 from moorage.schemas.units import many
 
@@ -17,10 +16,7 @@ if TYPE_CHECKING:
 
 async def worker_text(client: AsyncClient, worker: str) -> str:
     """Return the worker as text. Raises `NotFound`, `NotPermitted`, `NoScheduler`."""
-    fleet = (await client._wire.operate("fleet", {"worker": worker})).data
-    row = next((row for row in fleet["workers"] if row["worker"] == worker), None)
-    if row is None:
-        raise _gone(worker)
+    _, row = await worker_of(client, worker)
     asked = {"worker": worker, "history": False, "limit": 1000}
     jobs = (await client._wire.operate("ls", asked)).data["jobs"]
     live = [each for each in jobs if each["state"] not in TERMINAL]
@@ -37,7 +33,3 @@ async def worker_text(client: AsyncClient, worker: str) -> str:
     whose = f"{many(len(live), 'job')} of {', '.join(tenants)}" if live else "no job is on it"
     table = jobs_table(live, of_all=True) if live else ""
     return "\n\n".join(filter(None, (about, whose, table)))
-
-
-def _gone(worker: str) -> NotFound:
-    return not_found(f"no worker of this fleet is called {worker}", next="moorage fleet lists them")

@@ -1,4 +1,5 @@
-"""Words for a worker that gets no new jobs by an operator's order, the same on each screen."""
+"""Words for a worker that gets no new jobs by an operator's order, and for a GPU that cannot be used, the same on
+each screen."""
 
 from __future__ import annotations
 
@@ -28,6 +29,13 @@ def planned_words(worker: Mapping[str, Any]) -> str:
     if not drain.get("begins_in_ms"):
         return ""
     return ", ".join([f"drained in {age(drain['begins_in_ms'])}", *_times(drain)]) + _ordered(drain)
+
+
+def device_words(trouble: Mapping[str, Any]) -> str:
+    """Return what is wrong with a GPU of a worker of the answer `fleet`, and for how long."""
+    detail = trouble.get("detail", "")
+    what = f"used by {detail}" if trouble["kind"] == "foreign" else f"{trouble['kind']}: {detail}".rstrip(": ")
+    return what + (f", since {age(trouble['since_ms'])}" if "since_ms" in trouble else "")
 
 
 def _times(drain: Mapping[str, Any]) -> list[str]:

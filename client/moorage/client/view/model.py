@@ -7,12 +7,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from moorage.client.durations import age
-from moorage.client.view.closed import closed_words
+from moorage.client.view.closed import closed_words, device_words
 from moorage.client.view.view import Counts, Fit, Idle, Trouble, View, Waiting, WorkerCells
 from moorage.schemas.cells import FOREIGN, FREE, FROZEN, LEASED, LOST, NOT_LENT, SICK
 from moorage.schemas.frames import FleetDetail, FleetFrame, Hello, Load, Standing
 from moorage.schemas.job import QUEUED
-from moorage.schemas.reasons import REASONS, SCALED
+from moorage.schemas.reasons import BACKOFF, REASONS, SCALED
 from moorage.schemas.units import many
 
 #: the leader sends two frames a second; after so long a silence nobody leads, or the network is cut
@@ -23,7 +23,7 @@ STANDING_MS: Final = 10_000
 LOAD_MS: Final = 10_000
 #: readings of a job's use that are kept, one every 2 s
 SPARKS_MAX: Final = 28
-#: a job that waits for such an attempt fails again and again
+#: a job of which such an attempt did not last fails again and again
 FAILING_TRIES: Final = 3
 #: health of a slot that closes it, in the order of `SlotLoad`; the others are told by the leader
 _WELL: Final = frozenset({"ok", "probation"})
@@ -303,7 +303,7 @@ class Model:
                 longest = max(row["stalled"], key=lambda stall: stall["seconds"])
                 stalls.setdefault(row["tenant"], []).append((longest["seconds"], row["job"], longest["why"]))
             reason = row.get("reason", "")
-            if row["state"] == QUEUED and row.get("attempt", 0) >= FAILING_TRIES:
+            if _fails(row):
                 failing.setdefault(row["tenant"], []).append(row)
             elif row["state"] == QUEUED and reason in REASONS and REASONS[reason].is_never:
                 never.setdefault((row["tenant"], reason), []).append(row)
@@ -315,8 +315,10 @@ class Model:
             yield Trouble(_named(tenant, job, len(found)), f"stalled for {age(1000 * seconds)}: {why}")
         for tenant, rows in failing.items():
             last = max(rows, key=lambda row: int(row["attempt"]))
-            why = f": {last['why']}" if last.get("why") else ""
-            yield Trouble(_named(tenant, last["job"], len(rows)), f"fails again and again, try {last['attempt']}{why}")
+            what = f"fails again and again, try {last['attempt']}"
+            what += ", none is ready" if last.get("ready") == 0 else ""
+            what += f": {last['why']}" if last.get("why") else ""
+            yield Trouble(_named(tenant, last["job"], len(rows)), what)
         for (tenant, reason), rows in never.items():
             oldest = max(rows, key=_age)
             means = REASONS[reason].means
@@ -344,10 +346,7 @@ class Model:
                 since = age(1000 * down["for_s"])
                 yield Trouble(name, f"driver {down['driver']} is down: {down['why']}, since {since}", grave=True)
             for row in worker.get("troubles", ()):
-                detail = row.get("detail", "")
-                what = f"used by {detail}" if row["kind"] == "foreign" else f"{row['kind']}: {detail}".rstrip(": ")
-                since = f", since {age(row['since_ms'])}" if "since_ms" in row else ""
-                yield Trouble(f"{name} GPU {row['slot']}", what + since)
+                yield Trouble(f"{name} GPU {row['slot']}", device_words(row))
 
     def _jobs_on(self, worker: str) -> str:
         """Return how many jobs a worker has, in words; "" if none is known."""
@@ -405,6 +404,14 @@ def counted(workers: Sequence[WorkerCells]) -> Counts:
                 found["closed" if sign == FREE and worker.state not in _OPEN else _BY_SIGN[sign]] += number
     gpus = sum(len(worker.cells) for worker in workers if worker.state != LEFT)
     return Counts(gpus=gpus, **found)
+
+
+def _fails(row: Mapping[str, Any]) -> bool:
+    """Return whether a job's attempts end one after another: it waits for one more, or one of its replicas does while
+    others run, or no replica of a service has become ready."""
+    if row.get("attempt", 0) < FAILING_TRIES or _is_scaled(row):
+        return False
+    return row["state"] == QUEUED or row.get("reason") == BACKOFF.name or row.get("ready") == 0
 
 
 def _is_scaled(row: Mapping[str, Any]) -> bool:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
+
+from moorage.client.durations import age
 
 
 class Trouble(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -48,6 +51,16 @@ class Waiting(msgspec.Struct, frozen=True, omit_defaults=True):
     because: str = ""
     starts_ms: int | None = None
 
+    @property
+    def starts(self) -> str:
+        """When the oldest starts, as far as it is foreseen: `~4m`, `now`, or `-`."""
+        return "-" if self.starts_ms is None else f"~{age(self.starts_ms)}" if self.starts_ms else "now"
+
+    @property
+    def why(self) -> str:
+        """Why the oldest waits: the reason, and the evidence or what the reason means."""
+        return ": ".join(filter(None, (self.reason, self.because or self.means))) or "not asked yet"
+
 
 class Idle(msgspec.Struct, frozen=True):
     """Holders of GPUs that do not use all of them: jobs of a tenant, or a worker where jobs are not told (`tenant`,
@@ -66,6 +79,11 @@ class Idle(msgspec.Struct, frozen=True):
     for_ms: int
     least: int
     most: int
+
+    @property
+    def used(self) -> str:
+        """The use in percent: of all the same, or from the least to the most used one, `0-97`."""
+        return f"{self.least}-{self.most}" if self.least != self.most else f"{self.most}"
 
 
 class WorkerCells(msgspec.Struct, frozen=True):
@@ -95,6 +113,12 @@ class Counts(msgspec.Struct, frozen=True):
     not_lent: int = 0
     lost: int = 0
     closed: int = 0
+
+    def odd(self) -> Iterator[tuple[str, int]]:
+        """Yield name and number of what there is besides free and leased GPUs, the gravest first."""
+        for name in ("lost", "sick", "closed", "foreign", "shared", "frozen", "not_lent"):
+            if number := getattr(self, name):
+                yield name.replace("_", " "), number
 
 
 class View(msgspec.Struct, frozen=True, kw_only=True):
@@ -130,3 +154,8 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     ended: dict[str, int] = {}
     unseen: list[str]
     sees_fleet: bool = True
+
+    @property
+    def ended_words(self) -> str:
+        """How jobs ended in the hour before a moment of the past: `12 SUCCEEDED`, or `none`."""
+        return ", ".join(f"{number} {state}" for state, number in sorted(self.ended.items())) or "none"
