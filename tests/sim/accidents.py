@@ -232,7 +232,7 @@ class Accidents:
         if self.rng.random() < 0.5:
             if not self.world.did["lost the newest snapshot"]:  # of two that are lost nobody is promised anything
                 self.world.did["lost the newest snapshot"] += 1
-                stream.purge(SUBJECTS.snapshot(named[0]), 0, 0)
+                stream.purge(SUBJECTS.snapshot(named[0]), 0)
             return
         self._lost = streams.pop(SUBJECTS.snapshot_stream)
         self.world.later(self.rng.choice((3.0, 15.0)), self._restore_snapshots, self._lost)
