@@ -38,7 +38,12 @@ async def rows(one: Caller, numbers: str) -> dict[int, dict[str, Any]]:
 
 
 @pytest.mark.parametrize(
-    "count", [3_000, pytest.param(20_000, marks=pytest.mark.slow), pytest.param(1_000_000, marks=pytest.mark.slow)]
+    "count",
+    [
+        3_000,
+        pytest.param(20_000, marks=pytest.mark.slow),
+        pytest.param(1_000_000, marks=(pytest.mark.slow, pytest.mark.timeout(1200))),  # minutes, on two slow cores
+    ],
 )
 async def test_counts_are_those_of_a_list(nats_server: EmbeddedServer, count: int) -> None:
     cancelled = ((count - count // 10, count - 1),)
