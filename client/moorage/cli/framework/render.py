@@ -21,7 +21,7 @@ __all__ = ["Rows", "age", "facts", "ordinal", "state", "table", "utc", "waits"]
 T = TypeVar("T")
 
 GAP: Final = "  "
-#: said of a service without members that nobody calls
+#: the state of a service that has no members, as no calls come
 ASLEEP: Final = "asleep: the first call starts it"
 #: what the last column should have, and with what it is still better cut than told in a line of its own
 LAST_COLUMN_MIN: Final = 12
@@ -297,7 +297,7 @@ def waits(explained: dict[str, Any]) -> str:
 
 
 def is_asleep(explained: dict[str, Any]) -> bool:
-    """Return whether a job is a service without members that nobody calls, from the answer of `explain`."""
+    """Return whether a job is a service without members, as no calls come, from the answer of `explain`."""
     from moorage.schemas.reasons import SCALED
 
     return explained.get("reason") == SCALED.name and explained.get(SCALED.name, {}).get("wanted") == 0

@@ -126,14 +126,14 @@ def members_words(data: dict[str, Any]) -> str:
 
 
 def ready_cell(row: dict[str, Any]) -> str:
-    """Return how many of a job's running replicas are ready, `1 of 2 ready`; "" if all are, or nobody looks."""
+    """Return how many of a job's running replicas are ready, `1 of 2 ready`; "" if all are, or none is looked at."""
     states = row.get("replicas", {}).get("states", {row["state"]: 1})
     runs = states.get(RUNNING, 0)
     return f"{row['ready']} of {runs} ready" if row.get("ready", runs) < runs else ""
 
 
 def is_at_rest(row: dict[str, Any]) -> bool:
-    """Return whether a job's row of `ls` is that of a service without members that nobody calls."""
+    """Return whether a job's row of `ls` is that of a service without members, as no calls come."""
     return row["state"] == QUEUED and row.get("reason") == SCALED.name
 
 

@@ -317,7 +317,7 @@ def items_words(request: dict[str, Any]) -> str:
 
 
 def ready_words(data: dict[str, Any]) -> str:
-    """Return how many replicas of a job are ready for work; "" for a job that nobody looks at, or that has ended."""
+    """Return how many replicas of a job are ready for work; "" for a job without `ready`, or that has ended."""
     if "ready" not in data or data["state"] in TERMINAL:
         return ""
     of = len(data.get("replica_states", []))

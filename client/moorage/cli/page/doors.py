@@ -21,7 +21,7 @@ NAME_CHARS_MAX: Final = 64
 
 
 def new_key() -> str:
-    """Return a secret for the link: nobody guesses it."""
+    """Return a secret for the link, too long to be guessed."""
     return secrets.token_urlsafe(24)
 
 

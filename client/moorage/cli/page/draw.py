@@ -1,4 +1,4 @@
-"""Draws the pages: a `View`, lanes and the leader's answers in, parts of HTML out. It asks nobody."""
+"""Draws the pages: a `View`, lanes and the leader's answers in, parts of HTML out. It sends no questions."""
 
 from __future__ import annotations
 

@@ -85,8 +85,7 @@ class Page:
         )
 
     def _guarded(self, answer: Answerer) -> Answerer:
-        """Return what lets nobody in who may not see what is behind, and says to the browser what it may load: only
-        what is here."""
+        """Return an answerer that lets in who may see the page, and has the browser load only what is here."""
 
         async def guarded(request: Request) -> Response:
             if self._doors.is_rebound(request):

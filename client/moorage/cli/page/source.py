@@ -1,5 +1,5 @@
 """What the pages are drawn from: one feed for all browsers, the lanes, and answers of the leader that are kept for a
-moment, so that many browsers cost it one question. Nothing is asked while nobody looks."""
+moment, so that many browsers cost it one question. Nothing is asked while no browser is open."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keeps what a screen over a fleet has heard, and makes a `View` of it. It asks nobody and reads no clock."""
+"""Keeps what a screen over a fleet has heard, and makes a `View` of it. It sends no questions and reads no clock."""
 
 from __future__ import annotations
 
