@@ -110,17 +110,21 @@ class Connection(Link):
             self._on_lost(client)  # while this batch was being written; what is left of it is lost like the rest
         return handed
 
+    def _check_sendable(self, subject: str, payload: bytes, headers: Mapping[str, str] | None) -> None:
+        """Raise `ConnectionClosed`, or `PayloadTooLarge` for what the server would cut the connection for."""
+        if self._closing:
+            raise ConnectionClosed(self.name)
+        size_bytes = len(payload) + headers_size_bytes(headers)
+        if size_bytes > self.max_payload_bytes:
+            raise PayloadTooLarge(subject, size_bytes, self.max_payload_bytes)
+
     async def publish(self, subject: str, payload: bytes, reply: str, headers: Mapping[str, str]) -> bool:
         """Publish one message with headers; return whether it was handed to the socket. While disconnected it is
         dropped.
 
         Raises `PayloadTooLarge`, `BadSubject`, `ConnectionClosed`.
         """
-        if self._closing:
-            raise ConnectionClosed(self.name)
-        size_bytes = len(payload) + headers_size_bytes(headers)
-        if size_bytes > self.max_payload_bytes:
-            raise PayloadTooLarge(subject, size_bytes, self.max_payload_bytes)
+        self._check_sendable(subject, payload, headers)
         if not self._connected.is_set():
             return False
         client = self._client
@@ -219,11 +223,7 @@ class Connection(Link):
         headers: Mapping[str, str] | None,
         is_last: Callable[[Delivery], bool] | None,
     ) -> list[Delivery]:
-        if self._closing:
-            raise ConnectionClosed(self.name)
-        size_bytes = len(payload) + headers_size_bytes(headers)
-        if size_bytes > self.max_payload_bytes:
-            raise PayloadTooLarge(subject, size_bytes, self.max_payload_bytes)
+        self._check_sendable(subject, payload, headers)
         if not self._connected.is_set():
             timeout_s = await self._await_connected(subject, timeout_s)
         token, future = answers.open(subject, timeout_s, is_last)
