@@ -20,7 +20,7 @@ from moorage.schemas.frames import BEAT_S, DEAD_S, CommandEnd, Exec, Mark, Termi
 from moorage.schemas.subjects import Subjects
 from moorage.worker.drivers.base import Driver
 from moorage.worker.drivers.execution import Execution
-from moorage.worker.session.member_messages import Member, MemberName
+from moorage.worker.session.member_messages import Member, MemberName, name_in
 from moorage.worker.session.shell import Shell
 
 #: commands in progress at once; further callers are refused
@@ -97,7 +97,7 @@ class CommandStreams:
             await execution.close()
 
     async def _begin(self, asked: Exec, size: Terminal) -> Execution:
-        name = (asked.tenant, asked.job, asked.replica, asked.attempt, asked.fence)
+        name = name_in(asked)
         member = self._held.get(name)
         if member is None or member.phase != "running":
             found = "not here" if member is None else member.phase

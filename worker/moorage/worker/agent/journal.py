@@ -25,7 +25,7 @@ from moorage.schemas.errors import MoorageError, problem
 from moorage.schemas.frames import Fact, FactFrame, Place
 from moorage.schemas.unreadable import UNREADABLE
 from moorage.system.record_file import Form, NotThisForm, RecordFile, read_records
-from moorage.worker.session.member_messages import MemberName
+from moorage.worker.session.member_messages import MemberName, name_in
 
 JOURNAL_NAME: Final = "agent.journal"
 #: without marks: a placement has the bytes of a tenant's request
@@ -180,7 +180,7 @@ class JournalState:
                 del self.frames[no]
         elif type(record) is _Placed:
             for place in record.places:
-                self.places[(place.tenant, place.job, place.replica, place.attempt, place.fence)] = place
+                self.places[name_in(place)] = place
         elif type(record) is Kept:
             if record.name in self.places:
                 self.kept[record.name] = record
@@ -204,7 +204,7 @@ class JournalState:
     def _drop_places(self, facts: list[Fact]) -> None:
         for fact in facts:
             if fact.kind in _LAST_FACTS:
-                name = (fact.tenant, fact.job, fact.replica, fact.attempt, fact.fence)
+                name = name_in(fact)
                 self.places.pop(name, None)
                 self.kept.pop(name, None)
 

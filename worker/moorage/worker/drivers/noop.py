@@ -22,7 +22,7 @@ from moorage.schemas.errors import refuse
 from moorage.schemas.frames import LogPage, ReadLog
 from moorage.schemas.job import DURATION_S_MAX, Request
 from moorage.worker.drivers.base import CODE_NOT_FOUND, Assignment, Driver
-from moorage.worker.session.member_messages import Ended, MemberName, Started, StartFailed
+from moorage.worker.session.member_messages import Ended, MemberName, Started, StartFailed, name_in
 
 #: minus SIGTERM, with which a real process would end, too
 CODE_ENDED: Final = -15
@@ -92,7 +92,7 @@ class NoopDriver(Driver):
 
     async def read_log(self, ask: ReadLog) -> LogPage:
         """Return an empty page: nothing runs, so there is no output."""
-        name = (ask.tenant, ask.job, ask.replica, ask.attempt, ask.fence)
+        name = name_in(ask)
         return LogPage(ask.attempt, ask.stream, over=ask.ended_ms > 0 and name not in self._running)
 
     def _run(self, name: MemberName, seconds: float, code: int, timeout_s: float | None) -> None:

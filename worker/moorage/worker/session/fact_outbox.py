@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from moorage.schemas.frames import Fact, FactFrame
 from moorage.worker.session.lease_session import NEVER_S
-from moorage.worker.session.member_messages import MemberName
+from moorage.worker.session.member_messages import MemberName, name_in
 
 #: limits of one frame. Most facts have some 70 bytes, but a detail may have 800, so bytes are limited too, far below
 #: the server's 1 MiB. A larger frame would never arrive, and would be sent again for ever
@@ -77,11 +77,11 @@ class FactOutbox:
     def _begins(self, fact: Fact, until_s: float) -> None:
         begun = self._begun
         self._begun_until_s = min(self._begun_until_s, until_s) if begun or self.gathered else until_s
-        begun.setdefault(_name(fact), []).append(fact)
+        begun.setdefault(name_in(fact), []).append(fact)
 
     def exited(self, fact: Fact, ran_ms: int) -> None:
         """Add the end of a member that ran for so many ms. If its start has not left yet, they become one fact."""
-        begun = self._begun.pop(_name(fact), [])
+        begun = self._begun.pop(name_in(fact), [])
         if begun and begun[-1].kind == "started":
             self.gathered.append(replace(fact, kind="ran", ran_ms=ran_ms))
         else:
@@ -185,10 +185,6 @@ class FactOutbox:
         flying = self.in_flight.facts if self.in_flight is not None else []
         begun = [fact for facts in self._begun.values() for fact in facts]
         return [*self._joining, *flying, *begun, *self.gathered]
-
-
-def _name(fact: Fact) -> MemberName:
-    return (fact.tenant, fact.job, fact.replica, fact.attempt, fact.fence)
 
 
 def _fitting(facts: Sequence[Fact], count_max: int = FACTS_PER_FRAME_MAX) -> int:

@@ -7,7 +7,7 @@ CLOCK_BOOTTIME, which also advances while the machine is suspended (clock_gettim
 
 from __future__ import annotations
 
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, Protocol
 
 import msgspec
 
@@ -30,6 +30,28 @@ from moorage.schemas.job import Request
 
 #: the name of a member: (tenant, job, replica, attempt, fence)
 MemberName = tuple[str, str, int, int, int]
+
+
+class OfMember(Protocol):
+    """A frame, or a part of one, that is about one member."""
+
+    @property
+    def tenant(self) -> str: ...
+    @property
+    def job(self) -> str: ...
+    @property
+    def replica(self) -> int: ...
+    @property
+    def attempt(self) -> int: ...
+    @property
+    def fence(self) -> int: ...
+
+
+def name_in(frame: OfMember) -> MemberName:
+    """Return the name of the member that a frame is about."""
+    return (frame.tenant, frame.job, frame.replica, frame.attempt, frame.fence)
+
+
 #: the frames of a worker that the leader answers
 AnswerVerb = Literal["join", "renew", "fact"]
 

@@ -76,6 +76,7 @@ from moorage.worker.session.member_messages import (
     TryLease,
     Unlease,
     WatchReady,
+    name_in,
 )
 from moorage.worker.session.tombstones import TOMBSTONES_MAX, Tombstones
 
@@ -161,7 +162,7 @@ class MemberTable:
         wanted: list[Member] = []
         room = MEMBERS_MAX - len(held)
         for place in places:
-            name = (place.tenant, place.job, place.replica, place.attempt, place.fence)
+            name = name_in(place)
             if name in held:
                 continue
             if (tombstone := tombstones.of(name)) is not None:
@@ -215,7 +216,7 @@ class MemberTable:
         """
         resized = []
         for place in places:
-            member = self.held.get((place.tenant, place.job, place.replica, place.attempt, place.fence))
+            member = self.held.get(name_in(place))
             if (
                 member is None
                 or member.phase not in ("claimed", "running", "ending")
@@ -277,7 +278,7 @@ class MemberTable:
 
     def start(self, start: Start) -> None:
         """Start a gang's member that has claimed its devices. If it is not held, report that, or how it ended."""
-        name = (start.tenant, start.job, start.replica, start.attempt, start.fence)
+        name = name_in(start)
         member = self.held.get(name)
         if member is None:
             tombstones = self.tombstones
@@ -294,7 +295,7 @@ class MemberTable:
 
     def end(self, end: End) -> None:
         """End a member, or withdraw it before its start. If it is not held, report its end (withdrawn if unknown)."""
-        name = (end.tenant, end.job, end.replica, end.attempt, end.fence)
+        name = name_in(end)
         member = self.held.get(name)
         if member is not None:
             grace_s = member.grace_s if end.grace_s is None else end.grace_s
@@ -341,7 +342,7 @@ class MemberTable:
 
         Nothing happens while an earlier order is under way: the leader asks again.
         """
-        member = self.held.get((freeze.tenant, freeze.job, freeze.replica, freeze.attempt, freeze.fence))
+        member = self.held.get(name_in(freeze))
         if member is None or member.phase != "running" or member.freezing or self._is_looked_at(member):
             return
         facts = self.outbox.gathered

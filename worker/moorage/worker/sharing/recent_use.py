@@ -9,7 +9,7 @@ from typing import Final
 
 from moorage.schemas.errors import refuse
 from moorage.schemas.frames import USE_KEPT_S, AttemptUse, Device, DeviceUse, ReadUse, UseLine, UsePage
-from moorage.worker.session.member_messages import MemberName
+from moorage.worker.session.member_messages import MemberName, name_in
 
 #: stands for a reading that is not there
 _NONE: Final = -1
@@ -49,7 +49,7 @@ class RecentUse:
         """Return what the member has used; no device if it cannot be measured or was not read so far."""
         span = math.ceil(ask.last_s / min(ask.points, ask.last_s))
         spans = math.ceil(ask.last_s / span)
-        name: MemberName = (ask.tenant, ask.job, ask.replica, ask.attempt, ask.fence)
+        name = name_in(ask)
         lines = []
         for slot, device in enumerate(devices):
             if (ring := self._rings.get((name, slot))) is not None:

@@ -36,7 +36,7 @@ from moorage.schemas.frames import (
     Wanted,
 )
 from moorage.schemas.subjects import Subjects
-from moorage.worker.session.member_messages import MemberName
+from moorage.worker.session.member_messages import MemberName, name_in
 
 _POLL_S: Final = 0.005
 
@@ -65,21 +65,17 @@ class Seat:
         """Keep what a worker reports; a `ran` as the facts that it stands for."""
         for fact in facts:
             if fact.kind == "ran":
-                before = self.kinds(fact_name(fact))
+                before = self.kinds(name_in(fact))
                 begun: list[FactKind] = [kind for kind in ("claimed", "started") if kind not in before]
                 self.facts += [replace(fact, kind=kind, code=0, detail="", ran_ms=0) for kind in begun]
                 fact = replace(fact, kind="exited", ran_ms=0)
             self.facts.append(fact)
 
     def kinds(self, name: MemberName) -> list[str]:
-        return [fact.kind for fact in self.facts if fact_name(fact) == name]
+        return [fact.kind for fact in self.facts if name_in(fact) == name]
 
     def fact(self, kind: str, name: MemberName) -> Fact | None:
-        return next((f for f in self.facts if f.kind == kind and fact_name(f) == name), None)
-
-
-def fact_name(fact: Fact) -> MemberName:
-    return (fact.tenant, fact.job, fact.replica, fact.attempt, fact.fence)
+        return next((f for f in self.facts if f.kind == kind and name_in(f) == name), None)
 
 
 class NeverHappened(AssertionError):

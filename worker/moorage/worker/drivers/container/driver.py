@@ -48,7 +48,16 @@ from moorage.worker.drivers.output_frames import Notes
 from moorage.worker.drivers.supervisor_link import name_of, owner_of
 from moorage.worker.job.attempt_files import AttemptFiles
 from moorage.worker.job.attempt_folders import AttemptFolders
-from moorage.worker.session.member_messages import Ended, MemberName, NotStarted, Replaced, Started, StartFailed, Stuck
+from moorage.worker.session.member_messages import (
+    Ended,
+    MemberName,
+    NotStarted,
+    Replaced,
+    Started,
+    StartFailed,
+    Stuck,
+    name_in,
+)
 from moorage.worker.settings import WorkerSettings
 from moorage.worker.supervisor.containers import containers_of
 from moorage.worker.supervisor.protocol import Ended as ChildEnded
@@ -289,13 +298,13 @@ class ContainerDriver(Driver):
         }
 
     async def read_log(self, ask: ReadLog) -> LogPage:
-        name = (ask.tenant, ask.job, ask.replica, ask.attempt, ask.fence)
+        name = name_in(ask)
         is_over = ask.ended_ms > 0 and name not in self._host.members
         page = await self._host.link.keeper.page(self._host.key(name), ask, is_over, self._host.worker)
         return msgspec.structs.replace(page, ports=self._ports.of(self._host.key(name)))
 
     async def execute(self, request: Request, asked: Exec, size: Terminal) -> Execution:
-        name = (asked.tenant, asked.job, asked.replica, asked.attempt, asked.fence)
+        name = name_in(asked)
         member = self._host.members.get(name)
         if not asked.argv:
             if member is None or member.terminal is None:

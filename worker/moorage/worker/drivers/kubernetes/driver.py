@@ -49,7 +49,7 @@ from moorage.worker.drivers.kubernetes.verdict import Seen, read, waited_s
 from moorage.worker.drivers.supervisor_link import owner_of
 from moorage.worker.job.output_cleaner import OutputBounds
 from moorage.worker.job.secret_files import secret_variables
-from moorage.worker.session.member_messages import Ended, MemberName, NotStarted, Started, StartFailed, Stuck
+from moorage.worker.session.member_messages import Ended, MemberName, NotStarted, Started, StartFailed, Stuck, name_in
 from moorage.worker.settings import WorkerSettings
 
 #: below the worker's state folder: the pods' output
@@ -237,7 +237,7 @@ class KubernetesDriver(Driver):
         return {"output_s": bounds.keep_s, "output_bytes": bounds.bytes_max}
 
     async def read_log(self, ask: ReadLog) -> LogPage:
-        name = (ask.tenant, ask.job, ask.replica, ask.attempt, ask.fence)
+        name = name_in(ask)
         is_over = ask.ended_ms > 0 and name not in self._members
         return await self._outputs.page(name, ask, is_over, self._kit.worker)
 

@@ -49,6 +49,7 @@ from moorage.worker.session.member_messages import (
     Started,
     StartFailed,
     Stuck,
+    name_in,
 )
 from moorage.worker.settings import WorkerSettings
 from moorage.worker.sharing.member_processes import MemberProcesses
@@ -288,7 +289,7 @@ class ProcessDriver(Driver):
         }
 
     async def read_log(self, ask: ReadLog) -> LogPage:
-        name = (ask.tenant, ask.job, ask.replica, ask.attempt, ask.fence)
+        name = name_in(ask)
         is_over = ask.ended_ms > 0 and name not in self._known
         return await self._link.keeper.page(self._key(name), ask, is_over, self._worker)
 
@@ -296,7 +297,7 @@ class ProcessDriver(Driver):
         return self._folders.path(name)
 
     async def execute(self, request: Request, asked: Exec, size: Terminal) -> Execution:
-        name = (asked.tenant, asked.job, asked.replica, asked.attempt, asked.fence)
+        name = name_in(asked)
         if not asked.argv:
             return await LocalExecution.attach(self._link.state, self._key(name), asked, size)
         self._policy.check_program(asked.tenant, msgspec.structs.replace(request.workload, argv=asked.argv))
