@@ -270,6 +270,7 @@ async def test_a_job_finds_its_files_in_its_folder_before_it_starts(nats_url: st
         uid = OTHER_USER if user else str(os.geteuid())
         await until(lambda: leader.text(name) == f"trained\n{uid}\n", what="its words")
         await until(lambda: leader.text(plain) == "alone\n", what="the other's words")
+        await leader.heard("w1", "freed", name)
         assert leader.seat("w1").kinds(name) == ["claimed", "started", "exited", "freed"]
 
 
