@@ -400,7 +400,8 @@ class Engine:
         elif isinstance(event, ScheduleOrder):
             flight.replies.append((self.schedules.act(draft, event), event.reply, event.json))
         elif isinstance(event, Wake):
-            woken = self.scaling.wake(draft, event, mono_ms) or self.services.answer(event)
+            jobs = self.services.live(event.tenant, event.service)
+            woken = self.scaling.wake(draft, event, jobs, mono_ms) or self.services.answer(event)
             flight.replies.append((woken, event.reply, event.json))
         elif isinstance(event, SnapshotTaken):
             self._name_snapshot(draft, event)
