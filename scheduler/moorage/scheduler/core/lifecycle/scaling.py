@@ -187,7 +187,7 @@ class Scaling:
         """
         if not self._services:
             return False
-        stuck, moved = self._stuck(draft), False
+        stuck, moved = self._stuck(), False
         for num, service in list(self._services.items()):
             job = self._state.jobs.get(num)
             if job is None or job.over:
@@ -237,7 +237,7 @@ class Scaling:
         if not members and wanted:
             service.low_ms = None
             return False
-        needs, why, answering = self._needs(draft, job, request, service, members, mono_ms)
+        needs, why, answering = self._needs(request, service, members, wanted, mono_ms)
         if needs >= wanted or answering < len(members):  # of those that are silent nothing is known
             service.low_ms = None
         elif service.low_ms is None:
@@ -255,9 +255,12 @@ class Scaling:
         return False
 
     def _needs(
-        self, draft: Draft, job: Job, request: Request, service: _Service, members: list[Member], mono_ms: int
+        self, request: Request, service: _Service, members: list[Member], wanted: int, mono_ms: int
     ) -> tuple[int, str, int]:
-        """Return how many members the calls need, what is said of that, and how many answer calls now."""
+        """Return how many members the calls need, what is said of that, and how many answer calls now.
+
+        `wanted` is how many are wanted now.
+        """
         scale, spec = request.scale, request.service
         assert scale is not None
         assert spec is not None
@@ -271,7 +274,6 @@ class Scaling:
         answering = sum(not each.load.draining for each in heard)
         busy = sum(each.busy for each in heard) + sum(each.refused_s * each.run_s for each in heard)
         places = max(1.0, sum(each.load.places for each in heard) / len(heard)) if heard else float(spec.concurrency)
-        wanted = wanted_of(job, request)
         full, filled = (math.ceil(busy / (places * part)) if busy > _NO_CALLS else 0 for part in (FULL, FILLED))
         needs = max(full, min(filled, wanted))
         why = f"{busy:.1f} calls at a time, and a member runs {places:g}"
@@ -317,7 +319,7 @@ class Scaling:
         self._end_fewest(draft, service, helping, 1, f"scaled to {len(members) - 1}: {why}")
         self._move(draft, job, request, service, len(members) - 1, why)
 
-    def _stuck(self, draft: Draft) -> list[_Stuck]:
+    def _stuck(self) -> list[_Stuck]:
         """Return the first groups of the queue that found no place, in order."""
         groups = (group for group in self._order.queue.groups.values() if group.entries and group.verdict is not VOID)
         key = self._order.key

@@ -26,7 +26,7 @@ from moorage.scheduler.core.lifecycle.transitions import Lifecycle
 from moorage.schemas.errors import Problem, problem
 from moorage.schemas.frames import Answer
 from moorage.schemas.job import Request
-from moorage.schemas.ranges import ranges_of
+from moorage.schemas.ranges import count_of, ranges_of
 
 if TYPE_CHECKING:
     from moorage.scheduler.core.events import Submit, Wake
@@ -142,7 +142,7 @@ class Services:
         """
         ready = sum(_is_ready(draft, replica) for replica in new.rows.values())
         goes_on = [row.index for row in old.rows.values() if draft.replica(row).state in _GOES_ON]
-        serving = len(goes_on) + sum(last - first + 1 for first, last in draft.job(old).fresh)
+        serving = len(goes_on) + count_of(draft.job(old).fresh)
         over = old.size * ready // new.size - (old.size - serving)
         if over <= 0 and serving + ready >= old.size and self._finds_no_place(draft, new, ready):
             over = 1
