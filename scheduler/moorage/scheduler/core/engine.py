@@ -143,7 +143,7 @@ class Engine:
             Starts(state, self.fleet, config.start_failures_max),
         )  # fmt: skip
         self.estimates = Estimates(reader.request_of, reader.shape_of, self.durations)
-        self.services = Services(state, reader.request_of, self.lifecycle)
+        self.services = Services(state, self.lifecycle)
         self.admission = Admission(state, self.fleet, self.lifecycle, config, self.services)
         self.room = WaitingRoom(state, lambda draft, job: self._indexing.enter(draft, job), self.lifecycle.cancel)
         self._frozen = Frozen(self.fleet, self.lifecycle)
