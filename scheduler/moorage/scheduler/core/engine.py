@@ -596,9 +596,7 @@ class Engine:
             self.timers.due(flight.draft, self.lifecycle, self._indexing.enqueue)
 
     def _execute(self, flight: InFlight, event: Execute) -> None:
-        job = self.state.job(event.tenant, event.asked.job)
-        request = None if job is None else self.reader.request_of(job)
-        found = execute(flight.draft, self.state, event, request)
+        found = execute(flight.draft, self.state, event, self.reader.request_of)
         if isinstance(found, Problem):
             flight.replies.append((found, event.reply, event.json))
         else:
