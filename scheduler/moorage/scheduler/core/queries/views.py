@@ -46,7 +46,7 @@ from moorage.scheduler.core.ledger.state import (
     exit_code_of,
 )
 from moorage.scheduler.core.lifecycle.admission import no_job
-from moorage.scheduler.core.lifecycle.members_wanted import wanted_of
+from moorage.scheduler.core.lifecycle.max_running import wanted_of
 from moorage.scheduler.core.lifecycle.stale_ledger import BEHIND_RENEWALS
 from moorage.scheduler.core.operate.orders import as_hold, limit_of, share_of
 from moorage.scheduler.core.operate.resizing import resized_of
