@@ -26,7 +26,7 @@ from moorage.scheduler.core.ledger.invariants import validate
 from moorage.scheduler.core.ledger.record import Record, decode_record, encode_record
 from moorage.scheduler.core.ledger.records import RECORD_BYTES_MAX
 from moorage.scheduler.core.ledger.state import LISTED_MAX, Job, Member, Replica, State
-from moorage.scheduler.core.lifecycle.members_wanted import most_of
+from moorage.scheduler.core.lifecycle.max_running import most_of
 from moorage.scheduler.core.lifecycle.timers import BACKOFF
 from moorage.scheduler.core.outputs.outputs import Outputs
 from moorage.scheduler.core.queries.views import listed

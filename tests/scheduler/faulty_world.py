@@ -19,7 +19,7 @@ from moorage.scheduler.core.ledger.finished import job_key
 from moorage.scheduler.core.ledger.record import decode_record
 from moorage.scheduler.core.ledger.records import STEP_WIDTH, Op
 from moorage.scheduler.core.ledger.state import IS_TERMINAL, WHY
-from moorage.scheduler.core.lifecycle.members_wanted import wanted_of
+from moorage.scheduler.core.lifecycle.max_running import wanted_of
 from moorage.schemas.codec import decode_request
 from moorage.schemas.frames import FactFrame, Goodbye, Join, Renew, Wanted
 from moorage.schemas.job import STATES, TERMINAL

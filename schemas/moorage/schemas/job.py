@@ -692,7 +692,7 @@ class Request(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
         if driver in KNOWN and not KNOWN[driver].answers_calls:  # of the others their workers say it
             message = f"jobs of the driver {driver} cannot answer the calls of a service"
             return Trouble("run.driver", message, quoted(driver), f"{DRIVER_DEFAULT}, for one")
-        if self.gpu is not None and self.gpu.scheduling == "gang" and self.copies > 1:
+        if self.is_gang:
             return Trouble("service", "the ranks of a gang are no members of a service", "gang", "null with a gang")
         return self.service.trouble
 

@@ -93,8 +93,8 @@ def call_secret(tenant: str) -> str:
 class Scale(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):
     """How many attempts a job with a service has: as many as its calls need, within these bounds.
 
-    With `min` 0 none runs while nobody calls. A caller of the library then wakes it; any other hears that nobody
-    serves.
+    With `min` 0 none runs while no calls come. A caller of the library then wakes it; any other hears that no member
+    answers.
     """
 
     max: int  # most attempts, 1..1024

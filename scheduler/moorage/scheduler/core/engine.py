@@ -143,7 +143,7 @@ class Engine:
             Starts(state, self.fleet, config.start_failures_max),
         )  # fmt: skip
         self.estimates = Estimates(reader.request_of, reader.shape_of, self.durations)
-        self.services = Services(state, reader.request_of, self.lifecycle)
+        self.services = Services(state, self.lifecycle)
         self.admission = Admission(state, self.fleet, self.lifecycle, config, self.services)
         self.room = WaitingRoom(state, lambda draft, job: self._indexing.enter(draft, job), self.lifecycle.cancel)
         self._frozen = Frozen(self.fleet, self.lifecycle)
@@ -400,7 +400,8 @@ class Engine:
         elif isinstance(event, ScheduleOrder):
             flight.replies.append((self.schedules.act(draft, event), event.reply, event.json))
         elif isinstance(event, Wake):
-            woken = self.scaling.wake(draft, event, mono_ms) or self.services.answer(event)
+            jobs = self.services.live(event.tenant, event.service)
+            woken = self.scaling.wake(draft, event, jobs, mono_ms) or self.services.answer(event)
             flight.replies.append((woken, event.reply, event.json))
         elif isinstance(event, SnapshotTaken):
             self._name_snapshot(draft, event)
@@ -595,9 +596,7 @@ class Engine:
             self.timers.due(flight.draft, self.lifecycle, self._indexing.enqueue)
 
     def _execute(self, flight: InFlight, event: Execute) -> None:
-        job = self.state.job(event.tenant, event.asked.job)
-        request = None if job is None else self.reader.request_of(job)
-        found = execute(flight.draft, self.state, event, request)
+        found = execute(flight.draft, self.state, event, self.reader.request_of)
         if isinstance(found, Problem):
             flight.replies.append((found, event.reply, event.json))
         else:

@@ -220,7 +220,7 @@ class Ask:
 
 
 class Wake:
-    """A caller found nobody who serves, and asks for a member of its tenant's service."""
+    """A caller found no member of its tenant's service, and asks for one."""
 
     __slots__ = ("json", "reply", "service", "tenant")
 

@@ -22,7 +22,7 @@ from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.ledger.state import LISTED_MAX, REV, Job
 from moorage.scheduler.core.outputs.outputs import accepted, changes_since, fitting, is_end
 from moorage.scheduler.core.outputs.story import BLOCK, Parts
-from moorage.scheduler.core.outputs.told_story import Found, Frame, changes_in, read_frame
+from moorage.scheduler.core.outputs.told_story import Found, Frame, changes_in, changes_of, read_frame
 from moorage.scheduler.core.queries import views
 from moorage.scheduler.follower.follower import behind
 from moorage.scheduler.leader.answering import RETRY_AFTER_S, Answering
@@ -128,7 +128,7 @@ class HistoryReader:
             return told
         for index in missing:
             changes, _ = await self.of_replica(tenant, name, index)
-            if of_one := _of_replica(changes, index):
+            if of_one := changes_of(changes, index):
                 end = of_one[-1]
                 ran = end.worker, end.code, end.time_ms, end.why, end.result
                 rows.append(views.ended_row(index, end.state, end.attempt, end.fence, *ran))
@@ -172,13 +172,13 @@ class HistoryReader:
                 read, found = await self._story(tenant, name, seq)
                 parts, request = found[-1].parts, views.request_in(found[-1])
                 last = [change for story in found for change in changes_in(read.frame, story)]
-                if changes := _of_replica(last, index):
+                if changes := changes_of(last, index):
                     return changes, request
             for at, _, _, blocks in reversed(parts):
                 if index // BLOCK in blocks:
                     read, found = await self._story(tenant, name, at)
                     told = [change for story in found for change in changes_in(read.frame, story)]
-                    if changes := _of_replica(told, index):
+                    if changes := changes_of(told, index):
                         return changes, request
         job = self._engine.state.job(tenant, name)
         if job is not None:
@@ -330,11 +330,6 @@ class HistoryReader:
         if found is None:
             raise Gone
         return found
-
-
-def _of_replica(changes: list[Change], index: int) -> list[Change]:
-    """Return those of these transitions that are of a replica, alone or among others."""
-    return [change for change in changes if change.replica <= index <= (change.through or change.replica)]
 
 
 def check_page(arguments: dict[str, Any]) -> tuple[int, int]:

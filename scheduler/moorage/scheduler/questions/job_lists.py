@@ -124,23 +124,21 @@ class JobLists:
             job = state.jobs.get(num)
             if job is None or not wanted.counts(self._engine, job):
                 continue
+            row = None
             if then is not None:
                 row = then.of_memory(self._engine, job)
-                if row is None or is_more:
-                    continue
-                is_more = not page.add(row)
-                last = last if is_more else num
-                if is_more:
-                    break
+            else:
+                counts[job.state] = counts.get(job.state, 0) + 1
+                if not is_more and wanted.lists(self._engine, job, self._reasons):
+                    row = row_of(self._engine, job, self._reasons)
+            if row is None:
                 continue
-            counts[job.state] = counts.get(job.state, 0) + 1
-            if is_more or not wanted.lists(self._engine, job, self._reasons):
-                continue
-            is_more = not page.add(row_of(self._engine, job, self._reasons))
-            if not is_more:
+            if page.add(row):
                 last = num
-            elif behind is not None:
-                break
+                continue
+            is_more = True
+            if then is not None or behind is not None:
+                break  # else the first page goes on, to count
         data: dict[str, Any] = {"jobs": page.rows}
         if then is not None:
             data["ended"] = then.ended

@@ -16,11 +16,11 @@ import msgspec
 
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.events import FromWorker
-from moorage.scheduler.core.ledger.state import AT_RUNNING, Member
+from moorage.scheduler.core.ledger.state import AT_RUNNING, Member, MemberKey
 from moorage.scheduler.core.outputs.outputs import Outputs
 from moorage.scheduler.core.queries.view import View
 from moorage.schemas.codec import Decoder, canonical
-from moorage.schemas.frames import Fact, FactFrame, FactKind, Place, Wanted
+from moorage.schemas.frames import End, Fact, FactFrame, FactKind, Freeze, Place, Start, Wanted
 from moorage.schemas.job import Request
 
 #: time alone may make a job overdue or decay usage: the core is asked again at most this often
@@ -29,8 +29,6 @@ LOOK_MS: Final = 60_000
 RECORDS_MAX: Final = 100_000
 
 _decode_wanted: Final[Decoder[Wanted]] = Decoder(Wanted)
-
-MemberName = tuple[str, str, int, int]  # tenant, job, replica, fence
 
 
 class Held(msgspec.Struct, gc=False):
@@ -46,7 +44,7 @@ class Held(msgspec.Struct, gc=False):
     running: bool = False
 
     @property
-    def name(self) -> MemberName:
+    def name(self) -> MemberKey:
         return (self.tenant, self.job, self.replica, self.fence)
 
 
@@ -57,9 +55,9 @@ class Play:
         self.engine = engine
         self.time_ms = time_ms
         self.records = 0
-        self.held: dict[MemberName, Held] = {}
+        self.held: dict[MemberKey, Held] = {}
         self._mono_ms = mono_ms
-        self._ends: list[tuple[int, int, MemberName]] = []
+        self._ends: list[tuple[int, int, MemberKey]] = []
         self._order = itertools.count()
         self._facts: dict[str, list[Fact]] = {}  # by worker, in the order of reporting
 
@@ -166,17 +164,20 @@ class Play:
         for place in frame.place:
             self._place(frame.worker, place)
         for start in frame.start:
-            held = self.held.get((start.tenant, start.job, start.replica, start.fence))
+            held = self._held_of(start)
             if held is not None and not held.running:
                 self.start(held)
         for end in frame.end:
-            held = self.held.get((end.tenant, end.job, end.replica, end.fence))
+            held = self._held_of(end)
             if held is not None:
                 self.told_to_end(held)
         for freeze in frame.freeze:
-            held = self.held.get((freeze.tenant, freeze.job, freeze.replica, freeze.fence))
+            held = self._held_of(freeze)
             if held is not None and (freeze.on or freeze.n):
                 self.say("frozen" if freeze.on else "resumed", held, code=freeze.n)
+
+    def _held_of(self, order: Start | End | Freeze) -> Held | None:
+        return self.held.get((order.tenant, order.job, order.replica, order.fence))
 
     def _place(self, worker: str, place: Place) -> None:
         held = Held(place.tenant, place.job, place.replica, place.attempt, place.fence, worker, place.slots)
@@ -199,7 +200,7 @@ class Play:
         if runs_ms is not None:
             heappush(self._ends, (self.time_ms + runs_ms, next(self._order), held.name))
 
-    def ends_ms(self) -> dict[MemberName, int]:
+    def ends_ms(self) -> dict[MemberKey, int]:
         """Return the ledger time of each member's end; members without a known end are left out.
 
         Members that have left may be included.

@@ -49,6 +49,10 @@ class Names(Protocol):
     def nearest_models(self, shape: Shape) -> Iterable[str]: ...
 
 
+#: describes what hosts have that failed at a filter
+Words = Callable[[Shape, Sequence[Offer], Names], str]
+
+
 class Filter(NamedTuple):
     """`passes` says whether hosts pass; `words` describes what the hosts have that failed at this filter.
 
@@ -59,7 +63,7 @@ class Filter(NamedTuple):
     reason: Reason
     of: Literal["host", "labels", "one device", "devices", "names"]
     passes: Callable[[Offer, Shape], bool]
-    words: Callable[[Shape, Sequence[Offer], Names], str]
+    words: Words
 
 
 def failed(offer: Offer, shape: Shape, of: str) -> str:
@@ -177,6 +181,16 @@ def _drivers(shape: Shape, offers: Sequence[Offer], names: Names) -> str:
     return f"no worker offers the driver {shape.driver}; the workers offer {shown(offered) or 'no driver'}"
 
 
+def _with_driver(does: str) -> Words:
+    """Return words for a filter of the workers that offer the driver: none of them `does` what is asked for."""
+    return lambda shape, offers, names: f"no worker that offers the driver {shape.driver} {does}"
+
+
+def _ports(shape: Shape, offers: Sequence[Offer], names: Names) -> str:
+    gives = f"gives its jobs {many(shape.ports, 'port')} and looks whether they are ready"
+    return f"no worker that offers the driver {shape.driver} {gives}"
+
+
 def _labels(shape: Shape, offers: Sequence[Offer], names: Names) -> str:
     """Return a text about the required label that the fewest workers have."""
     count = {
@@ -244,35 +258,13 @@ def _named(shape: Shape, offers: Sequence[Offer], names: Names) -> str:
 
 _IN_ORDER: Final = (
     Filter(reasons.DRIVER, "host", lambda offer, shape: shape.driver in offer.kit.drivers, _drivers),
+    Filter(reasons.RULES, "host", _lets_have_driver, _with_driver("lets its tenant have it")),
+    Filter(reasons.NO_USERS, "host", _lets_have_user, _with_driver("may run its jobs as another user than its own")),
     Filter(
-        reasons.RULES, "host", _lets_have_driver,
-        lambda shape, offers, names: f"no worker that offers the driver {shape.driver} lets its tenant have it",
+        reasons.NO_MEMORY_LIMIT, "host", _limits_memory, _with_driver("has the memory controller that limits its jobs")
     ),
-    Filter(
-        reasons.NO_USERS, "host", _lets_have_user,
-        lambda shape, offers, names: (
-            f"no worker that offers the driver {shape.driver} may run its jobs as another user than its own"
-        ),
-    ),
-    Filter(
-        reasons.NO_MEMORY_LIMIT, "host", _limits_memory,
-        lambda shape, offers, names: (
-            f"no worker that offers the driver {shape.driver} has the memory controller that limits its jobs"
-        ),
-    ),
-    Filter(
-        reasons.NO_CALLS, "host", _lets_answer,
-        lambda shape, offers, names: (
-            f"no worker that offers the driver {shape.driver} lets its jobs reach the server, to answer calls"
-        ),
-    ),
-    Filter(
-        reasons.NO_PORTS, "host", _reaches,
-        lambda shape, offers, names: (
-            f"no worker that offers the driver {shape.driver} gives its jobs {many(shape.ports, 'port')} and looks"
-            " whether they are ready"
-        ),
-    ),
+    Filter(reasons.NO_CALLS, "host", _lets_answer, _with_driver("lets its jobs reach the server, to answer calls")),
+    Filter(reasons.NO_PORTS, "host", _reaches, _ports),
     Filter(reasons.LABEL, "labels", has_labels, _labels),
     Filter(reasons.NO_GPU, "host", _has_gpu, lambda shape, offers, names: f"{_no_worker(shape)} has a GPU"),
     Filter(reasons.GPU_DRIVER, "host", _lets_have_gpus, _gpu_drivers),

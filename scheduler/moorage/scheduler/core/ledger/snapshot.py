@@ -209,11 +209,7 @@ def dump(state: State) -> bytes:
         if w.unwell or w.well or w.well_n or w.window is not None
     ]
     job_avoids = [(job.num, job.avoid) for job in state.jobs.values() if job.avoid]
-    notices = [
-        (member.replica.job.num, member.replica.index, member.fence, member.notice_s)
-        for member in state.members()
-        if member.notice_s
-    ]
+    notices = [(*_named(member), member.notice_s) for member in state.members() if member.notice_s]
     freezes = [_named(member) for member in state.members() if member.freeze]
     wakes = [_named(member) for member in state.members() if member.freeze and member.wakes]
     leased = [(*_named(m), m.mask, m.leased) for m in state.members() if m.leased or m.mask != m.home]
@@ -427,7 +423,7 @@ def _load_health(state: State, found: _Snapshot) -> None:
         worker.until_ms = until_ms
     notices = {(num, index, fence): notice_s for num, index, fence, notice_s in found.notices}
     for member in state.members() if notices else ():
-        member.notice_s = notices.get((member.replica.job.num, member.replica.index, member.fence), 0)
+        member.notice_s = notices.get(_named(member), 0)
     reached = {(num, index, fence): (ready, at) for num, index, fence, ready, at in found.reached}
     for member in state.members() if reached else ():
         member.ready, member.address = reached.get(_named(member), (False, ""))

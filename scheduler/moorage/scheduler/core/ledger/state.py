@@ -118,6 +118,7 @@ RANGE: Final = -2
 LISTED_MAX: Final = 1_024
 #: one transition; a plain tuple because there are millions of them
 Transition = tuple[int, int, int, int, int, int, int, int, str, int, str, *tuple[int, ...]]
+#: tenant, job, replica, fence
 MemberKey = tuple[str, str, int, int]
 #: in place of a job's number in `Job.awaits`: the job waits for a time
 TIME: Final = 0

@@ -15,7 +15,7 @@ another job waits for what it has, and comes before this one in the queue: by pr
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from heapq import nsmallest
 from typing import Final, NamedTuple
 
@@ -26,7 +26,7 @@ from moorage.scheduler.core.fleet.shape import Shape
 from moorage.scheduler.core.ledger.acts import Scale
 from moorage.scheduler.core.ledger.records import Count
 from moorage.scheduler.core.ledger.state import Job, Member, State
-from moorage.scheduler.core.lifecycle.members_wanted import wanted_of
+from moorage.scheduler.core.lifecycle.max_running import wanted_of
 from moorage.scheduler.core.lifecycle.transitions import Lifecycle
 from moorage.scheduler.core.queue.order import QueueOrder
 from moorage.scheduler.core.queue.queue import VOID, Group, Key, entry
@@ -83,11 +83,9 @@ class _Heard:
 class _Service:
     """What is known of one job whose number of members follows its calls. Times are monotonic milliseconds."""
 
-    __slots__ = ("called_ms", "heard", "low_ms", "moved_ms", "name", "num", "pressed", "stuck_ms")
+    __slots__ = ("called_ms", "heard", "low_ms", "moved_ms", "pressed", "stuck_ms")
 
-    def __init__(self, num: int, name: str) -> None:
-        self.num = num
-        self.name = name
+    def __init__(self) -> None:
         self.heard: dict[int, _Heard] = {}  # by fence
         self.called_ms: int | None = None  # when there was a call last
         self.low_ms: int | None = None  # since when fewer members would do
@@ -130,7 +128,6 @@ class Scaling:
         self._up_ms = int(up_s * 1000)
         self._down_ms = int(down_s * 1000)
         self._services: dict[int, _Service] = {}  # by job number
-        self._by_name: dict[tuple[str, str], list[int]] = {}  # tenant and service: their jobs
         #: numbers of jobs that another one replaces: these get no more members, whose places the other one may need
         self.replaced: Collection[int] = ()
 
@@ -141,8 +138,7 @@ class Scaling:
         """Follow the calls of a live job, if its number of members depends on them."""
         if request.scale is None or request.service is None or job.num in self._services:
             return
-        self._services[job.num] = _Service(job.num, request.service.name)
-        self._by_name.setdefault((job.tenant, request.service.name), []).append(job.num)
+        self._services[job.num] = _Service()
 
     def heard(self, tenant: str, load: MemberLoad, mono_ms: int) -> None:
         """Take what a member says; a frame of no member of such a service is ignored."""
@@ -167,13 +163,14 @@ class Scaling:
         if scale is not None and load.oldest_ms > scale.wait_target_ms:
             service.pressed = f"a call waited {load.oldest_ms} ms"
 
-    def wake(self, draft: Draft, asked: Wake, mono_ms: int) -> Answer | None:
-        """Let a service without members have one; return None if the service is not among those followed here."""
-        for num in self._by_name.get((asked.tenant, asked.service), ()):
-            job = self._state.jobs.get(num)
-            if job is None or job.over:
+    def wake(self, draft: Draft, asked: Wake, jobs: Iterable[Job], mono_ms: int) -> Answer | None:
+        """Let a service without members have one; `jobs` are its live jobs. Return None if none of them is followed
+        here."""
+        for job in jobs:
+            service = self._services.get(job.num)
+            if service is None:
                 continue
-            service, request = self._services[num], self._lifecycle.request_of(job)
+            request = self._lifecycle.request_of(job)
             service.called_ms = mono_ms
             wanted = wanted_of(job, request)
             if not wanted and service.moved_ms < draft.time_ms:
@@ -190,17 +187,12 @@ class Scaling:
         """
         if not self._services:
             return False
-        stuck, moved = self._stuck(draft), False
-        for num in list(self._services):
+        stuck, moved = self._stuck(), False
+        for num, service in list(self._services.items()):
             job = self._state.jobs.get(num)
             if job is None or job.over:
-                service = self._services.pop(num)
-                for nums in self._by_name.values():
-                    if num in nums:
-                        nums.remove(num)
-                self._by_name = {name: nums for name, nums in self._by_name.items() if nums}
+                del self._services[num]
             elif job.hold is None and not draft.full:
-                service = self._services[num]
                 moved |= self._look(draft, job, service, stuck, mono_ms)
         return moved
 
@@ -245,7 +237,7 @@ class Scaling:
         if not members and wanted:
             service.low_ms = None
             return False
-        needs, why, answering = self._needs(draft, job, request, service, members, mono_ms)
+        needs, why, answering = self._needs(request, service, members, wanted, mono_ms)
         if needs >= wanted or answering < len(members):  # of those that are silent nothing is known
             service.low_ms = None
         elif service.low_ms is None:
@@ -263,9 +255,12 @@ class Scaling:
         return False
 
     def _needs(
-        self, draft: Draft, job: Job, request: Request, service: _Service, members: list[Member], mono_ms: int
+        self, request: Request, service: _Service, members: list[Member], wanted: int, mono_ms: int
     ) -> tuple[int, str, int]:
-        """Return how many members the calls need, what is said of that, and how many answer calls now."""
+        """Return how many members the calls need, what is said of that, and how many answer calls now.
+
+        `wanted` is how many are wanted now.
+        """
         scale, spec = request.scale, request.service
         assert scale is not None
         assert spec is not None
@@ -279,7 +274,6 @@ class Scaling:
         answering = sum(not each.load.draining for each in heard)
         busy = sum(each.busy for each in heard) + sum(each.refused_s * each.run_s for each in heard)
         places = max(1.0, sum(each.load.places for each in heard) / len(heard)) if heard else float(spec.concurrency)
-        wanted = wanted_of(job, request)
         full, filled = (math.ceil(busy / (places * part)) if busy > _NO_CALLS else 0 for part in (FULL, FILLED))
         needs = max(full, min(filled, wanted))
         why = f"{busy:.1f} calls at a time, and a member runs {places:g}"
@@ -325,7 +319,7 @@ class Scaling:
         self._end_fewest(draft, service, helping, 1, f"scaled to {len(members) - 1}: {why}")
         self._move(draft, job, request, service, len(members) - 1, why)
 
-    def _stuck(self, draft: Draft) -> list[_Stuck]:
+    def _stuck(self) -> list[_Stuck]:
         """Return the first groups of the queue that found no place, in order."""
         groups = (group for group in self._order.queue.groups.values() if group.entries and group.verdict is not VOID)
         key = self._order.key

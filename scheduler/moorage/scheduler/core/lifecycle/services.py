@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from itertools import islice
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from moorage.scheduler.core.draft import Draft
+from moorage.scheduler.core.events import Submit, Wake
 from moorage.scheduler.core.ledger.state import (
     CLAIMED,
     ENDING,
@@ -20,16 +21,13 @@ from moorage.scheduler.core.ledger.state import (
     State,
     exit_code_of,
 )
-from moorage.scheduler.core.lifecycle.members_wanted import wanted_of
+from moorage.scheduler.core.lifecycle.max_running import wanted_of
 from moorage.scheduler.core.lifecycle.scaling import Scaling
 from moorage.scheduler.core.lifecycle.transitions import Lifecycle
 from moorage.schemas.errors import Problem, problem
 from moorage.schemas.frames import Answer
 from moorage.schemas.job import Request
-from moorage.schemas.ranges import ranges_of
-
-if TYPE_CHECKING:
-    from moorage.scheduler.core.events import Submit, Wake
+from moorage.schemas.ranges import count_of, ranges_of
 
 #: a job that found no place for so long, while nothing of it starts, gets the place of a replica that it replaces
 ROOM_MS: Final = 5_000
@@ -44,9 +42,8 @@ _STARTING: Final = (PLACED, CLAIMED, RUNNING)
 class Services:
     """Which live jobs have which service; none of it is in the ledger, as the requests say it."""
 
-    def __init__(self, state: State, request_of: Callable[[Job], Request], lifecycle: Lifecycle) -> None:
+    def __init__(self, state: State, lifecycle: Lifecycle) -> None:
         self._state = state
-        self._request_of = request_of
         self._lifecycle = lifecycle
         self._jobs: dict[tuple[str, str], list[Job]] = {}
 
@@ -86,7 +83,7 @@ class Services:
         return problem("service-taken", message, field="$.service.name", found=held, job=event.name, next=step)
 
     def answer(self, asked: Wake) -> Answer | Problem:
-        """Answer a caller that found nobody: the job that will serve it, with as many replicas as it has; or what
+        """Answer a caller that found no member: the job that will serve it, with as many replicas as it has; or what
         became of the last one, as far as it is among the `LOOKED_MAX` newest jobs of the tenant."""
         service = asked.service[:80]
         for job in self.live(asked.tenant, asked.service):
@@ -112,7 +109,7 @@ class Services:
         """Return the newest job with this service, of those that are in memory."""
         row, name = self._state.tenants.get(tenant), service.encode()
         for job in islice(reversed(row.jobs.values()), LOOKED_MAX) if row is not None else ():
-            if b"service" in job.body and name in job.body and _serves(self._request_of(job), service):
+            if b"service" in job.body and name in job.body and _serves(self._lifecycle.request_of(job), service):
                 return job
         return None
 
@@ -123,7 +120,7 @@ class Services:
             if len(jobs) < 2:
                 continue
             pair = self.live(tenant, service)
-            if len(pair) != 2 or self._request_of(pair[1]).instead_of != pair[0].name:
+            if len(pair) != 2 or self._lifecycle.request_of(pair[1]).instead_of != pair[0].name:
                 continue
             replaced.add(pair[0].num)
             if draft.bulk_full:
@@ -142,7 +139,7 @@ class Services:
         """
         ready = sum(_is_ready(draft, replica) for replica in new.rows.values())
         goes_on = [row.index for row in old.rows.values() if draft.replica(row).state in _GOES_ON]
-        serving = len(goes_on) + sum(last - first + 1 for first, last in draft.job(old).fresh)
+        serving = len(goes_on) + count_of(draft.job(old).fresh)
         over = old.size * ready // new.size - (old.size - serving)
         if over <= 0 and serving + ready >= old.size and self._finds_no_place(draft, new, ready):
             over = 1
@@ -157,10 +154,10 @@ class Services:
 
         Where the new one finds no place, one member of the old one gives up its own, as in `_replace`.
         """
-        was = wanted_of(old, self._request_of(old))
+        was = wanted_of(old, self._lifecycle.request_of(old))
         if scaling.begin_with(draft, new, was, f"as many as of job {old.name}, which it replaces"):
             return
-        wanted = wanted_of(new, self._request_of(new))
+        wanted = wanted_of(new, self._lifecycle.request_of(new))
         ready = sum(_is_ready(draft, replica) for replica in new.rows.values())
         why = f"replaced by job {new.name}"
         if ready >= wanted:

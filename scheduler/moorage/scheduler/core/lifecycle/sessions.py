@@ -68,7 +68,7 @@ class Sessions:
         self.lifecycle = lifecycle
         self.health = Health(state, lifecycle)
         self.lending = Lending(state, has_kept_jobs)
-        self.stalls = Stalls(state, fleet, lifecycle, lifecycle.request_of)
+        self.stalls = Stalls(state, fleet, lifecycle)
         self.config = config
         self.release = RELEASE  # of this scheduler
         #: by worker number: the capabilities of the previous session, until the join that ended it is answered

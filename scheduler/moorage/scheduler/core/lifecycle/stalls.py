@@ -8,7 +8,7 @@ is ended with its grace, which counts as a failure (`end`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 import msgspec
@@ -19,7 +19,6 @@ from moorage.scheduler.core.ledger.records import RECORD_BYTES_MAX, Count
 from moorage.scheduler.core.ledger.state import RUNNING, Job, Member, State, Worker
 from moorage.scheduler.core.lifecycle.transitions import Lifecycle
 from moorage.schemas.frames import AttemptUse, DeviceUse, Renew, Stalled
-from moorage.schemas.job import Request
 from moorage.schemas.units import many
 
 #: the first rank of a gang to stand still is named if it did so this many seconds before the second: more than lies
@@ -46,11 +45,10 @@ class Stall(NamedTuple):
 class Stalls:
     """The stalls of one leader's term, over one state and fleet."""
 
-    def __init__(self, state: State, fleet: Fleet, lifecycle: Lifecycle, request_of: Callable[[Job], Request]) -> None:
+    def __init__(self, state: State, fleet: Fleet, lifecycle: Lifecycle) -> None:
         self._state = state
         self._fleet = fleet
         self._lifecycle = lifecycle
-        self._request_of = request_of
         self._still: dict[int, dict[int, AttemptUse]] = {}  # by worker number and fence, by the last renewal
         self._told: dict[int, dict[int, Stall]] = {}  # by job number and replica, or GANG
 
@@ -79,7 +77,7 @@ class Stalls:
 
     def pass_time(self, draft: Draft) -> None:
         """Tell stalls that began and that are over, and end the attempts that are to end. Call it once a second."""
-        if not self._still and not self._told:
+        if not self.watches:
             return
         before, self._told = self._told, {}
         for (num, which), ranks in self._stalled(draft).items():
@@ -87,7 +85,7 @@ class Stalls:
             fences = tuple(each.member.fence for each in ranks)
             told = _words(ranks, which)
             known = before.get(num, {}).pop(which, None)
-            run = self._request_of(job).workload
+            run = self._lifecycle.request_of(job).workload
             if run.on_stall == "end":
                 why = f"stalled: no output and no work of its GPUs for {run.stall_s:g} s; {told.why}"
                 if draft.bytes + 2 * STEP_BYTES * len(job.rows) <= RECORD_BYTES_MAX // 2 or draft.empty:
@@ -112,7 +110,7 @@ class Stalls:
                 if use is None or draft.replica(member.replica).state != RUNNING:
                     continue
                 job = member.replica.job
-                stall_s = self._request_of(job).workload.stall_s
+                stall_s = self._lifecycle.request_of(job).workload.stall_s
                 if stall_s is not None and use.still_s >= stall_s:
                     key = (job.num, GANG if job.gang else member.replica.index)
                     found.setdefault(key, []).append(Still(member, use))

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.ledger.state import TIME, Job, Replica, State
-from moorage.scheduler.core.lifecycle.members_wanted import most_of
+from moorage.scheduler.core.lifecycle.max_running import most_of
 from moorage.scheduler.core.lifecycle.transitions import Lifecycle
 from moorage.scheduler.core.queue.queue import REPLICA_BITS, entry
 from moorage.scheduler.core.request_reader import RequestReader

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from moorage.scheduler.core.draft import Draft
@@ -31,12 +32,13 @@ class Executing(NamedTuple):
     given: ExecGiven
 
 
-def execute(draft: Draft, state: State, event: Execute, request: Request | None) -> Executing | Problem:
-    """Record that a command is run in a job, or return why it cannot be; `request` is the job's."""
+def execute(draft: Draft, state: State, event: Execute, request_of: Callable[[Job], Request]) -> Executing | Problem:
+    """Record that a command is run in a job, or return why it cannot be."""
     asked = event.asked
     job = state.job(event.tenant, asked.job)
-    if job is None or request is None:
+    if job is None:
         return _no_job(state, event)
+    request = request_of(job)
     if not is_in(job.numbers, asked.replica):
         return problem(
             "not-found",

@@ -105,3 +105,8 @@ def changes_in(frame: Frame, found: Found) -> Iterator[Change]:
             "" if state == STATES[RUNNING] else move.why, move.fence, by, said, move.result,
             address=move.why if state == STATES[RUNNING] else "",
         )  # fmt: skip
+
+
+def changes_of(changes: list[Change], index: int) -> list[Change]:
+    """Return those of these transitions that are of a replica, alone or among others."""
+    return [change for change in changes if change.replica <= index <= (change.through or change.replica)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 import msgspec
@@ -297,12 +297,5 @@ def _was_on(engine: Engine, job: Job, worker: str) -> bool:
         return any(member.worker.id == worker for member in job.members)
     if job.live:
         return False
-    last = next(_workers_of(engine, job), "")
-    return last == worker
-
-
-def _workers_of(engine: Engine, job: Job) -> Iterator[str]:
-    """Yield the workers of a story, the last one first."""
-    for row in reversed(job.story):
-        if row[WORKER] >= 0:
-            yield engine.state.worker_by_num[row[WORKER]].id
+    last = next((row[WORKER] for row in reversed(job.story) if row[WORKER] >= 0), None)
+    return last is not None and engine.state.worker_by_num[last].id == worker

@@ -22,6 +22,7 @@ from moorage.scheduler.core.ledger.state import (
     Worker,
 )
 from moorage.scheduler.core.lifecycle.admission import no_job
+from moorage.scheduler.core.outputs.told_story import changes_of
 from moorage.schemas.errors import Problem, problem
 from moorage.schemas.frames import Change, LogPage, LogsAsked, ReadLog, ReadUse, UseAsked
 from moorage.schemas.job import Request
@@ -69,7 +70,7 @@ def find_in_story(
     engine: Engine, tenant: str, asked: LogsAsked, changes: list[Change], request: Request | None
 ) -> Kept | LogPage | Problem:
     """Return what `find_log` does, from a job's history; `request` is None if the history was kept without it."""
-    rows = [change for change in changes if change.replica <= asked.replica <= (change.through or change.replica)]
+    rows = changes_of(changes, asked.replica)
     if not rows:
         return no_replica(asked, ranges_of(row.replica for row in changes if row.replica >= 0))
     last = max(change.attempt for change in rows)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from itertools import islice
 from operator import attrgetter
 from typing import Any, Final
 
@@ -47,7 +46,7 @@ from moorage.scheduler.core.ledger.state import (
     exit_code_of,
 )
 from moorage.scheduler.core.lifecycle.admission import no_job
-from moorage.scheduler.core.lifecycle.members_wanted import wanted_of
+from moorage.scheduler.core.lifecycle.max_running import wanted_of
 from moorage.scheduler.core.lifecycle.stale_ledger import BEHIND_RENEWALS
 from moorage.scheduler.core.operate.orders import as_hold, limit_of, share_of
 from moorage.scheduler.core.operate.resizing import resized_of
@@ -512,7 +511,7 @@ def fleet(engine: Engine, mono_ms: int, after: str = "", only: str = "") -> dict
             break
         workers.append(_worker(engine, worker, mono_ms) | ({"devices": _devices(worker)} if only else {}))
         size += len(encode(workers[-1]))
-    state = engine.state
+    state, stalls = engine.state, list(View(engine).stalls())
     oldest = state.finished.oldest_ms()
     return {
         "epoch": engine.state.epoch,
@@ -528,10 +527,10 @@ def fleet(engine: Engine, mono_ms: int, after: str = "", only: str = "") -> dict
         else 0,
         "fits_now": fits_now(engine),
         "used_now": used_now(engine),
-        "stalled_jobs": sum(1 for _ in View(engine).stalls()),
+        "stalled_jobs": len(stalls),
         "stalled": [
             {"tenant": job.tenant, "job": job.name, "seconds": found[0].seconds, "why": found[0].why}
-            for job, found in islice(View(engine).stalls(), STALLED_MAX)
+            for job, found in stalls[:STALLED_MAX]
         ],
         "keeps": {
             "finished_keep": engine.config.finished_keep,

@@ -24,7 +24,7 @@ from moorage.scheduler.core.ledger.state import (
     Job,
     Replica,
 )
-from moorage.scheduler.core.lifecycle.members_wanted import most_of, wanted_of
+from moorage.scheduler.core.lifecycle.max_running import most_of, wanted_of
 from moorage.scheduler.core.lifecycle.refusals import avoids_all, was_refused
 from moorage.scheduler.core.operate.orders import as_hold, limit_of
 from moorage.scheduler.core.outputs.outputs import slots_of

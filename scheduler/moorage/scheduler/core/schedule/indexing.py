@@ -14,7 +14,7 @@ from typing import Final
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.ledger.state import QUEUED, Job, State
 from moorage.scheduler.core.lifecycle.admission import Admission
-from moorage.scheduler.core.lifecycle.members_wanted import most_of
+from moorage.scheduler.core.lifecycle.max_running import most_of
 from moorage.scheduler.core.lifecycle.scaling import Scaling
 from moorage.scheduler.core.lifecycle.timers import Timers
 from moorage.scheduler.core.queue.queue import entry

@@ -1,4 +1,4 @@
-"""How many replicas of a job may run at once: by its own bound, or as many as its service's calls need."""
+"""How many replicas of a job may run at once: its `max_running`, or as many as its service's calls need."""
 
 from __future__ import annotations
 
