@@ -34,7 +34,9 @@ from moorage.schemas.staying import port_variable
 from moorage.system.device_environment import HostAtFault, JobEnvironment
 from moorage.worker.devices.readers.base import Inventory
 from moorage.worker.devices.readers.machine import CombinedInventory
+from moorage.worker.job.attempt_folders import FolderBounds
 from moorage.worker.job.environment import Gang, gpu_environment, not_here
+from moorage.worker.job.output_cleaner import OutputBounds
 from moorage.worker.session.member_messages import (
     Ended,
     FreezeAnswered,
@@ -88,6 +90,12 @@ def never_ran(name: MemberName, error: Exception) -> NotStarted | StartFailed:
     if why.startswith((NOT_HERE, CANNOT_RUN)):
         return NotStarted([(name, why)], CODE_CANNOT_START)
     return StartFailed([(name, CODE_CANNOT_START, why)])
+
+
+def kept_within(output: OutputBounds, folders: FolderBounds | None = None) -> dict[str, float]:
+    """Return what `Driver.keeps` says of a driver that keeps output, and perhaps folders, within these bounds."""
+    kept = {"output_s": output.keep_s, "output_bytes": output.bytes_max}
+    return kept if folders is None else kept | {"folder_s": folders.keep_s, "folder_bytes": folders.bytes_max}
 
 
 #: takes whose output it is and the payload of the output frame; the agent adds the subject

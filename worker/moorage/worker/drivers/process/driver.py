@@ -30,6 +30,7 @@ from moorage.worker.drivers.base import (
     Assignment,
     Driver,
     Living,
+    kept_within,
     never_ran,
 )
 from moorage.worker.drivers.execution import Execution, LocalExecution
@@ -280,13 +281,7 @@ class ProcessDriver(Driver):
         super().give_up(name)
 
     def keeps(self, settings: WorkerSettings) -> dict[str, float]:
-        output, folders = self._link.keeper.bounds, self._folders.bounds
-        return {
-            "output_s": output.keep_s,
-            "output_bytes": output.bytes_max,
-            "folder_s": folders.keep_s,
-            "folder_bytes": folders.bytes_max,
-        }
+        return kept_within(self._link.keeper.bounds, self._folders.bounds)
 
     async def read_log(self, ask: ReadLog) -> LogPage:
         name = name_in(ask)
