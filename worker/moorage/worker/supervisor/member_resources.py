@@ -12,7 +12,7 @@ from moorage.system.cgroup import CgroupBase
 from moorage.system.device_fence import DeviceFences, NodeRange
 from moorage.system.disk_room import DiskRoom
 from moorage.worker.supervisor.capped_output import ArrivalOrder, OutputPump, order_path, output_paths
-from moorage.worker.supervisor.child import StartRefused, why_not
+from moorage.worker.supervisor.child import StartRefused, reported_failure
 from moorage.worker.supervisor.member import Member
 from moorage.worker.supervisor.terminal import HeldTerminal
 
@@ -118,8 +118,8 @@ def read_exec_report(member: Member) -> bool:
     child, member.child = member.child, None
     if said:
         assert child is not None
-        stage, number = said.decode("ascii").split()
-        member.failure = (int(number), stage, why_not(child, stage, int(number)))
+        failure = reported_failure(child, said)
+        member.failure = (failure.errno, failure.stage, failure.message)
     return True
 
 
