@@ -25,7 +25,7 @@ import msgspec
 
 from moorage.schemas.capabilities import COUNTED, Capabilities
 from moorage.schemas.driver_config import Fault, keys_fault
-from moorage.schemas.errors import MoorageError, refuse
+from moorage.schemas.errors import ENDED_AS_ASKED, MoorageError, refuse
 from moorage.schemas.frames import CANNOT_RUN, NOT_HERE, Device, Exec, LogPage, ReadLog, Start, Terminal
 from moorage.schemas.gpu import Share, Sharing
 from moorage.schemas.items import Item
@@ -90,6 +90,11 @@ def never_ran(name: MemberName, error: Exception) -> NotStarted | StartFailed:
     if why.startswith((NOT_HERE, CANNOT_RUN)):
         return NotStarted([(name, why)], CODE_CANNOT_START)
     return StartFailed([(name, CODE_CANNOT_START, why)])
+
+
+def ended_unstarted(name: MemberName, why: str) -> Ended:
+    """Return the report of a member that was asked to end, for this reason, before any of its processes ran."""
+    return Ended([(name, CODE_ENDED, "fence" if why == "fence" else ENDED_AS_ASKED)])
 
 
 def kept_within(output: OutputBounds, folders: FolderBounds | None = None) -> dict[str, float]:

@@ -13,7 +13,7 @@ import msgspec
 
 from moorage.schemas.capabilities import COUNTED, KERNEL, LIVE, VARIABLE, Capabilities
 from moorage.schemas.driver_config import ProcessBlock
-from moorage.schemas.errors import ENDED_AS_ASKED, refuse
+from moorage.schemas.errors import refuse
 from moorage.schemas.frames import CANNOT_RUN, NOT_HERE, START_FAILED, Device, Exec, LogPage, ReadLog, Terminal
 from moorage.schemas.gpu import Share
 from moorage.schemas.job import Request
@@ -24,12 +24,12 @@ from moorage.system.device_environment import HostAtFault, JobEnvironment, check
 from moorage.worker.devices.refused_nodes import GpuNodes, NodesUnknown
 from moorage.worker.drivers.base import (
     CODE_CANNOT_START,
-    CODE_ENDED,
     CODE_LOST,
     CODE_NOT_FOUND,
     Assignment,
     Driver,
     Living,
+    ended_unstarted,
     kept_within,
     never_ran,
 )
@@ -233,7 +233,7 @@ class ProcessDriver(Driver):
         if (bringing := self._bringing.pop(name, None)) is not None:  # none of its processes runs yet
             bringing.cancel()
             self._release([name])
-            self.report(Ended([(name, CODE_ENDED, "fence" if why == "fence" else ENDED_AS_ASKED)]))
+            self.report(ended_unstarted(name, why))
             return
         if self._files.hurry(name, grace_s):  # its processes are over
             return
