@@ -45,7 +45,7 @@ class HeldTerminal:
         self._timer: asyncio.TimerHandle | None = None
 
     def begin(self, read: Callable[[bool], None]) -> None:
-        """The member runs, and nobody holds its terminal yet. `read` is told whether more is to be read from it."""
+        """The member runs, and its terminal has no holder yet. `read` is told whether more is to be read from it."""
         self._read = read
         self._is_lost()
 

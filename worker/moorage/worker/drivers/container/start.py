@@ -1,6 +1,7 @@
 """Start a container: prepare image, folder and secrets, then create it, inform the supervisor, and start it.
 
-The supervisor is informed before the start, so it knows every container that may run, whichever process dies.
+The supervisor is informed before the start, so it knows every container that may run, whichever process dies. After the
+start the container must have the device files of its lease (`missing_nodes`), else the start counts as failed.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ class ContainerTerminal:
         self._begin()
 
     def _begin(self) -> None:
-        """Keep the terminal until its end; nobody holds it yet."""
+        """Keep the terminal until its end; it has no holder yet."""
         self._keeping = asyncio.get_running_loop().create_task(self._keep())
         self._keeping.add_done_callback(lambda _: self._over(self))
         if not self._left.exists():
