@@ -6,6 +6,7 @@ a place outside of the folder into which it is unpacked, and nothing is written 
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import os
@@ -121,15 +122,11 @@ def unpack(
     """
     count = 0
     try:
-        with tarfile.open(fileobj=source, mode="r:", tarinfo=_Member) as archive:
+        with _opened(source) as archive:
             for member in check_members(archive, bytes_max):
                 if not only or PurePosixPath(member.name).is_relative_to(only):
                     _make(member, source, into, ids, keep_modes)
                     count += 1
-    except BadArchive:
-        raise
-    except (tarfile.TarError, EOFError, ValueError, OverflowError) as error:  # also a size below 0, a time that is none
-        raise BadArchive(f"it is not a tar file: {error}") from None
     except OSError as error:
         if error.errno in _NO_SUCH_NAMES and os.path.isdir(into):
             raise BadArchive(f"its names cannot be made: {error.strerror}") from None
@@ -142,16 +139,23 @@ def find_file(source: IO[bytes], name: str, bytes_max: int) -> tuple[int, int] |
 
     Raises BadArchive, OSError.
     """
+    with _opened(source) as archive:
+        for member in check_members(archive, bytes_max):
+            if member.isreg() and PurePosixPath(member.name) == PurePosixPath(name):
+                return member.offset_data, member.size
+    return None
+
+
+@contextlib.contextmanager
+def _opened(source: IO[bytes]) -> Iterator[tarfile.TarFile]:
+    """Give the archive of a tar file; what cannot be read of it in the block raises BadArchive."""
     try:
         with tarfile.open(fileobj=source, mode="r:", tarinfo=_Member) as archive:
-            for member in check_members(archive, bytes_max):
-                if member.isreg() and PurePosixPath(member.name) == PurePosixPath(name):
-                    return member.offset_data, member.size
+            yield archive
     except BadArchive:
         raise
-    except (tarfile.TarError, EOFError, ValueError, OverflowError) as error:
+    except (tarfile.TarError, EOFError, ValueError, OverflowError) as error:  # also a size below 0, a time that is none
         raise BadArchive(f"it is not a tar file: {error}") from None
-    return None
 
 
 def _make(

@@ -35,11 +35,15 @@ def _unescape(path: str) -> str:
     return path.replace("\\040", " ").replace("\\011", "\t").replace("\\012", "\n").replace("\\134", "\\")
 
 
-def parse_own_path(text: str) -> str | None:
-    """Return the version 2 path in a /proc/PID/cgroup (the line `0::PATH`); None without one."""
+def parse_own_path(text: str, controller: str = "") -> str | None:
+    """Return the path in a /proc/PID/cgroup of version 2 (the line `0::PATH`), or of this controller of version 1.
+
+    None without one.
+    """
     for line in text.splitlines():
-        if line.startswith("0::"):
-            return line[3:]
+        _, names, path = line.split(":", 2)
+        if controller in names.split(","):
+            return path
     return None
 
 
@@ -81,12 +85,10 @@ def _place_of(controller: str, pid: int | None, root: Path) -> tuple[Path, str] 
     """Return where the hierarchy is mounted, and the path of the process's cgroup below that, as `/a/b`."""
     try:
         mount = mount_of((root / "proc/self/mountinfo").read_text(), "cgroup" if controller else "cgroup2", controller)
-        lines = (root / "proc" / ("self" if pid is None else str(pid)) / "cgroup").read_text().splitlines()
+        text = (root / "proc" / ("self" if pid is None else str(pid)) / "cgroup").read_text()
     except OSError:
         return None
-    own = next(
-        (path for _, names, path in (line.split(":", 2) for line in lines) if controller in names.split(",")), None
-    )
+    own = parse_own_path(text, controller)
     if mount is None or own is None:
         return None
     top, point = mount

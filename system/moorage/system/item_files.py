@@ -32,8 +32,11 @@ class _Record(NamedTuple):
 
 
 def _records(source: IO[bytes], format: Format, bytes_max: int = sys.maxsize) -> Iterator[_Record]:
-    """Yield the records from where `source` stands, of at most `bytes_max` bytes. Raises ValueError."""
-    at, line = 0, 0
+    """Yield the records from where `source` stands, of at most `bytes_max` bytes, and as many as a job has items.
+
+    Raises ValueError.
+    """
+    at, line, left = 0, 0, NUMBERS_MAX + (format == "csv")  # the header, too
     while piece := source.readline(min(_PIECE_BYTES, bytes_max - at)):
         first = line = line + 1
         begin, size = at, len(piece)
@@ -49,6 +52,9 @@ def _records(source: IO[bytes], format: Format, bytes_max: int = sys.maxsize) ->
         if len(content) > ITEM_BYTES_MAX:
             raise ValueError(f"line {first} must have at most {ITEM_BYTES_MAX} bytes, and has more")
         if content.strip():
+            if not left:
+                raise ValueError(f"line {first}: a job has at most {NUMBERS_MAX} items")
+            left -= 1
             yield _Record(begin, first, content)
 
 
@@ -93,15 +99,17 @@ def _columns(header: _Record) -> list[str]:
     return columns
 
 
+def _divided(source: IO[bytes], format: Format, bytes_max: int = sys.maxsize) -> tuple[list[str], Iterator[_Record]]:
+    """Return the columns of a file, none unless it is CSV, and the records of its items. Raises ValueError."""
+    records = _records(source, format, bytes_max)
+    header = next(records, None) if format == "csv" else None
+    return [] if header is None else _columns(header), records
+
+
 def items_in(source: IO[bytes], format: Format) -> Iterator[tuple[int, Item]]:
     """Yield each item of a file, with the line that it begins in. Raises ValueError for the first that is wrong."""
-    columns: list[str] = []
-    records = _records(source, format)
-    if format == "csv" and (header := next(records, None)) is not None:
-        columns = _columns(header)
-    for count, record in enumerate(records):
-        if count == NUMBERS_MAX:
-            raise ValueError(f"line {record.line}: a job has at most {NUMBERS_MAX} items")
+    columns, records = _divided(source, format)
+    for record in records:
         try:
             yield record.line, _item(record.content, format, columns)
         except ValueError as error:
@@ -116,17 +124,10 @@ class ItemIndex:
 
     def __init__(self, source: IO[bytes], format: Format, begin: int = 0, size: int = sys.maxsize) -> None:
         self._format: Format = format
-        self._columns: list[str] = []
-        self._begins = array("Q")
         source.seek(begin)
-        records = _records(source, format, size)
-        if format == "csv" and (header := next(records, None)) is not None:
-            self._columns = _columns(header)
+        self._columns, records = _divided(source, format, size)
+        self._begins = array("Q", (begin + record.at for record in records))
         self._end = begin + size
-        for record in records:
-            if len(self) == NUMBERS_MAX:
-                raise ValueError(f"line {record.line}: a job has at most {NUMBERS_MAX} items")
-            self._begins.append(begin + record.at)
 
     def __len__(self) -> int:
         return len(self._begins)

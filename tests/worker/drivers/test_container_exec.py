@@ -21,9 +21,11 @@ from tests.podmans import PodmanHome
 from tests.waiting import until
 from tests.worker.drivers import test_docker_driver, test_podman_driver
 from tests.worker.drivers.container_rig import state_of
-from tests.worker.drivers.test_docker_driver import docker, settings, shared  # noqa: F401
-from tests.worker.drivers.test_podman_driver import home  # noqa: F401
+from tests.worker.drivers.test_docker_driver import docker, settings, shared
+from tests.worker.drivers.test_podman_driver import home
 from tests.worker.supervisor_rig import lives
+
+__all__ = ["docker", "home", "shared"]
 
 REQUEST = Request(run=Run(driver="docker", image="x", argv=["sleep", "600"]))
 
@@ -79,7 +81,7 @@ async def check_end(rig: Any, name: MemberName, alive: Callable[[], set[int]]) -
 
 
 @pytest.mark.slow
-async def test_a_command_in_a_container_of_docker(docker: DockerEngine, tmp_path: Path) -> None:  # noqa: F811
+async def test_a_command_in_a_container_of_docker(docker: DockerEngine, tmp_path: Path) -> None:
     async with state_of(tmp_path) as state, test_docker_driver.Rig(state, settings(docker)) as rig:
         name = rig.start("j1", "sleep", "600")
         await rig.reported(Started, name)
@@ -105,7 +107,7 @@ async def test_a_command_in_a_container_of_docker(docker: DockerEngine, tmp_path
 
 
 @pytest.mark.slow
-async def test_a_command_in_a_container_of_podman(home: PodmanHome, tmp_path: Path) -> None:  # noqa: F811
+async def test_a_command_in_a_container_of_podman(home: PodmanHome, tmp_path: Path) -> None:
     async with state_of(tmp_path) as state, test_podman_driver.Rig(home, state) as rig:
         name = rig.start("j1", "sleep", "600")
         await rig.reported(Started, name)
@@ -136,7 +138,7 @@ async def test_a_command_in_a_container_of_podman(home: PodmanHome, tmp_path: Pa
 
 @pytest.mark.slow
 async def test_a_command_in_a_container_is_one_of_the_programs_that_its_tenant_may_start(
-    docker: DockerEngine,  # noqa: F811
+    docker: DockerEngine,
     tmp_path: Path,
 ) -> None:
     policy = Policy({}, {"acme": ("sleep",)}, {}, None, {})

@@ -23,8 +23,10 @@ from tests.podmans import PodmanHome
 from tests.waiting import until
 from tests.worker.drivers import test_docker_driver, test_podman_driver
 from tests.worker.drivers.container_rig import state_of
-from tests.worker.drivers.test_docker_driver import docker, settings, shared  # noqa: F401
-from tests.worker.drivers.test_podman_driver import home  # noqa: F401
+from tests.worker.drivers.test_docker_driver import docker, settings, shared
+from tests.worker.drivers.test_podman_driver import home
+
+__all__ = ["docker", "home", "shared"]
 
 REQUEST = Request(run=Run(driver="docker", image="x", argv=["sh"], stdin="stream"))
 #: makes a rig on a state folder
@@ -142,7 +144,7 @@ async def held_again(rig: Any, name: MemberName) -> AsyncIterator[Held]:
 
 
 @pytest.mark.slow
-async def test_a_restart_of_the_engine_ends_the_stream_and_not_the_job(home: PodmanHome, tmp_path: Path) -> None:  # noqa: F811
+async def test_a_restart_of_the_engine_ends_the_stream_and_not_the_job(home: PodmanHome, tmp_path: Path) -> None:
     async with state_of(tmp_path) as state, test_podman_driver.Rig(home, state) as rig:
         name = rig.start("j1", "sh", "-c", "stty -echo; echo begun; read x; echo got $x; exit 5", stdin="stream")
         await rig.reported(Started, name)

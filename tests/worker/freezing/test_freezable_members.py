@@ -36,6 +36,13 @@ class Driver:
     def answers(self) -> list[str]:
         return [item[1] for event in self.said if isinstance(event, FreezeAnswered) for item in event.items]
 
+    async def freeze(self) -> int:
+        """Freeze the member; return the pid of its process once that is reported."""
+        self.members.freeze(NAME, [0])
+        await self.answered("frozen")
+        (child,) = self.scene.children
+        return child.pid
+
     async def answered(self, *outcomes: str) -> None:
         await until(lambda: self.answers() == list(outcomes), what=f"{outcomes}, said is {self.said}")
 
@@ -53,8 +60,7 @@ async def driver_of(scene: Scene) -> AsyncIterator[Driver]:
 
 async def test_a_member_is_frozen_and_resumed_and_each_order_is_answered(scene: Scene) -> None:
     async with driver_of(scene) as driver:
-        driver.members.freeze(NAME, [0])
-        await driver.answered("frozen")
+        await driver.freeze()
         driver.members.resume(NAME)
         await driver.answered("frozen", "running")
         assert driver.scene.states() == [cuda.RUNNING]
@@ -63,9 +69,7 @@ async def test_a_member_is_frozen_and_resumed_and_each_order_is_answered(scene: 
 async def test_a_restart_waits_for_no_gpu_and_an_order_comes_behind_the_look(scene: Scene) -> None:
     """Each frozen job kept its host from joining for a minute; then the jobs of the host ended by its fence."""
     async with driver_of(scene) as driver:
-        driver.members.freeze(NAME, [0])
-        await driver.answered("frozen")
-        (pid,) = [child.pid for child in driver.scene.children]
+        pid = await driver.freeze()
         before = driver.scene.asked(pid)
         driver.scene.put(pid, cuda.CHECKPOINTING)  # the driver does not say yet what becomes of it
         assert await driver.restart() == {NAME}
@@ -79,9 +83,7 @@ async def test_a_restart_waits_for_no_gpu_and_an_order_comes_behind_the_look(sce
 
 async def test_what_the_record_says_is_not_reported_and_what_differs_is(scene: Scene) -> None:
     async with driver_of(scene) as driver:
-        driver.members.freeze(NAME, [0])
-        await driver.answered("frozen")
-        (pid,) = [child.pid for child in driver.scene.children]
+        pid = await driver.freeze()
         before = driver.scene.asked(pid)
         assert await driver.restart() == {NAME}
         await until(lambda: driver.scene.asked(pid) > before, what="the look asks")

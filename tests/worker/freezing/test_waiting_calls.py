@@ -5,25 +5,17 @@ from __future__ import annotations
 import select
 import subprocess
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from moorage.worker.sharing.limiter.segment import Segment
-from tests.nvidia.limited import Limited, limited
+from tests.nvidia.limited import Limited
+from tests.worker.sharing.test_limiter import GIB, one
 
-GIB = 1 << 30
+__all__ = ["one"]
+
 ROUTES = ("link", "dlsym", "proc", "proc-ptsz")
 pytestmark = pytest.mark.xdist_group("limiter")  # what it needs is compiled once
-
-
-@pytest.fixture
-def one(tmp_path: Path) -> Iterator[Limited]:
-    """A job that may have 1 GiB of the first device."""
-    made = Limited(tmp_path, limited(GIB))
-    yield made
-    made.close()
 
 
 #: calls of every kind, as app.c knows them, and what each says

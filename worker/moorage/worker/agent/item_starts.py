@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from moorage.schemas.errors import ENDED_AS_ASKED
 from moorage.schemas.items import Item
-from moorage.worker.drivers.base import CODE_ENDED, never_ran
+from moorage.worker.drivers.base import ended_unstarted, never_ran
 from moorage.worker.job.job_items import ItemRefused, JobItems
-from moorage.worker.session.member_messages import Ended, Event, Member, MemberName
+from moorage.worker.session.member_messages import Event, Member, MemberName
 
 
 class ItemStarts:
@@ -64,7 +63,7 @@ class ItemStarts:
         """Give up the start of a member and report its end; return False if it does not wait here."""
         if self.waiting.pop(name, None) is None:
             return False
-        self._report(Ended([(name, CODE_ENDED, "fence" if why == "fence" else ENDED_AS_ASKED)]))
+        self._report(ended_unstarted(name, why))
         return True
 
     async def close(self) -> None:

@@ -25,7 +25,7 @@ import msgspec
 
 from moorage.schemas.capabilities import COUNTED, Capabilities
 from moorage.schemas.driver_config import Fault, keys_fault
-from moorage.schemas.errors import MoorageError, refuse
+from moorage.schemas.errors import ENDED_AS_ASKED, MoorageError, refuse
 from moorage.schemas.frames import CANNOT_RUN, NOT_HERE, Device, Exec, LogPage, ReadLog, Start, Terminal
 from moorage.schemas.gpu import Share, Sharing
 from moorage.schemas.items import Item
@@ -34,7 +34,9 @@ from moorage.schemas.staying import port_variable
 from moorage.system.device_environment import HostAtFault, JobEnvironment
 from moorage.worker.devices.readers.base import Inventory
 from moorage.worker.devices.readers.machine import CombinedInventory
+from moorage.worker.job.attempt_folders import FolderBounds
 from moorage.worker.job.environment import Gang, gpu_environment, not_here
+from moorage.worker.job.output_cleaner import OutputBounds
 from moorage.worker.session.member_messages import (
     Ended,
     FreezeAnswered,
@@ -88,6 +90,17 @@ def never_ran(name: MemberName, error: Exception) -> NotStarted | StartFailed:
     if why.startswith((NOT_HERE, CANNOT_RUN)):
         return NotStarted([(name, why)], CODE_CANNOT_START)
     return StartFailed([(name, CODE_CANNOT_START, why)])
+
+
+def ended_unstarted(name: MemberName, why: str) -> Ended:
+    """Return the report of a member that was asked to end, for this reason, before any of its processes ran."""
+    return Ended([(name, CODE_ENDED, "fence" if why == "fence" else ENDED_AS_ASKED)])
+
+
+def kept_within(output: OutputBounds, folders: FolderBounds | None = None) -> dict[str, float]:
+    """Return what `Driver.keeps` says of a driver that keeps output, and perhaps folders, within these bounds."""
+    kept = {"output_s": output.keep_s, "output_bytes": output.bytes_max}
+    return kept if folders is None else kept | {"folder_s": folders.keep_s, "folder_bytes": folders.bytes_max}
 
 
 #: takes whose output it is and the payload of the output frame; the agent adds the subject

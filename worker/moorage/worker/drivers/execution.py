@@ -20,14 +20,13 @@ from moorage.schemas.frames import PIECE_BYTES_MAX, WINDOW_BYTES, Exec, Mark, Te
 from moorage.worker.supervisor.client import SupervisorGone, SupervisorRefused
 from moorage.worker.supervisor.command_client import RunningCommand
 from moorage.worker.supervisor.commands import Attach, Execute
+from moorage.worker.supervisor.terminal import CTRL_D
 
 #: takes the next bytes of standard output or standard error, and returns once there is room for more
 Take = Callable[[Mark, bytes], Awaitable[None]]
 
 #: how long the output of an ended command is read on where something else keeps it open
 DRAIN_S: Final = 0.2
-#: the end of standard input, written to a terminal
-_CTRL_D: Final = b"\x04"
 _SIZE: Final = struct.Struct("HHHH")
 
 
@@ -194,7 +193,7 @@ class LocalExecution(Execution):
             os.close(self._stdin)
             self._stdin = -1
             return
-        left = memoryview(data or _CTRL_D)
+        left = memoryview(data or CTRL_D)
         while left and self._stdin >= 0:
             try:
                 left = left[os.write(self._stdin, left) :]

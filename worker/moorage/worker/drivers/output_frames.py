@@ -25,7 +25,7 @@ _STREAMS: Final[dict[str, frames.StreamName]] = {"stdout": "out", "stderr": "err
 class Notes:
     """Publishes notes about a member beside its output: the progress of its start, and the addresses of its ports.
 
-    Only clients that follow the member now get them. Without `publish` nobody does.
+    Only clients that follow the member now get them. Without `publish` no client does.
     """
 
     def __init__(self, publish: Callable[[MemberName, bytes], None] | None) -> None:

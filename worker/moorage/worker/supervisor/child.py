@@ -96,6 +96,12 @@ def checked_child(
     )
 
 
+def reported_failure(child: Child, report: bytes) -> StartRefused:
+    """Return why a child's program does not run, by what its process has written to the pipe: "STAGE ERRNO"."""
+    stage, number = report.decode("ascii").split()
+    return StartRefused(int(number), stage, why_not(child, stage, int(number)))
+
+
 def why_not(child: Child, stage: str, number: int) -> str:
     """Return one readable line about a start that failed at this stage with this error number.
 

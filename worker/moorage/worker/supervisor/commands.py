@@ -23,7 +23,7 @@ import msgspec
 
 from moorage.schemas.unreadable import UNREADABLE
 from moorage.system.proctree import kill_trees
-from moorage.worker.supervisor.child import StartRefused, why_not
+from moorage.worker.supervisor.child import StartRefused, reported_failure
 from moorage.worker.supervisor.containers import containers_of
 from moorage.worker.supervisor.jobs import Jobs
 from moorage.worker.supervisor.log import log
@@ -206,8 +206,7 @@ class _Connection:
         self._confirm = -1
         assert self._command is not None
         if said:
-            stage, number = said.decode("ascii").split()
-            self.refuse(StartRefused(int(number), stage, why_not(self._command.child, stage, int(number))))
+            self.refuse(reported_failure(self._command.child, said))
             return
         self._send(Executed(pid=self._pid))
         if self._status is not None:

@@ -330,10 +330,10 @@ class Jobs:
         try:
             confirm = pipe(passed)
             try:
-                groups = self._resources.open_groups(member)
-                passed += groups
+                self._resources.open_groups(member, passed)
                 stage = "clone"
-                pid = self.launcher.answer(self.launcher.ask(child, passed[0], *streams, *groups))
+                report, *groups = passed
+                pid = self.launcher.answer(self.launcher.ask(child, report, *streams, *groups))
             except BaseException:
                 os.close(confirm)
                 raise

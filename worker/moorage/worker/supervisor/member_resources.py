@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from moorage.system.cgroup import CgroupBase
+from moorage.system.cgroup import CgroupBase, CgroupFolder
 from moorage.system.device_fence import DeviceFences, NodeRange
 from moorage.system.disk_room import DiskRoom
 from moorage.worker.supervisor.capped_output import ArrivalOrder, OutputPump, order_path, output_paths
-from moorage.worker.supervisor.child import StartRefused, why_not
+from moorage.worker.supervisor.child import StartRefused, reported_failure
 from moorage.worker.supervisor.member import Member
 from moorage.worker.supervisor.terminal import HeldTerminal
 
@@ -70,7 +70,7 @@ class MemberResources:
             f"{self._prefix}-{next(self._numbers)}", start.cpu_milli, start.memory_bytes
         )
         member.ignored = tuple(ignored)
-        passed.append(os.open(member.cgroup.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+        _open_group(member.cgroup, passed)
 
     def _open_pipes(self, member: Member, passed: list[int], stdout: str, stderr: str) -> None:
         passed.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
@@ -89,13 +89,14 @@ class MemberResources:
         name = f"{self._prefix}-{next(self._numbers)}"
         member.fence = self.fences.close(member.cgroup, name, refused)
         if member.fence is not None:
-            passed.append(os.open(member.fence.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+            _open_group(member.fence, passed)
 
     @staticmethod
-    def open_groups(member: Member) -> list[int]:
-        """Return descriptors of the groups that a further process of a running member begins in. Raises `OSError`."""
-        groups = [each for each in (member.cgroup, member.fence) if each is not None]
-        return [os.open(group.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC) for group in groups]
+    def open_groups(member: Member, passed: list[int]) -> None:
+        """Append descriptors of the groups that a further process of a running member begins in. Raises `OSError`."""
+        for group in (member.cgroup, member.fence):
+            if group is not None:
+                _open_group(group, passed)
 
     def group_of(self, cgroup: str) -> str:
         """Return the name of the member's group that a cgroup, by its path in /proc/PID/cgroup, is or is below.
@@ -104,6 +105,10 @@ class MemberResources:
         """
         names = cgroup.removesuffix(" (deleted)").split("/")
         return next((name for name in names if name.startswith(f"{self._prefix}-")), "")
+
+
+def _open_group(group: CgroupFolder, passed: list[int]) -> None:
+    passed.append(os.open(group.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
 
 
 def read_exec_report(member: Member) -> bool:
@@ -118,8 +123,8 @@ def read_exec_report(member: Member) -> bool:
     child, member.child = member.child, None
     if said:
         assert child is not None
-        stage, number = said.decode("ascii").split()
-        member.failure = (int(number), stage, why_not(child, stage, int(number)))
+        failure = reported_failure(child, said)
+        member.failure = (failure.errno, failure.stage, failure.message)
     return True
 
 

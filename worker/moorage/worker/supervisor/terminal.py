@@ -24,7 +24,8 @@ PENDING_BYTES_MAX: Final = 256 * 1024
 LOST_S: Final = 60.0
 #: a program may read several ends of input, as nested shells do: it gets one a second, at most so many
 ENDS_MAX: Final = 64
-_CTRL_D: Final = b"\x04"
+#: the end of standard input, written to a terminal
+CTRL_D: Final = b"\x04"
 
 
 class HeldTerminal:
@@ -44,7 +45,7 @@ class HeldTerminal:
         self._timer: asyncio.TimerHandle | None = None
 
     def begin(self, read: Callable[[bool], None]) -> None:
-        """The member runs, and nobody holds its terminal yet. `read` is told whether more is to be read from it."""
+        """The member runs, and its terminal has no holder yet. `read` is told whether more is to be read from it."""
         self._read = read
         self._is_lost()
 
@@ -123,7 +124,7 @@ class HeldTerminal:
 
     def _end_input(self, left: int) -> None:
         with contextlib.suppress(OSError):  # its buffer is full of them
-            os.write(self.descriptor, _CTRL_D)
+            os.write(self.descriptor, CTRL_D)
         self._timer = self._loop.call_later(1.0, self._end_input, left - 1) if left > 1 else None
 
     def _cancel(self) -> None:

@@ -44,8 +44,8 @@ CALL_KEY_AT: Final = "/run/moorage-calls.key"
 _ID_MAX: Final = (1 << 32) - 1
 #: networks of the host, or of another container
 _SHARED_NETWORKS: Final = ("host", "container:", "ns:")
-#: networks on which an engine publishes no ports
 _PORTS_EXAMPLE: Final = "30000-30999"
+#: networks on which an engine publishes no ports
 _UNPUBLISHED: Final = ("none", "host")
 
 

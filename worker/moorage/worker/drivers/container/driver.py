@@ -21,7 +21,7 @@ from moorage.schemas.errors import refuse
 from moorage.schemas.frames import Exec, LogPage, ReadLog, Terminal
 from moorage.schemas.gpu import Share
 from moorage.schemas.job import Request, Secret
-from moorage.worker.drivers.base import CODE_LOST, LOST, Assignment, Driver, Living
+from moorage.worker.drivers.base import CODE_LOST, LOST, Assignment, Driver, Living, kept_within
 from moorage.worker.drivers.container.config import (
     MPS,
     ContainerSettings,
@@ -289,13 +289,7 @@ class ContainerDriver(Driver):
         self._removal.begin(self._removal.remove_unknown(name))
 
     def keeps(self, settings: WorkerSettings) -> dict[str, float]:
-        bounds, folders = self._host.link.keeper.bounds, self._folders.bounds
-        return {
-            "output_s": bounds.keep_s,
-            "output_bytes": bounds.bytes_max,
-            "folder_s": folders.keep_s,
-            "folder_bytes": folders.bytes_max,
-        }
+        return kept_within(self._host.link.keeper.bounds, self._folders.bounds)
 
     async def read_log(self, ask: ReadLog) -> LogPage:
         name = name_in(ask)

@@ -39,7 +39,7 @@ _PIECE_BYTES_MAX: Final = 1 << 20
 #: of a file that is read from a container
 _FILE_BYTES_MAX: Final = 1 << 20
 _MESSAGE_CHARS_MAX: Final = 500
-#: keys that nobody types: an engine would take Ctrl-P and Ctrl-Q out of what a terminal sends
+#: the keys that detach, hardly ever typed: the default, Ctrl-P Ctrl-Q, would be taken out of what a terminal sends
 _NO_DETACH: Final = "ctrl-@,ctrl-^,ctrl-_,ctrl-^"
 _MESSAGE_BYTES_MAX: Final = 64 * 1024
 #: answers that mean success; 304 is for a container that is started already

@@ -19,13 +19,12 @@ from moorage.worker.drivers.execution import Execution, Take, signal_number
 from moorage.worker.supervisor.client import SupervisorGone, SupervisorRefused
 from moorage.worker.supervisor.command_client import RunningCommand
 from moorage.worker.supervisor.commands import Guard
+from moorage.worker.supervisor.terminal import CTRL_D
 
 #: how long a command may take until the engine says which process it is
 SEEN_S: Final = 10.0
 LOOK_S: Final = 0.02
 _HEADER_BYTES: Final = 8
-#: the end of standard input, written to a terminal
-_CTRL_D: Final = b"\x04"
 
 
 class ContainerExecution(Execution):
@@ -114,7 +113,7 @@ class ContainerExecution(Execution):
             if not data and not self._is_terminal:
                 self._writer.write_eof()
                 return
-            self._writer.write(data or _CTRL_D)
+            self._writer.write(data or CTRL_D)
             await self._writer.drain()
 
     def resize(self, size: Terminal) -> None:

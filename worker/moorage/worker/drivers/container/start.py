@@ -1,6 +1,7 @@
 """Start a container: prepare image, folder and secrets, then create it, inform the supervisor, and start it.
 
-The supervisor is informed before the start, so it knows every container that may run, whichever process dies.
+The supervisor is informed before the start, so it knows every container that may run, whichever process dies. After the
+start the container must have the device files of its lease (`missing_nodes`), else the start counts as failed.
 """
 
 from __future__ import annotations
@@ -42,11 +43,11 @@ from moorage.worker.drivers.container.faults import CannotStart, config_fault, f
 from moorage.worker.drivers.container.host import ContainerHost, Member
 from moorage.worker.drivers.container.ports import Ports, ports_wanted
 from moorage.worker.drivers.container.pull import PullProgress
-from moorage.worker.drivers.kit import Kit
+from moorage.worker.drivers.kit import Kit, call_access
 from moorage.worker.drivers.output_frames import Notes
 from moorage.worker.job.attempt_files import AttemptFiles
 from moorage.worker.job.attempt_folders import AttemptFolders
-from moorage.worker.job.environment import LacksHere, without_prefix
+from moorage.worker.job.environment import without_prefix
 from moorage.worker.job.secret_files import resolve_secrets, secret_variables
 from moorage.worker.sharing.limiter.limits import ContainerLimit, Limits
 from moorage.worker.supervisor.client import SupervisorError, SupervisorGone
@@ -275,7 +276,7 @@ class Starter:
             if wanted := ports_wanted(assignment.request):
                 published = self._ports.take(key, wanted, ports_of(assignment.name[0], self._own))
             nodes = [] if self._simulated else self._nodes_due(assignment.devices, specs)
-            variables_of_calls, call_key = self._call(assignment)
+            variables_of_calls, call_key = call_access(self._calls, self._folders, assignment, None, CALL_KEY_AT)
             config = config_of(
                 assignment, self._own, self._policy, specs, image, published=published,
                 folder=folder, variables=variables, limit=limit, labels=self._host.labels(assignment.name),
@@ -288,21 +289,6 @@ class Starter:
         except MoorageError as error:
             raise config_fault(error) from None
         return config, [*nodes, *(each["PathInContainer"] for each in config["HostConfig"].get("Devices", ()))]
-
-    def _call(self, assignment: Assignment) -> tuple[dict[str, str], str]:
-        """Return the variables of a container that answers calls, and the file of its key; none for another one.
-
-        Raises LacksHere, HostAtFault.
-        """
-        service, name = assignment.request.service, assignment.name
-        if service is None:
-            return {}, ""
-        if self._calls is None:
-            raise LacksHere("this worker gives its jobs no key to answer calls")
-        key = self._calls.key(name[0])
-        file = "" if key is None else self._folders.give_key(name, key, None)
-        at = CALL_KEY_AT if file else None
-        return self._calls.variables(name[0], service, assignment.run.grace_s, at), file
 
     def _nodes_due(self, devices: Sequence[Device], specs: Registry | None) -> list[str]:
         """Return the files of NVIDIA devices that the container must have: those of the specs, else of the hook.

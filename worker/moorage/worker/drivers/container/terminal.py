@@ -21,10 +21,8 @@ from moorage.system.proctree import read_process
 from moorage.worker.drivers.container.engine import Engine, EngineDown, EngineError
 from moorage.worker.drivers.execution import Execution, Take
 from moorage.worker.supervisor.containers import containers_of
-from moorage.worker.supervisor.terminal import ENDS_MAX, LOST_S, PENDING_BYTES_MAX, RECENT_BYTES
+from moorage.worker.supervisor.terminal import CTRL_D, ENDS_MAX, LOST_S, PENDING_BYTES_MAX, RECENT_BYTES
 
-#: the end of standard input, written to a terminal
-_CTRL_D: Final = b"\x04"
 #: how often an engine is asked that ended the connection
 RETRY_S: Final = 0.5
 
@@ -59,7 +57,7 @@ class ContainerTerminal:
         self._begin()
 
     def _begin(self) -> None:
-        """Keep the terminal until its end; nobody holds it yet."""
+        """Keep the terminal until its end; it has no holder yet."""
         self._keeping = asyncio.get_running_loop().create_task(self._keep())
         self._keeping.add_done_callback(lambda _: self._over(self))
         if not self._left.exists():
@@ -126,7 +124,7 @@ class ContainerTerminal:
         """Write the end of input; a program may read several, as nested shells do: it gets one a second."""
         await asyncio.sleep(LOST_S)
         for _ in range(ENDS_MAX):
-            await self.write(_CTRL_D)
+            await self.write(CTRL_D)
             await asyncio.sleep(1.0)
 
     async def _keep(self) -> None:
@@ -231,7 +229,7 @@ class TerminalHolder(Execution):
         return self._how
 
     async def write(self, data: bytes) -> None:
-        await self._terminal.write(data or _CTRL_D)
+        await self._terminal.write(data or CTRL_D)
 
     def resize(self, size: Terminal) -> None:
         if size.rows and size.columns:

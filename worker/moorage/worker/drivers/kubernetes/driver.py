@@ -22,7 +22,7 @@ from moorage.schemas.errors import MoorageError, refuse
 from moorage.schemas.frames import LogPage, ReadLog
 from moorage.schemas.job import Request
 from moorage.worker.devices.readers.base import Inventory
-from moorage.worker.drivers.base import CODE_CANNOT_START, CODE_LOST, Assignment, Driver, Living
+from moorage.worker.drivers.base import CODE_CANNOT_START, CODE_LOST, Assignment, Driver, Living, kept_within
 from moorage.worker.drivers.container.config import check_image, check_policy
 from moorage.worker.drivers.container.faults import CannotStart, fault_of
 from moorage.worker.drivers.container.output import LiveOutput
@@ -233,8 +233,7 @@ class KubernetesDriver(Driver):
             self._dropping = self._begin(self._drop_all())
 
     def keeps(self, settings: WorkerSettings) -> dict[str, float]:
-        bounds = self._outputs.keeper.bounds
-        return {"output_s": bounds.keep_s, "output_bytes": bounds.bytes_max}
+        return kept_within(self._outputs.keeper.bounds)
 
     async def read_log(self, ask: ReadLog) -> LogPage:
         name = name_in(ask)

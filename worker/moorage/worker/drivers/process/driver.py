@@ -13,7 +13,7 @@ import msgspec
 
 from moorage.schemas.capabilities import COUNTED, KERNEL, LIVE, VARIABLE, Capabilities
 from moorage.schemas.driver_config import ProcessBlock
-from moorage.schemas.errors import ENDED_AS_ASKED, refuse
+from moorage.schemas.errors import refuse
 from moorage.schemas.frames import CANNOT_RUN, NOT_HERE, START_FAILED, Device, Exec, LogPage, ReadLog, Terminal
 from moorage.schemas.gpu import Share
 from moorage.schemas.job import Request
@@ -24,22 +24,23 @@ from moorage.system.device_environment import HostAtFault, JobEnvironment, check
 from moorage.worker.devices.refused_nodes import GpuNodes, NodesUnknown
 from moorage.worker.drivers.base import (
     CODE_CANNOT_START,
-    CODE_ENDED,
     CODE_LOST,
     CODE_NOT_FOUND,
     Assignment,
     Driver,
     Living,
+    ended_unstarted,
+    kept_within,
     never_ran,
 )
 from moorage.worker.drivers.execution import Execution, LocalExecution
-from moorage.worker.drivers.kit import Kit, keep_to
+from moorage.worker.drivers.kit import Kit, call_access, keep_to
 from moorage.worker.drivers.output_frames import OutputFrames
 from moorage.worker.drivers.supervisor_link import WITH_SUPERVISOR, SupervisorLink, key_of, name_of, owner_of
 from moorage.worker.freezing.members import FreezableMembers
 from moorage.worker.job.attempt_files import AttemptFiles
 from moorage.worker.job.attempt_folders import DISK, owner_ids
-from moorage.worker.job.environment import LacksHere, process_environment
+from moorage.worker.job.environment import process_environment
 from moorage.worker.job.secret_files import resolve_secrets
 from moorage.worker.session.member_messages import (
     Ended,
@@ -232,7 +233,7 @@ class ProcessDriver(Driver):
         if (bringing := self._bringing.pop(name, None)) is not None:  # none of its processes runs yet
             bringing.cancel()
             self._release([name])
-            self.report(Ended([(name, CODE_ENDED, "fence" if why == "fence" else ENDED_AS_ASKED)]))
+            self.report(ended_unstarted(name, why))
             return
         if self._files.hurry(name, grace_s):  # its processes are over
             return
@@ -280,13 +281,7 @@ class ProcessDriver(Driver):
         super().give_up(name)
 
     def keeps(self, settings: WorkerSettings) -> dict[str, float]:
-        output, folders = self._link.keeper.bounds, self._folders.bounds
-        return {
-            "output_s": output.keep_s,
-            "output_bytes": output.bytes_max,
-            "folder_s": folders.keep_s,
-            "folder_bytes": folders.bytes_max,
-        }
+        return kept_within(self._link.keeper.bounds, self._folders.bounds)
 
     async def read_log(self, ask: ReadLog) -> LogPage:
         name = name_in(ask)
@@ -514,7 +509,7 @@ class ProcessDriver(Driver):
             self._own_cwd.add(assignment.name)
             if run.argv and "/" in run.argv[0] and not os.path.isabs(run.argv[0]):
                 self._own_program.add(assignment.name)
-        ours |= self._call_variables(assignment, user)
+        ours |= call_access(self._calls, self._folders, assignment, user)[0]
         if run.ready is not None and run.ready.call:
             ours[READY_VARIABLE] = f"{folder}/{READY_FILE}"
         env = process_environment(requested, ours, user=user, cwd=cwd, folder=folder)
@@ -539,18 +534,6 @@ class ProcessDriver(Driver):
             cpu_milli=(resources.cpu_milli or None) if resources else None,
             memory_bytes=(resources.memory_mib * _MIB or None) if resources else None,
         )
-
-    def _call_variables(self, assignment: Assignment, user: str | None) -> JobEnvironment:
-        """Return the variables of a member that answers calls, with its key in a file; none for another one. Raises
-        LacksHere, HostAtFault."""
-        service, name = assignment.request.service, assignment.name
-        if service is None:
-            return JobEnvironment()
-        if self._calls is None:
-            raise LacksHere("this worker gives its jobs no key to answer calls")
-        key = self._calls.key(name[0])
-        file = None if key is None else self._folders.give_key(name, key, user)
-        return self._calls.variables(name[0], service, assignment.run.grace_s, file)
 
     def _refused_nodes(self, leased: Sequence[Device]) -> tuple[tuple[int, int, int], ...]:
         """Return the devices that the kernel is to refuse to a member with this lease. Raises HostAtFault."""
