@@ -9,7 +9,7 @@ import contextlib
 import logging
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
@@ -73,9 +73,13 @@ async def keep_files(client: Connected, request: Request) -> None:
     with tempfile.TemporaryFile() as file:
         async for piece in bucket.get(found):
             file.write(piece)
-        file.seek(0)
+
+        def pieces() -> Iterator[bytes]:
+            file.seek(0)  # of each try
+            return iter(lambda: file.read(_PIECE), b"")
+
         headers = {"Content-Type": "application/gzip"}
-        await client.again(lambda: bucket.put(address, iter(lambda: file.read(_PIECE), b""), headers, lambda _: None))
+        await client.again(lambda: bucket.put(address, pieces(), headers, lambda _: None))
 
 
 async def run_again(
