@@ -9,11 +9,10 @@ import msgspec
 
 from moorage.client.errors import Rejected
 from moorage.client.login import who
-from moorage.client.replicas import Which, replicas_of
+from moorage.client.replicas import Which, field_of
 from moorage.schemas.errors import Refused
 from moorage.schemas.frames import LISTED_MAX
 from moorage.schemas.operate import DlqAct, Done, TenantRow, act_of
-from moorage.schemas.ranges import format_ranges
 
 if TYPE_CHECKING:
     from moorage.client.answers import JobRow
@@ -53,9 +52,7 @@ class Admin:
 
         `replica` selects one replica, or several as in `0-9,205`.
         """
-        only = replicas_of(replica)
-        some = {} if only is None else {"replicas": format_ranges(only)}
-        return await self._act("requeue", tenant=self._tenant(tenant), job=job, why=why, **some)
+        return await self._act("requeue", tenant=self._tenant(tenant), job=job, why=why, **field_of(replica))
 
     async def freeze(self, job: str, *, why: str = "", tenant: str | None = None) -> Done:
         """Ask the workers to freeze a job's running replicas.

@@ -16,12 +16,11 @@ import msgspec
 
 from moorage.client.asking import decode_accepted
 from moorage.client.errors import Conflict, NotPermitted, rejected
-from moorage.client.replicas import Which, replicas_of
+from moorage.client.replicas import Which, field_of
 from moorage.client.request_builder import body_of, build_request, merged
 from moorage.client.sending import AGAIN_AFTER_S, bucket_of, send
 from moorage.schemas.frames import Accepted, AgainAnswer
 from moorage.schemas.names import is_files
-from moorage.schemas.ranges import format_ranges
 
 if TYPE_CHECKING:
     from moorage.client.connected import Connected
@@ -39,10 +38,7 @@ _Ran = TypeVar("_Ran")
 async def ask_again(client: Connected, job: str, *, failed: bool, replica: Which = None) -> AgainAnswer:
     """Return the request with which a job is run again. Raises `Rejected` (request-gone, failed-precondition) and what
     `Connected.read` raises."""
-    only = replicas_of(replica)
-    asked: dict[str, Any] = {"job": job, "failed": failed}
-    if only is not None:
-        asked["replicas"] = format_ranges(only)
+    asked = {"job": job, "failed": failed, **field_of(replica)}
     return msgspec.convert(await client.read("again", asked), AgainAnswer)
 
 
