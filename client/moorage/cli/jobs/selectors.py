@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, TypeAlias, TypeVar
 
 from moorage.cli.framework.arguments import Parameter
 from moorage.client.errors import NotFound, not_found, rejected
@@ -39,6 +39,9 @@ HELD: Final = [state for state in LIVE if state != QUEUED]
 HELP: Final = "Ids, their beginnings, last, all, 'train-*-r1', or several with commas (moorage help jobs)."
 HELP_ONE: Final = "The job's id, its beginning, or last; =ID means this exact id."
 LISTED: Final = "ls --format {job}"
+SomeReplicas: TypeAlias = Annotated[
+    str | None, Parameter(help="Only these replicas, as in 7 or 0-9,205.", value="NUMBERS")
+]
 
 T = TypeVar("T")
 
