@@ -9,6 +9,7 @@ import msgspec
 
 from moorage.client.errors import Rejected
 from moorage.client.login import who
+from moorage.client.pages import pages
 from moorage.client.replicas import Which, field_of
 from moorage.schemas.errors import Refused
 from moorage.schemas.frames import LISTED_MAX
@@ -136,17 +137,16 @@ class Admin:
 
         given = {"states": list(states), "tenant": tenant, "labels": dict(labels or {}), "ids": ids, "reason": reason}
         asked = {name: each for name, each in (given | {"worker": worker}).items() if each}
-        after, seen = "", set[tuple[str, str]]()
-        while True:
-            page = {**asked, "limit": LISTED_MAX, "history": past, **({"after": after} if after else {})}
-            data = (await self._client.operate("ls", page)).data
+        seen = set[tuple[str, str]]()
+        async for data in pages(self._listed, {**asked, "limit": LISTED_MAX, "history": past}):
             for row in msgspec.convert(data["jobs"], list[JobRow]):
                 if (row.tenant, row.job) not in seen:
                     yield row
                 seen.add((row.tenant, row.job))
-            after = data.get("next", "")
-            if not after:
-                return
+
+    async def _listed(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+        data: dict[str, Any] = (await self._client.operate("ls", asked)).data
+        return data
 
     async def dead_letters(self, *, tenant: str | None = None) -> AsyncIterator[dict[str, Any]]:
         """Yield the refused requests of the durable queue (dead letters), oldest first, of one tenant or of all.
