@@ -88,7 +88,10 @@ async def by_hand(api: Engine, number: int) -> None:
     config = {"Image": IMAGE, "Cmd": list(PROGRAM), "Env": [], "Labels": {}, "User": "", "HostConfig": host}
     container = await api.create(config, f"by-hand-{number}")
     await api.start(container)
-    while (state := await api.state(container)) is not None and not state.is_over:  # noqa: ASYNC110
+    while True:
+        state = await api.state(container)
+        if state is None or state.is_over:
+            break
         await asyncio.sleep(0.005)
     await api.remove(container)
 

@@ -16,12 +16,12 @@ from moorage.cli.framework.fields import filled
 from moorage.cli.framework.render import Rows, age, day_and_time, facts, ordinal, table, waits
 from moorage.cli.framework.screen import Screen, cut
 from moorage.cli.framework.wrapping import folded
-from moorage.cli.jobs import job_rows, show_ls_cancel, wait
+from moorage.cli.jobs import job_rows, show_cancel, wait
 from moorage.cli.jobs.job_rows import jobs_table
 from moorage.cli.jobs.labelled import LINE_BYTES_MAX, Labelled
 from moorage.cli.jobs.progress import Progress
 from moorage.cli.jobs.replica_words import Eta, replica_words
-from moorage.cli.jobs.show_ls_cancel import (
+from moorage.cli.jobs.show_cancel import (
     address_words,
     frozen_words,
     job_words,
@@ -562,8 +562,8 @@ def test_an_end_that_nobody_asked_for_has_a_reason(state: str, code: int | None,
 def test_show_counts_the_replicas_of_a_job_by_their_state() -> None:
     states = ["SUCCEEDED"] * 36 + ["FAILED"] * 4
     data = {"replica_states": [{"replica": at, "state": name} for at, name in enumerate(states)]}
-    assert show_ls_cancel._replicas(data) == "36 SUCCEEDED, 4 FAILED (36, 37, 38, 39)"
-    assert show_ls_cancel._replicas({"replica_states": [{"replica": 0, "state": "RUNNING"}]}) == ""
+    assert show_cancel._replicas(data) == "36 SUCCEEDED, 4 FAILED (36, 37, 38, 39)"
+    assert show_cancel._replicas({"replica_states": [{"replica": 0, "state": "RUNNING"}]}) == ""
 
 
 def test_a_warning_of_the_worker_stays_on_the_screen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -693,21 +693,21 @@ def test_of_many_replicas_the_changes_are_shown_of_those_that_did_not_go_well() 
         return found
 
     data = {"job": "lr", "tenant": "t", "state": "FAILED", "request": {"run": {"items": ["a"] * 17}}}
-    few = show_ls_cancel.job_words({**data, "changes": changes(16)})
+    few = show_cancel.job_words({**data, "changes": changes(16)})
     assert (few.count("SUCCEEDED"), "left out" in few) == (15, False)
-    many = show_ls_cancel.job_words({**data, "changes": changes(17)})
+    many = show_cancel.job_words({**data, "changes": changes(17)})
     assert (many.count("SUCCEEDED"), many.count("FAILED")) == (1, 2)
     assert many.endswith("15 replicas without a failure or a second attempt left out: --json has all changes")
     assert "17, in its request" in many
-    newest = show_ls_cancel.job_words({**data, "changes": changes(17)[3:]})
+    newest = show_cancel.job_words({**data, "changes": changes(17)[3:]})
     assert newest.endswith("older changes are left out; moorage events lr has what is kept of them")
     assert "1970-01-01T00:00:00" in newest, "no time since its acceptance where that is not told"
     ends = {"replicas": {"of": 5000, "states": {"FAILED": 2, "SUCCEEDED": 4998}, "ended": {"FAILED": "7, 4000"}}}
-    assert "older changes are left out" in show_ls_cancel.job_words({**data, **ends, "changes": changes(8)})
+    assert "older changes are left out" in show_cancel.job_words({**data, **ends, "changes": changes(8)})
     some = {"run": {"items": ["a"] * 17}, "indices": "0-2,7"}
-    assert "4 of 17, in its request" in show_ls_cancel.job_words({**data, "request": some})
+    assert "4 of 17, in its request" in show_cancel.job_words({**data, "request": some})
     file = {"run": {"items": {"file": "lr.csv", "format": "csv"}}}
-    assert "lr.csv, one of its files" in show_ls_cancel.job_words({**data, "request": file})
+    assert "lr.csv, one of its files" in show_cancel.job_words({**data, "request": file})
 
 
 def test_a_job_that_stays_says_whether_it_is_ready_where_it_is_and_how_often_it_started_again() -> None:
@@ -744,4 +744,4 @@ def test_a_row_says_which_services_sleep_and_are_not_ready_yet() -> None:
 
 def test_show_says_how_many_members_a_service_is_to_have() -> None:
     data = {"job": "j", "tenant": "t", "state": "QUEUED", "scaled": {"wanted": 0, "min": 0, "max": 4}}
-    assert "members     0 wanted, of 0 to 4" in show_ls_cancel.job_words(data).replace("\t", " " * 5)
+    assert "members     0 wanted, of 0 to 4" in show_cancel.job_words(data).replace("\t", " " * 5)

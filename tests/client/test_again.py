@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from moorage.bus.errors import RequestTimeout
+from moorage.bus.object_store import ObjectStore
 from moorage.client import AsyncClient, Client, JobFailed, Rejected
 from moorage.client.again import keep_files
 from moorage.client.sending import AGAIN_AFTER_S, bucket_of
@@ -87,6 +91,34 @@ async def test_the_files_come_again_and_files_that_are_gone_are_told(
         with pytest.raises(Rejected) as gone:
             await keep_files(client._wire, elsewhere)
         assert (gone.value.code, gone.value.problem.field) == ("request-gone", "$.run.files")
+
+
+async def test_the_files_come_whole_if_the_server_answers_the_second_try_alone(
+    node: Node, unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, put, tries = made(tmp_path / "code", "a.txt"), ObjectStore.put, 0
+
+    async def put_late(store: ObjectStore, name: str, pieces: Iterable[bytes], *more: Any) -> None:
+        nonlocal tries
+        tries += 1
+        if tries == 1:
+            assert list(pieces), "they were read"
+            raise RequestTimeout(name, 0.1)
+        await put(store, name, pieces, *more)
+
+    async with AsyncClient(node.url, tenant=unique) as client:
+        request = client.request(["cat", "a.txt"], fields={"files": await client.send_files(code)})
+        bucket, address = bucket_of(client._wire), request.workload.files
+        assert address is not None
+        before = await bucket.find(address)
+        monkeypatch.setattr("moorage.client.again.AGAIN_AFTER_S", AGAIN_AFTER_S - 1e9)
+        monkeypatch.setattr(ObjectStore, "put", put_late)
+        await keep_files(client._wire, request)
+        after = await bucket.find(address)
+        assert tries == 2
+        assert before is not None
+        assert after is not None
+        assert (after.digest, after.size) == (before.digest, before.size)
 
 
 def test_a_client_without_await_has_it_too() -> None:

@@ -136,16 +136,11 @@ def _data_of(call: ToProgram, body: bytes) -> Any:
     return decode_result(Result(call.headers.get(CONTENT_TYPE, ""), body))
 
 
-def _answer(call: ToProgram, value: Any) -> bytes:
+def _answer(value: Any, *, answer: int = 0, part: int = 0) -> bytes:
+    """Return the frame of a value: the answer of the call with this number, or a part of it."""
     result = encode_result(value)
-    head = FromProgram(answer=call.call, bytes=len(result.data), headers={CONTENT_TYPE: result.content_type})
-    return frame(head, result.data)
-
-
-def _part(call: ToProgram, value: Any) -> bytes:
-    result = encode_result(value)
-    head = FromProgram(part=call.call, bytes=len(result.data), headers={CONTENT_TYPE: result.content_type})
-    return frame(head, result.data)
+    headers = {CONTENT_TYPE: result.content_type}
+    return frame(FromProgram(answer=answer, part=part, bytes=len(result.data), headers=headers), result.data)
 
 
 def _error(call: ToProgram, error: BaseException) -> bytes:
@@ -179,10 +174,10 @@ def _run(served: Served, call: ToProgram, body: bytes, context: Context, write: 
                 if context.cancelled:
                     value = None
                     break
-                write(_part(call, each))
+                write(_answer(each, part=call.call))
             told = frame(FromProgram(answer=call.call, in_parts=True))
         else:
-            told = _answer(call, value)
+            told = _answer(value, answer=call.call)
     except BaseException as error:  # also sys.exit: in a thread it would end nothing but this call, and unheard
         traceback.print_exc()
         told = _error(call, error)
@@ -270,11 +265,11 @@ async def _run_async(
         value = served(_data_of(call, body), context)
         if isinstance(value, AsyncIterator):
             async for each in value:
-                writer.write(_part(call, each))
+                writer.write(_answer(each, part=call.call))
                 await writer.drain()
             told = frame(FromProgram(answer=call.call, in_parts=True))
         else:
-            told = _answer(call, await value)
+            told = _answer(await value, answer=call.call)
     except asyncio.CancelledError:
         raise  # `_over` tells it
     except BaseException as error:

@@ -102,21 +102,12 @@ class _Message(NamedTuple):
     headers: dict[str, str] | None
 
 
-class Counters(msgspec.Struct):
-    """What went wrong on the way. `unanswerable` calls came without an inbox of a caller, `unsent` answers found no
-    connection."""
-
-    unanswerable: int = 0
-    unsent: int = 0
-
-
 class Messenger:
     """One member of a service, over a connection whose inbox is `Subjects.member_inbox`. Call `open`, then `take`."""
 
     def __init__(self, connection: Connection, name: Name, places: int, attempt: Attempt | None = None) -> None:
         self.name = name
         self._attempt = attempt or Attempt()
-        self.counters = Counters()
         self.id = secrets.token_hex(8)
         self.member = Member(self.id, self, places)
         self.program: Program | None = None
@@ -208,7 +199,6 @@ class Messenger:
     def _call_of(self, delivery: Delivery) -> Call | None:
         """Return a call, or None if there is no inbox to which it may be answered."""
         if not delivery.reply or not may_answer(self.name.prefix, self._subject, delivery.reply):
-            self.counters.unanswerable += 1
             return None
         headers = delivery.headers or {}
         said = {name.lower(): value for name, value in headers.items()} if headers else {}
@@ -327,10 +317,16 @@ class Messenger:
     # -- sending
 
     def _fail(self, call: Call, error: str, message: str, *, retry_after_ms: int = 0, kind: str = "") -> None:
+        self._answer(call, *self._failure(error, message, retry_after_ms, kind))
+
+    def _failure(
+        self, error: str, message: str, retry_after_ms: int = 0, kind: str = ""
+    ) -> tuple[bytes, dict[str, str]]:
+        """Return the body and the headers of an answer that is an error."""
         code, started, _ = CALL_ERRORS[error]
         body = encode(CallError(error, message, started, retry_after_ms, kind))
         headers = {ERROR_CODE: str(code), ERROR: error, MEMBER: self.id, CONTENT_TYPE: "application/json"}
-        self._answer(call, body, headers)
+        return body, headers
 
     def _answer(self, call: Call, body: bytes, headers: dict[str, str]) -> None:
         self._put(call.reply, body, "", headers)
@@ -368,17 +364,11 @@ class Messenger:
             await self._connection.send([(message.subject, message.body, message.reply)])
             return
         try:
-            sent = await self._connection.publish(*message[:3], message.headers)
+            await self._connection.publish(*message[:3], message.headers)
         except PayloadTooLarge as error:
-            sent = await self._too_large(message.subject, error)
-        if not sent and not message.reply:
-            self.counters.unsent += 1
-
-    async def _too_large(self, subject: str, error: PayloadTooLarge) -> bool:
-        code, started, _ = CALL_ERRORS[TOO_LARGE]
-        message = f"the answer has {error.size_bytes} bytes, the server takes {error.bytes_max}: answer in parts"
-        headers = {ERROR_CODE: str(code), ERROR: TOO_LARGE, MEMBER: self.id, CONTENT_TYPE: "application/json"}
-        return await self._connection.publish(subject, encode(CallError(TOO_LARGE, message, started)), "", headers)
+            why = f"the answer has {error.size_bytes} bytes, the server takes {error.bytes_max}: answer in parts"
+            body, headers = self._failure(TOO_LARGE, why)
+            await self._connection.publish(message.subject, body, "", headers)
 
     # -- time
 

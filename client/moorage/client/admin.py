@@ -9,11 +9,11 @@ import msgspec
 
 from moorage.client.errors import Rejected
 from moorage.client.login import who
-from moorage.client.replicas import Which, replicas_of
+from moorage.client.pages import pages
+from moorage.client.replicas import Which, field_of
 from moorage.schemas.errors import Refused
 from moorage.schemas.frames import LISTED_MAX
 from moorage.schemas.operate import DlqAct, Done, TenantRow, act_of
-from moorage.schemas.ranges import format_ranges
 
 if TYPE_CHECKING:
     from moorage.client.answers import JobRow
@@ -53,9 +53,7 @@ class Admin:
 
         `replica` selects one replica, or several as in `0-9,205`.
         """
-        only = replicas_of(replica)
-        some = {} if only is None else {"replicas": format_ranges(only)}
-        return await self._act("requeue", tenant=self._tenant(tenant), job=job, why=why, **some)
+        return await self._act("requeue", tenant=self._tenant(tenant), job=job, why=why, **field_of(replica))
 
     async def freeze(self, job: str, *, why: str = "", tenant: str | None = None) -> Done:
         """Ask the workers to freeze a job's running replicas.
@@ -139,17 +137,16 @@ class Admin:
 
         given = {"states": list(states), "tenant": tenant, "labels": dict(labels or {}), "ids": ids, "reason": reason}
         asked = {name: each for name, each in (given | {"worker": worker}).items() if each}
-        after, seen = "", set[tuple[str, str]]()
-        while True:
-            page = {**asked, "limit": LISTED_MAX, "history": past, **({"after": after} if after else {})}
-            data = (await self._client.operate("ls", page)).data
+        seen = set[tuple[str, str]]()
+        async for data in pages(self._listed, {**asked, "limit": LISTED_MAX, "history": past}):
             for row in msgspec.convert(data["jobs"], list[JobRow]):
                 if (row.tenant, row.job) not in seen:
                     yield row
                 seen.add((row.tenant, row.job))
-            after = data.get("next", "")
-            if not after:
-                return
+
+    async def _listed(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+        data: dict[str, Any] = (await self._client.operate("ls", asked)).data
+        return data
 
     async def dead_letters(self, *, tenant: str | None = None) -> AsyncIterator[dict[str, Any]]:
         """Yield the refused requests of the durable queue (dead letters), oldest first, of one tenant or of all.

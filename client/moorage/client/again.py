@@ -9,19 +9,18 @@ import contextlib
 import logging
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 
 from moorage.client.asking import decode_accepted
 from moorage.client.errors import Conflict, NotPermitted, rejected
-from moorage.client.replicas import Which, replicas_of
+from moorage.client.replicas import Which, field_of
 from moorage.client.request_builder import body_of, build_request, merged
 from moorage.client.sending import AGAIN_AFTER_S, bucket_of, send
 from moorage.schemas.frames import Accepted, AgainAnswer
 from moorage.schemas.names import is_files
-from moorage.schemas.ranges import format_ranges
 
 if TYPE_CHECKING:
     from moorage.client.connected import Connected
@@ -39,10 +38,7 @@ _Ran = TypeVar("_Ran")
 async def ask_again(client: Connected, job: str, *, failed: bool, replica: Which = None) -> AgainAnswer:
     """Return the request with which a job is run again. Raises `Rejected` (request-gone, failed-precondition) and what
     `Connected.read` raises."""
-    only = replicas_of(replica)
-    asked: dict[str, Any] = {"job": job, "failed": failed}
-    if only is not None:
-        asked["replicas"] = format_ranges(only)
+    asked = {"job": job, "failed": failed, **field_of(replica)}
     return msgspec.convert(await client.read("again", asked), AgainAnswer)
 
 
@@ -73,9 +69,13 @@ async def keep_files(client: Connected, request: Request) -> None:
     with tempfile.TemporaryFile() as file:
         async for piece in bucket.get(found):
             file.write(piece)
-        file.seek(0)
+
+        def pieces() -> Iterator[bytes]:
+            file.seek(0)  # of each try
+            return iter(lambda: file.read(_PIECE), b"")
+
         headers = {"Content-Type": "application/gzip"}
-        await client.again(lambda: bucket.put(address, iter(lambda: file.read(_PIECE), b""), headers, lambda _: None))
+        await client.again(lambda: bucket.put(address, pieces(), headers, lambda _: None))
 
 
 async def run_again(

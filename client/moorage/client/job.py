@@ -18,13 +18,13 @@ from moorage.client.fields import Fields
 from moorage.client.follow.story import LISTED_MAX, Result
 from moorage.client.follow.watch import Watch
 from moorage.client.output import Joiner, Piece, Tail, read_page
-from moorage.client.replicas import Which, numbers_of, replicas_of
+from moorage.client.replicas import Which, field_of, numbers_of, replicas_of
 from moorage.client.steps import Step, step_of
 from moorage.schemas.capabilities import driver_of
 from moorage.schemas.frames import USE_KEPT_S, Accepted, Event
 from moorage.schemas.gpu import format_token
 from moorage.schemas.job import ACCEPTED, SUCCEEDED
-from moorage.schemas.ranges import count_of, format_ranges
+from moorage.schemas.ranges import count_of
 
 if TYPE_CHECKING:
     from moorage.client.answers import Cancelled, Explanation, JobInfo
@@ -296,9 +296,7 @@ class Job:
         """
         from moorage.client.answers import Cancelled
 
-        asked: dict[str, Any] = {"job": self.job, "reason": reason, "by": by}
-        if (only := replicas_of(replica)) is not None:
-            asked["replicas"] = format_ranges(only)
+        asked = {"job": self.job, "reason": reason, "by": by, **field_of(replica)}
         return msgspec.convert(await self._client.read("cancel", asked), Cancelled)
 
     async def files(self, into: str | os.PathLike[str], path: str = "", *, replica: Which = None) -> list[Path]:

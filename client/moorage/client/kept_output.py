@@ -1,14 +1,15 @@
-"""Of which replicas the stored output is given where nobody named some: of few all, of very many some."""
+"""Which replicas' stored output is given if the caller names none: of few all, of very many some."""
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import Any, Final
 
 from moorage.client.errors import ClientError
 from moorage.client.follow.story import Reads, replicas_in
 from moorage.client.replicas import numbers_of
 from moorage.schemas.job import FAILED, SUCCEEDED, TERMINAL, TIMED_OUT
-from moorage.schemas.ranges import Ranges, format_ranges, numbers_in, parse_ranges, ranges_of
+from moorage.schemas.ranges import format_ranges, numbers_in, parse_ranges, ranges_of
 
 #: replicas that have ended, of a job of more than 1,024, whose stored output is given
 ENDED_MAX: Final = 100
@@ -27,10 +28,9 @@ async def attempts_to_read(read: Reads, job: str, shown: dict[str, Any]) -> tupl
         return newest_attempts(shown), 0
     live = {row["replica"]: row["attempt"] for row in shown.get("replica_states", ()) if row["state"] not in TERMINAL}
     ended = shown.get("replicas", {}).get("ended", {})
-    asked = set(_first(numbers_of(shown.get("request", {}))))
-    for state in _RAN:
-        if state in ended:
-            asked.update(_first(parse_ranges(ended[state].removesuffix(", …"))))
+    some = [numbers_of(shown.get("request", {}))]
+    some += [parse_ranges(ended[state].removesuffix(", …")) for state in _RAN if state in ended]
+    asked = {number for numbers in some for number in islice(numbers_in(numbers), ENDED_MAX)}
     rows: list[dict[str, Any]] = []
     if asked:
         try:
@@ -55,12 +55,3 @@ def newest_attempts(shown: dict[str, Any]) -> dict[int, int | None]:
     # `show` has the last transitions only, if they are many: for the other replicas the scheduler finds the attempt
     every: dict[int, int | None] = dict.fromkeys(numbers_in(numbers_of(shown.get("request", {}))))
     return every | newest
-
-
-def _first(numbers: Ranges) -> list[int]:
-    found = list[int]()
-    for number in numbers_in(numbers):
-        if len(found) == ENDED_MAX:
-            break
-        found.append(number)
-    return found

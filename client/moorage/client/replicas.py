@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from moorage.client.errors import rejected
 from moorage.schemas.job import CANCELLED, SUCCEEDED, TERMINAL
-from moorage.schemas.ranges import NUMBERS_MAX, Ranges, first_numbers, parse_ranges
+from moorage.schemas.ranges import NUMBERS_MAX, Ranges, first_numbers, format_ranges, parse_ranges
 
 #: replicas whose rows one question of `show` may name
 ASKED_MAX: Final = 1_000
@@ -28,6 +28,12 @@ def replicas_of(which: Which) -> Ranges | None:
         allowed = "a number, or numbers and ranges, as in 0-99,205"
         raise rejected("invalid-argument", f"replicas must be {error}", found=which, next=allowed) from None
     return ((which, which),)
+
+
+def field_of(which: Which) -> dict[str, str]:
+    """Return the field of a question or an order that names these replicas; none for all. Raises `Rejected`."""
+    only = replicas_of(which)
+    return {} if only is None else {"replicas": format_ranges(only)}
 
 
 def numbers_of(request: Mapping[str, Any]) -> Ranges:

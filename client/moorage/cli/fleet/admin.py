@@ -12,7 +12,7 @@ from moorage.cli.framework.console import say, tell
 from moorage.cli.framework.options import ROWS, RowOptions, guarded, with_client
 from moorage.cli.framework.render import table
 from moorage.cli.jobs.job_flags import warn_of_decimal
-from moorage.cli.jobs.selectors import HELP, LISTED, ids_of
+from moorage.cli.jobs.selectors import HELP, LISTED, SomeReplicas, ids_of
 from moorage.client.errors import Rejected, rejected
 from moorage.schemas.actors import words
 from moorage.schemas.errors import MoorageError
@@ -115,7 +115,7 @@ def _released(done: Done) -> str:
 def requeue(
     *jobs: Annotated[str, Parameter(help=HELP, lists=LISTED)],
     why: Annotated[str, Parameter(help=WHY)] = "",
-    replica: Annotated[str | None, Parameter(help="Only these replicas, as in 7 or 0-9,205.", value="NUMBERS")] = None,
+    replica: SomeReplicas = None,
     options: RowOptions = ROWS,
 ) -> int:
     """End running jobs, within their grace, and queue them for a new attempt.

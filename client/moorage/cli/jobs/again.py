@@ -14,7 +14,7 @@ from moorage.cli.jobs.acceptance import say_interrupted, tell_warnings
 from moorage.cli.jobs.bringing import with_files
 from moorage.cli.jobs.instead import changed, fields_in
 from moorage.cli.jobs.job_flags import JobFlags, fields_of
-from moorage.cli.jobs.selectors import ANY_JOB, HELP, LISTED, Chosen, ids_of, means_several, words_of
+from moorage.cli.jobs.selectors import ANY_JOB, HELP, LISTED, Chosen, SomeReplicas, ids_of, means_several, words_of
 from moorage.client.errors import Rejected, rejected
 from moorage.schemas.units import many
 
@@ -62,7 +62,7 @@ def again(
     failed: Annotated[
         bool, Parameter(help="Only the replicas that ended without success; they keep their numbers.")
     ] = False,
-    replica: Annotated[str | None, Parameter(help="Only these replicas, as in 7 or 0-9,205.", value="NUMBERS")] = None,
+    replica: SomeReplicas = None,
     job: Annotated[str | None, Parameter(help="The new job's id; JOB-again-1, -2, … by default.", value="ID")] = None,
     changes: Changes = NO_CHANGES,
     options: RowOptions = ROWS,

@@ -239,7 +239,7 @@ async def _stdin() -> AsyncIterator[bytes]:
     ready = asyncio.Event()
     try:
         loop.add_reader(number, ready.set)
-    except (OSError, NotImplementedError):
+    except OSError:
         while data := await asyncio.to_thread(os.read, number, PIECE):
             yield data
         return

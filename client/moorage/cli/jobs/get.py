@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from moorage.cli.framework.arguments import Parameter
 from moorage.cli.framework.console import emit, say, tell
 from moorage.cli.framework.options import DEFAULTS, Options, with_client
-from moorage.cli.jobs.selectors import HELP_ONE, LISTED, one_id
+from moorage.cli.jobs.selectors import HELP_ONE, LISTED, SomeReplicas, one_id
 from moorage.schemas.units import many
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def get(
         Path | None,
         Parameter(help="The folder to create and write to. By default it is in this folder, and named like the job."),
     ] = None,
-    replica: Annotated[str | None, Parameter(help="Only these replicas, as in 7 or 0-9,205.", value="NUMBERS")] = None,
+    replica: SomeReplicas = None,
     options: Options = DEFAULTS,
 ) -> int:
     """Fetch the files that a job kept, and print where they are.

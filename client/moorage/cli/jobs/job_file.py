@@ -184,7 +184,8 @@ def _requests_in(content: Any, where: str) -> dict[str, Any] | list[dict[str, An
             f"{where} must hold requests alone, and at least one",
             next='a request is an object as {"run": {"argv": ["nvidia-smi"]}}, or an array of them, or one a line',
         )
-    return content  # type: ignore[no-any-return]
+    requests: dict[str, Any] | list[dict[str, Any]] = content
+    return requests
 
 
 def _json_of(text: bytes, where: str) -> Any:

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
 #: what --tenant says for all tenants
 ALL_TENANTS: Final = "all"
-#: states of jobs that hold GPUs or are on their way to some
 
 
 class Listing:

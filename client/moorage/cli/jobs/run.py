@@ -19,7 +19,7 @@ from moorage.cli.jobs.acceptance import say_interrupted, say_stdin, tell_warning
 from moorage.cli.jobs.bringing import with_files
 from moorage.cli.jobs.job_flags import NO_FLAGS, JobFlags, offered, request_of
 from moorage.cli.jobs.progress import Progress
-from moorage.cli.jobs.selectors import ANY_JOB, HELP, LISTED, Chosen, ids_of, words_of
+from moorage.cli.jobs.selectors import ANY_JOB, HELP, LISTED, Chosen, SomeReplicas, ids_of, words_of
 from moorage.cli.jobs.sweep_flags import sweep_of
 from moorage.client.errors import ClientError, JobFailed, rejected
 from moorage.client.login import who
@@ -127,7 +127,7 @@ def logs(
     tail: Annotated[
         int | None, Parameter(help="Print at most this many lines of each stream's earlier output.")
     ] = None,
-    replica: Annotated[str | None, Parameter(help="Only these replicas, as in 7 or 0-9,205.", value="NUMBERS")] = None,
+    replica: SomeReplicas = None,
     attempt: Annotated[
         int | None,
         Parameter(help="Print what is kept of this attempt, and exit with 0."),

@@ -16,10 +16,12 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, TypeAlias, TypeVar
 
 from moorage.cli.framework.arguments import Parameter
 from moorage.client.errors import NotFound, not_found, rejected
+from moorage.client.pages import pages
 from moorage.schemas.job import QUEUED, STATES, TERMINAL
 
 if TYPE_CHECKING:
@@ -39,6 +41,9 @@ HELD: Final = [state for state in LIVE if state != QUEUED]
 HELP: Final = "Ids, their beginnings, last, all, 'train-*-r1', or several with commas (moorage help jobs)."
 HELP_ONE: Final = "The job's id, its beginning, or last; =ID means this exact id."
 LISTED: Final = "ls --format {job}"
+SomeReplicas: TypeAlias = Annotated[
+    str | None, Parameter(help="Only these replicas, as in 7 or 0-9,205.", value="NUMBERS")
+]
 
 T = TypeVar("T")
 
@@ -216,14 +221,10 @@ async def _listed(client: AsyncClient, word: str, chosen: Chosen, states: Sequen
 async def listed(client: AsyncClient, asked: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the rows of all jobs in memory that a question of `ls` asks for, newest first, however many pages."""
     found: dict[str, dict[str, Any]] = {}
-    after = ""
-    while True:
-        arguments = {**{name: value for name, value in asked.items() if value}, "limit": PAGE, "history": False}
-        data = await client._wire.read("ls", arguments | ({"after": after} if after else {}))
+    given = {name: value for name, value in asked.items() if value}
+    async for data in pages(partial(client._wire.read, "ls"), {**given, "limit": PAGE, "history": False}):
         found |= {row["job"]: row for row in data["jobs"]}
-        after = data.get("next", "")
-        if not after:
-            return list(found.values())
+    return list(found.values())
 
 
 async def _begun(client: AsyncClient, word: str) -> list[str]:

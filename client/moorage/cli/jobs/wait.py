@@ -17,7 +17,7 @@ from moorage.cli.framework.render import Rows, state, utc_ms, waits
 from moorage.cli.jobs.progress import Progress
 from moorage.cli.jobs.replica_words import Eta, shown_words
 from moorage.cli.jobs.selectors import ANY_JOB, HELP, HELP_ONE, LISTED, Chosen, ids_of, one_id, words_of
-from moorage.cli.jobs.show_ls_cancel import at, why_of
+from moorage.cli.jobs.show_cancel import at, why_of
 from moorage.client.errors import ClientError
 from moorage.schemas.job import STATES
 from moorage.schemas.units import many

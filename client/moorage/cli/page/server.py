@@ -15,6 +15,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import parse_qs
 
 import uvicorn
 from starlette.applications import Starlette
@@ -276,8 +277,6 @@ class Page:
 
 
 async def _form(request: Request) -> dict[str, list[str]]:
-    from urllib.parse import parse_qs
-
     body = b""
     async for piece in request.stream():
         body += piece

@@ -135,6 +135,5 @@ def _told(tool: Callable[P, Awaitable[Any]]) -> Callable[P, Awaitable[str]]:
             fix = f"; fix: {error.problem.next}" if error.problem.next else ""
             raise ToolError(error_line(error) + fix) from None
 
-    del told.__annotations__["return"]
-    told.__annotations__["return"] = str
+    told.__annotations__ = {**tool.__annotations__, "return": str}  # of its own: `wraps` shares those of the tool
     return told

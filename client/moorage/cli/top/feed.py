@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from moorage.cli.jobs.selectors import HELD, LIVE
 from moorage.client.errors import NoScheduler, NotFound, NotPermitted
+from moorage.client.pages import pages
 from moorage.client.view.model import LEFT, Model
 from moorage.client.view.past import past_view
 from moorage.schemas.codec import Decoder
@@ -157,17 +158,18 @@ class Feed:
                 self.operates = False
         rows: dict[tuple[str, str], dict[str, Any]] = {}
         ended: dict[str, int] = {}
-        after = ""
-        while True:
-            asked = {"at_ms": at_ms, "limit": PAGE, **({"after": after} if after else {})}
+
+        async def ask(asked: Mapping[str, Any]) -> dict[str, Any]:
             answer = await (self._wire.operate("ls", asked) if self.operates else self._wire.answer("ls", asked))
-            for row in answer.data["jobs"]:
+            data: dict[str, Any] = answer.data
+            return data
+
+        async for data in pages(ask, {"at_ms": at_ms, "limit": PAGE}):
+            for row in data["jobs"]:
                 rows.setdefault((row["tenant"], row["job"]), row)
-            for state, jobs in answer.data["ended"].items():
+            for state, jobs in data["ended"].items():
                 ended[state] = ended.get(state, 0) + jobs
-            after = answer.data.get("next", "")
-            if not after:
-                return past_view(at_ms, list(rows.values()), ended, workers)
+        return past_view(at_ms, list(rows.values()), ended, workers)
 
     async def first(self) -> None:
         """Ask once, and wait for the leader's frame; also for the loads, where nothing else tells of use.

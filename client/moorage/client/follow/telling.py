@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from moorage.client.errors import ClientError, NotFound, NotPermitted, Rejected
+from moorage.client.pages import pages
 from moorage.client.replicas import failed_words
 from moorage.schemas.frames import Change
 from moorage.schemas.job import TERMINAL
@@ -165,17 +166,15 @@ class Telling:
         self._save_now()
 
     async def _pages(self, *, with_history: bool) -> AsyncIterator[list[dict[str, Any]]]:
-        reached, after = self._reached, ""
+        reached = self._reached
         oldest_ms = reached.seen_ms - MARGIN_MS
         asked: dict[str, Any] = {"limit": PAGE, "history": with_history, "ids": reached.ids, "labels": reached.labels}
         if self._ends_only:
             asked["states"] = reached.states
-        while True:
-            data = await self._ls({name: value for name, value in asked.items() if value != ""} | _after(after))
+        async for data in pages(self._ls, {name: value for name, value in asked.items() if value != ""}):
             rows = [row for row in data["jobs"] if row.get("ended_ms", oldest_ms) >= oldest_ms]
             yield rows
-            after = data.get("next", "")
-            if not after or len(rows) < len(data["jobs"]):
+            if len(rows) < len(data["jobs"]):
                 return
 
     async def _ls(self, asked: Mapping[str, Any]) -> dict[str, Any]:
@@ -267,10 +266,6 @@ class Telling:
                 labels=dict(row.get("labels", {})),
             )
         )
-
-
-def _after(cursor: str) -> dict[str, str]:
-    return {"after": cursor} if cursor else {}
 
 
 def states_wanted(names: Sequence[str]) -> list[str]:

@@ -21,7 +21,7 @@ from moorage.cli.jobs.job_rows import (
     worker_cell,
 )
 from moorage.cli.jobs.replica_words import shown_words
-from moorage.cli.jobs.selectors import ANY_JOB, HELP, LISTED, Chosen, ask_each, ids_to_cancel, one_id
+from moorage.cli.jobs.selectors import ANY_JOB, HELP, LISTED, Chosen, SomeReplicas, ask_each, ids_to_cancel, one_id
 from moorage.cli.jobs.use import WATCH_S, use_rows, use_table, use_words
 from moorage.client.errors import ClientError
 from moorage.client.login import who
@@ -414,7 +414,7 @@ def cancel(
     *jobs: Annotated[str, Parameter(help=HELP, lists=LISTED)],
     chosen: Chosen = ANY_JOB,
     reason: Annotated[str, Parameter(help="Why, as text that the job's state changes show.")] = "",
-    replica: Annotated[str | None, Parameter(help="Only these replicas, as in 7 or 0-9,205.", value="NUMBERS")] = None,
+    replica: SomeReplicas = None,
     options: RowOptions = ROWS,
 ) -> int:
     """Cancel jobs, whether they wait or run; returns once the cancel is in the ledger.
@@ -425,10 +425,9 @@ def cancel(
     """
 
     async def work(client: AsyncClient) -> int | None:
-        from moorage.client.replicas import replicas_of
+        from moorage.client.replicas import field_of, replicas_of
 
-        only = replicas_of(replica)
-        some = {} if only is None else {"replicas": format_ranges(only)}
+        only, some = replicas_of(replica), field_of(replica)
         names = await ids_to_cancel(client, jobs, chosen)
         for name in names:
             answer = await client._wire.answer("cancel", {"job": name, "reason": reason, "by": who(), **some})
