@@ -44,7 +44,7 @@ async def made(check: str, rows: list[tuple[str, str, str]], one: Rig, left_s: f
     print(f"{verdict:9} {time.monotonic() - began_s:5.1f} s  {what}: {seen}", file=sys.stderr, flush=True)
 
 
-async def run(launches: int) -> int:
+async def run(launches: int, mps: bool) -> int:
     began_s = time.monotonic()
     try:
         gpus = fields_of("name,driver_version")
@@ -52,7 +52,7 @@ async def run(launches: int) -> int:
         print(f"no GPU: {no}", file=sys.stderr)
         return 2
     rows: list[tuple[str, str, str]] = []
-    async with rig(launches) as one:
+    async with rig(launches, mps=mps) as one:
         for check, _ in CHECKS:
             left_s = WHOLE_S - (time.monotonic() - began_s)
             if left_s < 5:
@@ -74,4 +74,8 @@ async def run(launches: int) -> int:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m tests.gpu", description="What a real GPU shows.")
     parser.add_argument("--launches", type=int, default=20_000, help="launches of a kernel to measure")
-    sys.exit(asyncio.run(run(parser.parse_args().launches)))
+    parser.add_argument(
+        "--no-mps", action="store_true", help="no MPS: its daemons change the GPUs' compute mode meanwhile"
+    )
+    given = parser.parse_args()
+    sys.exit(asyncio.run(run(given.launches, not given.no_mps)))

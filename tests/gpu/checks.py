@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import importlib.util
 import os
 import signal
 from collections.abc import Awaitable, Callable
@@ -13,12 +14,15 @@ from typing import Final
 from moorage.worker.devices.readers.machine import CombinedInventory, open_machine
 from moorage.worker.devices.readers.nvml import open_nvml
 from tests.gpu.nvidia_smi import NoGpu, fields_of
-from tests.gpu.rig import Failed, Rig, Skipped, part
+from tests.gpu.rig import TRAIN, Failed, Rig, Skipped, part
 
 MIB: Final = 1024**2
 #: of a job that shares a GPU
 SHARE_MIB: Final = 2048
 HELD_MIB: Final = 1024
+#: of a training job with PyTorch that shares a GPU
+TRAIN_MIB: Final = 8192
+TRAIN_S: Final = 8.0
 MACHINE: Final = "0" * 32
 
 
@@ -184,6 +188,84 @@ async def mps(rig: Rig) -> str:
     )
 
 
+def _with_torch() -> None:
+    if importlib.util.find_spec("torch") is None:
+        raise Skipped("PyTorch is not here")
+
+
+async def torch_limit(rig: Rig) -> str:
+    _with_torch()
+    told, job = await rig.answer("fill", gpu=part("time-slice", TRAIN_MIB), program=TRAIN)
+    ended = await rig.ended(job)
+    expect("total memory as PyTorch is told", told["total"], TRAIN_MIB * MIB)
+    expect("the end of a job that took all of its part", ended.state, "SUCCEEDED")
+    if not told["error"] or told["held_mib"] > TRAIN_MIB:
+        raise Failed(f"{told['held_mib']} MiB of {TRAIN_MIB} were given: {told['error'] or 'no error'}")
+    return f"of {TRAIN_MIB} MiB PyTorch got {told['held_mib']}, then OutOfMemoryError; the job ended as it wanted"
+
+
+async def training_cost(rig: Rig) -> str:
+    _with_torch()
+    found: list[list[float]] = [[], []]
+    for _ in range(2):
+        for at, before in enumerate(((), ("/usr/bin/env", "-u", "LD_PRELOAD"))):
+            share = part("time-slice", 2 * TRAIN_MIB)
+            told, job = await rig.answer("steps", str(TRAIN_S / 2), gpu=share, before=before, program=TRAIN)
+            await rig.ended(job)
+            found[at].append(told["ms"])
+    with_it, without = (min(each) for each in found)
+    return f"a step of training takes {without:.2f} ms without and {with_it:.2f} ms with it ({with_it / without:.3f} x)"
+
+
+async def two_shares(rig: Rig) -> str:
+    _with_torch()
+    alone, job = await rig.answer("steps", str(TRAIN_S), gpu=part("time-slice", TRAIN_MIB), program=TRAIN)
+    await rig.ended(job)
+    shares = (70, 30)
+    asked = [part("time-slice", TRAIN_MIB, percent) for percent in shares]
+    both = [await rig.start("steps", str(2 * TRAIN_S), gpu=each, program=TRAIN) for each in asked]
+    told = [await rig.wrote(job, file) for job, file in both]
+    rates = [each["steps"] / (2 * TRAIN_S) / (alone["steps"] / TRAIN_S) for each in told]
+    words = "; ".join(f"{share} % made {rate:.0%}" for share, rate in zip(shares, rates, strict=True))
+    return f"of the steps of a job alone: {words}"
+
+
+async def training_frozen(rig: Rig) -> str:
+    _with_torch()
+    job, file = await rig.start("on", program=TRAIN)
+    pid = (await rig.wrote(job, file))["pid"]
+    loop, began_s = asyncio.get_running_loop(), asyncio.get_running_loop().time()
+    await rig.client.admin.freeze(job.job)
+    await rig.until("the job is frozen", lambda: _state(rig, job.job, "FROZEN"))
+    frozen_s, began_s = loop.time() - began_s, loop.time()
+    await rig.client.admin.resume(job.job)
+    await rig.until("the job runs again", lambda: _state(rig, job.job, "RUNNING"))
+    resumed_s = loop.time() - began_s
+    os.kill(pid, signal.SIGUSR1)
+    looked, _ = await rig.until("it trains on", lambda: _looked(rig, job.job, file))
+    expect("its loss is a number", looked["sound"], True)
+    await job.cancel()
+    await rig.ended(job)
+    return (
+        f"a training job froze in {frozen_s:.1f} s, came back in {resumed_s:.1f} s, and trained on to {looked['steps']}"
+    )
+
+
+async def use(rig: Rig) -> str:
+    _with_torch()
+    job, file = await rig.start("on", program=TRAIN)
+    await rig.wrote(job, file)
+    await asyncio.sleep(TRAIN_S)
+    page = await job.use(last=TRAIN_S, points=4)
+    await job.cancel()
+    await rig.ended(job)
+    expect("GPUs of the job whose use is told", len(page.devices), 1)
+    [line] = page.devices
+    if not line.percent or not any(line.percent):
+        raise Failed(f"no use was told: {line}")
+    return f"in spans of {page.span_s:g} s: {line.percent} %, {line.memory_mib} MiB, {line.power_w} W"
+
+
 #: in this order: what it shows, and its check
 CHECKS: Final[tuple[tuple[str, Callable[[Rig], Awaitable[str]]], ...]] = (
     ("inventory by NVML", inventory),
@@ -194,6 +276,11 @@ CHECKS: Final[tuple[tuple[str, Callable[[Rig], Awaitable[str]]], ...]] = (
     ("the limiter: its cost", limiter_cost),
     ("the memory guard", guard),
     ("frozen jobs", freeze),
+    ("PyTorch at the limit", torch_limit),
+    ("the limiter: its cost in training", training_cost),
+    ("two training jobs by their shares", two_shares),
+    ("a training job frozen and resumed", training_frozen),
+    ("live use of a training job", use),
     ("mps", mps),
 )
 

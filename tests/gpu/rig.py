@@ -22,6 +22,7 @@ from moorage.schemas.gpu import GpuSpec, Share, Sharing
 from moorage.schemas.job import TERMINAL
 
 HOLD: Final = str(Path(__file__).with_name("hold_memory.py"))
+TRAIN: Final = str(Path(__file__).with_name("train.py"))
 SETTINGS: Final = """
 [worker]
 id = "here"
@@ -35,9 +36,9 @@ WRITE_S: Final = 60.0
 LOOK_S: Final = 0.05
 
 
-def part(mode: Sharing, memory_mib: int) -> GpuSpec:
-    """A part of the memory of one GPU."""
-    return GpuSpec(sharing=mode, share=Share(memory_mib))
+def part(mode: Sharing, memory_mib: int, compute_percent: int = 100) -> GpuSpec:
+    """A part of the memory of one GPU, and of its compute."""
+    return GpuSpec(sharing=mode, share=Share(memory_mib, compute_percent))
 
 
 class Failed(Exception):
@@ -60,14 +61,15 @@ class Rig:
         self._count = 0
 
     async def start(
-        self, what: str, *more: str, gpu: GpuSpec | None = ONE, before: tuple[str, ...] = ()
+        self, what: str, *more: str, gpu: GpuSpec | None = ONE, before: tuple[str, ...] = (), program: str = HOLD
     ) -> tuple[Job, Path]:
-        """Run hold_memory.py as a job; return it, and the file that it writes."""
+        """Run hold_memory.py, or this program, as a job; return it, and the file that it writes."""
         self._count += 1
         file = self.folder / f"{what}-{self._count}"
         # where nvidia-smi and libcuda are, on a host that keeps them in folders of its own
         env = {name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH", "STUB_NVIDIA") if name in os.environ}
-        argv = [*before, sys.executable, "-IS", HOLD, what, str(file), *more]
+        bare = ["-IS"] if program == HOLD else []
+        argv = [*before, sys.executable, *bare, program, what, str(file), *more]
         job = await self.client.submit(argv, gpu=gpu, env=env, grace_s=2.0)
         return job, file
 
@@ -84,7 +86,7 @@ class Rig:
         return json.loads(file.read_text())
 
     async def answer(self, what: str, *more: str, **how: Any) -> tuple[Any, Job]:
-        """Run hold_memory.py to its end; return what it wrote."""
+        """Run hold_memory.py, or another program, to its end; return what it wrote."""
         job, file = await self.start(what, *more, **how)
         return await self.wrote(job, file), job
 
@@ -128,9 +130,9 @@ class Rig:
 
 
 @contextlib.asynccontextmanager
-async def rig(launches: int) -> AsyncIterator[Rig]:
+async def rig(launches: int, *, mps: bool) -> AsyncIterator[Rig]:
     """Start `moorage up` in a folder of its own, and end it. Raises Failed with its log if it does not come up."""
-    has_mps = shutil.which("nvidia-cuda-mps-control") is not None and os.geteuid() == 0
+    has_mps = mps and shutil.which("nvidia-cuda-mps-control") is not None and os.geteuid() == 0
     with tempfile.TemporaryDirectory(prefix="moorage-gpu-") as name:
         folder = Path(name)
         folder.chmod(0o755)
