@@ -14,7 +14,7 @@ from typing import Final
 from moorage.worker.devices.readers.machine import CombinedInventory, open_machine
 from moorage.worker.devices.readers.nvml import open_nvml
 from tests.gpu.nvidia_smi import NoGpu, fields_of
-from tests.gpu.rig import TRAIN, Failed, Rig, Skipped, part
+from tests.gpu.rig import HOLD, TRAIN, Failed, Rig, Skipped, part
 
 MIB: Final = 1024**2
 #: of a job that shares a GPU
@@ -188,6 +188,37 @@ async def mps(rig: Rig) -> str:
     )
 
 
+async def idle(rig: Rig) -> str:
+    return await _idle(rig, HOLD, "keep", str(HELD_MIB))
+
+
+async def idle_training(rig: Rig) -> str:
+    _with_torch()
+    return await _idle(rig, TRAIN, "serve")
+
+
+async def _idle(rig: Rig, program: str, *words: str) -> str:
+    """A job that does not use its GPU is frozen; another one has the GPU, and leaves as the first one is used."""
+    job, file = await rig.start(*words, program=program, qos="low")
+    pid = (await rig.wrote(job, file))["pid"]
+    _, frozen_s = await rig.until("the job is frozen for want of use", lambda: _state(rig, job.job, "FROZEN"))
+    cells = await rig.cells()
+    other, at = await rig.start("keep", str(HELD_MIB), preemptible=True)
+    await rig.wrote(other, at)
+    os.kill(pid, signal.SIGUSR1)
+    looked, back_s = await rig.until("it was used again", lambda: _looked(rig, job.job, file))
+    expect("what it holds is whole", looked["same"], True)
+    expect("the state of the job that had its GPU", (await other.show()).state, "QUEUED")
+    _, again_s = await rig.until("it is frozen again", lambda: _state(rig, job.job, "FROZEN"))
+    for each in (job, other):
+        await each.cancel()
+        await rig.ended(each)
+    return (
+        f"frozen {frozen_s:.1f} s after its last use ({cells}); another job had the GPU;"
+        f" used again it went on {back_s:.1f} s later, and was frozen again {again_s:.1f} s after that"
+    )
+
+
 def _with_torch() -> None:
     if importlib.util.find_spec("torch") is None:
         raise Skipped("PyTorch is not here")
@@ -195,13 +226,19 @@ def _with_torch() -> None:
 
 async def torch_limit(rig: Rig) -> str:
     _with_torch()
-    told, job = await rig.answer("fill", gpu=part("time-slice", TRAIN_MIB), program=TRAIN)
-    ended = await rig.ended(job)
-    expect("total memory as PyTorch is told", told["total"], TRAIN_MIB * MIB)
-    expect("the end of a job that took all of its part", ended.state, "SUCCEEDED")
-    if not told["error"] or told["held_mib"] > TRAIN_MIB:
-        raise Failed(f"{told['held_mib']} MiB of {TRAIN_MIB} were given: {told['error'] or 'no error'}")
-    return f"of {TRAIN_MIB} MiB PyTorch got {told['held_mib']}, then OutOfMemoryError; the job ended as it wanted"
+    found = []
+    for allocator in ("backend:native", "expandable_segments:True", "backend:cudaMallocAsync"):
+        before = ("/usr/bin/env", f"PYTORCH_CUDA_ALLOC_CONF={allocator}")
+        told, job = await rig.answer("fill", gpu=part("time-slice", TRAIN_MIB), before=before, program=TRAIN)
+        ended = await rig.ended(job)
+        expect(f"total memory as PyTorch is told, {allocator}", told["total"], TRAIN_MIB * MIB)
+        expect(f"the end of a job that took all of its part, {allocator}", ended.state, "SUCCEEDED")
+        if not told["error"] or told["held_mib"] > TRAIN_MIB:
+            raise Failed(
+                f"{told['held_mib']} MiB of {TRAIN_MIB} were given, {allocator}: {told['error'] or 'no error'}"
+            )
+        found.append(f"{told['held_mib']} with {allocator}")
+    return f"of {TRAIN_MIB} MiB PyTorch got {', '.join(found)}; then OutOfMemoryError, and the job ended as it wanted"
 
 
 async def training_cost(rig: Rig) -> str:
@@ -243,7 +280,7 @@ async def training_frozen(rig: Rig) -> str:
     resumed_s = loop.time() - began_s
     os.kill(pid, signal.SIGUSR1)
     looked, _ = await rig.until("it trains on", lambda: _looked(rig, job.job, file))
-    expect("its loss is a number", looked["sound"], True)
+    expect("its loss is a number", looked["same"], True)
     await job.cancel()
     await rig.ended(job)
     return (
@@ -276,10 +313,12 @@ CHECKS: Final[tuple[tuple[str, Callable[[Rig], Awaitable[str]]], ...]] = (
     ("the limiter: its cost", limiter_cost),
     ("the memory guard", guard),
     ("frozen jobs", freeze),
+    ("a job frozen for want of use, and its GPU lent", idle),
     ("PyTorch at the limit", torch_limit),
     ("the limiter: its cost in training", training_cost),
     ("two training jobs by their shares", two_shares),
     ("a training job frozen and resumed", training_frozen),
+    ("a model frozen for want of use, and its GPU lent", idle_training),
     ("live use of a training job", use),
     ("mps", mps),
 )

@@ -28,6 +28,8 @@ SETTINGS: Final = """
 id = "here"
 modes = ["exclusive", "time-slice"{more}]
 limiter = true
+auto_freeze = true
+auto_freeze_s = {{ low = 3, medium = 0, high = 0 }}
 {mps}
 """
 ONE: Final = GpuSpec()
@@ -61,7 +63,13 @@ class Rig:
         self._count = 0
 
     async def start(
-        self, what: str, *more: str, gpu: GpuSpec | None = ONE, before: tuple[str, ...] = (), program: str = HOLD
+        self,
+        what: str,
+        *more: str,
+        gpu: GpuSpec | None = ONE,
+        before: tuple[str, ...] = (),
+        program: str = HOLD,
+        **fields: Any,
     ) -> tuple[Job, Path]:
         """Run hold_memory.py, or this program, as a job; return it, and the file that it writes."""
         self._count += 1
@@ -70,7 +78,7 @@ class Rig:
         env = {name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH", "STUB_NVIDIA") if name in os.environ}
         bare = ["-IS"] if program == HOLD else []
         argv = [*before, sys.executable, *bare, program, what, str(file), *more]
-        job = await self.client.submit(argv, gpu=gpu, env=env, grace_s=2.0)
+        job = await self.client.submit(argv, gpu=gpu, env=env, grace_s=2.0, **fields)
         return job, file
 
     async def wrote(self, job: Job, file: Path, limit_s: float = WRITE_S) -> Any:

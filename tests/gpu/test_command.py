@@ -46,7 +46,7 @@ def test_each_check_is_made_and_prints_its_row(tmp_path: Path) -> None:
     assert (ran.returncode, "FAILED" in verdicts.values()) == (0, False), ran.stderr + ran.stdout
     not_tried = {row[0] for row in rows if row[1] == "not tried" and row[2] != "PyTorch is not here"}
     assert not_tried <= {"the kernel keeps a job to its GPUs", "mps"}, "no files of devices are here"
-    assert len(rows) == 14
+    assert len(rows) == 16
 
 
 def test_without_a_gpu_it_says_so(tmp_path: Path) -> None:

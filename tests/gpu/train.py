@@ -2,7 +2,8 @@
 
 train.py fill FILE           allocate until there is no memory left, wait, and write what fitted of what was told
 train.py steps FILE SECONDS  train for this time; write how many steps, and ms a step
-train.py on FILE             train without end; after each SIGUSR1 write the steps, the loss, and whether it is a number
+train.py on FILE             train without end; after each SIGUSR1 write the steps, and whether the loss is a number
+train.py serve FILE          train a step, then another one after each SIGUSR1, and nothing between; write the same
 """
 
 from __future__ import annotations
@@ -79,17 +80,17 @@ def steps(seconds: float) -> dict[str, Any]:
     }
 
 
-def on(file: Path) -> None:
-    training, looks, asked = Training(), 0, list[int]()
-    signal.signal(signal.SIGUSR1, lambda number, _: asked.append(number))
+def on(file: Path, *, waits: bool) -> None:
+    training, looks = Training(), 0
     training.step()
-    put(file, {"pid": os.getpid(), "looks": looks, "steps": training.steps})
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
+    put(file, {"pid": os.getpid(), "looks": looks})
     while True:
+        asked = signal.sigwait([signal.SIGUSR1]) if waits else signal.sigtimedwait([signal.SIGUSR1], 0)
         loss = training.step()
         if asked:
-            looks += len(asked)
-            asked.clear()
-            put(file, {"pid": os.getpid(), "looks": looks, "steps": training.steps, "sound": math.isfinite(loss)})
+            looks += 1
+            put(file, {"pid": os.getpid(), "looks": looks, "steps": training.steps, "same": math.isfinite(loss)})
 
 
 def put(file: Path, found: dict[str, Any]) -> None:
@@ -106,4 +107,4 @@ if __name__ == "__main__":
     elif what == "steps":
         put(where, steps(float(sys.argv[3])))
     else:
-        on(where)
+        on(where, waits=what == "serve")
