@@ -12,6 +12,7 @@ import pytest
 from moorage.bus.embedded import EmbeddedServer
 from moorage.schemas.ranges import count_of, is_in, numbers_in, parse_ranges
 from tests.live.stack import BRIEF, Caller, caller, stack, unique_prefix
+from tests.turns import turns
 from tests.waiting import until
 
 #: one replica in so many fails, by its number
@@ -37,14 +38,8 @@ async def rows(one: Caller, numbers: str) -> dict[int, dict[str, Any]]:
     return {row["replica"]: row for row in found}
 
 
-@pytest.mark.parametrize(
-    "count",
-    [
-        3_000,
-        pytest.param(20_000, marks=pytest.mark.slow),
-        pytest.param(1_000_000, marks=(pytest.mark.slow, pytest.mark.timeout(1200))),  # minutes, on two slow cores
-    ],
-)
+@pytest.mark.timeout(1200)  # a million take minutes on two slow cores
+@pytest.mark.parametrize("count", turns([3_000, 20_000, 200_000, 1_000_000], 1, 2))
 async def test_counts_are_those_of_a_list(nats_server: EmbeddedServer, count: int) -> None:
     cancelled = ((count - count // 10, count - 1),)
     every = range(count)
