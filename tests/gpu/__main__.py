@@ -5,7 +5,8 @@ docs/unseen.md is to get. Nothing else may use the GPUs meanwhile. It ends withi
 told as not tried. Exit code 0 if no check failed, 1 if one did, 2 if there is no GPU.
 
 On a host without network: install into a folder where there is one, with the same release of Python, and bring it along
-with the clone: `pip install --target site '.[server]'`, then there `PYTHONPATH=site python3 -m tests.gpu`.
+with the clone: `pip install --target site '.[server]'`, then there
+`PATH=$PWD/site/bin:$PATH PYTHONPATH=site python3 -m tests.gpu`, where site/bin has the nats-server.
 """
 
 from __future__ import annotations
