@@ -40,6 +40,26 @@ def test_after_its_resume_the_time_without_use_begins_anew() -> None:
     assert due(jobs, 1101, 1130, 1131) == [None, None, [(NAME, 30)]]
 
 
+def test_a_freeze_and_a_resume_between_two_readings_count_as_well() -> None:
+    members = held()
+    jobs = UnusedJobs(members, lambda qos: 30, lambda member: True)
+    assert due(jobs, 1000, 1030) == [None, [(NAME, 30)]]
+    members[NAME].resumes = 7
+    assert due(jobs, 1031, 1060, 1061) == [None, None, [(NAME, 30)]]
+
+
+def test_a_job_that_could_not_be_frozen_is_not_asked_again_until_it_was_used() -> None:
+    members = held()
+    jobs = UnusedJobs(members, lambda qos: 30, lambda member: True)
+    assert due(jobs, 1000, 1030) == [None, [(NAME, 30)]]
+    members[NAME].freezing = True
+    assert due(jobs, 1031) == [None]
+    members[NAME].freezing = False
+    assert due(jobs, 1032, 1100) == [None, None]
+    assert jobs.read([SlotReading(util_percent=5, memory_used_mib=5000)], 1101) is None
+    assert due(jobs, 1102, 1132) == [None, [(NAME, 30)]]
+
+
 def test_the_lowest_quality_of_service_is_frozen_first() -> None:
     members = {}
     for name, qos in (("a", "high"), ("b", "low"), ("c", "medium"), ("d", "critical")):

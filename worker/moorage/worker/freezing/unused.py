@@ -23,21 +23,22 @@ class UnusedJobs:
     ) -> None:
         self._held = held
         self._wakes = wakes
-        self._watch = IdleWatch[MemberName](0, {qos: after_s(qos) for qos in QOS})
+        # by name and the number of its last resume: a member may be frozen and resumed between two readings
+        self._watch = IdleWatch[tuple[MemberName, int]](0, {qos: after_s(qos) for qos in QOS})
 
     def read(self, readings: Sequence[SlotReading], now_s: float) -> FreezeDue | None:
         """Handle a reading of each slot. Return members to freeze, lowest `qos` first, then idlest; None if none."""
         alone = {
-            name: (member.request.qos, member.slots)
+            (name, member.resumes): (member.request.qos, member.slots)
             for name, member in self._held.items()
             if member.place.mode == "exclusive"
             and member.phase == "running"
-            and not (member.frozen or member.freezing or member.place.hold)
+            and not (member.frozen or member.place.hold)
         }
         found = self._watch.read(alone, readings, now_s)
         due = [
             (QOS.index(self._held[name].request.qos), -idle.seconds, name)
-            for name, idle in found.items()
+            for (name, _), idle in found.items()
             if self._wakes(self._held[name])
         ]
         return FreezeDue([(name, -seconds) for _, seconds, name in sorted(due)]) if due else None
