@@ -14,7 +14,7 @@ import pytest
 
 from moorage.bus.connection import Connection, connect
 from moorage.bus.embedded import EmbeddedServer
-from moorage.bus.errors import BusError, JetStreamRefused
+from moorage.bus.errors import BusError, JetStreamRefused, RequestTimeout
 from moorage.bus.jetstream import JetStream
 from tests.waiting import until
 
@@ -50,7 +50,8 @@ async def stream_is_there(connection: Connection, stream: str) -> None:
     """Wait for a stream that a process beside the scheduler makes, as that of the history."""
 
     async def there() -> bool:
-        with contextlib.suppress(JetStreamRefused):
+        # a server of a cluster may have no answer, too, while the stream is being made
+        with contextlib.suppress(JetStreamRefused, RequestTimeout):
             await JetStream(connection).stream_info(stream)
             return True
         return False

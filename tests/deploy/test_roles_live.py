@@ -348,6 +348,11 @@ async def test_no_answer_reaches_a_subject_that_its_asker_may_not_write(site: st
         made.client("operator.ana") as ana,
         contextlib.AsyncExitStack() as open_ones,
     ):
+
+        async def worker_is_up() -> bool:
+            return [row.state for row in (await ana.fleet.show()).workers] == ["up"]
+
+        await until(worker_is_up, ANSWER_S, "the worker: what is recorded of its hello is no answer")
         await acme.submit(["true"], job="known", gpu="1xMI250")
         await beta.submit(["true"], job="known", gpu="1xMI250")
         heard: list[tuple[str, Delivery]] = []
@@ -390,10 +395,6 @@ async def test_no_answer_reaches_a_subject_that_its_asker_may_not_write(site: st
         ]  # fmt: skip
         assert not bent, bent
         assert (await beta.job("known").show()).state == "QUEUED"
-
-        async def worker_is_up() -> bool:
-            return [row.state for row in (await ana.fleet.show()).workers] == ["up"]
-
         await until(worker_is_up, ANSWER_S, "the worker, which heard nothing that it would mind")
         async with await made.site.connect("scheduler.main") as own:
             js = JetStream(own)

@@ -9,17 +9,14 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from moorage.schemas.gpu import Share
-from moorage.system.device_environment import JobEnvironment
 from moorage.worker.devices.readers.base import Inventory
 from moorage.worker.devices.refused_nodes import GpuNodes
-from moorage.worker.drivers.base import Assignment
 from moorage.worker.drivers.policy import Policy
 from moorage.worker.drivers.supervisor_link import SupervisorLink, owner_of
 from moorage.worker.freezing.freezer import Freezer
 from moorage.worker.freezing.gate import Gate, needs_gate
 from moorage.worker.job.attempt_folders import AttemptFolders
 from moorage.worker.job.call_keys import CallKeys
-from moorage.worker.job.environment import LacksHere
 from moorage.worker.job.job_files import JobFiles
 from moorage.worker.session.member_messages import MemberName
 from moorage.worker.settings import WorkerSettings
@@ -72,24 +69,6 @@ class Kit(NamedTuple):
     def folders(self, driver: str) -> AttemptFolders:
         """Return the folders of this driver's attempts."""
         return AttemptFolders(self.settings, owner_of(self.worker, driver))
-
-
-def call_access(
-    calls: CallKeys | None, folders: AttemptFolders, assignment: Assignment, user: str | None, at: str = ""
-) -> tuple[JobEnvironment, str]:
-    """Return the variables of a member that answers calls, and the file of its key on this host; none for another one.
-
-    `user` gets the key, as in `AttemptFolders.give_key`. `at` is where the member finds it, if that is another path.
-    Raises LacksHere, HostAtFault.
-    """
-    service, name = assignment.request.service, assignment.name
-    if service is None:
-        return JobEnvironment(), ""
-    if calls is None:
-        raise LacksHere("this worker gives its jobs no key to answer calls")
-    key = calls.key(name[0])
-    file = "" if key is None else folders.give_key(name, key, user)
-    return calls.variables(name[0], service, assignment.run.grace_s, (at or file) if file else None), file
 
 
 def keep_to(limits: Limits | None, name: MemberName, share: Share) -> None:

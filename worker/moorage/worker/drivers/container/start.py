@@ -23,6 +23,7 @@ from moorage.schemas.frames import CANNOT_RUN, Device
 from moorage.schemas.job import Secret
 from moorage.worker.devices.readers.cdi import CdiError, Registry, read_registry
 from moorage.worker.drivers.base import CODE_CANNOT_START, Assignment
+from moorage.worker.drivers.call_access import call_access
 from moorage.worker.drivers.container.config import (
     CALL_KEY_AT,
     MPS,
@@ -43,7 +44,7 @@ from moorage.worker.drivers.container.faults import CannotStart, config_fault, f
 from moorage.worker.drivers.container.host import ContainerHost, Member
 from moorage.worker.drivers.container.ports import Ports, ports_wanted
 from moorage.worker.drivers.container.pull import PullProgress
-from moorage.worker.drivers.kit import Kit, call_access
+from moorage.worker.drivers.kit import Kit
 from moorage.worker.drivers.output_frames import Notes
 from moorage.worker.job.attempt_files import AttemptFiles
 from moorage.worker.job.attempt_folders import AttemptFolders

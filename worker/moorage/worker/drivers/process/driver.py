@@ -33,8 +33,9 @@ from moorage.worker.drivers.base import (
     kept_within,
     never_ran,
 )
+from moorage.worker.drivers.call_access import call_access
 from moorage.worker.drivers.execution import Execution, LocalExecution
-from moorage.worker.drivers.kit import Kit, call_access, keep_to
+from moorage.worker.drivers.kit import Kit, keep_to
 from moorage.worker.drivers.output_frames import OutputFrames
 from moorage.worker.drivers.supervisor_link import WITH_SUPERVISOR, SupervisorLink, key_of, name_of, owner_of
 from moorage.worker.freezing.members import FreezableMembers

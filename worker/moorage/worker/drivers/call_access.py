@@ -1,0 +1,27 @@
+"""What an attempt that answers calls gets, as a process and as a container: its variables, and the file of its key."""
+
+from __future__ import annotations
+
+from moorage.system.device_environment import JobEnvironment
+from moorage.worker.drivers.base import Assignment
+from moorage.worker.job.attempt_folders import AttemptFolders
+from moorage.worker.job.call_keys import CallKeys
+from moorage.worker.job.environment import LacksHere
+
+
+def call_access(
+    calls: CallKeys | None, folders: AttemptFolders, assignment: Assignment, user: str | None, at: str = ""
+) -> tuple[JobEnvironment, str]:
+    """Return the variables of a member that answers calls, and the file of its key on this host; none for another one.
+
+    `user` gets the key, as in `AttemptFolders.give_key`. `at` is where the member finds it, if that is another path.
+    Raises LacksHere, HostAtFault.
+    """
+    service, name = assignment.request.service, assignment.name
+    if service is None:
+        return JobEnvironment(), ""
+    if calls is None:
+        raise LacksHere("this worker gives its jobs no key to answer calls")
+    key = calls.key(name[0])
+    file = "" if key is None else folders.give_key(name, key, user)
+    return calls.variables(name[0], service, assignment.run.grace_s, (at or file) if file else None), file
