@@ -86,6 +86,7 @@ class Troubled:
 
     async def begin(self) -> None:
         """Bring all of it into trouble; returns once it is."""
+        await self._taken()
         await self._works()
         for kind in ("idle", "stalled", "limit", "lost", "leaves", "busy", "gang", "never", "held", "fails"):
             if kind == "limit":
@@ -126,6 +127,19 @@ class Troubled:
                 await until(is_told, WAIT_S, "the faults, the lost worker and the stalls are seen")
             except NeverHappened as error:
                 raise NeverHappened(f"{error}: {seen}") from None
+
+    async def _taken(self) -> None:
+        """Have a process without a lease on a GPU before any job: once the GPU is leased, it is no trouble of it."""
+        async with AsyncClient(self.node.url) as client:
+
+            async def is_told() -> bool:
+                self._play()  # for a host that was not up yet, too
+                rows = {row["worker"]: row for row in (await client.fleet.show()).data["workers"]}
+                return "n08" in rows and bool(rows["n08"]["troubles"])
+
+            everything, self._faults = self._faults, {"n08": dict(_FAULTS["n08"])}
+            await until(is_told, WAIT_S, "a process without a lease is seen on n08")
+            self._faults = everything
 
     async def _works(self) -> None:
         """Fill most of the fleet with jobs that work; on simulated GPUs that is played."""
