@@ -44,7 +44,7 @@ def test_a_freeze_and_a_resume_between_two_readings_count_as_well() -> None:
     members = held()
     jobs = UnusedJobs(members, lambda qos: 30, lambda member: True)
     assert due(jobs, 1000, 1030) == [None, [(NAME, 30)]]
-    members[NAME].resumes = 7
+    members[NAME].freezes = 1
     assert due(jobs, 1031, 1060, 1061) == [None, None, [(NAME, 30)]]
 
 

@@ -85,6 +85,7 @@ def test_a_member_is_reported_as_frozen_once_its_devices_are_seen_free(bench: Fr
     assert bench.kinds() == ["frozen"]
     bench.order(on=True)
     assert bench.kinds() == ["frozen"], "asked again, it says so again"
+    assert bench.members.held[OWNER].freezes == 1
 
 
 def test_one_whose_memory_stays_runs_on(bench: Freezing) -> None:

@@ -23,13 +23,13 @@ class UnusedJobs:
     ) -> None:
         self._held = held
         self._wakes = wakes
-        # by name and the number of its last resume: a member may be frozen and resumed between two readings
+        # by name and how often it was frozen: it may be frozen and resumed between two readings
         self._watch = IdleWatch[tuple[MemberName, int]](0, {qos: after_s(qos) for qos in QOS})
 
     def read(self, readings: Sequence[SlotReading], now_s: float) -> FreezeDue | None:
         """Handle a reading of each slot. Return members to freeze, lowest `qos` first, then idlest; None if none."""
         alone = {
-            (name, member.resumes): (member.request.qos, member.slots)
+            (name, member.freezes): (member.request.qos, member.slots)
             for name, member in self._held.items()
             if member.place.mode == "exclusive"
             and member.phase == "running"

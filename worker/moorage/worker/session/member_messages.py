@@ -109,6 +109,7 @@ class Member:
         "ends_at_s",
         "fence",
         "free_by_s",
+        "freezes",
         "freezing",
         "frozen",
         "grace_s",
@@ -160,6 +161,7 @@ class Member:
         self.quarantined: tuple[int, ...] = ()
         self.stuck = False
         self.frozen = False  # whether its processes are frozen, while it is running or ending
+        self.freezes = 0  # how often this agent has frozen them
         self.freezing = False  # its driver was asked to freeze or to resume it, and has not answered
         self.leased = True  # it has its devices; a frozen member gives them up once their memory was seen free
         self.resumes = 0  # the number of the order to resume it that is carried out, 0 for none

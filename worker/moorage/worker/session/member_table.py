@@ -397,6 +397,7 @@ class MemberTable:
             if member is None or member.phase not in ("running", "ending"):
                 continue
             was, member.frozen, member.freezing = member.frozen, now == "frozen", False
+            member.freezes += member.frozen and not was
             if not member.frozen:
                 self._freeing.pop(name, None)
                 self._unleased.pop(name, None)
