@@ -77,6 +77,20 @@ def test_an_ended_job_is_of_the_worker_where_its_last_attempt_was() -> None:
     assert listed(drive, worker="w0") == ["j"]
 
 
+def test_a_job_that_ended_as_it_waited_to_be_tried_again_has_the_worker_where_it_ran() -> None:
+    drive = Driving()
+    drive.worker("w0", 1, auto=False)
+    drive.submit("j", gpu={}, retries=1)
+    drive.facts([("claimed", "j", 0, 0, ""), ("started", "j", 0, 0, "")])
+    drive.facts([("exited", "j", 0, 1, "exit"), ("freed", "j", 0, 0, "")])
+    drive.order("hold", job="j", why="check")
+    drive.cancel("j")
+    assert drive.states("j") == ["CANCELLED"]
+    assert listed(drive, worker="w0") == ["j"]
+    (job,) = drive.engine.state.jobs.values()
+    assert row_of(drive.engine, job, Reasons(drive.engine))["worker"] == "w0"
+
+
 def test_jobs_are_found_by_the_reason_for_which_they_wait_each_group_searched_once() -> None:
     drive = Driving()
     drive.worker("w0", 1, auto=False)

@@ -20,7 +20,7 @@ from moorage.scheduler.core.ledger.state import (
 )
 from moorage.scheduler.core.outputs.outputs import slots_of
 from moorage.scheduler.core.outputs.told_story import Found, Frame, changes_in, moves_in
-from moorage.scheduler.core.queries.views import of_story, request_in, summary
+from moorage.scheduler.core.queries.views import last_worker_of, of_story, request_in, summary
 from moorage.scheduler.core.queries.waiting import held_reason, pause_after, reason_of
 from moorage.schemas import reasons
 from moorage.schemas.codec import is_json
@@ -297,5 +297,4 @@ def _was_on(engine: Engine, job: Job, worker: str) -> bool:
         return any(member.worker.id == worker for member in job.members)
     if job.live:
         return False
-    last = next((row[WORKER] for row in reversed(job.story) if row[WORKER] >= 0), None)
-    return last is not None and engine.state.worker_by_num[last].id == worker
+    return last_worker_of(engine, job) == worker

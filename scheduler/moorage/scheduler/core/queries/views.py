@@ -248,15 +248,18 @@ def finished_row(engine: Engine, tenant: str, name: str) -> dict[str, Any] | Pro
     }
 
 
+def last_worker_of(engine: Engine, job: Job) -> str:
+    """Return the worker of the newest of a job's transitions that has one; "" if none has."""
+    last = next((row[WORKER] for row in reversed(job.story) if row[WORKER] >= 0), None)
+    return "" if last is None else engine.state.worker_by_num[last].id
+
+
 def summary(engine: Engine, job: Job) -> dict[str, Any]:
     """Return a job's row of `ls`."""
     request = engine.reader.request_of(job)
-    last = job.story[-1] if job.story else None
     members = [replica.member for replica in job.rows.values()] if job.held else []
     held = {member.worker.id: None for member in members if member is not None}
-    worker = next(iter(held), "")
-    if not worker and last is not None and last[WORKER] >= 0:
-        worker = engine.state.worker_by_num[last[WORKER]].id
+    worker = next(iter(held), "") or last_worker_of(engine, job)
     return {
         "job": job.name,
         "tenant": job.tenant,
