@@ -61,7 +61,7 @@ class Future(Play):
         self._told_by: dict[MemberKey, int] = {}  # the number of runs behind the estimate of each running member
         self.look = look
         self._told: set[MemberKey] = set()  # members that were asked to end
-        self._after: dict[tuple[str, str, int, int], int] = {}  # for how long the members had run when this began
+        self._after: dict[MemberKey, int] = {}  # for how long the members had run when this began
         self._may_end_ms: list[int] = []  # when running members lose their protection from preemption
         engine.forget_callers()
         if engine.in_flight:

@@ -309,12 +309,16 @@ class SimulatedConnection(Link):
                 handed += 1
         return handed
 
-    async def publish(self, subject: str, payload: bytes, reply: str, headers: Mapping[str, str]) -> bool:
-        """Do the same as `Connection.publish`."""
+    def _check_sendable(self, subject: str, payload: bytes, headers: Mapping[str, str] | None) -> None:
+        """Do the same as `Connection._check_sendable`."""
         self._check_open()
         size_bytes = len(payload) + headers_size_bytes(headers)
         if size_bytes > self.max_payload_bytes:
             raise PayloadTooLarge(subject, size_bytes, self.max_payload_bytes)
+
+    async def publish(self, subject: str, payload: bytes, reply: str, headers: Mapping[str, str]) -> bool:
+        """Do the same as `Connection.publish`."""
+        self._check_sendable(subject, payload, headers)
         if not is_subject(subject) or (reply and not is_subject(reply)):
             raise BadSubject(subject, "no blanks in a subject or reply, and not empty")
         if self.process is not None:
@@ -364,10 +368,7 @@ class SimulatedConnection(Link):
         headers: Mapping[str, str] | None,
         is_last: Callable[[Delivery], bool] | None,
     ) -> list[Delivery]:
-        self._check_open()
-        size_bytes = len(payload) + headers_size_bytes(headers)
-        if size_bytes > self.max_payload_bytes:
-            raise PayloadTooLarge(subject, size_bytes, self.max_payload_bytes)
+        self._check_sendable(subject, payload, headers)
         if not is_subject(subject):
             raise BadSubject(subject, "no blanks in a subject, and not empty")
         if not self.is_connected:
