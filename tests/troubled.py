@@ -40,6 +40,8 @@ KINDS: Final = {
 LIMIT: Final = 4
 LOST: Final = "n17"
 CORDONED: Final = "n12"
+#: a process without a lease is on one of its GPUs
+TAKEN: Final = "n08"
 WAIT_S: Final = 60.0
 
 _HOSTS: Final = {
@@ -51,7 +53,7 @@ _HOSTS: Final = {
 }
 _FAULTS: Final[dict[str, dict[str, Any]]] = {
     "n03": {"1": {"xid": 79}, "3": {"uncorrected_errors": 12}, "5": {"missing": True}},
-    "n08": {"7": {"process": {"pid": 8812, "name": "python", "user": "bob", "memory_mib": 900}}},
+    TAKEN: {"7": {"process": {"pid": 8812, "name": "python", "user": "bob", "memory_mib": 900}}},
     "n14": {"0": {"slowed_down": True}},
 }
 _SLEEP: Final = {"argv": ["sleep", "86400"]}
@@ -103,7 +105,7 @@ class Troubled:
         await self._other.wait()
         await self._run("drain", await self._most_of("leaves"), "--within", "2h", "--why", "new disks")
         await self._run("cordon", CORDONED)
-        self._play()
+        self._play(self._faults)
         await self._is_seen()
 
     async def _is_seen(self) -> None:
@@ -133,13 +135,11 @@ class Troubled:
         async with AsyncClient(self.node.url) as client:
 
             async def is_told() -> bool:
-                self._play()  # for a host that was not up yet, too
+                self._play({TAKEN: _FAULTS[TAKEN]})  # for a host that was not up yet, too
                 rows = {row["worker"]: row for row in (await client.fleet.show()).data["workers"]}
-                return "n08" in rows and bool(rows["n08"]["troubles"])
+                return TAKEN in rows and bool(rows[TAKEN]["troubles"])
 
-            everything, self._faults = self._faults, {"n08": dict(_FAULTS["n08"])}
-            await until(is_told, WAIT_S, "a process without a lease is seen on n08")
-            self._faults = everything
+            await until(is_told, WAIT_S, f"a process without a lease is seen on {TAKEN}")
 
     async def _works(self) -> None:
         """Fill most of the fleet with jobs that work; on simulated GPUs that is played."""
@@ -157,7 +157,7 @@ class Troubled:
                     slots = self._faults.setdefault(replica["worker"], {})
                     for each, index in enumerate(sorted(used["index"] for used in await self._used(client, row.job))):
                         slots.setdefault(str(index), {"percent": 60 + (7 * at + 3 * each) % 39, "power_w": 400})
-        self._play()
+        self._play(self._faults)
 
     async def _used(self, client: AsyncClient, job: str) -> list[dict[str, Any]]:
         async def found() -> list[dict[str, Any]] | None:
@@ -171,10 +171,10 @@ class Troubled:
         async with AsyncClient(self.node.url, tenant=KINDS[kind]) as client:
             return Counter(row.worker for row in (await client.ls(["RUNNING"])).jobs).most_common(1)[0][0]
 
-    def _play(self) -> None:
+    def _play(self, faults: dict[str, dict[str, Any]]) -> None:
         for folder in (self.node.folder / "workers").iterdir():
             if folder.is_dir():
-                (folder / "faults.json").write_bytes(msgspec.json.encode(self._faults))
+                (folder / "faults.json").write_bytes(msgspec.json.encode(faults))
 
     async def _run(self, *argv: str, tenant: str = "") -> None:
         ran = await self.node.run(*argv, tenant=tenant)

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Final
 
+from moorage.client.job import Job
 from moorage.worker.devices.readers.machine import CombinedInventory, open_machine
 from moorage.worker.devices.readers.nvml import open_nvml
 from tests.gpu.nvidia_smi import NoGpu, fields_of
@@ -136,14 +137,9 @@ async def freeze(rig: Rig) -> str:
         pid = (await rig.wrote(job, file))["pid"]
         slot = await _slot(rig, machine, await rig.leased(job))
         held = (await machine.sample())[slot].memory_used_mib
-        loop, began_s = asyncio.get_running_loop(), asyncio.get_running_loop().time()
-        await rig.client.admin.freeze(job.job)
-        await rig.until("the job is frozen", lambda: _state(rig, job.job, "FROZEN"))
-        frozen_s, left = loop.time() - began_s, (await machine.sample())[slot].memory_used_mib
-        began_s = loop.time()
-        await rig.client.admin.resume(job.job)
-        await rig.until("the job runs again", lambda: _state(rig, job.job, "RUNNING"))
-        resumed_s = loop.time() - began_s
+        frozen_s = await _ordered(rig, rig.client.admin.freeze, job, "FROZEN")
+        left = (await machine.sample())[slot].memory_used_mib
+        resumed_s = await _ordered(rig, rig.client.admin.resume, job, "RUNNING")
         os.kill(pid, signal.SIGUSR1)
         looked, _ = await rig.until("it has looked at its memory", lambda: _looked(rig, job.job, file))
         expect("its memory after it was resumed", looked["same"], True)
@@ -152,6 +148,14 @@ async def freeze(rig: Rig) -> str:
         return f"{held} MiB became {left} MiB {times}, and the pattern is there"
     finally:
         machine.close()
+
+
+async def _ordered(rig: Rig, order: Callable[[str], Awaitable[object]], job: Job, state: str) -> float:
+    """Give an operator's order; return after how many seconds the job is in this state."""
+    began_s = asyncio.get_running_loop().time()
+    await order(job.job)
+    await rig.until(f"the job is {state}", lambda: _state(rig, job.job, state))
+    return asyncio.get_running_loop().time() - began_s
 
 
 async def _state(rig: Rig, job: str, wanted: str) -> bool:
@@ -271,13 +275,8 @@ async def training_frozen(rig: Rig) -> str:
     _with_torch()
     job, file = await rig.start("on", program=TRAIN)
     pid = (await rig.wrote(job, file))["pid"]
-    loop, began_s = asyncio.get_running_loop(), asyncio.get_running_loop().time()
-    await rig.client.admin.freeze(job.job)
-    await rig.until("the job is frozen", lambda: _state(rig, job.job, "FROZEN"))
-    frozen_s, began_s = loop.time() - began_s, loop.time()
-    await rig.client.admin.resume(job.job)
-    await rig.until("the job runs again", lambda: _state(rig, job.job, "RUNNING"))
-    resumed_s = loop.time() - began_s
+    frozen_s = await _ordered(rig, rig.client.admin.freeze, job, "FROZEN")
+    resumed_s = await _ordered(rig, rig.client.admin.resume, job, "RUNNING")
     os.kill(pid, signal.SIGUSR1)
     looked, _ = await rig.until("it trains on", lambda: _looked(rig, job.job, file))
     expect("its loss is a number", looked["same"], True)
