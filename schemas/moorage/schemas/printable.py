@@ -21,6 +21,11 @@ def shown(text: str) -> str:
     return text if text.isprintable() else text.translate(_OF_TEXT)
 
 
+def stripped(text: str, most: int) -> str:
+    """Return the printable ones of at most so many characters of the text: for names and short words."""
+    return "".join(char for char in text[:most] if char.isprintable())
+
+
 def carried(text: str) -> str:
     """Return the text as a frame can carry it: what is not UTF-8 in it, as in some file names, becomes `\\udcff`."""
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()

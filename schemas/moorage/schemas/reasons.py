@@ -266,7 +266,8 @@ GANG: Final = add(
 )
 RESERVED: Final = add(
     "reserved",
-    "hosts that it would fit on are reserved for another job: one that waited longer, or for which jobs were ended",
+    "hosts that it would fit on are reserved for another job: one that comes first and has waited long, or one for "
+    "which jobs were ended",
     "a smaller request may fit beside the reservation",
     cures=_IN_TIME,
 )

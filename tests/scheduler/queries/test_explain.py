@@ -450,10 +450,10 @@ def test_for_whom_hosts_are_held_back() -> None:
     drive.submit("theirs", tenant="u", gpu={})
     told = why(drive, "mine")
     assert told["reason"] == "reserved"
-    assert told["held_by"] == ["job big, which has waited longer", "reserved: w0"]
+    assert told["held_by"] == ["job big, which comes first and has waited long", "reserved: w0"]
     other = explain_job(drive.engine, "u", "theirs")
     assert isinstance(other, dict)
-    assert other["held_by"] == ["a job of another tenant, which has waited longer", "reserved: w0"]
+    assert other["held_by"] == ["a job of another tenant, which comes first and has waited long", "reserved: w0"]
 
 
 def test_a_place_counts_those_who_wait_and_nobody_else() -> None:

@@ -271,7 +271,10 @@ def test_another_tenants_job_is_not_named() -> None:
     drive.submit("j", gpu={})
     told = drive.explained("j")
     assert "secret" not in json.dumps([told, drive.fixes("j")])
-    assert (told["reason"], told["held_by"][0]) == ("reserved", "a job of another tenant, which has waited longer")
+    assert (told["reason"], told["held_by"][0]) == (
+        "reserved",
+        "a job of another tenant, which comes first and has waited long",
+    )
 
 
 # ------------------------------------------------- what the worlds above have shown, each by itself

@@ -1,6 +1,6 @@
 """Run one worker's agent: a thin loop around the state machine `members.Members`, which makes all decisions.
 
-Its parts: `claim_until_free` claims devices in the pool, `leader_link` sends frames to the leader, `reporter` publishes
+Its parts: `member_claims` claims devices in the pool, `leader_link` sends frames to the leader, `reporter` publishes
 hello and load, `output_reader` answers requests for output, and `restoring` takes over from an earlier agent.
 
 Message handlers and drivers only put events into a queue. A turn feeds these events to the state machine, executes its
@@ -30,13 +30,13 @@ from moorage.schemas.job import Request
 from moorage.schemas.printable import carried
 from moorage.schemas.subjects import Subjects
 from moorage.schemas.units import many
-from moorage.worker.agent.claim_until_free import MemberClaims
 from moorage.worker.agent.command_streams import CommandStreams
 from moorage.worker.agent.device_access_lost import CutOffWatch
 from moorage.worker.agent.item_starts import ItemStarts
 from moorage.worker.agent.journal import MemoryJournal
 from moorage.worker.agent.leader_link import STATE_GONE, LeaderLink
 from moorage.worker.agent.lost_members import LostMembers
+from moorage.worker.agent.member_claims import MemberClaims
 from moorage.worker.agent.ready_watch import ReadyWatch
 from moorage.worker.agent.reporter import Reporter
 from moorage.worker.agent.throttled_log import ThrottledLog

@@ -7,8 +7,8 @@ from typing import Final, Protocol
 from moorage.schemas.codec import encode
 from moorage.schemas.frames import Goodbye, Join, Renew, Unwell
 from moorage.schemas.subjects import WORKER_VERBS, Subjects
-from moorage.worker.agent.claim_until_free import MemberClaims
 from moorage.worker.agent.journal import MemoryJournal
+from moorage.worker.agent.member_claims import MemberClaims
 from moorage.worker.agent.reporter import Reporter
 from moorage.worker.devices.device_watch import DeviceWatch
 from moorage.worker.devices.pool import GpuPool

@@ -164,8 +164,7 @@ class DeviceHealth:
             self._records[slot] = DeviceRecord(errors=record.errors)
             self.changed = True
 
-    # ------------------------------------------------------------------------------------------------------- the
-    # verdict
+    # --------------------------------------------------------------------------------------------------- the verdict
 
     def probation_of(self, slot: int) -> float:
         """Return how many seconds a failed device must be without a fault before it is used again."""

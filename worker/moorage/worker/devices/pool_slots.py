@@ -196,8 +196,7 @@ class SlotTable:
         self.free += 1
         expect(self.free <= len(self.slots), "more slots are free than there are")
 
-    # ------------------------------------------------------------------------------------------------- state for
-    # readers
+    # --------------------------------------------------------------------------------------------- state for readers
 
     def entries(self) -> list[GpuLeaseEntry]:
         return [

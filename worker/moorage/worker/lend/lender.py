@@ -46,10 +46,10 @@ from moorage.system.unix_socket import SERVER_OPTIONS, peer_of
 from moorage.worker.devices.pool import GpuLease, GpuPool
 from moorage.worker.devices.readers.base import FREE_WAIT_S, Inventory, SlotReading
 from moorage.worker.lend.family import Family
+from moorage.worker.lend.given_back import Returning
 from moorage.worker.lend.holder import Holder
 from moorage.worker.lend.offer import check, matching
 from moorage.worker.lend.peer import listen_alone, watch
-from moorage.worker.lend.returning import Returning
 from moorage.worker.sharing.idle_watch import IdleWatch
 
 CONNECTIONS_MAX: Final = 256

@@ -123,7 +123,7 @@ class Members:
             OverGrant: self.table.end_over_grant,
             FreezeAnswered: self.table.on_freeze_answered,
             LeaseAnswered: self.table.on_lease_answered,
-            IdleSeen: self._on_idle,
+            IdleSeen: self.table.on_idle,
             SeenReady: self.table.on_seen_ready,
             FreezeDue: self._on_freeze_due,
             ResumeDue: self._on_resume_due,
@@ -399,9 +399,6 @@ class Members:
     def _on_health_changed(self, event: HealthChanged) -> None:
         if self.session.phase == "live":
             self._renew()
-
-    def _on_idle(self, event: IdleSeen) -> None:
-        self.table.on_idle(event)
 
     def _on_freeze_due(self, event: FreezeDue) -> None:
         """Report running members that do not use their devices. The leader then orders to freeze them."""

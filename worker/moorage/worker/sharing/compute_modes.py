@@ -1,9 +1,8 @@
 """Set the compute modes of a worker's GPUs.
 
 Processes can share a GPU by time-slice only in the mode DEFAULT, so a worker that offers time-slice sets that mode.
-While an MPS daemon uses a GPU, the GPU is in the mode EXCLUSIVE_PROCESS: in
-the mode DEFAULT a client that does not find the daemon would silently run without it and without limits; in
-EXCLUSIVE_PROCESS it fails.
+While an MPS daemon uses a GPU, the GPU is in the mode EXCLUSIVE_PROCESS: in the mode DEFAULT a client that does not
+find the daemon would silently run without it and without limits; in EXCLUSIVE_PROCESS it fails.
 
 The worker restores everything at its end. Each change is written to a file first, so that the next agent restores it if
 this one is killed. A mode that a driver cannot read or set stays as it is.

@@ -310,7 +310,7 @@ class Host:
         self.held = 0  # number of members counted
         self.version = 0  # grows whenever members are counted in or out
         self.labels: dict[str, str] = hello["labels"]
-        self.closed = worker.flag != "open"  # cordoned or draining, from the record with the order on
+        self.closed = worker.flag != "open"  # cordoned, draining, shut; from the record with the act on
         self.free = self.lent  # slots not used by moorage's jobs
         self.frozen: dict[MemberKey, Member] = {}  # members without devices: see `lifecycle.freezing`
         self.awaited = 0  # the slots on which these were placed, which take preemptible jobs alone

@@ -9,6 +9,7 @@ from enum import IntEnum
 from typing import Final
 
 from moorage.schemas import actors
+from moorage.schemas.printable import stripped
 
 #: the newest record format, equal to the newest feature level. A leader writes at the ledger's level, which an operator
 #: raises once every scheduler can fold the next one
@@ -68,7 +69,7 @@ def actor(who: str, said: object = "") -> str:
 
     That name loses its unprintable characters and is cut to `SAID_CHARS_MAX`. It is left out if it is empty or no text.
     """
-    name = "".join(char for char in said if char.isprintable())[:SAID_CHARS_MAX] if isinstance(said, str) else ""
+    name = stripped(said, SAID_CHARS_MAX) if isinstance(said, str) else ""
     return f"{who} {name}" if name else who
 
 

@@ -285,7 +285,7 @@ class Job:
         self.after = 0  # what a gang's replicas become once the current attempt has ended
         self.count = 0  # which counter grows at that point (see `records.Count`)
         self.master = ""  # address:port of rank 0
-        #: devices that failed while it used them: worker number, slot mask
+        #: devices that failed while it used them, and all of a worker that refused it: worker number, slot mask
         self.avoid: tuple[tuple[int, int], ...] = ()
         #: workers that refused it because they lack what it needs, in the order of their refusals; none may take it
         self.lacking: tuple[int, ...] = ()

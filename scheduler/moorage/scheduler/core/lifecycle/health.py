@@ -18,6 +18,7 @@ from moorage.scheduler.core.ledger.state import Job, State, Worker
 from moorage.scheduler.core.lifecycle.refusals import avoids_all, was_refused
 from moorage.scheduler.core.lifecycle.transitions import Lifecycle
 from moorage.schemas.frames import Renew, Unwell
+from moorage.schemas.printable import stripped
 
 KIND_CHARS_MAX: Final = 16
 DETAIL_CHARS_MAX: Final = 120
@@ -161,7 +162,7 @@ class Health:
 def drivers_down(frame: Renew, offered: Container[str]) -> dict[str, tuple[str, int]]:
     """Return why the engines of drivers do not answer, cut to a bound, and for how many seconds, by driver."""
     return {
-        each.driver: ("".join(char for char in each.why if char.isprintable())[:DETAIL_CHARS_MAX], max(0, each.for_s))
+        each.driver: (stripped(each.why, DETAIL_CHARS_MAX), max(0, each.for_s))
         for each in frame.down
         if each.driver in offered
     }
@@ -169,6 +170,6 @@ def drivers_down(frame: Renew, offered: Container[str]) -> dict[str, tuple[str, 
 
 def _bounded(said: Unwell) -> tuple[str, str, int]:
     """Return a worker's report of a device cut to a bound: a printable kind and detail, and 1 if its members leave."""
-    kind = "".join(char for char in said.kind if char.isprintable())[:KIND_CHARS_MAX] or "unwell"
-    detail = "".join(char for char in said.detail if char.isprintable())[:DETAIL_CHARS_MAX]
+    kind = stripped(said.kind, KIND_CHARS_MAX) or "unwell"
+    detail = stripped(said.detail, DETAIL_CHARS_MAX)
     return kind, detail, int(said.ends)

@@ -1,7 +1,7 @@
 """An operator's `resize`: another share of each device that a job has, and of those that it gets later.
 
 The fleet counts the new share from this record on, so that the record places no sharer into the room that it takes. The
-worker gets it with the record (`effects.outputs`), and again until it has applied it.
+worker gets it with the record (`core.outputs`), and again until it has applied it.
 """
 
 from __future__ import annotations

@@ -298,7 +298,7 @@ def _refusing(engine: Engine, job: Job) -> frozenset[int]:
 def _kept_for(engine: Engine, job: Job, excluded: frozenset[int]) -> list[str]:
     """Return the jobs for which hosts are reserved (named if of the same tenant), and a few of the hosts."""
     first = View(engine).reserved_for(excluded)
-    who = [] if first is None else [f"{_named(first, job)}, which has waited longer"]
+    who = [] if first is None else [f"{_named(first, job)}, which comes first and has waited long"]
     who += [
         f"{_named(other, job)}, for which other jobs ended"
         for other in engine.state.preempting.values()

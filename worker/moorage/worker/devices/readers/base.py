@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
 from moorage.schemas.frames import Device
-from moorage.schemas.printable import in_one_line
+from moorage.schemas.printable import in_one_line, stripped
 from moorage.worker.devices.readers.faults import Fault, Health
 
 #: A device hotter than this throttles.
@@ -189,7 +189,12 @@ def bounded(processes: Sequence[DeviceProcess]) -> tuple[DeviceProcess, ...]:
     """
     by_pid = {process.pid: process for process in reversed(processes)}
     kept = sorted(by_pid.values(), key=lambda process: process.pid)[:PROCESSES_MAX]
-    return tuple(DeviceProcess(each.pid, _clean(each.name), each.memory_mib, _clean(each.user)) for each in kept)
+    return tuple(
+        DeviceProcess(
+            each.pid, stripped(each.name, _NAME_CHARS_MAX), each.memory_mib, stripped(each.user, _NAME_CHARS_MAX)
+        )
+        for each in kept
+    )
 
 
 def user_of(pid: int, proc: Path) -> str:
@@ -202,7 +207,3 @@ def user_of(pid: int, proc: Path) -> str:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
         return str(uid)
-
-
-def _clean(text: str) -> str:
-    return "".join(char for char in text[:_NAME_CHARS_MAX] if char.isprintable())

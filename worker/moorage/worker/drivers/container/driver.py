@@ -33,7 +33,7 @@ from moorage.worker.drivers.container.config import (
 )
 from moorage.worker.drivers.container.engine import Engine, EngineDown, EngineError
 from moorage.worker.drivers.container.entry import PROGRAM_AT, VARIABLES_AT
-from moorage.worker.drivers.container.execution import ContainerExecution
+from moorage.worker.drivers.container.exec_command import ContainerExecution
 from moorage.worker.drivers.container.faults import CannotStart, start_fault
 from moorage.worker.drivers.container.follow import Follower
 from moorage.worker.drivers.container.host import RETRY_S, ContainerHost, Member

@@ -7,14 +7,12 @@ import contextlib
 import logging
 from typing import Final
 
-from moorage.worker.drivers.base import CODE_LOST
 from moorage.worker.drivers.container.engine import EngineDown, EngineError, State
 from moorage.worker.drivers.container.host import ENGINE_S, RETRY_S, ContainerHost, Member
 from moorage.worker.drivers.container.output import ContainerOutput, LiveOutput, read_out
 from moorage.worker.drivers.container.removal import Removal
+from moorage.worker.drivers.container.verdict import verdict
 from moorage.worker.drivers.engine_watch import EngineWatch
-from moorage.worker.drivers.supervisor_link import WITH_SUPERVISOR
-from moorage.worker.job.attempt_folders import DISK
 from moorage.worker.supervisor.protocol import Ended as ChildEnded
 
 #: how long a container that is over waits for an engine that is down: it knows the exit code, and the devices wait, too
@@ -69,7 +67,7 @@ class Follower:
             await asyncio.wait((reading, outcome))
         await self._removal.remove(member)
         self.live.end(name, output, ended, is_whole=is_whole)
-        return ended, *_verdict(ended, state)
+        return ended, *verdict(ended, state)
 
     async def _outcome(self, member: Member) -> State | None:
         """Return the container's last state once the supervisor and the engine have seen its end.
@@ -108,22 +106,3 @@ class Follower:
         is_terminal = member.has_terminal
         pieces = engine.output(member.container, output.since, follow, is_terminal=is_terminal)
         await self.live.keep(member.name, output, pieces)
-
-
-def _verdict(ended: ChildEnded, state: State | None) -> tuple[int, str]:
-    """Return the code and the reason to report for a container with this proof and this last state."""
-    reason = ended.reason
-    if reason == "end" and ended.why in WITH_SUPERVISOR:
-        why = WITH_SUPERVISOR[ended.why]
-    elif reason == "end" and ended.why.startswith(DISK):
-        why = ended.why
-    else:
-        why = "lost" if reason == "supervisor-died" else reason
-    if state is None or not state.is_over:
-        return CODE_LOST, "lost" if why == "exit" else why
-    if state.is_out_of_memory:
-        return CODE_LOST, "out of memory: it was killed at its limit"
-    code = state.code
-    if reason != "exit" and code in (137, 143):
-        code = 128 - code  # ended by the supervisor's signal, which an engine reports as a shell does
-    return code, why

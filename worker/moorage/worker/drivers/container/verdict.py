@@ -1,0 +1,28 @@
+"""How a container ended: the code and the reason to report, from the supervisor's proof and the engine's last state."""
+
+from __future__ import annotations
+
+from moorage.worker.drivers.base import CODE_LOST
+from moorage.worker.drivers.container.engine import State
+from moorage.worker.drivers.supervisor_link import WITH_SUPERVISOR
+from moorage.worker.job.attempt_folders import DISK
+from moorage.worker.supervisor.protocol import Ended as ChildEnded
+
+
+def verdict(ended: ChildEnded, state: State | None) -> tuple[int, str]:
+    """Return the code and the reason to report for a container with this proof and this last state."""
+    reason = ended.reason
+    if reason == "end" and ended.why in WITH_SUPERVISOR:
+        why = WITH_SUPERVISOR[ended.why]
+    elif reason == "end" and ended.why.startswith(DISK):
+        why = ended.why
+    else:
+        why = "lost" if reason == "supervisor-died" else reason
+    if state is None or not state.is_over:
+        return CODE_LOST, "lost" if why == "exit" else why
+    if state.is_out_of_memory:
+        return CODE_LOST, "out of memory: it was killed at its limit"
+    code = state.code
+    if reason != "exit" and code in (137, 143):
+        code = 128 - code  # ended by the supervisor's signal, which an engine reports as a shell does
+    return code, why
