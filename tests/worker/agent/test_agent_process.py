@@ -289,6 +289,32 @@ async def test_memory_that_does_not_come_back_is_quarantined(nats_url: str, uniq
         await leader.heard("w1", "freed", name_of("d", fence=13))
 
 
+async def test_a_job_in_quarantine_takes_no_gpu_of_another_job_at_a_restart(nats_url: str, unique: str) -> None:
+    ended, runs = name_of(), name_of("b", fence=11)
+    async with ScriptedLeader(nats_url, unique) as leader, state_folder() as state:
+        settings = settings_of(state, unique, free_wait_s=0.3)
+        first = await start(settings, nats_url)
+        try:
+            await leader.joined("w1")
+            inventory = first.agents[0].inventory
+            assert isinstance(inventory, SimulatedInventory)
+            inventory.keep_memory(1, 5000)
+            await leader.want("w1", place(ended, body("true"), (0, 1)))
+            await leader.heard("w1", "quarantined", ended)
+            await leader.want("w1", place(runs, body("exec sleep 600"), (0,)))
+            await leader.heard("w1", "started", runs)
+        finally:
+            await first.stop()
+        second = await start(settings, nats_url)  # its simulated GPUs keep no memory
+        try:
+            await leader.heard("w1", "freed", ended)
+            await leader.want("w1", place(name_of("c", fence=12), body("true"), (0,)))
+            assert (await leader.heard("w1", "refused", name_of("c", fence=12))).detail == "leased 0"
+            assert set(leader.seat("w1").kinds(runs)) == {"claimed", "started"}
+        finally:
+            await second.stop()
+
+
 @pytest.mark.slow
 async def test_after_a_reboot_what_ran_is_told_lost_with_the_join(nats_url: str, unique: str, tmp_path: Path) -> None:
     """A reboot ends every process; the journal names another boot, which is proof enough."""

@@ -167,6 +167,24 @@ def test_a_join_takes_over_all_unanswered_facts(path: Path) -> None:
     again.close()
 
 
+def test_of_a_place_in_quarantine_those_slots_are_left_and_no_restart_forgets_that(path: Path) -> None:
+    one, other = name_of(1), name_of(2)
+    journal = Journal(path)
+    journal.placed([Place(*one, [0, 1], "exclusive", False, b"{}"), Place(*other, [2, 3], "exclusive", False, b"{}")])
+    journal.facts(frame(1, Fact("quarantined", *one, 0, "1"), Fact("quarantined", *other, 0, "2,3")))
+    journal.answered(1)
+    journal.close()
+    for _ in range(2):  # the second one reads what the first one has replaced the file by
+        journal = Journal(path)
+        assert {name: place.slots for name, place in journal.state.places.items()} == {one: [1], other: [2, 3]}
+        assert journal.state.quarantined == {one, other}
+        journal.close()
+    journal = Journal(path)
+    journal.facts(frame(2, Fact("freed", *one)))
+    assert (set(journal.state.places), journal.state.quarantined) == ({other}, {other})
+    journal.close()
+
+
 def test_it_stays_small_whatever_goes_through(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journal_module, "FORM", FORM._replace(bytes_max=4096))
     journal = Journal(path)

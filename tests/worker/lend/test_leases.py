@@ -29,7 +29,7 @@ from moorage.worker.devices.pool import GpuPool
 from moorage.worker.devices.readers.base import DeviceProcess, SlotReading
 from moorage.worker.devices.readers.simulated import SimulatedInventory
 from moorage.worker.drivers.conformance.leader import ScriptedLeader
-from moorage.worker.lend import family, returning
+from moorage.worker.lend import family, given_back
 from moorage.worker.lend import lender as lease_server
 from moorage.worker.lend.holder import Holder
 from moorage.worker.lend.lender import LeaseServer
@@ -226,8 +226,8 @@ async def test_a_killed_holder_s_device_goes_round_once_its_memory_is_seen_free(
 async def test_memory_that_does_not_come_back_quarantines_the_device_until_it_does(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(returning, "PROBE_S", 0.01)
-    monkeypatch.setattr(returning, "PROBE_QUARANTINED_S", 0.01)
+    monkeypatch.setattr(given_back, "PROBE_S", 0.01)
+    monkeypatch.setattr(given_back, "PROBE_QUARANTINED_S", 0.01)
     async with lender("1xH100", free_wait_s=0.05) as w:
         async with borrow(w.path):
             w.inventory.keep_memory(0, 300)
@@ -239,7 +239,7 @@ async def test_memory_that_does_not_come_back_quarantines_the_device_until_it_do
 async def test_sharers_are_counted_and_freed_when_the_driver_lists_them_no_more(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(returning, "PROBE_S", 0.01)
+    monkeypatch.setattr(given_back, "PROBE_S", 0.01)
     async with lender("2xH100", modes=("exclusive", "time-slice")) as w:
         async with borrow(w.path, "1x@time-slice") as one, borrow(w.path, "1xH100@time-slice") as two:
             assert (one.uuids, one.mode, w.taken()) == (two.uuids, "time-slice", [0])
@@ -287,7 +287,7 @@ async def test_a_child_that_inherited_the_socket_does_not_keep_the_lease() -> No
 async def test_a_share_is_free_only_when_a_dead_borrower_s_children_are_off_the_device(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(returning, "PROBE_S", 0.01)
+    monkeypatch.setattr(given_back, "PROBE_S", 0.01)
     monkeypatch.setattr(family, "LOOK_S", 0.01)
     async with (
         lender("1xH100", modes=("time-slice",)) as w,

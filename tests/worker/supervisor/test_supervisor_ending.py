@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import ctypes
 import os
 import resource
 import signal
@@ -13,9 +15,11 @@ import pytest
 
 from moorage.system.cgroup import cgroup_of
 from moorage.system.proctree import boottime_s, read_process
-from moorage.worker.supervisor.protocol import EndMember
+from moorage.worker.supervisor.protocol import EndMember, Unproven
 from tests.turns import turns
 from tests.worker.supervisor_rig import Rig, arguments_of, lives, poll, sh, with_rig
+
+PTRACE_SEIZE: Final = 0x4206
 
 #: on SIGTERM it says `saving`, waits until the file in argv[1] is there, and says `saved`
 SAVER: Final = """
@@ -213,3 +217,26 @@ def test_a_process_that_left_its_cgroup_is_gone_before_the_end_is_told(tmp_path:
         assert not lives(int(rig.text("j")))
 
     with_rig(tmp_path, arguments, scenario)
+
+
+@pytest.mark.slow
+def test_what_an_operator_counts_as_over_is_listed_no_more_and_its_end_says_nothing_new(tmp_path: Path) -> None:
+    """A traced process cannot be reaped before its tracer looks, so it is in doubt as one that hangs in the kernel."""
+
+    async def scenario(rig: Rig) -> None:
+        await rig.client.start([sh("j", "exec sleep 1000"), sh("other", "exec sleep 1000")])
+        pid = (await rig.started("j")).pid
+        await rig.started("other")
+        assert ctypes.CDLL(None, use_errno=True).ptrace(PTRACE_SEIZE, pid, None, None) == 0, os.strerror(
+            ctypes.get_errno()
+        )
+        await rig.client.end([EndMember(key="j", grace_s=0.0)])
+        await rig.until(lambda: any(isinstance(event, Unproven) for event in rig.events))
+        assert [each.key for each in (await rig.client.list()).unproven] == ["j"]
+        await rig.client.forget(["j", "other"])
+        assert (await rig.client.list()).living == ["other"]  # of which nothing is in doubt
+        await asyncio.to_thread(os.waitpid, pid, 0)
+        assert (await rig.ended("j")).signal == signal.SIGKILL
+        assert (await rig.client.list()).ended == ()
+
+    with_rig(tmp_path, (), scenario)

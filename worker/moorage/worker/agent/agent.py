@@ -354,7 +354,7 @@ class Agent:
         """Match the members in the journal with the members that the drivers run, and claim their devices again."""
         state = self.journal.state
         same = same_slots(state.devices, device_names(self.devices))
-        found = match(state.places, living, self.drivers, self.host.now(), same)
+        found = match(state.places, living, self.drivers, self.host.now(), same, state.quarantined)
         # of two on one slot the one that runs and is not preemptible has it
         held = sorted(found.held, key=lambda row: (row[0].frozen, row[0].request.preemptible))
         stuck: list[MemberName] = []

@@ -134,6 +134,10 @@ class _Answered(msgspec.Struct, frozen=True, array_like=True, tag="answered"):
     no: int
 
 
+class _Quarantined(msgspec.Struct, frozen=True, array_like=True, tag="quarantined"):
+    name: MemberName
+
+
 class _Placed(msgspec.Struct, frozen=True, array_like=True, tag="placed"):
     places: list[Place]
 
@@ -146,7 +150,7 @@ class Kept(msgspec.Struct, frozen=True, array_like=True, tag="kept"):
     was_ready: bool
 
 
-_Record = _Join | _Live | _Facts | _Answered | _Placed | Kept
+_Record = _Join | _Live | _Facts | _Answered | _Placed | _Quarantined | Kept
 _encode: Final = msgspec.msgpack.Encoder().encode
 _decode: Final = msgspec.msgpack.Decoder(_Record).decode
 
@@ -154,7 +158,7 @@ _decode: Final = msgspec.msgpack.Decoder(_Record).decode
 class JournalState:
     """The state after all records so far."""
 
-    __slots__ = ("devices", "frames", "join_facts", "join_n", "kept", "ledger", "left", "places")
+    __slots__ = ("devices", "frames", "join_facts", "join_n", "kept", "ledger", "left", "places", "quarantined")
 
     def __init__(self) -> None:
         self.join_n = 0
@@ -163,6 +167,7 @@ class JournalState:
         self.frames: dict[int, list[Fact]] = {}
         self.places: dict[MemberName, Place] = {}
         self.kept: dict[MemberName, Kept] = {}
+        self.quarantined: set[MemberName] = set()  # those of the places that have only slots in quarantine left
         self.devices: list[str] = []  # the devices in the order of the places' slots
         self.left: list[str] = []  # devices that may still have the memory of an earlier job
 
@@ -174,20 +179,22 @@ class JournalState:
         if type(record) is _Facts:
             self.frames[record.no] = record.facts
             if self.places:
-                self._drop_places(record.facts)
+                self._follow(record.facts)
         elif type(record) is _Answered:
             for no in [no for no in self.frames if no <= record.no]:
                 del self.frames[no]
         elif type(record) is _Placed:
             for place in record.places:
                 self.places[name_in(place)] = place
+        elif type(record) is _Quarantined:
+            self.quarantined.add(record.name)
         elif type(record) is Kept:
             if record.name in self.places:
                 self.kept[record.name] = record
         elif type(record) is _Join:
             self.join_n, self.join_facts, self.frames = record.n, record.facts, {}
             self.devices, self.left = record.devices, record.left
-            self._drop_places(record.facts)
+            self._follow(record.facts)
         elif type(record) is _Live:
             self.ledger, self.join_facts = record.ledger, []
 
@@ -197,16 +204,23 @@ class JournalState:
             *([_Live(self.ledger)] if self.ledger else []),
             _Join(self.join_n, self.join_facts, self.devices, self.left),
             *(_Placed([place]) for place in self.places.values()),
+            *map(_Quarantined, self.quarantined),
             *self.kept.values(),
             *(_Facts(no, facts) for no, facts in self.frames.items()),
         ]
 
-    def _drop_places(self, facts: list[Fact]) -> None:
+    def _follow(self, facts: list[Fact]) -> None:
+        """Drop the places that these facts end, and leave those with quarantined slots these slots alone."""
         for fact in facts:
+            name = name_in(fact)
             if fact.kind in _LAST_FACTS:
-                name = name_in(fact)
                 self.places.pop(name, None)
                 self.kept.pop(name, None)
+                self.quarantined.discard(name)
+            elif fact.kind == "quarantined" and fact.detail and name in self.places:
+                slots = [int(slot) for slot in fact.detail.split(",")]
+                self.places[name] = msgspec.structs.replace(self.places[name], slots=slots)
+                self.quarantined.add(name)
 
 
 class MemoryJournal:

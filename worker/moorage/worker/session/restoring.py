@@ -51,8 +51,12 @@ def match(
     drivers: Collection[str],
     now: float,
     same: Collection[int],
+    quarantined: Collection[MemberName] = (),
 ) -> Found:
     """Match the journal's placements with the drivers' members. `now` is CLOCK_BOOTTIME in seconds.
+
+    A member that was `quarantined` and that no driver has is held as stuck: it may still run, until an operator says
+    that it does not.
 
     A member must end if this agent cannot read its request or lacks its driver; and if it has a slot that is not among
     the `same`: its device is in another slot now, where another member could be placed.
@@ -75,6 +79,8 @@ def match(
             del found.strays[name]
             member.frozen = alive.frozen
             found.held.append((member, alive.phase, alive.code, alive.reason))
+        elif name in quarantined and same_devices:
+            found.held.append((member, "stuck", 0, ""))
         elif place.hold and same_devices:
             found.held.append((member, "claimed", 0, ""))  # held for a gang: START has not come, or comes again
         else:

@@ -736,6 +736,13 @@ class Jobs:
         self.unproven[member.key] = event
         self._emit(event)
 
+    def give_up(self, key: str) -> bool:
+        """List an unproven member no more, as an operator says that it is over. Return False for any other key."""
+        if self.unproven.pop(key, None) is None:
+            return False
+        self.members[key].given_up = True
+        return True
+
     def _finish(self, member: Member, proof: Proof) -> None:
         member.go(State.OVER)
         if member.confirm >= 0:
@@ -755,9 +762,10 @@ class Jobs:
         self._clearing.pop(member.key, None)
         self._parting.pop(member.key, None)
         self.unproven.pop(member.key, None)
-        self.ended[member.key] = ended
-        if proof != "never-ran" or member.started_boottime_s is not None or member.container is not None:
-            self._record(Over(ended=ended))
+        if not member.given_up:
+            self.ended[member.key] = ended
+            if proof != "never-ran" or member.started_boottime_s is not None or member.container is not None:
+                self._record(Over(ended=ended))
         self._emit(ended)
 
 

@@ -94,6 +94,8 @@ class Member:
     """Whether a process of it has received the checkpoint signal."""
     timers: list[asyncio.TimerHandle] = field(default_factory=list)
     unproven: bool = False
+    given_up: bool = False
+    """Whether an operator said that it counts as over, though it is unproven: it is listed no more."""
     container: Container | None = None
 
     @property

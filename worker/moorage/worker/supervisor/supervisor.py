@@ -290,14 +290,15 @@ class Supervisor:
         members = self.jobs.members.values()
         return Listed(
             n=n,
-            waiting=tuple(member.key for member in members if not member.confirmed),
-            running=tuple(self.jobs.started(member) for member in members if member.confirmed),
+            waiting=tuple(member.key for member in members if not (member.confirmed or member.given_up)),
+            running=tuple(self.jobs.started(member) for member in members if member.confirmed and not member.given_up),
             ended=tuple(self.jobs.ended.values()),
             unproven=(*self.jobs.unproven.values(), *self._former.found.values()),
         )
 
     def _forget(self, request: Forget) -> None:
-        keys = [key for key in request.keys if self.jobs.ended.pop(key, None) is not None or self._former.drop(key)]
+        jobs, drop = self.jobs, self._former.drop
+        keys = [key for key in request.keys if jobs.ended.pop(key, None) is not None or jobs.give_up(key) or drop(key)]
         if keys:
             self._records.append(Forgotten(keys=tuple(keys)))
 
