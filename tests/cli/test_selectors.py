@@ -79,8 +79,14 @@ async def test_a_cancel_takes_names_as_they_stand_and_beginnings_only_of_ids_tha
         assert await ids_to_cancel(client, [made_up]) == [made_up]
         assert await ids_to_cancel(client, ["=" + made_up[:9]]) == [made_up[:9]]
         assert await ids_to_cancel(client, ["train"]) == ["train"]  # of a job to come
-        assert await ids_to_cancel(client, ["j7"]) == ["j7"]
-        assert await ids_to_cancel(client, ["last,train-4"]) == [made_up, "train-4"]
+        assert await ids_to_cancel(client, ["j7"]) == ["j7"]  # of a job to come, too
+        assert await ids_to_cancel(client, ["j1"]) == [made_up]
+        chosen = await client.submit({**HANG, "job": "j1"})
+        assert await ids_to_cancel(client, ["j1"]) == ["j1"], "every id that was made up begins so"
+        await chosen.cancel()
+        await client.wait([chosen])
+        assert await ids_to_cancel(client, ["j1"]) == ["j1"], "nor does a second cancel end another job"
+        assert await ids_to_cancel(client, ["last,train-4"]) == ["j1", "train-4"]
         await (await client.submit(["x"], job="train-over")).result()
         assert await ids_to_cancel(client, ["train-*"]) == ["train-43", "train-42", "train-4"]  # not what is over
         other = made_up[:-1] + ("0" if made_up[-1] != "0" else "1")

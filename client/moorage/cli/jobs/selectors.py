@@ -118,16 +118,12 @@ async def ids_of(client: AsyncClient, texts: Sequence[str], chosen: Chosen = ANY
     Raises `NotFound`, `Rejected`.
     """
 
-    async def known(name: str) -> str:
-        await client.job(name).show()
-        return name
-
     names: list[str] = []
     for word in words_of(texts, chosen):
         if not word or means_several(word):
             names += await _listed(client, word, chosen)
         else:
-            names.append(await _ask_one(client, word, known))
+            names.append(await _ask_one(client, word, partial(_known, client)))
     return list(dict.fromkeys(names))
 
 
@@ -156,8 +152,11 @@ async def ids_to_cancel(client: AsyncClient, texts: Sequence[str], chosen: Chose
         if not word or means_several(word):
             names += await _listed(client, word, chosen, LIVE if word != LAST else ())
         elif _begins_made_up(word):
-            found = [name for name in await _begun(client, word) if _is_made_up(name)]
-            names.append(_only(word, found) if found else word)
+            try:
+                names.append(await _known(client, word))  # an id that somebody chose, such as j1
+            except NotFound:
+                found = [name for name in await _begun(client, word) if _is_made_up(name)]
+                names.append(_only(word, found) if found else word)
         else:
             names.append(client.job(word.removeprefix(EXACTLY)).job)
     return list(dict.fromkeys(names))
@@ -166,6 +165,12 @@ async def ids_to_cancel(client: AsyncClient, texts: Sequence[str], chosen: Chose
 def means_several(word: str) -> bool:
     """Return whether the scheduler's list of jobs is needed to tell which jobs a word means."""
     return word in (LAST, ALL) or EACH in word
+
+
+async def _known(client: AsyncClient, name: str) -> str:
+    """Return the id if there is such a job. Raises `NotFound`."""
+    await client.job(name).show()
+    return name
 
 
 async def _ask_one(client: AsyncClient, word: str, ask: Callable[[str], Awaitable[T]]) -> T:
