@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from moorage.client import AsyncClient
-from tests.cli.node import COMMAND, Lines, Node, environment, processes_of, start
+from tests.cli.node import COMMAND, Lines, Node, Ran, environment, processes_of, start
 from tests.waiting import until, until_state
 
 #: SIGINT comes at the moment at which the command's own code is looked for
@@ -29,6 +29,32 @@ sys.argv = ["moorage", "ls"]
 from moorage.cli.start import main
 main()
 """
+
+#: the signal BY comes while the first request of the verb AT waits for its answer
+WHILE_IT_ASKS = """
+import asyncio, os
+from moorage.client.connected import Connected
+ask = Connected._request
+async def interrupted(self, subject, *arguments):
+    if subject.endswith("." + os.environ["AT"]):
+        os.kill(os.getpid(), int(os.environ["BY"]))
+        await asyncio.sleep(60)
+    return await ask(self, subject, *arguments)
+Connected._request = interrupted
+from moorage.cli.start import main
+main()
+"""
+
+
+async def interrupted(node: Node, tenant: str, at: str, by: signal.Signals, *argv: str) -> Ran:
+    """The command, with this signal while its first request of this verb waits for its answer."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", WHILE_IT_ASKS, *argv, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+        env=environment(**node.env(tenant), AT=at, BY=str(int(by))),
+    )  # fmt: skip
+    out, err = await process.communicate()
+    assert process.returncode is not None
+    return Ran(process.returncode, out.decode(), err.decode())
 
 
 def test_while_it_loads_it_ends_without_a_word() -> None:
@@ -60,6 +86,23 @@ async def test_of_many_it_says_how_to_look(nats_url: str, unique: str, tmp_path:
     assert await process.wait() == 130
     await err.until("check: moorage ls")
     assert "any of the 2 jobs may have been accepted" in err.text
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+async def test_one_that_comes_while_jobs_are_run_again_ends_all_of_it(
+    node: Node, unique: str, number: signal.Signals, code: int
+) -> None:
+    """It once ended the first submit alone: the others were made, and the command ended with 0."""
+    async with AsyncClient(node.url, tenant=unique) as client:
+        await client.wait([await client.submit(["true"], job=f"x{at}") for at in range(3)])
+        ran = await interrupted(node, unique, "submit", number, "again", "x*")
+        assert (ran.code, ran.out) == (code, ""), ran.err
+        assert "interrupted before the scheduler answered: job x2-again-1 may have been accepted" in ran.err
+        assert "0 of 3 jobs run again" in ran.err
+        ran = await interrupted(node, unique, "again", number, "again", "x*")
+        assert ran.code == code, ran.err
+        assert "may have been accepted" not in ran.err, "nothing was submitted"
+        assert len((await client.ls()).jobs) == 3
 
 
 @pytest.mark.slow

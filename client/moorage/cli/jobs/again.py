@@ -87,23 +87,34 @@ def again(
             if job is not None and len(names) != 1:
                 why = f"--job names one job, and {len(names)} are to be run again"
                 raise rejected("invalid-argument", why, found=job, next="leave out --job")
-            made = 0
+            made, asked = 0, ""
 
             async def run_again(name: str) -> bool:
+                nonlocal asked
+                asked = ""
                 answer = await _answer(client, name, failed=failed, replica=replica, several=several)
                 if answer is None:
                     return False
                 new = replace(flags, job=job or answer.job)
                 request = changed(answer.request, new, (), dict(fields), None, fresh)
                 request = await _with_its_files(client, new, request)
-                await detachable(_submit(client, answer, request, options), partial(say_interrupted, [request.job]))
+                asked = request.job or ""
+                await _submit(client, answer, request, options)
                 return True
 
-            for name in names:
-                made += await anew(partial(run_again, name), named=job is not None)
+            async def run_all() -> None:
+                nonlocal made
+                for name in names:
+                    made += await anew(partial(run_again, name), named=job is not None)
+
+            def detach() -> None:
+                if asked:
+                    say_interrupted([asked])
+
+            code = await detachable(run_all(), detach)
             if several and not (options.json or options.format):
                 say(f"{made} of {many(len(names), 'job')} run again")
-            return None
+            return code
 
         return with_client(options, work)
 
