@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+import errno
+import os
+from collections.abc import AsyncIterator, Collection
 
 from moorage.worker.freezing import cuda
 from moorage.worker.freezing.members import FreezableMembers
-from moorage.worker.session.member_messages import FreezeAnswered, ResumeDue
+from moorage.worker.session.member_messages import FreezeAnswered, MemberName, ResumeDue
 from tests.waiting import until
 from tests.worker.freezing.test_freezing import NAME, Scene, scene
 
@@ -64,6 +66,16 @@ async def test_a_member_is_frozen_and_resumed_and_each_order_is_answered(scene: 
         driver.members.resume(NAME)
         await driver.answered("frozen", "running")
         assert driver.scene.states() == [cuda.RUNNING]
+
+
+async def test_a_member_whose_processes_cannot_be_read_runs_on_and_its_order_is_answered(scene: Scene) -> None:
+    def members_of(pids: Collection[int]) -> dict[int, MemberName | None]:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    async with driver_of(scene) as driver:
+        driver.members = FreezableMembers(scene.another(), None, driver.said.append, members_of)
+        driver.members.freeze(NAME, [0])
+        await driver.answered("running")
 
 
 async def test_a_restart_waits_for_no_gpu_and_an_order_comes_behind_the_look(scene: Scene) -> None:

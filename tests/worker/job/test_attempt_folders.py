@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import re
 import subprocess
@@ -18,7 +19,7 @@ from moorage.schemas.frames import Place
 from moorage.worker.agent.run import start
 from moorage.worker.drivers.conformance.leader import ScriptedLeader
 from moorage.worker.job import attempt_folders
-from moorage.worker.job.attempt_folders import DISK, FOLDERS, AttemptFolders, NoFolder, clear_unknown
+from moorage.worker.job.attempt_folders import DISK, FOLDERS, AttemptFolders, FolderUnavailable, NoFolder, clear_unknown
 from moorage.worker.session.member_messages import MemberName
 from moorage.worker.settings import WorkerSettings
 from tests.waiting import until
@@ -49,6 +50,21 @@ async def test_a_job_starts_in_a_folder_of_its_own_which_goes_with_it(nats_url: 
         folder = root / "acme.a.0.1.10"
         await until(lambda: leader.text(name) == f"{folder}\n{folder}\n700\n", what="where it ran")
         await until(lambda: list(root.iterdir()) == [], what="it goes with its job")
+
+
+async def test_a_refused_start_on_a_full_disk_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    made, (name,) = folders(tmp_path), names(1)
+    made.begin([])
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_bytes", full)
+        with pytest.raises(FolderUnavailable):
+            made.make(name, 1.0, ["out/"])
+    made.attempt_ended(name)
+    await made.sweep()
+    assert os.listdir(made.root) == []
 
 
 async def test_a_cwd_is_absolute_or_below_the_folder(nats_url: str, unique: str, tmp_path: Path) -> None:

@@ -416,6 +416,21 @@ async def test_a_drain_that_is_taken_back_is_taken_back_from_the_holders_too_and
         assert not held.overdue.cancelled()
 
 
+async def test_a_drain_in_the_turn_of_a_grant_refuses_that_one_and_asks_no_other_for_longer() -> None:
+    async with lender("2xH100") as w, borrow(w.path) as lease:
+        of_a_job = w.pool.try_claim_slots([1], "exclusive", "job")
+        second = asyncio.create_task(_uuids(w.path, "1x"))
+        await until(w.pool.pending_claimers, what="the second borrower waits")
+        of_a_job.release()  # its GPU goes to the borrower in this call
+        w.server.drain(True)
+        with pytest.raises(LeaseRefused, match="drained"):
+            await second
+        await lease.wait_asked_back()
+        w.server.drain(False)
+        await until(lambda: lease.asked_back is None, what="the holder may keep its device")
+        await until(lambda: w.taken() == [0], what="the GPU that was granted is free")
+
+
 async def test_devices_that_cannot_be_looked_at_come_back_once_they_can(monkeypatch: pytest.MonkeyPatch) -> None:
     async with lender("1xH100") as w:
         look, broken = w.inventory.memory_is_free, asyncio.Event()

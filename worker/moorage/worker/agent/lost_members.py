@@ -60,6 +60,7 @@ class LostMembers:
                 if before and (living := await self._living(driver, before)) is not None:
                     missing += sorted(before & self._of(driver) - set(living))
             now = self._shell.now()
+            missing = [name for name in missing if name in self._held]  # it may have ended as another driver was asked
             self._since_s = {name: self._since_s.get(name, now) for name in missing}
             for name, since_s in list(self._since_s.items()):
                 if self._session.phase == "live" and now - since_s >= self._session.renew_s:

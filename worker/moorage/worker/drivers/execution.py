@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
+import itertools
 import os
 import pty
 import signal as signals
@@ -28,6 +29,19 @@ Take = Callable[[Mark, bytes], Awaitable[None]]
 #: how long the output of an ended command is read on where something else keeps it open
 DRAIN_S: Final = 0.2
 _SIZE: Final = struct.Struct("HHHH")
+
+
+def _pipes(count: int) -> list[tuple[int, int]]:
+    """Return so many pipes. Raises OSError, with none left open, if there are not enough descriptors."""
+    made: list[tuple[int, int]] = []
+    try:
+        for _ in range(count):
+            made.append(os.pipe())
+    except OSError:
+        for end in itertools.chain(*made):
+            os.close(end)
+        raise
+    return made
 
 
 class Execution(ABC):
@@ -94,7 +108,7 @@ class LocalExecution(Execution):
             made = cls(outer, [(Mark.OUT, outer)], is_terminal=True)
             streams = (inner, inner, inner)
         else:
-            stdin, stdout, stderr = os.pipe(), os.pipe(), os.pipe()
+            stdin, stdout, stderr = _pipes(3)
             for each in (stdin, stdout):
                 with contextlib.suppress(OSError):  # a user may have no more room in pipes
                     fcntl.fcntl(each[0], fcntl.F_SETPIPE_SZ, PIECE_BYTES_MAX)

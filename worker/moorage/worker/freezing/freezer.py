@@ -121,8 +121,11 @@ class Freezer:
             held = [pair for slot in slots for pair in (await self._held(slot)).items()]
         except HeldUnknown as unknown:
             return "running", f"which processes hold its GPUs is not known: {unknown.reason}"
-        members = members_of({pid for pid, _ in held})
-        found = [read_process(pid) for pid in sorted(members) if members[pid] == name]
+        try:
+            members = members_of({pid for pid, _ in held})
+            found = [read_process(pid) for pid in sorted(members) if members[pid] == name]
+        except OSError as error:  # no descriptor is left
+            return "running", f"its processes cannot be read: {error.strerror or error}"
         processes = [(process.pid, process.start_ticks) for process in found if process is not None]
         if not processes:
             return "running", "none of its processes holds a GPU"

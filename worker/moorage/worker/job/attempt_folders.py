@@ -132,12 +132,12 @@ class AttemptFolders:
             self._ended.pop(left, None)
         try:
             self._mkdir(path)
+            self._living[name] = grace_s  # before what may fail: an attempt without a start has its folder removed, too
             if keep:  # written for the next agent
-                Path(path + _KEEP).write_bytes(msgspec.json.encode(keep))
                 self._keep[name] = list(keep)
+                Path(path + _KEEP).write_bytes(msgspec.json.encode(keep))
         except OSError as error:
             raise _no_folder(path, error) from None
-        self._living[name] = grace_s
         return path
 
     def _mkdir(self, path: str) -> None:
@@ -268,7 +268,8 @@ class AttemptFolders:
                 await self.sweep()
                 for name, grace_s, why in await self.measure():
                     on_full(name, grace_s, why)
-            except (OSError, subprocess.SubprocessError) as error:  # no process or descriptor left: try again later
+            # no process, thread or descriptor left: try again later
+            except (OSError, RuntimeError, subprocess.SubprocessError) as error:
                 log.warning("the sizes of the jobs' folders cannot be measured now: %s", error)
             await asyncio.sleep(max(MEASURE_S, (boottime_s() - began_s) / MEASURE_PART))
 

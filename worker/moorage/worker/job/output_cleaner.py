@@ -182,7 +182,7 @@ class OutputCleaner:
             if doomed:
                 await asyncio.to_thread(self._clear, doomed)
                 log.info("cleared the output of %d finished members", len(doomed))
-        except OSError as error:
+        except (OSError, RuntimeError) as error:  # RuntimeError: no thread can be started
             log.warning("output of ended jobs cannot be deleted now: %s", error)
             self._ended = ended | self._ended
             return 0

@@ -301,6 +301,8 @@ class LeaseServer:
             if not claim.done():
                 return  # the borrower gave up or died, or the agent stops
             leases = claim.result()
+            if self._closing:
+                return  # granted in the turn in which the lending ended: `_refuse` has closed this connection
             holder.slots, holder.mode = tuple(lease.slot for lease in leases), request.gpu.effective_sharing
             if holder.mode != "exclusive":
                 holder.family = Family(holder.pid)
@@ -309,8 +311,6 @@ class LeaseServer:
             devices = [lease.device for lease in leases]
             holder.send(Granted(self._worker, devices, holder.mode, self._inventory.simulated, self._by_uuid))
             log.info("%s: %r holds a lease", self._worker, holder)
-            if self._closing:
-                self.ask_back(self._closing, DRAIN_S if self._closing == DRAINED else 0.0)
             await asyncio.wait((over, dead), return_when=asyncio.FIRST_COMPLETED)
             if over.done() and not over.cancelled() and over.exception() is None and over.result() is not None:
                 holder.send(Returned())

@@ -133,7 +133,12 @@ def terminal(passed: list[int]) -> int:
     outer end, which does not block."""
     outer, inner = os.openpty()
     passed.append(inner)
-    passed += [os.dup(inner), os.dup(inner)]
+    try:
+        for _ in range(2):
+            passed.append(os.dup(inner))
+    except OSError:  # no descriptor left
+        os.close(outer)
+        raise
     os.set_blocking(outer, False)
     return outer
 

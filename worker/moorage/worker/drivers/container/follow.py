@@ -9,7 +9,7 @@ from typing import Final
 
 from moorage.worker.drivers.container.engine import EngineDown, EngineError, State
 from moorage.worker.drivers.container.host import ENGINE_S, RETRY_S, ContainerHost, Member
-from moorage.worker.drivers.container.output import ContainerOutput, LiveOutput, read_out
+from moorage.worker.drivers.container.output import ContainerOutput, LiveOutput, opened, read_out
 from moorage.worker.drivers.container.removal import Removal
 from moorage.worker.drivers.container.verdict import verdict
 from moorage.worker.drivers.engine_watch import EngineWatch
@@ -41,7 +41,7 @@ class Follower:
         Return the supervisor's proof of the end, and the code and the reason to report.
         """
         name, key = member.name, self._host.key(member.name)
-        output = ContainerOutput(self._host.link.state, key, self._cap_bytes)
+        output = await opened(self._host.link.state, key, self._cap_bytes)
         loop = asyncio.get_running_loop()
         reading = loop.create_task(self._read(member, output))
         outcome = loop.create_task(self._outcome(member))

@@ -40,6 +40,8 @@ MARGIN_S: Final = 10
 _READ_BYTES: Final = 512
 #: how long an output is read after its container's end
 REST_S_MAX: Final = 600.0
+#: how often output files are tried that cannot be opened
+OPEN_AGAIN_S: Final = 5.0
 #: pieces that are stored before other work gets a turn
 TURN_PIECES_MAX: Final = 64
 #: how long pieces wait for others, to be published in one frame
@@ -108,6 +110,16 @@ class _Stream(OutputPump):
         """Make the file end with the notice of a cut, unless it has one."""
         if not self.dropped_bytes:
             self._write(cut_notice(self.stream, self.written_bytes))
+
+
+async def opened(state: Path, key: str, cap_bytes: int) -> ContainerOutput:
+    """Return a container's output once its files can be opened: nobody follows a container without it to its end."""
+    while True:
+        try:
+            return ContainerOutput(state, key, cap_bytes)
+        except OSError as error:  # no descriptor left, or a full disk
+            log.warning("the output files of %s cannot be opened now: %s", key, error)
+        await asyncio.sleep(OPEN_AGAIN_S)
 
 
 class ContainerOutput:

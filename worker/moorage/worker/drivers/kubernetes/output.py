@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from moorage.schemas.frames import LogPage, ReadLog
-from moorage.worker.drivers.container.output import ContainerOutput, LiveOutput, clear_marks, read_out
+from moorage.worker.drivers.container.output import ContainerOutput, LiveOutput, clear_marks, opened, read_out
 from moorage.worker.drivers.kubernetes.api import Cluster, ClusterDown, ClusterError
 from moorage.worker.drivers.kubernetes.pod import CONTAINER
 from moorage.worker.drivers.supervisor_link import key_of
@@ -69,7 +69,7 @@ class PodOutputs:
         """
         key = key_of(self._owner, name)
         self.keeper.started(key)
-        output = ContainerOutput(self._folder, key, self._cap_bytes)
+        output = await opened(self._folder, key, self._cap_bytes)
         reading = asyncio.get_running_loop().create_task(self._read(name, pod, output, over))
         try:
             await over.wait()
