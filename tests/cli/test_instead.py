@@ -17,7 +17,7 @@ from moorage.cli.jobs.instead import as_words, changed
 from moorage.cli.jobs.job_flags import JobFlags, fields_of, scheduling_of
 from moorage.cli.jobs.submit import _one_of
 from moorage.client import AsyncClient
-from moorage.client.errors import NoScheduler, Rejected
+from moorage.client.errors import NoScheduler, Rejected, client_problem
 from moorage.schemas.job import Request
 from tests.cli.node import Node
 from tests.scheduler.driving import Driving
@@ -173,7 +173,7 @@ async def test_nothing_is_given_up_for_what_is_refused(node: Node, unique: str) 
 
 
 async def test_of_a_job_in_place_of_another_it_is_said_whether_it_may_be_there(
-    node: Node, nats_url: str, unique: str, capsys: pytest.CaptureFixture[str]
+    node: Node, nats_url: str, unique: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The other one is cancelled by then: its user has to know whether to send the request again."""
     taken = msgspec.convert({"job": "taken", "gpu": {}, "run": {"argv": ["true"]}}, Request)
@@ -189,11 +189,21 @@ async def test_of_a_job_in_place_of_another_it_is_said_whether_it_may_be_there(
         said = capsys.readouterr().err
         assert "job gone was cancelled, and the request in its place was refused" in said
         assert '"priority":60' in said
+
+        async def submit(*_: object) -> None:
+            raise NoScheduler(client_problem("no-scheduler", "no answer"))
+
+        monkeypatch.setattr(client, "submit", submit)
+        with pytest.raises(NoScheduler):
+            await _one_of(client, change, ROWS)
+        said = capsys.readouterr().err
+        assert "whether job taken in its place was accepted is not known. Submit this request again" in said
     async with AsyncClient(nats_url, tenant=unique, timeout="300ms") as client:
         with pytest.raises(NoScheduler):
             await _one_of(client, change, ROWS)
     said = capsys.readouterr().err
-    assert "whether job taken in its place was accepted is not known. Submit this request again" in said
+    assert "job gone may have been cancelled, and job taken in its place was not submitted" in said
+    assert '"priority":60' in said
 
 
 def test_a_change_that_cannot_be_is_refused_before_anything_is_asked() -> None:

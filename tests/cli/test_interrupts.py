@@ -11,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from moorage.client import AsyncClient
@@ -103,6 +104,28 @@ async def test_one_that_comes_while_jobs_are_run_again_ends_all_of_it(
         assert ran.code == code, ran.err
         assert "may have been accepted" not in ran.err, "nothing was submitted"
         assert len((await client.ls()).jobs) == 3
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+async def test_one_that_comes_while_a_job_takes_the_place_of_another_loses_no_request(
+    node: Node, unique: str, number: signal.Signals
+) -> None:
+    async with AsyncClient(node.url, tenant=unique) as client:
+        old = await client.submit(["true"], gpu="1xT4")
+        words = ("submit", "--instead-of", old.job, "--priority", "60")
+        for at, says in (
+            ("plan", None),
+            ("cancel", f"job {old.job} may have been cancelled, and job "),
+            ("submit", f"job {old.job} was cancelled; whether job "),
+        ):
+            ran = await interrupted(node, unique, at, number, *words)
+            assert (ran.code, ran.out) == (128 + number, ""), ran.err
+            if says is None:
+                assert "priority" not in ran.err, "nothing was changed"
+            else:
+                assert says in ran.err
+                assert msgspec.json.decode(ran.err.splitlines()[-1])["priority"] == 60
+            assert (await old.show()).state == ("CANCELLED" if at == "submit" else "QUEUED")
 
 
 @pytest.mark.slow

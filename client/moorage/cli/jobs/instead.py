@@ -28,13 +28,13 @@ if TYPE_CHECKING:
     from moorage.client.client import AsyncClient
     from moorage.schemas.job import Request
 
-#: cancels the job; its id ("" if the new job replaces it by itself), and what is to be handed in
+#: asks the leader; the id of the job to cancel ("" if the new job replaces it by itself), and what is to be handed in
 Change = Callable[["AsyncClient"], Awaitable[tuple[str, "Request"]]]
 
 
 def instead(job: str, flags: JobFlags, command: Sequence[str], but: str | None) -> Change:
-    """Return the step that changes the request of a waiting job, asks the leader about it, and cancels the job; of a
-    service that runs, the new request says that it replaces it.
+    """Return the step that changes the request of a waiting job and asks the leader about it; of a service that runs,
+    the new request says that it replaces it.
 
     Raises `Rejected` if the flags change nothing, or if one of them is only for new jobs.
     """
@@ -77,7 +77,6 @@ def instead(job: str, flags: JobFlags, command: Sequence[str], but: str | None) 
             planned = msgspec.convert(data, Plan)
         if planned.problem is not None:
             raise Rejected(planned.problem)
-        await client._wire.read("cancel", {"job": name, "reason": f"job {request.job} is submitted instead", "by": ""})
         return name, request
 
     return change

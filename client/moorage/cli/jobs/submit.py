@@ -141,36 +141,62 @@ def _check_flags_of_requests(flags: JobFlags, command: Sequence[str]) -> None:
 
 
 async def _one_of(client: AsyncClient, change: Change, options: RowOptions) -> int | None:
+    """Cancel a job and submit a request in its place. If this is cut short, the request is printed: nobody else has
+    it."""
     from moorage.schemas.errors import MoorageError
 
-    gone, request = await change(client)
-    if not gone:
-        return await _one(client, request, options)
-    try:
-        return await _one(client, request, options)
-    except MoorageError as error:
+    gone, cancelled = "", False
+    request: Request | None = None
+
+    async def ask() -> None:
+        nonlocal gone, cancelled, request
+        gone, request = await change(client)
+        if gone:
+            why = f"job {request.job} is submitted instead"
+            await client._wire.read("cancel", {"job": gone, "reason": why, "by": ""})
+            cancelled = True
+        await _submit(client, request, options)
+
+    def say_rest(error: MoorageError | None = None) -> None:
         import msgspec
 
+        if request is None or (isinstance(error, Rejected) and not cancelled):  # nothing was changed
+            return
+        if not gone:
+            if error is None:
+                say_interrupted([request.job])
+            return
         if isinstance(error, Rejected):
             say(f"job {gone} was cancelled, and the request in its place was refused; the request:")
-        else:
+        elif cancelled:
             say(
                 f"job {gone} was cancelled; whether job {request.job} in its place was accepted is not known. "
                 "Submit this request again, with moorage submit -f FILE: it is not accepted twice"
             )
+        else:
+            say(
+                f"job {gone} may have been cancelled, and job {request.job} in its place was not submitted. "
+                "Submit this request, with moorage submit -f FILE"
+            )
         say(msgspec.json.encode(request).decode())
+
+    try:
+        return await detachable(ask(), say_rest)
+    except MoorageError as error:
+        say_rest(error)
         raise
 
 
 async def _one(client: AsyncClient, request: Request, options: RowOptions) -> int | None:
-    async def ask() -> None:
-        job = await client.submit(request)
-        assert job.accepted is not None
-        if not options.shown(job.accepted, [job.accepted]):
-            tell(job.job)
-            say_accepted(job, request)
+    return await detachable(_submit(client, request, options), lambda: say_interrupted([request.job]))
 
-    return await detachable(ask(), lambda: say_interrupted([request.job]))
+
+async def _submit(client: AsyncClient, request: Request, options: RowOptions) -> None:
+    job = await client.submit(request)
+    assert job.accepted is not None
+    if not options.shown(job.accepted, [job.accepted]):
+        tell(job.job)
+        say_accepted(job, request)
 
 
 async def _many(
