@@ -105,6 +105,10 @@ async def test_a_ledger_of_one_copy_goes_on_with_three(unique: str, tmp_path: Pa
         alone = await made.set_scheduler("alone", {"replicas": 1}, cluster.url, cluster.ledger_url)
         await acme.leader()
         await acme.submit("before", gpu={"model": "none"})
+        yearly = {"act": "add", "name": "yearly", "cron": "@yearly", "request": {"run": {"argv": ["true"]}}}
+        assert (await acme.api("schedule", yearly))["kind"] == "answer"
+        async with await connect(cluster.ledger_url, "test") as ledger:
+            await stream_is_there(ledger, made.subjects.follower_stream)
         await alone.terminate()
         refused = await made.set_scheduler("early", {"replicas": 3}, cluster.url, cluster.ledger_url)
         await until(lambda: "num_replicas is 1, must be 3" in refused.words(), 120, "refused")
@@ -120,9 +124,15 @@ async def test_a_ledger_of_one_copy_goes_on_with_three(unique: str, tmp_path: Pa
             of_users = (subjects.request_stream, subjects.dead_letter_stream, subjects.history_stream)
             await stream_is_there(users, subjects.history_stream)
             copies = [(await JetStream(users).stream_info(each)).replicas for each in of_users]
-            for each in (subjects.ledger_stream, subjects.snapshot_stream):
+            of_ledger = (subjects.ledger_stream, subjects.snapshot_stream)
+            for each in (*of_ledger, subjects.follower_stream, subjects.schedule_stream):
                 copies.append((await JetStream(ledger).stream_info(each)).replicas)
-        assert copies == [3] * 5
+        assert copies == [3] * 7
+
+        async def counts() -> bool:
+            return bool((await acme.api("usage", {}))["kind"] == "answer")
+
+        await until(counts, ANSWER_S, "an answer of the follower, which goes on")
 
 
 async def test_a_lost_copy_is_told_and_so_is_what_is_missing_when_too_few_are_left(unique: str, tmp_path: Path) -> None:

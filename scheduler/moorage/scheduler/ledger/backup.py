@@ -18,12 +18,12 @@ from typing import Final
 
 import msgspec
 
-from moorage.bus.connection import connect
+from moorage.bus.connection import Connection, connect
 from moorage.bus.jetstream import JetStream, StreamInfo
 from moorage.scheduler.core.ledger.invariants import Broken, validate
 from moorage.scheduler.core.ledger.snapshot import BadSnapshot, dump, load, snapshot_digest
 from moorage.scheduler.core.ledger.state import State
-from moorage.scheduler.durable.queue_streams import QueueStreams, info_of
+from moorage.scheduler.durable.queue_streams import QueueStreams, info_of, tenants_of
 from moorage.scheduler.ledger.ledger import Ledger, LedgerBroken
 from moorage.scheduler.ledger.snapshots import Snapshots, recover
 from moorage.schemas.errors import MoorageError, problem
@@ -202,14 +202,15 @@ async def restore(
         jetstream = JetStream(connection)
         await _check_ledger(jetstream, subjects, replace=replace)
         queue_from, stale = await _check_queue(JetStream(world), subjects, state)
-        replaced = await _replaced(jetstream, subjects)
+        replaced, of_users = await _replaced(jetstream, subjects), await _of_users(world, subjects, state)
         if await info_of(jetstream, subjects.snapshot_stream) is not None:  # nothing is refused from here on
             await jetstream.delete_stream(subjects.snapshot_stream)
         for stream in stale:
             await JetStream(world).delete_stream(stream)
         if queue_from:
             await _new_queue(JetStream(world), subjects, replicas, queue_from, say)
-        await _copy(JetStream(world), subjects, state.tenants, replicas, say)
+        await _copy(JetStream(world), of_users, replicas, say)
+        await _copy(jetstream, (subjects.follower_stream, subjects.schedule_stream), replicas, say)
         former = state.ledger_id
         # also for workers that were away during several restores, and for workers of a replaced ledger
         formers = [each for row in (state, *replaced) for each in (row.ledger_id, *row.former_id.split()) if each]
@@ -344,14 +345,20 @@ async def _new_queue(world: JetStream, subjects: Subjects, replicas: int, first_
     say(f"a new request queue begins at {first_seq}")
 
 
-async def _copy(world: JetStream, subjects: Subjects, tenants: Iterable[str], replicas: int, say: Say) -> None:
-    """Set the copies of the streams in the users' account to `replicas`: a scheduler checks that when it starts.
+async def _of_users(world: Connection, subjects: Subjects, state: State) -> list[str]:
+    """Return the names of the streams in the users' account that a scheduler makes. Raises `BusError`."""
+    tenants = sorted({*state.tenants, *await tenants_of(world, subjects)})  # also of one that has submitted nothing
+    own = [subjects.request_stream_of(tenant) for tenant in tenants]
+    return [subjects.request_stream, *own, subjects.dead_letter_stream, subjects.history_stream]
+
+
+async def _copy(jetstream: JetStream, streams: Iterable[str], replicas: int, say: Say) -> None:
+    """Set the copies of streams that outlive the ledger to `replicas`: a scheduler checks that when it opens them.
 
     Streams that do not exist are left out.
     """
-    own = [subjects.request_stream_of(tenant) for tenant in tenants]
-    for stream in (subjects.request_stream, *own, subjects.dead_letter_stream, subjects.history_stream):
-        info = await info_of(world, stream)
+    for stream in streams:
+        info = await info_of(jetstream, stream)
         if info is not None and info.replicas != replicas:
-            await world.ensure_stream({"name": stream, "num_replicas": replicas}, frozenset({"num_replicas"}))
+            await jetstream.ensure_stream({"name": stream, "num_replicas": replicas}, frozenset({"num_replicas"}))
             say(f"copies of {stream}: {replicas}, and not {info.replicas}")
