@@ -151,24 +151,24 @@ class Telling:
     # ------------------------------------------------------------------------------------------------------ lists
 
     async def _scan(self) -> None:
-        """Look at all jobs: those in memory, and those that left it since the last whole list."""
+        """Look at all jobs: those in memory, and those that left it since the last whole list. The first scan only
+        notes them."""
         reached, began_ms = self._reached, int(time.time() * 1000)
         is_first, seen = not reached.seen_ms, set[str]()
-        async for page in self._pages(with_history=not is_first):
+        async for page in self._pages((reached.seen_ms or began_ms) - MARGIN_MS):
             for row in reversed(page):
                 seen.add(row["job"])
-                if is_first:
-                    reached.jobs[row["job"]] = row.get("rev", 0), row["state"] in TERMINAL
+                if is_first:  # a job that leaves memory meanwhile comes again, at its end, which is then to be told
+                    reached.jobs.setdefault(row["job"], (row.get("rev", 0), row["state"] in TERMINAL))
                 else:
                     await self._look(row)
         reached.jobs = {job: known for job, known in reached.jobs.items() if job in seen}
         reached.seen_ms = began_ms
         self._save_now()
 
-    async def _pages(self, *, with_history: bool) -> AsyncIterator[list[dict[str, Any]]]:
+    async def _pages(self, oldest_ms: int) -> AsyncIterator[list[dict[str, Any]]]:
         reached = self._reached
-        oldest_ms = reached.seen_ms - MARGIN_MS
-        asked: dict[str, Any] = {"limit": PAGE, "history": with_history, "ids": reached.ids, "labels": reached.labels}
+        asked: dict[str, Any] = {"limit": PAGE, "history": True, "ids": reached.ids, "labels": reached.labels}
         if self._ends_only:
             asked["states"] = reached.states
         async for data in pages(self._ls, {name: value for name, value in asked.items() if value != ""}):
