@@ -8,10 +8,15 @@ import signal
 import msgspec
 import pytest
 
-from moorage.client import AsyncClient
+from moorage.cli.framework.options import RowOptions
+from moorage.cli.jobs import ls_watch
+from moorage.cli.jobs.listing import Listing
+from moorage.client import AsyncClient, NoScheduler
+from moorage.client.errors import client_problem
+from moorage.schemas.frames import Answer
 from tests.cli.node import Lines, Node, on_a_terminal, start, until_shown
 from tests.leftover import end_processes
-from tests.waiting import until_state
+from tests.waiting import until, until_state
 
 
 @pytest.mark.slow
@@ -135,6 +140,41 @@ async def test_a_watched_list_tells_each_change_once(node: Node, unique: str) ->
     states = [row[1] for row in rows if row[0] == "seen"]
     assert len(states) == len(set(states))
     assert states[-1] == "CANCELLED"
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+async def test_a_watched_list_in_a_pipe_tells_what_fell_into_a_lost_connection(
+    node: Node, unique: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *, as_json: bool
+) -> None:
+    monkeypatch.setattr(ls_watch, "ASK_AGAIN_S", 0.1)
+    monkeypatch.setattr(ls_watch, "APART_S", 0.0)
+    asked = 0
+
+    class Counted(Listing):
+        async def ask(self, *, runs_first: bool = False) -> Answer:
+            nonlocal asked
+            asked += 1
+            if asked == 3:
+                raise NoScheduler(client_problem("no-scheduler", "away"))
+            return await super().ask(runs_first=runs_first)
+
+    async with AsyncClient(node.url, tenant=unique) as client:
+        hear = client._wire.subscribe
+        monkeypatch.setattr(client._wire, "subscribe", lambda _, told: hear(f"nothing.{unique}", told))
+        job = await client.submit({"job": "seen", "run": {"driver": "noop", "argv": ["hang"]}})
+        await until_state(job, "RUNNING")
+        options = RowOptions(json=as_json)
+        watching = asyncio.create_task(ls_watch.watch_jobs(client, Counted(client, {"history": False}), options))
+        await until(lambda: asked > 5, what="it is asked again without an event, and outlasts a leader that is away")
+        assert capsys.readouterr().out.count("seen") == 1, "told once"
+        await job.cancel()
+        await until_state(job, "CANCELLED")
+        asked = 10
+        await until(lambda: asked > 12, what="it is asked again")
+        told = capsys.readouterr().out
+        assert (told.count("seen"), "CANCELLED" in told) == (1, True)
+        watching.cancel()
+        await asyncio.wait({watching})
 
 
 @pytest.mark.slow

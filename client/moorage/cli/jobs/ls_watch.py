@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
 from typing import TYPE_CHECKING, Any, Final
 
@@ -10,6 +11,7 @@ from moorage.cli.framework.console import emit, say, tell
 from moorage.cli.framework.options import RowOptions
 from moorage.cli.framework.screen import APART_S, Screen
 from moorage.cli.jobs.job_rows import counts_line, job_row, matching
+from moorage.client.errors import Unreachable
 
 if TYPE_CHECKING:
     from moorage.cli.jobs.listing import Listing
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
 
 #: ages grow without an event; on a terminal they are drawn again this often
 REDRAW_S: Final = 5.0
+#: an event may fall into a lost connection; in a pipe, the jobs are listed again this often without one
+ASK_AGAIN_S: Final = 10.0
 
 
 async def watch_jobs(client: AsyncClient, listing: Listing, options: RowOptions) -> None:
@@ -25,22 +29,30 @@ async def watch_jobs(client: AsyncClient, listing: Listing, options: RowOptions)
     screen = Screen(sys.stdout)
     tty = screen.live and not options.json and options.format is None
     shown: dict[tuple[str, str], tuple[Any, ...]] = {}
+    before: list[tuple[Any, ...]] = []
     changed = asyncio.Event()
     changed.set()
     subject = client._wire.subjects.events("*" if listing.of_all else client.tenant)
     listening = await client._wire.subscribe(subject, lambda _: changed.set())
     try:
         while True:
-            try:
-                async with asyncio.timeout(REDRAW_S if tty else None):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(REDRAW_S if tty else ASK_AGAIN_S):
                     await changed.wait()
-            except TimeoutError:
-                pass  # only the ages are new
+            told = changed.is_set()
             changed.clear()
-            answer = await listing.ask(runs_first=tty)
+            try:
+                answer = await listing.ask(runs_first=tty)
+            except Unreachable:
+                if told or tty:
+                    raise
+                continue  # while nothing happens, a pipe outlasts a leader that is away
             rows = answer.data["jobs"]
             if options.json:
-                emit(answer)
+                states = [(row["tenant"], row["job"], row["state"], row["rev"]) for row in rows]
+                if told or states != before:
+                    emit(answer)
+                before = states
             elif tty:
                 text = listing.table(rows) if rows else listing.none()
                 counts = answer.data["counts"]
