@@ -188,6 +188,14 @@ async def test_a_watched_list_is_redrawn_on_a_terminal(node: Node, unique: str) 
         assert await process.wait() == 130
 
 
+async def test_a_watched_list_of_one_reason_counts_no_others(node: Node, unique: str) -> None:
+    await node.run("submit", "--job", "runs", "--driver", "noop", "--", "hang", tenant=unique)
+    await node.run("submit", "--job", "waits", "--gpu", "1xZ9000", "--driver", "noop", tenant=unique)
+    shown = await _told(node, unique, "ls", "--watch", "--reason", "model", until="1 RUNNING")
+    assert "waits" in shown
+    assert "more" not in shown
+
+
 async def _told(node: Node, unique: str, *words: str, until: str) -> str:
     """What the command draws on a terminal up to `until`; then it is interrupted."""
     async with on_a_terminal(*words, env=node.env(unique) | {"COLUMNS": "120"}) as (process, terminal):

@@ -30,6 +30,11 @@ class Listing:
         states: list[str] = self._asked.get("states", [])
         return states
 
+    @property
+    def reason(self) -> str:
+        reason: str = self._asked.get("reason", "")
+        return reason
+
     async def ask(self, *, runs_first: bool = False) -> Answer:
         """Return the answer, with the jobs of further pages up to the limit.
 
@@ -46,7 +51,7 @@ class Listing:
         else:
             answer.data["next"] = data["next"]
         if runs_first:
-            if not self.states and not self._asked.get("reason") and data.get("next", "").startswith("m:"):
+            if not self.states and not self.reason and data.get("next", "").startswith("m:"):
                 held = (await self._page({"states": HELD})).data["jobs"]
                 rows = _once([*held, *rows])
             answer.data["jobs"] = sorted(rows, key=rank)[: self._limit]

@@ -56,7 +56,7 @@ async def watch_jobs(client: AsyncClient, listing: Listing, options: RowOptions)
             elif tty:
                 text = listing.table(rows) if rows else listing.none()
                 counts = answer.data["counts"]
-                unseen = matching(counts, listing.states) - len(rows)
+                unseen = 0 if listing.reason else matching(counts, listing.states) - len(rows)  # counts know no reason
                 screen.draw(text.splitlines(), unseen=unseen, tail=[counts_line(counts) or "no job yet"])
             else:
                 _tell_changed(rows, shown, options, listing.none())
