@@ -158,6 +158,10 @@ async def test_the_command_gets_what_a_job_kept(node: Node, unique: str, tmp_pat
     again = await node.run("get", "j", "--out", str(tmp_path / "j"), tenant=unique)
     assert again.code != 0
     assert "exists and is not an empty folder" in again.err
+    below_a_file = tmp_path / "j" / "run.log" / "x"
+    unwritten = await node.run("get", "j", "--out", str(below_a_file), tenant=unique)
+    assert unwritten.code == 1, unwritten.err
+    assert f"{below_a_file} cannot be written: File exists\nfix: name another folder with --out" in unwritten.err
 
 
 async def test_what_a_job_kept_is_put_into_the_folder_that_one_is_in(

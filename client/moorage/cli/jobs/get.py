@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from moorage.cli.framework.arguments import Parameter
 from moorage.cli.framework.console import emit, say, tell
+from moorage.cli.framework.files import cannot_write
 from moorage.cli.framework.options import DEFAULTS, Options, with_client
 from moorage.cli.jobs.selectors import HELP_ONE, LISTED, SomeReplicas, one_id
 from moorage.schemas.units import many
@@ -41,7 +42,10 @@ def get(
         from moorage.client.replicas import replicas_of
 
         into = Path(name) if out is None else out
-        found, left_out = await fetch(client._wire, name, into, replicas_of(replica), path)
+        try:
+            found, left_out = await fetch(client._wire, name, into, replicas_of(replica), path)
+        except OSError as error:
+            raise cannot_write(into, error.strerror, "name another folder with --out") from None
         for line in left_out:
             say(f"warning[files]: {line}")
         if options.json:
