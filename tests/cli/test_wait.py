@@ -142,6 +142,20 @@ async def test_a_watched_list_tells_each_change_once(node: Node, unique: str) ->
     assert states[-1] == "CANCELLED"
 
 
+async def test_a_change_is_one_line_of_a_pipe_whatever_its_reason_has(node: Node, unique: str) -> None:
+    await node.run("submit", "--job", "w", "--gpu", "1xZ9000", "--driver", "noop", tenant=unique)
+    await node.run("cancel", "w", "--reason", "one\ntwo\tthree", tenant=unique)
+    process = await start("ls", "--watch", env=node.env(unique))
+    listed = await Lines(process.stdout).until("\n")
+    process.send_signal(signal.SIGINT)
+    await process.wait()
+    explained = await node.run("explain", "w", "--watch", tenant=unique)
+    shown = await node.run("show", "w", "--watch", tenant=unique)
+    for rows, cells in ((listed.splitlines(), 11), (explained.out.splitlines(), 4), (shown.out.splitlines()[-1:], 9)):
+        [row] = rows
+        assert (len(row.split("\t")), "one two three" in row) == (cells, True), row
+
+
 @pytest.mark.parametrize("as_json", [False, True])
 async def test_a_watched_list_in_a_pipe_tells_what_fell_into_a_lost_connection(
     node: Node, unique: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *, as_json: bool

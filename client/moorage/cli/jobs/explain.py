@@ -14,7 +14,7 @@ from moorage.cli.framework.options import ROWS, RowOptions, guarded, with_client
 from moorage.cli.framework.render import age, facts, ordinal, place_of, utc
 from moorage.cli.framework.screen import APART_S, Screen
 from moorage.cli.jobs.instead import as_words
-from moorage.cli.jobs.job_rows import after_rows, members_words, stalled_words
+from moorage.cli.jobs.job_rows import after_rows, members_words, pipe_line, stalled_words
 from moorage.cli.jobs.replica_words import shown_words
 from moorage.cli.jobs.selectors import LISTED, ask_each, one_id
 from moorage.schemas.codec import Decoder
@@ -111,7 +111,7 @@ async def _watch(client: AsyncClient, job: str, options: RowOptions) -> None:
             elif screen.live:
                 screen.draw([*explained(before).splitlines(), *fix_lines(before)])
             else:
-                tell("\t".join((job, before["state"], before.get("reason") or "-", _why(before) or "-")))
+                tell(pipe_line((job, before["state"], before.get("reason"), _why(before))))
             await asyncio.sleep(APART_S)
     finally:
         for subscription in subscriptions:

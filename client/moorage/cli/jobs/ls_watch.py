@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from moorage.cli.framework.console import emit, say, tell
 from moorage.cli.framework.options import RowOptions
 from moorage.cli.framework.screen import APART_S, Screen
-from moorage.cli.jobs.job_rows import counts_line, job_row, matching
+from moorage.cli.jobs.job_rows import counts_line, job_row, matching, pipe_line
 from moorage.client.errors import Unreachable
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def _tell_changed(
         if shown.get(of) != seen:
             shown[of] = seen
             if not options.shown(None, [row]):
-                tell("\t".join("-" if cell in (None, "") else str(cell).replace("\n", " ") for cell in job_row(row)))
+                tell(pipe_line(job_row(row)))
     listed = {(row["tenant"], row["job"]) for row in rows}
     for name in [name for name in shown if name not in listed]:
         del shown[name]

@@ -16,6 +16,7 @@ from moorage.cli.jobs.job_rows import (
     code_cell,
     ended_by_itself,
     members_words,
+    pipe_line,
     stall_event_words,
     stalled_words,
     worker_cell,
@@ -69,8 +70,7 @@ def show(
                     if event.stalled is not None:
                         tell(stall_event_words(event.stalled))
                     for change in event.changes:
-                        row = _change_row(_as_dict(change), None)
-                        tell("\t".join("-" if cell is None else str(cell) for cell in row))
+                        tell(pipe_line(_change_row(_as_dict(change), None)))
             return None
 
         async def ask(name: str) -> Answer:
