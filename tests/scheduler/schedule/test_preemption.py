@@ -130,6 +130,19 @@ def test_nobody_ends_where_that_would_not_make_room() -> None:
     assert ended(drive, 4) == []
 
 
+def test_jobs_without_gpus_end_where_the_processors_are_what_is_lacking() -> None:
+    drive = Driving()
+    drive.worker("w0", 4, cpu_milli=8000)
+    all_of_them = {"cpu_milli": 8000}
+    drive.submit("spot", preemptible=True, resources=all_of_them)
+    drive.settle()
+    drive.submit("plain", gpu={}, resources=all_of_them)
+    for _ in range(3):
+        drive.pass_time(1000)
+        drive.settle()
+    assert (drive.states("spot"), drive.states("plain")) == (["QUEUED"], ["RUNNING"])
+
+
 def test_as_few_as_free_what_is_needed_on_one_host() -> None:
     drive = running(hosts=2)
     worker = drive.workers["w1"]

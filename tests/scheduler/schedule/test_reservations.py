@@ -126,6 +126,20 @@ def test_a_tenant_to_which_more_is_owed_passes_also_with_the_first_share_of_the_
     assert drive.states("owed", "u") != ["QUEUED"], "t has leased four GPUs, and u none"
 
 
+def test_what_is_reserved_for_a_preemptible_job_is_open_to_those_that_would_end_it() -> None:
+    drive = Driving()
+    drive.worker("w0", 8)
+    drive.submit("runs", gpu={"count": 4}, run={"driver": "noop", "timeout_s": 3600})
+    drive.settle()
+    drive.submit("spot", gpu={"count": 8}, preemptible=True)
+    drive.pass_time(40_000)
+    drive.settle()
+    drive.submit("too", gpu={"count": 4}, preemptible=True)
+    drive.submit("plain", gpu={"count": 4})
+    drive.settle()
+    assert [drive.states(name) for name in ("spot", "too", "plain")] == [["QUEUED"], ["QUEUED"], ["RUNNING"]]
+
+
 @pytest.mark.parametrize("verb", ["drain", "cordon"])
 def test_hosts_that_are_closed_for_long_are_reserved_no_more(verb: str) -> None:
     drive = reserved()

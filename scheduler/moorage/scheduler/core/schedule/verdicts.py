@@ -208,6 +208,8 @@ class Verdicts:
         """
         if held.priority == priority and held.shape is shape:
             return True
+        if held.shape.preemptible and not shape.preemptible:
+            return True  # it would end again for them as soon as it runs
         turns = self._order.turns
         if turns is not None and turns.is_owed(tenant, held.tenant):
             return True

@@ -298,7 +298,8 @@ class _Search:
     def _level(self, host: Host, rows: list[tuple[int, str, int, int]]) -> int | None:
         """Return the least possible highest priority of victims that free devices for one more replica on a host.
 
-        None if all of them free too few. Ignores CPU, memory, and whether a gang may end as a whole.
+        None if all of them free too few. Ignores whether the CPU and memory that they free are enough, and whether a
+        gang may end as a whole.
         """
         shape = self.shape
         free = fit = may = 0
@@ -313,7 +314,7 @@ class _Search:
                     return None
                 fit, may = host.cls.fit(shape).mask, host.lent & ~host.shut
                 free = host.open & fit
-                rooms = host.cls.rooms(free, shape)
+                rooms = min(host.cls.rooms(free, shape), self.rooms[host.worker.num])  # CPU may be what it lacks
             free |= mask & may & fit  # at most: frozen jobs may wait for some of them
             if host.cls.rooms(free, shape) > rooms:
                 return priority
