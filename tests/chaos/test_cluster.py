@@ -111,8 +111,9 @@ async def test_a_ledger_of_one_copy_goes_on_with_three(unique: str, tmp_path: Pa
             await stream_is_there(ledger, made.subjects.follower_stream)
         await alone.terminate()
         refused = await made.set_scheduler("early", {"replicas": 3}, cluster.url, cluster.ledger_url)
-        await until(lambda: "num_replicas is 1, must be 3" in refused.words(), 120, "refused")
-        assert "moorage admin restore FILE --replace --replicas N" in refused.words()
+        fix = "moorage admin restore FILE --replace --replicas N"
+        await until(lambda: fix in refused.words(), 120, "refused")  # the last line
+        assert "num_replicas is 1, must be 3" in refused.words()
         file, header = await backup(cluster.ledger_url, unique, tmp_path)
         assert header.replicas == 1
         await restore(cluster.ledger_url, cluster.url, unique, 3, file, replace=True, say=lambda text: None)
