@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -233,6 +234,21 @@ def test_a_drain_for_a_time_says_when_its_jobs_have_to_be_gone() -> None:
     later = ["draining begins today 14:00, in 2h", "empty by then", "open again 2h after the drain begins"]
     assert _asked_for(None, "2h", "2h", asked) == later
     assert _asked_for("30m", None, None, asked) == ["draining", "empty within 30m at the latest"]
+
+
+def test_a_drain_says_when_it_begins_across_a_change_of_summer_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "CET-1CEST,M3.5.0,M10.5.0/3")
+    time.tzset()
+    try:
+        asked = datetime(2027, 3, 27, 12)
+        for begin, said in (
+            ("2027-03-28T22:00", "draining begins tomorrow 22:00, in 1d9h"),
+            ("48h", "draining begins 2027-03-29 13:00, in 2d"),
+        ):
+            assert _asked_for(None, begin, None, asked)[0] == said
+    finally:
+        monkeypatch.undo()
+        time.tzset()
 
 
 @pytest.mark.parametrize("more", [(), ("--json",)])

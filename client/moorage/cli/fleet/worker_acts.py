@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 from moorage.cli.framework.arguments import Parameter
@@ -64,7 +64,7 @@ def drain(
     """
 
     async def work(client: AsyncClient) -> None:
-        asked = datetime.now().astimezone()
+        asked = datetime.now()  # without an offset, which summer time changes
         done = await client.fleet.drain(worker, within=within, begin=begin, last=last, why=why)
         if done.drain is not None:
             told = ", ".join(_asked_for(within, begin, last, asked)) + (f": {why}" if why else "") + _on_it(done)
@@ -105,7 +105,8 @@ def _asked_for(within: str | None, begin: str | None, last: str | None, asked: d
     parts = ["draining"]
     if begin:
         in_s = seconds_until(begin, asked)
-        parts = [f"draining begins {day_and_time(asked + timedelta(seconds=in_s), asked)}, in {age(in_s * 1000)}"]
+        begins = datetime.fromtimestamp(asked.timestamp() + in_s, asked.tzinfo)
+        parts = [f"draining begins {day_and_time(begins, asked)}, in {age(in_s * 1000)}"]
     if begin and not within:
         parts.append("empty by then")
     elif last and not within:
