@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from moorage.cli.jobs.use import CELLS, spark, use_cell, use_table, use_words
-from tests.cli.node import Node
+from tests.cli.node import Node, on_a_terminal, until_shown
 from tests.waiting import until
 
 
@@ -74,3 +74,15 @@ async def test_a_running_job_is_shown_with_its_use_and_an_ended_one_is_refused(n
     await node.run("wait", "j", tenant=unique)
     ended = await node.run("use", "j", tenant=unique)
     assert "error[failed-precondition]" in ended.err
+
+
+async def test_a_watched_use_goes_on_while_no_attempt_runs(node: Node, unique: str) -> None:
+    await node.run("submit", "--job", "first", "--driver", "noop", "--", "hang", tenant=unique)
+    await node.run("submit", "--job", "j", "--after", "first:any", "--driver", "noop", "--", "hang", tenant=unique)
+    async with on_a_terminal("use", "j", "--watch", env=node.env(unique)) as (process, terminal):
+        await until_shown(terminal, "replica 0 of job j does not run now")
+        await node.run("cancel", "first", tenant=unique)
+        await until_shown(terminal, "nothing is measured")
+        await node.run("cancel", "j", tenant=unique)
+        await until_shown(terminal, "j has ended: CANCELLED")
+        assert await process.wait() == 0

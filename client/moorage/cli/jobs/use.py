@@ -12,6 +12,7 @@ from moorage.cli.framework.options import ROWS, RowOptions, with_client
 from moorage.cli.framework.render import table
 from moorage.cli.framework.screen import Screen
 from moorage.cli.jobs.selectors import HELP_ONE, LISTED, one_id
+from moorage.client.errors import ClientError
 from moorage.schemas.job import RUNNING, TERMINAL
 from moorage.schemas.units import many
 
@@ -30,6 +31,8 @@ _COLUMNS: Final = ("AT", "WORKER", "WATTS", "OF", "USE", "%", "MEMORY", "MIB")
 _NUMBERS: Final = ("WATTS", "OF", "%", "MIB")
 #: seconds between two looks with --watch: a worker reads its devices once a second
 WATCH_S: Final = 2.0
+#: errors that --watch outlasts: no replica runs, as between two attempts, or its worker is away
+_PASSING: Final = ("failed-precondition", "worker-lost")
 
 
 def use(
@@ -53,12 +56,19 @@ def use(
         name = await one_id(client, job, "use")
         screen = Screen(sys.stdout)
         while True:
-            rows = await use_rows(client, name, replica)
-            if not options.shown({"job": name, "rows": rows}, rows):
-                if screen.live and watch:
-                    screen.draw(use_table(rows, sys.stdout).splitlines())
-                else:
-                    tell(use_table(rows, sys.stdout))
+            try:
+                rows = await use_rows(client, name, replica)
+            except ClientError as error:
+                if not watch or error.code not in _PASSING:
+                    raise
+                if screen.live and not options.json and options.format is None:
+                    screen.draw([error.why])
+            else:
+                if not options.shown({"job": name, "rows": rows}, rows):
+                    if screen.live and watch:
+                        screen.draw(use_table(rows, sys.stdout).splitlines())
+                    else:
+                        tell(use_table(rows, sys.stdout))
             if not watch:
                 return None
             await asyncio.sleep(WATCH_S)
