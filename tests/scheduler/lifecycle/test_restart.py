@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from moorage.scheduler.core import draft
 from moorage.scheduler.core.queries import views
 from moorage.schemas.frames import FactKind
 from tests.scheduler.driving import Driving
@@ -192,6 +193,23 @@ def test_its_latest_start_is_that_of_its_first_attempt() -> None:
         waited_s(drive)
         begin(drive)
     assert drive.states("j") == ["RUNNING", "RUNNING"], "it waited for 16 s"
+
+
+def test_its_other_replicas_wait_on_in_the_queue_when_their_latest_start_passes_in_a_full_record(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(draft, "BULK_STEPS", 1)
+    drive = staying(start_within_s=60, replicas=4)
+    drive.facts([("claimed", "j", 1, 0, ""), ("started", "j", 1, 0, "")])
+    drive.submit("other", gpu={"model": "H200"})
+    drive.pass_time(drive.job("j").waits_from_ms + 59_990 - drive.now)
+    drive.offer_cancel("other")
+    drive.tick(20)
+    drive.tick()
+    assert drive.states("j") == ["RUNNING", "RUNNING", "QUEUED", "QUEUED"]
+    drive.worker("w1", 2, auto=False)
+    drive.tick()
+    assert drive.states("j")[2:] == ["PLACED", "PLACED"]
 
 
 def test_the_count_outlives_the_leader_and_its_snapshot() -> None:

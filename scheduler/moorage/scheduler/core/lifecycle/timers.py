@@ -133,10 +133,9 @@ class Timers:
                 continue
             job = state.jobs.get(what)
             if job is not None and not job.over:
-                # a job with a placed replica may have started when it is handled, and then goes on
-                ends = kind == _DEADLINE or not (job.held or job.started)
-                if kind == _START_WITHIN and job.size > 1 and not job.gang:
-                    ends = self._start_ms(draft, job) <= draft.time_ms
+                # a job with a placed replica may have started when it is handled, and then goes on; of several replicas
+                # that have begun, some may come back until then, and their time counts anew
+                ends = kind == _DEADLINE or not (job.held or job.started or self._start_ms(draft, job) > draft.time_ms)
                 self._passed.append(_Passed(due_ms, kind, what, ends))
                 if ends:
                     self.overdue[what] = self.overdue.get(what, 0) + 1
