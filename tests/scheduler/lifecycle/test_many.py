@@ -210,6 +210,21 @@ def test_max_running_bounds_what_runs_and_holds_up_nobody() -> None:
     assert running(drive, "many") == [1, 2, 3], "the next leader keeps to it"
 
 
+@pytest.mark.parametrize(("most", "first"), [(2, [0, 1]), (3, [0, 1]), (1, [0])])
+def test_gpus_that_its_ends_leave_go_to_the_job_itself_before_a_lower_priority(most: int, first: list[int]) -> None:
+    """The record that freed them gave them to others: its job had as many running as it may until that was folded."""
+    drive = Driving()
+    drive.worker("w0", 2, auto=False)
+    drive.submit("many", replicas=100, gpu={}, max_running=most, priority=90)
+    drive.submit("low", replicas=100, gpu={}, priority=10)
+    beside = running(drive, "low")
+    for index in range(3):
+        found = started(drive, "many")
+        assert found == [index * len(first) + number for number in first]
+        drive.facts([(kind, "many", each, 0, "") for each in found for kind in ("exited", "freed")])
+        assert running(drive, "low") == beside
+
+
 @pytest.mark.parametrize(
     ("replicas", "fields", "failed"),
     [(40, {}, 20), (1_000, {}, 50), (40, {"max_failed": 2}, 2), (40, {"max_failed": None}, 40), (10, {}, 10)],

@@ -36,6 +36,7 @@ from moorage.scheduler.core.ledger.state import (
     EXITED,
     FAILED,
     FROZEN,
+    IS_TERMINAL,
     LISTED_MAX,
     LOST_KEPT,
     PLACED,
@@ -246,6 +247,12 @@ class Draft:
         if row is None:
             row = self._replicas[replica] = DraftReplica(replica)
         return row
+
+    def leaving(self) -> Iterator[int]:
+        """Yield the number of its job for each replica that this record takes off its worker."""
+        for replica, row in self._replicas.items():
+            if replica.state != QUEUED and (row.state == QUEUED or IS_TERMINAL[row.state]):
+                yield replica.job.num
 
     def phase_of(self, member: Member) -> int:
         """Return a member's phase as it will be after this record."""

@@ -329,6 +329,7 @@ class Engine:
             and not self.timers.more_are_due(draft)
             and self._begins(PLACING, draft)
         ):
+            self._indexing.bound_by(draft)
             self.planner.plan(draft)
             self._replan = self.planner.is_done(draft)
             if mono_ms - self._scaled_ms >= 1000 and self._begins(SCALING, draft):

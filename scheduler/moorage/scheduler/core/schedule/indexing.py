@@ -6,7 +6,7 @@ changes.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection
 from itertools import islice
 from typing import Final
@@ -140,6 +140,18 @@ class Indexing:
             key = self.requests.priority_of(job), self.requests.shape_of(job), job.tenant
             if queue.bound(num, most - job.on_workers, key):
                 job.since_ms = self.state.time_ms
+
+    def bound_by(self, draft: Draft) -> None:
+        """Let jobs with such a bound place as many more replicas as this record takes off their workers.
+
+        Once it is folded, others would have what these have left.
+        """
+        for num, count in Counter(draft.leaving()).items() if self.queue.rooms else ():
+            if num in self.queue.rooms:
+                job = self.state.jobs[num]
+                key = self.requests.priority_of(job), self.requests.shape_of(job), job.tenant
+                if self.queue.bound(num, self.queue.rooms[num] + count, key):
+                    job.since_ms = draft.time_ms
 
     def bound_to(self, job: Job, request: Request, wanted: int) -> None:
         """Let a service have this many members from now on, before the record that says so is folded."""
