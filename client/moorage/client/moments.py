@@ -12,7 +12,7 @@ from moorage.client.errors import Rejected, rejected
 #: a time of day or a date, as opposed to a duration
 _MOMENT: Final = re.compile(r"\d{1,2}:\d{2}(?::\d{2})?|\d{4}-\d{2}-\d{2}.*", re.ASCII)
 #: a day beside a time of day
-_DAY: Final = re.compile(r"(today|tomorrow)\s+(\d{1,2}:\d{2}(?::\d{2})?)", re.ASCII | re.IGNORECASE)
+_DAY: Final = re.compile(r"(today|tomorrow)\s+(\d{1,2})(:\d{2}(?::\d{2})?)", re.ASCII | re.IGNORECASE)
 
 
 def seconds_until(moment: Duration, now: datetime) -> float:
@@ -50,7 +50,7 @@ def _dated(text: str, now: datetime) -> str:
     if found is None:
         return text
     day = now.date() + timedelta(days=found[1].lower() == "tomorrow")
-    return f"{day.isoformat()}T{found[2]:0>5}"
+    return f"{day.isoformat()}T{found[2]:0>2}{found[3]}"
 
 
 def past_moment(moment: str, now: datetime) -> float:
