@@ -90,7 +90,9 @@ def test_each_flag_is_a_field(flags: dict[str, Any], fields: dict[str, Any]) -> 
         ({"memory": "1.5"}, "a size without a unit: '1.5'", "write 1.5G, or 1.5Mi"),
         ({"memory": "lots"}, "not a size: 'lots'", "write it as 16Gi"),
         ({"memory": "-1G"}, "not a size: '-1G'", "write it as 16Gi"),
+        ({"memory": f"{'9' * 400}G"}, "not a size: '999", "write it as 16Gi"),
         ({"cpu": float("nan")}, "--cpu is not a number of cores", "--cpu 4"),
+        ({"cpu": 1e308}, "--cpu is not a number of cores", "--cpu 4"),
         ({"secret": ["hf_abc"]}, "--secret needs NAME=SECRET", "--secret NAME=SECRET"),
         ({"priority": 101}, "--priority: priority must be 0..100", ""),
         ({"cwd": "../here"}, "--cwd: cwd must be an absolute path on the worker", "give the full path"),
@@ -128,6 +130,7 @@ def test_each_flag_is_a_field(flags: dict[str, Any], fields: dict[str, Any]) -> 
         ({"service": "em.bed"}, "--service: a service needs a name", "name it as embed"),
         ({"service": "embed:x"}, "--service: a number of calls must follow", "for example --service embed:8"),
         ({"service": "embed:0"}, "--service: concurrency must be 1..4096", "say how many"),
+        ({"service": f"embed:{'9' * 5000}"}, "--service: concurrency must be 1..4096", "say how many"),
         ({"stall": "soon"}, "--stall: not a duration", "write it as 90s"),
     ],
 )

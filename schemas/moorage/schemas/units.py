@@ -34,7 +34,10 @@ def size_bytes(text: str) -> int:
         raise ValueError("write it with KiB, MiB, GiB or TiB, or with kB, MB, GB or TB")
     word = (matched[2] or "").upper()
     factor = (1024 if word.endswith("I") else 1000) ** (_POWERS.index(word[0]) + 1) if word else 1
-    return round(float(matched[1]) * factor)
+    try:
+        return round(float(matched[1]) * factor)
+    except OverflowError:
+        raise ValueError("so many bytes, in KiB, MiB, GiB or TiB, are on no machine") from None
 
 
 def many(number: int, word: str) -> str:

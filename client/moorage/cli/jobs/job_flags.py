@@ -516,7 +516,7 @@ def _service(text: str) -> dict[str, Any]:
             allowed="NAME or NAME:N",
             next="for example --service embed:8",
         )
-    return {"name": name, "concurrency": int(places)} if colon else {"name": name}
+    return {"name": name, "concurrency": int(places[:8])} if colon else {"name": name}
 
 
 #: what --ready takes
@@ -641,9 +641,9 @@ def _resources(flags: JobFlags) -> dict[str, int]:
 def milli_cores(cores: float) -> int:
     """Return cores as thousandths of a core, rounded up, so that a small number never becomes 0.
 
-    Raises `Rejected` for infinity and NaN.
+    Raises `Rejected` for infinity, NaN and a number whose thousandths no float holds.
     """
-    if not math.isfinite(cores):
+    if not math.isfinite(cores * 1000):
         raise rejected(
             "invalid-argument",
             f"--cpu is not a number of cores: {cores}",
