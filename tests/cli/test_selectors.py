@@ -158,6 +158,9 @@ def test_a_word_that_is_said_twice_is_one_job() -> None:
     assert words_of(["a,b", "", "b,,a", "c"]) == ["a", "b", "c"]
 
 
-def test_a_wait_for_no_job_is_refused_before_anything_is_asked(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main.run(["wait", "--nats", "nats://127.0.0.1:9"]) == EXIT_USAGE
+@pytest.mark.parametrize("verb", ["wait", "logs", "show", "explain", "cancel", "again"])
+def test_a_line_without_a_job_is_refused_before_anything_is_asked(
+    verb: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main.run([verb, "--nats", "nats://127.0.0.1:9"]) == EXIT_USAGE
     assert "no job is named" in capsys.readouterr().err

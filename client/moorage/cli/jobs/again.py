@@ -9,12 +9,22 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 from moorage.cli.framework.arguments import Parameter
 from moorage.cli.framework.console import say, tell
 from moorage.cli.framework.interrupts import detachable
-from moorage.cli.framework.options import ROWS, RowOptions, guarded, with_client
+from moorage.cli.framework.options import ROWS, RowOptions, guarded
 from moorage.cli.jobs.acceptance import say_interrupted, tell_warnings
 from moorage.cli.jobs.bringing import with_files
 from moorage.cli.jobs.instead import changed, fields_in
 from moorage.cli.jobs.job_flags import JobFlags, fields_of
-from moorage.cli.jobs.selectors import ANY_JOB, HELP, LISTED, Chosen, SomeReplicas, ids_of, means_several, words_of
+from moorage.cli.jobs.selectors import (
+    ANY_JOB,
+    HELP,
+    LISTED,
+    Chosen,
+    SomeReplicas,
+    ids_of,
+    means_several,
+    with_named,
+    words_of,
+)
 from moorage.client.errors import Rejected, rejected
 from moorage.schemas.units import many
 
@@ -116,7 +126,7 @@ def again(
                 say(f"{made} of {many(len(names), 'job')} run again")
             return code
 
-        return with_client(options, work)
+        return with_named(options, jobs, work, chosen)
 
     return guarded(options, act)
 

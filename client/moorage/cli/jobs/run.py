@@ -19,7 +19,7 @@ from moorage.cli.jobs.acceptance import say_interrupted, say_stdin, tell_warning
 from moorage.cli.jobs.bringing import with_files
 from moorage.cli.jobs.job_flags import NO_FLAGS, JobFlags, offered, request_of
 from moorage.cli.jobs.progress import Progress
-from moorage.cli.jobs.selectors import ANY_JOB, HELP, LISTED, Chosen, SomeReplicas, ids_of, words_of
+from moorage.cli.jobs.selectors import ANY_JOB, HELP, LISTED, Chosen, SomeReplicas, ids_of, with_named
 from moorage.cli.jobs.sweep_flags import sweep_of
 from moorage.client.errors import ClientError, JobFailed, rejected
 from moorage.client.login import who
@@ -172,12 +172,8 @@ def logs(
         following = _follow(client, name, options, tail=tail, replica=replica, labelled=labelled, replicas=replicas)
         return await detachable(following, lambda: _say_detached(name))
 
-    def act() -> int:
-        words_of(jobs, chosen)  # refused before a connection is made
-        return with_client(options, work)
-
     gc.enable()
-    return guarded(options, act)
+    return with_named(options, jobs, work, chosen)
 
 
 async def _each(

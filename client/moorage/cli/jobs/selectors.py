@@ -20,6 +20,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, TypeAlias, TypeVar
 
 from moorage.cli.framework.arguments import Parameter
+from moorage.cli.framework.options import Options, Work, guarded, with_client
 from moorage.client.errors import NotFound, not_found, rejected
 from moorage.client.pages import pages
 from moorage.schemas.job import QUEUED, STATES, TERMINAL
@@ -98,6 +99,16 @@ def words_of(texts: Sequence[str], chosen: Chosen = ANY_JOB) -> list[str]:
     if not words:
         raise rejected("invalid-argument", "no job is named", next="name a job: last, all, or an id of moorage ls")
     return words
+
+
+def with_named(options: Options, texts: Sequence[str], work: Work, chosen: Chosen = ANY_JOB) -> int:
+    """Do the same as `with_client`, but refuse words that name no job before a connection is made."""
+
+    def act() -> int:
+        words_of(texts, chosen)
+        return with_client(options, work)
+
+    return guarded(options, act)
 
 
 async def ask_each(client: AsyncClient, texts: Sequence[str], ask: Callable[[str], Awaitable[T]]) -> list[T]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from moorage.cli.framework.arguments import Parameter
 from moorage.cli.framework.console import say, tell
-from moorage.cli.framework.options import ROWS, RowOptions, with_client
+from moorage.cli.framework.options import ROWS, RowOptions
 from moorage.cli.framework.render import age, facts, ports_words, table, utc, utc_ms
 from moorage.cli.framework.screen import Screen
 from moorage.cli.jobs.job_rows import (
@@ -22,7 +22,17 @@ from moorage.cli.jobs.job_rows import (
     worker_cell,
 )
 from moorage.cli.jobs.replica_words import shown_words
-from moorage.cli.jobs.selectors import ANY_JOB, HELP, LISTED, Chosen, SomeReplicas, ask_each, ids_to_cancel, one_id
+from moorage.cli.jobs.selectors import (
+    ANY_JOB,
+    HELP,
+    LISTED,
+    Chosen,
+    SomeReplicas,
+    ask_each,
+    ids_to_cancel,
+    one_id,
+    with_named,
+)
 from moorage.cli.jobs.use import WATCH_S, use_rows, use_table, use_words
 from moorage.client.errors import ClientError
 from moorage.client.login import who
@@ -84,7 +94,7 @@ def show(
         options.show_each(await ask_each(client, jobs, ask), _show)
         return None
 
-    return with_client(options, work)
+    return with_named(options, jobs, work)
 
 
 async def _draw(client: AsyncClient, job: str, screen: Screen) -> None:
@@ -451,4 +461,4 @@ def cancel(
             say(many(len(names), "job"))
         return None
 
-    return with_client(options, work)
+    return with_named(options, jobs, work, chosen)

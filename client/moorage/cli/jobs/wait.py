@@ -12,11 +12,11 @@ from moorage.cli.framework.arguments import Parameter
 from moorage.cli.framework.console import is_live, say, tell
 from moorage.cli.framework.exit_codes import exit_code_of_result, shell_code
 from moorage.cli.framework.interrupts import detachable
-from moorage.cli.framework.options import ROWS, RowOptions, guarded, with_client
+from moorage.cli.framework.options import ROWS, RowOptions, with_client
 from moorage.cli.framework.render import Rows, state, utc_ms, waits
 from moorage.cli.jobs.progress import Progress
 from moorage.cli.jobs.replica_words import Eta, shown_words
-from moorage.cli.jobs.selectors import ANY_JOB, HELP, HELP_ONE, LISTED, Chosen, ids_of, one_id, words_of
+from moorage.cli.jobs.selectors import ANY_JOB, HELP, HELP_ONE, LISTED, Chosen, ids_of, one_id, with_named
 from moorage.cli.jobs.show_cancel import at, why_of
 from moorage.client.errors import ClientError
 from moorage.schemas.job import STATES
@@ -93,12 +93,8 @@ def wait(
             say("")  # below the terminal's ^C
         say("this command no longer waits; the jobs go on")
 
-    def act() -> int:
-        words_of(jobs, chosen)  # refused before a connection is made
-        return with_client(options, lambda client: detachable(work(client), detach))
-
     gc.enable()
-    return guarded(options, act)
+    return with_named(options, jobs, lambda client: detachable(work(client), detach), chosen)
 
 
 def _known(result: Result | None) -> Result:
