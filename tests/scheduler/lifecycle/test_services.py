@@ -263,6 +263,33 @@ def test_one_that_is_being_replaced_takes_no_place_that_the_other_waits_for() ->
     assert drive.explained("a")["scaled"]["wanted"] == 2
 
 
+@pytest.mark.parametrize("kept_by", ["after", "start_after_s", "hold"])
+def test_until_the_new_one_may_start_the_old_one_follows_its_calls(kept_by: str) -> None:
+    drive = following(8, **FOLLOWS)
+    drive.submit("tests", gpu={"model": "B300"})
+    waits: dict[str, Any] = {"after": {"after": ["tests"]}, "start_after_s": {"start_after_s": 3_600}, "hold": {}}
+    assert serve(drive, "b", instead_of="a", **waits[kept_by], **FOLLOWS)["kind"] == "accepted"
+    if kept_by == "hold":
+        drive.order("hold", job="b")
+    for _ in range(20):
+        for index in (0, 1):
+            load = MemberLoad(
+                f"m{index}", 1, 1, 2, 900, False, 0, 0, 0, 0, 0, 0, "a", index, drive.member("a", index).fence
+            )
+            drive.engine.offer_member_load("t", load, drive.now)
+        drive.pass_time(1_000)
+    assert drive.explained("a")["scaled"]["wanted"] == 3
+    become_ready(drive, "a")
+    if kept_by == "after":
+        drive.cancel("tests")
+    elif kept_by == "hold":
+        drive.order("release", job="b")
+    drive.pass_time(5_000)
+    assert runs(drive, "a") == 3
+    if kept_by == "hold":
+        assert runs(drive, "b") == 3, "as many as the old one has by then"
+
+
 @pytest.mark.parametrize("fields", [{"service": None}, {"instead_of": "a b"}, {"instead_of": ""}])
 def test_what_replaces_nothing_is_refused(fields: dict[str, Any]) -> None:
     refused = serve(Driving(), "b", **{"instead_of": "a", **fields})

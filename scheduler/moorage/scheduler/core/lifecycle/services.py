@@ -122,6 +122,8 @@ class Services:
             pair = self.live(tenant, service)
             if len(pair) != 2 or self._lifecycle.request_of(pair[1]).instead_of != pair[0].name:
                 continue
+            if pair[1].awaits or draft.job(pair[1]).hold is not None:
+                continue  # it may begin hours from now: until then the old one follows its calls
             replaced.add(pair[0].num)
             if draft.bulk_full:
                 continue
@@ -174,8 +176,6 @@ class Services:
     def _finds_no_place(draft: Draft, job: Job, ready: int) -> bool:
         """Return whether a job has waited for a place for `ROOM_MS`, and nothing of it is about to be ready."""
         row, states = draft.job(job), [(draft.replica(each), each) for each in job.rows.values()]
-        if row.hold is not None or job.awaits:
-            return False
         now = [each.state for each, _ in states]
         if ENDING in now or sum(each in _STARTING for each in now) > ready:
             return False
