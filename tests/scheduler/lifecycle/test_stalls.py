@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from moorage.scheduler.core.queries import views
 from moorage.scheduler.core.queries.waiting import explain_job
 from moorage.schemas.frames import AttemptUse, DeviceUse
@@ -124,6 +126,29 @@ def test_on_stall_end_ends_the_attempt_as_a_failure() -> None:
     row = views.summary(drive.engine, drive.job("j"))
     found = "2 GPUs at 100 % with at most 120 of 700 W"
     assert row["why"] == f"stalled: no output and no work of its GPUs for 60 s; {found}"
+
+
+@pytest.mark.parametrize("restart", ["never", "on-failure"])
+def test_it_begins_anew_after_a_back_off_that_grows_and_counts_from_its_end(restart: str) -> None:
+    retries = {"retries": 4} if restart == "never" else {}
+    drive = running(**retries, run={"on_stall": "end", "restart": restart})
+    waits = []
+    for _ in range(4):
+        renew(drive, (60, [SPINS, SPINS]))
+        assert drive.states("j") == ["ENDING"]
+        drive.pass_time(10_000)
+        drive.lead()  # it ends late, and under another leader
+        drive.renew()
+        drive.settle()
+        assert drive.states("j") == ["QUEUED"]
+        ended_ms = drive.now
+        while drive.states("j") == ["QUEUED"]:
+            drive.pass_time(100, step=100)
+        waits.append(round((drive.now - ended_ms) / 1000))
+        drive.settle()
+    assert waits == [1, 2, 4, 8]
+    replica = drive.replica("j")
+    assert (replica.retries, replica.restarts, replica.streak) == ((4, 0, 0) if restart == "never" else (0, 4, 4))
 
 
 def test_a_gang_stalls_once_all_of_its_ranks_are_still() -> None:

@@ -364,7 +364,8 @@ class Lifecycle:
             return
         count = self._counted(replica.job, count)
         streak = _streak(draft, replica) if count == Count.RESTART else 0
-        not_before = draft.time_ms + self._wait_ms(replica, count, streak)
+        wait_ms = max(self._wait_ms(replica, count, streak), draft.replica(replica).not_before)  # the latter by `leave`
+        not_before = draft.time_ms + wait_ms
         draft.backoff(replica, not_before, count, streak + 1 if count == Count.RESTART else 0)
         self.requeue(replica, not_before)
 
@@ -559,7 +560,9 @@ class Lifecycle:
             return
         count = self._counted(job, count)
         if count != Count.NONE:
-            draft.backoff(replica, 0, count, replica.streak)
+            streak = _streak(draft, replica)
+            # it waits for so long from its end on, which may be much later: `_back_to_queue` adds the time of its end
+            draft.backoff(replica, self._wait_ms(replica, count, streak), count, streak + 1)
         draft.end(replica, ENDING, after, why, notice_s)
 
     def deadline(self, draft: Draft, job: Job) -> None:
