@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from moorage.client import AsyncClient
-from tests.cli.node import COMMAND, Lines, Node, Ran, environment, processes_of, start
+from tests.cli.node import COMMAND, Lines, Node, Ran, environment, on_a_terminal, processes_of, start, until_shown
 from tests.waiting import until, until_state
 
 #: SIGINT comes at the moment at which the command's own code is looked for
@@ -75,6 +75,17 @@ async def test_before_the_answer_it_says_what_may_be(nats_url: str, unique: str)
             r"^interrupted before the scheduler answered: job (\w+) may have been accepted$", err.text, re.MULTILINE
         )
         assert f"check: moorage show {job}" in err.text
+
+
+async def test_on_a_terminal_it_says_so_below_the_terminals_own_sign(nats_url: str, unique: str) -> None:
+    words = ("--nats", nats_url, "--tenant", unique, "--timeout", "30s", "--", "true")
+    for verb in ("run", "submit"):
+        async with on_a_terminal(verb, *words, env={}) as (process, terminal):
+            shown = await until_shown(terminal, "again for up to 30s\r\n")
+            process.send_signal(signal.SIGINT)
+            shown += await until_shown(terminal, "may have been accepted")
+            assert "30s\r\n\r\ninterrupted before" in shown
+            assert await process.wait() == 130
 
 
 async def test_of_many_it_says_how_to_look(nats_url: str, unique: str, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import stat
+import sys
 import termios
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
@@ -30,8 +31,15 @@ _WARNINGS: Final = {
 }
 
 
+def say_below_ctrl_c() -> None:
+    """Begin a line of a terminal below its ^C."""
+    if sys.stderr.isatty():
+        say("")
+
+
 def say_interrupted(jobs: Sequence[str | None]) -> None:
     """Say that these jobs may be in the ledger or not; their ids make it safe to ask, and to send again."""
+    say_below_ctrl_c()
     if len(jobs) == 1:
         job = jobs[0]
         say(f"interrupted before the scheduler answered: job {job} may have been accepted")

@@ -15,7 +15,7 @@ from moorage.cli.framework.console import emit, is_live, paint, say, tell_error
 from moorage.cli.framework.exit_codes import exit_code_of, exit_code_of_result
 from moorage.cli.framework.interrupts import AGAIN_S, detachable, was_ctrl_c
 from moorage.cli.framework.options import DEFAULTS, Options, guarded, with_client
-from moorage.cli.jobs.acceptance import say_interrupted, say_stdin, tell_warnings
+from moorage.cli.jobs.acceptance import say_below_ctrl_c, say_interrupted, say_stdin, tell_warnings
 from moorage.cli.jobs.bringing import with_files
 from moorage.cli.jobs.job_flags import NO_FLAGS, JobFlags, offered, request_of
 from moorage.cli.jobs.progress import Progress
@@ -88,8 +88,7 @@ def run(
 
         async def cancel() -> None:
             if submitted:
-                if sys.stderr.isatty():
-                    say("")  # below the terminal's ^C
+                say_below_ctrl_c()
                 answer = await client._wire.answer("cancel", {"job": job_id, "reason": "Ctrl-C", "by": who()})
                 say(f"cancelling job {job_id}, which was {answer.data['was']}")
 

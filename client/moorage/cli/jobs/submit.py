@@ -10,7 +10,7 @@ from moorage.cli.framework.console import emit, say, tell, tell_error
 from moorage.cli.framework.exit_codes import EXIT_FAILED, exit_code_of
 from moorage.cli.framework.interrupts import detachable
 from moorage.cli.framework.options import ROWS, RowOptions, guarded, with_client
-from moorage.cli.jobs.acceptance import say_accepted, say_interrupted, say_stdin
+from moorage.cli.jobs.acceptance import say_accepted, say_below_ctrl_c, say_interrupted, say_stdin
 from moorage.cli.jobs.bringing import packed_address, send_files, with_files, with_packed
 from moorage.cli.jobs.job_file import Said, is_for_people, read_job_file
 from moorage.cli.jobs.job_flags import NO_FLAGS, JobFlags, offered, request_of
@@ -166,6 +166,8 @@ async def _one_of(client: AsyncClient, change: Change, options: RowOptions) -> i
             if error is None:
                 say_interrupted([request.job])
             return
+        if error is None:
+            say_below_ctrl_c()
         if isinstance(error, Rejected):
             say(f"job {gone} was cancelled, and the request in its place was refused; the request:")
         elif cancelled:

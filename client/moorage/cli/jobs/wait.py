@@ -14,6 +14,7 @@ from moorage.cli.framework.exit_codes import exit_code_of_result, shell_code
 from moorage.cli.framework.interrupts import detachable
 from moorage.cli.framework.options import ROWS, RowOptions, with_client
 from moorage.cli.framework.render import Rows, state, utc_ms, waits
+from moorage.cli.jobs.acceptance import say_below_ctrl_c
 from moorage.cli.jobs.progress import Progress
 from moorage.cli.jobs.replica_words import Eta, shown_words
 from moorage.cli.jobs.selectors import ANY_JOB, HELP, HELP_ONE, LISTED, Chosen, ids_of, one_id, with_named
@@ -89,8 +90,7 @@ def wait(
         return next((code for name in names if (code := exit_code_of_result(results[name]))), 0)
 
     def detach() -> None:
-        if sys.stderr.isatty():
-            say("")  # below the terminal's ^C
+        say_below_ctrl_c()
         say("this command no longer waits; the jobs go on")
 
     gc.enable()
