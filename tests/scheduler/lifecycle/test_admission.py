@@ -15,6 +15,7 @@ from moorage.scheduler.core.ledger.record import decode_record
 from moorage.scheduler.core.ledger.records import RECORD_BYTES_MAX
 from moorage.scheduler.core.lifecycle.admission import FORGET_MAX
 from moorage.scheduler.core.queries import views
+from moorage.schemas.capabilities import Capabilities
 from moorage.schemas.errors import Refused
 from tests.scheduler.driving import Driving
 from tests.schemas.impossible import IMPOSSIBLE
@@ -711,6 +712,30 @@ def test_what_matched_once_is_not_rejected_after_a_takeover() -> None:
     drive.lead()
     drive.pass_time(5_000)
     assert drive.states("j") == ["QUEUED"], "it runs again when its worker comes back"
+
+
+def test_what_waits_is_not_rejected_because_its_worker_is_away_at_a_takeover() -> None:
+    """One that was never placed has the revision of one that matched no worker."""
+    drive = Driving()
+    drive.worker("w0", capabilities={"noop": Capabilities(users=False)})
+    worker = drive.worker("w1", models=["NVIDIA L40S"], capabilities={"noop": Capabilities(users=True)})
+    model = {"gpu": {"model": "L40S"}}
+    drive.submit("first", **model)
+    drive.settle()
+    drive.submit("waits", on_no_match="reject", **model)
+    drive.submit("later", on_no_match="reject", start_after_s=600, **model)
+    drive.submit("user", gpu={}, run={"driver": "noop", "user": "ana"})
+    worker.die()
+    worker.session = ""
+    drive.pass_time(40_000)
+    for _ in range(2):
+        drive.lead()
+        drive.pass_time(5_000)
+    assert [drive.states(job) for job in ("waits", "later", "user")] == [["QUEUED"]] * 3
+    drive.cancel("first")
+    drive.join(worker)
+    drive.settle()
+    assert drive.placed_on("waits") == ["w1"]
 
 
 def test_a_queued_request_that_matches_nothing_is_rejected_by_event() -> None:

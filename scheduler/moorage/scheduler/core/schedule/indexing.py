@@ -62,7 +62,7 @@ class Indexing:
         self.requests = requests
         self._aside = aside
         self._failed = failed
-        # jobs with `on_no_match` reject that were accepted before all workers were heard from
+        # jobs with `on_no_match` reject that were accepted in this term before all workers were heard from
         self._unmatched: set[int] = set()
         self.rejects: deque[int] = deque()  # jobs of `_unmatched` to reject, now that all workers were heard from
 
@@ -177,8 +177,9 @@ class Indexing:
         self.timers.arm(job, request)
         self.admission.services.add(job, request)
         self.scaling.add(job, request)
-        # a job with a later revision was matched before: workers that have left since are no reason to reject it
-        if job.rev == 1 and self.admission.ends_unmatched(request, self.requests.shape_of(job)):
+        # one of an earlier term, or with a later revision, may have matched a worker that is away now
+        may_end = job.rev == 1 and job.ledger > self.state.epoch_seq
+        if may_end and self.admission.ends_unmatched(request, self.requests.shape_of(job)):
             self._unmatched.add(job.num)
 
     def queue_rejections(self) -> None:
