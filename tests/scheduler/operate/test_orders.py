@@ -516,6 +516,30 @@ def test_at_the_limit_what_has_no_known_end_is_not_waited_for() -> None:
     assert (drive.states("big"), drive.states("two")) == (["RUNNING"], ["QUEUED"]), "the first is the first again"
 
 
+@pytest.mark.parametrize("how", ["quarantined", "kept"])
+def test_at_the_limit_a_gpu_in_quarantine_or_of_a_kept_job_is_not_waited_for(how: str) -> None:
+    drive = Driving()
+    worker = drive.worker("w0", 1)
+    drive.order("limit", gpus=4)
+    drive.submit("j", gpu={}, on_partition="keep", run={"driver": "noop", "timeout_s": 300})
+    drive.settle()
+    drive.worker("w1", 8)
+    if how == "kept":
+        worker.session = ""
+        drive.pass_time(60_000)
+        assert drive.states("j") == ["LOST_KEPT"]
+    else:
+        [key] = worker.held
+        worker.finish(key, 0, freed=False)
+        worker.say("quarantined", worker.held[key].place, 0, "0")
+        drive.settle()
+    drive.submit("big", gpu={"count": 4})
+    drive.submit("small", gpu={})
+    drive.pass_time(2_000)
+    drive.settle()
+    assert (drive.states("big"), drive.states("small")) == (["QUEUED"], ["RUNNING"])
+
+
 def test_a_run_that_ends_tells_how_long_a_job_at_the_limit_is_waited_for() -> None:
     drive = Driving()
     drive.worker("w0", 8)

@@ -2,7 +2,8 @@
 
 A job that needs more than its tenant's limit leaves it holds up the tenant's later jobs, or they would take the GPUs
 that come free one by one. But it must not wait, with all others behind it, for what may never end. That is the rule for
-hosts too: a reservation counts only on ends that are known.
+hosts too: a reservation counts only on ends that are known. What an attempt has in quarantine, or a job that is kept
+through a partition, may never come free either.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import math
 from typing import Final
 
 from moorage.scheduler.core.draft import Draft
-from moorage.scheduler.core.ledger.state import AT_EXITED, LEAVING, Member, State
+from moorage.scheduler.core.ledger.state import AT_EXITED, LEAVING, LOST_KEPT, Member, State
 from moorage.scheduler.core.schedule.runtime import Estimates
 
 #: ledger ms between two counts: one for each worker, since a count reads all members, and at most so many
@@ -49,7 +50,11 @@ class Endless:
         return found
 
     def _ends(self, member: Member, now_ms: int) -> bool:
-        if member.phase == AT_EXITED or member.replica.state in LEAVING:
+        if member.phase == AT_EXITED:
+            return not member.worker.quarantined & member.home  # else it keeps all it has until an operator's word
+        if member.replica.state == LOST_KEPT:
+            return False  # its worker may never come back
+        if member.replica.state in LEAVING:
             return True
         return self._estimates.end_ms(member, now_ms) is not None
 
