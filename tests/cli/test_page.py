@@ -124,10 +124,11 @@ async def test_without_the_link_nothing_is_shown_and_with_it_every_page_is(node:
             got = await page.get(path)
             assert (got.status, unique in got.text) == (403, False)
             assert "open the link" in got.text
-        wrong = await page.get("/?key=guess", Cookie="moorage-page=guess.guess")
+        wrong = await page.get("/?key=guess", Cookie=f"moorage-page-{page.port}=guess.guess")
         assert wrong.status == 403
         opened = await page.get(f"/?key={page.key}")
         assert (opened.status, opened.headers["location"]) == (303, "/")
+        assert opened.cookie.startswith(f"moorage-page-{page.port}="), "another page of this host has one of its own"
         assert "HttpOnly" in opened.headers["set-cookie"]
         assert "samesite=strict" in opened.headers["set-cookie"].lower()
 
@@ -172,7 +173,7 @@ async def test_the_secret_of_a_file_holds_after_a_restart(node: Node, tmp_path: 
     async with served("--secret-file", str(file), env=node.env()) as page:
         cookie = await page.entered()
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    async with served("--secret-file", str(file), env=node.env()) as page:
+    async with served("--secret-file", str(file), env=node.env(), port=page.port) as page:
         assert page.key == file.read_text()
         assert (await page.get("/", Cookie=cookie)).status == 200
     file.write_text("short")

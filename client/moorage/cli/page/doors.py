@@ -58,12 +58,11 @@ class Doors:
         """Return whether the request has the secret of the link."""
         return hmac.compare_digest(request.query_params.get("key", "").encode(), self.key.encode())
 
-    def let_in(self, response: Response) -> None:
+    def let_in(self, request: Request, response: Response) -> None:
         """Give a browser the cookie by which it is known for as long as the secret is the same."""
         nonce = secrets.token_urlsafe(18)
-        response.set_cookie(
-            COOKIE, f"{nonce}.{self._signed('session', nonce)}", max_age=KEPT_S, httponly=True, samesite="strict"
-        )
+        signed = f"{nonce}.{self._signed('session', nonce)}"
+        response.set_cookie(_cookie(request), signed, max_age=KEPT_S, httponly=True, samesite="strict")
 
     def token(self, request: Request) -> str:
         """Return the token that a form of this browser, or of this name behind the proxy, has to have."""
@@ -77,9 +76,15 @@ class Doors:
         return same and entered and hmac.compare_digest(token.encode(), self.token(request).encode())
 
     def _session(self, request: Request) -> str | None:
-        nonce, _, signed = request.cookies.get(COOKIE, "").partition(".")
+        nonce, _, signed = request.cookies.get(_cookie(request), "").partition(".")
         is_ours = bool(nonce) and hmac.compare_digest(signed.encode(), self._signed("session", nonce).encode())
         return nonce if is_ours else None
 
     def _signed(self, what: str, value: str) -> str:
         return hmac.new(self.key.encode(), f"{what} {value}".encode(), "sha256").hexdigest()
+
+
+def _cookie(request: Request) -> str:
+    """Return the name of the cookie. It has the port, because a browser sends a host's cookies to all of its ports."""
+    port = request.headers.get("host", "").rpartition(":")[2]
+    return f"{COOKIE}-{port}" if port.isascii() and port.isdecimal() else COOKIE

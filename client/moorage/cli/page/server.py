@@ -93,7 +93,7 @@ class Page:
                 response: Response = PlainTextResponse("this page is at 127.0.0.1 and localhost alone\n", 421)
             elif self._doors.opens(request):
                 response = RedirectResponse(request.url.path, 303)
-                self._doors.let_in(response)
+                self._doors.let_in(request, response)
             elif self._source.private and not self._doors.may_enter(request):
                 told = "open the link that `moorage page` printed when it began: it has the secret of this page\n"
                 response = PlainTextResponse(told, 403)
