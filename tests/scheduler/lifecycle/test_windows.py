@@ -159,6 +159,24 @@ def test_a_job_that_ends_before_a_window_by_the_earlier_of_its_two_limits_starts
     assert where(drive, "due") == "w0"
 
 
+@pytest.mark.parametrize("replicas", [60, 100, 2_000])
+def test_the_replicas_of_one_job_that_a_window_keeps_waiting_hold_up_no_short_job(replicas: int) -> None:
+    """Each took one of the places of jobs that are skipped."""
+    drive = Driving()
+    drive.worker("w0", gpus=1)
+    drive.worker("w1", gpus=1)
+    drive.operate("drain", "w1", from_s=3600, within_s=60)
+    drive.submit("sweep", gpu={}, replicas=replicas, run=limited(2 * 3600))
+    drive.settle()
+    drive.submit("short", gpu={}, run=limited(60))
+    assert drive.placed_on("short") == ["w1"]
+    drive.run_out("w0")
+    drive.cancel("short")
+    drive.operate("uncordon", "w1")
+    drive.settle()
+    assert [len(worker.held) for worker in drive.workers.values()] == [1, 1], "the sweep goes on"
+
+
 def test_a_window_outlives_a_takeover_and_a_reboot_and_makes_up_for_what_it_missed() -> None:
     drive = Driving()
     worker = drive.worker("w0", gpus=1)

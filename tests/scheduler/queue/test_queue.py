@@ -7,7 +7,7 @@ import random
 import pytest
 
 from moorage.scheduler.core.fleet.shape import Shape, shape_key
-from moorage.scheduler.core.queue.queue import REPLICA_BITS, Queue, entry
+from moorage.scheduler.core.queue.queue import REPLICA_BITS, Entries, Queue, entry
 from moorage.schemas.codec import decode_request
 from moorage.schemas.frames import NOT_PERMITTED
 from moorage.schemas.ranges import Ranges, numbers_in, ranges_of
@@ -143,13 +143,17 @@ class Model:
             del self.standing[item]
 
     def pop(self) -> None:
+        """The first replica of a group is placed, and the jobs then in front are set aside for a while."""
         lines = [line for line in self.queue.groups.values() if line.entries]
         if lines:
             line = self.chance.choice(lines)
-            some = [self.queue.pop(line) for _ in range(min(line.size, 3))]
-            assert some == sorted(some)
-            self.queue.put_back(line, some[1:])
-            del self.standing[some[0]]
+            del self.standing[self.queue.pop(line)]
+            aside: list[Entries] = []
+            while line.entries and len(aside) < 2:
+                num = line.entries[0] >> REPLICA_BITS
+                aside.append(self.queue.remove(line.priority, line.shape, num, line.tenant))
+                assert not any(item >> REPLICA_BITS == num for item in line.entries)
+            self.queue.put_back(line, aside)
 
     def skip(self) -> None:
         """The first replica of a group was cancelled, with some of those behind it."""

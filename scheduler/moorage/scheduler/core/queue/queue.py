@@ -24,6 +24,8 @@ REPLICA_MASK: Final = (1 << REPLICA_BITS) - 1
 #: the sort key of queue groups, see `order`: smaller goes first
 Key = tuple[int, int, int]
 _Name = tuple[int, int, str]  # (minus the priority, the shape's index, the tenant)
+#: the entries of one job in order, and its part of `Group.rest`
+Entries = tuple[list[int], tuple[int, Ranges] | None]
 
 
 def entry(num: int, replica: int) -> int:
@@ -235,7 +237,7 @@ class Queue:
             if room <= 1:
                 self._park(num, group.priority, group.shape, group.tenant)
 
-    def remove(self, priority: int, shape: Shape, num: int, tenant: str) -> tuple[list[int], tuple[int, Ranges] | None]:
+    def remove(self, priority: int, shape: Shape, num: int, tenant: str) -> Entries:
         """Remove a job from its queue group; return its entries in order, and its part of `Group.rest`."""
         if num in self.parked:
             parked = self.parked.pop(num)
@@ -319,9 +321,12 @@ class Queue:
             group.entries.appendleft(following)
 
     @staticmethod
-    def put_back(group: Group, items: list[int]) -> None:
-        """Put entries that were popped in order back to the front of their queue group."""
-        group.entries.extendleft(reversed(items))
+    def put_back(group: Group, jobs: list[Entries]) -> None:
+        """Put jobs that were removed in order back to the front of their queue group."""
+        for items, rest in reversed(jobs):
+            group.entries.extendleft(reversed(items))
+            if rest is not None:
+                group.rest[items[0] >> REPLICA_BITS] = rest
 
     def sweep(
         self,

@@ -20,7 +20,7 @@ from moorage.scheduler.core.fleet.shape import Shape
 from moorage.scheduler.core.ledger.state import Member
 from moorage.scheduler.core.lifecycle.frozen import Frozen
 from moorage.scheduler.core.queue.order import QueueOrder
-from moorage.scheduler.core.queue.queue import REPLICA_BITS, Group, Key, Queue, entry
+from moorage.scheduler.core.queue.queue import REPLICA_BITS, Entries, Group, Key, Queue, entry
 from moorage.scheduler.core.rank.ranker import Choice, Ranker
 from moorage.scheduler.core.schedule.backfill import Backfilling
 from moorage.scheduler.core.schedule.endless import Endless
@@ -35,7 +35,7 @@ CHOICES_MAX: Final = 192
 #: failed searches in one pass, beyond which it goes on in the next record. A group counts `A_LOOK` if the ranker
 #: searched, else one. It matters where many groups each ask for something different
 IN_VAIN_MAX: Final = 1_024
-#: entries of a group that one pass skips because a drain would end them too soon
+#: jobs of a group that one pass skips because a drain would end them too soon
 ASIDE_MAX: Final = 64
 #: once more than one in this many of the remaining groups was skipped one by one, all groups like them are removed at
 #: once
@@ -236,7 +236,7 @@ class Planner:
         order, queue, placing = self.order, self.queue, self.placing
         placed, filled, first, end = 0, 0, 0, End.ALL_SERVED
         last: Choice | None = None
-        aside: list[int] = []
+        aside: list[Entries] = []
         need, room, key = group.shape.gpus, order.room(draft, group), order.key(group)
         while order.prune(draft, group) and not self.is_done(draft):
             item, key = group.entries[0], order.key(group)
@@ -286,14 +286,15 @@ class Planner:
             self.queue.place_first(group)
         return choice
 
-    def _stands_aside(self, draft: Draft, group: Group, aside: list[int]) -> bool:
-        """Return whether the first job of a group, which found no room, is set aside for the jobs behind it.
+    def _stands_aside(self, draft: Draft, group: Group, aside: list[Entries]) -> bool:
+        """Return whether the first job of a group, which found no room, is set aside for the jobs behind it: all its entries.
 
         Only if a drain excludes hosts for it: a job behind it may have a shorter time limit. Otherwise the group gets
         its verdict.
         """
-        if len(aside) < ASIDE_MAX and self.order.kept_from(draft, group.entries[0]):
-            aside.append(self.queue.pop(group))
+        item = group.entries[0]
+        if len(aside) < ASIDE_MAX and self.order.kept_from(draft, item):
+            aside.append(self.queue.remove(group.priority, group.shape, item >> REPLICA_BITS, group.tenant))
             return True
         return False
 
