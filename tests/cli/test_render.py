@@ -110,6 +110,21 @@ def test_rows_begin_as_wide_as_they_will_be_and_a_narrow_terminal_does_without_s
     assert rows.line(["j", "QUEUED", "6s", "x"]) == "j          QUEUED     x"
 
 
+def test_the_header_comes_with_the_first_row_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "40")
+    rows = Rows(HEADER, optional=("AGE",), widths={"STATE": 19}, stream=Terminal())
+    for _ in range(2):
+        assert rows.line(["a-rather-long-job-id-that-is-never-cut", "FAILED", "5s", "exit"]).splitlines() == [
+            "a-rather-long-job-id-that-is-never-cut", "  STATE  FAILED", "  AGE    5s", "  WHY    exit"
+        ]  # fmt: skip
+    assert rows.line(["b", "SUCCEEDED", "6s", "x"]).splitlines() == [
+        "JOB  STATE                WHY (no AGE)",
+        "b    SUCCEEDED            x",
+    ]
+    assert rows.line(["c", "FAILED", "7s", "y"]) == "c    FAILED               y"
+
+
 def test_a_last_column_that_wraps_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "40")

@@ -130,8 +130,8 @@ class Rows:
         self._begun = False
 
     def line(self, row: Sequence[Any]) -> str:
-        """Return the row as one line or, if the terminal is too narrow, several. The first row has the header before
-        it."""
+        """Return the row as one line or, if the terminal is too narrow, several. The first row of one line has the
+        header before it."""
         texts = [_text(cell) for cell in row]
         if not self._stream.isatty():
             return "\t".join(cell.replace("\t", " ") for cell in texts)
@@ -143,8 +143,7 @@ class Rows:
         widths = [max(width, len(text)) for width, text in zip(self._widths, texts, strict=True)]
         widths = _narrowed(widths, self._header, self._shortened, columns, min(widths[-1], LAST_COLUMN_MIN))
         last = _room(columns, widths)
-        if last < min(widths[-1], LAST_COLUMN_LEAST):
-            self._begun = True
+        if last < min(widths[-1], LAST_COLUMN_LEAST):  # the next row that fits has the header, if none had it yet
             return _record(self._whole_header, whole, columns, self._stream)
         self._widths = widths
         texts = [*map(_shortened, texts[:-1], widths), texts[-1]]
@@ -159,6 +158,8 @@ class Rows:
         for name in self._optional:
             if _room(shutil.get_terminal_size().columns, self._widths) >= LAST_COLUMN_MIN:
                 return
+            if name not in self._header:  # it was left out at an earlier row, which was no line
+                continue
             at = list(self._header).index(name)
             self._left_out.append(at)
             self._header, self._widths = _without(self._header, at), _without(self._widths, at)
