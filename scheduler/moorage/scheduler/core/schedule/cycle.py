@@ -287,7 +287,7 @@ class Planner:
         return choice
 
     def _stands_aside(self, draft: Draft, group: Group, aside: list[Entries]) -> bool:
-        """Return whether the first job of a group, which found no room, is set aside for the jobs behind it: all its entries.
+        """Return whether the first job of a group, which found no room, is set aside as a whole for those behind it.
 
         Only if a drain excludes hosts for it: a job behind it may have a shorter time limit. Otherwise the group gets
         its verdict.
