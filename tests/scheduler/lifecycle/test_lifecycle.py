@@ -391,6 +391,60 @@ def test_start_within_leaves_alone_what_has_started() -> None:
     assert drive.states("j") == ["PLACED"]
 
 
+def two_for_half_a_minute(**fields: Any) -> Driving:
+    """Both replicas of `j` have run for longer than they might have waited."""
+    drive = Driving()
+    for name in ("w0", "w1"):
+        drive.worker(name, 1)
+    drive.submit("j", replicas=2, gpu={}, start_within_s=10, **fields)
+    drive.settle()
+    drive.pass_time(30_000)
+    return drive
+
+
+@pytest.mark.parametrize("how", ["fails", "requeued", "rebooted"])
+def test_of_several_replicas_those_that_ran_long_and_come_back_run_again(how: str) -> None:
+    drive = two_for_half_a_minute(retries=1)
+    worker = drive.workers["w0"]
+    if how == "fails":
+        worker.finish(next(iter(worker.held)), 1)
+    elif how == "requeued":
+        drive.order("requeue", job="j")
+    else:
+        worker.die()
+        drive.join(worker)
+    for _ in range(4):
+        drive.pass_time(1_000)
+        drive.settle()
+    assert drive.states("j") == ["RUNNING", "RUNNING"]
+    assert drive.replica("j").attempt == 2
+
+
+def test_of_several_replicas_those_that_come_back_wait_for_as_long_as_at_first() -> None:
+    drive = two_for_half_a_minute()
+    drive.order("requeue", job="j")
+    for name in ("first", "second"):
+        drive.submit(name, gpu={}, priority=90)
+    drive.settle()
+    back_ms = drive.replica("j").not_before
+    assert (drive.states("j"), drive.states("second")) == (["QUEUED", "QUEUED"], ["RUNNING"])
+    drive.pass_time(back_ms + 9_900 - drive.now, step=100)
+    assert drive.states("j") == ["QUEUED", "QUEUED"]
+    drive.pass_time(200, step=100)
+    assert drive.states("j") == ["EXPIRED", "EXPIRED"]
+
+
+def test_replicas_that_come_back_again_and_again_set_one_timer() -> None:
+    drive = Driving()
+    drive.worker("w0", 2, auto=False)
+    drive.submit("j", replicas=2, gpu={}, start_within_s=3_600)
+    for _ in range(5):
+        drive.facts([("refused", "j", index, 0, "device-busy") for index in range(2)])
+        drive.pass_time(10_000)
+    assert drive.states("j") == ["PLACED", "PLACED"]
+    assert len(drive.engine.timers.rows) == 1
+
+
 # --------------------------------------------------------------------------------------- losses and partitions
 
 

@@ -99,6 +99,22 @@ def test_a_service_has_its_fewest_members_until_it_is_called() -> None:
     assert service.members() == [0, 1]
 
 
+def test_members_that_are_not_wanted_wait_for_nothing_and_their_latest_start_counts_from_when_they_are() -> None:
+    drive, service = serving(start_within_s=60)
+    assert service.serve(60, 2.5)[-1] == 4
+    assert service.serve(330, 0)[-1] == 1
+    assert drive.states("embed") == ["RUNNING"] + ["QUEUED"] * 7
+    drive.submit("other", gpu={"count": 7}, priority=90)
+    drive.settle()
+    service.serve(10, 2.5)
+    assert wanted(drive) == 2
+    service.serve(40, 2.5)
+    assert drive.states("embed") == ["RUNNING"] + ["QUEUED"] * 7
+    drive.offer_cancel("other")
+    drive.settle()
+    assert service.serve(5, 2.5)[-1] > 1
+
+
 def test_members_follow_the_calls_one_at_a_step_and_no_more_than_needed() -> None:
     """2.5 calls at a time on members of one place: 4 of them are 62 % busy, 3 would be 83 %."""
     drive, service = serving()

@@ -451,11 +451,15 @@ class Job:
 
     @property
     def waits_from_ms(self) -> int:
-        """The ledger ms from which its waiting counts: from when it may start, or a later placement of one of many."""
+        """The ledger ms from which its waiting counts: from when it may start, or a later placement of one of many.
+
+        That of a service also counts from the last change of how many members are wanted.
+        """
         from_ms = self.ready_ms or self.accepted_ms
         if self.size == 1 or self.gang:
             return max(from_ms, self.since_ms) if self.since_ms else from_ms
-        return max(from_ms, self.placed_ms, self.since_ms)
+        wanted_ms = self.scaled.since_ms if self.scaled is not None else 0
+        return max(from_ms, self.placed_ms, self.since_ms, wanted_ms)
 
     @property
     def first_waiting(self) -> Replica | None:

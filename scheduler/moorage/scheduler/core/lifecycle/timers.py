@@ -9,7 +9,7 @@ from heapq import heapify, heappop, heappush
 from typing import Final, NamedTuple
 
 from moorage.scheduler.core.draft import Draft
-from moorage.scheduler.core.ledger.state import TIME, Job, Replica, State
+from moorage.scheduler.core.ledger.state import QUEUED, TIME, Job, Replica, State
 from moorage.scheduler.core.lifecycle.max_running import most_of
 from moorage.scheduler.core.lifecycle.transitions import Lifecycle
 from moorage.scheduler.core.queue.queue import REPLICA_BITS, entry
@@ -55,6 +55,7 @@ class Timers:
         self.rows: list[tuple[int, int, int]] = []
         self.overdue: dict[int, int] = {}  # job number -> how many of `_passed` end it
         self.at: tuple[int, int] | None = None  # kind and job number or queue entry of the timer being handled
+        self._starting: set[int] = set()  # numbers of jobs with a timer of their latest start
         self._put_off = put_off
         self._passed: deque[_Passed] = deque()
         self._clear_at = TIMERS_SPARE  # how many timers there must be before `clear_out` walks them
@@ -80,8 +81,9 @@ class Timers:
                 self._push(at_ms, _NOT_BEFORE, job.num)
 
     def arm_start(self, job: Job, request: Request, from_ms: int) -> None:
-        """Set the timer of the latest start of a job that may start from this ledger ms on."""
-        if request.start_within_s is not None:
+        """Set the timer of the latest start of a job that may start from this ledger ms on, unless it has one."""
+        if request.start_within_s is not None and job.num not in self._starting:
+            self._starting.add(job.num)
             self._push(from_ms + int(request.start_within_s * 1000), _START_WITHIN, job.num)
 
     def requeue(self, replica: Replica, not_before: int) -> None:
@@ -100,7 +102,7 @@ class Timers:
         before them.
         """
         self.at = None
-        self._pop_due(draft, lifecycle, enqueue)
+        self._pop_due(draft, enqueue)
         while self._passed and not draft.bulk_full:
             _, kind, num, ends = self._passed.popleft()
             self.at = kind, num
@@ -110,15 +112,16 @@ class Timers:
                     del self.overdue[num]
             job = self._state.jobs.get(num)
             if job is None or job.over:
-                continue
-            if kind == _DEADLINE:
+                self._starting.discard(num)
+            elif kind == _DEADLINE:
                 lifecycle.deadline(draft, job)
             elif (start_ms := self._start_ms(draft, job)) > draft.time_ms:
-                self._push(start_ms, _START_WITHIN, num)  # others of its replicas were placed since
+                self._push(start_ms, _START_WITHIN, num)  # others of its replicas were placed since, or came back
             else:
+                self._starting.discard(num)
                 lifecycle.expire(draft, job)
 
-    def _pop_due(self, draft: Draft, lifecycle: Lifecycle, enqueue: Enqueue) -> None:
+    def _pop_due(self, draft: Draft, enqueue: Enqueue) -> None:
         timers, state = self.rows, self._state
         for _ in range(DUE_MAX):
             if not timers or timers[0][0] > draft.time_ms or draft.full:
@@ -126,13 +129,15 @@ class Timers:
             due_ms, kind, what = heappop(timers)
             self.at = kind, what
             if kind == BACKOFF:
-                self._end_backoff(draft, lifecycle, enqueue, what)
+                self._end_backoff(draft, enqueue, what)
                 continue
             if kind == _NOT_BEFORE:
                 self._time_came(what)
                 continue
             job = state.jobs.get(what)
-            if job is not None and not job.over:
+            if job is None or job.over:
+                self._starting.discard(what)
+            else:
                 # a job with a placed replica may have started when it is handled, and then goes on; of several replicas
                 # that have begun, some may come back until then, and their time counts anew
                 ends = kind == _DEADLINE or not (job.held or job.started or self._start_ms(draft, job) > draft.time_ms)
@@ -140,28 +145,31 @@ class Timers:
                 if ends:
                     self.overdue[what] = self.overdue.get(what, 0) + 1
 
-    def _end_backoff(self, draft: Draft, lifecycle: Lifecycle, enqueue: Enqueue, item: int) -> None:
+    def _end_backoff(self, draft: Draft, enqueue: Enqueue, item: int) -> None:
         job = self._state.jobs.get(item >> REPLICA_BITS)
         if job is None or job.over:
             return
         request = self._requests.request_of(job)
-        late_ms = math.inf if request.start_within_s is None else int(request.start_within_s * 1000)
-        if draft.time_ms - job.waits_from_ms >= late_ms:
-            lifecycle.expire(draft, job)  # it was placed when its time passed, and was refused since
+        self.arm_start(job, request, job.waits_from_ms)  # its timer may have passed while nothing of it waited
         if draft.job(job).hold is None:
             enqueue(job, request, draft.job(job).priority, item)
 
     def _start_ms(self, draft: Draft, job: Job) -> int:
         """Return the ledger ms until which the next replica of a job of several has to be placed; 0 for any other job.
 
-        A job with as many running as it may have waits for nothing.
+        The time counts anew from each placement, and from when a replica came back and its backoff ended. A job with as
+        many running as it may have waits for nothing.
         """
         request = self._requests.request_of(job)
         if job.size == 1 or job.gang or request.start_within_s is None:
             return 0
         most = most_of(job, request)
-        is_full = most is not None and job.on_workers >= most
-        return (draft.time_ms if is_full else job.waits_from_ms) + int(request.start_within_s * 1000)
+        if most is not None and job.on_workers >= most:
+            from_ms = draft.time_ms
+        else:
+            waiting = [row for row in map(draft.replica, job.rows.values()) if row.state == QUEUED]
+            from_ms = max([job.waits_from_ms, *(row.not_before for row in waiting)])
+        return from_ms + int(request.start_within_s * 1000)
 
     def more_are_due(self, draft: Draft) -> bool:
         """Return whether passed timers remain that `due` did not reach; they may be backoffs or overdue jobs."""
@@ -176,6 +184,7 @@ class Timers:
         if len(self.rows) > self._clear_at:
             self.rows = [timer for timer in self.rows if self._is_live(timer)]
             heapify(self.rows)
+            self._starting = {num for num in self._starting if self._is_live((0, _START_WITHIN, num))}
             self._clear_at = 2 * len(self.rows)
 
     def _is_live(self, timer: tuple[int, int, int]) -> bool:
