@@ -77,6 +77,23 @@ async def test_show_ls_and_explain_are_the_wire_with_json_and_tables_in_a_pipe(n
     assert (ended.code, ended.rows) == (0, [["s1", "cancelling, the job was RUNNING"]])
 
 
+@pytest.mark.parametrize("job", ["last", "all", "-abc", "gang", "not-found", "timed-out"])
+async def test_the_commands_that_name_a_job_mean_it_whatever_its_id_reads_like(
+    node: Node, unique: str, job: str
+) -> None:
+    submitted = await node.run("submit", f"--job={job}", "--", "sh", "-c", "echo mine; exit 3", tenant=unique)
+    follow, why = submitted.err.splitlines()[-1].removeprefix("follow: moorage ").split("   why: moorage ")
+    other = await node.run("submit", "--job", "other", "--driver", "noop", "--", "hang", tenant=unique)
+    assert other.code == 0, other.err
+    followed = await node.run(*follow.split(), tenant=unique)
+    assert (followed.code, followed.out) == (3, "mine\n"), followed.err
+    explained = await node.run(*why.split(), tenant=unique)
+    assert ["job", job] in explained.rows
+    logs = await node.run(*explained.err.removeprefix("fix: moorage ").split(), tenant=unique)
+    assert (logs.code, logs.out) == (3, "mine\n"), logs.err
+    await node.run("cancel", "other", tenant=unique)
+
+
 async def test_a_range_is_cancelled_and_the_rest_of_the_sweep_goes_on(node: Node, unique: str) -> None:
     sleeps = ("submit", "--job", "sweep", "--array", "0-9%4", "--", "sleep", "600")
     assert (await node.run(*sleeps, tenant=unique)).code == 0

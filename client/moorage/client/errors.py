@@ -27,6 +27,7 @@ from moorage.bus.target import find_home, read_up
 from moorage.schemas.codec import FRAME_BYTES_MAX, REQUEST_BYTES_MAX
 from moorage.schemas.errors import Details, Fault, MoorageError, Problem, problem
 from moorage.schemas.job import CANCELLED, EXPIRED, FAILED, REJECTED, TIMED_OUT
+from moorage.schemas.names import word_of
 
 if TYPE_CHECKING:
     from moorage.client.follow.story import Result
@@ -200,7 +201,7 @@ class JobFailed(ClientError):
         elif result.why:
             text += f": {result.why}"
         fixes = () if limit is None else (f"allow more: {limit.flag}, in a request {limit.field}",)
-        problem = Problem(code, text, CLIENT_CODES[code][0], job=result.job, next=f"moorage show {result.job}")
+        problem = Problem(code, text, CLIENT_CODES[code][0], job=result.job, next=f"moorage show {word_of(result.job)}")
         super().__init__(problem, fixes)
         self.result = result
         self.log_tail = log_tail

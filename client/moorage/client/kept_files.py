@@ -19,6 +19,7 @@ from moorage.client.sending import bucket_of
 from moorage.client.transitions import last_attempts
 from moorage.schemas.errors import problem
 from moorage.schemas.handler import result_object
+from moorage.schemas.names import word_of
 from moorage.schemas.printable import in_one_line
 from moorage.schemas.ranges import Ranges, count_of, format_ranges, numbers_in
 from moorage.schemas.unreadable import UNREADABLE
@@ -116,7 +117,7 @@ def why_none(job: str, path: str, keep: Sequence[str]) -> tuple[str, str]:
         return f"no file of {what} is kept: its request has no keep patterns", "submit it with --keep 'out/**'"
     return (
         f"no file of {what} is kept: files that match {', '.join(keep)} when it ends are kept for some days",
-        f"moorage show {job}",
+        f"moorage show {word_of(job)}",
     )
 
 

@@ -18,6 +18,10 @@ SECRET: Final = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 SECRET_WORDS: Final = "1..128 letters, digits, '_', '.', '-', and not '.' or '..'"
 #: what job ids that moorage makes up consist of, behind their j: Crockford's base 32, whose order is that of ASCII
 JOB_ID_DIGITS: Final = "0123456789abcdefghjkmnpqrstvwxyz"
+#: words that name jobs on a command line, and the sign that makes any word behind it an id
+LAST: Final = "last"
+ALL: Final = "all"
+EXACTLY: Final = "="
 #: how the uuid of a GPU begins that somebody made up
 SIMULATED_UUID: Final = "SIM-"
 #: beginning of the ids of devices that only the host's CDI specs know, followed by the machine
@@ -31,6 +35,18 @@ is_tenant = TENANT.fullmatch
 is_job = JOB.fullmatch
 is_worker = WORKER.fullmatch
 is_service = SERVICE.fullmatch
+
+
+def word_of(job: str) -> str:
+    """Return the word that names a job on a command line: its id, behind `=` if it would mean something else there.
+
+    That are `last` and `all`, what begins as an option does, and for `moorage explain` a code.
+    """
+    from moorage.schemas.errors import CODES
+    from moorage.schemas.reasons import REASONS
+
+    is_other = job in (LAST, ALL) or job.startswith("-") or job in CODES or job in REASONS
+    return EXACTLY + job if is_other else job
 
 
 def is_secret(name: str) -> bool:

@@ -233,18 +233,19 @@ def limited(timeout_s: float | None) -> dict[str, Any]:
     return {"driver": "noop", "timeout_s": timeout_s, "grace_s": 1}
 
 
-def test_over_a_limit_the_operator_is_named_first_then_an_own_job() -> None:
+@pytest.mark.parametrize(("own", "word"), [("b", "b"), ("all", "=all"), ("-b", "=-b"), ("last", "=last")])
+def test_over_a_limit_the_operator_is_named_first_then_an_own_job(own: str, word: str) -> None:
     drive = Driving()
     drive.worker("w0", 4)
     drive.order("limit", gpus=2)
     drive.submit("a", gpu={})
-    drive.submit("b", gpu={})
+    drive.submit(own, gpu={})
     drive.settle()
     drive.submit("j", gpu={"count": 2})
     assert [fix.get("command") for fix in drive.fixes("j")] == ["moorage admin limit --tenant t --gpus 4"]
     drive.order("limit", gpus=3)
     assert [fix.get("command") for fix in drive.fixes("j")] == [
-        "moorage admin limit --tenant t --gpus 4", "moorage cancel b --tenant t", None,
+        "moorage admin limit --tenant t --gpus 4", f"moorage cancel {word} --tenant t", None,
     ]  # fmt: skip
 
 

@@ -103,19 +103,20 @@ def test_an_end_of_before_counts_at_once_and_of_a_job_that_left_memory_too() -> 
     assert drive.explained("after-badly")["why"] == "after badly: FAILED"
 
 
-def test_what_was_cancelled_for_anothers_end_is_told_how_that_was_run_again() -> None:
+@pytest.mark.parametrize(("job", "word"), [("eval", "eval"), ("last", "=last")])
+def test_what_was_cancelled_for_anothers_end_is_told_how_that_was_run_again(job: str, word: str) -> None:
     drive = Driving()
     drive.worker("w0", auto=False)
     drive.submit("badly", gpu={})
     starts(drive, "badly")
     ends(drive, "badly", 1)
-    drive.submit("eval", gpu={}, after=["badly"])
-    assert "fixes" not in drive.explained("eval")
+    drive.submit(job, gpu={}, after=["badly"])
+    assert "fixes" not in drive.explained(job)
     drive.submit("badly-again-1", gpu={}, again_of="badly")
-    assert drive.explained("eval")["fixes"] == [
+    assert drive.explained(job)["fixes"] == [
         {
             "say": "badly was run again, as badly-again-1",
-            "command": """moorage again eval --but '{"after": ["badly-again-1"]}'""",
+            "command": f"""moorage again {word} --but '{{"after": ["badly-again-1"]}}'""",
             "who": "tenant",
         }
     ]

@@ -16,6 +16,7 @@ from moorage.cli.jobs.selectors import HELP, LISTED, SomeReplicas, ids_of
 from moorage.client.errors import Rejected, rejected
 from moorage.schemas.actors import words
 from moorage.schemas.errors import MoorageError
+from moorage.schemas.names import word_of
 from moorage.schemas.units import many
 
 if TYPE_CHECKING:
@@ -372,7 +373,7 @@ async def _each(
     if len(names) != 1:
         say(many(len(names), "job"))
     if undo and changed:
-        say(f"undo: moorage admin {undo} {','.join(changed)} --tenant {client.tenant}")
+        say(f"undo: moorage admin {undo} {','.join(map(word_of, changed))} --tenant {client.tenant}")
 
 
 def _one_of(jobs: Sequence[str], queue: bool, verb: str) -> bool:

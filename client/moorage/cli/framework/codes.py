@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Final, Literal, NamedTuple
 
 from moorage.cli.framework.exit_codes import EXIT_FAILED, EXIT_OF_CODE
+from moorage.schemas.names import EXACTLY, word_of
 from moorage.schemas.reasons import REASONS
 
 #: what helps against an error or an end, where a line can say it; {job} is filled in. See also `fix_of`
@@ -16,7 +17,7 @@ FIXES: Final[dict[str, str]] = {
     "over-memory": "ask for a larger share, with room for the CUDA context, or for a GPU of its own",
     "mps-fault": "moorage logs {job} has its CUDA error; a GPU of its own keeps it from harming other jobs",
     "idle": "ask for GPUs once the job is to use them, and end it when it has: moorage logs {job}",
-    "stalled": "see where it stands (moorage logs {job}, moorage top {job}); a rank that is named stopped, or waits for"
+    "stalled": "see where it stands (moorage logs {job}, moorage use {job}); a rank that is named stopped, or waits for"
     " what another host does: try that host without it, moorage submit --instead-of {job}",
     "conflict": "choose another job id; or send the same content, which is the same job",
     "unknown-job": "moorage ls shows the jobs there are; submit the job that goes first before the one that waits",
@@ -102,6 +103,11 @@ def ends() -> dict[str, Code]:
 def code_of(word: str) -> Code | None:
     """Return the error or the reason for waiting that has this name; None for an end or any other word."""
     return error_codes().get(word) or reasons().get(word)
+
+
+def word_to_explain(job: str) -> str:
+    """Return the word that names a job for `moorage explain`: some codes are of this side alone."""
+    return EXACTLY + job if code_of(job) is not None else word_of(job)
 
 
 def fix_of(code: str) -> str:

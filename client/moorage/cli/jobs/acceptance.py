@@ -10,10 +10,12 @@ import termios
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from moorage.cli.framework.codes import word_to_explain
 from moorage.cli.framework.console import say
 from moorage.cli.framework.render import is_asleep, waits
 from moorage.schemas.frames import Accepted
 from moorage.schemas.gpu import format_token
+from moorage.schemas.names import word_of
 
 if TYPE_CHECKING:
     from moorage.client.job import Job
@@ -41,9 +43,9 @@ def say_interrupted(jobs: Sequence[str | None]) -> None:
     """Say that these jobs may be in the ledger or not; their ids make it safe to ask, and to send again."""
     say_below_ctrl_c()
     if len(jobs) == 1:
-        job = jobs[0]
-        say(f"interrupted before the scheduler answered: job {job} may have been accepted")
-        say(f"  check: moorage show {job}   cancel: moorage cancel {job}")
+        word = word_of(jobs[0] or "")
+        say(f"interrupted before the scheduler answered: job {jobs[0]} may have been accepted")
+        say(f"  check: moorage show {word}   cancel: moorage cancel {word}")
     else:
         say(f"interrupted before the scheduler answered: any of the {len(jobs)} jobs may have been accepted")
         say(
@@ -76,14 +78,14 @@ def say_accepted(job: Job, request: Request) -> None:
     asks = format_token(request.effective_gpu, request.copies) if request.effective_gpu else without
     if any(map(ends_at_once, accepted.warnings)):
         tell_warnings(accepted)
-        say(f"why: moorage explain {job.job}   run again: moorage again {job.job}")
+        say(f"why: moorage explain {word_to_explain(job.job)}   run again: moorage again {word_of(job.job)}")
         return
     record = f", ledger record {accepted.ledger}" if accepted.ledger else ""  # which a compacted job has not
     say(f"{known}: {asks}{record}")
     tell_warnings(accepted)
     if accepted.waiting is not None and "reason" in accepted.waiting:
         say(_waits(accepted.waiting))
-    say(f"follow: moorage logs {job.job}   why: moorage explain {job.job}")
+    say(f"follow: moorage logs {word_of(job.job)}   why: moorage explain {word_to_explain(job.job)}")
 
 
 def _waits(explained: dict[str, Any]) -> str:

@@ -18,6 +18,7 @@ from moorage.cli.framework.options import DEFAULTS, Options, with_client
 from moorage.cli.jobs.selectors import HELP_ONE, LISTED
 from moorage.client.errors import rejected
 from moorage.client.login import who
+from moorage.schemas.names import word_of
 
 if TYPE_CHECKING:
     from moorage.client.client import AsyncClient
@@ -108,9 +109,10 @@ async def hold(client: AsyncClient, job: str, replica: int = 0) -> int | None:
 
 def say_left(job: str, replica: int = 0) -> None:
     """Say that the job goes on, and how its terminal is taken again."""
-    word = f"{job}/{replica}" if replica else job
+    word = word_of(job)
+    again = f"{word}/{replica}" if replica else word
     say(f"\r\nthis command has left the terminal of job {job}, which goes on")
-    say(f"  take it again: moorage attach {word}   cancel the job: moorage cancel {job}")
+    say(f"  take it again: moorage attach {again}   cancel the job: moorage cancel {word}")
 
 
 async def _run(client: AsyncClient, word: str, argv: tuple[str, ...], *, is_terminal: bool) -> int:

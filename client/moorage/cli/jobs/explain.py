@@ -21,6 +21,7 @@ from moorage.schemas.codec import Decoder
 from moorage.schemas.errors import Refused
 from moorage.schemas.frames import FleetFrame
 from moorage.schemas.job import TERMINAL
+from moorage.schemas.names import word_of
 from moorage.schemas.reasons import HELD, REASONS, SCALED
 from moorage.schemas.units import many
 
@@ -225,23 +226,24 @@ def _steps(left: dict[str, int]) -> str:
 
 
 def fix_lines(data: dict[str, Any]) -> list[str]:
+    word = word_of(data["job"])
     if data.get("stalled"):
-        return [f"fix: {FIXES['stalled'].format(job=data['job'])}"]
+        return [f"fix: {FIXES['stalled'].format(job=word)}"]
     if data.get("state") in _LOOK:
         why = str(data.get("why", "")).partition(":")[0]
         look = _LOOK[data["state"]] if not data.get("compacted") else "moorage show {job}"
-        return [f"fix: {(fix_of(why) or look).format(job=data['job'])}"]
+        return [f"fix: {(fix_of(why) or look).format(job=word)}"]
     tried = [_fix_line(fix, data) for fix in data.get("fixes", [])]
     fix = fix_of(data.get("reason", ""))
     if tried or not fix:
         return tried
     if data["reason"] == HELD.name and "tenant" in data:
         return [f"fix: ask an operator to end the hold: {_release(data)}"]
-    return [f"fix: {fix.format(job=data['job'], asks=data.get('asks', ''))}"]
+    return [f"fix: {fix.format(job=word, asks=data.get('asks', ''))}"]
 
 
 def _release(data: dict[str, Any]) -> str:
-    what = "--queue" if "position" in data else data["job"]  # who is held itself has no place
+    what = "--queue" if "position" in data else word_of(data["job"])  # who is held itself has no place
     return f"moorage admin release {what} --tenant {data['tenant']}"
 
 
@@ -256,4 +258,4 @@ def _fix_line(fix: dict[str, Any], data: dict[str, Any]) -> str:
 
     tenant = data["tenant"]
     of = "" if tenant == find_tenant() else f" --tenant {tenant}"
-    return f"{head}: moorage submit --instead-of {data['job']}{of} {words}"
+    return f"{head}: moorage submit --instead-of {word_of(data['job'])}{of} {words}"

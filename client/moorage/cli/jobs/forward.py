@@ -11,6 +11,7 @@ from moorage.cli.framework.options import DEFAULTS, Options, with_client
 from moorage.cli.jobs.exec import OneJob, replica_of
 from moorage.client.errors import rejected
 from moorage.client.login import who
+from moorage.schemas.names import word_of
 
 if TYPE_CHECKING:
     from moorage.client.client import AsyncClient
@@ -64,5 +65,5 @@ async def _forward(client: AsyncClient, word: str, ports: Ports) -> int:
         code = await forward.wait()
         if forward.said:
             say(forward.said.rstrip())
-    say(f"the relay in job {job} is over: moorage show {job} says how the job does")
+    say(f"the relay in job {job} is over: moorage show {word_of(job)} says how the job does")
     return shell_code(code)

@@ -23,6 +23,7 @@ from moorage.cli.jobs.selectors import ANY_JOB, HELP, LISTED, Chosen, SomeReplic
 from moorage.cli.jobs.sweep_flags import sweep_of
 from moorage.client.errors import ClientError, JobFailed, rejected
 from moorage.client.login import who
+from moorage.schemas.names import word_of
 from moorage.schemas.units import many
 
 if TYPE_CHECKING:
@@ -259,8 +260,9 @@ def _say_detached(job: str, *, cancels: bool = False) -> bool:
     """Print how to go on. Returns whether a user at a terminal was told that another Ctrl-C cancels the job."""
     tells = cancels and is_live(sys.stderr)
     say(f"this command no longer follows job {job}, which goes on")
-    say(f"  follow the job: moorage logs {job}")
-    say(f"  cancel the job: moorage cancel {job}{f', or Ctrl-C again within {AGAIN_S:g} s' if tells else ''}")
+    word = word_of(job)
+    say(f"  follow the job: moorage logs {word}")
+    say(f"  cancel the job: moorage cancel {word}{f', or Ctrl-C again within {AGAIN_S:g} s' if tells else ''}")
     return tells
 
 

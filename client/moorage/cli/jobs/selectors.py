@@ -24,13 +24,11 @@ from moorage.cli.framework.options import Options, Work, guarded, with_client
 from moorage.client.errors import NotFound, not_found, rejected
 from moorage.client.pages import pages
 from moorage.schemas.job import QUEUED, STATES, TERMINAL
+from moorage.schemas.names import ALL, EXACTLY, JOB_ID_DIGITS, LAST
 
 if TYPE_CHECKING:
     from moorage.client.client import AsyncClient
 
-LAST: Final = "last"
-ALL: Final = "all"
-EXACTLY: Final = "="
 EACH: Final = "*"
 #: jobs that one answer lists
 PAGE: Final = 1000
@@ -257,6 +255,4 @@ def _is_made_up(name: str) -> bool:
 
 
 def _begins_made_up(word: str, at_most: int = _MADE_UP_CHARS - 1) -> bool:
-    from moorage.schemas.names import JOB_ID_DIGITS
-
     return 1 < len(word) <= at_most and word[0] == "j" and set(word[1:]) <= set(JOB_ID_DIGITS)

@@ -38,7 +38,7 @@ from moorage.client.errors import ClientError
 from moorage.client.login import who
 from moorage.schemas.actors import words
 from moorage.schemas.job import ACCEPTED, RUNNING, TERMINAL
-from moorage.schemas.names import SIMULATED_UUID
+from moorage.schemas.names import SIMULATED_UUID, word_of
 from moorage.schemas.ranges import RANGES_SAID, count_of, format_ranges, parse_ranges
 from moorage.schemas.units import many
 
@@ -243,7 +243,7 @@ def job_words(data: dict[str, Any]) -> str:
         wraps=True,
     )
     if _lacks_older(data, changes):
-        story += f"\nolder changes are left out; moorage events {data['job']} has what is kept of them"
+        story += f"\nolder changes are left out; moorage events {word_of(data['job'])} has what is kept of them"
     elif left_out:
         story += f"\n{many(left_out, 'replica')} without a failure or a second attempt left out: --json has all changes"
     return f"{about}\n\n{story}"

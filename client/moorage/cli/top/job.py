@@ -14,6 +14,7 @@ from moorage.cli.jobs.use import use_rows, use_table
 from moorage.client.errors import NotPermitted
 from moorage.schemas.errors import MoorageError
 from moorage.schemas.job import TERMINAL
+from moorage.schemas.names import word_of
 
 if TYPE_CHECKING:
     from moorage.client.client import AsyncClient
@@ -68,7 +69,7 @@ async def tail(client: AsyncClient, tenant: str, job: str, shown: dict[str, Any]
         async for piece in joiner.kept_of(await joiner.newest(shown, None), None, None):
             text.append(piece.text)
     except NotPermitted:
-        return [f"output is the tenant's: moorage logs {job} --tenant {tenant}, with its key"]
+        return [f"output is the tenant's: moorage logs {word_of(job)} --tenant {tenant}, with its key"]
     except MoorageError as error:
         return [f"no output: {error.problem.message}"]
     lines = "".join(text).splitlines()[-TAIL:]

@@ -28,6 +28,7 @@ from moorage.schemas.codec import Decoder
 from moorage.schemas.errors import Refused
 from moorage.schemas.frames import Answer, Change, Event, Output, StreamName
 from moorage.schemas.job import RUNNING, SUCCEEDED, Request
+from moorage.schemas.names import word_of
 from moorage.schemas.ranges import NOTHING, count_of, is_in
 
 #: how long to wait for the end of the output after the job's last event
@@ -344,7 +345,7 @@ class Watch(Follower):
         return timed_out(
             f"job {self.job} is {self.state or 'in an unknown state'} after {self._timeout_s:g} s; it goes on",
             job=self.job,
-            next_step=f"moorage explain {self.job}",
+            next_step=f"moorage explain {word_of(self.job)}",
         )
 
 

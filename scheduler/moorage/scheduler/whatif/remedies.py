@@ -12,6 +12,7 @@ from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.events import Cancel, Order
 from moorage.scheduler.core.ledger.state import Job
 from moorage.scheduler.core.queries.view import View
+from moorage.schemas.names import word_of
 from moorage.schemas.operate import act_of
 from moorage.schemas.reasons import Cure, Reason
 
@@ -43,7 +44,7 @@ def _order(say: str, command: str, verb: str, **arguments: Any) -> Remedy:
 
 
 def _cancel(job: Job, say: str) -> Remedy:
-    command = f"moorage cancel {job.name} --tenant {job.tenant}"
+    command = f"moorage cancel {word_of(job.name)} --tenant {job.tenant}"
     return Remedy(say, command, "tenant", Cancel(job.tenant, job.name, _BY))
 
 
@@ -77,7 +78,7 @@ def _cancel_first(engine: Engine, job: Job) -> Iterator[Remedy]:
 
 def _release(engine: Engine, job: Job) -> Iterator[Remedy]:
     if job.hold is not None and engine.state.tenants[job.tenant].hold is None:
-        command = f"moorage admin release {job.name} --tenant {job.tenant}"
+        command = f"moorage admin release {word_of(job.name)} --tenant {job.tenant}"
         yield _order("ask your operator to let it go on", command, "release", tenant=job.tenant, job=job.name)
 
 

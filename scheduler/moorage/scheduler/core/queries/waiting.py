@@ -49,6 +49,7 @@ from moorage.schemas.actors import SCHEDULER
 from moorage.schemas.errors import ENDED_AS_ASKED, Problem
 from moorage.schemas.frames import ABOUT_THE_JOB, NOT_PERMITTED, START_FAILED
 from moorage.schemas.gpu import format_token
+from moorage.schemas.names import word_of
 from moorage.schemas.reasons import REASONS, Reason
 from moorage.schemas.units import many
 
@@ -250,7 +251,7 @@ def _behind_rerun(engine: Engine, job: Job, why: str) -> dict[str, Any]:
             names = [{"job": again[-1] if one is each else one.job, "when": one.when} for one in awaited]
             change = json.dumps({"after": [one if one["when"] != "succeeded" else one["job"] for one in names]})
             say = f"{each.job} was run again, as {again[-1]}"
-            command = f"moorage again {job.name} --but '{change}'"
+            command = f"moorage again {word_of(job.name)} --but '{change}'"
             return {"fixes": [{"say": say, "command": command, "who": "tenant"}]}
     return {}
 
