@@ -136,6 +136,22 @@ def test_a_last_column_that_wraps_is_whole(monkeypatch: pytest.MonkeyPatch) -> N
     assert "".join(line[9:] for line in lines).replace(" ", "").removeprefix("5s") == why.replace(" ", "")
 
 
+def test_wide_letters_take_two_columns_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "31")
+    header, why = ["JOB", "STATE", "WHY"], "用了太多的显卡而且没有人知道为什么"
+    cells = [["名字", "RUNNING", why], ["b", "QUEUED", "full"]]
+    first, *_, last = lines = ["JOB   STATE    WHY", "名字  RUNNING  用了太多的显卡…", "b     QUEUED   full"]
+    assert table(header, cells, stream=Terminal()).splitlines() == lines
+    rows = Rows(header, stream=Terminal())
+    assert "\n".join(map(rows.line, cells)).splitlines() == lines
+    assert table(header, cells, wraps=True, stream=Terminal()).splitlines() == [
+        first, "名字  RUNNING  用了太多的显卡而", " " * 15 + "且没有人知道为什", " " * 15 + "么", last
+    ]  # fmt: skip
+    shortened = table(["NAME", "STATE"], [["名字" * 10, "x" * 12]], shortened=("NAME",), stream=Terminal())
+    assert shortened.splitlines()[1] == "名字名字…名字名字  " + "x" * 12
+
+
 def test_a_moment_to_come_has_its_day() -> None:
     now = datetime(2026, 11, 22, 21, 48, tzinfo=UTC)
     for hours, said in ((2, "today 23:48"), (23, "tomorrow 20:48"), (47, "2026-11-24 20:48")):
@@ -266,6 +282,11 @@ def test_a_line_is_cut_with_its_colours_ended() -> None:
     assert cut(red, 80) == red
     assert cut(red, 8) == "\x1b[31mred\x1b[0m and…\x1b[0m"
     assert cut("plain", 3) == "pl…"
+    assert cut("取消任务", 8) == "取消任务"
+    assert [cut("\x1b[31m取消任务\x1b[0m", columns) for columns in (7, 6)] == [
+        "\x1b[31m取消任…\x1b[0m", "\x1b[31m取消…\x1b[0m"
+    ]  # fmt: skip
+    assert cut("e\u0301te\u0301 la", 5) == "e\u0301te\u0301 …", "an accent of its own takes no column"
 
 
 def test_many_workers_stand_several_in_a_line() -> None:

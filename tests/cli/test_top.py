@@ -6,6 +6,7 @@ import sys
 
 import pytest
 from msgspec import structs
+from rich.cells import cell_len
 
 from moorage.cli.top.draw import AT_FIRST, JOBS, WAITS, Line, Wishes, as_text, draw, panes_at_first, shared_out
 from tests.cli.node import Node, moorage
@@ -30,6 +31,24 @@ def test_a_picture_is_never_wider_or_higher_than_the_terminal(columns: int, rows
     lines = texts(draw(view, columns, rows, Wishes(frozenset(range(1, 6)), live=True)).lines)
     assert len(lines) == rows
     assert max(map(len, lines)) <= columns
+
+
+@pytest.mark.parametrize(("columns", "rows"), [(80, 24), (161, 50)])
+def test_a_picture_with_wide_letters_is_as_wide_as_any(columns: int, rows: int) -> None:
+    view = a_view()
+    why = "用了太多的显卡而且没有人知道为什么" * 10
+    view = structs.replace(
+        view,
+        troubles=[structs.replace(view.troubles[0], what=why)],
+        waiting=[structs.replace(each, because=why) for each in view.waiting],
+    )
+    wishes = Wishes(frozenset(range(1, 6)), live=True, cursor=("t1", "job-1"))
+    lines = texts(draw(view, columns, rows, wishes).lines)
+    wide = [line for line in lines if "用了" in line]
+    assert len(wide) >= 4
+    assert max(map(cell_len, lines)) <= columns
+    assert len({cell_len(line.partition(" │ ")[0]) for line in lines if " │ " in line}) <= 1
+    assert all(cell_len(line) >= columns // 2 - 2 for line in wide), "they are cut no shorter than they must be"
 
 
 def test_eighty_by_twenty_four_answers_the_four_questions_without_a_key() -> None:

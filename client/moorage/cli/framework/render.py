@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, TextIO, TypeVar
 
 from moorage.cli.framework.console import paint, plain
-from moorage.cli.framework.wrapping import in_lines
+from moorage.cli.framework.wrapping import columns_of, fitting, in_lines, padded
 from moorage.client.durations import age
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def table(
     texts = [[_text(cell) for cell in row] for row in rows]
     if not stream.isatty():
         return "\n".join("\t".join(cell.replace("\t", " ") for cell in row) for row in [list(header), *texts])
-    widths = [max(len(row[at]) for row in [list(header), *texts]) for at in range(len(header))]
+    widths = [max(columns_of(row[at]) for row in [list(header), *texts]) for at in range(len(header))]
     columns, whole, left_out = shutil.get_terminal_size().columns, (header, texts), list[str]()
     is_number = header[-1] in numbers  # a number is never cut
     wanted = WRAPPED_COLUMN_MIN if wraps else LAST_COLUMN_MIN
@@ -140,7 +140,7 @@ class Rows:
             self._leave_out()
         for at in self._left_out:
             del texts[at]
-        widths = [max(width, len(text)) for width, text in zip(self._widths, texts, strict=True)]
+        widths = [max(width, columns_of(text)) for width, text in zip(self._widths, texts, strict=True)]
         widths = _narrowed(widths, self._header, self._shortened, columns, min(widths[-1], LAST_COLUMN_MIN))
         last = _room(columns, widths)
         if last < min(widths[-1], LAST_COLUMN_LEAST):  # the next row that fits has the header, if none had it yet
@@ -202,17 +202,17 @@ def _narrowed(
 
 def _shortened(text: str, width: int) -> str:
     """Return the text, without its middle if it is wider than `width`."""
-    if len(text) <= width:
+    if columns_of(text) <= width:
         return text
     behind = (width - 1) // 2
-    return f"{text[: width - 1 - behind]}…{text[len(text) - behind :]}"
+    return f"{fitting(text, width - 1 - behind)}…{fitting(text[::-1], behind)[::-1]}"
 
 
 def _record(header: Sequence[str], row: Sequence[str], columns: int, stream: TextIO) -> str:
     """Return a row as lines: its first cell, and below it a line for each further cell that has a value."""
     width = max(len(name) for name in header)
     first = f"{header[0]} {row[0]}"
-    lines = [first if len(first) <= columns else row[0]]
+    lines = [first if columns_of(first) <= columns else row[0]]
     for name, cell in zip(header[1:], row[1:], strict=True):
         if cell == "-":
             continue
@@ -238,9 +238,10 @@ def _line(
     cells = []
     for at, (cell, width) in enumerate(zip(row, widths, strict=True)):
         is_last = at == len(row) - 1
-        if is_last and len(cell) > last:
-            cell = cell[: last - 1] + "…"
-        text = cell.rjust(width) if header[at] in numbers else cell if is_last else cell.ljust(width)
+        if is_last and columns_of(cell) > last:
+            cell = fitting(cell, last - 1) + "…"
+        is_number = header[at] in numbers
+        text = cell if is_last and not is_number else padded(cell, width, right=is_number)
         cells.append(state(text, stream) if stream is not None and header[at] == "STATE" else text)
     return GAP.join(cells).rstrip()
 
@@ -268,7 +269,9 @@ def facts(pairs: Sequence[tuple[str, Any]], stream: TextIO | None = None) -> str
     lines = []
     for name, value in shown:
         indent = " " * width + GAP
-        if max(map(len, value.split()), default=0) > room:  # a word that does not fit begins in a line of its own
+        if (
+            max(map(columns_of, value.split()), default=0) > room
+        ):  # a word that does not fit begins in a line of its own
             indent = GAP
             first, *rest = "", *in_lines(value, max(room + width, 1))
         else:

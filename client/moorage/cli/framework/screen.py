@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Final, TextIO
 
 from moorage.cli.framework.console import is_live, plain
+from moorage.cli.framework.wrapping import columns_of, fitting
 
 #: what changes closer together is shown together
 APART_S: Final = 0.5
@@ -45,15 +46,16 @@ class Screen:
 
 
 def cut(line: str, columns: int) -> str:
-    """Return the line cut to `columns` characters, its color codes not counted. If it is cut, its colors are ended."""
+    """Return the line cut to `columns` of a terminal, its color codes not counted. If it is cut, its colors are
+    ended."""
     left, out = columns, []
     for part in _STYLED.split(line):
         if part.startswith("\x1b"):
             out.append(part)
-        elif len(part) <= left:
+        elif (wide := columns_of(part)) <= left:
             out.append(part)
-            left -= len(part)
+            left -= wide
         else:
-            out.append(part[: max(left - 1, 0)] + ("…" if left else "") + ("\x1b[0m" if len(out) > 1 else ""))
+            out.append(fitting(part, left - 1) + ("…" if left else "") + ("\x1b[0m" if len(out) > 1 else ""))
             break
     return "".join(out)

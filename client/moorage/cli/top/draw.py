@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 
 from msgspec import structs
 
+from moorage.cli.framework.wrapping import columns_of, fitting, padded
 from moorage.cli.jobs.use import use_cell
 from moorage.client.durations import age
 from moorage.client.view.view import Fit, Idle, Trouble, View, Waiting, WorkerCells
@@ -114,7 +115,7 @@ def panes_at_first(columns: int, rows: int) -> frozenset[int]:
 
 
 def draw(view: View, columns: int, rows: int, wishes: Wishes) -> Drawn:
-    """Return at most `rows` lines of at most `columns` characters."""
+    """Return at most `rows` lines of at most `columns` of a terminal."""
     columns, rows = max(columns, COLUMNS_MIN), max(rows, ROWS_MIN)
     head = [_cut(line, columns) for line in _head(view, columns, wishes)]
     foot = _cut(_foot(wishes), columns)
@@ -269,7 +270,7 @@ def _column(
             if row.target is not None:
                 targets.append(row.target)
                 if row.target == wishes.cursor:
-                    line = [(as_text(line).ljust(columns), "reverse")]
+                    line = [(padded(as_text(line), columns), "reverse")]
             lines.append(line)
     return lines
 
@@ -305,7 +306,8 @@ def about(worker: WorkerCells) -> str:
 
 
 def _title(text: str, columns: int) -> Line:
-    return [(f"─ {text} ".ljust(columns, "─")[:columns], "bold")]
+    title = fitting(f"─ {text} ", columns)
+    return [(title + "─" * (columns - columns_of(title)), "bold")]
 
 
 def _beside(left: list[Line], right: list[Line], width: int) -> list[Line]:
@@ -313,7 +315,7 @@ def _beside(left: list[Line], right: list[Line], width: int) -> list[Line]:
     lines = []
     for at in range(max(len(left), len(right))):
         first = left[at] if at < len(left) else []
-        fill = width - sum(len(text) for text, _ in first)
+        fill = width - sum(columns_of(text) for text, _ in first)
         lines.append([*first, (" " * fill + " │ ", "dim"), *(right[at] if at < len(right) else [])])
     return lines
 
@@ -322,11 +324,12 @@ def _cut(line: Line, columns: int) -> Line:
     found: Line = []
     left = columns
     for text, style in line:
-        if len(text) > left:
-            found.append((text[: max(left - 1, 0)] + ("…" if left else ""), style))
+        wide = columns_of(text)
+        if wide > left:
+            found.append((fitting(text, left - 1) + ("…" if left else ""), style))
             break
         found.append((text, style))
-        left -= len(text)
+        left -= wide
     return found
 
 
@@ -336,12 +339,12 @@ def _table(
     """Return header and rows in columns as wide as their cells; the last one is cut by who draws it. A row has its
     cells, its style and its job."""
     texts = [["-" if cell in (None, "") else in_one_line(str(cell)) for cell in cells] for cells, _, _ in rows]
-    widths = [max(map(len, column)) for column in zip(header, *texts, strict=True)]
+    widths = [max(map(columns_of, column)) for column in zip(header, *texts, strict=True)]
 
     def line(cells: Sequence[str]) -> str:
         last = len(cells) - 1
         return _GAP.join(
-            cell if at == last else cell.rjust(width) if name in numbers else cell.ljust(width)
+            cell if at == last else padded(cell, width, right=name in numbers)
             for at, (cell, width, name) in enumerate(zip(cells, widths, header, strict=True))
         ).rstrip()
 
