@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from moorage.client import AsyncClient
-from tests.cli.node import Node, environment, node_on, on_a_terminal, read_all
+from tests.cli.node import Node, environment, moorage, node_on, on_a_terminal, read_all
 
 
 @pytest.mark.slow
@@ -50,6 +50,13 @@ async def test_binary_output_comes_through_a_pipe_as_it_was_written(node: Node, 
         )
         out, _ = await process.communicate()
         assert out == wanted.read_bytes(), argv
+
+
+async def test_letters_come_through_a_pipe_as_they_were_written_whatever_the_encoding(node: Node, unique: str) -> None:
+    env = {**node.env(unique), "PYTHONIOENCODING": "latin-1"}
+    for argv in (("run", "--job", "j", "--", "echo", "é 日"), ("logs", "j")):
+        ran = await moorage(*argv, env=env)
+        assert (ran.code, ran.out) == (0, "é 日\n"), argv
 
 
 async def test_a_line_of_progress_says_when_it_was_and_not_how_long_one_looks(node: Node, unique: str) -> None:

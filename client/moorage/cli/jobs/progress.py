@@ -190,14 +190,14 @@ class Progress:
             self._show(f"{self._tag(self._state)}  {of}{piece.note if self._rewrites else head}")
 
     def _write(self, name: str, text: str | bytes) -> None:
-        """Write output: on a terminal as text, otherwise byte by byte as it came."""
+        """Write output: on a terminal as text, otherwise byte by byte as it came, whatever the stream's encoding."""
         if not text:
             return
         self.erase()
         stream: TextIO = sys.stdout if name == "out" else sys.stderr
-        if isinstance(text, bytes) and not stream.isatty():
+        if not stream.isatty():
             stream.flush()
-            stream.buffer.write(text)
+            stream.buffer.write(text.encode() if isinstance(text, str) else text)
         else:
             stream.write(text.decode(errors="replace") if isinstance(text, bytes) else text)
         stream.flush()
