@@ -272,6 +272,31 @@ def test_start_within_counts_from_the_last_placement_of_a_job_of_many() -> None:
     assert sum(count_of(ended) for state, ended in job.ended if STATES[state] == "EXPIRED") == 2_000 - 4
 
 
+def test_a_new_leader_knows_since_when_a_job_runs_fewer_replicas_than_it_may() -> None:
+    drive = Driving()
+    drive.worker("w0", 2)
+    drive.submit("many", replicas=4, gpu={}, max_running=2, start_within_s=60)
+    drive.settle()
+    drive.pass_time(300_000)
+    drive.submit("urgent", replicas=2, gpu={}, priority=90)
+    first_ms = drive.now
+    for member in list(drive.workers["w0"].held):
+        drive.workers["w0"].finish(member)
+        drive.settle()
+        drive.pass_time(10_000)
+    assert drive.states("many") == ["SUCCEEDED", "SUCCEEDED", "QUEUED", "QUEUED"]
+    since_ms = drive.job("many").waits_from_ms
+    assert first_ms <= since_ms < first_ms + 1_000, "since the first of them has ended"
+    drive.take_snapshot()
+    drive.lead()
+    assert drive.job("many").waits_from_ms == since_ms
+    drive.renew()
+    drive.pass_time(since_ms + 59_000 - drive.now)
+    assert drive.states("many")[2:] == ["QUEUED", "QUEUED"]
+    drive.pass_time(2_000)
+    assert drive.states("many")[2:] == ["EXPIRED", "EXPIRED"]
+
+
 # ---------------------------------------------------------------------------------------------- the size of a record
 
 

@@ -12,7 +12,7 @@ from itertools import islice
 from typing import Final
 
 from moorage.scheduler.core.draft import Draft
-from moorage.scheduler.core.ledger.state import QUEUED, Job, State
+from moorage.scheduler.core.ledger.state import AT_MS, FENCE, IS_TERMINAL, PLACED, QUEUED, STATE, Job, State
 from moorage.scheduler.core.lifecycle.admission import Admission
 from moorage.scheduler.core.lifecycle.max_running import most_of
 from moorage.scheduler.core.lifecycle.scaling import Scaling
@@ -26,6 +26,22 @@ from moorage.schemas.job import Request
 
 #: with so many replicas of a job that came back at once, no new one is placed until some of them have been
 BACK_MAX: Final = 1_000
+
+#: the states of replicas that are on no worker
+_ON_NONE: Final = frozenset({QUEUED, *(state for state, is_terminal in enumerate(IS_TERMINAL) if is_terminal)})
+
+
+def _full_until_ms(job: Job, most: int) -> int:
+    """Return the ledger ms until which so many replicas were on workers at once; 0 if that is now, or in no story."""
+    count = job.on_workers
+    for row in reversed(job.story) if count < most else ():
+        if row[STATE] == PLACED:
+            count -= 1
+        elif row[FENCE] and row[STATE] in _ON_NONE:  # an attempt's end
+            count += 1
+            if count >= most:
+                return row[AT_MS]
+    return 0
 
 
 class Indexing:
@@ -137,9 +153,9 @@ class Indexing:
             else:
                 queue.closed.discard(num)  # its release puts them in
         if most is not None and (job.size > 1 or request.scale is not None):
-            key = self.requests.priority_of(job), self.requests.shape_of(job), job.tenant
-            if queue.bound(num, most - job.on_workers, key):
-                job.since_ms = self.state.time_ms
+            if num not in queue.rooms:  # a new leader's first look at it
+                job.since_ms = max(job.since_ms, _full_until_ms(job, most))
+            self._let_place(job, most - job.on_workers, self.state.time_ms)
 
     def bound_by(self, draft: Draft) -> None:
         """Let jobs with such a bound place as many more replicas as this record takes off their workers.
@@ -148,10 +164,14 @@ class Indexing:
         """
         for num, count in Counter(draft.leaving()).items() if self.queue.rooms else ():
             if num in self.queue.rooms:
-                job = self.state.jobs[num]
-                key = self.requests.priority_of(job), self.requests.shape_of(job), job.tenant
-                if self.queue.bound(num, self.queue.rooms[num] + count, key):
-                    job.since_ms = draft.time_ms
+                self._let_place(self.state.jobs[num], self.queue.rooms[num] + count, draft.time_ms)
+
+    def _let_place(self, job: Job, room: int, now_ms: int) -> None:
+        """Let a job with such a bound place so many more replicas; if it could place none, it waits from now on."""
+        was_full = self.queue.rooms.get(job.num, room) <= 0
+        self.queue.bound(job.num, room, (self.requests.priority_of(job), self.requests.shape_of(job), job.tenant))
+        if was_full and room > 0:
+            job.since_ms = now_ms
 
     def bound_to(self, job: Job, request: Request, wanted: int) -> None:
         """Let a service have this many members from now on, before the record that says so is folded."""
