@@ -22,7 +22,8 @@ from moorage.client import (
     Unreachable,
 )
 from moorage.schemas.errors import problem
-from moorage.schemas.frames import Accepted
+from moorage.schemas.frames import Accepted, Answer
+from tests.cli.node import moorage
 from tests.client.scripted_scheduler import ScriptedScheduler
 from tests.waiting import until
 
@@ -189,6 +190,19 @@ async def test_what_a_leader_said_last_is_told_though_the_last_try_heard_nothing
             with pytest.raises(NoScheduler, match=r"the ledger is stuck; asked at .* for 0\.5 s") as told:
                 await client.ls()
             assert (told.value.code, told.value.fixes) == ("not-leading", ("look at it",))
+
+
+async def test_the_command_says_what_a_scheduler_answered_while_it_asks_again(nats_url: str, unique: str) -> None:
+    overloaded = problem("overloaded", "too many questions")
+    rows = Answer("ls", 9, {"jobs": [], "counts": {}})
+    async with ScriptedScheduler(nats_url, unique) as scheduler:
+        scheduler.will("ls", overloaded, overloaded, problem("behind", "the history lacks the end"), rows)
+        ran = await moorage("ls", "--nats", nats_url, "--tenant", unique, "--timeout", "20s", "--json")
+    assert (ran.code, len(scheduler.asked)) == (0, 4), ran.err
+    assert ran.err == (
+        "not now, overloaded: too many questions; this command asks again for up to 20s\n"
+        "not now, behind: the history lacks the end; this command asks again for up to 20s\n"
+    )
 
 
 async def test_no_server_is_told_without_secrets() -> None:

@@ -58,12 +58,14 @@ class Asking:
     """Sends a client's requests, and repeats each until it is answered or its deadline passes.
 
     `where` is the server's name in errors. `refused` is set while the server refuses the client at reconnects, and says
-    why. `on_wait` is called before each further try.
+    why. `on_wait` is called before each further try; `put_off` then has the "not now" that was answered to the last
+    one, or None if nobody answered.
     """
 
     def __init__(self, where: str = "", on_wait: Callable[[], None] | None = None) -> None:
         self.where = where
         self.refused: BusError | None = None
+        self.put_off: Problem | None = None
         self._on_wait = on_wait
 
     async def ask(
@@ -97,12 +99,11 @@ class Asking:
         return await self._try_on(_Tries(once), deadline_s, time.monotonic() + deadline_s)
 
     async def _try_on(self, tries: _Tries[T], deadline_s: float, ends_s: float) -> T:
-        on_wait = self._on_wait
         until_answered = tenacity.AsyncRetrying(
             stop=tenacity.stop_before_delay(max(ends_s - time.monotonic(), 0.0)),
             wait=tenacity.wait_random_exponential(multiplier=WAIT_S_MIN, max=WAIT_S_MAX),
             retry=tenacity.retry_if_exception_type(_RETRIED),
-            before_sleep=None if on_wait is None else lambda _: on_wait(),
+            before_sleep=self._before_sleep,
             reraise=True,
         )
         try:
@@ -115,6 +116,12 @@ class Asking:
                 raise not_now(heard.problem, self.where, deadline_s) from None
             raise unanswered(self.refused or error, self.where, deadline_s) from None
         return result
+
+    def _before_sleep(self, state: tenacity.RetryCallState) -> None:
+        failed = state.outcome.exception() if state.outcome is not None else None
+        self.put_off = failed.problem if isinstance(failed, _NotNow) else None
+        if self._on_wait is not None:
+            self._on_wait()
 
 
 class _Tries(Generic[T]):

@@ -99,6 +99,11 @@ class Connected:
         """The server's name, without secrets; "" before the first connection."""
         return self._asking.where
 
+    @property
+    def put_off(self) -> Problem | None:
+        """The "not now" that was answered to the request that is asked again; None if nobody answered it."""
+        return self._asking.put_off
+
     async def __aenter__(self) -> Self:
         await self.open()
         return self

@@ -230,13 +230,15 @@ def client_of(options: Options) -> AsyncClient:
 
     options = options.settled()
     timeout = options.timeout or TIMEOUT_DEFAULT
-    told = False
+    told = set[str]()
 
     def on_wait() -> None:
-        nonlocal told
-        if not told:
-            told = True
-            console.say(f"no scheduler answers yet; this command asks again for up to {timeout}")
+        put_off = client._wire.put_off
+        code = "" if put_off is None else put_off.code
+        if code not in told:
+            told.add(code)
+            why = "no scheduler answers yet" if put_off is None else f"not now, {code}: {put_off.message}"
+            console.say(f"{why}; this command asks again for up to {timeout}")
 
     client = AsyncClient(
         options.nats,
