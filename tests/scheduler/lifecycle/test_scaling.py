@@ -318,6 +318,64 @@ def test_not_the_last_members_and_not_for_what_they_do_not_have() -> None:
     assert set(service.serve(60, 4.0)) == {4}
 
 
+GANG = {"gpu": {"count": 2, "scheduling": "gang"}, "replicas": 3}
+
+
+@pytest.mark.parametrize("job", [GANG, {"gpu": {}, "resources": {"cpu_milli": 64_000}}])
+def test_for_a_job_that_can_never_start_no_member_ends_and_the_service_grows(job: dict[str, Any]) -> None:
+    drive = Driving()
+    for name in ("w0", "w1"):
+        drive.worker(name, 2, cpu_milli=8_000, capabilities={**CALLS, "noop": {}})
+    scaled(drive, replicas={"min": 1, "max": 4})
+    drive.settle()
+    service = Service(drive)
+    service.serve(15, 2.5)
+    assert 1 < len(service.members()) < 4
+    drive.submit("never", tenant="u", priority=60, **job)
+    assert service.serve(90, 2.5)[-1] == 4
+    assert drive.states("never", "u")[0] == "QUEUED"
+
+
+def test_no_member_ends_where_that_would_not_make_room() -> None:
+    drive, service = serving(gpus=5, replicas={"min": 1, "max": 3})
+    drive.submit("hog", gpu={"count": 2})
+    drive.settle()
+    assert service.serve(60, 2.0)[-1] == 3
+    drive.submit("wide", tenant="u", priority=60, gpu={"count": 4})
+    assert set(service.serve(60, 2.0)) == {3}
+    drive.cancel("hog")
+    drive.settle()
+    service.serve(60, 2.0)
+    assert drive.states("wide", "u") == ["RUNNING"], "with its GPUs there is room"
+
+
+def test_two_services_make_room_together() -> None:
+    drive, service = serving(gpus=4, replicas={"min": 1, "max": 2})
+    scaled(drive, "other", replicas={"min": 1, "max": 2})
+    drive.settle()
+    other = Service(drive, "other")
+    for _ in range(60):
+        service.say(2.0)
+        other.serve(1, 2.0)
+    assert (len(service.members()), len(other.members())) == (2, 2)
+    drive.submit("wide", tenant="u", priority=60, gpu={"count": 2})
+    for _ in range(60):
+        service.say(2.0)
+        other.serve(1, 2.0)
+    assert drive.states("wide", "u") == ["RUNNING"]
+
+
+def test_no_member_ends_on_a_closed_worker() -> None:
+    drive, service = serving(gpus=3, replicas={"min": 1, "max": 3})
+    service.serve(60, 2.0)
+    drive.operate("cordon", "w0", why="tonight")
+    drive.submit("urgent", tenant="u", priority=60, gpu={})
+    assert set(service.serve(60, 2.0)) == {3}
+    drive.operate("uncordon", "w0")
+    service.serve(20, 2.0)
+    assert drive.states("urgent", "u") == ["RUNNING"]
+
+
 @pytest.mark.parametrize("both", [False, True])
 def test_a_preemptible_job_ends_no_member_that_would_preempt_it_again(both: bool) -> None:
     """They took turns: a member preempted the job, ended for it as it had come earlier, and preempted it again."""

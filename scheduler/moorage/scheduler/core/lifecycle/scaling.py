@@ -10,18 +10,23 @@ places, and one more than there are while calls wait longer than the request say
 `scale_up_s`, once all members that are wanted answer calls: those that start will help. One step down each
 `scale_down_s`, once fewer would have done for so long. A member above `min` also ends, one each `scale_up_s`, while
 another job waits for what it has, and comes before this one in the queue: by priority, its tenant's turn, or arrival.
+It ends only if that, with the other members above `min` on its host, makes room for that job.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
+from functools import reduce
 from heapq import nsmallest
+from operator import or_
 from typing import Final, NamedTuple
 
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.events import Wake
 from moorage.scheduler.core.fleet.fleet import Fleet
+from moorage.scheduler.core.fleet.host import EXCLUSIVE, MEMBERS_MAX, Host
 from moorage.scheduler.core.fleet.shape import Shape
 from moorage.scheduler.core.ledger.acts import Scale
 from moorage.scheduler.core.ledger.records import Count
@@ -102,6 +107,14 @@ class _Stuck(NamedTuple):
     group: Group
 
 
+class _Room(NamedTuple):
+    """What a host has for other jobs once some members have left it."""
+
+    slots: int
+    cpu_milli: int
+    memory_mib: int
+
+
 class Scaling:
     """Follows the calls of services. `bound(job, request, wanted)` lets the queue place as many replicas as are wanted.
 
@@ -128,6 +141,8 @@ class Scaling:
         self._up_ms = int(up_s * 1000)
         self._down_ms = int(down_s * 1000)
         self._services: dict[int, _Service] = {}  # by job number
+        #: in this pass, by worker number: what the hosts of services have once the members above `min` have left
+        self._rooms: dict[int, _Room] = {}
         #: numbers of jobs that another one replaces: these get no more members, whose places the other one may need
         self.replaced: Collection[int] = ()
 
@@ -188,6 +203,7 @@ class Scaling:
         if not self._services:
             return False
         stuck, moved = self._stuck(), False
+        self._rooms = self._find_rooms(draft) if stuck else {}
         for num, service in list(self._services.items()):
             job = self._state.jobs.get(num)
             if job is None or job.over:
@@ -315,7 +331,7 @@ class Scaling:
         mine = first.group.tenant == job.tenant
         whom = "an earlier or more urgent job" if mine else f"tenant {first.group.tenant}"
         why = f"{whom} waits for what a member has, and comes first"
-        helping = [member for member in members if self._helps(first.group.shape, member)]
+        helping = [m for m in members if self._helps(first.group.shape, m, self._rooms.get(m.worker.num))]
         self._end_fewest(draft, service, helping, 1, f"scaled to {len(members) - 1}: {why}")
         self._move(draft, job, request, service, len(members) - 1, why)
 
@@ -323,7 +339,8 @@ class Scaling:
         """Return the first groups of the queue that found no place, in order."""
         groups = (group for group in self._order.queue.groups.values() if group.entries and group.verdict is not VOID)
         key = self._order.key
-        return nsmallest(STUCK_MAX, (_Stuck(key(group), group.entries[0], group) for group in groups))
+        first = nsmallest(STUCK_MAX, (_Stuck(key(group), group.entries[0], group) for group in groups))
+        return [each for each in first if self._could_hold(each.group.shape)]
 
     def _first_for(self, draft: Draft, job: Job, members: list[Member], stuck: Collection[_Stuck]) -> _Stuck | None:
         """Return the first group that waits for what some member of the job has, and comes before the job itself."""
@@ -340,16 +357,77 @@ class Scaling:
                 return None
             if each.group.shape.preemptible and not mine.shape.preemptible:
                 continue  # the next member would preempt it again
-            if self._order.may(draft, each.group) and any(self._helps(each.group.shape, member) for member in members):
+            shape, rooms = each.group.shape, self._rooms
+            if self._order.may(draft, each.group) and any(
+                self._helps(shape, member, rooms.get(member.worker.num)) for member in members
+            ):
                 return each
         return None
 
-    def _helps(self, shape: Shape, member: Member) -> bool:
-        """Return whether the end of a member frees what a job of this shape may use."""
-        host = self._fleet.hosts.get(member.worker.num)
-        if host is None or (fit := host.cls.fit(shape)).reason:
+    def _could_hold(self, shape: Shape) -> bool:
+        """Return whether the fleet, if empty, would hold a gang. Any other job is looked at host by host."""
+        missing = shape.together if shape.together > 1 else 0
+        for cls, _ in self._fleet.capable(shape) if missing else ():
+            for alike in cls.sizes.values():  # hosts of one size give the same answer
+                missing -= len(alike) * next(iter(alike.values())).replicas_of(shape, "ever")
+        return missing <= 0
+
+    def _find_rooms(self, draft: Draft) -> dict[int, _Room]:
+        """Return what the hosts of services have that take jobs once as many members of each have left as it has above
+        `min`."""
+        leaving: dict[int, set[Member]] = {}
+        for num in self._services:
+            job = self._state.jobs.get(num)
+            if job is None:
+                continue
+            members, scale = list(self._members(draft, job)), self._lifecycle.request_of(job).scale
+            spare = len(members) - scale.min if scale is not None and job.hold is None else 0
+            seen = Counter[int]()
+            for member in members:
+                here = leaving.setdefault(member.worker.num, set())
+                if seen[member.worker.num] < spare:
+                    here.add(member)
+                seen[member.worker.num] += 1
+        hosts = self._fleet.hosts
+        return {
+            num: self._room(draft, hosts[num], members)
+            for num, members in leaving.items()
+            if num in hosts and hosts[num].usable
+        }
+
+    def _room(self, draft: Draft, host: Host, leaving: Collection[Member]) -> _Room:
+        """Return what a host has once these members have left it, with those that are ending or preemptible."""
+        gone = [
+            member
+            for member in host.worker.members.values()
+            if member in leaving or member.preemptible or not self._lifecycle.is_on_worker(draft, member)
+        ]
+        masks = [draft.mask_of(member) for member in gone if member not in draft.gone]
+        shapes = [self._lifecycle.shape_of(member.replica.job) for member in gone if member not in draft.gone]
+        freed = reduce(or_, masks, 0)
+        for slot, device in host.shared.items():
+            if sum(mask >> slot & 1 for mask in masks) < device.users:
+                freed &= ~(1 << slot)
+        cpu_milli = host.cpu_free + sum(shape.cpu_milli for shape in shapes)
+        return _Room(host.opened_by(gone, freed), cpu_milli, host.memory_free + sum(s.memory_mib for s in shapes))
+
+    def _helps(self, shape: Shape, member: Member, room: _Room | None) -> bool:
+        """Return whether a member has what a job of this shape may use, and that job fits into this room of its host.
+
+        For a sharer only the slot counts.
+        """
+        num = member.worker.num
+        host = self._fleet.hosts.get(num)
+        if host is None or room is None or num in shape.refusing or shape.driver in host.down:
+            return False
+        fit = host.cls.fit(shape)
+        slots = fit.mask & ~dict(shape.avoid).get(num, 0) if shape.avoid else fit.mask
+        most = MEMBERS_MAX
+        if shape.count and shape.mode == EXCLUSIVE:
+            most = (room.slots & slots).bit_count() // shape.count
+        if most <= 0 or fit.reason or host.within(shape, most, room.cpu_milli, room.memory_mib) <= 0:
             return False
         if shape.count:
-            return bool(member.mask & fit.mask)
+            return bool(member.home & slots & host.lent & ~host.shut)
         has = self._lifecycle.shape_of(member.replica.job)
         return bool((shape.cpu_milli and has.cpu_milli) or (shape.memory_mib and has.memory_mib))
