@@ -6,6 +6,7 @@ import asyncio
 import http.server
 import json
 import signal
+import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from moorage.cli.jobs.follow import POST_S
 from moorage.client import AsyncClient
 from tests.cli.node import Lines, Node, start
 from tests.waiting import until, until_state
@@ -130,6 +132,19 @@ async def test_a_web_address_gets_each_until_it_takes_it(node: Node, unique: str
         await until(lambda: len(receiver.kept) == 2, 60, "both are taken")
         assert [(each["job"], each["state"]) for each in receiver.kept] == [("a", "FAILED"), ("b", "SUCCEEDED")]
         assert receiver.kept[0]["key"] == f"{unique}/a/{receiver.kept[0]['rev']}"
+
+
+async def test_ctrl_c_does_not_wait_for_a_web_address_that_does_not_answer(node: Node, unique: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        silent.settimeout(60)
+        process = await follower(node, unique, "--post", f"http://127.0.0.1:{silent.getsockname()[1]}/")
+        async with AsyncClient(node.url, tenant=unique) as client:
+            await run(client, "a", "true")
+        asking, _ = await asyncio.to_thread(silent.accept)
+        with asking:
+            process.send_signal(signal.SIGINT)
+            async with asyncio.timeout(POST_S / 3):
+                assert await process.wait() == 0
 
 
 async def test_what_cannot_be_followed_is_told_with_what_to_do(node: Node, unique: str, tmp_path: Path) -> None:

@@ -10,9 +10,11 @@ import asyncio
 import contextlib
 import fcntl
 import os
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -121,7 +123,7 @@ def _hand(command: str | None, url: str | None) -> Hand:
     if url is not None:
         if not url.startswith(("http://", "https://")):
             raise rejected("invalid-argument", f"no web address: {url}", found=url, next="--post https://…")
-        return lambda told, _: asyncio.to_thread(_post, url, told)
+        return lambda told, _: _posted(url, told)
     return _print
 
 
@@ -152,6 +154,21 @@ async def _run(command: str, told: Told) -> str:
         await process.wait()
         raise
     return f"the command ended with {process.returncode}" if process.returncode else ""
+
+
+async def _posted(url: str, told: Told) -> str:
+    """Post in a thread for which, unlike one of `asyncio.to_thread`, Ctrl-C does not wait: it takes up to `POST_S`."""
+    taken = Future[str]()
+    taken.set_running_or_notify_cancel()
+
+    def post() -> None:
+        try:
+            taken.set_result(_post(url, told))
+        except BaseException as error:
+            taken.set_exception(error)
+
+    threading.Thread(target=post, daemon=True).start()
+    return await asyncio.wrap_future(taken)
 
 
 def _post(url: str, told: Told) -> str:
