@@ -24,7 +24,8 @@ FLEET: Final[dict[str, str]] = {
     "finished_window_ms": "age of the oldest ended job in memory, ms",
     "keeps": "seconds for which ended jobs and their history are kept, and their bounds",
     "follower": "what writes the history and counts GPU time: how many records of the ledger it is behind, its `gaps` "
-    "(from and until when in ms, how many records), the stories that wait, and what was written since it began",
+    "(from and until when in ms, how many records), the stories that wait, and what was written since it began; "
+    "while it cannot go on, its `trouble` and what to do `next`",
     "feature_level": "feature level of the ledger's records",
     "contained": "work that the scheduler failed on and set aside: `counts` by kind, whether `pack` ranks as the"
     " `plain_ranker`, which verbs of which tenants are `refused` for now, the `workers` that are kept out, and"

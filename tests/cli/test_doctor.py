@@ -151,6 +151,16 @@ def test_the_doctor_tells_the_gap_in_what_was_counted_and_how_far_the_count_is_b
     assert "counted up to 1970-01-01T01:00:00Z: 7 records" in told(0, [0, hour, 7])[1]
 
 
+def test_the_doctor_says_why_no_history_is_written_now_and_what_to_do() -> None:
+    fleet = {"leader": "s1", "epoch": 1, "ledger": 9, "workers": []}
+    for what_to_do, fix in (("name another prefix", "name another prefix"), ("", "the log of the scheduler says")):
+        trouble = {"trouble": "the stream has other settings", "next": what_to_do}
+        rows = checks_fleet.of_fleet({**fleet, "follower": {"behind": 9, "gaps": [], **trouble}})
+        (found,) = [check for check in rows if check.name == "follower"]
+        assert (found.verdict, found.fix.startswith(fix)) == ("warn", True)
+        assert found.found == "no history is written and no GPU time counted now: the stream has other settings"
+
+
 def test_the_doctor_says_how_full_the_durable_queue_is() -> None:
     fleet = {"leader": "s1", "epoch": 1, "ledger": 9, "workers": []}
     assert "queue-room" not in {check.name for check in checks_fleet.of_fleet(fleet)}

@@ -23,6 +23,7 @@ from moorage.scheduler.core.ledger.record import decode_record
 from moorage.scheduler.core.ledger.state import STORY_MAX, STORY_MAX_REPLICA
 from moorage.scheduler.core.outputs import story
 from moorage.scheduler.core.queries import views
+from moorage.scheduler.follower.beside import FollowerBeside
 from moorage.scheduler.follower.follower import Follower, Question
 from moorage.scheduler.history.history_reader import QUESTIONS_MAX, HistoryReader
 from moorage.scheduler.ledger.ledger import Ledger
@@ -317,6 +318,49 @@ async def test_a_stream_that_takes_nothing_stops_nobody_and_what_is_not_written_
     for name in ("j0", "j1234", "j1999", "last"):
         assert [change["state"] for change in await drive.pages(name)] == ["ACCEPTED", "CANCELLED"]
     assert drive.follower.position.waiting == 0
+
+
+@scene()
+async def test_a_follower_that_cannot_begin_or_go_on_says_why_until_it_can(drive: Writing) -> None:
+    """Its leader tells the doctor, which said that history is written, while the log warned and questions failed."""
+
+    async def set_to(discard: str) -> None:
+        changed = {"name": SUBJECTS.follower_stream, "discard": discard}
+        await drive.ledger_js.ensure_stream(changed, frozenset({"discard"}))
+
+    def follower_of_fleet() -> dict[str, Any]:
+        beside = FollowerBeside(None, lambda: drive.follower)
+        beside._here = drive.follower
+        return dict(beside.figures(drive.state.seq)["follower"])
+
+    await drive.written()
+    assert "trouble" not in follower_of_fleet()
+    await set_to("old")
+    drive.follows()
+    await drive.written()
+    told = follower_of_fleet()
+    assert told["trouble"].startswith(f"stream {SUBJECTS.follower_stream} exists with other settings: discard is 'old'")
+    assert told["next"] == "change the stream yourself, or give moorage another prefix"
+    await set_to("new")
+    await drive.written(60)
+    assert "trouble" not in follower_of_fleet()
+
+    drive.link.lose()  # the history's: what waits to be written cannot be
+    drive.submit("j")
+    drive.cancel("j")
+    await drive.written(20)
+    assert follower_of_fleet()["trouble"]
+    drive.link.restore()
+    await drive.written(60)
+    assert "trouble" not in follower_of_fleet()
+
+    drive.link.lose()
+    drive.follows()
+    await drive.written(20)
+    assert follower_of_fleet()["trouble"], "also while it is tried again, before that is given up"
+    drive.link.restore()
+    await drive.written(60)
+    assert "trouble" not in follower_of_fleet()
 
 
 @scene()

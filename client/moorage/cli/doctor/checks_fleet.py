@@ -217,7 +217,8 @@ def of_fleet(fleet: dict[str, Any]) -> Iterator[Check]:
     if (contained := fleet.get("contained")) is not None:
         yield contained_failures(contained)
     if (follower := fleet.get("follower")) is not None:
-        yield follows(follower["behind"], follower["gaps"])
+        trouble = follower.get("trouble", ""), follower.get("next", "")
+        yield follows(follower["behind"], follower["gaps"], *trouble)
     yield _workers(fleet["workers"])
     if fleet.get("stalled_jobs"):
         yield _stalled(fleet["stalled_jobs"], fleet["stalled"])
@@ -286,10 +287,12 @@ def _schedulers(rows: list[dict[str, Any]]) -> Check | None:
     )
 
 
-def follows(behind: int, gaps: list[list[int]]) -> Check:
+def follows(behind: int, gaps: list[list[int]], trouble: str = "", fix: str = "") -> Check:
     """Check that what follows the ledger has read it; `gaps` are from and until when, in ms, it missed how many
-    records."""
+    records. With a `trouble` it cannot go on now; `fix` is what to do then."""
     log = "the log of the scheduler says what stopped the follower of the ledger, or what kept it from saving"
+    if trouble:
+        return Check("follower", "warn", f"no history is written and no GPU time counted now: {trouble}", fix or log)
     if gaps:
         from_ms, until_ms, records = gaps[-1]
         since = f"from {utc(from_ms)} to {utc(until_ms)}" if from_ms else f"up to {utc(until_ms)}"

@@ -35,6 +35,7 @@ class FollowerBeside:
         self._make = make
         self._here: Follower | None = None
         self._position = Position()
+        self._trouble = ""  # why there is no process that has begun; empty if there is one
         self._writer: asyncio.StreamWriter | None = None
         self._numbers = count(1)
         self._asked: dict[int, asyncio.Future[Told | None]] = {}
@@ -49,7 +50,11 @@ class FollowerBeside:
         """Return what the answer to `fleet` contains of it, where the leader has folded record `seq`."""
         position = self.position
         gaps = [[gap.from_ms, gap.until_ms, gap.through_seq - gap.after_seq] for gap in position.gaps]
-        told = {"waiting": position.waiting, "frames": position.frames, "stories": position.stories}
+        told: dict[str, Any] = {
+            "waiting": position.waiting, "frames": position.frames, "stories": position.stories
+        }  # fmt: skip
+        if trouble := position.trouble or self._trouble:
+            told |= {"trouble": trouble, "next": position.next}
         return {"follower": {"behind": max(0, seq - position.seq), "gaps": gaps, **told}}
 
     # ---------------------------------------------------------------------------------------------- asking
@@ -111,7 +116,8 @@ class FollowerBeside:
                 stdout=asyncio.subprocess.PIPE,
             )
         except OSError as error:  # no room for a process, or an upgrade replaced Python: the term continues
-            log.warning("no history is written now: the follower of the ledger cannot be started: %s", error)
+            self._trouble = f"the follower of the ledger cannot be started: {error}"
+            log.warning("no history is written now: %s", self._trouble)
             return False
         assert process.stdin is not None
         assert process.stdout is not None
@@ -122,10 +128,12 @@ class FollowerBeside:
                     async with asyncio.timeout(SILENT_S_MAX):
                         frame = await read_frame(process.stdout)
                 except TimeoutError:
-                    log.warning("the follower of the ledger said nothing for %g s and is ended", SILENT_S_MAX)
+                    self._trouble = f"the follower of the ledger said nothing for {SILENT_S_MAX:g} s and is ended"
+                    log.warning("%s", self._trouble)
                     return told
                 if frame is None:
-                    log.warning("the follower of the ledger ended; it is started again")
+                    self._trouble = "the follower of the ledger ended; it is started again"
+                    log.warning("%s", self._trouble)
                     return told
                 told = True
                 self._on_told(frame)
@@ -141,5 +149,7 @@ class FollowerBeside:
     def _on_told(self, frame: bytes) -> None:
         told = decode_told(frame)
         self._position = told.position
+        if told.position.seq:  # it has begun
+            self._trouble = ""
         if (answer := self._asked.get(told.number)) is not None and not answer.done():
             answer.set_result(told)

@@ -58,7 +58,10 @@ class Question(msgspec.Struct, array_like=True):
 
 
 class Position(msgspec.Struct, array_like=True):
-    """Where a follower stands: the last record that it folded, behind which record it needs all, and its gaps."""
+    """Where a follower stands: the last record that it folded, behind which record it needs all, and its gaps.
+
+    `trouble` is why it cannot go on now, as it is logged, and `next` what to do about it; both are empty if it goes on.
+    """
 
     seq: int = 0
     kept_from: int = 0
@@ -66,6 +69,8 @@ class Position(msgspec.Struct, array_like=True):
     waiting: int = 0  # stories that are not written yet
     frames: int = 0  # written since it began
     stories: int = 0
+    trouble: str = ""
+    next: str = ""
 
 
 class Follower:
@@ -92,13 +97,14 @@ class Follower:
         self._usage = Usage(self._state)
         self._history = History(world, subjects, config, replicas)
         self._saved_seq = 0
+        self._trouble, self._next = "", ""
         self._asked = asyncio.Event()
         self._waiting: list[tuple[int, asyncio.Future[None]]] = []
 
     @property
     def position(self) -> Position:
         history = self._history
-        told = history.waiting, history.frames, history.stories
+        told = history.waiting, history.frames, history.stories, self._trouble, self._next
         return Position(self._state.seq, self._saves.kept_from, self._usage.gaps, *told)
 
     # ------------------------------------------------------------------------------------------- following
@@ -109,12 +115,13 @@ class Follower:
         while True:
             try:
                 if not begun:
-                    await retry_unanswered(self._begin)
+                    await retry_unanswered(self._try_to_begin)
                     begun = True
                 await self._catch_up()
                 self._tell()
                 if self._state.seq - self._saved_seq >= self._save_records:
                     await self._save()
+                self._trouble, self._next = "", ""
                 wait_s = AGAIN_S
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._asked.wait(), FOLLOW_EVERY_S)
@@ -123,11 +130,21 @@ class Follower:
                 continue
             except BusError as error:
                 log.warning("the ledger cannot be followed now; jobs are not affected: %s", error)
+                self._trouble, self._next = str(error), error.problem.next
             except (Overtaken, LedgerBroken) as error:
                 log.warning("the follower of the ledger begins again: %s", error)
+                self._trouble, self._next = str(error), ""
                 begun = False
             await asyncio.sleep(wait_s)
             wait_s = min(wait_s * 2, AGAIN_S_MAX)
+
+    async def _try_to_begin(self) -> None:
+        """Begin; while that is tried again, for minutes, the position has the failure."""
+        try:
+            await self._begin()
+        except BusError as error:
+            self._trouble, self._next = str(error), error.problem.next
+            raise
 
     async def _begin(self) -> None:
         """Read the newest save. If it is none of this ledger, begin at the ledger's newest snapshot."""
