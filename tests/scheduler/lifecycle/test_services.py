@@ -131,6 +131,59 @@ def test_without_room_the_old_one_makes_room_one_by_one() -> None:
     assert drive.states("b") == ["RUNNING", "PLACED"]
 
 
+NEVER: list[dict[str, Any]] = [
+    {"gpu": {"model": "B300"}},
+    {"gpu": {"count": 2}},
+    {"resources": {"cpu_milli": 64_000}},
+    {"requires": {"zone": ["x"]}},
+]
+
+
+@pytest.mark.parametrize("fields", NEVER)
+@pytest.mark.parametrize("replicas", [1, {"min": 1, "max": 3}])
+def test_none_ends_for_a_new_one_that_its_place_is_not_enough_for(fields: dict[str, Any], replicas: Any) -> None:
+    drive = Driving()
+    can = {"answers_calls": True, "reaches": True}
+    drive.worker("w0", 1, auto=False, cpu_milli=8_000, capabilities={"process": can})
+    serve(drive, "a", replicas=replicas)
+    becomes_ready(drive, "a")
+    serve(drive, "b", instead_of="a", replicas=replicas, **fields)
+    drive.pass_time(30_000)
+    assert drive.states("a")[0] == "RUNNING"
+
+
+def test_none_ends_while_the_new_one_could_not_start_in_its_place() -> None:
+    drive = served(1)
+    drive.operate("cordon", "w0")
+    serve(drive, "b", instead_of="a")
+    drive.pass_time(30_000)
+    assert drive.states("a") == ["RUNNING"], "its worker takes no job"
+    drive.order("hold")
+    drive.operate("uncordon", "w0")
+    drive.pass_time(30_000)
+    assert drive.states("a") == ["RUNNING"], "the tenant is held"
+    drive.order("release")
+    drive.order("limit", gpus=1)
+    drive.pass_time(2_000)
+    assert drive.states("a") == ["CANCELLING"], "its end makes room for the other one, under the limit too"
+
+
+def test_the_one_whose_place_the_new_one_can_have_ends() -> None:
+    drive = Driving()
+    can = {"process": {"answers_calls": True, "reaches": True}}
+    for name, model in (("w0", "NVIDIA A100"), ("w1", "NVIDIA L40S")):
+        drive.worker(name, 1, model, auto=False, capabilities=can)
+    serve(drive, "a", replicas=2)
+    for index in (0, 1):
+        becomes_ready(drive, "a", index)
+    assert drive.placed_on("a") == ["w0", "w1"] or drive.placed_on("a") == ["w1", "w0"]
+    first = drive.placed_on("a").index("w0")
+    serve(drive, "b", instead_of="a", replicas=2, gpu={"model": "A100"})
+    drive.pass_time(7_000)
+    assert drive.states("a")[first] == "CANCELLING"
+    assert drive.states("a")[1 - first] == "RUNNING"
+
+
 def test_a_new_one_that_fails_again_and_again_ends_nothing() -> None:
     drive = served(2)
     serve(drive, "b", run={**READY, "restart": "always"}, instead_of="a")

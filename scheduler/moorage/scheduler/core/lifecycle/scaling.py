@@ -224,13 +224,22 @@ class Scaling:
         self._move(draft, job, request, service, count, why)
         return True
 
-    def give_way(self, draft: Draft, job: Job, why: str, least: int) -> None:
-        """End one member for the job that replaces this one, unless there are fewer than `least`."""
-        members = list(self._members(draft, job))
-        if members and len(members) >= least:
+    def helping(self, draft: Draft, job: Job, shape: Shape) -> list[Member]:
+        """Return the members of a job of which each alone makes room for another job of this shape by its end."""
+        hosts, found = self._fleet.hosts, list[Member]()
+        for member in self._members(draft, job):
+            host = hosts.get(member.worker.num)
+            if host is not None and host.usable and self._helps(shape, member, self._room(draft, host, [member])):
+                found.append(member)
+        return found
+
+    def give_way(self, draft: Draft, job: Job, why: str, least: int, helping: list[Member]) -> None:
+        """End one of the members that help the job that replaces this one, unless there are fewer than `least`."""
+        count = sum(1 for _ in self._members(draft, job))
+        if helping and count >= least:
             service = self._services[job.num]
-            self._end_fewest(draft, service, members, 1, why)
-            self._move(draft, job, self._lifecycle.request_of(job), service, len(members) - 1, why)
+            self._end_fewest(draft, service, helping, 1, why)
+            self._move(draft, job, self._lifecycle.request_of(job), service, count - 1, why)
 
     # ---------------------------------------------------------------------------------------------- within
 

@@ -17,6 +17,7 @@ from moorage.scheduler.core.ledger.state import (
     QUEUED,
     RUNNING,
     Job,
+    Member,
     Replica,
     State,
     exit_code_of,
@@ -130,25 +131,25 @@ class Services:
             if any(job.num in scaling for job in pair):
                 self._replace_scaled(draft, scaling, *pair)
             else:
-                self._replace(draft, *pair)
+                self._replace(draft, scaling, *pair)
         scaling.replaced = replaced
 
-    def _replace(self, draft: Draft, old: Job, new: Job) -> None:
+    def _replace(self, draft: Draft, scaling: Scaling, old: Job, new: Job) -> None:
         """End as many replicas of the old job as the new one has ready in their place.
 
-        Where the new one finds no place, one replica of the old one gives up its own; the next one only once the new
-        job has made up for it.
+        Where the new one finds no place, one replica of the old one gives up its own, if that makes room for the new
+        one; the next one only once the new job has made up for it.
         """
         ready = sum(_is_ready(draft, replica) for replica in new.rows.values())
         goes_on = [row.index for row in old.rows.values() if draft.replica(row).state in _GOES_ON]
         serving = len(goes_on) + count_of(draft.job(old).fresh)
         over = old.size * ready // new.size - (old.size - serving)
-        if over <= 0 and serving + ready >= old.size and self._finds_no_place(draft, new, ready):
-            over = 1
+        why = f"replaced by job {new.name}"
         if over > 0:
-            why = f"replaced by job {new.name}"
             ends = None if over >= serving else ranges_of(sorted(goes_on)[-over:])
             self._lifecycle.cancel(draft, old, why, ends)
+        elif serving + ready >= old.size and (helping := self._helping(draft, scaling, old, new, ready)):
+            self._end_last(draft, old, why, helping)
 
     def _replace_scaled(self, draft: Draft, scaling: Scaling, old: Job, new: Job) -> None:
         """End the old job once as many replicas of the new one are ready as are wanted of it: to begin with, as many as
@@ -164,13 +165,26 @@ class Services:
         why = f"replaced by job {new.name}"
         if ready >= wanted:
             self._lifecycle.cancel(draft, old, why)
-        elif self._finds_no_place(draft, new, ready):
+        elif helping := self._helping(draft, scaling, old, new, ready):
+            least = min(wanted, old.size) - ready
             if old.num in scaling:
-                scaling.give_way(draft, old, why, least=min(wanted, old.size) - ready)
-                return
-            goes_on = [row.index for row in old.rows.values() if draft.replica(row).state in _GOES_ON]
-            if goes_on and len(goes_on) >= min(wanted, old.size) - ready:
-                self._lifecycle.cancel(draft, old, why, ranges_of(sorted(goes_on)[-1:]))
+                scaling.give_way(draft, old, why, least, helping)
+            elif sum(draft.replica(row).state in _GOES_ON for row in old.rows.values()) >= least:
+                self._end_last(draft, old, why, helping)
+
+    def _end_last(self, draft: Draft, old: Job, why: str, helping: list[Member]) -> None:
+        self._lifecycle.cancel(draft, old, why, ranges_of([max(member.replica.index for member in helping)]))
+
+    def _helping(self, draft: Draft, scaling: Scaling, old: Job, new: Job, ready: int) -> list[Member]:
+        """Return the members of the old job of which one is to end for the new one, which finds no place.
+
+        There are none if it could not start then either: for want of room, or as its tenant is held or at its limit.
+        """
+        tenant, shape = draft.tenant(new.tenant), self._lifecycle.shape_of(new)
+        if tenant.hold is not None or not self._finds_no_place(draft, new, ready):
+            return []
+        over = tenant.gpus + shape.gpus - tenant.gpus_max if tenant.gpus_max else 0
+        return [each for each in scaling.helping(draft, old, shape) if draft.mask_of(each).bit_count() >= over]
 
     @staticmethod
     def _finds_no_place(draft: Draft, job: Job, ready: int) -> bool:
