@@ -8,6 +8,7 @@ import signal
 import socket
 import urllib.request
 from pathlib import Path
+from typing import cast
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -17,6 +18,7 @@ from moorage.cli.fleet import metrics
 from moorage.client import AsyncClient
 from moorage.client.errors import NoScheduler, client_problem
 from moorage.schemas.cells import STATES
+from moorage.schemas.errors import MoorageError, problem
 from moorage.schemas.operate import Limit, TenantRow
 from tests.cli.node import Lines, Node, node_on, start
 from tests.waiting import until
@@ -122,6 +124,16 @@ async def test_a_scrape_waits_for_no_silent_leader(monkeypatch: pytest.MonkeyPat
     silent.set()
     await asking
     assert scraped._families is not first
+
+
+async def test_while_the_count_of_gpu_time_is_behind_all_else_is_told() -> None:
+    class Behind:
+        _wire = property(lambda self: self)
+
+        async def operate(self, verb: str, asked: object) -> None:
+            raise MoorageError(problem("behind", "the history is read up to record 3"))
+
+    assert await metrics._last_hour(cast(AsyncClient, Behind())) == []
 
 
 async def test_scrapes_that_come_close_together_cost_the_leader_one_question(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -103,8 +103,13 @@ async def _ask(client: AsyncClient) -> Told:
 
 
 async def _last_hour(client: AsyncClient) -> list[dict[str, Any]]:
-    """Return the GPU time of the last whole hour, by tenant and model."""
-    answer = await client._wire.operate("usage", {"by": ["hour", "tenant", "model"], "since_s": HOUR_S})
+    """Return the GPU time of the last whole hour, by tenant and model; none while what counts it is behind."""
+    try:
+        answer = await client._wire.operate("usage", {"by": ["hour", "tenant", "model"], "since_s": HOUR_S})
+    except MoorageError as error:
+        if error.code != "behind":
+            raise
+        return []
     return [row for row in answer.data["rows"] if row["hour_ms"] == answer.data["from_ms"]]
 
 
