@@ -216,6 +216,35 @@ def test_who_claims_to_be_a_member_and_is_none_changes_nothing() -> None:
     assert service.members() == [0]
 
 
+def test_a_member_that_was_cut_off_while_it_was_to_end_ends_when_it_comes_back() -> None:
+    drive = Driving()
+    for name in ("w0", "w1"):
+        drive.worker(name, 1, capabilities=CALLS)
+    scaled(drive, on_partition="keep")
+    drive.settle()
+    service = Service(drive)
+    assert service.serve(40, 1.5)[-1] == 2
+    for worker in drive.workers.values():
+        worker.auto = False
+    while "ENDING" not in drive.states("embed"):
+        service.say(0)
+        drive.pass_time(1000)
+        drive.report()
+    gone = drive.workers[drive.member("embed", drive.states("embed").index("ENDING")).worker.id]
+    (other,) = (worker for worker in drive.workers.values() if worker is not gone)
+    gone.session = ""
+    for _ in range(60):
+        drive.send(other.id, other.renew_frame())
+        service.say(0)
+        drive.tick(1000)
+    assert sorted(drive.states("embed")[:2]) == ["LOST_KEPT", "RUNNING"]
+    gone.auto = other.auto = True
+    drive.join(gone)
+    drive.settle()
+    assert service.serve(10, 0)[-1] == 1
+    assert wanted(drive) == 1
+
+
 # ---------------------------------------------------------------------------------------------------- none, and wake
 
 

@@ -252,6 +252,9 @@ class Scaling:
         moved_ms = max(service.moved_ms, job.scaled.since_ms if job.scaled is not None else job.accepted_ms)
         since_ms = draft.time_ms - moved_ms
         members = list(self._members(draft, job))
+        if len(members) > wanted:  # one that was asked to end, and cut off before it did, has come back
+            self._end_fewest(draft, service, members, len(members) - wanted, f"more than the {wanted} that are wanted")
+            return True
         if stuck:
             first = self._first_for(draft, job, members, stuck)
             if first is not None:
