@@ -208,6 +208,7 @@ async def test_a_watched_list_of_one_reason_counts_no_others(node: Node, unique:
     shown = await _told(node, unique, "ls", "--watch", "--reason", "model", until="1 RUNNING")
     assert "waits" in shown
     assert "more" not in shown
+    await node.run("cancel", "runs", "waits", tenant=unique)
 
 
 async def _told(node: Node, unique: str, *words: str, until: str) -> str:
