@@ -130,7 +130,7 @@ def test_on_stall_end_ends_the_attempt_as_a_failure() -> None:
 
 @pytest.mark.parametrize("restart", ["never", "on-failure"])
 def test_it_begins_anew_after_a_back_off_that_grows_and_counts_from_its_end(restart: str) -> None:
-    retries = {"retries": 4} if restart == "never" else {}
+    retries: dict[str, Any] = {"retries": 4} if restart == "never" else {}
     drive = running(**retries, run={"on_stall": "end", "restart": restart})
     waits = []
     for _ in range(4):
