@@ -80,7 +80,7 @@ def test_a_job_has_this_terminal_which_is_left_and_taken_again(
     node: Node, node_loop: asyncio.AbstractEventLoop
 ) -> None:
     async def work() -> None:
-        async with typed(node, "run", "-it", "--gpu", "--job", "held", "--", "sh") as it:
+        async with typed(node, "run", "-it", "--gpu", "--job", "mine", "--", "sh") as it:
             it.keys(b"echo be''gun $TERM; until stty size | grep -q '31 97'; do sleep 0.05; done; echo si''zed\n")
             await it.shows("begun vt100")
             await it.shows("sized")
@@ -90,14 +90,14 @@ def test_a_job_has_this_terminal_which_is_left_and_taken_again(
             await it.shows("interrupted")
             it.keys(b"\x10")
             it.keys(b"\x11")
-            await it.shows("moorage attach held")
+            await it.shows("moorage attach mine")
             assert await it.code() == 0
-        assert (await node.run("show", "held", "--json")).frame["data"]["state"] == "RUNNING"
-        async with typed(node, "attach", "held") as it:
+        assert (await node.run("show", "mine", "--json")).frame["data"]["state"] == "RUNNING"
+        async with typed(node, "attach", "mine") as it:
             await it.shows("interrupted")
             it.keys(b"exit 5\n")
             assert await it.code() == 5
-        shown = await node.run("wait", "held")
+        shown = await node.run("wait", "mine")
         assert shown.code == 5
 
     node_loop.run_until_complete(work())
