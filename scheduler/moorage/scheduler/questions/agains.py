@@ -22,6 +22,7 @@ from moorage.schemas.decode_errors import asked_as
 from moorage.schemas.errors import Problem, problem
 from moorage.schemas.frames import AgainAnswer, AgainAsked
 from moorage.schemas.job import STATES, SUCCEEDED, TERMINAL, Request
+from moorage.schemas.names import word_of
 from moorage.schemas.ranges import (
     NOTHING,
     RANGES_MAX,
@@ -90,7 +91,7 @@ class Agains:
                 return problem(
                     "failed-precondition", f"job {asked.job} has no replica {format_ranges(unknown, RANGES_SAID)}",
                     job=asked.job, field="$.replicas", found=asked.replicas,
-                    allowed=format_ranges(whole, RANGES_SAID), next=f"moorage show {asked.job}",
+                    allowed=format_ranges(whole, RANGES_SAID), next=f"moorage show {word_of(asked.job)}",
                 )  # fmt: skip
             ended, numbers = numbers, both(numbers, only)
             if numbers not in (NOTHING, whole) and not divides:
@@ -131,7 +132,7 @@ def _gone(name: str) -> Problem:
 def _none_failed(name: str, state: str) -> Problem:
     over = state in TERMINAL
     why = f"all of job {name} has succeeded" if over else f"job {name} is {state}, and nothing of it has failed"
-    fix = f"moorage again {name} runs all of it again" if over else f"moorage wait {name}"
+    fix = f"moorage again {word_of(name)} runs all of it again" if over else f"moorage wait {word_of(name)}"
     return problem("failed-precondition", why, job=name, found=state, next=fix)
 
 
@@ -143,5 +144,6 @@ def _too_many(name: str, numbers: Ranges) -> Problem:
         job=name,
         found=len(numbers),
         allowed=f"{RANGES_MAX} ranges, and {REQUEST_BYTES_MAX} bytes in all",
-        next=f"run them again in parts: moorage again {name} --failed --replica {numbers[0][0]}-{half - 1}, and so on",
+        next="run them again in parts: "
+        f"moorage again {word_of(name)} --failed --replica {numbers[0][0]}-{half - 1}, and so on",
     )

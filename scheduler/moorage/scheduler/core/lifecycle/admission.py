@@ -31,6 +31,7 @@ from moorage.schemas.errors import Problem, problem
 from moorage.schemas.frames import Accepted, Answer
 from moorage.schemas.job import STATE_NUMBER, STATES, WHENS, Request
 from moorage.schemas.memo import Memo
+from moorage.schemas.names import word_of
 from moorage.schemas.ranges import Ranges, format_ranges, without
 
 RETRY_AFTER_S: Final = 1.0
@@ -564,7 +565,7 @@ def _no_such(job: Job | None, event: Cancel, only: Ranges, *, gang: bool) -> Pro
             found=format_ranges(only, UNKNOWN_MAX),
             allowed="the whole job",
             job=event.job,
-            next=f"moorage cancel {event.job}",
+            next=f"moorage cancel {word_of(event.job)}",
         )
     return None
 
@@ -587,5 +588,5 @@ def lacks(job: Job, only: Ranges) -> Problem | None:
         found=format_ranges(only, UNKNOWN_MAX),
         allowed=format_ranges(job.numbers, UNKNOWN_MAX),
         job=job.name,
-        next=f"moorage show {job.name}",
+        next=f"moorage show {word_of(job.name)}",
     )

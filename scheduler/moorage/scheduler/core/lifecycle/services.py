@@ -28,6 +28,7 @@ from moorage.scheduler.core.lifecycle.transitions import Lifecycle
 from moorage.schemas.errors import Problem, problem
 from moorage.schemas.frames import Answer
 from moorage.schemas.job import Request
+from moorage.schemas.names import word_of
 from moorage.schemas.ranges import count_of, ranges_of
 
 #: a job that found no place for so long, while nothing of it starts, gets the place of a replica that it replaces
@@ -93,7 +94,7 @@ class Services:
         if last is not None:
             code = exit_code_of(last)
             ended = f"job {last.name} {last.state}" + (f" with code {code}" if code is not None else "")
-            step = f"moorage logs {last.name}"
+            step = f"moorage logs {word_of(last.name)}"
             return problem("not-found", f"nobody serves {service}: {ended}", found=service, job=last.name, next=step)
         names = sorted(
             {name for tenant, name in list(self._jobs) if tenant == asked.tenant and self.live(tenant, name)}

@@ -15,6 +15,7 @@ from moorage.scheduler.core.lifecycle.admission import no_job
 from moorage.schemas.errors import Problem, problem
 from moorage.schemas.frames import Exec, ExecGiven
 from moorage.schemas.job import STATES, TERMINAL, Request
+from moorage.schemas.names import word_of
 from moorage.schemas.printable import carried
 from moorage.schemas.ranges import RANGES_SAID, format_ranges, is_in
 
@@ -47,7 +48,7 @@ def execute(draft: Draft, state: State, event: Execute, request_of: Callable[[Jo
             found=asked.replica,
             allowed=format_ranges(job.numbers, RANGES_SAID),
             job=job.name,
-            next=f"moorage show {job.name}",
+            next=f"moorage show {word_of(job.name)}",
         )
     if asked.attach and request.workload.stdin != "stream":
         return problem(
@@ -57,7 +58,7 @@ def execute(draft: Draft, state: State, event: Execute, request_of: Callable[[Jo
             found=request.workload.stdin,
             allowed="stream, as moorage run -it has it",
             job=job.name,
-            next=f"moorage shell {job.name} opens a shell beside it",
+            next=f"moorage shell {word_of(job.name)} opens a shell beside it",
         )
     row = job.rows.get(asked.replica)
     member = None if row is None else row.member
@@ -100,7 +101,9 @@ def _not_running(job: Job, replica: int, now: int | None) -> Problem:
         after = "it runs commands again once it is resumed (moorage admin resume)"
     else:
         found = "starting" if now == RUNNING else found
-        after = f"moorage explain {job.name} says what it waits for; a command runs only while the attempt runs"
+        after = (
+            f"moorage explain {word_of(job.name)} says what it waits for; a command runs only while the attempt runs"
+        )
     which = f"replica {replica} of job {job.name}" if job.size > 1 else f"job {job.name}"
     return problem(
         "failed-precondition", f"{which} is not running: {found}", found=found, allowed="RUNNING", job=job.name,

@@ -38,6 +38,7 @@ from moorage.scheduler.core.schedule.cycle import Planner
 from moorage.schemas import actors
 from moorage.schemas.errors import Problem, problem
 from moorage.schemas.job import Request
+from moorage.schemas.names import word_of
 from moorage.schemas.operate import (
     CordonAct,
     Done,
@@ -123,7 +124,7 @@ class Orders:
         if job is None and self.state.finished.find(job_key(tenant, name)) is None:
             return no_job(tenant, name)
         again = (
-            f"moorage again {name} runs it once more, as a new job"
+            f"moorage again {word_of(name)} runs it once more, as a new job"
             if verb == "requeue"
             else "moorage show says how it ended"
         )

@@ -26,6 +26,7 @@ from moorage.scheduler.core.outputs.told_story import changes_of
 from moorage.schemas.errors import Problem, problem
 from moorage.schemas.frames import Change, LogPage, LogsAsked, ReadLog, ReadUse, UseAsked
 from moorage.schemas.job import Request
+from moorage.schemas.names import word_of
 from moorage.schemas.ranges import RANGES_SAID, Ranges, format_ranges, ranges_of
 
 
@@ -128,7 +129,7 @@ def no_replica(asked: LogsAsked | UseAsked, replicas: Ranges) -> Problem:
         found=asked.replica,
         allowed=format_ranges(replicas, RANGES_SAID),
         job=asked.job,
-        next=f"moorage show {asked.job}",
+        next=f"moorage show {word_of(asked.job)}",
     )
 
 
@@ -148,7 +149,7 @@ def _no_holder(asked: LogsAsked, attempt: int) -> Problem:
         "not-found",
         f"the worker that ran attempt {attempt} of replica {asked.replica} of job {asked.job} is no longer known",
         job=asked.job,
-        next=f"moorage events {asked.job} has what happened to it",
+        next=f"moorage events {word_of(asked.job)} has what happened to it",
     )
 
 

@@ -9,6 +9,7 @@ from moorage.scheduler.core.ledger.state import AT_RUNNING, Job, Member
 from moorage.scheduler.core.queries.logs import Kept, no_replica
 from moorage.schemas.errors import Problem, problem
 from moorage.schemas.frames import DeviceUse, ReadUse, UseAsked
+from moorage.schemas.names import word_of
 from moorage.schemas.ranges import is_in
 
 
@@ -20,7 +21,7 @@ def find_use(engine: Engine, tenant: str, asked: UseAsked) -> Kept | Problem:
             "not-found",
             f"no job {asked.job} of tenant {tenant} runs",
             job=asked.job,
-            next=f"moorage show {asked.job} has what an ended job has used",
+            next=f"moorage show {word_of(asked.job)} has what an ended job has used",
         )
     if not is_in(job.numbers, asked.replica):
         return no_replica(asked, job.numbers)
@@ -33,7 +34,7 @@ def find_use(engine: Engine, tenant: str, asked: UseAsked) -> Kept | Problem:
             found=job.state,
             allowed="RUNNING",
             job=asked.job,
-            next=f"moorage show {asked.job}",
+            next=f"moorage show {word_of(asked.job)}",
         )
     worker = member.worker
     ask = ReadUse(
