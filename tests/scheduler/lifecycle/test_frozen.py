@@ -548,48 +548,6 @@ def test_it_is_ended_only_if_that_makes_room(drive: Driving) -> None:
     assert (drive.states("small"), drive.states("spot")) == (["RUNNING"], ["QUEUED"])
 
 
-@pytest.mark.parametrize("kept_by", ["hold", "tenant", "limit", "foreign"])
-def test_it_is_not_ended_for_a_frozen_job_that_may_not_run_on_yet(drive: Driving, kept_by: str) -> None:
-    worker = frozen(drive, gpus=2, asks=2)
-    drive.submit("spot", tenant="u", gpu={}, preemptible=True)
-    drive.settle()
-    (slot,) = drive.slots("spot", tenant="u")
-    if kept_by == "hold":
-        drive.order("hold", job="owner")
-    elif kept_by == "tenant":
-        drive.order("hold")
-    elif kept_by == "limit":
-        drive.order("limit", gpus=1)
-    else:
-        worker.local = {1 - slot}
-        drive.renew()
-    order(drive, "resume")
-    drive.pass_time(20_000)
-    drive.settle()
-    assert (drive.states("owner"), drive.states("spot", "u")) == (["FROZEN"], ["RUNNING"])
-    if kept_by == "hold":
-        drive.order("release", job="owner")
-    elif kept_by == "tenant":
-        drive.order("release")
-    elif kept_by == "limit":
-        drive.order("limit", gpus=2)
-    else:
-        worker.local = set()
-        drive.renew()
-    drive.settle()
-    drive.renew()
-    drive.settle()
-    assert (drive.states("owner"), drive.states("spot", "u")) == (["RUNNING"], ["QUEUED"])
-
-
-def test_it_ends_for_a_frozen_job_of_its_tenant_whose_limit_its_end_makes_room_under(drive: Driving) -> None:
-    frozen(drive)
-    spot(drive)
-    drive.order("limit", gpus=1)
-    order(drive, "resume")
-    assert (drive.states("owner"), drive.states("spot")) == (["RUNNING"], ["QUEUED"])
-
-
 def test_it_is_not_ended_for_a_gpu_that_a_frozen_job_waits_for(drive: Driving) -> None:
     frozen(drive)
     spot(drive)

@@ -50,12 +50,13 @@ class Frozen:
             awaited |= member.home
             if draft.phase_of(member) == AT_EXITED:
                 needed |= member.home  # its worker may have resumed it to end: its memory is not seen free yet
-            elif self._needs(draft, host, member):
+            elif self._needs(draft, member):
                 needed |= member.home
                 needing.append(member)
         for other in list(host.worker.members.values()) if needed & ~host.free else ():
             # who was placed there first goes first: of two that were frozen in turn, the later one waits
-            is_beside = any(_ends_for(draft, other, member) for member in needing)
+            mask = draft.mask_of(other) if other.preemptible else 0
+            is_beside = any(mask & member.home and other.fence > member.fence for member in needing)
             if is_beside and self._lifecycle.is_on_worker(draft, other):
                 self._lifecycle.leave(draft, other, WHY, Count.NONE)
         self._fleet.set_awaited(host, awaited, needed)
@@ -70,23 +71,12 @@ class Frozen:
             why = f"GPU {slot} of {host.worker.id}, which the frozen job waits for, is not lent any more"
             self._lifecycle.leave(draft, member, why, Count.NONE)
 
-    def _needs(self, draft: Draft, host: Host, member: Member) -> bool:
-        """Return whether a frozen member is to run on and may, or has a grace in which to save its work on its devices.
-
-        It may not while it or its tenant is held, beyond its tenant's limit, or on a device that is in other use.
-        """
+    def _needs(self, draft: Draft, member: Member) -> bool:
+        """Return whether a frozen member is to run on, or has a grace in which to save its work on its devices."""
         state = draft.replica(member.replica).state
         if state in LEAVING:
             return self._lifecycle.request_of(member.replica.job).workload.grace_s > 0
-        job = member.replica.job
-        tenant = draft.tenant(job.tenant)
-        if state != FROZEN or stays_frozen(draft, member) or member.home & host.shut:
-            return False
-        if draft.job(job).hold is not None or tenant.hold is not None:
-            return False
-        ends = [other for other in host.worker.members.values() if _ends_for(draft, other, member)]
-        freed = sum(draft.mask_of(other).bit_count() for other in ends if other.replica.job.tenant == job.tenant)
-        return not tenant.gpus_max or tenant.gpus - freed + member.home.bit_count() <= tenant.gpus_max
+        return state == FROZEN and not stays_frozen(draft, member)
 
     def waiting(self, draft: Draft) -> Iterator[Member]:
         """Yield the frozen members that are to run on, as soon as their devices are theirs again."""
@@ -105,8 +95,3 @@ class Frozen:
         draft.resume(member.replica, member, LEASED, leased=True)
         self._fleet.resume(host, member)
         return True
-
-
-def _ends_for(draft: Draft, other: Member, member: Member) -> bool:
-    """Return whether another member is preemptible, and has devices that a frozen one waits for."""
-    return other.preemptible and other.fence > member.fence and bool(draft.mask_of(other) & member.home)
