@@ -92,27 +92,6 @@ def test_a_host_that_joins_later_is_a_new_one() -> None:
     assert drive.states("j") == ["FAILED"], "by three hosts"
 
 
-@pytest.mark.parametrize(
-    ("since_s", "fits", "state"), [(0, True, "QUEUED"), (0, False, "FAILED"), (3_600, True, "FAILED")]
-)
-def test_a_host_that_reboots_is_waited_for(since_s: int, fits: bool, state: str) -> None:
-    """One refusal ended the job: the other host was not connected."""
-    drive = Driving()
-    drive.worker("w0", auto=False, labels={"zone": "a"})
-    other = drive.worker("w1", labels={"zone": "a" if fits else "b"})
-    other.die()
-    drive.pass_time(40_000)
-    assert not drive.state.workers["w1"].session
-    drive.now += since_s * 1000
-    drive.submit("j", gpu={}, requires={"zone": ["a"]})
-    refuse(drive)
-    assert drive.states("j") == [state]
-    if state == "QUEUED":
-        drive.join(other)
-        drive.tick()
-        assert drive.placed_on("j") == ["w1"]
-
-
 def test_a_host_that_was_started_anew_has_not_refused_it() -> None:
     drive = fleet(2)
     drive.operate("cordon", "w1")
