@@ -59,7 +59,7 @@ class Asking:
 
     `where` is the server's name in errors. `refused` is set while the server refuses the client at reconnects, and says
     why. `on_wait` is called before each further try; `put_off` then has the "not now" that was answered to the last
-    one, or None if nobody answered.
+    one, or None if there was no answer.
     """
 
     def __init__(self, where: str = "", on_wait: Callable[[], None] | None = None) -> None:

@@ -101,7 +101,7 @@ class Connected:
 
     @property
     def put_off(self) -> Problem | None:
-        """The "not now" that was answered to the request that is asked again; None if nobody answered it."""
+        """The "not now" that was answered to the request that is asked again; None if there was no answer."""
         return self._asking.put_off
 
     async def __aenter__(self) -> Self:

@@ -11,7 +11,7 @@ PLACE = Place(*NAME, [0], "exclusive", False, encode({"gpu": {}, "run": {"driver
 
 
 def test_a_member_in_doubt_that_no_driver_has_any_more_stays_in_doubt() -> None:
-    """As a pod that somebody took out of the cluster while its node did not answer."""
+    """As a pod that was taken out of the cluster while its node did not answer."""
     found = match({NAME: PLACE}, {}, ["kubernetes"], 0.0, [0], {NAME})
     assert [(member.name, phase) for member, phase, *_ in found.held] == [(NAME, "stuck")]
     found = match({NAME: PLACE}, {}, ["kubernetes"], 0.0, [0])

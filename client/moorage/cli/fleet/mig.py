@@ -105,9 +105,9 @@ async def _specs_made_anew() -> str:
 
     Return a line to show: what was done, or what is left to do; "" without a spec.
     """
+    from moorage.system.daemon_threads import in_thread
     from moorage.worker.devices.readers.cdi import KINDS, folders, read_registry, spec_files
     from moorage.worker.devices.readers.cdi_devices import MAKES_SPEC, spec_of
-    from moorage.worker.devices.readers.threads import in_thread
 
     where, kind = folders(), KINDS["nvidia"]
     if not (await in_thread("cdi", lambda: read_registry(where))).names(kind):
@@ -174,7 +174,7 @@ async def _opened(gpu: str, row: dict[str, Any]) -> tuple[MigGpu, str, str]:
 async def _in_time(work: Callable[[], T]) -> T:
     """Return what `work` returns. Raises Rejected if it takes more than NVML_S: a call to NVML may hang in the
     kernel."""
-    from moorage.worker.devices.readers.threads import in_thread
+    from moorage.system.daemon_threads import in_thread
 
     try:
         async with asyncio.timeout(NVML_S):

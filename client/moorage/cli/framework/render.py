@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, TextIO, TypeVar
 
 from moorage.cli.framework.console import paint, plain
-from moorage.cli.framework.wrapping import columns_of, fitting, in_lines, padded
+from moorage.cli.framework.wrapping import columns_of, cut_off, fitting, in_lines, padded
 from moorage.client.durations import age
 
 if TYPE_CHECKING:
@@ -72,9 +72,9 @@ def table(
     being cut. If the terminal is too narrow even so, each cell has a line of its own.
     """
     stream = sys.stdout if stream is None else stream
-    texts = [[_text(cell) for cell in row] for row in rows]
     if not stream.isatty():
-        return "\n".join("\t".join(cell.replace("\t", " ") for cell in row) for row in [list(header), *texts])
+        return "\n".join(map(pipe_line, [header, *rows]))
+    texts = [[_text(cell) for cell in row] for row in rows]
     widths = [max(columns_of(row[at]) for row in [list(header), *texts]) for at in range(len(header))]
     columns, whole, left_out = shutil.get_terminal_size().columns, (header, texts), list[str]()
     is_number = header[-1] in numbers  # a number is never cut
@@ -132,9 +132,9 @@ class Rows:
     def line(self, row: Sequence[Any]) -> str:
         """Return the row as one line or, if the terminal is too narrow, several. The first row of one line has the
         header before it."""
-        texts = [_text(cell) for cell in row]
         if not self._stream.isatty():
-            return "\t".join(cell.replace("\t", " ") for cell in texts)
+            return pipe_line(row)
+        texts = [_text(cell) for cell in row]
         columns, whole = shutil.get_terminal_size().columns, [*texts]
         if not self._begun:
             self._leave_out()
@@ -238,12 +238,17 @@ def _line(
     cells = []
     for at, (cell, width) in enumerate(zip(row, widths, strict=True)):
         is_last = at == len(row) - 1
-        if is_last and columns_of(cell) > last:
-            cell = fitting(cell, last - 1) + "…"
+        if is_last:
+            cell = cut_off(cell, last)
         is_number = header[at] in numbers
         text = cell if is_last and not is_number else padded(cell, width, right=is_number)
         cells.append(state(text, stream) if stream is not None and header[at] == "STATE" else text)
     return GAP.join(cells).rstrip()
+
+
+def pipe_line(cells: Sequence[Any]) -> str:
+    """Return cells as a line of a pipe: what would end a cell or the line is a blank."""
+    return "\t".join(_text(cell).replace("\t", " ") for cell in cells)
 
 
 def _text(cell: Any) -> str:
@@ -269,9 +274,8 @@ def facts(pairs: Sequence[tuple[str, Any]], stream: TextIO | None = None) -> str
     lines = []
     for name, value in shown:
         indent = " " * width + GAP
-        if (
-            max(map(columns_of, value.split()), default=0) > room
-        ):  # a word that does not fit begins in a line of its own
+        # a word that does not fit begins in a line of its own
+        if max(map(columns_of, value.split()), default=0) > room:
             indent = GAP
             first, *rest = "", *in_lines(value, max(room + width, 1))
         else:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Final, TextIO
 
 from moorage.cli.framework.console import is_live, plain
-from moorage.cli.framework.wrapping import columns_of, fitting
+from moorage.cli.framework.wrapping import columns_of, cut_off
 
 #: what changes closer together is shown together
 APART_S: Final = 0.5
@@ -56,6 +56,6 @@ def cut(line: str, columns: int) -> str:
             out.append(part)
             left -= wide
         else:
-            out.append(fitting(part, left - 1) + ("…" if left else "") + ("\x1b[0m" if len(out) > 1 else ""))
+            out.append(cut_off(part, left) + ("\x1b[0m" if len(out) > 1 else ""))
             break
     return "".join(out)

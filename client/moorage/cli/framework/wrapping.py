@@ -23,6 +23,11 @@ def fitting(text: str, columns: int) -> str:
     return text
 
 
+def cut_off(text: str, columns: int) -> str:
+    """Return the text, or as much of it as fits before an ellipsis if it takes more than so many columns."""
+    return text if columns_of(text) <= columns else fitting(text, columns - 1) + ("…" if columns else "")
+
+
 def padded(text: str, columns: int, *, right: bool = False) -> str:
     """Return the text with blanks behind it, or before it if it is aligned to the right, up to so many columns."""
     blanks = " " * (columns - columns_of(text))

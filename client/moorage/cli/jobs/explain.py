@@ -11,10 +11,10 @@ from moorage.cli.framework.codes import FIXES, code_of, fix_of, frame
 from moorage.cli.framework.console import say, tell
 from moorage.cli.framework.exit_codes import shell_code
 from moorage.cli.framework.options import ROWS, RowOptions, guarded
-from moorage.cli.framework.render import age, facts, ordinal, place_of, utc
+from moorage.cli.framework.render import age, facts, ordinal, pipe_line, place_of, utc
 from moorage.cli.framework.screen import APART_S, Screen
 from moorage.cli.jobs.instead import as_words
-from moorage.cli.jobs.job_rows import after_rows, members_words, pipe_line, stalled_words
+from moorage.cli.jobs.job_rows import after_rows, members_words, stalled_words
 from moorage.cli.jobs.replica_words import shown_words
 from moorage.cli.jobs.selectors import LISTED, ask_each, one_id, with_named
 from moorage.schemas.codec import Decoder

@@ -10,11 +10,10 @@ import asyncio
 import contextlib
 import fcntl
 import os
-import threading
 import urllib.error
 import urllib.request
 from collections.abc import Awaitable, Callable, Sequence
-from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -25,6 +24,7 @@ from moorage.cli.framework.interrupts import end_in_order
 from moorage.cli.framework.options import ROWS, RowOptions, with_client
 from moorage.cli.jobs.selectors import ANY_JOB, LISTED, Chosen
 from moorage.client.errors import ClientError, Rejected, rejected
+from moorage.system.daemon_threads import in_thread
 
 if TYPE_CHECKING:
     from moorage.client.client import AsyncClient
@@ -123,7 +123,8 @@ def _hand(command: str | None, url: str | None) -> Hand:
     if url is not None:
         if not url.startswith(("http://", "https://")):
             raise rejected("invalid-argument", f"no web address: {url}", found=url, next="--post https://…")
-        return lambda told, _: _posted(url, told)
+        # a thread for which Ctrl-C does not wait, unlike one of `asyncio.to_thread`: it takes up to `POST_S`
+        return lambda told, _: in_thread("post", partial(_post, url, told))
     return _print
 
 
@@ -154,21 +155,6 @@ async def _run(command: str, told: Told) -> str:
         await process.wait()
         raise
     return f"the command ended with {process.returncode}" if process.returncode else ""
-
-
-async def _posted(url: str, told: Told) -> str:
-    """Post in a thread for which, unlike one of `asyncio.to_thread`, Ctrl-C does not wait: it takes up to `POST_S`."""
-    taken = Future[str]()
-    taken.set_running_or_notify_cancel()
-
-    def post() -> None:
-        try:
-            taken.set_result(_post(url, told))
-        except BaseException as error:
-            taken.set_exception(error)
-
-    threading.Thread(target=post, daemon=True).start()
-    return await asyncio.wrap_future(taken)
 
 
 def _post(url: str, told: Told) -> str:

@@ -24,7 +24,6 @@ NUMBERS: Final = ("PRI", "TRY", "AGE", "RAN", "USE", "CODE")
 OPTIONAL: Final = ("TRY", "PRI", "CODE", "USE", "AGE", "RAN")
 #: of a request that names no priority
 PRIORITY_USUAL: Final = 50
-_BLANKS: Final = str.maketrans("\t\n", "  ")
 
 
 def jobs_table(rows: list[dict[str, Any]], *, of_all: bool = False) -> str:
@@ -46,11 +45,6 @@ def jobs_table(rows: list[dict[str, Any]], *, of_all: bool = False) -> str:
         optional=[name for name in OPTIONAL if name in header],
         shortened=("JOB",),
     )
-
-
-def pipe_line(cells: Sequence[Any]) -> str:
-    """Return cells as a line of a pipe, as tables have them there: what would end a cell or the line is a blank."""
-    return "\t".join("-" if cell in (None, "") else str(cell).translate(_BLANKS) for cell in cells)
 
 
 def rank(row: dict[str, Any]) -> int:

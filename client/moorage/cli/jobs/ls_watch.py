@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from moorage.cli.framework.console import emit, say, tell
 from moorage.cli.framework.options import RowOptions
+from moorage.cli.framework.render import pipe_line
 from moorage.cli.framework.screen import APART_S, Screen
-from moorage.cli.jobs.job_rows import counts_line, job_row, matching, pipe_line
+from moorage.cli.jobs.job_rows import counts_line, job_row, matching
 from moorage.client.errors import Unreachable
 
 if TYPE_CHECKING:

@@ -162,7 +162,7 @@ async def ids_to_cancel(client: AsyncClient, texts: Sequence[str], chosen: Chose
             names += await _listed(client, word, chosen, LIVE if word != LAST else ())
         elif _begins_made_up(word):
             try:
-                names.append(await _known(client, word))  # an id that somebody chose, such as j1
+                names.append(await _known(client, word))  # an id that was chosen, such as j1
             except NotFound:
                 found = [name for name in await _begun(client, word) if _is_made_up(name)]
                 names.append(_only(word, found) if found else word)

@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 from moorage.cli.framework.arguments import Parameter
 from moorage.cli.framework.console import say, tell
 from moorage.cli.framework.options import ROWS, RowOptions
-from moorage.cli.framework.render import age, facts, ports_words, table, utc, utc_ms
+from moorage.cli.framework.render import age, facts, pipe_line, ports_words, table, utc, utc_ms
 from moorage.cli.framework.screen import Screen
 from moorage.cli.jobs.job_rows import (
     after_rows,
     code_cell,
     ended_by_itself,
     members_words,
-    pipe_line,
     stall_event_words,
     stalled_words,
     worker_cell,

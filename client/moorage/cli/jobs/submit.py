@@ -141,8 +141,8 @@ def _check_flags_of_requests(flags: JobFlags, command: Sequence[str]) -> None:
 
 
 async def _one_of(client: AsyncClient, change: Change, options: RowOptions) -> int | None:
-    """Cancel a job and submit a request in its place. If this is cut short, the request is printed: nobody else has
-    it."""
+    """Cancel a job and submit a request in its place. If this is cut short, the request is printed: it is
+    kept nowhere else."""
     from moorage.schemas.errors import MoorageError
 
     gone, cancelled = "", False

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 
 from msgspec import structs
 
-from moorage.cli.framework.wrapping import columns_of, fitting, padded
+from moorage.cli.framework.wrapping import columns_of, cut_off, fitting, padded
 from moorage.cli.jobs.use import use_cell
 from moorage.client.durations import age
 from moorage.client.view.view import Fit, Idle, Trouble, View, Waiting, WorkerCells
@@ -326,7 +326,7 @@ def _cut(line: Line, columns: int) -> Line:
     for text, style in line:
         wide = columns_of(text)
         if wide > left:
-            found.append((fitting(text, left - 1) + ("…" if left else ""), style))
+            found.append((cut_off(text, left), style))
             break
         found.append((text, style))
         left -= wide

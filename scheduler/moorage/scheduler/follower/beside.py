@@ -50,12 +50,10 @@ class FollowerBeside:
         """Return what the answer to `fleet` contains of it, where the leader has folded record `seq`."""
         position = self.position
         gaps = [[gap.from_ms, gap.until_ms, gap.through_seq - gap.after_seq] for gap in position.gaps]
-        told: dict[str, Any] = {
-            "waiting": position.waiting, "frames": position.frames, "stories": position.stories
-        }  # fmt: skip
-        if trouble := position.trouble or self._trouble:
-            told |= {"trouble": trouble, "next": position.next}
-        return {"follower": {"behind": max(0, seq - position.seq), "gaps": gaps, **told}}
+        told = {"waiting": position.waiting, "frames": position.frames, "stories": position.stories}
+        trouble = position.trouble or self._trouble
+        why = {"trouble": trouble, "next": position.next} if trouble else {}
+        return {"follower": {"behind": max(0, seq - position.seq), "gaps": gaps, **told, **why}}
 
     # ---------------------------------------------------------------------------------------------- asking
 

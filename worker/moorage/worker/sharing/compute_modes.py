@@ -21,9 +21,9 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from moorage.schemas.unreadable import UNREADABLE
+from moorage.system.daemon_threads import in_thread
 from moorage.system.private_files import replace_private
 from moorage.worker.devices.readers.nvml import import_pynvml
-from moorage.worker.devices.readers.threads import in_thread
 
 FILE_NAME: Final = "compute-modes.json"
 #: nvml.h: NVML_COMPUTEMODE_DEFAULT and NVML_COMPUTEMODE_EXCLUSIVE_PROCESS

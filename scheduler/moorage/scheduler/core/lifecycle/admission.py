@@ -435,12 +435,7 @@ class Admission:
             if (host := hosts.get(num)) is not None:
                 missing += host.replicas_of(shape, "ever") - host.replicas_of(shape, "ever", mask)
         missing += sum(hosts[num].replicas_of(shape, "ever") for num in shape.refusing & hosts.keys())
-        for cls, _ in self.fleet.capable(shape):
-            for alike in cls.sizes.values():  # hosts of one size give the same answer
-                missing -= len(alike) * next(iter(alike.values())).replicas_of(shape, "ever")
-                if missing <= 0:
-                    return True
-        return False
+        return self.fleet.could_hold(shape, missing)
 
     def all_heard(self) -> bool:
         """Return whether every worker with a session was heard from in this term.

@@ -378,11 +378,7 @@ class Scaling:
 
     def _could_hold(self, shape: Shape) -> bool:
         """Return whether the fleet, if empty, would hold a gang. Any other job is looked at host by host."""
-        missing = shape.together if shape.together > 1 else 0
-        for cls, _ in self._fleet.capable(shape) if missing else ():
-            for alike in cls.sizes.values():  # hosts of one size give the same answer
-                missing -= len(alike) * next(iter(alike.values())).replicas_of(shape, "ever")
-        return missing <= 0
+        return shape.together == 1 or self._fleet.could_hold(shape, shape.together)
 
     def _find_rooms(self, draft: Draft) -> dict[int, _Room]:
         """Return what the hosts of services have that take jobs once as many members of each have left as it has above

@@ -15,6 +15,7 @@ from typing import Final
 
 from moorage.schemas.frames import Device
 from moorage.schemas.names import CDI_UUID
+from moorage.system.daemon_threads import Question
 from moorage.worker.devices.readers.base import DeviceProcess, Inventory, SlotReading, bounded, user_of
 from moorage.worker.devices.readers.cdi import (
     ALL,
@@ -27,7 +28,6 @@ from moorage.worker.devices.readers.cdi import (
     spec_files,
 )
 from moorage.worker.devices.readers.faults import Fault, Gravity
-from moorage.worker.devices.readers.threads import Question
 
 NAMES_MAX: Final = 8
 _MACHINE_CHARS: Final = 12

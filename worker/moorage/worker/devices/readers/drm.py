@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Final
 
 from moorage.schemas.frames import Device
+from moorage.system.daemon_threads import Question, in_thread
 from moorage.worker.devices.readers.base import Inventory, SlotReading, health_of, is_free
 from moorage.worker.devices.readers.drm_cards import Card, find_cards, number, read
 from moorage.worker.devices.readers.drm_clients import DrmClient, find_clients, holders, memory_mib
-from moorage.worker.devices.readers.threads import Question, in_thread
 
 OPEN_TIMEOUT_S: Final = 30.0
 SAMPLE_TIMEOUT_S: Final = 2.0

@@ -16,13 +16,13 @@ from typing import Final
 import msgspec
 
 from moorage.schemas.frames import Device
+from moorage.system.daemon_threads import in_thread
 from moorage.worker.devices.readers.base import Inventory, ReportFault, SlotReading
 from moorage.worker.devices.readers.cdi import folders, read_registry
 from moorage.worker.devices.readers.cdi_devices import CdiInventory, SpecWatch, cdi_names
 from moorage.worker.devices.readers.drm import open_drm
 from moorage.worker.devices.readers.faults import Fault
 from moorage.worker.devices.readers.nvml import NvmlInventory, open_nvml
-from moorage.worker.devices.readers.threads import in_thread
 
 #: a worker's slots are one 64-bit mask in the ledger
 DEVICES_MAX: Final = 64

@@ -24,6 +24,7 @@ import msgspec
 
 from moorage.schemas.frames import Device
 from moorage.schemas.gpu import mig_profile
+from moorage.system.daemon_threads import Question, in_thread, start_thread
 from moorage.worker.devices.readers.base import (
     MPS_COMM,
     DeviceProcess,
@@ -48,7 +49,6 @@ from moorage.worker.devices.readers.faults import (
     of_rows,
 )
 from moorage.worker.devices.readers.nvml_events import NvmlEvents
-from moorage.worker.devices.readers.threads import Question, in_thread, start_thread
 
 OPEN_TIMEOUT_S: Final = 30.0  # a first nvmlInit without persistence mode loads the driver: seconds for each device
 SAMPLE_TIMEOUT_S: Final = 2.0

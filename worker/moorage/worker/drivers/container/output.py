@@ -113,7 +113,7 @@ class _Stream(OutputPump):
 
 
 async def opened(state: Path, key: str, cap_bytes: int) -> ContainerOutput:
-    """Return a container's output once its files can be opened: nobody follows a container without it to its end."""
+    """Return a container's output once its files can be opened: without it a container is not followed to its end."""
     while True:
         try:
             return ContainerOutput(state, key, cap_bytes)

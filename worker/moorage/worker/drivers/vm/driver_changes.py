@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
 
-from moorage.worker.devices.readers.threads import in_thread
+from moorage.system.daemon_threads import in_thread
 from moorage.worker.drivers.vm.passthrough import NotHandedOn, Passthrough, journals, lock, lock_path
 
 T = TypeVar("T")

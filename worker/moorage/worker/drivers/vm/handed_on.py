@@ -21,10 +21,10 @@ from typing import Final
 import msgspec
 
 from moorage.schemas.frames import Device
+from moorage.system.daemon_threads import in_thread
 from moorage.worker.devices.readers.base import HeldUnknown, Inventory, ReportFault, SlotReading
 from moorage.worker.devices.readers.faults import Fault, Gravity
 from moorage.worker.devices.readers.machine import DEVICES_MAX, CombinedInventory, sysfs_address
-from moorage.worker.devices.readers.threads import in_thread
 from moorage.worker.drivers.vm.driver_changes import DriverChanges
 from moorage.worker.drivers.vm.passthrough import NotHandedOn, Passthrough, lock_path, write_synced
 
