@@ -20,8 +20,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
-import nats
-import nats.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
@@ -30,6 +28,7 @@ from moorage.schemas.job import TERMINAL
 from moorage.schemas.subjects import Subjects
 from moorage.worker.agent.run import SUPERVISOR_FOLDER
 from moorage.worker.supervisor.client import Supervised, SupervisorError
+from tests import plain_nats
 from tests.asking import answered
 from tests.servers import Server, delete_streams
 from tests.waiting import until
@@ -371,7 +370,7 @@ async def caller(
     made: Stack, tenant: str = "acme", url: str | None = None, *, follows: bool = True
 ) -> AsyncIterator[Caller]:
     """`follows`: whether it hears, and keeps, every event of its tenant: for a long run that is more than fits."""
-    nc = await nats.connect((url or made.url).split(","), reconnect_time_wait=0.1, max_reconnect_attempts=-1)
+    nc = await plain_nats.connect((url or made.url).split(","), reconnect_time_wait=0.1, max_reconnect_attempts=-1)
     try:
         one = Caller(nc, made.subjects, tenant)
         if follows:
