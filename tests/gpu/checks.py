@@ -9,7 +9,7 @@ import os
 import signal
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from moorage.client.job import Job
 from moorage.worker.devices.readers.machine import CombinedInventory, open_machine
@@ -21,6 +21,9 @@ MIB: Final = 1024**2
 #: of a job that shares a GPU
 SHARE_MIB: Final = 2048
 HELD_MIB: Final = 1024
+#: of a job that is frozen whole, as a server of a large model is
+LARGE_MIB: Final = 32 * 1024
+ORDER_S: Final = 140.0
 #: of a training job with PyTorch that shares a GPU
 TRAIN_MIB: Final = 8192
 TRAIN_S: Final = 8.0
@@ -130,19 +133,44 @@ async def guard(rig: Rig) -> str:
     return f"a process without the limiter was ended {took_s:.1f} s after it took {2 * SHARE_MIB} MiB: {result.why}"
 
 
+async def guard_sharers(rig: Rig) -> str:
+    """Three share one GPU; the one that takes more than its part is ended, and it alone."""
+    share = part("time-slice", SHARE_MIB)
+    others = [await rig.start("keep", str(HELD_MIB), gpu=share) for _ in range(2)]
+    pids = [(await rig.wrote(job, file))["pid"] for job, file in others]
+    seen = await guard(rig)
+    for (job, file), pid in zip(others, pids, strict=True):
+        expect("the memory of a sharer within its part", (await _look(rig, pid, job, file))["same"], True)
+        await job.cancel()
+    return f"{seen}; two sharers of that GPU, {HELD_MIB} MiB each, went on"
+
+
 async def freeze(rig: Rig) -> str:
+    return await _frozen(rig, HELD_MIB)
+
+
+async def freeze_large(rig: Rig) -> str:
+    machine = await open_machine(MACHINE)
+    on_gpu = min(device.memory_mib for device in machine.devices())
+    machine.close()
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    on_host = next(int(line.split()[1]) // 1024 for line in lines if line.startswith("MemAvailable:"))
+    if on_gpu < LARGE_MIB + HELD_MIB or on_host < 2 * LARGE_MIB:
+        raise Skipped(f"it needs {LARGE_MIB} MiB of a GPU, and twice that of the host: {on_gpu} and {on_host} are here")
+    return await _frozen(rig, LARGE_MIB)
+
+
+async def _frozen(rig: Rig, mib: int) -> str:
     machine = await open_machine(MACHINE)
     try:
-        job, file = await rig.start("keep", str(HELD_MIB))
+        job, file = await rig.start("keep", str(mib))
         pid = (await rig.wrote(job, file))["pid"]
         slot = await _slot(rig, machine, await rig.leased(job))
         held = (await machine.sample())[slot].memory_used_mib
         frozen_s = await _ordered(rig, rig.client.admin.freeze, job, "FROZEN")
         left = (await machine.sample())[slot].memory_used_mib
         resumed_s = await _ordered(rig, rig.client.admin.resume, job, "RUNNING")
-        os.kill(pid, signal.SIGUSR1)
-        looked, _ = await rig.until("it has looked at its memory", lambda: _looked(rig, job.job, file))
-        expect("its memory after it was resumed", looked["same"], True)
+        expect("its memory after it was resumed", (await _look(rig, pid, job, file))["same"], True)
         await job.cancel()
         times = f"in {frozen_s:.1f} s, were back in {resumed_s:.1f} s"
         return f"{held} MiB became {left} MiB {times}, and the pattern is there"
@@ -154,7 +182,7 @@ async def _ordered(rig: Rig, order: Callable[[str], Awaitable[object]], job: Job
     """Give an operator's order; return after how many seconds the job is in this state."""
     began_s = asyncio.get_running_loop().time()
     await order(job.job)
-    await rig.until(f"the job is {state}", lambda: _state(rig, job.job, state))
+    await rig.until(f"the job is {state}", lambda: _state(rig, job.job, state), ORDER_S)
     return asyncio.get_running_loop().time() - began_s
 
 
@@ -164,6 +192,13 @@ async def _state(rig: Rig, job: str, wanted: str) -> bool:
     if refused:
         raise Failed(f"{refused[-1]}")
     return shown.state == wanted
+
+
+async def _look(rig: Rig, pid: int, job: Job, file: Path) -> Any:
+    """Have a job look at what it holds; return what it wrote."""
+    os.kill(pid, signal.SIGUSR1)
+    looked, _ = await rig.until("it has looked at its memory", lambda: _looked(rig, job.job, file))
+    return looked
 
 
 async def _looked(rig: Rig, job: str, file: Path) -> object:
@@ -311,7 +346,9 @@ CHECKS: Final[tuple[tuple[str, Callable[[Rig], Awaitable[str]]], ...]] = (
     ("the limiter: at the limit and a byte beyond", limiter),
     ("the limiter: its cost", limiter_cost),
     ("the memory guard", guard),
+    ("the memory guard, of three that share a GPU", guard_sharers),
     ("frozen jobs", freeze),
+    ("a large job frozen and resumed", freeze_large),
     ("a job frozen for want of use, and its GPU lent", idle),
     ("PyTorch at the limit", torch_limit),
     ("the limiter: its cost in training", training_cost),

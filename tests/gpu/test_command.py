@@ -45,8 +45,9 @@ def test_each_check_is_made_and_prints_its_row(tmp_path: Path) -> None:
     verdicts = {row[0]: row[1] for row in rows}
     assert (ran.returncode, "FAILED" in verdicts.values()) == (0, False), ran.stderr + ran.stdout
     not_tried = {row[0] for row in rows if row[1] == "not tried" and row[2] != "PyTorch is not here"}
-    assert not_tried <= {"the kernel keeps a job to its GPUs", "mps"}, "no files of devices are here"
-    assert len(rows) == 16
+    not_here = {"the kernel keeps a job to its GPUs", "a large job frozen and resumed", "mps"}
+    assert not_tried <= not_here, "no files of devices are here, and little memory"
+    assert len(rows) == 18
 
 
 def test_without_a_gpu_it_says_so(tmp_path: Path) -> None:
