@@ -431,6 +431,20 @@ async def test_a_drain_in_the_turn_of_a_grant_refuses_that_one_and_asks_no_other
         await until(lambda: w.taken() == [0], what="the GPU that was granted is free")
 
 
+async def test_a_share_granted_in_the_turn_of_a_drain_is_freed_as_a_share_whatever_the_others_use() -> None:
+    async with lender("1xH100", modes=("time-slice",), free_wait_s=0.0) as w:
+        of_a_job = w.pool.try_claim_slots([0], "exclusive", "job")
+        borrower = asyncio.create_task(_uuids(w.path, "1x@time-slice"))
+        await until(w.pool.pending_claimers, what="the borrower waits")
+        w.inventory.set_reading(0, SlotReading(memory_used_mib=9000, processes=(DeviceProcess(1),)))
+        of_a_job.release()  # its GPU goes to the borrower in this call
+        w.server.drain(True)
+        with pytest.raises(LeaseRefused, match="drained"):
+            await borrower
+        await until(lambda: w.quarantined() or not w.taken(), what="the share is free, or its device is closed")
+        assert (w.quarantined(), w.taken()) == ({}, [])
+
+
 async def test_devices_that_cannot_be_looked_at_come_back_once_they_can(monkeypatch: pytest.MonkeyPatch) -> None:
     async with lender("1xH100") as w:
         look, broken = w.inventory.memory_is_free, asyncio.Event()

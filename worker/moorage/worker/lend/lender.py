@@ -301,11 +301,14 @@ class LeaseServer:
             if not claim.done():
                 return  # the borrower gave up or died, or the agent stops
             leases = claim.result()
-            if self._closing:
-                return  # granted in the turn in which the lending ended: `_refuse` has closed this connection
-            holder.slots, holder.mode = tuple(lease.slot for lease in leases), request.gpu.effective_sharing
+            # before any return: without a family they would be freed as whole devices, whose memory others share
+            holder.mode = request.gpu.effective_sharing
             if holder.mode != "exclusive":
                 holder.family = Family(holder.pid)
+            if self._closing:
+                return  # granted in the turn in which the lending ended: `_refuse` has closed this connection
+            holder.slots = tuple(lease.slot for lease in leases)
+            if holder.family is not None:
                 following = loop.create_task(holder.family.follow())
             self._empty.clear()
             devices = [lease.device for lease in leases]
