@@ -197,6 +197,31 @@ async def test_no_more_folders_stay_than_a_thousand_nor_any_on_a_full_disk(
     assert list(ours.root.iterdir()) == []
 
 
+async def test_folders_that_could_not_be_removed_are_found_by_the_next_sweep_the_oldest_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where no process can be made now, as for want of descriptors."""
+    monkeypatch.setattr(attempt_folders, "AT_ONCE", 2)
+    ours = folders(tmp_path, folder_keep=0.0)
+    for name in names(5):
+        Path(ours.make(name, 1.0), "file").touch()
+        ours.attempt_ended(name)
+    remove, calls = attempt_folders._remove, list[list[str]]()
+
+    def fails_once(paths: list[str]) -> None:
+        calls.append([path.rsplit("/", 1)[1].split(".")[1] for path in paths])
+        if len(calls) == 2:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        remove(paths)
+
+    monkeypatch.setattr(attempt_folders, "_remove", fails_once)
+    with pytest.raises(OSError, match="Too many open files"):
+        await ours.sweep()
+    assert await ours.sweep() == 3
+    assert calls == [["j0", "j1"], ["j2", "j3"], ["j2", "j3"], ["j4"]]
+    assert list(ours.root.iterdir()) == []
+
+
 async def test_a_folder_is_removed_whatever_a_job_left_there(tmp_path: Path) -> None:
     ours = folders(tmp_path, folder_keep=0.0)
     (name,) = names(1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import random
 import time
@@ -222,6 +223,44 @@ def test_an_unreadable_folder_is_told_and_tried_again(state: Path, clock: Clock)
     clock.now_s += 1
     assert sweep(keeper) == 1
     assert not path.exists()
+
+
+def test_output_that_could_not_be_deleted_is_found_by_the_next_sweep(
+    state: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(3):
+        wrote(state, f"j{number}", ended_s_ago=100 - number)
+    keeper = keeper_on(state, OutputBounds(HOUR_S, LARGE, 1))
+
+    def fails(*_: object, **__: object) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", fails)  # of the mark
+        assert sweep(keeper) == 0
+    assert len(left(state)) == 3
+    assert sweep(keeper) == 2
+    assert left(state) == {output_path(state, "j2", "stdout").name}
+
+
+def test_a_file_that_cannot_be_deleted_keeps_no_younger_one_and_is_tried_again(
+    state: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = wrote(state, "j0", ended_s_ago=100)
+    wrote(state, "j1", ended_s_ago=99)
+    keeper, unlink = keeper_on(state, OutputBounds(0.0, LARGE, 9)), os.unlink
+
+    def fails(path: Path) -> None:
+        if path == kept:
+            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+        unlink(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "unlink", fails)
+        assert sweep(keeper) == 1
+    assert left(state) == {kept.name}
+    assert sweep(keeper) == 1
+    assert left(state) == set()
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -280,20 +280,25 @@ class AttemptFolders:
         """
         if self._emptying is not None:
             await asyncio.shield(self._emptying)
-        now, doomed = boottime_s(), []
+        now, doomed = boottime_s(), list[str]()
         is_full = bool(self._ended) and spare_bytes(self.root) <= 0
-        while self._ended:
-            folder, ended_s = next(iter(self._ended.items()))
-            if not is_full and len(self._ended) <= KEPT_MAX and now - ended_s < self.bounds.keep_s:
+        for folder, ended_s in self._ended.items():
+            is_kept = len(self._ended) - len(doomed) <= KEPT_MAX and now - ended_s < self.bounds.keep_s
+            if not is_full and is_kept:
                 break
-            del self._ended[folder]
-            doomed.append(f"{self.root}/{folder}")
+            doomed.append(folder)
+        removed: list[str] = []
         for at in range(0, len(doomed), AT_ONCE):
-            await asyncio.to_thread(_remove, doomed[at : at + AT_ONCE])
-        for path in doomed:
-            if os.path.lexists(path):
+            # those that are left in the list: an attempt that starts again meanwhile has its folder taken off it
+            some = [folder for folder in doomed[at : at + AT_ONCE] if folder in self._ended]
+            await asyncio.to_thread(_remove, [f"{self.root}/{folder}" for folder in some])
+            for folder in some:  # only now: where no process can be made, the next sweep must find them again
+                self._ended.pop(folder, None)
+            removed += some
+        for folder in removed:
+            if os.path.lexists(path := f"{self.root}/{folder}"):
                 log.error("the folder of a finished job cannot be removed: %s", path)
-        return len(doomed)
+        return len(removed)
 
     async def measure(self) -> list[tuple[MemberName, float, str]]:
         """Return the attempts whose folders are too large, each with its grace and the reason for its end."""

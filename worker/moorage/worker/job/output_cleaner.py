@@ -179,14 +179,16 @@ class OutputCleaner:
                 self._finished[digest] = (ended[digest], output)
             doomed = self._over_bounds(running_bytes, spare)
             self._tell(spare + sum(output.bytes for output in doomed.values()))
-            if doomed:
-                await asyncio.to_thread(self._clear, doomed)
-                log.info("cleared the output of %d finished members", len(doomed))
+            cleared = await asyncio.to_thread(self._clear, doomed) if doomed else []
+            for digest in cleared:  # only now: what could not be deleted is found again by the next sweep
+                self._finished.pop(digest, None)
+            if cleared:
+                log.info("cleared the output of %d finished members", len(cleared))
         except (OSError, RuntimeError) as error:  # RuntimeError: no thread can be started
             log.warning("output of ended jobs cannot be deleted now: %s", error)
             self._ended = ended | self._ended
             return 0
-        return len(doomed)
+        return len(cleared)
 
     def _tell(self, spare: int) -> None:
         """Log that the disk is full, and that it has room again, once each."""
@@ -201,20 +203,28 @@ class OutputCleaner:
         self._is_full = spare <= 0
 
     def _over_bounds(self, running_bytes: int, spare: int) -> dict[str, Output]:
-        """Return and forget the oldest finished members whose output must go. `spare` is the room left on the disk."""
+        """Return the oldest finished members whose output must go. `spare` is the room left on the disk.
+
+        Those that run again are forgotten; the others once their output is gone.
+        """
         now, bounds = boottime_s(), self.bounds
         total = running_bytes + sum(output.bytes for _, output in self._finished.values())
         doomed: dict[str, Output] = {}
-        while self._finished:
-            digest, (at, output) = next(iter(self._finished.items()))
-            fits = total <= bounds.bytes_max and len(self._finished) <= bounds.members_max and spare > 0
+        runs_again: list[str] = []
+        left = len(self._finished)
+        for digest, (at, output) in self._finished.items():
+            fits = total <= bounds.bytes_max and left <= bounds.members_max and spare > 0
             if fits and now - at <= bounds.keep_s:
                 break
-            del self._finished[digest]
+            left -= 1
             total -= output.bytes
-            if digest not in self._living:
+            if digest in self._living:
+                runs_again.append(digest)
+            else:
                 spare += output.bytes
                 doomed[digest] = output
+        for digest in runs_again:
+            del self._finished[digest]
         return doomed
 
     # -- in a thread
@@ -235,10 +245,11 @@ class OutputCleaner:
             found = (found or Output()).with_file(about)
         return found
 
-    def _clear(self, doomed: dict[str, Output]) -> None:
-        """Delete the output of these members.
+    def _clear(self, doomed: dict[str, Output]) -> list[str]:
+        """Delete the output of these members, and return those of which no file is left.
 
-        The mark is set first: a reader must not take deleted output for the output of a silent job.
+        The mark is set first: a reader must not take deleted output for the output of a silent job. A file that cannot
+        be deleted must not keep those that are younger.
         """
         mark = self._state / MARK
         newest_s = max(output.mtime_s for output in doomed.values())
@@ -251,9 +262,22 @@ class OutputCleaner:
             os.utime(descriptor, (newest_s, newest_s))
         finally:
             os.close(descriptor)
+        cleared: list[str] = []
+        failed: list[OSError] = []
         for digest in doomed:
-            for stream in _FILES:
-                try:
-                    os.unlink(self._folder / f"{digest}.{stream}")
-                except FileNotFoundError:
-                    pass
+            try:
+                self._unlink(digest)
+            except OSError as error:
+                failed.append(error)
+            else:
+                cleared.append(digest)
+        if failed:
+            log.warning("the output of %d ended jobs cannot be deleted now: %s", len(failed), failed[0])
+        return cleared
+
+    def _unlink(self, digest: str) -> None:
+        for stream in _FILES:
+            try:
+                os.unlink(self._folder / f"{digest}.{stream}")
+            except FileNotFoundError:
+                pass
