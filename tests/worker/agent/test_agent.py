@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from moorage.bus.connection import connect
 from moorage.schemas.codec import encode
 from moorage.schemas.errors import Refused, problem
-from moorage.schemas.frames import End, Output, Place, Start
+from moorage.schemas.frames import End, Fact, FactFrame, Output, Place, Start
 from moorage.schemas.job import Request
 from moorage.system.simulated_hosts import simulated_hosts
 from moorage.worker.agent.agent import MEMORY_COUNTED, Agent
@@ -23,10 +23,11 @@ from moorage.worker.agent.fleet_host import FleetHost
 from moorage.worker.agent.journal import MemoryJournal
 from moorage.worker.devices.readers.host import HostFacts
 from moorage.worker.devices.readers.simulated import SimulatedInventory
-from moorage.worker.drivers.base import Assignment, Driver
+from moorage.worker.drivers.base import Assignment, Driver, Living
 from moorage.worker.drivers.conformance.leader import ScriptedLeader
 from moorage.worker.drivers.noop import NoopDriver
 from moorage.worker.session.member_messages import MemberName
+from moorage.worker.session.restoring import device_names
 from moorage.worker.settings import WorkerSettings
 from tests.servers import MortalServer
 from tests.waiting import until
@@ -110,6 +111,59 @@ async def test_a_placement_becomes_one_frame_of_facts(nats_url: str, unique: str
         assert [[fact.kind for fact in frame.facts] for frame in seat.frames] == [["ran", "freed"]]
         assert seat.joins[0].hello.gpu_pool[0].name.startswith("NVIDIA H100")
         assert seat.joins[0].machine == "machine-1"
+
+
+class Doubtful(NoopDriver):
+    """A driver with a member of an earlier agent whose end is not proven, and that never comes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.forgotten: list[MemberName] = []
+
+    async def open(self) -> list[Living]:
+        return [Living(name_of(), "stuck")]
+
+    def end(self, name: MemberName, grace_s: float, why: str) -> None:
+        pass
+
+    def forget(self, names: list[MemberName]) -> None:
+        self.forgotten += names
+
+
+async def test_a_stuck_member_that_an_operator_released_keeps_no_restarted_worker_out(
+    nats_url: str, unique: str, tmp_path: Path
+) -> None:
+    """The agent died before the leader's answer, on which it would have had the driver forget the member."""
+    driver, journal = Doubtful(), MemoryJournal()
+    journal.placed([place(name_of(), body())])
+    journal.facts(FactFrame("of-before", 1, [Fact("quarantined", *name_of(), 0, "0")]))
+    journal.answered(1)
+    over = [Fact("exited", *name_of(), -9, "lost"), Fact("freed", *name_of())]
+    journal.facts(FactFrame("of-before", 2, over))
+    async with world(nats_url, unique, tmp_path) as w:
+        agent = await w.add(driver=driver, journal=journal)
+        seat = await w.leader.joined("w1")
+        assert (seat.joins[0].facts, seat.joins[0].holding) == (over, [])
+        assert driver.forgotten == [name_of()]
+        assert not any(state.quarantine for state in agent.pool.slot_states()), "they were released, too"
+
+
+async def test_memory_that_was_in_use_after_an_end_is_looked_at_again_by_the_next_agent(
+    nats_url: str, unique: str, tmp_path: Path
+) -> None:
+    """Its driver never had the member, and it is in quarantine: it was taken for one that may still run."""
+    journal = MemoryJournal()
+    journal.join(1, [], device_names(SimulatedInventory(simulated_hosts("4xH100", name="w1")[0]).devices()))
+    journal.placed([place(name_of(), body(), (0, 1))])
+    end = Fact("exited", *name_of(), -9, "end")
+    journal.facts(FactFrame("of-before", 1, [end, Fact("quarantined", *name_of(), 0, "1")]))
+    journal.answered(1)
+    async with world(nats_url, unique, tmp_path) as w:
+        agent = await w.add(journal=journal)
+        seat = await w.leader.joined("w1")
+        await w.leader.heard("w1", "freed", name_of())
+        assert seat.joins[0].facts[0] == end, "the ledger has it already, unless a backup was restored"
+        await until(lambda: not agent.pool.busy_slots(), what="both devices are in use again")
 
 
 class Unlimited(NoopDriver):

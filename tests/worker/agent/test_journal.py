@@ -185,6 +185,50 @@ def test_of_a_place_in_quarantine_those_slots_are_left_and_no_restart_forgets_th
     journal.close()
 
 
+def test_that_a_member_had_ended_before_its_quarantine_outlives_replaced_files_and_other_facts(path: Path) -> None:
+    """One file has the end, the next one the quarantine: only a member without an end may still run."""
+    ended, stuck, ran = name_of(1), name_of(2), name_of(3)
+    journal = Journal(path)
+    journal.placed([place_of(1), place_of(2), place_of(3)])
+    ends = Fact("exited", *ended, -9, "end"), Fact("ran", *ran, 3, "exit")
+    journal.facts(frame(1, *ends))
+    journal.answered(1)
+    journal.close()
+    journal = Journal(path)  # it reads the facts, and replaces the file by one without them
+    journal.close()
+    journal = Journal(path)
+    journal.facts(frame(1, *(Fact("quarantined", *name, 0, "1") for name in (ended, stuck, ran))))
+    journal.answered(1)
+    journal.join(2, [])
+    journal.close()
+    for _ in range(2):
+        journal = Journal(path)
+        assert journal.state.quarantined == {ended, stuck, ran}
+        assert journal.state.ended == dict(zip((ended, ran), ends, strict=True))
+        journal.close()
+    journal = Journal(path)
+    journal.facts(frame(1, Fact("freed", *ended)))
+    assert set(journal.state.ended) == {ran}
+    journal.close()
+
+
+def test_what_was_freed_from_quarantine_is_remembered_and_of_too_many_the_newest(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal_module, "RELEASED_MAX", 2)
+    journal = Journal(path)
+    journal.placed([place_of(number) for number in range(4)])
+    journal.facts(frame(1, *(Fact("quarantined", *name_of(number), 0, "1") for number in (1, 2, 3))))
+    journal.facts(frame(2, *(Fact("freed", *name_of(number)) for number in range(4))))
+    journal.answered(2)
+    journal.join(2, [])
+    journal.close()
+    for _ in range(2):  # the second one reads what the first one has replaced the file by
+        journal = Journal(path)
+        assert list(journal.state.released) == [name_of(2), name_of(3)]
+        journal.close()
+
+
 def test_it_stays_small_whatever_goes_through(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journal_module, "FORM", FORM._replace(bytes_max=4096))
     journal = Journal(path)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from moorage.schemas.codec import encode
-from moorage.schemas.frames import Place
+from moorage.schemas.frames import Fact, Place
 from moorage.worker.session.restoring import match
 
 NAME = ("acme", "j", 0, 1, 7)
@@ -15,4 +15,13 @@ def test_a_member_in_doubt_that_no_driver_has_any_more_stays_in_doubt() -> None:
     found = match({NAME: PLACE}, {}, ["kubernetes"], 0.0, [0], {NAME})
     assert [(member.name, phase) for member, phase, *_ in found.held] == [(NAME, "stuck")]
     found = match({NAME: PLACE}, {}, ["kubernetes"], 0.0, [0])
+    assert (found.held, found.withdrawn) == ([], [NAME])
+
+
+def test_a_member_that_had_ended_and_whose_memory_stayed_is_looked_at_again_and_not_in_doubt() -> None:
+    """As a container whose image was still being pulled, on a device that a process outside moorage used."""
+    end = Fact("exited", *NAME, -9, "end")
+    found = match({NAME: PLACE}, {}, ["kubernetes"], 0.0, [0], {NAME}, {NAME: end})
+    assert [(member.name, *rest) for member, *rest in found.held] == [(NAME, "exited", -9, "end")]
+    found = match({NAME: PLACE}, {}, ["kubernetes"], 0.0, [0], (), {NAME: end})
     assert (found.held, found.withdrawn) == ([], [NAME])

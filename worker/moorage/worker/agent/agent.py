@@ -354,7 +354,7 @@ class Agent:
         """Match the members in the journal with the members that the drivers run, and claim their devices again."""
         state = self.journal.state
         same = same_slots(state.devices, device_names(self.devices))
-        found = match(state.places, living, self.drivers, self.host.now(), same, state.quarantined)
+        found = match(state.places, living, self.drivers, self.host.now(), same, state.quarantined, state.ended)
         # of two on one slot the one that runs and is not preemptible has it
         held = sorted(found.held, key=lambda row: (row[0].frozen, row[0].request.preemptible))
         stuck: list[MemberName] = []
@@ -371,7 +371,9 @@ class Agent:
                 stuck.append(member.name)
         for name, (driver, stray) in found.strays.items():
             # the ledger knows that this member ended, or has no record of it: in both cases it must not run on
-            if stray.phase in ("exited", "refused"):
+            # stuck and released: an operator said that it is over, and the agent of before died before the driver heard
+            is_released = stray.phase == "stuck" and name in state.released
+            if stray.phase in ("exited", "refused") or is_released:
                 self.call_driver(driver, partial(driver.forget, [name]))
                 continue
             self._strays[name] = driver

@@ -38,6 +38,10 @@ LOCK_RETRY_S: Final = 0.001
 
 #: facts after which the journal needs no placement of a member any more
 _LAST_FACTS: Final = frozenset({"freed", "withdrawn", "refused", "not-held"})
+#: facts after which nothing of a member runs, though its devices may not be free yet
+_END_FACTS: Final = frozenset({"exited", "ran"})
+#: most names in `JournalState.released`; the oldest go first
+RELEASED_MAX: Final = 1000
 
 
 class JournalInUse(MoorageError):
@@ -119,6 +123,7 @@ class _Join(msgspec.Struct, frozen=True, array_like=True, tag="join"):
     facts: list[Fact]
     devices: list[str] = []
     left: list[str] = []
+    released: list[MemberName] = []  # of a replaced file; last, so that an earlier release reads past it
 
 
 class _Live(msgspec.Struct, frozen=True, array_like=True, tag="live"):
@@ -140,6 +145,7 @@ class _Quarantined(msgspec.Struct, frozen=True, array_like=True, tag="quarantine
 
 class _Placed(msgspec.Struct, frozen=True, array_like=True, tag="placed"):
     places: list[Place]
+    ended: Fact | None = None  # of a replaced file's single place; last, so that an earlier release reads past it
 
 
 class Kept(msgspec.Struct, frozen=True, array_like=True, tag="kept"):
@@ -158,7 +164,19 @@ _decode: Final = msgspec.msgpack.Decoder(_Record).decode
 class JournalState:
     """The state after all records so far."""
 
-    __slots__ = ("devices", "frames", "join_facts", "join_n", "kept", "ledger", "left", "places", "quarantined")
+    __slots__ = (
+        "devices",
+        "ended",
+        "frames",
+        "join_facts",
+        "join_n",
+        "kept",
+        "ledger",
+        "left",
+        "places",
+        "quarantined",
+        "released",
+    )
 
     def __init__(self) -> None:
         self.join_n = 0
@@ -168,6 +186,10 @@ class JournalState:
         self.places: dict[MemberName, Place] = {}
         self.kept: dict[MemberName, Kept] = {}
         self.quarantined: set[MemberName] = set()  # those of the places that have only slots in quarantine left
+        self.ended: dict[MemberName, Fact] = {}  # how those of the places ended whose devices are not free yet
+        #: those of the quarantined ones that are freed since. If a driver lists one as stuck, an operator released it,
+        #: and the driver was not told to forget it: that follows only once the leader has the fact
+        self.released: dict[MemberName, None] = {}
         self.devices: list[str] = []  # the devices in the order of the places' slots
         self.left: list[str] = []  # devices that may still have the memory of an earlier job
 
@@ -186,6 +208,8 @@ class JournalState:
         elif type(record) is _Placed:
             for place in record.places:
                 self.places[name_in(place)] = place
+            if record.ended is not None:
+                self._follow([record.ended])
         elif type(record) is _Quarantined:
             self.quarantined.add(record.name)
         elif type(record) is Kept:
@@ -194,6 +218,7 @@ class JournalState:
         elif type(record) is _Join:
             self.join_n, self.join_facts, self.frames = record.n, record.facts, {}
             self.devices, self.left = record.devices, record.left
+            self.released |= dict.fromkeys(record.released)
             self._follow(record.facts)
         elif type(record) is _Live:
             self.ledger, self.join_facts = record.ledger, []
@@ -202,21 +227,31 @@ class JournalState:
         """Return the fewest records that lead to this state."""
         return [
             *([_Live(self.ledger)] if self.ledger else []),
-            _Join(self.join_n, self.join_facts, self.devices, self.left),
-            *(_Placed([place]) for place in self.places.values()),
+            _Join(self.join_n, self.join_facts, self.devices, self.left, list(self.released)),
+            *(_Placed([place], self.ended.get(name)) for name, place in self.places.items()),
             *map(_Quarantined, self.quarantined),
             *self.kept.values(),
             *(_Facts(no, facts) for no, facts in self.frames.items()),
         ]
 
     def _follow(self, facts: list[Fact]) -> None:
-        """Drop the places that these facts end, and leave those with quarantined slots these slots alone."""
+        """Drop the places that these facts end, and leave those with quarantined slots these slots alone.
+
+        Remember which of them exited: `quarantined` alone does not say whether a member may still run.
+        """
         for fact in facts:
             name = name_in(fact)
             if fact.kind in _LAST_FACTS:
+                if name in self.quarantined:
+                    self.released[name] = None
+                    if len(self.released) > RELEASED_MAX:
+                        del self.released[next(iter(self.released))]
                 self.places.pop(name, None)
                 self.kept.pop(name, None)
                 self.quarantined.discard(name)
+                self.ended.pop(name, None)
+            elif fact.kind in _END_FACTS and name in self.places:
+                self.ended[name] = fact
             elif fact.kind == "quarantined" and fact.detail and name in self.places:
                 slots = [int(slot) for slot in fact.detail.split(",")]
                 self.places[name] = msgspec.structs.replace(self.places[name], slots=slots)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Final
 
 from moorage.schemas.codec import decode_request
@@ -52,11 +53,13 @@ def match(
     now: float,
     same: Collection[int],
     quarantined: Collection[MemberName] = (),
+    ended: Mapping[MemberName, Fact] = MappingProxyType({}),
 ) -> Found:
     """Match the journal's placements with the drivers' members. `now` is CLOCK_BOOTTIME in seconds.
 
     A member that was `quarantined` and that no driver has is held as stuck: it may still run, until an operator says
-    that it does not.
+    that it does not. If it had `ended` before, only the memory of its devices was in use: it is held as exited, so that
+    they are looked at again.
 
     A member must end if this agent cannot read its request or lacks its driver; and if it has a slot that is not among
     the `same`: its device is in another slot now, where another member could be placed.
@@ -79,6 +82,8 @@ def match(
             del found.strays[name]
             member.frozen = alive.frozen
             found.held.append((member, alive.phase, alive.code, alive.reason))
+        elif name in quarantined and same_devices and (end := ended.get(name)) is not None:
+            found.held.append((member, "exited", end.code, end.detail))
         elif name in quarantined and same_devices:
             found.held.append((member, "stuck", 0, ""))
         elif place.hold and same_devices:
