@@ -394,6 +394,30 @@ def test_two_services_make_room_together() -> None:
     assert drive.states("wide", "u") == ["RUNNING"]
 
 
+def test_none_ends_for_a_job_that_needs_a_place_of_an_earlier_service_too() -> None:
+    drive = Driving()
+    drive.worker("w0", 4, capabilities=CALLS)
+    scaled(drive, "first", replicas={"min": 1, "max": 2})
+    drive.settle()
+    first = Service(drive, "first")
+    first.serve(60, 2.0)
+    assert len(first.members()) == 2
+    drive.submit("wide", gpu={"count": 3})
+    scaled(drive, "later", replicas={"min": 0, "max": 2})
+    drive.settle()
+    assert drive.states("wide")[0] == "QUEUED"
+    drive.engine.offer(Wake("t", "later", "woken", True))
+    drive.tick()
+    drive.settle()
+    later = Service(drive, "later")
+    assert len(later.members()) == 1
+    for _ in range(60):
+        first.say(2.0)
+        later.serve(1, 1.0)
+        assert later.members(), "its places and those of the first one would do, and the first one keeps its own"
+    assert len(first.members()) == 2
+
+
 def test_no_member_ends_on_a_closed_worker() -> None:
     drive, service = serving(gpus=3, replicas={"min": 1, "max": 3})
     service.serve(60, 2.0)

@@ -303,6 +303,48 @@ def test_without_room_one_that_follows_its_calls_gives_way_one_by_one(old: dict[
     assert set(drive.states("a")) == {"CANCELLED"}
 
 
+def grown(**fields: Any) -> Driving:
+    """A worker with four GPUs, and the job `a`, that has grown to four members of one GPU each."""
+    drive = served(4, replicas=0)
+    assert serve(drive, "a", replicas={"min": 1, "max": 4}, **fields)["kind"] == "accepted"
+    become_ready(drive, "a")
+    for _ in range(60):
+        for index, state in enumerate(drive.states("a")):
+            if state == "RUNNING":
+                fence = drive.member("a", index).fence
+                load = MemberLoad(f"m{index}", 1, 1, 2, 900, False, 0, 0, 0, 0, 0, 0, "a", index, fence)
+                drive.engine.offer_member_load("t", load, drive.now)
+        drive.pass_time(1_000)
+        become_ready(drive, "a")
+    assert runs(drive, "a") == 4
+    return drive
+
+
+@pytest.mark.parametrize("limit", [0, 4])
+def test_a_larger_one_gets_the_places_of_several_and_no_more(limit: int) -> None:
+    drive = grown()
+    if limit:
+        drive.order("limit", gpus=limit)
+    serve(drive, "b", instead_of="a", gpu={"count": 2})
+    for left in (3, 2):
+        drive.pass_time(8_000)
+        assert runs(drive, "a") == left, "one after the other has left"
+        [at] = [at for at, state in enumerate(drive.states("a")) if state == "ENDING"]
+        ends(drive, "a", at)
+    drive.pass_time(20_000)
+    assert (runs(drive, "a"), runs(drive, "b")) == (2, 1)
+    becomes_ready(drive, "b")
+    drive.pass_time(2_000)
+    assert set(drive.states("a")) <= {"CANCELLING", "CANCELLED"}
+
+
+def test_a_preemptible_one_ends_none_for_room_that_it_may_not_preempt() -> None:
+    drive = served(2, replicas=2, preemptible=True)
+    serve(drive, "b", instead_of="a", preemptible=True, gpu={"count": 2})
+    drive.pass_time(30_000)
+    assert drive.states("a") == ["RUNNING"] * 2
+
+
 def test_one_that_is_being_replaced_takes_no_place_that_the_other_waits_for() -> None:
     drive = following(3, **FOLLOWS)
     serve(drive, "b", instead_of="a", **FOLLOWS)

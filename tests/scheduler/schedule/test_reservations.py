@@ -135,6 +135,9 @@ def test_what_is_reserved_for_a_preemptible_job_is_open_to_those_that_would_end_
     drive.pass_time(40_000)
     drive.settle()
     drive.submit("too", gpu={"count": 4}, preemptible=True)
+    drive.submit("shares", gpu={"sharing": "time-slice"})
+    drive.settle()
+    assert drive.states("shares") == ["QUEUED"], "for a sharer no job ends"
     drive.submit("plain", gpu={"count": 4})
     drive.settle()
     assert [drive.states(name) for name in ("spot", "too", "plain")] == [["QUEUED"], ["QUEUED"], ["RUNNING"]]

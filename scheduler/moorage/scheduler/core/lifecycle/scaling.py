@@ -10,7 +10,7 @@ places, and one more than there are while calls wait longer than the request say
 `scale_up_s`, once all members that are wanted answer calls: those that start will help. One step down each
 `scale_down_s`, once fewer would have done for so long. A member above `min` also ends, one each `scale_up_s`, while
 another job waits for what it has, and comes before this one in the queue: by priority, its tenant's turn, or arrival.
-It ends only if that, with the other members above `min` on its host, makes room for that job.
+It ends only if that, with the other members above `min` on its host that would end for that job too, makes room for it.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import reduce
 from heapq import nsmallest
+from itertools import islice
 from operator import or_
 from typing import Final, NamedTuple
 
@@ -30,7 +31,7 @@ from moorage.scheduler.core.fleet.host import EXCLUSIVE, MEMBERS_MAX, Host
 from moorage.scheduler.core.fleet.shape import Shape
 from moorage.scheduler.core.ledger.acts import Scale
 from moorage.scheduler.core.ledger.records import Count
-from moorage.scheduler.core.ledger.state import Job, Member, State
+from moorage.scheduler.core.ledger.state import AT_EXITED, Job, Member, State
 from moorage.scheduler.core.lifecycle.max_running import wanted_of
 from moorage.scheduler.core.lifecycle.transitions import Lifecycle
 from moorage.scheduler.core.queue.order import QueueOrder
@@ -141,8 +142,13 @@ class Scaling:
         self._up_ms = int(up_s * 1000)
         self._down_ms = int(down_s * 1000)
         self._services: dict[int, _Service] = {}  # by job number
-        #: in this pass, by worker number: what the hosts of services have once the members above `min` have left
+        # in this pass, by worker number: the members above `min`, and what hosts have once these have left
+        self._leaving: dict[int, set[Member]] = {}
         self._rooms: dict[int, _Room] = {}
+        # and by first entry of a group that waits: once those have left that end for it
+        self._rooms_for: dict[tuple[int, int], _Room] = {}
+        #: where services stand in the queue, by job number
+        self._standings: dict[int, tuple[Key, int]] = {}
         #: numbers of jobs that another one replaces: these get no more members, whose places the other one may need
         self.replaced: Collection[int] = ()
 
@@ -203,7 +209,7 @@ class Scaling:
         if not self._services:
             return False
         stuck, moved = self._stuck(), False
-        self._rooms = self._find_rooms(draft) if stuck else {}
+        self._rooms, self._standings, self._rooms_for = self._find_rooms(draft) if stuck else {}, {}, {}
         for num, service in list(self._services.items()):
             job = self._state.jobs.get(num)
             if job is None or job.over:
@@ -224,22 +230,29 @@ class Scaling:
         self._move(draft, job, request, service, count, why)
         return True
 
-    def helping(self, draft: Draft, job: Job, shape: Shape) -> list[Member]:
-        """Return the members of a job of which each alone makes room for another job of this shape by its end."""
-        hosts, found = self._fleet.hosts, list[Member]()
-        for member in self._members(draft, job):
+    def helping(self, draft: Draft, job: Job, shape: Shape, most: int) -> list[Member]:
+        """Return the members of a job of which each makes room for another job of this shape by its end: alone, or with
+        others of the job on its host that end after it, `most` in all."""
+        hosts, found, members = self._fleet.hosts, list[Member](), list(self._members(draft, job))
+        for member in members:
             host = hosts.get(member.worker.num)
-            if host is not None and host.usable and self._helps(shape, member, self._room(draft, host, [member])):
+            if host is None or not host.usable:
+                continue
+            others = (each for each in members if each.worker is member.worker and each is not member)
+            leaving = [member, *islice(others, most - 1)]
+            if self._helps(shape, member, self._room(draft, host, leaving, shape)):
                 found.append(member)
         return found
 
-    def give_way(self, draft: Draft, job: Job, why: str, least: int, helping: list[Member]) -> None:
-        """End one of the members that help the job that replaces this one, unless there are fewer than `least`."""
-        count = sum(1 for _ in self._members(draft, job))
-        if helping and count >= least:
-            service = self._services[job.num]
-            self._end_fewest(draft, service, helping, 1, why)
-            self._move(draft, job, self._lifecycle.request_of(job), service, count - 1, why)
+    def count(self, draft: Draft, job: Job) -> int:
+        """Return how many members a job has on workers that were not asked to end."""
+        return sum(1 for _ in self._members(draft, job))
+
+    def give_way(self, draft: Draft, job: Job, why: str, helping: list[Member]) -> None:
+        """End one of the members that help the job that replaces this one."""
+        service, count = self._services[job.num], self.count(draft, job)
+        self._end_fewest(draft, service, helping, 1, why)
+        self._move(draft, job, self._lifecycle.request_of(job), service, count - 1, why)
 
     # ---------------------------------------------------------------------------------------------- within
 
@@ -343,7 +356,7 @@ class Scaling:
         mine = first.group.tenant == job.tenant
         whom = "an earlier or more urgent job" if mine else f"tenant {first.group.tenant}"
         why = f"{whom} waits for what a member has, and comes first"
-        helping = [m for m in members if self._helps(first.group.shape, m, self._rooms.get(m.worker.num))]
+        helping = [member for member in members if self._helps_as_others_end(draft, first, member)]
         self._end_fewest(draft, service, helping, 1, f"scaled to {len(members) - 1}: {why}")
         self._move(draft, job, request, service, len(members) - 1, why)
 
@@ -356,25 +369,44 @@ class Scaling:
 
     def _first_for(self, draft: Draft, job: Job, members: list[Member], stuck: Collection[_Stuck]) -> _Stuck | None:
         """Return the first group that waits for what some member of the job has, and comes before the job itself."""
-        if not members:
-            return None
-        mine = Group(self._priority_of(job), self._lifecycle.shape_of(job), job.tenant)
-        item = entry(job.num, 0)
-        mine.entries.append(item)
-        key, tenant = self._order.key(mine), draft.tenant(job.tenant)
-        if 0 < tenant.gpus <= tenant.guaranteed:
-            key = (0, *key[1:])  # what it has is its tenant's own
+        standing = self._standing(draft, job)
         for each in stuck:
-            if (each.key, each.item) >= (key, item):
+            if (each.key, each.item) >= standing:
                 return None
-            if each.group.shape.preemptible and not mine.shape.preemptible:
-                continue  # the next member would preempt it again
-            shape, rooms = each.group.shape, self._rooms
-            if self._order.may(draft, each.group) and any(
-                self._helps(shape, member, rooms.get(member.worker.num)) for member in members
-            ):
+            if not self._yields(draft, job, each) or not self._order.may(draft, each.group):
+                continue
+            if any(self._helps_as_others_end(draft, each, member) for member in members):
                 return each
         return None
+
+    def _standing(self, draft: Draft, job: Job) -> tuple[Key, int]:
+        """Return where a service stands in the queue."""
+        found = self._standings.get(job.num)
+        if found is None:
+            mine, item = Group(self._priority_of(job), self._lifecycle.shape_of(job), job.tenant), entry(job.num, 0)
+            mine.entries.append(item)
+            key, tenant = self._order.key(mine), draft.tenant(job.tenant)
+            if 0 < tenant.gpus <= tenant.guaranteed:
+                key = (0, *key[1:])  # what it has is its tenant's own
+            found = self._standings[job.num] = key, item
+        return found
+
+    def _yields(self, draft: Draft, job: Job, stuck: _Stuck) -> bool:
+        """Return whether members of a service end for this group: it comes first, and none would preempt it again."""
+        again = stuck.group.shape.preemptible and not self._lifecycle.shape_of(job).preemptible
+        return not again and (stuck.key, stuck.item) < self._standing(draft, job)
+
+    def _helps_as_others_end(self, draft: Draft, stuck: _Stuck, member: Member) -> bool:
+        """Return whether a member has what this group may use, and its host has room once those above `min` have left
+        it that end for this group."""
+        shape, num = stuck.group.shape, member.worker.num
+        if not self._helps(shape, member, self._rooms.get(num)):
+            return False  # nor if all end
+        exact = (stuck.item, num)
+        if exact not in self._rooms_for:
+            leaving = [each for each in self._leaving[num] if self._yields(draft, each.replica.job, stuck)]
+            self._rooms_for[exact] = self._room(draft, self._fleet.hosts[num], leaving, shape)
+        return self._helps(shape, member, self._rooms_for[exact])
 
     def _could_hold(self, shape: Shape) -> bool:
         """Return whether the fleet, if empty, would hold a gang. Any other job is looked at host by host."""
@@ -383,7 +415,7 @@ class Scaling:
     def _find_rooms(self, draft: Draft) -> dict[int, _Room]:
         """Return what the hosts of services have that take jobs once as many members of each have left as it has above
         `min`."""
-        leaving: dict[int, set[Member]] = {}
+        self._leaving = leaving = dict[int, set[Member]]()
         for num in self._services:
             job = self._state.jobs.get(num)
             if job is None:
@@ -398,17 +430,19 @@ class Scaling:
                 seen[member.worker.num] += 1
         hosts = self._fleet.hosts
         return {
-            num: self._room(draft, hosts[num], members)
+            num: self._room(draft, hosts[num], members, None)
             for num, members in leaving.items()
             if num in hosts and hosts[num].usable
         }
 
-    def _room(self, draft: Draft, host: Host, leaving: Collection[Member]) -> _Room:
-        """Return what a host has once these members have left it, with those that are ending or preemptible."""
+    def _room(self, draft: Draft, host: Host, leaving: Collection[Member], shape: Shape | None) -> _Room:
+        """Return what a host has once these members have left it, with those that are ending, and those that a job of
+        this shape preempts; None for any shape."""
+        preempts = shape is None or not shape.preemptible
         gone = [
             member
             for member in host.worker.members.values()
-            if member in leaving or member.preemptible or not self._lifecycle.is_on_worker(draft, member)
+            if member in leaving or (member.preemptible and preempts) or self._leaves(draft, member)
         ]
         masks = [draft.mask_of(member) for member in gone if member not in draft.gone]
         shapes = [self._lifecycle.shape_of(member.replica.job) for member in gone if member not in draft.gone]
@@ -418,6 +452,12 @@ class Scaling:
                 freed &= ~(1 << slot)
         cpu_milli = host.cpu_free + sum(shape.cpu_milli for shape in shapes)
         return _Room(host.opened_by(gone, freed), cpu_milli, host.memory_free + sum(s.memory_mib for s in shapes))
+
+    def _leaves(self, draft: Draft, member: Member) -> bool:
+        """Return whether a member leaves its host, but for an operator's word on the devices that it has."""
+        if self._lifecycle.is_on_worker(draft, member):
+            return False
+        return not (draft.phase_of(member) == AT_EXITED and member.worker.quarantined & member.home)
 
     def _helps(self, shape: Shape, member: Member, room: _Room | None) -> bool:
         """Return whether a member has what a job of this shape may use, and that job fits into this room of its host.

@@ -9,9 +9,11 @@ from typing import Final
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.events import Submit, Wake
 from moorage.scheduler.core.ledger.state import (
+    AT_EXITED,
     CLAIMED,
     ENDING,
     FROZEN,
+    LEAVING,
     LOST_KEPT,
     PLACED,
     QUEUED,
@@ -149,7 +151,7 @@ class Services:
         if over > 0:
             ends = None if over >= serving else ranges_of(sorted(goes_on)[-over:])
             self._lifecycle.cancel(draft, old, why, ends)
-        elif serving + ready >= old.size and (helping := self._helping(draft, scaling, old, new, ready)):
+        elif serving + ready >= old.size and (helping := self._helping(draft, scaling, old, new, ready, 1)):
             self._end_last(draft, old, why, helping)
 
     def _replace_scaled(self, draft: Draft, scaling: Scaling, old: Job, new: Job) -> None:
@@ -166,26 +168,41 @@ class Services:
         why = f"replaced by job {new.name}"
         if ready >= wanted:
             self._lifecycle.cancel(draft, old, why)
-        elif helping := self._helping(draft, scaling, old, new, ready):
-            least = min(wanted, old.size) - ready
-            if old.num in scaling:
-                scaling.give_way(draft, old, why, least, helping)
-            elif sum(draft.replica(row).state in _GOES_ON for row in old.rows.values()) >= least:
+            return
+        if any(self._is_leaving(draft, row) for row in old.rows.values()):
+            return  # its place may be enough
+        least, follows = min(wanted, old.size) - ready, old.num in scaling
+        goes_on = sum(draft.replica(row).state in _GOES_ON for row in old.rows.values())
+        has = scaling.count(draft, old) if follows else goes_on
+        if has >= least and (helping := self._helping(draft, scaling, old, new, ready, has - least + 1)):
+            if follows:
+                scaling.give_way(draft, old, why, helping)
+            else:
                 self._end_last(draft, old, why, helping)
 
     def _end_last(self, draft: Draft, old: Job, why: str, helping: list[Member]) -> None:
         self._lifecycle.cancel(draft, old, why, ranges_of([max(member.replica.index for member in helping)]))
 
-    def _helping(self, draft: Draft, scaling: Scaling, old: Job, new: Job, ready: int) -> list[Member]:
+    def _helping(self, draft: Draft, scaling: Scaling, old: Job, new: Job, ready: int, most: int) -> list[Member]:
         """Return the members of the old job of which one is to end for the new one, which finds no place.
 
-        There are none if it could not start then either: for want of room, or as its tenant is held or at its limit.
+        `most` may end for it, one after the other. There are none if it could not start then either: for want of room,
+        or as its tenant is held or at its limit.
         """
         tenant, shape = draft.tenant(new.tenant), self._lifecycle.shape_of(new)
         if tenant.hold is not None or not self._finds_no_place(draft, new, ready):
             return []
         over = tenant.gpus + shape.gpus - tenant.gpus_max if tenant.gpus_max else 0
-        return [each for each in scaling.helping(draft, old, shape) if draft.mask_of(each).bit_count() >= over]
+        helping = scaling.helping(draft, old, shape, most)
+        return [each for each in helping if draft.mask_of(each).bit_count() * most >= over]
+
+    @staticmethod
+    def _is_leaving(draft: Draft, replica: Replica) -> bool:
+        """Return whether a replica was asked to end and will leave its host, but for an operator's word."""
+        row = draft.replica(replica)
+        if row.member is None or row.state not in LEAVING:
+            return False
+        return not (draft.phase_of(row.member) == AT_EXITED and row.member.worker.quarantined & row.member.home)
 
     @staticmethod
     def _finds_no_place(draft: Draft, job: Job, ready: int) -> bool:

@@ -42,7 +42,7 @@ from heapq import heapify
 from typing import Final
 
 from moorage.scheduler.core.draft import Draft
-from moorage.scheduler.core.fleet.host import Host
+from moorage.scheduler.core.fleet.host import EXCLUSIVE, Host
 from moorage.scheduler.core.fleet.shape import Shape
 from moorage.scheduler.core.ledger.state import QUEUED, Job
 from moorage.scheduler.core.queue.queue import VOID, Group, Key, Verdict
@@ -208,8 +208,8 @@ class Verdicts:
         """
         if held.priority == priority and held.shape is shape:
             return True
-        if held.shape.preemptible and not shape.preemptible:
-            return True  # it would end again for them as soon as it runs
+        if held.shape.preemptible and not shape.preemptible and shape.mode <= EXCLUSIVE:
+            return True  # it would end again for them as soon as it runs; for a sharer no job ends
         turns = self._order.turns
         if turns is not None and turns.is_owed(tenant, held.tenant):
             return True
