@@ -19,7 +19,7 @@ from moorage.client.job import Job
 from tests.deploy.test_roles_live import everybody
 from tests.services.members import FUNCTIONS, error_of
 from tests.sites import settled
-from tests.waiting import until
+from tests.waiting import NeverHappened, until
 
 ANSWER_S: Final = 90.0
 SITES: Final[dict[str, dict[str, Any]]] = {
@@ -46,8 +46,8 @@ async def end_of(job: Job) -> tuple[str, str]:
     return result.state, result.why
 
 
-async def answers(caller: Connection, subject: str, data: bytes) -> Delivery:
-    """The first answer, once a member is there."""
+async def answers(caller: Connection, subject: str, data: bytes, job: Job) -> Delivery:
+    """The first answer, once a member of the job is there. Without one, what became of the job is printed."""
     got: list[Delivery] = []
 
     async def ask() -> bool:
@@ -57,7 +57,14 @@ async def answers(caller: Connection, subject: str, data: bytes) -> Delivery:
             return False
         return True
 
-    await until(ask, ANSWER_S, "an answer of the service")
+    try:
+        await until(ask, ANSWER_S, "an answer of the service")
+    except NeverHappened:
+        shown = await job.show()
+        print(shown.state, shown.why, *shown.changes, sep="\n")
+        async for piece in job.logs(follow=False):
+            print(piece.text)
+        raise
     return got[0]
 
 
@@ -73,7 +80,7 @@ async def test_a_job_answers_its_tenants_calls_and_publishes_for_no_caller(site:
     ):
         subject = "moorage.call.acme.echo"
         job = await serving(acme, "echo")
-        assert (await answers(caller, subject, b"hello")).data == b"hello"
+        assert (await answers(caller, subject, b"hello", job)).data == b"hello"
         with pytest.raises(PermissionRefused):
             await other.request(subject, b"hello", 5.0)
         [key] = [path for path in (made.folder / "w1").rglob("*.key") if "s-echo" in path.name]
@@ -127,7 +134,7 @@ async def test_a_service_loses_no_call_while_one_job_replaces_the_other() -> Non
                 told[error_of(await caller.request(subject, b"10", ANSWER_S))] += 1
 
         old = await members(0)
-        await answers(caller, subject, b"10")
+        await answers(caller, subject, b"10", old)
         callers = [asyncio.create_task(load()) for _ in range(3)]
         for number in (1, 2):
             before = told.total()
