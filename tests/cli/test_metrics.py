@@ -136,6 +136,20 @@ async def test_while_the_count_of_gpu_time_is_behind_all_else_is_told() -> None:
     assert await metrics._last_hour(cast(AsyncClient, Behind())) == []
 
 
+async def test_a_client_that_asks_again_while_it_is_behind_keeps_nobody_from_all_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class AsksAgain:
+        _wire = property(lambda self: self)
+
+        async def operate(self, verb: str, asked: object) -> None:
+            await asyncio.Event().wait()
+
+    assert metrics.GPU_TIME_S_MAX < metrics.ANSWER_S_MAX / 2, "the other questions have time, too"
+    monkeypatch.setattr(metrics, "GPU_TIME_S_MAX", 0.01)
+    assert await metrics._last_hour(cast(AsyncClient, AsksAgain())) == []
+
+
 async def test_scrapes_that_come_close_together_cost_the_leader_one_question(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[object] = []
 

@@ -38,6 +38,8 @@ TENANTS_MAX: Final = 200
 FRESH_S: Final = 5.0
 #: how long a leader may take to answer
 ANSWER_S_MAX: Final = 8.0
+#: the part of it that the GPU time may take: a client asks again for long while what counts it is behind
+GPU_TIME_S_MAX: Final = 2.5
 #: how long a scrape waits for that answer; then it gets the result of the question before
 SCRAPE_S: Final = 1.0
 HOUR_S: Final = 3600
@@ -105,10 +107,13 @@ async def _ask(client: AsyncClient) -> Told:
 async def _last_hour(client: AsyncClient) -> list[dict[str, Any]]:
     """Return the GPU time of the last whole hour, by tenant and model; none while what counts it is behind."""
     try:
-        answer = await client._wire.operate("usage", {"by": ["hour", "tenant", "model"], "since_s": HOUR_S})
+        async with asyncio.timeout(GPU_TIME_S_MAX):
+            answer = await client._wire.operate("usage", {"by": ["hour", "tenant", "model"], "since_s": HOUR_S})
     except MoorageError as error:
         if error.code != "behind":
             raise
+        return []
+    except TimeoutError:  # the rest is answered already, and is not to be lost with it
         return []
     return [row for row in answer.data["rows"] if row["hour_ms"] == answer.data["from_ms"]]
 
