@@ -12,8 +12,10 @@ from moorage.cli.framework.options import RowOptions
 from moorage.cli.jobs import ls_watch
 from moorage.cli.jobs.listing import Listing
 from moorage.client import AsyncClient, NoScheduler
-from moorage.client.errors import client_problem
+from moorage.client.errors import Overloaded, client_problem
+from moorage.schemas.errors import problem
 from moorage.schemas.frames import Answer
+from moorage.testing import SimFleet
 from tests.cli.node import Lines, Node, on_a_terminal, start, until_shown
 from tests.leftover import end_processes
 from tests.waiting import until, until_state
@@ -189,6 +191,34 @@ async def test_a_watched_list_in_a_pipe_tells_what_fell_into_a_lost_connection(
         assert (told.count("seen"), "CANCELLED" in told) == (1, True)
         watching.cancel()
         await asyncio.wait({watching})
+
+
+async def test_a_watched_list_in_a_pipe_says_once_that_there_is_no_job_and_outlasts_a_busy_leader(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(ls_watch, "ASK_AGAIN_S", 0.01)
+    monkeypatch.setattr(ls_watch, "APART_S", 0.0)
+    asked, enough = 0, asyncio.Event()
+
+    class Scripted(Listing):
+        async def ask(self, *, runs_first: bool = False) -> Answer:
+            nonlocal asked
+            asked += 1
+            if asked in (2, 3):
+                code = "overloaded" if asked == 2 else "behind"
+                raise Overloaded(problem(code, "ask again"))
+            if asked == 6:
+                enough.set()
+            return Answer("ls", 1, {"jobs": []})
+
+    async with AsyncClient(transport=SimFleet("1xH100"), tenant="t") as client:
+        watching = asyncio.create_task(ls_watch.watch_jobs(client, Scripted(client, {"history": False}), RowOptions()))
+        heard = asyncio.create_task(enough.wait())
+        await asyncio.wait({watching, heard}, return_when=asyncio.FIRST_COMPLETED, timeout=20)
+        assert heard.done(), watching
+        watching.cancel()
+        await asyncio.wait({watching})
+    assert capsys.readouterr().err.count("each change of a job prints a row") == 1
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from moorage.cli.framework.options import RowOptions
 from moorage.cli.framework.render import pipe_line
 from moorage.cli.framework.screen import APART_S, Screen
 from moorage.cli.jobs.job_rows import counts_line, job_row, matching
-from moorage.client.errors import Unreachable
+from moorage.client.errors import Overloaded, Unreachable
 
 if TYPE_CHECKING:
     from moorage.cli.jobs.listing import Listing
@@ -31,6 +31,7 @@ async def watch_jobs(client: AsyncClient, listing: Listing, options: RowOptions)
     tty = screen.live and not options.json and options.format is None
     shown: dict[tuple[str, str], tuple[Any, ...]] = {}
     before: list[tuple[Any, ...]] = []
+    has_told = False
     changed = asyncio.Event()
     changed.set()
     subject = client._wire.subjects.events("*" if listing.of_all else client.tenant)
@@ -44,10 +45,10 @@ async def watch_jobs(client: AsyncClient, listing: Listing, options: RowOptions)
             changed.clear()
             try:
                 answer = await listing.ask(runs_first=tty)
-            except Unreachable:
+            except (Overloaded, Unreachable):
                 if told or tty:
                     raise
-                continue  # while nothing happens, a pipe outlasts a leader that is away
+                continue  # while nothing happens, a pipe outlasts a leader that is away, or too busy to answer
             rows = answer.data["jobs"]
             if options.json:
                 states = [(row["tenant"], row["job"], row["state"], row["rev"]) for row in rows]
@@ -60,18 +61,19 @@ async def watch_jobs(client: AsyncClient, listing: Listing, options: RowOptions)
                 unseen = 0 if listing.reason else matching(counts, listing.states) - len(rows)  # counts know no reason
                 screen.draw(text.splitlines(), unseen=unseen, tail=[counts_line(counts) or "no job yet"])
             else:
-                _tell_changed(rows, shown, options, listing.none())
+                if not rows and not has_told:  # said once: the jobs are listed again and again
+                    say(f"{listing.none()}; each change of a job prints a row")
+                has_told = True
+                _tell_changed(rows, shown, options)
             await asyncio.sleep(APART_S)
     finally:
         await listening.unsubscribe()
 
 
 def _tell_changed(
-    rows: list[dict[str, Any]], shown: dict[tuple[str, str], tuple[Any, ...]], options: RowOptions, none: str
+    rows: list[dict[str, Any]], shown: dict[tuple[str, str], tuple[Any, ...]], options: RowOptions
 ) -> None:
-    """Print the rows of jobs that have changed, oldest first. If there has been no job so far, `none` is said."""
-    if not rows and not shown:
-        say(f"{none}; each change of a job prints a row")
+    """Print the rows of jobs that have changed, oldest first."""
     for row in reversed(rows):
         seen, of = (row["state"], row["rev"]), (row["tenant"], row["job"])
         if shown.get(of) != seen:
