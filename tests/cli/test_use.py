@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import io
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from moorage.cli.jobs.use import CELLS, spark, use_cell, use_table, use_words
+from moorage.cli.jobs.use import CELLS, spark, use_cell, use_rows, use_table, use_words
+from moorage.client import AsyncClient
+from moorage.schemas.frames import Answer
 from tests.cli.node import Node, on_a_terminal, until_shown
 from tests.waiting import until
 
@@ -74,6 +76,23 @@ async def test_a_running_job_is_shown_with_its_use_and_an_ended_one_is_refused(n
     await node.run("wait", "j", tenant=unique)
     ended = await node.run("use", "j", tenant=unique)
     assert "error[failed-precondition]" in ended.err
+
+
+@pytest.mark.parametrize(("request_", "first"), [({"indices": "3,5", "replicas": 2}, 3), ({"replicas": 2}, 0), ({}, 0)])
+async def test_of_a_job_of_which_nothing_runs_its_first_replica_is_asked(request_: dict[str, Any], first: int) -> None:
+    """A job that `again --failed` made has none of number 0."""
+    asked: list[int] = []
+
+    class Waits:
+        _wire = property(lambda self: self)
+
+        async def answer(self, verb: str, words: dict[str, Any], tenant: str | None) -> Answer:
+            if verb == "use":
+                asked.append(words["replica"])
+            return Answer(verb, 1, {"request": request_, "replica_states": [], "span_s": 0})
+
+    assert await use_rows(cast(AsyncClient, Waits()), "j", None) == []
+    assert asked == [first]
 
 
 async def test_a_watched_use_goes_on_while_no_attempt_runs(node: Node, unique: str) -> None:

@@ -13,7 +13,9 @@ from moorage.cli.framework.render import table
 from moorage.cli.framework.screen import Screen
 from moorage.cli.jobs.selectors import HELP_ONE, LISTED, one_id
 from moorage.client.errors import ClientError
+from moorage.client.replicas import numbers_of
 from moorage.schemas.job import RUNNING, TERMINAL
+from moorage.schemas.ranges import numbers_in
 from moorage.schemas.units import many
 
 if TYPE_CHECKING:
@@ -92,7 +94,10 @@ async def use_rows(
 
     shown = await client._wire.answer("show", {"job": job}, tenant)
     running = [row["replica"] for row in shown.data.get("replica_states", ()) if row["state"] == RUNNING]
-    asked = [replica] if replica is not None else running[:ROWS_MAX] or [0]
+    if replica is not None:
+        asked = [replica]
+    else:  # where none runs, the first is asked: replicas that are run again need not begin with 0
+        asked = running[:ROWS_MAX] or [next(numbers_in(numbers_of(shown.data.get("request", {}))), 0)]
 
     async def ask(one: int) -> list[dict[str, Any]]:
         arguments = {"job": job, "replica": one, "last_s": LAST_S, "points": CELLS}
