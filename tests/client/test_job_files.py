@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
 import tarfile
+import tempfile
 from pathlib import Path
 
 import msgspec
@@ -13,6 +15,7 @@ import pytest
 
 from moorage.bus.errors import JetStreamRefused
 from moorage.bus.jetstream import JetStream
+from moorage.cli.jobs import get
 from moorage.client import AsyncClient
 from moorage.client.errors import JobFailed, NoOutput, NotFound, Rejected
 from moorage.client.handlers import Heard, value_of
@@ -162,6 +165,12 @@ async def test_the_command_gets_what_a_job_kept(node: Node, unique: str, tmp_pat
     unwritten = await node.run("get", "j", "--out", str(below_a_file), tenant=unique)
     assert unwritten.code == 1, unwritten.err
     assert f"{below_a_file} cannot be written: File exists\nfix: name another folder with --out" in unwritten.err
+
+
+def test_a_device_without_room_may_be_that_of_the_temporary_folder() -> None:
+    full, denied = (get._fix_of(OSError(code, os.strerror(code))) for code in (errno.ENOSPC, errno.EACCES))
+    assert denied == "name another folder with --out"
+    assert full.startswith(f"{denied}; the temporary folder ({tempfile.gettempdir()}; TMPDIR names another) needs room")
 
 
 async def test_what_a_job_kept_is_put_into_the_folder_that_one_is_in(

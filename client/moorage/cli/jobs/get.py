@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -45,7 +46,7 @@ def get(
         try:
             found, left_out = await fetch(client._wire, name, into, replicas_of(replica), path)
         except OSError as error:
-            raise cannot_write(into, error.strerror, "name another folder with --out") from None
+            raise cannot_write(into, error.strerror, _fix_of(error)) from None
         for line in left_out:
             say(f"warning[files]: {line}")
         if options.json:
@@ -57,3 +58,13 @@ def get(
         return None
 
     return with_client(options, work)
+
+
+def _fix_of(error: OSError) -> str:
+    fix = "name another folder with --out"
+    if error.errno != errno.ENOSPC:
+        return fix
+    from tempfile import gettempdir
+
+    # files are inflated there before they are written, and the error does not say which of the two is full
+    return f"{fix}; the temporary folder ({gettempdir()}; TMPDIR names another) needs room for the files, too"
