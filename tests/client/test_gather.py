@@ -79,6 +79,17 @@ async def test_a_wait_is_bounded_and_says_how_many_are_left() -> None:
 
 
 @in_virtual_time
+async def test_a_wait_for_a_job_that_is_called_like_a_code_says_how_to_explain_the_job() -> None:
+    async with AsyncClient(transport=SimFleet("8xH100", script=by_words)) as moorage:
+        for name in ("disconnected", "timed-out", "busy"):
+            jobs = [await moorage.submit(["0", "1000"], job=each) for each in (name, f"beside-{name}")]
+            for late in (jobs[0].result("10s"), moorage.wait(jobs, "10s")):
+                with pytest.raises(TimedOut) as told:
+                    await late
+                assert told.value.problem.next.startswith(f"moorage explain '={name}'")
+
+
+@in_virtual_time
 async def test_it_goes_on_over_a_takeover() -> None:
     fleet = SimFleet("8xH100", script=by_words)
     async with AsyncClient(transport=fleet, timeout="1s") as moorage:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Unpack
 import msgspec
 
 from moorage.bus.errors import (
+    BUS_CODES,
     BusError,
     CannotConnect,
     Disconnected,
@@ -25,9 +26,10 @@ from moorage.bus.errors import (
 )
 from moorage.bus.target import find_home, read_up
 from moorage.schemas.codec import FRAME_BYTES_MAX, REQUEST_BYTES_MAX
-from moorage.schemas.errors import Details, Fault, MoorageError, Problem, problem
+from moorage.schemas.errors import CODES, Details, Fault, MoorageError, Problem, problem
 from moorage.schemas.job import CANCELLED, EXPIRED, FAILED, REJECTED, TIMED_OUT
-from moorage.schemas.names import word_of
+from moorage.schemas.names import exactly, word_of
+from moorage.schemas.reasons import REASONS
 
 if TYPE_CHECKING:
     from moorage.client.follow.story import Result
@@ -51,6 +53,12 @@ CLIENT_CODES: Final[dict[str, tuple[Fault, str]]] = {
     "already-running": ("caller", "another `moorage up` runs on this data folder"),
     "child-failed": ("moorage", "a process of `moorage up` keeps dying"),
 }
+
+
+def word_to_explain(job: str) -> str:
+    """Return the word that names a job for `moorage explain`, which takes a code for the code: some are of this side
+    alone."""
+    return exactly(job) if any(job in known for known in (CODES, BUS_CODES, CLIENT_CODES, REASONS)) else word_of(job)
 
 
 class ClientError(MoorageError):

@@ -37,6 +37,12 @@ is_worker = WORKER.fullmatch
 is_service = SERVICE.fullmatch
 
 
+def exactly(job: str) -> str:
+    """Return the word that names the job with exactly this id on a command line; in quotes, since zsh replaces an
+    unquoted =ID with the path of a program."""
+    return f"'{EXACTLY}{job}'"
+
+
 def word_of(job: str) -> str:
     """Return the word that names a job on a command line: its id, behind `=` if it would mean something else there.
 

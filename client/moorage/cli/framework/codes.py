@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, Final, Literal, NamedTuple
 
 from moorage.cli.framework.exit_codes import EXIT_FAILED, EXIT_OF_CODE
-from moorage.schemas.names import EXACTLY, word_of
 from moorage.schemas.reasons import REASONS
 
 #: what helps against an error or an end, where a line can say it; {job} is filled in. See also `fix_of`
@@ -103,11 +102,6 @@ def ends() -> dict[str, Code]:
 def code_of(word: str) -> Code | None:
     """Return the error or the reason for waiting that has this name; None for an end or any other word."""
     return error_codes().get(word) or reasons().get(word)
-
-
-def word_to_explain(job: str) -> str:
-    """Return the word that names a job for `moorage explain`: some codes are of this side alone."""
-    return EXACTLY + job if code_of(job) is not None else word_of(job)
 
 
 def fix_of(code: str) -> str:

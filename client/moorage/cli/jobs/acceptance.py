@@ -10,12 +10,12 @@ import termios
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from moorage.cli.framework.codes import word_to_explain
 from moorage.cli.framework.console import say
 from moorage.cli.framework.render import is_asleep, waits
+from moorage.client.errors import word_to_explain
 from moorage.schemas.frames import Accepted
 from moorage.schemas.gpu import format_token
-from moorage.schemas.names import word_of
+from moorage.schemas.names import exactly, word_of
 
 if TYPE_CHECKING:
     from moorage.client.job import Job
@@ -43,7 +43,7 @@ def say_interrupted(jobs: Sequence[str | None]) -> None:
     """Say that these jobs may be in the ledger or not; their ids make it safe to ask, and to send again."""
     say_below_ctrl_c()
     if len(jobs) == 1:
-        word = word_of(jobs[0] or "")
+        word = exactly(jobs[0] or "")  # if it never arrived, the id alone could mean another that begins with it
         say(f"interrupted before the scheduler answered: job {jobs[0]} may have been accepted")
         say(f"  check: moorage show {word}   cancel: moorage cancel {word}")
     else:

@@ -7,12 +7,11 @@ from collections import deque
 from collections.abc import AsyncIterator, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from moorage.client.errors import TimedOut, timed_out
+from moorage.client.errors import TimedOut, timed_out, word_to_explain
 from moorage.client.follow.follower import CROWD, Follower, Stories
 from moorage.client.follow.story import Story, decided, result_of, shown_event
 from moorage.schemas.frames import Answer, Change, Event
 from moorage.schemas.job import TERMINAL
-from moorage.schemas.names import word_of
 
 if TYPE_CHECKING:
     from moorage.client.job import Job
@@ -90,5 +89,5 @@ class Gathering(Follower):
         return timed_out(
             f"{len(self.left)} of {len(self._jobs)} jobs have not ended after {self._timeout_s:g} s; they go on",
             job=name,
-            next_step=f"moorage explain {word_of(name)} says why the first of them has not ended",
+            next_step=f"moorage explain {word_to_explain(name)} says why the first of them has not ended",
         )

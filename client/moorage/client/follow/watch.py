@@ -10,7 +10,15 @@ from typing import Any, Final, Literal
 import msgspec
 
 from moorage.bus.transport import Delivery, Subscribed
-from moorage.client.errors import JobFailed, NotFound, Rejected, TimedOut, Unreachable, timed_out
+from moorage.client.errors import (
+    JobFailed,
+    NotFound,
+    Rejected,
+    TimedOut,
+    Unreachable,
+    timed_out,
+    word_to_explain,
+)
 from moorage.client.follow.follower import BY_FRAMES, CROWD, Follower, Held, Stories, check_permitted
 from moorage.client.follow.story import (
     Result,
@@ -28,7 +36,6 @@ from moorage.schemas.codec import Decoder
 from moorage.schemas.errors import Refused
 from moorage.schemas.frames import Answer, Change, Event, Output, StreamName
 from moorage.schemas.job import RUNNING, SUCCEEDED, Request
-from moorage.schemas.names import word_of
 from moorage.schemas.ranges import NOTHING, count_of, is_in
 
 #: how long to wait for the end of the output after the job's last event
@@ -345,7 +352,7 @@ class Watch(Follower):
         return timed_out(
             f"job {self.job} is {self.state or 'in an unknown state'} after {self._timeout_s:g} s; it goes on",
             job=self.job,
-            next_step=f"moorage explain {word_of(self.job)}",
+            next_step=f"moorage explain {word_to_explain(self.job)}",
         )
 
 
