@@ -237,6 +237,26 @@ def test_an_operators_word_opens_a_device_that_is_well_again_to_the_job_it_faile
     assert drive.operate("release", "w0")["changed"] is False
 
 
+@pytest.mark.parametrize("slots", [None, [0]])
+def test_an_operators_word_ends_a_job_that_its_worker_cannot_end(slots: list[int] | None) -> None:
+    drive = Driving()
+    drive.worker("w0", gpus=2, auto=False)
+    drive.submit("j", gpu={})
+    drive.facts([("claimed", "j", 0, 0, ""), ("started", "j", 0, 0, "")])
+    assert slots_of(drive, "j") == ("w0", 1)
+    assert drive.operate("release", "w0", slots=[0])["changed"] is False, "it runs"
+    drive.cancel("j")
+    drive.workers["w0"].local = {0}  # as its pool says of a device whose job does not end
+    drive.renew("w0")
+    drive.facts([("quarantined", "j", 0, 0, "0")])
+    assert drive.states("j") == ["CANCELLING"]
+    assert drive.operate("release", "w0", **({} if slots is None else {"slots": slots}))["slots"] == [0]
+    drive.renew("w0")
+    assert [0] in [frame.well for frame in drive.wanted], "its worker is told"
+    drive.facts([("exited", "j", 0, 137, "lost"), ("freed", "j", 0, 0, "")])
+    assert drive.states("j") == ["CANCELLED"]
+
+
 def test_a_word_on_one_device_leaves_the_job_its_others() -> None:
     drive = Driving()
     drive.worker("w0", gpus=2)

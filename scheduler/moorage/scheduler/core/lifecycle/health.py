@@ -8,10 +8,12 @@ the worker's report until the worker has received it; from then on the worker ju
 from __future__ import annotations
 
 from collections.abc import Container
+from functools import reduce
+from operator import or_
 from typing import Final
 
 from moorage.scheduler.core.draft import STEP_BYTES, Draft
-from moorage.scheduler.core.fleet.host import Host
+from moorage.scheduler.core.fleet.host import EXCLUSIVE, Host
 from moorage.scheduler.core.ledger import acts
 from moorage.scheduler.core.ledger.records import RECORD_BYTES_MAX, Count
 from moorage.scheduler.core.ledger.state import Job, State, Worker
@@ -92,14 +94,14 @@ class Health:
     def release(self, draft: Draft, worker: Worker, slots: int, by: str, why: str) -> int:
         """Carry out an operator's order that devices are healthy: all jobs may use them again. Return their mask.
 
-        `slots` is a mask, 0 for all that are in quarantine, unhealthy, or avoided by a job; named slots that are none
-        of these are left out of the result. A device that becomes healthy by itself stays excluded for the jobs under
-        which it failed, until this order. Devices that a renewal of this same record reports as unhealthy are released
-        too, since the operator saw the failure in a load frame.
+        `slots` is a mask, 0 for all that are in quarantine, unhealthy, avoided by a job, or held by one that its worker
+        cannot end; named slots that are none of these are left out of the result. A device that becomes healthy by
+        itself stays excluded for the jobs under which it failed, until this order. Devices that a renewal of this same
+        record reports as unhealthy are released too, since the operator saw the failure in a load frame.
         """
         named = slots or -1
         row = draft.change_worker(worker)
-        mask = (worker.quarantined | row.unwell_mask) & named
+        mask = (worker.quarantined | row.unwell_mask | self._stuck(worker)) & named
         self.lifecycle.release(draft, worker, mask)
         if mask:
             row.well |= mask
@@ -115,6 +117,13 @@ class Health:
         if released := mask | lifted:
             draft.add(acts.Unquarantine(worker.num, released, by, why))
         return released
+
+    def _stuck(self, worker: Worker) -> int:
+        """Return the devices of members that their worker cannot end: it says that these are in other use."""
+        host = self.lifecycle.fleet.hosts.get(worker.num)
+        if host is None:
+            return 0
+        return host.busy & reduce(or_, (each.mask for each in worker.members.values() if each.mode <= EXCLUSIVE), 0)
 
     def _avoiding(self, draft: Draft, worker: Worker) -> dict[int, int]:
         """Return, by job number, the masks of a worker's devices that jobs avoid, as of this draft."""
