@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 
 import msgspec
 import pytest
@@ -85,11 +86,11 @@ async def test_the_commands_that_name_a_job_mean_it_whatever_its_id_reads_like(
     follow, why = submitted.err.splitlines()[-1].removeprefix("follow: moorage ").split("   why: moorage ")
     other = await node.run("submit", "--job", "other", "--driver", "noop", "--", "hang", tenant=unique)
     assert other.code == 0, other.err
-    followed = await node.run(*follow.split(), tenant=unique)
+    followed = await node.run(*shlex.split(follow), tenant=unique)
     assert (followed.code, followed.out) == (3, "mine\n"), followed.err
-    explained = await node.run(*why.split(), tenant=unique)
+    explained = await node.run(*shlex.split(why), tenant=unique)
     assert ["job", job] in explained.rows
-    logs = await node.run(*explained.err.removeprefix("fix: moorage ").split(), tenant=unique)
+    logs = await node.run(*shlex.split(explained.err.removeprefix("fix: moorage ")), tenant=unique)
     assert (logs.code, logs.out) == (3, "mine\n"), logs.err
     await node.run("cancel", "other", tenant=unique)
 
