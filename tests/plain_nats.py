@@ -21,8 +21,9 @@ async def connect(servers: str | Sequence[str], **options: Any) -> Client:
 
     async def on_error(error: Exception) -> None:
         log.info("nats-py: %r", error)
-        if not client.is_connected and client._transport is not None:
-            client._transport.close()  # type: ignore[no-untyped-call]
+        transport: Any = client._transport
+        if not client.is_connected and transport is not None:
+            transport.close()
 
     await client.connect(servers if isinstance(servers, str) else list(servers), error_cb=on_error, **options)
     return client

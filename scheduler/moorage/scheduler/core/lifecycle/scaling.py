@@ -31,7 +31,7 @@ from moorage.scheduler.core.fleet.host import EXCLUSIVE, MEMBERS_MAX, Host
 from moorage.scheduler.core.fleet.shape import Shape
 from moorage.scheduler.core.ledger.acts import Scale
 from moorage.scheduler.core.ledger.records import Count
-from moorage.scheduler.core.ledger.state import AT_EXITED, Job, Member, State
+from moorage.scheduler.core.ledger.state import Job, Member, State
 from moorage.scheduler.core.lifecycle.max_running import wanted_of
 from moorage.scheduler.core.lifecycle.transitions import Lifecycle
 from moorage.scheduler.core.queue.order import QueueOrder
@@ -209,7 +209,8 @@ class Scaling:
         if not self._services:
             return False
         stuck, moved = self._stuck(), False
-        self._rooms, self._standings, self._rooms_for = self._find_rooms(draft) if stuck else {}, {}, {}
+        self._leaving, self._rooms_for, self._standings = {}, {}, {}
+        self._rooms = self._find_rooms(draft) if stuck else {}
         for num, service in list(self._services.items()):
             job = self._state.jobs.get(num)
             if job is None or job.over:
@@ -415,7 +416,7 @@ class Scaling:
     def _find_rooms(self, draft: Draft) -> dict[int, _Room]:
         """Return what the hosts of services have that take jobs once as many members of each have left as it has above
         `min`."""
-        self._leaving = leaving = dict[int, set[Member]]()
+        leaving = self._leaving
         for num in self._services:
             job = self._state.jobs.get(num)
             if job is None:
@@ -438,11 +439,13 @@ class Scaling:
     def _room(self, draft: Draft, host: Host, leaving: Collection[Member], shape: Shape | None) -> _Room:
         """Return what a host has once these members have left it, with those that are ending, and those that a job of
         this shape preempts; None for any shape."""
-        preempts = shape is None or not shape.preemptible
+        preempts, lifecycle = shape is None or not shape.preemptible, self._lifecycle
         gone = [
             member
             for member in host.worker.members.values()
-            if member in leaving or (member.preemptible and preempts) or self._leaves(draft, member)
+            if member in leaving
+            or (member.preemptible and preempts)
+            or not (lifecycle.is_on_worker(draft, member) or lifecycle.lingers(draft, member))
         ]
         masks = [draft.mask_of(member) for member in gone if member not in draft.gone]
         shapes = [self._lifecycle.shape_of(member.replica.job) for member in gone if member not in draft.gone]
@@ -452,12 +455,6 @@ class Scaling:
                 freed &= ~(1 << slot)
         cpu_milli = host.cpu_free + sum(shape.cpu_milli for shape in shapes)
         return _Room(host.opened_by(gone, freed), cpu_milli, host.memory_free + sum(s.memory_mib for s in shapes))
-
-    def _leaves(self, draft: Draft, member: Member) -> bool:
-        """Return whether a member leaves its host, but for an operator's word on the devices that it has."""
-        if self._lifecycle.is_on_worker(draft, member):
-            return False
-        return not (draft.phase_of(member) == AT_EXITED and member.worker.quarantined & member.home)
 
     def _helps(self, shape: Shape, member: Member, room: _Room | None) -> bool:
         """Return whether a member has what a job of this shape may use, and that job fits into this room of its host.

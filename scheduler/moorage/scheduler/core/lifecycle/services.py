@@ -9,7 +9,6 @@ from typing import Final
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.events import Submit, Wake
 from moorage.scheduler.core.ledger.state import (
-    AT_EXITED,
     CLAIMED,
     ENDING,
     FROZEN,
@@ -196,13 +195,10 @@ class Services:
         helping = scaling.helping(draft, old, shape, most)
         return [each for each in helping if draft.mask_of(each).bit_count() * most >= over]
 
-    @staticmethod
-    def _is_leaving(draft: Draft, replica: Replica) -> bool:
-        """Return whether a replica was asked to end and will leave its host, but for an operator's word."""
+    def _is_leaving(self, draft: Draft, replica: Replica) -> bool:
+        """Return whether a replica was asked to end, and its place comes free by itself."""
         row = draft.replica(replica)
-        if row.member is None or row.state not in LEAVING:
-            return False
-        return not (draft.phase_of(row.member) == AT_EXITED and row.member.worker.quarantined & row.member.home)
+        return row.member is not None and row.state in LEAVING and not self._lifecycle.lingers(draft, row.member)
 
     @staticmethod
     def _finds_no_place(draft: Draft, job: Job, ready: int) -> bool:

@@ -536,6 +536,11 @@ class Lifecycle:
             and draft.replica(member.replica).state in _ON_WORKER
         )
 
+    @staticmethod
+    def lingers(draft: Draft, member: Member) -> bool:
+        """Return whether a member has ended, and keeps devices in quarantine, perhaps until an operator's word."""
+        return draft.phase_of(member) == AT_EXITED and bool(member.worker.quarantined & member.home)
+
     def leave(self, draft: Draft, member: Member, why: str, count: int, notice_s: int | None = None) -> None:
         """Evict a member from its worker (a gang with all its ranks), to be queued for a new attempt.
 
