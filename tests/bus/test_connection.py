@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
 import os
 import signal
 import socket
+import warnings
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -60,6 +63,25 @@ async def test_a_cancelled_flush_leaves_the_connection_reading(nats_url: str, un
         await connection.flush(2.0)
         await asyncio.wait_for(heard.wait(), 30)
         assert connection.reconnects == 0
+
+
+def test_a_loop_may_end_right_behind_a_dial_that_was_cancelled() -> None:
+    """As at the end of a program whose server is away; the socket was left to the garbage collector."""
+    with socket.create_server(("127.0.0.1", 0)) as silent, contextlib.ExitStack() as sockets:
+
+        async def main() -> None:
+            url = f"nats://127.0.0.1:{silent.getsockname()[1]}"
+            dialing = asyncio.create_task(connect(url, "d", give_up_after_s=None))
+            sockets.enter_context((await asyncio.to_thread(silent.accept))[0])
+            dialing.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await dialing
+
+        asyncio.run(main())
+        with warnings.catch_warnings(record=True) as left:
+            warnings.simplefilter("always")
+            gc.collect()
+    assert [str(each.message) for each in left] == []
 
 
 async def test_a_subscribe_that_is_cancelled_hears_nothing(nats_url: str, unique: str) -> None:

@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import msgspec
-import nats
 from nats.aio.client import Client
 
 from moorage.bus.embedded import EmbeddedServer
+from moorage.worker.drivers.conformance import plain_nats
 from moorage.worker.session.tombstones import TOMBSTONES_MAX
 from tests.chaos.trend import trend
 from tests.live.stack import Caller, RealProcess, Stack, caller, stack, unique_prefix
@@ -216,10 +216,6 @@ async def soak(minutes: float) -> dict[str, Any]:
 # ------------------------------------------------------------------------------------------------------------ hostile
 
 
-async def _is_cut(error: Exception) -> None:
-    """The server may cut off whoever is hostile: no failure of ours, and nobody is told."""
-
-
 class Hostile:
     """Clients that nobody wants: each does one bad thing until it is stopped."""
 
@@ -245,7 +241,7 @@ class Hostile:
             writer.transport.abort()
 
     async def _client(self) -> Client:
-        client = await nats.connect(self._made.url, error_cb=_is_cut)
+        client = await plain_nats.connect(self._made.url)
         self._clients.append(client)
         return client
 

@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
-import nats
 
 from moorage.bus.embedded import EmbeddedServer
+from moorage.worker.drivers.conformance import plain_nats
 from tests.chaos.faults import Faults
 from tests.chaos.judge import History, Verdict, as_table, judge
 from tests.chaos.load import Nuisance, Tenant
@@ -154,9 +154,9 @@ async def _judged(
 
 async def _nuisance(stack: contextlib.AsyncExitStack, made: Stack, address: _Address, seed: str) -> Nuisance:
     options: dict[str, Any] = {"reconnect_time_wait": 0.2, "max_reconnect_attempts": -1}
-    users = await nats.connect(address.url.split(","), **options)
+    users = await plain_nats.connect(address.url.split(","), **options)
     stack.push_async_callback(users.close)
-    ledger = await nats.connect(address.ledger_url.split(","), **options)
+    ledger = await plain_nats.connect(address.ledger_url.split(","), **options)
     stack.push_async_callback(ledger.close)
     return Nuisance(users, made.subjects.prefix, ledger, made.subjects.ledger_record, seed)
 

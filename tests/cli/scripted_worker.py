@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-import nats
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
@@ -27,6 +26,7 @@ from moorage.schemas.frames import (
     Wanted,
 )
 from moorage.schemas.subjects import Subjects
+from moorage.worker.drivers.conformance import plain_nats
 
 _decode_joined = Decoder[Joined | Problem](Joined | Problem)
 _decode_renewed = Decoder[Renewed | Problem](Renewed | Problem)
@@ -51,7 +51,7 @@ class ScriptedWorker:
         self._renewing: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> ScriptedWorker:
-        self._nc = await nats.connect(self._url)
+        self._nc = await plain_nats.connect(self._url)
         await self._nc.subscribe(self._subjects.worker(self.worker, "wanted"), cb=self._on_wanted)
         hello = Hello(
             self.worker,

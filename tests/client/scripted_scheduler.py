@@ -6,13 +6,13 @@ from collections import deque
 from typing import Any
 
 import msgspec
-import nats
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from moorage.schemas.codec import encode
 from moorage.schemas.frames import Answer, Change, Event, Events
 from moorage.schemas.subjects import Subjects
+from moorage.worker.drivers.conformance import plain_nats
 
 
 def change(rev: int, state: str = "RUNNING", **fields: Any) -> Change:
@@ -31,7 +31,7 @@ class ScriptedScheduler:
         self._nc: Client | None = None
 
     async def __aenter__(self) -> ScriptedScheduler:
-        self._nc = await nats.connect(self._url)
+        self._nc = await plain_nats.connect(self._url)
         await self._nc.subscribe(self.subjects.api(self.tenant, "*"), cb=self._on_request)
         await self._nc.flush()
         return self

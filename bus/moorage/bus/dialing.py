@@ -146,8 +146,9 @@ class Dialer:
         )
         try:
             await asyncio.wait({connecting})
-        except BaseException:
-            self._behind.spawn(_close_behind(client, connecting))
+        except BaseException:  # cancelled: nobody has the client, and the loop may end next
+            connecting.cancel()
+            await asyncio.wait({self._behind.spawn(self._close_behind(client, connecting))}, timeout=CLOSE_TIMEOUT_S)
             raise
         # nats-py lets out cancellations of tasks of its own that it awaits
         error = ConnectionError("nats-py gave up") if connecting.cancelled() else connecting.exception()
@@ -166,6 +167,11 @@ class Dialer:
         """Close a client that may never have connected, or whose socket is dead; waits for CLOSE_TIMEOUT_S at most."""
         if client.options and not client.is_closed:
             await asyncio.wait({self._behind.spawn(quietly(client.close()))}, timeout=CLOSE_TIMEOUT_S)
+
+    async def _close_behind(self, client: Client, connecting: asyncio.Task[None]) -> None:
+        """Close a client whose caller no longer waits for it, once nats-py has heard the cancellation."""
+        await asyncio.wait({connecting})
+        await self.abandon(client)
 
     def _why_not(self, cause: Exception, was_heard: bool) -> BusError:
         text = str(cause).lower()
@@ -186,12 +192,6 @@ class Dialer:
             # a first line in the open that comes before nats-py begins to encrypt is lost, and both sides wait
             return NotNats(self._context.where, _HANDSHAKE_FIRST if _encrypts_first(self._context) else "")
         return CannotConnect(self._context.where, cause)
-
-
-async def _close_behind(client: Client, connecting: asyncio.Task[None]) -> None:
-    """Close a client whose caller no longer waits for it."""
-    await asyncio.wait({connecting})
-    await quietly(client.close())
 
 
 async def quietly(awaitable: Awaitable[object]) -> None:

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import msgspec
-import nats
 from msgspec.structs import replace
 from nats.aio.client import Client
 from nats.aio.msg import Msg
@@ -36,6 +35,7 @@ from moorage.schemas.frames import (
     Wanted,
 )
 from moorage.schemas.subjects import Subjects
+from moorage.worker.drivers.conformance import plain_nats
 from moorage.worker.session.member_messages import MemberName, name_in
 
 _POLL_S: Final = 0.005
@@ -112,7 +112,7 @@ class ScriptedLeader:
         self._nc: Client | None = None
 
     async def __aenter__(self) -> ScriptedLeader:
-        self._nc = nc = await nats.connect(self.url, allow_reconnect=True, reconnect_time_wait=0.1)
+        self._nc = nc = await plain_nats.connect(self.url, reconnect_time_wait=0.1)
         subjects = self.subjects
         await nc.subscribe(subjects.worker_join_all, cb=self._on_join)
         await nc.subscribe(subjects.worker_renew_all, cb=self._on_renew)
