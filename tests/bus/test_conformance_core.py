@@ -104,7 +104,7 @@ async def test_a_queue_group_shares_and_a_plain_subscription_hears_all(connect: 
 async def test_requests_answers_silence_and_nobody(connect: Connect, unique: str) -> None:
     a, b = await connect("a"), await connect("b")
     with pytest.raises(NoResponders):
-        await a.request(unique, b"x", SILENCE_S)
+        await a.request(unique, b"x", 30)
     subscription = await b.subscribe(unique, answering(b))
     assert (await a.request(unique, b"x", 5)).data == b"x"
     many = await asyncio.gather(*(a.request(unique, b"%d" % n, 5) for n in range(100)))
@@ -112,12 +112,13 @@ async def test_requests_answers_silence_and_nobody(connect: Connect, unique: str
     await subscription.unsubscribe()
     await b.flush()
     with pytest.raises(NoResponders):
-        await a.request(unique, b"x", SILENCE_S)
+        await a.request(unique, b"x", 30)
     seen: list[Delivery] = []
     await b.subscribe(unique, seen.append)
     with pytest.raises(RequestTimeout) as silence:
         await a.request(unique, b"late", SILENCE_S, {"traceparent": "00-ä"})
     assert (silence.value.subject, silence.value.timeout_s) == (unique, SILENCE_S)
+    await until(lambda: seen, what="the question")
     assert (seen[0].data, seen[0].headers) == (b"late", {"traceparent": "00-ä"})
     await b.send([(seen[0].reply, b"too late", "")])
     await until(lambda: a.late_answers == 1)

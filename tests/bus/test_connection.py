@@ -288,6 +288,8 @@ async def test_a_stopped_server_is_noticed_by_pings_and_ends_a_blocked_send(
     closing = await connect(fresh_server.url, "closes meanwhile")
     async with await connect(fresh_server.url, "a") as a:
         await a.subscribe(unique, lambda _: None)
+        transport: Any = a._client._transport
+        socket_of_a = transport._bare_io_writer.get_extra_info("socket")
         os.kill(fresh_server.pid, signal.SIGSTOP)
         try:
             closed = asyncio.create_task(closing.close())
@@ -298,6 +300,7 @@ async def test_a_stopped_server_is_noticed_by_pings_and_ends_a_blocked_send(
                 await waiting
             assert await sending < 100
             await closed
+            await until(lambda: socket_of_a.fileno() < 0, what="the socket with bytes that nobody reads is gone")
         finally:
             os.kill(fresh_server.pid, signal.SIGCONT)
         await until(lambda: a.is_connected)

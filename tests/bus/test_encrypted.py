@@ -111,10 +111,12 @@ async def test_a_server_that_encrypts_late_is_refused_with_the_fix(tmp_path: Pat
 
 
 async def test_a_certificate_that_nobody_trusts_is_told_at_once(tmp_path: Path) -> None:
-    """nats-py waits for ever for the end of a socket whose handshake failed."""
+    """nats-py waits for ever for the end of a socket whose handshake failed: nothing of ours waits with it."""
     async with tls_server(tmp_path) as url, asyncio.timeout(30):
+        before = asyncio.all_tasks()
         with pytest.raises(BadContext, match="self-signed") as refused:
             await connect(url, "in secret")
+        assert asyncio.all_tasks() == before
     assert refused.value.key == "ca"
     assert "ca" in refused.value.problem.next
 

@@ -146,9 +146,8 @@ class Dialer:
         )
         try:
             await asyncio.wait({connecting})
-        except BaseException:  # cancelled: nobody has the client, and the loop may end next
-            connecting.cancel()
-            await asyncio.wait({self._behind.spawn(self._close_behind(client, connecting))}, timeout=CLOSE_TIMEOUT_S)
+        except asyncio.CancelledError:  # nobody has the client, and the loop may end next
+            await asyncio.wait({self._behind.spawn(self._give_up(client, connecting))}, timeout=2 * CLOSE_TIMEOUT_S)
             raise
         # nats-py lets out cancellations of tasks of its own that it awaits
         error = ConnectionError("nats-py gave up") if connecting.cancelled() else connecting.exception()
@@ -164,13 +163,13 @@ class Dialer:
         return client
 
     async def abandon(self, client: Client) -> None:
-        """Close a client that may never have connected, or whose socket is dead; waits for CLOSE_TIMEOUT_S at most."""
-        if client.options and not client.is_closed:
-            await asyncio.wait({self._behind.spawn(quietly(client.close()))}, timeout=CLOSE_TIMEOUT_S)
+        """Close a client that may never have connected, or whose socket is dead; takes CLOSE_TIMEOUT_S at most."""
+        await asyncio.wait({self._behind.spawn(_ended(client))})
 
-    async def _close_behind(self, client: Client, connecting: asyncio.Task[None]) -> None:
-        """Close a client whose caller no longer waits for it, once nats-py has heard the cancellation."""
-        await asyncio.wait({connecting})
+    async def _give_up(self, client: Client, connecting: asyncio.Task[None]) -> None:
+        while not connecting.done():
+            connecting.cancel()  # again, as `wait_for` of Python 3.11 loses one that comes with an answer
+            await asyncio.wait({connecting}, timeout=0.1)
         await self.abandon(client)
 
     def _why_not(self, cause: Exception, was_heard: bool) -> BusError:
@@ -192,6 +191,21 @@ class Dialer:
             # a first line in the open that comes before nats-py begins to encrypt is lost, and both sides wait
             return NotNats(self._context.where, _HANDSHAKE_FIRST if _encrypts_first(self._context) else "")
         return CannotConnect(self._context.where, cause)
+
+
+async def _ended(client: Client) -> None:
+    """Close a client, and its socket whatever nats-py makes of that: it may stop halfway, or wait for a server that
+    reads no more."""
+    transport: Any = client._transport
+    writer = getattr(transport, "_bare_io_writer", None)  # None over WebSockets
+    if writer is not None and client._reading_task is None:
+        client._transport = None  # never connected: nats-py would wait for ever for the end of a failed TLS handshake
+    try:
+        if client.options and not client.is_closed:
+            await quietly(asyncio.wait_for(client.close(), CLOSE_TIMEOUT_S))
+    finally:
+        if writer is not None:
+            writer.transport.abort()
 
 
 async def quietly(awaitable: Awaitable[object]) -> None:
