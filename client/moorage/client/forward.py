@@ -89,9 +89,13 @@ class Forward:
                 "invalid-argument", f"port {self._local} of this machine: {os.strerror(error.errno or 0)}",
                 found=self._local, next="name another port here, or 0 for a free one",
             ) from None  # fmt: skip
+        except BaseException:
+            await command.__aexit__()
+            raise
         self.port = int(server.sockets[0].getsockname()[1])
         self._command = command
         self._carrying = asyncio.get_running_loop().create_task(self._carry(command, channels, server))
+        self._carrying.add_done_callback(lambda _: server.close())  # also of one that is closed before it began
 
     async def close(self) -> None:
         """Listen no more, and end all connections and the relay. Does nothing if it is closed."""

@@ -246,9 +246,11 @@ class Service:
             while True:
                 if parts.empty():
                     getting = asyncio.ensure_future(parts.get())
-                    await asyncio.wait((getting, call.answer), return_when=asyncio.FIRST_COMPLETED)
+                    try:
+                        await asyncio.wait((getting, call.answer), return_when=asyncio.FIRST_COMPLETED)
+                    finally:
+                        getting.cancel()  # nothing, if it is done
                     if not getting.done():
-                        getting.cancel()
                         if parts.empty():
                             call.answer.result()  # raises
                         continue

@@ -218,10 +218,11 @@ class Supervised(asyncio.Protocol):
             raise
         try:
             await asyncio.wait_for(asyncio.shield(supervised._identity), timeout_s)
-        except (TimeoutError, SupervisorError) as error:
+        except TimeoutError:
             supervised.close()
-            if isinstance(error, TimeoutError):
-                raise SupervisorGone("the supervisor sent no hello", silent=True) from None
+            raise SupervisorGone("the supervisor sent no hello", silent=True) from None
+        except BaseException:
+            supervised.close()
             raise
         return supervised
 
