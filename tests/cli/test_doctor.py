@@ -234,7 +234,7 @@ async def test_the_doctor_tells_of_a_server_without_jetstream(tmp_path: Path) ->
     ports = tmp_path / f"nats-server_{process.pid}.ports"
     await until(lambda: ports.exists() and ports.read_text().endswith("}"), what="it listens")
     [url] = msgspec.json.decode(ports.read_bytes())["nats"]
-    told = await moorage("doctor", "--nats", url, "--timeout", "300ms")
+    told = await moorage("doctor", "--nats", url, "--timeout", "3s")
     rows = {row[1]: row for row in told.rows}
     assert rows["jetstream"][0] == "warn"
     assert "it is off on this server" in rows["jetstream"][2]

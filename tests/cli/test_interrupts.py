@@ -267,7 +267,7 @@ async def test_up_ends_in_order_where_nobody_reads_what_it_says(tmp_path: Path) 
     node = Node(folder, process)
     try:
         await Lines(said).until("Ctrl-C ends the server, the scheduler, the worker and its jobs")
-        await node.run("submit", "--job", "long", "--", "sleep", "31415")
+        await node.run("submit", "--job", "long", "--", "sleep", "31417")
         async with AsyncClient(node.url) as client:
             await until_state(client.job("long"), "RUNNING")
         transport.close()

@@ -80,6 +80,8 @@ async def test_a_worker_with_another_ones_key_is_told_whose_it_is(tmp_path: Path
 async def test_who_follows_a_job_with_a_key_that_is_taken_away_is_told_and_ends() -> None:
     """It asked on for ever, and said that no scheduler answers."""
     async with everybody() as made:
+        async with made.client("submitter.acme") as acme:
+            await acme.ls()  # somebody leads
         words = ["run", "--nats", "submitter.acme", "--tenant", "acme", "--gpu", "1xT4", "--timeout", "8s"]
         words += ["--job", "j", "--", "sleep", "600"]
         running = asyncio.create_task(moorage(*words, env=made.site.environment))

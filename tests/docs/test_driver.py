@@ -106,5 +106,5 @@ def test_what_varies_may_and_nothing_else(expected: str, output: str, missing: s
 @pytest.mark.slow
 def test_nothing_of_a_page_runs_on(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match="failed"):
-        told("```sh\n(trap '' HUP; exec setsid sleep 31415) &\nfalse\n```", tmp_path)
+        told("```sh\n(trap '' HUP; exec setsid sleep 31418) &\nfalse\n```", tmp_path)
     assert at_home_in(tmp_path) == []

@@ -36,7 +36,7 @@ class Plain:
                 return line[1].decode(), json.loads(body.strip() or b"{}")
         raise ConnectionError("the server closed the connection")
 
-    def ask(self, subject: str, body: dict[str, Any], tries: int = 100) -> Any:
+    def ask(self, subject: str, body: dict[str, Any], tries: int = 900) -> Any:
         """Request and answer; sent again while nobody leads, which is safe as every request names its job."""
         self.asked += 1
         payload, reply = json.dumps(body), f"{self.inbox}.{self.asked}"

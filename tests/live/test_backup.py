@@ -282,7 +282,7 @@ async def test_what_ended_since_the_backup_is_told_again_to_the_restored_ledger(
     """Its only worker keeps its session, and was answered all that it had to say: the GPU was taken for ever."""
     async with stack(nats_server, unique) as made, caller(made) as acme:
         first = await a_leader(made, acme, lease_s=90.0)
-        await made.agent("w", "1xH100", worker="w1")
+        agent = await made.agent("w", "1xH100", worker="w1")
         await acme.workers_up("w1")
         go = made.folder / "go"
         os.mkfifo(go)
@@ -293,10 +293,12 @@ async def test_what_ended_since_the_backup_is_told_again_to_the_restored_ledger(
         await acme.reaches("ends", "SUCCEEDED")
         await acme.all_free()
         assert await first.terminate() == 0
+        agent.stop()
         await bring_back(made, file, replace=True)
         await start(made, lease_s=90.0)
         await acme.leader(1 << 20)
         assert await acme.state("ends") == "RUNNING"
+        agent.wake()
         shown = await acme.reaches("ends", "SUCCEEDED")
         assert shown["changes"][-1]["attempt"] == 1, "it is not run again"
         await acme.all_free()

@@ -329,11 +329,11 @@ async def test_nobody_leads(nats_url: str, unique: str) -> None:
     with pytest.raises(nats.errors.NoRespondersError):
         await nc.request(f"moorage.api.{unique}.submit", b"{}", timeout=ANSWER_S)
     await nc.close()
-    async with AsyncClient(nats_url, tenant=unique, timeout=0.2) as client:
+    async with AsyncClient(nats_url, tenant=unique, timeout=2) as client:
         with pytest.raises(MoorageError) as raised:
             await client.submit(["true"])
     check(msgspec.to_builtins(raised.value.problem), "no-scheduler")
-    ran = await moorage("ls", "--timeout", "200ms", env={"NATS_URL": nats_url, "MOORAGE_TENANT": unique})
+    ran = await moorage("ls", "--timeout", "2s", env={"NATS_URL": nats_url, "MOORAGE_TENANT": unique})
     assert ran.code == 5
     check_talk(ran.err.partition("\n")[2], "no-scheduler")  # the first line says that it asks again
     assert (await page_of("no-scheduler"))["exit code"] == "5"

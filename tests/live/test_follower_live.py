@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import sys
@@ -42,8 +43,9 @@ _read_frame: Final = Decoder[HistoryFrame](HistoryFrame)
 def follower_of(leader: RealProcess) -> int:
     """The pid of the leader's follower; 0 while there is none."""
     for pid in Path(f"/proc/{leader.pid}/task/{leader.pid}/children").read_text().split():
-        if b"follower.process" in Path(f"/proc/{pid}/cmdline").read_bytes():
-            return int(pid)
+        with contextlib.suppress(OSError):  # another child, which has ended meanwhile
+            if b"follower.process" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                return int(pid)
     return 0
 
 
@@ -133,7 +135,7 @@ async def test_a_follower_that_is_killed_counts_nothing_twice(nats_server: Embed
         for number in range(4):
             await some_end(one, f"j{number}")
             await is_exact(made, one, [])
-            pid = follower_of(leader)
+            pid = await until(lambda: follower_of(leader), ANSWER_S, "the follower")
             os.kill(pid, signal.SIGKILL)
             await until(lambda pid=pid: follower_of(leader) not in (0, pid), ANSWER_S, "another follower")
         await some_end(one, "last")
@@ -160,7 +162,7 @@ async def test_a_follower_that_is_stopped_under_load_while_its_leader_is_killed(
                 await jetstream.ensure_stream({"name": name, "max_bytes": bound}, frozenset({"max_bytes"}))
             await some_end(one, "before")
             await usage_of(one)  # up to here the follower has read
-            stopped = follower_of(first)
+            stopped = await until(lambda: follower_of(first), ANSWER_S, "the follower")
             os.kill(stopped, signal.SIGSTOP)
             last_seq = (await jetstream.stream_info(name)).last_seq
             rounds = 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import secrets
 import sys
 import time
@@ -304,9 +305,9 @@ async def test_a_full_ledger_deposes_nobody_and_forgets_nothing(
         await here.connection.request(update, msgspec.json.encode(config), 5)
         assert await appending == 3
         said = [record.getMessage() for record in caplog.records if record.name == "moorage.ledger"]
-        assert [words.partition(":")[0] for words in said] == [
+        assert [re.sub(r"\d+ s$", "some s", words.partition(":")[0]) for words in said] == [
             "append 2 of epoch 1 is unclear (stored or not)", "the ledger is full",
-                "the ledger accepts records again; it accepted none for 0 s",
+                "the ledger accepts records again; it accepted none for some s",
         ], said  # fmt: skip
         state, _ = await here.folded()
         assert (state.digest, set(state.tenants["acme"].jobs)) == (one.state.digest, {"a", "b"})

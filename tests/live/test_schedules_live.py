@@ -149,7 +149,7 @@ async def test_a_run_missed_while_the_server_was_down_is_made_up_once(mortal_ser
         await mortal_server.start()
         shown = await has_run(one, before["runs"] + 1)
         jobs = await jobs_of(one)
-        assert len(jobs) == shown["runs"]
+        assert shown["runs"] <= len(jobs) <= shown["runs"] + 2, "a run may come between the two questions"
         assert shown["runs"] - before["runs"] <= (shown["last_ms"] - began_ms) / 1000 + 2, "what was missed is one run"
 
 

@@ -124,7 +124,9 @@ async def test_refused_requests_wait_in_the_queue_and_not_in_memory(nats_server:
         other = b'{"job":"known","run":{"argv":["false"]}}'  # other content under the id: refused once it is read
         subject, count = made.subjects.request("acme", "submit"), AHEAD_MAX + 3 * BATCH
         for start in range(0, count, 500):
-            await asyncio.gather(*(made.jetstream.append(subject, other) for _ in range(start, start + 500)))
+            await asyncio.gather(
+                *(made.jetstream.append(subject, other, timeout_s=60) for _ in range(start, start + 500))
+            )
         await until(lambda: reader.unburied("acme") >= UNBURIED_MAX, 90, "many of them are refused")
         await made.publish("zeta", "alone")
         await until(lambda: state.job("zeta", "alone"), 90, "a neighbour's is read")

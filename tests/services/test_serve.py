@@ -76,19 +76,19 @@ async def test_a_full_member_lets_an_idle_one_fetch(site: Site) -> None:
     member, and each is answered once."""
     subject = site.subject("sleep")
     async with site.serving("sleep", "sleep") as (caller, _):
-        for _ in range(5):
-            answers = await asyncio.gather(call(caller, subject, b"300"), call(caller, subject, b"300"))
+        for _ in range(3):
+            answers = await asyncio.gather(call(caller, subject, b"1000"), call(caller, subject, b"1000"))
             assert [error_of(answer) for answer in answers] == ["", ""]
             assert len(set(map(member_of, answers))) == 2, "one had both, and the other was idle"
             waited_ms = [int((answer.headers or {})["Moorage-Waited-Ms"]) for answer in answers]
-            assert max(waited_ms) < 300, waited_ms
+            assert max(waited_ms) < 1000, waited_ms
 
 
 async def test_when_all_are_full_a_bare_caller_hears_busy_and_when_to_come_again(site: Site) -> None:
     subject = site.subject("nap")
     async with site.serving("nap") as (caller, _):
         await call(caller, subject, b"50")  # so that it knows how long a call takes
-        answers = await asyncio.gather(*(call(caller, subject, b"400") for _ in range(10)))
+        answers = await asyncio.gather(*(call(caller, subject, b"1500") for _ in range(10)))
         errors = Counter(map(error_of, answers))
         assert errors == {"": 3, "busy": 7}, "one runs and two wait"
         busy = next(answer for answer in answers if error_of(answer))
@@ -101,7 +101,7 @@ async def test_when_all_are_full_a_bare_caller_hears_busy_and_when_to_come_again
 async def test_a_call_that_finds_no_place_in_its_callers_time_never_starts(site: Site) -> None:
     subject = site.subject("nap")
     async with site.serving("nap") as (caller, _):
-        running = asyncio.create_task(call(caller, subject, b"700"))
+        running = asyncio.create_task(call(caller, subject, b"2000"))
         await asyncio.sleep(0.1)
         late = await call(caller, subject, b"0", {"Moorage-Wait-Ms": "200"})
         assert (error_of(late), body_of(late)["started"]) == ("expired", False)
@@ -162,12 +162,12 @@ async def test_with_one_place_too_a_function_hears_that_its_caller_waits_no_long
 async def test_a_killed_program_answers_502_at_once_and_its_room_is_fetched(site: Site) -> None:
     subject = site.subject("die")
     async with site.serving("die", "die") as (caller, [one, other]):
-        calls = [asyncio.create_task(call(caller, subject, b"1000")) for _ in range(4)]
+        calls = [asyncio.create_task(call(caller, subject, b"2000")) for _ in range(4)]
         await asyncio.sleep(0.4)
         began_s = time.monotonic()
         os.kill(one.program(), signal.SIGKILL)
         done, _ = await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
-        assert time.monotonic() - began_s < 0.5
+        assert time.monotonic() - began_s < 1.5
         [died] = [task.result() for task in done]
         assert (error_of(died), body_of(died)["started"]) == ("member-died", True)
         rest = await asyncio.gather(*calls)

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -38,6 +39,8 @@ def tree() -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
     while len(pids) < 3:
         (child,) = [pid for pid in found if (now := read_process(pid)) is not None and now.parent == pids[-1]]
         pids.append(child)
+    while Path(f"/proc/{pids[-1]}/cmdline").read_bytes() != b"sleep\x001000\x00":  # its environment is empty meanwhile
+        time.sleep(0.001)
     yield process, pids
     kill_trees(pids)
     process.wait()

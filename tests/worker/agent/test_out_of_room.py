@@ -96,7 +96,8 @@ def test_members_end_though_the_supervisor_has_no_free_descriptor(tmp_path: Path
             await rig.client.start([sh("a", deaf), sh("b", f"({deaf}) & exit 0"), sh("c", deaf)])
             for key in "abc":
                 await rig.started(key)
-            await rig.line("a")
+            for key in "ac":
+                await rig.line(key)  # deaf by now
             supervisor = rig.client.identity.pid
             limits = resource.prlimit(supervisor, resource.RLIMIT_NOFILE)
             resource.prlimit(supervisor, resource.RLIMIT_NOFILE, (4, limits[1]))

@@ -631,7 +631,7 @@ def test_a_driver_with_a_fault_fails_the_check_for_it(check: str) -> None:
     checks.setup_class()
     try:
         run: Callable[[], None] = getattr(checks(), f"test_{check}")
-        with pytest.raises(AssertionError):
+        with pytest.raises((AssertionError, TimeoutError)):  # one that is not over in time has failed, too
             run()
     finally:
         checks.teardown_class()

@@ -386,7 +386,7 @@ async def test_an_exit_code_is_asked_for_again_once_the_engine_is_there(
     with engine() as docker:
         docker.make_image(IMAGE)
         async with state_of(tmp_path) as state, Rig(state, settings(docker)) as rig:
-            name = rig.start("j1", "sh", "-c", "sleep 3; exit 4")
+            name = rig.start("j1", "sh", "-c", "sleep 10; exit 4")
             await rig.reported(Started, name)
             assert rig.driver.engine_down() is None
             docker.kill()

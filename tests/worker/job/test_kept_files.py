@@ -84,9 +84,8 @@ async def test_a_cancelled_job_keeps_what_there_is(nats_url: str, unique: str, t
         worker(nats_url, unique, leader),
     ):
         name = name_of()
-        await leader.want("w1", placed(name, "echo saved > saved; sleep 60", keep=["saved"], grace_s=5.0))
-        await leader.heard("w1", "started", name)
-        await asyncio.sleep(0.3)
+        await leader.want("w1", placed(name, "echo saved > saved; echo kept; sleep 60", keep=["saved"], grace_s=5.0))
+        await until(lambda: leader.text(name) == "kept\n", what="there is something to keep")
         await leader.want("w1", End(*name, why="cancelling"))
         assert (await leader.heard("w1", "exited", name)).detail == "end"
         assert await kept(store, "a.0.10", tmp_path) == {"saved": "saved\n"}
@@ -260,9 +259,11 @@ async def test_packing_ends_with_the_wait_for_it(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(JobFiles, "_pack", pack)
     files = JobFiles(None, "moorage", tmp_path, 1 << 20, 1 << 20)  # type: ignore[arg-type]
     files.open()
-    with pytest.raises(TimeoutError):
-        async with asyncio.timeout(0.05):
-            await files.keep("acme", "j.0.1", str(tmp_path), ["out"])
+    keeping = asyncio.create_task(files.keep("acme", "j.0.1", str(tmp_path), ["out"]))
+    await until(lambda: given, what="it packs")
+    keeping.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await keeping
     assert given[0].is_set()
     monkeypatch.undo()
     (tmp_path / "out").touch()

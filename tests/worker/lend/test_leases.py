@@ -474,15 +474,16 @@ async def test_leaving_asks_back_and_refuses_who_waits() -> None:
 
 
 async def test_frames_that_are_none_end_their_connection_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lease_server, "FIRST_WORD_S_MAX", 0.05)
     async with lender("1xH100") as w, borrow(w.path) as lease:
         for words in (framed(b"\xc1\xc1", 2), framed(b"{}", 2)[:-1] + b"]", b"\xff" * 8, b"", b"\x00\x00"):
+            monkeypatch.setattr(lease_server, "FIRST_WORD_S_MAX", 30.0 if len(words) > 2 else 0.05)
             reader, writer = await asyncio.open_unix_connection(str(w.path))
             writer.write(words)
             async with asyncio.timeout(30):
                 answer = await reader.read()
             assert (b"error" in answer) == (len(words) > 2)
             writer.close()
+        monkeypatch.setattr(lease_server, "FIRST_WORD_S_MAX", 30.0)
         monkeypatch.setattr(lease_server, "CONNECTIONS_MAX", 1)
         with pytest.raises(LeaseRefused) as refused:
             async with borrow(w.path):
