@@ -26,10 +26,13 @@ import pytest
 
 from moorage.bus.embedded import EmbeddedServer
 from tests.containers import ContainerServer, built_image, why_no_docker
+from tests.derandomized import derandomize
 from tests.groups import GroupScheduling, put_longest_first
 from tests.leftover import end_processes
 from tests.servers import KINDS, MortalServer, Server, WheelServer, delete_streams
 from tests.skips import pytest_make_collect_report, pytest_runtest_makereport
+
+derandomize()  # before tests make settings of their own
 
 __all__ = ["pytest_make_collect_report", "pytest_runtest_makereport"]  # hooks that pytest finds here
 

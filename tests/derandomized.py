@@ -1,4 +1,4 @@
-"""Hypothesis for a folder whose conftest calls this: the same examples every run, no clock in a verdict."""
+"""Hypothesis for all tests: the same examples every run, also where no variable CI says so, no clock in a verdict."""
 
 from __future__ import annotations
 

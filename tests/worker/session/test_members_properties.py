@@ -72,8 +72,9 @@ BODIES = {
     "plain": encode({"gpu": {}, "run": {"argv": ["x"]}}),
     "keep": encode({"gpu": {}, "run": {"argv": ["x"]}, "on_partition": "keep"}),
 }
-#: What may be said of one member, in the ledger's order, each letter a fact. An agent that was killed may have taken
-#: `claimed` and `started` with it: `exited` implies them. A stale frame of what is over may be answered `withdrawn`.
+#: What may be said of one member, in the ledger's order, each letter a fact; `ran` is two in one. An agent that was
+#: killed may have taken `claimed` and `started` with it: `exited` implies them. A stale frame of what is over may be
+#: answered `withdrawn`.
 CHAIN = re.compile(r"(c?r|n|c?s?(e(qf?|f)?)?)?w?")
 LETTER = {
     "refused": "r",
@@ -82,6 +83,7 @@ LETTER = {
     "claimed": "c",
     "started": "s",
     "exited": "e",
+    "ran": "se",
     "quarantined": "q",
     "freed": "f",
 }
@@ -264,10 +266,11 @@ class World(RuleBasedStateMachine):
         self.ended.add(name)
         self.say(End(*name, "cancelled", data.draw(st.sampled_from([None, 0.0, 3.0]))))
 
-    @precondition(lambda self: self.wanted)
+    @precondition(lambda self: self.claimed())
     @rule(data=st.data())
     def leader_starts(self, data: st.DataObject) -> None:
-        name = data.draw(st.sampled_from(sorted(self.wanted)))
+        """As a gang is started: once the ledger has the claims of its members."""
+        name = data.draw(st.sampled_from(self.claimed()))
         self.say(Start(*name, "10.0.0.1", 29500, 2))
 
     @precondition(lambda self: self.wanted)
@@ -328,10 +331,13 @@ class World(RuleBasedStateMachine):
                     self.fold(message.facts)
                 self.to_worker.append((self.session, FactAck(message.no, self.reign)))
 
+    def claimed(self) -> list[MemberName]:
+        return sorted(self.wanted.keys() & {_name(fact) for fact in self.ledger if fact.kind == "claimed"})
+
     def fold(self, facts: list[Fact]) -> None:
         self.ledger += facts
         for fact in facts:
-            if fact.kind in ("exited", "withdrawn", "refused", "not-held"):
+            if fact.kind in ("exited", "ran", "withdrawn", "refused", "not-held"):
                 self.wanted.pop(_name(fact), None)
 
     # -- the wires
