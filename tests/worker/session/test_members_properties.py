@@ -6,7 +6,6 @@ real pool, and a real journal in memory. Hypothesis plays the network, the jobs,
 
 from __future__ import annotations
 
-import contextlib
 import re
 from collections import Counter
 
@@ -135,8 +134,10 @@ class World(RuleBasedStateMachine):
             if phase is None and not place.hold:
                 withdrawn.append(name)
                 continue
-            with contextlib.suppress(SlotsRefused):  # it is over, which died unjournalled, and its slots went on
+            try:
                 self.leases[name] = self.pool.try_claim_slots(place.slots, "exclusive", name[1])
+            except SlotsRefused:  # it is over, which died unjournalled, and its slots went on
+                member.leased = False
             if phase is None:
                 held.append((member, "claimed", 0, ""))
             elif phase in ("starting", "running"):
