@@ -300,7 +300,7 @@ async def test_a_stopped_server_is_noticed_by_pings_and_ends_a_blocked_send(
                 await waiting
             assert await sending < 100
             await closed
-            await until(lambda: socket_of_a.fileno() < 0, what="the socket with bytes that nobody reads is gone")
+            await until(lambda: socket_of_a.fileno() < 0, what="the client's socket is closed")
         finally:
             os.kill(fresh_server.pid, signal.SIGCONT)
         await until(lambda: a.is_connected)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator
+from functools import partial
 
 import pytest
 
@@ -47,16 +48,10 @@ async def test_a_caller_that_falls_silent_or_leaves_frees_process_and_subscripti
                 else:
                     command._beating.cancel()
                 await until(lambda pid=pid: not is_alive(pid), 60.0, "the command is gone")
-
-                async def gone(at=at) -> bool:  # type: ignore[no-untyped-def]
-                    return not await _is_heard(client, at[0](*at[1], "in"))
-
-                await until(gone, 60.0, "the worker's subscription is gone")
-
-            async def unheard(at=at) -> bool:  # type: ignore[no-untyped-def]
-                return not await _is_heard(client, at[0](*at[1], "out"))
-
-            await until(unheard, 60.0, "the caller's subscription is gone")
+                await until(
+                    partial(_is_unheard, client, at[0](*at[1], "in")), 60.0, "the worker's subscription is gone"
+                )
+            await until(partial(_is_unheard, client, at[0](*at[1], "out")), 60.0, "the caller's subscription is gone")
 
 
 async def test_an_agent_that_is_killed_ends_the_stream_and_not_the_job(nats_server: Server) -> None:
@@ -124,3 +119,7 @@ async def _is_heard(client: AsyncClient, subject: str) -> bool:
     except NoResponders:
         return False
     raise AssertionError("a stream answers no request")
+
+
+async def _is_unheard(client: AsyncClient, subject: str) -> bool:
+    return not await _is_heard(client, subject)

@@ -6,7 +6,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -29,8 +28,11 @@ from moorage.system.proctree import (
 
 @pytest.fixture
 def tree() -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
-    """A process, its child and its grandchild, each marked; the pids in that order."""
-    script = "sh -c 'sh -c \"echo \\$\\$; exec sleep 1000\" & echo $$; wait' & echo $$; wait"
+    """A process, its child and its grandchild, each marked; the pids in that order.
+
+    The grandchild stops itself and becomes no other program, as the environment of a process is empty amid an exec.
+    """
+    script = "sh -c 'sh -c \"echo \\$\\$; kill -STOP \\$\\$\" & echo $$; wait' & echo $$; wait"
     env = {"PATH": os.environ["PATH"], "MOORAGE_JOB": "tree", "MOORAGE_FENCE": f"{os.getpid()}"}
     process = subprocess.Popen(["/bin/sh", "-c", script], env=env, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
@@ -39,8 +41,6 @@ def tree() -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
     while len(pids) < 3:
         (child,) = [pid for pid in found if (now := read_process(pid)) is not None and now.parent == pids[-1]]
         pids.append(child)
-    while Path(f"/proc/{pids[-1]}/cmdline").read_bytes() != b"sleep\x001000\x00":  # its environment is empty meanwhile
-        time.sleep(0.001)
     yield process, pids
     kill_trees(pids)
     process.wait()

@@ -146,7 +146,7 @@ class Dialer:
         )
         try:
             await asyncio.wait({connecting})
-        except asyncio.CancelledError:  # nobody has the client, and the loop may end next
+        except asyncio.CancelledError:  # no caller will close this client, and the event loop may end next
             await asyncio.wait({self._behind.spawn(self._give_up(client, connecting))}, timeout=2 * CLOSE_TIMEOUT_S)
             raise
         # nats-py lets out cancellations of tasks of its own that it awaits
@@ -164,7 +164,7 @@ class Dialer:
 
     async def abandon(self, client: Client) -> None:
         """Close a client that may never have connected, or whose socket is dead; takes CLOSE_TIMEOUT_S at most."""
-        await asyncio.wait({self._behind.spawn(_ended(client))})
+        await asyncio.wait({self._behind.spawn(_close(client))})
 
     async def _give_up(self, client: Client, connecting: asyncio.Task[None]) -> None:
         while not connecting.done():
@@ -193,7 +193,7 @@ class Dialer:
         return CannotConnect(self._context.where, cause)
 
 
-async def _ended(client: Client) -> None:
+async def _close(client: Client) -> None:
     """Close a client, and its socket whatever nats-py makes of that: it may stop halfway, or wait for a server that
     reads no more."""
     transport: Any = client._transport

@@ -324,7 +324,7 @@ async def test_a_job_that_obeys_is_never_ended_however_it_takes_its_memory(
 
 
 @pytest.mark.slow
-async def test_a_job_that_clears_ld_preload_is_ended(
+async def test_a_job_that_clears_ld_preload_is_ended_within_three_seconds(
     nats_url: str, unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "LIBRARY", built() / "limiter.bin")
@@ -333,7 +333,7 @@ async def test_a_job_that_clears_ld_preload_is_ended(
         await one.hold("clears", 4000, 3000, "/usr/bin/env", "-u", "LD_PRELOAD")
         began_s = time.monotonic()
         exited = await one.leader.heard("w1", "exited", name_of("clears"))
-        assert time.monotonic() - began_s < 10.0  # a look and the grace are 2 s, and the bound is 3
+        assert time.monotonic() - began_s < 3.0
         assert exited.detail == f"over-memory: it holds {4000 + CONTEXT_MIB} MiB of GPU 0, 3000 are granted"
 
 
