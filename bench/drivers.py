@@ -23,10 +23,11 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from moorage.schemas.attempt import AttemptName
 from moorage.worker.drivers.container.docker import Docker
 from moorage.worker.drivers.container.engine import Engine
 from moorage.worker.drivers.container.podman import Libpod
-from moorage.worker.session.member_messages import Ended, MemberName, NotStarted, StartFailed
+from moorage.worker.session.member_messages import Ended, NotStarted, StartFailed
 from moorage.worker.supervisor.client import Supervised, SupervisorError
 from tests.engines import DockerEngine, engine, why_no_dockerd
 from tests.podmans import podman_home, why_no_podman
@@ -102,14 +103,14 @@ async def by_driver(rig: Rig | podman.Rig, job: str) -> None:
     rig.driver.forget([name])
 
 
-async def ended_well(rig: Rig | podman.Rig, name: MemberName) -> None:
+async def ended_well(rig: Rig | podman.Rig, name: AttemptName) -> None:
     """Return once a member has ended with code 0. Raises SystemExit with what was reported in its place."""
     found = await ended(rig, name)
     if found != (name, 0, "exit"):
         raise SystemExit(f"the driver {rig.driver.name} reported {found}")
 
 
-async def ended(rig: Rig | podman.Rig, name: MemberName) -> Any:
+async def ended(rig: Rig | podman.Rig, name: AttemptName) -> Any:
     """Return how a member ended. Raises SystemExit where the driver reports no end within ENDED_S."""
     kinds = (Ended, NotStarted, StartFailed)
     due_s = time.monotonic() + ENDED_S

@@ -107,8 +107,13 @@ def free_servers(count: int, host: str = HOST) -> tuple[Server, ...]:
 
 
 @contextlib.asynccontextmanager
-async def running(*, servers: int = 1, host: str = HOST, **of: Any) -> AsyncIterator[RunningSite]:
-    """The servers of a site with these settings, and nothing left of them at the end."""
+async def running(
+    *, servers: int = 1, host: str = HOST, started: int | None = None, small: int | None = None, **of: Any
+) -> AsyncIterator[RunningSite]:
+    """The servers of a site with these settings, and nothing left of them at the end.
+
+    With `started`, only so many of its servers ever run. The server number `small`, from 0, has little room.
+    """
     site = Site(**{"tenants": ("acme", "beta"), "workers": ("w1", "w2"), "operators": ("ana",), "observers": ("graf",),
                    "servers": free_servers(servers, host), **of})  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="moorage-site-") as name, contextlib.ExitStack() as ending:
@@ -121,7 +126,10 @@ async def running(*, servers: int = 1, host: str = HOST, **of: Any) -> AsyncIter
         if site.auth != "mtls":
             accounts.write_text(_with_witnesses(accounts.read_text(), witness))
         made = RunningSite(site, folder, passwords, witness)
-        for at in range(servers):
+        if small is not None:
+            file = folder / server_name(site, small)
+            file.write_text(file.read_text().replace("jetstream {", "jetstream {\n  max_file_store: 300MB"))
+        for at in range(servers if started is None else started):
             log = folder / f"server-{at}.log"
             made.processes.append(ending.enter_context(_server(folder / server_name(site, at), log, passwords)))
         try:

@@ -27,6 +27,8 @@ FLEET: Final[dict[str, str]] = {
     "(from and until when in ms, how many records), the stories that wait, and what was written since it began; "
     "while it cannot go on, its `trouble` and what to do `next`",
     "feature_level": "feature level of the ledger's records",
+    "ledger_copies": "the ledger's copies: how many are `wanted`, on which servers they are `lacking`, and"
+    " `seen_ms_ago`; of one copy its server, the `holder`, and the `servers` of a cluster around it",
     "contained": "work that the scheduler failed on and set aside: `counts` by kind, whether `pack` ranks as the"
     " `plain_ranker`, which verbs of which tenants are `refused` for now, the `workers` that are kept out, and"
     " the `last` failure with its time",

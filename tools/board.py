@@ -140,7 +140,7 @@ ROWS: Final[dict[str, tuple[Panel, ...]]] = {
             "short",
             {
                 'sum by (state) (moorage_gpus{state=~"sick|foreign|lost"})': "GPUs, {{state}}",
-                "sum by (what) (moorage_failures)": "failures, {{what}}",
+                "sum by (what) (increase(moorage_failures_total[1h]))": "failures in the last hour, {{what}}",
                 "moorage_request_queue_bytes / moorage_request_queue_bytes_max": "durable queue, filled",
             },
         ),

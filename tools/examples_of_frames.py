@@ -148,6 +148,7 @@ EXAMPLES: Final[list[tuple[str, str, Any]]] = [
             workers=[{"worker": "node-7", "state": "up", "cells": "#", "simulated": False}],
             queued=4,
             running=1,
+            ledger_copies={"wanted": 3, "lacking": ["moorage-2"], "seen_ms_ago": 840},
         ),
     ),
     (

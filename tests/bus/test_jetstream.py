@@ -149,3 +149,11 @@ async def test_settings_are_checked_and_never_changed_silently(nats_url: str, un
         assert raised_bound.config["discard"] == "new"
         with pytest.raises(JetStreamRefused):
             await js.ensure_stream(settings(f"{unique}-2", subjects=[f"{unique}.>"]))
+
+
+def test_another_number_of_copies_is_mended_by_the_command_that_comes_first() -> None:
+    """Of two streams each advised the number of the other, for ever."""
+    told = StreamMismatch("MOORAGE_LEDGER", {"num_replicas": (1, 3)}).problem
+    assert told.message == "stream MOORAGE_LEDGER exists with other settings: num_replicas is 1, must be 3"
+    assert told.next.startswith("moorage scheduler --replicas 1, as MOORAGE_LEDGER has it")
+    assert told.next.endswith("moorage admin restore FILE --replace --replicas 3")

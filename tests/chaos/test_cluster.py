@@ -111,7 +111,7 @@ async def test_a_ledger_of_one_copy_goes_on_with_three(unique: str, tmp_path: Pa
             await stream_is_there(ledger, made.subjects.follower_stream)
         await alone.terminate()
         refused = await made.set_scheduler("early", {"replicas": 3}, cluster.url, cluster.ledger_url)
-        fix = "moorage admin restore FILE --replace --replicas N"
+        fix = "moorage admin restore FILE --replace --replicas 3"
         await until(lambda: fix in refused.words(), 120, "refused")  # the last line
         assert "num_replicas is 1, must be 3" in refused.words()
         file, header = await backup(cluster.ledger_url, unique, tmp_path)

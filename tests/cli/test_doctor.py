@@ -17,10 +17,11 @@ from moorage.bus.connection import connect
 from moorage.bus.contexts import Context
 from moorage.bus.embedded import find_binary
 from moorage.cli.doctor import checks_fleet, checks_host, checks_nats
-from moorage.cli.doctor.check import Check
 from moorage.client import AsyncClient, FleetInfo
 from moorage.client.errors import NoScheduler, NotPermitted, Rejected
 from moorage.client.fleet import Fleet
+from moorage.client.view import checks
+from moorage.client.view.checks import Check
 from moorage.schemas.errors import Problem
 from moorage.worker.supervisor import launcher_client
 from tests.bus.test_encrypted import speaking_first
@@ -87,14 +88,14 @@ def test_the_doctor_finds_a_full_disk(tmp_path: Path) -> None:
 
 def test_what_the_leader_set_aside_is_told() -> None:
     figures = {"counts": {}, "plain_ranker": False, "refused": [], "workers": []}
-    assert checks_fleet.contained_failures(figures).verdict == "ok"
+    assert checks.contained_failures(figures).verdict == "ok"
     for change, words in (
         ({"counts": {"request": 2}}, "inputs on which the leader failed: 2 request; the leader goes on"),
         ({"plain_ranker": True}, "until the next term the leader ranks hosts by pack, not by the ranker"),
         ({"refused": ["submit of t"]}, "for now the leader refuses requests as those that made it fail (submit of t)"),
         ({"workers": ["w1"]}, "refuses messages of workers whose messages made it fail (w1)"),
     ):
-        check = checks_fleet.contained_failures({**figures, **change})
+        check = checks.contained_failures({**figures, **change})
         assert check.verdict == "warn"
         assert words in check.found
 
@@ -125,12 +126,35 @@ async def test_a_leader_that_does_not_show_the_fleet_is_no_missing_key(
 def test_the_doctor_finds_a_ledger_that_lacks_a_copy() -> None:
     fleet = {"leader": "s1", "epoch": 1, "ledger": 9, "workers": []}
     told = {check.name: check for check in checks_fleet.of_fleet(fleet)}
-    assert "copies" not in told, "of one server there is nothing to say"
+    assert "copies" not in told, "an older leader tells of several copies alone"
     for lacking, verdict in (([], "ok"), (["n2"], "warn")):
         rows = checks_fleet.of_fleet({**fleet, "ledger_copies": {"wanted": 3, "lacking": lacking}})
         found = next(check for check in rows if check.name == "copies")
         assert found.verdict == verdict
         assert all(name in found.found for name in lacking)
+
+
+@pytest.mark.parametrize(
+    ("known", "verdict", "found"),
+    [
+        ({"holder": "n1", "servers": []}, "ok", "the ledger has one copy, on n1"),
+        ({"holder": "", "servers": []}, "ok", "the ledger has one copy"),
+        (
+            {"holder": "n2", "servers": ["n1", "n2", "n3"]},
+            "warn",
+            "one copy, on n2, of the cluster's servers n1, n2, n3",
+        ),
+    ],
+)
+def test_the_doctor_always_tells_the_copies_and_warns_of_one_on_several_servers(
+    known: dict[str, object], verdict: str, found: str
+) -> None:
+    fleet = {"leader": "s1", "epoch": 1, "ledger": 9, "workers": []}
+    rows = checks_fleet.of_fleet({**fleet, "ledger_copies": {"wanted": 1, "lacking": [], **known}})
+    [line] = [check for check in rows if check.name == "copies"]
+    assert line.verdict == verdict
+    assert found in line.found
+    assert ("--replicas 3" in line.fix) == (verdict == "warn")
 
 
 def test_the_doctor_tells_the_gap_in_what_was_counted_and_how_far_the_count_is_behind() -> None:
@@ -141,8 +165,8 @@ def test_the_doctor_tells_the_gap_in_what_was_counted_and_how_far_the_count_is_b
         (found,) = [check for check in rows if check.name == "follower"]
         return found.verdict, found.found
 
-    assert told(0) == told(checks_fleet.BEHIND_MAX) == ("ok", "history is written and GPU time counted, without a gap")
-    assert told(checks_fleet.BEHIND_MAX + 1)[0] == "warn"
+    assert told(0) == told(checks.BEHIND_MAX) == ("ok", "history is written and GPU time counted, without a gap")
+    assert told(checks.BEHIND_MAX + 1)[0] == "warn"
     hour = 3_600_000
     verdict, words = told(0, [0, hour, 7], [hour, 2 * hour, 1])
     assert verdict == "warn"
@@ -175,11 +199,11 @@ def test_the_doctor_says_how_full_the_durable_queue_is() -> None:
 
 def test_the_doctor_finds_schedulers_with_other_settings() -> None:
     leads = {"scheduler": "s1", "leads": True, "settings": {"ranker": "pack"}}
-    assert checks_fleet._schedulers([leads]) is None
-    alike = checks_fleet._schedulers([leads, {"scheduler": "s2", "settings": {"ranker": "pack"}}])
+    assert checks._schedulers([leads]) is None
+    alike = checks._schedulers([leads, {"scheduler": "s2", "settings": {"ranker": "pack"}}])
     assert alike is not None
     assert (alike.verdict, alike.found) == ("ok", "2 schedulers, no standby with other settings; s1 leads")
-    found = checks_fleet._schedulers([leads, {"scheduler": "s2", "settings": {"jobs_max": 5}}])
+    found = checks._schedulers([leads, {"scheduler": "s2", "settings": {"jobs_max": 5}}])
     assert found is not None
     assert (found.verdict, found.found) == (
         "warn",
@@ -189,8 +213,8 @@ def test_the_doctor_finds_schedulers_with_other_settings() -> None:
 
 def test_the_doctor_says_where_pack_ranks() -> None:
     standby = {"scheduler": "s2", "settings": {"ranker": "pack"}}
-    assert checks_fleet._ranking([{"scheduler": "s1", "leads": True, "settings": {}}, standby]) is None
-    found = checks_fleet._ranking([{**standby, "leads": True}])
+    assert checks._ranking([{"scheduler": "s1", "leads": True, "settings": {}}, standby]) is None
+    found = checks._ranking([{**standby, "leads": True}])
     assert found is not None
     assert (found.verdict, found.found[:33]) == ("ok", "scheduler s2 ranks hosts by pack:")
 
@@ -428,7 +452,7 @@ def test_the_doctor_says_whether_cores_and_memory_are_limits(controllers: tuple[
 
 
 def test_the_doctor_says_how_old_its_look_at_the_copies_is() -> None:
-    check = checks_fleet._copies(3, [], 12_000)
+    check = checks._copies({"wanted": 3, "lacking": [], "seen_ms_ago": 12_000})
     assert (check.verdict, check.found) == ("ok", "all 3 copies of the ledger are up to date, as seen 12s ago")
 
 

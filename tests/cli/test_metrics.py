@@ -8,7 +8,7 @@ import signal
 import socket
 import urllib.request
 from pathlib import Path
-from typing import cast
+from typing import Any, Final, cast
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -213,20 +213,32 @@ async def test_alerts_stand_on_series_that_there_are(node: Node) -> None:
     assert states <= {*STATES.values(), "shared"}
 
 
+EMPTY: Final[dict[str, Any]] = {
+    "epoch": 1,
+    "ledger": 1,
+    "queued": 0,
+    "live_jobs": 0,
+    "workers": [],
+    "fits_now": [],
+    "used_now": [],
+    "stalled_jobs": 0,
+    "appends": {"records": 1, "seconds": 0.001},
+}
+
+
+def test_what_only_counts_up_is_a_counter() -> None:
+    fleet = EMPTY | {"contained": {"counts": {"submit": 2, "frame": 0}, "plain_ranker": False}}
+    told = metrics.Told(fleet, ended={"t": {"FAILED": 3}})
+    found = {family.name: family for family in metrics.families(told)}
+    counters = {name for name, family in found.items() if family.type == "counter"}
+    assert counters == {"moorage_failures", "moorage_ended_jobs"}
+    samples = [(sample.name, sample.labels, sample.value) for sample in found["moorage_failures"].samples]
+    assert ("moorage_failures_total", {"what": "submit"}, 2) in samples
+
+
 def test_what_gpus_gave_in_the_last_whole_hour_is_told_by_tenant_and_model() -> None:
-    fleet = {
-        "epoch": 1,
-        "ledger": 1,
-        "queued": 0,
-        "live_jobs": 0,
-        "workers": [],
-        "fits_now": [],
-        "used_now": [],
-        "stalled_jobs": 0,
-    }
-    fleet["appends"] = {"records": 1, "seconds": 0.001}
     usage = [{"tenant": "t", "model": "H100", "gpu_s": 7200.0, "used_gpu_s": 3600.5}]
-    found = {family.name: family.samples for family in metrics.families(metrics.Told(fleet, usage=usage))}
+    found = {family.name: family.samples for family in metrics.families(metrics.Told(EMPTY, usage=usage))}
     for name, value in (("granted", 7200.0), ("used", 3600.5)):
         (sample,) = found[f"moorage_tenant_{name}_gpu_seconds"]
         assert (sample.labels, sample.value) == ({"tenant": "t", "model": "H100"}, value)

@@ -16,6 +16,8 @@ from moorage.bus.contexts import load_context
 from moorage.bus.embedded import find_binary
 from moorage.bus.site import shipped
 from moorage.cli.main import run
+from moorage.scheduler.settings import scheduler_settings
+from moorage.schemas.settings import read_file
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 NAMES: Final = ("--tenant", "acme", "--tenant", "beta", "--worker", "w1", "--operator", "ana", "--observer", "graf")
@@ -76,6 +78,33 @@ def test_a_cluster_has_a_file_for_each_server_and_no_queue(tmp_path: Path, capsy
     accounts = (tmp_path / "site" / "accounts.conf").read_text()
     assert "moorage.request.acme" not in accounts
     assert "one message with a wrong header" in capsys.readouterr().err
+
+
+def test_three_servers_get_settings_for_three_copies_that_are_never_written_over(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By the pages alone the ledger of three servers had one copy."""
+    settings = tmp_path / "site" / "moorage.toml"
+    servers = [word for at in (1, 2, 3) for word in ("--server", f"127.0.0.1:{14_000 + at}")]
+    assert make(tmp_path / "site", "--server", "h1") == 0
+    assert not settings.exists(), "of one server there is nothing to say"
+    assert "MOORAGE_SETTINGS" not in capsys.readouterr().err
+    assert make(tmp_path / "site", *servers) == 0
+    assert scheduler_settings({}, env={}, file=read_file(settings))[0].replicas == 3
+    said = capsys.readouterr()
+    assert f"{settings}\n" in said.out
+    assert f"{settings} says replicas = 3: a copy of the ledger on each server" in said.err
+    start = f"MOORAGE_LEDGER_URL=ledger.main MOORAGE_SETTINGS={settings} moorage scheduler --nats scheduler.main\n"
+    assert start in said.err
+    settings.write_text("[scheduler]\nreplicas = 3 # ours\n")
+    assert make(tmp_path / "site", *servers) == 0
+    assert settings.read_text().endswith("# ours\n")
+    said = capsys.readouterr()
+    assert f"{settings}\n" not in said.out
+    assert "is left as it is; it says replicas = 3" in said.err
+    settings.write_text('[scheduler]\nname = "s1"\n')
+    assert make(tmp_path / "site", *servers) == 0
+    assert f"warning: {settings} was there and is left as it is; it says no replicas:" in capsys.readouterr().err
 
 
 def test_servers_of_one_machine_have_a_folder_each(tmp_path: Path) -> None:

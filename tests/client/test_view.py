@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
+from moorage.cli.doctor.checks_fleet import of_fleet
 from moorage.client.view.closed import closed_words, planned_words
 from moorage.client.view.model import SILENT_MS, Model
 from moorage.client.view.past import past_view
@@ -184,6 +187,44 @@ def test_a_running_job_waits_as_long_as_some_of_its_replicas_do() -> None:
     assert [(row.jobs, row.job) for row in model.view(0, AT_MS).waiting] == [(2, "half")]
 
 
+ONE_COPY = {"wanted": 1, "lacking": [], "holder": "a", "servers": ["a", "b", "c"]}
+#: figures of the leader's answer `fleet` of which doctor warns, by the name of its check
+WARNED: dict[str, dict[str, Any]] = {
+    "copies": {"ledger_copies": ONE_COPY},
+    "schedulers": {
+        "schedulers": [
+            {"scheduler": "s1", "leads": True, "settings": {}},
+            {"scheduler": "s2", "settings": {"jobs_max": 5}},
+        ]
+    },
+    "queue-room": {"request_queue": {"messages": 9, "bytes": 95, "bytes_max": 100}},
+    "failures": {"contained": {"counts": {"request": 2}, "plain_ranker": False, "refused": [], "workers": []}},
+    "follower": {"follower": {"behind": 0, "gaps": [], "trouble": "its stream is full"}},
+}
+
+
+@pytest.mark.parametrize("name", WARNED)
+def test_what_doctor_warns_of_in_the_leaders_answer_is_a_trouble(name: str) -> None:
+    model = Model(0)
+    model.hear(frame(("n1", "up", "##")), 0)
+    calm = {"leader": "s1", "epoch": 1, "ledger": 1, "fits_now": [], "workers": []}
+    answer = calm | WARNED[name]
+    model.told_fleet(answer, 0)
+    [warned] = [check for check in of_fleet(answer) if check.verdict != "ok" and check.name != "workers"]
+    assert (warned.name, model.view(0, AT_MS).troubles) == (name, [Trouble(name, warned.found)])
+    model.told_fleet(calm, 0)
+    assert model.view(0, AT_MS).troubles == []
+
+
+def test_an_observer_hears_of_a_ledger_with_one_copy_and_of_a_fleet_without_a_worker() -> None:
+    model = Model(0)
+    model.hear(FleetFrame(4, 9, workers=[], ledger_copies=ONE_COPY), 0)
+    troubles = model.view(0, AT_MS).troubles
+    assert [(trouble.where, trouble.grave) for trouble in troubles] == [("fleet", True), ("copies", False)]
+    assert troubles[0].what == "no worker has joined"
+    assert "the ledger has one copy, on a" in troubles[1].what
+
+
 def test_jobs_that_stall_fail_again_and_again_or_can_never_run_are_troubles_by_tenant() -> None:
     model = Model(0)
     model.hear(frame(("n1", "up", "##")), 0)
@@ -202,6 +243,7 @@ def test_jobs_that_stall_fail_again_and_again_or_can_never_run_are_troubles_by_t
     )
     assert [(trouble.where, trouble.what) for trouble in model.view(0, AT_MS).troubles] == [
         ("2 jobs of a", "stalled for 2m: 2 GPUs at 0 %"),
+        ("b/hung", "stalled for 10m: 1 GPU at 0 %"),
         ("c/loops", "fails again and again, try 7: start-failed: no program x in PATH"),
         ("3 jobs of d", f"can never run as the fleet is: {REASONS['model'].means}"),
     ]

@@ -52,7 +52,17 @@ def test_the_wheels_have_the_same_files_but_for_the_compiled_programs(published:
         names = {name.partition("/")[2] for name in sdist.getnames()}
     sources = {re.sub(r"^\w+/(?=moorage/)", "", name) for name in names if not name.endswith("/")}
     assert pure <= sources
-    assert {name.partition("/")[0] for name in names} & {"tests", "bench", "docs", "deploy", ".venv"} == set()
+    assert {name.partition("/")[0] for name in names} & {"tests", "bench", "docs", "deploy", "tools", ".venv"} == set()
+
+
+def test_the_wheels_have_every_file_of_the_tree(published: Path) -> None:
+    listed = subprocess.run(
+        ["git", "ls-files", "--", ":(glob)*/moorage/**"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    tree = {line.partition("/")[2] for line in listed.stdout.splitlines()}
+    assert len(tree) > 500
+    for pattern in ("*-any.whl", "*-manylinux*.whl"):
+        assert tree - set(zipfile.ZipFile(the(published, pattern)).namelist()) == set()
 
 
 def test_from_the_wheel_alone_a_fleet_runs_and_jobs_start_by_the_compiled_launcher(
@@ -62,6 +72,8 @@ def test_from_the_wheel_alone_a_fleet_runs_and_jobs_start_by_the_compiled_launch
     with machine.up("venv/bin/moorage", "up", "--simulate", "2x8xH100"):
         assert machine.run("moorage", "run", "--gpu", "2xH100", "--", "echo", "two GPUs").startswith("two GPUs")
         doctor = machine.run("moorage", "doctor")
+    logs = "".join((tmp_path / ".moorage" / name).read_text() for name in ("scheduler.log", "worker.log"))
+    assert not re.search(r" (WARNING|ERROR) ", logs), logs
     [launcher] = [line for line in doctor.splitlines() if " launcher " in f" {line} ".replace("\t", " ")]
     assert launcher.split()[0] == "ok", doctor
 

@@ -224,7 +224,10 @@ async def test_top_shows_each_key_what_it_may_see() -> None:
         observer = await seen("observer.graf")
         assert (observer["waiting"], observer["jobs"], observer["counts"]["leased"]) == ([], [], 2)
         assert observer["idle"][0]["worker"] == "w1", "the loads tell which worker's GPUs are leased and unused"
-        assert observer["unseen"] == ["jobs, and why they wait: that takes an operator's key, or a tenant's"]
+        assert observer["unseen"] == [
+            "jobs, and why they wait: that takes an operator's key, or a tenant's",
+            "what is wrong with schedulers, the durable queue and the history: that takes an operator's key",
+        ]
 
 
 @pytest.mark.slow

@@ -26,6 +26,7 @@ from nats.aio.msg import Msg
 import moorage
 from moorage.schemas.job import TERMINAL
 from moorage.schemas.subjects import Subjects
+from moorage.system.proctree import read_process
 from moorage.worker.agent.run import SUPERVISOR_FOLDER
 from moorage.worker.drivers.conformance import plain_nats
 from moorage.worker.supervisor.client import Supervised, SupervisorError
@@ -396,7 +397,5 @@ def unique_prefix() -> str:
 
 
 def is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().split(") ")[1][0] != "Z"
-    except OSError:
-        return False
+    process = read_process(pid)
+    return process is not None and not process.dead

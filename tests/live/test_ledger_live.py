@@ -428,6 +428,18 @@ async def test_a_snapshot_that_changed_does_not_count(nats_server: Server, uniqu
         assert recovered.digest == one.state.digest
 
 
+async def test_a_chunk_that_nobody_listens_to_yet_is_sent_again(nats_server: Server, unique: str) -> None:
+    """A stream that a cluster has just made is not yet known to each of its servers: a restore failed by it."""
+    async with desk(nats_server, unique) as here:
+        wire = WireJetStream(here.connection)
+        writing = asyncio.create_task(Snapshots(wire, here.subjects).write(State()))
+        await until(lambda: wire.sent == 1, ANSWER_S, "the first try, while there is no stream")
+        assert not writing.done()
+        await here.snapshots.ensure()
+        name, _, digest = await writing
+        assert (await here.snapshots.read(name, digest)).seq == 0
+
+
 async def test_a_purge_keeps_the_epoch_and_what_both_snapshots_need(nats_server: Server, unique: str) -> None:
     async with desk(nats_server, unique) as here:
         one = await here.leader()

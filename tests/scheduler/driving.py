@@ -269,7 +269,7 @@ class Driving:
                         users[slot] += 1
                         mib[slot] += shape.share_mib
                         percent[slot] += shape.compute_percent
-            missing = [member.key for member in frozen if host.frozen.get(member.key) is not member]
+            missing = [member.name for member in frozen if host.frozen.get(member.name) is not member]
             assert not missing, f"{host.worker.id} does not know that {missing} wait for their GPUs"
             assert host.held == len(host.worker.members)
             assert (host.cpu_free, host.memory_free) == (cpu, memory), host.worker.id

@@ -20,13 +20,14 @@ from moorage.scheduler.core.ledger.record import decode_record
 from moorage.scheduler.core.ledger.records import STEP_WIDTH, Op
 from moorage.scheduler.core.ledger.state import IS_TERMINAL, WHY
 from moorage.scheduler.core.lifecycle.max_running import wanted_of
+from moorage.schemas.attempt import AttemptName
 from moorage.schemas.codec import decode_request
 from moorage.schemas.frames import FactFrame, Goodbye, Join, Renew, Wanted
 from moorage.schemas.job import STATES, TERMINAL
 from moorage.schemas.ranges import parse_ranges
 from moorage.schemas.service import MemberLoad
 from tests.scheduler.driving import Driving
-from tests.scheduler.honest_worker import Key, Worker
+from tests.scheduler.honest_worker import Worker
 from tests.scheduler.readiness_judge import ReadinessJudge
 from tests.scheduler.restarts_judge import RestartsJudge
 
@@ -351,7 +352,7 @@ class FaultyWorld:
         if self.staying.random() < 0.8:
             fields["run"] |= {"ports": 1, "ready": {"tcp": "PORT"}}
 
-    def looks(self, worker: Worker, key: Key) -> bool:
+    def looks(self, worker: Worker, key: AttemptName) -> bool:
         """Whether a worker looks now whether a member is ready."""
         run = decode_request(worker.held[key].place.body).workload
         return run.ready is not None and self.staying.random() < 0.7
@@ -410,7 +411,7 @@ class FaultyWorld:
         state = self.drive.state
         running: Counter[tuple[str, str, int]] = Counter()
         for worker in self.drive.workers.values():
-            for tenant, job, index, _ in (key for key, held in worker.held.items() if held.phase == "running"):
+            for tenant, job, index, *_ in (key for key, held in worker.held.items() if held.phase == "running"):
                 known = state.job(tenant, job)
                 if known is not None and IS_TERMINAL[known.state_of(index) or 0]:
                     continue  # given up by its caller while its worker is away: nobody runs beside it

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from moorage.schemas.attempt import AttemptName, name_in
 from moorage.schemas.codec import decode_request
 from moorage.schemas.frames import (
     AttemptUse,
@@ -27,8 +28,6 @@ from moorage.schemas.frames import (
     Wanted,
 )
 
-Key = tuple[str, str, int, int]  # tenant, job, replica, fence
-
 
 @dataclass
 class HeldMember:
@@ -41,8 +40,8 @@ class HeldMember:
     ready: bool = False  # what its worker saw last
 
     @property
-    def key(self) -> Key:
-        return (self.place.tenant, self.place.job, self.place.replica, self.place.fence)
+    def name(self) -> AttemptName:
+        return name_in(self.place)
 
 
 @dataclass
@@ -60,8 +59,8 @@ class Worker:
     no: int = 0
     renewals: int = 0
     loads: int = 0
-    held: dict[Key, HeldMember] = field(default_factory=dict)
-    dead: dict[Key, str] = field(default_factory=dict)
+    held: dict[AttemptName, HeldMember] = field(default_factory=dict)
+    dead: dict[AttemptName, str] = field(default_factory=dict)
     gathered: list[Fact] = field(default_factory=list)
     joining: int = 0  # how many of them are in the join that is not answered yet
     flying: FactFrame | None = None
@@ -118,12 +117,11 @@ class Worker:
 
     def say(self, kind: FactKind, place: Place, code: int = 0, detail: str = "") -> None:
         self.told[kind] += 1
-        name = (place.tenant, place.job, place.replica, place.attempt, place.fence)
+        name = name_in(place)
         begun = [
             fact
             for fact in self.gathered[self.joining :]
-            if fact.kind in ("claimed", "started")
-            and (fact.tenant, fact.job, fact.replica, fact.attempt, fact.fence) == name
+            if fact.kind in ("claimed", "started") and name_in(fact) == name
         ]
         if kind == "exited" and any(fact.kind == "started" for fact in begun):
             self.gathered[self.joining :] = [fact for fact in self.gathered[self.joining :] if fact not in begun]
@@ -141,49 +139,47 @@ class Worker:
             self.unwell = [each for each in self.unwell if each.slot not in frame.well]
             self.well_n = frame.well_n
         for place in frame.resize:
-            held = self.held.get((place.tenant, place.job, place.replica, place.fence))
+            held = self.held.get(name_in(place))
             if held is not None and held.phase != "exited" and place.resized > held.place.resized:
                 held.place = place
         for place in frame.place:
-            key = (place.tenant, place.job, place.replica, place.fence)
-            if key in self.held or key in self.dead:
+            name = name_in(place)
+            if name in self.held or name in self.dead:
                 continue
             if self.blocked(place):
-                self.dead[key] = "refused"
+                self.dead[name] = "refused"
                 self.say("refused", place, 0, "device-busy")
                 continue
             keep = decode_request(place.body).on_partition == "keep" and not place.hold
-            self.held[key] = HeldMember(place, "claimed", keep)
+            self.held[name] = HeldMember(place, "claimed", keep)
             self.say("claimed", place, 0, f"{self.id}.local:29500" if place.hold and place.replica == 0 else "")
             if not place.hold:
-                self._start(self.held[key])
+                self._start(self.held[name])
         for start in frame.start:
-            key = (start.tenant, start.job, start.replica, start.fence)
-            held = self.held.get(key)
-            name = Place(start.tenant, start.job, start.replica, start.attempt, start.fence, [], "", True, b"")
+            name = name_in(start)
+            held = self.held.get(name)
             if held is None:
-                if key not in self.dead:
-                    self.dead[key] = "not-held"
-                    self.say("not-held", name)
+                if name not in self.dead:
+                    self.dead[name] = "not-held"
+                    self.say("not-held", Place(*name, [], "", True, b""))
             elif held.phase == "claimed":
                 assert start.master_port == 29500, start
                 self._start(held)
         for end in frame.end:
-            key = (end.tenant, end.job, end.replica, end.fence)
-            held = self.held.get(key)
-            name = Place(end.tenant, end.job, end.replica, end.attempt, end.fence, [], "", False, b"")
+            name = name_in(end)
+            held = self.held.get(name)
             if held is None:
-                if self.dead.get(key, "released") == "released":
-                    self.dead[key] = "withdrawn"
-                    self.say("withdrawn", name)
+                if self.dead.get(name, "released") == "released":
+                    self.dead[name] = "withdrawn"
+                    self.say("withdrawn", Place(*name, [], "", False, b""))
             elif held.phase == "claimed":
-                del self.held[key]
-                self.dead[key] = "withdrawn"
+                del self.held[name]
+                self.dead[name] = "withdrawn"
                 self.say("withdrawn", held.place)
             elif held.phase in ("running", "frozen"):
-                self.finish(key, -15, "end")
+                self.finish(name, -15, "end")
         for freeze in frame.freeze:
-            held = self.held.get((freeze.tenant, freeze.job, freeze.replica, freeze.fence))
+            held = self.held.get(name_in(freeze))
             if held is not None:
                 self.freeze(held, freeze)
 
@@ -198,40 +194,40 @@ class Worker:
             held.ready = ready
             self.say("ready" if ready else "not-ready", held.place, 0, "" if ready else "nothing listens")
 
-    def finish(self, key: Key, code: int = 0, detail: str = "exit", *, freed: bool = True) -> None:
-        held = self.held[key]
+    def finish(self, name: AttemptName, code: int = 0, detail: str = "exit", *, freed: bool = True) -> None:
+        held = self.held[name]
         if held.phase == "frozen" and detail == "end" and not self.blocked(held.place):
             held.phase, held.leased = "running", True  # it is resumed, to save its work
         if held.phase == "frozen" and detail == "end":
             detail = "ended while frozen"
         if code == 0 and detail == "exit":  # some are functions that name their result, or say that there is none
-            detail = ("exit", "result:0", f"result:{key[3]}")[key[3] % 3]
+            detail = ("exit", "result:0", f"result:{name[4]}")[name[4] % 3]
         held.phase = "exited"
-        self.dead[key] = "exited"
+        self.dead[name] = "exited"
         self.say("exited", held.place, code, detail)
         if freed or not held.leased:
-            self.free(key)
+            self.free(name)
 
-    def free(self, key: Key) -> None:
-        self.say("freed", self.held.pop(key).place)
+    def free(self, name: AttemptName) -> None:
+        self.say("freed", self.held.pop(name).place)
 
     def fence(self) -> None:
         """The lease ran out: everything that does not keep through a partition is ended here and now."""
-        for key, held in list(self.held.items()):
+        for name, held in list(self.held.items()):
             if held.phase in ("running", "frozen") and not held.keep:
-                self.finish(key, -9, "fence")
+                self.finish(name, -9, "fence")
             elif held.phase == "claimed":
-                del self.held[key]
-                self.dead[key] = "released"
+                del self.held[name]
+                self.dead[name] = "released"
         self.session = ""
 
     def die(self) -> None:
         """The machine restarts: nothing runs, the journal's facts are kept."""
-        for key, held in list(self.held.items()):
+        for name, held in list(self.held.items()):
             if held.phase in ("running", "frozen"):
-                self.finish(key, -9, "lost")
+                self.finish(name, -9, "lost")
             elif held.phase == "claimed":
-                self.dead[key] = "released"
+                self.dead[name] = "released"
         self.held.clear()
         self.boot = f"boot-{self.n + 2}"
         self.session = ""
@@ -253,10 +249,7 @@ class Worker:
         del self.gathered[:facts]
 
     def holding(self) -> list[Held]:
-        return [
-            Held(h.place.tenant, h.place.job, h.place.replica, h.place.attempt, h.place.fence, h.phase)
-            for h in self.held.values()
-        ]
+        return [Held(*name, held.phase) for name, held in self.held.items()]
 
     def renew_frame(self) -> Renew:
         self.renewals += 1

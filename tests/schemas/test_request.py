@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 
 from moorage.schemas.codec import canonical, decode_request, identity, same_request
 from moorage.schemas.errors import CODES, Problem, Refused
-from moorage.schemas.job import REPLICAS_MAX, Request
+from moorage.schemas.gpu import Distributed
+from moorage.schemas.job import REPLICAS_MAX, Request, Run
 from moorage.schemas.names import is_job, is_tenant, is_worker, worker_slug
+from moorage.schemas.staying import Ready
 from tests.schemas.impossible import IMPOSSIBLE, POSSIBLE
 
 RUN: dict[str, Any] = {"driver": "noop"}
@@ -298,6 +300,8 @@ def test_several_replicas_that_are_no_gang_are_not_distributed(fields: dict[str,
         ({"labels": {"a": "1", "b": "2"}}, {"labels": {"b": "2", "a": "1"}}, True),
         ({"requires": {"z": ["a", "b"]}}, {"requires": {"z": ["b", "a"]}}, False),
         ({"deadline_s": 5}, {"deadline_s": 5.0}, True),
+        ({"run": {**RUN, "grace_s": 10}}, {}, True),
+        ({"run": {**RUN, "grace_s": 11}}, {}, False),
         ({"job": "a"}, {"job": "b"}, False),
         ({"events": "tenant"}, {}, True),
         ({"after": ["prep"]}, {"after": [{"job": "prep", "when": "succeeded"}]}, True),
@@ -309,6 +313,41 @@ def test_the_same_request(one: dict[str, Any], other: dict[str, Any], same: bool
     for encode_first in (json.dumps(first).encode(), msgspec.msgpack.encode(first)):
         assert same_request(encode_first, msgspec.msgpack.encode(second)) is same
         assert (identity(decode_request(encode_first)) == identity(decode(**other))) is same
+
+
+def _defaults(kind: Any) -> list[tuple[str, object]]:
+    """Return the fields of a struct that have a default to be written, with that default."""
+    fields = msgspec.structs.fields(kind)
+    return [(field.name, field.default) for field in fields if field.default not in (msgspec.NODEFAULT, None)]
+
+
+@pytest.mark.parametrize(("name", "default"), _defaults(Run))
+def test_a_default_of_run_that_is_written_is_the_same_request(name: str, default: object) -> None:
+    run: dict[str, Any] = {"driver": "process", "argv": ["true"]}
+    assert identity(decode(run={**run, name: default})) == identity(decode(run=run))
+
+
+@pytest.mark.parametrize(("name", "default"), _defaults(Request))
+def test_a_default_that_is_written_is_the_same_request(name: str, default: object) -> None:
+    assert identity(decode(run=RUN, **{name: default})) == identity(decode(run=RUN))
+
+
+@pytest.mark.parametrize(("name", "default"), _defaults(Distributed))
+def test_a_default_of_a_gang_that_is_written_is_the_same_request(name: str, default: object) -> None:
+    def gang(**fields: object) -> bytes:
+        gpu = {"scheduling": "gang", "distributed": fields}
+        return identity(decode(run=RUN, replicas=2, gpu=gpu))
+
+    assert gang(**{name: default}) == gang()
+
+
+@pytest.mark.parametrize(("name", "default"), _defaults(Ready))
+def test_a_default_of_a_check_that_is_written_is_the_same_request(name: str, default: object) -> None:
+    def kept(**fields: object) -> bytes:
+        run = {"driver": "process", "argv": ["serve"], "ports": 1, "ready": {"tcp": "PORT", **fields}}
+        return identity(decode(run=run))
+
+    assert kept(**{name: default}) == kept()
 
 
 @given(

@@ -401,7 +401,7 @@ class Cluster:
         ]
         if waiting:
             return ", ".join(waiting[:5])
-        members = [str(member.key) for member in engine.state.members()]
+        members = [str(member.name) for member in engine.state.members()]
         if members:
             return f"members {members[:5]} linger"
         away = [worker.id for worker in engine.state.workers.values() if not worker.session]

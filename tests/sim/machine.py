@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, cast
 
+from moorage.schemas.attempt import AttemptName
 from moorage.testing.bus.processes import Process
 from moorage.worker.drivers.kit import Kit
 from moorage.worker.drivers.supervisor_link import SupervisorLink, owner_of
@@ -23,7 +24,6 @@ from moorage.worker.freezing.cuda import Outcome
 from moorage.worker.freezing.freezer import Freezer, MembersOf
 from moorage.worker.freezing.gate import Gate
 from moorage.worker.job.attempt_folders import AttemptFolders
-from moorage.worker.session.member_messages import MemberName
 from moorage.worker.sharing.limiter.limits import Limits
 from moorage.worker.supervisor.client import Supervised, SupervisorGone, SupervisorIdentity, SupervisorUnavailable
 from moorage.worker.supervisor.protocol import Ended, EndMember, Event, Listed, Reason, Started, StartMember
@@ -60,8 +60,8 @@ class Machine:
         self.on_start: Callable[[Ran], None] = lambda _: None
         self.on_resume: Callable[[Machine, Ran], None] = lambda *_: None
         self.supervisor: Supervisor | None = None
-        self.used_s: dict[MemberName, float] = {}  # when a member whose calls wait makes its next one
-        self.frozen: dict[MemberName, bool] = {}  # whether it is, and not just being frozen
+        self.used_s: dict[AttemptName, float] = {}  # when a member whose calls wait makes its next one
+        self.frozen: dict[AttemptName, bool] = {}  # whether it is, and not just being frozen
         self._supervisors = 0
         self._left: dict[str, Ended] = {}  # ends in the supervisors' journal, not forgotten yet
 
@@ -116,7 +116,7 @@ class Machine:
         if not self.is_frozen(ran):  # else its memory is away from its devices, and goes with it
             self.memory.ended(ran)
 
-    def living_of(self, name: MemberName) -> list[Ran]:
+    def living_of(self, name: AttemptName) -> list[Ran]:
         """The processes of a member that live."""
         return [ran for ran in self.living if ran.key.partition("|")[2] == named(name)]
 
@@ -125,7 +125,7 @@ class Machine:
         return any(done and named(name) == ran.key.partition("|")[2] for name, done in self.frozen.items())
 
 
-def named(name: MemberName) -> str:
+def named(name: AttemptName) -> str:
     """The name of a member as it ends the key of its process."""
     return "/".join(map(str, name))
 
@@ -137,21 +137,21 @@ class MachineFreezer(Freezer):
         self.machine = machine
         self._faults = faults
 
-    def begin(self, living: Collection[MemberName]) -> set[MemberName]:
+    def begin(self, living: Collection[AttemptName]) -> set[AttemptName]:
         frozen = self.machine.frozen = {name: True for name, done in self.machine.frozen.items() if done}
         for name in frozen.keys() - set(living):
             del frozen[name]
         return set(frozen)
 
     @property
-    def unsettled(self) -> list[MemberName]:
+    def unsettled(self) -> list[AttemptName]:
         return list(self.machine.frozen)
 
-    async def settle(self, name: MemberName) -> tuple[Outcome, str]:
+    async def settle(self, name: AttemptName) -> tuple[Outcome, str]:
         await asyncio.sleep(self.machine.rng.uniform(0.0, 1.0))
         return ("frozen" if name in self.machine.frozen else "running"), ""
 
-    async def freeze(self, name: MemberName, slots: Sequence[int], members_of: MembersOf) -> tuple[Outcome, str]:
+    async def freeze(self, name: AttemptName, slots: Sequence[int], members_of: MembersOf) -> tuple[Outcome, str]:
         self.machine.frozen[name] = False
         outcome = await self._done("running")
         if outcome == "frozen" and name in self.machine.frozen:
@@ -162,7 +162,7 @@ class MachineFreezer(Freezer):
             self.over(name)
         return outcome, "" if outcome == "frozen" else "the machine does not like it"
 
-    async def resume(self, name: MemberName) -> tuple[Outcome, str]:
+    async def resume(self, name: AttemptName) -> tuple[Outcome, str]:
         for ran in self.machine.living_of(name) if self.machine.frozen.get(name) else ():
             self.machine.memory.came_back(ran)
             self.machine.on_resume(self.machine, ran)
@@ -171,7 +171,7 @@ class MachineFreezer(Freezer):
         self.over(name)
         return ("running" if outcome == "frozen" else outcome), ""
 
-    def over(self, name: MemberName) -> None:
+    def over(self, name: AttemptName) -> None:
         self.machine.frozen.pop(name, None)
 
     async def _done(self, fault: Outcome) -> Outcome:
@@ -191,43 +191,43 @@ class MachineGate(Gate):
         super().__init__({})
         self._machine = machine
 
-    def close(self, name: MemberName) -> None:
+    def close(self, name: AttemptName) -> None:
         now_s = asyncio.get_running_loop().time()
         self._machine.used_s.setdefault(name, now_s + self._machine.rng.expovariate(1 / USED_AFTER_S))
 
-    def open(self, name: MemberName) -> None:
+    def open(self, name: AttemptName) -> None:
         self.forget(name)
 
-    def wanted(self) -> list[MemberName]:
+    def wanted(self) -> list[AttemptName]:
         now_s = asyncio.get_running_loop().time()
         return [name for name, at_s in self._machine.used_s.items() if at_s <= now_s]
 
-    def wakes(self, name: MemberName) -> bool:
+    def wakes(self, name: AttemptName) -> bool:
         return True
 
-    def forget(self, name: MemberName) -> None:
+    def forget(self, name: AttemptName) -> None:
         self._machine.used_s.pop(name, None)
 
 
 class MachineFolders(AttemptFolders):
     """Folders on a disk that is not simulated: nothing is made, and nothing has to be looked after."""
 
-    def begin(self, living: Iterable[MemberName]) -> None:
+    def begin(self, living: Iterable[AttemptName]) -> None:
         """Find none."""
 
-    async def run(self, on_full: Callable[[MemberName, float, str], None]) -> None:
+    async def run(self, on_full: Callable[[AttemptName, float, str], None]) -> None:
         """Measure none."""
 
     def lets_users(self) -> bool:
         return True
 
-    def make(self, name: MemberName, grace_s: float, keep: Sequence[str] = ()) -> str:
+    def make(self, name: AttemptName, grace_s: float, keep: Sequence[str] = ()) -> str:
         return self.path(name)
 
-    def give(self, name: MemberName, user: str | None) -> None:
+    def give(self, name: AttemptName, user: str | None) -> None:
         """Belong to nobody."""
 
-    def attempt_ended(self, name: MemberName) -> None:
+    def attempt_ended(self, name: AttemptName) -> None:
         """Leave nothing."""
 
 

@@ -1,6 +1,7 @@
 """Cgroups v2 by their files; the parts that need a writable hierarchy run where there is one."""
 
 import os
+import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from moorage.system.cgroup import CgroupBase, CgroupFolder, cgroup_of, mount_of, parse_own_path
+from tests.first_thread_gone import ARGV, running
 
 HYBRID = """\
 30 23 0:26 / /sys/fs/cgroup rw,relatime - tmpfs tmpfs rw,mode=755
@@ -78,6 +80,16 @@ def test_kill_takes_everything_below(base: CgroupBase) -> None:
     while not folder.remove():
         continue
     assert not folder.exists()
+
+
+def test_kill_takes_a_process_whose_first_thread_has_ended(base: CgroupBase) -> None:
+    folder, _ = base.create("a", None, None)
+    script = 'echo 0 > "$0/cgroup.procs" && exec "$@"'
+    with running(["/bin/sh", "-c", script, folder.path, *ARGV]) as process:
+        folder.kill()
+        assert process.wait(60) == -signal.SIGKILL
+    while not folder.remove():
+        continue
 
 
 def test_a_name_is_used_again_only_once_it_is_empty(base: CgroupBase) -> None:

@@ -24,6 +24,7 @@ from moorage.system.proctree import (
     read_process,
     scan_marks,
 )
+from tests.first_thread_gone import running
 
 
 @pytest.fixture
@@ -100,7 +101,7 @@ def test_a_pid_of_another_time_is_not_killed(tree: tuple[subprocess.Popen[str], 
     process, pids = tree
     now = read_process(pids[0])
     assert now is not None
-    other = proctree.Process(now.pid, now.parent, now.group, now.session, now.state, now.start_ticks - 1, False)
+    other = proctree.Process(now.pid, now.parent, now.group, now.session, now.state, now.start_ticks - 1, False, 1)
     assert not kill_process(other)
     assert process.poll() is None
     assert kill_process(now)
@@ -144,6 +145,21 @@ def test_an_empty_environment_is_told_as_unreadable() -> None:
     finally:
         process.kill()
         process.wait()
+
+
+def test_a_process_lives_while_one_of_its_threads_does() -> None:
+    marks = {"MOORAGE_JOB": "threads", "MOORAGE_FENCE": str(os.getpid())}
+    with running(env=marks) as process:
+        found = read_process(process.pid)
+        assert found is not None
+        assert (found.state, found.dead) == ("Z", False)
+        environ = read_environ(process.pid)
+        assert environ is not None
+        assert set(marks_of(marks)) <= environ
+        scan = scan_marks({"marks": marks_of(marks)}, os.geteuid())
+        assert [each.pid for each in scan.marked["marks"]] == [process.pid]
+        assert kill_trees([process.pid]) == 1
+        assert process.wait(60) == -signal.SIGKILL
 
 
 def test_zombies_and_kernel_threads_are_known_as_such() -> None:

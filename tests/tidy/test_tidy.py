@@ -47,6 +47,18 @@ def test_who_installs_a_room_has_its_types(room: str) -> None:
     assert (ROOT / ROOMS[room] / "py.typed").is_file()
 
 
+def test_every_list_of_rooms_has_every_room() -> None:
+    """A room that the list of the wheel lacks is in no installation; the test that builds the wheels is slow."""
+    rooms = {folder.parent.name for folder in ROOT.glob("*/moorage")}
+    tool = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]
+    build = tool["hatch"]["build"]
+    assert set(build["dev-mode-dirs"]) == rooms
+    assert set(build["targets"]["wheel"]["packages"]) == {f"{room}/moorage" for room in rooms}
+    assert set(tool["pytest"]["ini_options"]["pythonpath"]) == set(tool["mypy"]["mypy_path"]) == rooms
+    assert rooms < set(tool["mypy"]["files"])
+    assert rooms < set(tool["ruff"]["src"])
+
+
 def test_no_host_path_or_secret_in_the_tree() -> None:
     hosts = re.compile(r"https?://(?!127\.0\.0\.1|localhost)[^\s)>\"'`]*/simple\b|--index-url|--find-links")
     paths = re.compile(r"(?<![\w./~])/(?:work|farm|root)/")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Final, Protocol
 
+from moorage.schemas.attempt import AttemptName
 from moorage.schemas.gpu import GpuSpec, Share
-from moorage.worker.session.member_messages import Ended, MemberName
+from moorage.worker.session.member_messages import Ended
 from moorage.worker.sharing.limiter.limits import Limits
 from tests.waiting import until
 
@@ -19,15 +20,15 @@ class Rig(Protocol):
 
     driver: Any
 
-    def start(self, job: str, *argv: str, **run: Any) -> MemberName: ...
-    async def reported(self, kind: type, name: MemberName) -> Any: ...
-    def live_output(self, name: MemberName, stream: str = "out") -> str: ...
+    def start(self, job: str, *argv: str, **run: Any) -> AttemptName: ...
+    async def reported(self, kind: type, name: AttemptName) -> Any: ...
+    def live_output(self, name: AttemptName, stream: str = "out") -> str: ...
 
 
 async def limited_containers(rig: Rig, limits: Limits | None) -> None:
     """Run both at once, see what they say and what the worker counts of them, and end them."""
     assert limits is not None
-    names: dict[MemberName, int] = {}
+    names: dict[AttemptName, int] = {}
     for job, part in PARTS.items():
         words = ("/built/app", "link", "info", f"alloc={part + 1}", f"alloc={part}", "alloc=1", "stay")
         gpu = GpuSpec(sharing="time-slice", share=Share(memory_mib=part >> 20))
@@ -35,7 +36,7 @@ async def limited_containers(rig: Rig, limits: Limits | None) -> None:
     for name, part in names.items():
         said = f"{part} of {part}\n2\n0\n2\n"
 
-        def has_said(name: MemberName = name, said: str = said) -> bool:
+        def has_said(name: AttemptName = name, said: str = said) -> bool:
             return rig.live_output(name) == said
 
         await until(has_said, deadline_s=90, what=f"{said!r} of {name[1]}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
+from moorage.schemas.attempt import AttemptName
 from moorage.schemas.capabilities import KNOWN
 from moorage.schemas.codec import encode
 from moorage.schemas.frames import End, Fact, FactAck, Joined, Place, Start, Wanted
@@ -12,7 +13,6 @@ from moorage.worker.session.member_messages import (
     Claims,
     Command,
     Event,
-    MemberName,
     Restored,
     SendFacts,
     Started,
@@ -31,12 +31,12 @@ def body(**fields: Any) -> bytes:
     return encode({"gpu": {}, "run": run, **fields})
 
 
-def name_of(job: str = "a", replica: int = 0, attempt: int = 1, fence: int = 10) -> MemberName:
+def name_of(job: str = "a", replica: int = 0, attempt: int = 1, fence: int = 10) -> AttemptName:
     return ("acme", job, replica, attempt, fence)
 
 
 def place(
-    name: MemberName, slots: tuple[int, ...] = (0,), *, hold: bool = False, request: bytes | None = None
+    name: AttemptName, slots: tuple[int, ...] = (0,), *, hold: bool = False, request: bytes | None = None
 ) -> Place:
     return Place(*name, list(slots), "exclusive" if slots else "none", hold, body() if request is None else request)
 
@@ -48,7 +48,7 @@ class Bench:
         drivers = {name: KNOWN[name] for name in ("process", "noop")}
         self.members = Members("w1", drivers, join_n=join_n, tombstones_max=tombstones_max, free_wait_s=10)
         self.now = 100.0
-        self.refuse: dict[MemberName, str] = {}
+        self.refuse: dict[AttemptName, str] = {}
         self.log: list[Command] = []
         self.session = ""
         self.reign = 1
@@ -100,7 +100,7 @@ class Bench:
     def kinds(self) -> list[str]:
         return [fact.kind for fact in self.facts()]
 
-    def run(self, name: MemberName | None = None, **fields: Any) -> MemberName:
+    def run(self, name: AttemptName | None = None, **fields: Any) -> AttemptName:
         """A member that runs, all facts of it answered."""
         name = name or name_of()
         self.want(place(name, **fields))

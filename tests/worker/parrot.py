@@ -10,6 +10,7 @@ from typing import Annotated
 
 import msgspec
 
+from moorage.schemas.attempt import AttemptName
 from moorage.schemas.capabilities import Capabilities
 from moorage.schemas.codec import encode
 from moorage.schemas.errors import refuse
@@ -18,7 +19,7 @@ from moorage.schemas.job import Request
 from moorage.schemas.settings import setting
 from moorage.worker.drivers.base import Assignment, Driver
 from moorage.worker.job.output_pages import page_of
-from moorage.worker.session.member_messages import Ended, MemberName, Started
+from moorage.worker.session.member_messages import Ended, Started
 
 
 class ParrotSettings(msgspec.Struct, frozen=True):
@@ -44,7 +45,7 @@ class Parrot(Driver):
     def __init__(self, settings: ParrotSettings) -> None:
         super().__init__()
         self._settings = settings
-        self._said: dict[MemberName, bytes] = {}
+        self._said: dict[AttemptName, bytes] = {}
 
     def check(self, request: Request) -> None:
         times = self.read_config(request).times
@@ -63,7 +64,7 @@ class Parrot(Driver):
             self.publish(each.name, encode(Output(each.name[3], "err", 0, "", end=True)))
             self.report(Ended([(each.name, config.code, "exit")]))
 
-    def end(self, name: MemberName, grace_s: float, why: str) -> None:
+    def end(self, name: AttemptName, grace_s: float, why: str) -> None:
         """What has started has ended."""
 
     async def read_log(self, ask: ReadLog) -> LogPage:

@@ -15,10 +15,11 @@ import msgspec
 
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.lifecycle.timers import BACKOFF
+from moorage.schemas.attempt import AttemptName, name_in
 from moorage.schemas.capabilities import Capabilities
 from moorage.schemas.codec import decode_request
 from moorage.schemas.frames import Device, FactFrame, Goodbye, Hello, Join, Place, Renew, Unwell, Wanted
-from tests.scheduler.honest_worker import Key, Worker
+from tests.scheduler.honest_worker import Worker
 from tests.workloads import behind, frozen, new_leader, placed, ranges, reference, told, victims
 from tests.workloads.plan import MEMORY_OF, PROFILES, VENDOR_OF, Plan, address
 from tests.workloads.ran import Ran
@@ -72,19 +73,19 @@ class Refusing(Worker):
     lingers = 0  # of a hundred that exit, so many leave memory on their devices until the next rest
     slow = 0  # of a hundred that are asked to end, so many do not do so at once
     breaks = False  # the next member that is to be frozen or resumed can neither run nor be frozen
-    left: tuple[Key, ...] = ()
+    left: tuple[AttemptName, ...] = ()
 
     def obey(self, frame: Wanted) -> None:
         if frame.well and frame.session == self.session:  # an operator says that these devices are free
             self.come_free(set(frame.well))
         if self.breaks and frame.freeze and frame.session == self.session:
             self.breaks, name = False, frame.freeze[0]
-            key = (name.tenant, name.job, name.replica, name.fence)
+            key = name_in(name)
             if key in self.held and self.held[key].phase in ("running", "frozen"):
                 self.finish(key, -9, "lost")
         super().obey(frame)
 
-    def finish(self, key: Key, code: int = 0, detail: str = "exit", *, freed: bool = True) -> None:
+    def finish(self, key: AttemptName, code: int = 0, detail: str = "exit", *, freed: bool = True) -> None:
         draw = random.Random(f"{key} {self.no} {self.renewals}")
         if detail == "end" and draw.randrange(100) < self.slow:
             return  # it is asked again

@@ -230,7 +230,7 @@ ERR_NO_ROOM: Final = frozenset({10002, 10005, 10023, 10047, 10122})
 #: a cluster that has no leader yet, or a stream of which no server leads
 _ERR_NO_LEADER: Final = frozenset({10008, 10009})
 #: more than one copy on a server that is in no cluster
-_ERR_NO_CLUSTER: Final = 10074
+ERR_NO_CLUSTER: Final = 10074
 #: no servers for so many copies; the description tells why behind a comma: "peer offline" is one that has not started
 #: yet, one that was never seen is not told at all, and all else is about room
 _ERR_NO_PEERS: Final = 10005
@@ -261,7 +261,7 @@ class JetStreamRefused(BusError):
     def _fix(self) -> str:
         if self.servers_missing:
             return "see which nats-servers of the cluster do not run: a stream needs one for each of its copies"
-        if self.err_code == _ERR_NO_CLUSTER:
+        if self.err_code == ERR_NO_CLUSTER:
             return "name a cluster with a nats-server for each copy, or start with one copy: --replicas 1"
         if self.err_code in ERR_NO_ROOM:
             return (
@@ -271,11 +271,6 @@ class JetStreamRefused(BusError):
 
 
 _OTHER_SETTINGS: Final = "change the stream yourself, or give moorage another prefix"
-#: not by an update of the stream: the numbers of leases and takeovers go with it
-_COPIES: Final = (
-    "start every scheduler with --replicas as it is; for another number of copies stop them all, then moorage admin"
-    " backup FILE and moorage admin restore FILE --replace --replicas N"
-)
 
 
 class StreamMismatch(BusError):
@@ -287,10 +282,15 @@ class StreamMismatch(BusError):
         self.stream = stream
         self.differences = differences
         shown = "; ".join(f"{key} is {found!r}, must be {wanted!r}" for key, (found, wanted) in differences.items())
-        super().__init__(
-            f"stream {stream} exists with other settings: {shown}",
-            next_step=_COPIES if "num_replicas" in differences else _OTHER_SETTINGS,
-        )
+        next_step = _OTHER_SETTINGS
+        if "num_replicas" in differences:  # not by an update: the numbers of leases and takeovers go with it
+            there, asked = differences["num_replicas"]
+            next_step = (
+                f"moorage scheduler --replicas {there}, as {stream} has it (or replicas = {there} under [scheduler] in"
+                f" moorage.toml); for {asked} copies stop every scheduler, then moorage admin backup FILE and moorage"
+                f" admin restore FILE --replace --replicas {asked}"
+            )
+        super().__init__(f"stream {stream} exists with other settings: {shown}", next_step=next_step)
 
 
 class StreamGap(BusError):

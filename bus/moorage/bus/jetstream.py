@@ -56,6 +56,10 @@ _FENCE: Final = frozenset(
 #: Never sent: one false value of it wedges a replicated stream of server 2.14 and 2.15 for good.
 FORBIDDEN_HEADER: Final = "Nats-Expected-Last-Msg-Id"
 
+#: the number of copies, as a setting that `ensure_stream` may update: of every stream but the ledger, which says how
+#: many there are, and whose own number goes with leases and takeovers
+COPIES_FOLLOW: Final = frozenset({"num_replicas"})
+
 ERR_NO_MESSAGE: Final = 10037
 ERR_STREAM_NOT_FOUND: Final = 10059
 ERR_WRONG_LAST_SEQUENCE: Final = 10071
@@ -398,6 +402,8 @@ def _stream_info(answer: InfoAnswer, subjects: dict[str, int]) -> StreamInfo:
         subjects=subjects,
         now=answer.ts,
         lacking=answer.cluster.lacking(config.get("num_replicas", 1)),
+        servers=answer.cluster.servers,
+        cluster=answer.cluster.name,
     )
 
 

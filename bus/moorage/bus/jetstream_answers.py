@@ -61,9 +61,11 @@ class StoredMessage(msgspec.Struct, frozen=True, gc=False):
 class StreamInfo(msgspec.Struct, frozen=True):
     """The state and the settings of a stream.
 
-    `subjects`: messages by subject, only if a filter was given. `leader`: "" on a single server. `now` is the answering
-    server's wall clock, RFC 3339; "" if the server does not tell it. `lacking` names the servers whose copy is not up
-    to date, because they are gone or still catch up; "?" is a server of which nothing is known.
+    `subjects`: messages by subject, only if a filter was given. `leader` is the server that leads it, "" if the answer
+    does not tell it. `now` is the answering server's wall clock, RFC 3339; "" if the server does not tell it. `lacking`
+    names the servers whose copy is not up to date, because they are gone or still catch up; "?" is a server of which
+    nothing is known. `servers` names those that hold a copy. `cluster` is the name of their cluster, "" for a server
+    in none.
     """
 
     name: str
@@ -77,6 +79,8 @@ class StreamInfo(msgspec.Struct, frozen=True):
     subjects: dict[str, int]
     now: str = ""
     lacking: frozenset[str] = frozenset()
+    servers: frozenset[str] = frozenset()
+    cluster: str = ""
 
 
 class _State(msgspec.Struct):
@@ -94,8 +98,13 @@ class _Peer(msgspec.Struct):
 
 
 class _Cluster(msgspec.Struct):
+    name: str = ""
     leader: str = ""
     replicas: list[_Peer] = []
+
+    @property
+    def servers(self) -> frozenset[str]:
+        return frozenset({self.leader, *(peer.name for peer in self.replicas)} - {""})
 
     def lacking(self, copies: int) -> frozenset[str]:
         """Return the servers, other than the leader, whose copy of the stream is not up to date; `copies` is how many

@@ -20,6 +20,7 @@ from moorage.calls.discovery import Discovery
 from moorage.calls.member import Call, Member
 from moorage.calls.program import Program
 from moorage.calls.wire import FromProgram, ToProgram
+from moorage.schemas.attempt import AttemptName
 from moorage.schemas.codec import encode
 from moorage.schemas.roles import may_answer
 from moorage.schemas.service import (
@@ -77,20 +78,14 @@ class Name(NamedTuple):
         return self.subjects.call(self.tenant, self.service)
 
 
-class Attempt(NamedTuple):
-    """The attempt of a job that a member is; without a job all are empty."""
-
-    job: str = ""
-    replica: int = 0
-    fence: int = 0
-
-    @classmethod
-    def of(cls, environment: Mapping[str, str]) -> Attempt:
-        """Return the attempt whose variables these are."""
-        replica, fence = environment.get("MOORAGE_REPLICA", ""), environment.get("MOORAGE_FENCE", "")
-        if not (replica.isdecimal() and fence.isdecimal()):
-            return cls()
-        return cls(environment.get("MOORAGE_JOB", ""), int(replica), int(fence))
+def attempt_of(environment: Mapping[str, str]) -> AttemptName | None:
+    """Return the attempt whose variables these are; None if they are of none."""
+    tenant, job = environment.get("MOORAGE_TENANT", ""), environment.get("MOORAGE_JOB", "")
+    numbers = [environment.get(f"MOORAGE_{name}", "") for name in ("REPLICA", "ATTEMPT", "FENCE")]
+    if not all(number.isdecimal() for number in numbers):
+        return None
+    replica, attempt, fence = map(int, numbers)
+    return tenant, job, replica, attempt, fence
 
 
 class _Message(NamedTuple):
@@ -105,9 +100,9 @@ class _Message(NamedTuple):
 class Messenger:
     """One member of a service, over a connection whose inbox is `Subjects.member_inbox`. Call `open`, then `take`."""
 
-    def __init__(self, connection: Connection, name: Name, places: int, attempt: Attempt | None = None) -> None:
+    def __init__(self, connection: Connection, name: Name, places: int, attempt: AttemptName | None = None) -> None:
         self.name = name
-        self._attempt = attempt or Attempt()
+        self._attempt = attempt
         self.id = secrets.token_hex(8)
         self.member = Member(self.id, self, places)
         self.program: Program | None = None
@@ -388,11 +383,12 @@ class Messenger:
 
     async def _tell_load(self) -> None:
         said, said_s = None, 0.0
+        _, job, replica, attempt, fence = self._attempt or ("", "", 0, 0, 0)
         while True:
             now_s = time.monotonic()
             load = self.member.load(now_s)
             if load != said or now_s - said_s >= LOAD_QUIET_S:
-                frame = msgspec.structs.replace(load, **self._attempt._asdict())
+                frame = msgspec.structs.replace(load, job=job, replica=replica, attempt=attempt, fence=fence)
                 with contextlib.suppress(BusError):  # the server is away: the next one says the same
                     await self._connection.send([(self._load, encode(frame), "")])
                     said, said_s = load, now_s

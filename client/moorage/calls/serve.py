@@ -17,7 +17,7 @@ from moorage.bus.connection import connect
 from moorage.bus.contexts import Context
 from moorage.bus.errors import BusError, PermissionRefused
 from moorage.calls.discovery import PREFIX
-from moorage.calls.messenger import Attempt, Messenger, Name
+from moorage.calls.messenger import Messenger, Name, attempt_of
 from moorage.calls.program import END_S, Program
 from moorage.calls.wire import FromProgram
 from moorage.schemas.service import CONCURRENCY_MAX, READY_VARIABLE
@@ -76,7 +76,7 @@ async def serve(
         on_error=on_error,
     )
     async with connection:
-        messenger = Messenger(connection, serving.name, places, Attempt.of(variables))
+        messenger = Messenger(connection, serving.name, places, attempt_of(variables))
 
         def on_frame(head: FromProgram, body: bytes) -> None:
             if head.ready:

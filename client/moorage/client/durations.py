@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from moorage.client.errors import rejected
 from moorage.schemas.job import DURATION_S_MAX
 from moorage.schemas.units import duration_s
@@ -42,3 +44,8 @@ def age(milliseconds: float | None) -> str:
             rest = left % size // next_size
             return f"{left // size}{unit}" + (f"{rest}{next_unit}" if rest else "")
     return f"{left}s"
+
+
+def utc(milliseconds: float) -> str:
+    """Return milliseconds since 1970 as `2026-11-20T11:36:02Z`."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(milliseconds / 1000))

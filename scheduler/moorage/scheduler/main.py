@@ -12,6 +12,7 @@ import logging
 import signal
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Final
@@ -23,8 +24,12 @@ from moorage.bus.jetstream import ERR_STREAM_NOT_FOUND, JetStream
 from moorage.scheduler.core.config import RANKER_DEFAULT
 from moorage.scheduler.core.fleet.tflops import read_capacities
 from moorage.scheduler.core.rank.rankers import why_missing
+from moorage.scheduler.durable.queue_streams import info_of
+from moorage.scheduler.leader.retrying import retry_unanswered
 from moorage.scheduler.leader.service import Scheduler
+from moorage.scheduler.ledger.accounts import check_users_account
 from moorage.scheduler.ledger.ledger import LedgerBroken
+from moorage.scheduler.ledger.one_copy import check_one_copy
 from moorage.scheduler.ledger.recording import Recorder
 from moorage.scheduler.ledger.snapshot_follower import Command
 from moorage.scheduler.settings import (
@@ -55,10 +60,11 @@ ASKED_S: Final = 2.0
 log = logging.getLogger("moorage.scheduler")
 
 
-async def serve(settings: SchedulerSettings, target: str | None) -> None:
+async def serve(settings: SchedulerSettings, target: str | None, *, says_replicas: bool = True) -> None:
     """Run a scheduler until SIGTERM or SIGINT.
 
     `target` names the users' account. The ledger is in it, unless the settings or the environment have a ledger URL.
+    Unless `says_replicas`, the number of copies is the default, and no ledger of one copy is made on a cluster.
     Raises `LedgerBroken`, `BusError`, `Refused`, OSError.
     """
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
@@ -67,6 +73,7 @@ async def serve(settings: SchedulerSettings, target: str | None) -> None:
     read_capacities(settings.tflops_file)  # an unreadable file is reported now, not to the first job
     ledger_target, prefix, replicas = ledger_url(settings.ledger_url_file), settings.prefix, settings.replicas
     world = await connect_logged(target, "moorage-scheduler", log)
+    await retry_unanswered(partial(check_users_account, world, Subjects(prefix)))
     ledger_world = world
     if ledger_target:
         ledger_world = await connect_logged(ledger_target, "moorage-ledger", log, role=" (the ledger)")
@@ -76,6 +83,8 @@ async def serve(settings: SchedulerSettings, target: str | None) -> None:
             "a scheduler already leads here, and its ledger is not in this account: name that account with"
             f" {LEDGER_URL_VARIABLE} or {LEDGER_URL_FILE_VARIABLE}. A second ledger would end running jobs"
         )
+    if replicas == 1 and not says_replicas:
+        await retry_unanswered(partial(_check_copies, JetStream(ledger_world), Subjects(prefix)))
     recorder = None if settings.record is None else _recorder(settings.record)
     numbers = {
         "--save-records": settings.snapshot_records,
@@ -117,6 +126,12 @@ async def serve(settings: SchedulerSettings, target: str | None) -> None:
             recorder.close()
         for connection in {world, ledger_world}:
             await connection.close()
+
+
+async def _check_copies(jetstream: JetStream, subjects: Subjects) -> None:
+    """Raise `Refused` if there is no ledger yet, and one made now would have a single copy on a cluster."""
+    if await info_of(jetstream, subjects.ledger_stream) is None:
+        await check_one_copy(jetstream, subjects)
 
 
 def _recorder(path: Path) -> Recorder:
@@ -164,14 +179,20 @@ def print_problem(told: Problem) -> None:
         print(f"fix: {told.next}", file=sys.stderr)
 
 
-def run(settings: SchedulerSettings, target: str | None = None, tell: Callable[[Problem], None] = print_problem) -> int:
+def run(
+    settings: SchedulerSettings,
+    target: str | None = None,
+    tell: Callable[[Problem], None] = print_problem,
+    *,
+    says_replicas: bool = True,
+) -> int:
     """Run `serve`, on uvloop if installed, and return an exit code: 0 after a signal.
 
     `tell` is called with a problem that an operator can fix. Without `target`, the users' account is as in `settings`.
     """
     try:
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
-            runner.run(serve(settings, target or settings.nats))
+            runner.run(serve(settings, target or settings.nats, says_replicas=says_replicas))
     except BusError as error:
         tell(error.problem)
         return EXIT_UNREACHABLE
@@ -214,4 +235,4 @@ def main() -> None:
         sys.exit(EXIT_USAGE)
     begin_log(settings.log_level, settings.log_format)
     log_settings(found)
-    sys.exit(run(settings))
+    sys.exit(run(settings, says_replicas=found["replicas"].source != DEFAULT))

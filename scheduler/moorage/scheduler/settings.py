@@ -41,7 +41,10 @@ class SchedulerSettings(Config, frozen=True, kw_only=True):
     ] = None
     replicas: Annotated[
         Literal[1, 3, 5],
-        setting("Copies of the ledger, each on a server of its own. Above 1, other settings have other defaults."),
+        setting(
+            "Copies of the ledger, each on a server of its own; on several servers the number has to be said to make"
+            " one. Above 1, other settings have other defaults."
+        ),
     ] = 1
     snapshot_records: Annotated[
         int,

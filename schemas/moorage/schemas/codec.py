@@ -7,7 +7,10 @@ Whatever the bytes are, decoding raises nothing but `Refused`.
 
 from __future__ import annotations
 
-from typing import Any, Final, Generic, TypeVar
+from collections.abc import Iterator
+from functools import cache
+from types import UnionType
+from typing import Any, Final, Generic, TypeVar, Union, get_args, get_origin
 
 import msgspec
 
@@ -17,6 +20,7 @@ from moorage.schemas.frames import VERSION
 from moorage.schemas.job import Request
 
 T = TypeVar("T")
+_S = TypeVar("_S", bound=msgspec.Struct)
 
 REQUEST_BYTES_MAX: Final = 64 * 1024
 FRAME_BYTES_MAX: Final = 900 * 1024
@@ -99,12 +103,52 @@ def same_request(one: bytes, other: bytes) -> bool:
 
 def canonical(request: Request) -> bytes:
     """Return the canonical form: msgpack of all fields in sorted order, so that equal requests have equal bytes."""
-    return msgspec.msgpack.encode(request, order="sorted")
+    return msgspec.msgpack.encode(_with_its_defaults(request), order="sorted")
 
 
 def identity(request: Request) -> bytes:
     """Return the canonical form of a request without `events`, which only says where events are sent."""
     return canonical(_told_alike(request))
+
+
+def _with_its_defaults(struct: _S) -> _S:
+    """Return a struct in which each value that equals its field's default is the default itself.
+
+    msgspec leaves a default out if the value is the same object, and a number or text that was read is another one.
+    """
+    changed: dict[str, object] = {}
+    for name, default in _read_apart(type(struct)):
+        value = getattr(struct, name)
+        if isinstance(value, msgspec.Struct):
+            if (same := _with_its_defaults(value)) is not value:
+                changed[name] = same
+        elif value is not default and value == default:
+            changed[name] = default
+    return msgspec.structs.replace(struct, **changed) if changed else struct
+
+
+@cache
+def _read_apart(kind: type[msgspec.Struct]) -> tuple[tuple[str, object], ...]:
+    """Return the fields of a struct whose default is read as another object, and those of structs with such fields."""
+    found = []
+    for field in msgspec.structs.fields(kind):
+        default = field.default
+        if isinstance(default, int | float | str):
+            read = msgspec.msgpack.decode(msgspec.msgpack.encode(default), type=field.type)
+            if read is not default:
+                found.append((field.name, default))
+        elif any(_read_apart(part) for part in _structs_of(field.type)):
+            found.append((field.name, default))
+    return tuple(found)
+
+
+def _structs_of(kind: Any) -> Iterator[type[msgspec.Struct]]:
+    """Yield the structs that a field of this type can hold itself, outside lists and dicts."""
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        yield kind
+    elif get_origin(kind) in (Union, UnionType):
+        for part in get_args(kind):
+            yield from _structs_of(part)
 
 
 def _told_alike(request: Request) -> Request:

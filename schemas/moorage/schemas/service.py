@@ -123,7 +123,7 @@ class CallError(msgspec.Struct, frozen=True, omit_defaults=True):
 class MemberLoad(msgspec.Struct, frozen=True):
     """What a member of a service says of itself: once a second while it has calls, and each 10 s while it has none.
 
-    `refused` and those behind it count from its start, but for the last three, which name the attempt that it is.
+    `refused` and those behind it count from its start, but for the last four, which name the attempt that it is.
     """
 
     member: str  # its id
@@ -141,3 +141,4 @@ class MemberLoad(msgspec.Struct, frozen=True):
     job: str = ""  # the job of which it is an attempt; "" for none
     replica: int = 0
     fence: int = 0
+    attempt: int = 0  # 0 of members of a release that says none

@@ -131,19 +131,28 @@ class CgroupFolder:
         """
         try:
             _write(self.path + "/cgroup.kill", "1")
-        except FileNotFoundError:
-            self._kill_one_by_one()
+        except FileNotFoundError:  # before Linux 5.14, or the group is gone
+            pass
         except OSError as error:
             if error.errno != errno.ENODEV:
                 raise
+        if not self.is_empty():
+            self._kill_one_by_one()
 
     def _kill_one_by_one(self) -> None:
-        # Before Linux 5.14. The caller repeats it until the group is empty.
+        # cgroup.kill passes over a process whose first thread has ended by itself (seen on Linux 6.18)
         for pid in self.pids():
             try:
-                os.kill(pid, signal.SIGKILL)
+                descriptor = os.pidfd_open(pid)
             except ProcessLookupError:
                 continue
+            try:
+                if pid in self.pids():  # by now the pid could belong to another process
+                    signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+            finally:
+                os.close(descriptor)
 
     def pids(self) -> list[int]:
         """Return the pids of live processes in the group and below it, in no order; empty if the group is gone.

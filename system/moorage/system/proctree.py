@@ -3,6 +3,7 @@
 A process is named by (pid, start time), because a pid alone is used again. Sources: proc(5), prctl(2), pidfd_open(2).
 """
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -42,11 +43,15 @@ class Process:
     state: str
     start_ticks: int
     kernel_thread: bool
+    threads: int
 
     @property
     def dead(self) -> bool:
-        """Whether it has ended and only waits to be reaped."""
-        return self.state in "ZX"
+        """Whether it has ended and only waits to be reaped.
+
+        A process whose first thread has ended by itself has that thread's state, and lives while another thread does.
+        """
+        return self.state in "ZX" and self.threads < 2
 
 
 def become_subreaper() -> None:
@@ -91,6 +96,7 @@ def read_process(pid: int) -> Process | None:
         state=fields[0].decode("ascii"),
         start_ticks=int(fields[19]),
         kernel_thread=bool(int(fields[6]) & _PF_KTHREAD),
+        threads=int(fields[17]),
     )
 
 
@@ -151,14 +157,28 @@ def marks_of(environ: Mapping[str, str]) -> tuple[bytes, ...]:
 def read_environ(pid: int) -> frozenset[bytes] | None:
     """Return the entries of a process's environment as they were at its exec; None if the process is gone.
 
-    Raises `PermissionError` for a process of another user. Empty for kernel threads, for zombies, and for a process
-    that has overwritten its environment.
+    Raises `PermissionError` for a process of another user. Empty for kernel threads, and for a process that has
+    overwritten its environment. A process whose first thread has ended shows it by its other threads alone.
     """
     try:
-        with open(f"/proc/{pid}/environ", "rb", buffering=0) as file:
-            return frozenset(entry for entry in _read_all(file.fileno()).split(b"\0") if entry)
-    except (FileNotFoundError, ProcessLookupError):
+        return _environ_of(f"/proc/{pid}")
+    except FileNotFoundError:
         return None
+    except ProcessLookupError:
+        return _environ_of_threads(pid)
+
+
+def _environ_of_threads(pid: int) -> frozenset[bytes] | None:
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                return _environ_of(f"/proc/{pid}/task/{thread}")
+    return None
+
+
+def _environ_of(folder: str) -> frozenset[bytes]:
+    with open(f"{folder}/environ", "rb", buffering=0) as file:
+        return frozenset(entry for entry in _read_all(file.fileno()).split(b"\0") if entry)
 
 
 def kill_process(process: Process, number: signal.Signals = signal.SIGKILL) -> bool:

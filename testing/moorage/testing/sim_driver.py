@@ -15,13 +15,14 @@ from typing import Final
 import msgspec
 
 from moorage.schemas import frames
+from moorage.schemas.attempt import AttemptName
 from moorage.schemas.capabilities import DRIVER_DEFAULT, Capabilities
 from moorage.schemas.codec import encode
 from moorage.schemas.errors import MoorageError
 from moorage.schemas.job import Request
 from moorage.worker.drivers.base import CODE_CANNOT_START, Assignment, Driver
 from moorage.worker.job.output_pages import page_of
-from moorage.worker.session.member_messages import Ended, MemberName, Started, StartFailed
+from moorage.worker.session.member_messages import Ended, Started, StartFailed
 
 #: characters in one frame of output
 OUTPUT_FRAME_CHARS_MAX: Final = 64 * 1024
@@ -91,8 +92,8 @@ class ScriptedDriver(Driver):
         super().__init__()
         self._worker = worker
         self._script = script
-        self._running: dict[MemberName, asyncio.Task[None]] = {}
-        self._kept: OrderedDict[MemberName, Ran] = OrderedDict()
+        self._running: dict[AttemptName, asyncio.Task[None]] = {}
+        self._kept: OrderedDict[AttemptName, Ran] = OrderedDict()
 
     async def close(self) -> None:
         running, self._running = list(self._running.values()), {}
@@ -101,8 +102,8 @@ class ScriptedDriver(Driver):
         await asyncio.gather(*running, return_exceptions=True)
 
     def start(self, assignments: list[Assignment]) -> None:
-        started: list[MemberName] = []
-        failed: list[tuple[MemberName, int, str]] = []
+        started: list[AttemptName] = []
+        failed: list[tuple[AttemptName, int, str]] = []
         for assignment in assignments:
             try:
                 task = self._task(assignment)
@@ -117,7 +118,7 @@ class ScriptedDriver(Driver):
         if started:
             self.report(Started(started))
 
-    def end(self, name: MemberName, grace_s: float, why: str) -> None:
+    def end(self, name: AttemptName, grace_s: float, why: str) -> None:
         running = self._running.pop(name, None)
         if running is not None:
             running.cancel()
@@ -135,7 +136,7 @@ class ScriptedDriver(Driver):
         plain = {key: value for key, value in requested.items() if isinstance(value, str)}
         return Task(*assignment.name, self._worker, assignment.request, {**plain, **ours})
 
-    async def _run(self, name: MemberName, task: Task, timeout_s: float | None) -> None:
+    async def _run(self, name: AttemptName, task: Task, timeout_s: float | None) -> None:
         reason = "exit"
         try:
             async with asyncio.timeout(timeout_s):
@@ -163,7 +164,7 @@ class ScriptedDriver(Driver):
         return ran
 
 
-def _pieces(name: MemberName, stream: frames.StreamName, text: str) -> Iterator[frames.Output]:
+def _pieces(name: AttemptName, stream: frames.StreamName, text: str) -> Iterator[frames.Output]:
     """Yield the text in frames, and then the end of the stream."""
     offset = 0
     for at in range(0, len(text), OUTPUT_FRAME_CHARS_MAX):

@@ -341,7 +341,7 @@ def test_what_two_attempts_used_is_added_and_a_report_that_comes_twice_counts_on
         drive.facts([("claimed", "a", 0, 0, ""), ("started", "a", 0, 0, ""), ("exited", "a", 0, 1, "")])
         member = drive.member("a")
         drive.facts([("freed", "a", 0, 0, "used:1000,10")])
-        worker.gathered.append(Fact("freed", *member.key[:3], member.attempt, member.fence, 0, "used:1000,10"))
+        worker.gathered.append(Fact("freed", *member.name, 0, "used:1000,10"))
         drive.report()
     assert drive.job("a").state == "FAILED"
     assert drive.job("a").used == (2_000, 20)
@@ -430,6 +430,26 @@ def test_what_nobody_read_is_a_gap_and_nothing_else_is() -> None:
     assert answer["rows"][0]["used_gpu_s"] == pytest.approx(30 + 2 + 2, abs=0.01)
     again(drive)
     assert drive.usage.answer("t", {}) == answer, "a save has the gap"
+
+
+def test_a_restore_is_no_gap_and_what_it_goes_back_over_counts_once() -> None:
+    """A job that runs on through a restore counted twice from the backup to the restore."""
+    drive = Driving(NOTHING_KEPT)
+    drive.worker("w0", gpus=3, auto=False)
+    drive.submit("through", gpu={"count": 1})
+    drive.facts([("claimed", "through", 0, 0, ""), ("started", "through", 0, 0, "")])
+    restored = snapshots.load(snapshots.dump(drive.shadow))
+    backup_ms = drive.state.time_ms
+    drive.tick(60_000)
+    until_ms, counted, after_seq = drive.state.time_ms, rows(drive)[0]["gpu_s"], drive.state.seq
+    restored.seq = after_seq + (1 << 32)  # as a restore numbers its records
+    drive.usage.bridge(restored)
+    restored.time_ms = until_ms + 10_000  # the next leader's first record
+    answer = drive.usage.answer("t", {})
+    assert isinstance(answer, dict)
+    assert backup_ms < until_ms
+    assert answer["gaps"] == answer["restores"] == [[until_ms, until_ms]]
+    assert answer["rows"][0]["gpu_s"] == pytest.approx(counted + 10, abs=0.005)
 
 
 def test_gaps_have_a_bound() -> None:

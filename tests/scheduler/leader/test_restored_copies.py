@@ -10,7 +10,7 @@ import msgspec
 from moorage.bus.jetstream import JetStream
 from moorage.bus.transport import Delivery
 from moorage.scheduler.core.ledger.state import State
-from moorage.scheduler.ledger.backup import _copy, _of_users
+from moorage.scheduler.ledger.backup import _copy, _own_queues, _streams_of_users
 from moorage.schemas.roles import USER_INFO
 from moorage.testing.bus.bus import SimulatedBus
 from moorage.testing.bus.clock import SimulatedClock
@@ -36,7 +36,8 @@ def test_the_own_stream_of_a_tenant_that_has_submitted_nothing_gets_its_copies_t
         await server.subscribe(USER_INFO, tell)
         jetstream, told = JetStream(world), list[str]()
         await jetstream.ensure_stream({"name": idle, "subjects": ["idle"], "num_replicas": 1})
-        await _copy(jetstream, await _of_users(cast("Connection", world), SUBJECTS, State()), 3, told.append)
+        own = await _own_queues(cast("Connection", world), SUBJECTS, State())
+        await _copy([(jetstream, each) for each in _streams_of_users(SUBJECTS, own)], 3, told.append)
         assert (await jetstream.stream_info(idle)).replicas == 3
         assert told == [f"copies of {idle}: 3, and not 1"], "and streams that are not there are left out"
 

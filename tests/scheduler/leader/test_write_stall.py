@@ -115,3 +115,12 @@ def test_a_trouble_is_told_when_it_begins_and_then_rarely(monkeypatch: pytest.Mo
     trouble.clear()
     assert trouble.due("nobody answers"), "the next one is another trouble"
     assert len([None for number in range(WORDS_MAX + 1) if trouble.due(f"append {number}")]) == WORDS_MAX + 1
+
+
+async def test_the_refusal_names_the_server_that_has_the_only_copy() -> None:
+    appending = AppendProgress()
+    appending.since_s, appending.trouble = 100.0, "nothing acknowledges it"
+    assert "one copy" not in write_stall.stall_problem(appending, 110.0).message
+    appending.holder = "moorage-3"
+    told = write_stall.stall_problem(appending, 110.0).message
+    assert "its ledger for 10 s (nothing acknowledges it): its ledger has one copy, on moorage-3; nothing new" in told

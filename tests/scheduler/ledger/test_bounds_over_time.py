@@ -58,6 +58,7 @@ TABLES = {
     "State.workers": Table("a first join", "Forget, after history_keep and once no job names it", KNOWN, ENDED),
     "State.worker_by_num": Table("a first join", "Forget, as above", KNOWN, ENDED),
     "State.preempting": Table("Preempt", "Preempt without workers, PLACE, the end of the job", 4),
+    "State.on_hold": Table("hold of a job", "release, the end of the job", 4),
     "State.shut": Table("starts that fail on a worker", "the end of its time, uncordon", 2),
     "State.windows": Table("a drain with a time", "its end, or uncordon", 4),
     "Job.numbers": Table("a submit", "Compact of the job", 4, 4),
@@ -81,7 +82,7 @@ TABLES = {
 }
 #: tuples of a fixed length, and what the rows refer to
 FIXED = {
-    "State.snapshot", "State.snapshot_before", "Job.preempts", "Job.used", "Job.derived", "Job.shape", "Member.key",
+    "State.snapshot", "State.snapshot_before", "Job.preempts", "Job.used", "Job.derived", "Job.shape", "Member.name",
     "Job.hold", "Tenant.hold", "Tenant.limit", "Tenant.share", "Worker.window", "Member.runs_as",
 }  # fmt: skip
 

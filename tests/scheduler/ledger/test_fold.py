@@ -60,7 +60,7 @@ def in_state(name: str) -> State:
     replica.attempt, replica.fence = 1, 2
     if name in HOLDS:
         member = new_member(replica, state.worker_by_num[0], 1, 1, 2)
-        replica.member = state.worker_by_num[0].members[member.key] = member
+        replica.member = state.worker_by_num[0].members[member.name] = member
         job.held = 1
         state.tenants[job.tenant].gpus = 1
         member.row = member.digest_row()
@@ -73,6 +73,7 @@ def in_state(name: str) -> State:
         job.back = name == "QUEUED"
         replica.row = replica.digest_row()
         state.digest += replica.row
+    state.tenants[job.tenant].waits = job.waits
     state.digest += job.digest_row() - job.row
     job.row = job.digest_row()
     state.digest &= 0xFFFFFFFFFFFFFFFF
@@ -233,7 +234,7 @@ def test_every_reader_of_the_same_bytes_has_the_same_state() -> None:
         for seq, payload in enumerate(world.drive.records, 1):
             fold(state, decode_record(payload), seq)
     assert one.digest == two.digest == world.drive.state.digest == one.full_digest()
-    assert [member.key for member in one.members()] == [member.key for member in world.drive.state.members()]
+    assert [member.name for member in one.members()] == [member.name for member in world.drive.state.members()]
     assert {job.name: job.story for job in one.jobs.values()} == {
         job.name: job.story for job in world.drive.state.jobs.values()
     }
@@ -316,6 +317,8 @@ def test_random_steps_fold_or_raise_fold_error(steps: list[tuple[int, ...]]) -> 
         "live",
         "held",
         "ended",
+        "waits",
+        "on hold",
         "two exclusive",
         "two modes",
         "mixed",
@@ -341,6 +344,10 @@ def test_validate_sees_what_is_broken(damage: str) -> None:
         job.held += 1
     elif damage == "ended":
         state.ended.append(job.num)
+    elif damage == "waits":
+        state.tenants["t"].waits += 1
+    elif damage == "on hold":
+        state.on_hold[job.num] = job
     elif damage == "two exclusive":
         first.mode = second.mode = 1
     elif damage == "two modes":
@@ -354,7 +361,7 @@ def test_validate_sees_what_is_broken(damage: str) -> None:
     elif damage == "two attempts":
         second.replica = first.replica
         worker = first.worker
-        worker.members = {member.key: member for member in (first, second)}
+        worker.members = {member.name: member for member in (first, second)}
     else:
         drive.replica("a").member = None
     with pytest.raises(Broken):

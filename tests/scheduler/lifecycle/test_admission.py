@@ -445,6 +445,28 @@ def test_what_stands_against_a_tenant_is_asked_for_each_record() -> None:
     assert "warnings" not in drive.submit("last", gpu={})
 
 
+def test_jobs_that_end_in_the_same_record_count_towards_no_limit() -> None:
+    drive = Driving()
+    drive.worker("w0")
+    drive.order("limit", tenant="t", jobs=2)
+    drive.submit("runs", gpu={})
+    drive.submit("waits", gpu={})
+    drive.settle()
+    drive.offer_cancel("waits")
+    drive.offer_submit("first", gpu={}, reply="first")
+    drive.offer_submit("second", gpu={}, reply="second")
+    drive.tick()
+    assert drive.answers["first"]["kind"] == "accepted"
+    assert drive.answers["second"]["found"] == "2", "that makes two again"
+    drive.offer_cancel("runs")
+    drive.offer_submit("third", gpu={}, reply="third")
+    drive.tick()
+    assert drive.states("runs") == ["CANCELLING"]
+    assert drive.answers["third"]["found"] == "2", "what is asked to end has not ended"
+    drive.settle()
+    assert drive.submit("fourth", gpu={})["kind"] == "accepted"
+
+
 def test_a_request_s_own_value_of_a_variable_that_moorage_sets_is_warned_of() -> None:
     drive = Driving()
     drive.worker("w0")

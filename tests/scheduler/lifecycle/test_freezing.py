@@ -71,7 +71,7 @@ def test_each_replica_that_runs_is_frozen_and_a_new_attempt_is_not(drive: Drivin
     running(drive, gpus=3, replicas=2, retries=1)
     assert ordered(drive, "freeze")["members"] == 2
     assert drive.states("j") == ["FROZEN", "FROZEN"]
-    drive.workers["w0"].finish(drive.member("j").key, 1, "exit")
+    drive.workers["w0"].finish(drive.member("j").name, 1, "exit")
     drive.settle()
     drive.pass_time(2_000)
     drive.settle()

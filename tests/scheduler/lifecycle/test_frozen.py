@@ -16,10 +16,11 @@ from moorage.scheduler.core.ledger.records import Op
 from moorage.scheduler.core.outputs.outputs import changes_since
 from moorage.scheduler.core.queries import views
 from moorage.scheduler.leader.fleet_frames import FleetFrames
+from moorage.schemas.attempt import AttemptName
 from moorage.schemas.capabilities import Capabilities
 from moorage.schemas.frames import Unwell
 from tests.scheduler.driving import Driving
-from tests.scheduler.honest_worker import Key, Worker
+from tests.scheduler.honest_worker import Worker
 
 CAN = {"noop": Capabilities(freezes=True)}
 
@@ -52,11 +53,11 @@ def spot(drive: Driving, name: str = "spot", **job: Any) -> None:
 
 def lingers(drive: Driving, worker: Worker, name: str = "spot") -> None:
     """Have a job that was asked to end, and whose memory is still there."""
-    worker.finish(drive.member(name).key, -15, "end", freed=False)
+    worker.finish(drive.member(name).name, -15, "end", freed=False)
     drive.settle()
 
 
-def key_of(worker: Worker, job: str) -> Key:
+def key_of(worker: Worker, job: str) -> AttemptName:
     return next(key for key in worker.held if key[1] == job)
 
 
@@ -151,7 +152,7 @@ def test_a_job_that_ends_while_it_is_frozen_leaves_its_gpus_to_all(drive: Drivin
     drive.submit("plain", gpu={})
     spot(drive)
     assert drive.states("plain") == ["QUEUED"]
-    worker.finish(drive.member("owner").key, 1, "exit")
+    worker.finish(drive.member("owner").name, 1, "exit")
     drive.settle()
     assert (drive.states("owner"), drive.states("spot"), drive.states("plain")) == (
         ["FAILED"], ["RUNNING"], ["RUNNING"],
@@ -250,7 +251,7 @@ def test_a_resume_goes_before_the_tenants_jobs_of_its_priority_at_a_limit_and_be
     order(drive, "resume")
     assert drive.states("owner") == ["FROZEN"]
     for name, next_ in (("other", "urgent"), ("urgent", "owner"), ("owner", "equal")):
-        drive.workers["w0"].finish(drive.member(name).key)
+        drive.workers["w0"].finish(drive.member(name).name)
         drive.settle()
         drive.pass_time(1_000)
         drive.settle()
@@ -281,7 +282,7 @@ def test_of_two_that_were_frozen_in_turn_on_one_gpu_the_first_goes_first(drive: 
     order(drive, "resume")
     order(drive, "resume", "spot")
     assert [drive.states(name) for name in ("owner", "spot")] == [["RUNNING"], ["FROZEN"]], "it waits for its GPU"
-    drive.workers["w0"].finish(drive.member("owner").key)
+    drive.workers["w0"].finish(drive.member("owner").name)
     drive.settle()
     assert drive.states("spot") == ["RUNNING"]
 
@@ -643,7 +644,7 @@ def cells(drive: Driving, frames: FleetFrames) -> str:
     """The only worker's, as observers see them; the same as a question is answered."""
     for _ in frames.catch_up():
         pass
-    (row,) = msgspec.json.decode(frames.frame())["workers"]
+    (row,) = msgspec.json.decode(frames.frame({}))["workers"]
     (asked,) = views.fleet(drive.engine, drive.now)["workers"]
     assert row["cells"] == asked["cells"]
     return str(row["cells"])

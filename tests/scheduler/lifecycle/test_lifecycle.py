@@ -569,7 +569,7 @@ def place_frame(drive: Driving) -> None:
     worker = drive.workers["w0"]
     member = drive.member("j")
     place = Place("t", "j", 0, member.attempt, member.fence, [0], "exclusive", False, drive.job("j").body)
-    worker.held[member.key] = HeldMember(place, "running", True)
+    worker.held[member.name] = HeldMember(place, "running", True)
 
 
 @pytest.mark.parametrize("how", ["without it", "finished", "cancelled", "deadline"])

@@ -16,6 +16,7 @@ from moorage.scheduler.core.events import Wake
 from moorage.scheduler.core.ledger import snapshot as snapshots
 from moorage.scheduler.core.lifecycle.scaling import FILLED, FULL
 from moorage.scheduler.ledger.recording import RecordedEngine, Recorder, replay
+from moorage.schemas.attempt import AttemptName
 from moorage.schemas.codec import Decoder, encode
 from moorage.schemas.service import MemberLoad
 from tests.scheduler.driving import SUBJECTS, Driving
@@ -33,8 +34,8 @@ class Service:
         self.name = name
         self.places = places
         self.tenant = tenant
-        self.refused: dict[int, int] = {}
-        self.ended: dict[int, int] = {}
+        self.refused: dict[AttemptName, int] = {}
+        self.ended: dict[AttemptName, int] = {}
 
     def members(self) -> list[int]:
         """The numbers of the replicas that run and were not asked to end."""
@@ -49,13 +50,13 @@ class Service:
             mine = calls / len(found)
             # a part of a call is one in that part of the frames
             count = int(mine) + (((self.drive.now // 1000 + at) * 7919 % 100) < (mine - int(mine)) * 100)
-            fence = member.fence
-            self.refused[fence] = self.refused.get(fence, 0) + refused
-            self.ended[fence] = self.ended.get(fence, 0) + (round(mine * 1000 / run_ms) if calls else 0)
+            which = member.name
+            self.refused[which] = self.refused.get(which, 0) + refused
+            self.ended[which] = self.ended.get(which, 0) + (round(mine * 1000 / run_ms) if calls else 0)
             load = MemberLoad(
-                f"m{fence}", self.places, min(count, self.places), max(0, count - self.places), oldest_ms, False,
-                self.refused[fence], 0, 0, self.ended[fence], 0, self.ended[fence] * run_ms,
-                self.name, index, fence,
+                f"m{index}", self.places, min(count, self.places), max(0, count - self.places), oldest_ms, False,
+                self.refused[which], 0, 0, self.ended[which], 0, self.ended[which] * run_ms,
+                self.name, index, member.fence, member.attempt,
             )  # fmt: skip
             self.drive.engine.offer_member_load(self.tenant, load, self.drive.now)
 

@@ -72,6 +72,28 @@ def test_from_the_durable_queue_it_becomes_a_job_that_is_rejected() -> None:
     assert drive.states("b") == ["REJECTED"]
 
 
+@pytest.mark.parametrize("is_durable", [False, True])
+def test_one_that_is_cancelled_in_the_same_record_has_it_no_more(is_durable: bool) -> None:
+    drive = served(1, replicas=0)
+    drive.submit("full", gpu={})
+    serve(drive, "a")
+    drive.offer_cancel("a", sequence=1 if is_durable else 0)
+    drive.offer_submit("b", service=SERVICE, run=READY, gpu={}, sequence=2 if is_durable else 0)
+    second_of_it = drive.offer_submit("c", service=SERVICE, run=READY, gpu={})
+    drive.tick()
+    assert (drive.states("a"), drive.states("b")) == (["CANCELLED"], ["QUEUED"])
+    assert drive.answers[second_of_it]["found"] == "b", "it is one job's again"
+    assert woken(drive) == "b"
+
+
+def test_one_that_is_asked_to_end_in_the_same_record_still_has_it() -> None:
+    drive = served()
+    drive.offer_cancel("a")
+    reply = drive.offer_submit("b", service=SERVICE, run=READY, gpu={})
+    drive.tick()
+    assert (drive.states("a"), drive.answers[reply]["code"]) == (["CANCELLING"], "service-taken")
+
+
 def test_the_next_leader_knows_who_has_it() -> None:
     drive = served()
     drive.take_snapshot()

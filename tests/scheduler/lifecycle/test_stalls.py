@@ -35,7 +35,7 @@ def renew(drive: Driving, *ranks: tuple[int, list[tuple[int, int, int]]]) -> Non
     for replica, (still_s, devices) in enumerate(ranks):
         member = drive.member("j", replica)
         uses = [DeviceUse(slot, percent, 10, *power) for slot, (percent, *power) in enumerate(devices)]
-        drive.workers[member.worker.id].use = [AttemptUse(member.fence, uses, still_s)]
+        drive.workers[member.worker.id].use = [AttemptUse(member.fence, uses, still_s, *member.name[:4])]
     drive.renew()
     drive.tick(1000)
 

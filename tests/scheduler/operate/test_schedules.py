@@ -70,6 +70,15 @@ def test_a_run_while_the_last_one_goes_is_left_out_and_that_is_told(drive: Sched
     assert drive.row().get("why", "") == ""
 
 
+def test_a_run_goes_where_the_last_one_is_cancelled_in_the_same_record(drive: Scheduling) -> None:
+    drive.ask("add")
+    drive.hear(1)
+    drive.offer_cancel("nightly-1")
+    drive.hear(2)
+    assert [drive.states(f"nightly-{number}") for number in (1, 2)] == [["CANCELLED"], ["QUEUED"]]
+    assert "skipped" not in drive.row()
+
+
 def test_a_run_may_start_behind_the_last_one_instead_whatever_its_end(drive: Scheduling) -> None:
     drive.worker("w0", 4)
     drive.ask("add", overlap="queue", request={"run": {"argv": ["true"]}, "gpu": {}})

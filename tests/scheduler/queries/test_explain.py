@@ -361,7 +361,7 @@ def test_an_audit_shows_only_what_two_renewals_of_a_worker_showed() -> None:
         drive.send("w0", worker.renew_frame())
         drive.tick(obey=False)
         assert drift() == shown
-    held[member.key] = member
+    held[member.name] = member
     drive.lead()
     assert drift() == []
     drive.pass_time(3_500, renew=False)

@@ -47,6 +47,25 @@ def test_another_model_is_the_first_thing_to_try() -> None:
     assert said(fleet(), gpu={"count": 2, "model": "H100"}) == ["accept L40S too", "1 GPU instead of 2"]
 
 
+@pytest.mark.parametrize("limit", [0, 2])
+def test_a_service_and_a_tenant_at_its_limit_of_jobs_are_told_what_others_are(limit: int) -> None:
+    drive = Driving()
+    drive.checks = False
+    calls = {"process": Capabilities(answers_calls=True, reaches=True)}
+    for name, model in (("h", H100), ("l", L40S)):
+        drive.worker(name, 2, model, gpu_memory_mib=MEMORY[model], capabilities=calls)
+    drive.submit("runs", gpu={"model": "H100"})
+    drive.settle()
+    if limit:
+        drive.order("limit", jobs=limit)
+    service = {} if limit else {"service": {"name": "embed"}}
+    run = {"driver": "process", "argv": ["serve"]}
+    assert said(drive, gpu={"count": 2, "model": "H100"}, run=run, **service) == [
+        "accept L40S too",
+        "1 GPU instead of 2",
+    ]
+
+
 @pytest.mark.parametrize("model", ["4090", "3090 Ti", "H100:80G", "{x}", "\0", "A|B", "-x"])
 def test_a_model_that_no_token_can_name_is_explained_without_one(model: str) -> None:
     drive = fleet()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from moorage.scheduler.core.queries import views
-from moorage.schemas.frames import DeviceUse
+from moorage.schemas.frames import AttemptUse, DeviceUse
 from tests.scheduler.fleet.test_slot_modes import fleet
 
 
@@ -13,7 +13,8 @@ def test_leased_gpus_at_work_and_idle_are_counted_by_model() -> None:
     [host] = drive.engine.fleet.hosts.values()
     pair = [DeviceUse(0, 90, 1024, 300), DeviceUse(1, 0, None, None)]
     unread = [DeviceUse(2, None, 10, None), DeviceUse(9, 50, 10, None)]  # no reading; no device of this worker
-    host.use = {1: pair, 2: unread, 3: [DeviceUse(3, 25, 10, None)]}
+    each = pair, unread, [DeviceUse(3, 25, 10, None)]
+    host.use = {("t", "j", 0, 1, fence): AttemptUse(fence, devices) for fence, devices in enumerate(each, 1)}
     [row] = views.fleet(drive.engine, drive.now)["used_now"]
     model = row.pop("model")
     assert row == {"read": 3, "at_work": 1.15, "idle": 1}

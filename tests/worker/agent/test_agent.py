@@ -13,6 +13,7 @@ import pytest
 from msgspec.structs import replace
 
 from moorage.bus.connection import connect
+from moorage.schemas.attempt import AttemptName
 from moorage.schemas.codec import encode
 from moorage.schemas.errors import Refused, problem
 from moorage.schemas.frames import End, Fact, FactFrame, Output, Place, Start
@@ -26,7 +27,6 @@ from moorage.worker.devices.readers.simulated import SimulatedInventory
 from moorage.worker.drivers.base import Assignment, Driver, Living
 from moorage.worker.drivers.conformance.leader import ScriptedLeader
 from moorage.worker.drivers.noop import NoopDriver
-from moorage.worker.session.member_messages import MemberName
 from moorage.worker.session.restoring import device_names
 from moorage.worker.settings import WorkerSettings
 from tests.servers import MortalServer
@@ -39,11 +39,11 @@ def body(*argv: str, driver: str = "noop", gpu: Any = None, **fields: Any) -> by
     return encode({"gpu": {} if gpu is None else gpu, "run": {"driver": driver, "argv": list(argv)}, **fields})
 
 
-def name_of(job: str = "a", replica: int = 0, fence: int = 10) -> MemberName:
+def name_of(job: str = "a", replica: int = 0, fence: int = 10) -> AttemptName:
     return ("acme", job, replica, 1, fence)
 
 
-def place(name: MemberName, request: bytes, slots: tuple[int, ...] = (0,), **fields: Any) -> Place:
+def place(name: AttemptName, request: bytes, slots: tuple[int, ...] = (0,), **fields: Any) -> Place:
     mode = fields.get("mode", "exclusive" if slots else "none")
     return Place(*name, list(slots), mode, fields.get("hold", False), request)
 
@@ -118,15 +118,15 @@ class Doubtful(NoopDriver):
 
     def __init__(self) -> None:
         super().__init__()
-        self.forgotten: list[MemberName] = []
+        self.forgotten: list[AttemptName] = []
 
     async def open(self) -> list[Living]:
         return [Living(name_of(), "stuck")]
 
-    def end(self, name: MemberName, grace_s: float, why: str) -> None:
+    def end(self, name: AttemptName, grace_s: float, why: str) -> None:
         pass
 
-    def forget(self, names: list[MemberName]) -> None:
+    def forget(self, names: list[AttemptName]) -> None:
         self.forgotten += names
 
 

@@ -16,13 +16,14 @@ import msgspec
 import pytest
 
 import moorage
+from moorage.schemas.attempt import AttemptName
 from moorage.schemas.codec import encode
 from moorage.schemas.frames import End, Place, Start
+from moorage.system.proctree import read_process
 from moorage.worker.agent.agent import Agent
 from moorage.worker.agent.run import SUPERVISOR_FOLDER, Worker, start
 from moorage.worker.devices.readers.simulated import SimulatedInventory
 from moorage.worker.drivers.conformance.leader import ScriptedLeader
-from moorage.worker.session.member_messages import MemberName
 from moorage.worker.settings import WorkerSettings
 from moorage.worker.supervisor.client import Supervised, SupervisorError
 from moorage.worker.supervisor.journal import open_journal, read_journal, records_of
@@ -49,11 +50,11 @@ def body(script: str, **fields: Any) -> bytes:
     return encode({"gpu": {}, "run": run, **fields})
 
 
-def name_of(job: str = "a", replica: int = 0, fence: int = 10) -> MemberName:
+def name_of(job: str = "a", replica: int = 0, fence: int = 10) -> AttemptName:
     return ("acme", job, replica, 1, fence)
 
 
-def place(name: MemberName, request: bytes, slots: tuple[int, ...] = (0,), **fields: Any) -> Place:
+def place(name: AttemptName, request: bytes, slots: tuple[int, ...] = (0,), **fields: Any) -> Place:
     mode = fields.get("mode", "exclusive" if slots else "none")
     return Place(*name, list(slots), mode, fields.get("hold", False), request, fields.get("traceparent", ""))
 
@@ -109,10 +110,8 @@ async def agent_process(state: Path, url: str, prefix: str) -> AsyncIterator[asy
 
 
 def is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().split(") ")[1][0] != "Z"
-    except OSError:
-        return False
+    process = read_process(pid)
+    return process is not None and not process.dead
 
 
 async def pid_of(path: Path) -> int:

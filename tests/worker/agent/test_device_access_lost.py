@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from moorage.schemas.attempt import AttemptName
 from moorage.schemas.frames import Device, Output
 from moorage.system.cgroup import CgroupBase
 from moorage.system.device_fence import NodeRange, attach
@@ -18,7 +19,7 @@ from moorage.worker.devices.device_watch import DeviceWatch
 from moorage.worker.devices.pool import GpuPool
 from moorage.worker.devices.readers.base import SlotReading
 from moorage.worker.drivers.base import Driver
-from moorage.worker.session.member_messages import Member, MemberName
+from moorage.worker.session.member_messages import Member
 from tests.worker.member_bench import Bench, name_of, place
 from tests.worker.no_inventory import NoInventory
 
@@ -34,7 +35,7 @@ class Container(Driver):
         super().__init__()
         self.pid = pid
 
-    def members_of(self, pids: Collection[int]) -> dict[int, MemberName | None]:
+    def members_of(self, pids: Collection[int]) -> dict[int, AttemptName | None]:
         return {pid: name_of("train") for pid in pids if pid == self.pid}
 
 
@@ -69,7 +70,7 @@ async def test_a_container_that_lost_its_gpu_is_seen_and_its_owner_told_once(bas
     bench.join()
     name = name_of("train")
     bench.want(place(name))
-    held: dict[MemberName, Member] = dict(bench.members.held)
+    held: dict[AttemptName, Member] = dict(bench.members.held)
     group = base.create("container", None, None)[0]
     program = await asyncio.create_subprocess_exec("/bin/sleep", "600")
     try:
@@ -77,7 +78,7 @@ async def test_a_container_that_lost_its_gpu_is_seen_and_its_owner_told_once(bas
         watch = DeviceWatch([GPU], "b", GpuPool([GPU]), 60.0, 0.0, None, lambda slot, pids: pids)
         told: list[str] = []
 
-        def publish(to: MemberName, frame: bytes) -> None:
+        def publish(to: AttemptName, frame: bytes) -> None:
             told.append(msgspec.json.decode(frame, type=Output).note)
 
         looks = CutOffWatch(OneGpu(node), {"process": Container(program.pid)}, held, watch, publish)

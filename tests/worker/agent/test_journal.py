@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from moorage.schemas.attempt import AttemptName
 from moorage.schemas.frames import Fact, FactFrame, Place
 from moorage.worker.agent import journal as journal_module
 from moorage.worker.agent.journal import (
@@ -22,10 +23,9 @@ from moorage.worker.agent.journal import (
     MemoryJournal,
     is_in_use,
 )
-from moorage.worker.session.member_messages import MemberName
 
 
-def name_of(number: int) -> MemberName:
+def name_of(number: int) -> AttemptName:
     return ("acme", f"job-{number}", 0, 1, 100 + number)
 
 

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Collection
 
 import pytest
 
+from moorage.schemas.attempt import AttemptName
 from moorage.schemas.codec import Decoder, encode
 from moorage.schemas.frames import Finding, Look, Looked
 from moorage.schemas.job import Request
@@ -17,7 +18,7 @@ from moorage.worker.drivers.base import Assignment, DriverEvent, Publish, Report
 from moorage.worker.drivers.conformance.bench import WORKER, Bench, open_bench
 from moorage.worker.drivers.conformance.leader import until
 from moorage.worker.drivers.process.driver import ProcessDriver
-from moorage.worker.session.member_messages import Ended, MemberName
+from moorage.worker.session.member_messages import Ended
 
 EXITS = {"run": {"argv": ["true"]}}
 HANGS = {"run": {"argv": ["sleep", "600"]}}
@@ -44,7 +45,7 @@ class OnlyOnce(ProcessDriver):
     name = "once"
     asked = 0
 
-    async def living(self, names: Collection[MemberName]) -> Collection[MemberName] | None:
+    async def living(self, names: Collection[AttemptName]) -> Collection[AttemptName] | None:
         type(self).asked += 1
         return () if self.asked == 1 else await super().living(names)
 
@@ -61,7 +62,7 @@ class BringsForLong(ProcessDriver):
     async def _made_ready(self, assignment: Assignment, member: object) -> object:  # type: ignore[override]
         return await asyncio.Event().wait()
 
-    async def living(self, names: Collection[MemberName]) -> Collection[MemberName] | None:
+    async def living(self, names: Collection[AttemptName]) -> Collection[AttemptName] | None:
         type(self).asked += 1
         return await super().living(names)
 
@@ -85,7 +86,7 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lost_members, "LOOK_RENEWALS", 0.5)
 
 
-async def place(bench: Bench, request: dict[str, dict[str, list[str]]]) -> MemberName:
+async def place(bench: Bench, request: dict[str, dict[str, list[str]]]) -> AttemptName:
     name = bench.name()
     await bench.place(name, {"run": request["run"] | {"driver": bench.driver}})
     return name

@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from moorage.schemas.attempt import AttemptName
 from moorage.schemas.capabilities import Capabilities
 from moorage.schemas.errors import Refused
 from moorage.system.proctree import boottime_s
@@ -18,7 +19,7 @@ from moorage.worker.agent.journal import JournalUnwritable
 from moorage.worker.agent.run import SUPERVISOR_FOLDER, start
 from moorage.worker.drivers.base import Assignment, Driver
 from moorage.worker.drivers.conformance.leader import ScriptedLeader
-from moorage.worker.session.member_messages import Ended, MemberName, Started
+from moorage.worker.session.member_messages import Ended, Started
 from moorage.worker.supervisor.client import Supervised
 from moorage.worker.supervisor.protocol import LOG_NAME, EndMember
 from tests.disk import fill, mount_small, unmount
@@ -41,7 +42,7 @@ class Keeps(Driver):
         self.report(Started(names))
         self.report(Ended([(name, 0, "exit") for name in names]))
 
-    def end(self, name: MemberName, grace_s: float, why: str) -> None:
+    def end(self, name: AttemptName, grace_s: float, why: str) -> None:
         return
 
     async def close(self) -> None:
@@ -163,7 +164,7 @@ async def test_what_this_host_has_no_room_to_start_is_refused_and_not_failed(
             unmount(room)
 
 
-async def is_over(supervised: Supervised, name: MemberName) -> bool:
+async def is_over(supervised: Supervised, name: AttemptName) -> bool:
     key = "/".join(map(str, name))
     return any(ended.key.endswith(key) for ended in (await supervised.list()).ended)
 

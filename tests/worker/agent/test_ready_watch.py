@@ -13,14 +13,15 @@ from typing import Any
 import msgspec
 import pytest
 
+from moorage.schemas.attempt import AttemptName
 from moorage.schemas.frames import Place
 from moorage.schemas.job import Request
 from moorage.schemas.service import READY_FILE
 from moorage.worker.agent.ready_watch import ReadyWatch
 from moorage.worker.drivers.base import Driver
-from moorage.worker.session.member_messages import Event, Log, Member, MemberName, SeenReady
+from moorage.worker.session.member_messages import Event, Log, Member, SeenReady
 
-NAME: MemberName = ("acme", "a", 0, 1, 10)
+NAME: AttemptName = ("acme", "a", 0, 1, 10)
 OK = b"HTTP/1.1 204 No Content\r\n\r\n"
 
 
@@ -33,7 +34,7 @@ class InFolder(Driver):
         super().__init__()
         self.folder = folder
 
-    def folder_of(self, name: MemberName) -> str:
+    def folder_of(self, name: AttemptName) -> str:
         return str(self.folder)
 
 

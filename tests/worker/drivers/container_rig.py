@@ -9,13 +9,13 @@ from typing import Any, ClassVar, Final, Self
 
 import msgspec
 
+from moorage.schemas.attempt import AttemptName
 from moorage.schemas.frames import Device, LogPage, ReadLog
 from moorage.schemas.frames import Output as OutputFrame
 from moorage.schemas.job import Request, Run
 from moorage.worker.drivers.base import Assignment, DriverEvent, Living
 from moorage.worker.drivers.policy import Policy
 from moorage.worker.drivers.supervisor_link import SupervisorLink
-from moorage.worker.session.member_messages import MemberName
 from moorage.worker.supervisor.client import Supervised, SupervisorUnavailable
 from tests.waiting import NeverHappened, until
 
@@ -34,7 +34,7 @@ class ContainerRig:
         self.link = link
         self.devices = devices
         self.events: list[DriverEvent] = []
-        self.frames: list[tuple[MemberName, OutputFrame]] = []
+        self.frames: list[tuple[AttemptName, OutputFrame]] = []
         self.living: list[Living] = []
         driver.attach(
             self.events.append, lambda name, raw: self.frames.append((name, msgspec.json.decode(raw, type=OutputFrame)))
@@ -47,7 +47,7 @@ class ContainerRig:
     async def __aexit__(self, *_: object) -> None:
         await self.driver.close()
 
-    def start(self, job: str, *argv: str, image: str = "", **run: Any) -> MemberName:
+    def start(self, job: str, *argv: str, image: str = "", **run: Any) -> AttemptName:
         of_request = {key: run.pop(key, None) for key in ("resources", "gpu", "service")}
         config = {self.driver_name: {key: run.pop(key) for key in ("ports", "shm_mib") if key in run}}
         asked = Run(driver=self.driver_name, image=image or self.image, argv=list(argv), **run)
@@ -58,7 +58,7 @@ class ContainerRig:
         self.driver.start([Assignment(name, request, list(self.devices), mode)])
         return name
 
-    def told(self, kind: type, name: MemberName) -> Any:
+    def told(self, kind: type, name: AttemptName) -> Any:
         """Return what it reported of this member in an event of that kind; None so far."""
         for event in self.events:
             if isinstance(event, kind):
@@ -67,25 +67,25 @@ class ContainerRig:
                         return each
         return None
 
-    async def reported(self, kind: type, name: MemberName) -> Any:
+    async def reported(self, kind: type, name: AttemptName) -> Any:
         try:
             return await until(lambda: self.told(kind, name), deadline_s=WAIT_S)
         except NeverHappened:
             raise AssertionError(f"no {kind.__name__} of {name[1]}, but {self.events}") from None
 
-    async def said(self, name: MemberName, word: str, stream: str = "out") -> str:
+    async def said(self, name: AttemptName, word: str, stream: str = "out") -> str:
         await until(lambda: word in self.live_output(name, stream), deadline_s=WAIT_S, what=f"{word!r}")
         return self.live_output(name, stream)
 
-    async def page(self, name: MemberName, stream: Any = "out") -> LogPage:
+    async def page(self, name: AttemptName, stream: Any = "out") -> LogPage:
         ask = ReadLog("s", *name, driver=self.driver_name, stream=stream, offset=0, limit=1 << 16, ended_ms=1)
         page: LogPage = await self.driver.read_log(ask)
         return page
 
-    async def output(self, name: MemberName, stream: Any = "out") -> str:
+    async def output(self, name: AttemptName, stream: Any = "out") -> str:
         return (await self.page(name, stream)).text
 
-    def live_output(self, name: MemberName, stream: str = "out") -> str:
+    def live_output(self, name: AttemptName, stream: str = "out") -> str:
         return "".join(frame.text for of, frame in self.frames if of == name and frame.stream == stream)
 
 

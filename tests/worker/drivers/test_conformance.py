@@ -16,6 +16,7 @@ import msgspec
 import pytest
 import uvloop
 
+from moorage.schemas.attempt import AttemptName
 from moorage.schemas.errors import refuse
 from moorage.schemas.frames import Exec, Terminal
 from moorage.schemas.job import Request
@@ -27,7 +28,7 @@ from moorage.worker.drivers.conformance.bench import AgentProcess, Bench
 from moorage.worker.drivers.execution import Execution, Take
 from moorage.worker.drivers.handler.context import HandlerContext
 from moorage.worker.drivers.process.driver import ProcessDriver
-from moorage.worker.session.member_messages import Ended, MemberName, Started
+from moorage.worker.session.member_messages import Ended, Started
 from moorage.worker.settings import WorkerSettings
 from moorage.worker.supervisor.protocol import StartMember
 from tests.clusters import NODE, WORKER, cluster, why_no_cluster
@@ -104,7 +105,7 @@ class Containers(Processes):
     slack_s = 90.0
     ready_s = 3.0
 
-    async def _place(self, bench: Bench, name: MemberName, kind: str, *words: Any, **fields: Any) -> None:
+    async def _place(self, bench: Bench, name: AttemptName, kind: str, *words: Any, **fields: Any) -> None:
         fields["run"] = {"image": IMAGE} | fields.get("run", {})
         await super()._place(bench, name, kind, *words, **fields)
 
@@ -439,7 +440,7 @@ class CallsAnyEndAnExit(Faulty):
 
 
 class GivesNoGrace(Faulty):
-    def end(self, name: MemberName, grace_s: float, why: str) -> None:
+    def end(self, name: AttemptName, grace_s: float, why: str) -> None:
         super().end(name, 0.0, why)
 
 
@@ -449,7 +450,7 @@ class KnowsNoTimeout(Faulty):
 
 
 class TellsTheEndTooEarly(Faulty):
-    def end(self, name: MemberName, grace_s: float, why: str) -> None:
+    def end(self, name: AttemptName, grace_s: float, why: str) -> None:
         self.report(Ended([(name, 0, "end")]))
 
 
@@ -465,7 +466,7 @@ class StartsLater(Faulty):
 
         self._task = asyncio.get_running_loop().create_task(later())
 
-    def end(self, name: MemberName, grace_s: float, why: str) -> None:
+    def end(self, name: AttemptName, grace_s: float, why: str) -> None:
         if self._task is not None:
             self._task.cancel()
         super().end(name, grace_s, why)
@@ -520,12 +521,12 @@ class NeverFences(Faulty):
 
 
 class GivesNoNotice(Faulty):
-    def end_with_notice(self, name: MemberName, grace_s: float, why: str, notice_s: float) -> None:
+    def end_with_notice(self, name: AttemptName, grace_s: float, why: str, notice_s: float) -> None:
         self.end(name, grace_s, why)
 
 
 class KnowsNoMember(Faulty):
-    def members_of(self, pids: Collection[int]) -> dict[int, MemberName | None]:
+    def members_of(self, pids: Collection[int]) -> dict[int, AttemptName | None]:
         return {}
 
 
@@ -571,7 +572,7 @@ class BelievesTheMainProcess(Driver):
         self.report(Started([each.name]))
         self.report(Ended([(each.name, await process.wait(), "exit")]))
 
-    def end(self, name: MemberName, grace_s: float, why: str) -> None:
+    def end(self, name: AttemptName, grace_s: float, why: str) -> None:
         pass
 
 

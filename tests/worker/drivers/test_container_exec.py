@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
+from moorage.schemas.attempt import AttemptName
 from moorage.schemas.errors import Refused
 from moorage.schemas.frames import Exec, Mark, Terminal
 from moorage.schemas.job import Request, Run, Secret
 from moorage.worker.drivers.execution import Execution
 from moorage.worker.drivers.policy import Policy
-from moorage.worker.session.member_messages import Ended, MemberName, Started
+from moorage.worker.session.member_messages import Ended, Started
 from tests.engines import DockerEngine
 from tests.podmans import PodmanHome
 from tests.waiting import until
@@ -45,7 +46,7 @@ class Taken:
 
 
 @contextlib.asynccontextmanager
-async def begun(rig: Any, name: MemberName, *argv: str, tty: bool = False) -> AsyncIterator[Execution]:
+async def begun(rig: Any, name: AttemptName, *argv: str, tty: bool = False) -> AsyncIterator[Execution]:
     asked = Exec(*name, "5e55", list(argv), tty, "vt100" if tty else "")
     execution = await rig.driver.execute(REQUEST, asked, Terminal(31, 97))
     try:
@@ -54,7 +55,7 @@ async def begun(rig: Any, name: MemberName, *argv: str, tty: bool = False) -> As
         await execution.close()
 
 
-async def check_terminal(rig: Any, name: MemberName) -> None:
+async def check_terminal(rig: Any, name: AttemptName) -> None:
     taken = Taken()
     script = "trap 'echo interrupted; exit 9' INT; echo $TERM; while :; do sleep 1; done"
     async with begun(rig, name, "sh", "-c", script, tty=True) as execution:
@@ -65,7 +66,7 @@ async def check_terminal(rig: Any, name: MemberName) -> None:
         assert "interrupted" in taken.out
 
 
-async def check_end(rig: Any, name: MemberName, alive: Callable[[], set[int]]) -> None:
+async def check_end(rig: Any, name: AttemptName, alive: Callable[[], set[int]]) -> None:
     """What is closed ends the command's processes, and not the container's."""
     before = alive()
     taken = Taken()

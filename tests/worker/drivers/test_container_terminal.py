@@ -11,13 +11,14 @@ from typing import Any
 
 import pytest
 
+from moorage.schemas.attempt import AttemptName
 from moorage.schemas.errors import Refused
 from moorage.schemas.frames import Exec, Mark, Terminal
 from moorage.schemas.job import Request, Run
 from moorage.worker.drivers.container.engine import Piece, _unframed
 from moorage.worker.drivers.container.output import FOLDER
 from moorage.worker.drivers.execution import Execution
-from moorage.worker.session.member_messages import Ended, MemberName, Started
+from moorage.worker.session.member_messages import Ended, Started
 from moorage.worker.supervisor.terminal import RECENT_BYTES
 from tests.podmans import PodmanHome
 from tests.waiting import until
@@ -64,7 +65,7 @@ class Held:
 
 
 @contextlib.asynccontextmanager
-async def held(rig: Any, name: MemberName, *, leaves: bool = False) -> AsyncIterator[Held]:
+async def held(rig: Any, name: AttemptName, *, leaves: bool = False) -> AsyncIterator[Held]:
     execution = await rig.driver.execute(REQUEST, Exec(*name, "5e55", []), Terminal(31, 97))
     it = Held(execution)
     try:
@@ -131,7 +132,7 @@ async def test_the_end_of_input_follows_a_lost_holder_and_not_one_that_left(
 
 
 @contextlib.asynccontextmanager
-async def held_again(rig: Any, name: MemberName) -> AsyncIterator[Held]:
+async def held_again(rig: Any, name: AttemptName) -> AsyncIterator[Held]:
     """Hold a terminal once the agent, or its engine, has it again."""
     async with contextlib.AsyncExitStack() as stack, asyncio.timeout(90.0):
         while True:
@@ -167,7 +168,7 @@ async def test_a_restart_of_the_engine_ends_the_stream_and_not_the_job(home: Pod
 async def test_a_slow_holder_stops_the_output_and_loses_nothing(make: Make, tmp_path: Path) -> None:
     async with state_of(tmp_path) as state, make(state) as rig:
         script = "stty -echo -opost; echo ready; read x; seq 600000; echo end; read y"
-        name: MemberName = rig.start("j1", "sh", "-c", script, stdin="stream")
+        name: AttemptName = rig.start("j1", "sh", "-c", script, stdin="stream")
         await rig.reported(Started, name)
         execution = await rig.driver.execute(REQUEST, Exec(*name, "5e55", []), Terminal())
         taken, goes = bytearray(), asyncio.Event()

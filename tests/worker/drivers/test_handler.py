@@ -20,6 +20,7 @@ from moorage.bus.connection import State, connect
 from moorage.bus.jetstream import JetStream
 from moorage.bus.results import ResultStore
 from moorage.bus.target import HOME_VARIABLE, UP_FILE, Up, started_ticks
+from moorage.schemas.attempt import AttemptName
 from moorage.schemas.codec import encode
 from moorage.schemas.errors import Refused
 from moorage.schemas.frames import End, Place, result_of
@@ -29,7 +30,6 @@ from moorage.worker.agent.embed import EmbeddedWorker
 from moorage.worker.drivers.conformance.leader import ScriptedLeader
 from moorage.worker.drivers.handler.context import HandlerCancelled, HandlerContext
 from moorage.worker.drivers.handler.driver import HandlerDriver
-from moorage.worker.session.member_messages import MemberName
 from moorage.worker.settings import WorkerSettings
 from tests.waiting import until
 
@@ -40,11 +40,11 @@ def body(*argv: str, gpu: Any = None, run: Any = None, **fields: Any) -> bytes:
     return encode({"gpu": {} if gpu is None else gpu, "run": workload, "requires": requires, **fields})
 
 
-def name_of(job: str = "a", fence: int = 10) -> MemberName:
+def name_of(job: str = "a", fence: int = 10) -> AttemptName:
     return ("acme", job, 0, 1, fence)
 
 
-def place(name: MemberName, request: bytes, slots: tuple[int, ...] = (0,)) -> Place:
+def place(name: AttemptName, request: bytes, slots: tuple[int, ...] = (0,)) -> Place:
     return Place(*name, list(slots), "exclusive" if slots else "none", False, request)
 
 

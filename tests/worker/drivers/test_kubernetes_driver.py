@@ -11,6 +11,7 @@ from typing import Any, Final
 import msgspec
 import pytest
 
+from moorage.schemas.attempt import AttemptName
 from moorage.schemas.codec import decode_request
 from moorage.schemas.errors import Refused
 from moorage.schemas.frames import Device, ReadLog
@@ -24,7 +25,7 @@ from moorage.worker.drivers.kubernetes.pod import FINALIZER, pod_name
 from moorage.worker.drivers.kubernetes.settings import KubernetesSettings
 from moorage.worker.drivers.policy import Policy
 from moorage.worker.drivers.supervisor_link import SupervisorLink
-from moorage.worker.session.member_messages import Ended, MemberName, NotStarted, Started, StartFailed, Stuck
+from moorage.worker.session.member_messages import Ended, NotStarted, Started, StartFailed, Stuck
 from moorage.worker.settings import WorkerSettings
 from tests.clusters import ADMIN, IMAGE, NAMESPACE, NODE, STRANGER, WORKER, ApiServer, Kubelet, cluster, why_no_cluster
 from tests.docs.markdown import DOCS, page
@@ -55,14 +56,14 @@ class Rig:
         self.living: list[Living] = []
         made.attach(self.events.append, lambda name, payload: self.said.append(payload))
 
-    def start(self, job: str, *argv: str, **run: Any) -> MemberName:
-        name: MemberName = ("acme", job, 0, 1, 7)
+    def start(self, job: str, *argv: str, **run: Any) -> AttemptName:
+        name: AttemptName = ("acme", job, 0, 1, 7)
         fields: dict[str, Any] = {"driver": "kubernetes", "image": IMAGE, "argv": list(argv), "grace_s": 1.0} | run
         request = Request(run=Run(**fields))
         self.driver.start([Assignment(name, request, [], "none")])
         return name
 
-    async def heard(self, kind: type, name: MemberName) -> Any:
+    async def heard(self, kind: type, name: AttemptName) -> Any:
         """Return what was reported of a member by an event of this kind, once it was."""
 
         def found() -> Any:
@@ -74,16 +75,16 @@ class Rig:
 
         return (await until(found, SLACK_S, f"{kind.__name__} of {name[1]}"))[0]
 
-    async def pod(self, name: MemberName) -> dict[str, Any] | None:
+    async def pod(self, name: AttemptName) -> dict[str, Any] | None:
         return await self.admin.get("pods", pod_name(self.driver._owner, name))
 
-    async def forgotten(self, *names: MemberName) -> None:
+    async def forgotten(self, *names: AttemptName) -> None:
         """Wait until nothing of these members is left in the cluster."""
         self.driver.forget(list(names))
         for name in names:
             await until(lambda name=name: self._is_gone(name), SLACK_S, f"the pod of {name[1]} is gone")
 
-    async def _is_gone(self, name: MemberName) -> bool:
+    async def _is_gone(self, name: AttemptName) -> bool:
         return await self.pod(name) is None
 
 
@@ -139,7 +140,7 @@ async def test_the_request_of_the_page_runs_and_the_cluster_has_its_limits(share
     run = msgspec.structs.replace(request.workload, image=IMAGE)  # the only one that the played kubelet has
     request = msgspec.structs.replace(request, run=run)
     async with rig(tmp_path, server) as rigged:
-        name: MemberName = ("acme", "page", 0, 1, 7)
+        name: AttemptName = ("acme", "page", 0, 1, 7)
         rigged.driver.check(request)
         devices = [Device(at, "nvidia", "made up", f"K8S-{at}") for at in range(2)]
         rigged.driver.start([Assignment(name, request, devices, "exclusive")])
@@ -152,7 +153,7 @@ async def test_the_request_of_the_page_runs_and_the_cluster_has_its_limits(share
         await rigged.forgotten(name)
 
 
-async def no_secret(rigged: Rig, name: MemberName) -> bool:
+async def no_secret(rigged: Rig, name: AttemptName) -> bool:
     return await rigged.admin.get("secrets", pod_name(rigged.driver._owner, name)) is None
 
 
@@ -256,7 +257,7 @@ async def test_a_pod_whose_state_cannot_be_read_is_not_late(shared: Both, tmp_pa
         await rigged.forgotten(name)
 
 
-async def is_there(rigged: Rig, name: MemberName) -> bool:
+async def is_there(rigged: Rig, name: AttemptName) -> bool:
     return await rigged.pod(name) is not None
 
 

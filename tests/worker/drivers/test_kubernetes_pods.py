@@ -9,6 +9,7 @@ from typing import Any, Final
 import msgspec
 import pytest
 
+from moorage.schemas.attempt import AttemptName
 from moorage.schemas.errors import Refused
 from moorage.schemas.frames import Device
 from moorage.schemas.gpu import GpuSpec
@@ -35,9 +36,8 @@ from moorage.worker.drivers.kubernetes.pod import (
 from moorage.worker.drivers.kubernetes.settings import KubernetesSettings
 from moorage.worker.drivers.kubernetes.verdict import Seen, read, waited_s
 from moorage.worker.job.environment import PATH_DEFAULT
-from moorage.worker.session.member_messages import MemberName
 
-NAME: Final[MemberName] = ("acme", "Train_1", 0, 2, 77)
+NAME: Final[AttemptName] = ("acme", "Train_1", 0, 2, 77)
 OWNER: Final = owner_label("moorage", "w1")
 GPUS: Final = [Device(index=slot, vendor="nvidia", name="H100", uuid=f"K8S-node-{slot}") for slot in (1, 3)]
 

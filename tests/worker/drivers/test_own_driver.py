@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from moorage.schemas.attempt import AttemptName
 from moorage.schemas.capabilities import Capabilities
 from moorage.schemas.errors import Refused, refuse
 from moorage.schemas.frames import End
@@ -17,7 +18,7 @@ from moorage.worker.devices.readers.simulated import SimulatedInventory
 from moorage.worker.drivers.base import Assignment, Living
 from moorage.worker.drivers.conformance.leader import ScriptedLeader
 from moorage.worker.drivers.noop import NoopDriver
-from moorage.worker.session.member_messages import Ended, MemberName
+from moorage.worker.session.member_messages import Ended
 from moorage.worker.settings import WorkerSettings
 from tests.waiting import until
 from tests.worker.agent.test_agent_process import body, name_of, place
@@ -81,7 +82,7 @@ class Brittle(NoopDriver):
             self._break(assignment.run.cwd, "start")
         super().start(assignments)
 
-    def end(self, name: MemberName, grace_s: float, why: str) -> None:
+    def end(self, name: AttemptName, grace_s: float, why: str) -> None:
         if why == "/end":
             self._break(why, "end")
         super().end(name, grace_s, why)
@@ -162,12 +163,12 @@ class Cracked(NoopDriver):
             Living(name_of("ends"), "running"),
         ]
 
-    def end(self, name: MemberName, grace_s: float, why: str) -> None:
+    def end(self, name: AttemptName, grace_s: float, why: str) -> None:
         if name[1] == "hangs":
             raise OSError("it has no handle")
         self.report(Ended([(name, 0, "exit")]))
 
-    def forget(self, names: list[MemberName]) -> None:
+    def forget(self, names: list[AttemptName]) -> None:
         raise OSError(f"never heard of {names}")
 
     def can(self) -> Capabilities:

@@ -17,6 +17,7 @@ import msgspec
 import pytest
 
 from moorage.bus.contexts import Context
+from moorage.schemas.attempt import AttemptName
 from moorage.schemas.frames import Device
 from moorage.schemas.gpu import GpuSpec
 from moorage.schemas.job import Request, Resources, Run, Secret
@@ -31,7 +32,7 @@ from moorage.worker.drivers.container.start import Starter
 from moorage.worker.drivers.kit import Kit
 from moorage.worker.drivers.supervisor_link import SupervisorLink
 from moorage.worker.job.call_keys import CallKeys
-from moorage.worker.session.member_messages import Ended, MemberName, NotStarted, Started, StartFailed
+from moorage.worker.session.member_messages import Ended, NotStarted, Started, StartFailed
 from moorage.worker.settings import WorkerSettings
 from moorage.worker.sharing.limiter import limits
 from tests.nvidia.limited import built, put_for_containers, uuid_of
@@ -522,9 +523,9 @@ class Daemons:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.joined: list[MemberName] = []
+        self.joined: list[AttemptName] = []
 
-    async def join(self, name: MemberName) -> dict[str, str]:
+    async def join(self, name: AttemptName) -> dict[str, str]:
         self.joined.append(name)
         return {
             "CUDA_MPS_PIPE_DIRECTORY": f"{self.folder}/pipe",

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import pytest
 
+from moorage.schemas.attempt import AttemptName
 from moorage.schemas.errors import Refused
 from moorage.schemas.gpu import Distributed, GpuSpec
 from moorage.schemas.job import Request, Resources, Run
@@ -23,7 +24,7 @@ from moorage.worker.drivers.vm.driver import GUEST_MIB, VmDriver, VmSettings, ac
 from moorage.worker.drivers.vm.handed_on import HandingInventory
 from moorage.worker.drivers.vm.passthrough import lock
 from moorage.worker.drivers.vm.runner import UP
-from moorage.worker.session.member_messages import Ended, MemberName, NotStarted, Started
+from moorage.worker.session.member_messages import Ended, NotStarted, Started
 from moorage.worker.settings import WorkerSettings
 from moorage.worker.supervisor.capped_output import cut_notice, output_path
 from moorage.worker.supervisor.client import Supervised, SupervisorUnavailable
@@ -37,7 +38,7 @@ from tests.worker.drivers.test_handed_on import NO_LIBRARY, Amd, opened
 from tests.worker.made_up_pci import AUDIO, GPU
 
 NO_RULES: Final = Policy({}, {}, {}, None, {})
-NAME: Final[MemberName] = ("acme", "j1", 0, 1, 7)
+NAME: Final[AttemptName] = ("acme", "j1", 0, 1, 7)
 
 
 def driver(
@@ -178,8 +179,8 @@ async def test_a_job_counts_as_started_once_its_vm_is_up_and_a_runner_without_an
         made.on_events_over()
         return list(events)
 
-    def start(job: str) -> tuple[MemberName, str]:
-        name: MemberName = ("acme", job, 0, 1, 7)
+    def start(job: str) -> tuple[AttemptName, str]:
+        name: AttemptName = ("acme", job, 0, 1, 7)
         made._start_member(Assignment(name, Request(run=Run(driver="vm", argv=["a"])), [], "none"))
         return name, made._key(name)
 

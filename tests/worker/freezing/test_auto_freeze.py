@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 
+from moorage.schemas.attempt import AttemptName
 from moorage.schemas.codec import encode
 from moorage.schemas.frames import End, Freeze, Place
 from moorage.worker.freezing import cuda
-from moorage.worker.session.member_messages import MemberName
 from moorage.worker.sharing.limiter import limits
 from tests.nvidia.limited import built
 from tests.nvidia.stub import Board, libraries
 from tests.waiting import until
 from tests.worker.sharing.test_memory_guard import GPU, OTHER, scene
 
-NAME: MemberName = ("acme", "train", 0, 1, 10)
+NAME: AttemptName = ("acme", "train", 0, 1, 10)
 #: allocates, then once more for each line that comes into the file `asked`
 WORKS = """
 import ctypes, os, sys, time

@@ -8,9 +8,10 @@ import errno
 import os
 from collections.abc import AsyncIterator, Collection
 
+from moorage.schemas.attempt import AttemptName
 from moorage.worker.freezing import cuda
 from moorage.worker.freezing.members import FreezableMembers
-from moorage.worker.session.member_messages import FreezeAnswered, MemberName, ResumeDue
+from moorage.worker.session.member_messages import FreezeAnswered, ResumeDue
 from tests.waiting import until
 from tests.worker.freezing.test_freezing import NAME, Scene, scene
 
@@ -69,7 +70,7 @@ async def test_a_member_is_frozen_and_resumed_and_each_order_is_answered(scene: 
 
 
 async def test_a_member_whose_processes_cannot_be_read_runs_on_and_its_order_is_answered(scene: Scene) -> None:
-    def members_of(pids: Collection[int]) -> dict[int, MemberName | None]:
+    def members_of(pids: Collection[int]) -> dict[int, AttemptName | None]:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
     async with driver_of(scene) as driver:

@@ -14,16 +14,16 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from moorage.schemas.attempt import AttemptName
 from moorage.system.proctree import MARK_NAMES, read_process
 from moorage.worker.devices.readers.base import HeldUnknown
 from moorage.worker.freezing import cuda, freezer
 from moorage.worker.freezing.freezer import Freezer
-from moorage.worker.session.member_messages import MemberName
 from tests.nvidia.stub import Board, Stub
 from tests.waiting import until
 
 GPU = "GPU-11111111-2222-3333-4444-555555555555"
-NAME: MemberName = ("acme", "train", 0, 1, 10)
+NAME: AttemptName = ("acme", "train", 0, 1, 10)
 HOLD = """
 import ctypes, sys
 cuda = ctypes.CDLL("libcuda.so.1")
@@ -66,10 +66,10 @@ class Scene:
         found = [path.name.split(".") for path in (self.stub.folder / "held").iterdir()]
         return {int(pid): 300 for pid, *_ in found}
 
-    def members_of(self, pids: Collection[int]) -> dict[int, MemberName | None]:
+    def members_of(self, pids: Collection[int]) -> dict[int, AttemptName | None]:
         return {pid: NAME for pid in pids if pid in [child.pid for child in self.children]}
 
-    async def take_over(self, living: Collection[MemberName]) -> tuple[set[MemberName], dict[MemberName, str]]:
+    async def take_over(self, living: Collection[AttemptName]) -> tuple[set[AttemptName], dict[AttemptName, str]]:
         """Have another agent take over: what is frozen then, and what is broken, and why."""
         self.freezer = self.another()
         self.freezer.begin(living)
@@ -209,7 +209,7 @@ async def test_while_the_driver_hangs_at_one_attempt_another_is_frozen(scene: Sc
     scene.fail(f"checkpoint-hang call=Checkpoint pid={first}")
 
     def begin(pid: int, fence: int) -> asyncio.Task[tuple[str, str]]:
-        name: MemberName = ("acme", "train", 0, 1, fence)
+        name: AttemptName = ("acme", "train", 0, 1, fence)
         return asyncio.create_task(
             scene.freezer.freeze(name, [0], lambda pids: {each: name for each in pids if each == pid})
         )

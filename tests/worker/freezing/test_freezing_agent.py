@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
+from moorage.schemas.attempt import AttemptName
 from moorage.schemas.codec import encode
 from moorage.schemas.frames import End, Freeze, Place
 from moorage.worker.agent.run import FROZEN_FILE, start
 from moorage.worker.drivers.conformance.leader import ScriptedLeader
 from moorage.worker.freezing import cuda
-from moorage.worker.session.member_messages import MemberName
 from moorage.worker.settings import WorkerSettings
 from tests.nvidia.stub import Board, Stub
 from tests.waiting import until
@@ -22,7 +22,7 @@ from tests.worker.agent.test_agent_process import state_folder
 
 GPU = "GPU-11111111-2222-3333-4444-555555555555"
 HOLD = str(Path(__file__).parents[2] / "gpu" / "hold_memory.py")
-NAME: MemberName = ("acme", "train", 0, 1, 10)
+NAME: AttemptName = ("acme", "train", 0, 1, 10)
 
 
 @pytest.mark.slow

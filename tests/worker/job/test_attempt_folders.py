@@ -15,12 +15,12 @@ from typing import Any
 import msgspec
 import pytest
 
+from moorage.schemas.attempt import AttemptName
 from moorage.schemas.frames import Place
 from moorage.worker.agent.run import start
 from moorage.worker.drivers.conformance.leader import ScriptedLeader
 from moorage.worker.job import attempt_folders
 from moorage.worker.job.attempt_folders import DISK, FOLDERS, AttemptFolders, FolderUnavailable, NoFolder, clear_unknown
-from moorage.worker.session.member_messages import MemberName
 from moorage.worker.settings import WorkerSettings
 from tests.waiting import until
 from tests.worker.agent.test_agent_process import body, name_of, place, settings_of, state_folder, worker
@@ -28,7 +28,7 @@ from tests.worker.agent.test_agent_process import body, name_of, place, settings
 OTHER_USER = "65534"
 
 
-def placed(name: MemberName, script: str, **run: Any) -> Place:
+def placed(name: AttemptName, script: str, **run: Any) -> Place:
     return place(name, body(script, run=run))
 
 
@@ -36,7 +36,7 @@ def folders(state: Path, **settings: Any) -> AttemptFolders:
     return AttemptFolders(WorkerSettings(state, **settings), "w1")
 
 
-def names(count: int) -> list[MemberName]:
+def names(count: int) -> list[AttemptName]:
     return [("acme", f"j{number}", 0, 1, number) for number in range(count)]
 
 

@@ -6,14 +6,14 @@ import socket
 
 import pytest
 
+from moorage.schemas.attempt import AttemptName
 from moorage.schemas.errors import Refused
 from moorage.schemas.staying import port_range
 from moorage.worker.job.environment import LacksHere
 from moorage.worker.job.service_ports import ServicePorts
-from moorage.worker.session.member_messages import MemberName
 
 
-def name(number: int) -> MemberName:
+def name(number: int) -> AttemptName:
     return ("acme", "a", number, 1, 10 + number)
 
 

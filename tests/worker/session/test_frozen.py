@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from moorage.schemas.attempt import AttemptName
 from moorage.schemas.capabilities import KNOWN
 from moorage.schemas.codec import decode_request
 from moorage.schemas.errors import problem
@@ -21,7 +22,6 @@ from moorage.worker.session.member_messages import (
     FreezeMember,
     LeaseAnswered,
     Member,
-    MemberName,
     NotFree,
     ProbeFree,
     Release,
@@ -46,11 +46,11 @@ class Freezing(Bench):
         self.members = Members("w1", drivers, join_n=0, tombstones_max=100, free_wait_s=10)
         self.join()
 
-    def order(self, *, on: bool, n: int = 0, name: MemberName = OWNER) -> list[Command]:
+    def order(self, *, on: bool, n: int = 0, name: AttemptName = OWNER) -> list[Command]:
         freeze = [Freeze(*name, on, n)]
         return self.do(Wanted("w1", self.session, self.reign, place=[], start=[], end=[], freeze=freeze))
 
-    def answer(self, now: str, why: str = "", name: MemberName = OWNER) -> list[Command]:
+    def answer(self, now: str, why: str = "", name: AttemptName = OWNER) -> list[Command]:
         return self.do(FreezeAnswered([(name, now, why)]))
 
     def frozen(self, slots: tuple[int, ...] = (0,), **run: Any) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from moorage.schemas.attempt import AttemptName
 from moorage.schemas.codec import FRAME_BYTES_MAX, decode_request, encode
 from moorage.schemas.frames import End, Fact, FactAck, Place, Renewed, Resized, RollCall, Start, Wanted
 from moorage.schemas.gpu import Share
@@ -19,7 +20,6 @@ from moorage.worker.session.member_messages import (
     Forget,
     Log,
     Member,
-    MemberName,
     NotFree,
     NotStarted,
     ProbeFree,
@@ -234,7 +234,7 @@ def test_a_start_that_was_overtaken_by_an_end_is_still_told(bench: Bench) -> Non
 # -------------------------------------------------------------------------------- gangs
 
 
-def start(name: MemberName) -> Start:
+def start(name: AttemptName) -> Start:
     return Start(*name, "10.0.0.1", 29500, 4)
 
 
@@ -504,7 +504,7 @@ def test_what_a_driver_says_of_an_unknown_member_changes_nothing(bench: Bench, l
 # -------------------------------------------------------------------------------------------- another part of a device
 
 
-def _shared(name: MemberName, percent: int, n: int) -> Place:
+def _shared(name: AttemptName, percent: int, n: int) -> Place:
     gpu = {"sharing": "time-slice", "share": {"compute_percent": percent, "memory_mib": 100 * percent}}
     return Place(*name, [0], "time-slice", False, body(gpu=gpu), resized=n)
 

@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from moorage.schemas.attempt import AttemptName
 from moorage.schemas.capabilities import KNOWN
 from moorage.schemas.codec import decode_request, encode
 from moorage.schemas.errors import problem
@@ -43,7 +44,6 @@ from moorage.worker.session.member_messages import (
     FactsAnswered,
     Forget,
     Member,
-    MemberName,
     NotFree,
     NotStarted,
     ProbeFree,
@@ -95,11 +95,11 @@ class World(RuleBasedStateMachine):
         self.journal = MemoryJournal()
         self.devices = [Device(index, "nvidia", "H100", f"uuid-{index}") for index in range(SLOTS)]
         # the driver and the devices: they outlive the agent
-        self.processes: dict[MemberName, str] = {}  # starting, running, or how it ended and is not forgotten
-        self.keeps: set[MemberName] = set()
-        self.on_device: dict[int, set[MemberName]] = {slot: set() for slot in range(SLOTS)}
+        self.processes: dict[AttemptName, str] = {}  # starting, running, or how it ended and is not forgotten
+        self.keeps: set[AttemptName] = set()
+        self.on_device: dict[int, set[AttemptName]] = {slot: set() for slot in range(SLOTS)}
         self.fence_s = NEVER_S
-        self.started: Counter[MemberName] = Counter()
+        self.started: Counter[AttemptName] = Counter()
         # the leader and the wires
         self.reign = 1
         self.session = ""
@@ -109,8 +109,8 @@ class World(RuleBasedStateMachine):
         self.to_leader: list[object] = []
         self.to_worker: list[Event | tuple[str, Event]] = []
         self.said: list[Wanted] = []
-        self.wanted: dict[MemberName, Place] = {}
-        self.ended: set[MemberName] = set()
+        self.wanted: dict[AttemptName, Place] = {}
+        self.ended: set[AttemptName] = set()
         self.fence = 0
         self.boot()
         self.the_wires_are_calm()
@@ -119,15 +119,15 @@ class World(RuleBasedStateMachine):
 
     def boot(self) -> None:
         self.pool = GpuPool(self.devices)
-        self.leases: dict[MemberName, PoolLease] = {}
-        self.quarantined: dict[int, set[MemberName]] = {}
+        self.leases: dict[AttemptName, PoolLease] = {}
+        self.quarantined: dict[int, set[AttemptName]] = {}
         self.probing: list[Member] = []
         state = self.journal.state
         self.members = Members(
             "w1", {"process": KNOWN["process"]}, join_n=state.join_n, ledger=state.ledger, tombstones_max=8
         )
         held: list[tuple[Member, str, int, str]] = []
-        withdrawn: list[MemberName] = []
+        withdrawn: list[AttemptName] = []
         for name, place in state.places.items():
             member = Member(name, place, decode_request(place.body), 0.0)
             phase = self.processes.get(name)
@@ -332,7 +332,7 @@ class World(RuleBasedStateMachine):
                     self.fold(message.facts)
                 self.to_worker.append((self.session, FactAck(message.no, self.reign)))
 
-    def claimed(self) -> list[MemberName]:
+    def claimed(self) -> list[AttemptName]:
         return sorted(self.wanted.keys() & {_name(fact) for fact in self.ledger if fact.kind == "claimed"})
 
     def fold(self, facts: list[Fact]) -> None:
@@ -401,7 +401,7 @@ class World(RuleBasedStateMachine):
         else:
             self.restart()  # the agent died before it heard
 
-    def job_is_over(self, name: MemberName, reason: str) -> None:
+    def job_is_over(self, name: AttemptName, reason: str) -> None:
         self.processes[name] = reason
 
     @precondition(lambda self: self.probing)
@@ -447,7 +447,7 @@ class World(RuleBasedStateMachine):
 
     @invariant()
     def every_member_leaves_one_chain_of_facts(self) -> None:
-        chains: dict[MemberName, str] = {}
+        chains: dict[AttemptName, str] = {}
         for fact in [*self.ledger, *self.members.outbox.unanswered()]:
             name = (fact.tenant, fact.job, fact.replica, fact.attempt, fact.fence)
             chains[name] = chains.get(name, "") + LETTER[fact.kind]
@@ -497,7 +497,7 @@ class World(RuleBasedStateMachine):
             self.handle(SeenFree([member.name]))
 
 
-def _name(fact: Fact) -> MemberName:
+def _name(fact: Fact) -> AttemptName:
     return (fact.tenant, fact.job, fact.replica, fact.attempt, fact.fence)
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from moorage.schemas.attempt import AttemptName
 from moorage.schemas.codec import decode_request
 from moorage.schemas.errors import problem
 from moorage.schemas.frames import SUSPECT_S, End, Fact, FactAck, Joined, Renewed, RollCall, Start
@@ -19,7 +20,6 @@ from moorage.worker.session.member_messages import (
     Leave,
     Log,
     Member,
-    MemberName,
     Release,
     Replaced,
     Restored,
@@ -319,7 +319,7 @@ def test_a_roll_call_hurries_the_facts_that_the_old_leader_did_not_answer(bench:
 # -------------------------------------------------------------------------------- restarts and farewell
 
 
-def restored(name: MemberName, request: bytes | None = None) -> Member:
+def restored(name: AttemptName, request: bytes | None = None) -> Member:
     placed = place(name, request=request)
     return Member(name, placed, decode_request(placed.body), 0.0)
 
@@ -385,7 +385,7 @@ def test_an_unproven_member_does_not_keep_the_worker_out(bench: Bench) -> None:
     assert [h.phase for h in join.holding] == ["ending"]
 
 
-def both_lost_with_their_supervisor(bench: Bench) -> tuple[MemberName, MemberName]:
+def both_lost_with_their_supervisor(bench: Bench) -> tuple[AttemptName, AttemptName]:
     """The next attempts of two jobs, in a new session, after the supervisor died under both."""
     one, two = bench.run(name_of("one"), slots=(0,)), bench.run(name_of("two"), slots=(1,))
     bench.do(Replaced("process"))
@@ -450,7 +450,7 @@ def test_a_worker_that_leaves_ends_all_tells_it_and_says_goodbye(bench: Bench) -
     assert bench.members.session.phase == "left"
 
 
-def with_another_driver(bench: Bench) -> tuple[MemberName, MemberName]:
+def with_another_driver(bench: Bench) -> tuple[AttemptName, AttemptName]:
     """A member of the driver process and one of noop, both running."""
     noop = body(run={"driver": "noop", "argv": ["hang"]})
     return bench.run(name_of("process")), bench.run(name_of("other", fence=11), slots=(), request=noop)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from moorage.schemas.attempt import AttemptName
 from moorage.schemas.codec import decode_request
 from moorage.schemas.frames import End, Fact
 from moorage.worker.session.member_messages import (
     Ended,
     EndMember,
     Member,
-    MemberName,
     NoteKept,
     Restored,
     SeenReady,
@@ -20,7 +20,7 @@ from tests.worker.member_bench import Bench, body, name_of, of, place
 LOOKED_AT = body(run={"ready": {"tcp": 80, "within_s": 30}, "grace_s": 7.0})
 
 
-def running(bench: Bench) -> MemberName:
+def running(bench: Bench) -> AttemptName:
     return bench.run(request=LOOKED_AT)
 
 

@@ -13,11 +13,11 @@ from typing import cast
 
 import pytest
 
+from moorage.schemas.attempt import AttemptName
 from moorage.schemas.frames import Device
 from moorage.system.proctree import read_process
 from moorage.worker.devices.readers.base import HeldUnknown, Inventory
 from moorage.worker.drivers.base import Driver
-from moorage.worker.session.member_messages import MemberName
 from moorage.worker.sharing.limiter import feeder as module
 from moorage.worker.sharing.limiter import segment
 from moorage.worker.sharing.limiter.controller import RATE
@@ -60,14 +60,14 @@ class Scene:
         self.folder = folder
         self.used = Used()
         self.now_s = 1000.0
-        self.segments: dict[MemberName, Segment] = {}
+        self.segments: dict[AttemptName, Segment] = {}
         self.owners = Owners()
         limits = SimpleNamespace(segments=self.segments, owners=self.owners)
-        self.of: dict[int, MemberName] = {}
+        self.of: dict[int, AttemptName] = {}
         driver = SimpleNamespace(limits=limits, members_of=self.members_of)
         self.control = Feeder([cast(Driver, driver)], cast(Inventory, self.used))
 
-    def members_of(self, pids: Collection[int]) -> dict[int, MemberName | None]:
+    def members_of(self, pids: Collection[int]) -> dict[int, AttemptName | None]:
         return {pid: self.of[pid] for pid in pids if pid in self.of}
 
     def attempt(self, name: str, *parts: Part) -> Segment:

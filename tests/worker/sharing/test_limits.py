@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from moorage.schemas.attempt import AttemptName
 from moorage.schemas.errors import Refused
 from moorage.schemas.frames import Device
 from moorage.schemas.gpu import GpuSpec, Share
@@ -27,7 +28,6 @@ from moorage.worker.drivers.container.config import Image, config_of
 from moorage.worker.drivers.container.docker import DockerSettings
 from moorage.worker.drivers.container.podman import spec_of
 from moorage.worker.job.attempt_folders import NoFolder
-from moorage.worker.session.member_messages import MemberName
 from moorage.worker.settings import settings_from
 from moorage.worker.sharing import memory_guard
 from moorage.worker.sharing.limiter import feeder, segment
@@ -42,7 +42,7 @@ from tests.worker.sharing.test_feeder import holds
 from tests.worker.sharing.test_memory_guard import CONTEXT_MIB, GPU, HOLD, name_of, scene
 
 CHURN = Path(__file__).parents[2] / "nvidia" / "churn.py"
-NAME: MemberName = ("acme", "train", 0, 1, 10)
+NAME: AttemptName = ("acme", "train", 0, 1, 10)
 MIB = 1 << 20
 pytestmark = pytest.mark.xdist_group("limiter")
 
@@ -192,7 +192,7 @@ def test_shared_memory_without_room_keeps_no_file(
 
 def test_the_next_agent_goes_on_with_what_lives(tmp_path: Path, own_memory: Path) -> None:
     one = limits(tmp_path)
-    other: MemberName = ("acme", "other", 0, 1, 10)
+    other: AttemptName = ("acme", "other", 0, 1, 10)
     for name in (NAME, other):
         assert one.of_process(name, *HALF, None) is not None
     one.segments[NAME].refill(0, 100, 1000)
@@ -214,7 +214,7 @@ def test_a_segment_that_its_job_cut_short_costs_that_job_alone(
     tmp_path: Path, own_memory: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     one = limits(tmp_path)
-    names: list[MemberName] = [("acme", job, 0, 1, 10) for job in ("cut", "second", "third")]
+    names: list[AttemptName] = [("acme", job, 0, 1, 10) for job in ("cut", "second", "third")]
     for name in names:
         assert one.of_process(name, *HALF, None) is not None
     os.truncate(one.segments[names[0]].path, 10)

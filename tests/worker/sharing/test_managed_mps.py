@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
+from moorage.schemas.attempt import AttemptName
 from moorage.schemas.codec import encode
 from moorage.schemas.frames import End, Place
 from moorage.worker.agent.agent import Agent
 from moorage.worker.agent.journal import JOURNAL_NAME
 from moorage.worker.agent.run import Worker, start
 from moorage.worker.drivers.conformance.leader import ScriptedLeader
-from moorage.worker.session.member_messages import MemberName
 from moorage.worker.settings import WorkerSettings
 from moorage.worker.sharing.compute_modes import EXCLUSIVE_PROCESS, FILE_NAME
 from moorage.worker.sharing.mps import clients, control, managed
@@ -35,7 +35,7 @@ OTHER = "GPU-22222222-2222-3333-4444-555555555555"
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="jobs of another user need root")
 
 
-def name_of(job: str) -> MemberName:
+def name_of(job: str) -> AttemptName:
     return ("acme", job, 0, 1, 10)
 
 

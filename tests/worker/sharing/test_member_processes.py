@@ -8,11 +8,11 @@ import time
 
 import pytest
 
+from moorage.schemas.attempt import AttemptName
 from moorage.system.proctree import read_environ
-from moorage.worker.session.member_messages import MemberName
 from moorage.worker.sharing.member_processes import MemberProcesses
 
-NAME: MemberName = ("acme", "victim", 0, 1, 7)
+NAME: AttemptName = ("acme", "victim", 0, 1, 7)
 MARKS = {
     "MOORAGE_TENANT": "acme",
     "MOORAGE_JOB": "victim",

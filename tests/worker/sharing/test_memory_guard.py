@@ -14,6 +14,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 
+from moorage.schemas.attempt import AttemptName
 from moorage.schemas.codec import decode_request, encode
 from moorage.schemas.frames import Place, Resized
 from moorage.schemas.gpu import Share
@@ -23,7 +24,7 @@ from moorage.worker.agent.run import Worker, start
 from moorage.worker.devices.readers.simulated import SimulatedInventory
 from moorage.worker.drivers.conformance.leader import ScriptedLeader
 from moorage.worker.drivers.process.driver import ProcessDriver
-from moorage.worker.session.member_messages import Log, MemberName
+from moorage.worker.session.member_messages import Log
 from moorage.worker.session.shell import Shell
 from moorage.worker.settings import WorkerSettings
 from moorage.worker.sharing import member_processes, memory_guard
@@ -52,7 +53,7 @@ def short_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory_guard, "WELL_MIN", 2)
 
 
-def name_of(job: str) -> MemberName:
+def name_of(job: str) -> AttemptName:
     return ("acme", job, 0, 1, 10)
 
 

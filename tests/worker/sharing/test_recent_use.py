@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from moorage.schemas.attempt import AttemptName
 from moorage.schemas.errors import Refused
 from moorage.schemas.frames import USE_KEPT_S, AttemptUse, Device, DeviceUse, ReadUse
-from moorage.worker.session.member_messages import MemberName
 from moorage.worker.sharing import recent_use
 from moorage.worker.sharing.recent_use import RecentUse
 
-NAME: MemberName = ("acme", "j", 0, 1, 10)
+NAME: AttemptName = ("acme", "j", 0, 1, 10)
 DEVICES = [Device(3, "nvidia", "H100", "GPU-a", 81559), Device(4, "nvidia", "H100", "GPU-b", 81559)]
 
 
@@ -55,7 +55,7 @@ def test_a_ring_goes_round_and_forgets_what_is_older() -> None:
 def test_the_newest_reading_goes_into_the_renewal_and_an_ended_job_is_forgotten() -> None:
     use = RecentUse()
     read(use, 10)
-    assert use.newest({}) == [AttemptUse(10, [DeviceUse(1, 10, 10000, None)])]
+    assert use.newest({}) == [AttemptUse(10, [DeviceUse(1, 10, 10000, None)], 0, *NAME[:4])]
     use.record(1001.0, {})
     assert use.newest({}) == []
     assert use.page(asked(10, 10), DEVICES).devices == []

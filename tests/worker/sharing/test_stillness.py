@@ -5,14 +5,15 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from moorage.schemas.attempt import AttemptName
 from moorage.schemas.frames import DeviceUse, Place
 from moorage.schemas.job import Request
 from moorage.worker.devices.readers.base import SlotReading
 from moorage.worker.drivers.noop import NoopDriver
-from moorage.worker.session.member_messages import Member, MemberName
+from moorage.worker.session.member_messages import Member
 from moorage.worker.sharing.usage_meter import UsageMeter
 
-NAME: MemberName = ("acme", "j", 0, 1, 10)
+NAME: AttemptName = ("acme", "j", 0, 1, 10)
 IDLE = SlotReading(util_percent=0, power_w=70, power_limit_w=700)
 SPINS = SlotReading(util_percent=100, power_w=150, power_limit_w=700)
 WORKS = SlotReading(util_percent=100, power_w=600, power_limit_w=700)

@@ -11,27 +11,28 @@ from typing import Any, ClassVar
 import msgspec
 import pytest
 
+from moorage.schemas.attempt import AttemptName
 from moorage.schemas.codec import encode
 from moorage.schemas.frames import UNKNOWN_MS, Place, sum_known, used_detail, used_of
 from moorage.schemas.job import Request
 from moorage.worker.devices.readers.base import ProcessUse, SlotReading
 from moorage.worker.drivers.noop import NoopDriver
-from moorage.worker.session.member_messages import Member, MemberName, Metered
+from moorage.worker.session.member_messages import Member, Metered
 from moorage.worker.sharing import usage_meter
 from moorage.worker.sharing.usage_meter import UsageMeter
 from tests.nvidia.stub import Board
 from tests.waiting import until
 from tests.worker.sharing.test_memory_guard import GPU, name_of, scene
 
-NAME: MemberName = ("acme", "j", 0, 1, 10)
+NAME: AttemptName = ("acme", "j", 0, 1, 10)
 
 
-OTHER: MemberName = ("acme", "k", 0, 1, 11)
+OTHER: AttemptName = ("acme", "k", 0, 1, 11)
 
 
 def held(
-    mode: str = "exclusive", slots: tuple[int, ...] = (0,), phase: str = "running", name: MemberName = NAME
-) -> dict[MemberName, Member]:
+    mode: str = "exclusive", slots: tuple[int, ...] = (0,), phase: str = "running", name: AttemptName = NAME
+) -> dict[AttemptName, Member]:
     place = Place(*name, list(slots), mode, False, b"")
     request = msgspec.convert({"gpu": {}, "run": {"driver": "noop"}}, Request)
     member = Member(name, place, request, 0.0)
@@ -43,13 +44,13 @@ class Telling(NoopDriver):
     """A driver that knows the members of processes; None is one that hides its member."""
 
     tells_processes = True
-    members: ClassVar[dict[int, MemberName | None]] = {1: NAME, 2: NAME, 3: OTHER, 4: None}
+    members: ClassVar[dict[int, AttemptName | None]] = {1: NAME, 2: NAME, 3: OTHER, 4: None}
 
-    def members_of(self, pids: Collection[int]) -> dict[int, MemberName | None]:
+    def members_of(self, pids: Collection[int]) -> dict[int, AttemptName | None]:
         return {pid: self.members[pid] for pid in pids if pid in self.members}
 
 
-def metered(members: dict[MemberName, Member], *readings: SlotReading, tells: bool = True) -> list[Any] | None:
+def metered(members: dict[AttemptName, Member], *readings: SlotReading, tells: bool = True) -> list[Any] | None:
     """What is measured of two seconds in which the readings hold."""
     meter = UsageMeter(members, {"noop": Telling() if tells else NoopDriver()})
     assert meter.read(readings, 100.0) is None, "they were not there at a reading before"
@@ -88,7 +89,7 @@ def test_where_a_device_does_not_tell_its_work_memory_alone_is_measured() -> Non
     assert metered(held(slots=(0, 1)), READINGS[0], SlotReading(memory_used_mib=10)) == [(NAME, UNKNOWN_MS, 2_020_000)]
 
 
-def sharers(mode: str = "time-slice") -> dict[MemberName, Member]:
+def sharers(mode: str = "time-slice") -> dict[AttemptName, Member]:
     return held(mode) | held(mode, name=OTHER)
 
 

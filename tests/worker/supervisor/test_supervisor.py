@@ -33,6 +33,7 @@ from moorage.worker.supervisor.protocol import (
 )
 from moorage.worker.supervisor.state_folder import EXIT_HELD, state_mark
 from tests.disk import fill, mount_small, unmount
+from tests.first_thread_gone import IN_SHELL
 from tests.turns import turns
 from tests.worker.supervisor_rig import SHELL_PATH, WAIT_S, Rig, arguments_of, lives, poll, rig_at, run, sh, with_rig
 
@@ -322,11 +323,14 @@ def test_ends_tell_how_the_main_process_ended(tmp_path: Path, arguments: tuple[s
     with_rig(tmp_path, arguments, scenario)
 
 
+GONE: Final = f"{IN_SHELL} >fifo & read pid <fifo; echo $pid"
 LEAVES: Final = {
     "a new session": "setsid sleep 1000 & echo $!",
     "two sessions down": "setsid sh -c 'setsid sleep 1000 & echo $!'",
     "a scrubbed environment": "env -i /usr/bin/setsid /bin/sleep 1000 & echo $!",
     "a stopped one": "setsid sleep 1000 & echo $!; kill -STOP $!",
+    "one without its first thread": f"mkfifo fifo; setsid {GONE}",
+    "one without its first thread, scrubbed": f"mkfifo fifo; env -i /usr/bin/setsid {GONE}",
 }
 
 
@@ -337,7 +341,7 @@ def test_what_the_main_process_leaves_is_killed_before_the_end_is_told(
     async def scenario(rig: Rig) -> None:
         await rig.client.start([sh("other", "exec sleep 1000")])
         other = await rig.started("other")
-        ended = await rig.run(sh("j", f"{leave}; exit 5"))
+        ended = await rig.run(sh("j", f"{leave}; exit 5", cwd=str(tmp_path)))
         assert (ended.reason, ended.exit_code) == ("exit", 5)
         assert not lives(int(rig.text("j")))
         assert lives(other.pid)
@@ -602,7 +606,7 @@ def test_a_killed_supervisor_takes_its_jobs_along_and_the_next_tells(
     async def scenario(rig: Rig) -> None:
         identity = rig.client.identity
         await rig.run(sh("before", "exit 4"))
-        await rig.client.start([sh("main", "exec sleep 1000"), sh("tree", "setsid sleep 1000 & echo $!; wait")])
+        await rig.client.start([sh("main", "exec sleep 1000"), sh("tree", f"setsid {IN_SHELL} & wait")])
         main, tree = await rig.started("main"), await rig.started("tree")
         grandchild = int((await rig.line("tree"))[0])
         processes = [(pid, read_process(pid)) for pid in (main.pid, tree.pid, *launchers(rig))]

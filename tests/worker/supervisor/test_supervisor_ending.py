@@ -16,6 +16,7 @@ import pytest
 from moorage.system.cgroup import cgroup_of
 from moorage.system.proctree import boottime_s, read_process
 from moorage.worker.supervisor.protocol import EndMember, Unproven
+from tests.first_thread_gone import IN_SHELL
 from tests.turns import turns
 from tests.worker.supervisor_rig import Rig, arguments_of, lives, poll, sh, with_rig
 
@@ -169,6 +170,8 @@ QUICK: Final = {
     "a child behind a pipe that does not": ("trap 'exit 7' TERM; yes | sh -c 'read x; echo up; exec sleep 1000'", 7),
     "another session that does not handle it": ("setsid sleep 1000 & echo up; sleep 1000", None),
     "a stopped one": ("setsid sleep 1000 & kill -STOP $!; echo up; sleep 1000", None),
+    "one without its first thread": (f"exec {IN_SHELL}", None),
+    "a child without its first thread": (f"{IN_SHELL}; :", None),
 }
 
 

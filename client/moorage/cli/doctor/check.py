@@ -1,15 +1,11 @@
-"""A check of `moorage doctor`: its name, its verdict (ok, warn or fail), what was found, and a fix.
-
-`fail` means that moorage cannot work here; `warn`, that a worker or an operator on this machine would miss something.
-"""
+"""What the checks of `moorage doctor` share: a check that failed with an error, and whose key is in use."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Literal
-
-import msgspec
+from typing import TYPE_CHECKING, Final
 
 from moorage.cli.framework.options import whose
+from moorage.client.view.checks import Check, Verdict
 from moorage.schemas.errors import MoorageError
 
 if TYPE_CHECKING:
@@ -17,18 +13,6 @@ if TYPE_CHECKING:
 
 #: for each answer that is asked for here
 ANSWER_S_MAX: Final = 3.0
-SERVERS_NEEDED: Final = "the ledger accepts records only while more than half of the servers run"
-
-Verdict = Literal["ok", "warn", "fail"]
-
-
-class Check(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind", tag="check"):
-    """One line of the doctor's answer. `fix` says what to do if the verdict is not ok."""
-
-    name: str
-    verdict: Verdict
-    found: str
-    fix: str = ""
 
 
 def failed(name: str, error: MoorageError, verdict: Verdict = "fail", fix: str = "") -> Check:

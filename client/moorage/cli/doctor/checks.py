@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 
-from moorage.cli.doctor.check import Check, failed
+from moorage.cli.doctor.check import failed
 from moorage.cli.framework.options import TIMEOUT_DEFAULT, Options
 from moorage.client.durations import seconds
+from moorage.client.view.checks import Check
 from moorage.schemas.errors import MoorageError
 from moorage.schemas.optional import need_server
 

@@ -7,10 +7,11 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
-from moorage.cli.doctor.check import ANSWER_S_MAX, SERVERS_NEEDED, Check, failed, role_of
+from moorage.cli.doctor.check import ANSWER_S_MAX, failed, role_of
 from moorage.cli.framework.options import Options
-from moorage.cli.framework.render import age, utc
+from moorage.cli.framework.render import age
 from moorage.client.errors import NoScheduler, NotPermitted
+from moorage.client.view.checks import NAMES_MAX, Check, no_worker_is_up, of_leader
 from moorage.schemas.capabilities import DRIVER_DEFAULT, KERNEL, VARIABLE
 from moorage.schemas.errors import MoorageError
 from moorage.schemas.reasons import STARTS_FAIL
@@ -28,12 +29,6 @@ DEVICE_FIXES: Final = {
     "foreign": "end the process that is named, or lend the GPU to it: moorage admin audit",
     "quarantined": "moorage admin release --worker WORKER --gpu N, once the GPU is surely free",
 }
-#: workers that a line names
-NAMES_MAX: Final = 3
-#: the part of its bytes at which the durable queue is nearly full
-FULL_PERCENT: Final = 80
-#: records that the ledger's follower may be behind: a restarted one has read more within seconds
-BEHIND_MAX: Final = 100_000
 
 
 async def of_moorage(options: Options, is_cluster: bool) -> AsyncIterator[Check]:
@@ -95,6 +90,8 @@ async def _of_other_roles(client: AsyncClient) -> AsyncIterator[Check]:
         return
     yield Check("leader", "ok", f"a scheduler leads: epoch {frame.epoch}, last ledger record {frame.ledger}")
     yield Check("observer", "ok", "this user receives the fleet's frames: moorage fleet --watch")
+    for check in of_leader({"ledger_copies": frame.ledger_copies}):
+        yield check
     yield _workers(frame.workers)
 
 
@@ -206,19 +203,7 @@ def of_fleet(fleet: dict[str, Any]) -> Iterator[Check]:
         f"scheduler {fleet['leader']} leads: epoch {fleet['epoch']}, last ledger record {fleet['ledger']}",
     )
     yield Check("operator", "ok", "this user may see the whole fleet")
-    if (copies := fleet.get("ledger_copies")) is not None:
-        yield _copies(copies["wanted"], copies["lacking"], copies.get("seen_ms_ago"))
-    if (schedulers := _schedulers(fleet.get("schedulers", []))) is not None:
-        yield schedulers
-    if (ranking := _ranking(fleet.get("schedulers", []))) is not None:
-        yield ranking
-    if (queue := fleet.get("request_queue")) is not None:
-        yield _filled(queue["messages"], queue["bytes"], queue["bytes_max"], queue.get("tenant", ""))
-    if (contained := fleet.get("contained")) is not None:
-        yield contained_failures(contained)
-    if (follower := fleet.get("follower")) is not None:
-        trouble = follower.get("trouble", ""), follower.get("next", "")
-        yield follows(follower["behind"], follower["gaps"], *trouble)
+    yield from of_leader(fleet)
     yield _workers(fleet["workers"])
     if fleet.get("stalled_jobs"):
         yield _stalled(fleet["stalled_jobs"], fleet["stalled"])
@@ -227,135 +212,10 @@ def of_fleet(fleet: dict[str, Any]) -> Iterator[Check]:
     yield from _devices(fleet["workers"])
 
 
-def _copies(wanted: int, lacking: list[str], seen_ms_ago: int | None) -> Check:
-    """Check that all copies of a ledger are up to date. Otherwise the loss of one more server may stop every
-    scheduler."""
-    if not lacking:
-        ago = "" if seen_ms_ago is None else f", as seen {age(seen_ms_ago)} ago"
-        return Check("copies", "ok", f"all {wanted} copies of the ledger are up to date{ago}")
-    found = f"copies of the ledger that are not up to date: {len(lacking)} of {wanted}, on {', '.join(lacking)}"
-    fix = (
-        "check that these nats-servers run and reach the other nats-servers; restart a server whose disk was "
-        f"full: {SERVERS_NEEDED}"
-    )
-    return Check("copies", "warn", found, fix)
-
-
-def _filled(messages: int, size: int, size_max: int, tenant: str) -> Check:
-    """Check how full the durable queue is (the shared one, or a tenant's): at its bound it refuses messages."""
-    percent = size * 100 // size_max if size_max else 0
-    of = f" of tenant {tenant}" if tenant else ""
-    found = f"the durable queue{of} holds {many(messages, 'message')} and is {percent} % full (of {size_max >> 20} MiB)"
-    if percent < FULL_PERCENT:
-        return Check("queue-room", "ok", found)
-    fix = (
-        "moorage admin tenants shows which tenants are at their limit of jobs: "
-        "raise that limit, or let that tenant submit less"
-    )
-    refused = "new requests of this tenant" if tenant else "new requests of every tenant"
-    return Check("queue-room", "warn", f"{found}: when it is full, it refuses {refused}", fix)
-
-
-def _schedulers(rows: list[dict[str, Any]]) -> Check | None:
-    """Check that all schedulers have the same settings: a standby that takes over would apply its own.
-
-    Return None without a leader or a standby.
-    """
-    leader = next((row for row in rows if row.get("leads")), None)
-    if leader is None or len(rows) < 2:
-        return None
-    ours = leader.get("settings", {})
-    if all(row.get("settings", {}) == ours for row in rows):
-        return Check(
-            "schedulers",
-            "ok",
-            f"{many(len(rows), 'scheduler')}, no standby with other settings; {leader['scheduler']} leads",
-        )
-    told = []
-    for row in rows:
-        theirs = row.get("settings", {})
-        if theirs != ours:
-            names = sorted(key for key in {*theirs, *ours} if theirs.get(key) != ours.get(key))
-            told.append(f"{row['scheduler']} ({', '.join(names[:NAMES_MAX])})")
-    found = f"scheduler {leader['scheduler']} leads; these standbys have other settings: {', '.join(told[:NAMES_MAX])}"
-    return Check(
-        "schedulers",
-        "warn",
-        found,
-        "give all schedulers the same settings file, and restart the standbys with other settings; else "
-        "those settings hold after a takeover",
-    )
-
-
-def follows(behind: int, gaps: list[list[int]], trouble: str = "", fix: str = "") -> Check:
-    """Check that what follows the ledger has read it; `gaps` are from and until when, in ms, it missed how many
-    records. With a `trouble` it cannot go on now; `fix` is what to do then."""
-    log = "the log of the scheduler says what stopped the follower of the ledger, or what kept it from saving"
-    if trouble:
-        return Check("follower", "warn", f"no history is written and no GPU time counted now: {trouble}", fix or log)
-    if gaps:
-        from_ms, until_ms, records = gaps[-1]
-        since = f"from {utc(from_ms)} to {utc(until_ms)}" if from_ms else f"up to {utc(until_ms)}"
-        found = (
-            f"no history was written and no GPU time counted {since}: {many(records, 'record')} of the ledger had to "
-            f"be deleted before they were read (such gaps: {len(gaps)})"
-        )
-        return Check("follower", "warn", found, f"{log}; moorage usage names each gap")
-    if behind > BEHIND_MAX:
-        found = f"history and GPU time are {behind} records behind the ledger, which keeps them until it is half full"
-        return Check("follower", "warn", found, log)
-    return Check("follower", "ok", "history is written and GPU time counted, without a gap")
-
-
-def _ranking(rows: list[dict[str, Any]]) -> Check | None:
-    """Say that the leader ranks hosts by `pack`, which it does without being told where the default is missing."""
-    leader = next((row for row in rows if row.get("leads")), None)
-    if leader is None or (leader.get("settings") or {}).get("ranker") != "pack":
-        return None
-    found = f"scheduler {leader['scheduler']} ranks hosts by pack: its settings say so, or it has no package"
-    return Check("ranking", "ok", f"{found} moorage.ranking with numpy for the default, fragments: its log says which")
-
-
-def contained_failures(contained: dict[str, Any]) -> Check:
-    """Return the check of the inputs that made the leader fail, and of what it has switched off because of them."""
-    counts: dict[str, int] = contained["counts"]
-    told = [
-        (
-            "until the next term the leader ranks hosts by pack, not by the ranker that the settings name",
-            contained["plain_ranker"],
-        ),
-        (
-            f"for now the leader refuses requests as those that made it fail "
-            f"({', '.join(contained['refused'][:NAMES_MAX])})",
-            contained["refused"],
-        ),
-        (
-            "the leader refuses messages of workers whose messages made it fail "
-            f"({', '.join(contained['workers'][:NAMES_MAX])}), and those that failed twice until moorage uncordon",
-            contained["workers"],
-        ),
-    ]
-    doing = [text for text, is_so in told if is_so]
-    if not counts and not doing:
-        return Check("failures", "ok", "no request or report has made the leader fail")
-    failed_on = ", ".join(f"{count} {what}" for what, count in counts.items())
-    found = "; ".join(
-        [*([f"inputs on which the leader failed: {failed_on}; the leader goes on"] if counts else []), *doing]
-    )
-    if "last" in contained:
-        found += f"; last failure: {contained['last']}"
-    return Check(
-        "failures",
-        "warn",
-        found,
-        "report the tracebacks in the scheduler's log as a defect of moorage; moorage dlq list shows the "
-        "refused requests",
-    )
-
-
 def _workers(rows: list[dict[str, Any]]) -> Check:
+    nobody = no_worker_is_up(rows)
     if not rows:
-        return Check("workers", "warn", "no worker has joined", "start a worker: moorage worker")
+        return Check("workers", "warn", nobody, "start a worker: moorage worker")
     counts: dict[str, list[str]] = {}
     for row in rows:
         counts.setdefault(row["state"], []).append(row["worker"])
@@ -375,10 +235,9 @@ def _workers(rows: list[dict[str, Any]]) -> Check:
             "connection to the NATS server"
         )
         return Check("workers", "warn", found, fix)
-    if "up" not in counts:
-        return Check(
-            "workers", "warn", found, "moorage fleet shows these workers; moorage worker starts another worker"
-        )
+    if nobody:
+        fix = "moorage fleet shows these workers; moorage worker starts another worker"
+        return Check("workers", "warn", f"{nobody}: {found}", fix)
     return Check("workers", "ok", found)
 
 

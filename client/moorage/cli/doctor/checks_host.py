@@ -8,7 +8,8 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from moorage.cli.doctor.check import Check, failed
+from moorage.cli.doctor.check import failed
+from moorage.client.view.checks import Check
 from moorage.schemas.errors import MoorageError
 from moorage.schemas.units import many
 

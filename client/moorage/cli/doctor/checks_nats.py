@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from moorage.cli.doctor.check import ANSWER_S_MAX, SERVERS_NEEDED, Check, failed, role_of
+from moorage.cli.doctor.check import ANSWER_S_MAX, failed, role_of
 from moorage.cli.framework.disk import DISK_FREE_MIN, disk_of
 from moorage.cli.framework.options import CONNECT_TIMEOUT_S_MAX, TIMEOUT_DEFAULT, Options
 from moorage.cli.framework.render import age
 from moorage.client.durations import seconds
 from moorage.client.errors import no_server
+from moorage.client.view.checks import SERVERS_NEEDED, Check
 from moorage.schemas.errors import MoorageError
 from moorage.schemas.units import many
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from typing import Annotated, Final
 
-from moorage.cli.doctor.check import Check
 from moorage.cli.doctor.checks import all_checks
 from moorage.cli.framework.arguments import Parameter
 from moorage.cli.framework.console import emit, paint, say, tell
@@ -13,6 +12,7 @@ from moorage.cli.framework.exit_codes import EXIT_FAILED
 from moorage.cli.framework.interrupts import run
 from moorage.cli.framework.options import DEFAULTS, Options, guarded
 from moorage.cli.framework.render import GAP, wrapped
+from moorage.client.view.checks import Check
 
 _STYLE: Final = {"ok": "green", "warn": "yellow", "fail": "red"}
 _NAME_CHARS: Final = 10

@@ -128,15 +128,21 @@ def families(told: Told) -> Iterator[Metric]:
         return
     yield _one("epoch", "The leader's epoch: it grows with each takeover.", fleet["epoch"])
     yield _one("ledger_record", "The sequence of the ledger's last record.", fleet["ledger"])
-    yield _one("queued_replicas", "Replicas that wait for a placement.", fleet["queued"])
+    yield _one("queued_replicas", "Replicas that wait, for whatever reason.", fleet["queued"])
     yield _many(
         "waiting_replicas",
-        "Replicas that wait, by the reason of the first job of their queue group; (others): not looked at.",
+        "Replicas that wait, by the reason of the first job of their group; (others): not looked at, or in a pause.",
         ("reason",),
         told.waiting,
     )
     yield _one("live_jobs", "Jobs that are not over.", fleet["live_jobs"])
-    yield _ended(told.ended)
+    yield _many(
+        "ended_jobs",
+        "Jobs that ended since this leader began, by tenant and final state.",
+        ("tenant", "state"),
+        {(tenant, state): jobs for tenant, states in told.ended.items() for state, jobs in states.items()},
+        counts=True,
+    )
     yield _appends(fleet["appends"])
     if (copies := fleet.get("ledger_copies")) is not None:
         yield _one("ledger_copies", "Copies of the ledger that there should be.", copies["wanted"])
@@ -151,6 +157,7 @@ def families(told: Told) -> Iterator[Metric]:
             "How often this leader itself has failed, by the kind of input on which it failed.",
             ("what",),
             contained["counts"],
+            counts=True,
         )
         yield _one(
             "plain_ranker",
@@ -215,25 +222,14 @@ def _one(name: str, help_: str, value: float) -> Metric:
     return _many(name, help_, (), {(): value})
 
 
-def _many(name: str, help_: str, labels: tuple[str, ...], rows: Mapping[Any, float]) -> Metric:
-    """Return the gauge `name` with a value for each row. A row's key is its label's value, or a tuple of them for
-    several labels."""
-    from prometheus_client.metrics_core import GaugeMetricFamily
+def _many(name: str, help_: str, labels: tuple[str, ...], rows: Mapping[Any, float], *, counts: bool = False) -> Metric:
+    """Return the gauge `name`, or with `counts` the counter, with a value for each row. A row's key is its label's
+    value, or a tuple of them for several labels."""
+    from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily
 
-    family = GaugeMetricFamily(f"moorage_{name}", help_, labels=labels)
+    family = (CounterMetricFamily if counts else GaugeMetricFamily)(f"moorage_{name}", help_, labels=labels)
     for values, value in sorted(rows.items()):
         family.add_metric(values if isinstance(values, tuple) else (values,), value)
-    return family
-
-
-def _ended(ended: Mapping[str, Mapping[str, int]]) -> Metric:
-    from prometheus_client.metrics_core import CounterMetricFamily
-
-    help_ = "Jobs that ended since this leader began, by tenant and final state."
-    family = CounterMetricFamily("moorage_ended_jobs", help_, labels=("tenant", "state"))
-    for tenant, states in sorted(ended.items()):
-        for state, jobs in sorted(states.items()):
-            family.add_metric((tenant, state), jobs)
     return family
 
 

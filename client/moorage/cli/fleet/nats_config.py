@@ -33,6 +33,14 @@ WORKER_SETTINGS: Final = """\
 # An agent that runs as root starts no job's process as root: set run_as or run_as_for.
 root_jobs = "refuse"
 """
+#: settings for the schedulers of several servers: with the default, their ledger would be on one of them alone
+SCHEDULERS: Final = "moorage.toml"
+SCHEDULER_SETTINGS: Final = """\
+# For every scheduler: name this file with MOORAGE_SETTINGS or --settings. nats-config never writes over it.
+[scheduler]
+# A copy of the ledger on each of the {0} servers: it takes records while more than half of them run.
+replicas = {0}
+"""
 ACCOUNTS: Final = "accounts.conf"
 #: nats-server 2.15 passes on what a new account imports only once it reads its files for the second time
 RELOADS: Final = 2
@@ -83,7 +91,9 @@ def nats_config(
     With --auth mtls each has a certificate in place of a key; with --auth env, a variable for its password and no
     context. Run it again with all names, the old and the new: configuration and contexts are written again, keys and
     certificates are kept, and a user that is not named loses access. Each tenant has an account, and the ledger has one
-    that only schedulers use. The permissions come from the same table as docs/reference/permissions.md.
+    that only schedulers use. The permissions come from the same table as docs/reference/permissions.md. With several
+    servers it also writes the schedulers' settings, moorage.toml, if there is no such file: a copy of the ledger on
+    each server.
     """
 
     def act() -> int:
@@ -135,7 +145,7 @@ def write(site: Site, folder: Path, store: Path | None = None) -> dict[str, list
     """Write everything that a site needs into `folder` (mode 0700). Returns what was written, by kind; `keys` has new
     ones only, and `left_out` the users of contexts of an earlier run that are no longer in the site.
 
-    Raises OSError, MoorageError.
+    With several servers, `configuration` has the schedulers' settings if there were none. Raises OSError, MoorageError.
     """
     from moorage.bus import identities
     from moorage.bus.site import accounts, server, server_name
@@ -159,6 +169,8 @@ def write(site: Site, folder: Path, store: Path | None = None) -> dict[str, list
             where = store / str(at + 1)  # two servers in one folder destroy each other's streams
         text = server(site, at, store=str(where), folder=str(folder / TLS), route_password=password)
         configuration[server_name(site, at)] = text
+    if site.clustered and not (folder / SCHEDULERS).exists():
+        configuration[SCHEDULERS] = SCHEDULER_SETTINGS.format(len(site.servers))
     for name, text in configuration.items():
         replace_private(folder / name, text)
     contexts = {} if site.auth == "env" else {each.key: _context(site, each, folder) for each in site.identities}
@@ -262,10 +274,35 @@ def _told(site: Site, out: Path, written: dict[str, list[str]], *, is_first: boo
             "note: submitters may submit to the scheduler only, not to the durable queue, which needs an account "
             "for each tenant"
         )
+    settings = out.absolute() / SCHEDULERS
+    if site.clustered:
+        _tell_copies(len(site.servers), settings, is_new=str(settings) in written["configuration"])
     [first, *_] = (path for path in written["configuration"] if Path(path).name.startswith("server"))
     say(f"next: nats-server -c {first}")
     if not is_first:
         again = " && ".join(["nats-server --signal reload"] * RELOADS)
         say(f"      or, where nats-server runs already: {again} (twice: a new tenant works after the second reload)")
     if site.auth != "env":
+        scheduler = site.schedulers[0]
+        settings_of = f"MOORAGE_SETTINGS={settings} " if site.clustered else ""
+        say(
+            f"      XDG_CONFIG_HOME={out} MOORAGE_LEDGER_URL=ledger.{scheduler} {settings_of}moorage scheduler"
+            f" --nats scheduler.{scheduler}"
+        )
         say(f"      XDG_CONFIG_HOME={out} moorage ls --nats submitter.{site.tenants[0]} --tenant {site.tenants[0]}")
+
+
+def _tell_copies(servers: int, settings: Path, *, is_new: bool) -> None:
+    """Say how many copies a new ledger gets, and warn if settings that were there say another number."""
+    from moorage.schemas.settings import read_file
+
+    if is_new:
+        say(f"note: {settings} says replicas = {servers}: a copy of the ledger on each server, with every scheduler")
+        return
+    found = read_file(settings).table("scheduler").get("replicas")
+    said = "no replicas" if found is None else f"replicas = {found}"
+    left = f"{settings} was there and is left as it is; it says {said}"
+    if found == servers:
+        say(f"note: {left}")
+    else:
+        say(f"warning: {left}: for a copy of a new ledger on each server, write replicas = {servers} under [scheduler]")

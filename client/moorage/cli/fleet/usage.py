@@ -47,7 +47,11 @@ def usage(
         elif not options.shown(answer, rows):
             _show(words, rows, answer.data["from_ms"])
             for from_ms, until_ms in answer.data.get("gaps", []):
-                say(f"not counted: from {utc(from_ms)} to {utc(until_ms)}; moorage doctor says why")
+                if [from_ms, until_ms] in answer.data.get("restores", []):
+                    before = f"up to {utc(from_ms)} before it, and " if from_ms else ""  # 0: nothing is known of before
+                    say(f"a restore: counted {before}from {utc(until_ms)} on behind it")
+                else:
+                    say(f"not counted: from {utc(from_ms)} to {utc(until_ms)}; moorage doctor says why")
 
     words = [word.strip() for word in by.split(",")]
     return with_client(options, work)

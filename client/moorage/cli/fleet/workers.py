@@ -16,6 +16,7 @@ from moorage.cli.framework.screen import Screen
 from moorage.cli.framework.wrapping import folded
 from moorage.cli.jobs.show_cancel import enforced_words
 from moorage.client.errors import not_found, rejected
+from moorage.client.view.checks import warnings
 from moorage.client.view.closed import closed_words, device_words, planned_words
 from moorage.schemas.capabilities import KERNEL, VARIABLE
 from moorage.schemas.cells import FOREIGN, FREE, FROZEN, LEASED, LOST, NOT_LENT, SHARERS_MAX, SICK
@@ -149,8 +150,10 @@ def levels(capabilities: dict[str, Any]) -> list[str]:
 
 
 def _fleet(data: dict[str, Any]) -> None:
-    workers = data["workers"]
+    workers, warned = data["workers"], [f"{check.name}: {check.found}" for check in warnings(data)]
     if not workers:
+        for line in warned:
+            say(folded(line, sys.stderr))
         say("no worker has joined")
         say("fix: start a worker with moorage worker, or simulated workers with moorage up --simulate 4x8xH100")
         return
@@ -175,7 +178,7 @@ def _fleet(data: dict[str, Any]) -> None:
             optional=("HEARD", "JOBS"),
         )
     )
-    for line in trouble_lines(workers)[:TROUBLES_MAX]:
+    for line in [*warned, *trouble_lines(workers)][:TROUBLES_MAX]:
         say(folded(line, sys.stderr))
     if not sys.stdout.isatty():
         return  # one table a pipe: the rest is talk

@@ -5,13 +5,12 @@ from __future__ import annotations
 
 import shutil
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, TextIO, TypeVar
 
 from moorage.cli.framework.console import paint, plain
 from moorage.cli.framework.wrapping import columns_of, cut_off, fitting, in_lines, padded
-from moorage.client.durations import age
+from moorage.client.durations import age, utc
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -328,11 +327,6 @@ def day_and_time(moment: datetime, now: datetime) -> str:
     """Return a future moment as a person says it, in the time zone of `now`: `today 22:00`, `2026-11-27 22:00`."""
     days = (moment.date() - now.date()).days
     return f"{('today', 'tomorrow')[days] if days in (0, 1) else moment.date()} {moment:%H:%M}"
-
-
-def utc(milliseconds: float) -> str:
-    """Return milliseconds since 1970 as `2026-11-20T11:36:02Z`."""
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(milliseconds / 1000))
 
 
 def utc_ms(milliseconds: int) -> str:

@@ -19,7 +19,7 @@ from moorage.cli.framework.options import OF_LEDGER, LedgerOptions, guarded
 from moorage.cli.framework.settings import FILE_HELP, flags_of, the_file, unread_here
 from moorage.scheduler.settings import LEDGER_URL_FILE_VARIABLE, LEDGER_URL_VARIABLE, SchedulerSettings
 from moorage.schemas.errors import Problem
-from moorage.schemas.settings import SettingsFile, unknown_variables
+from moorage.schemas.settings import DEFAULT, SettingsFile, unknown_variables
 from moorage.system.logged import begin_log
 from moorage.worker.settings import WorkerSettings
 
@@ -64,7 +64,7 @@ def scheduler(
                 emit(told)
             print_problem(told)
 
-        return run(held, target, tell)
+        return run(held, target, tell, says_replicas=found["replicas"].source != DEFAULT)
 
     gc.enable()
     return guarded(options, act)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import groupby
 from typing import Any, Final, NamedTuple
@@ -150,7 +150,8 @@ def _verdict(view: View) -> Part:
         return part("verdict", tag("div", *calm, *notes, class_="card well", data_troubles=0))
     grave = sum(trouble.grave for trouble in view.troubles)
     more = len(view.troubles) - TROUBLES_MAX
-    rows = [_trouble(trouble) for trouble in view.troubles[:TROUBLES_MAX]]
+    hosts = {worker.worker for worker in view.workers}
+    rows = [_trouble(trouble, hosts) for trouble in view.troubles[:TROUBLES_MAX]]
     rows += [tag("li", f"and {more} more", class_="dim")] if more > 0 else []
     title = tag(
         "h2",
@@ -163,13 +164,13 @@ def _verdict(view: View) -> Part:
     )
 
 
-def _trouble(trouble: Trouble) -> Html:
+def _trouble(trouble: Trouble, hosts: Collection[str]) -> Html:
     name, where = trouble.where.partition(" GPU ")[0], tag("b", trouble.where)
     if "/" in name:
         where = tag("a", where, href=link("job", *name.split("/", 1)))
     elif " jobs of " in name:
         where = tag("a", where, href=link("queue", tenant=name.rpartition(" ")[2]))
-    elif name not in ("scheduler", "fleet"):
+    elif name in hosts:
         where = tag("a", where, href=link("worker", name))
     return tag("li", where, f"  {trouble.what}", class_="grave" if trouble.grave else "ill")
 
@@ -341,7 +342,7 @@ def worker(
             tag(
                 "div",
                 tag("h2", name, tag("small", f"{found.state}{'  simulated' if found.simulated else ''}")),
-                tag("ul", *map(_trouble, about_it)),
+                tag("ul", *(_trouble(trouble, [name]) for trouble in about_it)),
                 table,
                 class_="card" + (" grave" if any(each.grave for each in about_it) else " ill" if about_it else ""),
             ),

@@ -130,7 +130,10 @@ class Feed:
             return [f"the fleet, and jobs of other tenants than {self._client.tenant}: that takes an operator's key"]
         if self.lists:
             return [f"jobs of other tenants than {self._client.tenant}: that takes an operator's key"]
-        return ["jobs, and why they wait: that takes an operator's key, or a tenant's"]
+        return [
+            "jobs, and why they wait: that takes an operator's key, or a tenant's",
+            "what is wrong with schedulers, the durable queue and the history: that takes an operator's key",
+        ]
 
     async def _explain(self) -> None:
         """Ask why the oldest waiting jobs wait, those that were not asked for lately."""

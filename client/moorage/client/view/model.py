@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from moorage.client.durations import age
+from moorage.client.view.checks import no_worker_is_up, warnings
 from moorage.client.view.closed import closed_words, device_words
 from moorage.client.view.view import Counts, Fit, Idle, Trouble, View, Waiting, WorkerCells
 from moorage.schemas.cells import FOREIGN, FREE, FROZEN, LEASED, LOST, NOT_LENT, SICK
@@ -284,34 +285,43 @@ class Model:
         self._idle_since = {key: self._idle_since.get(key, now_ms) for key in keys}
 
     def _troubles(self, now_ms: int, workers: Sequence[WorkerCells]) -> Iterator[Trouble]:
-        """Yield what is wrong, the gravest first: nobody leads, workers that are away, GPUs that cannot be used."""
+        """Yield what is wrong, the gravest first: nobody leads, workers that are away, GPUs that cannot be used, and
+        what `moorage doctor` warns of."""
         silent_ms = now_ms - self._frame_ms
         if silent_ms > SILENT_MS and self.sees_fleet:
             old = "; what is shown here is as old" if self._frame is not None else " since this screen began"
             yield Trouble("scheduler", f"no frame of a leader for {age(silent_ms)}{old}", grave=True)
         told = list(self._told_by_leader()) if self._fleet is not None else list(self._heard(now_ms, workers))
+        told += [Trouble(check.name, check.found) for check in warnings(self._figures())]
+        if self._frame is not None and (nobody := no_worker_is_up(self._frame.workers)):
+            told.append(Trouble("fleet", nobody, grave=True))
         told += self._of_jobs()
         yield from sorted(told, key=lambda trouble: not trouble.grave)
 
+    def _figures(self) -> Mapping[str, Any]:
+        """Return what the leader told of itself, the ledger and the queue; an observer hears of the copies alone."""
+        if self._fleet is not None:
+            return self._fleet
+        return {} if self._frame is None else {"ledger_copies": self._frame.ledger_copies}
+
     def _of_jobs(self) -> Iterator[Trouble]:
         """Yield what is wrong with jobs, by tenant: those that stall, that fail again and again, that can never run."""
-        stalls: dict[str, list[tuple[int, str, str]]] = {}
+        stalls: dict[str, dict[str, tuple[int, str]]] = {}  # by tenant and job: for how many seconds, and why
         failing: dict[str, list[dict[str, Any]]] = {}
         never: dict[tuple[str, str], list[dict[str, Any]]] = {}
         for row in self._jobs or ():
             if row.get("stalled"):
                 longest = max(row["stalled"], key=lambda stall: stall["seconds"])
-                stalls.setdefault(row["tenant"], []).append((longest["seconds"], row["job"], longest["why"]))
+                stalls.setdefault(row["tenant"], {})[row["job"]] = longest["seconds"], longest["why"]
             reason = row.get("reason", "")
             if _fails(row):
                 failing.setdefault(row["tenant"], []).append(row)
             elif row["state"] == QUEUED and reason in REASONS and REASONS[reason].is_never:
                 never.setdefault((row["tenant"], reason), []).append(row)
-        if self._jobs is None and self._fleet is not None:
-            for row in self._fleet.get("stalled", []):
-                stalls.setdefault(row["tenant"], []).append((row["seconds"], row["job"], row["why"]))
+        for row in () if self._fleet is None else self._fleet.get("stalled", ()):  # also of jobs that are not listed
+            stalls.setdefault(row["tenant"], {}).setdefault(row["job"], (row["seconds"], row["why"]))
         for tenant, found in stalls.items():
-            seconds, job, why = max(found)
+            job, (seconds, why) = max(found.items(), key=lambda each: each[1])
             yield Trouble(_named(tenant, job, len(found)), f"stalled for {age(1000 * seconds)}: {why}")
         for tenant, rows in failing.items():
             last = max(rows, key=lambda row: int(row["attempt"]))

@@ -7,6 +7,7 @@ one replica in one record must therefore read the replica from the draft, not fr
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -247,6 +248,20 @@ class Draft:
         if row is None:
             row = self._replicas[replica] = DraftReplica(replica)
         return row
+
+    def is_live(self, job: Job) -> bool:
+        """Return whether any replica of a job has not ended after this record."""
+        return bool(self.job(job).fresh) or any(not IS_TERMINAL[self.replica(row).state] for row in job.rows.values())
+
+    def jobs_over(self) -> Counter[str]:
+        """Count, by tenant, the jobs that are over with this record: none of their replicas lives or holds devices.
+
+        It reads all that the record changes.
+        """
+        gone = Counter(member.replica.job for member in self.gone)
+        changed = {*self._jobs, *gone, *(replica.job for replica in self._replicas)}
+        ended = (job for job in changed if not job.over and not self.is_live(job) and job.held == gone[job])
+        return Counter(job.tenant for job in ended)
 
     def leaving(self) -> Iterator[int]:
         """Yield the number of its job for each replica that this record takes off its worker."""

@@ -401,8 +401,8 @@ class Engine:
         elif isinstance(event, ScheduleOrder):
             flight.replies.append((self.schedules.act(draft, event), event.reply, event.json))
         elif isinstance(event, Wake):
-            jobs = self.services.live(event.tenant, event.service)
-            woken = self.scaling.wake(draft, event, jobs, mono_ms) or self.services.answer(event)
+            jobs = self.services.live(draft, event.tenant, event.service)
+            woken = self.scaling.wake(draft, event, jobs, mono_ms) or self.services.answer(draft, event)
             flight.replies.append((woken, event.reply, event.json))
         elif isinstance(event, SnapshotTaken):
             self._name_snapshot(draft, event)

@@ -16,7 +16,7 @@ from typing import Any, Final
 import msgspec
 
 from moorage.bus.errors import BusError
-from moorage.bus.jetstream import MESSAGE_ID, Ack, JetStream, StoredMessage, wall_seconds
+from moorage.bus.jetstream import COPIES_FOLLOW, MESSAGE_ID, Ack, JetStream, StoredMessage, wall_seconds
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.leader.answering import Answering
 from moorage.scheduler.leader.intake import cancel_of
@@ -37,7 +37,7 @@ LETTERS_MAX_TENANT: Final = 10_000
 BYTES_MAX: Final = 64 * 1024**2
 BYTES_MIN: Final = 1024**2
 #: settings that may change on an existing stream: they affect only what is kept
-MAY_CHANGE: Final = frozenset({"max_age", "max_bytes", "max_msgs_per_subject"})
+MAY_CHANGE: Final = frozenset({"max_age", "max_bytes", "max_msgs_per_subject", *COPIES_FOLLOW})
 AT_ONCE_MAX: Final = 8
 LIST_BYTES_MAX: Final = 256 * 1024
 AGAIN_S: Final = 1.0

@@ -15,7 +15,7 @@ import msgspec
 
 from moorage.bus.connection import Connection
 from moorage.bus.errors import JetStreamRefused, NoResponders, PermissionRefused
-from moorage.bus.jetstream import ERR_STREAM_NOT_FOUND, JetStream
+from moorage.bus.jetstream import COPIES_FOLLOW, ERR_STREAM_NOT_FOUND, JetStream
 from moorage.bus.jetstream_answers import StreamInfo
 from moorage.schemas.names import is_tenant
 from moorage.schemas.roles import USER_INFO
@@ -30,7 +30,7 @@ BYTES_MIN: Final = 16 * 1024**2
 #: smallest that it accepts. Moorage recognises repeated jobs by the job's id only
 DUPLICATES_NS: Final = 100_000_000
 #: settings that may change on an existing stream: no stored message depends on them
-MAY_CHANGE: Final = frozenset({"max_bytes", "duplicate_window"})
+MAY_CHANGE: Final = frozenset({"max_bytes", "duplicate_window", *COPIES_FOLLOW})
 USER_INFO_S: Final = 2.0
 
 _decode: Final = msgspec.json.Decoder(dict[str, Any]).decode
@@ -54,16 +54,34 @@ def stream_config(subjects: Subjects, replicas: int, tenant: str = "") -> dict[s
     }
 
 
-async def tenants_of(world: Connection, subjects: Subjects) -> frozenset[str]:
-    """Return the tenants with a stream of their own: those for which this user may create one. Raises `BusError`."""
-    head = f"$JS.API.STREAM.CREATE.{subjects.request_stream_of('')}"
+class UserInfo(msgspec.Struct):
+    """What a server says of a user: its `account`, "" if it does not say, and to which subjects it may publish.
+
+    `allowed` is None for a user without such a list, who may publish to any.
+    """
+
+    account: str = ""
+    allowed: list[str] | None = None
+
+    def own_queues(self, subjects: Subjects) -> frozenset[str]:
+        """Return the tenants with a stream of their own: those for which this user may create one."""
+        head = f"$JS.API.STREAM.CREATE.{subjects.request_stream_of('')}"
+        found = [each[len(head) :] for each in self.allowed or () if each.startswith(head)]
+        return frozenset(tenant for tenant in found if is_tenant(tenant))
+
+
+async def user_info(world: Connection) -> UserInfo:
+    """Return what the server says of this user; nothing where permissions that moorage did not write refuse it.
+
+    Raises `BusError`.
+    """
     try:
         answer = _decode((await world.request(USER_INFO, b"", USER_INFO_S)).data)
-    except (NoResponders, PermissionRefused):  # of permissions that moorage did not write
-        return frozenset()
-    permissions = (answer.get("data") or {}).get("permissions") or {}
-    allowed = (permissions.get("publish") or {}).get("allow") or ()
-    return frozenset(tenant for each in allowed if each.startswith(head) and is_tenant(tenant := each[len(head) :]))
+    except (NoResponders, PermissionRefused):
+        return UserInfo()
+    told = answer.get("data") or {}
+    publish = (told.get("permissions") or {}).get("publish") or {}
+    return UserInfo(told.get("account") or "", publish.get("allow") or None)
 
 
 class QueueStreams:
@@ -85,7 +103,7 @@ class QueueStreams:
         """Ask again which tenants have their own stream; return whether that changed. Raises `BusError`."""
         before = self.tenants
         if self._world is not None:
-            self.tenants = await tenants_of(self._world, self._subjects)
+            self.tenants = (await user_info(self._world)).own_queues(self._subjects)
         return self.tenants != before
 
     def of(self, tenant: str) -> str:

@@ -14,7 +14,15 @@ from typing import Any, Final, NamedTuple
 
 from moorage.bus.connection import Connection
 from moorage.bus.errors import BusError, JetStreamRefused
-from moorage.bus.jetstream import EXPECTED_LAST_SUBJECT_SEQUENCE, MESSAGE_ID, Ack, JetStream, JsError, StoredMessage
+from moorage.bus.jetstream import (
+    COPIES_FOLLOW,
+    EXPECTED_LAST_SUBJECT_SEQUENCE,
+    MESSAGE_ID,
+    Ack,
+    JetStream,
+    JsError,
+    StoredMessage,
+)
 from moorage.bus.transport import Delivery
 from moorage.schemas.errors import refuse
 from moorage.schemas.schedules import CRON_WORDS, SERVER_MIN, cron_of
@@ -105,10 +113,10 @@ class ScheduleStream:
         async def first_seq() -> int:
             return ran_through + 1
 
-        info = await self._js.ensure_stream(self.config(), frozenset(), first_seq)
+        info = await self._js.ensure_stream(self.config(), COPIES_FOLLOW, first_seq)
         if info.last_seq < ran_through:  # another stream than that of which runs were recorded
             await self._js.delete_stream(self.stream)
-            await self._js.ensure_stream(self.config(), frozenset(), first_seq)
+            await self._js.ensure_stream(self.config(), COPIES_FOLLOW, first_seq)
 
     async def check(self, cron: str, zone: str) -> None:
         """Have the server check a time. Raises `Refused` for one that it does not know, and `BusError`."""

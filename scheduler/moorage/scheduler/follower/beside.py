@@ -49,7 +49,7 @@ class FollowerBeside:
     def figures(self, seq: int) -> dict[str, Any]:
         """Return what the answer to `fleet` contains of it, where the leader has folded record `seq`."""
         position = self.position
-        gaps = [[gap.from_ms, gap.until_ms, gap.through_seq - gap.after_seq] for gap in position.gaps]
+        gaps = [[gap.from_ms, gap.until_ms, gap.records] for gap in position.gaps if not gap.is_restore]
         told = {"waiting": position.waiting, "frames": position.frames, "stories": position.stories}
         trouble = position.trouble or self._trouble
         why = {"trouble": trouble, "next": position.next} if trouble else {}

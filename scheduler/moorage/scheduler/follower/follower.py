@@ -174,8 +174,7 @@ class Follower:
             raise LedgerBroken(f"the ledger ends at record {last}, before record {self._state.seq}, which was read")
         try:
             await self._fold_through(last)
-        except LedgerGap as gap:
-            log.warning("%s", gap)
+        except LedgerGap:
             await self._bridge()
             await self._fold_through(last)
         await self._history.write()
@@ -194,15 +193,18 @@ class Follower:
         state = await recover(self._ledger, self._snapshots)
         if state.seq <= self._state.seq:
             raise LedgerBroken(f"records behind {self._state.seq} are gone, and no snapshot holds them")
-        before, self._state = self._state, state
-        self._usage.bridge(state)
-        gap = Gap(before.seq, state.seq, before.time_ms, state.time_ms)
+        self._state = state
+        gap = self._usage.bridge(state)
         self._history.bridge(state, gap)
-        log.error(
-            "a gap in the history and in GPU time: records %d to %d of the ledger were deleted before they were read",
-            gap.after_seq + 1,
-            gap.through_seq,
-        )
+        if gap.is_restore:
+            log.info("a restore: history and GPU time go on behind record %d of the restored ledger", gap.through_seq)
+        else:
+            log.error(
+                "a gap in the history and in GPU time: records %d to %d of the ledger were deleted before they were"
+                " read",
+                gap.after_seq + 1,
+                gap.through_seq,
+            )
         await self._save()
 
     async def _save(self) -> None:

@@ -14,7 +14,7 @@ from collections import deque
 from typing import Any, Final
 
 from moorage.bus.errors import JetStreamRefused
-from moorage.bus.jetstream import ERR_WRONG_LAST_SEQUENCE, EXPECTED_LAST_SEQUENCE, Ack, JetStream
+from moorage.bus.jetstream import COPIES_FOLLOW, ERR_WRONG_LAST_SEQUENCE, EXPECTED_LAST_SEQUENCE, Ack, JetStream
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.ledger.finished import job_key
 from moorage.scheduler.core.ledger.folding import Folded
@@ -90,7 +90,9 @@ class History:
     async def ensure(self) -> None:
         """Create the stream, smaller than configured if the server lacks room, or update it. Raises `BusError`."""
         config = stream_config(self._subjects, self._config, self._replicas)
-        info = await self._js.ensure_stream_with_room(config, frozenset({"max_age", "max_bytes"}), BYTES_MIN)
+        info = await self._js.ensure_stream_with_room(
+            config, frozenset({"max_age", "max_bytes", *COPIES_FOLLOW}), BYTES_MIN
+        )
         self.last = info.last_seq
 
     async def begin(self, state: State, after: int, told: list[tuple[int, Parts, int]]) -> None:

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from moorage.bus.jetstream import EXPECTED_LAST_SEQUENCE, Ack, JetStream
+from moorage.bus.jetstream import COPIES_FOLLOW, EXPECTED_LAST_SEQUENCE, Ack, JetStream
 from moorage.scheduler.core.ledger.snapshot import BadSnapshot, dump, load, snapshot_digest
 from moorage.scheduler.core.ledger.state import State
 from moorage.scheduler.core.outputs.story import Parts
@@ -96,7 +96,7 @@ class Saves:
             "allow_direct": True,
             "num_replicas": self._replicas,
         }
-        self._last = (await self._js.ensure_stream(config)).last_seq
+        self._last = (await self._js.ensure_stream(config, COPIES_FOLLOW)).last_seq
         self._named = None
         message = await self._js.get_last(self._subjects.follower_stream, self._subjects.follower_saved)
         if message is not None:

@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from moorage.scheduler.core.ledger.folding import Folded
+from moorage.scheduler.core.ledger.records import SEQUENCES_AHEAD
 from moorage.scheduler.core.ledger.state import PLACED, REPLICA, Job, State, Transition
 from moorage.scheduler.core.queries.granted import HOUR_MS, SUMS, Counting, Granted, in_seconds
 from moorage.scheduler.follower.usage_table import Key, UsageTable
@@ -36,6 +37,15 @@ class Gap(NamedTuple):
     through_seq: int
     from_ms: int
     until_ms: int
+
+    @property
+    def records(self) -> int:
+        return self.through_seq - self.after_seq
+
+    @property
+    def is_restore(self) -> bool:
+        """Whether a restore made it: the restored ledger begins so far ahead, and no ledger has room for as many."""
+        return self.records >= SEQUENCES_AHEAD
 
 
 class _Live(msgspec.Struct, array_like=True):
@@ -99,15 +109,17 @@ class Usage:
             for (model, hour), sums in self._counting.until(granted, job, self._state.time_ms).items():
                 self.table.add(job.tenant, model, hour, sums)
 
-    def bridge(self, state: State) -> None:
-        """Go on from a later state, as the records before it are gone: what nobody counted is a gap.
+    def bridge(self, state: State) -> Gap:
+        """Go on from a later state, as the records before it are gone; return the gap, which nobody counted.
 
-        What attempts held before the gap counts up to its beginning, what they hold behind it from its end on.
+        What attempts held before the gap counts up to its beginning, what they hold behind it from its end on. A
+        restore may go back in time: then both are the moment up to which the replaced ledger was counted.
         """
-        before, after = self._state, state
+        before, until_ms = self._state, max(self._state.time_ms, state.time_ms)
         for num in list(self._live):
             self._over(before.jobs[num])
-        self.gaps.append(Gap(before.seq, after.seq, before.time_ms, after.time_ms))
+        gap = Gap(before.seq, state.seq, before.time_ms, until_ms)
+        self.gaps.append(gap)
         if len(self.gaps) > GAPS_MAX:
             first, second = self.gaps[:2]
             self.gaps[:2] = [Gap(first.after_seq, second.through_seq, first.from_ms, second.until_ms)]
@@ -117,10 +129,11 @@ class Usage:
                 member = replica.member
                 if member is not None:
                     row: Transition = (
-                        job.rev, state.time_ms, replica.index, member.attempt, PLACED, member.worker.num,
+                        job.rev, until_ms, replica.index, member.attempt, PLACED, member.worker.num,
                         member.mask, 0, "", member.fence, "",
                     )  # fmt: skip
                     self._live.setdefault(job.num, Granted(job.used)).held[replica.index] = row
+        return gap
 
     # ----------------------------------------------------------------------------------------------- saves
 
@@ -154,7 +167,8 @@ class Usage:
 
         The first hour is that of `since_s` seconds ago (7 days without it); `by` lists what to group by (without it
         tenant and model); `after` is the `next` of the page before. `gaps` has the times, in ledger ms, of which
-        nothing was counted; it is missing if there are none. Without a `tenant` it is of all tenants.
+        nothing was counted; it is missing if there are none. `restores` has those of them that are restores. Without a
+        `tenant` it is of all tenants.
         """
         since_s, by, after = (arguments.get(name) for name in ("since_s", "by", "after"))
         since_s = SINCE_S_DEFAULT if since_s is None else since_s
@@ -175,12 +189,15 @@ class Usage:
         last = None if after is None else tuple(after)
         summed = self._summed(tenant, from_hour, by)
         found = sorted(key for key in summed if last is None or key > last)
-        gaps = [[gap.from_ms, gap.until_ms] for gap in self.gaps if gap.until_ms >= from_hour * HOUR_MS]
+        told = [gap for gap in self.gaps if gap.until_ms >= from_hour * HOUR_MS]
+        gaps = [[gap.from_ms, gap.until_ms] for gap in told]
+        restores = [[gap.from_ms, gap.until_ms] for gap in told if gap.is_restore]
         return {
             "rows": [_row(by, key, summed[key]) for key in found[:ROWS_MAX]],
             "from_ms": from_hour * HOUR_MS,
             "until_ms": now_ms,
             **({"gaps": gaps} if gaps else {}),
+            **({"restores": restores} if restores else {}),
             **({"next": list(found[ROWS_MAX - 1])} if len(found) > ROWS_MAX else {}),
         }
 

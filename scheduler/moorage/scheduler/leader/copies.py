@@ -1,4 +1,7 @@
-"""Watches which servers lack their copy of the ledger: the first loss changes nothing, the loss of half stops all."""
+"""Watches which servers lack their copy of the ledger: the first loss changes nothing, the loss of half stops all.
+
+Of a ledger with one copy it finds out where that is, and whether a cluster could hold more.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,8 @@ from typing import Any, Final
 
 from moorage.bus.errors import BusError
 from moorage.bus.jetstream import JetStream
+from moorage.scheduler.ledger.one_copy import servers_of
+from moorage.schemas.subjects import Subjects
 
 log = logging.getLogger("moorage.ledger")
 
@@ -19,20 +24,28 @@ LOOK_S: Final = 10.0
 class Copies:
     """The copies of a ledger, as its leader sees them.
 
-    `lacking` names the servers that were without an up-to-date copy in the last two checks.
+    `lacking` names the servers that were without an up-to-date copy in the last two checks. Of a ledger with one copy
+    on a cluster, `servers` names the cluster's servers that were found, three at most.
     """
 
-    def __init__(self, jetstream: JetStream, stream: str, replicas: int) -> None:
+    def __init__(self, jetstream: JetStream, subjects: Subjects, replicas: int) -> None:
         self._js = jetstream
-        self._stream = stream
+        self._subjects = subjects
+        self._stream = subjects.ledger_stream
         self._replicas = replicas
         self.lacking: frozenset[str] = frozenset()
+        self.servers: frozenset[str] = frozenset()
+        self._holder = ""  # the server with the only copy, once it is known
         self._seen_s = time.monotonic()  # when the servers last told which copies they keep
 
     async def watch(self) -> None:
-        """Log, forever, which copies are not up to date, and when all are again; with one copy, return at once."""
+        """Log, forever, which copies are not up to date, and when all are again; of one copy, log once if it is one on
+        a cluster, and return."""
+        if self._replicas < 2:
+            await self._find_holder()
+            return
         found = self.lacking = frozenset()  # may be left from an earlier term
-        while self._replicas > 1:
+        while True:
             before = found
             try:
                 found = (await self._js.stream_info(self._stream)).lacking
@@ -41,6 +54,25 @@ class Copies:
                 found = before  # the append logs it
             self._tell(before & found)
             await asyncio.sleep(LOOK_S)
+
+    async def _find_holder(self) -> None:
+        while True:
+            try:
+                info = await self._js.stream_info(self._stream)
+                self._holder = info.leader
+                self.servers = await servers_of(self._js, self._subjects) if info.cluster else frozenset()
+                break
+            except BusError:  # the append logs it
+                await asyncio.sleep(LOOK_S)
+        if len(self.servers) > 1:
+            log.warning(
+                "the ledger has one copy, on nats-server %s, though the cluster has more servers (%s): while that"
+                " server is away nothing is accepted, and after the lease all jobs end. For a copy on each of three:"
+                " moorage admin backup FILE, stop every scheduler, moorage admin restore FILE --replace --replicas 3,"
+                " and start them with replicas = 3 under [scheduler] of moorage.toml",
+                self._holder,
+                ", ".join(sorted(self.servers)),
+            )
 
     def _tell(self, lacking: frozenset[str]) -> None:
         if lacking == self.lacking:
@@ -59,9 +91,11 @@ class Copies:
             log.info("all %d copies of the ledger are kept up", self._replicas)
 
     def figures(self) -> dict[str, Any]:
-        """Return what `fleet` shows of the copies; empty if there is only one."""
-        if self._replicas < 2:
-            return {}
-        seen_ms_ago = int((time.monotonic() - self._seen_s) * 1000)
-        copies = {"wanted": self._replicas, "lacking": sorted(self.lacking), "seen_ms_ago": seen_ms_ago}
-        return {"ledger_copies": copies}
+        """Return what `fleet` and its frame show of the copies: with one copy its server, and the servers of a cluster
+        around it."""
+        copies: dict[str, Any] = {"wanted": self._replicas, "lacking": sorted(self.lacking)}
+        if self._replicas > 1:
+            copies["seen_ms_ago"] = int((time.monotonic() - self._seen_s) * 1000)
+        else:
+            copies |= {"holder": self._holder, "servers": sorted(self.servers)}
+        return copies

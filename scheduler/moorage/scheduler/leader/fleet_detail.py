@@ -34,7 +34,7 @@ class FleetDetails:
             if not host.use:
                 continue
             for member in host.worker.members.values():
-                if member.fence in host.use:
+                if member.name in host.use:
                     found[member.replica.job.num] = member.replica.job
             read += len(host.use)
             if read >= AT_ONCE:
@@ -58,13 +58,12 @@ class FleetDetails:
     def frame(self) -> bytes:
         """Return the frame; current once `catch_up` has ended."""
         state, view = self._engine.state, View(self._engine)
-        waiting = view.queued_by_tenant()
         tenants: list[dict[str, Any]] = [
             {
                 "tenant": row.name,
                 "jobs": row.live,
                 "gpus": row.gpus,
-                "waiting": waiting.get(row.name, 0),
+                "waiting": row.waits,
                 "held": row.hold is not None,
             }
             for row in state.tenants.values()

@@ -56,14 +56,22 @@ class FleetFrames:
         if row is not None:
             del self._order[bisect_left(self._order, (row[0], num))]
 
-    def frame(self) -> bytes:
-        """Return the frame; current once `catch_up` has ended."""
+    def frame(self, ledger_copies: dict[str, Any]) -> bytes:
+        """Return the frame; current once `catch_up` has ended. `ledger_copies` is what `Copies` has found."""
         engine, rows = self._engine, self._rows
         state = engine.state
         workers: list[Any] = [rows[num][1] for _, num in self._order]
         running = sum(len(worker.members) for worker in state.workers.values())
+        queued = View(engine).queued()
         return encode(
-            FleetFrame(state.epoch, state.seq, workers=workers, queued=View(engine).queued(), running=running)
+            FleetFrame(
+                state.epoch,
+                state.seq,
+                workers=workers,
+                queued=queued,
+                running=running,
+                ledger_copies=ledger_copies,
+            )
         )
 
     def _row(self, worker: Worker) -> msgspec.Raw:

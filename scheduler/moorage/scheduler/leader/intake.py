@@ -232,8 +232,21 @@ class Intake:
         frame = _decode_from_worker(delivery.data)
         if not isinstance(frame, kinds):
             raise refuse("invalid-argument", f"a frame of this kind does not belong on .{verb}", field="$.kind")
+        if isinstance(frame, Renew) and frame.use and not frame.use[0].attempt:
+            self._note_unnamed(worker)
         fresh = secrets.token_hex(16) if isinstance(frame, Join) else ""
         self._engine.offer(FromWorker(worker, frame, delivery.reply, is_json(delivery.data), fresh))
+
+    def _note_unnamed(self, worker: str) -> None:
+        """Log once that a worker says what attempts use without their names."""
+        self.counters["unnamed"] += 1
+        if self.counters["unnamed"] == 1:
+            log.warning(
+                "worker %s names the attempts whose use it reports by their fences alone, as an earlier release does. "
+                "Replicas placed together share a fence, so what such workers report of use counts for nothing, and "
+                "no stall is seen there; upgrade them",
+                worker,
+            )
 
     # ----------------------------------------------------------------------------------------------- api
 

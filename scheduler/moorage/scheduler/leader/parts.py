@@ -69,7 +69,7 @@ class Parts:
         self.ledger = Ledger(JetStream(ledger_world), self.subjects, self.leader, replicas=replicas)
         self._ledger_js = JetStream(ledger_world)
         self.snapshots = Snapshots(self._ledger_js, self.subjects, replicas)
-        self.copies = Copies(JetStream(ledger_world), self.subjects.ledger_stream, replicas)
+        self.copies = Copies(JetStream(ledger_world), self.subjects, replicas)
         self.queue_streams = QueueStreams(self.world_js, self.subjects, replicas, world)
         self.standings = Standings(world, self.subjects, self.name, self.config)
         self.leading = asyncio.Event()

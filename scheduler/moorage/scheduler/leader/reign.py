@@ -374,7 +374,7 @@ class Reign:
             "contained": self.engine.failures(self.time_ms()),
             **self.follower.figures(self.engine.state.seq),
             "appends": {"records": self.records, "seconds": round(self._append_s, 6)},
-            **self._scheduler.copies.figures(),
+            "ledger_copies": self._scheduler.copies.figures(),
             **self.queue_reader.figures(),
         }
 
@@ -391,7 +391,7 @@ class Reign:
             self.gc_schedule.collect_if_calm(len(self.engine.state.jobs))
             for _ in frames.catch_up():
                 await asyncio.sleep(0)
-            frame, bytes_max = frames.frame(), self._world.max_payload_bytes
+            frame, bytes_max = frames.frame(self._scheduler.copies.figures()), self._world.max_payload_bytes
             if len(frame) > bytes_max and not told:
                 said = "observers get no fleet frame: it has %d bytes, and the nats-server takes at most %d"
                 log.warning(f"{said}; raise its max_payload", len(frame), bytes_max)

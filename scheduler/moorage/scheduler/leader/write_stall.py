@@ -53,6 +53,7 @@ class AppendProgress:
         self.gone = False  # the stream or its records were deleted: neither waiting nor disk space will help
         self.headless = False  # a ledger with several copies whose stream has no leader
         self.told = False  # whether the stall was logged
+        self.holder = ""  # the server that holds the ledger's only copy, if there is one copy and this is known
 
     def begin(self) -> None:
         self.since_s, self.trouble = time.monotonic(), ""
@@ -163,10 +164,12 @@ def _due_s(delivery: Delivery) -> float:
 def stall_problem(appending: AppendProgress, now_s: float) -> Problem:
     """Return the answer to a request that arrives during a stall."""
     trouble = f" ({appending.trouble})" if appending.trouble else ""
+    alone = f" its ledger has one copy, on {appending.holder};" if appending.holder else ""
+    lost = "" if appending.gone else ", and nothing that was accepted is lost"
     return problem(
         "not-leading",
         f"the leader could not write its ledger for {appending.for_s(now_s):.0f} s{trouble}:"
-        f" nothing new is accepted meanwhile{'' if appending.gone else ', and nothing that was accepted is lost'}",
+        f"{alone} nothing new is accepted meanwhile{lost}",
         next=f"send again, with the same id; for an operator: {_to_do(appending)}",
         retry_after_s=1.0,
     )

@@ -19,12 +19,17 @@ from typing import Final
 import msgspec
 
 from moorage.bus.connection import Connection, connect
-from moorage.bus.jetstream import JetStream, StreamInfo
+from moorage.bus.errors import JetStreamRefused
+from moorage.bus.jetstream import COPIES_FOLLOW, JetStream, StreamInfo
 from moorage.scheduler.core.ledger.invariants import Broken, validate
+from moorage.scheduler.core.ledger.records import SEQUENCES_AHEAD
 from moorage.scheduler.core.ledger.snapshot import BadSnapshot, dump, load, snapshot_digest
 from moorage.scheduler.core.ledger.state import State
-from moorage.scheduler.durable.queue_streams import QueueStreams, info_of, tenants_of
+from moorage.scheduler.durable.queue_reader import read_through
+from moorage.scheduler.durable.queue_streams import QueueStreams, info_of, user_info
+from moorage.scheduler.ledger.accounts import check_users_account
 from moorage.scheduler.ledger.ledger import Ledger, LedgerBroken
+from moorage.scheduler.ledger.one_copy import check_one_copy, try_copies
 from moorage.scheduler.ledger.snapshots import Snapshots, recover
 from moorage.schemas.errors import MoorageError, problem
 from moorage.schemas.release import RELEASE
@@ -32,11 +37,14 @@ from moorage.schemas.subjects import Subjects
 
 MAGIC: Final = b"moorage-backup-1\n"
 HEADER_BYTES_MAX: Final = 4096
-#: how many records and epochs the old ledger may have had after its backup: the restored ledger begins above them
-SEQUENCES_AHEAD: Final = 1 << 32
+#: how many epochs the old ledger may have had after its backup: the restored ledger begins above them, as its records
+#: do (`SEQUENCES_AHEAD`)
 EPOCHS_AHEAD: Final = 1 << 20
 #: how many predecessors a ledger names, by which workers recognise it
 FORMERS_MAX: Final = 16
+#: bytes that a restored ledger needs at once: its snapshot twice, and a first batch of records
+ROOM_TIMES: Final = 2
+ROOM_BYTES: Final = 16 * 1024**2
 #: an idle leader writes at least every second: a younger record means that a scheduler leads
 SILENT_S: Final = 15.0
 
@@ -189,28 +197,36 @@ async def restore(
     """Make a ledger that begins with the state of a backup; return its state. No scheduler may run.
 
     An existing ledger with records is deleted with `replace`, and refused without it. `replicas` is the number of
-    copies of each stream; 0 for as many as the backed up ledger had. Until the last step, a half made ledger names no
-    snapshot and no scheduler leads it; run restore again with `replace`. `say` is called with a line about each step.
-    Raises `BackupRefused`, `BusError`, OSError, `BadSnapshot`, `Deposed`.
+    copies of each stream; 0 for as many as the backed up ledger had, which is refused if that is one and the servers
+    are a cluster. What the servers have no room for is refused before anything is deleted. Until the last step, a half
+    made ledger names no snapshot and no scheduler leads it; run restore again with `replace`. `say` is called with a
+    line about each step. Raises `BackupRefused`, `Refused`, `BusError`, OSError, `BadSnapshot`, `Deposed`.
     """
     header, state = read(file)
-    subjects, replicas = Subjects(prefix), replicas or header.replicas
+    subjects, said, replicas = Subjects(prefix), replicas, replicas or header.replicas
     async with (
         await connect(ledger_target, "moorage-restore") as connection,
         await connect(target, "moorage-restore") as world,
     ):
-        jetstream = JetStream(connection)
+        jetstream, of_users = JetStream(connection), JetStream(world)
+        await check_users_account(world, subjects)
         await _check_ledger(jetstream, subjects, replace=replace)
-        queue_from, stale = await _check_queue(JetStream(world), subjects, state)
-        replaced, of_users = await _replaced(jetstream, subjects), await _of_users(world, subjects, state)
-        if await info_of(jetstream, subjects.snapshot_stream) is not None:  # nothing is refused from here on
-            await jetstream.delete_stream(subjects.snapshot_stream)
+        if replicas == 1 and not said:
+            await check_one_copy(jetstream, subjects)
+        own = await _own_queues(world, subjects, state)
+        queue_from, stale = await _check_queue(of_users, subjects, state, own)
+        replaced = await _replaced(jetstream, subjects)
+        await try_copies(jetstream, subjects, replicas, ROOM_BYTES + ROOM_TIMES * header.size_bytes)
+        kept = [(jetstream, each) for each in (subjects.follower_stream, subjects.schedule_stream)]
+        kept += [(of_users, each) for each in _streams_of_users(subjects, own) if each not in stale]
+        await _copy(kept, replicas, say)
         for stream in stale:
-            await JetStream(world).delete_stream(stream)
-        if queue_from:
-            await _new_queue(JetStream(world), subjects, replicas, queue_from, say)
-        await _copy(JetStream(world), of_users, replicas, say)
-        await _copy(jetstream, (subjects.follower_stream, subjects.schedule_stream), replicas, say)
+            await of_users.delete_stream(stream)
+        if queue_from:  # also behind what the ledger that is there has read: this may stop before it is deleted
+            queue_from = max([queue_from, *(1 + read_through(each) for each in replaced)])
+            await _new_queue(of_users, subjects, replicas, queue_from, say)
+        if await info_of(jetstream, subjects.snapshot_stream) is not None:  # no room is lacking from here on
+            await jetstream.delete_stream(subjects.snapshot_stream)
         former = state.ledger_id
         # also for workers that were away during several restores, and for workers of a replaced ledger
         formers = [each for row in (state, *replaced) for each in (row.ledger_id, *row.former_id.split()) if each]
@@ -287,23 +303,38 @@ async def _silent_s(jetstream: JetStream, subjects: Subjects, info: StreamInfo) 
     state = State()
     state.seq = info.last_seq
     ledger = Ledger(jetstream, subjects, 0)
-    ledger.note_server_clock(info)
+    ledger.note(info)
     if await ledger.is_resigned(info.last_seq):
         return float("inf")
     return await ledger.silent_for(state)
 
 
-async def _check_queue(world: JetStream, subjects: Subjects, state: State) -> tuple[int, list[str]]:
+async def _own_queues(world: Connection, subjects: Subjects, state: State) -> frozenset[str]:
+    """Return the tenants whose own stream of the durable queue may be there, also of one that has submitted nothing.
+
+    A user with a list of rights may ask about those that it names, as schedulers with its key do, and about no others;
+    a user without one, about those of every tenant of the backup. Raises `BusError`.
+    """
+    user = await user_info(world)
+    named = user.own_queues(subjects)
+    return named | state.tenants.keys() if user.allowed is None else named
+
+
+async def _check_queue(
+    world: JetStream, subjects: Subjects, state: State, own_queues: frozenset[str]
+) -> tuple[int, list[str]]:
     """Return the first sequence of a new shared request queue (0: make none), and the tenants' own streams to delete.
 
-    The cursors of the backup are sequences of the queue, so the queue must be the same one, or begin behind the
-    cursors. Tenants' streams that are other ones and empty are to be deleted: a scheduler makes them again behind the
-    cursors. Raises `BackupRefused` for another queue that holds messages.
+    `own_queues` are the tenants that may have a stream of their own. The cursors of the backup are sequences of the
+    queue, so the queue must be the same one, or begin behind the cursors. Tenants' streams that are other ones and
+    empty are to be deleted: a scheduler makes them again behind the cursors. Raises `BackupRefused` for another queue
+    that holds messages.
     """
     through, stale, apart = 0, list[str](), False
-    for tenant, row in state.tenants.items():
-        cursor = max(row.submit_cursor, row.cancel_cursor)
-        own = await info_of(world, subjects.request_stream_of(tenant))
+    for tenant in sorted(own_queues | state.tenants.keys()):
+        row = state.tenants.get(tenant)
+        cursor = 0 if row is None else max(row.submit_cursor, row.cancel_cursor)
+        own = await info_of(world, subjects.request_stream_of(tenant)) if tenant in own_queues else None
         apart = apart or own is not None
         if own is None:
             through = max(through, cursor)
@@ -345,20 +376,34 @@ async def _new_queue(world: JetStream, subjects: Subjects, replicas: int, first_
     say(f"a new request queue begins at {first_seq}")
 
 
-async def _of_users(world: Connection, subjects: Subjects, state: State) -> list[str]:
-    """Return the names of the streams in the users' account that a scheduler makes. Raises `BusError`."""
-    tenants = sorted({*state.tenants, *await tenants_of(world, subjects)})  # also of one that has submitted nothing
-    own = [subjects.request_stream_of(tenant) for tenant in tenants]
+def _streams_of_users(subjects: Subjects, own_queues: frozenset[str]) -> list[str]:
+    """Return the names of the streams in the users' account that a scheduler makes."""
+    own = [subjects.request_stream_of(tenant) for tenant in sorted(own_queues)]
     return [subjects.request_stream, *own, subjects.dead_letter_stream, subjects.history_stream]
 
 
-async def _copy(jetstream: JetStream, streams: Iterable[str], replicas: int, say: Say) -> None:
-    """Set the copies of streams that outlive the ledger to `replicas`: a scheduler checks that when it opens them.
+async def _copy(streams: Iterable[tuple[JetStream, str]], replicas: int, say: Say) -> None:
+    """Set the copies of streams that outlive the ledger to `replicas`; those that do not exist are left out.
 
-    Streams that do not exist are left out.
+    If there is no room for one, none is changed. Raises `BackupRefused` for that, and `BusError`.
     """
-    for stream in streams:
+    done: list[tuple[JetStream, StreamInfo]] = []
+    for jetstream, stream in streams:
         info = await info_of(jetstream, stream)
-        if info is not None and info.replicas != replicas:
-            await jetstream.ensure_stream({"name": stream, "num_replicas": replicas}, frozenset({"num_replicas"}))
-            say(f"copies of {stream}: {replicas}, and not {info.replicas}")
+        if info is None or info.replicas == replicas:
+            continue
+        try:
+            await jetstream.ensure_stream({"name": stream, "num_replicas": replicas}, COPIES_FOLLOW)
+        except JetStreamRefused as refused:
+            for at, before in reversed(done):
+                await at.ensure_stream({"name": before.name, "num_replicas": before.replicas}, COPIES_FOLLOW)
+            reserved = info.config.get("max_bytes", -1)
+            size = f", which reserves {reserved >> 20} MiB on each server," if reserved > 0 else ""
+            raise _refused(
+                f"the servers refuse {replicas} copies of {stream}{size} ({refused.description}); nothing is changed",
+                refused.problem.next or f"restore with the copies that it has: --replicas {info.replicas}",
+                found=f"copies: {info.replicas}",
+            ) from None
+        done.append((jetstream, info))
+    for _, before in done:
+        say(f"copies of {before.name}: {replicas}, and not {before.replicas}")

@@ -108,13 +108,15 @@ class Ledger:
             **({"first_seq": first_seq} if first_seq else {}),
         }
         info = await retry_unanswered(lambda: self._js.ensure_stream(config))
-        self.note_server_clock(info)
+        self.note(info)
         return info.last_seq
 
     # ------------------------------------------------------------------------------------------ wall clocks
 
-    def note_server_clock(self, info: StreamInfo) -> None:
-        """Remember how far the server's wall clock, as in `info`, is ahead of this machine's monotonic clock."""
+    def note(self, info: StreamInfo) -> None:
+        """Remember what `info` says of the server: how far its wall clock is ahead of this machine's monotonic clock,
+        and its name, if it holds the only copy."""
+        self.appending.holder = info.leader if info.replicas == 1 else ""
         if info.now:
             self._server_ahead_s = wall_seconds(info.now) - time.monotonic()
 
@@ -152,7 +154,7 @@ class Ledger:
         """
         stream, count = self._subjects.ledger_stream, 0
         info = await self._js.stream_info(stream, timeout_s=patience_s)
-        self.note_server_clock(info)
+        self.note(info)
         if info.last_seq < state.seq:
             raise LedgerBroken(
                 f"the ledger ends at record {info.last_seq}, but this scheduler has read record {state.seq}: was it"

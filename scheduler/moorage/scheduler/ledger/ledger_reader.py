@@ -160,9 +160,10 @@ def placements_in(state: State, at: int | None) -> Iterator[dict[str, Any]]:
     jobs = state.jobs.values() if at is not None else {member.replica.job for member in state.members()}
     found = []
     for job in jobs:
-        fences = {replica.member.fence for replica in job.rows.values() if replica.member is not None}
+        held = {(index, row.member.fence) for index, row in job.rows.items() if row.member is not None}
         for row in _transitions(state, job, 0):
-            if row["state"] == STATES[PLACED] and (row["fence"] == at if at is not None else row["fence"] in fences):
+            is_asked = row["fence"] == at if at is not None else (row["replica"], row["fence"]) in held
+            if row["state"] == STATES[PLACED] and is_asked:
                 found.append({"kind": "decision", "recorded": False, "ledger": row["fence"], **row})
     return iter(sorted(found, key=lambda row: (row["ledger"], row["job"], row["replica"])))
 

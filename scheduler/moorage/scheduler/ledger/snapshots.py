@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from moorage.bus.connection import connect
 from moorage.bus.errors import BusError
-from moorage.bus.jetstream import MESSAGE_ID, Ack, JetStream
+from moorage.bus.jetstream import COPIES_FOLLOW, MESSAGE_ID, Ack, JetStream, JsError
 from moorage.scheduler.core.ledger.snapshot import BadSnapshot, dump, load, snapshot_digest
 from moorage.scheduler.core.ledger.state import State
 from moorage.scheduler.ledger.ledger import Ledger, LedgerBroken, LedgerGap
@@ -26,6 +26,9 @@ log = logging.getLogger("moorage.snapshots")
 
 CHUNK_BYTES: Final = 512 * 1024
 FOLLOWER_TIMEOUT_S: Final = 600.0
+#: tries of a chunk that nobody listens to, and the wait between two
+UNHEARD_MAX: Final = 20
+UNHEARD_WAIT_S: Final = 0.25
 EXIT_FAILED: Final = 1
 #: records that it needs were purged, and so were the snapshots that contained them
 EXIT_GONE: Final = 3
@@ -49,7 +52,7 @@ class Snapshots:
             "allow_direct": True,
             "num_replicas": self._replicas,
         }
-        await self._js.ensure_stream(config)
+        await self._js.ensure_stream(config, COPIES_FOLLOW)
 
     async def write(self, state: State) -> tuple[str, int, str]:
         """Write the state in chunks and read them back, since the ledger will be purged up to this snapshot.
@@ -60,12 +63,21 @@ class Snapshots:
         name, digest = f"{seq}-{os.urandom(4).hex()}", snapshot_digest(data)
         subject = self._subjects.snapshot(name)
         for start in range(0, len(data), CHUNK_BYTES):
-            chunk, once = data[start : start + CHUNK_BYTES], {MESSAGE_ID: f"{name}.{start}"}
-            answer = await self._js.append(subject, chunk, once)
+            answer = await self._append(subject, data[start : start + CHUNK_BYTES], f"{name}.{start}")
             if not isinstance(answer, Ack):
                 raise BadSnapshot(f"chunk at {start} of snapshot {name} was not stored: {answer}")
         await self.read(name, digest)
         return name, seq, digest
+
+    async def _append(self, subject: str, chunk: bytes, once: str) -> Ack | JsError:
+        """Append a chunk; while nobody listens, again: a stream that a cluster has just made is not yet known to each
+        of its servers, nor is one whose leader changes."""
+        for _ in range(UNHEARD_MAX):
+            answer = await self._js.append(subject, chunk, {MESSAGE_ID: once})
+            if not (isinstance(answer, JsError) and answer.nobody_listens):
+                break
+            await asyncio.sleep(UNHEARD_WAIT_S)
+        return answer
 
     async def read(self, name: str, digest: str) -> State:
         """Return the state of a named snapshot.

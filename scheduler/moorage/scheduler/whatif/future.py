@@ -23,11 +23,11 @@ from moorage.scheduler.core.ledger.state import (
     LEAVING,
     Job,
     Member,
-    MemberKey,
 )
 from moorage.scheduler.core.queries.view import View
 from moorage.scheduler.whatif.looks import LOOKS, middle, part_of, somewhere_in
 from moorage.scheduler.whatif.play import Held, Play
+from moorage.schemas.attempt import AttemptName
 
 #: the most moments and CPU seconds of one look; starts not reached by then are unknown
 MOMENTS_MAX: Final = 20_000
@@ -58,10 +58,10 @@ class Future(Play):
         self.unknown_starts: set[tuple[str, str]] = set()  # jobs started in this look without any estimate
         self.cut = False  # this look reached a limit before everything had happened
         self._runs = 0  # the fewest runs behind an end so far
-        self._told_by: dict[MemberKey, int] = {}  # the number of runs behind the estimate of each running member
+        self._told_by: dict[AttemptName, int] = {}  # the number of runs behind the estimate of each running member
         self.look = look
-        self._told: set[MemberKey] = set()  # members that were asked to end
-        self._after: dict[MemberKey, int] = {}  # for how long the members had run when this began
+        self._told: set[AttemptName] = set()  # members that were asked to end
+        self._after: dict[AttemptName, int] = {}  # for how long the members had run when this began
         self._may_end_ms: list[int] = []  # when running members lose their protection from preemption
         engine.forget_callers()
         if engine.in_flight:
@@ -73,7 +73,7 @@ class Future(Play):
     def _adopt(self, member: Member) -> None:
         """Continue with a member as its worker would from here."""
         replica, job = member.replica, member.replica.job
-        if (job.tenant, job.name, replica.index, member.fence) in self.held:
+        if member.name in self.held:
             return  # of the record in flight, already handled
         held = self.take_over(member)
         if member.phase == AT_EXITED:

@@ -16,9 +16,10 @@ import msgspec
 
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.events import FromWorker
-from moorage.scheduler.core.ledger.state import AT_RUNNING, Member, MemberKey
+from moorage.scheduler.core.ledger.state import AT_RUNNING, Member
 from moorage.scheduler.core.outputs.outputs import Outputs
 from moorage.scheduler.core.queries.view import View
+from moorage.schemas.attempt import AttemptName, name_in
 from moorage.schemas.codec import Decoder, canonical
 from moorage.schemas.frames import End, Fact, FactFrame, FactKind, Freeze, Place, Start, Wanted
 from moorage.schemas.job import Request
@@ -44,8 +45,8 @@ class Held(msgspec.Struct, gc=False):
     running: bool = False
 
     @property
-    def name(self) -> MemberKey:
-        return (self.tenant, self.job, self.replica, self.fence)
+    def name(self) -> AttemptName:
+        return name_in(self)
 
 
 class Play:
@@ -55,9 +56,9 @@ class Play:
         self.engine = engine
         self.time_ms = time_ms
         self.records = 0
-        self.held: dict[MemberKey, Held] = {}
+        self.held: dict[AttemptName, Held] = {}
         self._mono_ms = mono_ms
-        self._ends: list[tuple[int, int, MemberKey]] = []
+        self._ends: list[tuple[int, int, AttemptName]] = []
         self._order = itertools.count()
         self._facts: dict[str, list[Fact]] = {}  # by worker, in the order of reporting
 
@@ -153,10 +154,7 @@ class Play:
 
     def take_over(self, member: Member) -> Held:
         """Hold a member that is on its worker already, and return it; no end is set, and its slots are left out."""
-        replica, job = member.replica, member.replica.job
-        running = member.phase == AT_RUNNING
-        name = (job.tenant, job.name, replica.index, member.attempt, member.fence)
-        held = Held(*name, member.worker.id, [], running)
+        held = Held(*member.name, member.worker.id, [], member.phase == AT_RUNNING)
         self.held[held.name] = held
         return held
 
@@ -177,10 +175,10 @@ class Play:
                 self.say("frozen" if freeze.on else "resumed", held, code=freeze.n)
 
     def _held_of(self, order: Start | End | Freeze) -> Held | None:
-        return self.held.get((order.tenant, order.job, order.replica, order.fence))
+        return self.held.get(name_in(order))
 
     def _place(self, worker: str, place: Place) -> None:
-        held = Held(place.tenant, place.job, place.replica, place.attempt, place.fence, worker, place.slots)
+        held = Held(*name_in(place), worker, place.slots)
         if held.name in self.held:
             return
         self.held[held.name] = held
@@ -200,7 +198,7 @@ class Play:
         if runs_ms is not None:
             heappush(self._ends, (self.time_ms + runs_ms, next(self._order), held.name))
 
-    def ends_ms(self) -> dict[MemberKey, int]:
+    def ends_ms(self) -> dict[AttemptName, int]:
         """Return the ledger time of each member's end; members without a known end are left out.
 
         Members that have left may be included.
@@ -218,8 +216,7 @@ class Play:
 
     def say(self, kind: FactKind, held: Held, detail: str = "", code: int = 0) -> None:
         """Let a worker report a fact; it is offered with the next record."""
-        name = (held.tenant, held.job, held.replica, held.attempt, held.fence)
-        self._facts.setdefault(held.worker, []).append(Fact(kind, *name, code, detail))
+        self._facts.setdefault(held.worker, []).append(Fact(kind, *held.name, code, detail))
 
     def _offer_facts(self) -> bool:
         told, self._facts = self._facts, {}

@@ -154,6 +154,8 @@ class FleetFrame(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_
     workers: list[dict[str, Any]] = []
     queued: int = 0
     running: int = 0
+    #: the ledger's copies, as in the answer `fleet`
+    ledger_copies: dict[str, Any] = {}
 
 
 class RollCall(msgspec.Struct, frozen=True, gc=False, tag_field="kind", tag="roll-call"):

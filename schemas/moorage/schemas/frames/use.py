@@ -38,7 +38,10 @@ class DeviceUse(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 class AttemptUse(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """What the attempt with this fence uses of each of its devices; an attempt that cannot be measured has none.
+    """What an attempt uses of each of its devices; an attempt that cannot be measured has none.
+
+    `tenant`, `job`, `replica`, `attempt` and `fence` name it. One without an attempt counts for nothing: a fence alone
+    names no attempt, as one record places many.
 
     `still_s` is for how many whole seconds the attempt has written no output, has reported no progress, and each of its
     devices was at 0 %, or at 100 % with low power (`LOW_POWER`). It is 0 for a request without `stall_s`.
@@ -47,6 +50,10 @@ class AttemptUse(msgspec.Struct, frozen=True, gc=False, array_like=True):
     fence: int
     devices: list[DeviceUse]
     still_s: int = 0
+    tenant: str = ""
+    job: str = ""
+    replica: int = 0
+    attempt: int = 0  # from 1 on; 0 of workers of a release that names none
 
 
 class UseAsked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol, cast
 
 from moorage.bus.transport import STATUS_HEADER, Delivery, Handler, Subscribed
+from moorage.schemas.attempt import AttemptName
 from moorage.schemas.codec import Decoder, encode
 from moorage.schemas.errors import MoorageError, Problem, Refused, refuse
 from moorage.schemas.frames import CANNOT_RUN, NOT_HERE, FactAck, Joined, Output, Place, Renewed, Wanted
@@ -72,7 +73,6 @@ from moorage.worker.session.member_messages import (
     Leave,
     Log,
     Member,
-    MemberName,
     NoteKept,
     ProbeFree,
     Quarantine,
@@ -245,7 +245,7 @@ class Agent:
         self.queue: deque[Event | Delivery | _Answer] = deque()
         self.left = asyncio.Event()
         self.where = ""  # the server's address without secrets, for the log
-        self._strays: dict[MemberName, Driver] = {}
+        self._strays: dict[AttemptName, Driver] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_open = False
         self._handlers = self._command_handlers()
@@ -299,7 +299,7 @@ class Agent:
 
     async def open(self) -> None:
         """Open the drivers, take over the members that they still run, and join. Raises a part's MoorageError."""
-        living: dict[MemberName, tuple[Driver, Living]] = {}
+        living: dict[AttemptName, tuple[Driver, Living]] = {}
         for driver in self.drivers.values():
             driver.attach(self.enqueue, self._publish)
             living |= {each.name: (driver, each) for each in await driver.open()}
@@ -350,14 +350,14 @@ class Agent:
         """The machine's boot id, and when the supervisor started; without a supervisor, when this agent started."""
         return self.reporter.boot
 
-    def _restore(self, living: dict[MemberName, tuple[Driver, Living]]) -> None:
+    def _restore(self, living: dict[AttemptName, tuple[Driver, Living]]) -> None:
         """Match the members in the journal with the members that the drivers run, and claim their devices again."""
         state = self.journal.state
         same = same_slots(state.devices, device_names(self.devices))
         found = match(state.places, living, self.drivers, self.host.now(), same, state.quarantined, state.ended)
         # of two on one slot the one that runs and is not preemptible has it
         held = sorted(found.held, key=lambda row: (row[0].frozen, row[0].request.preemptible))
-        stuck: list[MemberName] = []
+        stuck: list[AttemptName] = []
         before = state.devices or device_names(self.devices)
         closed = [*state.left, *(before[slot] for slot in found.left if slot < len(before))]
         for at, (member, phase, code, reason) in enumerate(held):
@@ -778,7 +778,7 @@ class Agent:
         self.say(Log("error", "driver-broke", broke))
         return broke
 
-    def _publish(self, name: MemberName, payload: bytes) -> None:
+    def _publish(self, name: AttemptName, payload: bytes) -> None:
         self.reporter.usage.stillness.said(name, self.host.now())
         tenant, job, replica = name[:3]
         self.host.post(self.subjects.log(tenant, job, replica), payload)

@@ -14,13 +14,14 @@ from typing import Any, Final, Protocol
 from moorage.bus.byte_window import ByteReceiver, ByteSender, BytesLost
 from moorage.bus.errors import BusError
 from moorage.bus.transport import Delivery, Handler, Subscribed
+from moorage.schemas.attempt import AttemptName, name_in
 from moorage.schemas.codec import Decoder, encode
 from moorage.schemas.errors import MoorageError, Problem, refuse
 from moorage.schemas.frames import BEAT_S, DEAD_S, CommandEnd, Exec, Mark, Terminal, piece, read_piece
 from moorage.schemas.subjects import Subjects
 from moorage.worker.drivers.base import Driver
 from moorage.worker.drivers.execution import Execution
-from moorage.worker.session.member_messages import Member, MemberName, name_in
+from moorage.worker.session.member_messages import Member
 from moorage.worker.session.shell import Shell
 
 #: commands in progress at once; further callers are refused
@@ -47,7 +48,7 @@ class CommandStreams:
         worker: str,
         subjects: Subjects,
         drivers: Mapping[str, Driver],
-        held: Mapping[MemberName, Member],
+        held: Mapping[AttemptName, Member],
     ) -> None:
         self._shell = shell
         self._host = host

@@ -14,13 +14,14 @@ from collections.abc import Callable, Mapping
 from itertools import islice
 from typing import Final
 
+from moorage.schemas.attempt import AttemptName
 from moorage.schemas.codec import encode
 from moorage.schemas.frames import Output
 from moorage.system.device_fence import is_refused
 from moorage.worker.devices.device_watch import DeviceWatch
 from moorage.worker.devices.readers.base import Inventory
 from moorage.worker.drivers.base import Driver
-from moorage.worker.session.member_messages import Member, MemberName
+from moorage.worker.session.member_messages import Member
 
 #: seconds between two looks, and the most members that one look tries
 LOOK_S: Final = 30.0
@@ -45,16 +46,16 @@ class CutOffWatch:
         self,
         inventory: Inventory,
         drivers: Mapping[str, Driver],
-        held: Mapping[MemberName, Member],
+        held: Mapping[AttemptName, Member],
         watch: DeviceWatch,
-        publish: Callable[[MemberName, bytes], None],
+        publish: Callable[[AttemptName, bytes], None],
     ) -> None:
         self._inventory = inventory
         self._drivers = drivers
         self._held = held
         self._watch = watch
         self._publish = publish
-        self._told: set[MemberName] = set()
+        self._told: set[AttemptName] = set()
 
     async def run(self) -> None:
         """Look every `LOOK_S` seconds; return at once where it can see nothing."""
@@ -83,9 +84,9 @@ class CutOffWatch:
                 self._publish(name, encode(Output(name[3], "err", 0, "", note=NOTE)))
         self._watch.cut_off = found
 
-    def _pids(self, running: Mapping[MemberName, Member]) -> dict[MemberName, int]:
+    def _pids(self, running: Mapping[AttemptName, Member]) -> dict[AttemptName, int]:
         """Return one process of each of these members whose driver can tell its processes."""
-        found: dict[MemberName, int] = {}
+        found: dict[AttemptName, int] = {}
         names = {member.driver for member in running.values()}
         drivers = [self._drivers[name] for name in names if not self._drivers[name].is_foreign]
         pids = [int(entry) for entry in os.listdir("/proc") if entry.isdecimal()] if drivers else []

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
+from moorage.schemas.attempt import AttemptName
 from moorage.schemas.items import Item
 from moorage.worker.drivers.base import ended_unstarted, never_ran
 from moorage.worker.job.job_items import ItemRefused, JobItems
-from moorage.worker.session.member_messages import Event, Member, MemberName
+from moorage.worker.session.member_messages import Event, Member
 
 
 class ItemStarts:
@@ -22,7 +23,7 @@ class ItemStarts:
         self._report = report
         self._reading: set[asyncio.Task[None]] = set()
         #: members that no driver has yet
-        self.waiting: dict[MemberName, Member] = {}
+        self.waiting: dict[AttemptName, Member] = {}
 
     def begin(self, members: Sequence[Member]) -> None:
         """Read the items of members, those of one file together, and then start them."""
@@ -59,7 +60,7 @@ class ItemStarts:
         """Return the members that have not been ended meanwhile; they wait no more."""
         return [member for member in members if self.waiting.pop(member.name, None) is member]
 
-    def end(self, name: MemberName, why: str) -> bool:
+    def end(self, name: AttemptName, why: str) -> bool:
         """Give up the start of a member and report its end; return False if it does not wait here."""
         if self.waiting.pop(name, None) is None:
             return False

@@ -21,11 +21,11 @@ from typing import Any, Final
 
 import msgspec
 
+from moorage.schemas.attempt import AttemptName, name_in
 from moorage.schemas.errors import MoorageError, problem
 from moorage.schemas.frames import Fact, FactFrame, Place
 from moorage.schemas.unreadable import UNREADABLE
 from moorage.system.record_file import Form, NotThisForm, RecordFile, read_records
-from moorage.worker.session.member_messages import MemberName, name_in
 
 JOURNAL_NAME: Final = "agent.journal"
 #: without marks: a placement has the bytes of a tenant's request
@@ -123,7 +123,7 @@ class _Join(msgspec.Struct, frozen=True, array_like=True, tag="join"):
     facts: list[Fact]
     devices: list[str] = []
     left: list[str] = []
-    released: list[MemberName] = []  # of a replaced file; last, so that an earlier release reads past it
+    released: list[AttemptName] = []  # of a replaced file; last, so that an earlier release reads past it
 
 
 class _Live(msgspec.Struct, frozen=True, array_like=True, tag="live"):
@@ -140,7 +140,7 @@ class _Answered(msgspec.Struct, frozen=True, array_like=True, tag="answered"):
 
 
 class _Quarantined(msgspec.Struct, frozen=True, array_like=True, tag="quarantined"):
-    name: MemberName
+    name: AttemptName
 
 
 class _Placed(msgspec.Struct, frozen=True, array_like=True, tag="placed"):
@@ -151,7 +151,7 @@ class _Placed(msgspec.Struct, frozen=True, array_like=True, tag="placed"):
 class Kept(msgspec.Struct, frozen=True, array_like=True, tag="kept"):
     """What else a placed member has: its ports, and whether it was ready once."""
 
-    name: MemberName
+    name: AttemptName
     ports: list[int]
     was_ready: bool
 
@@ -183,13 +183,13 @@ class JournalState:
         self.ledger = ""
         self.join_facts: list[Fact] = []
         self.frames: dict[int, list[Fact]] = {}
-        self.places: dict[MemberName, Place] = {}
-        self.kept: dict[MemberName, Kept] = {}
-        self.quarantined: set[MemberName] = set()  # those of the places that have only slots in quarantine left
-        self.ended: dict[MemberName, Fact] = {}  # how those of the places ended whose devices are not free yet
+        self.places: dict[AttemptName, Place] = {}
+        self.kept: dict[AttemptName, Kept] = {}
+        self.quarantined: set[AttemptName] = set()  # those of the places that have only slots in quarantine left
+        self.ended: dict[AttemptName, Fact] = {}  # how those of the places ended whose devices are not free yet
         #: those of the quarantined ones that are freed since. If a driver lists one as stuck, an operator released it,
         #: and the driver was not told to forget it: that follows only once the leader has the fact
-        self.released: dict[MemberName, None] = {}
+        self.released: dict[AttemptName, None] = {}
         self.devices: list[str] = []  # the devices in the order of the places' slots
         self.left: list[str] = []  # devices that may still have the memory of an earlier job
 
@@ -278,7 +278,7 @@ class MemoryJournal:
         """Record placements before the driver gets them, so that a restarted agent knows what its supervisor runs."""
         self._append(_Placed(places))
 
-    def keep(self, name: MemberName, ports: Sequence[int], *, was_ready: bool) -> None:
+    def keep(self, name: AttemptName, ports: Sequence[int], *, was_ready: bool) -> None:
         """Record the ports of a placed member, and whether it was ready once."""
         self._append(Kept(name, list(ports), was_ready))
 

@@ -11,10 +11,11 @@ import asyncio
 from collections.abc import Collection, Mapping
 from typing import Final
 
+from moorage.schemas.attempt import AttemptName
 from moorage.schemas.frames import Finding
 from moorage.worker.drivers.base import Driver
 from moorage.worker.session.lease_session import LeaseSession
-from moorage.worker.session.member_messages import Log, Member, MemberName
+from moorage.worker.session.member_messages import Log, Member
 from moorage.worker.session.shell import Shell
 
 #: renewals between two looks while the worker has members
@@ -32,16 +33,16 @@ class LostMembers:
         self,
         shell: Shell,
         drivers: Mapping[str, Driver],
-        held: Mapping[MemberName, Member],
+        held: Mapping[AttemptName, Member],
         session: LeaseSession,
-        unstarted: Collection[MemberName] = (),
+        unstarted: Collection[AttemptName] = (),
     ) -> None:
         self._shell = shell
         self._drivers = drivers
         self._held = held
         self._session = session
         self._unstarted = unstarted  # those that no driver has yet
-        self._since_s: dict[MemberName, float] = {}  # when an answer first left the member out
+        self._since_s: dict[AttemptName, float] = {}  # when an answer first left the member out
         self._looking = asyncio.Lock()
 
     async def run(self) -> None:
@@ -51,10 +52,10 @@ class LostMembers:
             if self._held and self._session.phase == "live":
                 await self.look()
 
-    async def look(self) -> list[MemberName]:
+    async def look(self) -> list[AttemptName]:
         """Return the members of which nothing is left; end those that a look a renewal ago left out as well."""
         async with self._looking:
-            missing: list[MemberName] = []
+            missing: list[AttemptName] = []
             for driver in self._drivers.values():
                 before = self._of(driver)
                 if before and (living := await self._living(driver, before)) is not None:
@@ -74,7 +75,7 @@ class LostMembers:
             for tenant, job, replica, _, fence in await self.look()
         ]
 
-    def _of(self, driver: Driver) -> set[MemberName]:
+    def _of(self, driver: Driver) -> set[AttemptName]:
         """Return the driver's members that should be there. Frozen and stuck ones have rules of their own."""
         return {
             name
@@ -85,7 +86,7 @@ class LostMembers:
             and not (member.frozen or member.freezing or member.stuck)
         }
 
-    async def _living(self, driver: Driver, names: Collection[MemberName]) -> Collection[MemberName] | None:
+    async def _living(self, driver: Driver, names: Collection[AttemptName]) -> Collection[AttemptName] | None:
         try:
             async with asyncio.timeout(ANSWER_S):
                 return await driver.living(names)
@@ -96,7 +97,7 @@ class LostMembers:
                 raise
             return None
 
-    def _end(self, name: MemberName) -> None:
+    def _end(self, name: AttemptName) -> None:
         del self._since_s[name]
         driver = self._drivers[self._held[name].driver]
         why = f"{name} counts as running, but the driver {driver.name} has nothing of it: it is ended as lost"

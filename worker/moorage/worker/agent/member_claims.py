@@ -6,13 +6,15 @@ import asyncio
 from collections.abc import Sequence
 from typing import Final, cast
 
+from moorage.schemas.attempt import AttemptName
 from moorage.schemas.frames import Start
 from moorage.schemas.gpu import Sharing
+from moorage.system.proctree import read_process
 from moorage.worker.devices.pool import GpuPool, PoolLease, SlotsRefused
 from moorage.worker.devices.readers.base import PROBE_S, Inventory, SlotReading
 from moorage.worker.job.rendezvous import LOCAL_ADDRESS, Rendezvous
 from moorage.worker.job.service_ports import ServicePorts
-from moorage.worker.session.member_messages import Log, Member, MemberName, NotFree, SeenFree
+from moorage.worker.session.member_messages import Log, Member, NotFree, SeenFree
 from moorage.worker.session.shell import Shell
 from moorage.worker.sharing.mps.clients import MpsClients
 
@@ -40,8 +42,8 @@ class MemberClaims:
         self._rendezvous = rendezvous
         self._clients = clients
         self._ports = ports
-        self._leases: dict[MemberName, PoolLease] = {}
-        self._quarantined: dict[int, set[MemberName]] = {}
+        self._leases: dict[AttemptName, PoolLease] = {}
+        self._quarantined: dict[int, set[AttemptName]] = {}
         self._left_behind: dict[int, str] = {}  # by slot: a device's name
         self._absent: list[str] = []
 
@@ -189,8 +191,8 @@ class MemberClaims:
             self._shell.enqueue(NotFree(items))
 
     async def _probe(self, members: Sequence[Member]) -> None:
-        free: list[MemberName] = []
-        taken: list[tuple[MemberName, tuple[int, ...]]] = []
+        free: list[AttemptName] = []
+        taken: list[tuple[AttemptName, tuple[int, ...]]] = []
         readings: list[SlotReading] | None = None
         for member in members:
             slots = member.quarantined or member.slots
@@ -224,8 +226,5 @@ def _pids_are_alive(reading: SlotReading) -> bool:
 
 
 def _is_alive(pid: int) -> bool:
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return b") Z" not in file.read(512)
-    except OSError:
-        return False
+    process = read_process(pid)
+    return process is not None and not process.dead

@@ -9,10 +9,11 @@ import os
 from collections.abc import Mapping
 from typing import Final
 
+from moorage.schemas.attempt import AttemptName
 from moorage.schemas.service import READY_FILE
 from moorage.schemas.staying import Ready, own_port
 from moorage.worker.drivers.base import Driver
-from moorage.worker.session.member_messages import Member, MemberName, SeenReady
+from moorage.worker.session.member_messages import Member, SeenReady
 from moorage.worker.session.shell import Shell
 
 #: seconds before the second look; then twice as long each time until it is ready or `every_s` is reached. A service
@@ -28,7 +29,7 @@ class ReadyWatch:
     """Looks at one worker's members; `held` are all of them, `address` is this host's for others."""
 
     def __init__(
-        self, shell: Shell, drivers: Mapping[str, Driver], held: Mapping[MemberName, Member], address: str | None
+        self, shell: Shell, drivers: Mapping[str, Driver], held: Mapping[AttemptName, Member], address: str | None
     ) -> None:
         self._shell = shell
         self._drivers = drivers

@@ -11,6 +11,7 @@ from typing import Final, Literal, TypeVar
 
 from msgspec.structs import replace
 
+from moorage.schemas.attempt import AttemptName
 from moorage.schemas.capabilities import COUNTED, NEXT_ATTEMPT, Capabilities
 from moorage.schemas.codec import encode
 from moorage.schemas.frames import Device, DriverDown, Hello, Load, Look, Looked, SlotLoad
@@ -30,7 +31,7 @@ from moorage.worker.drivers.policy import Policy
 from moorage.worker.freezing.unused import UnusedJobs
 from moorage.worker.lend.lender import LeaseServer
 from moorage.worker.session.lease_session import NEVER_S
-from moorage.worker.session.member_messages import Event, HealthChanged, Log, Member, MemberName
+from moorage.worker.session.member_messages import Event, HealthChanged, Log, Member
 from moorage.worker.session.shell import Shell
 from moorage.worker.settings import LOADS_ON_CHANGE_PER_S_MAX, WorkerSettings
 from moorage.worker.sharing.idle_watch import IdleJobs
@@ -62,7 +63,7 @@ class Reporter:
         watch: DeviceWatch,
         policy: Policy,
         guard: MemoryGuard,
-        held: Mapping[MemberName, Member],
+        held: Mapping[AttemptName, Member],
         lost: LostMembers,
         lender: LeaseServer | None,
     ) -> None:

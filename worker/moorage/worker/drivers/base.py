@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import msgspec
 
+from moorage.schemas.attempt import AttemptName
 from moorage.schemas.capabilities import COUNTED, Capabilities
 from moorage.schemas.driver_config import Fault, keys_fault
 from moorage.schemas.errors import ENDED_AS_ASKED, MoorageError, refuse
@@ -40,7 +41,6 @@ from moorage.worker.job.output_cleaner import OutputBounds
 from moorage.worker.session.member_messages import (
     Ended,
     FreezeAnswered,
-    MemberName,
     NotFree,
     NotStarted,
     Replaced,
@@ -75,7 +75,7 @@ Report = Callable[[DriverEvent], None]
 log = logging.getLogger("moorage.worker")
 
 
-def never_ran(name: MemberName, error: Exception) -> NotStarted | StartFailed:
+def never_ran(name: AttemptName, error: Exception) -> NotStarted | StartFailed:
     """Return the report of a member that this error kept from starting: this host is at fault, or the job is.
 
     It is the host's fault if it cannot start the member now (`HostAtFault`), or lacks what the member needs
@@ -92,7 +92,7 @@ def never_ran(name: MemberName, error: Exception) -> NotStarted | StartFailed:
     return StartFailed([(name, CODE_CANNOT_START, why)])
 
 
-def ended_unstarted(name: MemberName, why: str) -> Ended:
+def ended_unstarted(name: AttemptName, why: str) -> Ended:
     """Return the report of a member that was asked to end, for this reason, before any of its processes ran."""
     return Ended([(name, CODE_ENDED, "fence" if why == "fence" else ENDED_AS_ASKED)])
 
@@ -104,7 +104,7 @@ def kept_within(output: OutputBounds, folders: FolderBounds | None = None) -> di
 
 
 #: takes whose output it is and the payload of the output frame; the agent adds the subject
-Publish = Callable[[MemberName, bytes], None]
+Publish = Callable[[AttemptName, bytes], None]
 
 
 class Assignment(msgspec.Struct, frozen=True):
@@ -131,7 +131,7 @@ class Assignment(msgspec.Struct, frozen=True):
     The member has a folder of its own, and starts in `run.cwd` below it; an absolute `run.cwd` replaces it.
     """
 
-    name: MemberName
+    name: AttemptName
     request: Request
     devices: list[Device]
     mode: str
@@ -208,7 +208,7 @@ class Living(msgspec.Struct, frozen=True):
     `reason` are set if it is exited or refused. `frozen` is set for a running member that is frozen.
     """
 
-    name: MemberName
+    name: AttemptName
     phase: str
     code: int = 0
     reason: str = ""
@@ -293,11 +293,11 @@ class Driver:
         """Report an event to the agent. Raises RuntimeError before `attach`."""
         self._to_agent(event)
 
-    def publish(self, name: MemberName, payload: bytes) -> None:
+    def publish(self, name: AttemptName, payload: bytes) -> None:
         """Publish a frame of a member's output for those who follow it. Raises RuntimeError before `attach`."""
         self._to_clients(name, payload)
 
-    def folder_of(self, name: MemberName) -> str:
+    def folder_of(self, name: AttemptName) -> str:
         """Return the path of an attempt's folder on this host, whether it exists or not; "" if it has none here."""
         return ""
 
@@ -371,14 +371,14 @@ class Driver:
         """
         raise NotImplementedError
 
-    def end(self, name: MemberName, grace_s: float, why: str) -> None:
+    def end(self, name: AttemptName, grace_s: float, why: str) -> None:
         """Begin to end a member, by force after `grace_s` seconds; report `Ended`. See the module's docstring.
 
         An exception counts as `Stuck`: the member's devices stay quarantined.
         """
         raise NotImplementedError
 
-    def end_with_notice(self, name: MemberName, grace_s: float, why: str, notice_s: float) -> None:
+    def end_with_notice(self, name: AttemptName, grace_s: float, why: str, notice_s: float) -> None:
         """Tell the member to save its work, and `notice_s` seconds later end it as `end` does.
 
         This default, for drivers that cannot tell a member, ends it now. The agent may call `end` meanwhile; that call
@@ -394,34 +394,34 @@ class Driver:
         """
         return COUNTED
 
-    def resize(self, name: MemberName, share: Share) -> None:
+    def resize(self, name: AttemptName, share: Share) -> None:
         """Make a running member keep to another part of each of its devices.
 
         Called only where `resizes` returns `live`.
         """
 
-    def freeze(self, name: MemberName, slots: Sequence[int]) -> None:
+    def freeze(self, name: AttemptName, slots: Sequence[int]) -> None:
         """Begin to take a running member's memory off the devices in these slots; report `FreezeAnswered`.
 
         Called only where `capabilities.freezes` is set, and not again before the answer; `end` may be called meanwhile.
         """
         raise NotImplementedError
 
-    def resume(self, name: MemberName) -> None:
+    def resume(self, name: AttemptName) -> None:
         """Begin to let a frozen member run on; report `FreezeAnswered`. The rules of `freeze` hold."""
         raise NotImplementedError
 
-    def wakes(self, name: MemberName) -> bool:
+    def wakes(self, name: AttemptName) -> bool:
         """Return whether this driver would report the member's first use of its devices, once frozen, as `ResumeDue`.
 
         Only then does the worker freeze the member for not using its devices.
         """
         return False
 
-    def forget(self, names: list[MemberName]) -> None:
+    def forget(self, names: list[AttemptName]) -> None:
         """Forget these members: their ends are in the ledger."""
 
-    async def living(self, names: Collection[MemberName]) -> Collection[MemberName] | None:
+    async def living(self, names: Collection[AttemptName]) -> Collection[AttemptName] | None:
         """Return those of these members of which something is left on this host, or for which the driver still works.
 
         Others may be returned as well.
@@ -433,7 +433,7 @@ class Driver:
         """
         return None
 
-    def give_up(self, name: MemberName) -> None:
+    def give_up(self, name: AttemptName) -> None:
         """Forget a member that `living` left out, and report its end as lost."""
         self.report(Ended([(name, CODE_LOST, LOST)]))
 
@@ -461,7 +461,7 @@ class Driver:
         """
         raise refuse("failed-precondition", f"the driver {self.name} runs no command in a running job", job=asked.job)
 
-    def members_of(self, pids: Collection[int]) -> dict[int, MemberName | None]:
+    def members_of(self, pids: Collection[int]) -> dict[int, AttemptName | None]:
         """Return the member of each of these processes that belongs to this driver.
 
         The value is None for a process that is a member's and hides whose; processes of no member are left out. It must

@@ -8,6 +8,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from moorage.schemas.attempt import AttemptName
 from moorage.schemas.gpu import Share
 from moorage.worker.devices.readers.base import Inventory
 from moorage.worker.devices.refused_nodes import GpuNodes
@@ -18,7 +19,6 @@ from moorage.worker.freezing.gate import Gate, needs_gate
 from moorage.worker.job.attempt_folders import AttemptFolders
 from moorage.worker.job.call_keys import CallKeys
 from moorage.worker.job.job_files import JobFiles
-from moorage.worker.session.member_messages import MemberName
 from moorage.worker.settings import WorkerSettings
 from moorage.worker.sharing.limiter.limits import Limits
 from moorage.worker.sharing.mps.managed import ManagedMps
@@ -71,7 +71,7 @@ class Kit(NamedTuple):
         return AttemptFolders(self.settings, owner_of(self.worker, driver))
 
 
-def keep_to(limits: Limits | None, name: MemberName, share: Share) -> None:
+def keep_to(limits: Limits | None, name: AttemptName, share: Share) -> None:
     """Have the limiter, if there is one, keep an attempt to a new share. Log a warning if that fails."""
     try:
         if limits is not None:

@@ -16,13 +16,14 @@ import asyncio
 import math
 from typing import Final
 
+from moorage.schemas.attempt import AttemptName, name_in
 from moorage.schemas.capabilities import Capabilities
 from moorage.schemas.driver_config import NoopBlock
 from moorage.schemas.errors import refuse
 from moorage.schemas.frames import LogPage, ReadLog
 from moorage.schemas.job import DURATION_S_MAX, Request
 from moorage.worker.drivers.base import CODE_NOT_FOUND, Assignment, Driver
-from moorage.worker.session.member_messages import Ended, MemberName, Started, StartFailed, name_in
+from moorage.worker.session.member_messages import Ended, Started, StartFailed
 
 #: minus SIGTERM, with which a real process would end, too
 CODE_ENDED: Final = -15
@@ -46,7 +47,7 @@ class NoopDriver(Driver):
 
     def __init__(self) -> None:
         super().__init__()
-        self._running: dict[MemberName, asyncio.TimerHandle | None] = {}
+        self._running: dict[AttemptName, asyncio.TimerHandle | None] = {}
 
     async def close(self) -> None:
         for timer in self._running.values():
@@ -60,9 +61,9 @@ class NoopDriver(Driver):
             _script(run.argv)
 
     def start(self, assignments: list[Assignment]) -> None:
-        started: list[MemberName] = []
-        ended: list[tuple[MemberName, int, str]] = []
-        failed: list[tuple[MemberName, int, str]] = []
+        started: list[AttemptName] = []
+        ended: list[tuple[AttemptName, int, str]] = []
+        failed: list[tuple[AttemptName, int, str]] = []
         for assignment in assignments:
             name = assignment.name
             run = assignment.run
@@ -86,7 +87,7 @@ class NoopDriver(Driver):
         if ended:
             self.report(Ended(ended))
 
-    def end(self, name: MemberName, grace_s: float, why: str) -> None:
+    def end(self, name: AttemptName, grace_s: float, why: str) -> None:
         if name in self._running:
             self._over(name, CODE_ENDED, "fence" if why == "fence" else "end")
 
@@ -95,7 +96,7 @@ class NoopDriver(Driver):
         name = name_in(ask)
         return LogPage(ask.attempt, ask.stream, over=ask.ended_ms > 0 and name not in self._running)
 
-    def _run(self, name: MemberName, seconds: float, code: int, timeout_s: float | None) -> None:
+    def _run(self, name: AttemptName, seconds: float, code: int, timeout_s: float | None) -> None:
         reason = "exit"
         if timeout_s is not None and timeout_s < seconds:
             seconds, code, reason = timeout_s, CODE_TIMED_OUT, "timeout"
@@ -105,7 +106,7 @@ class NoopDriver(Driver):
             else None
         )
 
-    def _over(self, name: MemberName, code: int, reason: str) -> None:
+    def _over(self, name: AttemptName, code: int, reason: str) -> None:
         timer = self._running.pop(name)
         if timer is not None:
             timer.cancel()

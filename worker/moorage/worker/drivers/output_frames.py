@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from moorage.schemas import frames
+from moorage.schemas.attempt import AttemptName
 from moorage.schemas.codec import encode
-from moorage.worker.session.member_messages import MemberName
 from moorage.worker.supervisor.protocol import Ended, Output
 
 #: most bytes of output in one frame
@@ -28,11 +28,11 @@ class Notes:
     Only clients that follow the member now get them. Without `publish` no client does.
     """
 
-    def __init__(self, publish: Callable[[MemberName, bytes], None] | None) -> None:
+    def __init__(self, publish: Callable[[AttemptName, bytes], None] | None) -> None:
         self._publish = publish
-        self._said: dict[MemberName, tuple[float, str]] = {}
+        self._said: dict[AttemptName, tuple[float, str]] = {}
 
-    def say(self, name: MemberName, note: str) -> None:
+    def say(self, name: AttemptName, note: str) -> None:
         """Publish what is being done for a member.
 
         Drop the note if it is the last one again, or the last one is less than `NOTE_S` seconds old.
@@ -43,16 +43,16 @@ class Notes:
             self._said[name] = now_s, note
             self._send(name, note=note[:NOTE_CHARS_MAX])
 
-    def started(self, name: MemberName, ports: dict[str, str]) -> None:
+    def started(self, name: AttemptName, ports: dict[str, str]) -> None:
         """Record that a member has started; publish where it is reached, if it publishes ports."""
         self._said.pop(name, None)
         if ports:
             self._send(name, ports=ports)
 
-    def forget(self, name: MemberName) -> None:
+    def forget(self, name: AttemptName) -> None:
         self._said.pop(name, None)
 
-    def _send(self, name: MemberName, **fields: Any) -> None:
+    def _send(self, name: AttemptName, **fields: Any) -> None:
         if self._publish is not None:
             self._publish(name, encode(frames.Output(name[3], "err", 0, "", **fields)))
 
@@ -64,11 +64,11 @@ class OutputFrames:
     """
 
     def __init__(self) -> None:
-        self._halves: dict[tuple[MemberName, str], tuple[int, bytes]] = {}  # offset, and the bytes that wait
-        self._pieces: dict[tuple[MemberName, str], tuple[int, list[bytes], int]] = {}
-        self._frames: list[tuple[MemberName, bytes]] = []
+        self._halves: dict[tuple[AttemptName, str], tuple[int, bytes]] = {}  # offset, and the bytes that wait
+        self._pieces: dict[tuple[AttemptName, str], tuple[int, list[bytes], int]] = {}
+        self._frames: list[tuple[AttemptName, bytes]] = []
 
-    def add(self, name: MemberName, event: Output) -> None:
+    def add(self, name: AttemptName, event: Output) -> None:
         at = (name, event.stream)
         other = (name, "stderr" if event.stream == "stdout" else "stdout")
         if other in self._pieces and len(self._frames) < IN_ORDER_MAX:
@@ -80,20 +80,20 @@ class OutputFrames:
         pieces.append(event.data)
         self._pieces[at] = (offset, pieces, size + len(event.data))
 
-    def end(self, name: MemberName, event: Ended) -> None:
+    def end(self, name: AttemptName, event: Ended) -> None:
         for stream, size in (("stdout", event.stdout_bytes), ("stderr", event.stderr_bytes)):
             at = (name, stream)
             self._cut(at)
             raw = self._half_before(at, size)
             self._say(name, stream, size - len(raw), raw.decode(errors="replace"), raw, end=True)
 
-    def take(self) -> list[tuple[MemberName, bytes]]:
+    def take(self) -> list[tuple[AttemptName, bytes]]:
         for at in list(self._pieces):
             self._cut(at)
         frames, self._frames = self._frames, []
         return frames
 
-    def _cut(self, at: tuple[MemberName, str]) -> None:
+    def _cut(self, at: tuple[AttemptName, str]) -> None:
         found = self._pieces.pop(at, None)
         if found is None:
             return
@@ -106,7 +106,7 @@ class OutputFrames:
             self._halves[at] = (offset + taken, raw[taken:])
         self._say(at[0], at[1], offset, text, raw[:taken])
 
-    def _half_before(self, at: tuple[MemberName, str], offset: int) -> bytes:
+    def _half_before(self, at: tuple[AttemptName, str], offset: int) -> bytes:
         """Return the bytes that wait, and end where this offset begins; send others alone."""
         begin, half = self._halves.pop(at, (offset, b""))
         if begin + len(half) == offset:
@@ -114,7 +114,7 @@ class OutputFrames:
         self._say(at[0], at[1], begin, half.decode(errors="replace"), half)
         return b""
 
-    def _say(self, name: MemberName, stream: str, offset: int, text: str, raw: bytes, *, end: bool = False) -> None:
+    def _say(self, name: AttemptName, stream: str, offset: int, text: str, raw: bytes, *, end: bool = False) -> None:
         offset = max(offset, 0)
         data = raw if "\ufffd" in text and text.encode() != raw else None
         behind = offset + len(raw)

@@ -16,11 +16,11 @@ from functools import partial
 from pathlib import Path
 from typing import Final, Protocol
 
+from moorage.schemas.attempt import AttemptName
 from moorage.schemas.capabilities import DRIVER_DEFAULT
 from moorage.schemas.errors import UPGRADED, MoorageError, problem, refuse
 from moorage.system.framing import FrameTooLarge
 from moorage.worker.job.output_cleaner import OutputBounds, OutputCleaner
-from moorage.worker.session.member_messages import MemberName
 from moorage.worker.supervisor.client import (
     Answer,
     Supervised,
@@ -94,13 +94,13 @@ def owner_of(worker: str, driver: str) -> str:
     return worker if driver == DRIVER_DEFAULT else f"{worker}@{driver}"
 
 
-def key_of(owner: str, name: MemberName) -> str:
+def key_of(owner: str, name: AttemptName) -> str:
     """Return the key of a member at the supervisor; `owner` is from `owner_of`."""
     tenant, job, replica, attempt, fence = name
     return f"{owner}|{tenant}/{job}/{replica}/{attempt}/{fence}"
 
 
-def name_of(key: str) -> MemberName:
+def name_of(key: str) -> AttemptName:
     """Return the member of a key with or without its owner."""
     tenant, job, replica, attempt, fence = key.rpartition("|")[2].split("/")
     return (tenant, job, int(replica), int(attempt), int(fence))

@@ -18,6 +18,7 @@ from typing import Final, cast
 
 import msgspec
 
+from moorage.schemas.attempt import AttemptName
 from moorage.schemas.unreadable import UNREADABLE
 from moorage.system.private_files import replace_private
 from moorage.system.proctree import MARK_NAMES, all_processes, marks_of, read_environ, read_process
@@ -25,7 +26,6 @@ from moorage.worker.devices.readers.base import HeldUnknown, Inventory
 from moorage.worker.freezing import cuda
 from moorage.worker.freezing.cuda import Outcome
 from moorage.worker.freezing.room import room_fault
-from moorage.worker.session.member_messages import MemberName
 
 #: how long work on the GPU may go on until a lock fails; then all processes run on
 LOCK_S: Final = 30.0
@@ -34,7 +34,7 @@ HELPER_S: Final = 600.0
 
 log = logging.getLogger("moorage.worker")
 
-MembersOf = Callable[[Collection[int]], Mapping[int, MemberName | None]]
+MembersOf = Callable[[Collection[int]], Mapping[int, AttemptName | None]]
 
 
 class _Entry(msgspec.Struct, array_like=True):
@@ -43,7 +43,7 @@ class _Entry(msgspec.Struct, array_like=True):
     `guessed`: the record was lost, and these are all of its processes, whether they use CUDA or not.
     """
 
-    name: MemberName
+    name: AttemptName
     processes: list[tuple[int, int]]
     done: bool = False
     guessed: bool = False
@@ -63,11 +63,11 @@ class Freezer:
         self._file = file
         self._held = held
         self._root = root
-        self._entries: dict[MemberName, _Entry] = {}
+        self._entries: dict[AttemptName, _Entry] = {}
         self._library = cuda.LIBRARY
         self._damaged = file.with_name(f"{file.name}.damaged")
 
-    def begin(self, living: Collection[MemberName]) -> set[MemberName]:
+    def begin(self, living: Collection[AttemptName]) -> set[AttemptName]:
         """Take over the record of an earlier agent; return the attempts that it says are frozen, of those `living`.
 
         Then each of the `unsettled` is to be settled. If the record cannot be read, it is kept under another name, and
@@ -90,11 +90,11 @@ class Freezer:
         return {entry.name for entry in self._entries.values() if entry.done}
 
     @property
-    def unsettled(self) -> list[MemberName]:
+    def unsettled(self) -> list[AttemptName]:
         """After `begin`: the attempts of which only the driver knows whether they are frozen."""
         return list(self._entries)
 
-    async def settle(self, name: MemberName) -> tuple[Outcome, str]:
+    async def settle(self, name: AttemptName) -> tuple[Outcome, str]:
         """Ask the driver whether an attempt is frozen, and resume one that an earlier agent only began to freeze.
 
         Return what it is now, and why if it is broken. It takes as long as the driver does.
@@ -112,7 +112,7 @@ class Freezer:
             self.over(name)
         return outcome, why
 
-    async def freeze(self, name: MemberName, slots: Sequence[int], members_of: MembersOf) -> tuple[Outcome, str]:
+    async def freeze(self, name: AttemptName, slots: Sequence[int], members_of: MembersOf) -> tuple[Outcome, str]:
         """Freeze the process of an attempt that uses these devices. Return the result, and why it is not "frozen".
 
         "running" is also the result if none or several processes use them, and if there is no room for their memory.
@@ -155,7 +155,7 @@ class Freezer:
             return outcome, why or f"{self._file} cannot be written: {error.strerror or error}"
         return outcome, why
 
-    async def resume(self, name: MemberName) -> tuple[Outcome, str]:
+    async def resume(self, name: AttemptName) -> tuple[Outcome, str]:
         """Let the processes of an attempt run on, and forget it. Return the result, and why not all run.
 
         The reason is "" if they run. An attempt that is not frozen here stays as it is, and the result is "running".
@@ -167,7 +167,7 @@ class Freezer:
         self.over(name)
         return outcome, why
 
-    def over(self, name: MemberName) -> None:
+    def over(self, name: AttemptName) -> None:
         """Forget an attempt: it runs, or it has ended."""
         if self._entries.pop(name, None) is not None:
             self._note()
@@ -246,10 +246,10 @@ def freezer_for(worker: str, inventory: Inventory, file: Path) -> Freezer | None
     return Freezer(file, inventory.held)
 
 
-def _processes_of(names: Collection[MemberName]) -> dict[MemberName, list[tuple[int, int]]]:
+def _processes_of(names: Collection[AttemptName]) -> dict[AttemptName, list[tuple[int, int]]]:
     """Return the processes of these attempts, by the marks in their environment."""
     marks = {name: marks_of(dict(zip(MARK_NAMES, map(str, name), strict=True))) for name in names}
-    found: dict[MemberName, list[tuple[int, int]]] = {name: [] for name in names}
+    found: dict[AttemptName, list[tuple[int, int]]] = {name: [] for name in names}
     for process in all_processes():
         try:
             entries = read_environ(process.pid) or frozenset()

@@ -9,9 +9,9 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 
+from moorage.schemas.attempt import AttemptName
 from moorage.schemas.frames import Device
 from moorage.schemas.job import Qos, Request
-from moorage.worker.session.member_messages import MemberName
 from moorage.worker.sharing.limiter.segment import DEVICES_MAX, Segment
 
 
@@ -30,11 +30,11 @@ def needs_gate(after_s: Callable[[Qos], int], request: Request, devices: Sequenc
 class Gate:
     """The gates of one driver's attempts, those that have `segments`. For an attempt without one nothing happens."""
 
-    def __init__(self, segments: Mapping[MemberName, Segment]) -> None:
+    def __init__(self, segments: Mapping[AttemptName, Segment]) -> None:
         self._segments = segments
-        self._closed: set[MemberName] = set()
+        self._closed: set[AttemptName] = set()
 
-    def close(self, name: MemberName) -> None:
+    def close(self, name: AttemptName) -> None:
         """Have an attempt's calls of the CUDA driver wait, as it is about to be frozen.
 
         Nothing happens if its segment cannot be written.
@@ -44,14 +44,14 @@ class Gate:
                 segment.hold_calls()
                 self._closed.add(name)
 
-    def open(self, name: MemberName) -> None:
+    def open(self, name: AttemptName) -> None:
         """Have an attempt's calls of the CUDA driver pass again."""
         self._closed.discard(name)
         if (segment := self._segments.get(name)) is not None:
             with contextlib.suppress(OSError):
                 segment.let_calls_pass()
 
-    def wanted(self) -> list[MemberName]:
+    def wanted(self) -> list[AttemptName]:
         """Return the attempts to which a call has come since their `close`."""
         found = []
         for name in self._closed:
@@ -60,7 +60,7 @@ class Gate:
                     found.append(name)
         return found
 
-    def wakes(self, name: MemberName) -> bool:
+    def wakes(self, name: AttemptName) -> bool:
         """Return whether a process of an attempt uses a device through the library."""
         segment = self._segments.get(name)
         try:
@@ -68,6 +68,6 @@ class Gate:
         except OSError:
             return False
 
-    def forget(self, name: MemberName) -> None:
+    def forget(self, name: AttemptName) -> None:
         """Forget an attempt of which nothing runs any more."""
         self._closed.discard(name)

@@ -12,10 +12,11 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from functools import partial
 from typing import Final
 
+from moorage.schemas.attempt import AttemptName
 from moorage.worker.freezing.cuda import Outcome
 from moorage.worker.freezing.freezer import Freezer, MembersOf
 from moorage.worker.freezing.gate import Gate
-from moorage.worker.session.member_messages import FreezeAnswered, MemberName, ResumeDue
+from moorage.worker.session.member_messages import FreezeAnswered, ResumeDue
 
 #: how often the worker checks for calls of frozen members
 LOOK_FOR_USE_S: Final = 0.2
@@ -39,12 +40,12 @@ class FreezableMembers:
         self._gate = gate
         self._report = report
         self._members_of = members_of
-        self._at_work: dict[asyncio.Task[None], MemberName] = {}
-        self._turns: dict[MemberName, asyncio.Lock] = {}  # what is done with one member is done in turn
-        self._used_again: set[MemberName] = set()  # frozen ones that were reported as such
+        self._at_work: dict[asyncio.Task[None], AttemptName] = {}
+        self._turns: dict[AttemptName, asyncio.Lock] = {}  # what is done with one member is done in turn
+        self._used_again: set[AttemptName] = set()  # frozen ones that were reported as such
         self._looks: asyncio.Task[None] | None = None
 
-    def begin(self, running: Collection[MemberName]) -> set[MemberName]:
+    def begin(self, running: Collection[AttemptName]) -> set[AttemptName]:
         """Take over the running members of an earlier agent; return those that are frozen by its record.
 
         Where the driver says otherwise, that is reported later.
@@ -65,20 +66,20 @@ class FreezableMembers:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def freeze(self, name: MemberName, slots: Sequence[int]) -> None:
+    def freeze(self, name: AttemptName, slots: Sequence[int]) -> None:
         """Begin to freeze a member with these devices."""
         self._close_gate(name)
         self._begin(name, partial(self._freezer.freeze, name, slots, self._members_of))
 
-    def resume(self, name: MemberName) -> None:
+    def resume(self, name: AttemptName) -> None:
         """Begin to resume a member."""
         self._begin(name, partial(self._freezer.resume, name))
 
-    def wakes(self, name: MemberName) -> bool:
+    def wakes(self, name: AttemptName) -> bool:
         """Return whether the member's first use would be reported, once it is frozen."""
         return self._gate is not None and self._gate.wakes(name)
 
-    def over(self, name: MemberName) -> None:
+    def over(self, name: AttemptName) -> None:
         """Forget a member of which nothing runs any more."""
         self._freezer.over(name)
         self._turns.pop(name, None)
@@ -86,12 +87,12 @@ class FreezableMembers:
         if self._gate is not None:
             self._gate.forget(name)
 
-    def _begin(self, name: MemberName, work: Work, believed: Outcome | None = None) -> None:
+    def _begin(self, name: AttemptName, work: Work, believed: Outcome | None = None) -> None:
         task = asyncio.get_running_loop().create_task(self._do(name, work, believed))
         self._at_work[task] = name
         task.add_done_callback(self._at_work.pop)
 
-    async def _do(self, name: MemberName, work: Work, believed: Outcome | None) -> None:
+    async def _do(self, name: AttemptName, work: Work, believed: Outcome | None) -> None:
         """Do the work once it is its turn, and report it. What was `believed` is not reported; it answers no order."""
         async with self._turns.setdefault(name, asyncio.Lock()):
             outcome, why = await work()  # where this is cancelled, the next agent settles what was only begun
@@ -101,12 +102,12 @@ class FreezableMembers:
         if believed is None or (outcome != believed and (is_last or outcome == "broken")):
             self._report(FreezeAnswered([(name, outcome, why)]))
 
-    def _close_gate(self, name: MemberName) -> None:
+    def _close_gate(self, name: AttemptName) -> None:
         self._used_again.discard(name)
         if self._gate is not None:
             self._gate.close(name)
 
-    def _open_gate(self, name: MemberName) -> None:
+    def _open_gate(self, name: AttemptName) -> None:
         self._used_again.discard(name)
         if self._gate is not None:
             self._gate.open(name)

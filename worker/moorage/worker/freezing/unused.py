@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from moorage.schemas.attempt import AttemptName
 from moorage.schemas.job import QOS, Qos
 from moorage.worker.devices.readers.base import SlotReading
-from moorage.worker.session.member_messages import FreezeDue, Member, MemberName
+from moorage.worker.session.member_messages import FreezeDue, Member
 from moorage.worker.sharing.idle_watch import IdleWatch
 
 
@@ -19,12 +20,12 @@ class UnusedJobs:
     """
 
     def __init__(
-        self, held: Mapping[MemberName, Member], after_s: Callable[[Qos], int], wakes: Callable[[Member], bool]
+        self, held: Mapping[AttemptName, Member], after_s: Callable[[Qos], int], wakes: Callable[[Member], bool]
     ) -> None:
         self._held = held
         self._wakes = wakes
         # by name and how often it was frozen: it may be frozen and resumed between two readings
-        self._watch = IdleWatch[tuple[MemberName, int]](0, {qos: after_s(qos) for qos in QOS})
+        self._watch = IdleWatch[tuple[AttemptName, int]](0, {qos: after_s(qos) for qos in QOS})
 
     def read(self, readings: Sequence[SlotReading], now_s: float) -> FreezeDue | None:
         """Handle a reading of each slot. Return members to freeze, lowest `qos` first, then idlest; None if none."""

@@ -11,12 +11,12 @@ import logging
 from collections.abc import Coroutine
 from typing import Any, Final
 
+from moorage.schemas.attempt import AttemptName
 from moorage.schemas.errors import MoorageError
 from moorage.schemas.handler import result_object
 from moorage.schemas.printable import carried
 from moorage.worker.job.attempt_folders import AttemptFolders
 from moorage.worker.job.job_files import FilesUnavailable, JobFiles
-from moorage.worker.session.member_messages import MemberName
 
 #: prefix of the `why`, and the code, of an attempt that ended well but whose files could not be stored
 NOT_STORED: Final = "not-stored"
@@ -33,9 +33,9 @@ class AttemptFiles:
     def __init__(self, folders: AttemptFolders, files: JobFiles | None) -> None:
         self._folders = folders
         self._files = files
-        self._storing: dict[MemberName, asyncio.Task[None]] = {}
+        self._storing: dict[AttemptName, asyncio.Task[None]] = {}
 
-    async def bring(self, name: MemberName, address: str, ids: tuple[int, int] | None) -> None:
+    async def bring(self, name: AttemptName, address: str, ids: tuple[int, int] | None) -> None:
         """Unpack the files at this address into the attempt's folder, for the owner `ids`.
 
         Raises FilesUnavailable if this worker cannot have them now, FilesRefused if no worker can. With `ids` None the
@@ -45,18 +45,18 @@ class AttemptFiles:
             raise FilesUnavailable("this worker has no folders for jobs")
         await self._files.bring(name[0], address, self._folders.path(name), ids)
 
-    def wants_store(self, name: MemberName) -> bool:
+    def wants_store(self, name: AttemptName) -> bool:
         """Return whether something of this attempt's folder must be stored."""
         return bool(self._folders.keep(name))
 
-    def hurry(self, name: MemberName, grace_s: float) -> bool:
+    def hurry(self, name: AttemptName, grace_s: float) -> bool:
         """Stop the storing of an attempt's files in `grace_s` seconds; return False if no storing is under way."""
         storing = self._storing.get(name)
         if storing is not None:
             asyncio.get_running_loop().call_later(grace_s, storing.cancel)
         return storing is not None
 
-    def store(self, name: MemberName, code: int, why: str, is_asked: bool) -> Coroutine[Any, Any, tuple[int, str]]:
+    def store(self, name: AttemptName, code: int, why: str, is_asked: bool) -> Coroutine[Any, Any, tuple[int, str]]:
         """Begin to store the files of an ended attempt, and return a coroutine that waits for it.
 
         Its result is the attempt's code and reason. But if storing failed after an attempt that ended well (code 0),
@@ -68,14 +68,14 @@ class AttemptFiles:
         self._storing[name] = asyncio.get_running_loop().create_task(self._keep(name))
         return self._stored(name, code, why, seconds)
 
-    async def _keep(self, name: MemberName) -> None:
+    async def _keep(self, name: AttemptName) -> None:
         if self._files is None:
             raise FilesUnavailable("this worker stores no files")
         tenant, job, replica, _, fence = name
         folder, keep = self._folders.path(name), self._folders.keep(name)
         await self._files.keep(tenant, result_object(job, replica, fence), folder, keep)
 
-    async def _stored(self, name: MemberName, code: int, why: str, seconds: float) -> tuple[int, str]:
+    async def _stored(self, name: AttemptName, code: int, why: str, seconds: float) -> tuple[int, str]:
         storing, trouble = self._storing[name], ""
         try:
             await asyncio.wait((storing,), timeout=seconds)

@@ -26,12 +26,12 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from moorage.schemas.attempt import AttemptName
 from moorage.system.device_environment import HostAtFault
 from moorage.system.disk_room import spare_bytes
 from moorage.system.proctree import boottime_s
 from moorage.worker.job.call_keys import write_key
 from moorage.worker.job.environment import LacksHere
-from moorage.worker.session.member_messages import MemberName
 from moorage.worker.settings import FOLDER_BYTES_DEFAULT, FOLDER_KEEP_DEFAULT, WorkerSettings
 from moorage.worker.supervisor.child import StartRefused, resolve_user
 
@@ -101,27 +101,27 @@ class AttemptFolders:
         self._own = settings.folder_dir is None  # then it is below the state folder, whose mode we may change
         self.root = (settings.folder_dir or settings.state_dir / FOLDERS) / owner
         self._root_mode = _MODE if is_mounted else _PASSAGE
-        self._living: dict[MemberName, float] = {}  # with the grace of each, should it have to end
+        self._living: dict[AttemptName, float] = {}  # with the grace of each, should it have to end
         self._over: list[str] = []  # folders of ended attempts that are removed if they are empty
         self._emptying: asyncio.Task[None] | None = None
         self._ended: OrderedDict[str, float] = OrderedDict()  # CLOCK_BOOTTIME of the end, oldest first
         self._is_passable = False
-        self._keep: dict[MemberName, list[str]] = {}
-        self._keys: set[MemberName] = set()  # those with a key next to their folder
+        self._keep: dict[AttemptName, list[str]] = {}
+        self._keys: set[AttemptName] = set()  # those with a key next to their folder
 
-    def path(self, name: MemberName) -> str:
+    def path(self, name: AttemptName) -> str:
         """Return the path of an attempt's folder, whether it exists or not."""
         return f"{self.root}/{_folder_of(name)}"
 
-    def keep(self, name: MemberName) -> list[str]:
+    def keep(self, name: AttemptName) -> list[str]:
         """Return the patterns of the files to store before the attempt is over; [] for none."""
         return self._keep.get(name, [])
 
-    def grace_s(self, name: MemberName) -> float:
+    def grace_s(self, name: AttemptName) -> float:
         """Return the grace in seconds that an attempt gets if it must end; a default for an unknown attempt."""
         return self._living.get(name, _GRACE_S)
 
-    def make(self, name: MemberName, grace_s: float, keep: Sequence[str] = ()) -> str:
+    def make(self, name: AttemptName, grace_s: float, keep: Sequence[str] = ()) -> str:
         """Make the folder of an attempt, in place of an earlier one of that name, and return its path.
 
         The agent owns it until `give`. `keep` are the patterns of the files to store. Raises FolderUnavailable,
@@ -159,7 +159,7 @@ class AttemptFolders:
         except OSError:
             return False
 
-    def give(self, name: MemberName, user: str | None) -> None:
+    def give(self, name: AttemptName, user: str | None) -> None:
         """Give the folder to the user that runs the attempt, and let that user reach it.
 
         Raises FolderUnavailable, NoFolder.
@@ -177,7 +177,7 @@ class AttemptFolders:
         except OSError as error:
             raise _no_folder(self.path(name), error) from None
 
-    def give_key(self, name: MemberName, key: bytes, user: str | None) -> str:
+    def give_key(self, name: AttemptName, key: bytes, user: str | None) -> str:
         """Write the key with which an attempt answers calls next to its folder, for its user alone; return the path.
 
         It is gone with the attempt's end. Raises FolderUnavailable, NoFolder.
@@ -190,7 +190,7 @@ class AttemptFolders:
         self._keys.add(name)
         return path
 
-    def give_to_container(self, name: MemberName, ids: tuple[int, int]) -> None:
+    def give_to_container(self, name: AttemptName, ids: tuple[int, int]) -> None:
         """Give the folder, and the key beside it, to this user of a container. Raises FolderUnavailable, NoFolder.
 
         If the agent is not root, its engine is rootless and maps users to other numbers: then every user may write.
@@ -208,7 +208,7 @@ class AttemptFolders:
         except OSError as error:
             raise _no_folder(path, error) from None
 
-    def attempt_ended(self, name: MemberName) -> None:
+    def attempt_ended(self, name: AttemptName) -> None:
         """Record that nothing of this attempt runs any more: its folder is removed now if it is empty, else later.
 
         Does nothing for an attempt that does not live.
@@ -235,7 +235,7 @@ class AttemptFolders:
             self._ended.update(dict.fromkeys(left, boottime_s()))
         self._emptying = None
 
-    def begin(self, living: Iterable[MemberName]) -> None:
+    def begin(self, living: Iterable[AttemptName]) -> None:
         """Take over the folders that an earlier agent left.
 
         The attempt of a folder that is not among the `living` is taken to have ended at the folder's last change.
@@ -260,7 +260,7 @@ class AttemptFolders:
             with contextlib.suppress(FileNotFoundError, msgspec.DecodeError):
                 self._keep[name] = msgspec.json.decode(Path(self.path(name) + _KEEP).read_bytes(), type=list[str])
 
-    async def run(self, on_full: Callable[[MemberName, float, str], None]) -> None:
+    async def run(self, on_full: Callable[[AttemptName, float, str], None]) -> None:
         """Remove and measure folders until cancelled. `on_full` gets an attempt that must end, its grace, and why."""
         while True:
             began_s = boottime_s()
@@ -300,10 +300,10 @@ class AttemptFolders:
                 log.error("the folder of a finished job cannot be removed: %s", path)
         return len(removed)
 
-    async def measure(self) -> list[tuple[MemberName, float, str]]:
+    async def measure(self) -> list[tuple[AttemptName, float, str]]:
         """Return the attempts whose folders are too large, each with its grace and the reason for its end."""
         paths = {self.path(name): name for name in self._living}
-        found: list[tuple[MemberName, float, str]] = []
+        found: list[tuple[AttemptName, float, str]] = []
         for path, used in (await asyncio.to_thread(_used, list(paths))).items():
             name = paths.get(path)
             if used > self.bounds.bytes_max and name in self._living:
@@ -348,7 +348,7 @@ def owner_ids(user: str | None) -> tuple[int, int] | None:
     return None if ids is None or ids[0] == os.geteuid() else ids[:2]
 
 
-def _folder_of(name: MemberName) -> str:
+def _folder_of(name: AttemptName) -> str:
     return ".".join(map(str, name))
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import socket
 from typing import Final
 
-from moorage.worker.session.member_messages import MemberName
+from moorage.schemas.attempt import AttemptName
 
 PORT_TRIES_MAX: Final = 256
 LOCAL_ADDRESS: Final = "127.0.0.1"
@@ -23,13 +23,13 @@ class Rendezvous:
     def __init__(self, ports: set[int], address: str | None) -> None:
         self._taken = ports
         self._address = address
-        self._ours: dict[MemberName, int] = {}
+        self._ours: dict[AttemptName, int] = {}
 
-    def reserve(self, name: MemberName, wanted: int) -> str:
+    def reserve(self, name: AttemptName, wanted: int) -> str:
         """Return `address:port` with the first free port from `wanted` on, see `reserve_port`; "" if `wanted` is 0."""
         return f"{self._address or own_address()}:{self.reserve_port(name, wanted)}" if wanted else ""
 
-    def reserve_port(self, name: MemberName, wanted: int) -> int:
+    def reserve_port(self, name: AttemptName, wanted: int) -> int:
         """Return the first free port from `wanted` on, reserved for this member until it is over.
 
         If none of `PORT_TRIES_MAX` is free, returns `wanted`, which is not reserved.
@@ -41,7 +41,7 @@ class Rendezvous:
                 return port
         return wanted  # none is free: the error of the job's own bind explains it best
 
-    def release(self, name: MemberName) -> None:
+    def release(self, name: AttemptName) -> None:
         """Release a member's port; do nothing if it has none."""
         if self._ours:
             self._taken.discard(self._ours.pop(name, 0))

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from moorage.schemas.attempt import AttemptName
 from moorage.schemas.errors import refuse
 from moorage.worker.job.environment import LacksHere
 from moorage.worker.job.rendezvous import is_free_port, own_address
-from moorage.worker.session.member_messages import MemberName
 
 NO_PORTS: Final = "this worker gives its jobs no ports: its setting `ports` is empty"
 
@@ -25,10 +25,10 @@ class ServicePorts:
         self._taken = taken
         self._address = address
         self._probes = probes
-        self._ours: dict[MemberName, tuple[int, ...]] = {}
+        self._ours: dict[AttemptName, tuple[int, ...]] = {}
         self._next = 0  # ports go round: one that was given back is not given again at once
 
-    def take(self, name: MemberName, count: int) -> tuple[int, ...]:
+    def take(self, name: AttemptName, count: int) -> tuple[int, ...]:
         """Return so many free ports, kept until `give_back`. Raises LacksHere without a range, Refused if too few are
         free; then none is kept."""
         if not count:
@@ -50,13 +50,13 @@ class ServicePorts:
             "failed-precondition", f"the job needs {count} ports, and {len(found)} of {span} are free", found=len(found)
         )
 
-    def take_again(self, name: MemberName, ports: Sequence[int]) -> None:
+    def take_again(self, name: AttemptName, ports: Sequence[int]) -> None:
         """Keep the ports that an attempt has already."""
         if ports:
             self._ours[name] = tuple(ports)
             self._taken.update(ports)
 
-    def give_back(self, name: MemberName) -> None:
+    def give_back(self, name: AttemptName) -> None:
         """Release an attempt's ports; do nothing if it has none."""
         self._taken.difference_update(self._ours.pop(name, ()))
 

@@ -10,9 +10,9 @@ from typing import Final
 
 from msgspec.structs import replace
 
+from moorage.schemas.attempt import AttemptName, name_in
 from moorage.schemas.frames import Fact, FactFrame
 from moorage.worker.session.lease_session import NEVER_S
-from moorage.worker.session.member_messages import MemberName, name_in
 
 #: limits of one frame. Most facts have some 70 bytes, but a detail may have 800, so bytes are limited too, far below
 #: the server's 1 MiB. A larger frame would never arrive, and would be sent again for ever
@@ -63,7 +63,7 @@ class FactOutbox:
         self.resend_at_s = 0.0
         self._joining: list[Fact] = []
         #: claims and starts that may wait for the next facts of their members; they leave before `gathered`
-        self._begun: dict[MemberName, list[Fact]] = {}
+        self._begun: dict[AttemptName, list[Fact]] = {}
         self._begun_until_s = 0.0
 
     def claimed(self, fact: Fact, now: float) -> None:

@@ -7,10 +7,11 @@ CLOCK_BOOTTIME, which also advances while the machine is suspended (clock_gettim
 
 from __future__ import annotations
 
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Literal
 
 import msgspec
 
+from moorage.schemas.attempt import AttemptName
 from moorage.schemas.errors import Problem
 from moorage.schemas.frames import (
     Exec,
@@ -27,30 +28,6 @@ from moorage.schemas.frames import (
     Wanted,
 )
 from moorage.schemas.job import Request
-
-#: the name of a member: (tenant, job, replica, attempt, fence)
-MemberName = tuple[str, str, int, int, int]
-
-
-class OfMember(Protocol):
-    """A frame, or a part of one, that is about one member."""
-
-    @property
-    def tenant(self) -> str: ...
-    @property
-    def job(self) -> str: ...
-    @property
-    def replica(self) -> int: ...
-    @property
-    def attempt(self) -> int: ...
-    @property
-    def fence(self) -> int: ...
-
-
-def name_in(frame: OfMember) -> MemberName:
-    """Return the name of the member that a frame is about."""
-    return (frame.tenant, frame.job, frame.replica, frame.attempt, frame.fence)
-
 
 #: the frames of a worker that the leader answers
 AnswerVerb = Literal["join", "renew", "fact"]
@@ -137,7 +114,7 @@ class Member:
         "why",
     )
 
-    def __init__(self, name: MemberName, place: Place, request: Request, now: float) -> None:
+    def __init__(self, name: AttemptName, place: Place, request: Request, now: float) -> None:
         run = request.run
         assert run is not None  # every request has a workload: Request.__post_init__
         self.name = name
@@ -197,13 +174,13 @@ class Claims(msgspec.Struct, frozen=True):
 
 
 class Started(msgspec.Struct, frozen=True):
-    names: list[MemberName]
+    names: list[AttemptName]
 
 
 class Ended(msgspec.Struct, frozen=True):
     """Report members of which no process is left: (name, code, reason). After a signal, code is minus its number."""
 
-    items: list[tuple[MemberName, int, str]]
+    items: list[tuple[AttemptName, int, str]]
 
 
 class StartFailed(msgspec.Struct, frozen=True):
@@ -212,7 +189,7 @@ class StartFailed(msgspec.Struct, frozen=True):
     Nothing of them runs.
     """
 
-    items: list[tuple[MemberName, int, str]]
+    items: list[tuple[AttemptName, int, str]]
 
 
 class NotStarted(msgspec.Struct, frozen=True):
@@ -222,7 +199,7 @@ class NotStarted(msgspec.Struct, frozen=True):
     the job gets if no host can start it (126 or 127 as of a shell). Nothing of them runs.
     """
 
-    items: list[tuple[MemberName, str]]
+    items: list[tuple[AttemptName, str]]
     code: int = 0
 
 
@@ -232,7 +209,7 @@ class Stuck(msgspec.Struct, frozen=True):
     Their devices stay in quarantine.
     """
 
-    names: list[MemberName]
+    names: list[AttemptName]
 
 
 class Replaced(msgspec.Struct, frozen=True):
@@ -247,13 +224,13 @@ class Replaced(msgspec.Struct, frozen=True):
 class SeenFree(msgspec.Struct, frozen=True):
     """Report members that have ended, and whose devices were all seen free."""
 
-    names: list[MemberName]
+    names: list[AttemptName]
 
 
 class NotFree(msgspec.Struct, frozen=True):
     """Report members that have ended, but whose devices were not all seen free: (name, the slots in use)."""
 
-    items: list[tuple[MemberName, tuple[int, ...]]]
+    items: list[tuple[AttemptName, tuple[int, ...]]]
 
 
 class AnswerRefused(msgspec.Struct, frozen=True):
@@ -284,7 +261,7 @@ class OverGrant(msgspec.Struct, frozen=True):
     """Have members end: (name, the reason in one line). They exceed their part of a device, made its MPS server
     fail, or are `LOST`."""
 
-    items: list[tuple[MemberName, str]]
+    items: list[tuple[AttemptName, str]]
 
 
 class FreezeAnswered(msgspec.Struct, frozen=True):
@@ -295,7 +272,7 @@ class FreezeAnswered(msgspec.Struct, frozen=True):
     A broken member has a process that can neither run on nor be frozen, so the attempt is lost.
     """
 
-    items: list[tuple[MemberName, str, str]]
+    items: list[tuple[AttemptName, str, str]]
 
 
 class LeaseAnswered(msgspec.Struct, frozen=True):
@@ -311,26 +288,26 @@ class IdleSeen(msgspec.Struct, frozen=True):
     Allowed seconds of 0 are no limit.
     """
 
-    items: list[tuple[MemberName, int, int, bool]]
+    items: list[tuple[AttemptName, int, int, bool]]
 
 
 class SeenReady(msgspec.Struct, frozen=True):
     """Report what a look at running members found: (name, why it is not ready in one line or "" if it is, whether it
     is to end, because it was not ready in time)."""
 
-    items: list[tuple[MemberName, str, bool]]
+    items: list[tuple[AttemptName, str, bool]]
 
 
 class FreezeDue(msgspec.Struct, frozen=True):
     """Report members that should be frozen, in this order: (name, seconds without use of its devices)."""
 
-    items: list[tuple[MemberName, int]]
+    items: list[tuple[AttemptName, int]]
 
 
 class ResumeDue(msgspec.Struct, frozen=True):
     """Report frozen members that have a process which waits to use its devices."""
 
-    names: list[MemberName]
+    names: list[AttemptName]
 
 
 class Metered(msgspec.Struct, frozen=True):
@@ -339,7 +316,7 @@ class Metered(msgspec.Struct, frozen=True):
     The first number is UNKNOWN_MS if a device or process does not report its load.
     """
 
-    items: list[tuple[MemberName, int, int]]
+    items: list[tuple[AttemptName, int, int]]
 
 
 class SaidWell(msgspec.Struct, frozen=True):
@@ -364,7 +341,7 @@ class Restored(msgspec.Struct, frozen=True):
 
     held: list[tuple[Member, str, int, str]]
     facts: list[Fact]
-    withdrawn: list[MemberName]
+    withdrawn: list[AttemptName]
     strays: bool = False
 
 

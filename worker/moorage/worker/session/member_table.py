@@ -15,6 +15,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
+from moorage.schemas.attempt import AttemptName, name_in
 from moorage.schemas.capabilities import Capabilities
 from moorage.schemas.errors import ENDED_AS_ASKED, ENDED_FROZEN, Refused
 from moorage.schemas.frames import (
@@ -53,7 +54,6 @@ from moorage.worker.session.member_messages import (
     LeaseAnswered,
     Log,
     Member,
-    MemberName,
     MemberPhase,
     Metered,
     NoteKept,
@@ -76,7 +76,6 @@ from moorage.worker.session.member_messages import (
     TryLease,
     Unlease,
     WatchReady,
-    name_in,
 )
 from moorage.worker.session.tombstones import TOMBSTONES_MAX, Tombstones
 
@@ -124,18 +123,18 @@ class MemberTable:
         self.drivers = drivers
         self.outbox = FactOutbox()
         self.tombstones = Tombstones(self.outbox, tombstones_max)
-        self.held: dict[MemberName, Member] = {}
+        self.held: dict[AttemptName, Member] = {}
         self.dropped: Counter[str] = Counter()
         self.commands: list[Command] = []
         self._on_member_over = on_member_over
         self._free_wait_s = free_wait_s
         self._now = 0.0
         #: members that have ended, or are frozen, and whose devices are not seen free yet
-        self._freeing: dict[MemberName, Member] = {}
-        self._unleased: dict[MemberName, Member] = {}  # frozen members without devices
+        self._freeing: dict[AttemptName, Member] = {}
+        self._unleased: dict[AttemptName, Member] = {}  # frozen members without devices
         #: replicas (tenant, job, replica) that may have killed a supervisor, and when their last attempt started
         self._suspects: dict[tuple[str, str, int], float] = {}
-        self._with_supervisor: set[MemberName] = set()  # members that ran when their supervisor died
+        self._with_supervisor: set[AttemptName] = set()  # members that ran when their supervisor died
         self._held_bytes = 0  # size of `held_list` in a frame
         self._to_forget: deque[tuple[int, Member]] = deque()
 
@@ -256,7 +255,7 @@ class MemberTable:
             if member.driver == driver and member.phase not in ("claimed", "exited")
         }
 
-    def _judge(self, name: MemberName, reason: str) -> None:
+    def _judge(self, name: AttemptName, reason: str) -> None:
         """Make a member a suspect if it was lost with its supervisor, and clear it if it ended in another way."""
         if name not in self._with_supervisor or reason != "lost":
             self._suspects.pop(name[:3], None)
@@ -273,7 +272,7 @@ class MemberTable:
         self._unleased.pop(member.name, None)
         self._held_bytes -= HELD_BYTES + len(member.tenant) + len(member.job)
 
-    def _refuse(self, name: MemberName, why: str) -> None:
+    def _refuse(self, name: AttemptName, why: str) -> None:
         self.tombstones.report(name, "refused", 0, why[:DETAIL_CHARS_MAX])
 
     def start(self, start: Start) -> None:
@@ -531,7 +530,7 @@ class MemberTable:
             self.commands.append(Release([member]))
             self._remove(member, "refused", event.code, start_failed(why)[:DETAIL_CHARS_MAX])
 
-    def _exited(self, name: MemberName, code: int, reason: str) -> None:
+    def _exited(self, name: AttemptName, code: int, reason: str) -> None:
         member = self.held.get(name)
         if member is None or member.phase in ("claimed", "exited"):
             self.dropped["end-of-nothing"] += 1

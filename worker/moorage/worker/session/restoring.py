@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
 
+from moorage.schemas.attempt import AttemptName
 from moorage.schemas.codec import decode_request
 from moorage.schemas.errors import Refused
 from moorage.schemas.frames import Device, Fact, Place
 from moorage.worker.drivers.base import CODE_LOST, Driver, Living
-from moorage.worker.session.member_messages import Member, MemberName
+from moorage.worker.session.member_messages import Member
 
 #: why members of the journal must end
 MOVED: Final = "its devices are not in their slots any more"
@@ -29,9 +30,9 @@ class Found:
     """
 
     held: list[tuple[Member, str, int, str]] = field(default_factory=list)
-    withdrawn: list[MemberName] = field(default_factory=list)
-    strays: dict[MemberName, tuple[Driver, Living]] = field(default_factory=dict)
-    must_end: dict[MemberName, str] = field(default_factory=dict)
+    withdrawn: list[AttemptName] = field(default_factory=list)
+    strays: dict[AttemptName, tuple[Driver, Living]] = field(default_factory=dict)
+    must_end: dict[AttemptName, str] = field(default_factory=dict)
     left: set[int] = field(default_factory=set)
     facts: list[Fact] = field(default_factory=list)
 
@@ -47,13 +48,13 @@ def same_slots(before: Sequence[str], now: Sequence[str]) -> frozenset[int]:
 
 
 def match(
-    places: Mapping[MemberName, Place],
-    living: Mapping[MemberName, tuple[Driver, Living]],
+    places: Mapping[AttemptName, Place],
+    living: Mapping[AttemptName, tuple[Driver, Living]],
     drivers: Collection[str],
     now: float,
     same: Collection[int],
-    quarantined: Collection[MemberName] = (),
-    ended: Mapping[MemberName, Fact] = MappingProxyType({}),
+    quarantined: Collection[AttemptName] = (),
+    ended: Mapping[AttemptName, Fact] = MappingProxyType({}),
 ) -> Found:
     """Match the journal's placements with the drivers' members. `now` is CLOCK_BOOTTIME in seconds.
 
@@ -93,7 +94,7 @@ def match(
     return found
 
 
-def _member_of(name: MemberName, place: Place, now: float, drivers: Collection[str]) -> Member | None:
+def _member_of(name: AttemptName, place: Place, now: float, drivers: Collection[str]) -> Member | None:
     """Return the member of a placement; None if this agent cannot read its request or lacks its driver."""
     try:
         member = Member(name, place, decode_request(place.body), now)

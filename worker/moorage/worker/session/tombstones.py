@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
+from moorage.schemas.attempt import AttemptName
 from moorage.schemas.frames import Fact, FactKind
 from moorage.worker.session.fact_outbox import FactOutbox
-from moorage.worker.session.member_messages import MemberName
 
 #: ends that are remembered, some 500 bytes each. Beyond that the oldest is dropped, and all fences up to its own count
 #: as over: no frame can be late by that many ends of one worker and still be waited for
@@ -41,26 +41,26 @@ class Tombstones:
     def __len__(self) -> int:
         return len(self._tombstones)
 
-    def of(self, name: MemberName) -> Tombstone | None:
+    def of(self, name: AttemptName) -> Tombstone | None:
         """Return the end that covers this member: its own, or that of a later member of its replica, or None."""
         tombstone = self._tombstones.get(name[:3])
         return tombstone if tombstone is not None and name[4] <= tombstone.fence else None
 
-    def holds(self, name: MemberName) -> bool:
+    def holds(self, name: AttemptName) -> bool:
         """Return whether the end of exactly this member is remembered."""
         tombstone = self._tombstones.get(name[:3])
         return tombstone is not None and tombstone.fence == name[4]
 
-    def is_forgotten(self, name: MemberName) -> bool:
+    def is_forgotten(self, name: AttemptName) -> bool:
         """Return whether a member is certainly over, although its end is no longer remembered."""
         return name[4] <= self._floor_fence
 
-    def report(self, name: MemberName, kind: FactKind, code: int, detail: str) -> None:
+    def report(self, name: AttemptName, kind: FactKind, code: int, detail: str) -> None:
         """Report that a member is over, and remember it."""
         self._outbox.gathered.append(Fact(kind, *name, code, detail))
         self.remember(name, kind, code, detail)
 
-    def remember(self, name: MemberName, kind: FactKind, code: int, detail: str) -> None:
+    def remember(self, name: AttemptName, kind: FactKind, code: int, detail: str) -> None:
         """Remember an end that the next frame of facts reports, unless a later end of its replica is remembered."""
         base, fence = name[:3], name[4]
         tombstones = self._tombstones
@@ -76,7 +76,7 @@ class Tombstones:
                 # true for the rest of the session, and costs the job no retry.
                 self._floor_fence = max(self._floor_fence, tombstones.pop(oldest).fence)
 
-    def report_again(self, name: MemberName, tombstone: Tombstone) -> None:
+    def report_again(self, name: AttemptName, tombstone: Tombstone) -> None:
         """Report a member's end again, by the tombstone that covers it.
 
         Do nothing while a frame that reports it is under way. A member that is older than the tombstone's is reported

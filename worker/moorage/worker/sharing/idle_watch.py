@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Final, Generic, NamedTuple, TypeVar
 
+from moorage.schemas.attempt import AttemptName
 from moorage.schemas.frames import OTHERS
 from moorage.worker.devices.readers.base import FREE_TOLERANCE_MIB, SlotReading
-from moorage.worker.session.member_messages import IdleSeen, Member, MemberName
+from moorage.worker.session.member_messages import IdleSeen, Member
 
 #: if two readings are further apart, the use between them is unknown
 PAUSE_S_MAX: Final = 120.0
@@ -100,9 +101,9 @@ def _moved(before: Sequence[int], now: Sequence[int]) -> bool:
 class IdleJobs:
     """The members of one worker that have their devices alone; `held` are all of its members."""
 
-    def __init__(self, held: Mapping[MemberName, Member], warn_s: float, reclaim_s: Mapping[str, int]) -> None:
+    def __init__(self, held: Mapping[AttemptName, Member], warn_s: float, reclaim_s: Mapping[str, int]) -> None:
         self._held = held
-        self._watch = IdleWatch[MemberName](warn_s, reclaim_s)
+        self._watch = IdleWatch[AttemptName](warn_s, reclaim_s)
 
     def read(self, readings: Sequence[SlotReading], now_s: float) -> IdleSeen | None:
         """Handle a reading of each slot. Return the members to warn about or to end; None if there are none."""

@@ -6,9 +6,9 @@ import os
 from collections.abc import Collection, Mapping
 from typing import Final
 
+from moorage.schemas.attempt import AttemptName
 from moorage.system.cgroup import own_path
 from moorage.system.proctree import MARK_NAMES, read_environ, read_process, uid_of
-from moorage.worker.session.member_messages import MemberName
 
 #: a longer chain of parents can only come from pids that were reused meanwhile
 ANCESTORS_MAX: Final = 4096
@@ -18,16 +18,16 @@ class MemberProcesses:
     """The processes that one driver's supervisor has started, by member."""
 
     def __init__(self) -> None:
-        self._names: dict[int, MemberName] = {}  # by the pid of the first process, which leads a session
-        self._groups: dict[MemberName, str] = {}  # paths of cgroups of version 2, as /proc shows them; "" for none
-        self._pids: dict[MemberName, int] = {}
+        self._names: dict[int, AttemptName] = {}  # by the pid of the first process, which leads a session
+        self._groups: dict[AttemptName, str] = {}  # paths of cgroups of version 2, as /proc shows them; "" for none
+        self._pids: dict[AttemptName, int] = {}
 
-    def started(self, name: MemberName, pid: int) -> None:
+    def started(self, name: AttemptName, pid: int) -> None:
         """Record the pid of a member's first process."""
         self._names[pid] = name
         self._pids[name] = pid
 
-    def ended(self, name: MemberName) -> None:
+    def ended(self, name: AttemptName) -> None:
         """Forget a member: all of its processes have ended."""
         pid = self._pids.pop(name, None)
         if pid is not None:
@@ -35,13 +35,13 @@ class MemberProcesses:
                 del self._names[pid]
             self._groups.pop(name, None)
 
-    def members_of(self, pids: Collection[int], supervisor: int) -> dict[int, MemberName | None]:
+    def members_of(self, pids: Collection[int], supervisor: int) -> dict[int, AttemptName | None]:
         """Return the member of each process; None if the process belongs to an unknown member.
 
         Such a process descends from the supervisor and hides its session and environment. Processes that belong to no
         member are left out.
         """
-        found: dict[int, MemberName | None] = {}
+        found: dict[int, AttemptName | None] = {}
         if not pids or not self._names:
             return found
         groups = self._own_groups(supervisor)
@@ -54,7 +54,7 @@ class MemberProcesses:
                 found[pid] = name
         return found
 
-    def _own_groups(self, supervisor: int) -> dict[str, MemberName]:
+    def _own_groups(self, supervisor: int) -> dict[str, AttemptName]:
         """Return the members by their cgroups.
 
         A cgroup belongs to a member if neither supervisor nor agent is in it.
@@ -65,13 +65,13 @@ class MemberProcesses:
         shared = {"", _group(supervisor), _group(os.getpid())}
         return {group: name for name, group in self._groups.items() if group not in shared}
 
-    def _by_ancestors(self, pid: int) -> MemberName | None:
+    def _by_ancestors(self, pid: int) -> AttemptName | None:
         process = read_process(pid)
         if process is not None and process.session in self._names:
             return self._names[process.session]
         return next((self._names[above] for above in _ancestors(pid) if above in self._names), None)
 
-    def _by_marks(self, pid: int) -> MemberName | None:
+    def _by_marks(self, pid: int) -> AttemptName | None:
         try:
             environ = dict(entry.split(b"=", 1) for entry in read_environ(pid) or () if b"=" in entry)
             tenant, job, *numbers = (environ[os.fsencode(mark)].decode() for mark in MARK_NAMES)
@@ -85,7 +85,7 @@ class MemberProcesses:
         return name if uid_of(pid) == uid_of(self._pids[name]) is not None else None
 
 
-def _by_group(pid: int, groups: Mapping[str, MemberName]) -> MemberName | None:
+def _by_group(pid: int, groups: Mapping[str, AttemptName]) -> AttemptName | None:
     path = _group(pid) if groups else ""
     while path.strip("/"):
         if path in groups:

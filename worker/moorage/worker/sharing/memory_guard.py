@@ -15,12 +15,13 @@ import os
 from collections.abc import Collection, Mapping
 from typing import Final
 
+from moorage.schemas.attempt import AttemptName
 from moorage.schemas.capabilities import ADVISORY, WHOLE, Enforced
 from moorage.schemas.frames import Device
 from moorage.system.proctree import kill_process, read_process, sees_all_pids
 from moorage.worker.devices.readers.base import HeldUnknown, Inventory
 from moorage.worker.drivers.base import Driver
-from moorage.worker.session.member_messages import HelloChanged, Log, Member, MemberName, OverGrant
+from moorage.worker.session.member_messages import HelloChanged, Log, Member, OverGrant
 from moorage.worker.session.member_table import OVER_GRANT
 from moorage.worker.session.shell import Shell
 
@@ -46,7 +47,7 @@ class MemoryGuard:
     def __init__(
         self,
         shell: Shell,
-        held: Mapping[MemberName, Member],
+        held: Mapping[AttemptName, Member],
         inventory: Inventory,
         drivers: Mapping[str, Driver],
         modes: tuple[str, ...],
@@ -65,9 +66,9 @@ class MemoryGuard:
         self._failed: dict[str, int] = dict.fromkeys(SHARED, 0)
         self._well: dict[str, int] = dict.fromkeys(SHARED, 0)
         self._sees_all_pids = sees_all_pids()
-        self._over: dict[MemberName, float] = {}
+        self._over: dict[AttemptName, float] = {}
         self._hidden: dict[_Hidden, float] = {}
-        self._asked: set[MemberName] = set()
+        self._asked: set[AttemptName] = set()
 
     @staticmethod
     def _never_guarded(devices: list[Device], grace_s: float | None) -> dict[str, str]:
@@ -150,7 +151,7 @@ class MemoryGuard:
         """
         granted = self._granted()
         failed: dict[str, str] = {}
-        over: dict[MemberName, str] = {}
+        over: dict[AttemptName, str] = {}
         hidden: set[_Hidden] = set()
         slots = list(granted or range(len(self._inventory.devices())))
         for slot, held in zip(slots, await asyncio.gather(*map(self._held_of, slots)), strict=True):
@@ -172,11 +173,11 @@ class MemoryGuard:
         slot: int,
         held: Mapping[int, int],
         members: list[Member],
-        over: dict[MemberName, str],
+        over: dict[AttemptName, str],
         hidden: set[_Hidden],
     ) -> str:
         """Add one device's findings to `over` and `hidden`. Return why its processes cannot be attributed, else ""."""
-        sums: dict[MemberName, dict[int, int]] = {}
+        sums: dict[AttemptName, dict[int, int]] = {}
         left = set(held)
         absent = {pid for pid in held if members and not os.path.exists(f"/proc/{pid}")}
         if absent and not self._sees_all_pids:  # in another PID namespace the same pid may be another process
@@ -200,7 +201,7 @@ class MemoryGuard:
                 )
         return _absent(absent & left)
 
-    def _end(self, over: dict[MemberName, str], hidden: set[_Hidden]) -> None:
+    def _end(self, over: dict[AttemptName, str], hidden: set[_Hidden]) -> None:
         now = self._shell.now()
         self._over = {name: self._over.get(name, now) for name in over}
         self._hidden = {each: self._hidden.get(each, now) for each in hidden}

@@ -7,9 +7,9 @@ from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
+from moorage.schemas.attempt import AttemptName, name_in
 from moorage.schemas.errors import refuse
 from moorage.schemas.frames import USE_KEPT_S, AttemptUse, Device, DeviceUse, ReadUse, UseLine, UsePage
-from moorage.worker.session.member_messages import MemberName, name_in
 
 #: stands for a reading that is not there
 _NONE: Final = -1
@@ -23,11 +23,11 @@ class RecentUse:
     """What the running members of one worker use. Seconds are of CLOCK_BOOTTIME."""
 
     def __init__(self) -> None:
-        self._newest: Mapping[MemberName, Sequence[DeviceUse]] = {}
-        self._rings: dict[tuple[MemberName, int], _Ring] = {}
+        self._newest: Mapping[AttemptName, Sequence[DeviceUse]] = {}
+        self._rings: dict[tuple[AttemptName, int], _Ring] = {}
         self._second = 0
 
-    def record(self, now_s: float, uses: Mapping[MemberName, Sequence[DeviceUse]]) -> None:
+    def record(self, now_s: float, uses: Mapping[AttemptName, Sequence[DeviceUse]]) -> None:
         """Keep a reading of all running members that can be measured. Others are forgotten, with their rings."""
         self._newest, self._second = uses, int(now_s)
         there = {(name, use.slot): use for name, each in uses.items() for use in each}
@@ -41,9 +41,11 @@ class RecentUse:
                 ring = self._rings[key] = _Ring()
             ring.put(self._second, use)
 
-    def newest(self, still_s: Mapping[MemberName, int]) -> list[AttemptUse]:
+    def newest(self, still_s: Mapping[AttemptName, int]) -> list[AttemptUse]:
         """Return the newest reading, with the seconds for which members have been still."""
-        return [AttemptUse(name[-1], list(each), still_s.get(name, 0)) for name, each in self._newest.items()]
+        return [
+            AttemptUse(name[-1], list(each), still_s.get(name, 0), *name[:4]) for name, each in self._newest.items()
+        ]
 
     def page(self, ask: ReadUse, devices: Sequence[Device]) -> UsePage:
         """Return what the member has used; no device if it cannot be measured or was not read so far."""

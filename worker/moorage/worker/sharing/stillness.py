@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from moorage.schemas.attempt import AttemptName
 from moorage.schemas.frames import IDLE_POWER, LOW_POWER, DeviceUse
 from moorage.worker.devices.readers.base import SlotReading
-from moorage.worker.session.member_messages import Member, MemberName
+from moorage.worker.session.member_messages import Member
 from moorage.worker.sharing.idle_watch import PAUSE_S_MAX
 
 #: a device whose kernels only wait is at so many percent
@@ -23,20 +24,20 @@ class Stillness:
     Seconds are of CLOCK_BOOTTIME.
     """
 
-    def __init__(self, held: Mapping[MemberName, Member], *, hears_output: bool) -> None:
+    def __init__(self, held: Mapping[AttemptName, Member], *, hears_output: bool) -> None:
         self._held = held
         self._hears_output = hears_output
-        self._since_s: dict[MemberName, float] = {}
+        self._since_s: dict[AttemptName, float] = {}
         self._idle_w: dict[int, int] = {}  # by slot: the least power that it was seen to draw at 0 %
         self._read_s = 0.0
 
-    def said(self, name: MemberName, now_s: float) -> None:
+    def said(self, name: AttemptName, now_s: float) -> None:
         """Note that a member has written output or reported progress."""
         if name in self._since_s:
             self._since_s[name] = now_s
 
     def read(
-        self, readings: Sequence[SlotReading], uses: Mapping[MemberName, Sequence[DeviceUse]], now_s: float
+        self, readings: Sequence[SlotReading], uses: Mapping[AttemptName, Sequence[DeviceUse]], now_s: float
     ) -> None:
         """Handle a reading of each slot, and what the running members use by it. Members that are not in `uses` begin
         anew."""
@@ -44,7 +45,7 @@ class Stillness:
         for slot, reading in enumerate(readings):
             if reading.util_percent == 0 and reading.power_w is not None:
                 self._idle_w[slot] = min(reading.power_w, self._idle_w.get(slot, reading.power_w))
-        since_s: dict[MemberName, float] = {}
+        since_s: dict[AttemptName, float] = {}
         for name, each in uses.items() if self._hears_output else ():
             member = self._held[name]
             if member.request.workload.stall_s is not None:
@@ -53,7 +54,7 @@ class Stillness:
                 since_s[name] = self._since_s.get(name, now_s) if still else now_s
         self._since_s = since_s
 
-    def seconds(self) -> dict[MemberName, int]:
+    def seconds(self) -> dict[AttemptName, int]:
         """Return for how many whole seconds each member had been still at the last reading."""
         return {name: max(0, int(self._read_s - since_s)) for name, since_s in self._since_s.items()}
 

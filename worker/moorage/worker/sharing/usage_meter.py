@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 
+from moorage.schemas.attempt import AttemptName
 from moorage.schemas.frames import UNKNOWN_MS, AttemptUse, DeviceUse
 from moorage.system.proctree import sees_all_pids
 from moorage.worker.devices.readers.base import SlotReading
 from moorage.worker.drivers.base import Driver
-from moorage.worker.session.member_messages import Member, MemberName, Metered
+from moorage.worker.session.member_messages import Member, Metered
 from moorage.worker.sharing.recent_use import RecentUse
 from moorage.worker.sharing.stillness import Stillness
 
@@ -24,15 +25,15 @@ class UsageMeter:
     """
 
     def __init__(
-        self, held: Mapping[MemberName, Member], drivers: Mapping[str, Driver], *, hears_output: bool = True
+        self, held: Mapping[AttemptName, Member], drivers: Mapping[str, Driver], *, hears_output: bool = True
     ) -> None:
         self._held = held
         self._drivers = drivers
         self.recent = RecentUse()
         self.stillness = Stillness(held, hears_output=hears_output)
         self._sees_all_pids = sees_all_pids()
-        self._running: set[MemberName] = set()  # at the last reading
-        self._before: set[MemberName] = set()  # and at the one before it
+        self._running: set[AttemptName] = set()  # at the last reading
+        self._before: set[AttemptName] = set()  # and at the one before it
         self._read_s = 0.0
 
     def newest(self) -> list[AttemptUse]:
@@ -46,7 +47,7 @@ class UsageMeter:
         """
         passed_ms, self._read_s = int((now_s - self._read_s) * 1000), now_s
         uses = self.measure(readings, now_s)
-        items: list[tuple[MemberName, int, int]] = []
+        items: list[tuple[AttemptName, int, int]] = []
         for name, each in uses.items():
             if name in self._before:
                 percent = _sum([use.percent for use in each])
@@ -54,7 +55,7 @@ class UsageMeter:
                 items.append((name, gpu_ms, sum(use.memory_mib or 0 for use in each) * passed_ms))
         return Metered(items) if items else None
 
-    def measure(self, readings: Sequence[SlotReading], now_s: float) -> dict[MemberName, list[DeviceUse]]:
+    def measure(self, readings: Sequence[SlotReading], now_s: float) -> dict[AttemptName, list[DeviceUse]]:
         """Return and record what each running member uses by this reading of each slot; without those not measured."""
         running = {
             name: member
@@ -62,8 +63,8 @@ class UsageMeter:
             if member.slots and member.phase in ("running", "ending") and not member.frozen
             if not any(readings[slot].handed_on or readings[slot].health == "unresponsive" for slot in member.slots)
         }
-        whose: dict[tuple[str, int], dict[int, MemberName | None] | None] = {}
-        uses: dict[MemberName, list[DeviceUse]] = {}
+        whose: dict[tuple[str, int], dict[int, AttemptName | None] | None] = {}
+        uses: dict[AttemptName, list[DeviceUse]] = {}
         for name, member in running.items():
             if member.place.mode == "exclusive":
                 uses[name] = [_of_device(slot, readings[slot]) for slot in member.slots]
@@ -78,7 +79,7 @@ class UsageMeter:
         self,
         member: Member,
         readings: Sequence[SlotReading],
-        whose: dict[tuple[str, int], dict[int, MemberName | None] | None],
+        whose: dict[tuple[str, int], dict[int, AttemptName | None] | None],
     ) -> list[DeviceUse] | None:
         """Return what the processes of a sharer use of each device; None if that cannot be measured.
 
@@ -100,7 +101,7 @@ class UsageMeter:
             uses.append(DeviceUse(slot, percent, sum(use.memory_mib for use in own), *power))
         return uses
 
-    def _whose(self, driver: Driver, pids: Sequence[int]) -> dict[int, MemberName | None] | None:
+    def _whose(self, driver: Driver, pids: Sequence[int]) -> dict[int, AttemptName | None] | None:
         """Return the member of each process; None if the driver or this PID namespace cannot tell."""
         if not driver.can_measure():
             return None

@@ -386,7 +386,7 @@ class Fleet:
         self.refresh(host)
 
     def _note_frozen(self, host: Host, member: Member) -> None:
-        host.frozen[member.key] = member
+        host.frozen[member.name] = member
         host.awaited |= member.home
         self.with_frozen[host.worker.num] = host
 

@@ -11,10 +11,11 @@ from moorage.scheduler.core.fleet.kit import Device, Kit
 from moorage.scheduler.core.fleet.shape import DeviceAsked, Shape
 from moorage.scheduler.core.fleet.slots import first_of, groups, linked
 from moorage.scheduler.core.ledger.records import Mode
-from moorage.scheduler.core.ledger.state import Member, MemberKey, Worker
+from moorage.scheduler.core.ledger.state import Member, Worker
 from moorage.schemas import reasons
+from moorage.schemas.attempt import AttemptName
 from moorage.schemas.driver_config import takes_ids
-from moorage.schemas.frames import OTHERS, DeviceUse
+from moorage.schemas.frames import OTHERS, AttemptUse
 from moorage.schemas.frames.fleet import LOAD_S_DEFAULT, slots_named
 from moorage.schemas.gpu import SHARERS_MAX
 from moorage.schemas.memo import Memo
@@ -312,7 +313,7 @@ class Host:
         self.labels: dict[str, str] = hello["labels"]
         self.closed = worker.flag != "open"  # cordoned, draining, shut; from the record with the act on
         self.free = self.lent  # slots not used by moorage's jobs
-        self.frozen: dict[MemberKey, Member] = {}  # members without devices: see `lifecycle.freezing`
+        self.frozen: dict[AttemptName, Member] = {}  # members without devices: see `lifecycle.freezing`
         self.awaited = 0  # the slots on which these were placed, which take preemptible jobs alone
         self.needed = 0  # those of them that take no job, as one of these is to have them next
         self.shared: dict[int, SharedDevice] = {}
@@ -330,8 +331,8 @@ class Host:
         self.stale = False  # renewals or load frames are missing: no new jobs here
         #: drivers whose engine does not answer, by its last renewal: (why, for how many seconds)
         self.down: dict[str, tuple[str, int]] = {}
-        #: what attempts use of their devices, by fence, by its last renewal
-        self.use: dict[int, list[DeviceUse]] = {}
+        #: what attempts use of their devices, by its last renewal
+        self.use: dict[AttemptName, AttemptUse] = {}
         self.bucket = -1
 
     @property

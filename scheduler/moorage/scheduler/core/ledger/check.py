@@ -201,4 +201,4 @@ def _lingers(job: Job | None, index: int, key: int, fence: int, lingering: dict[
     changed = lingering.get((key, fence))
     if changed is not None or job is None:
         return bool(changed)
-    return job.lingering is not None and (job.tenant, job.name, index, fence) in job.lingering
+    return job.lingering is not None and (index, fence) in job.lingering

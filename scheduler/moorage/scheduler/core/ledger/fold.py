@@ -91,6 +91,8 @@ class _Folding(FoldingSteps):
                 job.over = True
                 tenant = state.tenants[job.tenant]
                 tenant.live -= 1
+                if job.hold is not None:
+                    del state.on_hold[job.num]
                 if job.extra:
                     tenant.extra -= job.extra
                     state.extra_ended += job.extra
@@ -113,7 +115,7 @@ class _Folding(FoldingSteps):
         jobs, num, time, seq = state.jobs, state.next_num, self.time, self.seq
         for tenant_name, flat in accepts:  # with fair share a tenant may have hundreds of items of one job each
             tenant = state.tenants.get(tenant_name) or state.tenant(tenant_name)
-            names, first = tenant.jobs, num
+            names, first, waits = tenant.jobs, num, 0
             parts = iter(flat)
             for written, body, replicas, trace in zip(parts, parts, parts, parts, strict=True):
                 name = id_of(written, body)
@@ -127,8 +129,10 @@ class _Folding(FoldingSteps):
                     state.extra += job.extra
                     tenant.extra += job.extra
                 accepted.append(job)
+                waits += job.size
                 num += 1
             tenant.live += num - first
+            tenant.waits += waits
             self.rows[tenant] = None
         state.next_num = num
 

@@ -78,6 +78,9 @@ def validate(state: State) -> None:
         ended += job.over
     if ended != len(state.ended):
         raise Broken(f"{ended} jobs are over but {len(state.ended)} are listed as ended")
+    on_hold = {job.num: job for job in state.jobs.values() if job.hold is not None and not job.over}
+    if state.on_hold != on_hold:
+        raise Broken(f"jobs {sorted(on_hold)} are on hold, listed are {sorted(state.on_hold)}")
     extra = [(extra_of(job.size, len(job.body)), job.over) for job in state.jobs.values()]
     found = sum(more for more, _ in extra), sum(more for more, over in extra if over)
     if found != (state.extra, state.extra_ended):
@@ -91,6 +94,9 @@ def validate(state: State) -> None:
             raise Broken(f"the jobs of tenant {name} count {more} more than one each, counted {tenant.extra}")
         if tenant.live != live:
             raise Broken(f"tenant {name} counts {tenant.live} jobs that are not over, there are {live}")
+        waits = sum(job.waits for job in tenant.jobs.values())
+        if tenant.waits != waits:
+            raise Broken(f"tenant {name} counts {tenant.waits} replicas that wait, there are {waits}")
         if tenant.gpus != gpus.get(name, 0):
             raise Broken(f"tenant {name} counts {tenant.gpus} GPUs, its members hold {gpus.get(name, 0)}")
         if tenant.rate_milli != rates.get(name, 0):
@@ -103,13 +109,13 @@ def _validate_worker(worker: Worker, live_members: dict[tuple[int, int], int]) -
     exclusive = 0
     shared: dict[int, int] = {}
     for filed, member in worker.members.items():
-        if filed != member.key:
-            raise Broken(f"member {member.key} is filed under {filed}")
+        if filed != member.name:
+            raise Broken(f"member {member.name} is filed under {filed}")
         is_frozen = member.mask == 0 and member.home != 0
         if member.mask != member.home and not is_frozen:
-            raise Broken(f"{worker.id}: {member.key} holds slots {member.mask:b} of {member.home:b}")
+            raise Broken(f"{worker.id}: {member.name} holds slots {member.mask:b} of {member.home:b}")
         if is_frozen and member.phase != AT_EXITED and member.replica.state not in _WITHOUT_DEVICES:
-            raise Broken(f"{member.key} is {STATES[member.replica.state]} without its devices")
+            raise Broken(f"{member.name} is {STATES[member.replica.state]} without its devices")
         if member.mode == Mode.EXCLUSIVE:
             if exclusive & member.mask:
                 raise Broken(f"{worker.id}: two exclusive leases on slots {exclusive & member.mask:b}")
@@ -152,7 +158,7 @@ def _validate_job(state: State, job: Job) -> None:
             raise Broken(f"{job.name}/{index} has a row, and is {STATES[at]} after {replica.attempt} attempts")
         if (at in _HOLDING) != (held is not None):
             raise Broken(f"{job.name}/{replica.index} is {STATES[replica.state]} and holds {held}")
-        if held is not None and held.worker.members.get(held.key) is not held:
+        if held is not None and held.worker.members.get(held.name) is not held:
             raise Broken(f"{job.name}/{replica.index}: its member is not filed at its worker")
     if live != job.live:
         raise Broken(f"job {job.name}: {live} live replicas, counted {job.live}")

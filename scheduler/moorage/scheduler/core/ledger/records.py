@@ -16,6 +16,9 @@ from moorage.schemas.printable import stripped
 FORMAT: Final = 1
 #: the oldest record format that this release folds
 FORMAT_MIN: Final = 1
+#: how far the records of a restored ledger begin above those of its backup and of the ledger that it replaces: more
+#: than any ledger has room for
+SEQUENCES_AHEAD: Final = 1 << 32
 RECORD_BYTES_MAX: Final = 512 * 1024
 STEP_WIDTH: Final = 6
 

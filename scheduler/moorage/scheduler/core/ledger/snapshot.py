@@ -298,7 +298,10 @@ def _loaded(found: _Snapshot) -> State:
     if state.half_life_ms:
         fairshare.advance(state)
     for num, priority, hold in found.job_orders:
-        state.jobs[num].priority, state.jobs[num].hold = priority, hold
+        job = state.jobs[num]
+        job.priority, job.hold = priority, hold
+        if hold is not None and not job.over:
+            state.on_hold[num] = job
     for num, used in found.used:
         state.jobs[num].used = used
     for num, scaled in found.scaled:
@@ -359,6 +362,7 @@ def _load_job(state: State, row: _Job) -> None:
     tenant = state.tenant(row.tenant)
     tenant.jobs[row.name] = job
     tenant.live += not job.over
+    tenant.waits += job.waits
     state.extra += job.extra
     if job.over:
         state.extra_ended += job.extra
@@ -392,7 +396,7 @@ def _load_worker(state: State, row: _Worker, leased: dict[tuple[int, int, int], 
         member.rate_milli = rate_milli
         if leased:
             member.mask, member.leased = leased.get(_named(member), (mask, 0))
-        worker.members[member.key] = member
+        worker.members[member.name] = member
         replica.job.held += 1
         tenant = state.tenants[replica.job.tenant]
         tenant.gpus += member.mask.bit_count()
@@ -403,7 +407,7 @@ def _load_worker(state: State, row: _Worker, leased: dict[tuple[int, int, int], 
         else:
             if replica.job.lingering is None:
                 replica.job.lingering = {}
-            replica.job.lingering[member.key] = member
+            replica.job.lingering[replica.index, member.fence] = member
 
 
 def _load_health(state: State, found: _Snapshot) -> None:

@@ -18,6 +18,7 @@ from moorage.scheduler.core.ledger.finished import FinishedTable
 from moorage.scheduler.core.ledger.records import GangPhase
 from moorage.scheduler.core.ledger.resizes import Resize
 from moorage.scheduler.core.ledger.schedules import Schedule
+from moorage.schemas.attempt import AttemptName
 from moorage.schemas.job import STATE_NUMBER, STATES, TERMINAL, TRANSITIONS, derive_state
 from moorage.schemas.ranges import ONE, Ranges, count_of, is_in, numbers_in, without
 
@@ -118,8 +119,6 @@ RANGE: Final = -2
 LISTED_MAX: Final = 1_024
 #: one transition; a plain tuple because there are millions of them
 Transition = tuple[int, int, int, int, int, int, int, int, str, int, str, *tuple[int, ...]]
-#: tenant, job, replica, fence
-MemberKey = tuple[str, str, int, int]
 #: in place of a job's number in `Job.awaits`: the job waits for a time
 TIME: Final = 0
 #: what a job waits for before it is queued, see `Job.awaits`
@@ -277,8 +276,8 @@ class Job:
         self.placed_ms = 0  # ledger ms of the last placement
         self.rev = 1
         self.held = 0  # number of members that hold devices, including ended attempts
-        #: those of ended attempts, in the order of their ends; None for none yet
-        self.lingering: dict[MemberKey, Member] | None = None
+        #: those of ended attempts, by replica and fence, in the order of their ends; None for none yet
+        self.lingering: dict[tuple[int, int], Member] | None = None
         self.over = False  # no further step is possible
         self.started = False  # whether any replica has ever run
         self.gang = int(GangPhase.NONE)
@@ -569,11 +568,11 @@ class Member:
         "fence",
         "freeze",
         "home",
-        "key",
         "leased",
         "mask",
         "missed",
         "mode",
+        "name",
         "notice_s",
         "phase",
         "preemptible",
@@ -587,7 +586,7 @@ class Member:
     )
 
     def __init__(
-        self, replica: Replica, worker: Worker, attempt: int, fence: int, mask: int, mode: int, key: MemberKey
+        self, replica: Replica, worker: Worker, attempt: int, fence: int, mask: int, mode: int, name: AttemptName
     ) -> None:
         self.replica = replica
         self.worker = worker
@@ -595,7 +594,7 @@ class Member:
         self.fence = fence
         self.mask = self.home = mask
         self.mode = mode
-        self.key = key
+        self.name = name
         self.phase = AT_PLACED
         self.rate_milli = 0  # what it counts in its tenant's fair share; 0: each device counts as a whole GPU
         self.notice_s = 0  # the notice with which it was asked to end
@@ -624,7 +623,8 @@ class Member:
 def new_member(replica: Replica, worker: Worker, mask: int, mode: int, fence: int) -> Member:
     """Return a new member for a replica's current attempt, on these slots of a worker."""
     job = replica.job
-    return Member(replica, worker, replica.attempt, fence, mask, mode, (job.tenant, job.name, replica.index, fence))
+    name = job.tenant, job.name, replica.index, replica.attempt, fence
+    return Member(replica, worker, replica.attempt, fence, mask, mode, name)
 
 
 def code_of(to: int | None, code: int) -> int | None:
@@ -715,7 +715,7 @@ class Worker:
         self.well = 0  # slots that an operator declared healthy, until the worker confirms
         self.well_n = 0  # sequence of the record with that order
         self.window: Window | None = None  # a planned or current maintenance window
-        self.members: dict[MemberKey, Member] = {}
+        self.members: dict[AttemptName, Member] = {}
         self.row = 0
 
     @property
@@ -770,6 +770,7 @@ class Tenant:
         "submit_cursor",
         "tombstones",
         "usage_base",
+        "waits",
         "weight",
     )
 
@@ -782,6 +783,7 @@ class Tenant:
         self.tombstones: dict[str, int] = {}
         self.live = 0  # jobs that have not ended
         self.extra = 0  # soft: the sum of the `extra` of its jobs
+        self.waits = 0  # soft: the sum of the `waits` of its jobs
         self.gpus = 0  # devices that its members hold; each sharer counts a shared device
         self.gpus_max = 0  # 0: no limit
         self.jobs_max = 0
@@ -842,6 +844,7 @@ class State:
         self.worker_by_num: dict[int, Worker] = {}
         self.next_worker = 0  # a number is never given again, so it names one worker for ever
         self.preempting: dict[int, Job] = {}  # by number: jobs with `preempts`
+        self.on_hold: dict[int, Job] = {}  # soft, by number: jobs with a hold of their own that are not over
         self.preemptibles = 0  # soft: the number of members that are preemptible
         self.windows: dict[int, Worker] = {}  # by number: workers with a maintenance window
         self.shut: dict[int, Worker] = {}  # by number: workers that are closed because starts fail on them

@@ -52,7 +52,7 @@ from moorage.scheduler.core.ledger.state import (
     Tenant,
 )
 from moorage.schemas.job import STATES
-from moorage.schemas.ranges import both, is_in, without
+from moorage.schemas.ranges import both, count_of, is_in, without
 
 _MODE_MASK: Final = (1 << MODE_BITS) - 1
 _PLACE: Final = int(Op.PLACE)
@@ -133,18 +133,19 @@ class FoldingSteps(Folding):
         replica.fence = seq
         replica.not_before = 0
         replica.state = PLACED
-        key = (job.tenant, job.name, index, seq)
-        member = Member(replica, worker, attempt, seq, b, c & _MODE_MASK & ~PREEMPTIBLE, key)
+        name = (job.tenant, job.name, index, attempt, seq)
+        member = Member(replica, worker, attempt, seq, b, c & _MODE_MASK & ~PREEMPTIBLE, name)
         if c & PREEMPTIBLE:
             member.preemptible = True
             state.preemptibles += 1
-        replica.member = worker.members[key] = member
+        replica.member = worker.members[name] = member
         if c > _MODE_MASK:
             member.rate_milli = c >> MODE_BITS
         if state.preempting and job.preempts is not None and (job.gang or not job.waits):
             del state.preempting[job.num]
             job.preempts = None
         tenant = state.tenants[job.tenant]
+        tenant.waits -= 1
         if state.half_life_ms:
             self._use(tenant, fairshare.rate_of(member))
         job.held += 1
@@ -180,12 +181,14 @@ class FoldingSteps(Folding):
         if IS_TERMINAL[to]:
             del job.rows[index]
             job.end(index, index, to, code)
-        job.back += to == QUEUED
+        if to == QUEUED:
+            job.back += 1
+            state.tenants[job.tenant].waits += 1
         state.transitions += 3
         if holder.quarantined or state.half_life_ms or member.preemptible:
             self._drop(member)
             return
-        del holder.members[member.key]  # the same as `_drop`, without what cannot apply here
+        del holder.members[member.name]  # the same as `_drop`, without what cannot apply here
         job.held -= 1
         state.tenants[job.tenant].gpus -= mask.bit_count()
         state.digest -= member.row
@@ -260,7 +263,7 @@ class FoldingSteps(Folding):
         replica.member = None
         if job.lingering is None:
             job.lingering = {}
-        job.lingering[member.key] = member
+        job.lingering[replica.index, member.fence] = member
         self._move(job, replica, a & STATE_MASK, b, self._note(c), member, by, *_result(a))
 
     def _done(self, op: int, job: Job, replica: Replica, a: int, b: int, c: int, by: str) -> None:
@@ -314,6 +317,7 @@ class FoldingSteps(Folding):
         if not moved or to not in LEGAL[QUEUED] or not IS_TERMINAL[to]:
             raise FoldError(f"record {self.seq}: {job.tenant}/{job.name}: {index} to {b} cannot go to {STATES[to]}")
         job.fresh = without(job.fresh, moved)
+        self.state.tenants[job.tenant].waits -= count_of(moved)
         for first, last in moved:
             job.end(first, last, to, code)
             if job.size <= LISTED_MAX:
@@ -365,7 +369,10 @@ class FoldingSteps(Folding):
         """Write a change of a replica into its job's story, `since` a ledger ms; below 0 it is this record's."""
         if to not in LEGAL[replica.state]:
             raise self._illegal(replica, to)
-        job.back += (to == QUEUED) - (replica.state == QUEUED)
+        back = (to == QUEUED) - (replica.state == QUEUED)
+        if back:
+            job.back += back
+            self.state.tenants[job.tenant].waits += back
         replica.state = to
         job.rev = rev = job.rev + 1
         if IS_TERMINAL[to]:
@@ -405,10 +412,11 @@ class FoldingSteps(Folding):
         return member
 
     def _lingering(self, job: Job, index: int, packed: int) -> Member:
-        key = (job.tenant, job.name, index, unpacked(packed))
-        member = job.lingering.get(key) if job.lingering else None
+        fence = unpacked(packed)
+        member = job.lingering.get((index, fence)) if job.lingering else None
         if member is None:
-            raise FoldError(f"record {self.seq}: {key} does not linger")
+            name = f"{job.tenant}/{job.name}/{index} fence {fence}"
+            raise FoldError(f"record {self.seq}: {name} does not linger")
         return member
 
     def _drop(self, member: Member) -> None:
@@ -420,13 +428,13 @@ class FoldingSteps(Folding):
         self._remove(member)
 
     def _remove(self, member: Member) -> None:
-        del member.worker.members[member.key]
+        del member.worker.members[member.name]
         if member.preemptible:
             self.state.preemptibles -= 1
         job = member.replica.job
         job.held -= 1
         if job.lingering:
-            job.lingering.pop(member.key, None)
+            job.lingering.pop((member.replica.index, member.fence), None)
         tenant = self.state.tenants[job.tenant]
         tenant.gpus -= member.mask.bit_count()
         if self.state.half_life_ms:

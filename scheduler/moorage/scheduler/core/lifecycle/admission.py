@@ -8,6 +8,7 @@ refused, once all workers were heard from.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from itertools import islice
 from typing import Final
 
@@ -125,6 +126,8 @@ class Admission:
         self._close_at = 0
         #: tenants without limit, hold and tombstones, for `_of_draft`
         self._plain: set[str] = set()
+        #: by tenant, how many jobs are over with `_of_draft`; None until one at its limit asks, as it reads all changes
+        self._over: Counter[str] | None = None
         self._of_draft: Draft | None = None
 
     def submit(self, draft: Draft, event: Submit, fresh: dict[tuple[str, str], NewJob]) -> NewJob | Accepted | Problem:
@@ -152,7 +155,7 @@ class Admission:
             return self._queue_full(draft, event)
         taken = None
         if request.service is not None:
-            taken = self.services.taken(event, [new.submit for new in fresh.values() if new.stillborn is None])
+            taken = self.services.taken(draft, event, [new.submit for new in fresh.values() if new.stillborn is None])
         if taken is not None:
             return _refused(event, taken, taken.message)
         moved = self._moved_on(draft, event) if request.if_seq is not None else None
@@ -257,6 +260,7 @@ class Admission:
         state = self.state
         self._of_draft = draft
         self._heard = None
+        self._over = None
         self._plain.clear()
         # ended jobs count too: exact counting is worth it only close to the memory bound
         self._close_at = state.next_num + self._close - len(state.jobs) - state.extra
@@ -387,6 +391,10 @@ class Admission:
             )
         # the durable queue's reader stops at this bound by itself
         if jobs_max and event.sequence == 0 and live >= jobs_max:
+            self._over = draft.jobs_over() if self._over is None else self._over
+            live -= self._over[event.tenant]
+            if live < jobs_max:
+                return None
             return problem(
                 "failed-precondition",
                 f"tenant {event.tenant} has {live} jobs that are not over, and may have {jobs_max}",

@@ -36,6 +36,7 @@ from moorage.scheduler.core.lifecycle.max_running import wanted_of
 from moorage.scheduler.core.lifecycle.transitions import Lifecycle
 from moorage.scheduler.core.queue.order import QueueOrder
 from moorage.scheduler.core.queue.queue import VOID, Group, Key, entry
+from moorage.schemas.attempt import AttemptName
 from moorage.schemas.frames import Answer
 from moorage.schemas.job import Request
 from moorage.schemas.service import MemberLoad
@@ -92,7 +93,7 @@ class _Service:
     __slots__ = ("called_ms", "heard", "low_ms", "moved_ms", "pressed", "stuck_ms")
 
     def __init__(self) -> None:
-        self.heard: dict[int, _Heard] = {}  # by fence
+        self.heard: dict[AttemptName, _Heard] = {}
         self.called_ms: int | None = None  # when there was a call last
         self.low_ms: int | None = None  # since when fewer members would do
         self.moved_ms = -1  # ledger ms of the last step that was written
@@ -168,11 +169,12 @@ class Scaling:
         if job is None or service is None:
             return
         row = job.rows.get(load.replica)
-        if row is None or row.fence != load.fence or row.member is None:
+        member = None if row is None else row.member
+        if member is None or member.fence != load.fence or load.attempt not in (0, member.attempt):
             return
-        known = service.heard.get(load.fence)
+        known = service.heard.get(member.name)
         if known is None:
-            service.heard[load.fence] = _Heard(load, mono_ms)
+            service.heard[member.name] = _Heard(load, mono_ms)
             called = bool(load.running or load.waiting or load.ended or load.refused)
         else:
             if load.refused > known.load.refused:
@@ -306,11 +308,11 @@ class Scaling:
         scale, spec = request.scale, request.service
         assert scale is not None
         assert spec is not None
-        current = {member.fence for member in members}
+        current = {member.name for member in members}
         service.heard = {
-            fence: heard
-            for fence, heard in service.heard.items()
-            if fence in current and mono_ms - heard.at_ms < SILENT_MS
+            name: heard
+            for name, heard in service.heard.items()
+            if name in current and mono_ms - heard.at_ms < SILENT_MS
         }
         heard = service.heard.values()
         answering = sum(not each.load.draining for each in heard)
@@ -344,7 +346,7 @@ class Scaling:
         """Ask so many members to end: those that answer no calls yet, then those with the fewest calls."""
 
         def calls(member: Member) -> tuple[int, int]:
-            heard = service.heard.get(member.fence)
+            heard = service.heard.get(member.name)
             return (-1 if heard is None else heard.load.running + heard.load.waiting, -member.replica.index)
 
         for member in sorted(members, key=calls)[: max(0, count)]:

@@ -55,16 +55,16 @@ class Services:
         if request.service is not None:
             self._jobs.setdefault((job.tenant, request.service.name), []).append(job)
 
-    def live(self, tenant: str, service: str) -> list[Job]:
-        """Return the jobs with this service that have not ended, the oldest first."""
+    def live(self, draft: Draft, tenant: str, service: str) -> list[Job]:
+        """Return the jobs with this service that have not ended after this record, the oldest first."""
         found = [job for job in self._jobs.get((tenant, service), ()) if job.live]
         if found:
             self._jobs[tenant, service] = found
         else:
             self._jobs.pop((tenant, service), None)
-        return found
+        return [job for job in found if draft.is_live(job)]
 
-    def taken(self, event: Submit, fresh: Iterable[Submit]) -> Problem | None:
+    def taken(self, draft: Draft, event: Submit, fresh: Iterable[Submit]) -> Problem | None:
         """Return why a new job may not have its service; None if it may, or has none.
 
         `fresh` are the other submits of this record whose jobs live.
@@ -73,7 +73,7 @@ class Services:
         if request.service is None:
             return None
         service, instead_of = request.service.name, request.instead_of
-        holders = [job.name for job in self.live(tenant, service)]
+        holders = [job.name for job in self.live(draft, tenant, service)]
         holders += [other.name for other in fresh if other.tenant == tenant and _serves(other.request, service)]
         if not holders or holders == [instead_of]:
             return None
@@ -85,11 +85,11 @@ class Services:
         message = f"the service {service} of tenant {tenant} is that of job {held}, which lives"
         return problem("service-taken", message, field="$.service.name", found=held, job=event.name, next=step)
 
-    def answer(self, asked: Wake) -> Answer | Problem:
+    def answer(self, draft: Draft, asked: Wake) -> Answer | Problem:
         """Answer a caller that found no member: the job that will serve it, with as many replicas as it has; or what
         became of the last one, as far as it is among the `LOOKED_MAX` newest jobs of the tenant."""
         service = asked.service[:80]
-        for job in self.live(asked.tenant, asked.service):
+        for job in self.live(draft, asked.tenant, asked.service):
             return Answer("wake", 0, {"service": service, "job": job.name, "wanted": job.size})
         last = self._newest_of(asked.tenant, asked.service)
         if last is not None:
@@ -97,9 +97,8 @@ class Services:
             ended = f"job {last.name} {last.state}" + (f" with code {code}" if code is not None else "")
             step = f"moorage logs {word_of(last.name)}"
             return problem("not-found", f"nobody serves {service}: {ended}", found=service, job=last.name, next=step)
-        names = sorted(
-            {name for tenant, name in list(self._jobs) if tenant == asked.tenant and self.live(tenant, name)}
-        )
+        mine = [name for tenant, name in self._jobs if tenant == asked.tenant]
+        names = sorted(name for name in mine if self.live(draft, asked.tenant, name))
         return problem(
             "not-found",
             f"no job of tenant {asked.tenant} has the service {service}",
@@ -122,7 +121,7 @@ class Services:
         for (tenant, service), jobs in list(self._jobs.items()):
             if len(jobs) < 2:
                 continue
-            pair = self.live(tenant, service)
+            pair = self.live(draft, tenant, service)
             if len(pair) != 2 or self._lifecycle.request_of(pair[1]).instead_of != pair[0].name:
                 continue
             if pair[1].awaits or draft.job(pair[1]).hold is not None:

@@ -27,7 +27,6 @@ from moorage.scheduler.core.ledger.state import (
     LOST_KEPT,
     RUNNING,
     Member,
-    MemberKey,
     State,
     Worker,
 )
@@ -36,6 +35,7 @@ from moorage.scheduler.core.lifecycle.health import Health, drivers_down
 from moorage.scheduler.core.lifecycle.lending import Lending, check_hello, devices_of, recorded_devices
 from moorage.scheduler.core.lifecycle.stalls import Stalls
 from moorage.scheduler.core.lifecycle.transitions import Lifecycle
+from moorage.schemas.attempt import AttemptName, name_in
 from moorage.schemas.errors import Problem, problem
 from moorage.schemas.frames import FactAck, FactFrame, Goodbye, Held, Hello, Join, Load, Renew, Resized
 from moorage.schemas.release import RELEASE, release_problem
@@ -55,8 +55,8 @@ class Report(NamedTuple):
     Members that it shows as ended are left out.
     """
 
-    unknown: frozenset[MemberKey]
-    twice: frozenset[MemberKey]
+    unknown: frozenset[AttemptName]
+    twice: frozenset[AttemptName]
 
 
 class Sessions:
@@ -192,9 +192,9 @@ class Sessions:
 
         Return the worker's number; or a problem, and nothing is done, if listed members hold devices that have moved.
         """
-        listed = frozenset((h.tenant, h.job, h.replica, h.fence) for h in frame.holding)
+        listed = frozenset(map(name_in, frame.holding))
         moved = moved_devices(worker, frame, listed)
-        over = {(fact.tenant, fact.job, fact.replica, fact.fence) for fact in frame.facts if fact.kind in _OVER}
+        over = {name_in(fact) for fact in frame.facts if fact.kind in _OVER}
         alive = sorted(key for key in moved - over if worker.members[key].phase != AT_EXITED)
         if alive:
             # they cannot be adopted, as their masks would mean other devices; nor placed again, as they still run
@@ -315,8 +315,8 @@ class Sessions:
                 self.fleet.opens(worker.num)  # `refresh` looks at devices alone
             self.fleet.redrawn.add(worker.num)
         host.down = down
-        host.use = {each.fence: each.devices for each in frame.use}
-        self.stalls.heard(worker, frame)
+        host.use = {name_in(each): each for each in frame.use if each.attempt}
+        self.stalls.heard(host)
         stale = host.stale and host.load_ms >= 0  # a host that sends no load frames is judged by its renewals
         if (host.busy, host.waiting, host.heard, host.stale) != (busy, frame.waiting, True, stale):
             host.busy, host.waiting, host.heard, host.stale = busy, frame.waiting, True, stale
@@ -435,8 +435,8 @@ class Sessions:
         `no` is the number of the last report frame that it knows to be answered. In each member that the list lacks,
         `missed` counts that renewal.
         """
-        has = {(each.tenant, each.job, each.replica, each.fence): each.n for each in resized}
-        shown = {(h.tenant, h.job, h.replica, h.fence): h for h in held}
+        has = {name_in(each): each.n for each in resized}
+        shown = {name_in(entry): entry for entry in held}
         unknown = [entry for key, entry in shown.items() if key not in worker.members]
         again = []
         for key, member in worker.members.items():
@@ -456,7 +456,7 @@ class Sessions:
 
 def reported(last: Report | None, unknown: list[Held]) -> Report:
     """Return the report of a renewal that lists these unknown members; `last` is the report before, None for none."""
-    keys = frozenset((h.tenant, h.job, h.replica, h.fence) for h in unknown if h.phase != "exited")
+    keys = frozenset(name_in(entry) for entry in unknown if entry.phase != "exited")
     return Report(keys, keys & last.unknown if last is not None else frozenset())
 
 
@@ -531,7 +531,7 @@ def has_room(state: State, draft: Draft, event: FromWorker) -> bool:
     return size == 0 or draft.empty or draft.bytes + size <= FULL_BYTES
 
 
-def moved_devices(worker: Worker, frame: Join, listed: frozenset[MemberKey]) -> frozenset[MemberKey]:
+def moved_devices(worker: Worker, frame: Join, listed: frozenset[AttemptName]) -> frozenset[AttemptName]:
     """Return the listed members on a slot that has another device (vendor, uuid), or none, in the new session."""
     both = zip(recorded_devices(worker), devices_of(frame.hello), strict=False)
     same = sum(1 << slot for slot, (old, new) in enumerate(both) if old == new)

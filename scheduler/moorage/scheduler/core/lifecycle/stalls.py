@@ -15,10 +15,12 @@ import msgspec
 
 from moorage.scheduler.core.draft import STEP_BYTES, Draft
 from moorage.scheduler.core.fleet.fleet import Fleet
+from moorage.scheduler.core.fleet.host import Host
 from moorage.scheduler.core.ledger.records import RECORD_BYTES_MAX, Count
-from moorage.scheduler.core.ledger.state import RUNNING, Job, Member, State, Worker
+from moorage.scheduler.core.ledger.state import RUNNING, Job, Member, State
 from moorage.scheduler.core.lifecycle.transitions import Lifecycle
-from moorage.schemas.frames import AttemptUse, DeviceUse, Renew, Stalled
+from moorage.schemas.attempt import AttemptName
+from moorage.schemas.frames import AttemptUse, DeviceUse, Stalled
 from moorage.schemas.units import many
 
 #: the first rank of a gang to stand still is named if it did so this many seconds before the second: more than lies
@@ -36,9 +38,9 @@ class Still(NamedTuple):
 
 
 class Stall(NamedTuple):
-    """A stall that was told. `fences` are those of its attempts, so that another attempt is another stall."""
+    """A stall that was told, of these attempts: that of other attempts is another stall."""
 
-    fences: tuple[int, ...]
+    attempts: frozenset[AttemptName]
     told: Stalled
 
 
@@ -49,7 +51,7 @@ class Stalls:
         self._state = state
         self._fleet = fleet
         self._lifecycle = lifecycle
-        self._still: dict[int, dict[int, AttemptUse]] = {}  # by worker number and fence, by the last renewal
+        self._still: dict[int, dict[AttemptName, AttemptUse]] = {}  # by worker number, by the last renewal
         self._told: dict[int, dict[int, Stall]] = {}  # by job number and replica, or GANG
 
     @property
@@ -57,12 +59,12 @@ class Stalls:
         """Whether attempts with a `stall_s` are still now, so that time alone may make them stall."""
         return bool(self._still or self._told)
 
-    def heard(self, worker: Worker, frame: Renew) -> None:
-        """Take what a renewal says of attempts that are still."""
-        if still := {each.fence: each for each in frame.use if each.still_s > 0}:
-            self._still[worker.num] = still
+    def heard(self, host: Host) -> None:
+        """Take what a host's renewal says of attempts that are still."""
+        if still := {name: use for name, use in host.use.items() if use.still_s > 0}:
+            self._still[host.worker.num] = still
         else:
-            self._still.pop(worker.num, None)
+            self._still.pop(host.worker.num, None)
 
     def of_job(self, job: Job) -> list[Stalled]:
         """Return the stalls of a job, by replica."""
@@ -82,7 +84,7 @@ class Stalls:
         before, self._told = self._told, {}
         for (num, which), ranks in self._stalled(draft).items():
             job = ranks[0].member.replica.job
-            fences = tuple(each.member.fence for each in ranks)
+            attempts = frozenset(each.member.name for each in ranks)
             told = _words(ranks, which)
             known = before.get(num, {}).pop(which, None)
             run = self._lifecycle.request_of(job).workload
@@ -91,9 +93,9 @@ class Stalls:
                 if draft.bytes + 2 * STEP_BYTES * len(job.rows) <= RECORD_BYTES_MAX // 2 or draft.empty:
                     self._lifecycle.leave(draft, ranks[0].member, why, Count.RETRY, notice_s=0)
                 continue  # without room it is ended a second later
-            if known is None or known.fences != fences:
+            if known is None or known.attempts != attempts:
                 draft.stalls.append((job, told))
-            self._told.setdefault(num, {})[which] = Stall(fences, told)
+            self._told.setdefault(num, {})[which] = Stall(attempts, told)
         for num, rest in before.items():
             for which, stall in rest.items():
                 self._take_back(draft, num, which, stall)
@@ -106,7 +108,7 @@ class Stalls:
                 del self._still[num]
                 continue
             for member in self._state.worker_by_num[num].members.values():
-                use = still.get(member.fence)
+                use = still.get(member.name)
                 if use is None or draft.replica(member.replica).state != RUNNING:
                     continue
                 job = member.replica.job
@@ -126,8 +128,8 @@ class Stalls:
         if job is None:
             return
         replicas = [replica for replica in job.rows.values() if which in (GANG, replica.index)]
-        fences = tuple(replica.member.fence for replica in replicas if replica.member is not None)
-        if fences == stall.fences and all(draft.replica(replica).state == RUNNING for replica in replicas):
+        attempts = frozenset(replica.member.name for replica in replicas if replica.member is not None)
+        if attempts == stall.attempts and all(draft.replica(replica).state == RUNNING for replica in replicas):
             draft.stalls.append((job, msgspec.structs.replace(stall.told, seconds=0, why="it moves again")))
 
 

@@ -18,6 +18,7 @@ from moorage.scheduler.core.ledger.acts import Flag, Shut
 from moorage.scheduler.core.ledger.began import began_ms
 from moorage.scheduler.core.ledger.state import Job, Member, State, Worker
 from moorage.scheduler.core.lifecycle.flags import set_flag
+from moorage.schemas.attempt import name_in
 from moorage.schemas.frames import Fact
 from moorage.schemas.printable import shown
 from moorage.schemas.reasons import STARTS_FAIL
@@ -62,7 +63,7 @@ class Starts:
         for fact in facts:
             if fact.kind not in ("started", "ran"):
                 continue
-            member = worker.members.get((fact.tenant, fact.job, fact.replica, fact.fence))
+            member = worker.members.get(name_in(fact))
             if member is not None and member not in draft.gone:
                 self.left(worker)
                 self._started(draft, member.replica.job)

@@ -13,7 +13,8 @@ from typing import Final
 
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.ledger.began import began_ms
-from moorage.scheduler.core.ledger.state import AT_EXITED, REPLICA, RUNNING, WHY, Member, MemberKey, Replica
+from moorage.scheduler.core.ledger.state import AT_EXITED, REPLICA, RUNNING, WHY, Member, Replica
+from moorage.schemas.attempt import AttemptName, name_in
 from moorage.schemas.frames import SUSPECT_S, Fact
 
 #: the reason of attempts lost with their host's supervisor while the machine went on
@@ -22,13 +23,13 @@ WITH_SUPERVISOR: Final = "lost with its host's supervisor"
 DEATHS_MAX: Final = 3
 
 
-def lost_with_supervisor(draft: Draft, members: Mapping[MemberKey, Member], facts: list[Fact]) -> frozenset[Member]:
+def lost_with_supervisor(draft: Draft, members: Mapping[AttemptName, Member], facts: list[Fact]) -> frozenset[Member]:
     """Return the members that these reports call lost. The reports come with the join after a supervisor's death."""
     lost: set[Member] = set()
     for fact in facts:
         if fact.kind not in ("exited", "ran") or fact.detail != "lost":
             continue
-        member = members.get((fact.tenant, fact.job, fact.replica, fact.fence))
+        member = members.get(name_in(fact))
         if member is not None and member not in draft.gone and draft.phase_of(member) != AT_EXITED:
             lost.add(member)
     return frozenset(lost)

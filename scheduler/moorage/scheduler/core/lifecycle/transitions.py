@@ -43,7 +43,6 @@ from moorage.scheduler.core.ledger.state import (
     WHY,
     Job,
     Member,
-    MemberKey,
     Replica,
     Worker,
 )
@@ -53,6 +52,7 @@ from moorage.scheduler.core.lifecycle.readiness import READINESS, is_address, on
 from moorage.scheduler.core.lifecycle.refusals import every_slot
 from moorage.scheduler.core.lifecycle.starts import Starts
 from moorage.scheduler.core.lifecycle.suspects import WITH_SUPERVISOR, charged, lost_with_supervisor
+from moorage.schemas.attempt import AttemptName
 from moorage.schemas.errors import ENDED_AS_ASKED, ENDED_FROZEN, UPGRADED
 from moorage.schemas.frames import ABOUT_THE_JOB, CANNOT_RUN, NOT_HERE, START_FAILED, Fact, result_of, used_of
 from moorage.schemas.job import Request
@@ -151,7 +151,7 @@ class Lifecycle:
             self.starts.heard(draft, worker, facts)
         freed: list[Member] = []
         for fact in facts:
-            member = members.get((fact.tenant, fact.job, fact.replica, fact.fence))
+            member = members.get((fact.tenant, fact.job, fact.replica, fact.attempt, fact.fence))
             if member is None or member in gone:
                 continue
             if fact.detail and fact.kind == "freed":
@@ -600,7 +600,7 @@ class Lifecycle:
             return
         self._end_waiting(draft, job, EXPIRED, "start_within_s passed")
 
-    def lose_worker(self, draft: Draft, worker: Worker, why: str, listed: frozenset[MemberKey]) -> None:
+    def lose_worker(self, draft: Draft, worker: Worker, why: str, listed: frozenset[AttemptName]) -> None:
         """End a worker's session: members that no new session adopts are over (ledger-rules H8, H20).
 
         `listed` are those that the new session adopts; none when the worker is lost or says goodbye. If `why` is
@@ -609,12 +609,12 @@ class Lifecycle:
         """
         draft.end_session(worker, why)
         self.starts.left(worker)
-        for key, member in list(worker.members.items()):
+        for name, member in list(worker.members.items()):
             if member in draft.gone:
                 continue
             replica = member.replica
             state = draft.replica(replica).state
-            if key in listed:
+            if name in listed:
                 if state == LOST_KEPT and draft.replica(replica).member is member:  # the worker of a kept job is back
                     if member.mask == member.home:
                         draft.start(replica, member, address=member.address)

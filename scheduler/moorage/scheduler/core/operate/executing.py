@@ -78,8 +78,7 @@ def execute(draft: Draft, state: State, event: Execute, request_of: Callable[[Jo
         )
     said = ATTACHED if asked.attach else carried(shlex.join(asked.argv))[:COMMAND_CHARS]
     draft.add(acts.Exec(job.num, asked.replica, event.by, said))
-    name = (job.tenant, job.name, asked.replica, member.attempt, member.fence)
-    order = Exec(*name, event.stream, asked.argv, asked.tty, asked.term)
+    order = Exec(*member.name, event.stream, asked.argv, asked.tty, asked.term)
     return Executing(member, order, ExecGiven(job.name, asked.replica, member.attempt, member.worker.id, event.stream))
 
 

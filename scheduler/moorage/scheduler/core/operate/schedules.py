@@ -93,7 +93,8 @@ class Schedules:
         if row is None or row.wish != event.wish or event.sequence <= row.through:
             return None
         last = self.state.job(event.tenant, row.job)
-        state = "QUEUED" if (event.tenant, row.job) in fresh else last.state if last is not None and last.live else ""
+        lives = last is not None and draft.is_live(last)
+        state = "QUEUED" if (event.tenant, row.job) in fresh else last.state if last is not None and lives else ""
         if not state:
             return row.body
         return _behind(row.body, row.job) if row.overlap == "queue" else f"job {row.job}{_LAST_RUN}{state}"

@@ -13,6 +13,7 @@ from moorage.scheduler.core.ledger.state import AT_EXITED, Job, Member, State, W
 from moorage.scheduler.core.lifecycle.sessions import Sessions
 from moorage.scheduler.core.outputs.in_flight import InFlight
 from moorage.scheduler.core.outputs.outputs import Outputs, WantedFrames, enforced_on, event_of
+from moorage.schemas.attempt import name_in
 from moorage.schemas.codec import encode
 from moorage.schemas.frames import Accepted, Event, Fact, Held, Idle, Join, Joined, Resized, Stalled
 from moorage.schemas.job import STATES, Request
@@ -150,9 +151,9 @@ class OutputWriter:
         Unknown members that have not exited are asked to end.
         """
         again, unknown = self._sessions.differences(worker, held, no, resized)
-        frozen = {(entry.tenant, entry.job, entry.replica, entry.fence) for entry in held if entry.phase == "frozen"}
+        frozen = {name_in(entry) for entry in held if entry.phase == "frozen"}
         for member in again:
-            wanted.add(member, is_frozen=member.key in frozen)
+            wanted.add(member, is_frozen=member.name in frozen)
         for entry_ in unknown:
             if entry_.phase != "exited":
                 wanted.end_unknown(worker, entry_)

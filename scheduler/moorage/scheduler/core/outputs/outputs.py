@@ -33,6 +33,7 @@ from moorage.scheduler.core.ledger.state import (
 )
 from moorage.scheduler.core.lifecycle.sessions import MISSED_MAX
 from moorage.schemas import actors
+from moorage.schemas.attempt import name_in
 from moorage.schemas.capabilities import Enforced, level_number, mode_enforced, mode_resizes
 from moorage.schemas.codec import decode_request, encode, is_json
 from moorage.schemas.frames import Change, End, Event, Exec, Freeze, Held, Place, Replicas, Start, Wanted
@@ -117,11 +118,7 @@ class WantedFrames:
         replica = member.replica
         job = replica.job
         return Place(
-            job.tenant,
-            job.name,
-            replica.index,
-            member.attempt,
-            member.fence,
+            *member.name,
             slots_of(member.mask),
             MODE_NAMES[member.mode],
             job.gang == GangPhase.HOLDING,
@@ -139,22 +136,21 @@ class WantedFrames:
         if member.phase == AT_EXITED:
             return
         state = replica.state
-        name = (job.tenant, job.name, replica.index, member.attempt, member.fence)
         if state in LEAVING:
             notice_s = float(member.notice_s) if state == ENDING else 0.0
-            self._frame(worker, 200).end.append(End(*name, why=STATES[state].lower(), notice_s=notice_s))
+            self._frame(worker, 200).end.append(End(*member.name, why=STATES[state].lower(), notice_s=notice_s))
         elif state == PLACED:
             self.placed([member])
         elif job.gang == GangPhase.STARTED and member.phase == AT_CLAIMED:
             address, _, port = job.master.rpartition(":")
-            self._frame(worker, 200).start.append(Start(*name, address, int(port or 0), job.size))
+            self._frame(worker, 200).start.append(Start(*member.name, address, int(port or 0), job.size))
         elif state in (CLAIMED, RUNNING, FROZEN) and member.missed >= MISSED_MAX:
-            self._frame(worker, 200).end.append(End(*name, why="account for it: not in your renewals"))
+            self._frame(worker, 200).end.append(End(*member.name, why="account for it: not in your renewals"))
         elif state == FROZEN:
             if member.mask:
-                self._frame(worker, 200).freeze.append(Freeze(*name, on=False, n=member.leased))
+                self._frame(worker, 200).freeze.append(Freeze(*member.name, on=False, n=member.leased))
         elif state == RUNNING and (member.freeze or is_frozen):
-            self._frame(worker, 200).freeze.append(Freeze(*name, on=member.freeze))
+            self._frame(worker, 200).freeze.append(Freeze(*member.name, on=member.freeze))
         elif job.resizes and state in (CLAIMED, RUNNING) and takes_parts(member):
             body = _body_for(job, worker)
             self._frame(worker, len(body) + 200).resize.append(self._place(member, body))
@@ -176,9 +172,7 @@ class WantedFrames:
         """Ask a worker to end a member that it has and the ledger does not know (ledger-rules H11)."""
         if not all(0 <= number < 2**63 for number in (held.replica, held.attempt, held.fence)):
             return  # no member can have such numbers, and msgpack cannot encode them
-        self._frame(worker, 200).end.append(
-            End(held.tenant, held.job, held.replica, held.attempt, held.fence, why="unknown to the ledger")
-        )
+        self._frame(worker, 200).end.append(End(*name_in(held), why="unknown to the ledger"))
 
     def messages(self) -> list[Message]:
         workers = self._state.worker_by_num

@@ -37,16 +37,15 @@ def find_use(engine: Engine, tenant: str, asked: UseAsked) -> Kept | Problem:
             next=f"moorage show {word_of(asked.job)}",
         )
     worker = member.worker
-    ask = ReadUse(
-        worker.session, tenant, asked.job, asked.replica, member.attempt, member.fence, asked.last_s, asked.points
-    )
+    ask = ReadUse(worker.session, *member.name, asked.last_s, asked.points)
     return Kept(worker, ask)
 
 
 def devices_used(engine: Engine, member: Member) -> list[DeviceUse]:
     """Return the newest reading of each device of an attempt; [] if there is none."""
     host = engine.fleet.hosts.get(member.worker.num)
-    return [] if host is None or member.phase != AT_RUNNING else host.use.get(member.fence, [])
+    use = None if host is None or member.phase != AT_RUNNING else host.use.get(member.name)
+    return [] if use is None else use.devices
 
 
 def use_rows(engine: Engine, member: Member) -> list[dict[str, Any]]:
@@ -89,7 +88,7 @@ def used_now(engine: Engine) -> list[dict[str, Any]]:
     found: dict[str, list[int]] = {}
     for host in engine.fleet.hosts.values():
         pool = host.worker.hello.get("gpu_pool", ()) if host.use else ()
-        for use in (use for uses in host.use.values() for use in uses):
+        for use in (use for each in host.use.values() for use in each.devices):
             if use.percent is not None and 0 <= use.slot < len(pool):
                 row = found.setdefault(pool[use.slot]["name"], [0, 0, 0])
                 row[0] += 1

@@ -118,34 +118,27 @@ class View:
     # ------------------------------------------------------------------------------------------- the queue
 
     def queued(self) -> int:
-        """Count the entries of the queue."""
-        return len(self._engine.queue)
+        """Count the replicas that wait, for whatever reason."""
+        return sum(tenant.waits for tenant in self._state.tenants.values())
 
-    def not_queued(self) -> dict[int, int]:
-        """Return how many replicas have the jobs that wait for something else than a host, by number."""
-        return self._engine.room.jobs
+    def not_queued(self) -> list[Job]:
+        """Return the jobs that wait for something else than a host."""
+        nums = self._engine.room.jobs.keys() | self._engine.queue.parked.keys() | self._state.on_hold.keys()
+        return [self._state.jobs[num] for num in sorted(nums)]
 
     def queued_jobs(self) -> list[int]:
         """Return the numbers of the jobs in the queue, and of those that wait for others, in order of arrival."""
         groups, waiting = self._engine.queue.groups.values(), self._engine.room.jobs.keys()
         return sorted({item >> REPLICA_BITS for group in groups for item in group.entries} | waiting)
 
-    def queued_by_tenant(self) -> dict[str, int]:
-        """Count the entries of the queue by tenant."""
-        found: dict[str, int] = {}
-        for group in self._engine.queue.groups.values():
-            if group.entries:
-                found[group.tenant] = found.get(group.tenant, 0) + len(group.entries)
-        return found
-
     def heads(self) -> list[tuple[Replica, int]]:
-        """Return the first waiting replica of each queue group and the group's size, the largest group first."""
+        """Return the first waiting replica of each queue group, and how many wait in it; the largest group first."""
         found = []
         for group in self._engine.queue.groups.values():
             jobs = (self._state.jobs.get(item >> REPLICA_BITS) for item in group.entries)
             waiting = (each for job in jobs if job is not None and (each := job.first_waiting) is not None)
             if (first := next(waiting, None)) is not None:
-                found.append((first, group.size))
+                found.append((first, group.size * group.shape.together))
         return sorted(found, key=lambda row: -row[1])
 
     # ------------------------------------------------------------------------------------ reserved hosts

@@ -69,6 +69,7 @@ from moorage.scheduler.core.queries.usage import usage_of_job, usage_of_story
 from moorage.scheduler.core.queries.use import use_of_job, use_rows, used_now
 from moorage.scheduler.core.queries.view import View
 from moorage.schemas import actors
+from moorage.schemas.attempt import AttemptName
 from moorage.schemas.cells import FOREIGN, FREE, FROZEN, LEASED, LOST, NOT_LENT, SHARERS_MAX, SICK
 from moorage.schemas.codec import decode_request, encode
 from moorage.schemas.errors import ENDED_AS_ASKED, Problem, Refused
@@ -727,5 +728,6 @@ def audit(engine: Engine) -> dict[str, Any]:
     }
 
 
-def _name(key: tuple[str, str, int, int]) -> str:
-    return f"{key[0]}/{key[1]}/{key[2]} fence {key[3]}"
+def _name(name: AttemptName) -> str:
+    tenant, job, replica, _, fence = name
+    return f"{tenant}/{job}/{replica} fence {fence}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from typing import Any, Final
 
 import msgspec
@@ -57,7 +58,7 @@ from moorage.schemas.units import many
 #: question why a job waits), and at so many groups
 LOOKED_MAX: Final = 4_000
 GROUPS_MAX: Final = 64
-#: replicas in queue groups that were not looked at
+#: replicas in queue groups that were not looked at, and those that wait out a pause
 OTHERS: Final = "(others)"
 
 
@@ -103,20 +104,21 @@ def _why(engine: Engine, job: Job, replica: Replica) -> tuple[Explanation, dict[
 
 
 def waiting_by_reason(engine: Engine) -> dict[str, int]:
-    """Return how many queued replicas wait for which reason, for monitors: each as the first job of its queue group.
+    """Return how many replicas wait for which reason, for monitors: those in the queue each as the first job of their
+    group.
 
-    The largest groups are looked at, as many as `LOOKED_MAX` allows; replicas of the others are `OTHERS`.
+    The largest groups are looked at, as many as `LOOKED_MAX` allows; the rest of all that wait are `OTHERS`.
     """
-    counts: dict[str, int] = {}
-    for num, size in View(engine).not_queued().items():
-        held = held_reason(engine, engine.state.jobs[num])
+    view, counts = View(engine), Counter[str]()
+    for job in view.not_queued():
+        held = held_reason(engine, job)
         if held is not None:
-            counts[held.name] = counts.get(held.name, 0) + size
+            counts[held.name] += job.waits
     left = max(1, min(GROUPS_MAX, LOOKED_MAX // max(1, len(engine.fleet.hosts))))
-    for at, (replica, size) in enumerate(View(engine).heads()):
-        reason = _why(engine, replica.job, replica)[1]["reason"] if at < left else OTHERS
-        counts[reason] = counts.get(reason, 0) + size
-    return counts
+    for replica, count in view.heads()[:left]:
+        counts[_why(engine, replica.job, replica)[1]["reason"]] += count
+    counts[OTHERS] = max(0, view.queued() - counts.total())
+    return dict(+counts)
 
 
 def reason_of(engine: Engine, job: Job, replica: Replica) -> str:

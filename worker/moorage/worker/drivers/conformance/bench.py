@@ -20,6 +20,7 @@ from typing import Any, Final
 
 import msgspec
 
+from moorage.schemas.attempt import AttemptName
 from moorage.schemas.capabilities import Capabilities
 from moorage.schemas.codec import Decoder, encode
 from moorage.schemas.errors import Problem
@@ -30,7 +31,6 @@ from moorage.worker.drivers.base import Driver, Living, Publish, Report
 from moorage.worker.drivers.conformance.command import Ran, run_command
 from moorage.worker.drivers.conformance.leader import NeverHappened, ScriptedLeader, Seat, until
 from moorage.worker.drivers.supervisor_link import key_of, owner_of
-from moorage.worker.session.member_messages import MemberName
 from moorage.worker.settings import WorkerSettings, settings_from
 from moorage.worker.supervisor.client import Supervised, SupervisorError
 from moorage.worker.supervisor.protocol import EndMember
@@ -79,12 +79,12 @@ class Bench:
         await self.leader.joined(WORKER, joins, START_TIMES * self.slack_s)
         [(self.driver, self.can)] = self.seat.joins[-1].hello.capabilities.items()
 
-    def name(self, job: str = "a", replica: int = 0) -> MemberName:
+    def name(self, job: str = "a", replica: int = 0) -> AttemptName:
         """Return the name of a first attempt, with a fence that no other attempt of this bench has."""
         return (TENANT, job, replica, 1, next(self._fences))
 
     async def place(
-        self, name: MemberName, request: dict[str, Any], slots: tuple[int, ...] = (0,), *, hold: bool = False
+        self, name: AttemptName, request: dict[str, Any], slots: tuple[int, ...] = (0,), *, hold: bool = False
     ) -> None:
         """Send the worker a placement.
 
@@ -94,13 +94,13 @@ class Bench:
         mode = "exclusive" if slots else "none"
         await self.leader.want(WORKER, Place(*name, list(slots), mode, hold, encode(body)))
 
-    async def start_gang(self, name: MemberName, address: str, port: int, world_size: int) -> None:
+    async def start_gang(self, name: AttemptName, address: str, port: int, world_size: int) -> None:
         await self.leader.want(WORKER, Start(*name, address, port, world_size))
 
-    async def end(self, name: MemberName, grace_s: float, notice_s: float = 0.0) -> None:
+    async def end(self, name: AttemptName, grace_s: float, notice_s: float = 0.0) -> None:
         await self.leader.want(WORKER, End(*name, "cancelled", grace_s, notice_s))
 
-    async def end_by_supervisor(self, name: MemberName) -> None:
+    async def end_by_supervisor(self, name: AttemptName) -> None:
         """Have the supervisor end a member that it runs, past the agent; return once nothing of it is left."""
         key = key_of(owner_of(WORKER, self.driver), name)
         supervised = await Supervised.connect(self.settings.state_dir / SUPERVISOR_FOLDER, spawn_if_absent=False)
@@ -112,7 +112,7 @@ class Bench:
         finally:
             supervised.close()
 
-    async def heard(self, kind: str, name: MemberName) -> Fact:
+    async def heard(self, kind: str, name: AttemptName) -> Fact:
         """Return the worker's report of this kind about a member, once it has arrived.
 
         Raises AssertionError after `slack_s` seconds, and at once if the member was refused, or ended before it
@@ -130,26 +130,26 @@ class Bench:
             return fact
         return await self.leader.heard(WORKER, kind, name, 0.0)  # its error lists the reports that came instead
 
-    async def ended(self, name: MemberName) -> Fact:
+    async def ended(self, name: AttemptName) -> Fact:
         """Return the report `exited` of a member, once its devices are freed as well. Raises as `heard` does."""
         exited = await self.heard("exited", name)
         await self.heard("freed", name)
         return exited
 
-    async def run_command(self, name: MemberName, argv: list[str], given: bytes) -> Ran:
+    async def run_command(self, name: AttemptName, argv: list[str], given: bytes) -> Ran:
         """Run a command in a running member, with `given` as its standard input; return how it ended and what it wrote.
 
         Raises AssertionError after `slack_s` seconds.
         """
         return await run_command(self.leader, WORKER, name, argv, given, self.slack_s)
 
-    def was_last(self, name: MemberName, stream: StreamName) -> bool:
+    def was_last(self, name: AttemptName, stream: StreamName) -> bool:
         """Return whether the last frame of this output stream has arrived."""
         subject = self.leader.subjects.log(*name[:3])
         frames = [frame for at, frame in self.leader.output if at == subject and frame["stream"] == stream]
         return any(frame.get("end") for frame in frames)
 
-    async def kept(self, name: MemberName, stream: StreamName) -> str:
+    async def kept(self, name: AttemptName, stream: StreamName) -> str:
         """Return the first `PAGE_BYTES` of the output that the driver keeps of an ended member.
 
         Raises AssertionError if the driver refuses.
@@ -233,18 +233,18 @@ class AgentProcess:
         )
         return self
 
-    async def members_of(self, pids: Sequence[int], limit_s: float) -> dict[int, MemberName | None]:
+    async def members_of(self, pids: Sequence[int], limit_s: float) -> dict[int, AttemptName | None]:
         """Return what the driver's `members_of` says of these processes, once it knows the first of them.
 
         Wait at most `limit_s` seconds for that.
         """
         self._asked.write_bytes(msgspec.json.encode(list(pids)))
-        found: dict[int, MemberName | None] = {}
+        found: dict[int, AttemptName | None] = {}
 
         def knows() -> bool:
             nonlocal found
             with contextlib.suppress(FileNotFoundError):
-                found = msgspec.json.decode(self._answer.read_bytes(), type=dict[int, MemberName | None])
+                found = msgspec.json.decode(self._answer.read_bytes(), type=dict[int, AttemptName | None])
             return pids[0] in found
 
         with contextlib.suppress(NeverHappened):

@@ -15,13 +15,14 @@ from pathlib import Path
 from typing import Any, ClassVar, Final
 
 from moorage.bus.embedded import EmbeddedServer
+from moorage.schemas.attempt import AttemptName
 from moorage.schemas.frames import NOT_HERE, RESULT, START_FAILED
 from moorage.schemas.settings import NO_FILE, read_file
 from moorage.system.loops import loop_factory
+from moorage.system.proctree import read_process
 from moorage.worker.agent.run import start
 from moorage.worker.drivers.conformance.bench import OF_THE_AGENT, SECRET, SECRET_NAME, AgentProcess, Bench, open_bench
 from moorage.worker.drivers.conformance.leader import until
-from moorage.worker.session.member_messages import MemberName
 from moorage.worker.settings import WorkerSettings
 
 Job = dict[str, Any]
@@ -673,7 +674,7 @@ class DriverChecks:
     async def _place(
         self,
         bench: Bench,
-        name: MemberName,
+        name: AttemptName,
         kind: str,
         *words: Any,
         slots: tuple[int, ...] = (0,),
@@ -685,7 +686,7 @@ class DriverChecks:
         run = {"grace_s": 5.0} | job.get("run", {}) | fields.pop("run", {}) | {"driver": bench.driver}
         await bench.place(name, job | fields | {"run": run}, slots, hold=hold)
 
-    async def _printed(self, bench: Bench, job: str, kind: str, **fields: Any) -> tuple[MemberName, str]:
+    async def _printed(self, bench: Bench, job: str, kind: str, **fields: Any) -> tuple[AttemptName, str]:
         """Run a job to a successful end; return its name and what it wrote to its standard output."""
         name = bench.name(job)
         await self._place(bench, name, kind, **fields)
@@ -693,7 +694,7 @@ class DriverChecks:
         assert exited.code == 0, f"{exited.detail} {exited.code}: {bench.leader.text(name, 'err')}"
         return name, await self._text(bench, name)
 
-    async def _text(self, bench: Bench, name: MemberName) -> str:
+    async def _text(self, bench: Bench, name: AttemptName) -> str:
         return str(await until(lambda: bench.leader.text(name), self.slack_s, f"the output of {name}"))
 
     @classmethod
@@ -703,10 +704,8 @@ class DriverChecks:
 
 def is_alive(pid: int) -> bool:
     """Return whether a process of this host runs; a zombie does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] != "Z"
-    except OSError:
-        return False
+    process = read_process(pid)
+    return process is not None and not process.dead
 
 
 #: the names of all checks, in their order above

@@ -9,10 +9,10 @@ from typing import Final, NamedTuple
 import msgspec
 from nats.aio.msg import Msg
 
+from moorage.schemas.attempt import AttemptName
 from moorage.schemas.codec import encode
 from moorage.schemas.frames import BEAT_S, CommandEnd, Exec, Mark, Terminal, piece, read_piece
 from moorage.worker.drivers.conformance.leader import NeverHappened, ScriptedLeader
-from moorage.worker.session.member_messages import MemberName
 
 _decode_end: Final = msgspec.json.Decoder(CommandEnd)
 
@@ -26,7 +26,7 @@ class Ran(NamedTuple):
 
 
 async def run_command(
-    leader: ScriptedLeader, worker: str, name: MemberName, argv: list[str], given: bytes, limit_s: float
+    leader: ScriptedLeader, worker: str, name: AttemptName, argv: list[str], given: bytes, limit_s: float
 ) -> Ran:
     """Run a command in a member, with `given` as its whole standard input. Raises `NeverHappened` after `limit_s`.
 

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
+from moorage.schemas.attempt import AttemptName, name_in
 from moorage.schemas.codec import Decoder, encode
 from moorage.schemas.errors import Problem, problem
 from moorage.schemas.frames import (
@@ -36,7 +37,6 @@ from moorage.schemas.frames import (
 )
 from moorage.schemas.subjects import Subjects
 from moorage.worker.drivers.conformance import plain_nats
-from moorage.worker.session.member_messages import MemberName, name_in
 
 _POLL_S: Final = 0.005
 
@@ -71,10 +71,10 @@ class Seat:
                 fact = replace(fact, kind="exited", ran_ms=0)
             self.facts.append(fact)
 
-    def kinds(self, name: MemberName) -> list[str]:
+    def kinds(self, name: AttemptName) -> list[str]:
         return [fact.kind for fact in self.facts if name_in(fact) == name]
 
-    def fact(self, kind: str, name: MemberName) -> Fact | None:
+    def fact(self, kind: str, name: AttemptName) -> Fact | None:
         return next((f for f in self.facts if f.kind == kind and name_in(f) == name), None)
 
 
@@ -165,7 +165,7 @@ class ScriptedLeader:
         )
         await self.nc.publish(self.subjects.worker(worker, "wanted"), encode(frame, json=False))
 
-    async def heard(self, worker: str, kind: str, name: MemberName, deadline_s: float = 30) -> Fact:
+    async def heard(self, worker: str, kind: str, name: AttemptName, deadline_s: float = 30) -> Fact:
         seat = self.seat(worker)
         try:
             found = await until(lambda: seat.fact(kind, name), deadline_s)
@@ -174,7 +174,7 @@ class ScriptedLeader:
         assert isinstance(found, Fact)
         return found
 
-    def text(self, name: MemberName, stream: str = "out") -> str:
+    def text(self, name: AttemptName, stream: str = "out") -> str:
         """Return the output that was published so far for a member's replica, by all of its attempts."""
         subject = self.subjects.log(*name[:3])
         frames = [frame for at, frame in self.output if at == subject and frame["stream"] == stream]

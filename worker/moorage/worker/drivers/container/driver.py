@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Final, Self
 
 import msgspec
 
+from moorage.schemas.attempt import AttemptName, name_in
 from moorage.schemas.capabilities import COUNTED, KERNEL, LIVE, Capabilities
 from moorage.schemas.errors import refuse
 from moorage.schemas.frames import Exec, LogPage, ReadLog, Terminal
@@ -50,13 +51,11 @@ from moorage.worker.job.attempt_files import AttemptFiles
 from moorage.worker.job.attempt_folders import AttemptFolders
 from moorage.worker.session.member_messages import (
     Ended,
-    MemberName,
     NotStarted,
     Replaced,
     Started,
     StartFailed,
     Stuck,
-    name_in,
 )
 from moorage.worker.settings import WorkerSettings
 from moorage.worker.supervisor.containers import containers_of
@@ -196,7 +195,7 @@ class ContainerDriver(Driver):
         network = has_network(self._own)
         return msgspec.structs.replace(super().can(), memory_limit=limits, answers_calls=network, reaches=network)
 
-    def folder_of(self, name: MemberName) -> str:
+    def folder_of(self, name: AttemptName) -> str:
         return self._folders.path(name)
 
     def reaches_host_ports(self, tenant: str, request: Request) -> bool:
@@ -213,10 +212,10 @@ class ContainerDriver(Driver):
             member = self._host.members[assignment.name] = Member(assignment.name)
             self._run(member, self._start(member, assignment))
 
-    def end(self, name: MemberName, grace_s: float, why: str) -> None:
+    def end(self, name: AttemptName, grace_s: float, why: str) -> None:
         self.end_with_notice(name, grace_s, why, 0.0)
 
-    def end_with_notice(self, name: MemberName, grace_s: float, why: str, notice_s: float) -> None:
+    def end_with_notice(self, name: AttemptName, grace_s: float, why: str, notice_s: float) -> None:
         member = self._host.members.get(name)
         if member is None or self._files.hurry(name, grace_s):
             return
@@ -229,10 +228,10 @@ class ContainerDriver(Driver):
     def resizes(self, mode: str) -> str:
         return COUNTED if self.limits is None else LIVE
 
-    def resize(self, name: MemberName, share: Share) -> None:
+    def resize(self, name: AttemptName, share: Share) -> None:
         keep_to(self.limits, name, share)
 
-    def forget(self, names: list[MemberName]) -> None:
+    def forget(self, names: list[AttemptName]) -> None:
         self._host.link.forget([self._host.key(name) for name in names])
 
     def uid_of(self, tenant: str, request: Request) -> int | None:
@@ -242,9 +241,9 @@ class ContainerDriver(Driver):
         # an earlier agent may have started a container whose id the engine has not reported yet
         return all(member.container for member in self._host.members.values() if member.is_known)
 
-    def members_of(self, pids: Collection[int]) -> dict[int, MemberName | None]:
+    def members_of(self, pids: Collection[int]) -> dict[int, AttemptName | None]:
         members = {member.container: name for name, member in self._host.members.items() if member.container}
-        found: dict[int, MemberName | None] = {}
+        found: dict[int, AttemptName | None] = {}
         for pid in pids if members else ():
             for container in containers_of(pid):
                 if container in members:
@@ -254,13 +253,13 @@ class ContainerDriver(Driver):
     def set_fence(self, deadline_s: float, grace_s: float) -> None:
         self._host.link.set_fence(self._host.owner, deadline_s, grace_s)
 
-    async def living(self, names: Collection[MemberName]) -> Collection[MemberName] | None:
+    async def living(self, names: Collection[AttemptName]) -> Collection[AttemptName] | None:
         host = self._host
         listed = await host.link.listed(host.owner)
         if listed is None:
             return None
         there = {name_of(key) for key, state, _ in listed if state != "ended"}
-        missing: list[MemberName] = []
+        missing: list[AttemptName] = []
         for name in names:
             member = host.members.get(name)
             works = member is not None and (not member.is_known or member.over.done())
@@ -278,7 +277,7 @@ class ContainerDriver(Driver):
             return None
         return there
 
-    def give_up(self, name: MemberName) -> None:
+    def give_up(self, name: AttemptName) -> None:
         member = self._host.members.get(name)
         if member is None:
             super().give_up(name)

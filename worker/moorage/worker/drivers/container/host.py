@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import Mapping
 from typing import Final
 
+from moorage.schemas.attempt import AttemptName
 from moorage.worker.drivers.container.engine import Engine
 from moorage.worker.drivers.container.output import left_path
 from moorage.worker.drivers.container.terminal import ContainerTerminal
 from moorage.worker.drivers.supervisor_link import SupervisorLink, key_of, owner_of
-from moorage.worker.session.member_messages import MemberName
 from moorage.worker.supervisor.capped_output import member_digest
 from moorage.worker.supervisor.protocol import MARK_NAME
 from moorage.worker.supervisor.protocol import Ended as ChildEnded
@@ -25,7 +25,7 @@ LABEL_STATE: Final = "moorage.state"
 class Member:
     """A container of this host, from its placement until its end is reported."""
 
-    def __init__(self, name: MemberName) -> None:
+    def __init__(self, name: AttemptName) -> None:
         self.name = name
         self.container = ""
         self.has_terminal: bool | None = None
@@ -53,7 +53,7 @@ class ContainerHost:
         self.link = link
         self.worker = worker
         self.owner = owner_of(worker, driver)
-        self.members: dict[MemberName, Member] = {}
+        self.members: dict[AttemptName, Member] = {}
         self._mark = ""
         self._terminals: set[ContainerTerminal] = set()
 
@@ -75,14 +75,14 @@ class ContainerHost:
         for terminal in list(self._terminals):
             terminal.close()
 
-    def key(self, name: MemberName) -> str:
+    def key(self, name: AttemptName) -> str:
         return key_of(self.owner, name)
 
-    def container_name(self, name: MemberName) -> str:
+    def container_name(self, name: AttemptName) -> str:
         """Return the container name for a member: a second container with the same name cannot be created."""
         return f"moorage-{member_digest(f'{self.mark}|{self.key(name)}')}"
 
-    def labels(self, name: MemberName) -> dict[str, str]:
+    def labels(self, name: AttemptName) -> dict[str, str]:
         tenant, job, replica, attempt, _ = name
         return {
             LABEL: self.key(name),
@@ -98,7 +98,7 @@ class ContainerHost:
         member.pid = pid
         self.link.ran(self.key(member.name), pid)
 
-    async def container_of(self, name: MemberName) -> str:
+    async def container_of(self, name: AttemptName) -> str:
         """Return the id of a member's container, "" if the engine has none. Raises EngineDown, EngineError."""
         found = await self.engine.labelled(f"{LABEL}={self.key(name)}")
         return next((each for each, labels in found if labels.get(LABEL_STATE) == self.mark), "")

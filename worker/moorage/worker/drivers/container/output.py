@@ -18,11 +18,11 @@ from typing import Any, Final
 
 import msgspec
 
+from moorage.schemas.attempt import AttemptName
 from moorage.schemas.unreadable import UNREADABLE
 from moorage.system.disk_room import DiskRoom
 from moorage.worker.drivers.container.engine import Piece
 from moorage.worker.drivers.output_frames import OutputFrames
-from moorage.worker.session.member_messages import MemberName
 from moorage.worker.supervisor.capped_output import (
     ArrivalOrder,
     OutputPump,
@@ -213,14 +213,14 @@ class LiveOutput:
     Without `streams` it publishes the ends of the streams alone.
     """
 
-    def __init__(self, publish: Callable[[MemberName, bytes], None], *, streams: bool) -> None:
+    def __init__(self, publish: Callable[[AttemptName, bytes], None], *, streams: bool) -> None:
         self._publish = publish
         self._streams = streams
         self._frames = OutputFrames()
         self._fresh: set[ContainerOutput] = set()
         self._flush: asyncio.TimerHandle | None = None
 
-    async def keep(self, name: MemberName, output: ContainerOutput, pieces: AsyncIterator[Piece]) -> None:
+    async def keep(self, name: AttemptName, output: ContainerOutput, pieces: AsyncIterator[Piece]) -> None:
         """Store all of these pieces of a member's output, and publish them if the worker does that."""
         count = 0
         async for piece in pieces:
@@ -245,7 +245,7 @@ class LiveOutput:
         for name, payload in self._frames.take():
             self._publish(name, payload)
 
-    def end(self, name: MemberName, output: ContainerOutput, ended: Ended, *, is_whole: bool) -> None:
+    def end(self, name: AttemptName, output: ContainerOutput, ended: Ended, *, is_whole: bool) -> None:
         """Publish that both streams of a member are over, and close its files, with a notice if they are incomplete."""
         self.tell()  # the collected pieces first: the ends of the streams come last
         out, err = output.sizes

@@ -8,9 +8,9 @@ import logging
 from collections.abc import Coroutine
 from typing import Any
 
+from moorage.schemas.attempt import AttemptName
 from moorage.worker.drivers.container.engine import EngineDown, EngineError
 from moorage.worker.drivers.container.host import ENGINE_S, RETRY_S, ContainerHost, Member
-from moorage.worker.session.member_messages import MemberName
 
 log = logging.getLogger("moorage.worker")
 
@@ -56,7 +56,7 @@ class Removal:
         member.is_removed = True
         self._host.link.removed(self._host.key(member.name))
 
-    async def remove_unknown(self, name: MemberName) -> None:
+    async def remove_unknown(self, name: AttemptName) -> None:
         """Remove, after `ENGINE_S` seconds, a container that an engine may have created although it did not answer."""
         while True:
             await asyncio.sleep(ENGINE_S)

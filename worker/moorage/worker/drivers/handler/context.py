@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from moorage.schemas.attempt import AttemptName
 from moorage.schemas.frames import Device
 from moorage.schemas.handler import DRIVER, INPUT_KEY
 from moorage.schemas.items import Item
@@ -15,7 +16,6 @@ from moorage.schemas.job import Request
 from moorage.schemas.printable import carried
 from moorage.system.device_environment import child_environment
 from moorage.system.proctree import boottime_s
-from moorage.worker.session.member_messages import MemberName
 
 PROGRESS_TEXT_CHARS_MAX: Final = 200
 
@@ -43,7 +43,7 @@ class HandlerContext:
 
     def __init__(
         self,
-        name: MemberName,
+        name: AttemptName,
         request: Request,
         devices: tuple[Device, ...],
         mode: str,

@@ -24,6 +24,7 @@ import msgspec
 
 from moorage.bus.results import CHUNK_BYTES, ResultStore
 from moorage.schemas import frames
+from moorage.schemas.attempt import AttemptName
 from moorage.schemas.capabilities import Capabilities
 from moorage.schemas.codec import encode
 from moorage.schemas.driver_config import HandlerBlock
@@ -41,7 +42,7 @@ from moorage.worker.drivers.policy import Policy
 from moorage.worker.job.environment import lay_over
 from moorage.worker.job.secret_files import resolve_secrets
 from moorage.worker.session.lease_session import NEVER_S
-from moorage.worker.session.member_messages import Ended, MemberName, Started, Stuck
+from moorage.worker.session.member_messages import Ended, Started, Stuck
 from moorage.worker.settings import WorkerSettings
 
 Overdue = Callable[[HandlerContext], None]
@@ -138,7 +139,7 @@ class HandlerDriver(Driver):
         self._interface = interface
         self._simulated = simulated
         self._on_overdue = on_overdue
-        self._running: dict[MemberName, _Running] = {}
+        self._running: dict[AttemptName, _Running] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._small: dict[str, list[tuple[_Running, bytes]]] = {}  # by tenant: lines of results still to be stored
         self._fence_s = NEVER_S
@@ -184,14 +185,14 @@ class HandlerDriver(Driver):
         for running, handler, assignment in started:
             self._call(running, handler, assignment.checkpoint_in_s)
 
-    def end(self, name: MemberName, grace_s: float, why: str) -> None:
+    def end(self, name: AttemptName, grace_s: float, why: str) -> None:
         running = self._running.get(name)
         if running is not None and not running.storing:
             if running.notice is not None:
                 running.notice.cancel()
             self._ask_to_stop(running, grace_s, "fence" if why == "fence" else "end", why)
 
-    def end_with_notice(self, name: MemberName, grace_s: float, why: str, notice_s: float) -> None:
+    def end_with_notice(self, name: AttemptName, grace_s: float, why: str, notice_s: float) -> None:
         running = self._running.get(name)
         if running is None or running.storing or running.reason or running.notice is not None:
             return None
@@ -202,7 +203,7 @@ class HandlerDriver(Driver):
         running.notice = loop.call_later(notice_s, self._ask_to_stop, running, grace_s, "end", why)
         return None
 
-    async def living(self, names: Collection[MemberName]) -> Collection[MemberName] | None:
+    async def living(self, names: Collection[AttemptName]) -> Collection[AttemptName] | None:
         return {name for name, run in self._running.items() if run.storing or run.overdue or not run.work.done()}
 
     def keeps(self, settings: WorkerSettings) -> dict[str, float]:

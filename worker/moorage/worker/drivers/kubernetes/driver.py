@@ -16,6 +16,7 @@ import logging
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Final, Literal
 
+from moorage.schemas.attempt import AttemptName, name_in
 from moorage.schemas.capabilities import Capabilities
 from moorage.schemas.driver_config import KubernetesBlock
 from moorage.schemas.errors import MoorageError, refuse
@@ -49,7 +50,7 @@ from moorage.worker.drivers.kubernetes.verdict import Seen, read, waited_s
 from moorage.worker.drivers.supervisor_link import owner_of
 from moorage.worker.job.output_cleaner import OutputBounds
 from moorage.worker.job.secret_files import secret_variables
-from moorage.worker.session.member_messages import Ended, MemberName, NotStarted, Started, StartFailed, Stuck, name_in
+from moorage.worker.session.member_messages import Ended, NotStarted, Started, StartFailed, Stuck
 from moorage.worker.settings import WorkerSettings
 
 #: below the worker's state folder: the pods' output
@@ -71,7 +72,7 @@ log = logging.getLogger("moorage.worker")
 class _Member:
     """A member from its placement until its end is reported."""
 
-    def __init__(self, name: MemberName) -> None:
+    def __init__(self, name: AttemptName) -> None:
         self.name = name
         self.is_sent = False
         """Whether the cluster may have its pod."""
@@ -126,7 +127,7 @@ class KubernetesDriver(Driver):
         self._cluster = own.connect()
         self._owner = owner_label(kit.settings.prefix, kit.worker)
         self._selector = f"{LABEL}={self._owner}"
-        self._members: dict[MemberName, _Member] = {}
+        self._members: dict[AttemptName, _Member] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         #: pods whose end is in the ledger, and that are still in the cluster
         self._over: dict[str, None] = {}
@@ -215,7 +216,7 @@ class KubernetesDriver(Driver):
             member = self._members[assignment.name] = _Member(assignment.name)
             self._run(member, self._start(member, assignment))
 
-    def end(self, name: MemberName, grace_s: float, why: str) -> None:
+    def end(self, name: AttemptName, grace_s: float, why: str) -> None:
         member = self._members.get(name)
         if member is None or member.over.is_set():
             return
@@ -223,7 +224,7 @@ class KubernetesDriver(Driver):
         if member.is_sent:
             self._run(member, self._remove(member))
 
-    def forget(self, names: list[MemberName]) -> None:
+    def forget(self, names: list[AttemptName]) -> None:
         for name in names:
             member = self._members.pop(name, None)  # it is still here if an operator said that its devices are free
             for task in member.tasks if member is not None else ():

@@ -14,13 +14,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
+from moorage.schemas.attempt import AttemptName
 from moorage.schemas.frames import LogPage, ReadLog
 from moorage.worker.drivers.container.output import ContainerOutput, LiveOutput, clear_marks, opened, read_out
 from moorage.worker.drivers.kubernetes.api import Cluster, ClusterDown, ClusterError
 from moorage.worker.drivers.kubernetes.pod import CONTAINER
 from moorage.worker.drivers.supervisor_link import key_of
 from moorage.worker.job.output_cleaner import OutputBounds, OutputCleaner
-from moorage.worker.session.member_messages import MemberName
 from moorage.worker.supervisor.protocol import Ended as ChildEnded
 
 RETRY_S: Final = 0.5
@@ -44,7 +44,7 @@ class PodOutputs:
         self._cap_bytes = cap_bytes
         self._sweeps: asyncio.Task[None] | None = None
 
-    async def open(self, names: Collection[MemberName]) -> None:
+    async def open(self, names: Collection[AttemptName]) -> None:
         """Begin to keep the output in the folder within its limits; `names` are the living members. Raises OSError."""
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         keys = [key_of(self._owner, name) for name in names]
@@ -58,11 +58,11 @@ class PodOutputs:
             self._sweeps.cancel()
             await asyncio.wait((self._sweeps,))
 
-    async def page(self, name: MemberName, ask: ReadLog, is_over: bool, worker: str) -> LogPage:
+    async def page(self, name: AttemptName, ask: ReadLog, is_over: bool, worker: str) -> LogPage:
         """Return a page of a member's stored output. Raises Refused (`not-kept`)."""
         return await self.keeper.page(key_of(self._owner, name), ask, is_over, worker)
 
-    async def follow(self, name: MemberName, pod: str, over: asyncio.Event) -> None:
+    async def follow(self, name: AttemptName, pod: str, over: asyncio.Event) -> None:
         """Store and publish the output of a pod whose container has started, until it is `over` and all is read.
 
         After `over`, the rest is read while more arrives within each `QUIET_S` seconds. Then the streams are ended.
@@ -86,7 +86,7 @@ class PodOutputs:
         self.live.end(name, output, ended, is_whole=is_whole)
         self.keeper.ended(key)
 
-    async def _read(self, name: MemberName, pod: str, output: ContainerOutput, over: asyncio.Event) -> bool:
+    async def _read(self, name: AttemptName, pod: str, output: ContainerOutput, over: asyncio.Event) -> bool:
         """Store the output to its end; return False if the cluster deleted it before that."""
         while True:
             was_over = over.is_set()  # then this pass reads all that there will be
@@ -107,7 +107,7 @@ class PodOutputs:
             else:
                 await asyncio.sleep(RETRY_S if was_over else 0)
 
-    async def _read_on(self, name: MemberName, pod: str, output: ContainerOutput, *, follow: bool) -> None:
+    async def _read_on(self, name: AttemptName, pod: str, output: ContainerOutput, *, follow: bool) -> None:
         since_s = int(output.since)
         since = datetime.fromtimestamp(since_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ") if since_s else ""
         await self.live.keep(name, output, self._cluster.output(pod, CONTAINER, since, follow))

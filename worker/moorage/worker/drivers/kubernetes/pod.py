@@ -13,13 +13,13 @@ from typing import Any, Final
 
 import msgspec
 
+from moorage.schemas.attempt import AttemptName
 from moorage.schemas.errors import refuse
 from moorage.schemas.job import Request, Secret
 from moorage.system.device_environment import JobEnvironment, apply_tf_paths_over
 from moorage.worker.drivers.base import Assignment
 from moorage.worker.drivers.container.config import FOLDER_AT, ImageSettings, ids_of
 from moorage.worker.job.environment import PATH_DEFAULT, UNBUFFERED, lay_over
-from moorage.worker.session.member_messages import MemberName
 
 #: the one container of a pod
 CONTAINER: Final = "job"
@@ -50,7 +50,7 @@ def owner_label(prefix: str, worker: str) -> str:
     return _digest(prefix, worker)
 
 
-def pod_name(owner: str, name: MemberName) -> str:
+def pod_name(owner: str, name: AttemptName) -> str:
     """Return the name of a member's pod. It is the same for the same attempt, so a second pod cannot be created."""
     return f"moorage-{_digest(owner, *map(str, name))}"
 
@@ -59,11 +59,11 @@ def _digest(*words: str) -> str:
     return hashlib.sha256("\0".join(words).encode()).hexdigest()[:_DIGEST_CHARS]
 
 
-def member_of(pod: Mapping[str, Any]) -> MemberName | None:
+def member_of(pod: Mapping[str, Any]) -> AttemptName | None:
     """Return the member of a pod; None if its annotation names none."""
     text = pod["metadata"].get("annotations", {}).get(MEMBER, "")
     try:
-        name: MemberName = msgspec.json.decode(text, type=MemberName)
+        name: AttemptName = msgspec.json.decode(text, type=AttemptName)
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return None
     return name
@@ -97,7 +97,7 @@ def check_request(request: Request) -> None:
         )
 
 
-def secret_of(owner: str, name: MemberName, resolved: Mapping[str, str]) -> dict[str, Any]:
+def secret_of(owner: str, name: AttemptName, resolved: Mapping[str, str]) -> dict[str, Any]:
     """Return the Secret of a member's pod, with these variables' values, resolved already."""
     return {
         "apiVersion": "v1",

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Final, Self
 
 import msgspec
 
+from moorage.schemas.attempt import AttemptName, name_in
 from moorage.schemas.capabilities import COUNTED, KERNEL, LIVE, VARIABLE, Capabilities
 from moorage.schemas.driver_config import ProcessBlock
 from moorage.schemas.errors import refuse
@@ -45,13 +46,11 @@ from moorage.worker.job.environment import process_environment
 from moorage.worker.job.secret_files import resolve_secrets
 from moorage.worker.session.member_messages import (
     Ended,
-    MemberName,
     NotStarted,
     Replaced,
     Started,
     StartFailed,
     Stuck,
-    name_in,
 )
 from moorage.worker.settings import WorkerSettings
 from moorage.worker.sharing.member_processes import MemberProcesses
@@ -138,17 +137,17 @@ class ProcessDriver(Driver):
             self._freezing = FreezableMembers(kit.freezer, kit.gate(self.limits), self.report, self.members_of)
         self._is_fenced = False
         self._files = AttemptFiles(self._folders, kit.files)
-        self._bringing: dict[MemberName, asyncio.Task[None]] = {}
-        self._storing: dict[MemberName, asyncio.Task[None]] = {}
+        self._bringing: dict[AttemptName, asyncio.Task[None]] = {}
+        self._storing: dict[AttemptName, asyncio.Task[None]] = {}
         self._look_after: list[asyncio.Task[None]] = []
-        self._known: set[MemberName] = set()
-        self._started: list[MemberName] = []
-        self._ended: list[tuple[MemberName, int, str]] = []
-        self._failed: list[tuple[MemberName, int, str]] = []
-        self._not_started: dict[int, list[tuple[MemberName, str]]] = {}  # by exit code, 0 for none
-        self._own_cwd: set[MemberName] = set()  # members that start below their own folder
-        self._own_program: set[MemberName] = set()  # those whose program is there, too
-        self._stuck: list[MemberName] = []
+        self._known: set[AttemptName] = set()
+        self._started: list[AttemptName] = []
+        self._ended: list[tuple[AttemptName, int, str]] = []
+        self._failed: list[tuple[AttemptName, int, str]] = []
+        self._not_started: dict[int, list[tuple[AttemptName, str]]] = {}  # by exit code, 0 for none
+        self._own_cwd: set[AttemptName] = set()  # members that start below their own folder
+        self._own_program: set[AttemptName] = set()  # those whose program is there, too
+        self._stuck: list[AttemptName] = []
         self._output = OutputFrames()
         self._processes = MemberProcesses()
 
@@ -164,7 +163,7 @@ class ProcessDriver(Driver):
             if state != "ended":
                 self._known.add(name_of(key))
                 self._note_pid(name_of(key), event)
-        frozen: set[MemberName] = set()
+        frozen: set[AttemptName] = set()
         if self._freezing is not None:
             frozen = self._freezing.begin([name_of(key) for key, state, _ in listed if state != "ended"])
         for key, state, event in listed:
@@ -230,7 +229,7 @@ class ProcessDriver(Driver):
         if members:
             self._link.start(members)
 
-    def end(self, name: MemberName, grace_s: float, why: str) -> None:
+    def end(self, name: AttemptName, grace_s: float, why: str) -> None:
         if (bringing := self._bringing.pop(name, None)) is not None:  # none of its processes runs yet
             bringing.cancel()
             self._release([name])
@@ -240,7 +239,7 @@ class ProcessDriver(Driver):
             return
         self._link.end(self._key(name), grace_s, why)
 
-    def end_with_notice(self, name: MemberName, grace_s: float, why: str, notice_s: float) -> None:
+    def end_with_notice(self, name: AttemptName, grace_s: float, why: str, notice_s: float) -> None:
         if name in self._bringing or name in self._storing:
             return self.end(name, grace_s, why)
         return self._link.end(self._key(name), grace_s, why, notice_s)
@@ -248,34 +247,34 @@ class ProcessDriver(Driver):
     def resizes(self, mode: str) -> str:
         return COUNTED if self.limits is None else LIVE
 
-    def resize(self, name: MemberName, share: Share) -> None:
+    def resize(self, name: AttemptName, share: Share) -> None:
         keep_to(self.limits, name, share)
 
-    def freeze(self, name: MemberName, slots: Sequence[int]) -> None:
+    def freeze(self, name: AttemptName, slots: Sequence[int]) -> None:
         assert self._freezing is not None, "its capabilities do not say that it freezes"
         self._freezing.freeze(name, slots)
 
-    def resume(self, name: MemberName) -> None:
+    def resume(self, name: AttemptName) -> None:
         assert self._freezing is not None, "its capabilities do not say that it freezes"
         self._freezing.resume(name)
 
-    def wakes(self, name: MemberName) -> bool:
+    def wakes(self, name: AttemptName) -> bool:
         return self._freezing is not None and self._freezing.wakes(name)
 
-    def forget(self, names: list[MemberName]) -> None:
+    def forget(self, names: list[AttemptName]) -> None:
         self._link.forget([self._key(name) for name in names])
 
     def set_fence(self, deadline_s: float, grace_s: float) -> None:
         self._link.set_fence(self._owner, deadline_s, grace_s)
 
-    async def living(self, names: Collection[MemberName]) -> Collection[MemberName] | None:
+    async def living(self, names: Collection[AttemptName]) -> Collection[AttemptName] | None:
         listed = await self._link.listed(self._owner)
         if listed is None:
             return None
         left = {name_of(key) for key, state, _ in listed if state != "ended"}
         return left | self._bringing.keys() | self._storing.keys()
 
-    def give_up(self, name: MemberName) -> None:
+    def give_up(self, name: AttemptName) -> None:
         self._known.discard(name)
         self._processes.ended(name)
         self._release([name])
@@ -289,7 +288,7 @@ class ProcessDriver(Driver):
         is_over = ask.ended_ms > 0 and name not in self._known
         return await self._link.keeper.page(self._key(name), ask, is_over, self._worker)
 
-    def folder_of(self, name: MemberName) -> str:
+    def folder_of(self, name: AttemptName) -> str:
         return self._folders.path(name)
 
     async def execute(self, request: Request, asked: Exec, size: Terminal) -> Execution:
@@ -372,7 +371,7 @@ class ProcessDriver(Driver):
         ids = owner_ids(self._policy.user_of(tenant) or request.workload.user)
         return os.geteuid() if ids is None else ids[0]
 
-    def members_of(self, pids: Collection[int]) -> dict[int, MemberName | None]:
+    def members_of(self, pids: Collection[int]) -> dict[int, AttemptName | None]:
         return self._processes.members_of(pids, self._link.pid)
 
     # -- what the driver `vm` overrides
@@ -399,10 +398,10 @@ class ProcessDriver(Driver):
             return msgspec.structs.replace(member, env=member.env | await self._mps.join(name))
         return member
 
-    def _taken_over(self, name: MemberName) -> None:
+    def _taken_over(self, name: AttemptName) -> None:
         """Take note of a member that an earlier agent started and that is not over. This driver does nothing."""
 
-    def _mark_of(self, name: MemberName, event: ChildEnded) -> str:
+    def _mark_of(self, name: AttemptName, event: ChildEnded) -> str:
         """Return whose fault a failed start is, as the mark of its refusal: NOT_HERE if this host lacks what the
         member needs, CANNOT_RUN if that is among its own files and so no host has it, else "".
 
@@ -416,7 +415,7 @@ class ProcessDriver(Driver):
         lacks = stage in ("user", "cwd") or (stage == "exec" and number not in _OF_REQUEST)
         return NOT_HERE if lacks else ""
 
-    def _reported_end(self, name: MemberName, event: ChildEnded) -> ChildEnded:
+    def _reported_end(self, name: AttemptName, event: ChildEnded) -> ChildEnded:
         """Return the end to report for a member whose first process ended so; the driver `vm` reads it otherwise."""
         return event
 
@@ -445,7 +444,7 @@ class ProcessDriver(Driver):
                 member = msgspec.structs.replace(member, ends_in_s=max(0.0, member.ends_in_s - passed_s))
             self._link.start([member])
 
-    def _store(self, name: MemberName, event: ChildEnded) -> bool:
+    def _store(self, name: AttemptName, event: ChildEnded) -> bool:
         """Begin to store the files of an ended member; its end is reported once they are stored.
 
         Return False if there is nothing to store, or its program never ran: then the caller reports the end.
@@ -460,7 +459,7 @@ class ProcessDriver(Driver):
         self._storing[name] = asyncio.get_running_loop().create_task(self._store_then_end(name, storing))
         return True
 
-    async def _store_then_end(self, name: MemberName, storing: Coroutine[Any, Any, tuple[int, str]]) -> None:
+    async def _store_then_end(self, name: AttemptName, storing: Coroutine[Any, Any, tuple[int, str]]) -> None:
         try:
             code, why = await storing
         finally:
@@ -468,7 +467,7 @@ class ProcessDriver(Driver):
         self._release([name])
         self.report(Ended([(name, code, why)]))
 
-    def _release(self, names: Sequence[MemberName]) -> None:
+    def _release(self, names: Sequence[AttemptName]) -> None:
         """Release the folders and limiter segments of these members, of which nothing runs."""
         for name in names:
             self._own_cwd.discard(name)
@@ -479,11 +478,11 @@ class ProcessDriver(Driver):
             if self._freezing is not None:
                 self._freezing.over(name)
 
-    def _note_pid(self, name: MemberName, event: Event | None) -> None:
+    def _note_pid(self, name: AttemptName, event: Event | None) -> None:
         if isinstance(event, ChildStarted):
             self._processes.started(name, event.pid)
 
-    def _key(self, name: MemberName) -> str:
+    def _key(self, name: AttemptName) -> str:
         return key_of(self._owner, name)
 
     def _start_member(self, assignment: Assignment) -> StartMember:

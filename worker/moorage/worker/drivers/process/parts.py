@@ -12,6 +12,7 @@ from typing import Final
 
 import msgspec
 
+from moorage.schemas.attempt import AttemptName
 from moorage.schemas.capabilities import Capabilities
 from moorage.schemas.frames import Exec, LogPage, ReadLog, Terminal
 from moorage.schemas.job import Request
@@ -19,7 +20,7 @@ from moorage.worker.drivers.base import Assignment, Driver, DriverEvent, Living
 from moorage.worker.drivers.execution import Execution
 from moorage.worker.drivers.kit import Kit
 from moorage.worker.drivers.process.driver import ProcessDriver
-from moorage.worker.session.member_messages import MemberName, Replaced
+from moorage.worker.session.member_messages import Replaced
 from moorage.worker.supervisor.protocol import StartMember
 
 
@@ -45,7 +46,7 @@ class Folders:
     def __init__(self, process: ProcessDriver) -> None:
         self._process = process
 
-    def path(self, name: MemberName) -> str:
+    def path(self, name: AttemptName) -> str:
         """Return the path of an attempt's folder, whether it exists or not."""
         return self._process.folder_of(name)
 
@@ -102,11 +103,11 @@ class Processes:
         """Start members, each with a folder of its own, its secrets, and the files that its request brings along."""
         self._inner.start(assignments)
 
-    def end(self, name: MemberName, grace_s: float, why: str, notice_s: float = 0.0) -> None:
+    def end(self, name: AttemptName, grace_s: float, why: str, notice_s: float = 0.0) -> None:
         """End a member within `grace_s` seconds; with `notice_s`, send its checkpoint signal that long before."""
         self._inner.end_with_notice(name, grace_s, why, notice_s)
 
-    def forget(self, names: list[MemberName]) -> None:
+    def forget(self, names: list[AttemptName]) -> None:
         """Forget members whose ends are in the ledger."""
         self._inner.forget(names)
 
@@ -114,7 +115,7 @@ class Processes:
         """Have all members end at `deadline_s` (CLOCK_BOOTTIME seconds), unless a later call moves it."""
         self._inner.set_fence(deadline_s, grace_s)
 
-    async def living(self, names: Collection[MemberName]) -> Collection[MemberName] | None:
+    async def living(self, names: Collection[AttemptName]) -> Collection[AttemptName] | None:
         """Return those of these members of which something is left; None if the supervisor does not answer now."""
         return await self._inner.living(names)
 
@@ -122,7 +123,7 @@ class Processes:
         """Run a command in a running member, or hold its terminal."""
         return await self._inner.execute(request, asked, size)
 
-    def members_of(self, pids: Collection[int]) -> dict[int, MemberName | None]:
+    def members_of(self, pids: Collection[int]) -> dict[int, AttemptName | None]:
         """Return the member of each of these processes; others are left out."""
         return self._inner.members_of(pids)
 

@@ -18,6 +18,7 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
+from moorage.schemas.attempt import AttemptName
 from moorage.schemas.capabilities import KERNEL, Capabilities
 from moorage.schemas.driver_config import VmBlock
 from moorage.schemas.errors import Refused, refuse
@@ -39,7 +40,6 @@ from moorage.worker.drivers.vm.passthrough import NotHandedOn
 from moorage.worker.drivers.vm.runner import SIGNALS, UP, VARIABLE, Plan
 from moorage.worker.job.environment import LacksHere, process_environment
 from moorage.worker.job.secret_files import resolve_secrets
-from moorage.worker.session.member_messages import MemberName
 from moorage.worker.settings import WorkerSettings, check_rules
 from moorage.worker.supervisor.capped_output import cut_at, output_path
 from moorage.worker.supervisor.client import python_variables
@@ -138,9 +138,9 @@ class VmDriver(ProcessDriver):
         # QEMU takes what the guest gets, and what the guest does with a GPU is not seen here
         super().__init__(kit._replace(gpu_nodes=None, freezer=None))
         self.own: VmSettings = kit.own
-        self._booting: dict[MemberName, str] = {}  # members whose VM is still booting, with the runner's last line
+        self._booting: dict[AttemptName, str] = {}  # members whose VM is still booting, with the runner's last line
         #: the PCI addresses of the GPUs that are handed on to members that this agent has started
-        self._handed: dict[MemberName, str] = {}
+        self._handed: dict[AttemptName, str] = {}
         #: hands GPUs on to VMs; None if that is not possible
         self._hands = kit.inventory if isinstance(kit.inventory, HandingInventory) else None
         self._gives_back: asyncio.Task[None] | None = None
@@ -217,7 +217,7 @@ class VmDriver(ProcessDriver):
                 return
         super().on_event(key, event)
 
-    def _hear(self, name: MemberName, said: str) -> None:
+    def _hear(self, name: AttemptName, said: str) -> None:
         """Take what the runner writes while its VM boots; the guest writes nothing there yet.
 
         Note the start of the member if its VM is up; else keep the last line, which says why a VM did not boot.
@@ -229,7 +229,7 @@ class VmDriver(ProcessDriver):
             lines = [line for line in said.split("\n") if line]
             self._booting[name] = lines[-1] if lines else self._booting[name]
 
-    def _reported_end(self, name: MemberName, event: Ended) -> Ended:
+    def _reported_end(self, name: AttemptName, event: Ended) -> Ended:
         """Return the end of a member: a runner that an unrequested signal ended means that its VM did not boot, or is
         lost.
         """
@@ -242,7 +242,7 @@ class VmDriver(ProcessDriver):
             return msgspec.structs.replace(event, reason="start-failed", stage=STAGE_BOOT, message=message)
         return msgspec.structs.replace(event, reason="supervisor-died")
 
-    def _taken_over(self, name: MemberName) -> None:
+    def _taken_over(self, name: AttemptName) -> None:
         """Read again how far the VM has booted: its runner may have reported it to an earlier agent."""
         if (said := self._said_to_boot(name)) is not None:
             self._booting[name] = ""
@@ -250,7 +250,7 @@ class VmDriver(ProcessDriver):
 
     # -- inside
 
-    def _said_to_boot(self, name: MemberName) -> str | None:
+    def _said_to_boot(self, name: AttemptName) -> str | None:
         """Return what a runner has written while its VM boots; "" if there is no file yet.
 
         Return None if the VM is up, or the file cannot be read or was cut.
@@ -270,7 +270,7 @@ class VmDriver(ProcessDriver):
         is_up = living.phase != "running" or living.name not in self._booting
         return living if is_up else msgspec.structs.replace(living, phase="starting")
 
-    def _release(self, names: Sequence[MemberName]) -> None:
+    def _release(self, names: Sequence[AttemptName]) -> None:
         super()._release(names)
         for name in names:
             self._booting.pop(name, None)

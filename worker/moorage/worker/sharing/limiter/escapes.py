@@ -9,9 +9,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 
+from moorage.schemas.attempt import AttemptName
 from moorage.worker.devices.readers.base import SlotReading
 from moorage.worker.drivers.base import Driver
-from moorage.worker.session.member_messages import Member, MemberName
+from moorage.worker.session.member_messages import Member
 from moorage.worker.sharing.limiter.limits import LIBRARY, LIBRARY_AT
 from moorage.worker.sharing.limiter.segment import Segment
 
@@ -31,12 +32,12 @@ class Escapes:
     """
 
     def __init__(
-        self, held: Mapping[MemberName, Member], drivers: Mapping[str, Driver], level: Callable[[Driver, str], str]
+        self, held: Mapping[AttemptName, Member], drivers: Mapping[str, Driver], level: Callable[[Driver, str], str]
     ) -> None:
         self._held = held
         self._drivers = drivers
         self._level = level
-        self._told: set[MemberName] = set()
+        self._told: set[AttemptName] = set()
 
     def read(self, readings: Sequence[SlotReading], now_s: float) -> None:
         """Handle a reading of each slot. Log the first process without the limiter of each member that has a limit."""

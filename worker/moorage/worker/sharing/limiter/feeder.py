@@ -18,10 +18,10 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
+from moorage.schemas.attempt import AttemptName
 from moorage.system.proctree import sees_all_pids
 from moorage.worker.devices.readers.base import HeldUnknown, Inventory
 from moorage.worker.drivers.base import Driver
-from moorage.worker.session.member_messages import MemberName
 from moorage.worker.sharing.limiter.controller import PASSED_S_MIN, RATE, Controller
 from moorage.worker.sharing.limiter.owners import Owners
 from moorage.worker.sharing.limiter.segment import Segment, Slot
@@ -43,7 +43,7 @@ log = logging.getLogger("moorage.worker")
 @dataclass
 class _Attempt:
     last_s: float
-    name: MemberName
+    name: AttemptName
     driver: Driver
     owners: Owners
     slots: list[Slot] = field(default_factory=list)

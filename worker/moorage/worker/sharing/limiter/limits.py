@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from moorage.schemas.attempt import AttemptName
 from moorage.schemas.errors import refuse
 from moorage.schemas.frames import Device
 from moorage.schemas.gpu import SHARERS_MAX, Share
@@ -26,7 +27,6 @@ from moorage.schemas.job import Request
 from moorage.system.device_environment import HostAtFault
 from moorage.system.private_files import replace_private
 from moorage.worker.job.attempt_folders import let_pass, owner_ids
-from moorage.worker.session.member_messages import MemberName
 from moorage.worker.settings import WorkerSettings
 from moorage.worker.sharing.limiter.controller import RATE
 from moorage.worker.sharing.limiter.owners import Owners
@@ -116,14 +116,14 @@ class Limits:
         self._secret = _secret_of(settings.state_dir)
         self._mark = f"{member_digest(owner)[:16]}."
         #: the attempts' segments; feeder.py fills them
-        self.segments: dict[MemberName, Segment] = {}
+        self.segments: dict[AttemptName, Segment] = {}
         self.owners = Owners()
         self._needs_gate = needs_gate
 
     # -- an attempt
 
     def _make(
-        self, name: MemberName, request: Request, devices: Sequence[Device], mode: str, *, waits: bool = False
+        self, name: AttemptName, request: Request, devices: Sequence[Device], mode: str, *, waits: bool = False
     ) -> Path | None:
         """Make the segment of an attempt that has a part of a device, or with `waits` of one that may be frozen.
 
@@ -152,7 +152,7 @@ class Limits:
             raise LimiterUnavailable(f"its segment {path}: {error}") from None
         return path
 
-    def give(self, name: MemberName, ids: tuple[int, int] | None, *, all_users: bool = False) -> None:
+    def give(self, name: AttemptName, ids: tuple[int, int] | None, *, all_users: bool = False) -> None:
         """Let the user that runs the attempt, `ids` (uid, gid), write its segment. Raises HostAtFault.
 
         If the agent is root and has `ids`, the file becomes that user's. Otherwise `all_users` lets every user write;
@@ -167,7 +167,7 @@ class Limits:
             raise LimiterUnavailable(f"its segment: {error.strerror or error}") from None
 
     def of_process(
-        self, name: MemberName, request: Request, devices: Sequence[Device], mode: str, user: str | None
+        self, name: AttemptName, request: Request, devices: Sequence[Device], mode: str, user: str | None
     ) -> Limit | None:
         """Make what limits an attempt of plain processes, and give it to the user; return it. Raises HostAtFault.
 
@@ -181,7 +181,7 @@ class Limits:
         return Limit(str(path), str(self._library_for(ids is not None)))
 
     def of_container(
-        self, name: MemberName, request: Request, devices: Sequence[Device], mode: str
+        self, name: AttemptName, request: Request, devices: Sequence[Device], mode: str
     ) -> ContainerLimit | None:
         """Make what limits an attempt in a container; return it. Raises HostAtFault.
 
@@ -212,7 +212,7 @@ class Limits:
             raise LimiterUnavailable(f"its library {copy}: {error.strerror or error}") from None
         return copy
 
-    def change(self, name: MemberName, share: Share) -> bool:
+    def change(self, name: AttemptName, share: Share) -> bool:
         """Change a running attempt's share. Return False, and change nothing, if the attempt has no segment.
 
         The next allocation and the next launch obey the new share. Memory beyond a smaller limit stays with the
@@ -226,7 +226,7 @@ class Limits:
             segment.set_rate(device, rate_of(share))
         return True
 
-    def spare_mib(self, name: MemberName, pids: Collection[int]) -> int:
+    def spare_mib(self, name: AttemptName, pids: Collection[int]) -> int:
         """Return how many MiB beyond its part an attempt may hold on a device, where these processes use it.
 
         That is 0 unless all of them obey the limiter. It gives them no more memory then, but before NVML has told it
@@ -239,7 +239,7 @@ class Limits:
             return 0
         return self._context // _MIB if known.issuperset(pids) else 0
 
-    def remove(self, name: MemberName) -> None:
+    def remove(self, name: AttemptName) -> None:
         """Remove the segment, if there is one, of an attempt of which nothing runs any more."""
         found = self.segments.pop(name, None)
         if found is None:
@@ -248,7 +248,7 @@ class Limits:
         with contextlib.suppress(OSError):
             found.path.unlink(missing_ok=True)
 
-    def _path(self, name: MemberName) -> Path:
+    def _path(self, name: AttemptName) -> Path:
         # not to be guessed: where every user may write a segment, only those who know its name can
         return self._folder / (self._mark + member_digest("/".join((self._secret, *map(str, name)))))
 
@@ -259,7 +259,7 @@ class Limits:
 
     # -- the worker's side, while attempts run
 
-    def begin(self, living: Iterable[MemberName]) -> None:
+    def begin(self, living: Iterable[AttemptName]) -> None:
         """Take over the segments of these living attempts, and remove this driver's other segments.
 
         Log a warning for each segment that cannot be used; the others are not affected.

@@ -8,9 +8,10 @@ import logging
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 
+from moorage.schemas.attempt import AttemptName
 from moorage.worker.devices.pool import GpuPool
 from moorage.worker.drivers.base import LOST, Driver
-from moorage.worker.session.member_messages import EndMember, Member, MemberName, OverGrant, Stuck
+from moorage.worker.session.member_messages import EndMember, Member, OverGrant, Stuck
 from moorage.worker.session.member_table import MPS_FAULT
 from moorage.worker.session.shell import Shell
 from moorage.worker.sharing.mps.managed import MPS, TERMINATE_S, ManagedMps
@@ -60,14 +61,14 @@ class MpsClients:
         if self.mps is not None:
             self.mps.admit_again(member, self._uid_of(member))
 
-    async def leave(self, name: MemberName) -> bool:
+    async def leave(self, name: AttemptName) -> bool:
         """Record that a member is over, and end the daemon if it was the last client.
 
         Return whether the member's GPU may be freed: False if the daemon was to end and has not.
         """
         return self.mps is None or await self.mps.leave(name)
 
-    def forget(self, name: MemberName) -> None:
+    def forget(self, name: AttemptName) -> None:
         """Drop a member that has ended, before its lease is released. If it was the last client of the GPU's MPS daemon
         and the daemon has not ended, quarantine the GPU, so that no other member gets it before."""
         if self.mps is not None and (slot := self.mps.forget(name)) is not None:
@@ -102,7 +103,7 @@ class MpsClients:
     def _keep_closed(self, slot: int) -> None:
         self._pool.quarantine(slot, "its MPS daemon ends", MPS)
 
-    def _on_lost(self, names: Sequence[MemberName], pids: Sequence[int]) -> None:
+    def _on_lost(self, names: Sequence[AttemptName], pids: Sequence[int]) -> None:
         """Have the clients of a failed daemon end: the one whose process it blames by its own fault, others as lost."""
         found = {pid: name for driver in self._drivers.values() for pid, name in driver.members_of(pids).items()}
         blamed = next((pid for pid in pids if found.get(pid) in names), None)
@@ -113,5 +114,5 @@ class MpsClients:
         self._shell.enqueue(OverGrant([(name, why if name == guilty else LOST) for name in names]))
 
 
-def _own(driver: Driver, name: MemberName, pids: Collection[int]) -> list[int]:
+def _own(driver: Driver, name: AttemptName, pids: Collection[int]) -> list[int]:
     return [pid for pid, of in driver.members_of(pids).items() if of == name]

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from moorage.schemas.attempt import AttemptName
 from moorage.schemas.errors import MoorageError, refuse
 from moorage.schemas.frames import NOT_HERE, Device
 from moorage.schemas.gpu import GpuSpec, Share
@@ -28,7 +29,7 @@ from moorage.system.proctree import boottime_s
 from moorage.worker.devices.refused_nodes import GpuNodes, NodesUnknown
 from moorage.worker.drivers.supervisor_link import SupervisorLink, owner_of
 from moorage.worker.job.environment import PATH_DEFAULT
-from moorage.worker.session.member_messages import Member, MemberName
+from moorage.worker.session.member_messages import Member
 from moorage.worker.sharing.compute_modes import ComputeModes, ModeFault
 from moorage.worker.sharing.mps.control import PROGRAM, SERVER_LOG, Limits, MpsControl, MpsFault
 from moorage.worker.supervisor.protocol import Ended, Event, StartMember
@@ -105,14 +106,14 @@ class ManagedMps:
             if device.vendor == "nvidia" and not device.profile
             for home in (folder / str(slot),)
         }
-        self._sharers: dict[MemberName, _Sharer] = {}
+        self._sharers: dict[AttemptName, _Sharer] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._news = asyncio.Event()
-        self._on_lost: Callable[[Sequence[MemberName], Sequence[int]], None] = lambda names, pids: None
+        self._on_lost: Callable[[Sequence[AttemptName], Sequence[int]], None] = lambda names, pids: None
         self._on_down: Callable[[int], None] = lambda slot: None
 
     def attach(
-        self, on_lost: Callable[[Sequence[MemberName], Sequence[int]], None], on_down: Callable[[int], None]
+        self, on_lost: Callable[[Sequence[AttemptName], Sequence[int]], None], on_down: Callable[[int], None]
     ) -> None:
         """Set the callbacks for members whose daemon failed, and for slots whose daemon has ended.
 
@@ -178,12 +179,12 @@ class ManagedMps:
             limits = _limits_of(member.request.effective_gpu or GpuSpec(), gpu.device)
             self._sharers[member.name] = _Sharer(gpu.slot, uid, limits, joined=True)
 
-    def has_joined(self, name: MemberName) -> bool:
+    def has_joined(self, name: AttemptName) -> bool:
         """Return whether a daemon was ready for this member and has not failed since."""
         sharer = self._sharers.get(name)
         return sharer is not None and sharer.joined
 
-    async def join(self, name: MemberName) -> dict[str, str]:
+    async def join(self, name: AttemptName) -> dict[str, str]:
         """Prepare a daemon with the right limits for this member, and return the variables that lead the member to it.
 
         Raises SharingUnavailable if no daemon with these limits can be made ready, or if the member was withdrawn.
@@ -195,7 +196,7 @@ class ManagedMps:
         await asyncio.shield(self._spawn(self._make_ready(self._gpus[sharer.slot], sharer)))
         return self._gpus[sharer.slot].control.environment | sharer.limits.environment
 
-    async def leave(self, name: MemberName) -> bool:
+    async def leave(self, name: AttemptName) -> bool:
         """Record that a member is over, and end the daemon if it was the last sharer.
 
         Return whether the member's GPU may be freed: False if the daemon was to end and has not, or if the GPU's
@@ -209,7 +210,7 @@ class ManagedMps:
         async with gpu.lock:
             return any(not other.over for other in self._on(gpu.slot)) or await self._stop(gpu)
 
-    def forget(self, name: MemberName) -> int | None:
+    def forget(self, name: AttemptName) -> int | None:
         """Drop a member that uses nothing any more.
 
         Return the slot that must stay closed until its daemon has ended, None for no slot.
@@ -225,7 +226,7 @@ class ManagedMps:
         """The slots that have a daemon, or a daemon's compute mode, and no sharer."""
         return [gpu.slot for gpu in self._gpus.values() if not self._is_down(gpu) and not self._on(gpu.slot)]
 
-    async def terminate(self, name: MemberName, own: Callable[[Collection[int]], Collection[int]]) -> None:
+    async def terminate(self, name: AttemptName, own: Callable[[Collection[int]], Collection[int]]) -> None:
         """Stop the work of a member's processes on the GPU, before they are killed. `own` selects its pids.
 
         Return at the first fault of the daemon, and raise no error.

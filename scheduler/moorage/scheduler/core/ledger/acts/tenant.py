@@ -25,7 +25,11 @@ class OfQueue(Act):
 
     def put(self, folding: Folding, word: int, order: StandingOrder | None) -> None:
         if self.job:
-            folding.ordered(self.job, word, self.by, self.why).hold = order
+            job = folding.ordered(self.job, word, self.by, self.why)
+            job.hold = order
+            folding.state.on_hold.pop(job.num, None)
+            if order is not None:
+                folding.state.on_hold[job.num] = job
         else:
             folding.tenant(self.tenant).hold = order
 

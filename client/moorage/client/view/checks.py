@@ -1,0 +1,210 @@
+"""The checks of what the leader's answer `fleet` tells of the ledger, the schedulers and the durable queue.
+
+`moorage doctor` prints them all. What it warns of is a trouble on every screen over the fleet, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, Literal
+
+import msgspec
+
+from moorage.client.durations import age, utc
+from moorage.schemas.units import many
+
+#: names in one line
+NAMES_MAX: Final = 3
+#: the part of its bytes at which the durable queue is nearly full
+FULL_PERCENT: Final = 80
+#: records that the ledger's follower may be behind: a restarted one has read more within seconds
+BEHIND_MAX: Final = 100_000
+SERVERS_NEEDED: Final = "the ledger accepts records only while more than half of the servers run"
+
+Verdict = Literal["ok", "warn", "fail"]
+
+
+class Check(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind", tag="check"):
+    """One line of the doctor's answer. `fix` says what to do if the verdict is not ok.
+
+    `fail` means that moorage cannot work here; `warn`, that a worker or an operator on this machine would miss
+    something, or that the fleet lacks something.
+    """
+
+    name: str
+    verdict: Verdict
+    found: str
+    fix: str = ""
+
+
+def of_leader(figures: Mapping[str, Any]) -> Iterator[Check]:
+    """Yield what is well and what is not of the ledger, the schedulers and the durable queue.
+
+    `figures` are those of the leader's answer `fleet`; what it leaves out is not checked.
+    """
+    if copies := figures.get("ledger_copies"):
+        yield _copies(copies)
+    if (schedulers := _schedulers(figures.get("schedulers", []))) is not None:
+        yield schedulers
+    if (ranking := _ranking(figures.get("schedulers", []))) is not None:
+        yield ranking
+    if (queue := figures.get("request_queue")) is not None:
+        yield _filled(queue["messages"], queue["bytes"], queue["bytes_max"], queue.get("tenant", ""))
+    if (contained := figures.get("contained")) is not None:
+        yield contained_failures(contained)
+    if (follower := figures.get("follower")) is not None:
+        trouble = follower.get("trouble", ""), follower.get("next", "")
+        yield follows(follower["behind"], follower["gaps"], *trouble)
+
+
+def warnings(figures: Mapping[str, Any]) -> list[Check]:
+    """Return those checks of `of_leader` of which doctor warns: they are troubles of the fleet, too."""
+    return [check for check in of_leader(figures) if check.verdict != "ok"]
+
+
+def no_worker_is_up(workers: Sequence[Mapping[str, Any]]) -> str:
+    """Return that no job can run, as no worker is up; "" if one is. `workers` are rows with a `state`."""
+    if not workers:
+        return "no worker has joined"
+    return "" if any(row["state"] == "up" for row in workers) else "no worker is up"
+
+
+def _copies(copies: dict[str, Any]) -> Check:
+    """Check that all copies of a ledger are up to date. Otherwise the loss of one more server may stop every
+    scheduler, as the loss of its server does with one copy: on a cluster there could be more."""
+    wanted, lacking, seen_ms_ago = copies["wanted"], copies["lacking"], copies.get("seen_ms_ago")
+    if lacking:
+        found = f"copies of the ledger that are not up to date: {len(lacking)} of {wanted}, on {', '.join(lacking)}"
+        fix = (
+            "check that these nats-servers run and reach the other nats-servers; restart a server whose disk was "
+            f"full: {SERVERS_NEEDED}"
+        )
+        return Check("copies", "warn", found, fix)
+    if wanted > 1:
+        ago = "" if seen_ms_ago is None else f", as seen {age(seen_ms_ago)} ago"
+        return Check("copies", "ok", f"all {wanted} copies of the ledger are up to date{ago}")
+    on = f", on {holder}" if (holder := copies.get("holder")) else ""
+    servers = copies.get("servers", [])
+    if len(servers) < 2:
+        return Check("copies", "ok", f"the ledger has one copy{on}")
+    found = (
+        f"the ledger has one copy{on}, of the cluster's servers {', '.join(servers)}: while that server is away nothing"
+        " is accepted, and after the lease all jobs end"
+    )
+    fix = (
+        "for a copy on each of three servers: moorage admin backup FILE, stop every scheduler, moorage admin restore "
+        "FILE --replace --replicas 3, and start them with replicas = 3 under [scheduler] of moorage.toml"
+    )
+    return Check("copies", "warn", found, fix)
+
+
+def _filled(messages: int, size: int, size_max: int, tenant: str) -> Check:
+    """Check how full the durable queue is (the shared one, or a tenant's): at its bound it refuses messages."""
+    percent = size * 100 // size_max if size_max else 0
+    of = f" of tenant {tenant}" if tenant else ""
+    found = f"the durable queue{of} holds {many(messages, 'message')} and is {percent} % full (of {size_max >> 20} MiB)"
+    if percent < FULL_PERCENT:
+        return Check("queue-room", "ok", found)
+    fix = (
+        "moorage admin tenants shows which tenants are at their limit of jobs: "
+        "raise that limit, or let that tenant submit less"
+    )
+    refused = "new requests of this tenant" if tenant else "new requests of every tenant"
+    return Check("queue-room", "warn", f"{found}: when it is full, it refuses {refused}", fix)
+
+
+def _schedulers(rows: list[dict[str, Any]]) -> Check | None:
+    """Check that all schedulers have the same settings: a standby that takes over would apply its own.
+
+    Return None without a leader or a standby.
+    """
+    leader = next((row for row in rows if row.get("leads")), None)
+    if leader is None or len(rows) < 2:
+        return None
+    ours = leader.get("settings", {})
+    if all(row.get("settings", {}) == ours for row in rows):
+        return Check(
+            "schedulers",
+            "ok",
+            f"{many(len(rows), 'scheduler')}, no standby with other settings; {leader['scheduler']} leads",
+        )
+    told = []
+    for row in rows:
+        theirs = row.get("settings", {})
+        if theirs != ours:
+            names = sorted(key for key in {*theirs, *ours} if theirs.get(key) != ours.get(key))
+            told.append(f"{row['scheduler']} ({', '.join(names[:NAMES_MAX])})")
+    found = f"scheduler {leader['scheduler']} leads; these standbys have other settings: {', '.join(told[:NAMES_MAX])}"
+    return Check(
+        "schedulers",
+        "warn",
+        found,
+        "give all schedulers the same settings file, and restart the standbys with other settings; else "
+        "those settings hold after a takeover",
+    )
+
+
+def follows(behind: int, gaps: list[list[int]], trouble: str = "", fix: str = "") -> Check:
+    """Check that what follows the ledger has read it; `gaps` are from and until when, in ms, it missed how many
+    records. With a `trouble` it cannot go on now; `fix` is what to do then."""
+    log = "the log of the scheduler says what stopped the follower of the ledger, or what kept it from saving"
+    if trouble:
+        return Check("follower", "warn", f"no history is written and no GPU time counted now: {trouble}", fix or log)
+    if gaps:
+        from_ms, until_ms, records = gaps[-1]
+        since = f"from {utc(from_ms)} to {utc(until_ms)}" if from_ms else f"up to {utc(until_ms)}"
+        found = (
+            f"no history was written and no GPU time counted {since}: {many(records, 'record')} of the ledger had to "
+            f"be deleted before they were read (such gaps: {len(gaps)})"
+        )
+        return Check("follower", "warn", found, f"{log}; moorage usage names each gap")
+    if behind > BEHIND_MAX:
+        found = f"history and GPU time are {behind} records behind the ledger, which keeps them until it is half full"
+        return Check("follower", "warn", found, log)
+    return Check("follower", "ok", "history is written and GPU time counted, without a gap")
+
+
+def _ranking(rows: list[dict[str, Any]]) -> Check | None:
+    """Say that the leader ranks hosts by `pack`, which it does without being told where the default is missing."""
+    leader = next((row for row in rows if row.get("leads")), None)
+    if leader is None or (leader.get("settings") or {}).get("ranker") != "pack":
+        return None
+    found = f"scheduler {leader['scheduler']} ranks hosts by pack: its settings say so, or it has no package"
+    return Check("ranking", "ok", f"{found} moorage.ranking with numpy for the default, fragments: its log says which")
+
+
+def contained_failures(contained: dict[str, Any]) -> Check:
+    """Return the check of the inputs that made the leader fail, and of what it has switched off because of them."""
+    counts: dict[str, int] = contained["counts"]
+    told = [
+        (
+            "until the next term the leader ranks hosts by pack, not by the ranker that the settings name",
+            contained["plain_ranker"],
+        ),
+        (
+            f"for now the leader refuses requests as those that made it fail "
+            f"({', '.join(contained['refused'][:NAMES_MAX])})",
+            contained["refused"],
+        ),
+        (
+            "the leader refuses messages of workers whose messages made it fail "
+            f"({', '.join(contained['workers'][:NAMES_MAX])}), and those that failed twice until moorage uncordon",
+            contained["workers"],
+        ),
+    ]
+    doing = [text for text, is_so in told if is_so]
+    if not counts and not doing:
+        return Check("failures", "ok", "no request or report has made the leader fail")
+    failed_on = ", ".join(f"{count} {what}" for what, count in counts.items())
+    found = "; ".join(
+        [*([f"inputs on which the leader failed: {failed_on}; the leader goes on"] if counts else []), *doing]
+    )
+    if "last" in contained:
+        found += f"; last failure: {contained['last']}"
+    return Check(
+        "failures",
+        "warn",
+        found,
+        "report the tracebacks in the scheduler's log as a defect of moorage; moorage dlq list shows the "
+        "refused requests",
+    )
