@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
+import nkeys
 import pytest
 
+from moorage.bus.connection import connect
 from moorage.bus.contexts import URL_DEFAULT, Context, list_contexts, resolve, selected_context
 from moorage.bus.errors import BadContext
 
@@ -28,8 +30,8 @@ class Home:
     def select(self, name: str) -> None:
         (self.base / ".config" / "nats" / "context.txt").write_text(name + "\n")
 
-    def file(self, name: str) -> str:
-        (self.base / name).write_text("x")
+    def file(self, name: str, text: str = "x") -> str:
+        (self.base / name).write_text(text)
         return str(self.base / name)
 
 
@@ -194,6 +196,51 @@ def test_a_bad_field_is_named_with_its_file(home: Home, fields: dict[str, Any], 
     assert raised.value.key == key
     assert raised.value.file == file
     assert str(file) in str(raised.value)
+
+
+SEED: Final = nkeys.encode_seed(bytes(range(32)), nkeys.PREFIX_BYTE_USER).decode()
+OF_AN_ACCOUNT: Final = nkeys.encode_seed(bytes(range(32)), nkeys.PREFIX_BYTE_ACCOUNT).decode()
+MARK: Final = 5 * "-"
+CREDENTIALS: Final = (
+    f"{MARK}BEGIN NATS USER JWT{MARK}\n{{jwt}}\n{MARK}-END NATS USER JWT{MARK}-\n\n"
+    f"{MARK}BEGIN USER NKEY SEED{MARK}\n{{seed}}\n{MARK}-END USER NKEY SEED{MARK}-\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"nkey": ""}, "it holds no seed of a user"),
+        ({"nkey": "SUAGARBAGE"}, "it holds no seed of a user"),
+        ({"nkey": SEED[:-1]}, "it holds no seed of a user"),
+        ({"nkey": "\xff\x00"}, "it holds no seed of a user"),
+        ({"nkey": OF_AN_ACCOUNT}, "its seed is not that of a user"),
+        ({"creds": ""}, "it holds no JWT of a user"),
+        ({"creds": SEED}, "it holds no JWT of a user"),
+        ({"creds": CREDENTIALS.format(jwt="eyJ0", seed="SUAGARBAGE")}, "it holds no seed of a user"),
+        ({"creds": CREDENTIALS.format(jwt="eyJ0", seed=SEED)[:60]}, "it holds no seed of a user"),
+        ({"user_jwt": "eyJ0", "user_seed": "SUAGARBAGE"}, "it holds no seed of a user"),
+    ],
+)
+async def test_a_damaged_key_is_named_in_one_line(home: Home, fields: dict[str, str], why: str) -> None:
+    key = list(fields)[-1]
+    if key != "user_seed":
+        fields = {key: home.file("me.key", fields[key])}
+    home.context("damaged", url="nats://127.0.0.1:1", **fields)
+    with pytest.raises(BadContext) as raised:
+        await connect(resolve("damaged", home.env), "test", give_up_after_s=0.0)
+    assert raised.value.key == key
+    where = key if key == "user_seed" else f"{key} {fields[key]}"
+    assert str(raised.value) == f"{where} is damaged: {why}"
+    assert "copy the key again" in raised.value.problem.next
+
+
+@pytest.mark.parametrize("key", ["nkey", "creds"])
+async def test_a_whole_key_is_no_damaged_one(home: Home, key: str) -> None:
+    text = f"{SEED}\n" if key == "nkey" else CREDENTIALS.format(jwt="eyJ0", seed=SEED)
+    home.context("whole", **{key: home.file("me.key", text)})
+    resolve("whole", home.env).check_login()
+    resolve(None, {}).check_login()
 
 
 @pytest.mark.parametrize("raw", [b"{", b"[]", b"null", b'{"url": "\xff"}', b"[" * 60_000, b"x" * 70_000])

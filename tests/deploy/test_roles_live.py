@@ -231,6 +231,26 @@ async def test_top_shows_each_key_what_it_may_see() -> None:
 
 
 @pytest.mark.slow
+async def test_a_damaged_key_and_that_of_another_user_are_one_line() -> None:
+    async with running() as site:
+        key = Path(site.context("operator.ana").nkey)
+        other = Path(site.context("submitter.acme").nkey).read_bytes()
+        for text, told, fix in (
+            (b"SUAGARBAGE", f"nkey {key} is damaged: it holds no seed of a user", "copy the key again"),
+            (other, "this NATS user may not subscribe to _inbox.", f"{key} is not the key of operator.ana"),
+        ):
+            key.write_bytes(text)
+            ran = await moorage("ls", "--nats", "operator.ana", env=site.environment)
+            lines = ran.err.splitlines()
+            assert ran.code != 0
+            assert told in lines[0], ran.err
+            assert fix in lines[1], ran.err
+            rows = (await moorage("doctor", "--json", "--nats", "operator.ana", env=site.environment)).frames
+            [row] = [row for row in rows if row["name"] == "nats"]
+            assert (row["verdict"], told in row["found"], fix in row["fix"]) == ("fail", True, True), row
+
+
+@pytest.mark.slow
 async def test_the_page_shows_each_key_what_it_may_see() -> None:
     job = "/job/acme/speaks"
     refused = "<pre>output is the tenant&#x27;s</pre>"

@@ -31,7 +31,7 @@ from moorage.bus.errors import (
     PermissionRefused,
     RequestTimeout,
 )
-from moorage.bus.framing import check_filter, headers_size_bytes, new_inbox
+from moorage.bus.framing import INBOX_PREFIX_DEFAULT, check_filter, headers_size_bytes, new_inbox
 from moorage.bus.health import State
 from moorage.bus.inbox import Answers
 from moorage.bus.link import Link, OnError, OnState
@@ -252,8 +252,19 @@ class Connection(Link):
 
     async def _open(self, give_up_after_s: float | None) -> None:
         await self._adopt(await self._dialer.dial(give_up_after_s))
-        await self.open_inbox(self._answers)
+        try:
+            await self.open_inbox(self._answers)
+        except PermissionRefused as refused:
+            raise PermissionRefused(refused.operation, refused.subject, self._whose_key()) from None
         self._watching = asyncio.create_task(self._watch())
+
+    def _whose_key(self) -> str:
+        """Return what to do where the key's user may not use the inbox of the context; "" if its file is not known."""
+        file, prefix = self.context.nkey or self.context.creds, self.inbox_prefix
+        if not file or prefix == INBOX_PREFIX_DEFAULT:
+            return ""
+        user = prefix.removeprefix(f"{INBOX_PREFIX_DEFAULT}.")
+        return f"{file} is not the key of {user}, which the context's inbox_prefix names: put the key of {user} there"
 
     async def _adopt(self, client: Client) -> None:
         """Make `client` the one in use, with every subscription on it."""

@@ -32,6 +32,9 @@ CONTEXT_BYTES_MAX: Final = 64 * 1024
 SCHEMES: Final = ("nats", "tls", "ws", "wss")
 _HIDDEN: Final = "***"
 _ESCAPES: Final = "in a password / ? # , @ [ ] and % are written %2F %3F %23 %2C %40 %5B %5D %25"
+#: in the lines before the two keys of a file of credentials
+_JWT_MARK: Final = "BEGIN NATS USER JWT"
+_SEED_MARK: Final = "BEGIN USER NKEY SEED"
 _NAME: Final = re.compile(r"[^\s/\\]{1,256}")
 #: Settings of a context that change how one connects and that we do not know: ignoring them would connect wrongly.
 _UNSUPPORTED: Final = {
@@ -131,6 +134,21 @@ class Context(msgspec.Struct, frozen=True, kw_only=True):
                 ) from None
         return tls
 
+    def check_login(self) -> None:
+        """Raise `BadContext` for a key that cannot be one: an empty, damaged or missing file of `nkey` or `creds`, or
+        such a `user_seed`. Nothing of the key is in the message."""
+        if self.creds:
+            text = _read_key("creds", self.creds)
+            if not _line_behind(_JWT_MARK, text):
+                raise _damaged("creds", self.creds, "it holds no JWT of a user")
+            _check_seed("creds", self.creds, _line_behind(_SEED_MARK, text))
+        elif self.user_jwt:
+            _check_seed("user_seed", "", self.user_seed)
+        elif self.nkey:
+            _check_seed("nkey", self.nkey, _read_key("nkey", self.nkey))
+        elif self.user_seed:
+            _check_seed("user_seed", "", self.user_seed)
+
     def __repr__(self) -> str:
         shown = [f"name={self.name!r}", f"source={self.source!r}", f"url={self.safe_url!r}"]
         for field in ("user", "creds", "nkey", "cert", "key", "ca", "inbox_prefix", "jetstream_domain"):
@@ -145,6 +163,44 @@ class Context(msgspec.Struct, frozen=True, kw_only=True):
 
     def __rich_repr__(self) -> Any:
         yield repr(self)
+
+
+def _read_key(key: str, path: str) -> str:
+    """Return the text of a key's file. Raises `BadContext`."""
+    try:
+        with open(path, "rb") as opened:
+            return opened.read(CONTEXT_BYTES_MAX).decode("ascii", errors="replace")
+    except OSError as error:
+        raise BadContext(
+            f"{key} {path} cannot be read: {error.strerror}", key=key, next_step="check the path and its permissions"
+        ) from None
+
+
+def _line_behind(mark: str, text: str) -> str:
+    """Return the line behind that with `mark`, as nats-py reads a file of credentials; "" if there is none."""
+    _, _, rest = text.partition(mark)
+    return "".join(rest.splitlines()[1:2]).strip()
+
+
+def _check_seed(key: str, path: str, seed: str) -> None:
+    """Raise `BadContext` if this is no seed of a user."""
+    import nkeys  # loads libsodium, which connections without such a key do not need
+
+    try:
+        pair = nkeys.from_seed(bytearray(seed.strip().encode()))
+        if not pair.public_key.startswith(b"U"):
+            raise _damaged(key, path, "its seed is not that of a user")
+    except (nkeys.NkeysError, ValueError):
+        raise _damaged(key, path, "it holds no seed of a user") from None
+
+
+def _damaged(key: str, path: str, why: str) -> BadContext:
+    named = f"{key} {path}" if path else key
+    return BadContext(
+        f"{named} is damaged: {why}",
+        key=key,
+        next_step="copy the key again from where it was made (moorage nats-config writes keys/NAME.nk)",
+    )
 
 
 def config_dir(env: Mapping[str, str] | None = None) -> Path:

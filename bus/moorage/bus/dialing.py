@@ -225,6 +225,8 @@ def _encrypts_first(context: Context) -> bool:
 
 
 def _options(context: Context) -> dict[str, Any]:
+    """Return what nats-py is told of a context. Raises `BadContext` for a key or certificate that cannot be used."""
+    context.check_login()
     user, password, token = context.login
     options: dict[str, Any] = {
         "allow_reconnect": False,

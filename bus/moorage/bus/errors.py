@@ -156,16 +156,16 @@ def _right_for(operation: str, subject: str) -> str:
 
 class PermissionRefused(BusError):
     """The server refuses a subject to this user. It says so asynchronously; `subject` is as the server named it, in
-    lower case."""
+    lower case. `next_step` is what to do, where more is known than the subject."""
 
     bus_code = "permission-refused"
 
-    def __init__(self, operation: str, subject: str) -> None:
+    def __init__(self, operation: str, subject: str, next_step: str = "") -> None:
         self.operation = operation
         self.subject = subject
         super().__init__(
             f"this NATS user may not {_ACTS.get(operation, operation)} {subject}",
-            next_step=_right_for(operation, subject),
+            next_step=next_step or _right_for(operation, subject),
         )
 
 

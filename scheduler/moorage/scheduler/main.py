@@ -21,6 +21,7 @@ from moorage.bus.connect_logged import connect_logged
 from moorage.bus.connection import Connection
 from moorage.bus.errors import BusError, JetStreamRefused
 from moorage.bus.jetstream import ERR_STREAM_NOT_FOUND, JetStream
+from moorage.bus.server_version import check_oldest
 from moorage.scheduler.core.config import RANKER_DEFAULT
 from moorage.scheduler.core.fleet.tflops import read_capacities
 from moorage.scheduler.core.rank.rankers import why_missing
@@ -73,10 +74,12 @@ async def serve(settings: SchedulerSettings, target: str | None, *, says_replica
     read_capacities(settings.tflops_file)  # an unreadable file is reported now, not to the first job
     ledger_target, prefix, replicas = ledger_url(settings.ledger_url_file), settings.prefix, settings.replicas
     world = await connect_logged(target, "moorage-scheduler", log)
+    check_oldest(world)
     await retry_unanswered(partial(check_users_account, world, Subjects(prefix)))
     ledger_world = world
     if ledger_target:
         ledger_world = await connect_logged(ledger_target, "moorage-ledger", log, role=" (the ledger)")
+        check_oldest(ledger_world)
     elif await is_led_elsewhere(world, Subjects(prefix)):
         await world.close()
         raise LedgerBroken(

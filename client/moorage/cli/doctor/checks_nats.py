@@ -43,6 +43,7 @@ _SERVERS_MISSING: Final = (
 async def of_nats(context: Context, options: Options) -> AsyncIterator[Check]:
     from moorage.bus.connection import connect
     from moorage.bus.errors import CannotConnect
+    from moorage.bus.server_version import check_oldest
 
     try:
         patience_s = min(seconds(options.timeout or TIMEOUT_DEFAULT), CONNECT_TIMEOUT_S_MAX)
@@ -56,7 +57,12 @@ async def of_nats(context: Context, options: Options) -> AsyncIterator[Check]:
     try:
         began = time.monotonic()
         await connection.flush(ANSWER_S_MAX)
-        yield _round_trip(connection, (time.monotonic() - began) * 1000)
+        try:
+            check_oldest(connection)
+        except MoorageError as error:
+            yield failed("nats", error)
+        else:
+            yield _round_trip(connection, (time.monotonic() - began) * 1000)
         user = await _asked(connection, "$SYS.REQ.USER.INFO")
         yield _user(user)
         yield _clock(user)

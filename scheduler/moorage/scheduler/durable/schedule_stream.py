@@ -23,6 +23,7 @@ from moorage.bus.jetstream import (
     JsError,
     StoredMessage,
 )
+from moorage.bus.server_version import check_server
 from moorage.bus.transport import Delivery
 from moorage.schemas.errors import refuse
 from moorage.schemas.schedules import CRON_WORDS, SERVER_MIN, cron_of
@@ -94,18 +95,8 @@ class ScheduleStream:
 
     def check_server(self) -> None:
         """Raise `Refused` if this nats-server cannot repeat messages."""
-        found = self._world.server_version
-        numbers = found.split(".")[:2]
-        if all(number.isdigit() for number in numbers) and tuple(map(int, numbers)) >= SERVER_MIN:
-            return
-        least = ".".join(map(str, SERVER_MIN))
-        raise refuse(
-            "failed-precondition",
-            f"nats-server {found or '(unknown)'} cannot repeat messages, which schedules need",
-            found=found,
-            allowed=f"nats-server {least} or newer",
-            next="upgrade nats-server; a cron of your own that calls moorage submit needs nothing of it",
-        )
+        own_cron = "a cron of your own that calls moorage submit needs nothing of it"
+        check_server(self._world, SERVER_MIN, "cannot repeat messages, which schedules need", own_cron)
 
     async def ensure(self, ran_through: int) -> None:
         """Create the stream if it is not there. Runs have numbers above `ran_through`. Raises `BusError`."""

@@ -21,6 +21,7 @@ import msgspec
 from moorage.bus.connection import Connection, connect
 from moorage.bus.errors import JetStreamRefused
 from moorage.bus.jetstream import COPIES_FOLLOW, JetStream, StreamInfo
+from moorage.bus.server_version import check_oldest
 from moorage.scheduler.core.ledger.invariants import Broken, validate
 from moorage.scheduler.core.ledger.records import SEQUENCES_AHEAD
 from moorage.scheduler.core.ledger.snapshot import BadSnapshot, dump, load, snapshot_digest
@@ -209,6 +210,7 @@ async def restore(
         await connect(target, "moorage-restore") as world,
     ):
         jetstream, of_users = JetStream(connection), JetStream(world)
+        check_oldest(connection)
         await check_users_account(world, subjects)
         await _check_ledger(jetstream, subjects, replace=replace)
         if replicas == 1 and not said:
