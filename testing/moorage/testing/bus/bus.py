@@ -272,7 +272,7 @@ class SimulatedConnection(Link):
         answers = Answers(f"{inbox_prefix}.simulated{bus.number()}")
         super().__init__(name, inbox_prefix, answers, State.CONNECTED, on_state, on_error)
         self.max_payload_bytes = bus.max_payload_bytes
-        self.server_version = "simulated"
+        self.server_version = "2.15.0-simulated"
         self._bus = bus
         self._unread_bytes = 0  # that came while its process was stopped
         self._is_overrun = False  # the server has cut it for them, which it sees once it reads
