@@ -52,10 +52,10 @@ site: $(STAMP)  ## the documentation as a site in .site; a broken link is an err
 	$(BIN)/zensical build --strict --clean
 
 sim: $(STAMP)  ## whole clusters under faults in virtual time: make sim SEEDS=300 FROM=1000
-	$(BIN)/python -m tests.sim.many --seeds $(SEEDS) --from $(FROM)
+	$(BIN)/python -m tests.release.sim.many --seeds $(SEEDS) --from $(FROM)
 
 mutants: $(STAMP)  ## break each promise on purpose and see its test fail
-	$(BIN)/python -m tests.mutants $(if $(ONLY),--only "$(ONLY)") $(if $(JOBS),--jobs $(JOBS))
+	$(BIN)/python -m tests.release.mutants $(if $(ONLY),--only "$(ONLY)") $(if $(JOBS),--jobs $(JOBS))
 
 bench: $(STAMP)  ## measure, and write bench/RESULTS.md; other measurements: python -m bench.<name>
 	$(BIN)/python -m bench.run
@@ -63,18 +63,18 @@ bench: $(STAMP)  ## measure, and write bench/RESULTS.md; other measurements: pyt
 release-check: test test-slow types lint site  ## what a release needs beyond CI: hours on two cores
 	tests/other_pythons python3.12 python3.13 debian13 -- -m "not slow"
 	tests/kubernetes/build
-	$(BIN)/python -m pytest tests/worker/drivers/test_kubernetes_driver.py tests/worker/drivers/test_conformance.py tests/deploy/test_kubernetes.py -k kubernetes
-	tests/deploy/build
-	$(BIN)/python -m pytest tests/deploy/test_image.py tests/deploy/test_systemd.py
-	for first in 0 100000 200000 300000 400000; do $(BIN)/python -m tests.workloads.many --cases 10000 --from $$first || exit 1; done
-	$(BIN)/python -m tests.sim.many --seeds $(SEEDS) --from $(FROM)
-	$(BIN)/python -m tests.sim.many --wide --seeds $(SEEDS) --from $(FROM)
-	PYTHONPATH=. $(BIN)/python -m tests.chaos.run
-	$(BIN)/python -m tests.fuzz.many --frames 1000000
-	$(BIN)/python -m tests.fuzz.live --frames 100000
-	$(BIN)/python -m tests.mutants
+	$(BIN)/python -m pytest tests/system/worker/drivers/test_kubernetes_driver.py tests/system/worker/drivers/test_conformance.py tests/system/deploy/test_kubernetes.py -k kubernetes
+	tests/system/deploy/build
+	$(BIN)/python -m pytest tests/system/deploy/test_image.py tests/system/deploy/test_systemd.py
+	for first in 0 100000 200000 300000 400000; do $(BIN)/python -m tests.release.workloads.many --cases 10000 --from $$first || exit 1; done
+	$(BIN)/python -m tests.release.sim.many --seeds $(SEEDS) --from $(FROM)
+	$(BIN)/python -m tests.release.sim.many --wide --seeds $(SEEDS) --from $(FROM)
+	PYTHONPATH=. $(BIN)/python -m tests.release.chaos.run
+	$(BIN)/python -m tests.release.fuzz.many --frames 1000000
+	$(BIN)/python -m tests.release.fuzz.live --frames 100000
+	$(BIN)/python -m tests.release.mutants
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test,dev,mutants]'
-	$(BIN)/python -m tests.mutants.library --minutes 2
+	$(BIN)/python -m tests.release.mutants.library --minutes 2
 
 clean:  ## remove what the targets made
 	rm -rf $(VENV) .site .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis

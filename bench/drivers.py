@@ -31,9 +31,9 @@ from moorage.worker.session.member_messages import Ended, NotStarted, StartFaile
 from moorage.worker.supervisor.client import Supervised, SupervisorError
 from tests.engines import DockerEngine, engine, why_no_dockerd
 from tests.podmans import podman_home, why_no_podman
+from tests.system.worker.drivers import test_podman_driver as podman
+from tests.system.worker.drivers.test_docker_driver import IMAGE, Rig, settings
 from tests.waiting import NeverHappened, until
-from tests.worker.drivers import test_podman_driver as podman
-from tests.worker.drivers.test_docker_driver import IMAGE, Rig, settings
 
 #: a container run in one way, by its number
 Way = Callable[[int], Awaitable[None]]
@@ -47,7 +47,7 @@ import asyncio, sys
 from pathlib import Path
 from moorage.worker.drivers.container.docker import DockerSettings
 from tests.podmans import PodmanHome
-from tests.worker.drivers import test_docker_driver as docker, test_podman_driver as podman
+from tests.system.worker.drivers import test_docker_driver as docker, test_podman_driver as podman
 
 def made(name, where, state):
     if name == "podman":

@@ -20,7 +20,7 @@ from pathlib import Path
 from bench.book import busy_percent, keep
 from moorage.client import AsyncClient
 from moorage.client.command import Command
-from tests.cli.node import start_node
+from tests.system.cli.node import start_node
 from tests.waiting import until
 
 TITLE = "commands in running jobs"

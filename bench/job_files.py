@@ -20,7 +20,7 @@ from pathlib import Path
 
 from moorage.bus.jetstream import JetStream
 from moorage.client import AsyncClient
-from tests.cli.node import start_node
+from tests.system.cli.node import start_node
 
 
 def make(folder: Path, files: int, size: int, salt: int) -> Path:

@@ -32,7 +32,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
 from moorage.worker.drivers.kubernetes.api import Cluster, ClusterDown, ClusterError
-from tests.docs.markdown import DOCS, page
+from tests.unit.docs.markdown import DOCS, page
 from tests.waiting import until
 
 START_S: Final = 90.0

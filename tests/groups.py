@@ -16,14 +16,15 @@ from xdist.scheduler import LoadScopeScheduling
 ROOT: Final = Path(__file__).resolve().parents[1]
 #: what begins last is what a run waits for at its end: these take longest, by how the names of the groups begin
 LONGEST: Final = (
-    "tests/chaos/", "tests/worker/drivers/test_conformance.py", "tests/worker/drivers/test_podman_driver.py",
-    "containers of", "tests/worker/drivers/test_docker_driver.py", "node of", "tests/docs/",
-    "tests/live/test_backup.py", "tests/cli/test_up.py",
-    "tests/fuzz/", "tests/sim/", "tests/tidy/",
+    "tests/release/chaos/", "tests/system/worker/drivers/test_conformance.py",
+    "tests/system/worker/drivers/test_podman_driver.py",
+    "containers of", "tests/system/worker/drivers/test_docker_driver.py", "node of", "tests/docs/",
+    "tests/system/live/test_backup.py", "tests/system/cli/test_up.py",
+    "tests/release/fuzz/", "tests/release/sim/", "tests/tidy/",
 )  # fmt: skip
 #: tests here need nothing of each other, but for those of a file that runs them on one stack
-SPREAD: Final = ("tests/live/", "tests/deploy/")
-OF_ONE_STACK: Final = ("tests/live/test_bad_input_table.py",)
+SPREAD: Final = ("tests/system/live/", "tests/system/deploy/")
+OF_ONE_STACK: Final = ("tests/system/live/test_bad_input_table.py",)
 
 
 @cache

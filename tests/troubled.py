@@ -19,7 +19,7 @@ import msgspec
 
 from moorage.cli.local.local_tools import end_jobs_now
 from moorage.client import AsyncClient
-from tests.cli.node import Node, node_on, start
+from tests.system.cli.node import Node, node_on, start
 from tests.waiting import NeverHappened, until
 
 #: each kind of trouble has so many jobs

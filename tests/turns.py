@@ -1,7 +1,7 @@
 """Which of many cases run in `make test`, and which, marked `slow`, in `make test-slow`: the same ones every day.
 
-Other seeds are run by hand: `make sim FROM=1000`, `python -m tests.workloads.many --from 1000`. `make mutants` runs
-more of them, since a defect may need the one case that shows it.
+Other seeds are run by hand: `make sim FROM=1000`, `python -m tests.release.workloads.many --from 1000`. `make mutants`
+runs more of them, since a defect may need the one case that shows it.
 """
 
 from __future__ import annotations

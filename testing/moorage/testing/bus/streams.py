@@ -1,8 +1,8 @@
 """JetStream as far as moorage uses it, in memory: streams by limits, fenced appends, reads, purges, direct get.
 
-It answers with the bytes, codes and words of nats-server 2.15, which `tests/bus/test_conformance_streams.py` compares
-with a real one. What it does not know (consumers, mirrors, …) it refuses with status 501, so that no test passes by
-silence.
+It answers with the bytes, codes and words of nats-server 2.15, which `tests/unit/bus/test_conformance_streams.py`
+compares with a real one. What it does not know (consumers, mirrors, …) it refuses with status 501, so that no test
+passes by silence.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Read NVIDIA devices through NVML (`pynvml`, loaded when first needed).
 
-Sources: the NVML API reference, and nvidia-smi, whose answers this module must match (`tests/gpu`). A missing library
-or driver means no GPUs and is no error. NVML can hang in the kernel, for one device or for all, so every reading is
-made in a thread of its own (`threads`).
+Sources: the NVML API reference, and nvidia-smi, whose answers this module must match (`tests/release/gpu`). A missing
+library or driver means no GPUs and is no error. NVML can hang in the kernel, for one device or for all, so every
+reading is made in a thread of its own (`threads`).
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A command is a line on the program's standard input, and the answer is what it prints. Its exit status says only whether
 the daemon answered: for a command that is refused it prints a sentence, or nothing, and exits with 0. So every value
-that is set is read back. Observed with version 550.163.01, in `tests/worker/sharing/test_mps_control.py`.
+that is set is read back. Observed with version 550.163.01, in `tests/system/worker/sharing/test_mps_control.py`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,0 @@
-"""The fixtures of `tests/cli`: a real node to talk to."""
-
-from __future__ import annotations
-
-from tests.cli.conftest import node, node_loop
-
-__all__ = ["node", "node_loop"]

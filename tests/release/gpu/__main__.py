@@ -1,0 +1,84 @@
+"""`python -m tests.release.gpu`: what a real GPU shows, in one command that needs the driver and Python, and no
+network.
+
+It starts `moorage up` on this host's GPUs in a folder of its own, runs each check, and prints the rows that
+docs/unseen.md is to get. Nothing else may use the GPUs meanwhile. It ends within eight minutes: what is left by then is
+told as not tried. Exit code 0 if no check failed, 1 if one did, 2 if there is no GPU.
+
+On a host without network: install into a folder where there is one, with the same release of Python, and bring it along
+with the clone: `pip install --target site '.[server]'`, then there
+`PATH=$PWD/site/bin:$PATH PYTHONPATH=site python3 -m tests.release.gpu`, where site/bin has the nats-server.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import time
+import traceback
+
+from tests.release.gpu.checks import CHECKS
+from tests.release.gpu.nvidia_smi import NoGpu, fields_of
+from tests.release.gpu.rig import Failed, Rig, Skipped, rig
+
+WHOLE_S = 430.0
+CHECK_S = 180.0
+
+
+async def made(check: str, rows: list[tuple[str, str, str]], one: Rig, left_s: float) -> None:
+    """Make one check, and add its row: what, how it ended, and what was seen."""
+    work = dict(CHECKS)[check]
+    began_s = time.monotonic()
+    try:
+        async with asyncio.timeout(min(CHECK_S, left_s)):
+            rows.append((check, "seen", await work(one)))
+    except Skipped as why:
+        rows.append((check, "not tried", str(why)))
+    except Failed as why:
+        rows.append((check, "FAILED", str(why)))
+    except TimeoutError:
+        rows.append((check, "FAILED", f"it did not end within {min(CHECK_S, left_s):.0f} s"))
+    except Exception as error:
+        traceback.print_exc()
+        rows.append((check, "FAILED", f"{type(error).__name__}: {error}"))
+    what, verdict, seen = rows[-1]
+    print(f"{verdict:9} {time.monotonic() - began_s:5.1f} s  {what}: {seen}", file=sys.stderr, flush=True)
+
+
+async def run(launches: int, mps: bool, only: str) -> int:
+    began_s = time.monotonic()
+    try:
+        gpus = fields_of("name,driver_version")
+    except NoGpu as no:
+        print(f"no GPU: {no}", file=sys.stderr)
+        return 2
+    rows: list[tuple[str, str, str]] = []
+    async with rig(launches, mps=mps) as one:
+        for check in (each for each, _ in CHECKS if only in each):
+            left_s = WHOLE_S - (time.monotonic() - began_s)
+            if left_s < 5:
+                rows.append((check, "not tried", "no time was left"))
+            else:
+                await made(check, rows, one, left_s)
+        for job in (await one.client.ls(limit=100)).jobs:
+            if job.state in ("RUNNING", "FROZEN", "QUEUED"):
+                await one.client.job(job.job).cancel()
+    name, driver = gpus[0]
+    print(f"| what | on {len(gpus)} x {name}, driver {driver}, {time.strftime('%d %B %Y')} | |")
+    print("| --- | --- | --- |")
+    for what, verdict, seen in rows:
+        print(f"| {what} | {verdict} | {seen.replace('|', '/')} |")
+    print(f"in {time.monotonic() - began_s:.0f} s", file=sys.stderr)
+    return int(any(verdict == "FAILED" for _, verdict, _ in rows))
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(prog="python -m tests.release.gpu", description="What a real GPU shows.")
+    parser.add_argument("--launches", type=int, default=20_000, help="launches of a kernel to measure")
+    parser.add_argument(
+        "--no-mps", action="store_true", help="no MPS: its daemons change the GPUs' compute mode meanwhile"
+    )
+    parser.add_argument("--only", default="", metavar="WORDS", help="the checks whose name has these words")
+    given = parser.parse_args()
+    sys.exit(asyncio.run(run(given.launches, not given.no_mps, given.only)))

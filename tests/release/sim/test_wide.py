@@ -1,0 +1,51 @@
+"""Wide worlds, by seed: what `wide.py` adds to those of `test_seeds.py`. More: `python -m tests.release.sim.many
+--wide`.
+
+What they found, each with a test of its own and a mutant: a join that came late brought a worker back that had said
+goodbye; a device that was in another slot after a restart was used before its memory was seen free; a backup that was
+restored again over a ledger restored from it began at the same numbers, and its workers knew more.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import pytest
+
+from tests.release.sim.wide import WideWorld
+from tests.turns import seeds
+
+OFTEN: Final = 2
+MORE: Final = 6
+
+
+@pytest.mark.parametrize("seed", seeds(OFTEN, MORE))
+def test_every_promise_holds_whatever_a_site_has(seed: int) -> None:
+    run(seed)
+
+
+@pytest.mark.slow
+def test_an_end_that_was_told_and_forgotten_before_a_restore_is_not_told_again() -> None:
+    run(200005)
+
+
+def test_without_faults_services_are_told_what_becomes_of_their_jobs() -> None:
+    world = WideWorld(1, faults=0)
+    world.run()
+    assert world.did == {}
+    assert world.followers.followed >= 5
+    assert world.judge.afters.followed > 0
+    assert world.judge.stays.restarts > 0
+    assert world.judge.stays.told > 0
+    assert world.judge.sweeps.bounded > 0
+    assert world.judge.sweeps.agains > 0
+
+
+def run(seed: int) -> WideWorld:
+    world = WideWorld(seed)
+    try:
+        world.run()
+    except AssertionError as violated:
+        again = f"python -m tests.release.sim.many --wide --seeds 1 --from {seed}"
+        pytest.fail(f"seed {seed}: {violated}\nrun it again: {again}\n{dict(world.did)}")
+    return world

@@ -1,0 +1,468 @@
+"""The doctor: what is sound is told as sound, and what is not with what to do."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+from pathlib import Path
+
+import msgspec
+import nats
+import nats.errors
+import pytest
+from nats.aio.msg import Msg
+
+from moorage.bus.connection import connect
+from moorage.bus.contexts import Context
+from moorage.bus.embedded import find_binary
+from moorage.cli.doctor import checks_fleet, checks_host, checks_nats
+from moorage.client import AsyncClient, FleetInfo
+from moorage.client.errors import NoScheduler, NotPermitted, Rejected
+from moorage.client.fleet import Fleet
+from moorage.client.view import checks
+from moorage.client.view.checks import Check
+from moorage.schemas.errors import Problem
+from moorage.worker.supervisor import launcher_client
+from tests.disk import TINY_MIB, fill, mount_small, unmount
+from tests.leftover import ends_with_the_test
+from tests.nvidia.stub import Board, Stub
+from tests.podmans import podman_home, why_no_podman
+from tests.system.bus.test_encrypted import speaking_first
+from tests.system.cli.node import Node, moorage
+from tests.waiting import until
+
+
+async def test_the_doctor_finds_a_node_sound(node: Node, unique: str) -> None:
+    ran = await node.run("doctor", "--json", tenant=unique)
+    assert ran.code == 0, ran.out
+    found = {frame["name"]: frame for frame in ran.frames}
+    assert {frame["kind"] for frame in ran.frames} == {"check"}
+    for name in (
+        "python",
+        "context",
+        "nats",
+        "user",
+        "clock",
+        "jetstream",
+        "sync",
+        "disk",
+        "events",
+        "submitter",
+        "leader",
+    ):
+        assert found[name]["verdict"] == "ok", found[name]
+    assert "epoch" in found["leader"]["found"]
+    assert "simulated" in found["workers"]["found"]
+    assert "sync_interval: always is set" in found["sync"]["found"]
+    text = await node.run("doctor", tenant=unique)
+    assert {row[0] for row in text.rows} <= {"ok", "warn", "fail"}
+    assert "0 fail" in text.err
+
+
+def test_the_doctor_says_whether_the_launcher_is_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if shutil.which("cc"):
+        assert checks_host.launcher() == Check("launcher", "ok", "the compiled launcher starts jobs")
+    monkeypatch.setattr(
+        launcher_client.open_compiled, "__defaults__", (tmp_path / "launcher.bin", launcher_client.CONTRACT)
+    )
+    check = checks_host.launcher()
+    assert (check.name, check.verdict) == ("launcher", "warn")
+    assert "launcher.bin" in check.found
+    assert "install gcc" in check.fix
+
+
+def test_the_doctor_finds_a_full_disk(tmp_path: Path) -> None:
+    folder = tmp_path / "disk"
+    if not mount_small(folder, TINY_MIB):
+        pytest.skip("no right to mount a file system of our own")
+    try:
+        fill(folder)
+        check = checks_nats._disk(folder / "nats.conf")
+    finally:
+        unmount(folder)
+    assert (check.verdict, check.found.startswith("0 of ")) == ("fail", True)
+    assert "moorage up then accepts jobs again" in check.fix
+    assert checks_nats._disk(tmp_path / "nats.conf").verdict == "ok"
+
+
+def test_what_the_leader_set_aside_is_told() -> None:
+    figures = {"counts": {}, "plain_ranker": False, "refused": [], "workers": []}
+    assert checks.contained_failures(figures).verdict == "ok"
+    for change, words in (
+        ({"counts": {"request": 2}}, "inputs on which the leader failed: 2 request; the leader goes on"),
+        ({"plain_ranker": True}, "until the next term the leader ranks hosts by pack, not by the ranker"),
+        ({"refused": ["submit of t"]}, "for now the leader refuses requests as those that made it fail (submit of t)"),
+        ({"workers": ["w1"]}, "refuses messages of workers whose messages made it fail (w1)"),
+    ):
+        check = checks.contained_failures({**figures, **change})
+        assert check.verdict == "warn"
+        assert words in check.found
+
+
+@pytest.mark.parametrize(
+    ("raised", "verdict", "found"),
+    [
+        (NotPermitted(Problem("permission-refused", "no")), "ok", "not shown the whole fleet"),
+        (NoScheduler(Problem("no-responders", "none")), "ok", "not shown the whole fleet"),
+        (TimeoutError(), "warn", "did not say within 3 s"),
+        (Rejected(Problem("internal", "it broke")), "warn", "it broke"),
+    ],
+)
+async def test_a_leader_that_does_not_show_the_fleet_is_no_missing_key(
+    node: Node, unique: str, monkeypatch: pytest.MonkeyPatch, raised: Exception, verdict: str, found: str
+) -> None:
+    async def show(fleet: Fleet) -> FleetInfo:
+        raise raised
+
+    monkeypatch.setattr(Fleet, "show", show)
+    async with AsyncClient(node.url, tenant=unique) as client:
+        told = {check.name: check async for check in checks_fleet._of_operators(client, 7)}
+    assert told["leader"].found.endswith("last ledger record 7")
+    assert told["operator"].verdict == verdict
+    assert found in told["operator"].found
+
+
+def test_the_doctor_finds_a_ledger_that_lacks_a_copy() -> None:
+    fleet = {"leader": "s1", "epoch": 1, "ledger": 9, "workers": []}
+    told = {check.name: check for check in checks_fleet.of_fleet(fleet)}
+    assert "copies" not in told, "an older leader tells of several copies alone"
+    for lacking, verdict in (([], "ok"), (["n2"], "warn")):
+        rows = checks_fleet.of_fleet({**fleet, "ledger_copies": {"wanted": 3, "lacking": lacking}})
+        found = next(check for check in rows if check.name == "copies")
+        assert found.verdict == verdict
+        assert all(name in found.found for name in lacking)
+
+
+@pytest.mark.parametrize(
+    ("known", "verdict", "found"),
+    [
+        ({"holder": "n1", "servers": []}, "ok", "the ledger has one copy, on n1"),
+        ({"holder": "", "servers": []}, "ok", "the ledger has one copy"),
+        (
+            {"holder": "n2", "servers": ["n1", "n2", "n3"]},
+            "warn",
+            "one copy, on n2, of the cluster's servers n1, n2, n3",
+        ),
+    ],
+)
+def test_the_doctor_always_tells_the_copies_and_warns_of_one_on_several_servers(
+    known: dict[str, object], verdict: str, found: str
+) -> None:
+    fleet = {"leader": "s1", "epoch": 1, "ledger": 9, "workers": []}
+    rows = checks_fleet.of_fleet({**fleet, "ledger_copies": {"wanted": 1, "lacking": [], **known}})
+    [line] = [check for check in rows if check.name == "copies"]
+    assert line.verdict == verdict
+    assert found in line.found
+    assert ("--replicas 3" in line.fix) == (verdict == "warn")
+
+
+def test_the_doctor_tells_the_gap_in_what_was_counted_and_how_far_the_count_is_behind() -> None:
+    fleet = {"leader": "s1", "epoch": 1, "ledger": 9, "workers": []}
+
+    def told(behind: int, *gaps: list[int]) -> tuple[str, str]:
+        rows = checks_fleet.of_fleet({**fleet, "follower": {"behind": behind, "gaps": list(gaps)}})
+        (found,) = [check for check in rows if check.name == "follower"]
+        return found.verdict, found.found
+
+    assert told(0) == told(checks.BEHIND_MAX) == ("ok", "history is written and GPU time counted, without a gap")
+    assert told(checks.BEHIND_MAX + 1)[0] == "warn"
+    hour = 3_600_000
+    verdict, words = told(0, [0, hour, 7], [hour, 2 * hour, 1])
+    assert verdict == "warn"
+    assert "from 1970-01-01T01:00:00Z to 1970-01-01T02:00:00Z: 1 record of the ledger" in words
+    assert "(such gaps: 2)" in words
+    assert "counted up to 1970-01-01T01:00:00Z: 7 records" in told(0, [0, hour, 7])[1]
+
+
+def test_the_doctor_says_why_no_history_is_written_now_and_what_to_do() -> None:
+    fleet = {"leader": "s1", "epoch": 1, "ledger": 9, "workers": []}
+    for what_to_do, fix in (("name another prefix", "name another prefix"), ("", "the log of the scheduler says")):
+        trouble = {"trouble": "the stream has other settings", "next": what_to_do}
+        rows = checks_fleet.of_fleet({**fleet, "follower": {"behind": 9, "gaps": [], **trouble}})
+        (found,) = [check for check in rows if check.name == "follower"]
+        assert (found.verdict, found.fix.startswith(fix)) == ("warn", True)
+        assert found.found == "no history is written and no GPU time counted now: the stream has other settings"
+
+
+def test_the_doctor_says_how_full_the_durable_queue_is() -> None:
+    fleet = {"leader": "s1", "epoch": 1, "ledger": 9, "workers": []}
+    assert "queue-room" not in {check.name for check in checks_fleet.of_fleet(fleet)}
+    for size, verdict in ((0, "ok"), (799, "ok"), (800, "warn"), (1000, "warn")):
+        queue = {"messages": 3, "bytes": size << 20, "bytes_max": 1000 << 20}
+        found = next(
+            check for check in checks_fleet.of_fleet({**fleet, "request_queue": queue}) if check.name == "queue-room"
+        )
+        assert found.verdict == verdict
+        assert found.found.startswith(f"the durable queue holds 3 messages and is {size // 10} % full (of 1000 MiB)")
+
+
+def test_the_doctor_finds_schedulers_with_other_settings() -> None:
+    leads = {"scheduler": "s1", "leads": True, "settings": {"ranker": "pack"}}
+    assert checks._schedulers([leads]) is None
+    alike = checks._schedulers([leads, {"scheduler": "s2", "settings": {"ranker": "pack"}}])
+    assert alike is not None
+    assert (alike.verdict, alike.found) == ("ok", "2 schedulers, no standby with other settings; s1 leads")
+    found = checks._schedulers([leads, {"scheduler": "s2", "settings": {"jobs_max": 5}}])
+    assert found is not None
+    assert (found.verdict, found.found) == (
+        "warn",
+        "scheduler s1 leads; these standbys have other settings: s2 (jobs_max, ranker)",
+    )
+
+
+def test_the_doctor_says_where_pack_ranks() -> None:
+    standby = {"scheduler": "s2", "settings": {"ranker": "pack"}}
+    assert checks._ranking([{"scheduler": "s1", "leads": True, "settings": {}}, standby]) is None
+    found = checks._ranking([{**standby, "leads": True}])
+    assert found is not None
+    assert (found.verdict, found.found[:33]) == ("ok", "scheduler s2 ranks hosts by pack:")
+
+
+@pytest.mark.slow
+async def test_the_doctor_says_what_is_missing_and_what_to_do(nats_url: str) -> None:
+    nobody = await moorage("doctor", "--nats", nats_url, "--timeout", "3s", "--tenant", "nobody-here")
+    rows = {row[1]: row for row in nobody.rows}
+    assert (nobody.code, rows["leader"][0]) == (1, "fail")
+    assert "moorage scheduler" in rows["leader"][3]
+    assert rows["jetstream"][0] == "ok"
+    nowhere = await moorage("doctor", "--nats", "nats://me:hunter2@127.0.0.1:1", "--timeout", "200ms")
+    rows = {row[1]: row for row in nowhere.rows}
+    assert (nowhere.code, rows["nats"][0]) == (1, "fail")
+    assert "moorage up" in rows["nats"][3]
+    assert "hunter2" not in nowhere.out + nowhere.err
+    wrong = await moorage("doctor", "--nats", "no-such-context")
+    assert (wrong.code, {row[1]: row for row in wrong.rows}["context"][0]) == (1, "fail")
+
+
+@pytest.mark.slow
+async def test_the_doctor_says_what_has_the_port() -> None:
+    """A server that is silent, and one of another protocol that speaks first."""
+
+    for greeting in (b"", b"SSH-2.0-OpenSSH_9.6\r\n"):
+        async with await asyncio.start_server(speaking_first(greeting), "127.0.0.1", 0) as server:
+            port = server.sockets[0].getsockname()[1]
+            told = await moorage("doctor", "--nats", f"nats://127.0.0.1:{port}", "--timeout", "2s")
+            rows = {row[1]: row for row in told.rows}
+            assert (told.code, rows["nats"][0]) == (1, "fail")
+            assert "did not greet as a NATS server" in rows["nats"][2]
+            assert rows["nats"][3].startswith("see which process has that port: ss -ltnp")
+
+
+async def test_the_doctor_tells_of_a_server_without_jetstream(tmp_path: Path) -> None:
+    conf = tmp_path / "nats.conf"
+    conf.write_text(f'listen: "127.0.0.1:-1"\nports_file_dir: "{tmp_path}"\n')
+    process = ends_with_the_test(
+        await asyncio.create_subprocess_exec(find_binary(), "-c", str(conf), stderr=asyncio.subprocess.DEVNULL)
+    )
+    ports = tmp_path / f"nats-server_{process.pid}.ports"
+    await until(lambda: ports.exists() and ports.read_text().endswith("}"), what="it listens")
+    [url] = msgspec.json.decode(ports.read_bytes())["nats"]
+    told = await moorage("doctor", "--nats", url, "--timeout", "3s")
+    rows = {row[1]: row for row in told.rows}
+    assert rows["jetstream"][0] == "warn"
+    assert "it is off on this server" in rows["jetstream"][2]
+    assert told.code == 1, "nobody leads there"
+    ended = await moorage("scheduler", "--nats", url)
+    assert "JetStream does not answer on $JS.API.STREAM.INFO" in ended.err, "no scheduler is missing: this is one"
+    assert "fix: turn JetStream on" in ended.err
+
+
+@pytest.mark.parametrize(
+    ("code", "verdict", "says"),
+    [(10008, "fail", "find the nats-servers of the cluster that do not run"), (10039, "warn", "jetstream: enabled")],
+)
+async def test_the_doctor_tells_a_cluster_without_a_quorum_from_jetstream_that_is_off(
+    nats_url: str, unique: str, code: int, verdict: str, says: str
+) -> None:
+    """To turn on what is on would help nobody."""
+
+    async def refuse(message: Msg) -> None:
+        refusal = {"error": {"code": 503, "err_code": code, "description": "not now"}}
+        await message.respond(msgspec.json.encode(refusal))
+
+    async with await connect(nats_url, "test") as connection:
+        server = await nats.connect(nats_url)
+        await server.subscribe(f"{unique}.INFO", cb=refuse)
+        await server.flush()
+
+        async def answers() -> bool:
+            with contextlib.suppress(nats.errors.NoRespondersError):
+                return bool((await server.request(f"{unique}.INFO", b"", timeout=30)).data)
+            return False
+
+        await until(answers, 30, "the stand-in answers")  # once the server did not know of it yet
+        check = await checks_nats._jetstream(connection, Context(url=nats_url, jetstream_api_prefix=unique))
+        await server.close()
+    assert (check.verdict, says in check.fix) == (verdict, True), check
+
+
+async def test_the_doctor_tells_of_a_moorage_up_that_was_killed(tmp_path: Path) -> None:
+    (tmp_path / "up.json").write_text('{"url": "nats://127.0.0.1:1", "pid": 1, "started_ticks": 1}')
+    told = await moorage("doctor", env={"MOORAGE_HOME": str(tmp_path)})
+    rows = {row[1]: row for row in told.rows}
+    assert (told.code, rows["context"][0]) == (1, "fail")
+    assert "was killed" in rows["context"][2]
+    assert (await moorage("ls", env={"MOORAGE_HOME": str(tmp_path)})).code == 2
+
+
+def test_the_doctor_names_the_workers_that_are_not_heard() -> None:
+    def row(name: str, state: str) -> dict[str, object]:
+        return {"worker": name, "state": state, "simulated": False}
+
+    stale = checks_fleet._workers([row("a", "up"), *(row(f"n{number}", "stale") for number in range(5))])
+    assert (stale.verdict, stale.found) == ("warn", "5 stale: n0 n1 n2 and 2 more, 1 up")
+    assert "worker.log" in stale.fix
+    assert checks_fleet._workers([row("a", "up"), row("gone", "lost")]).verdict == "ok"
+    assert checks_fleet._workers([row("gone", "lost")]).verdict == "warn"
+
+
+def test_the_doctor_counts_the_jobs_that_stall() -> None:
+    rows = [{"tenant": "a", "job": f"j{at}", "seconds": 60 * at, "why": "1 GPU at 0 %"} for at in (1, 3, 2)]
+    check = checks_fleet._stalled(40, rows)
+    assert check.verdict == "warn"
+    assert check.found.startswith("40 running jobs stalled")
+    assert check.found.endswith("a/j3 for 3m: 1 GPU at 0 %")
+
+
+def test_the_doctor_names_the_workers_on_which_starts_fail_and_what_workers_cannot_do() -> None:
+    def row(name: str, state: str, **process: bool) -> dict[str, object]:
+        return {"worker": name, "state": state, "simulated": False, "capabilities": {"process": process}}
+
+    closed = checks_fleet._workers([row("a", "up"), row("b", "starts-fail")])
+    assert (closed.verdict, closed.found) == ("warn", "1 starts-fail: b, 1 up")
+    assert "moorage uncordon" in closed.fix
+    rows = [row("a", "up", users=False), row("b", "up", users=False, memory_limit=False), row("c", "lost", users=False)]
+    told = {check.name: check for check in checks_fleet._what_lacks(rows)}
+    assert told["users"].found.startswith("2 workers run jobs as their own user alone")
+    assert told["users"].found.endswith(": a b")
+    assert told["memory-limit"].found.endswith(": b")
+    assert list(checks_fleet._what_lacks([row("a", "up")])) == []
+    down = checks_fleet._workers([row("a", "up"), row("b", "up") | {"drivers_down": [{"driver": "docker"}]}])
+    assert (down.verdict, down.found) == ("warn", "2 up; the engine of the driver docker does not answer: b")
+
+
+def test_the_doctor_says_on_which_workers_the_kernel_keeps_jobs_to_their_gpus() -> None:
+    def row(name: str, devices: str, gpus: int = 1) -> dict[str, object]:
+        told = {"process": {"devices": devices}}
+        return {"worker": name, "state": "up", "devices": [{"slot": 0}] * gpus, "capabilities": told}
+
+    rows = [row("a", "kernel"), row("b", "variable"), row("c", "kernel"), row("no-gpu", "variable", 0), row("sim", "")]
+    kernel, variable = checks_fleet._device_fences(rows)
+    assert kernel.found == "on 2 workers the kernel keeps jobs to their GPUs: a c"
+    assert variable.found.startswith("on 1 worker a variable alone names a job's GPUs")
+    assert variable.found.endswith(": b")
+
+
+async def test_the_doctor_refuses_flags_that_say_nothing(nats_url: str) -> None:
+    assert (await moorage("doctor", "--nats", nats_url, "--timeout", "soon")).code == 2
+    told = await moorage("doctor", "--nats", nats_url, "--timeout", "300ms", "--tenant", "Bad Tenant")
+    assert "submitter's role" not in told.out
+
+
+@pytest.mark.slow
+async def test_the_doctor_looks_at_the_folder_of_secrets(tmp_path: Path, nats_url: str) -> None:
+    folder, settings = tmp_path / "secrets", tmp_path / "moorage.toml"
+    settings.write_text(f'[worker]\nsecrets_dir = "{folder}"\n')
+    settings.chmod(0o600)
+
+    async def found() -> list[str]:
+        told = await moorage(
+            "doctor", "--nats", nats_url, "--timeout", "300ms", env={"MOORAGE_SETTINGS": str(settings)}
+        )
+        return next(row for row in told.rows if row[1] == "secrets")
+
+    assert (await found())[:3] == ["warn", "secrets", f"{folder} cannot be read: No such file or directory"]
+    folder.mkdir(mode=0o700)
+    assert (await found())[0] == "ok"
+    (folder / "hf").write_text("hunter2")
+    (folder / "hf").chmod(0o644)
+    told = await found()
+    assert (told[0], "chmod 600" in told[3], "hunter2" in "".join(told)) == ("warn", True, False)
+    (folder / "hf").chmod(0o600)
+    (folder / "..data").mkdir()
+    assert (await found())[0] == "ok"
+    settings.write_text(f'[worker]\nsecrets_dir = "{folder}"\nprograms_for = {{ vision = "/opt/*" }}\n')
+    assert (await found())[2] == f"every tenant may use every secret in {folder}"
+    settings.write_text(settings.read_text() + 'secrets_for = { vision = "vision-*" }\n')
+    assert (await found())[0] == "ok"
+    folder.chmod(0o770)
+    assert "may be written to by others" in (await found())[2]
+
+
+@pytest.mark.slow
+async def test_the_doctor_says_where_the_limiter_cannot_measure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stub = Stub(tmp_path / "stub", Board("GPU-11111111-2222-3333-4444-555555555555"))
+    settings = tmp_path / "moorage.toml"
+    settings.write_text("[worker]\n")
+    settings.chmod(0o600)
+    monkeypatch.setenv("MOORAGE_SETTINGS", str(settings))
+    with stub.load():
+        assert await checks_host.limiter() is None
+        settings.write_text("[worker]\nlimiter = true\n")
+        told = await checks_host.limiter()
+        assert told is not None
+        assert told.verdict == "ok"
+        stub.boards[0].set(errors={"process_util": 3})
+        told = await checks_host.limiter()
+    assert told is not None
+    assert (told.verdict, "GPU-11111111" in told.found, "constant rate" in told.fix) == ("warn", True, True)
+
+
+async def test_the_doctor_says_whether_the_engine_of_a_driver_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = tmp_path / "moorage.toml"
+    monkeypatch.setenv("MOORAGE_SETTINGS", str(settings))
+    settings.write_text('[worker]\ndrivers = ["process"]\n')
+    assert await checks_host.engines() == [], "a driver without an engine needs none"
+    own = f'[driver.podman]\nsocket = "{tmp_path}/podman.sock"\n'
+    settings.write_text(f'[worker]\ndrivers = ["process", "podman"]\n{own}')
+    (told,) = await checks_host.engines()
+    assert (told.name, told.verdict) == ("engine", "fail")
+    assert f"the engine of the driver podman does not answer at {tmp_path}/podman.sock" in told.found
+    assert "systemctl --user enable --now podman.socket" in told.fix
+    if why_no_podman():
+        return
+    with podman_home() as home:
+        settings.write_text(f'[worker]\ndrivers = ["podman"]\n[driver.podman]\nsocket = "{home.socket}"\n')
+        (told,) = await checks_host.engines()
+        assert (told.verdict, told.found) == ("ok", f"podman answers at {home.socket}")
+
+
+def test_the_doctor_tells_a_clock_in_words_that_one_can_read() -> None:
+    jumped = checks_nats._clock({"server": {"time": "2020-01-01T00:00:00.123456789Z"}})
+    assert jumped.verdict == "warn"
+    assert "ms" not in jumped.found
+    assert jumped.found.endswith("they may differ by at most 1 s")
+
+
+@pytest.mark.parametrize(
+    ("controllers", "said"),
+    [
+        (("cpu", "memory"), "cores (--cpu) and memory (--memory) of jobs are enforced"),
+        (("cpu",), "cores (--cpu) of jobs are enforced, memory (--memory) of jobs are counted, not enforced"),
+        ((), "cores (--cpu) and memory (--memory) of jobs are counted, not enforced"),
+    ],
+)
+def test_the_doctor_says_whether_cores_and_memory_are_limits(controllers: tuple[str, ...], said: str) -> None:
+    assert checks_host.limits_words(controllers) == said
+
+
+def test_the_doctor_says_how_old_its_look_at_the_copies_is() -> None:
+    check = checks._copies({"wanted": 3, "lacking": [], "seen_ms_ago": 12_000})
+    assert (check.verdict, check.found) == ("ok", "all 3 copies of the ledger are up to date, as seen 12s ago")
+
+
+def test_the_doctor_says_which_devices_have_a_fault_and_what_mends_it() -> None:
+    def row(name: str, *kinds: str) -> dict[str, object]:
+        told = [{"slot": slot, "kind": kind, "detail": f"about {kind}"} for slot, kind in enumerate(kinds)]
+        return {"worker": name, "state": "up", "troubles": told}
+
+    assert list(checks_fleet._devices([row("a")])) == []
+    cdi, fabric = checks_fleet._devices([row("a", "fabric", "cdi"), row("b", "fabric")])
+    assert (fabric.verdict, fabric.found) == ("warn", "fabric on 2 GPUs: a b: about fabric")
+    assert "nvidia-fabricmanager" in fabric.fix
+    assert (cdi.found, cdi.name) == ("cdi on 1 GPU: a: about cdi", "devices")

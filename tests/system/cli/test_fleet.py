@@ -1,0 +1,258 @@
+"""The operator's verbs against a real node, and an audit that must find what was planted."""
+
+from __future__ import annotations
+
+import re
+import signal
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from moorage.cli.fleet.worker_acts import _asked_for
+from moorage.schemas.frames import Held
+from tests.system.cli.node import Lines, Node, moorage, start
+from tests.system.cli.scripted_worker import ScriptedWorker, fact
+from tests.waiting import until
+
+
+async def test_the_fleet_is_a_table_with_what_fits_now(node: Node) -> None:
+    ran = await node.run("fleet")
+    assert ran.code == 0
+    header, *rows = ran.rows
+    workers = {row[0]: dict(zip(header, row, strict=True)) for row in rows if row[0].startswith("sim-")}
+    assert sorted(workers) == ["sim-0000", "sim-0001"]
+    for cells in workers.values():
+        assert (cells["KIND"], cells["STATE"], cells["GPUS"], len(cells["CELLS"])) == ("sim", "up", "4", 4)
+        assert "H100" in cells["MODELS"]
+    assert len(rows) == len(workers)  # one table a pipe
+    frame = (await node.run("fleet", "--json")).frame
+    assert (frame["kind"], frame["verb"]) == ("answer", "fleet")
+    assert {row["worker"] for row in frame["data"]["workers"]} >= set(workers)
+
+
+@pytest.mark.slow
+async def test_a_worker_shows_each_of_its_devices_with_its_ids(node: Node) -> None:
+    ran = await node.run("fleet", "sim-0001")
+    assert ran.code == 0
+    header, *rows = ran.rows
+    assert [(row[header.index("SLOT")], row[header.index("INDEX")]) for row in rows] == [
+        (str(at),) * 2 for at in range(4)
+    ]
+    frame = (await node.run("fleet", "sim-0001", "--json")).frame
+    (worker,) = frame["data"]["workers"]
+    assert [row[header.index("UUID")] for row in rows] == [device["uuid"] for device in worker["devices"]]
+    uuid = worker["devices"][2]["uuid"]
+    ran = await node.run("run", "--gpu-device", uuid, "--", "sh", "-c", "echo $MOORAGE_GPU_UUIDS")
+    assert ran.out.strip() == uuid, "what is shown is what a job may ask for"
+    for words, why in ((("no-such",), "no worker of this fleet has that id"), (("sim-0001", "--watch"), "whole fleet")):
+        ran = await node.run("fleet", *words)
+        assert ran.code != 0
+        assert why in ran.err
+    assert "devices" not in (await node.run("fleet", "--json")).frame["data"]["workers"][0]
+
+
+@pytest.mark.slow
+async def test_the_fleet_is_in_the_order_of_names_wherever_it_is_told(node: Node, unique: str) -> None:
+    """Also of who joined last: one worker more, whose name comes before the node's own."""
+    late = f"a-{unique}"
+    async with ScriptedWorker(node.url, late):
+        table = [row[0] for row in (await node.run("fleet")).rows[1:]]
+        frame = [row["worker"] for row in (await node.run("fleet", "--json")).frame["data"]["workers"]]
+        assert table == frame == sorted(frame)
+        assert late in frame
+        watching = await start("fleet", "--watch", "--json", env=node.env())
+        lines = Lines(watching.stdout)
+        await lines.until(late)
+        await lines.until("\n")
+        watching.send_signal(signal.SIGINT)
+        assert await watching.wait() == 130
+    told = next(line for line in lines.text.splitlines() if late in line)
+    names = [row["worker"] for row in msgspec.json.decode(told)["workers"]]
+    assert names == sorted(names)
+
+
+@pytest.mark.slow
+async def test_a_worker_that_was_stopped_idle_is_shown_as_left(node: Node, unique: str, tmp_path: Path) -> None:
+    name = f"idle-{unique}"
+    words = ("worker", "--id", name, "--simulate", "1x2xT4", "--state", str(tmp_path / "idle"))
+    worker = await start(*words, env=node.env())
+    await Lines(worker.stderr).until(f"joined as {name}, 2 GPUs, at ")
+
+    async def state() -> str:
+        rows = {row[0]: row for row in (await node.run("fleet")).rows}
+        return rows[name][2] if name in rows else ""
+
+    assert await state() == "up"
+    worker.send_signal(signal.SIGINT)
+    assert await worker.wait() == 0
+
+    async def has_left() -> bool:
+        return await state() == "left"
+
+    await until(has_left, what="its goodbye is read")
+
+
+async def test_the_fleet_is_watched_by_the_leaders_frames(node: Node, unique: str) -> None:
+    process = await start("fleet", "--watch", "--json", env=node.env())
+    lines = Lines(process.stdout)
+    await lines.until('"kind":"fleet"')
+    process.send_signal(signal.SIGINT)
+    assert await process.wait() == 130
+    text = await start("fleet", "--watch", env=node.env())
+    lines = Lines(text.stdout)
+    await lines.until("\n")
+    assert lines.text.startswith("sim\t")
+    text.send_signal(signal.SIGINT)
+    assert await text.wait() == 130
+
+
+@pytest.mark.slow
+async def test_drain_cordon_and_uncordon_say_what_they_did(node: Node) -> None:
+    try:
+        drained = await node.run("drain", "sim-0001")
+        assert (drained.code, drained.rows[0][:2]) == (0, ["sim-0001", "draining"])
+        assert "undo: moorage uncordon sim-0001" in drained.err
+        assert (await node.run("cordon", "sim-0001", "--json")).frame["kind"] == "done"
+        reasoned = await node.run("drain", "sim-0001", "--why", "new disk")
+        assert reasoned.rows[0][1] == "draining: new disk"
+        told = (await node.run("fleet")).err
+        assert re.search(r"^sim-0001: draining for \d+m?s, no attempt on it: new disk \(by .*\)$", told, re.M), told
+        reasoned = await node.run("cordon", "sim-0001", "--why", "a loud fan")
+        assert reasoned.rows[0][1] == "cordoned: a loud fan"
+        told = (await node.run("fleet")).err
+        assert re.search(r"^sim-0001: cordoned for \d+m?s, no attempt on it: a loud fan \(by .*\)$", told, re.M), told
+    finally:
+        opened = await node.run("uncordon", "sim-0001")
+    assert (opened.code, opened.rows) == (0, [["sim-0001", "open"]])
+    nobody = await node.run("drain", "nobody")
+    assert (nobody.code, nobody.err.startswith("error[not-found]: ")) == (3, True)
+    assert "fix: " in nobody.err
+
+
+@pytest.mark.slow
+async def test_a_drain_that_ends_before_those_who_leave_have_left_is_refused_by_its_flags(node: Node) -> None:
+    for words, said in (
+        (("--for", "30m", "--within", "1h"), "--for 30m ends the drain before the time --within 1h has passed"),
+        (
+            ("--from", "2h", "--for", "1h", "--within", "1h"),
+            "--for 1h ends the drain before the time --within 1h has passed",
+        ),
+        (("--for", "0s"), "--for 0s is not a length of time"),
+    ):
+        ran = await node.run("drain", "sim-0001", *words)
+        assert (ran.code, said in ran.err) == (2, True), ran.err
+    fleet = await node.run("fleet", "--json")
+    assert all("drain" not in row for row in fleet.frame["data"]["workers"])
+    try:
+        drained = await node.run("drain", "sim-0001", "--from", "2h", "--within", "1h", "--for", "90m")
+        after = "empty 1h after that at the latest, open again 90m after the drain begins"
+        assert re.fullmatch(rf"draining begins (today|tomorrow) \d\d:\d\d, in 2h, {after}", drained.rows[0][1])
+        [told] = [line for line in (await node.run("fleet")).err.splitlines() if line.startswith("sim-0001: drained")]
+        assert "empty in 2h59m" in told or "empty in 3h" in told
+    finally:
+        await node.run("uncordon", "sim-0001")
+
+
+@pytest.mark.slow
+async def test_a_drain_has_a_deadline_a_beginning_and_an_end(node: Node) -> None:
+    try:
+        drained = await node.run("drain", "sim-0001", "--from", "2h", "--for", "1h", "--why", "firmware")
+        after = "empty by then, open again 1h after the drain begins: firmware"
+        assert re.fullmatch(rf"draining begins (today|tomorrow) \d\d:\d\d, in 2h, {after}", drained.rows[0][1])
+        told = (await node.run("fleet")).err
+        assert "sim-0001: drained in 1h59m" in told or "sim-0001: drained in 2h" in told
+        assert "firmware" in told
+        rows = (await node.run("fleet", "--json")).frame["data"]["workers"]
+        [drain] = [row["drain"] for row in rows if row["worker"] == "sim-0001"]
+        assert drain["ends_in_ms"] - drain["begins_in_ms"] == 3_600_000
+        for argv, named in (
+            (("--from", "25:00"), "25:00"),
+            (("--within", "soon"), "soon"),
+            (("--for", "10m", "--within", "10m"), "--for 10m"),
+        ):
+            refused = await node.run("drain", "sim-0001", *argv)
+            assert (refused.code, refused.err.startswith("error[invalid-argument]: ")) == (2, True), refused.err
+            assert named in refused.err
+    finally:
+        assert (await node.run("uncordon", "sim-0001")).code == 0
+    assert "firmware" not in (await node.run("fleet")).err
+    alone = await node.run("admin", "release", "x", "--gpu", "1")
+    assert (alone.code, "--gpu needs --worker" in alone.err) == (2, True)
+
+
+async def test_an_audit_of_a_sound_fleet_finds_nothing(node: Node) -> None:
+    ran = await node.run("audit")
+    assert (ran.code, ran.out) == (0, "")
+    assert ran.err.startswith("no drift: ")
+
+
+@pytest.mark.slow
+async def test_an_audit_finds_members_that_only_one_side_has(node: Node, unique: str) -> None:
+    """One audit for both: it looks twice, some seconds apart."""
+    async with (
+        ScriptedWorker(node.url, f"{unique}-w") as holds,
+        ScriptedWorker(node.url, f"{unique}-l") as forgets,
+    ):
+        for _ in range(2):  # one renewal that differs is no drift
+            await holds.renew(Held("ghosts", "boo", 0, 1, 999_999_999, "running"))
+        flags = ("--job", "gone", "--gpu", "1xDrifter", "--requires", f"only={unique}-l")
+        assert (await node.run("submit", *flags, "--", "x", tenant=unique)).code == 0
+        await until(lambda: forgets.placed, what="placed on the scripted worker")
+        place = forgets.placed[0]
+        await forgets.tell(fact("claimed", place), fact("started", place))
+        for _ in range(2):
+            await forgets.renew()
+        ran = await node.run("audit")
+        assert ran.code == 10, ran.err
+        assert "fix: " in ran.err
+        drift = {row[0]: row[1:3] for row in ran.rows}
+        assert drift[f"{unique}-w"] == ["worker-only", "ghosts/boo/0 fence 999999999"]
+        assert drift[f"{unique}-l"] == ["ledger-only", f"{unique}/gone/0 fence {place.fence}"]
+        quick = await node.run("audit", "--quick", "--json")
+        assert quick.code == 10
+        ghost = {"worker": f"{unique}-w", "kind": "worker-only", "member": drift[f"{unique}-w"][1]}
+        assert ghost in quick.frame["data"]["drift"]
+        watching = await start("audit", "--watch", env=node.env())
+        lines = Lines(watching.stdout)
+        await lines.until(f"comes\t{unique}-w\tworker-only\tghosts/boo/0 fence 999999999\n")
+        await holds.renew()
+        await forgets.tell(fact("exited", place, detail="exit"), fact("freed", place))
+        healed = await node.run("audit", "--quick")
+        assert healed.code == 0, healed.out
+        await lines.until(f"goes\t{unique}-w\tworker-only\tghosts/boo/0 fence 999999999\n")
+        watching.send_signal(signal.SIGINT)
+        assert await watching.wait() == 130
+
+
+def test_a_drain_for_a_time_says_when_its_jobs_have_to_be_gone() -> None:
+    asked = datetime(2026, 11, 20, 12, tzinfo=UTC)
+    now = ["draining", "the jobs on this worker are ended now", "open again 2h after the drain begins"]
+    assert _asked_for(None, None, "2h", asked) == now
+    later = ["draining begins today 14:00, in 2h", "empty by then", "open again 2h after the drain begins"]
+    assert _asked_for(None, "2h", "2h", asked) == later
+    assert _asked_for("30m", None, None, asked) == ["draining", "empty within 30m at the latest"]
+
+
+def test_a_drain_says_when_it_begins_across_a_change_of_summer_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "CET-1CEST,M3.5.0,M10.5.0/3")
+    time.tzset()
+    try:
+        asked = datetime(2027, 3, 27, 12)
+        for begin, said in (
+            ("2027-03-28T22:00", "draining begins tomorrow 22:00, in 1d9h"),
+            ("48h", "draining begins 2027-03-29 13:00, in 2d"),
+        ):
+            assert _asked_for(None, begin, None, asked)[0] == said
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+
+
+@pytest.mark.parametrize("more", [(), ("--json",)])
+async def test_one_worker_cannot_be_watched_and_is_refused_in_words(more: tuple[str, ...]) -> None:
+    ran = await moorage("fleet", "sim-0000", "--watch", *more)
+    assert (ran.code, "error[invalid-argument]: --watch shows the whole fleet" in ran.err) == (2, True)
+    assert "Traceback" not in ran.err

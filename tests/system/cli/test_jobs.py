@@ -1,0 +1,221 @@
+"""The verbs of a job's daily life, against a real node: what they print, and how they end."""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+import msgspec
+import pytest
+
+from tests.system.cli.node import Node
+from tests.waiting import until
+
+
+@pytest.mark.slow
+async def test_a_submit_prints_the_id_and_the_same_again_is_the_same_job(node: Node, unique: str) -> None:
+    flags = ("submit", "--job", "one", "--gpu", "1xH100", "--driver", "noop", "--", "hang")
+    first = await node.run(*flags, tenant=unique)
+    assert (first.code, first.out) == (0, "one\n")
+    assert "moorage logs one" in first.err
+    again = await node.run("submit", "--json", *flags[1:], tenant=unique)
+    assert (again.frame["kind"], again.frame["job"], again.frame["duplicate"]) == ("accepted", "one", True)
+    other = await node.run(*flags[:-1], "exit", "1", tenant=unique)
+    assert other.code == 1
+    assert other.err.startswith("error[conflict]: ")
+    await node.run("cancel", "one", tenant=unique)
+
+
+@pytest.mark.slow
+async def test_requests_come_from_a_file_or_stdin(node: Node, unique: str) -> None:
+    one = {"job": "f1", "gpu": {"count": 2}, "run": {"driver": "noop"}}
+    ran = await node.run("submit", "-f", "-", tenant=unique, stdin=msgspec.json.encode(one).decode())
+    assert (ran.code, ran.out) == (0, "f1\n")
+    file = node.folder / f"{unique}.json"
+    file.write_bytes(msgspec.json.encode([one, {**one, "gpu": {}}, {**one, "job": "f2"}]))
+    many = await node.run("submit", "-f", str(file), "--json", tenant=unique)
+    assert [frame["kind"] for frame in many.frames] == ["accepted", "error", "accepted"]
+    assert (many.code, many.frames[1]["code"]) == (1, "conflict")
+    assert many.err.startswith("error[conflict]: ")
+    file.write_bytes(b"\xef\xbb\xbf" + msgspec.json.encode({**one, "job": "f3"}))
+    marked = await node.run("submit", "-f", str(file), tenant=unique)
+    assert (marked.code, marked.out) == (0, "f3\n")
+
+
+async def test_a_file_may_have_a_request_a_line_and_a_malformed_one_stops_no_other(node: Node, unique: str) -> None:
+    good = '{"job": "%s", "run": {"driver": "noop"}}'
+    lines = [good % "l1", "", '{"job": "l2", "run": {"argv": []}}', good % "l3"]
+    ran = await node.run("submit", "-f", "-", tenant=unique, stdin="\n".join(lines))
+    assert (ran.code, ran.out.split()) == (2, ["l1", "l3"])
+    assert "at $[1].run" in ran.err
+    assert ran.err.splitlines()[-1] == "2 of 3 jobs accepted"
+    broken = await node.run("submit", "-f", "-", tenant=unique, stdin=f"{good % 'l4'}\n{{oops")
+    assert (broken.code, broken.out) == (2, "")
+    assert broken.err.startswith("error[invalid-argument]: line 2 of stdin is not JSON")
+
+
+@pytest.mark.slow
+async def test_show_ls_and_explain_are_the_wire_with_json_and_tables_in_a_pipe(node: Node, unique: str) -> None:
+    await node.run("submit", "--job", "s1", "--gpu", "2xH100:80G", "--driver", "noop", "--", "hang", tenant=unique)
+    await until(lambda: _is(node, unique, "s1", "RUNNING"), what="s1 runs")
+    shown = await node.run("show", "s1", "--json", tenant=unique)
+    assert (shown.frame["kind"], shown.frame["verb"]) == ("answer", "show")
+    assert shown.frame["data"]["request"]["gpu"]["min_memory_mib"] > 70_000
+    text = await node.run("show", "s1", tenant=unique)
+    facts = dict(row for row in text.rows if len(row) == 2)
+    assert (facts["job"], facts["state"], facts["gpu"], facts["simulated"]) == ("s1", "RUNNING", "2xH100:80G", "yes")
+    assert ["REV", "AFTER", "REPLICA", "TRY", "STATE", "WORKER", "CODE", "GPUS", "WHY"] in text.rows
+    listed = await node.run("ls", tenant=unique)
+    header, row = listed.rows
+    cells = dict(zip(header, row, strict=True))
+    assert (cells["JOB"], cells["STATE"], cells["GPU"]) == ("s1", "RUNNING", "2xH100:80G")
+    assert cells["WORKER"].endswith(" sim")
+    assert "\x1b" not in listed.out + text.out
+    assert (await node.run("ls", "--json", tenant=unique)).frame["data"]["counts"] == {"RUNNING": 1}
+    explained = await node.run("explain", "s1", "--json", tenant=unique)
+    assert explained.frame["data"]["state"] == "RUNNING"
+    ended = await node.run("cancel", "s1", "--reason", "enough", tenant=unique)
+    assert (ended.code, ended.rows) == (0, [["s1", "cancelling, the job was RUNNING"]])
+
+
+@pytest.mark.parametrize("job", ["last", "all", "-abc", "gang", "not-found", "timed-out"])
+async def test_the_commands_that_name_a_job_mean_it_whatever_its_id_reads_like(
+    node: Node, unique: str, job: str
+) -> None:
+    submitted = await node.run("submit", f"--job={job}", "--", "sh", "-c", "echo mine; exit 3", tenant=unique)
+    follow, why = submitted.err.splitlines()[-1].removeprefix("follow: moorage ").split("   why: moorage ")
+    other = await node.run("submit", "--job", "other", "--driver", "noop", "--", "hang", tenant=unique)
+    assert other.code == 0, other.err
+    followed = await node.run(*shlex.split(follow), tenant=unique)
+    assert (followed.code, followed.out) == (3, "mine\n"), followed.err
+    explained = await node.run(*shlex.split(why), tenant=unique)
+    assert ["job", job] in explained.rows
+    logs = await node.run(*shlex.split(explained.err.removeprefix("fix: moorage ")), tenant=unique)
+    assert (logs.code, logs.out) == (3, "mine\n"), logs.err
+    await node.run("cancel", "other", tenant=unique)
+
+
+async def test_a_range_is_cancelled_and_the_rest_of_the_sweep_goes_on(node: Node, unique: str) -> None:
+    sleeps = ("submit", "--job", "sweep", "--array", "0-9%4", "--", "sleep", "600")
+    assert (await node.run(*sleeps, tenant=unique)).code == 0
+    ended = await node.run("cancel", "sweep", "--replica", "7-9", "--reason", "not needed", tenant=unique)
+    assert (ended.code, ended.rows[0][1]) == (0, "cancelling what goes on of replica 7-9, the job was RUNNING"), ended
+    facts = dict(row for row in (await node.run("show", "sweep", tenant=unique)).rows if len(row) == 2)
+    assert (facts["state"], "why" in facts) == ("RUNNING", False), facts
+    assert "3 cancelled: 7-9" in facts["replicas"]
+    ended = await node.run("cancel", "sweep", "--replica", "7-8", tenant=unique)
+    assert ended.rows == [["sweep", "unchanged, nothing goes on of replica 7-8, the job was RUNNING"]]
+    wrong = await node.run("cancel", "sweep", "--replica", "8-12", tenant=unique)
+    assert (wrong.code, "job sweep has no replica 10-12" in wrong.err, "fix: moorage show sweep" in wrong.err) == (
+        2,
+        True,
+        True,
+    ), wrong.err
+    await node.run("cancel", "sweep", tenant=unique)
+    assert (await node.run("wait", "sweep", tenant=unique)).code != 0
+
+
+@pytest.mark.slow
+async def test_a_waiting_job_is_explained_with_a_fix(node: Node, unique: str) -> None:
+    ran = await node.run("submit", "--job", "w", "--gpu", "1xZ9000", "--driver", "noop", "--", "hang", tenant=unique)
+    assert ran.code == 0
+    missing = "no worker with the driver noop has a GPU of this model; the fleet has NVIDIA H100"
+    assert f"warning[no-match]: no known worker could run this job: {missing}" in ran.err
+    why = await node.run("explain", "w", tenant=unique)
+    facts = dict(why.rows)
+    assert facts["reason"].startswith("model: ")
+    assert facts["asks"] == "1xZ9000"
+    assert "fix: " in why.err
+    refused = await node.run("submit", "--gpu", "1xZ9000", "--on-no-match", "reject", "--", "x", tenant=unique)
+    assert (refused.code, refused.err.startswith("error[failed-precondition]: ")) == (1, True)
+    await node.run("cancel", "w", tenant=unique)
+
+
+@pytest.mark.slow
+async def test_a_job_that_failed_is_explained_with_its_code_why_and_where_to_look(node: Node, unique: str) -> None:
+    for job, argv in (("bad", ("sh", "-c", "exit 9")), ("none", ("no-such-program",))):
+        await node.run("run", "--job", job, "--", *argv, tenant=unique)
+    bad = await node.run("explain", "bad", tenant=unique)
+    assert dict(bad.rows) == {"job": "bad", "state": "FAILED", "code": "9", "why": "it ended by itself, with code 9"}
+    assert bad.err == "fix: moorage logs bad\n"
+    none = await node.run("explain", "none", tenant=unique)
+    assert dict(none.rows)["why"].startswith("not-here: no program no-such-program in PATH ")
+    assert "fix: mend what the message names" in none.err
+    assert (await node.run("errors", "start-failed")).code == 0
+
+
+@pytest.mark.slow
+async def test_a_job_that_is_called_like_a_code_is_explained_by_a_pattern_and_watched(node: Node, unique: str) -> None:
+    assert (await node.run("run", "--job", "gang", "--", "true", tenant=unique)).code == 0
+    assert (await node.run("explain", "gang", tenant=unique)).out.startswith("gang: ")
+    for words in (("gang*",), ("gang", "--watch")):
+        assert "SUCCEEDED" in (await node.run("explain", *words, tenant=unique)).out
+
+
+@pytest.mark.slow
+async def test_what_a_flag_says_is_refused_by_its_name(node: Node, unique: str) -> None:
+    for flag, value, text in (
+        ("--priority", "101", "--priority: priority must be 0..100, found 101"),
+        ("--time-limit", "5x", "--time-limit: not a duration: '5x'"),
+        ("--gpu", "H100x2", "did you mean 2xH100"),
+    ):
+        ran = await node.run("submit", flag, value, "--", "true", tenant=unique)
+        assert (ran.code, text in ran.err) == (2, True), ran.err
+
+
+@pytest.mark.slow
+async def test_cancel_says_what_it_met(node: Node, unique: str) -> None:
+    await node.run("submit", "--job", "over", "--driver", "noop", tenant=unique)
+    await until(lambda: _is(node, unique, "over", "SUCCEEDED"), what="over is over")
+    ran = await node.run("cancel", "over", "unheard-of", tenant=unique)
+    assert ran.code == 0
+    assert ran.rows == [
+        ["over", "unchanged, the job had ended before: SUCCEEDED"],
+        ["unheard-of", "no such job; the scheduler remembers this cancel for 1d"],
+    ]
+    assert (
+        "warning[unknown-job]: no job unheard-of is known; the next job that is submitted under this id is"
+    ) in ran.err
+    late = await node.run("submit", "--job", "unheard-of", "--driver", "noop", tenant=unique)
+    assert "warning[cancelled-before]: this id was cancelled before the job was submitted" in late.err
+    frames = (await node.run("cancel", "over", "--json", tenant=unique)).frames
+    assert [frame["data"]["was"] for frame in frames] == ["SUCCEEDED"]
+
+
+@pytest.mark.parametrize("verb", ["show", "explain", "logs"])
+async def test_a_job_nobody_knows_is_exit_code_3(node: Node, unique: str, verb: str) -> None:
+    ran = await node.run(verb, "nobody", tenant=unique)
+    assert ran.code == 3
+    assert ran.err.startswith("error[not-found]: ")
+    assert "fix: moorage ls" in ran.err
+
+
+async def test_an_empty_list_says_where_it_looked(node: Node, unique: str) -> None:
+    ran = await node.run("ls", "--state", "claimed,running", tenant=unique)
+    assert (ran.code, ran.out) == (0, "")
+    assert f"tenant {unique} in CLAIMED, RUNNING" in ran.err
+    bad = await node.run("ls", "--state", "lost", tenant=unique)
+    assert (bad.code, bad.err.splitlines()[0][:24]) == (2, "error[invalid-argument]:")
+
+
+async def test_show_watch_is_a_stream_of_frames(node: Node, unique: str) -> None:
+    await node.run("submit", "--job", "seen", "--driver", "noop", "--", "sleep", "0.4", tenant=unique)
+    ran = await node.run("show", "seen", "--watch", "--json", tenant=unique)
+    assert ran.code == 0
+    assert {frame["kind"] for frame in ran.frames} == {"event"}
+    changes = [change for frame in ran.frames for change in frame.get("changes", [])]
+    assert [change["rev"] for change in changes] == list(range(1, len(changes) + 1))
+    assert changes[-1]["state"] == "SUCCEEDED"
+
+
+async def test_show_watch_prints_a_line_of_whole_cells_for_each_change(node: Node, unique: str) -> None:
+    await node.run("submit", "--job", "seen", "--driver", "noop", "--", "sleep", "0.1", tenant=unique)
+    ran = await node.run("show", "seen", "--watch", tenant=unique)
+    rows = [line.split("\t") for line in ran.out.splitlines() if line[0].isdigit()]
+    assert [row[0] for row in rows] == [str(rev) for rev in range(1, len(rows) + 1)]
+    assert all(re.fullmatch(r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", row[1]) for row in rows), rows
+    assert {row[6] for row in rows} == {"-", "0"}
+
+
+async def _is(node: Node, tenant: str, job: str, state: str) -> bool:
+    return bool((await node.run("show", job, "--json", tenant=tenant)).frame["data"]["state"] == state)

@@ -1,0 +1,244 @@
+"""`moorage metrics` on a real node: what is scraped, who may, and the alerts that stand on it."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import signal
+import socket
+import urllib.request
+from pathlib import Path
+from typing import Any, Final, cast
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from moorage.bus.embedded import EmbeddedServer
+from moorage.cli.fleet import metrics
+from moorage.client import AsyncClient
+from moorage.client.errors import NoScheduler, client_problem
+from moorage.schemas.cells import STATES
+from moorage.schemas.errors import MoorageError, problem
+from moorage.schemas.operate import Limit, TenantRow
+from tests.system.cli.node import Lines, Node, node_on, start
+from tests.waiting import until
+
+ALERTS = Path(__file__).parents[3] / "deploy" / "prometheus" / "alerts.yml"
+Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
+
+
+def read(text: str) -> Series:
+    """By name and labels."""
+    return {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def total(series: Series, name: str, **labels: str) -> float:
+    return sum(value for (each, has), value in series.items() if each == name and labels.items() <= dict(has).items())
+
+
+async def scrape(address: str) -> Series:
+    def get() -> str:
+        with urllib.request.urlopen(address, timeout=30) as answer:
+            body: bytes = answer.read()
+        return body.decode()
+
+    return read(await asyncio.to_thread(get))
+
+
+@pytest.mark.slow
+async def test_once_it_is_what_the_fleet_says(node: Node, unique: str) -> None:
+    assert (await node.run("admin", "limit", "--gpus", "3", tenant=unique)).code == 0
+    ran = await node.run("metrics")
+    assert (ran.code, ran.err) == (0, "")
+    series = read(ran.out)
+    fleet = (await node.run("fleet", "--json")).frame["data"]
+    assert total(series, "moorage_up") == 1
+    assert total(series, "moorage_epoch") == fleet["epoch"]
+    assert total(series, "moorage_gpus") == sum(worker["gpus"] for worker in fleet["workers"])
+    assert total(series, "moorage_gpus", simulated="true") >= 8
+    assert total(series, "moorage_workers") == len(fleet["workers"])
+    assert total(series, "moorage_model_gpus") == sum(row["gpus"] for row in fleet["fits_now"])
+    assert total(series, "moorage_tenant_limit_gpus", tenant=unique) == 3
+
+
+@pytest.mark.slow
+async def test_served_it_says_whether_a_leader_answers(tmp_path: Path) -> None:
+    async with node_on(tmp_path / "node", simulate="2x4xH100") as node:
+        serving = await start("metrics", "--listen", "0", "--timeout", "5s", env=node.env())
+        said = Lines(serving.stderr)
+        await said.until("until Ctrl-C")
+        (address,) = re.findall(r"http://127\.0\.0\.1:\d+/metrics", said.text)
+        assert total(await scrape(address), "moorage_gpus", state="free") == 8
+        await node.stop()
+
+        async def is_down() -> bool:
+            return total(await scrape(address), "moorage_up") == 0
+
+        await until(is_down, 90)  # an answer of a moment ago serves the next scrape, too
+        assert total(await scrape(address), "moorage_gpus") == 0
+        await said.until("no leader answers")
+        serving.send_signal(signal.SIGINT)
+        assert await serving.wait() == 130
+
+
+@pytest.mark.slow
+async def test_how_long_jobs_waited_is_a_histogram_by_gpus_and_by_tenant(node: Node, unique: str) -> None:
+    def jobs(series: Series, name: str, **labels: str) -> float:
+        return total(series, f"moorage_{name}_count", **labels)
+
+    before = read((await node.run("metrics")).out)
+    for gpus in ("1xH100", "2xH100"):
+        assert (await node.run("run", "--gpu", gpus, "--", "true", tenant=unique)).code == 0
+    after = read((await node.run("metrics")).out)
+    assert jobs(after, "tenant_wait_seconds", tenant=unique) == 2
+    assert total(after, "moorage_ended_jobs_total", tenant=unique) == 2
+    assert total(after, "moorage_ended_jobs_total", tenant=unique, state="SUCCEEDED") == 2
+    for gpus in ("1", "2-7"):
+        assert jobs(after, "wait_seconds", gpus=gpus) == jobs(before, "wait_seconds", gpus=gpus) + 1
+    assert total(after, "moorage_tenant_wait_seconds_bucket", tenant=unique, le="+Inf") == 2
+    assert total(after, "moorage_tenant_wait_seconds_bucket", tenant=unique, le="600") == 2
+    assert 0 <= total(after, "moorage_tenant_wait_seconds_sum", tenant=unique) < 600
+
+
+async def test_a_scrape_waits_for_no_silent_leader(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has the result of the question before, so a monitor with a short time-out sees the 0, too."""
+    silent = asyncio.Event()
+
+    async def ask(client: AsyncClient) -> metrics.Told:
+        await silent.wait()
+        raise NoScheduler(client_problem("no-scheduler", "nobody leads"))
+
+    monkeypatch.setattr(metrics, "_ask", ask)
+    monkeypatch.setattr(metrics, "SCRAPE_S", 0.01)
+    scraped = metrics._Scraped(AsyncClient("nats://127.0.0.1:1"))
+    first = await scraped._read()
+    assert [family.samples[0].value for family in first if family.name == "moorage_up"] == [0]
+    asking = scraped._asking
+    assert asking is not None, "the question goes on"
+    assert await scraped._read() is first
+    assert scraped._asking is asking, "and is not asked twice"
+    silent.set()
+    await asking
+    assert scraped._families is not first
+
+
+async def test_while_the_count_of_gpu_time_is_behind_all_else_is_told() -> None:
+    class Behind:
+        _wire = property(lambda self: self)
+
+        async def operate(self, verb: str, asked: object) -> None:
+            raise MoorageError(problem("behind", "the history is read up to record 3"))
+
+    assert await metrics._last_hour(cast(AsyncClient, Behind())) == []
+
+
+async def test_a_client_that_asks_again_while_it_is_behind_keeps_nobody_from_all_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class AsksAgain:
+        _wire = property(lambda self: self)
+
+        async def operate(self, verb: str, asked: object) -> None:
+            await asyncio.Event().wait()
+
+    assert metrics.GPU_TIME_S_MAX < metrics.ANSWER_S_MAX / 2, "the other questions have time, too"
+    monkeypatch.setattr(metrics, "GPU_TIME_S_MAX", 0.01)
+    assert await metrics._last_hour(cast(AsyncClient, AsksAgain())) == []
+
+
+async def test_scrapes_that_come_close_together_cost_the_leader_one_question(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+
+    async def ask(client: AsyncClient) -> metrics.Told:
+        asked.append(client)
+        return metrics.Told()
+
+    monkeypatch.setattr(metrics, "_ask", ask)
+    scraped = metrics._Scraped(AsyncClient("nats://127.0.0.1:1"))
+    both = await asyncio.gather(scraped._read(), scraped._read())
+    assert (len(asked), both[0]) == (1, both[1])
+    monkeypatch.setattr(metrics, "FRESH_S", 0.0)
+    await scraped._read()
+    assert len(asked) == 2, "an old answer serves nobody"
+
+
+@pytest.mark.slow
+async def test_a_service_that_starts_before_any_leader_says_that_none_is_up(fresh_server: EmbeddedServer) -> None:
+    serving = await start("metrics", "--listen", "0", "--timeout", "200ms", env={"NATS_URL": fresh_server.url})
+    said = Lines(serving.stderr)
+    await said.until("until Ctrl-C")
+    assert "no leader answers yet" in said.text
+    (address,) = re.findall(r"http://127\.0\.0\.1:\d+/metrics", said.text)
+    assert total(await scrape(address), "moorage_up") == 0
+    serving.terminate()
+    await serving.communicate()
+
+
+async def test_where_nobody_may_listen_is_told_with_what_to_do(node: Node) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        ran = await node.run("metrics", "--listen", str(port))
+    assert ran.code == 1
+    assert f"cannot listen at 127.0.0.1, port {port}: Address already in use" in ran.err
+    wrong = await node.run("metrics", "--listen", "here")
+    assert "--listen here is no address with a port" in wrong.err
+
+
+async def test_series_do_not_grow_with_the_tenants(node: Node) -> None:
+    fleet = (await node.run("fleet", "--json")).frame["data"]
+    many = [TenantRow(f"t{number}", jobs=1, gpus=number) for number in range(metrics.TENANTS_MAX + 50)]
+    found = {family.name: family.samples for family in metrics.families(metrics.Told(fleet, many))}
+    assert len(found["moorage_tenant_leased_gpus"]) == metrics.TENANTS_MAX
+    assert min(sample.value for sample in found["moorage_tenant_leased_gpus"]) == 50
+    assert [sample.value for sample in found["moorage_tenants"]] == [metrics.TENANTS_MAX + 50]
+    limited = {
+        family.name: family.samples
+        for family in metrics.families(metrics.Told(fleet, [TenantRow("t", limit=Limit(jobs=1))]))
+    }
+    assert limited["moorage_tenant_limit_gpus"] == []
+
+
+@pytest.mark.slow
+async def test_alerts_stand_on_series_that_there_are(node: Node) -> None:
+    fleet = (await node.run("fleet", "--json")).frame["data"] | {"ledger_copies": {"wanted": 3, "lacking": ["n2"]}}
+    assert fleet["request_queue"]["bytes_max"] > 0
+    names = {family.name for family in metrics.families(metrics.Told(fleet))}
+    rules = ALERTS.read_text()
+    assert set(re.findall(r"\bmoorage_\w+", rules)) <= names
+    states = set("|".join(re.findall(r'moorage_gpus\{state=~?"([^"]+)"', rules)).split("|"))
+    assert states <= {*STATES.values(), "shared"}
+
+
+EMPTY: Final[dict[str, Any]] = {
+    "epoch": 1,
+    "ledger": 1,
+    "queued": 0,
+    "live_jobs": 0,
+    "workers": [],
+    "fits_now": [],
+    "used_now": [],
+    "stalled_jobs": 0,
+    "appends": {"records": 1, "seconds": 0.001},
+}
+
+
+def test_what_only_counts_up_is_a_counter() -> None:
+    fleet = EMPTY | {"contained": {"counts": {"submit": 2, "frame": 0}, "plain_ranker": False}}
+    told = metrics.Told(fleet, ended={"t": {"FAILED": 3}})
+    found = {family.name: family for family in metrics.families(told)}
+    counters = {name for name, family in found.items() if family.type == "counter"}
+    assert counters == {"moorage_failures", "moorage_ended_jobs"}
+    samples = [(sample.name, sample.labels, sample.value) for sample in found["moorage_failures"].samples]
+    assert ("moorage_failures_total", {"what": "submit"}, 2) in samples
+
+
+def test_what_gpus_gave_in_the_last_whole_hour_is_told_by_tenant_and_model() -> None:
+    usage = [{"tenant": "t", "model": "H100", "gpu_s": 7200.0, "used_gpu_s": 3600.5}]
+    found = {family.name: family.samples for family in metrics.families(metrics.Told(EMPTY, usage=usage))}
+    for name, value in (("granted", 7200.0), ("used", 3600.5)):
+        (sample,) = found[f"moorage_tenant_{name}_gpu_seconds"]
+        assert (sample.labels, sample.value) == ({"tenant": "t", "model": "H100"}, value)

@@ -1,0 +1,228 @@
+"""`moorage admin nats-config`: what it writes, what it never touches again, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import stat
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final
+
+import pytest
+from cryptography import x509
+
+from moorage.bus.contexts import load_context
+from moorage.bus.embedded import find_binary
+from moorage.bus.site import shipped
+from moorage.cli.main import run
+from moorage.scheduler.settings import scheduler_settings
+from moorage.schemas.settings import read_file
+
+ROOT: Final = Path(__file__).resolve().parents[3]
+NAMES: Final = ("--tenant", "acme", "--tenant", "beta", "--worker", "w1", "--operator", "ana", "--observer", "graf")
+
+
+def make(out: Path, *more: str) -> int:
+    return run(["admin", "nats-config", "--out", str(out), *NAMES, *more])
+
+
+def is_valid(configuration: Path) -> bool:
+    done = subprocess.run([find_binary(), "-t", "-c", str(configuration)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return True
+
+
+def test_a_package_that_is_missing_is_named_with_the_command_that_installs_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "cryptography", None)
+    assert make(tmp_path / "site", "--auth", "mtls") == 1
+    said = capsys.readouterr().err
+    assert "error[failed-precondition]: the package cryptography is missing" in said
+    assert "fix: pip install cryptography" in said  # not by the name of moorage, which may come from a clone
+
+
+@pytest.mark.parametrize("more", [(), ("--shared",), ("--auth", "mtls"), ("--results",), ("--prefix", "gpu.eu")])
+def test_a_server_takes_what_is_written_and_every_user_has_a_context(
+    more: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert make(tmp_path / "site", *more) == 0
+    assert is_valid(tmp_path / "site" / "server.conf")
+    said = capsys.readouterr()
+    assert "9 users" in said.err
+    assert f"next: nats-server -c {tmp_path}/site/server.conf\n" in said.err
+    for key in (
+        "submitter.acme",
+        "submitter.beta",
+        "service.acme",
+        "worker.w1",
+        "scheduler.main",
+        "operator.ana",
+        "ledger.main",
+    ):
+        context = load_context(key, {"XDG_CONFIG_HOME": str(tmp_path / "site")})
+        role, _, name = key.partition(".")
+        prefix = "gpu.eu" if "--prefix" in more else "moorage"
+        named = {"ledger": "_INBOX", "service": f"{prefix}.calls.acme.~"}.get(role, f"_INBOX.{role}.{name}")
+        assert context.inbox_prefix == named
+        assert bool(context.nkey) != bool(context.cert)
+        assert f"{key}.json" in said.out
+
+
+def test_a_cluster_has_a_file_for_each_server_and_no_queue(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    servers = [word for at in (1, 2, 3) for word in ("--server", f"127.0.0.1:{14_000 + at}")]
+    assert make(tmp_path / "site", *servers) == 0
+    for at in (1, 2, 3):
+        assert is_valid(tmp_path / "site" / f"server-{at}.conf")
+    accounts = (tmp_path / "site" / "accounts.conf").read_text()
+    assert "moorage.request.acme" not in accounts
+    assert "one message with a wrong header" in capsys.readouterr().err
+
+
+def test_three_servers_get_settings_for_three_copies_that_are_never_written_over(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By the pages alone the ledger of three servers had one copy."""
+    settings = tmp_path / "site" / "moorage.toml"
+    servers = [word for at in (1, 2, 3) for word in ("--server", f"127.0.0.1:{14_000 + at}")]
+    assert make(tmp_path / "site", "--server", "h1") == 0
+    assert not settings.exists(), "of one server there is nothing to say"
+    assert "MOORAGE_SETTINGS" not in capsys.readouterr().err
+    assert make(tmp_path / "site", *servers) == 0
+    assert scheduler_settings({}, env={}, file=read_file(settings))[0].replicas == 3
+    said = capsys.readouterr()
+    assert f"{settings}\n" in said.out
+    assert f"{settings} says replicas = 3: a copy of the ledger on each server" in said.err
+    start = f"MOORAGE_LEDGER_URL=ledger.main MOORAGE_SETTINGS={settings} moorage scheduler --nats scheduler.main\n"
+    assert start in said.err
+    settings.write_text("[scheduler]\nreplicas = 3 # ours\n")
+    assert make(tmp_path / "site", *servers) == 0
+    assert settings.read_text().endswith("# ours\n")
+    said = capsys.readouterr()
+    assert f"{settings}\n" not in said.out
+    assert "is left as it is; it says replicas = 3" in said.err
+    settings.write_text('[scheduler]\nname = "s1"\n')
+    assert make(tmp_path / "site", *servers) == 0
+    assert f"warning: {settings} was there and is left as it is; it says no replicas:" in capsys.readouterr().err
+
+
+def test_servers_of_one_machine_have_a_folder_each(tmp_path: Path) -> None:
+    """One folder for all made each server write into the streams of the others."""
+
+    def stores(hosts: list[str]) -> list[str]:
+        servers = [word for at, host in enumerate(hosts) for word in ("--server", f"{host}:{14_000 + at}")]
+        assert make(tmp_path / hosts[0], *servers, "--store", "/srv/js") == 0
+        texts = [(tmp_path / hosts[0] / f"server-{at}.conf").read_text() for at in (1, 2, 3)]
+        return [line.strip() for text in texts for line in text.splitlines() if "store_dir" in line]
+
+    assert stores(["127.0.0.1"] * 3) == [f'store_dir: "/srv/js/{at}"' for at in (1, 2, 3)]
+    assert stores(["h1", "h2", "h3"]) == ['store_dir: "/srv/js"'] * 3
+
+
+def test_keys_are_private_and_never_made_again(tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    for first in ([], ["--auth", "mtls"], ["--server", "h1", "--server", "h2", "--server", "h3"]):
+        assert make(site, *first) == 0
+    private = [path for path in site.rglob("*") if path.is_file()]
+    assert {stat.S_IMODE(path.stat().st_mode) for path in private} == {0o600}
+    assert stat.S_IMODE(site.stat().st_mode) == 0o700
+    before = {path: path.read_bytes() for folder in ("keys", "tls") for path in (site / folder).iterdir()}
+    assert len(before) > 20
+    for again in ([], ["--auth", "mtls", "--worker", "w9"]):
+        assert make(site, *again) == 0
+    assert {path: path.read_bytes() for path in before} == before
+    assert (site / "tls" / "worker.w9.pem").exists()
+
+
+def test_a_certificate_is_signed_by_the_authority_that_is_there_or_not_at_all(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Once its key was off the servers, as the page says, the next worker had one that no server trusts."""
+    site = tmp_path / "site"
+    tls, key = site / "tls", tmp_path / "ca.key"
+    assert make(site, "--auth", "mtls") == 0
+    (tls / "ca.key").rename(key)
+    assert make(site, "--auth", "mtls") == 0, "for what is there already nobody has to sign"
+    assert make(site, "--auth", "mtls", "--worker", "w9") == 1
+    assert "worker.w9 has no certificate" in capsys.readouterr().err
+    assert not list(tls.glob("worker.w9.*"))
+    assert not (tls / "ca.key").exists()
+    assert make(tmp_path / "other", "--auth", "mtls") == 0
+    (tls / "ca.key").write_bytes((tmp_path / "other" / "tls" / "ca.key").read_bytes())
+    assert make(site, "--auth", "mtls", "--worker", "w9") == 1, "the key of another authority"
+    (tls / "ca.key").write_bytes(key.read_bytes())
+    (tls / "worker.w1.pem").unlink()
+    assert make(site, "--auth", "mtls", "--worker", "w9") == 0
+    authority = x509.load_pem_x509_certificate((tls / "ca.pem").read_bytes())
+    for name in ("worker.w1", "worker.w9"):
+        x509.load_pem_x509_certificate((tls / f"{name}.pem").read_bytes()).verify_directly_issued_by(authority)
+
+
+def test_who_is_not_named_again_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    site = tmp_path / "site"
+    assert make(site, "--worker", "w9", "--operator", "joe") == 0
+    assert "no longer in the configuration" not in capsys.readouterr().err
+    assert make(site, "--worker", "w10") == 0
+    assert (
+        "no longer in the configuration lose access when the server reads it: operator.joe, worker.w9;"
+    ) in capsys.readouterr().err
+    assert make(site, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["left_out"] == ["operator.joe", "worker.w10", "worker.w9"]
+
+
+def test_no_secret_is_in_a_configuration_or_in_what_is_printed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert make(tmp_path / "site") == 0
+    said = capsys.readouterr()
+    seeds = [path.read_text().strip() for path in (tmp_path / "site" / "keys").glob("*.nk")]
+    assert len(seeds) == 9
+    shown = said.out + said.err + "".join(path.read_text() for path in (tmp_path / "site").glob("*.conf"))
+    assert not [seed for seed in seeds if seed in shown]
+    assert not [seed for seed in seeds if seed[:2] != "SU"]
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("--tenant", "Acme"), "tenants must have names that match [a-z0-9-]{1,32}, found 'Acme'"),
+        (("--tenant", "acme"), "tenants names acme twice"),
+        (("--worker", "a.b"), "workers must have names that match [A-Za-z0-9_-]{1,64}, found 'a.b'"),
+        (("--worker", "*"), "workers must have names that match [A-Za-z0-9_-]{1,64}, found '*'"),
+        (("--server", "h1", "--server", "h2"), "1, 3 or 5 different servers, found 2"),
+        (("--server", "h1:0"), "'h1:0' is not the address of a server"),
+        (("--server", "nats://h1"), "'nats://h1' is not the address of a server"),
+        (("--server", "::1"), "'::1' is not the address of a server: write HOST, HOST:PORT or [IPV6]:PORT"),
+        (("--server", "::1:4222"), "'::1:4222' is not the address of a server"),
+        (("--server", "[::1"), "'[::1' is not the address of a server"),
+        (("--server", "[h1]:4222"), "'[h1]:4222' is not the address of a server"),
+        (("--server", "[:]:4222"), "'[:]:4222' is not the address of a server"),
+        (("--server", "[fe80::1%eth0]"), "is not the address of a server"),
+        (("--server", "h1,h2"), "'h1,h2' is not the address of a server"),
+        (("--server", "h1:63536"), "the port at most 63535"),
+        (("--shared", "--results"), "each tenant to have an account of its own"),
+        (("--prefix", "a b"), "'a b' is not a valid prefix"),
+        (("--auth", "env", "--worker", "w-1", "--worker", "w_1"), "the same variable"),
+    ],
+)
+def test_what_cannot_be_is_refused_and_writes_nothing(
+    words: tuple[str, ...], why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert make(tmp_path / "site", *words) == 2
+    assert why in capsys.readouterr().err
+    assert not (tmp_path / "site").exists()
+
+
+def test_json_names_what_was_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert make(tmp_path / "site", "--json", "--auth", "env") == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["kind"] == "nats-config"
+    assert told["variables"][0] == "SUBMITTER_ACME_PASSWORD"
+    assert told["contexts"] == []
+
+
+@pytest.mark.parametrize("folder", ["one-server", "shared-account", "cluster"])
+def test_what_ships_is_what_is_made(folder: str) -> None:
+    for name, text in shipped()[folder].items():
+        assert (ROOT / "deploy" / "nats" / folder / name).read_text() == text, "make docs"

@@ -1,0 +1,383 @@
+"""`moorage page`: what it draws, whom it lets in, and what it lets them do; over a real node, by plain HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import html
+import http.client
+import json
+import os
+import re
+import signal
+import stat
+import sys
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+from urllib.parse import urlencode
+
+import pytest
+from msgspec import structs
+
+from moorage.cli.page import draw
+from moorage.cli.page.html import Html, Part, tag
+from moorage.cli.page.source import PAGE_ROWS, Source
+from moorage.cli.top.feed import ROUND_S
+from moorage.client import AsyncClient
+from moorage.client.errors import NotFound
+from moorage.client.view.lanes import Lanes
+from moorage.client.view.view import Trouble, View, WorkerCells
+from moorage.schemas.frames import Answer
+from tests.system.cli.node import Node, moorage, node_on
+from tests.system.cli.pages import Served, fields_of, served
+from tests.system.cli.top_view import a_view
+from tests.waiting import until
+
+BAD = '<script>alert("x")</script>'
+
+
+def whole(parts: list[Part]) -> str:
+    return "".join(part.html for part in parts)
+
+
+# ------------------------------------------------------------------------------------------------------- drawing
+
+
+def test_text_is_escaped_and_html_is_not() -> None:
+    made = tag("a", BAD, Html("<b>"), href=BAD, hidden=True, title=None)
+    assert made == (
+        '<a href="&lt;script&gt;alert(&quot;x&quot;)&lt;/script&gt;" hidden>'
+        "&lt;script&gt;alert(&quot;x&quot;)&lt;/script&gt;<b></a>"
+    )
+
+
+def test_nothing_that_a_host_or_a_tenant_says_becomes_a_part_of_the_page() -> None:
+    view = structs.replace(
+        a_view(),
+        troubles=[Trouble("n00 GPU 3", f"used by pid 1 {BAD}")],
+        workers=[WorkerCells("n00", BAD, True, BAD, "#·", [50, None])],
+        jobs=[{"tenant": "t", "job": "j", "state": BAD, "gpu": BAD, "worker": BAD, "why": BAD, "age_ms": 1}],
+    )
+    shown = {
+        "job": "j", "tenant": "t", "state": "RUNNING", "request": {"run": {"argv": [BAD]}}, "why": BAD,
+        "changes": [{"rev": 1, "time_ms": 1, "replica": 0, "attempt": 1, "state": "PLACED", "worker": BAD, "why": BAD}],
+    }  # fmt: skip
+    story = draw.Story(shown, {}, [], [BAD])
+    parts = [draw.head(view, BAD), *draw.fleet(view), *draw.queue(view, "", "")]
+    parts += [*draw.worker(view, "n00", [{"name": BAD, "uuid": "u"}] * 2, None, Lanes(), []), *draw.job(story, 5)]
+    text = whole(parts) + draw.document("/", parts, title=BAD, private=True)
+    assert "<script>alert" not in text
+    assert text.count("&lt;script&gt;") > 12
+
+
+def test_a_trouble_leads_to_the_page_of_what_has_it() -> None:
+    troubles = [Trouble("n01 GPU 3", "sick"), Trouble("acme/train-42", "fails again"), Trouble("scheduler", "is away")]
+    troubles.append(Trouble("10 jobs of acme", "can never run"))
+    (verdict, *_) = draw.fleet(structs.replace(a_view(), troubles=troubles))
+    assert re.findall(r'href="([^"]*)"', verdict.html) == ["/worker/n01", "/job/acme/train-42", "/queue?tenant=acme"]
+
+
+def test_a_cell_has_a_word_and_a_sign_and_only_a_host_that_changed_is_sent_again() -> None:
+    def view(cells: str, use: list[int | None]) -> View:
+        workers = [
+            WorkerCells("n1", "up", True, "H100", cells, use),
+            WorkerCells("n2", "lost", True, "H100", "??", [None] * 2),
+        ]
+        return structs.replace(a_view(), workers=workers)
+
+    before = {part.id: part for part in draw.fleet(view("#2·!x", [40, 10, None, None, None]))}
+    for word in ("GPU 0: leased, used 40 %", "GPU 1: 2 jobs share it, used 10 %", "GPU 2: free", "GPU 3: sick", ">x<"):
+        assert word in before["host-n1"].html
+    assert 'class="host gone"' in before["host-n2"].html
+    after = {part.id: part for part in draw.fleet(view("#2·!x", [0, 10, None, None, None]))}
+    changed = {id for id in after if after[id].key != before[id].key}
+    assert changed == {"host-n1"}
+    assert "unused" in after["host-n1"].html
+
+
+async def test_a_worker_that_is_not_there_has_no_devices_and_no_task_fails_for_it() -> None:
+    """The leader answers with no row. The page's task ended with an IndexError, which nobody read."""
+
+    async def operate(verb: str, asked: Any) -> Answer:
+        return Answer(verb, 0, {"workers": []})
+
+    source = Source(cast(AsyncClient, SimpleNamespace(_wire=SimpleNamespace(operate=operate))), {})
+    assert await source.devices("nobody") == []
+    assert isinstance(source._kept["devices", "nobody"].error, NotFound)
+
+
+# ------------------------------------------------------------------------------------------------------ the doors
+
+
+@pytest.fixture(name="node", scope="module")
+def _node(node_of_its_own: Node) -> Node:
+    """What is drawn is the whole fleet."""
+    return node_of_its_own
+
+
+async def test_without_the_link_nothing_is_shown_and_with_it_every_page_is(node: Node, unique: str) -> None:
+    await node.run("submit", "--gpu", "1xH100", "--job", "runs", "--", "sleep", "600", tenant=unique)
+    async with served(env=node.env()) as page:
+        for path in ("/", "/queue", f"/job/{unique}/runs", "/live/", "/live/queue"):
+            got = await page.get(path)
+            assert (got.status, unique in got.text) == (403, False)
+            assert "open the link" in got.text
+        wrong = await page.get("/?key=guess", Cookie=f"moorage-page-{page.port}=guess.guess")
+        assert wrong.status == 403
+        opened = await page.get(f"/?key={page.key}")
+        assert (opened.status, opened.headers["location"]) == (303, "/")
+        assert opened.cookie.startswith(f"moorage-page-{page.port}="), "another page of this host has one of its own"
+        assert "HttpOnly" in opened.headers["set-cookie"]
+        assert "samesite=strict" in opened.headers["set-cookie"].lower()
+
+        async def shown(path: str) -> str:
+            got = await page.get(path, Cookie=opened.cookie)
+            assert got.status == 200, got.text
+            assert "default-src 'none'" in got.headers["content-security-policy"]
+            assert "sim: all GPUs are simulated" in got.text
+            assert not re.findall(r'(?:src|href|action)="(?!/|data:,)', got.text)
+            assert 'action="/act"' not in got.text, "it only shows"
+            return got.text
+
+        assert 'data-worker="sim-0000"' in await shown("/")
+        assert f"{unique}/runs" in await shown(f"/queue?tenant={unique}")
+        assert "sleep 600" in await shown(f"/job/{unique}/runs")
+        assert "sim-0001 3" in await shown("/lanes")
+        assert "GPU-H" in await shown("/usage?since=1h&by=tenant")
+        assert "NVIDIA H100" in await shown("/worker/sim-0000")
+        assert "no job nobody of tenant" in await shown(f"/job/{unique}/nobody")
+        assert "no worker nobody" in await shown("/worker/nobody")
+        assert "no such page" in (await page.get("/nothing", Cookie=opened.cookie)).text
+    await node.run("cancel", "runs", tenant=unique)
+
+
+async def test_it_answers_under_names_of_this_machine_alone(node: Node) -> None:
+    async with served(env=node.env()) as page:
+        got = await page.get("/", Host=f"evil.example:{page.port}")
+        assert got.status == 421
+        assert (await page.get("/", Host=f"localhost:{page.port}")).status == 403
+
+
+async def test_a_name_is_believed_from_a_trusted_proxy_alone(node: Node) -> None:
+    async with served("--trusted-proxy", "192.0.2.7", env=node.env()) as page:
+        assert (await page.get("/", X_Forwarded_User="ana")).status == 403
+    async with served("--trusted-proxy", "127.0.0.1", "--name-header", "X-Who", env=node.env()) as page:
+        assert (await page.get("/", X_Forwarded_User="ana")).status == 403
+        assert (await page.get("/", X_Who="ana")).status == 200
+
+
+async def test_the_secret_of_a_file_holds_after_a_restart(node: Node, tmp_path: Path) -> None:
+    file = tmp_path / "page.key"
+    async with served("--secret-file", str(file), env=node.env()) as page:
+        cookie = await page.entered()
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    async with served("--secret-file", str(file), env=node.env(), port=page.port) as page:
+        assert page.key == file.read_text()
+        assert (await page.get("/", Cookie=cookie)).status == 200
+    file.write_text("short")
+    ran = await moorage("page", "--listen", "0", "--secret-file", str(file), env=node.env())
+    assert ran.code == 1
+    assert "delete the file" in ran.err
+
+
+async def test_orders_need_operate_a_form_of_this_page_and_the_typed_name(node: Node) -> None:
+    async def flag() -> str:
+        rows = (await node.run("fleet", "sim-0001", "--json")).frame["data"]["workers"]
+        return str(rows[0]["flag"])
+
+    order = {"verb": "cordon", "worker": "sim-0001", "typed": "sim-0001", "why": "a new disk"}
+    async with served(env=node.env()) as page:
+        got = await page.post("/act", order, Cookie=await page.entered())
+        assert (got.status, "without --operate" in got.text) == (403, True)
+    async with served("--operate", "--trusted-proxy", "127.0.0.1", env=node.env()) as page:
+        cookie = await page.entered()
+        fields = {**order, **fields_of((await page.get("/worker/sim-0001", Cookie=cookie)).text)}
+        other = fields_of((await page.get("/worker/sim-0001", Cookie=await page.entered())).text)
+        assert (await page.post("/act", fields)).status == 403
+        assert (await page.post("/act", {**fields, "token": ""}, Cookie=cookie)).status == 403
+        assert (await page.post("/act", {**fields, "token": other["token"]}, Cookie=cookie)).status == 403
+        assert (await page.post("/act", fields, Cookie=cookie, Origin="http://evil.example")).status == 403
+        assert (await page.get(f"/act?{fields['token']}", Cookie=cookie)).status in (404, 405)
+        got = await page.post("/act", {**fields, "typed": "sim-0000"}, Cookie=cookie)
+        assert (got.status, "fix: go back, and type the name" in got.text) == (409, True)
+        got = await page.post("/act", {**fields, "verb": "limit"}, Cookie=cookie)
+        assert (got.status, "no such order" in got.text) == (409, True)
+        assert await flag() == "open"
+        got = await page.post("/act", fields, Cookie=cookie, Origin=page.url)
+        assert (got.status, got.headers["location"]) == (303, "/worker/sim-0001")
+        assert await flag() == "cordoned"
+        path = "/live/worker/sim-0001"
+        parts = await asyncio.to_thread(read_until, page, path, cookie, "a new disk")
+        assert "cordoned for " in parts["worker"], "who looks at the host reads since when, by whom and why"
+        named = fields_of((await page.get("/worker/sim-0001", X_Forwarded_User="bob")).text)
+        undo = {**order, **named, "verb": "uncordon"}
+        assert (await page.post("/act", undo, X_Forwarded_User="eve")).status == 403
+        assert (await page.post("/act", undo, X_Forwarded_User="bob")).status == 303
+        assert await flag() == "open"
+        replayed = (await node.run("replay", "--json")).out
+        assert '"bob"' in replayed or "bob" in replayed, "the ledger has the name that the proxy gave"
+
+
+# ------------------------------------------------------------------------------------------------------- the stream
+
+
+def read_until(page: Served, path: str, cookie: str, wanted: str) -> dict[str, str]:
+    """Read a page's stream until a part has `wanted`, and return all parts as a browser has them then."""
+    connection = http.client.HTTPConnection("127.0.0.1", page.port, timeout=60)
+    parts: dict[str, str] = {}
+    try:
+        connection.request("GET", path, headers={"Cookie": cookie})
+        answer = connection.getresponse()
+        assert answer.headers["Content-Type"].startswith("text/event-stream")
+        while line := answer.readline():
+            if line.startswith(b"data: "):
+                parts |= json.loads(line[6:])
+                if any(wanted in html for html in parts.values()):
+                    return parts
+        raise AssertionError(f"the stream ended without {wanted!r}")
+    finally:
+        connection.close()
+
+
+async def test_a_stream_tells_all_parts_and_then_what_changes(node: Node, unique: str) -> None:
+    import asyncio
+
+    async with served(env=node.env()) as page:
+        cookie = await page.entered()
+        first = await asyncio.to_thread(read_until, page, "/live/", cookie, "8</b>free")
+        assert {"head", "verdict", "numbers", "map", "unused"} <= first.keys()
+        reading = asyncio.create_task(asyncio.to_thread(read_until, page, "/live/", cookie, "GPU 3: leased, used 0 %"))
+        await node.run("submit", "--gpu", "4xH100", "--job", "all", "--", "sleep", "600", tenant=unique)
+        seen = await reading
+        assert any(id.startswith("host-sim-") for id in seen)
+        await node.run("cancel", "all", tenant=unique)
+        nothing = await page.get("/live/nothing", Cookie=cookie)
+        assert nothing.status == 204, "a browser does not ask again"
+
+
+async def test_jobs_that_are_over_come_in_pages_of_the_leader(node: Node, unique: str) -> None:
+    async with AsyncClient(node.url, tenant=unique) as client:
+        jobs = [await client.submit(["true"], job=f"over-{at:02d}", gpu="1xH100") for at in range(PAGE_ROWS + 3)]
+        await client.wait(jobs, "60s")
+    async with served(env=node.env()) as page:
+        cookie = await page.entered()
+        first = (await page.get(f"/queue?tenant={unique}", Cookie=cookie)).text
+        assert len(set(re.findall(r"over-\d\d", first))) == PAGE_ROWS
+        (older,) = re.findall(r'href="(/queue\?[^"]*)">older', first)
+        second = (await page.get(html.unescape(older), Cookie=cookie)).text
+        assert set(re.findall(r"over-\d\d", second)) == {"over-00", "over-01", "over-02"}
+        assert f"{unique}/over-{PAGE_ROWS}" in (await page.get("/queue", Cookie=cookie)).text, "of all tenants"
+        wrong = (await page.get(f"/queue?tenant={unique}&after=nonsense", Cookie=cookie)).text
+        assert "must be the `next` of the page before" in wrong
+
+
+async def test_a_sweep_has_the_counts_that_the_list_of_jobs_has(node: Node, unique: str) -> None:
+    async with AsyncClient(node.url, tenant=unique) as client:
+        sweep = await client.submit(["sh", "-c", "test $MOORAGE_INDEX != 2"], job="sweep", replicas=4)
+        await client.wait([sweep], "60s")
+        await (await sweep.again(failed=True)).cancel()
+    async with served(env=node.env()) as page:
+        cookie = await page.entered()
+        assert "done 4 (1 failed: 2)" in (await page.get(f"/queue?tenant={unique}", Cookie=cookie)).text
+        text = (await page.get(f"/job/{unique}/sweep", Cookie=cookie)).text
+        for fact in ("done 4 (1 failed: 2)", "sweep-again-1", "it ended by itself, with code 1"):
+            assert fact in text, fact
+
+
+async def test_an_address_may_name_a_moment_of_the_past(node: Node, unique: str) -> None:
+    await node.run("submit", "--gpu", "2xH100", "--job", "was", "--", "sleep", "600", tenant=unique)
+
+    async def state() -> str:
+        return str((await node.run("show", "was", "--json", tenant=unique)).frame["data"]["state"])
+
+    async def is_in(wanted: str) -> bool:
+        return await state() == wanted
+
+    await until(lambda: is_in("RUNNING"), 60, "the job runs")
+    then = datetime.now(UTC).isoformat()
+    await node.run("cancel", "was", tenant=unique)
+    await until(lambda: is_in("CANCELLED"), 60, "the job is over")
+    async with served(env=node.env()) as page:
+        cookie = await page.entered()
+
+        async def shows_it() -> bool:
+            asked = urlencode({"at": then, "tenant": unique})
+            return f"{unique}/was" in (await page.get(f"/queue?{asked}", Cookie=cookie)).text.partition("live")[2]
+
+        await until(shows_it, 60, "the history has the job")
+        text = (await page.get(f"/?{urlencode({'at': then})}", Cookie=cookie)).text
+        assert "as it was at" in text
+        assert text.count("leased, use not known") >= 2
+        assert "sim: all GPUs are simulated" in text
+        wrong = (await page.get("/?at=nonsense", Cookie=cookie)).text
+        assert "error[invalid-argument]" in wrong
+
+
+@pytest.mark.slow
+async def test_nothing_is_asked_while_nobody_looks(node: Node) -> None:
+    asked_s: list[float] = []
+    async with AsyncClient(node.url) as client, served(env=node.env()) as page:
+        await client._wire.subscribe("moorage.admin.*.fleet", lambda _: asked_s.append(time.monotonic()))
+        cookie = await page.entered()
+        await until(lambda: not asked_s or time.monotonic() - asked_s[-1] > 3 * ROUND_S, 60, "nobody has looked yet")
+        before = len(asked_s)
+        assert "8</b>free" in (await page.get("/", Cookie=cookie)).text
+        await until(lambda: len(asked_s) > before, 10, "a page that is opened begins with an answer")
+        await until(lambda: time.monotonic() - asked_s[-1] > 3 * ROUND_S, 60, "the questions end behind it")
+
+
+async def test_what_it_cannot_do_is_said_before_it_serves(
+    node: Node, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for words, said in (
+        (("--listen", "page"), "no address with a port"),
+        (("--listen", "host.example:80"), "no address with a port"),
+        (("--trusted-proxy", "proxy"), "is no address"),
+        (("--output-of", "vision"), "names no key"),
+        (("--listen", "203.0.113.9:9480"), "cannot listen"),
+    ):
+        ran = await moorage("page", *words, env=node.env())
+        assert (ran.code != 0, said in ran.err) == (True, True), ran.err
+    from moorage.cli.page import verb
+
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    assert verb.page() == 1
+    assert "fix: pip install 'moorage[page]'" in capsys.readouterr().err
+
+
+async def test_while_nobody_leads_the_page_says_so_and_keeps_what_it_had(tmp_path: Path) -> None:
+    async with node_on(tmp_path / "up") as node, served("--timeout", "2s", env=node.env()) as page:
+        cookie = await page.entered()
+        await node.run("submit", "--gpu", "1xH100", "--job", "stays", "--", "sleep", "600")
+        kept = {
+            "/": 'data-worker="sim-0001"',
+            "/queue": "default/stays",
+            "/job/default/stays": "sleep 600",
+            "/usage": "GPU-H",
+        }
+
+        async def texts() -> dict[str, str]:
+            return {path: (await page.get(path, Cookie=cookie)).text for path in kept}
+
+        async def has_all() -> bool:
+            return all(kept[path] in text and 'class="trouble"' not in text for path, text in (await texts()).items())
+
+        await until(has_all, 60, "each page has what it shows")
+        leader = node.up.children["scheduler"]
+        os.kill(leader, signal.SIGSTOP)  # it says nothing more, and no worker leaves before
+
+        async def is_told() -> bool:
+            found = await texts()
+            return "no frame of a leader for" in found["/"] and all(
+                'class="trouble"' in each for each in found.values()
+            )
+
+        try:
+            await until(is_told, 60, "each page says that nobody answers")
+            after = await texts()
+        finally:
+            os.kill(leader, signal.SIGCONT)
+        assert [path for path in kept if kept[path] not in after[path]] == [], after
+        assert 'class="old"' in after["/"]

@@ -1,0 +1,127 @@
+"""`moorage page` in a real browser, over a real node: what a person sees change, and what they see when it stops."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Literal
+
+import pytest
+from playwright.async_api import expect
+
+from tests.system.cli.browser import PHONE, WIDE, browser, tab
+from tests.system.cli.node import Node, node_on
+from tests.system.cli.pages import served
+
+pytestmark = pytest.mark.slow
+#: what a browser waits for
+SEEN_MS = 30_000
+
+
+@pytest.fixture(name="node", scope="module")
+def _node(node_of_its_own: Node) -> Node:
+    """What is drawn is the whole fleet."""
+    return node_of_its_own
+
+
+async def test_the_map_changes_by_itself_and_every_address_is_a_page_of_its_own(node: Node, unique: str) -> None:
+    async with browser() as running, served(env=node.env()) as page, tab(running, page.url) as seen:
+        await seen.page.goto(page.link)
+        assert seen.page.url == f"{page.url}/", "the secret does not stay in the address"
+        await expect(seen.page.locator("#numbers [data-count=free] b")).to_have_text("8", timeout=SEEN_MS)
+        await node.run(
+            "submit", "--gpu", "4xH100", "--job", "four", "--", "sh", "-c", "echo here; sleep 600", tenant=unique
+        )
+        for name in ("one", "two"):
+            await node.run("submit", "--gpu", "4xH100", "--job", name, "--", "sleep", "600", tenant=unique)
+        await expect(seen.page.locator("#numbers [data-count=free] b")).to_have_text("0", timeout=SEEN_MS)
+        await expect(seen.page.locator("#waits")).to_contain_text("busy", timeout=SEEN_MS)
+        await expect(seen.page.locator("#unused")).to_contain_text(f"{unique}/four", timeout=SEEN_MS)
+        await seen.page.get_by_role("link", name="Queue").click()
+        await expect(seen.page.locator("#live")).to_contain_text("QUEUED", timeout=SEEN_MS)
+        await seen.page.locator("input[name=filter]").fill("four")
+        await seen.page.get_by_role("button", name="show").click()
+        assert seen.page.url == f"{page.url}/queue?filter=four&at="
+        await expect(seen.page.locator("#live tbody tr")).to_have_count(1, timeout=SEEN_MS)
+        await seen.page.get_by_role("link", name=f"{unique}/four").click()
+        assert seen.page.url == f"{page.url}/job/{unique}/four"
+        await expect(seen.page.locator("#output")).to_contain_text("here", timeout=SEEN_MS)
+        await expect(seen.page.locator("#attempts .RUNNING")).to_have_count(1)
+        await expect(seen.page.locator("#use svg.spark").first).to_be_visible(timeout=SEEN_MS)
+        await node.run("cancel", "four", tenant=unique)
+        await expect(seen.page.locator("#facts")).to_contain_text("CANCELLED", timeout=SEEN_MS)
+        await seen.page.goto(f"{page.url}/queue?tenant={unique}")
+        await expect(seen.page.locator("#ended")).to_contain_text(f"{unique}/four", timeout=SEEN_MS)
+        await seen.page.goto(f"{page.url}/lanes")
+        await expect(seen.page.locator(f"#lanes a[href='/job/{unique}/four']").first).to_be_attached(timeout=SEEN_MS)
+        assert seen.wrong == []
+    await node.run("cancel", "one,two", tenant=unique)
+
+
+@pytest.mark.parametrize(("wide", "scheme"), [(WIDE, "light"), (PHONE, "dark")])
+async def test_no_page_is_wider_than_the_screen(node: Node, unique: str, wide: int, scheme: str) -> None:
+    job = "evaluate-large-model-with-a-long-name-43"
+    words = ["--", "sh", "-c", f"echo {'a-long-line-without-a-blank' * 20}; sleep 600"]
+    await node.run("submit", "--gpu", "2xH100", "--job", job, *words, tenant=unique)
+    taste: Literal["light", "dark"] = "dark" if scheme == "dark" else "light"
+    operating = served("--operate", env=node.env())
+    async with browser() as running, operating as page, tab(running, page.url, wide, taste) as seen:
+        await seen.page.goto(page.link)
+        paper = await seen.page.evaluate("getComputedStyle(document.body).backgroundColor")
+        assert paper == ("rgb(20, 24, 27)" if scheme == "dark" else "rgb(247, 248, 249)")
+        for path in (
+            "/",
+            "/queue",
+            f"/queue?tenant={unique}",
+            f"/job/{unique}/{job}",
+            "/lanes",
+            "/usage",
+            "/worker/sim-0000",
+        ):
+            await seen.page.goto(page.url + path)
+            await expect(seen.page.locator("#head")).to_contain_text("sim: all GPUs are simulated")
+            assert await seen.overflow() <= 0, path
+        assert seen.wrong == []
+    await node.run("cancel", job, tenant=unique)
+
+
+async def test_an_order_is_given_with_the_typed_name(node: Node) -> None:
+    async with browser() as running, served("--operate", env=node.env()) as page, tab(running, page.url) as seen:
+        await seen.page.goto(page.link)
+        await seen.page.locator("a[data-worker=sim-0001]").click()
+        await seen.page.locator("select[name=verb]").select_option("drain")
+        await seen.page.locator("input[name=why]").fill("a new disk")
+        await seen.page.locator("input[name=typed]").fill("sim-0001")
+        await seen.page.get_by_role("button", name="do it").click()
+        await expect(seen.page.locator("#worker")).to_contain_text("drain", timeout=SEEN_MS)
+        await seen.page.locator("select[name=verb]").select_option("uncordon")
+        await seen.page.locator("input[name=typed]").fill("sim-0001")
+        await seen.page.get_by_role("button", name="do it").click()
+        await expect(seen.page.locator("#worker small")).to_contain_text("up", timeout=SEEN_MS)
+        assert seen.wrong == []
+
+
+async def test_what_is_not_heard_any_more_is_dimmed_and_comes_back(tmp_path: Path) -> None:
+    secret = str(tmp_path / "page.key")
+    async with node_on(tmp_path / "up") as node, browser() as running:
+        serving = served("--secret-file", secret, env=node.env())
+        async with serving as page, tab(running, page.url) as seen:
+            await seen.page.goto(page.link)
+            hosts = seen.page.locator("a[data-worker]")
+            await expect(hosts).to_have_count(2, timeout=SEEN_MS)
+            os.kill(node.up.children["scheduler"], signal.SIGSTOP)
+            try:
+                await expect(seen.page.locator("#verdict")).to_contain_text("no frame of a leader", timeout=SEEN_MS)
+                await expect(seen.page.locator("#map .old")).to_have_count(1, timeout=SEEN_MS)
+                await expect(hosts).to_have_count(2)
+            finally:
+                os.kill(node.up.children["scheduler"], signal.SIGCONT)
+            await expect(seen.page.locator("#map .old")).to_have_count(0, timeout=SEEN_MS)
+            page.process.send_signal(signal.SIGINT)
+            await page.process.communicate()
+            await expect(seen.page.locator("body.away")).to_have_count(1, timeout=SEEN_MS)
+            await expect(hosts).to_have_count(2)
+            async with served("--secret-file", secret, env=node.env(), port=page.port):
+                await expect(seen.page.locator("body.away")).to_have_count(0, timeout=SEEN_MS)
+                await expect(hosts).to_have_count(2)

@@ -1,0 +1,135 @@
+"""`moorage schedule`, and the SDK below it, against a real node."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from moorage.cli.framework.render import utc
+from moorage.cli.jobs.schedule import _next
+from moorage.client import AsyncClient, Conflict, NotFound, Rejected
+from moorage.schemas.schedules import ScheduleRow
+from tests.system.cli.node import Node
+
+NIGHTLY = ("schedule", "add", "nightly", "--cron", "0 3 * * *", "--tz", "Europe/Berlin", "--driver", "noop")
+
+
+def test_the_next_run_is_told_with_its_zone() -> None:
+    row = ScheduleRow(name="nightly", cron="0 3 * * *", next_ms=1_795_000_000_000)
+    assert _next(row) == "2026-11-18T11:06:40Z"
+
+
+async def test_a_schedule_is_added_shown_run_paused_and_removed(node: Node, unique: str) -> None:
+    assert (await node.run("schedule", "ls", tenant=unique)).err.startswith("no schedules; ")
+    added = await node.run(*NIGHTLY, "--label", "team=vision", "--", "hang", tenant=unique)
+    assert (added.code, added.out) == (0, "nightly\n")
+    assert "run-now nightly" in added.err
+    shown = await node.run("schedule", "show", "nightly", tenant=unique)
+    assert "next\tknown with its next run, which nats-server makes\n" in shown.out
+    listed = await node.run("schedule", "ls", tenant=unique)
+    assert listed.out.splitlines()[1].split("\t") == [
+        "nightly", "0 3 * * *", "Europe/Berlin", "-", "-", "-", "0", "0",
+    ]  # fmt: skip
+    ran = await node.run("schedule", "run-now", "nightly", tenant=unique)
+    job = ran.out.strip()
+    assert (ran.code, job.rpartition("-")[0]) == (0, "nightly")
+    again = await node.run("schedule", "run-now", "nightly", "--json", tenant=unique)
+    assert (again.code, again.frame["code"], again.frame["job"]) == (1, "failed-precondition", job)
+    shown = await node.run("schedule", "show", "nightly", tenant=unique)
+    assert [line.split("\t") for line in shown.out.splitlines()][:4] == [
+        ["schedule", "nightly"],
+        ["cron", "0 3 * * * Europe/Berlin"],
+        ["runs", "hang"],
+        ["while the last one goes", "left out"],
+    ]
+    assert f"why no job\tjob {job}, the last run, was " in shown.out
+    assert "so far\t1 job, 1 left out" in shown.out
+    assert "numbers have gaps" in shown.err
+    frame = (await node.run("schedule", "show", "nightly", "--json", tenant=unique)).frame
+    assert frame["request"]["labels"] == {"team": "vision", "schedule": "nightly"}
+    assert (await node.run("schedule", "ls", "--format", "{name} {runs}", tenant=unique)).out == "nightly 1\n"
+    assert (await node.run("schedule", "pause", "nightly", tenant=unique)).out == "nightly\tpaused\n"
+    assert "\tpaused\t" in (await node.run("schedule", "ls", tenant=unique)).out
+    assert (await node.run("schedule", "resume", "nightly", tenant=unique)).out == "nightly\truns again\n"
+    assert (await node.run("schedule", "remove", "nightly", tenant=unique)).out == "nightly\tremoved\n"
+    gone = await node.run("schedule", "show", "nightly", tenant=unique)
+    assert (gone.code, gone.err.splitlines()[0]) == (
+        3, f"error[not-found]: tenant {unique} has no schedule nightly",
+    )  # fmt: skip
+    await node.run("cancel", job, tenant=unique)
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        (("--job", "j"), "a schedule takes no --job"),
+        (("--if-seq", "3"), "a schedule takes no --if-seq"),
+        (("--at", "22:00"), "a schedule takes no --at"),
+        (("--after", "prep"), "a schedule takes no --after"),
+        (("--with", "a.txt"), "a schedule takes no --with, as files are kept for some days only"),
+    ],
+)
+async def test_what_belongs_to_one_submit_is_refused(node: Node, unique: str, more: tuple[str, ...], says: str) -> None:
+    refused = await node.run(*NIGHTLY, *more, "--", "hang", tenant=unique)
+    assert (refused.code, refused.err.splitlines()[0]) == (2, f"error[invalid-argument]: {says}")
+    assert ("folder that the hosts share" in refused.err) == ("--with" in more)
+
+
+async def test_a_schedule_of_a_sweep_has_its_items(node: Node, unique: str, tmp_path: Path) -> None:
+    items = tmp_path / "items.txt"
+    items.write_text("a\nb\n")
+    sweep = ("--each-line", str(items), "--", "exit", "{item}")
+    assert (await node.run(*NIGHTLY, *sweep, tenant=unique)).code == 0
+    request = (await node.run("schedule", "show", "nightly", "--json", tenant=unique)).frame["request"]
+    assert (request["run"]["items"], request["replicas"]) == (["a", "b"], 2)
+    items.write_text("".join(f"{number:01000d}\n" for number in range(100)))
+    refused = await node.run(*NIGHTLY, "--driver", "process", *sweep, tenant=unique)
+    assert (refused.code, refused.err.splitlines()[0]) == (
+        2,
+        "error[invalid-argument]: the 100 items take more than 16 KiB, so they would be a file, and files are kept for "
+        "some days only",
+    )
+    assert "folder that the hosts share" in refused.err
+
+
+async def test_a_job_at_a_time_waits_for_it_and_says_so(node: Node, unique: str) -> None:
+    night = ("submit", "--job", "night", "--at", "tomorrow 03:00", "--driver", "noop", "--", "exit", "0")
+    assert (await node.run(*night, tenant=unique)).code == 0
+    told = (await node.run("explain", "night", tenant=unique)).out
+    assert "reason\tnot-before: " in told
+    frame = (await node.run("explain", "night", "--json", tenant=unique)).frame["data"]
+    assert f"not before\t{utc(frame['not_before_ms'])}" in told
+    assert f"not before {utc(frame['not_before_ms'])}" in (await node.run("ls", tenant=unique)).out
+    assert (await node.run("cancel", "night", tenant=unique)).code == 0
+    soon = await node.run("run", "--at", "1s", "--driver", "noop", "--", "exit", "0", tenant=unique)
+    assert soon.code == 0, soon.err
+    past = await node.run("submit", "--at", "2020-01-01T00:00", "--", "true", tenant=unique)
+    assert (past.code, past.err.splitlines()[0].startswith("error[invalid-argument]: --at: not a time")) == (2, True)
+
+
+async def test_schedules_from_python(node: Node, unique: str) -> None:
+    async with AsyncClient(node.url, tenant=unique) as client:
+        schedules = client.schedules
+        row = await schedules.add("often", "@hourly", ["exit", "0"], driver="noop", overlap="queue")
+        assert (row.name, row.cron, row.overlap) == ("often", "@hourly", "queue")
+        assert await schedules.add("often", "@hourly", ["exit", "0"], driver="noop", overlap="queue") == row
+        with pytest.raises(Conflict):
+            await schedules.add("often", "@daily", ["exit", "0"], driver="noop", overlap="queue")
+        with pytest.raises(Rejected, match="does not know the time") as wrong:
+            await schedules.add("wrong", "0 25 * * *", ["true"])
+        assert wrong.value.problem.field == "$.cron"
+        with pytest.raises(Rejected, match="brings no files"):
+            await schedules.add("wrong", "@daily", ["true"], files="a.txt")
+        with pytest.raises(Rejected, match="must match"):
+            await schedules.add("a.b", "@daily", ["true"])
+        jobs = [await schedules.run_now("often") for _ in range(2)]
+        assert [(await job.result()).state for job in jobs] == ["SUCCEEDED"] * 2
+        assert (await schedules.pause("often")).paused
+        shown = await schedules.show("often")
+        assert (shown.runs, shown.job, (shown.request or {})["events"]) == (2, jobs[1].job, "tenant")
+        assert [each.name for each in await schedules.ls()] == ["often"]
+        assert not (await schedules.resume("often")).paused
+        await schedules.remove("often")
+        with pytest.raises(NotFound):
+            await schedules.run_now("often")

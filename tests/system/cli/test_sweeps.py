@@ -1,0 +1,50 @@
+"""Sweeps from the command to the processes, against a real node: items of stdin, of a large file, of a file of jobs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tests.system.cli.node import Node, moorage
+
+
+async def test_each_line_of_stdin_is_a_replica(node: Node, unique: str) -> None:
+    script = 'echo "$MOORAGE_INDEX $MOORAGE_ITEM $0"'
+    ran = await node.run(
+        "run", "--each-line", "-", "--", "sh", "-c", script, "<{item}>", tenant=unique, stdin="a b\nc\n"
+    )
+    assert ran.code == 0, ran.err
+    assert sorted(ran.out.splitlines()) == ["[0] 0 a b <a b>", "[1] 1 c <c>"]
+
+
+async def test_items_of_a_large_file_come_among_the_files(node: Node, unique: str, tmp_path: Path) -> None:
+    rows = "".join(f"{number / 10},{number}\n" for number in range(5_000))
+    (tmp_path / "sweep.csv").write_text(f"lr,seed\n{rows}")
+    words = ("--", "sh", "-c", 'wc -l < sweep.csv; echo "$MOORAGE_ITEM_LR" {seed}')
+    ran = await moorage("run", "--each", "sweep.csv", "--array", "0,4999%1", *words, env=node.env(unique), cwd=tmp_path)
+    assert ran.code == 0, ran.err
+    assert sorted(ran.out.splitlines()) == ["[0] 0.0 0", "[0] 5001", "[4999] 499.9 4999", "[4999] 5001"]
+    refused = await moorage(
+        "run", "--each", "sweep.csv", "--array", "0-5000", *words, env=node.env(unique), cwd=tmp_path
+    )
+    assert (refused.code, "replica 5000 has no item, as there are 5000" in refused.err) == (2, True)
+
+
+async def test_a_file_of_jobs_is_submitted_with_its_files(node: Node, unique: str, tmp_path: Path) -> None:
+    (tmp_path / "lrs.txt").write_text("0.1\n0.2\n")
+    (tmp_path / "train.sh").write_text('mkdir out; echo "$1" > out/lr')
+    (tmp_path / "sweep.yaml").write_text(
+        "job: lrs\neach-line: lrs.txt\nwith: [train.sh]\nkeep: [out/**]\ncommand: sh train.sh {item}\n"
+    )
+    env = node.env(unique)
+    assert (await moorage("submit", "-f", "sweep.yaml", env=env, cwd=tmp_path)).out == "lrs\n"
+    assert (await moorage("wait", "lrs", env=env)).code == 0
+    got = await moorage("get", "lrs", "--out", "got", env=env, cwd=tmp_path)
+    assert got.code == 0, got.err
+    assert sorted(path.read_text() for path in (tmp_path / "got").rglob("lr")) == ["0.1\n", "0.2\n"]
+    (tmp_path / "again.json").write_text(json.dumps({"job": "one", "run": {"argv": ["sh", "train.sh", "0.3"]}}))
+    files = ("--with", "train.sh", "--keep", "out/**")
+    assert (await moorage("submit", "-f", "again.json", *files, env=env, cwd=tmp_path)).out == "one\n"
+    assert (await moorage("wait", "one", env=env)).code == 0
+    assert (await moorage("get", "one", "--out", "one", env=env, cwd=tmp_path)).code == 0
+    assert [path.read_text() for path in (tmp_path / "one").rglob("lr")] == ["0.3\n"]

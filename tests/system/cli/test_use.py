@@ -1,0 +1,107 @@
+"""`moorage use` and what `ls` and `show` say of use: as cells and lines, and of a real job on simulated GPUs."""
+
+from __future__ import annotations
+
+import io
+from typing import Any, cast
+
+import pytest
+
+from moorage.cli.jobs.use import CELLS, spark, use_cell, use_rows, use_table, use_words
+from moorage.client import AsyncClient
+from moorage.schemas.frames import Answer
+from tests.system.cli.node import Node, on_a_terminal, until_shown
+from tests.waiting import until
+
+
+class _Terminal(io.StringIO):
+    encoding = "utf-8"
+
+    def isatty(self) -> bool:
+        return True
+
+
+class _Posix(io.StringIO):
+    encoding = "ascii"
+
+
+def test_a_spark_line_goes_from_nothing_to_full_and_is_blank_where_nothing_was_read() -> None:
+    assert spark([None, 0, 50, 100, 130], 100, _Terminal()) == " ▁▅██"
+    assert spark([None, 0, 50, 100], 100, _Posix()) == " _=#", "an encoding without blocks"
+    assert spark([0, 0], 0, _Terminal()) == "▁▁", "a device that does not tell its memory"
+
+
+def test_a_cell_of_ls_has_the_least_and_the_most_used_gpu() -> None:
+    used = {"devices": 4, "percent": 72, "percent_min": 0, "percent_max": 97, "memory_mib": 240844}
+    assert use_cell({"use": used}) == "0-97%"
+    assert use_cell({"use": {**used, "percent_min": 97}}) == "97%"
+    assert use_cell({}) == "-"
+    assert use_words({"use": used}) == "0-97% of 4 GPUs, 240844 MiB"
+
+
+def row(replica: int, percent: int | None) -> dict[str, Any]:
+    return {
+        "replica": replica, "index": 3, "worker": "node-7", "simulated": False, "memory_total_mib": 81559,
+        "percent": [percent] * CELLS, "memory_mib": [60211] * CELLS, "power_w": [None] * CELLS,
+    }  # fmt: skip
+
+
+def test_both_lines_and_their_numbers_fit_eighty_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = use_table([row(0, 100), row(1023, None)], _Terminal()).splitlines()
+    assert all(len(line) <= 80 for line in lines if "\x1b" not in line)
+    assert lines[-2].split() == ["0/3", "█" * CELLS, "100", "▆" * CELLS, "60211"]
+    assert lines[-1].split() == ["1023/3", "-", "▆" * CELLS, "60211"]
+    assert use_table([], _Terminal()).startswith("nothing is measured")
+
+
+@pytest.mark.slow
+async def test_a_running_job_is_shown_with_its_use_and_an_ended_one_is_refused(node: Node, unique: str) -> None:
+    await node.run("submit", "--gpu", "2xH100", "--job", "j", "--", "sleep", "600", tenant=unique)
+
+    async def is_read() -> bool:
+        listed = (await node.run("ls", "--json", tenant=unique)).frame["data"]["jobs"]
+        return any("use" in job for job in listed)
+
+    await until(is_read, deadline_s=60, what="a renewal brings what the job uses")
+    told = await node.run("use", "j", tenant=unique)
+    header, *rows = told.rows
+    assert header == ["AT", "WORKER", "WATTS", "OF", "USE", "%", "MEMORY", "MIB"]
+    assert len(rows) == 2
+    assert all(" sim" in each[1] for each in rows), "simulated GPUs say so"
+    listed = await node.run("ls", tenant=unique)
+    assert dict(zip(*listed.rows, strict=True))["USE"] == "0%"
+    assert "0% of 2 GPUs" in (await node.run("show", "j", tenant=unique)).out
+    await node.run("cancel", "j", tenant=unique)
+    await node.run("wait", "j", tenant=unique)
+    ended = await node.run("use", "j", tenant=unique)
+    assert "error[failed-precondition]" in ended.err
+
+
+@pytest.mark.parametrize(("request_", "first"), [({"indices": "3,5", "replicas": 2}, 3), ({"replicas": 2}, 0), ({}, 0)])
+async def test_of_a_job_of_which_nothing_runs_its_first_replica_is_asked(request_: dict[str, Any], first: int) -> None:
+    """A job that `again --failed` made has none of number 0."""
+    asked: list[int] = []
+
+    class Waits:
+        _wire = property(lambda self: self)
+
+        async def answer(self, verb: str, words: dict[str, Any], tenant: str | None) -> Answer:
+            if verb == "use":
+                asked.append(words["replica"])
+            return Answer(verb, 1, {"request": request_, "replica_states": [], "span_s": 0})
+
+    assert await use_rows(cast(AsyncClient, Waits()), "j", None) == []
+    assert asked == [first]
+
+
+async def test_a_watched_use_goes_on_while_no_attempt_runs(node: Node, unique: str) -> None:
+    await node.run("submit", "--job", "first", "--driver", "noop", "--", "hang", tenant=unique)
+    await node.run("submit", "--job", "j", "--after", "first:any", "--driver", "noop", "--", "hang", tenant=unique)
+    async with on_a_terminal("use", "j", "--watch", env=node.env(unique)) as (process, terminal):
+        await until_shown(terminal, "replica 0 of job j does not run now")
+        await node.run("cancel", "first", tenant=unique)
+        await until_shown(terminal, "nothing is measured")
+        await node.run("cancel", "j", tenant=unique)
+        await until_shown(terminal, "j has ended: CANCELLED")
+        assert await process.wait() == 0

@@ -1,0 +1,115 @@
+"""`$SRV` discovery against a real scheduler process, read with nats-py's own types for services (NATS ADR-32)."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import nats
+import nats.errors
+import pytest
+from nats.aio.client import Client
+from nats.micro.service import ServiceInfo, ServicePing, ServiceStats, ServiceVerb, control_subject
+
+from moorage.scheduler.leader.discovery import SERVICE
+from moorage.schemas.subjects import API_VERBS
+from tests.servers import Server
+from tests.system.live.stack import ANSWER_S, Stack, caller, stack
+from tests.waiting import until
+
+pytestmark = pytest.mark.any_server
+
+
+async def ask(nc: Client, verb: ServiceVerb, made: Stack, name: str | None = None, id: str | None = None) -> list[Any]:
+    """Every answer of this test's own prefix within a round trip after the first: other tests may lead beside us."""
+    inbox = nc.new_inbox()
+    subscription = await nc.subscribe(inbox)
+    subject = control_subject(verb, name, id, "$SRV")
+    await nc.publish(subject, reply=inbox)
+    found: list[Any] = []
+
+    async def ours() -> bool:
+        try:
+            while True:
+                message = await subscription.next_msg(timeout=0.5)
+                if message.data:
+                    found.append(json.loads(message.data))
+                else:  # no responders: the leader leads, but its discovery is not subscribed yet
+                    await nc.publish(subject, reply=inbox)
+        except (TimeoutError, nats.errors.TimeoutError):
+            return any(frame["metadata"]["prefix"] == made.subjects.prefix for frame in found)
+
+    await until(ours, ANSWER_S, f"an answer to {verb.value}")
+    await subscription.unsubscribe()
+    return [frame for frame in found if frame["metadata"]["prefix"] == made.subjects.prefix]
+
+
+@pytest.mark.slow
+async def test_the_leader_alone_is_found_by_name_and_by_id(nats_server: Server, unique: str) -> None:
+    async with stack(nats_server, unique) as made, caller(made) as acme:
+        await made.scheduler("first")
+        await acme.leader()
+        await made.scheduler("standby")
+        [everybody] = await ask(acme.nc, ServiceVerb.PING, made)
+        ping = ServicePing.from_dict(everybody)
+        assert (everybody["type"], ping.name) == ("io.nats.micro.v1.ping_response", SERVICE)
+        assert ping.metadata == {"leader": "first", "prefix": unique}
+        assert await ask(acme.nc, ServiceVerb.PING, made, SERVICE) == [everybody]
+        assert await ask(acme.nc, ServiceVerb.PING, made, SERVICE, ping.id) == [everybody]
+
+
+@pytest.mark.slow
+async def test_info_names_every_verb_as_a_plain_endpoint(nats_server: Server, unique: str) -> None:
+    async with stack(nats_server, unique) as made, caller(made) as acme:
+        await made.scheduler()
+        await acme.leader()
+        [frame] = await ask(acme.nc, ServiceVerb.INFO, made, SERVICE)
+        info = ServiceInfo.from_dict(frame)
+        assert info.type == "io.nats.micro.v1.info_response"
+        assert info.description
+        assert {endpoint.name: (endpoint.subject, endpoint.queue_group) for endpoint in info.endpoints} == {
+            verb: (f"{unique}.api.*.{verb}", "") for verb in API_VERBS
+        }
+
+
+@pytest.mark.slow
+async def test_stats_show_how_the_leader_does(nats_server: Server, unique: str) -> None:
+    async with stack(nats_server, unique) as made, caller(made) as acme:
+        await made.scheduler("lead")
+        await acme.leader()
+        await acme.submit("waits")
+        await acme.api("submit", b'{"job": "refused", "replicas": 0}')
+        [frame] = await ask(acme.nc, ServiceVerb.STATS, made, SERVICE)
+        stats = ServiceStats.from_dict(frame)
+        assert stats.type == "io.nats.micro.v1.stats_response"
+        assert [endpoint.name for endpoint in stats.endpoints] == list(API_VERBS)
+        data = stats.endpoints[0].data
+        assert data is not None
+        assert (data["leader"], data["epoch"], data["queued"], data["live_jobs"]) == ("lead", 1, 1, 1)
+        assert data["ledger"] >= data["records"] >= 1
+        assert data["counters"]["refused"] == 1
+        later = [endpoint.data for endpoint in stats.endpoints if endpoint.data != data]
+        assert later == []
+
+
+@pytest.mark.slow
+async def test_a_new_reign_is_a_new_instance(nats_server: Server, unique: str) -> None:
+    async with stack(nats_server, unique) as made, caller(made) as acme:
+        old = await made.scheduler("old")
+        await acme.leader()
+        [before] = await ask(acme.nc, ServiceVerb.PING, made, SERVICE)
+        await old.kill()
+        await made.scheduler("new")
+        await acme.leader(2)
+        [after] = await ask(acme.nc, ServiceVerb.PING, made, SERVICE)
+        assert after["metadata"]["leader"] == "new"
+        assert after["id"] != before["id"]
+        assert await silence(acme.nc, f"$SRV.PING.{SERVICE}.{before['id']}")
+
+
+async def silence(nc: Client, subject: str) -> bool:
+    try:
+        await nc.request(subject, timeout=ANSWER_S)
+    except nats.errors.NoRespondersError:
+        return True
+    return False

@@ -1,0 +1,200 @@
+"""The SDK's calls, to real members: values, errors, what is tried again, and what is not."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import signal
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moorage.bus.connection import connect
+from moorage.bus.transport import Delivery
+from moorage.client import AsyncClient, CallFailed, CallRefused, Client, Rejected, TimedOut
+from tests.servers import MortalServer
+from tests.system.services.members import member
+from tests.waiting import until
+
+
+def client(url: str, prefix: str, **more: Any) -> AsyncClient:
+    return AsyncClient(url, tenant="default", prefix=prefix, timeout="30s", **more)
+
+
+async def test_data_and_answers_are_bytes_text_or_json(nats_url: str, unique: str, tmp_path: Path) -> None:
+    async with (
+        client(nats_url, unique) as moorage,
+        member(nats_url, tmp_path, "functions:echo", "--name", "echo", prefix=unique) as one,
+        member(nats_url, tmp_path, "functions:count", "--name", "count", prefix=unique) as two,
+        member(nats_url, tmp_path, "functions:wrong", "--name", "wrong", prefix=unique) as three,
+    ):
+        await asyncio.gather(one.ready(), two.ready(), three.ready())
+        values: tuple[Any, ...] = (b"\x00\xff", "zwölf", {"a": [1, 2.5, None]}, [], 7, True)
+        for value in values:
+            assert await moorage.call("echo", value) == value
+        assert await moorage.call("echo") == b""
+        echo = moorage.service("echo")
+        assert [each async for each in echo.map(range(500), at_once=16)] == list(range(500))
+        assert [each async for each in moorage.service("count").stream(b"4")] == [0, 1, 2, 3]
+        assert [each async for each in echo.stream("whole")] == ["whole"]
+        assert await moorage.call("count", b"3") == [0, 1, 2]
+        assert await moorage.call("count", b"0") == []
+        assert [each async for each in moorage.service("count").stream(b"0")] == []
+        with pytest.raises(CallFailed, match=r"^ValueError: no such thing: 'x'") as failed:
+            await moorage.call("wrong", "x", idempotent=True)
+        assert (failed.value.code, failed.value.kind) == ("call-failed", "ValueError")
+        with pytest.raises(CallFailed):
+            [each async for each in moorage.service("wrong").stream("x")]
+        with pytest.raises(CallFailed):
+            [each async for each in moorage.service("wrong").map("abc")]
+        for what, said in (
+            (object(), "type object"),
+            ("\ud800", "surrogates"),
+            ({"x": [1.0, math.inf]}, r"data\['x'\]\[1\] is NaN or infinity"),
+        ):
+            with pytest.raises(Rejected, match=f"neither bytes nor text nor JSON: .*{said}"):
+                await moorage.call("echo", what)
+        with pytest.raises(Rejected, match="bytes") as large:
+            await moorage.call("echo", bytes(2_000_000))
+        assert large.value.code == "too-large"
+        with pytest.raises(Rejected, match="not the name of a service"):
+            moorage.service("a.b")
+        with pytest.raises(Rejected, match="'7' is not the name of a service"):
+            moorage.service(7)  # type: ignore[arg-type]
+
+
+async def test_a_call_ends_in_its_time_however_many_parts_come(
+    nats_url: str, unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with (
+        client(nats_url, unique) as moorage,
+        member(nats_url, tmp_path, "functions:endless", "--name", "endless", prefix=unique) as one,
+        member(nats_url, tmp_path, "functions:count", "--name", "count", prefix=unique) as two,
+    ):
+        await asyncio.gather(one.ready(), two.ready())
+        began_s = time.monotonic()
+        with pytest.raises(TimedOut):
+            await moorage.call("endless", b"10", timeout=0.5)
+        assert time.monotonic() - began_s < 5
+        monkeypatch.setattr("moorage.bus.inbox.REPLIES_MAX", 100)  # no answer of so many parts is taken for a whole one
+        with pytest.raises(CallFailed, match=r"more than .* parts"):
+            await moorage.call("count", b"1000")
+        assert [each async for each in moorage.service("count").stream(b"1000")] == list(range(1000))
+
+
+def test_the_twin_without_await(nats_server: Any, unique: str, tmp_path: Path) -> None:
+    async def serving(called: Any) -> None:
+        async with member(nats_server.url, tmp_path, "functions:echo", "--name", "echo", prefix=unique) as one:
+            await one.ready()
+            await asyncio.to_thread(called)
+
+    def call() -> None:
+        with Client(nats_server.url, tenant="default", prefix=unique) as moorage:
+            assert moorage.call("echo", {"a": 1}) == {"a": 1}
+            assert list(moorage.service("echo").map("abc")) == ["a", "b", "c"]
+            assert list(moorage.service("echo").stream("abc")) == ["abc"]
+
+    asyncio.run(serving(call))
+
+
+async def test_nobody_serves_and_then_somebody_does(nats_url: str, unique: str, tmp_path: Path) -> None:
+    """It is tried again within its time-out: a service that starts meanwhile answers."""
+    async with client(nats_url, unique) as moorage:
+        with pytest.raises(CallRefused, match="nobody serves it") as refused:
+            await moorage.call("echo", "x", timeout=0.3)
+        assert refused.value.code == "no-service"
+        early = asyncio.create_task(moorage.call("echo", "early"))
+        async with member(nats_url, tmp_path, "functions:echo", "--name", "echo", prefix=unique) as one:
+            await one.ready()
+            assert await early == "early"
+
+
+async def test_what_is_refused_as_busy_is_tried_again_until_a_place_is_free(
+    nats_url: str, unique: str, tmp_path: Path
+) -> None:
+    async with (
+        client(nats_url, unique) as moorage,
+        member(nats_url, tmp_path, "functions:nap", "--name", "nap", prefix=unique) as one,
+    ):
+        await one.ready()
+        answers = await asyncio.gather(*(moorage.call("nap", 100) for _ in range(12)))
+        assert answers == [100] * 12, "3 find room at a time, 9 are told to come again"
+        running = asyncio.create_task(moorage.call("nap", 2000))
+        await asyncio.sleep(0.2)
+        outcomes = await asyncio.gather(
+            *(moorage.call("nap", 0, timeout=0.5) for _ in range(8)), return_exceptions=True
+        )
+        codes = Counter(each.code for each in outcomes if isinstance(each, CallRefused | TimedOut))
+        assert codes.total() == 8, outcomes
+        assert set(codes) <= {"service-busy", "call-expired", "timed-out"}, codes
+        assert await running == 2000
+
+
+async def test_a_call_that_may_have_run_is_tried_again_only_if_it_says_that_it_may(
+    nats_url: str, unique: str, tmp_path: Path
+) -> None:
+    words = ("functions:die", "--name", "die")
+    async with (
+        client(nats_url, unique) as moorage,
+        member(nats_url, tmp_path, *words, prefix=unique) as one,
+    ):
+        await one.ready()
+        running = asyncio.create_task(moorage.call("die", b"60000"))
+        again = asyncio.create_task(moorage.call("die", b"10", idempotent=True))
+        await asyncio.sleep(0.3)
+        os.kill(one.program(), signal.SIGKILL)
+        with pytest.raises(CallFailed) as died:
+            await running
+        assert died.value.code == "member-died"
+        async with member(nats_url, tmp_path, *words, prefix=unique) as other:
+            await other.ready()
+            assert await again == b"10"
+            with pytest.raises(CallFailed):
+                await moorage.call("die", b"die")
+
+
+async def test_who_gives_up_says_so_and_the_place_is_free(nats_url: str, unique: str, tmp_path: Path) -> None:
+    async with (
+        client(nats_url, unique) as moorage,
+        await connect(nats_url, "witness") as witness,
+        member(nats_url, tmp_path, "functions:nap", "--name", "nap", prefix=unique) as one,
+    ):
+        await one.ready()
+        cancels: list[Delivery] = []
+        await witness.subscribe(f"{unique}.call.default.nap.cancel", cancels.append)
+        with pytest.raises(TimedOut, match="may have run"):
+            await moorage.call("nap", 60_000, timeout=0.3)
+        await until(lambda: len(cancels) == 1)
+        began_s = time.monotonic()
+        assert await moorage.call("nap", 0) == 0
+        assert time.monotonic() - began_s < 10
+        calling = asyncio.create_task(moorage.call("nap", 60_000))
+        await asyncio.sleep(0.2)
+        calling.cancel()
+        await asyncio.wait([calling])
+        assert await moorage.call("nap", 0) == 0
+        await until(lambda: len(cancels) == 2)
+        mapping = moorage.service("nap").map([0, 60_000, 60_000])
+        assert await anext(mapping) == 0
+        await mapping.aclose()  # type: ignore[attr-defined]
+        assert await moorage.call("nap", 0) == 0
+        await until(lambda: len(cancels) == 4)
+
+
+async def test_calls_go_on_behind_a_restart_of_the_server(
+    mortal_server: MortalServer, unique: str, tmp_path: Path
+) -> None:
+    async with (
+        client(mortal_server.url, unique) as moorage,
+        member(mortal_server.url, tmp_path, "functions:echo", "--name", "echo", prefix=unique) as one,
+    ):
+        await one.ready()
+        assert await moorage.call("echo", "before") == "before"
+        await mortal_server.kill()
+        behind = asyncio.create_task(moorage.call("echo", "behind", idempotent=True))
+        await mortal_server.start()
+        assert await behind == "behind"

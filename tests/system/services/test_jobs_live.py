@@ -1,0 +1,154 @@
+"""A service as a job: with the rights of a site and its keys, on a real scheduler, worker and server."""
+
+from __future__ import annotations
+
+import asyncio
+import stat
+import sys
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any, Final
+
+import pytest
+
+from moorage.bus.connection import Connection
+from moorage.bus.errors import BusError, PermissionRefused
+from moorage.bus.transport import Delivery
+from moorage.client import AsyncClient, JobFailed, Rejected
+from moorage.client.job import Job
+from tests.sites import settled
+from tests.system.deploy.test_roles_live import everybody
+from tests.system.services.members import FUNCTIONS, error_of
+from tests.waiting import NeverHappened, until
+
+ANSWER_S: Final = 90.0
+SITES: Final[dict[str, dict[str, Any]]] = {
+    "nkey": {},
+    "nkey-shared": {"shared": True},
+    "mtls": {"auth": "mtls"},
+}
+
+
+async def serving(client: AsyncClient, function: str, **fields: Any) -> Job:
+    """Submit a job that serves with a function of the tests."""
+    argv = [sys.executable, "-m", "moorage.cli", "serve", f"functions:{function}"]
+    env: Mapping[str, str] = {"PYTHONPATH": ":".join(filter(None, sys.path))}
+    body = {"run": {"argv": argv, "cwd": str(FUNCTIONS.parent), "env": env}, "service": {"name": function}, **fields}
+    return await client.submit(body, job=f"s-{function}")
+
+
+async def end_of(job: Job) -> tuple[str, str]:
+    """Its last state and the reason."""
+    try:
+        result = await job.result(wait=ANSWER_S)
+    except JobFailed as failed:
+        result = failed.result
+    return result.state, result.why
+
+
+async def answers(caller: Connection, subject: str, data: bytes, job: Job) -> Delivery:
+    """The first answer, once a member of the job is there. Without one, what became of the job is printed."""
+    got: list[Delivery] = []
+
+    async def ask() -> bool:
+        try:
+            got.append(await caller.request(subject, data, 5.0))
+        except BusError:
+            return False
+        return True
+
+    try:
+        await until(ask, ANSWER_S, "an answer of the service")
+    except NeverHappened:
+        shown = await job.show()
+        print(shown.state, shown.why, *shown.changes, sep="\n")
+        async for piece in job.logs(follow=False):
+            print(piece.text)
+        raise
+    return got[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("site", SITES)
+async def test_a_job_answers_its_tenants_calls_and_publishes_for_no_caller(site: str) -> None:
+    async with (
+        everybody(calls=True, **SITES[site]) as made,
+        made.client("submitter.acme") as acme,
+        await made.site.connect("submitter.acme") as caller,
+        await made.site.connect("submitter.beta") as other,
+        await made.site.connect("service.acme") as peer,
+    ):
+        subject = "moorage.call.acme.echo"
+        job = await serving(acme, "echo")
+        assert (await answers(caller, subject, b"hello", job)).data == b"hello"
+        with pytest.raises(PermissionRefused):
+            await other.request(subject, b"hello", 5.0)
+        [key] = [path for path in (made.folder / "w1").rglob("*.key") if "s-echo" in path.name]
+        assert stat.S_IMODE(key.stat().st_mode) == 0o600
+
+        # subjects that the member's key may publish to and the caller's may not
+        heard: list[Delivery] = []
+        for forged in ("moorage.calls.acme.echo.have", "moorage.calls.acme.~.x", "moorage.calls.acme.other.want"):
+            await peer.subscribe(forged, heard.append)
+            await settled(peer)
+            await caller.send([(subject, b"forged", forged)])
+        assert (await caller.request(subject, b"behind them", ANSWER_S)).data == b"behind them"
+        await settled(peer)
+        assert [each.data for each in heard if each.data] == []
+
+        await job.cancel()
+        assert (await end_of(job))[0] == "CANCELLED"
+        await until(lambda: not key.exists(), ANSWER_S, "the key is gone with its attempt")
+
+
+@pytest.mark.slow
+async def test_a_service_without_a_key_on_the_worker_is_told_what_is_missing() -> None:
+    async with everybody() as made, made.client("submitter.acme") as acme:
+        job = await serving(acme, "echo")
+        state, why = await end_of(job)
+        assert state == "FAILED"
+        assert "secret 'calls/acme'" in why
+
+
+@pytest.mark.slow
+async def test_a_service_loses_no_call_while_one_job_replaces_the_other() -> None:
+    """Two members; twice they are replaced, each once the new one is ready, under load."""
+    async with (
+        everybody(calls=True) as made,
+        made.client("submitter.acme") as acme,
+        await made.site.connect("submitter.acme") as caller,
+    ):
+        subject, told, stop = "moorage.call.acme.nap", Counter[str](), False
+
+        async def members(number: int) -> Job:
+            argv = [sys.executable, "-m", "moorage.cli", "serve", "functions:nap"]
+            env = {"PYTHONPATH": ":".join(filter(None, sys.path))}
+            run = {"argv": argv, "cwd": str(FUNCTIONS.parent), "env": env, "ready": {"call": True}, "restart": "always"}
+            fields: dict[str, Any] = {"service": {"name": "nap", "concurrency": 2}, "replicas": 2, "run": run}
+            if number:
+                fields["instead_of"] = f"nap-{number - 1}"
+            return await acme.submit(fields, job=f"nap-{number}")
+
+        async def load() -> None:
+            while not stop:
+                told[error_of(await caller.request(subject, b"10", ANSWER_S))] += 1
+
+        old = await members(0)
+        await answers(caller, subject, b"10", old)
+        callers = [asyncio.create_task(load()) for _ in range(3)]
+        for number in (1, 2):
+            before = told.total()
+            await until(lambda before=before: told.total() > before + 30, ANSWER_S)
+            with pytest.raises(Rejected) as refused:
+                await acme.submit({"run": {"argv": ["true"]}, "service": {"name": "nap"}})
+            assert refused.value.code == "service-taken"
+            new = await members(number)
+            state, why = await end_of(old)
+            assert (state, why) == ("CANCELLED", f"replaced by job nap-{number}")
+            assert (await new.show()).state == "RUNNING"
+            old = new
+        before = told.total()
+        await until(lambda: told.total() > before + 30, ANSWER_S)
+        stop = True
+        await asyncio.gather(*callers)
+        assert set(told) == {""}, told

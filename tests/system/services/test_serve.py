@@ -1,0 +1,452 @@
+"""Members as real processes on a real server, called by a bare caller: what it gets back, and when."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from nats.micro.service import ServiceInfo, ServicePing, ServiceStats
+
+from moorage.bus.connection import Connection, connect
+from moorage.bus.errors import NoResponders, RequestTimeout
+from moorage.bus.transport import Delivery
+from tests.servers import MortalServer
+from tests.system.services.members import MemberProcess, body_of, call, error_of, member, member_of
+from tests.waiting import until
+
+
+class Site:
+    """A server for one test, with a prefix of its own."""
+
+    def __init__(self, url: str, prefix: str, folder: Path) -> None:
+        self.url = url
+        self.prefix = prefix
+        self._folder = folder
+
+    def subject(self, name: str) -> str:
+        return f"{self.prefix}.call.default.{name}"
+
+    @contextlib.asynccontextmanager
+    async def serving(self, *members: str) -> AsyncIterator[tuple[Connection, list[MemberProcess]]]:
+        """A caller, and these members, each ready: a function of `functions`, which names it, and options."""
+        async with contextlib.AsyncExitStack() as opened:
+            caller = await opened.enter_async_context(await connect(self.url, "caller"))
+            made = []
+            for function, *words in map(str.split, members):
+                words = [f"functions:{function}", "--name", function, *words]
+                made.append(
+                    await opened.enter_async_context(member(self.url, self._folder, *words, prefix=self.prefix))
+                )
+            await asyncio.gather(*(each.ready() for each in made))
+            yield caller, made
+
+
+@pytest.fixture
+def site(nats_url: str, unique: str, tmp_path: Path) -> Site:
+    return Site(nats_url, unique, tmp_path)
+
+
+async def test_a_bare_request_gets_the_functions_answer(nats_url: str, unique: str, tmp_path: Path) -> None:
+    subject = f"{unique}.call.default.echo"
+    async with await connect(nats_url, "caller") as caller:
+        with pytest.raises(NoResponders):
+            await call(caller, subject, b"too early")
+        async with member(nats_url, tmp_path, "functions:echo", "--name", "echo", prefix=unique) as one:
+            await one.ready()
+            answer = await call(caller, subject, b"hello")
+            assert (answer.data, error_of(answer)) == (b"hello", "")
+            typed = await call(caller, subject, b'{"a": [1]}', {"Content-Type": "application/json"})
+            assert typed.headers is not None
+            assert (typed.data, typed.headers["Content-Type"]) == (b'{"a":[1]}', "application/json")
+            assert int(typed.headers["Moorage-Ran-Ms"]) >= 0
+        with pytest.raises(NoResponders):
+            await call(caller, subject, b"too late")
+
+
+async def test_a_full_member_lets_an_idle_one_fetch(site: Site) -> None:
+    """The server gives calls to members at random: with handlers that hold the interpreter, none waits beside an idle
+    member, and each is answered once."""
+    subject = site.subject("sleep")
+    async with site.serving("sleep", "sleep") as (caller, _):
+        for _ in range(3):
+            answers = await asyncio.gather(call(caller, subject, b"1000"), call(caller, subject, b"1000"))
+            assert [error_of(answer) for answer in answers] == ["", ""]
+            assert len(set(map(member_of, answers))) == 2, "one had both, and the other was idle"
+            waited_ms = [int((answer.headers or {})["Moorage-Waited-Ms"]) for answer in answers]
+            assert max(waited_ms) < 1000, waited_ms
+
+
+async def test_when_all_are_full_a_bare_caller_hears_busy_and_when_to_come_again(site: Site) -> None:
+    subject = site.subject("nap")
+    async with site.serving("nap") as (caller, _):
+        await call(caller, subject, b"50")  # so that it knows how long a call takes
+        answers = await asyncio.gather(*(call(caller, subject, b"1500") for _ in range(10)))
+        errors = Counter(map(error_of, answers))
+        assert errors == {"": 3, "busy": 7}, "one runs and two wait"
+        busy = next(answer for answer in answers if error_of(answer))
+        assert (busy.headers or {})["Nats-Service-Error-Code"] == "503"
+        told = body_of(busy)
+        assert (told["error"], told["started"]) == ("busy", False)
+        assert told["retry_after_ms"] >= 50
+
+
+async def test_a_call_that_finds_no_place_in_its_callers_time_never_starts(site: Site) -> None:
+    subject = site.subject("nap")
+    async with site.serving("nap") as (caller, _):
+        running = asyncio.create_task(call(caller, subject, b"2000"))
+        await asyncio.sleep(0.1)
+        late = await call(caller, subject, b"0", {"Moorage-Wait-Ms": "200"})
+        assert (error_of(late), body_of(late)["started"]) == ("expired", False)
+        assert not running.done(), "told at once, not when a place is free"
+        assert error_of(await running) == ""
+
+
+async def test_what_a_function_does_wrong_is_its_callers_answer(site: Site) -> None:
+    async with site.serving("wrong", "large") as (caller, [one, _]):
+        answer = await call(caller, site.subject("wrong"), b"x")
+        assert (answer.headers or {})["Nats-Service-Error-Code"] == "500"
+        told = body_of(answer)
+        assert (told["error"], told["kind"], told["message"]) == ("failed", "ValueError", "no such thing: b'x'")
+        assert "no such thing" in one.said
+        large = await call(caller, site.subject("large"), b"1000")
+        assert len(large.data) == 1000
+        too_large = await call(caller, site.subject("large"), str(caller.max_payload_bytes).encode())
+        assert error_of(too_large) == "too-large"
+        assert error_of(await call(caller, site.subject("large"), b"10")) == ""
+
+
+@pytest.mark.parametrize("serving", ["odd", "odd --concurrency 2", "aodd"])
+async def test_a_call_is_answered_whatever_its_function_raises(site: Site, serving: str) -> None:
+    """Without an answer its caller would wait for nothing, and the call keep its place for ever."""
+    subject = site.subject(serving.split()[0])
+    async with site.serving(serving) as (caller, _):
+        for data, kind, message in (
+            (b"exit", "SystemExit", "3"),
+            (b"interrupt", "KeyboardInterrupt", ""),
+            (b"untold", "Untold", "its message cannot be told: RuntimeError"),
+            (b"no text", "OSError", "\\udcff"),
+        ):
+            told = body_of(await call(caller, subject, data, timeout_s=10))
+            assert (told["error"], told["kind"], told["message"]) == ("failed", kind, message)
+        assert (await call(caller, subject, b"x")).data == b"x", "it goes on"
+
+
+@pytest.mark.parametrize("function", ["echo", "nap"])
+async def test_a_caller_with_large_headers_ends_no_member(site: Site, function: str) -> None:
+    async with site.serving(function) as (caller, _):
+        answer = await call(caller, site.subject(function), b"0", {"X-Large": "é" * 200_000})
+        assert answer.data == b"0"
+
+
+async def test_with_one_place_too_a_function_hears_that_its_caller_waits_no_longer(site: Site) -> None:
+    async with site.serving("endless", "until_cancelled") as (caller, [streams, _]):
+        for name, data in (("endless", b"10"), ("until_cancelled", b"wait")):
+            inbox, heard = f"_INBOX.{site.prefix}.{name}", list[Delivery]()
+            await caller.subscribe(inbox, heard.append)
+            await caller.send([(site.subject(name), data, inbox)])
+            if name == "endless":
+                await until(lambda heard=heard: len(heard) > 3, what="parts")
+            await caller.send([(f"{site.subject(name)}.cancel", inbox.encode(), "")])
+        assert (await call(caller, site.subject("until_cancelled"), b"x", timeout_s=10)).data == b"x"
+        await until(lambda: "closed" in streams.said, what="its generator is closed")
+
+
+async def test_a_killed_program_answers_502_at_once_and_its_room_is_fetched(site: Site) -> None:
+    subject = site.subject("die")
+    async with site.serving("die", "die") as (caller, [one, other]):
+        calls = [asyncio.create_task(call(caller, subject, b"2000")) for _ in range(4)]
+        await asyncio.sleep(0.4)
+        began_s = time.monotonic()
+        os.kill(one.program(), signal.SIGKILL)
+        done, _ = await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
+        assert time.monotonic() - began_s < 1.5
+        [died] = [task.result() for task in done]
+        assert (error_of(died), body_of(died)["started"]) == ("member-died", True)
+        rest = await asyncio.gather(*calls)
+        assert Counter(map(error_of, rest)) == {"": 3, "member-died": 1}, "what waited there ran at the other"
+        assert await one.ended() == 137
+        assert "by SIGKILL" in one.said
+        left = await call(caller, subject, b"leave")
+        assert error_of(left) == "member-died"
+        assert await other.ended() == 3
+
+
+async def test_a_member_that_is_asked_to_end_loses_no_call(site: Site) -> None:
+    """Four members end in turn under load, each once another has come: every call is answered by its function."""
+    subject = site.subject("nap")
+    answers: Counter[str] = Counter()
+    stop = False
+
+    async def load(caller: Connection) -> None:
+        while not stop:
+            answers[error_of(await call(caller, subject, b"10"))] += 1
+
+    async with site.serving(*["nap --concurrency 2"] * 4) as (caller, members):
+        callers = [asyncio.create_task(load(caller)) for _ in range(6)]
+        for each in members[:3]:
+            before = answers.total()
+            await until(lambda before=before: answers.total() > before + 50)
+            each.process.terminate()
+            assert await each.ended() == 0
+        before = answers.total()
+        await until(lambda: answers.total() > before + 50)
+        stop = True
+        await asyncio.gather(*callers)
+        assert set(answers) == {""}, answers
+
+
+async def test_calls_that_outlast_the_grace_are_answered_before_the_end(site: Site) -> None:
+    subject = site.subject("nap")
+    async with site.serving("nap --grace 2s") as (caller, [one]):
+        calls = [asyncio.create_task(call(caller, subject, data)) for data in (b"60000", b"0")]
+        await asyncio.sleep(0.2)
+        one.process.terminate()
+        assert await one.ended() == 0
+        assert Counter([error_of(await each) for each in calls]) == {"member-died": 1, "busy": 1}
+
+
+async def test_a_caller_that_gives_up_has_its_call_stopped(site: Site) -> None:
+    subject = site.subject("nap")
+    async with site.serving("nap") as (caller, _):
+        heard: list[Delivery] = []
+        await caller.subscribe(f"{site.prefix}.back", heard.append)
+        await caller.send([(subject, b"60000", f"{site.prefix}.back")])
+        # a reply below the prefix is no inbox: it is never answered, and takes no place
+        answer = await call(caller, subject, b"0")
+        assert error_of(answer) == ""
+        inbox = f"_INBOX.{site.prefix}.1"
+        await caller.subscribe(inbox, heard.append)
+        await caller.send([(subject, b"60000", inbox), (f"{subject}.cancel", inbox.encode(), "")])
+        assert error_of(await call(caller, subject, b"0")) == "", "its place is free again"
+        assert heard == []
+
+
+async def test_an_answer_in_parts(site: Site) -> None:
+    async with site.serving("count", "acount") as (caller, _):
+        for name in ("count", "acount"):
+            subject = f"{site.prefix}.call.default.{name}"
+            parts = await caller.request_many(subject, b"3", 60, lambda got: "Moorage-End" in (got.headers or {}))
+            assert [part.data for part in parts] == [b"0", b"1", b"2", b""]
+            assert [(part.headers or {}).get("Moorage-Part") for part in parts] == ["1", "2", "3", None]
+            assert (parts[-1].headers or {})["Moorage-End"] == "3"
+            [none] = await caller.request_many(subject, b"0", 60, lambda got: "Moorage-End" in (got.headers or {}))
+            assert (none.headers or {})["Moorage-End"] == "0", "none is not one that is empty"
+
+
+async def test_a_class_is_loaded_once_and_several_calls_run_at_a_time(
+    nats_url: str, unique: str, tmp_path: Path
+) -> None:
+    async with (
+        await connect(nats_url, "caller") as caller,
+        member(nats_url, tmp_path, "functions:Model", "--name", "model", prefix=unique) as one,
+        member(nats_url, tmp_path, "functions:sleep", "--name", "sleep", "--concurrency", "4", prefix=unique) as two,
+        member(nats_url, tmp_path, "functions:told", "--name", "told", prefix=unique) as three,
+    ):
+        await asyncio.gather(one.ready(), two.ready(), three.ready())
+        answer = await call(caller, f"{unique}.call.default.model", b"x")
+        assert body_of(answer)[0] is True
+        began_s = time.monotonic()
+        await asyncio.gather(*(call(caller, f"{unique}.call.default.sleep", b"1000") for _ in range(4)))
+        assert time.monotonic() - began_s < 3.5, "one after the other takes 4 s"
+        headers = {"Traceparent": "00-1", "Moorage-Wait-Ms": "5000", "Moorage-Hops": "x"}
+        told = body_of(await call(caller, f"{unique}.call.default.told", b"", headers))
+        assert told["headers"]["Traceparent"] == "00-1"
+        assert "Moorage-Hops" not in told["headers"]
+        assert 4000 < told["wait_ms"] <= 5000
+
+
+@pytest.mark.parametrize(
+    ("target", "why"),
+    [
+        ("functions:nothing", "functions has no nothing; it has echo, pid, sleep, "),
+        ("functions:Model.nothing", "functions has no Model.nothing; it has "),
+        ("functions", "names no function"),
+        ("functions.py:echo", "write functions:echo\n"),
+        ("./some/functions.py:echo", "write some.functions:echo\n"),
+        ("nowhere:f", "there is no module nowhere in "),
+        ("functions:NUMBER", "is a int"),
+    ],
+)
+async def test_what_cannot_be_served_ends_with_the_reason(
+    nats_url: str, unique: str, tmp_path: Path, target: str, why: str
+) -> None:
+    async with member(nats_url, tmp_path, target, "--name", "x", prefix=unique) as one:
+        assert await one.ended() == 1
+        assert why in one.said
+        assert "Traceback" not in one.said
+
+
+async def test_a_program_that_ends_before_it_is_ready_is_told_so_and_no_place_is_too_few(
+    nats_url: str, unique: str, tmp_path: Path
+) -> None:
+    async with member(nats_url, tmp_path, "--name", "x", "--", "true", prefix=unique) as one:
+        assert await one.ended() == 1
+        assert "the program ended with code 0 before it was ready" in one.said
+    async with member(nats_url, tmp_path, "functions:echo", "--name", "x", "--concurrency", "0", prefix=unique) as two:
+        assert await two.ended() == 2
+        assert "concurrency must be 1..4096, found 0" in two.said
+
+
+#: a member's program without moorage: it answers each call with its data turned round
+PLAIN = """
+import json, os, socket, sys
+link = socket.socket(fileno=int(os.environ["MOORAGE_CALL_FD"]))
+reader = link.makefile("rb")
+link.sendall(b'{"ready": 1}\\n')
+for line in reader:
+    head = json.loads(line)
+    if head.get("end"):
+        break
+    if "call" in head:
+        body = reader.read(head.get("bytes", 0))[::-1]
+        link.sendall(json.dumps({"answer": head["call"], "bytes": len(body)}).encode() + b"\\n" + body)
+print("ends in order", flush=True)
+"""
+
+
+async def test_a_program_in_any_language_may_serve(nats_url: str, unique: str, tmp_path: Path) -> None:
+    subject = f"{unique}.call.default.turn"
+    async with (
+        await connect(nats_url, "caller") as caller,
+        member(nats_url, tmp_path, "--name", "turn", "--", sys.executable, "-c", PLAIN, prefix=unique) as one,
+    ):
+        await one.ready()
+        assert (await call(caller, subject, b"abc")).data == b"cba"
+        assert (await call(caller, subject, b"")).data == b""
+        big = os.urandom(500_000)
+        assert (await call(caller, subject, big)).data == big[::-1]
+        one.process.terminate()
+        assert await one.ended() == 0
+        assert "ends in order" in one.said
+
+
+#: one that gives each answer headers as they should not be, and then more parts than may wait at once
+STRANGE = """
+import json, os, socket
+link = socket.socket(fileno=int(os.environ["MOORAGE_CALL_FD"]))
+reader = link.makefile("rb")
+link.sendall(b'{"ready": 0, "error": 99}\\n{"ready": 1}\\n{"answer": 77}\\n')
+for line in reader:
+    head = json.loads(line)
+    if head.get("end"):
+        break
+    body = reader.read(head.get("bytes", 0))
+    for at in range(int(body or 0)):
+        link.sendall(json.dumps({"part": head["call"], "bytes": 5}).encode() + b"\\nhello")
+    bad = {"": "x", "A B": "x", "C:": "x", "D": "x\\r\\nE: y", "Moorage-Member": "me", "Good": "yes"}
+    link.sendall(json.dumps({"answer": head["call"], "headers": bad}).encode() + b"\\n")
+"""
+
+
+async def test_a_program_adds_no_header_that_breaks_its_answer_and_streams_as_fast_as_is_sent(
+    nats_url: str, unique: str, tmp_path: Path
+) -> None:
+    subject = f"{unique}.call.default.strange"
+    async with (
+        await connect(nats_url, "caller") as caller,
+        member(nats_url, tmp_path, "--name", "strange", "--", sys.executable, "-c", STRANGE, prefix=unique) as one,
+    ):
+        await one.ready()
+        answer = await call(caller, subject, b"0")
+        assert error_of(answer) == ""
+        assert answer.headers is not None
+        assert answer.headers["Good"] == "yes"
+        assert {"", "A B", "C:", "D"}.isdisjoint(answer.headers)
+        assert answer.headers["Moorage-Member"] != "me"
+        parts = await caller.request_many(subject, b"20000", 60, lambda got: "Moorage-End" in (got.headers or {}))
+        assert len(parts) == 20_001
+        assert (await call(caller, subject, b"0")).data == b""
+
+
+async def test_a_program_that_writes_nonsense_is_ended_and_says_so(nats_url: str, unique: str, tmp_path: Path) -> None:
+    nonsense = "import os, time; os.write(int(os.environ['MOORAGE_CALL_FD']), b'hello\\n'); time.sleep(60)"
+    async with member(nats_url, tmp_path, "--name", "x", "--", sys.executable, "-c", nonsense, prefix=unique) as one:
+        assert await one.ended() not in (0, None)
+        assert "does not keep to the protocol" in one.said
+
+
+async def test_members_go_on_behind_a_servers_restart(mortal_server: MortalServer, unique: str, tmp_path: Path) -> None:
+    subject = f"{unique}.call.default.echo"
+    async with (
+        await connect(mortal_server.url, "caller") as caller,
+        member(mortal_server.url, tmp_path, "functions:echo", "--name", "echo", prefix=unique) as one,
+    ):
+        await one.ready()
+        await mortal_server.kill()
+        await mortal_server.start()
+
+        async def answers() -> bool:
+            try:
+                return (await call(caller, subject, b"again", timeout_s=2)).data == b"again"
+            except (NoResponders, RequestTimeout):
+                return False
+
+        await until(answers, what="an answer behind the restart")
+
+
+def test_the_frames_of_the_page_are_read_in_any_pieces() -> None:
+    from moorage.calls.wire import BadFrame, Frames, FromProgram
+
+    sent = b'{"ready": 2}\n{"answer": 7, "bytes": 3, "later": []}\nabc{"error": 8, "message": "no"}\n'
+    for size in range(1, len(sent)):
+        frames, got = Frames(), []
+        for at in range(0, len(sent), size):
+            got += list(frames.feed(sent[at : at + size]))
+        assert got == [
+            (FromProgram(ready=2), b""),
+            (FromProgram(answer=7, bytes=3), b"abc"),
+            (FromProgram(error=8, message="no"), b""),
+        ]
+    for bad in (b"[]\n", b'{"answer": "x"}\n', b'{"answer": 1, "bytes": -1}\n', b"x" * 300_000):
+        with pytest.raises(BadFrame):
+            list(Frames().feed(bad))
+
+
+async def test_operators_tools_find_members_and_what_they_do(nats_url: str, unique: str, tmp_path: Path) -> None:
+    """Read with nats-py's own types for services (NATS ADR-32)."""
+    name = f"echo-{unique[-6:]}"
+    async with (
+        await connect(nats_url, "operator") as operator,
+        member(nats_url, tmp_path, "functions:echo", "--name", name, prefix=unique) as one,
+        member(nats_url, tmp_path, "functions:echo", "--name", name, prefix=unique) as other,
+    ):
+        await asyncio.gather(one.ready(), other.ready())
+        for _ in range(10):
+            await call(operator, f"{unique}.call.default.{name}", b"x")
+        seen: list[Delivery] = []
+
+        def two(delivery: Delivery) -> bool:
+            seen.append(delivery)
+            return len(seen) == 2
+
+        found = await operator.request_many(f"$SRV.PING.{name}", b"", 30, two)
+        pings = [ServicePing.from_dict(body_of(each)) for each in found]
+        assert {ping.name for ping in pings} == {name}
+        assert len({ping.id for ping in pings}) == 2
+        info = ServiceInfo.from_dict(body_of(await operator.request(f"$SRV.INFO.{name}.{pings[0].id}", b"", 30)))
+        assert info.endpoints[0].subject == f"{unique}.call.default.{name}"
+        stats = [
+            ServiceStats.from_dict(body_of(await operator.request(f"$SRV.STATS.{name}.{ping.id}", b"", 30)))
+            for ping in pings
+        ]
+        assert sum(each.endpoints[0].num_requests for each in stats) == 10
+
+
+async def test_a_question_that_a_member_takes_with_it_is_asked_again_and_holds_up_no_end(site: Site) -> None:
+    """A member that died with calls waiting has said `have`, and never answers the `want` that it was sent."""
+    async with site.serving("echo") as (died, [one]):
+        wants: list[Delivery] = []
+        room = f"{site.prefix}.calls.default.echo"
+        await died.subscribe(f"{room}.want", wants.append, "room")
+        await died.send([(f"{room}.have", b"", "")])
+        await until(lambda: len(wants) >= 3, what="it asks again")
+        one.process.terminate()
+        assert await one.ended() == 0

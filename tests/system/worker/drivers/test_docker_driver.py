@@ -1,0 +1,914 @@
+"""The driver docker on a real engine: what it starts, what it tells of it, and that nothing of it is left."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final
+
+import msgspec
+import pytest
+
+from moorage.schemas.errors import Refused
+from moorage.schemas.frames import Device, ReadLog, Start
+from moorage.schemas.gpu import Distributed, GpuSpec
+from moorage.schemas.job import Request, Resources, Run, Secret
+from moorage.system.device_environment import SharingUnavailable
+from moorage.worker.devices.readers import cdi
+from moorage.worker.drivers.base import Assignment
+from moorage.worker.drivers.container.config import Image, check_container_policy, config_of, devices_of, network_of
+from moorage.worker.drivers.container.docker import Docker, DockerDriver, DockerSettings
+from moorage.worker.drivers.container.engine import Engine, EngineDown, Piece, with_tag
+from moorage.worker.drivers.container.output import MARGIN_S, ContainerOutput, clear_marks, mark_path
+from moorage.worker.drivers.container.start import PULLS_MAX, STARTS_MAX
+from moorage.worker.drivers.kit import Kit
+from moorage.worker.drivers.policy import Policy
+from moorage.worker.drivers.supervisor_link import SupervisorLink
+from moorage.worker.job.environment import PATH_DEFAULT
+from moorage.worker.job.rendezvous import own_address
+from moorage.worker.session.member_messages import Ended, NotStarted, Started, StartFailed, Stuck
+from moorage.worker.settings import WorkerSettings
+from moorage.worker.supervisor.capped_output import output_path
+from tests.engines import PATH, DockerEngine, engine, why_no_dockerd
+from tests.registries import Registry
+from tests.system.worker.drivers.container_rig import NO_RULES, ContainerRig, state_of
+from tests.waiting import until
+
+IMAGE: Final = "moorage-test:driver"
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[DockerEngine]:
+    if why := why_no_dockerd():
+        pytest.skip(why)
+    with engine() as made:
+        made.make_image(IMAGE)
+        yield made
+
+
+@pytest.fixture
+def docker(shared: DockerEngine) -> Iterator[DockerEngine]:
+    """An engine without containers: a driver that closes leaves some to the next one, which no other test has."""
+    yield shared
+    if left := shared.containers():
+        shared.docker("rm", "--force", "--volumes", *left, check=False)
+
+
+class Rig(ContainerRig):
+    driver_name = "docker"
+    image = IMAGE
+
+    def __init__(
+        self,
+        state: Path,
+        own: DockerSettings,
+        policy: Policy = NO_RULES,
+        devices: Sequence[Device] = (),
+        **settings: Any,
+    ) -> None:
+        link = SupervisorLink(state)
+        worker = WorkerSettings(state, "w1", output_cap_bytes=1 << 20, **settings)
+        super().__init__(DockerDriver(Kit("w1", worker, policy, link, len(devices), not devices, own)), link, devices)
+
+    async def use(self, other: Engine) -> None:
+        """Give the driver another engine's API, once it has swept what an agent before it left."""
+        await asyncio.gather(*self.driver._removal.later)
+        await self.driver._host.engine.close()
+        self.driver._host.engine = other
+
+
+def settings(docker: DockerEngine, **fields: Any) -> DockerSettings:
+    return DockerSettings(socket=docker.socket, pull=fields.pop("pull", "never"), **fields)
+
+
+async def no_containers(docker: DockerEngine) -> None:
+    """Wait until the engine has none left: one that is slow to remove it is asked again after the end is told."""
+
+    async def none_left() -> bool:  # in a thread: the driver, which is to remove it, runs in this loop
+        return await asyncio.to_thread(docker.containers) == []
+
+    await until(none_left, deadline_s=90, what="no container is left")
+
+
+@pytest.mark.slow
+async def test_it_is_shut_in_and_has_its_limits(docker: DockerEngine, tmp_path: Path) -> None:
+    async with state_of(tmp_path) as state, Rig(state, settings(docker, pids_max=99, shm=3 << 20)) as rig:
+        limits = Resources(cpu_milli=500, memory_mib=64)
+        name = rig.start("j1", "sh", "-c", "cat /proc/self/status; sleep 600", resources=limits)
+        await rig.reported(Started, name)
+        (container,) = docker.containers()
+        host = docker.inspect(container)["HostConfig"]
+        assert (host["NanoCpus"], host["Memory"], host["PidsLimit"]) == (500_000_000, 64 << 20, 99)
+        assert (host["ShmSize"], host["Ulimits"]) == (3 << 20, None)
+        asks = rig.start("asks", "cat", "/proc/mounts", shm_mib=5)
+        assert await rig.reported(Ended, asks) == (asks, 0, "exit")
+        assert [line for line in (await rig.output(asks)).splitlines() if " /dev/shm " in line and "size=5120k" in line]
+        assert (host["Privileged"], host["PidMode"], host["NetworkMode"]) == (False, "", "none")
+        assert (host["RestartPolicy"]["Name"], host["Binds"], host["PortBindings"]) == ("no", [], None)
+        told = await until(lambda: (text := rig.live_output(name)) and "NoNewPrivs:\t1" in text and text)
+        assert "CapEff:\t0000000000000000" in told
+        rig.driver.end(name, 0.0, "test")
+        assert await rig.reported(Ended, name) == (name, -9, "end")
+
+
+@pytest.mark.slow
+async def test_the_next_agent_goes_on_with_what_runs_and_has_all_its_output_once(
+    docker: DockerEngine, tmp_path: Path
+) -> None:
+    waits = "while ! [ -e /tmp/go ]; do sleep 0.1; done"
+    words = f'for i in 1 2 3; do echo "a$i"; echo "e$i" >&2; done; {waits}; echo b'
+    async with state_of(tmp_path) as state:
+        async with Rig(state, settings(docker)) as first:
+            name = first.start("j1", "sh", "-c", words)
+            await until(lambda: "a3" in first.live_output(name) and "e3" in first.live_output(name, "err"))
+            over = first.start("over", "sh", "-c", f"{waits}; echo late; exit 4")
+            await first.reported(Started, over)
+        (running, ends) = sorted(docker.containers(), key=lambda each: "over" in str(docker.inspect(each)["Config"]))
+        docker.docker("exec", ends, "sh", "-c", ": > /tmp/go")
+        await until(lambda: sum(docker.inspect(each)["State"]["Running"] for each in docker.containers()) == 1)
+        async with Rig(state, settings(docker)) as second:
+            assert {(each.name, each.phase) for each in second.living} <= {
+                (each, phase) for each in (name, over) for phase in ("running", "starting")
+            }
+            assert await second.reported(Ended, over) == (over, 4, "exit"), "it ended while there was no agent"
+            assert await second.output(over) == "late\n"
+            docker.docker("exec", running, "sh", "-c", ": > /tmp/go")
+            assert await second.reported(Ended, name) == (name, 0, "exit")
+            assert await second.output(name) == "a1\na2\na3\nb\n"
+            assert await second.output(name, "err") == "e1\ne2\ne3\n"
+            assert second.live_output(name) == "b\n", "what the first agent told is not told again"
+        await no_containers(docker)
+
+
+@pytest.mark.slow
+async def test_an_image_is_pulled_by_its_digest_with_the_password_that_the_operator_keeps(
+    docker: DockerEngine, tmp_path: Path
+) -> None:
+    kept = tmp_path / "kept"
+    kept.mkdir(mode=0o700)
+    (kept / "registry").touch(mode=0o600)
+    (kept / "registry").write_text("me:pass:word\n")
+    with Registry.serving(login="me:pass:word") as registry:
+        address = registry.address
+        own = settings(docker, pull="missing", digests_only=True, registry_secrets={address: "registry"})
+        async with state_of(tmp_path) as state, Rig(state, own, secrets_dir=kept) as rig:
+            name = rig.start("j1", "sh", "-c", "exit 3", image=f"{address}/box@{registry.digest}")
+            assert await rig.reported(Ended, name) == (name, 3, "exit")
+            notes = [frame.note for of, frame in rig.frames if of == name and frame.note]
+            assert notes[0] == f"pulling the image {address}/box@{registry.digest}", "the caller sees it"
+            tagged = rig.start("tagged", "sh", image=f"{address}/box:1")
+            assert "not named by its digest" in (await rig.reported(NotStarted, tagged))[1]
+        own = settings(docker, pull="always")
+        async with state_of(tmp_path / "2") as state, Rig(state, own) as rig:
+            refused = rig.start("j2", "sh", image=f"{address}/box:1")
+            told = await until(lambda: rig.told(NotStarted, refused) or rig.told(StartFailed, refused), deadline_s=90)
+            assert "cannot be pulled" in str(told)
+
+
+@pytest.mark.slow
+async def test_it_starts_in_a_folder_of_its_own_that_is_bounded(
+    docker: DockerEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("moorage.worker.job.attempt_folders.MEASURE_S", 0.2)
+    async with state_of(tmp_path) as state, Rig(state, settings(docker), folder_bytes=1 << 20) as rig:
+        name = rig.start("j1", "sh", "-c", "pwd; echo $HOME; ls -A; id -u; echo x > kept")
+        assert await rig.reported(Ended, name) == (name, 0, "exit")
+        assert await rig.output(name) == "/work\n/work\n65534\n"
+        root = state / "folders" / "w1@docker"
+        assert root.stat().st_mode & 0o777 == 0o700, "no user of the host passes: the engine mounts it"
+        assert (root / "acme.j1.0.1.7" / "kept").read_text() == "x\n", "it stays for a while"
+        deep = rig.start("deep", "sh", "-c", "pwd", cwd="/tmp")
+        assert await rig.reported(Ended, deep) == (deep, 0, "exit")
+        assert await rig.output(deep) == "/tmp\n"
+        missing = rig.start("missing", "sh", "-c", "pwd", cwd="src")
+        assert (await rig.reported(NotStarted, missing))[1] == "cannot-run: cwd: the job's files have no folder src"
+        full = rig.start("full", "sh", "-c", "head -c 4194304 /dev/zero > big; sleep 600")
+        _, code, why = await rig.reported(Ended, full)
+        assert code < 0
+        assert re.fullmatch("disk: its folder takes [1-4] MiB, folder_bytes is 1 MiB", why), "as far as it was filled"
+
+
+@pytest.mark.slow
+async def test_the_folder_belongs_to_the_user_that_the_image_names(docker: DockerEngine, tmp_path: Path) -> None:
+    docker.make_image("moorage-test:named", "USER worker", 'CMD ["sh", "-c", "id -u > own; cat own; pwd"]')
+    own = settings(docker, user="image")
+    async with state_of(tmp_path) as state, Rig(state, own) as rig:
+        name = rig.start("j1", "sh", "-c", "id -u > own; cat own", image="moorage-test:named")
+        assert await rig.reported(Ended, name) == (name, 0, "exit")
+        assert await rig.output(name) == "4321\n"
+        assert (state / "folders" / "w1@docker" / "acme.j1.0.1.7" / "own").stat().st_uid == 4321
+        unknown = rig.start("none", "true", image=docker.make_image("moorage-test:none", "USER nobody-knows"))
+        assert "the image has no user nobody-knows" in (await rig.reported(StartFailed, unknown))[2]
+
+
+@pytest.mark.slow
+async def test_the_engine_shows_no_secret_and_the_job_has_it(docker: DockerEngine, tmp_path: Path) -> None:
+    kept = tmp_path / "kept"
+    kept.mkdir(mode=0o700)
+    (kept / "token").touch(mode=0o600)
+    (kept / "token").write_text("s3cret-of-this-test")
+    image = docker.make_image(
+        "moorage-test:entry", 'ENTRYPOINT ["sh", "-c"]', 'CMD ["echo by itself $TOKEN; sleep 600"]'
+    )
+    async with state_of(tmp_path) as state, Rig(state, settings(docker), secrets_dir=kept) as rig:
+        env = {"TOKEN": Secret("token"), "PLAIN": "p", "CUDA_VISIBLE_DEVICES": Secret("token")}
+        name = rig.start("j1", "sh", "-c", 'echo "$TOKEN $PLAIN [$CUDA_VISIBLE_DEVICES] $$"; exit 7', env=env)
+        assert await rig.reported(Ended, name) == (name, 7, "exit")
+        assert await rig.output(name) == "s3cret-of-this-test p [] 1\n"
+        own = rig.start("own", image=image, env=env)
+        await rig.reported(Started, own)
+        told = await until(lambda: "by itself" in rig.live_output(own) and rig.live_output(own))
+        assert told == "by itself s3cret-of-this-test\n"
+        (container,) = await until(lambda: len(docker.containers()) == 1 and docker.containers())
+        shown = docker.docker("inspect", container).stdout
+        assert "PLAIN=p" in shown
+        assert "s3cret-of-this-test" not in shown
+        folder = rig.driver._starter.entries.folder.path
+        await until(lambda: not folder.exists(), what="its file is gone: the mount holds what it needs")
+        rig.driver.end(own, 0.0, "test")
+        await rig.reported(Ended, own)
+        absent = rig.start("absent", "no-such-program", env=env)
+        assert (await rig.reported(Ended, absent))[1:] == (127, "exit")
+        unknown = rig.start("unknown", "true", env={"TOKEN": Secret("other")})
+        told = (await rig.reported(NotStarted, unknown))[1]
+        assert told.startswith("not-here: secret 'other': there is no such file")
+        await no_containers(docker)
+
+
+@pytest.mark.slow
+async def test_a_container_is_reached_on_the_port_that_its_caller_is_told(docker: DockerEngine, tmp_path: Path) -> None:
+    image = docker.make_image("moorage-test:busybox", programs=("busybox",))
+    listens = ("busybox", "sh", "-c", 'echo "$MOORAGE_PORT_8080"; exec busybox nc -l -p 8080 -e echo hello')
+    with docker.network() as network:
+        own = settings(docker, network=network, ports="42000-42999")
+        async with state_of(tmp_path) as state:
+            async with Rig(state, own, address="127.0.0.1") as rig:
+                name = rig.start("j1", *listens, image=image, ports=[8080])
+                await rig.reported(Started, name)
+                (told,) = await until(lambda: [f.ports for of, f in rig.frames if of == name and f.ports], 60)
+                await until(lambda: told["8080"] in rig.live_output(name), deadline_s=60, what="its own word")
+            async with Rig(state, own, address="127.0.0.1") as rig:
+                assert (await rig.page(name)).ports == told, "the next agent knows it, too"
+                host, _, port = told["8080"].partition(":")
+                said = await asyncio.to_thread(hear, host, int(port))
+                assert said == b"hello\n"
+                assert await rig.reported(Ended, name) == (name, 0, "exit")
+                assert (await rig.page(name)).ports == {}
+                # rank 1 finds rank 0 at the address of this host, which all ranks are told
+                start = Start("acme", "g", 0, 1, 7, own_address(), free_port(), 2)
+                gpu = GpuSpec(scheduling="gang", distributed=Distributed())
+                hears = "busybox nc -l -p $MASTER_PORT -e echo hello from $RANK of $WORLD_SIZE"
+                asks = "until busybox nc $MASTER_ADDR $MASTER_PORT | busybox grep of; do busybox sleep 0.1; done"
+                ranks = []
+                for rank, words in enumerate((hears, asks)):
+                    run = Run(driver="docker", image=image, argv=["busybox", "sh", "-c", words])
+                    gang = Request(run=run, gpu=gpu, replicas=2)
+                    ranks.append(("acme", "g", rank, 1, 7))
+                    rig.driver.start([Assignment(ranks[-1], gang, [], "exclusive", start)])
+                for each in ranks:
+                    assert await rig.reported(Ended, each) == (each, 0, "exit")
+                assert await rig.output(ranks[1]) == "hello from 0 of 2\n"
+                await no_containers(docker)
+
+
+def free_port() -> int:
+    with socket.create_server(("", 0)) as found:
+        port: int = found.getsockname()[1]
+        return port
+
+
+def hear(host: str, port: int) -> bytes:
+    """Connect until something answers, and return what it says."""
+    ends = time.monotonic() + 60.0
+    while time.monotonic() < ends:
+        with contextlib.suppress(OSError), socket.create_connection((host, port), timeout=10) as found:
+            if said := found.makefile("rb").read():
+                return said
+        time.sleep(0.1)
+    raise AssertionError(f"nothing answers at {host}:{port}")
+
+
+class Dying(Docker):
+    """An engine's API at which an agent dies: it comes to a step, and never past it."""
+
+    def __init__(self, socket: Path, step: str) -> None:
+        super().__init__(socket)
+        self.step = step
+        self.has_come = False
+
+    async def create(self, *words: Any) -> str:
+        made = await super().create(*words)
+        await self._reach("created")
+        return made
+
+    async def start(self, container: str) -> None:
+        await self._reach("told")
+        await super().start(container)
+        await self._reach("started")
+
+    async def remove(self, container: str) -> None:
+        await self._reach("ended")
+        await super().remove(container)
+
+    async def _reach(self, step: str) -> None:
+        if step == self.step:
+            self.has_come = True
+            await asyncio.Event().wait()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("step", ["created", "told", "started", "ended"])
+async def test_an_agent_that_dies_at_any_step_orphans_nothing(docker: DockerEngine, tmp_path: Path, step: str) -> None:
+    async with state_of(tmp_path) as state:
+        async with Rig(state, settings(docker)) as first:
+            dying = Dying(docker.socket, step)
+            await first.use(dying)
+            name = first.start("j1", "sh", "-c", "sleep 1; exit 5")
+            await until(lambda: dying.has_come, deadline_s=90)
+            if step in ("started", "ended"):
+                await until(lambda: docker.inspect(docker.containers()[0])["State"]["Status"] == "exited", 90)
+        assert len(docker.containers()) == 1
+        async with Rig(state, settings(docker)) as second:
+            if step == "created":
+                assert second.living == [], "nothing of it ever ran, and no driver knows it"
+                await no_containers(docker)
+                return
+            (living,) = second.living
+            assert living.name == name
+            if step == "told":
+                assert (await second.reported(NotStarted, name))[1].endswith("its agent ended before its start")
+            else:
+                assert await second.reported(Ended, name) == (name, 5, "exit")
+            await no_containers(docker)
+            assert second.told(Stuck, name) is None
+
+
+@pytest.mark.slow
+async def test_an_engine_that_dies_and_comes_back(tmp_path: Path) -> None:
+    if why := why_no_dockerd():
+        pytest.skip(why)
+    with engine() as docker:
+        docker.make_image(IMAGE)
+        async with state_of(tmp_path) as state, Rig(state, settings(docker)) as rig:
+            name, ended = rig.start("j1", "sleep", "600"), rig.start("j2", "sleep", "600")
+            await rig.reported(Started, name)
+            await rig.reported(Started, ended)
+            docker.kill()
+            refused = rig.start("j3", "true")
+            assert "engine" in (await rig.reported(NotStarted, refused))[1]
+            rig.driver.end(ended, 0.0, "x")
+            assert await rig.reported(Ended, ended) == (ended, -9, "end"), "its end needs no engine"
+            assert rig.told(Ended, name) is None
+            docker.start()  # an engine ends what it finds running when it starts
+            await rig.reported(Ended, name)
+            await no_containers(docker)
+            again = rig.start("j4", "sh", "-c", "exit 2")
+            assert await rig.reported(Ended, again) == (again, 2, "exit")
+
+
+@pytest.mark.slow
+async def test_an_exit_code_is_asked_for_again_once_the_engine_is_there(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    if why := why_no_dockerd():
+        pytest.skip(why)
+    caplog.set_level("INFO", "moorage.worker")
+    with engine() as docker:
+        docker.make_image(IMAGE)
+        async with state_of(tmp_path) as state, Rig(state, settings(docker)) as rig:
+            name = rig.start("j1", "sh", "-c", "sleep 10; exit 4")
+            await rig.reported(Started, name)
+            assert rig.driver.engine_down() is None
+            docker.kill()
+            await until(rig.driver.engine_down, what="the driver tells of it")
+            # only the engine knows the code of a container that ended meanwhile
+            await until(lambda: "which knows its exit code" in caplog.text, deadline_s=90, what="it waits for the code")
+            assert rig.told(Ended, name) is None
+            docker.start()
+            assert await rig.reported(Ended, name) == (name, 4, "exit")
+            await until(lambda: rig.driver.engine_down() is None, what="it is back")
+
+
+@pytest.mark.slow
+async def test_what_cannot_start_says_whose_fault_it_is(docker: DockerEngine, tmp_path: Path) -> None:
+    async with state_of(tmp_path) as state, Rig(state, settings(docker, pull="missing")) as rig:
+        absent = rig.start("absent", "no-such-program")
+        assert (await rig.reported(StartFailed, absent))[1] == 127
+        folder = rig.start("folder", "/tmp")
+        assert (await rig.reported(StartFailed, folder))[1] == 126
+        away = rig.start("away", "true", image="127.0.0.1:9/none:1")
+        told = (await rig.reported(NotStarted, away))[1]
+        assert told.startswith("start-failed: image 127.0.0.1:9/none:1 cannot be pulled"), "the registry may be back"
+        nowhere = rig.start("nowhere", "true", image="nothere.invalid/none:1")
+        told = (await rig.reported(NotStarted, nowhere))[1]
+        assert "image nothere.invalid/none:1 cannot be pulled" in told
+        await no_containers(docker)
+    async with state_of(tmp_path / "2") as state, Rig(state, settings(docker)) as rig:
+        missing = rig.start("missing", "true", image="nowhere/none:1")
+        told = (await rig.reported(NotStarted, missing))[1]
+        assert told == "not-here: there is no image nowhere/none:1, and this worker does not pull it"
+
+
+@pytest.mark.slow
+async def test_an_end_before_the_start_is_an_end(docker: DockerEngine, tmp_path: Path) -> None:
+    async with state_of(tmp_path) as state, Rig(state, settings(docker)) as rig:
+        dying = Dying(docker.socket, "created")
+        await rig.use(dying)
+        name = rig.start("j1", "sleep", "600")
+        await until(lambda: dying.has_come, deadline_s=90)
+        rig.driver.end(name, 10.0, "cancelled")
+        assert await rig.reported(Ended, name) == (name, -9, "end")
+        await no_containers(docker)
+
+
+@pytest.mark.slow
+async def test_a_process_in_a_container_is_its_jobs_also_for_the_next_agent(
+    docker: DockerEngine, tmp_path: Path
+) -> None:
+    async with state_of(tmp_path) as state:
+        async with Rig(state, settings(docker)) as rig:
+            names = [rig.start(job, "sleep", "600") for job in ("j1", "j2")]
+            for name in names:
+                await rig.reported(Started, name)
+            pids = {name: _pid_of(docker, name[1]) for name in names}
+            asked = [*pids.values(), os.getpid(), 2**22 + 1]  # the last is above the kernel's greatest pid
+            told = {pid: name for name, pid in pids.items()}
+            assert rig.driver.can_measure()
+            assert rig.driver.members_of(asked) == told
+        async with Rig(state, settings(docker)) as rig:
+            assert not rig.driver.can_measure(), "the engine has not told yet which containers they are"
+            await until(rig.driver.can_measure, 60)
+            assert rig.driver.members_of(asked) == told
+            for name in names:
+                rig.driver.end(name, 0.0, "the test is over")
+            for name in names:
+                await rig.reported(Ended, name)
+
+
+def _pid_of(docker: DockerEngine, job: str) -> int:
+    found = docker.docker("ps", "--quiet", "--filter", f"label=moorage.job={job}").stdout.split()
+    return int(docker.inspect(found[0])["State"]["Pid"])
+
+
+HOOK: Final = """#!/bin/sh
+cat > {folder}/state
+echo "$@" > {folder}/words
+"""
+
+
+@pytest.mark.slow
+async def test_nvidias_hook_gets_the_leased_gpus_and_without_it_the_job_goes_elsewhere(
+    docker: DockerEngine, tmp_path: Path
+) -> None:
+    """The script stands where the hook of NVIDIA's toolkit would; no GPU is needed to see what is asked of it."""
+    cards = [Device(0, "nvidia", "H100", "GPU-11111111-1111-1111-1111-111111111111")]
+    async with state_of(tmp_path) as state, Rig(state, settings(docker), devices=cards) as rig:
+        name = rig.start("j1", "true")
+        assert 'could not select device driver "nvidia"' in (await rig.reported(NotStarted, name))[1]
+        await no_containers(docker)
+    commands = tmp_path / "commands"
+    commands.mkdir()
+    for hook in ("nvidia-container-runtime-hook", "nvidia-container-toolkit"):
+        (commands / hook).write_text(HOOK.format(folder=tmp_path))
+        (commands / hook).chmod(0o755)
+    with engine(path=f"{commands}:{PATH}") as made:
+        made.make_image(IMAGE)
+        async with state_of(tmp_path / "2") as state, Rig(state, settings(made), devices=cards) as rig:
+            name = rig.start("j1", "env", env={"NVIDIA_VISIBLE_DEVICES": "all"})
+            assert await rig.reported(Ended, name) == (name, 0, "exit")
+            told = (await rig.output(name)).splitlines()
+            assert f"NVIDIA_VISIBLE_DEVICES={cards[0].uuid}" in told
+            assert any(line.startswith("NVIDIA_DRIVER_CAPABILITIES=") and "compute" in line for line in told)
+            assert (tmp_path / "words").read_text() == "prestart\n"
+
+
+class Lame(Docker):
+    """An engine that does not answer a start, which may have happened or not."""
+
+    happens = True
+
+    async def start(self, container: str) -> None:
+        if self.happens:
+            await super().start(container)
+        raise EngineDown("no answer")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("happens", [True, False])
+async def test_a_start_without_an_answer_is_lost_and_over(docker: DockerEngine, tmp_path: Path, happens: bool) -> None:
+    async with state_of(tmp_path) as state, Rig(state, settings(docker)) as rig:
+        lame = Lame(docker.socket)
+        lame.happens = happens
+        await rig.use(lame)
+        name = rig.start("j1", "sleep", "600")
+        assert await rig.reported(Ended, name) == (name, -9, "lost"), "it may have run"
+        await no_containers(docker)
+
+
+class SlowRegistry(Docker):
+    """An engine's API, with a registry of which no image ever arrives."""
+
+    pulls = 0
+
+    async def pull(self, image: str, login: tuple[str, str] | None = None) -> AsyncIterator[Mapping[str, Any]]:
+        self.pulls += 1
+        await asyncio.Event().wait()
+        yield {}
+
+
+async def with_slow_registry(rig: Rig, docker: DockerEngine) -> SlowRegistry:
+    slow = SlowRegistry(docker.socket)
+    await rig.use(slow)
+    return slow
+
+
+@pytest.mark.slow
+async def test_images_that_do_not_arrive_keep_no_container_from_its_start(docker: DockerEngine, tmp_path: Path) -> None:
+    async with state_of(tmp_path) as state, Rig(state, settings(docker, pull="missing")) as rig:
+        slow = await with_slow_registry(rig, docker)
+        waiting = [rig.start(f"w{at}", "true", image=f"nowhere/none:{at}") for at in range(STARTS_MAX)]
+        await until(lambda: slow.pulls >= PULLS_MAX)
+        here = rig.start("here", "sh", "-c", "exit 3")
+        assert await rig.reported(Ended, here) == (here, 3, "exit")
+        assert slow.pulls == PULLS_MAX, "the registry is not asked for more at once"
+        said = [frame.note for _, frame in rig.frames if frame.note]
+        assert [note for note in said if note.startswith("waiting to pull the image nowhere/none:")]
+        for name in waiting:
+            rig.driver.end(name, 0.0, "cancelled")
+        for name in waiting:
+            assert (await rig.reported(Ended, name))[2] == "end"
+
+
+@pytest.mark.slow
+async def test_an_image_that_does_not_arrive_in_time_sends_the_job_elsewhere(
+    docker: DockerEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("moorage.worker.drivers.container.start.PULL_S_MAX", 0.5)
+    async with state_of(tmp_path) as state, Rig(state, settings(docker, pull="missing")) as rig:
+        await with_slow_registry(rig, docker)
+        name = rig.start("j1", "true", image="nowhere/none:1")
+        why = (await rig.reported(NotStarted, name))[1]
+        assert "nowhere/none:1 cannot be pulled: the pull did not end within" in why
+
+
+class SlowOutput(Docker):
+    """An engine's API that brings output late and piece by piece, and none at all once it `stalls`."""
+
+    piece_s = 0.0
+    stalls = False
+
+    async def output(
+        self, container: str, since: str, follow: bool, *, is_terminal: bool = False
+    ) -> AsyncIterator[Piece]:
+        if self.stalls:
+            await asyncio.Event().wait()
+        if follow:
+            async for _ in super().output(container, since, True):
+                pass  # until it is over
+        async for piece in super().output(container, since, False):
+            await asyncio.sleep(self.piece_s)
+            yield piece
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stalls", [False, True])
+async def test_output_that_comes_slowly_is_waited_for_and_what_does_not_come_is_told(
+    docker: DockerEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stalls: bool
+) -> None:
+    monkeypatch.setattr("moorage.worker.drivers.container.follow.ENGINE_S", 6.0)
+    async with state_of(tmp_path) as state, Rig(state, settings(docker)) as rig:
+        slow = SlowOutput(docker.socket)
+        slow.piece_s, slow.stalls = 1.0, stalls
+        await rig.use(slow)
+        name = rig.start("j1", "seq", "1", "8")
+        assert await rig.reported(Ended, name) == (name, 0, "exit")
+        ask = ReadLog("s", *name, driver="docker", stream="out", offset=0, limit=1 << 16, ended_ms=1)
+        page = await rig.driver.read_log(ask)
+        whole = "".join(f"{at}\n" for at in range(1, 9))
+        assert (page.text, page.truncated) == (("", True) if stalls else (whole, False))
+        await no_containers(docker)
+
+
+class Bereft(Lame):
+    """An engine that does not answer a start, and that has removed the container while there is no supervisor."""
+
+    happens = False
+
+    def __init__(self, socket: Path, link: SupervisorLink) -> None:
+        super().__init__(socket)
+        self._link = link
+
+    async def remove(self, container: str) -> None:
+        await super().remove(container)
+        os.kill(self._link.pid, signal.SIGKILL)
+        await until(lambda: self._link.pid == 0)
+
+
+@pytest.mark.slow
+async def test_the_next_supervisor_is_told_what_was_removed_while_there_was_none(
+    docker: DockerEngine, tmp_path: Path
+) -> None:
+    async with state_of(tmp_path) as state, Rig(state, settings(docker)) as rig:
+        await rig.use(Bereft(docker.socket, rig.link))
+        name = rig.start("j1", "sleep", "600")
+        assert await rig.reported(Ended, name) == (name, -9, "lost")
+        await no_containers(docker)
+
+
+# -- without an engine
+
+
+def test_marks_of_another_worker_stay(tmp_path: Path) -> None:
+    keys = ["w1@docker|acme/a/0/1/7", "w1@docker|acme/b/0/1/8", "w2@docker|acme/c/0/1/9"]
+    for key in keys:
+        output = ContainerOutput(tmp_path, key, 10)
+        output.add(Piece(False, "2026-11-23T11:40:01.000000001Z", b"x"))
+        output.mark()
+        output.close(is_over=False)
+    clear_marks(tmp_path, "w1@docker", keys[:1])
+    assert [mark_path(tmp_path, key).exists() for key in keys] == [True, False, True]
+
+
+def test_output_is_read_on_by_time_and_by_the_number_of_pieces_of_that_time(tmp_path: Path) -> None:
+    def pieces(*said: tuple[int, bytes]) -> list[Piece]:
+        return [Piece(False, f"2026-11-23T11:40:01.{at:09d}Z", data) for at, data in said]
+
+    log = pieces((1, b"a"), (1, b"b"), (1, b"c"), (5, b"d"), (5, b"e"))
+    first = ContainerOutput(tmp_path, "w|k", 100)
+    assert first.since == "0"
+    assert [event.data for piece in log[:2] if (event := first.add(piece))] == [b"a", b"b"]
+    first.mark()
+    first.add(log[2])  # written, and then it died before it could note that
+    first.close(is_over=False)
+    second = ContainerOutput(tmp_path, "w|k", 100)
+    assert int(second.since) == 1795434001 - MARGIN_S
+    told = [event for piece in log if (event := second.add(piece))]
+    assert [(event.offset, event.data) for event in told] == [(2, b"c"), (3, b"d"), (4, b"e")]
+    assert second.sizes == (5, 0)
+    assert output_path(tmp_path, "w|k", "stdout").read_bytes() == b"abcde"
+    assert int(second.since) > 0
+    assert [piece for piece in log if second.add(piece)] == [], "the log may be read again at any time"
+    second.close(is_over=True)
+    assert not mark_path(tmp_path, "w|k").exists()
+
+
+def test_output_after_the_clock_was_set_back_is_kept_once(tmp_path: Path) -> None:
+    def piece(time: str, data: bytes) -> Piece:
+        return Piece(False, f"2026-11-23T{time}.000000000Z", data)
+
+    log = [piece("11:30:00", b"a"), piece("12:00:00", b"b"), piece("11:00:00", b"c"), piece("11:00:20", b"d")]
+    first = ContainerOutput(tmp_path, "w|k", 100)
+    assert [piece for piece in log if first.add(piece)] == log
+    first.mark()
+    first.close(is_over=False)
+    second = ContainerOutput(tmp_path, "w|k", 100)
+    assert int(second.since) == 1795431600 - MARGIN_S, "the engine leaves out what is earlier than that"
+    more = [piece("11:00:30", b"e"), piece("12:00:00", b"f"), piece("12:00:01", b"g")]
+    assert [piece for piece in log + more if second.add(piece)] == more
+    assert int(second.since) == 1795435201 - MARGIN_S
+    assert [piece for piece in log + more if second.add(piece)] == []
+    assert output_path(tmp_path, "w|k", "stdout").read_bytes() == b"abcdefg"
+    second.close(is_over=True)
+
+
+def test_importing_it_does_not_import_the_client_of_the_engine() -> None:
+    words = "import sys; import moorage.worker.drivers.container.docker; sys.exit('aiohttp' in sys.modules)"
+    subprocess.run([sys.executable, "-c", words], check=True)
+
+
+def request(**run: Any) -> Request:
+    return Request(run=Run(driver="docker", **run))
+
+
+def driver_of(tmp_path: Path, own: DockerSettings | None = None) -> Any:
+    own = own or DockerSettings(socket=tmp_path / "none.sock")
+    return Rig(tmp_path, own).driver
+
+
+async def test_what_no_container_can_have_is_refused_with_a_word(tmp_path: Path) -> None:
+    driver = driver_of(tmp_path)
+    for wrong, word in (
+        (request(argv=["x"]), "needs an image"),
+        (request(image="../containers/x"), "not an image name"),
+        (request(image="a?b=c"), "not an image name"),
+    ):
+        with pytest.raises(Refused, match=word) as refused:
+            driver.check(wrong)
+        assert refused.value.code == "invalid-argument"
+    for image in ("a", "a/b:1", "r.example:5000/a/b@sha256:" + "0" * 64):
+        driver.check(request(image=image))
+    await driver._host.engine.close()
+
+
+async def test_a_gang_whose_containers_have_no_network_goes_to_another_worker(tmp_path: Path) -> None:
+    gang = msgspec.structs.replace(
+        request(image="a"), gpu=GpuSpec(scheduling="gang", distributed=Distributed()), replicas=2
+    )
+    driver = driver_of(tmp_path)
+    with pytest.raises(Refused, match="have no network") as refused:
+        driver.check(gang)
+    assert refused.value.code == "failed-precondition", "another worker may have one"
+    driver.check(msgspec.structs.replace(gang, replicas=1))
+    await driver._host.engine.close()
+    driver = driver_of(tmp_path, DockerSettings(socket=tmp_path / "none.sock", network="ours"))
+    driver.check(gang)
+    await driver._host.engine.close()
+
+
+@pytest.mark.parametrize(
+    ("own", "run", "word"),
+    [
+        ({"images": ("ours/*",)}, {}, "image theirs/a may not run"),
+        ({"digests_only": True}, {}, "not named by its digest"),
+        ({}, {"user": "0"}, "may not name its user"),
+    ],
+)
+async def test_what_the_operator_does_not_allow_fails_the_attempt(
+    tmp_path: Path, own: dict[str, Any], run: dict[str, Any], word: str
+) -> None:
+    with pytest.raises(Refused, match=word) as refused:
+        check_container_policy("acme", request(image="theirs/a", **run), DockerSettings(**own), NO_RULES)
+    assert refused.value.code == "not-permitted"
+
+
+@pytest.mark.parametrize("run", [{}, {"argv": ["sh"]}], ids=["the image's program", "its own program"])
+def test_a_tenant_without_a_user_runs_no_image_where_users_are_set_by_tenant(run: dict[str, Any]) -> None:
+    users = Policy({}, {}, {"beta": "41001"}, None, {})
+    with pytest.raises(Refused, match="no user is set for jobs of tenant acme"):
+        check_container_policy("acme", request(image="a", **run), DockerSettings(), users)
+    check_container_policy("beta", request(image="a", **run), DockerSettings(), users)
+
+
+def test_an_operator_rules_by_tenant_over_images_mounts_and_networks() -> None:
+    own = DockerSettings(
+        images=("ours/*",), images_for={"acme": "theirs/* ours/x"}, mounts=("/data:/data:ro",),
+        mounts_for={"acme": "/a:/a:rw /b:/b:ro", "*": "/c:/c:ro"}, network="none", network_for={"acme": "lan"},
+        gangs_on_host=("acme",), memlock=True,
+    )  # fmt: skip
+    for tenant, image, is_allowed in (
+        ("acme", "theirs/a", True), ("acme", "ours/a", False), ("other", "ours/a", True), ("other", "theirs/a", False),
+    ):  # fmt: skip
+        with contextlib.nullcontext() if is_allowed else pytest.raises(Refused, match="may not run"):
+            check_container_policy(tenant, request(image=image), own, NO_RULES)
+    with pytest.raises(Refused, match=r"may not run on this worker \(allowed: none\)"):
+        check_container_policy("acme", request(image="x"), DockerSettings(images_for={"acme": ""}), NO_RULES)
+    host = made(own, [])["HostConfig"]
+    assert (host["NetworkMode"], host["Binds"]) == ("lan", ["/data:/data:ro", "/a:/a:rw", "/b:/b:ro"])
+    assert host["Ulimits"] == [{"Name": "memlock", "Soft": -1, "Hard": -1}]
+    gang = msgspec.structs.replace(request(image="a"), gpu=GpuSpec(scheduling="gang"), replicas=2)
+    assert [network_of(tenant, gang, own) for tenant in ("acme", "other")] == ["host", "none"]
+    assert network_of("acme", request(image="a"), own) == "lan", "the host's network is for ranks alone"
+    wrong: list[dict[str, Any]] = [
+        {"network_for": {"acme": "host"}}, {"network_for": {"acme": "container:x"}}, {"mounts_for": {"*": "/etc"}},
+        {"images_for": {"a b": "x"}}, {"ports_for": {"acme": "80"}}, {"ports": "80"}, {"network": ""},
+    ]  # fmt: skip
+    for fields in wrong:
+        with pytest.raises(ValueError, match=f"^{next(iter(fields))} must"):
+            DockerSettings(**fields)
+
+
+def made(
+    own: DockerSettings, devices: list[Device], nodes: Mapping[str, Sequence[str]] = MappingProxyType({}), **run: Any
+) -> dict[str, Any]:
+    asked = Assignment(("acme", "j", 0, 1, 7), request(image="a", **run), devices, "exclusive")
+    return config_of(asked, own, NO_RULES, None, labels={}, log_bytes=1 << 20, nodes=nodes)
+
+
+def test_a_job_is_not_root_and_sees_no_gpu_unless_it_is_given_one() -> None:
+    config = made(DockerSettings(), [], argv=["x"], env={"NVIDIA_VISIBLE_DEVICES": "all"})
+    assert config["User"] == "65534:65534"
+    assert "NVIDIA_VISIBLE_DEVICES=void" in config["Env"], "an image may say all by itself"
+    assert "DeviceRequests" not in config["HostConfig"]
+    assert made(DockerSettings(user="image"), [])["User"] == ""
+    for wrong in ({"network": "host"}, {"network": "container:x"}, {"user": "root"}, {"mounts": ("/etc",)}):
+        with pytest.raises(ValueError, match=r"must be|must look like"):
+            DockerSettings(**wrong)
+
+
+def test_the_paths_of_an_image_are_extended_and_others_are_left_to_it() -> None:
+    image = Image.of({"Config": {"Env": ["PATH=/opt/conda/bin:/bin", "LD_LIBRARY_PATH=/opt/lib", "A=b"]}})
+
+    def variables(image: Image, **env: str) -> dict[str, str]:
+        asked = Assignment(("acme", "j", 0, 1, 7), request(image="a", argv=["x"], env=env), [], "none")
+        config = config_of(asked, DockerSettings(), NO_RULES, None, image, labels={}, log_bytes=1 << 20)
+        found = dict(each.split("=", 1) for each in config["Env"])
+        return {name: found[name] for name in ("PATH", "LD_LIBRARY_PATH", "LD_PRELOAD", "A") if name in found}
+
+    assert variables(image) == {}
+    added = variables(image, TF_PATH="/app", TF_PREPEND_LD_LIBRARY_PATH="/mine", TF_LD_PRELOAD="x.so")
+    assert added == {
+        "PATH": "/opt/conda/bin:/bin:/app", "LD_LIBRARY_PATH": "/mine:/opt/lib", "LD_PRELOAD": "x.so",
+    }  # fmt: skip
+    assert variables(image, TF_PATH="/bin") == {}, "it is there"
+    assert variables(image, PATH="/own", TF_PATH="/app") == {"PATH": "/own:/app"}
+    assert variables(Image(), TF_PATH="/app") == {"PATH": f"{PATH_DEFAULT}:/app"}, "as engines set it"
+
+
+def test_a_time_slicing_file_is_mounted_read_only_where_the_operator_permits_it(tmp_path: Path) -> None:
+    file = tmp_path / "slices.yaml"
+    file.write_text("version: v1\n")
+    asks = request(image="a", argv=["x"]), GpuSpec(sharing="time-slice", time_slicing_config_path=str(file))
+    asked = msgspec.structs.replace(asks[0], gpu=asks[1])
+    own = DockerSettings(time_slicing_configs=(f"{tmp_path}/*.yaml",))
+    check_container_policy("acme", asked, own, NO_RULES)
+    devices = [Device(0, "nvidia", "H100", "GPU-a")]
+    assignment = Assignment(("acme", "j", 0, 1, 7), asked, devices, "time-slice")
+    config = config_of(assignment, own, NO_RULES, None, labels={}, log_bytes=1 << 20)
+    target = "/etc/nvidia/gpu-time-slicing.yaml"
+    assert config["HostConfig"]["Mounts"] == [{"Type": "bind", "Source": str(file), "Target": target, "ReadOnly": True}]
+    assert made(own, devices)["HostConfig"]["Mounts"] == [], "a job that names none has none"
+    for path in (f"{tmp_path}/../shadow.yaml", "/etc/shadow", f"{tmp_path}/a,U=true.yaml"):
+        elsewhere = msgspec.structs.replace(asks[1], time_slicing_config_path=path)
+        with pytest.raises(Refused, match="may not be mounted"):
+            check_container_policy("acme", msgspec.structs.replace(asked, gpu=elsewhere), own, NO_RULES)
+    with pytest.raises(Refused, match="may not be mounted"):
+        check_container_policy("acme", asked, DockerSettings(), NO_RULES)
+    file.unlink()
+    with pytest.raises(SharingUnavailable, match="not a regular file"):
+        config_of(assignment, own, NO_RULES, None, labels={}, log_bytes=1 << 20)
+
+
+def specs_of(tmp_path: Path, *names: str) -> cdi.Registry:
+    devices = [{"name": name, "containerEdits": {"deviceNodes": [{"path": "/dev/null"}]}} for name in names]
+    spec = {"cdiVersion": "0.5.0", "kind": "nvidia.com/gpu", "devices": devices}
+    (tmp_path / "spec.json").write_bytes(msgspec.json.encode(spec))
+    return cdi.read_registry([tmp_path])
+
+
+def test_gpus_come_by_cdi_where_the_engines_specs_have_all_of_them_and_by_the_hook_where_not(tmp_path: Path) -> None:
+    own = DockerSettings(nvidia_capabilities="compute,utility,video")
+    cards = [Device(0, "nvidia", "H100", "GPU-a"), Device(1, "nvidia", "H100", "GPU-b", cdi=["nvidia.com/gpu=1"])]
+    asked, env = devices_of(cards, own, specs_of(tmp_path, "0", "1", "GPU-a"))
+    assert asked == {"DeviceRequests": [{"Driver": "cdi", "DeviceIDs": ["nvidia.com/gpu=GPU-a", "nvidia.com/gpu=1"]}]}
+    assert env == {"NVIDIA_VISIBLE_DEVICES": "void", "NVIDIA_DRIVER_CAPABILITIES": "compute,utility,video"}
+    for specs in (None, cdi.Registry(), specs_of(tmp_path, "0", "1")):  # the last ones do not have GPU-a
+        asked, env = devices_of(cards, own, specs)
+        (one,) = asked["DeviceRequests"]
+        assert (one["Driver"], one["DeviceIDs"]) == ("nvidia", ["GPU-a", "GPU-b"])
+        assert one["Capabilities"] == [["gpu", "compute", "utility", "video"]]
+        assert "NVIDIA_VISIBLE_DEVICES" not in env, "those of the lease stand"
+    only_cdi = Device(0, "nvidia", "x", "CDI-f00df00df00d-0", cdi=["nvidia.com/gpu=0"])
+    asked, _ = devices_of([only_cdi], own, cdi.Registry())
+    assert asked["DeviceRequests"] == [{"Driver": "cdi", "DeviceIDs": ["nvidia.com/gpu=0"]}], "no hook knows it"
+
+
+@pytest.mark.parametrize("vendor", ["amd", "intel"])
+def test_a_card_of_another_vendor_brings_no_gpu_of_nvidia(vendor: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    there = ["/dev/kfd", "/dev/dri/renderD128", "/dev/dri/renderD129"]
+    monkeypatch.setattr("pathlib.Path.exists", lambda path: str(path) in there)
+    card = Device(0, vendor, "card", "u")
+    config = made(DockerSettings(), [card], {"u": ("/dev/dri/renderD129",)}, env={"NVIDIA_VISIBLE_DEVICES": "all"})
+    assert "NVIDIA_VISIBLE_DEVICES=void" in config["Env"], "an image may say all by itself"
+    given = [each["PathOnHost"] for each in config["HostConfig"]["Devices"]]
+    assert given == (["/dev/kfd"] if vendor == "amd" else []) + ["/dev/dri/renderD129"], "its own, and no other card's"
+    with pytest.raises(Refused, match="no file in /dev is known to be that of u") as refused:
+        made(DockerSettings(), [card])
+    assert refused.value.code == "failed-precondition", "another host may tell"
+
+
+class Silent(Docker):
+    """An engine that takes a question and never answers."""
+
+    async def image(self, name: str) -> dict[str, Any] | None:
+        await asyncio.Event().wait()
+        return None
+
+
+async def test_closing_waits_for_no_container_that_is_ending(tmp_path: Path) -> None:
+    driver = driver_of(tmp_path)
+    await driver._host.engine.close()
+    driver._host.engine = Silent(tmp_path / "none.sock")
+    name = ("acme", "j1", 0, 1, 7)
+    driver.start([Assignment(name, request(image="a"), [], "exclusive")])
+    member = driver._host.members[name]
+    member.is_known = True  # so its end is the supervisor's to tell, which is not there
+    member.is_ending = True
+    await asyncio.sleep(0)  # it begins to ask the engine
+    closing = asyncio.create_task(driver.close())
+    await asyncio.wait((closing,), timeout=60)
+    assert closing.done()
+    assert member.task.done()
+
+
+def test_of_an_image_without_a_tag_one_tag_is_pulled() -> None:
+    digest = "@sha256:" + "0" * 64
+    assert [with_tag(image) for image in ("a", "h:5/a", "h:5/a:1", "a:1", f"h:5/a{digest}", f"a{digest}")] == [
+        "a:latest", "h:5/a:latest", "h:5/a:1", "a:1", f"h:5/a{digest}", f"a{digest}",
+    ]  # fmt: skip
+
+
+async def test_an_engine_that_is_not_there_is_down(tmp_path: Path) -> None:
+    away = Docker(tmp_path / "none.sock")
+    with pytest.raises(EngineDown):
+        await away.about()
+    await away.close()

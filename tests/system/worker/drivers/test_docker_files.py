@@ -1,0 +1,64 @@
+"""The files of a container's job: brought into its folder before its start, and kept of it before its end is told."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from moorage.worker.agent.run import start
+from moorage.worker.drivers.conformance.leader import ScriptedLeader
+from moorage.worker.job.attempt_folders import FOLDERS
+from tests.engines import engine, why_no_dockerd
+from tests.system.worker.agent.test_agent_process import name_of, settings_of, state_folder
+from tests.system.worker.job.test_attempt_folders import placed
+from tests.system.worker.job.test_job_files import bucket, sent, tar
+from tests.system.worker.job.test_kept_files import kept
+from tests.waiting import until
+
+IMAGE: Final = "moorage-test:files"
+
+
+@pytest.mark.slow
+async def test_a_container_has_the_files_of_its_job_and_the_next_agent_keeps_what_it_left(
+    nats_url: str, unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if why := why_no_dockerd():
+        pytest.skip(why)
+    with engine() as docker:
+        docker.make_image(IMAGE)
+        monkeypatch.setenv("DOCKER_HOST", f"unix://{docker.socket}")
+        async with (
+            bucket(nats_url, unique) as store,
+            ScriptedLeader(nats_url, unique) as leader,
+            state_folder() as state,
+        ):
+            address = await sent(
+                store, tar(**{"src/train": b"echo trained > made; ls; while ! [ -e go ]; do sleep 0.1; done"})
+            )
+            settings = settings_of(state, unique, drivers=("docker",))
+            running, name = await start(settings, nats_url), name_of()
+            try:
+                await leader.joined("w1")
+                run = {"driver": "docker", "image": IMAGE, "argv": ["sh", "train"], "cwd": "src", "files": address}
+                await leader.want("w1", placed(name, "", **run, keep=["src/made"]))
+                await leader.heard("w1", "started", name, 60)
+                folder = state / FOLDERS / "w1@docker" / "acme.a.0.1.10"
+                await until(lambda: "train" in leader.text(name), 60)
+                assert (folder / "src/train").stat().st_uid == 65534
+            finally:
+                await running.stop()
+            (folder / "src" / "go").touch()
+            (container,) = docker.containers()
+            await until(lambda: not docker.inspect(container)["State"]["Running"], 60)
+            await asyncio.sleep(1.1)  # joins count in seconds
+            running = await start(settings, nats_url)
+            try:
+                assert (await leader.heard("w1", "exited", name, 60)).code == 0
+                assert await kept(store, "a.0.10", tmp_path) == {"src/made": "trained\n"}
+            finally:
+                await running.stop()
+            assert os.listdir(state / FOLDERS / "w1@docker") == ["acme.a.0.1.10"]

@@ -1,0 +1,271 @@
+"""What a job leaves is stored before its end is told, and no more than it could read itself."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import os
+import signal
+import subprocess
+import threading
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from moorage.bus.object_store import ObjectStore
+from moorage.client.kept_files import _left_out, _unpacked
+from moorage.schemas.frames import End
+from moorage.system.archives import Inflating, unpack
+from moorage.worker.drivers.conformance.leader import ScriptedLeader
+from moorage.worker.job import attempt_files, job_files
+from moorage.worker.job.attempt_folders import FOLDERS
+from moorage.worker.job.job_files import JobFiles, LeftOut, NotKept
+from tests.system.worker.agent.test_agent_process import agent_process, name_of, state_folder, worker
+from tests.system.worker.job.test_attempt_folders import OTHER_USER, placed
+from tests.system.worker.job.test_job_files import bringing, bucket, fresh, never_over
+from tests.waiting import until
+
+
+async def kept(store: ObjectStore, name: str, root: Path) -> dict[str, str] | None:
+    info = await store.find(name)
+    if info is None:
+        return None
+    with (root / "plain").open("w+b") as plain:
+        inflating = Inflating(plain, 1 << 30)
+        async for piece in store.get(info):
+            inflating.feed(piece)
+        inflating.address()
+        plain.seek(0)
+        into = Path(fresh(root, info.seq))
+        unpack(plain, into, 1 << 30)
+    return {path.relative_to(into).as_posix(): path.read_text() for path in into.rglob("*") if path.is_file()}
+
+
+SCRIPT = "mkdir -p out/deep other; echo a > out/a.txt; echo b > out/deep/b; echo c > other/c; echo d > d.log; exit {}"
+
+
+@pytest.mark.parametrize("code", [0, 3])
+async def test_what_matches_is_stored_before_the_end_is_told(
+    nats_url: str, unique: str, tmp_path: Path, code: int
+) -> None:
+    user: dict[str, Any] = {"user": OTHER_USER} if os.geteuid() == 0 else {}
+    async with (
+        bucket(nats_url, unique) as store,
+        ScriptedLeader(nats_url, unique) as leader,
+        worker(nats_url, unique, leader) as (_, agent),
+    ):
+        name = name_of()
+        await leader.want("w1", placed(name, SCRIPT.format(code), keep=["out/**", "*.log", "!out/deep/**"], **user))
+        assert (await leader.heard("w1", "exited", name)).code == code
+        assert await kept(store, "a.0.10", tmp_path) == {"out/a.txt": "a\n", "d.log": "d\n"}
+        folder = agent.settings.state_dir / FOLDERS / "w1"
+        await until(lambda: [path.name for path in folder.iterdir()] == ["acme.a.0.1.10"], what="the patterns gone")
+
+
+async def test_nothing_is_stored_where_nothing_matches(nats_url: str, unique: str, tmp_path: Path) -> None:
+    async with (
+        bucket(nats_url, unique) as store,
+        ScriptedLeader(nats_url, unique) as leader,
+        worker(nats_url, unique, leader),
+    ):
+        name = name_of()
+        await leader.want("w1", placed(name, "true", keep=["out/**"]))
+        exited = await leader.heard("w1", "exited", name)
+        assert (exited.code, exited.detail) == (0, "exit")
+        assert await store.find("a.0.10") is None
+
+
+async def test_a_cancelled_job_keeps_what_there_is(nats_url: str, unique: str, tmp_path: Path) -> None:
+    async with (
+        bucket(nats_url, unique) as store,
+        ScriptedLeader(nats_url, unique) as leader,
+        worker(nats_url, unique, leader),
+    ):
+        name = name_of()
+        await leader.want("w1", placed(name, "echo saved > saved; echo kept; sleep 60", keep=["saved"], grace_s=5.0))
+        await until(lambda: leader.text(name) == "kept\n", what="there is something to keep")
+        await leader.want("w1", End(*name, why="cancelling"))
+        assert (await leader.heard("w1", "exited", name)).detail == "end"
+        assert await kept(store, "a.0.10", tmp_path) == {"saved": "saved\n"}
+
+
+async def test_a_job_whose_files_cannot_be_stored_has_not_succeeded(
+    nats_url: str, unique: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def slow(*_: object) -> None:
+        await asyncio.sleep(60)
+
+    async with ScriptedLeader(nats_url, unique) as leader, worker(nats_url, unique, leader, files_bytes=1 << 20):
+        large, late = name_of(), name_of("late", fence=11)
+        await leader.want("w1", placed(large, "head -c 2000000 /dev/zero > big", keep=["big"]))
+        exited = await leader.heard("w1", "exited", large)
+        assert exited.code == 1
+        assert exited.detail.startswith("not-stored: files: more than")
+        monkeypatch.setattr(JobFiles, "keep", slow)
+        monkeypatch.setattr(attempt_files, "STORE_S_MAX", 0.3)
+        await leader.want("w1", msgspec.structs.replace(placed(late, "touch x", keep=["x"]), slots=[1]))
+        exited = await leader.heard("w1", "exited", late)
+        assert (exited.code, exited.detail) == (1, "not-stored: files: not stored within 0.3 s")
+
+
+async def test_an_end_while_files_are_stored_waits_no_longer_than_its_grace(
+    nats_url: str, unique: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reached = never_over(monkeypatch, "keep")
+    async with ScriptedLeader(nats_url, unique) as leader, worker(nats_url, unique, leader):
+        name = name_of()
+        await leader.want("w1", placed(name, "touch x", keep=["x"], grace_s=0.2))
+        await asyncio.wait_for(reached.wait(), 30)
+        await leader.want("w1", End(*name, why="cancelling"))
+        exited = await leader.heard("w1", "exited", name)
+        assert (exited.code, exited.detail) == (1, "not-stored: files: the attempt had to end")
+
+
+async def test_the_next_agent_stores_what_ended_without_one(nats_url: str, unique: str, tmp_path: Path) -> None:
+    async with bucket(nats_url, unique) as store, ScriptedLeader(nats_url, unique) as leader, state_folder() as state:
+        name, go = name_of(), tmp_path / "go"
+        async with agent_process(state, nats_url, unique) as agent:
+            await leader.joined("w1")
+            script = f"while [ ! -e {go} ]; do sleep 0.02; done; echo late > late"
+            await leader.want("w1", placed(name, script, keep=["late"]))
+            await leader.heard("w1", "started", name)
+            agent.send_signal(signal.SIGKILL)
+            await agent.wait()
+        go.touch()
+        await asyncio.sleep(0.5)
+        async with agent_process(state, nats_url, unique):
+            assert (await leader.heard("w1", "exited", name)).code == 0
+            assert await kept(store, "a.0.10", tmp_path) == {"late": "late\n"}
+
+
+async def test_what_the_job_could_not_read_is_not_read_for_it(nats_url: str, unique: str, tmp_path: Path) -> None:
+    folder = Path(fresh(tmp_path))
+    (folder / "own").write_text("own")
+    (folder / "link").symlink_to("/etc/passwd")
+    (folder / "up").symlink_to("/etc")
+    (tmp_path / "elsewhere").write_text("of the same user, but behind a folder that the job cannot enter")
+    (folder / "around").symlink_to(tmp_path / "elsewhere")
+    os.mkfifo(folder / "pipe")
+    (tmp_path / "secret").write_text("secret")
+    expected = {"own": "own"}
+    if os.geteuid() == 0:
+        os.link(tmp_path / "secret", folder / "hard")  # another user's
+        for path in (folder, folder / "own", folder / "link", folder / "around", tmp_path / "elsewhere"):
+            os.chown(path, int(OTHER_USER), int(OTHER_USER), follow_symlinks=False)
+    async with bucket(nats_url, unique) as store, bringing(nats_url, unique, tmp_path) as files:
+        await files.keep("acme", "j.0.1", str(folder), ["**"])
+        assert await kept(store, "j.0.1", tmp_path) == expected
+        deeper = "import os\nfor _ in range(3000):\n    os.mkdir('d')\n    os.chdir('d')\n"
+        await asyncio.to_thread(subprocess.run, ["python3", "-c", deeper], cwd=folder, check=True)
+        try:
+            with pytest.raises(NotKept):
+                await files.keep("acme", "j.0.2", str(folder), ["**"])
+        finally:  # pytest could not remove it either
+            await asyncio.to_thread(subprocess.run, ["rm", "-rf", str(folder)], check=True)
+
+
+async def test_links_and_empty_folders_are_kept_and_what_is_left_out_is_named(
+    nats_url: str, unique: str, tmp_path: Path
+) -> None:
+    folder = Path(fresh(tmp_path))
+    for name in ("out/step-1", "out/empty", "full"):
+        (folder / name).mkdir(parents=True)
+    (folder / "out/step-1/model").write_text("w")
+    (folder / "full/other").write_text("no pattern matches it")
+    for link, target in (
+        ("latest", "step-1"),
+        ("best", "step-1/model"),
+        ("later", "none"),
+        ("abs", "/etc"),
+        ("up", "../.."),
+    ):
+        (folder / "out" / link).symlink_to(target)
+    os.mkfifo(folder / "out/pipe")
+    (folder / "out" / os.fsdecode(b"caf\xe9")).symlink_to("/etc/passwd")
+    async with (
+        bucket(nats_url, unique) as store,
+        bringing(nats_url, unique, tmp_path) as files,
+    ):
+        await files.keep("acme", "j.0.1", str(folder), ["out/**", "full/"])
+        info = await store.find("j.0.1")
+        assert info is not None
+        into = tmp_path / "into"
+        found = await _unpacked(store, info, into, "")
+        names = [path.relative_to(into).as_posix() for path in found]
+        assert names == ["full/other", "out/best", "out/empty", "out/later", "out/latest", "out/step-1/model"]
+        assert (into / "out/latest/model").read_text() == (into / "out/best").read_text() == "w"
+        assert (into / "out/empty").is_dir()
+        assert _left_out(info, "") == [
+            "out/abs was left out: it is a link that leaves the job's folder",
+            "out/caf\ufffd was left out: it is a link that leaves the job's folder",
+            "out/pipe was left out: it is neither a file nor a folder nor a link",
+            "out/up was left out: it is a link that leaves the job's folder",
+        ]
+        await files.keep("acme", "j.0.2", str(folder), ["abs"])
+        info = await store.find("j.0.2")
+        assert info is not None, "it names what is missing"
+        assert await _unpacked(store, info, tmp_path / "none", "") == []
+        assert len(_left_out(info, "")) == 1
+
+
+@pytest.mark.parametrize(
+    ("pattern", "why"),
+    [
+        ("*a*a*a*ab", "keep: '\\*a.* has too many stars: a part of a path may have"),
+        ("*a*/*a*/*a*/b", "has too many stars"),
+        ("[z-a]", "keep: bad character range z-a"),
+    ],
+)
+async def test_a_pattern_that_would_hold_up_the_agent_or_is_none_is_not_matched(
+    tmp_path: Path, pattern: str, why: str
+) -> None:
+    folder = Path(fresh(tmp_path))
+    (folder / ("a" * 30)).touch()
+    files = JobFiles(None, "moorage", tmp_path, 1 << 20, 1 << 20)  # type: ignore[arg-type]
+    files.open()
+    with pytest.raises(NotKept, match=why):
+        await files.keep("acme", "j.0.1", str(folder), [pattern])
+
+
+def packed(root: Path, folder: Path, stopped: threading.Event) -> int:
+    files = JobFiles(None, "moorage", root, 1 << 20, 1 << 20)  # type: ignore[arg-type]
+    return files._pack(io.BytesIO(), str(folder), ["out"], stopped, LeftOut())
+
+
+def test_no_more_entries_are_looked_at_than_the_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = Path(fresh(tmp_path))
+    for name in ("out", "a", "b"):
+        (folder / name).touch()
+    (folder / "empty").mkdir()
+    monkeypatch.setattr(job_files, "ENTRIES_MAX", 4)
+    assert packed(tmp_path, folder, threading.Event()) == 1
+    monkeypatch.setattr(job_files, "ENTRIES_MAX", 3)
+    with pytest.raises(NotKept, match="more than 3 files and folders"):
+        packed(tmp_path, folder, threading.Event())
+
+
+async def test_packing_ends_with_the_wait_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[threading.Event] = []
+
+    def pack(
+        _self: object, _into: object, _folder: str, _patterns: object, stopped: threading.Event, *_: object
+    ) -> int:
+        given.append(stopped)
+        stopped.wait(10)
+        return 0
+
+    monkeypatch.setattr(JobFiles, "_pack", pack)
+    files = JobFiles(None, "moorage", tmp_path, 1 << 20, 1 << 20)  # type: ignore[arg-type]
+    files.open()
+    keeping = asyncio.create_task(files.keep("acme", "j.0.1", str(tmp_path), ["out"]))
+    await until(lambda: given, what="it packs")
+    keeping.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await keeping
+    assert given[0].is_set()
+    monkeypatch.undo()
+    (tmp_path / "out").touch()
+    with pytest.raises(NotKept):
+        packed(tmp_path, tmp_path, given[0])

@@ -1,0 +1,398 @@
+"""The guard of shared GPUs' memory: real processes, supervisor and pynvml, over NVML and CUDA as stubs in C."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+import pytest
+
+from moorage.schemas.attempt import AttemptName
+from moorage.schemas.codec import decode_request, encode
+from moorage.schemas.frames import Place, Resized
+from moorage.schemas.gpu import Share
+from moorage.system.simulated_hosts import simulated_hosts
+from moorage.worker.agent.agent import Agent
+from moorage.worker.agent.run import Worker, start
+from moorage.worker.devices.readers.simulated import SimulatedInventory
+from moorage.worker.drivers.conformance.leader import ScriptedLeader
+from moorage.worker.drivers.process.driver import ProcessDriver
+from moorage.worker.session.member_messages import Log
+from moorage.worker.session.shell import Shell
+from moorage.worker.settings import WorkerSettings
+from moorage.worker.sharing import member_processes, memory_guard
+from moorage.worker.sharing.limiter import limits
+from moorage.worker.sharing.limiter.controller import RATE
+from moorage.worker.sharing.memory_guard import FAILED_MAX, SHARED, WELL_MIN, MemoryGuard
+from tests.nvidia.limited import built
+from tests.nvidia.stub import Board, Stub
+from tests.system.worker.agent.test_agent_process import state_folder
+from tests.waiting import until
+
+GPU = "GPU-11111111-2222-3333-4444-555555555555"
+OTHER = "GPU-22222222-2222-3333-4444-555555555555"
+CONTEXT_MIB = 300
+HOLD = str(Path(__file__).parents[3] / "release" / "gpu" / "hold_memory.py")
+
+
+#: looks are so short in these tests, and a few of them take so long
+LOOK_S = 0.1
+SOME_LOOKS_S = 0.5
+
+
+@pytest.fixture(autouse=True)
+def short_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory_guard, "LOOK_S", LOOK_S)
+    monkeypatch.setattr(memory_guard, "WELL_MIN", 2)
+
+
+def name_of(job: str) -> AttemptName:
+    return ("acme", job, 0, 1, 10)
+
+
+class Scene:
+    """A worker on the GPUs of a stub, and the leader that places jobs there."""
+
+    def __init__(
+        self, stub: Stub, leader: ScriptedLeader, running: Worker, url: str, settings: WorkerSettings, folder: Path
+    ) -> None:
+        self.stub = stub
+        self.leader = leader
+        self.running = running
+        self.folder = folder
+        self._url = url
+        self._settings = settings
+
+    @property
+    def agent(self) -> Agent:
+        return self.running.agents[0]
+
+    async def restart(self) -> None:
+        """Have another agent in place of this one; jobs go on."""
+        await self.running.stop()
+        await self.start()
+
+    async def start(self) -> None:
+        self.running = await start(self._settings, self._url)
+
+    async def begin(
+        self, job: str, mib: int, share_mib: int | None, *argv: str, mode: str = "time-slice", slot: int = 0, **env: str
+    ) -> None:
+        """Run a job that will hold so much beside its context.
+
+        Of one that is over its grant without grace nothing else can be waited for than its end:
+        the guard may end it before it could tell anyone that it holds its memory.
+        """
+        gpu: dict[str, Any] = {"sharing": mode}
+        if mode == "mps":
+            for which in ("mps_pipe_dir", "mps_log_dir"):
+                (self.folder / which).mkdir()
+                gpu[which] = str(self.folder / which)
+        if share_mib is not None:
+            gpu["share"] = {"memory_mib": share_mib}
+        command = [*argv, sys.executable, HOLD, "hold", str(self.folder / job), str(mib)]
+        await self.run(job, command, gpu, slot, **env)
+
+    async def hold(self, job: str, mib: int, share_mib: int | None, *argv: str, **more: Any) -> int:
+        """Begin it and wait until it holds that; returns the pid of the process that does."""
+        await self.begin(job, mib, share_mib, *argv, **more)
+        file = self.folder / job
+        return int(await until(lambda: file.exists() and file.read_text(), what=f"{job} holds its memory"))
+
+    async def run(self, job: str, argv: list[str], gpu: dict[str, Any], slot: int = 0, **env: str) -> None:
+        """Place a job on a device of the stub."""
+        run = {"argv": argv, "env": self.stub.environment | env, "grace_s": 20}
+        place = Place(*name_of(job), [slot], gpu["sharing"], False, encode({"gpu": gpu, "run": run}))
+        await self.leader.want("w1", place)
+
+    def level(self, mode: str = "time-slice") -> str:
+        """What the newest join told of the memory in a mode."""
+        hello = self.leader.seat("w1").joins[-1].hello
+        return hello.capabilities["process"].enforced[mode].memory
+
+    def exits(self) -> dict[str, str]:
+        return {fact.job: fact.detail for fact in self.leader.seat("w1").facts if fact.kind == "exited"}
+
+
+@contextlib.asynccontextmanager
+async def scene(url: str, prefix: str, folder: Path, *boards: Board, **more: Any) -> AsyncIterator[Scene]:
+    extra = more.pop("extra", ())
+    stub = Stub(folder / "stub", *(boards or (Board(GPU), Board(OTHER))), extra=extra)
+    async with ScriptedLeader(url, prefix) as leader, state_folder() as state:
+        with stub.load():
+            # the stub shows every process all its devices, so a fence would have the numbers count from another
+            settings = WorkerSettings(
+                state,
+                "w1",
+                prefix,
+                modes=("exclusive", "mps", "time-slice"),
+                load_s=0.2,
+                leases=False,
+                device_fence="off",
+                **more,
+            )
+            one = Scene(stub, leader, await start(settings, url), url, settings, folder)
+            try:
+                await leader.joined("w1")
+                yield one
+                if one.running.host.failed.done():
+                    one.running.host.failed.result()
+            finally:
+                await one.running.stop()
+
+
+async def test_a_job_over_its_grant_ends_alone(nats_url: str, unique: str, tmp_path: Path) -> None:
+    async with scene(nats_url, unique, tmp_path, guard_grace_s=0.4) as one:
+        assert one.level() == "guarded"
+        await one.hold("fits", 4000 - CONTEXT_MIB, 4000)
+        await asyncio.sleep(SOME_LOOKS_S)
+        await one.hold("greedy", 6000, 4000, "/bin/sh", "-c", "trap '' TERM; \"$@\" & wait; wait", "sh")
+        began_s = time.monotonic()
+        exited = await one.leader.heard("w1", "exited", name_of("greedy"))
+        took_s = time.monotonic() - began_s
+        assert exited.detail == f"over-memory: it holds {6000 + CONTEXT_MIB} MiB of GPU 0, 4000 are granted"
+        assert took_s >= 0.35, "it has its grace"
+        await one.leader.heard("w1", "freed", name_of("greedy"))
+        await asyncio.sleep(SOME_LOOKS_S)
+        assert one.exits() == {"greedy": exited.detail}
+        assert one.agent.members.held[name_of("fits")].phase == "running"
+
+
+@pytest.mark.slow
+async def test_a_job_that_runs_is_held_to_another_part_from_an_operators_order_on(
+    nats_url: str, unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "LIBRARY", built() / "limiter.bin")
+    async with scene(nats_url, unique, tmp_path, guard_grace_s=0.4, limiter=True) as one:
+        name, agent = name_of("late"), one.agent
+        hello = one.leader.seat("w1").joins[-1].hello
+        assert hello.capabilities["process"].resizes == {"time-slice": "live", "mps": "live"}
+        await one.hold("late", 1000, 4000)
+        driver = agent.drivers["process"]
+        assert isinstance(driver, ProcessDriver)
+        assert driver.limits is not None
+        segment = driver.limits.segments[name]
+        place = agent.members.held[name].place
+
+        async def resize(n: int, share: Share) -> None:
+            body = encode(decode_request(place.body).with_part((share.memory_mib, share.compute_percent)))
+            await one.leader.want("w1", resize=[msgspec.structs.replace(place, body=body, resized=n)])
+            seat = one.leader.seat("w1")
+            shown = [Resized(*name, n)]
+            await until(lambda: seat.renewals[-1].resized == shown or seat.fact("exited", name), what="it has the part")
+
+        await resize(7, Share(6000, 40))
+        assert (segment.limit(0), segment.rate(0)) == (6000 << 20, RATE * 0.4)
+        assert agent.journal.state.places[name].resized == 7, "the next agent knows it too"
+        assert one.exits() == {}
+        await resize(8, Share(1200, 40))
+        await asyncio.sleep(0.4 + SOME_LOOKS_S)
+        assert one.exits() == {}, "it obeys, and gets no more"
+        await resize(9, Share(700, 40))
+        exited = await one.leader.heard("w1", "exited", name)
+        assert exited.detail == f"over-memory: it holds {1000 + CONTEXT_MIB} MiB of GPU 0, 700 are granted"
+
+
+@pytest.mark.parametrize("mode", ["time-slice", pytest.param("mps", marks=pytest.mark.slow)])
+async def test_the_context_counts_inside_the_grant(nats_url: str, unique: str, tmp_path: Path, mode: str) -> None:
+    async with scene(nats_url, unique, tmp_path, guard_grace_s=0.0) as one:
+        await one.begin("one-more", 4000 - CONTEXT_MIB + 1, 4000, mode=mode)
+        exited = await one.leader.heard("w1", "exited", name_of("one-more"))
+        assert exited.detail.startswith("over-memory: it holds 4001 MiB")
+
+
+async def test_what_a_job_holds_is_the_sum_of_its_processes(nats_url: str, unique: str, tmp_path: Path) -> None:
+    async with scene(nats_url, unique, tmp_path, guard_grace_s=0.0) as one:
+        script = f'{sys.executable} {HOLD} hold {tmp_path}/first 1500 & exec "$@"'
+        await one.begin("two", 1500, 3000, "/bin/sh", "-c", script, "sh")
+        exited = await one.leader.heard("w1", "exited", name_of("two"))
+        assert exited.detail.startswith(f"over-memory: it holds {2 * (1500 + CONTEXT_MIB)} MiB")
+
+
+@pytest.mark.parametrize("groups", [True, False], ids=["cgroups", "no cgroups"])
+async def test_a_process_in_a_session_of_its_own_with_no_parent_is_its_jobs(
+    nats_url: str, unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, groups: bool
+) -> None:
+    if not groups:
+        monkeypatch.setattr(member_processes, "_group", lambda pid: "")
+    async with scene(nats_url, unique, tmp_path, guard_grace_s=0.0) as one:
+        await one.begin("away", 5000, 3000, "/bin/sh", "-c", '(setsid "$@" &); sleep 600', "sh")
+        exited = await one.leader.heard("w1", "exited", name_of("away"))
+        assert exited.detail.startswith("over-memory: ")
+
+
+@pytest.mark.parametrize("groups", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["cgroups", "no cgroups"])
+async def test_a_process_that_hides_whose_it_is_is_found_by_its_cgroup_or_killed_alone(
+    nats_url: str, unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, groups: bool
+) -> None:
+    """A session of its own, no parent of the job, and none of the job's variables."""
+    if not groups:
+        monkeypatch.setattr(member_processes, "_group", lambda pid: "")
+    async with scene(nats_url, unique, tmp_path, guard_grace_s=0.4) as one:
+        await one.hold("neighbour", 1000, 3000)
+        variables = " ".join(f"{key}={value}" for key, value in one.stub.environment.items())
+        script = f'(setsid env -i {variables} CUDA_VISIBLE_DEVICES=0 "$@" &) ; sleep 600'
+        pid = await one.hold("hides", 1000, 3000, "/bin/sh", "-c", script, "sh")
+        whose = one.agent.drivers["process"].members_of([pid]).get(pid)
+        assert groups or whose is None
+        if whose is None:
+            await until(lambda: not os.path.exists(f"/proc/{pid}"), what="it is killed alone")
+        else:
+            await asyncio.sleep(0.4 + SOME_LOOKS_S)
+            assert os.path.exists(f"/proc/{pid}")
+        assert one.exits() == {}
+
+
+async def test_who_asks_for_no_memory_and_who_is_alone_is_left_alone(
+    nats_url: str, unique: str, tmp_path: Path
+) -> None:
+    async with scene(nats_url, unique, tmp_path, guard_grace_s=0.0) as one:
+        await one.hold("counted", 9000, None)
+        await one.hold("alone", 9000, None, mode="exclusive", slot=1)
+        await one.hold("granted", 1000, 2000)
+        await asyncio.sleep(SOME_LOOKS_S)
+        assert one.exits() == {}
+
+
+@pytest.mark.parametrize(
+    "code",
+    [3, pytest.param(4, marks=pytest.mark.slow), pytest.param(999, marks=pytest.mark.slow)],
+    ids=["this driver cannot tell", "this worker may not ask", "NVML is broken"],
+)
+async def test_where_nvml_fails_the_level_falls_and_is_told_and_rises_again(
+    nats_url: str, unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    async with scene(nats_url, unique, tmp_path) as one:
+        seat = one.leader.seat("w1")
+        await one.hold("shares", 1000, 2000)
+        joins = len(seat.joins)
+        one.stub.boards[0].set(errors={"processes": code})
+        await until(lambda: one.level() == "advisory", what="the level falls")
+        assert [held.job for held in seat.joins[-1].holding] == ["shares"], "what runs is taken over"
+        assert seat.joins[-1].hello.capabilities["process"].enforced["exclusive"].memory == "hard"
+        one.stub.boards[0].set(errors={})
+        await until(lambda: one.level() == "guarded", what="the level rises")
+        assert len(seat.joins) == joins + 2
+        assert one.exits() == {}
+
+
+def test_each_change_names_the_modes_that_it_is_about() -> None:
+    said: list[tuple[str, str]] = []
+
+    class Told:
+        def now(self) -> float:
+            return 0.0
+
+        def say(self, line: Log) -> None:
+            said.append((line.level, line.text))
+
+        def enqueue(self, event: object) -> None:
+            pass
+
+    guard = MemoryGuard(cast(Shell, Told()), {}, SimulatedInventory(simulated_hosts("1xH100")[0]), {}, SHARED, 1.0)
+
+    def judge(count: int, **failed: str) -> None:
+        for _ in range(count):
+            guard._judge({mode.replace("_", "-"): why for mode, why in failed.items()})
+
+    judge(FAILED_MAX, mps="NVML X")
+    judge(WELL_MIN - FAILED_MAX, mps="NVML X")
+    judge(FAILED_MAX, mps="NVML X", time_slice="NVML Y")
+    judge(WELL_MIN, mps="NVML X")
+    assert said == [
+        ("error", "memory is no longer guarded (mps: NVML X)"),
+        ("error", "memory is no longer guarded (time-slice: NVML Y)"),
+        ("warning", "memory is guarded again (time-slice)"),
+    ]
+
+
+async def test_a_look_that_breaks_lowers_the_level(
+    nats_url: str, unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with scene(nats_url, unique, tmp_path) as one:
+        await one.hold("shares", 1000, 2000)
+
+        def breaks(slot: int) -> None:
+            raise ZeroDivisionError
+
+        monkeypatch.setattr(one.agent.inventory, "held", breaks)
+        await until(lambda: one.level() == "advisory", what="the level falls")
+        assert "ZeroDivisionError" in one.agent.guard.why_not["time-slice"]
+
+
+@pytest.mark.slow
+async def test_a_device_that_hangs_lowers_the_level(
+    nats_url: str, unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("moorage.worker.devices.readers.nvml.SAMPLE_TIMEOUT_S", 0.2)
+    async with scene(nats_url, unique, tmp_path) as one:
+        await one.hold("shares", 1000, 2000)
+        one.stub.boards[0].set(hangs={"processes"})
+        await until(lambda: one.level() == "advisory", what="the level falls")
+        one.stub.boards[0].set(hangs=set())
+
+
+async def test_an_old_mps_server_owns_the_memory_and_the_level_of_mps_alone_says_so(
+    nats_url: str, unique: str, tmp_path: Path
+) -> None:
+    board = Board(GPU, more={"major": 6, "minor": 1})
+    async with scene(nats_url, unique, tmp_path, board) as one:
+        assert (one.level("mps"), one.level("time-slice")) == ("advisory", "guarded")
+
+
+async def test_an_mps_server_that_owns_the_memory_against_all_promises_lowers_the_level(
+    nats_url: str, unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with scene(nats_url, unique, tmp_path, extra=("old_mps pid=1",)) as one:
+        assert one.level("mps") == "guarded"
+        await one.hold("client", 500, 2000, mode="mps")
+        await until(lambda: one.level("mps") == "advisory", what="the level falls")
+        assert one.level("time-slice") == "guarded"
+
+
+async def test_without_the_guard_the_share_is_counted(nats_url: str, unique: str, tmp_path: Path) -> None:
+    async with scene(nats_url, unique, tmp_path, guard=False, guard_grace_s=0.0) as one:
+        assert one.level() == "advisory"
+        await one.hold("greedy", 6000, 4000)
+        await asyncio.sleep(SOME_LOOKS_S)
+        assert one.exits() == {}
+
+
+async def test_a_foreign_process_is_seen_on_a_leased_device(nats_url: str, unique: str, tmp_path: Path) -> None:
+    async with scene(nats_url, unique, tmp_path) as one:
+        loads = one.leader.seat("w1").loads
+        await one.hold("shares", 1000, 2000)
+        await one.hold("alone", 1000, None, mode="exclusive", slot=1)
+        await asyncio.sleep(SOME_LOOKS_S)
+        assert [slot.foreign for slot in loads[-1].gpu_pool] == ["", ""], "a job's own processes are none"
+        file = tmp_path / "foreign"
+        environment = os.environ | one.stub.environment | {"CUDA_VISIBLE_DEVICES": "1"}
+        foreign = await asyncio.create_subprocess_exec(sys.executable, HOLD, "hold", str(file), "100", env=environment)
+        try:
+            await until(lambda: loads[-1].gpu_pool[1].foreign, what="the foreign process seen")
+            assert loads[-1].gpu_pool[1].foreign.startswith(f"pid {foreign.pid} python")
+            assert loads[-1].gpu_pool[0].foreign == ""
+        finally:
+            foreign.kill()
+            await foreign.wait()
+        await until(lambda: not loads[-1].gpu_pool[1].foreign, what="and gone")
+
+
+async def test_processes_of_another_pid_namespace_lower_the_level_and_no_job_is_spared(
+    nats_url: str, unique: str, tmp_path: Path
+) -> None:
+    async with scene(nats_url, unique, tmp_path, guard_grace_s=0.0) as one:
+        await one.hold("shares", 1000, 2000)
+        one.stub.boards[0].set(pids={2**22 + 1: 500})  # above the kernel's greatest pid
+        await until(lambda: one.level() == "advisory", what="the level falls")
+        assert "PID namespace" in one.agent.guard.why_not["time-slice"]
+        await one.begin("greedy", 5000, 2000)
+        exited = await one.leader.heard("w1", "exited", name_of("greedy"))
+        assert exited.detail.startswith("over-memory: "), "what can be told is ended all the same"

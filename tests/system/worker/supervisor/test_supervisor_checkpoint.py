@@ -1,0 +1,107 @@
+"""The signal that tells a job to save itself: to whom, when, once, and never to the harm of anybody."""
+
+from __future__ import annotations
+
+import asyncio
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moorage.worker.supervisor.checkpoint import AGAIN_S
+from moorage.worker.supervisor.client import SupervisorRefused
+from moorage.worker.supervisor.protocol import EndMember, StartMember
+from tests.system.worker.supervisor_rig import Rig, arguments_of, poll, sh, with_rig
+
+
+@pytest.fixture(params=["cgroup", "walk"])
+def arguments(request: pytest.FixtureRequest) -> tuple[str, ...]:
+    return arguments_of(request.param)
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"checkpoint_signal": "SIGNONE", "checkpoint_before_s": 1.0}, "no such signal: SIGNONE"),
+        ({"checkpoint_signal": "SIGKILL", "checkpoint_before_s": 1.0}, "no process can take SIGKILL"),
+        ({"checkpoint_signal": "SIGUSR1"}, "needs checkpoint_before_s"),
+        ({"timeout_s": float("nan")}, "timeout_s must be a duration"),
+    ],
+)
+def test_a_container_whose_end_cannot_be_is_refused(tmp_path: Path, fields: dict[str, Any], why: str) -> None:
+    async def scenario(rig: Rig) -> None:
+        with pytest.raises(SupervisorRefused, match=why):
+            await rig.client.contain(StartMember(key="k", argv=(), env={}, **fields), "0" * 64)
+        assert (await rig.client.list()).living == []
+
+    with_rig(tmp_path, (), scenario)
+
+
+@pytest.mark.slow
+def test_a_checkpoint_signal_comes_before_the_timeout(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    async def scenario(rig: Rig) -> None:
+        script = "trap 'echo saved' USR1; trap 'echo ending; exit 0' TERM; while :; do sleep 0.01; done"
+        member = sh("j", script, timeout_s=5.0, grace_s=60.0, checkpoint_signal="SIGUSR1", checkpoint_before_s=4.5)
+        ended = await rig.run(member)
+        assert (ended.reason, ended.exit_code, ended.signal) == ("timeout", 0, None)
+        assert rig.text("j").split() == ["saved", "ending"]
+
+    with_rig(tmp_path, arguments, scenario)
+
+
+@pytest.mark.slow
+def test_a_checkpoint_signal_waits_until_somebody_takes_it_and_comes_once(
+    tmp_path: Path, arguments: tuple[str, ...]
+) -> None:
+    """Due at once, before the program has its handler: it must not be killed by it, nor be told twice."""
+
+    async def scenario(rig: Rig) -> None:
+        script = (
+            "echo up; while [ ! -e go ]; do sleep 0.01; done; trap 'echo saved' USR1; echo ready; "
+            "while [ ! -e stop ]; do sleep 0.01; done; exit 3"
+        )
+        member = sh(
+            "j", script, cwd=str(tmp_path), ends_in_s=600.0, checkpoint_signal="SIGUSR1", checkpoint_before_s=600.0
+        )
+        await rig.client.start([member])
+        await rig.line("j")
+        await asyncio.sleep(3 * AGAIN_S)  # some looks, in which nobody takes it
+        (tmp_path / "go").touch()
+        await rig.line("j", 3)
+        rig.client.close()
+        await rig.connect()  # the agent restarts: the timers are the supervisor's
+        await asyncio.sleep(3 * AGAIN_S)  # some looks more, if it looked on
+        (tmp_path / "stop").touch()
+        await rig.client.start([member])  # told again, not started again
+        assert (await rig.ended("j")).exit_code == 3
+        assert rig.text("j").split() == ["up", "ready", "saved"]
+
+    with_rig(tmp_path, arguments, scenario)
+
+
+@pytest.mark.slow
+def test_a_checkpoint_signal_goes_to_the_topmost_that_take_it_and_kills_nobody(
+    tmp_path: Path, arguments: tuple[str, ...]
+) -> None:
+    """A shell that starts two ranks: both are told, their own helpers are not, the shell and `sleep` live on."""
+
+    async def scenario(rig: Rig) -> None:
+        program = "import signal, sys, time; signal.signal(signal.SIGUSR1, lambda *_: print('helper', flush=True)); "
+        program += "open('helper-up', 'w'); time.sleep(600)"
+        helper = f"{sys.executable} -c {shlex.quote(program)} & "
+        rank = "while [ ! -e helper-up ]; do sleep 0.01; done; trap 'echo saved $N' USR1; echo up; "
+        rank += "while [ ! -e stop ]; do sleep 0.01; done"
+        script = f"N=1 /bin/sh -c {shlex.quote(helper + rank)} & N=2 /bin/sh -c {shlex.quote(rank)} & wait; exit 5"
+        member = sh("j", script, cwd=str(tmp_path), checkpoint_signal="SIGUSR1", checkpoint_before_s=600.0)
+        await rig.client.start([member])
+        await rig.line("j", 2)  # both take it
+        await rig.client.end([EndMember(key="j", grace_s=600.0, notice_s=600.0)])
+        await poll(lambda: rig.text("j").count("saved") == 2)
+        (tmp_path / "stop").touch()
+        ended = await rig.ended("j")
+        assert (ended.reason, ended.exit_code) == ("end", 5)
+        assert sorted(rig.text("j").split()) == ["1", "2", "saved", "saved", "up", "up"]
+
+    with_rig(tmp_path, arguments, scenario)

@@ -1,0 +1,109 @@
+"""One merge by revision: whatever is lost, doubled, late or answered by an old leader, each transition comes once."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+from moorage.client.follow.story import AHEAD_MAX, Story, changes_of, shown_event
+from moorage.schemas.capabilities import Enforced
+from moorage.schemas.frames import Answer, Event, Idle, Stalled
+from tests.unit.client.scripted_scheduler import change, shown
+
+
+def heard(*revs: int, state: str = "RUNNING", **fields: Any) -> Event:
+    return Event("t", "j", revs[-1], state, 10 * revs[-1], [change(rev) for rev in revs], **fields)
+
+
+def answered(rev: int, state: str = "RUNNING", first: int = 1) -> Answer:
+    return Answer("show", 10 * rev, shown("j", state, *(change(each) for each in range(first, rev + 1)), rev=rev))
+
+
+def accept(story: Story, answer: Answer) -> list[Event]:
+    return story.accept(shown_event("t", "j", answer, answer.data["rev"], changes_of(answer.data)))
+
+
+def revs_of(events: list[Event]) -> list[int]:
+    return [each.rev for event in events for each in event.changes]
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_each_transition_comes_once_and_in_order(seed: int) -> None:
+    chance = random.Random(seed)
+    story, news, told, last = Story("j"), list[Event](), list[Event](), 0
+    while last < 60:
+        begin, last = last + 1, last + chance.randint(1, 4)
+        told.append(heard(*range(begin, last + 1)))
+        for event in [told[-1]] * chance.choice([0, 1, 1, 1, 2]) + chance.sample(told, chance.choice([0, 0, 1])):
+            if (fresh := story.take(event)) is not None:
+                news.append(fresh)
+        asked = chance.choice([last, last, max(last - 5, 0)])  # what comes meanwhile may be newer than the answer
+        if story.has_gap and chance.random() < 0.4 and not story.knows_more_than(answered(asked)):
+            news += accept(story, answered(asked))
+    news += accept(story, answered(last))
+    assert revs_of(news) == [each.rev for each in story.changes] == list(range(1, last + 1))
+    assert not story.has_gap
+    assert revs_of([story.so_far("t")]) == revs_of(news)
+
+
+def test_events_after_a_gap_come_with_the_answer_that_fills_it() -> None:
+    story = Story("j")
+    assert story.take(heard(1)) is not None
+    assert story.take(heard(4)) is None
+    assert story.has_gap
+    assert (story.rev, story.last_rev) == (1, 4)
+    assert revs_of(accept(story, answered(3))) == [2, 3, 4]
+    assert not story.has_gap
+
+
+def test_no_more_than_so_many_events_are_kept_after_a_gap() -> None:
+    story = Story("j")
+    for rev in range(3, 2 * AHEAD_MAX + 7, 2):
+        assert story.take(heard(rev)) is None
+    assert len(story.ahead) == AHEAD_MAX
+    assert story.is_stale
+
+
+def test_an_answer_of_a_leader_that_was_replaced_is_known_by_its_record() -> None:
+    story = Story("j")
+    accept(story, answered(5))
+    older, restored = answered(2), msgspec.structs.replace(answered(2, "QUEUED"), ledger=1 << 32)
+    assert story.knows_more_than(older)
+    assert not story.knows_more_than(restored)
+    story.take(heard(9))
+    assert [event.state for event in accept(story, restored)] == ["QUEUED"]
+    assert not story.has_gap, "what was heard before the restore has no meaning any more"
+    assert revs_of([event for event in [story.take(heard(3))] if event is not None]) == [3]
+
+
+def test_how_a_job_is_kept_is_news_without_a_transition_and_an_event_heard_twice_is_none() -> None:
+    story = Story("j")
+    placed = heard(1, 2, state="PLACED", enforced=Enforced("guarded", "advisory"))
+    assert story.take(placed) is placed
+    assert story.take(placed) is None
+    assert story.take(heard(2, state="PLACED", enforced=Enforced("guarded", "advisory"))) is None
+    now = replace(heard(2, state="PLACED", enforced=Enforced("advisory", "advisory")), changes=[])
+    assert story.take(now) is now
+
+
+@pytest.mark.parametrize("told", [{"idle": Idle(1800)}, {"stalled": Stalled(600)}])
+def test_that_a_job_is_idle_or_stalls_is_news_without_a_transition_each_time(told: dict[str, Any]) -> None:
+    story = Story("j")
+    story.take(heard(1))
+    idle = replace(heard(1, **told), changes=[])
+    assert story.take(idle) is idle
+    assert story.take(idle) is idle
+    assert [each.rev for each in story.changes] == [1]
+
+
+def test_only_the_reason_why_a_job_waits_is_news_without_a_transition() -> None:
+    story = Story("j")
+    story.take(heard(1, state="QUEUED"))
+    why = heard(1, state="QUEUED", waiting={"reason": "no-fit"})
+    assert story.take(heard(1, state="QUEUED")) is None
+    assert story.take(why) is why
+    assert [each.rev for each in story.changes] == [1]

@@ -1,0 +1,510 @@
+"""A driver for the pure core: owns an engine, drives honest workers, and checks every promise after every record.
+
+`Driving.tick` builds a record, folds it (the engine) and folds its bytes again into a second state (the standby), then
+validates both, the fleet's soft view and the workers' own pools. Times are milliseconds; ledger time and the leader's
+monotonic time are one clock here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Sequence
+from copy import copy
+from typing import Any, Final
+
+import msgspec
+
+from moorage.scheduler.core.config import Config
+from moorage.scheduler.core.engine import Engine
+from moorage.scheduler.core.events import Batch, Cancel, FromWorker, Order
+from moorage.scheduler.core.ledger import acts
+from moorage.scheduler.core.ledger import snapshot as snapshots
+from moorage.scheduler.core.ledger.fold import fold
+from moorage.scheduler.core.ledger.folding import Folded
+from moorage.scheduler.core.ledger.invariants import validate
+from moorage.scheduler.core.ledger.record import Record, decode_record, encode_record
+from moorage.scheduler.core.ledger.records import RECORD_BYTES_MAX
+from moorage.scheduler.core.ledger.state import LISTED_MAX, Job, Member, Replica, State
+from moorage.scheduler.core.lifecycle.max_running import most_of
+from moorage.scheduler.core.lifecycle.timers import BACKOFF
+from moorage.scheduler.core.outputs.outputs import Outputs
+from moorage.scheduler.core.queries.views import listed
+from moorage.scheduler.core.queries.waiting import explain_job
+from moorage.scheduler.core.queue.queue import REPLICA_BITS, REPLICA_MASK, entry
+from moorage.scheduler.follower.usage import Usage
+from moorage.scheduler.whatif.child import ask
+from moorage.scheduler.whatif.fixes import fixes
+from moorage.schemas.capabilities import Capabilities
+from moorage.schemas.codec import Decoder, is_json
+from moorage.schemas.frames import Fact, FactFrame, FactKind, Goodbye, Hello, Join, Renew, Wanted
+from moorage.schemas.job import STATES
+from moorage.schemas.operate import act_of
+from moorage.schemas.ranges import Ranges, count_of, joined, numbers_in, without
+from moorage.schemas.subjects import Subjects
+from tests.unit.scheduler.honest_worker import Worker, devices
+
+SUBJECTS: Final = Subjects()
+#: after how long a job is overdue, by the setting's default
+PATIENCE_MS: Final = int(Config().reserve_after * 1000)
+H100: Final = "NVIDIA H100 80GB HBM3"
+_decode_wanted: Final = Decoder[Wanted](Wanted)
+
+
+class Driving:
+    """One leader at a time over one ledger kept in memory; `records` are the ledger's bytes."""
+
+    def __init__(self, config: Config | None = None) -> None:
+        self.config = config or Config()
+        self.now = 1_000_000
+        self.records: list[bytes] = []
+        self.snapshot: bytes | None = None
+        self.workers: dict[str, Worker] = {}
+        self.answers: dict[str, Any] = {}
+        self.events: list[dict[str, Any]] = []
+        self.wanted: list[Wanted] = []
+        self.sizes: list[int] = []
+        self.foreseen = 0
+        self._replies = 0
+        self._sessions = 0
+        self.checks = True
+        self.json_workers = False  # whether workers send JSON, else msgpack
+        #: why a new job waits, for the answer to its submit
+        self.explain_waiting: Callable[[Job], dict[str, Any] | None] | None = None
+        self.state = State()
+        self.shadow = State()
+        self.usage = Usage(self.shadow)  # what a follower of the ledger counts
+        self.engine: Engine
+        self.lead()
+
+    # ------------------------------------------------------------------------------------------- leading
+
+    def lead(self) -> None:
+        """A new reign, in which nobody counts as heard: the ledger is folded, from the snapshot if there is one."""
+        state = State() if self.snapshot is None else snapshots.load(self.snapshot)
+        for seq, payload in enumerate(self.records[state.seq :], state.seq + 1):
+            fold(state, decode_record(payload), seq)
+        if self.records:
+            validate(state)
+            assert state.digest == self.shadow.digest
+        epoch = Record(
+            state.level,
+            state.epoch + 1,
+            7 + state.epoch,
+            0,
+            max(self.now, state.time_ms),
+            state.digest,
+            acts=[acts.Epoch(state.ledger_id or "ledger-1", "me", 0.0)],
+        )
+        self.store(encode_record(epoch))
+        fold(state, epoch, len(self.records))
+        self.state = state
+        self.engine = self.make_engine(state)
+
+    def make_engine(self, state: State) -> Engine:
+        return Engine(state, self.config, SUBJECTS, 7 + state.epoch, self.now, self._explain)
+
+    def another(self) -> Driving:
+        """A new leader over a copy of the state, with the same workers; nothing that it does reaches this one."""
+        new = Driving(self.config)
+        new.now, new.records, new.snapshot = self.now, list(self.records), snapshots.dump(self.state)
+        new.shadow = snapshots.load(new.snapshot)
+        new.usage = Usage(new.shadow)
+        new.workers = {name: copy(worker) for name, worker in self.workers.items()}
+        new.checks = False
+        new.lead()
+        return new
+
+    def _explain(self, job: Job) -> dict[str, Any] | None:
+        return self.explain_waiting(job) if self.explain_waiting is not None else None
+
+    def take_snapshot(self) -> None:
+        """The state as bytes; the next leader begins there."""
+        self.snapshot = snapshots.dump(self.state)
+        again = snapshots.load(self.snapshot)
+        validate(again)
+        assert snapshots.dump(again) == self.snapshot
+
+    def store(self, payload: bytes) -> int:
+        assert len(payload) <= RECORD_BYTES_MAX, f"record of {len(payload)} bytes"
+        self.sizes.append(len(payload))
+        self.records.append(payload)
+        folded = fold(self.shadow, decode_record(payload), len(self.records))
+        self.usage.fold(folded)
+        self.on_folded(folded)
+        return len(self.records)
+
+    def on_folded(self, folded: Folded) -> None:
+        """What a follower does with each record besides; some tests have one."""
+
+    def tick(self, ms: int = 1, *, obey: bool = True) -> Outputs:
+        """One record; then the workers do as they are told, their facts wait for the next record."""
+        self.now += ms
+        payload = self.engine.build(self.now, self.now)
+        self.engine.prepare_early()
+        seq = self.store(payload)
+        early = self.engine.early(seq)
+        out = self.engine.commit(seq, self.now)
+        self.engine.complete(out)
+        assert early in ([], out.messages), "what left with the acknowledgement is what follows from the record"
+        self.foreseen += len(early)
+        if self.checks:
+            self.check()
+        for reply, payload in out.answers:
+            self.answers[reply] = json.loads(payload) if is_json(payload) else msgspec.msgpack.decode(payload)
+        self.events += [json.loads(payload) for _, _, payload, _ in out.events]
+        self.wanted = [_decode_wanted(payload) for _, payload, _ in out.messages]
+        if obey:
+            for frame in self.wanted:
+                worker = self.workers[frame.worker]
+                if worker.auto:
+                    worker.obey(frame)
+        return out
+
+    def check(self) -> None:
+        validate(self.state)
+        validate(self.shadow)
+        assert self.state.digest == self.shadow.digest
+        self.engine.fleet.validate()
+        self.check_counters()
+        self.check_queue()
+        self.check_reservation()
+        for worker in self.workers.values():
+            worker.validate()
+
+    def check_queue(self) -> None:
+        """Who waits stands in the queue once, or in one backoff timer: never lost, never doubled, not while held."""
+        engine = self.engine
+        queue = engine.queue
+        standing = [(item, line) for line in queue.groups.values() for item in line.entries]
+        fresh: dict[int, Ranges] = {}
+        for line in queue.groups.values():
+            for num, (item, rest) in line.rest.items():
+                assert item in line.entries, f"job {num} waits behind an entry that is not there"
+                fresh[num] = joined([(item & REPLICA_MASK, item & REPLICA_MASK), *rest])
+                if (job_of := self.state.jobs.get(num)) is not None and job_of.size <= LISTED_MAX:
+                    standing += [(entry(num, number), line) for number in numbers_in(rest)]
+        found = Counter(item for item, _ in standing)
+        pauses = Counter(item for _, kind, item in engine.timers.rows if kind == BACKOFF)
+        assert queue.is_empty == (not standing), f"the queue says {queue.is_empty}, and has {len(standing)} entries"
+        priorities = {(item, line.priority) for item, line in standing}
+        self.check_room()
+        for job in self.state.jobs.values():
+            if job.awaits and job.live:
+                assert job.num not in {item >> REPLICA_BITS for item in found}, f"{job.name} waits for others, queued"
+                continue
+            if job.size > LISTED_MAX:
+                is_out = job.hold is not None or job.num in queue.closed or job.num in queue.parked
+                if not is_out and count_of(job.fresh) > 1 and job.num not in engine.timers.overdue:
+                    assert not without(job.fresh, fresh[job.num]), f"{job.name} waits for {fresh[job.num]} alone"
+                continue
+            if job.num in queue.parked or job.num in queue.closed:
+                parked = queue.parked.get(job.num)
+                most = most_of(job, engine.reader.request_of(job))
+                assert parked is None or (most is not None and job.on_workers >= most), f"{job.name} is parked"
+                assert job.num not in {num >> REPLICA_BITS for num in found} or parked is None, job.name
+                continue
+            if job.num in engine.timers.overdue:
+                continue
+            waiting = [replica for replica in job.replicas if STATES[replica.state] == "QUEUED"]
+            for replica in waiting[:1] if engine.reader.shape_of(job).together > 1 else waiting:
+                item = entry(job.num, replica.index)
+                if job.hold is not None:
+                    assert not found[item], f"{job.name}/{replica.index} is held and stands in the queue"
+                    assert pauses[item] <= 1, f"{job.name}/{replica.index} waits out {pauses[item]} pauses"
+                    continue
+                count = found[item] + pauses[item]
+                assert count == 1, f"{job.name}/{replica.index} waits {count} times"
+                assert pauses[item] or (item, engine.reader.priority_of(job)) in priorities, job.name
+
+    def check_room(self) -> None:
+        """The waiting room has the live jobs that wait for something, each behind what it waits for."""
+        room, jobs = self.engine.room, self.state.jobs
+        waiting = {num: job for num, job in jobs.items() if job.awaits and job.live}
+        assert room.jobs == {num: job.size for num, job in waiting.items()}
+        assert all(num in jobs for num in room.telling), "a job whose end is still to be told has left memory"
+        behind = {(other, num) for num, job in waiting.items() for other, _ in job.awaits if other}
+        known = {(other, num) for other, nums in room._behind.items() for num in nums}
+        told = {(num, each) for num, end in room.telling.items() for each in end.behind if each in waiting}
+        assert known | told == behind, "a job is not told of an end that it waits for"
+        assert not known & told
+
+    def check_reservation(self) -> None:
+        """Hosts are reserved only for a job that may start, and for one that was placed in this very record."""
+        engine = self.engine
+        held = engine.planner.verdicts.reservation
+        if (
+            held is None
+            or not engine.stale_ledger.may_place(self.now, self.now)
+            or engine.timers.more_are_due(engine.standing_draft())
+        ):
+            return
+        job = self.state.jobs[held.num]
+        tenant = self.state.tenants[job.tenant]
+        if engine.reader.shape_of(job) is not held.shape:
+            return  # by what this very record did; the next pass drops it
+        states = {STATES[replica.state] for replica in job.replicas}
+        assert states & {"QUEUED", "PLACED"}, f"hosts are reserved for {job.name}, which is {states}"
+        assert job.hold is None, f"hosts are reserved for {job.name}, which is on hold"
+        assert tenant.hold is None, f"hosts are reserved for {job.name}, whose tenant is on hold"
+        assert not tenant.gpus_max or held.shape.gpus <= tenant.gpus_max, f"{job.name} is over its tenant's limit"
+        if "PLACED" not in states:
+            line = engine.queue.group_of(held.priority, held.shape, job.tenant)
+            assert line is not None, f"{job.name} waits under another priority or shape than its reservation"
+            assert held.item in line.entries
+
+    def check_counters(self) -> None:
+        """The soft view's sums are those of the ledger's members: CPU, memory, slots, sharers."""
+        for host in self.engine.fleet.hosts.values():
+            cpu, memory, free, users = host.cpu_milli, host.memory_mib, host.lent, Counter[int]()
+            mib, percent = Counter[int](), Counter[int]()
+            frozen = [member for member in host.worker.members.values() if member.mask != member.home]
+            for member in host.worker.members.values():
+                shape = self.engine.reader.shape_of(member.replica.job)
+                cpu -= shape.cpu_milli
+                memory -= shape.memory_mib
+                free &= ~member.mask
+                if member.mode > 1:
+                    for slot in [slot for slot in range(64) if member.mask >> slot & 1]:
+                        users[slot] += 1
+                        mib[slot] += shape.share_mib
+                        percent[slot] += shape.compute_percent
+            missing = [member.name for member in frozen if host.frozen.get(member.name) is not member]
+            assert not missing, f"{host.worker.id} does not know that {missing} wait for their GPUs"
+            assert host.held == len(host.worker.members)
+            assert (host.cpu_free, host.memory_free) == (cpu, memory), host.worker.id
+            assert host.free == free, f"{host.worker.id}: {host.free:b} is not {free:b}"
+            assert {slot: device.users for slot, device in host.shared.items()} == users, host.worker.id
+            assert {slot: device.memory_mib for slot, device in host.shared.items()} == mib, host.worker.id
+            assert {slot: device.percent for slot, device in host.shared.items()} == percent, host.worker.id
+
+    # -------------------------------------------------------------------------------------------- workers
+
+    def worker(
+        self,
+        name: str = "w0",
+        gpus: int = 1,
+        model: str = H100,
+        *,
+        models: list[str] | None = None,
+        auto: bool = True,
+        vendor: str = "nvidia",
+        gpu_memory_mib: int = 81_559,
+        **hello: Any,
+    ) -> Worker:
+        """A worker that has joined. `hello` fields override: labels, drivers, modes, cpu_milli, memory_mib, …"""
+        pool = devices(name, models if models is not None else [model] * gpus, vendor, gpu_memory_mib)
+        fields: dict[str, Any] = {
+            "drivers": ["noop", "process"],
+            "capabilities": dict.fromkeys(("noop", "process"), Capabilities(reaches=True)),
+            "ports": 1_000,
+            "modes": ["exclusive", "mps", "time-slice"],
+            "gpu_pool": pool,
+            **hello,
+        }
+        worker = Worker(name, Hello(name, "boot-1", **fields), f"machine-{name}", auto)
+        self.workers[name] = worker
+        answer = self.join(worker)
+        assert answer["kind"] == "joined", answer
+        return worker
+
+    def send(self, worker: str, frame: Join | Renew | FactFrame | Goodbye) -> str:
+        self._replies += 1
+        self._sessions += 1
+        reply = f"r{self._replies}"
+        self.engine.offer(FromWorker(worker, frame, reply, self.json_workers, f"{self._sessions:032x}"))
+        return reply
+
+    def join(self, worker: Worker, frame: Join | None = None) -> dict[str, Any]:
+        frame = frame or worker.join_frame()
+        reply = self.send(worker.id, frame)
+        self.tick()
+        answer: dict[str, Any] = self.answers[reply]
+        if answer["kind"] == "joined":
+            worker.joined(answer["session"], len(frame.facts))
+        return answer
+
+    def renew(self, *names: str) -> list[dict[str, Any]]:
+        replies = [self.send(name, self.workers[name].renew_frame()) for name in names or self.workers]
+        self.tick()
+        return [self.answers[reply] for reply in replies]
+
+    def report(self, *names: str) -> None:
+        """Every worker's gathered facts, in one record; answered."""
+        sent = []
+        for name in names or self.workers:
+            frame = self.workers[name].fact_frame() if self.workers[name].session else None
+            if frame is not None:
+                sent.append((self.workers[name], self.send(name, frame)))
+        self.tick()
+        for worker, reply in sent:
+            assert self.answers[reply]["kind"] == "recorded", self.answers[reply]
+            worker.fact_answered(self.answers[reply]["no"])
+
+    def settle(self, records: int = 20) -> None:
+        """Facts and orders go to and fro until nothing is left to say."""
+        for _ in range(records):
+            self.report()
+            if not any(worker.gathered or worker.flying for worker in self.workers.values()):
+                return
+
+    def fact(
+        self, kind: FactKind, job: str, replica: int = 0, *, code: int = 0, detail: str = "", tenant: str = "t"
+    ) -> None:
+        """Speak for a worker that is not `auto`: one fact of the member in question, in a frame of its own."""
+        self.facts([(kind, job, replica, code, detail)], tenant=tenant)
+
+    def facts(self, many: list[tuple[FactKind, str, int, int, str]], *, tenant: str = "t", tick: bool = True) -> None:
+        """Facts of several members, one frame a worker, all in one record: the next one, unless `tick` is False."""
+        frames: dict[str, list[Fact]] = {}
+        for kind, job, replica, code, detail in many:
+            member = self.member(job, replica, tenant)
+            name = (tenant, job, replica, member.attempt, member.fence)
+            frames.setdefault(member.worker.id, []).append(Fact(kind, *name, code, detail))
+        for worker_id, facts in frames.items():
+            worker = self.workers[worker_id]
+            worker.gathered += facts
+            frame = worker.fact_frame()
+            assert frame is not None
+            self.send(worker_id, frame)
+            worker.fact_answered(frame.no)
+        if tick:
+            self.tick()
+
+    def run_out(self, name: str, code: int = 0) -> None:
+        """All that runs on a worker exits, its devices are seen free."""
+        worker = self.workers[name]
+        for key in [key for key, held in worker.held.items() if held.phase == "running"]:
+            worker.finish(key, code)
+        self.settle()
+
+    def load(self, name: str, **sick: str) -> None:
+        self.engine.offer_load(name, self.workers[name].load_frame(**sick), self.now)
+
+    # --------------------------------------------------------------------------------------------- callers
+
+    def offer_submit(
+        self,
+        job: str,
+        *,
+        tenant: str = "t",
+        sequence: int = 0,
+        body: bytes | None = None,
+        batch: Batch | None = None,
+        position: int = 0,
+        trace: str = "",
+        reply: str | None = None,
+        **fields: Any,
+    ) -> str:
+        fields.setdefault("run", {"driver": "noop"})
+        data = body if body is not None else json.dumps({"job": job, **fields}).encode()
+        self._replies += 1
+        name = reply if reply is not None else f"r{self._replies}"
+        if sequence or batch is not None:
+            name = ""
+        engine = self.engine
+        engine.offer(engine.submitted(tenant, data, lambda: job, name, True, sequence, trace, batch, position))
+        return name
+
+    def submit(self, job: str, **fields: Any) -> dict[str, Any]:
+        """Submit and tick once; returns the answer (or {} for one of the durable queue)."""
+        reply = self.offer_submit(job, **fields)
+        self.tick()
+        answer: dict[str, Any] = self.answers.get(reply, {})
+        return answer
+
+    def cancel(self, job: str, *, tenant: str = "t", sequence: int = 0, why: str = "cancelled") -> dict[str, Any]:
+        reply = self.offer_cancel(job, tenant=tenant, sequence=sequence, why=why)
+        self.tick()
+        answer: dict[str, Any] = self.answers.get(reply, {})
+        return answer
+
+    def offer_cancel(self, job: str, *, tenant: str = "t", sequence: int = 0, why: str = "cancelled") -> str:
+        self._replies += 1
+        reply = "" if sequence else f"r{self._replies}"
+        self.engine.offer(Cancel(tenant, job, why, reply=reply, sequence=sequence))
+        return reply
+
+    def operate(self, verb: str, worker: str, *, slots: Sequence[int] = (), **drain: Any) -> dict[str, Any]:
+        """An operator's act on a worker, answered; `drain` are the fields of `DrainAct`."""
+        reply = self.offer_operate(verb, worker, slots=slots, **drain)
+        self.tick()
+        answer: dict[str, Any] = self.answers[reply]
+        return answer
+
+    def offer_operate(self, verb: str, worker: str, *, slots: Sequence[int] = (), **drain: Any) -> str:
+        self._replies += 1
+        reply = f"r{self._replies}"
+        named = {"slots": list(slots)} if slots else {}
+        self.engine.offer(Order(verb, act_of(verb, {"worker": worker, "by": "me", **named, **drain}), reply, True))
+        return reply
+
+    def order(self, verb: str, **arguments: Any) -> dict[str, Any]:
+        """An operator's act on a job or a tenant (`t` unless said), answered."""
+        reply = self.offer_order(verb, **arguments)
+        self.tick()
+        answer: dict[str, Any] = self.answers[reply]
+        return answer
+
+    def offer_order(self, verb: str, **arguments: Any) -> str:
+        self._replies += 1
+        reply = f"r{self._replies}"
+        self.engine.offer(Order(verb, act_of(verb, {"tenant": "t", "by": "ana", **arguments}), reply, True))
+        return reply
+
+    # ---------------------------------------------------------------------------------------------- looking
+
+    def job(self, name: str, tenant: str = "t") -> Job:
+        job = self.state.job(tenant, name)
+        assert job is not None, f"no job {name}"
+        return job
+
+    def replica(self, name: str, index: int = 0, tenant: str = "t") -> Replica:
+        return next(replica for replica in listed(self.job(name, tenant)) if replica.index == index)
+
+    def member(self, name: str, index: int = 0, tenant: str = "t") -> Member:
+        """The replica's member, or the one that lingers after its exit."""
+        job = self.job(name, tenant)
+        if index in job.rows and (member := job.rows[index].member) is not None:
+            return member
+        lingering = [m for m in self.state.members() if m.replica.job is job and m.replica.index == index]
+        assert lingering, f"{name}/{index} holds nothing"
+        return lingering[-1]
+
+    def explained(self, name: str, tenant: str = "t") -> dict[str, Any]:
+        """Why it is where it is, as `explain` answers; without fixes."""
+        found = explain_job(self.engine, tenant, name)
+        assert isinstance(found, dict), found
+        return found
+
+    def fixes(self, name: str, tenant: str = "t") -> list[dict[str, Any]]:
+        """What would start a waiting job, as a copy of this process finds it."""
+        answer = ask(lambda: msgspec.msgpack.encode(fixes(self.engine, self.now, tenant, name)))
+        assert answer, "the copy failed"
+        reason, found = msgspec.msgpack.decode(answer, type=tuple[str, list[dict[str, Any]]])
+        assert reason or not found
+        return found
+
+    def states(self, name: str, tenant: str = "t") -> list[str]:
+        return [STATES[replica.state] for replica in self.job(name, tenant).replicas]
+
+    def placed_on(self, name: str, tenant: str = "t") -> list[str]:
+        """The worker of each replica, `-` where it holds nothing."""
+        return [r.member.worker.id if r.member is not None else "-" for r in self.job(name, tenant).replicas]
+
+    def slots(self, name: str, index: int = 0, tenant: str = "t") -> list[int]:
+        mask = self.member(name, index, tenant).mask
+        return [slot for slot in range(64) if mask >> slot & 1]
+
+    def free_gpus(self) -> int:
+        return sum(host.open.bit_count() for host in self.engine.fleet.hosts.values())
+
+    def pass_time(self, ms: int, *, step: int = 1000, renew: bool = True) -> None:
+        """Time goes by in steps; workers with a session renew unless told not to."""
+        end = self.now + ms
+        while self.now < end:
+            if renew:
+                for name, worker in self.workers.items():
+                    if worker.session:
+                        self.send(name, worker.renew_frame())
+            self.tick(min(step, end - self.now))

@@ -1,0 +1,55 @@
+"""What drivers can do goes from the join to `fleet` and `show`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from moorage.scheduler.core.queries import views
+from moorage.schemas.capabilities import DRIVER_DEFAULT, UNKNOWN, Capabilities, driver_of, reported_capabilities
+from tests.unit.scheduler.driving import Driving
+
+#: keys as the driver of another package might have
+CAN = Capabilities(keeps_output=True, fence="supervisor", config=["times"])
+
+
+def shown(drive: Driving, job: str) -> dict[str, Any]:
+    data = views.show(drive.engine, "t", job)
+    assert isinstance(data, dict)
+    return data
+
+
+def test_fleet_and_show_carry_what_the_join_told() -> None:
+    drive = Driving()
+    drive.worker("w0", drivers=["process", "parrot"], capabilities={"parrot": CAN})
+    drive.worker("untold", capabilities={})
+    drive.submit("said", run={"driver": "parrot", "argv": ["hello"]})
+    drive.submit("untold", run={"argv": ["true"]})
+    rows = {row["worker"]: row["capabilities"] for row in views.fleet(drive.engine, drive.now)["workers"]}
+    assert rows == {"w0": {"parrot": msgspec.to_builtins(CAN)}, "untold": {}}
+    assert reported_capabilities(shown(drive, "said")) == CAN
+    assert "capabilities" not in shown(drive, "untold"), "its worker told nothing"
+    assert driver_of(shown(drive, "untold")) == DRIVER_DEFAULT
+
+
+def test_a_leader_that_takes_over_knows_them_from_the_ledger_and_from_a_snapshot() -> None:
+    drive = Driving()
+    drive.worker("w0", drivers=["process", "parrot"], capabilities={"parrot": CAN})
+    drive.submit("said", run={"driver": "parrot", "argv": ["hello"]})
+    for from_snapshot in (False, True):
+        if from_snapshot:
+            drive.take_snapshot()
+        drive.lead()
+        (row,) = views.fleet(drive.engine, drive.now)["workers"]
+        assert row["capabilities"] == {"parrot": msgspec.to_builtins(CAN)}
+        assert reported_capabilities(shown(drive, "said")) == CAN
+
+
+def test_capabilities_of_a_later_release_and_of_none_can_be_read() -> None:
+    assert reported_capabilities({"capabilities": {"keeps_output": True, "flies": True}}) == Capabilities(
+        keeps_output=True
+    )
+    assert reported_capabilities({"capabilities": {"keeps_output": "perhaps"}}) is None
+    assert reported_capabilities({"capabilities": {}}) == UNKNOWN
+    assert reported_capabilities({}) is None

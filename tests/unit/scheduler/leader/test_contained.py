@@ -1,0 +1,583 @@
+"""One request, worker or timer that makes the core raise is set aside: the others go on, and a recording replays."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final, cast
+
+import pytest
+
+from moorage.scheduler.core.config import Config
+from moorage.scheduler.core.contained_engine import BUILDS_MAX, ContainedEngine
+from moorage.scheduler.core.containment import PAUSE_MS, STEP_PAUSE_MS, TRACE_CHARS_MAX
+from moorage.scheduler.core.events import Batch, Cancel, QueueRead, Submit
+from moorage.scheduler.core.fleet.shape import Shape
+from moorage.scheduler.core.ledger.state import State
+from moorage.scheduler.core.lifecycle.transitions import Lifecycle
+from moorage.scheduler.core.rank.falling_back import FallingBack
+from moorage.scheduler.core.rank.ranker import Ranker
+from moorage.scheduler.ledger.recording import RecordedEngine, Recorder, replay
+from moorage.schemas.frames import Fact, Hello
+from tests.unit.scheduler.driving import SUBJECTS, Driving
+from tests.unit.scheduler.honest_worker import Worker
+
+#: what the faults below look for in a request
+POISON: Final = "poison"
+
+
+class Poisoned(Exception):
+    """What a defect raises."""
+
+
+class Contained(Driving):
+    """Driven as a leader is: contained, and recorded."""
+
+    def __init__(self, path: Path, config: Config | None = None) -> None:
+        self._recorder = Recorder(path)
+        self.path = path
+        super().__init__(config)
+
+    def make_engine(self, state: State) -> RecordedEngine:
+        return RecordedEngine(self._recorder, state, self.config, SUBJECTS, 7 + state.epoch, self.now, None)
+
+    @property
+    def contained(self) -> ContainedEngine:
+        return cast(ContainedEngine, self.engine)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        return dict(self.contained.containment.counts)
+
+    def close(self) -> None:
+        self._recorder.close()
+
+    def replays(self) -> None:
+        """All of it comes out byte for byte again."""
+        self.close()
+        found = list(replay(self.path))
+        assert found
+        assert all(one.same for one in found)
+        assert found[-1].state.digest == self.state.digest
+
+
+@pytest.fixture
+def drive(tmp_path: Path) -> Iterator[Contained]:
+    made = Contained(tmp_path / "leader.rec")
+    made.worker("w0", 4)
+    made.worker("w1", 4)
+    yield made
+    made.close()
+
+
+def main_of(drive: Contained) -> Ranker | None:
+    """The configured ranker; None once it has failed."""
+    return cast(FallingBack, drive.engine.planner.placing.ranker).main
+
+
+def state_of(drive: Contained, name: str, tenant: str = "t") -> str:
+    return drive.job(name, tenant).state
+
+
+def raises_for(
+    monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, is_poison: Callable[..., bool], *, after: bool = False
+) -> Callable[[], None]:
+    """Have a method raise where its arguments are poison, before or after it has done its work; returns the cure."""
+    does = getattr(owner, name)
+
+    def broken(*given: Any, **named: Any) -> Any:
+        if is_poison(*given, **named):
+            if after:
+                does(*given, **named)
+            raise Poisoned(name)
+        return does(*given, **named)
+
+    monkeypatch.setattr(owner, name, broken)
+    return lambda: monkeypatch.setattr(owner, name, does)
+
+
+def is_poisoned(*given: Any, **named: Any) -> bool:
+    return any(isinstance(each, Submit) and each.name.startswith(POISON) for each in given)
+
+
+def is_poison_shape(*given: Any, **named: Any) -> bool:
+    return any(isinstance(each, Shape) and each.models == (POISON,) for each in given)
+
+
+# ------------------------------------------------------------------------------------------------------- ranking
+
+
+@pytest.mark.parametrize("method", ["choose", "prepare", "arrived"])
+def test_where_ranking_fails_the_plain_ranker_decides(
+    method: str, drive: Contained, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drive.submit("first", gpu={})
+    cure = raises_for(monkeypatch, type(main_of(drive)), method, lambda *given: True)
+    assert drive.submit("second", gpu={})["state"] == "QUEUED"
+    drive.settle()
+    assert state_of(drive, "second") == "RUNNING"
+    figures = drive.contained.containment.figures(drive.now)
+    assert figures["counts"] == {"ranking": 1}
+    assert figures["plain_ranker"]
+    (told,) = drive.contained.containment.take_unlogged()
+    assert "Poisoned" in told.trace
+    assert "fragments" in told.where
+    drive.pass_time(2 * PAUSE_MS)
+    drive.submit("third", gpu={})
+    assert main_of(drive) is None, "until the next term"
+    assert drive.counts == {"ranking": 1}
+    drive.replays()
+    cure()
+    drive.lead()
+    assert main_of(drive) is not None
+    assert not drive.contained.containment.figures(drive.now)["plain_ranker"]
+
+
+@pytest.mark.parametrize(
+    ("ranker", "before", "asks", "wrong"),
+    [
+        ("Leased", {"gpu": {"count": 2}}, {"gpu": {"count": 1}}, "GPUs 0b1 of w0"),
+        ("Leased", {"gpu": {"count": 4}}, {"gpu": {"count": 1}}, "w0, which is excluded, not open or has no room"),
+        (
+            "Leased",
+            {"resources": {"cpu_milli": 3000}},
+            {"resources": {"cpu_milli": 2000}},
+            "w0, which is excluded, not open or has no room",
+        ),
+        ("TooMany", {}, {"gpu": {"count": 1}}, "GPUs 0b11 of w0; wanted are 1 of 0b1111"),
+        ("TwiceTheSame", {}, {"gpu": {"count": 1}}, "GPUs 0b10 of w0; wanted are 1 of 0b1100"),
+        ("Beyond", {}, {"resources": {"cpu_milli": 1000}}, "5 replicas on w0 at once"),
+    ],
+)
+def test_what_a_ranker_of_ones_own_may_not_choose_is_not_recorded(
+    ranker: str, before: dict[str, Any], asks: dict[str, Any], wrong: str, tmp_path: Path
+) -> None:
+    drive = Contained(tmp_path / "leader.rec", Config(ranker=f"tests.system.scheduler.wrong_rankers:{ranker}"))
+    for worker in ("w0", "w1"):
+        drive.worker(worker, 4, cpu_milli=4000)
+    if before:
+        drive.submit("before", **before)
+        assert drive.counts == {}
+    for number in range(6):
+        drive.offer_submit(f"j{number}", **asks)
+    drive.settle()
+    assert drive.counts == {"ranking": 1}
+    (told,) = drive.contained.containment.take_unlogged()
+    assert wrong in told.trace
+    for number in range(6):
+        assert state_of(drive, f"j{number}") in ("RUNNING", "QUEUED"), "the plain ranker placed what fits"
+    drive.replays()
+
+
+def test_a_ranker_that_cannot_be_made_leaves_the_plain_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from moorage.ranking.fragments import Fragments
+
+    raises_for(monkeypatch, Fragments, "__init__", lambda *given: True)
+    drive = Contained(tmp_path / "leader.rec")
+    drive.worker("w0", 1)
+    drive.submit("a", gpu={})
+    drive.settle()
+    assert state_of(drive, "a") == "RUNNING"
+    drive.close()
+
+
+# ------------------------------------------------------------------------------------------------------ requests
+
+
+def break_submits(drive: Contained, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    """A fault in one of the places that a request goes through; `poison` jobs ask for a model of that name."""
+    from moorage.scheduler.core.draft import Draft
+    from moorage.scheduler.core.lifecycle.admission import Admission
+    from moorage.scheduler.core.queue.queue import Queue
+    from moorage.scheduler.core.schedule.placing import Placing
+
+    if where == "admission":
+        raises_for(monkeypatch, Admission, "submit", is_poisoned)
+    elif where == "draft":
+        raises_for(monkeypatch, Draft, "accept", lambda *given: given[2].startswith(POISON), after=True)
+    elif where == "queue":
+        raises_for(monkeypatch, Queue, "add", is_poison_shape, after=True)
+    elif where == "placing":
+        raises_for(monkeypatch, Placing, "place", is_poison_shape)
+    elif where == "take":
+        raises_for(monkeypatch, Placing, "_place_one", is_poison_shape, after=True)
+    else:
+        does = Draft.record
+
+        def record(self: Draft, leader: int, rid: int) -> Any:
+            if any(POISON in str(flat) for _, flat in self.accepts):
+                raise Poisoned(where)
+            return does(self, leader, rid)
+
+        monkeypatch.setattr(Draft, "record", record)
+
+
+PLACES: Final = ["admission", "draft", "queue", "placing", "take"]
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_request_that_fails_is_set_aside_and_the_others_go_on(
+    place: str, drive: Contained, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    break_submits(drive, monkeypatch, place)
+    before = drive.submit("before", gpu={})
+    replies = [
+        drive.offer_submit("good-0", gpu={}),
+        drive.offer_submit(POISON, gpu={"model": POISON}),
+        drive.offer_submit("good-1", tenant="u", gpu={}),
+    ]
+    for _ in range(4):
+        drive.tick()
+    drive.settle()
+    assert before["kind"] == "accepted"
+    assert [drive.answers[reply]["kind"] for reply in replies] == ["accepted", "error", "accepted"]
+    assert drive.answers[replies[1]]["code"] == "internal"
+    assert "Poisoned" not in json.dumps(drive.answers[replies[1]])
+    assert [state_of(drive, name, tenant) for name, tenant in (("good-0", "t"), ("good-1", "u"))] == ["RUNNING"] * 2
+    assert drive.state.job("t", POISON) is None
+    assert drive.counts["request"] == 1
+    drive.run_out("w0")
+    drive.run_out("w1")
+    drive.check()
+    drive.replays()
+
+
+def test_where_it_cannot_be_said_which_request_it_was_those_of_the_record_are_refused(
+    drive: Contained, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    break_submits(drive, monkeypatch, "record")
+    replies = [drive.offer_submit(name, tenant=tenant, gpu={}) for name, tenant in (("good", "u"), (POISON, "t"))]
+    drive.tick()
+    assert [drive.answers[reply]["code"] for reply in replies] == ["internal"] * 2
+    assert drive.submit("good", tenant="u", gpu={})["kind"] == "accepted", "nobody pays for what cannot be said"
+    drive.settle()
+    assert state_of(drive, "good", "u") == "RUNNING"
+    drive.replays()
+
+
+def test_the_jobs_of_a_group_that_fails_are_held_until_an_operator_releases_them(
+    drive: Contained, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from moorage.scheduler.core.schedule.placing import Placing
+
+    for name in ("first", "second"):
+        drive.submit(name, gpu={"count": 4})  # both hosts are full
+    drive.submit("waits-0", gpu={"count": 3})
+    drive.submit("waits-1", gpu={"count": 3})
+    drive.settle()
+    began_ms = drive.now
+    cure = raises_for(
+        monkeypatch, Placing, "_place_one", lambda *given: given[1].time_ms > began_ms and given[2].count == 3
+    )
+    drive.submit("other", tenant="u", gpu={"count": 2})
+    drive.run_out("w0")
+    drive.settle()
+    assert state_of(drive, "other", "u") == "RUNNING"
+    assert drive.counts == {"job": 1}, "one of them: the other asks alike"
+    for name in ("waits-0", "waits-1"):
+        told = drive.explained(name)
+        assert told["reason"] == "scheduler-failed"
+        assert told["hold"]["by"] == "scheduler"
+    drive.run_out("w0")
+    drive.run_out("w1")
+    drive.pass_time(2 * PAUSE_MS)
+    assert drive.counts == {"job": 1}, "and are not tried again by themselves"
+    assert drive.order("release", job="waits-0")["code"] == "internal"
+    assert drive.counts == {"job": 1, "request": 1}
+    assert drive.explained("waits-0")["reason"] == "scheduler-failed"
+    drive.replays()
+    cure()
+    drive.lead()
+    drive.renew()
+    drive.settle()
+    assert state_of(drive, "waits-0") == "QUEUED", "nor in the next term"
+    for name in ("waits-0", "waits-1"):
+        drive.order("release", job=name)
+    drive.settle()
+    assert [state_of(drive, name) for name in ("waits-0", "waits-1")] == ["RUNNING"] * 2
+
+
+def test_a_pass_in_which_many_groups_fail_is_left_out_and_goes_on_later(
+    drive: Contained, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each failure has the tables made anew: a leader that does so for long writes no heartbeat."""
+    from moorage.scheduler.core.schedule.placing import Placing
+
+    for name in ("first", "second"):
+        drive.submit(name, gpu={"count": 4})
+    groups = 2 * BUILDS_MAX
+    for number in range(groups):
+        drive.submit(f"bad-{number}", gpu={}, priority=number)
+    drive.settle()
+    began_ms = drive.now
+    raises_for(monkeypatch, Placing, "_place_one", lambda *given: given[1].time_ms > began_ms)
+    drive.run_out("w0")
+    drive.tick()
+    assert drive.counts["job"] < groups
+    assert drive.counts["step"] == 1
+    drive.pass_time(4 * STEP_PAUSE_MS)
+    assert drive.counts["job"] == groups
+    drive.replays()
+
+
+def test_in_the_next_term_it_is_contained_as_well(drive: Contained, monkeypatch: pytest.MonkeyPatch) -> None:
+    from moorage.scheduler.core.schedule.indexing import Indexing
+
+    drive.submit("first", gpu={"count": 4})
+    drive.submit("bad", gpu={"model": "none such"})
+    raises_for(monkeypatch, Indexing, "_index", lambda *given: given[1].name == "bad")
+    drive.lead()
+    drive.renew()
+    drive.submit("good", gpu={})
+    drive.settle()
+    assert state_of(drive, "good") == "RUNNING"
+    assert drive.counts == {"job": 1}
+    assert drive.explained("bad")["reason"] == "scheduler-failed"
+
+
+@pytest.mark.parametrize("place", ["admission", "placing"])
+def test_requests_of_a_batch_and_of_the_durable_queue(
+    place: str, drive: Contained, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    break_submits(drive, monkeypatch, place)
+    drive.submit("taken", gpu={})
+    batch = Batch("r-batch", True, 4)
+    for position, name in enumerate(["taken", "good", f"{POISON}-1", "last"]):
+        model = {"model": POISON} if name.startswith(POISON) else {"count": 2} if name == "taken" else {}
+        drive.offer_submit(name, batch=batch, position=position, gpu=model)
+    queued = [
+        drive.engine.submitted("v", body, lambda: "none", f"queue {at}", sequence=at)
+        for at, body in ((7, POISON_BODY), (8, GOOD_BODY))
+    ]
+    for event in queued:
+        drive.engine.offer(event)
+    drive.engine.offer(QueueRead("v", "submit", 8))
+    for _ in range(3):
+        drive.tick()
+    answers = drive.answers["r-batch"]
+    assert [each.get("code", each["kind"]) for each in answers] == ["conflict", "accepted", "internal", "accepted"]
+    assert drive.answers["queue 7"]["code"] == "internal"
+    assert drive.answers["queue 8"]["kind"] == "accepted"
+    assert drive.state.tenants["v"].submit_cursor == 8, "it is a dead letter, and not read again"
+    trace = drive.contained.containment.traces.pop("queue 7")
+    assert "Poisoned" in trace
+    assert len(trace) <= TRACE_CHARS_MAX
+    assert not drive.contained.containment.traces
+    drive.replays()
+
+
+POISON_BODY: Final = b'{"job": "poison-2", "run": {"driver": "noop"}, "gpu": {"model": "poison"}}'
+GOOD_BODY: Final = b'{"job": "queued", "run": {"driver": "noop"}, "gpu": {}}'
+
+
+def test_a_second_failure_of_a_tenant_has_its_requests_of_that_verb_refused_unread(
+    drive: Contained, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    break_submits(drive, monkeypatch, "placing")
+    answers = []
+    for number in range(20):
+        bad = drive.offer_submit(f"{POISON}-{number}", gpu={"model": POISON})
+        good = drive.offer_submit(f"good-{number}", tenant="u", gpu={"model": "none such"})
+        drive.tick(10)
+        assert drive.answers[good]["kind"] == "accepted"
+        answers.append(drive.answers[bad]["code"])
+    assert answers == ["internal"] * 2 + ["overloaded"] * 18
+    assert drive.answers[bad]["retry_after_s"] == PAUSE_MS / 1000
+    assert drive.contained.containment.figures(drive.now)["refused"] == ["submit of t"]
+    drive.submit("mine", tenant="u", gpu={"model": "none such"})
+    cancel = drive.offer_cancel("unknown")
+    drive.tick()
+    assert drive.answers[cancel]["kind"] != "error", "another verb is read"
+    body = GOOD_BODY
+    drive.engine.offer(drive.engine.submitted("t", body, lambda: "none", "queue 3", sequence=3))
+    drive.engine.offer(QueueRead("t", "submit", 3))
+    drive.tick()
+    assert "queue 3" not in drive.answers, "what comes by the durable queue waits"
+    assert drive.contained.refuses("t", "submit") is not None
+    assert "t" not in drive.state.tenants or drive.state.tenants["t"].submit_cursor == 0
+    drive.now += PAUSE_MS
+    newer = b'{"job": "newer", "run": {"driver": "noop"}, "gpu": {}}'
+    drive.engine.offer(drive.engine.submitted("t", newer, lambda: "none", "queue 4", sequence=4))
+    drive.engine.offer(QueueRead("t", "submit", 4))
+    drive.tick()
+    assert [drive.answers[f"queue {at}"]["kind"] for at in (3, 4)] == ["accepted", "accepted"]
+    assert drive.job("queued").num < drive.job("newer").num, "the cursor passes none that is in no record"
+    assert drive.state.tenants["t"].submit_cursor == 4
+    assert drive.contained.refuses("t", "submit") is None
+    assert drive.submit("again", gpu={})["kind"] == "accepted"
+    drive.replays()
+
+
+def test_cancels_and_orders_are_refused_unread_as_well(drive: Contained, monkeypatch: pytest.MonkeyPatch) -> None:
+    from moorage.scheduler.core.operate.orders import Orders
+
+    raises_for(monkeypatch, Lifecycle, "cancel", lambda *given: given[2].name.startswith("bad"))
+    raises_for(monkeypatch, Orders, "_limit", lambda *given: True)
+    for name in ("bad-0", "bad-1", "bad-2", "good"):
+        drive.submit(name, gpu={"model": "none such"})
+    codes = []
+    for number in range(3):
+        cancel, order = drive.offer_cancel(f"bad-{number}"), drive.offer_order("limit", gpus=3)
+        drive.tick()
+        drive.tick()
+        codes.append((drive.answers[cancel]["code"], drive.answers[order]["code"]))
+    assert codes == [("internal", "internal")] * 2 + [("overloaded", "overloaded")]
+    drive.engine.offer(Cancel("t", "good", "", reply="queue 7", sequence=7))
+    drive.engine.offer(QueueRead("t", "cancel", 7))
+    drive.tick()
+    assert state_of(drive, "good") == "QUEUED"
+    drive.now += PAUSE_MS
+    drive.tick()
+    assert state_of(drive, "good") == "CANCELLED"
+    assert drive.state.tenants["t"].cancel_cursor == 7
+    drive.replays()
+
+
+# ------------------------------------------------------------------------------------- workers, timers, what follows
+
+
+def test_a_worker_on_whose_frames_it_fails_is_lost_and_the_second_time_stays_out(
+    drive: Contained, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from moorage.scheduler.core.lifecycle.sessions import Sessions
+
+    drive.submit("a", gpu={"count": 4})
+    drive.submit("b", gpu={"count": 4})
+    drive.settle()
+    bad, good = drive.placed_on("a")[0], drive.placed_on("b")[0]
+    cure = raises_for(
+        monkeypatch,
+        Sessions,
+        "renew",
+        lambda *given: given[2].worker == bad and given[3].session == given[0].state.workers[bad].session,
+    )
+    assert [drive.renew(bad)[0]["code"] for _ in range(3)] == ["internal"] * 3
+    assert drive.counts == {"worker": 1}, "its lease runs out, so that it ends what it runs; nothing more is read of it"
+    assert drive.contained.containment.figures(drive.now)["workers"] == [bad]
+    assert drive.placed_on("a") == [bad], "nothing of it runs twice: its lease is still good"
+    drive.pass_time(drive.config.lost_ms + 2_000)
+    assert not drive.state.workers[bad].session, "then it counts as lost"
+    assert drive.placed_on("a") == ["-"]
+    assert drive.placed_on("b") == [good]
+    assert drive.join(drive.workers[bad])["code"] == "internal"
+    drive.pass_time(PAUSE_MS)
+    assert drive.join(drive.workers[bad])["kind"] == "joined", "after a pause it joins again"
+    assert drive.renew(bad)[0]["code"] == "internal"
+    assert drive.counts == {"worker": 2}
+    drive.pass_time(drive.config.lost_ms + 2 * PAUSE_MS)
+    assert drive.state.workers[bad].flag == "cordoned"
+    assert drive.state.workers[bad].by == "scheduler"
+    assert drive.join(drive.workers[bad])["code"] == "internal", "the second time it stays out"
+    drive.replays()
+    cure()
+    drive.operate("uncordon", bad)
+    drive.tick()
+    assert drive.join(drive.workers[bad])["kind"] == "joined", "an operator says when"
+    drive.pass_time(PAUSE_MS)
+    assert drive.state.workers[bad].flag == "open"
+
+
+def test_a_join_that_fails_is_taken_after_a_pause(drive: Contained, monkeypatch: pytest.MonkeyPatch) -> None:
+    from moorage.scheduler.core.lifecycle.sessions import Sessions
+
+    new = Worker("w9", Hello("w9", "b", drivers=["noop"]), "machine-w9", auto=True)
+    cure = raises_for(monkeypatch, Sessions, "join", lambda *given: given[2].worker == "w9")
+    assert drive.join(new)["code"] == "internal"
+    cure()
+    assert drive.join(new)["code"] == "internal", "it is not read"
+    assert drive.counts == {"worker": 1}
+    drive.pass_time(PAUSE_MS)
+    assert drive.join(new)["kind"] == "joined"
+
+
+def test_facts_that_fail_are_told_again_with_the_next_join(drive: Contained, monkeypatch: pytest.MonkeyPatch) -> None:
+    drive.worker("w2", 1, model="slow", auto=False)
+    drive.submit("a", gpu={"model": "slow"})
+    cure = raises_for(monkeypatch, Lifecycle, "on_facts", lambda *given: True, after=True)
+    worker = drive.workers["w2"]
+    member = drive.member("a")
+    worker.gathered.append(Fact("claimed", "t", "a", 0, member.attempt, member.fence, 0, ""))
+    frame = worker.fact_frame()
+    assert frame is not None
+    reply = drive.send("w2", frame)
+    drive.tick()
+    assert drive.answers[reply]["code"] == "internal"
+    assert state_of(drive, "a") == "PLACED"
+    assert drive.counts == {"worker": 1}
+    drive.replays()
+    cure()
+    reply = drive.send("w2", frame)
+    drive.tick()
+    assert drive.answers[reply]["code"] == "internal", "it is kept in the worker's journal"
+    drive.pass_time(drive.config.lost_ms + PAUSE_MS)
+    assert state_of(drive, "a") == "QUEUED", "its session is over"
+    assert drive.join(worker)["kind"] == "joined"
+
+
+def test_a_timer_that_fails_is_tried_again_after_a_pause_and_the_others_ring(
+    drive: Contained, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("bad", "good"):
+        drive.submit(name, gpu={"model": "none such"}, start_within_s=5)
+    cure = raises_for(monkeypatch, Lifecycle, "expire", lambda *given: given[2].name == "bad")
+    drive.pass_time(20_000)
+    assert (state_of(drive, "bad"), state_of(drive, "good")) == ("QUEUED", "EXPIRED")
+    assert drive.counts["timer"] == 1
+    drive.pass_time(PAUSE_MS)
+    assert drive.counts["timer"] == 2
+    drive.replays()
+    cure()
+    drive.pass_time(PAUSE_MS)
+    assert state_of(drive, "bad") == "EXPIRED"
+
+
+@pytest.mark.parametrize("step", ["_each_second", "_take_orders"])
+def test_a_step_that_fails_is_left_out(step: str, drive: Contained, monkeypatch: pytest.MonkeyPatch) -> None:
+    from moorage.scheduler.core.engine import Engine
+
+    raises_for(monkeypatch, Engine, step, lambda *given: True)
+    if step == "_take_orders":
+        reply = drive.offer_order("limit", gpus=3)
+        drive.tick()
+        drive.tick()
+        assert drive.answers[reply]["code"] == "internal"
+    else:
+        drive.pass_time(4 * STEP_PAUSE_MS)
+        assert 3 <= drive.counts["step"] <= 5
+    drive.submit("good", gpu={})
+    drive.settle()
+    assert state_of(drive, "good") == "RUNNING"
+    drive.replays()
+
+
+def test_what_fails_after_the_acknowledgement_costs_answers_alone(
+    drive: Contained, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from moorage.scheduler.core.outputs.output_writer import OutputWriter
+
+    cure = raises_for(monkeypatch, OutputWriter, "answer_submits", lambda *given: bool(given[2]), after=True)
+    drive.offer_submit("a", gpu={}, deadline_s=600)
+    drive.tick()
+    drive.check()
+    assert drive.counts == {"output": 1}
+    drive.replays()
+    cure()
+    again = drive.submit("a", gpu={}, deadline_s=600)
+    assert (again["kind"], again["state"], again["duplicate"]) == ("accepted", "PLACED", True)
+    drive.renew()
+    drive.renew()
+    drive.settle()
+    assert state_of(drive, "a") == "RUNNING", "a renewal brings what was not sent"
+
+
+def test_a_cancel_that_fails_is_answered(drive: Contained, monkeypatch: pytest.MonkeyPatch) -> None:
+    raises_for(monkeypatch, Lifecycle, "cancel", lambda *given: given[2].name == "bad", after=True)
+    for name in ("bad", "good"):
+        drive.submit(name, gpu={"model": "none such"})
+    bad, good = drive.offer_cancel("bad"), drive.offer_cancel("good")
+    drive.tick()
+    assert drive.answers[bad]["code"] == "internal"
+    assert drive.answers[good]["data"]["cancelled"]
+    assert (state_of(drive, "bad"), state_of(drive, "good")) == ("QUEUED", "CANCELLED")
+    drive.replays()

@@ -1,0 +1,66 @@
+"""Who stands by: schedulers that went make room for those that live."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from moorage.scheduler.core.config import Config
+from moorage.scheduler.leader.standing import HEARD_S, KNOWN_MAX, SAY_S, Standings
+from moorage.schemas.codec import encode
+from moorage.schemas.frames import Standing
+from moorage.schemas.release import RELEASE
+from moorage.testing.bus.bus import SimulatedBus
+from moorage.testing.bus.clock import SimulatedClock
+from tests.unit.scheduler.driving import SUBJECTS
+
+
+def test_whoever_lives_is_known_however_many_went() -> None:
+    async def play() -> None:
+        bus = SimulatedBus()
+        others, standings = bus.connect("others"), Standings(bus.connect("scheduler"), SUBJECTS, "me")
+        await standings.listen()
+
+        async def say(name: str) -> None:
+            await others.send([(SUBJECTS.standing, encode(Standing(name, RELEASE, 1, 0, False)), "")])
+            await asyncio.sleep(0.01)
+
+        for number in range(KNOWN_MAX + 1):
+            await say(f"gone-{number:02d}")
+        assert len(standings.lately()) == KNOWN_MAX
+        await asyncio.sleep(HEARD_S + 1)
+        await say("lives")
+        assert [said.scheduler for said in standings.lately()] == ["lives"]
+
+    SimulatedClock().run(play())
+
+
+def test_a_leader_names_who_stands_by_with_other_settings(caplog: pytest.LogCaptureFixture) -> None:
+    """Order and limits changed with each takeover, and nobody said why."""
+
+    async def play() -> None:
+        bus, leads = SimulatedBus(), True
+        ours = Standings(bus.connect("a"), SUBJECTS, "a", Config(ranker="pack", reserve_after=60.0))
+        await ours.listen()
+        same, other = bus.connect("b"), bus.connect("c")
+        speaking = [
+            asyncio.create_task(ours.announce(lambda: (1, leads))),
+            asyncio.create_task(
+                Standings(same, SUBJECTS, "b", Config(ranker="pack", reserve_after=60.0)).announce(lambda: (1, False))
+            ),
+            asyncio.create_task(Standings(other, SUBJECTS, "c", Config(ranker="pack")).announce(lambda: (1, False))),
+        ]
+        await asyncio.sleep(5 * SAY_S)
+        told = [record.getMessage() for record in caplog.records]
+        text = (
+            "standby c has other settings, which would hold after a takeover: reserve_after = 30.0 (the leader: 60.0)"
+        )
+        assert told == [text], "once, and of nobody else"
+        rows = {row["scheduler"]: row.get("settings") for row in ours.rows()}
+        assert (rows["a"], rows["c"]) == ({"ranker": "pack", "reserve_after": 60.0}, {"ranker": "pack"})
+        leads = False
+        for task in speaking:
+            task.cancel()
+
+    SimulatedClock().run(play())

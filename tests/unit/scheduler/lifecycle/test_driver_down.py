@@ -1,0 +1,65 @@
+"""Drivers whose engine does not answer: their worker gets no jobs of that driver, and keeps all that it has."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from moorage.scheduler.core.queries import views
+from moorage.schemas.frames import DriverDown
+from tests.unit.scheduler.driving import Driving
+
+DOWN = DriverDown("docker", "lost the engine: connection refused", 12)
+IN_DOCKER: dict[str, Any] = {"run": {"driver": "docker", "argv": ["true"], "image": "bb:1"}}
+
+
+def fleet() -> Driving:
+    drive = Driving()
+    drive.worker("w0", 4, drivers=["docker", "noop", "process"])
+    return drive
+
+
+def say(drive: Driving, *down: DriverDown) -> None:
+    drive.workers["w0"].down = list(down)
+    drive.renew("w0")
+    drive.settle()
+
+
+def is_placed(drive: Driving, job: str) -> bool:
+    return drive.replica(job).member is not None
+
+
+def test_a_host_is_left_out_for_that_driver_alone_until_its_engine_answers() -> None:
+    drive = fleet()
+    drive.submit("before", gpu={}, **IN_DOCKER)
+    drive.settle()
+    say(drive, DOWN)
+    drive.submit("waits", gpu={}, **IN_DOCKER)
+    drive.submit("no-gpu", **IN_DOCKER)
+    drive.submit("other", gpu={})
+    drive.settle()
+    placed = {job: is_placed(drive, job) for job in ("before", "waits", "no-gpu", "other")}
+    assert placed == {"before": True, "waits": False, "no-gpu": False, "other": True}, "nothing is ended"
+    assert drive.explained("waits")["reason"] == "driver-down"
+    [row] = views.fleet(drive.engine, drive.now)["workers"]
+    assert (row["state"], row["drivers_down"]) == ("up", [{"driver": "docker", "why": DOWN.why, "for_s": 12}])
+    say(drive)
+    assert is_placed(drive, "waits")
+    assert is_placed(drive, "no-gpu")
+    [row] = views.fleet(drive.engine, drive.now)["workers"]
+    assert "drivers_down" not in row
+
+
+def test_another_worker_with_that_driver_gets_the_job() -> None:
+    drive = fleet()
+    say(drive, DOWN)
+    drive.worker("w1", 1, drivers=["docker"])
+    drive.submit("j", gpu={}, **IN_DOCKER)
+    drive.settle()
+    assert drive.member("j").worker.id == "w1"
+
+
+def test_a_driver_that_the_worker_does_not_offer_is_not_noted() -> None:
+    drive = fleet()
+    say(drive, DriverDown("nonsense", "x\x07" * 500, -5))
+    [row] = views.fleet(drive.engine, drive.now)["workers"]
+    assert "drivers_down" not in row

@@ -1,0 +1,370 @@
+"""A service stays up while its members move, and while a next version takes its place, in virtual time.
+
+What is marked as an expected failure is promised and not kept yet: the page of promises names it as that.
+
+Workers are honest: they start what is placed and end what they are asked to end, at once. A member is ready `WARM_MS`
+after its start, if its version can be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import pytest
+
+from moorage.scheduler.core.config import Config
+from moorage.scheduler.core.ledger.state import RUNNING
+from moorage.scheduler.core.outputs.outputs import Outputs
+from moorage.schemas.attempt import AttemptName
+from moorage.schemas.frames import Goodbye, Unwell
+from moorage.schemas.service import MemberLoad
+from tests.unit.scheduler.driving import H100, Driving
+from tests.unit.scheduler.honest_worker import HeldMember
+
+WARM_MS: Final = 2_000
+#: for how long it is watched: longer than all that has to happen
+WATCHED_S: Final = 60
+L40S: Final = "NVIDIA L40S"
+READY: Final[dict[str, Any]] = {"driver": "process", "argv": ["serve"], "ready": {"call": True}, "restart": "always"}
+CALLS: Final = {"process": {"answers_calls": True, "reaches": True}}
+PREEMPTS: Final = Config(preempt_priority=80, preempt_after=60.0)
+#: what an attempt of a version does: after how many ms it ends, and how
+DOES: Final = {
+    "fails at its start": (0, "exit"),
+    "fails its check": (4_000, "not-ready"),
+    "ends later": (4_000, "exit"),
+}
+
+not_kept_yet = pytest.mark.xfail(strict=True, reason="a member is ended before its replacement is ready")
+not_spread_yet = pytest.mark.xfail(strict=True, reason="members of a service are packed on one host")
+gives_no_way_yet = pytest.mark.xfail(strict=True, reason="a member that ends for its next version does not come back")
+
+
+class Site(Driving):
+    """Workers, and a service `a` that stands on the first of them, `w0`."""
+
+    def __init__(self, members: int, config: Config | None = None, **fields: Any) -> None:
+        self.since: dict[AttemptName, int] = {}
+        self.does: dict[str, tuple[int, str]] = {}  # by job that does not stay: see `DOES`
+        self.fewest = members  # of the service, that were ready after a record, whichever version they are
+        self.most = 0  # of the job `a`, that had a place after a record
+        super().__init__(config)
+        self.join_host("w0", members)
+        self.serve("a", **{"replicas": members, **fields})
+        self.watch(10)
+        assert (self.serving("a"), self.held_on("w0")) == (members, members)
+        self.fewest, self.most = members, 0
+
+    def join_host(self, name: str, gpus: int, model: str = H100) -> None:
+        self.worker(name, gpus, model, capabilities=CALLS)
+
+    def serve(self, job: str, **fields: Any) -> None:
+        answer = self.submit(job, **{"gpu": {}, "service": {"name": "embed"}, "run": READY, **fields})
+        assert answer["kind"] == "accepted", answer
+
+    def watch(self, seconds: int, until: Callable[[], bool] = lambda: False) -> bool:
+        """Let seconds pass, until something is so; return whether it came to that."""
+        for _ in range(seconds):
+            if until():
+                return True
+            self.pass_time(1_000, step=500)
+            for worker in self.workers.values():
+                for held in [held for held in worker.held.values() if held.phase == "running"]:
+                    self._go_on(worker.id, held)
+            self.settle()
+        return until()
+
+    def tick(self, ms: int = 1, *, obey: bool = True) -> Outputs:
+        """One record; then it is counted who serves."""
+        out = super().tick(ms, obey=obey)
+        self.fewest = min(self.fewest, self.serving("a") + self.serving("b"))
+        found = self.state.job("t", "a")
+        self.most = max(self.most, sum(row.member is not None for row in found.rows.values()) if found else 0)
+        return out
+
+    def _go_on(self, worker: str, held: HeldMember) -> None:
+        ran_ms = self.now - self.since.setdefault(held.name, self.now)
+        ends_ms, how = self.does.get(held.place.job, (10**9, ""))
+        if ran_ms >= ends_ms:
+            self.workers[worker].finish(held.name, 1, how)
+        elif ran_ms >= WARM_MS and held.place.job in ("a", "b") and how != "not-ready":
+            self.workers[worker].look(held, ready=True)
+            name = held.place.job, held.place.replica, held.place.fence, held.place.attempt
+            idle = MemberLoad(f"m{held.place.fence}-{held.place.replica}", 1, 0, 0, 0, False, 0, 0, 0, 0, 0, 0, *name)
+            self.engine.offer_member_load("t", idle, self.now)
+
+    def serving(self, job: str) -> int:
+        """How many members of a job run and are ready."""
+        found = self.state.job("t", job)
+        asks = found is not None and self.engine.reader.request_of(found).workload.ready is not None
+        rows = [row for row in found.rows.values() if row.state == RUNNING] if found is not None else []
+        return sum(row.member is not None and (row.member.ready or not asks) for row in rows)
+
+    def held_on(self, worker: str) -> int:
+        return len(self.workers[worker].held)
+
+
+# ------------------------------------------------------------------------------------- members that move
+
+MEMBERS: Final = pytest.mark.parametrize("members", [1, 2, 3])
+ASKS: Final = pytest.mark.parametrize(
+    "asks",
+    [{}, {"gpu": None}, {"run": {name: value for name, value in READY.items() if name != "ready"}}],
+    ids=["with GPUs", "without GPUs", "without a check"],
+)
+WITHIN: Final = pytest.mark.parametrize("within", [{}, {"within_s": 40}], ids=["no deadline", "a deadline"])
+
+
+@not_kept_yet
+@MEMBERS
+@ASKS
+@WITHIN
+def test_a_drain_moves_a_service_without_a_gap(members: int, asks: dict[str, Any], within: dict[str, Any]) -> None:
+    site = Site(members, **asks)
+    site.join_host("w1", members)
+    site.operate("drain", "w0", **within)
+    site.watch(WATCHED_S)
+    assert (site.held_on("w0"), site.held_on("w1")) == (0, members)
+    assert site.fewest == members
+    assert site.most <= members + 1, "one at a time"
+    assert site.job("a").state == "RUNNING"
+
+
+@not_kept_yet
+def test_the_replacement_is_one_more_replica_that_goes_when_the_old_one_is_over() -> None:
+    site = Site(1)
+    site.join_host("w1", 1)
+    before = site.member("a").name
+    site.operate("drain", "w0")
+    assert site.watch(WATCHED_S, lambda: site.held_on("w1") == 1)
+    [held] = site.workers["w1"].held.values()
+    assert before in site.workers["w0"].held, "the old one still serves"
+    assert held.place.replica == 1, "never a second attempt of a replica that has one"
+    site.watch(WATCHED_S)
+    assert [row.index for row in site.job("a").rows.values()] == [1]
+
+
+def test_a_drain_without_a_deadline_ends_no_member_that_has_no_other_place() -> None:
+    site = Site(2)
+    site.operate("drain", "w0")
+    site.watch(WATCHED_S)
+    assert (site.fewest, site.held_on("w0")) == (2, 2)
+
+
+@pytest.mark.parametrize("members", [1, 2])
+def test_a_deadline_goes_before_a_replacement_that_finds_no_place(members: int) -> None:
+    site = Site(members)
+    site.operate("drain", "w0", within_s=40)
+    site.watch(30)
+    assert site.fewest == members, "until then they serve"
+    site.watch(WATCHED_S)
+    assert site.held_on("w0") == 0
+
+
+@not_kept_yet
+def test_where_one_place_is_free_one_of_two_moves_before_the_deadline() -> None:
+    site = Site(2)
+    site.join_host("w1", 1)
+    site.operate("drain", "w0", within_s=40)
+    site.watch(30)
+    assert (site.fewest, site.held_on("w1")) == (2, 1)
+    site.watch(WATCHED_S)
+    assert (site.fewest, site.held_on("w0")) == (1, 0)
+
+
+@pytest.mark.parametrize("limit", [{"gpus": 2}, {"gpus": 2, "jobs": 1}])
+def test_a_replacement_counts_towards_its_tenants_limit(limit: dict[str, int]) -> None:
+    site = Site(2)
+    site.join_host("w1", 2)
+    site.order("limit", **limit)
+    site.operate("drain", "w0", within_s=40)
+    site.watch(30)
+    assert (site.fewest, site.held_on("w0"), site.held_on("w1")) == (2, 2, 0)
+    site.watch(WATCHED_S)
+    assert (site.held_on("w0"), site.held_on("w1")) == (0, 2)
+
+
+@not_kept_yet
+@pytest.mark.parametrize("members", [1, 2])
+def test_preemption_waits_for_the_replacement_as_long_as_the_grace_allows(members: int) -> None:
+    site = Site(members, PREEMPTS, gpu={"model": ["H100", "L40S"]}, run={**READY, "grace_s": 30})
+    site.join_host("w1", members, L40S)
+    site.watch(70)
+    site.submit("urgent", priority=90, gpu={"model": "H100", "count": members})
+    site.watch(WATCHED_S)
+    assert site.states("urgent") == ["RUNNING"]
+    assert (site.fewest, site.held_on("w1")) == (members, members)
+
+
+@pytest.mark.parametrize("members", [1, 2])
+def test_preemption_ends_what_finds_no_other_place(members: int) -> None:
+    site = Site(members, PREEMPTS, run={**READY, "grace_s": 10})
+    site.watch(70)
+    site.submit("urgent", priority=90, gpu={"count": members})
+    site.watch(20)
+    assert site.states("urgent") == ["RUNNING"]
+
+
+@pytest.mark.parametrize("members", [1, 2])
+def test_a_gpu_that_is_out_waits_for_no_replacement(members: int) -> None:
+    site = Site(members)
+    site.join_host("w1", 1)
+    out = next(iter(site.workers["w0"].held.values())).place.slots[0]
+    site.workers["w0"].unwell = [Unwell(out, "xid", "Xid 79: the GPU has fallen off the bus", True)]
+    site.watch(3)
+    assert site.held_on("w0") == members - 1
+    site.watch(20)
+    assert (site.serving("a"), site.held_on("w1")) == (members, 1)
+    assert site.fewest == members - 1
+
+
+@pytest.mark.parametrize("members", [1, 2])
+def test_what_a_worker_ended_before_its_farewell_goes_on_elsewhere(members: int) -> None:
+    """Until a worker says ahead that it leaves, this is all that is known of it here."""
+    site = Site(members)
+    site.join_host("w1", members)
+    leaves = site.workers["w0"]
+    for key in list(leaves.held):
+        leaves.finish(key, -15, "drain")
+    site.report("w0")
+    site.send("w0", Goodbye(leaves.session))
+    leaves.session = ""
+    site.watch(20)
+    assert (site.serving("a"), site.held_on("w1")) == (members, members)
+
+
+# ------------------------------------------------------------------------------------- where members are put
+
+
+def spread(members: int, hosts: int, **asks: Any) -> list[int]:
+    """How many members of a service each host has, the fewest first."""
+    drive = Driving()
+    for index in range(hosts):
+        drive.worker(f"w{index}", 4, capabilities=CALLS)
+    fields = {"gpu": {}, "service": {"name": "embed"}, "run": READY, "replicas": members, **asks}
+    assert drive.submit("a", **fields)["kind"] == "accepted"
+    drive.settle()
+    return sorted(len(worker.held) for worker in drive.workers.values())
+
+
+@not_spread_yet
+@pytest.mark.parametrize("gpu", [{}, None], ids=["with GPUs", "without GPUs"])
+@pytest.mark.parametrize(("members", "found"), [(2, [1, 1]), (4, [2, 2])])
+def test_members_spread_over_hosts(gpu: dict[str, Any] | None, members: int, found: list[int]) -> None:
+    assert spread(members, 2, gpu=gpu) == found
+
+
+@not_spread_yet
+def test_members_spread_over_the_hosts_that_have_room() -> None:
+    site = Site(1)
+    site.join_host("w1", 2)
+    site.join_host("w2", 2)
+    site.serve("other", service={"name": "other"}, replicas=2)
+    site.watch(3)
+    assert (site.held_on("w1"), site.held_on("w2")) == (1, 1)
+
+
+def test_spreading_is_no_reason_to_wait() -> None:
+    assert spread(3, 1) == [3]
+    assert spread(5, 2, gpu={"count": 1}) in ([1, 4], [2, 3])
+
+
+def test_best_effort_said_on_purpose_packs_as_the_ranker_does() -> None:
+    assert spread(2, 2, gpu={"scheduling": "best-effort"}) == [0, 2]
+
+
+def test_a_job_that_is_no_service_is_packed_as_before() -> None:
+    assert spread(2, 2, service=None, run={"driver": "process", "argv": ["train"]}) == [0, 2]
+
+
+# ------------------------------------------------------------------------------------- a next version, without room
+
+KINDS: Final = pytest.mark.parametrize("kind", ["fixed", "follows"])
+ONE_AND_TWO: Final = pytest.mark.parametrize("members", [1, 2])
+
+
+def replaced(members: int, kind: str, does: str = "") -> Site:
+    """A service without room for a second version, whose next one, `b`, does what is named."""
+    replicas: Any = members if kind == "fixed" else {"min": members, "max": members + 1}
+    site = Site(members, replicas=replicas)
+    if does:
+        site.does["b"] = DOES[does]
+    site.serve("b", replicas=replicas, instead_of="a")
+    return site
+
+
+def begun(site: Site) -> bool:
+    """Whether an attempt of the next version has a place."""
+    return any(row.member is not None for row in site.job("b").rows.values())
+
+
+def over(site: Site) -> bool:
+    """Whether an attempt of the next version has ended."""
+    return any(row.attempt and row.member is None for row in site.job("b").rows.values())
+
+
+@gives_no_way_yet
+@KINDS
+@ONE_AND_TWO
+@pytest.mark.parametrize("does", ["fails at its start", "fails its check"])
+def test_the_old_version_has_its_place_back_once_the_new_one_fails(kind: str, members: int, does: str) -> None:
+    site = replaced(members, kind, does)
+    assert site.watch(WATCHED_S, lambda: over(site)), "it had the place of one"
+    assert site.fewest >= members - 1, "one at a time"
+    assert site.watch(30, lambda: site.serving("a") == members)
+    site.fewest = members
+    site.watch(WATCHED_S)
+    assert site.fewest == members, "it serves while the new one fails"
+    assert "CANCELLED" not in site.states("a")
+
+
+@pytest.mark.parametrize("kind", [pytest.param("fixed", marks=gives_no_way_yet), "follows"])
+@ONE_AND_TWO
+@pytest.mark.parametrize("when", ["it waits for the place", "it loads there"])
+def test_the_old_version_has_its_place_back_once_the_new_one_is_cancelled(kind: str, members: int, when: str) -> None:
+    site = replaced(members, kind)
+    if when == "it loads there":
+        assert site.watch(WATCHED_S, lambda: begun(site))
+    else:
+        assert site.watch(WATCHED_S, lambda: site.serving("a") < members)
+    site.cancel("b")
+    assert site.watch(30, lambda: site.serving("a") == members)
+    assert "CANCELLED" not in site.states("a")
+    site.fewest = members
+    site.watch(WATCHED_S)
+    assert site.fewest == members
+
+
+@KINDS
+@ONE_AND_TWO
+def test_what_was_replaced_stays_so_though_the_new_version_ends_later(kind: str, members: int) -> None:
+    site = replaced(members, kind)
+    assert site.watch(WATCHED_S, lambda: site.serving("b") == members)
+    site.watch(10)
+    assert set(site.states("a")) == {"CANCELLED"}
+    whys = {change.get("why") for event in site.events for change in event["changes"] if event["job"] == "a"}
+    assert "replaced by job b" in whys
+    site.does["b"] = DOES["ends later"]
+    assert site.watch(30, lambda: site.serving("b") == 0)
+    del site.does["b"]
+    site.watch(WATCHED_S)
+    assert (site.serving("b"), set(site.states("a"))) == (members, {"CANCELLED"})
+
+
+@KINDS
+def test_one_of_two_that_was_ready_and_ends_keeps_the_place(kind: str) -> None:
+    site = replaced(2, kind, "ends later")
+    assert site.watch(WATCHED_S, lambda: over(site))
+    del site.does["b"]
+    assert not site.watch(2 * WATCHED_S, lambda: site.serving("a") == 2)
+    assert (site.serving("b"), set(site.states("a"))) == (2, {"CANCELLED"})
+
+
+@gives_no_way_yet
+@ONE_AND_TWO
+def test_only_what_was_replaced_is_said_to_be(members: int) -> None:
+    site = replaced(members, "fixed", "fails its check")
+    site.watch(WATCHED_S)
+    ends = [change for event in site.events if event["job"] == "a" for change in event["changes"]]
+    assert not [change for change in ends if change["state"] == "CANCELLED"]

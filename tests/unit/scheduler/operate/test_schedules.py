@@ -1,0 +1,210 @@
+"""Tenants' schedules in the core: what is recorded of them, and that each run is decided once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from moorage.scheduler.core.events import ScheduleRun
+from moorage.scheduler.core.outputs.schedules import schedule_row, schedules_of
+from moorage.schemas.errors import Refused
+from moorage.schemas.schedules import LABEL, SCHEDULES_MAX, ScheduleAsked
+from tests.unit.scheduler.driving import Driving
+from tests.unit.scheduler.scheduled import offer_ask, offer_run
+
+
+class Scheduling(Driving):
+    """A driver of the core that is asked for schedules, and hears their runs."""
+
+    def ask(self, act: str, name: str = "nightly", tenant: str = "t", **arguments: Any) -> dict[str, Any]:
+        offer_ask(self, act, name, tenant, **arguments)
+        self.tick()
+        answer: dict[str, Any] = self.answers["schedule"]
+        return answer
+
+    def hear(self, sequence: int, name: str = "nightly", tenant: str = "t", *, wish: int = 0, next_ms: int = 0) -> None:
+        """nats-server publishes a run, for the wish that the ledger has if no other is given."""
+        offer_run(self, sequence, name, tenant, wish=wish, next_ms=next_ms)
+        self.tick()
+
+    def row(self, name: str = "nightly", tenant: str = "t") -> dict[str, Any]:
+        row = self.state.schedule(tenant, name)
+        assert row is not None
+        return schedule_row(self.state, row)
+
+
+@pytest.fixture
+def drive() -> Scheduling:
+    return Scheduling()
+
+
+def test_a_run_is_a_job_of_its_own_with_the_label_of_its_schedule(drive: Scheduling) -> None:
+    added = drive.ask("add", tz="Europe/Berlin")
+    assert (added["data"]["changed"], added["ledger"]) == (True, len(drive.records))
+    assert added["data"]["schedule"]["cron"] == "0 3 * * *"
+    drive.worker("w0")
+    drive.hear(7, next_ms=drive.now + 60_000)
+    assert drive.states("nightly-7") == ["PLACED"]
+    assert drive.engine.reader.request_of(drive.job("nightly-7")).labels == {LABEL: "nightly"}
+    assert drive.answers["run"]["data"] == {"name": "nightly", "job": "nightly-7", "changed": True}
+    assert [drive.row()[name] for name in ("runs", "job", "state", "next_ms")] == [
+        1, "nightly-7", "PLACED", drive.now + 60_000 - 1,
+    ]  # fmt: skip
+
+
+def test_a_run_while_the_last_one_goes_is_left_out_and_that_is_told(drive: Scheduling) -> None:
+    drive.worker("w0")
+    drive.ask("add", request={"run": {"argv": ["true"]}, "gpu": {}})
+    drive.hear(1)
+    drive.hear(2)
+    assert drive.state.job("t", "nightly-2") is None
+    assert drive.answers["run"]["code"] == "failed-precondition"
+    assert [drive.row()[name] for name in ("runs", "skipped", "why", "job")] == [
+        1, 1, "job nightly-1, the last run, was PLACED", "nightly-1",
+    ]  # fmt: skip
+    drive.settle()
+    drive.run_out("w0")
+    drive.hear(3)
+    assert drive.states("nightly-3") == ["PLACED"]
+    assert drive.row().get("why", "") == ""
+
+
+def test_a_run_goes_where_the_last_one_is_cancelled_in_the_same_record(drive: Scheduling) -> None:
+    drive.ask("add")
+    drive.hear(1)
+    drive.offer_cancel("nightly-1")
+    drive.hear(2)
+    assert [drive.states(f"nightly-{number}") for number in (1, 2)] == [["CANCELLED"], ["QUEUED"]]
+    assert "skipped" not in drive.row()
+
+
+def test_a_run_may_start_behind_the_last_one_instead_whatever_its_end(drive: Scheduling) -> None:
+    drive.worker("w0", 4)
+    drive.ask("add", overlap="queue", request={"run": {"argv": ["true"]}, "gpu": {}})
+    wish = drive.state.schedules["t"]["nightly"].wish
+    for sequence in (1, 2):
+        drive.engine.offer(ScheduleRun("t", "nightly", wish, sequence, 0))
+    drive.tick()
+    drive.hear(3)
+    assert [drive.states(f"nightly-{number}") for number in (1, 2, 3)] == [["PLACED"], ["QUEUED"], ["QUEUED"]]
+    assert [drive.row().get(name) for name in ("runs", "skipped", "job")] == [3, None, "nightly-3"]
+    drive.cancel("nightly-1")
+    drive.settle()
+    drive.tick()
+    assert [drive.states(f"nightly-{number}") for number in (2, 3)] == [["PLACED"], ["QUEUED"]]
+    drive.run_out("w0", code=1)
+    drive.tick()
+    assert drive.states("nightly-3") == ["PLACED"]
+
+
+def test_two_runs_in_one_record_are_one_job_where_they_must_not_overlap(drive: Scheduling) -> None:
+    drive.ask("add")
+    wish = drive.state.schedules["t"]["nightly"].wish
+    for sequence in (1, 2, 2):
+        drive.engine.offer(ScheduleRun("t", "nightly", wish, sequence, 0))
+    drive.tick()
+    assert list(drive.state.tenants["t"].jobs) == ["nightly-1"]
+    assert drive.row()["skipped"] == 1
+
+
+def test_a_run_is_decided_once_over_a_takeover_and_a_snapshot(drive: Scheduling) -> None:
+    drive.ask("add", overlap="queue")
+    drive.hear(5)
+    drive.take_snapshot()
+    drive.lead()
+    drive.hear(5)
+    drive.hear(4)
+    assert list(drive.state.tenants["t"].jobs) == ["nightly-5"]
+    assert drive.answers["run"]["code"] == "failed-precondition", "4 was never decided, as 5 came first"
+    drive.hear(6)
+    assert list(drive.state.tenants["t"].jobs) == ["nightly-5", "nightly-6"]
+    assert drive.state.ran_through == 6
+
+
+def test_a_run_for_an_older_wish_makes_no_job(drive: Scheduling) -> None:
+    drive.ask("add")
+    wish = drive.state.schedules["t"]["nightly"].wish
+    assert drive.ask("pause")["data"]["schedule"]["paused"]
+    drive.hear(1, wish=wish)
+    assert "t" not in drive.state.tenants
+    assert drive.ask("pause")["data"]["changed"] is False
+    assert "paused" not in drive.ask("resume")["data"]["schedule"]
+    drive.hear(2, wish=wish)
+    assert "t" not in drive.state.tenants
+    drive.hear(3)
+    assert list(drive.state.tenants["t"].jobs) == ["nightly-3"]
+    drive.ask("remove")
+    drive.hear(4, wish=wish)
+    assert (drive.state.schedules, drive.answers["run"]["code"]) == ({}, "not-found")
+    assert drive.ask("remove")["code"] == "not-found"
+    assert drive.state.job("t", "nightly-3") is not None
+
+
+def test_a_schedule_is_added_once(drive: Scheduling) -> None:
+    drive.ask("add")
+    assert drive.ask("add")["data"]["changed"] is False
+    assert drive.ask("add", cron="0 4 * * *")["code"] == "conflict"
+    assert drive.ask("add", request={"run": {"argv": ["false"]}})["code"] == "conflict"
+    for name in ("b", "a", "a"):
+        offer_ask(drive, "add", name)
+    drive.tick()
+    assert [row["name"] for row in schedules_of(drive.state, "t")] == ["a", "b", "nightly"]
+    assert schedules_of(drive.state, "other") == []
+
+
+def test_a_tenant_has_at_most_so_many(drive: Scheduling) -> None:
+    drive.checks = False
+    for number in range(SCHEDULES_MAX + 1):
+        offer_ask(drive, "add", f"s{number}")
+    for _ in range(20):
+        drive.tick()
+    assert len(drive.state.schedules["t"]) == SCHEDULES_MAX
+    assert drive.answers["schedule"]["code"] == "failed-precondition"
+    assert drive.ask("add", tenant="other")["data"]["changed"]
+
+
+def test_a_run_that_is_refused_is_told_and_the_next_one_is_tried(drive: Scheduling) -> None:
+    drive.order("limit", jobs=1)
+    drive.ask("add", overlap="queue")
+    drive.submit("j")
+    drive.hear(1)
+    assert drive.row()["why"].startswith("failed-precondition: tenant t has 1 jobs")
+    assert "overlap" not in drive.answers["run"]["next"], "no last run goes on"
+    drive.order("limit", jobs=0)
+    drive.hear(2)
+    assert drive.states("nightly-2") == ["QUEUED"]
+
+
+def test_a_run_that_came_late_says_when_it_was_due(drive: Scheduling) -> None:
+    drive.ask("add", overlap="queue")
+    due = drive.now + 60_000
+    drive.hear(1, next_ms=due)
+    drive.now = due + 7_200_000
+    drive.hear(2, next_ms=due + 86_400_000)
+    assert [drive.row()[name] for name in ("due_ms", "last_ms", "next_ms")] == [due, drive.now, due + 86_400_000]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"cron": "0 3 * *"}, "4 fields"),
+        ({"cron": "@at 2030-01-01T00:00:00Z"}, "must repeat"),
+        ({"cron": "@every 1s", "tz": "UTC"}, "tz must be left out"),
+        ({"cron": ""}, "five fields"),
+        ({"name": "a.b"}, "name must match"),
+        ({"name": "a" * 41}, "name must match"),
+        ({"request": {"job": "j", "run": {"argv": ["true"]}}}, "no job"),
+        ({"request": {"if_seq": 3, "run": {"argv": ["true"]}}}, "no if_seq"),
+        ({"request": {"after": ["prep"], "run": {"argv": ["true"]}}}, "no after"),
+        ({"request": {"start_after_s": 3, "run": {"argv": ["true"]}}}, "no start_after_s"),
+        ({"request": None}, "request must be there with add"),
+        ({"overlap": "both"}, "Invalid enum"),
+        ({"sometimes": 1}, "sometimes"),
+    ],
+)
+def test_what_is_wrong_is_named(arguments: dict[str, Any], says: str) -> None:
+    good = {"act": "add", "name": "nightly", "cron": "0 3 * * *", "request": {"run": {"argv": ["true"]}}}
+    ScheduleAsked.of(good)
+    with pytest.raises(Refused, match=says):
+        ScheduleAsked.of({**good, **arguments})

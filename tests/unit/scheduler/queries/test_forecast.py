@@ -1,0 +1,244 @@
+"""When those that wait start: by what the leader has learned, found in a copy that changes nothing here."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+
+import pytest
+
+from moorage.scheduler.core.config import Config
+from moorage.scheduler.core.ledger.invariants import validate
+from moorage.scheduler.whatif import child
+from moorage.scheduler.whatif.forecast import Forecast, decode_forecast, forecast
+from moorage.schemas.capabilities import Capabilities
+from tests.unit.scheduler.driving import Driving
+
+MINUTE = 60_000
+
+
+def learned(drive: Driving, minutes: list[int], workload: str = "train") -> None:
+    """Runs of a workload that lasted so many minutes, one after the other on a fleet that is free."""
+    for number, lasted in enumerate(minutes):
+        drive.submit(f"{workload}-learned-{number}", gpu={}, run={"driver": "noop", "argv": [workload]})
+        drive.settle()
+        drive.now += lasted * MINUTE
+        drive.run_out("w0")
+    drive.renew()
+
+
+def submit(drive: Driving, name: str, workload: str = "train", tenant: str = "t", **fields: object) -> None:
+    drive.submit(name, tenant=tenant, run={"driver": "noop", "argv": [workload]}, **{"gpu": {}, **fields})
+    drive.settle()
+
+
+def look_ahead(drive: Driving) -> Forecast:
+    answer = child.ask(lambda: forecast(drive.engine, drive.now))
+    assert answer is not None
+    return decode_forecast(answer)
+
+
+def test_a_start_is_when_such_runs_end_less_what_has_passed() -> None:
+    drive = Driving()
+    drive.worker("w0", 1)
+    learned(drive, [10] * 8 + [20])
+    submit(drive, "runs")
+    drive.now += 4 * MINUTE
+    drive.renew()
+    for name in ("first", "second"):
+        submit(drive, name)
+    starts = look_ahead(drive).starts["t"]
+    assert abs(starts["first"].p50_ms - 6 * MINUTE) < 1_000
+    assert abs(starts["first"].p90_ms - 16 * MINUTE) < 1_000
+    assert abs(starts["second"].p50_ms - 16 * MINUTE) < 1_000
+    assert starts["second"].worker == "w0"
+    assert (starts["first"].runs, starts["second"].runs) == (9, 9), "the runs that the estimate rests on"
+
+
+def test_a_start_rests_on_the_least_known_of_the_ends_before_it() -> None:
+    drive = Driving()
+    drive.worker("w0", 1)
+    learned(drive, [10] * 8)
+    learned(drive, [10] * 3, "serve")
+    submit(drive, "runs")
+    submit(drive, "first", "serve")
+    submit(drive, "second")
+    starts = look_ahead(drive).starts["t"]
+    assert (starts["first"].runs, starts["second"].runs) == (8, 3)
+
+
+def preempting() -> Driving:
+    """A job of an hour, that may be ended for another, with 40 seconds of grace."""
+    drive = Driving(Config(preempt_priority=80, preempt_after=0))
+    drive.worker("w0", 1)
+    drive.submit("runs", gpu={}, run={"driver": "noop", "timeout_s": 3600, "grace_s": 40})
+    drive.settle()
+    return drive
+
+
+def test_who_makes_room_may_take_its_grace_for_it() -> None:
+    drive = preempting()
+    drive.offer_submit("urgent", gpu={}, priority=90)
+    drive.tick(2_000, obey=False)
+    drive.tick(2_000, obey=False)
+    assert drive.states("runs") == ["ENDING"]
+    start = look_ahead(drive).starts["t"]["urgent"]
+    assert start.p50_ms < 1_000
+    assert 40_000 <= start.p90_ms < 42_000
+    assert start.runs == 0
+
+
+def freezing(*, frozen: bool) -> Driving:
+    """A job of an hour on the only GPU; or a frozen one, and a preemptible job of an hour there."""
+    drive = Driving(Config(preempt_priority=80, preempt_after=0))
+    drive.worker("w0", 1, capabilities={"noop": Capabilities(freezes=True)})
+    hour = {"driver": "noop", "timeout_s": 3600, "grace_s": 0}
+    drive.submit("owner", gpu={}, run=hour)
+    drive.settle()
+    if frozen:
+        drive.order("freeze", job="owner")
+        drive.settle()
+        drive.submit("spot", gpu={}, run=hour, preemptible=True)
+        drive.settle()
+        assert drive.states("spot") == ["RUNNING"]
+    drive.workers["w0"].auto = False
+    return drive
+
+
+def test_a_preemptible_job_starts_once_the_job_that_is_being_frozen_is_frozen() -> None:
+    drive = freezing(frozen=False)
+    drive.submit("spot", gpu={}, preemptible=True)
+    assert look_ahead(drive).starts["t"]["spot"].p50_ms > 50 * MINUTE
+    drive.order("freeze", job="owner")
+    assert drive.states("owner") == ["RUNNING"]
+    assert look_ahead(drive).starts["t"]["spot"].p90_ms < 1_000
+
+
+def test_a_frozen_job_is_resumed_once_the_job_on_its_gpu_is_over_and_the_next_starts_when_it_has_ended() -> None:
+    drive = freezing(frozen=True)
+    drive.submit("plain", gpu={})
+    drive.order("resume", job="owner")
+    assert (drive.states("owner"), drive.states("spot")) == (["FROZEN"], ["ENDING"])
+    assert 50 * MINUTE < look_ahead(drive).starts["t"]["plain"].p50_ms < 70 * MINUTE
+
+
+def test_what_may_preempt_starts_although_a_frozen_job_waits_for_the_gpu() -> None:
+    drive = freezing(frozen=True)
+    drive.submit("urgent", gpu={}, priority=90)
+    assert look_ahead(drive).starts["t"]["urgent"].p90_ms <= MINUTE, "it looks again after a minute at the latest"
+
+
+def test_what_waits_for_an_end_that_nobody_knows_is_unknown() -> None:
+    drive = Driving()
+    drive.worker("w0", 1)
+    submit(drive, "runs", "new")
+    submit(drive, "waits", "new")
+    found = look_ahead(drive)
+    assert (found.starts, found.unknown_runs) == ({}, 1)
+
+
+def test_a_job_of_several_members_without_a_known_end_is_one_job() -> None:
+    drive = Driving()
+    drive.worker("w0", 2)
+    drive.worker("w1", 2)
+    submit(drive, "runs", "new", replicas=2, gpu={"scheduling": "gang"})
+    drive.submit("ends", replicas=2, gpu={}, tenant="u", run={"driver": "noop", "timeout_s": 60})
+    drive.settle()
+    submit(drive, "starts", "new", replicas=2)
+    submit(drive, "waits", "new", replicas=2)
+    found = look_ahead(drive)
+    assert (found.unknown_runs, found.unknown_starts) == (1, 1)
+
+
+def test_a_time_limit_is_an_estimate_too() -> None:
+    drive = Driving()
+    drive.worker("w0", 1)
+    drive.submit("runs", gpu={}, run={"driver": "noop", "timeout_s": 60})
+    drive.settle()
+    submit(drive, "waits", "new")
+    start = look_ahead(drive).starts["t"]["waits"]
+    assert start.p50_ms == start.p90_ms
+    assert start.runs == 0, "nothing was learned"
+    assert abs(start.p50_ms - MINUTE) < 1_000
+
+
+def test_a_gang_and_what_is_ahead_of_it_in_the_queue() -> None:
+    drive = Driving()
+    drive.worker("w0", 2)
+    learned(drive, [10] * 5)
+    submit(drive, "a")
+    submit(drive, "b")
+    drive.submit("gang", replicas=2, gpu={"scheduling": "gang"}, run={"driver": "noop", "argv": ["train"]}, priority=90)
+    submit(drive, "behind")
+    starts = look_ahead(drive).starts["t"]
+    assert abs(starts["gang"].p50_ms - 10 * MINUTE) < 2_000
+    assert abs(starts["behind"].p50_ms - 20 * MINUTE) < 2_000
+
+
+def test_looking_ahead_changes_nothing_here_even_with_a_record_in_flight() -> None:
+    drive = Driving()
+    drive.worker("w0", 1)
+    learned(drive, [1] * 4)
+    submit(drive, "runs")
+    submit(drive, "waits")
+    drive.offer_submit("more", gpu={})
+    drive.engine.build(drive.now, drive.now)
+    before = (drive.state.digest, drive.state.seq, len(drive.engine.queue), drive.engine.waiting)
+    assert "waits" in look_ahead(drive).starts["t"]
+    assert (drive.state.digest, drive.state.seq, len(drive.engine.queue), drive.engine.waiting) == before
+    assert drive.engine.in_flight
+    validate(drive.state)
+
+
+def test_a_child_that_fails_or_takes_too_long_is_no_answer_and_leaves_nothing() -> None:
+    def fails() -> bytes:
+        raise RuntimeError("on purpose")
+
+    def sleeps() -> bytes:
+        time.sleep(60)
+        return b""
+
+    before = set(os.listdir("/proc/self/fd"))
+    assert child.ask(fails) is None
+    assert child.ask(sleeps, limit_s=0.2) is None
+    assert child.ask(lambda: b"x" * 1_000_000) == b"x" * 1_000_000
+    assert set(os.listdir("/proc/self/fd")) == before
+
+
+def test_what_a_copy_frees_of_the_leader_costs_no_answer() -> None:
+    open_files = [open(os.devnull) for _ in range(16)]  # noqa: SIM115
+    lowest = min(file.fileno() for file in open_files)
+
+    def frees() -> bytes:
+        open_files.clear()  # each closes its number
+        return b"found"
+
+    def asks_more() -> bytes:
+        while os.dup(0) < lowest - 1:
+            pass  # a pipe would have the next number that is not taken
+        return b",".join(answer or b"lost" for answer in child.ask_all([frees] * 5))
+
+    assert child.ask(asks_more) == b",".join([b"found"] * 5)
+    for file in open_files:
+        file.close()
+
+
+class Raw(logging.Handler):
+    """To descriptor 2, which a child has as well."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        os.write(2, self.format(record).encode())
+
+
+def test_a_child_whose_asker_is_gone_ends_without_a_word(capfd: pytest.CaptureFixture[str]) -> None:
+    raw = Raw()
+    child.log.addHandler(raw)
+    try:
+        pid, receive = child.fork(lambda: b"x" * 1_000_000)  # more than a pipe holds
+        os.close(receive)
+        _, status = os.waitpid(pid, 0)
+    finally:
+        child.log.removeHandler(raw)
+    assert os.waitstatus_to_exitcode(status) == 1
+    assert capfd.readouterr().err == ""

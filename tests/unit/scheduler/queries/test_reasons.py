@@ -1,0 +1,60 @@
+"""A reason is one entry: whoever speaks of it reads the entry, and a new one needs no other change."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from moorage.cli.framework.codes import frame, reasons
+from moorage.cli.jobs.explain import explained_rows, fix_lines
+from moorage.scheduler.core.fleet.filters import FILTERS, Filter, Names, Offer
+from moorage.scheduler.core.fleet.shape import Shape
+from moorage.schemas.reasons import REASONS, Cure, Ends, Reason
+from tests.unit.scheduler.driving import Driving
+from tools import reference_pages
+
+TAPE = Reason(
+    "no-tape", "no worker has a tape", Ends.NEVER, (Cure.REQUEST,), "put a tape into a worker of {job}", "with-a-tape"
+)
+
+
+def _has_tape(offer: Offer, shape: Shape) -> bool:
+    return shape.driver == "noop" and "tape" in offer.kit.drivers
+
+
+def _words(shape: Shape, offers: Sequence[Offer], names: Names) -> str:
+    return f"no worker has a tape for {shape.driver}"
+
+
+def test_a_new_reason_is_one_entry_and_its_filter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(REASONS, TAPE.name, TAPE)
+    monkeypatch.setitem(FILTERS, TAPE.name, Filter(TAPE, "host", _has_tape, _words))
+    drive = Driving()
+    drive.worker("w0", 2)
+    accepted = drive.submit("j", gpu={})
+    told = drive.explained("j")
+    assert (told["reason"], told["means"], told["workers_left"]["no-tape"]) == ("no-tape", TAPE.means, 0)
+    assert drive.fixes("j") == [], "no other request has a tape either"
+    assert "no worker has a tape for noop" in str(accepted), accepted
+    assert fix_lines(told) == ["fix: put a tape into a worker of j"]
+    assert any("known 1 > with-a-tape 0" in str(row) for row in explained_rows(told))
+    assert (reasons()["no-tape"].means, frame(reasons()["no-tape"])["fix"]) == (TAPE.means, TAPE.fix)
+    assert "| `no-tape` | no worker has a tape | put a tape into a worker of JOB |" in reference_pages.errors()
+
+
+def test_a_filter_that_is_asked_later_is_nearer_to_a_fit() -> None:
+    drive = Driving()
+    drive.worker("w0", 0)
+    drive.worker("w1", 2, labels={"zone": "a"})
+    drive.submit("j", gpu={"model": "B200"})
+    drive.submit("k", gpu={"model": "B200"}, requires={"zone": ["b"]})
+    told = drive.explained("j")
+    assert told["reason"] == "model"
+    assert told["workers_left"] == {"known": 2, "no-gpu": 1, "model": 0, "matching": 0}
+    assert drive.explained("k")["reason"] == "label"
+
+
+def test_every_filter_has_a_reason_that_no_waiting_ends() -> None:
+    assert set(FILTERS) <= set(REASONS)
+    assert all(each.reason is REASONS[name] and each.reason.is_never for name, each in FILTERS.items())

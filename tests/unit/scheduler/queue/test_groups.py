@@ -1,0 +1,270 @@
+"""What is done for many at once comes to what would be done one by one: placements, and steps of the ledger."""
+
+from __future__ import annotations
+
+import random
+
+import msgspec
+import pytest
+
+from moorage.scheduler.core.config import Config
+from moorage.scheduler.core.fleet.fleet import Fleet
+from moorage.scheduler.core.fleet.shape import Shape
+from moorage.scheduler.core.ledger.fold import fold
+from moorage.scheduler.core.ledger.invariants import validate
+from moorage.scheduler.core.ledger.record import decode_record, encode_record
+from moorage.scheduler.core.ledger.records import Op, code_ran, packed, ran
+from moorage.scheduler.core.ledger.state import AT_MS, REPLICA, STATE, State
+from moorage.scheduler.core.rank.ranker import Choice, Pack
+from moorage.schemas.frames import Fact, FactFrame, FactKind
+from moorage.schemas.job import STATES
+from tests.turns import turns
+from tests.unit.scheduler.driving import Driving
+from tests.unit.scheduler.faulty_world import FaultyWorld
+
+# ---------------------------------------------------------------------------------------------- placements
+
+MODELS = ("NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-80GB", "NVIDIA A10")  # A10 is found inside A100, too
+
+
+class Counted(Pack):
+    """Counts how often it looks for a host."""
+
+    asked = 0
+
+    def _best_fit(self, fleet: Fleet, shape: Shape, excluded: frozenset[int]) -> Choice | None:
+        self.asked += 1
+        return super()._best_fit(fleet, shape, excluded)
+
+
+class OneByOne(Counted):
+    """Is asked for every single replica."""
+
+    def again(self, choice: Choice, shape: Shape, most: int) -> list[int]:
+        return []
+
+
+def world(seed: int, ranker: Pack) -> tuple[Driving, list[dict[str, tuple[str, list[int]]]]]:
+    """A random life of a fleet, and where everybody was after each record."""
+    chance = random.Random(seed)
+    drive = Driving(Config())
+    drive.engine.planner.placing.ranker = ranker
+    for number in range(6):
+        models = [chance.choice(MODELS) for _ in range(chance.choice((1, 4, 8)))]
+        drive.worker(
+            f"w{number}",
+            models=models,
+            cpu_milli=chance.choice((0, 4_000, 64_000)),
+            memory_mib=chance.choice((0, 16_384)),
+            labels={"zone": chance.choice("ab")},
+        )
+    seen = []
+    for tick in range(25):
+        for number in range(chance.randrange(9)):
+            gpu: dict[str, object] = {"count": chance.choice((1, 1, 1, 2, 3))}
+            if chance.random() < 0.5:
+                gpu["model"] = chance.choice(("A100", "A10", "H100", ["H100", "A100"]))
+            gpu["sharing"] = chance.choice(("exclusive", "exclusive", "time-slice"))
+            gpu["scheduling"] = chance.choice(("best-effort", "best-effort", "best-effort", "spread", "gang"))
+            drive.offer_submit(
+                f"j{tick}-{number}",
+                gpu=gpu,
+                replicas=chance.choice((1, 4, 12)),
+                priority=chance.choice((50, 50, 90)),
+                resources={"cpu_milli": chance.choice((0, 1_500)), "memory_mib": chance.choice((0, 4_096))},
+                requires=chance.choice(({}, {"zone": ["a"]})),
+            )
+        drive.tick(chance.choice((1, 100)))
+        if chance.random() < 0.3:
+            drive.offer_cancel(f"j{tick}-0")
+        for name in chance.sample(sorted(drive.workers), 2):
+            drive.run_out(name)
+        seen.append(
+            {
+                f"{job.name}/{replica.index}": (replica.member.worker.id, drive.slots(job.name, replica.index))
+                for job in drive.state.jobs.values()
+                for replica in job.replicas
+                if replica.member is not None
+            }
+        )
+    return drive, seen
+
+
+@pytest.mark.parametrize("seed", turns(range(12), often=1))
+def test_groups_are_placed_as_one_by_one(seed: int) -> None:
+    together, singly = Counted(), OneByOne()
+    grouped, places = world(seed, together)
+    single, expected = world(seed, singly)
+    assert places == expected
+    assert sum(map(len, places)) > 50
+    assert grouped.state.digest == single.state.digest
+    assert together.asked < singly.asked  # else nothing was grouped
+
+
+def test_a_full_host_asks_once() -> None:
+    drive = Driving()
+    drive.worker("w0", 8)
+    ranker = drive.engine.planner.placing.ranker = Counted()
+    drive.submit("j", gpu={}, replicas=20)
+    assert drive.states("j").count("PLACED") == 8
+    assert ranker.asked == 2  # for the host, and once more in vain
+
+
+# -------------------------------------------------------------------------------------------------- facts
+
+RUN: tuple[FactKind, ...] = ("claimed", "started", "exited")
+
+
+def frames_of(seed: int, names: list[tuple[str, str, int, int, int]]) -> list[Fact]:
+    """All facts of all members, in an agent's order, and then perhaps something that is not so."""
+    chance = random.Random(seed)
+    if chance.random() < 0.2:
+        names = [*names, names[0]]
+    order: tuple[FactKind, ...] = ("ran", "freed")
+    facts = [
+        Fact(kind, *name, 0, chance.choice(("exit", "", "result:0", "result:7")) if kind == "ran" else "")
+        for name in names
+        for kind in order
+    ]
+    at, other = chance.randrange(len(facts)), chance.randrange(len(facts))
+    match chance.randrange(6):
+        case 0:
+            facts[at], facts[other] = facts[other], facts[at]
+        case 1:
+            facts[at] = facts[other]
+        case 2:
+            del facts[at]
+        case 3:
+            facts = [msgspec.structs.replace(f, code=3) if f.kind == "ran" and f.job == "j1" else f for f in facts]
+        case 4:
+            facts[at] = msgspec.structs.replace(facts[at], fence=facts[at].fence + chance.randrange(2))
+    return facts
+
+
+def in_full(fact: Fact) -> list[Fact]:
+    """The facts that one stands for."""
+    if fact.kind != "ran":
+        return [fact]
+    name = (fact.tenant, fact.job, fact.replica, fact.attempt, fact.fence)
+    return [Fact("claimed", *name), Fact("started", *name), Fact("exited", *name, fact.code, fact.detail)]
+
+
+@pytest.mark.parametrize("seed", turns(range(60), often=3))
+def test_one_fact_for_a_whole_run_comes_to_what_its_three_facts_do(seed: int) -> None:
+    def life(*, whole: bool) -> Driving:
+        drive = Driving()
+        drive.worker("w0", 4, auto=False)
+        for number in range(4):
+            drive.offer_submit(f"j{number}", gpu={})
+        drive.tick()
+        names = [("t", f"j{n}", 0, 1, drive.member(f"j{n}").fence) for n in range(4)]
+        session, chance = drive.workers["w0"].session, random.Random(seed)
+        before = [Fact(kind, *names[0]) for kind in RUN[: chance.randrange(3)]]
+        drive.send("w0", FactFrame(session, 1, before))
+        if chance.random() < 0.5:
+            drive.tick()
+        if chance.random() < 0.2:
+            drive.offer_cancel("j1")
+        facts = frames_of(seed, names)
+        drive.send("w0", FactFrame(session, 2, facts if whole else [each for fact in facts for each in in_full(fact)]))
+        drive.tick()
+        drive.offer_submit("next", gpu={"count": 2})
+        drive.tick()
+        return drive
+
+    whole, single = life(whole=True), life(whole=False)
+    assert whole.state.digest == single.state.digest
+    assert whole.free_gpus() == single.free_gpus()
+    assert [event for event in whole.events if event["job"] != "next"] == [
+        event for event in single.events if event["job"] != "next"
+    ]
+
+
+def times(drive: Driving, job: str, replica: int = 0) -> dict[str, int]:
+    """When a replica came into each state, in ms before now."""
+    return {STATES[row[STATE]]: drive.now - row[AT_MS] for row in drive.job(job).story if row[REPLICA] == replica}
+
+
+@pytest.mark.parametrize("freed", [True, False])
+def test_a_whole_run_begins_and_ends_at_its_own_times(freed: bool) -> None:
+    drive = Driving()
+    drive.worker("w0", 1, auto=False)
+    drive.submit("j", gpu={})
+    drive.tick(500)
+    member = drive.member("j")
+    name = ("t", "j", 0, member.attempt, member.fence)
+    facts = [Fact("ran", *name, 0, "exit", 120), *([Fact("freed", *name)] if freed else [])]
+    drive.send("w0", FactFrame(drive.workers["w0"].session, 1, facts))
+    drive.tick()
+    assert drive.states("j") == ["SUCCEEDED"]
+    assert times(drive, "j") == {"PLACED": 501, "CLAIMED": 120, "RUNNING": 120, "SUCCEEDED": 0}
+
+
+def test_no_run_began_before_its_placement_or_the_change_before_it() -> None:
+    drive = Driving()
+    drive.worker("w0", 2, auto=False)
+    drive.submit("j", gpu={}, replicas=2, retries=1)
+    drive.tick(50)
+    names = [("t", "j", at, 1, drive.member("j", at).fence) for at in range(2)]
+    facts = [Fact("ran", *names[0], 0, "exit", 30), Fact("ran", *names[1], -15, "exit", 10**18)]
+    drive.send("w0", FactFrame(drive.workers["w0"].session, 1, facts))
+    drive.tick()
+    assert times(drive, "j", 1)["RUNNING"] == 51, "when it was placed"
+    assert times(drive, "j")["RUNNING"] == 0, "the end of replica 1 is written before it"
+    story = drive.job("j").story
+    assert [row[AT_MS] for row in story] == sorted(row[AT_MS] for row in story)
+    assert drive.replica("j", 1).retries == 1
+
+
+@pytest.mark.parametrize("code", [0, 3, -15, 2**31 - 1, -(2**31) + 1])
+@pytest.mark.parametrize("ran_ms", [0, 1, 2**31 - 1])
+def test_code_and_time_of_a_run_are_read_back(code: int, ran_ms: int) -> None:
+    assert code_ran(ran(code, ran_ms)) == (code, ran_ms)
+
+
+# -------------------------------------------------------------------------------------------------- steps
+
+
+def one_by_one(payload: bytes, state: State) -> bytes:
+    """The record with every step that says several things written as several steps."""
+    record = decode_record(payload)
+    steps: list[int] = []
+    placed = {member.replica: member for member in state.members()}
+    for at in range(0, len(record.steps), 6):
+        op, num, index, a, b, c = record.steps[at : at + 6]
+        if op not in (Op.BEGIN, Op.DONE, Op.RUN):
+            steps += record.steps[at : at + 6]
+            continue
+        member = placed[state.jobs[num].rows[index]]
+        if op == Op.BEGIN and a:
+            steps += record.steps[at : at + 6]  # a claim of its own has the record's time
+        elif op == Op.BEGIN or (op == Op.RUN and not code_ran(b)[1]):
+            steps += (Op.CLAIM, num, index, 0, 0, 0, Op.START, num, index, 0, 0, c if op == Op.BEGIN else 0)
+        elif op == Op.RUN:
+            steps += (Op.BEGIN, num, index, code_ran(b)[1], 0, 0)
+        if op in (Op.DONE, Op.RUN):
+            steps += (Op.EXIT, num, index, a, code_ran(b)[0], c)
+            steps += (Op.FREE, num, index, packed(member.fence), 0, 0)
+    record.steps = [int(step) for step in steps]
+    return encode_record(record)
+
+
+@pytest.mark.parametrize("seed", turns(range(8), often=1))
+def test_steps_that_say_several_things_fold_as_the_several_do(seed: int) -> None:
+    world = FaultyWorld(seed)
+    world.run(200)
+    short, long = State(), State()
+    combined = 0
+    for seq, payload in enumerate(world.drive.records, 1):
+        # actors name positions among the steps, so their records stay as they are
+        written = payload if decode_record(payload).actors else one_by_one(payload, long)
+        combined += written != payload
+        fold(short, decode_record(payload), seq)
+        fold(long, decode_record(written), seq)
+        assert (short.digest, short.transitions) == (long.digest, long.transitions)
+    assert combined > 2
+    validate(long)
+    assert [(job.name, job.rev, job.story) for job in short.jobs.values()] == [
+        (job.name, job.rev, job.story) for job in long.jobs.values()
+    ]
+    assert short.finished.dump() == long.finished.dump()

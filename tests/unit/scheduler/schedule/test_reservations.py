@@ -1,0 +1,352 @@
+"""A reservation is given up in the very record in which its job may not start any more."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+
+from moorage.scheduler.core.config import Config
+from moorage.scheduler.core.draft import Draft
+from moorage.scheduler.core.fleet.fleet import Fleet
+from moorage.scheduler.core.fleet.shape import Shape
+from moorage.scheduler.core.queries.view import View
+from moorage.scheduler.core.schedule import verdicts
+from moorage.scheduler.core.schedule.plan import SEARCHES_MAX, SHORT_MS, Answer, Known, Reservation, plan
+from moorage.scheduler.core.schedule.runtime import Estimates
+from moorage.scheduler.core.schedule.soonest import soonest
+from tests.unit.scheduler.driving import PATIENCE_MS, Driving
+
+#: hosts are reserved only where the ends of what runs are known
+ENDS_SOME_TIME = {"driver": "noop", "timeout_s": 86_400}
+
+
+def reserved(**big: object) -> Driving:
+    """One host of eight, four of them leased by tenant v, and a job of tenant t for eight that has a reservation."""
+    drive = Driving(Config(fair_share_half_life=600))
+    drive.worker("w0", 8)
+    drive.submit("runs", tenant="v", gpu={"count": 4}, run=ENDS_SOME_TIME)
+    drive.settle()
+    drive.submit("big", gpu={"count": 8}, **big)
+    drive.pass_time(PATIENCE_MS + 2_000)
+    held = drive.engine.planner.verdicts.reservation
+    assert held is not None
+    assert held.num == drive.job("big").num
+    return drive
+
+
+ENDS: dict[str, Callable[[Driving], object]] = {
+    "hold of the tenant": lambda drive: drive.order("hold"),
+    "hold of the job": lambda drive: drive.order("hold", job="big"),
+    "limit": lambda drive: drive.order("limit", gpus=7),
+    "cancel": lambda drive: drive.cancel("big"),
+    "deadline": lambda drive: drive.pass_time(300_000),
+}
+
+
+def led_anew(drive: Driving) -> None:
+    drive.lead()
+    drive.renew()
+
+
+#: what an operator may have done with the tenant before in this term, or with others
+BEFORE: dict[str, Callable[[Driving], object]] = {
+    "first act of the term": lambda drive: None,
+    "held before": lambda drive: (drive.order("hold"), drive.order("release")),
+    "limited before": lambda drive: (drive.order("limit", gpus=64), drive.order("limit", gpus=None)),
+    "another has a share": lambda drive: drive.order("share", tenant="x", weight=1),
+    "led anew": led_anew,
+}
+
+
+@pytest.mark.parametrize("before", BEFORE)
+@pytest.mark.parametrize("act", ENDS)
+@pytest.mark.parametrize("late", [False, True])
+def test_a_job_that_may_not_start_keeps_no_host_from_others(act: str, before: str, late: bool) -> None:
+    """`late`: what came before was done once the reservation stood."""
+    if late:
+        drive = reserved(deadline_s=300)
+        BEFORE[before](drive)
+    else:
+        drive = Driving(Config(fair_share_half_life=600))
+        drive.submit("none", gpu={})
+        drive.cancel("none")
+        BEFORE[before](drive)
+        drive.worker("w0", 8)
+        drive.submit("runs", tenant="v", gpu={"count": 4}, run=ENDS_SOME_TIME)
+        drive.settle()
+        drive.submit("big", gpu={"count": 8}, deadline_s=300)
+    drive.pass_time(PATIENCE_MS + 2_000)
+    assert drive.engine.planner.verdicts.reservation is not None
+    drive.offer_submit("asks", tenant="u", gpu={"count": 2})
+    ENDS[act](drive)  # in the same record
+    assert drive.engine.planner.verdicts.reservation is None
+    assert drive.states("asks", "u") != ["QUEUED"]
+
+
+@pytest.mark.parametrize("act", ["hold", "priority", "cancel"])
+def test_a_queue_that_is_empty_keeps_no_reservation(act: str) -> None:
+    drive = Driving()
+    drive.worker("w0", 8)
+    drive.submit("runs", gpu={"count": 4}, run=ENDS_SOME_TIME)
+    drive.settle()
+    drive.submit("big", gpu={"count": 8})
+    drive.pass_time(PATIENCE_MS + 2_000)
+    assert drive.engine.planner.verdicts.reservation is not None
+    if act == "hold":
+        drive.order("hold", job="big")
+    elif act == "priority":
+        drive.order("priority", job="big", priority=80)
+    else:
+        drive.cancel("big")
+        drive.pass_time(2_000)
+    held = drive.engine.planner.verdicts.reservation
+    assert held is None or held.priority == 80
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_tenant_to_which_more_is_owed_passes_also_with_the_first_share_of_the_term(first: bool) -> None:
+    drive = Driving(Config(fair_share_half_life=600))
+    if not first:
+        drive.order("share", tenant="u", weight=1)
+    drive.worker("w0", 8)
+    drive.submit("runs", gpu={"count": 4}, run=ENDS_SOME_TIME)
+    drive.settle()
+    drive.submit("big", gpu={"count": 8})
+    drive.pass_time(PATIENCE_MS + 2_000)
+    assert drive.engine.planner.verdicts.reservation is not None
+    if first:
+        drive.order("share", tenant="u", weight=1)
+    drive.pass_time(2_000)
+    drive.submit("owed", tenant="u", gpu={"count": 2})
+    drive.pass_time(2_000)
+    assert drive.states("owed", "u") != ["QUEUED"], "t has leased four GPUs, and u none"
+
+
+def test_what_is_reserved_for_a_preemptible_job_is_open_to_those_that_would_end_it() -> None:
+    drive = Driving()
+    drive.worker("w0", 8)
+    drive.submit("runs", gpu={"count": 4}, run={"driver": "noop", "timeout_s": 3600})
+    drive.settle()
+    drive.submit("spot", gpu={"count": 8}, preemptible=True)
+    drive.pass_time(40_000)
+    drive.settle()
+    drive.submit("too", gpu={"count": 4}, preemptible=True)
+    drive.submit("shares", gpu={"sharing": "time-slice"})
+    drive.settle()
+    assert drive.states("shares") == ["QUEUED"], "for a sharer no job ends"
+    drive.submit("plain", gpu={"count": 4})
+    drive.settle()
+    assert [drive.states(name) for name in ("spot", "too", "plain")] == [["QUEUED"], ["QUEUED"], ["RUNNING"]]
+
+
+@pytest.mark.parametrize("verb", ["drain", "cordon"])
+def test_hosts_that_are_closed_for_long_are_reserved_no_more(verb: str) -> None:
+    drive = reserved()
+    drive.worker("w1", 4)  # none that could hold the job
+    drive.operate(verb, "w0")
+    drive.pass_time(SHORT_MS + 4_000)
+    assert drive.engine.planner.verdicts.reservation is None
+    drive.submit("asks", tenant="u", gpu={"count": 2})
+    assert drive.states("asks", "u") != ["QUEUED"]
+
+
+@pytest.mark.parametrize("seed", [*range(1, 6), *range(7, 14)])
+def test_whatever_operators_do_a_reservation_is_for_a_job_that_may_start(seed: int) -> None:
+    """`Driving` checks the reservation after each record."""
+    chance = random.Random(seed)
+    drive = Driving(Config(fair_share_half_life=600, reserve_after=2))
+    for number in range(2):
+        drive.worker(f"w{number}", 8)
+    reservations = 0
+    for number in range(150):
+        tenant = chance.choice("tuv")
+        known = [job for job in drive.state.jobs.values() if not job.over]
+        job = chance.choice(known) if known else None
+        step = chance.randrange(14)
+        if step < 5:
+            drive.offer_submit(
+                f"j{number}",
+                tenant=tenant,
+                gpu={"count": chance.choice([1, 2, 4, 8])},
+                run={"driver": "noop", "timeout_s": chance.choice([None, 5, 60]), "grace_s": 1},
+            )
+        elif step == 5:
+            drive.offer_order(chance.choice(["hold", "release", "release"]), tenant=tenant)
+        elif step == 6:
+            drive.offer_order("limit", tenant=tenant, gpus=chance.choice([2, 4, 8, None]))
+        elif step == 7 and chance.random() < 0.2:
+            drive.offer_order("share", tenant=tenant, weight=chance.choice([1, 3, None]))
+        elif step == 8 and job is not None:
+            drive.offer_order(chance.choice(["hold", "release"]), tenant=job.tenant, job=job.name)
+        elif step == 9 and job is not None:
+            drive.offer_order("priority", tenant=job.tenant, job=job.name, priority=chance.choice([10, 50, 80]))
+        elif step == 10 and job is not None:
+            if chance.random() < 0.5:
+                drive.offer_cancel(job.name, tenant=job.tenant)
+            else:
+                drive.offer_order("requeue", tenant=job.tenant, job=job.name)
+        elif step == 11:
+            drive.offer_operate(chance.choice(["drain", "cordon", "release", "release"]), chance.choice(["w0", "w1"]))
+        else:
+            worker = drive.workers[chance.choice(["w0", "w1"])]
+            running = [key for key, held in worker.held.items() if held.phase == "running"]
+            if running:
+                worker.finish(chance.choice(running), 0)
+                drive.settle()
+        drive.pass_time(chance.choice([1, 500, 1_500]), step=1_000)
+        reservations += drive.engine.planner.verdicts.reservation is not None
+    assert reservations, "this seed tries nothing"
+
+
+def test_a_job_that_is_refused_with_its_reservation_gives_it_up_in_that_record() -> None:
+    """It waits out a pause then: the pause that this very record begins was not seen, and the hosts stayed closed."""
+    drive = reserved()
+    drive.submit("other", tenant="u", gpu={"count": 8})
+    worker = drive.workers["w0"]
+    worker.local.add(7)  # of which the scheduler hears with the next renewal
+    for key in list(worker.held):
+        worker.finish(key)
+    drive.report()
+    assert drive.states("big") == ["PLACED"]
+    assert drive.engine.planner.verdicts.reservation is not None
+    drive.report()
+    assert drive.states("big") == ["QUEUED"], "it was refused"
+    assert drive.engine.planner.verdicts.reservation is None
+
+
+def plans(drive: Driving, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The ledger ms of each plan from now on."""
+    found = list[int]()
+
+    def counted(known: Known, draft: Draft, last: Reservation | None) -> Answer:
+        found.append(draft.time_ms)
+        return plan(known, draft, last)
+
+    monkeypatch.setattr(verdicts, "plan", counted)
+    return found
+
+
+def test_while_nobody_waits_too_long_and_nothing_happens_no_plan_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    drive = Driving()
+    drive.worker("w0", 8)
+    drive.submit("runs", gpu={"count": 4}, run=ENDS_SOME_TIME)
+    drive.settle()
+    drive.submit("big", gpu={"count": 8})
+    accepted = drive.job("big").accepted_ms
+    drive.pass_time(3_000)
+    found = plans(drive, monkeypatch)
+    drive.pass_time(PATIENCE_MS - 5_000, step=1_000)
+    assert found == []
+    drive.pass_time(PATIENCE_MS, step=100)
+    assert drive.engine.planner.verdicts.reservation is not None
+    assert found[0] > accepted + PATIENCE_MS
+    steps = [later - before for before, later in itertools.pairwise(found)]
+    assert all(1_000 <= step < 1_200 for step in steps), "a reservation that stands is planned anew each second"
+
+
+def test_only_simulated_time_goes_on_in_longer_steps_while_nothing_happens() -> None:
+    """The expected start is asked for as often as what it is off by could matter."""
+    drive = reserved()
+    drive.pass_time(3_000)
+    next_ms = View(drive.engine).next_pass_ms
+    assert 86_000_000 / 8 - 60_000 < next_ms - drive.now < 86_400_000 / 8
+
+
+def test_no_hosts_are_reserved_for_a_job_behind_one_that_waits_for_its_tenants_limit() -> None:
+    """It may not start before that one does, which may be never: the hosts would be idle for as long."""
+    drive = Driving()
+    for number in range(2):
+        drive.worker(f"w{number}", 4)
+    drive.order("limit", gpus=6)
+    drive.submit("runs", gpu={"count": 4}, run=ENDS_SOME_TIME)
+    for number in range(4):
+        drive.submit(f"other{number}", tenant="u", gpu={})
+    drive.settle()
+    drive.submit("big", gpu={"count": 4})  # waits for the limit
+    drive.submit("small", gpu={"count": 2})  # is within it, and waits behind big
+    drive.pass_time(PATIENCE_MS + 5_000)
+    drive.run_out("w1")
+    for number in range(4):
+        drive.submit(f"more{number}", tenant="u", gpu={})
+    drive.pass_time(3_000)
+    drive.settle()
+    assert [drive.states(f"more{number}", "u") for number in range(4)] == [["RUNNING"]] * 4
+
+
+def test_jobs_that_no_host_could_ever_hold_cost_no_walk_over_the_fleet(monkeypatch: pytest.MonkeyPatch) -> None:
+    drive = Driving()
+    drive.checks = False
+    for number in range(4):
+        drive.worker(f"w{number}", 4)
+    for number in range(40):
+        drive.submit(
+            f"j{number}", replicas=5, resources={"cpu_milli": number + 1}, gpu={"count": 4, "scheduling": "gang"}
+        )
+    walks = list[int]()
+
+    def counted(*arguments: object) -> tuple[frozenset[int], None]:
+        walks.append(drive.now)
+        return frozenset(), None
+
+    monkeypatch.setattr("moorage.scheduler.core.schedule.plan.soonest", counted)
+    drive.pass_time(PATIENCE_MS + 5_000)
+    assert walks == []
+
+
+def gangs_beyond_the_usable_half(count: int) -> Driving:
+    """Six hosts, half of them cordoned, and so many gangs of different shapes that fit the whole fleet alone."""
+    drive = Driving()
+    drive.checks = False
+    for number in range(6):
+        drive.worker(f"w{number}", 4)
+    drive.submit("runs", replicas=3, gpu={"count": 4}, run=ENDS_SOME_TIME)
+    drive.settle()
+    free = [name for name in drive.workers if name not in drive.placed_on("runs")]
+    for name in free:
+        drive.operate("cordon", name)
+    for number in range(count):
+        drive.offer_submit(
+            f"j{number}", replicas=5, resources={"cpu_milli": number + 1}, gpu={"count": 4, "scheduling": "gang"}
+        )
+    drive.tick()
+    return drive
+
+
+def walks_of(drive: Driving, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The ledger ms of each walk over the fleet from now on."""
+    found = list[int]()
+
+    def counted(
+        fleet: Fleet, shape: Shape, excluded: frozenset[int], estimates: Estimates, now_ms: int
+    ) -> tuple[frozenset[int], int] | None:
+        found.append(now_ms)
+        return soonest(fleet, shape, excluded, estimates, now_ms)
+
+    monkeypatch.setattr("moorage.scheduler.core.schedule.plan.soonest", counted)
+    return found
+
+
+def test_gangs_that_fit_no_usable_host_cost_some_walks_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    drive = gangs_beyond_the_usable_half(40)
+    walks = walks_of(drive, monkeypatch)
+    drive.pass_time(PATIENCE_MS + 10_000)
+    assert 0 < max(Counter(walks).values()) <= SEARCHES_MAX
+    assert len(set(walks)) <= 11
+
+
+def test_each_gang_has_its_walk_though_the_fleet_changes_at_every_scan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last of them would fit: those before it must not use up the scans."""
+    drive = gangs_beyond_the_usable_half(40)
+    drive.submit("fits", replicas=3, gpu={"count": 4, "scheduling": "gang"})
+    walks = walks_of(drive, monkeypatch)
+    drive.pass_time(PATIENCE_MS)
+    while drive.engine.planner.verdicts.reservation is None:
+        drive.engine.fleet.opens()
+        drive.pass_time(1_000)
+        assert drive.now < 1_100_000, "it is never sought"
+    assert drive.engine.planner.verdicts.reservation.num == drive.job("fits").num
+    assert max(Counter(walks).values()) <= 8

@@ -1,0 +1,15 @@
+"""What the tests of the worker share."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.unit.worker.member_bench import Bench
+
+
+@pytest.fixture
+def bench() -> Bench:
+    """A worker's state machine that has joined."""
+    found = Bench()
+    found.join()
+    return found

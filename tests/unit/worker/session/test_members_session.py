@@ -1,0 +1,495 @@
+"""The worker's state machine: its lease session, joining, and what it takes up after a restart."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from moorage.schemas.attempt import AttemptName
+from moorage.schemas.codec import decode_request
+from moorage.schemas.errors import problem
+from moorage.schemas.frames import SUSPECT_S, End, Fact, FactAck, Joined, Renewed, RollCall, Start
+from moorage.worker.session.fact_outbox import START_WAIT_S
+from moorage.worker.session.member_messages import (
+    AnswerRefused,
+    Draining,
+    Ended,
+    EndMember,
+    GiveUp,
+    Leave,
+    Log,
+    Member,
+    Release,
+    Replaced,
+    Restored,
+    SayHello,
+    SeenFree,
+    SendFacts,
+    SendGoodbye,
+    SendJoin,
+    SendRenew,
+    SetFence,
+    Started,
+    StraysOver,
+    Stuck,
+    Tick,
+    TurnOver,
+)
+from tests.unit.worker.member_bench import GRACE_S, LEASE_S, RENEW_S, Bench, body, name_of, of, place
+
+# -------------------------------------------------------------------------------- the lease session
+
+
+def test_the_lease_counts_from_when_the_answered_renewal_was_sent(bench: Bench) -> None:
+    bench.now = 102.0
+    (renew,) = of(SendRenew, bench.do(Tick()))
+    bench.now = 109.0
+    (fence,) = of(SetFence, bench.do(Renewed(renew.n, 1)))
+    assert fence == SetFence(102.0 + LEASE_S, GRACE_S)
+
+
+def test_a_drain_is_passed_on_with_its_deadline_and_again_only_when_that_moves(bench: Bench) -> None:
+    def renewed(draining: bool, drain_s: float | None) -> list[Draining]:
+        bench.now += 2.0
+        (renew,) = of(SendRenew, bench.do(Tick()))
+        return of(Draining, bench.do(Renewed(renew.n, 1, draining=draining, drain_s=drain_s)))
+
+    assert renewed(True, 600.0) == [Draining(True, 600.0)]
+    assert renewed(True, 597.5) == []
+    assert renewed(True, 60.0) == [Draining(True, 60.0)], "it is moved"
+    assert renewed(True, None) == [Draining(True)], "it is gone"
+    assert renewed(True, None) == renewed(True, None) == []
+    assert renewed(False, None) == [Draining(False)]
+    assert renewed(False, None) == []
+    assert renewed(True, None) == [Draining(True)]
+
+
+def test_an_older_answer_after_a_newer_one_does_not_move_the_lease(bench: Bench) -> None:
+    numbers = []
+    for second in (102.0, 104.0):
+        bench.now = second
+        numbers += [command.n for command in of(SendRenew, bench.do(Tick()))]
+    bench.do(Renewed(numbers[1], 1))
+    assert not of(SetFence, bench.do(Renewed(numbers[0], 1)))
+    assert bench.members.session.over_at_s == 104.0 + LEASE_S
+
+
+def test_renewals_leave_every_renew_s_and_carry_what_is_held(bench: Bench) -> None:
+    name = bench.run()
+    bench.now = 102.0
+    (renew,) = of(SendRenew, bench.do(Tick()))
+    assert (renew.session, renew.n, renew.no) == ("S1", 2, 1)
+    assert [(held.job, held.phase) for held in renew.held] == [(name[1], "running")]
+    assert not of(SendRenew, bench.do(Tick()))
+    bench.now = 104.0
+    assert of(SendRenew, bench.do(Tick()))[0].n == 3
+
+
+def test_no_new_claim_in_the_second_half_of_the_lease(bench: Bench) -> None:
+    bench.now += LEASE_S / 2
+    assert bench.want(place(name_of())) == []
+    assert bench.members.dropped == {"no-claims-now": 1}
+    assert of(EndMember, bench.want(End(*name_of(), "x"))) == []
+    assert bench.kinds() == ["withdrawn"]
+
+
+def test_at_the_end_of_the_lease_everything_ends_but_what_may_stay(bench: Bench) -> None:
+    runs = bench.run()
+    keeps = bench.run(name_of("k"), slots=(1,), request=body(on_partition="keep"))
+    held = name_of("h")
+    bench.want(place(held, (2,), hold=True))
+    bench.now += LEASE_S
+    commands = bench.do(Tick())
+    (end,) = of(EndMember, commands)
+    assert (end.member.name, end.grace_s, end.why) == (runs, GRACE_S, "fence")
+    assert [m.name for m in of(Release, commands)[0].members] == [held]
+    assert not of(SendJoin, commands)  # clearing is not proven yet
+    (join,) = of(SendJoin, bench.do(Ended([(runs, -9, "fence")])))
+    assert join.n == 2
+    assert [(f.kind, f.job) for f in join.facts] == [("claimed", "h"), ("withdrawn", "h"), ("exited", "a")]
+    assert [(h.job, h.phase) for h in join.holding] == [("a", "exited"), ("k", "running")]
+    assert keeps in bench.members.held
+
+
+def test_what_is_heard_after_the_lease_ran_out_is_stale(bench: Bench) -> None:
+    """A stopped agent wakes up and finds a placement in its socket (H8, H29)."""
+    bench.now += LEASE_S + 1
+    commands = bench.want(place(name_of()))
+    assert not bench.members.held
+    assert of(SendJoin, commands)
+    assert bench.members.dropped == {"other-session": 1}
+
+
+def test_a_leader_that_says_the_session_is_over_ends_it(bench: Bench) -> None:
+    name = bench.run()
+    commands = bench.do(AnswerRefused("renew", 1, problem("session-over", "over")))
+    assert of(EndMember, commands)[0].member.name == name
+    assert bench.members.session.phase == "clearing"
+
+
+def test_a_leader_that_does_not_lead_is_asked_again(bench: Bench) -> None:
+    assert bench.do(AnswerRefused("renew", 1, problem("not-leading", "no"))) == []
+    assert bench.members.session.phase == "live"
+
+
+def test_a_gap_leads_to_a_new_session_that_carries_on(bench: Bench) -> None:
+    name = bench.run()
+    commands = bench.do(AnswerRefused("fact", 3, problem("gap", "frame 1 is missing")))
+    assert not of(EndMember, commands)
+    assert [held.job for held in of(SendJoin, commands)[0].holding] == [name[1]]
+    assert [line.level for line in of(Log, commands)] == ["warning"], "after a restore that is as it should be"
+
+
+def test_facts_that_nobody_answered_travel_with_the_join_in_order(bench: Bench) -> None:
+    name = name_of()
+    bench.want(place(name))
+    bench.now += START_WAIT_S
+    bench.do(TurnOver())  # in flight, unanswered
+    bench.do(Started([name]))  # gathered
+    bench.now += LEASE_S
+    bench.do(Tick())
+    (join,) = of(SendJoin, bench.do(Ended([(name, -9, "fence")])))
+    assert [f.kind for f in join.facts] == ["claimed", "ran"]
+    bench.join("S2")
+    bench.do(SeenFree([name]))
+    (sent,) = of(SendFacts, bench.do(TurnOver()))
+    assert (sent.frame.session, sent.frame.no, [f.kind for f in sent.frame.facts]) == ("S2", 1, ["freed"])
+
+
+# -------------------------------------------------------------------------------- joining
+
+
+def test_a_join_is_repeated_word_for_word_and_then_asked_anew() -> None:
+    bench = Bench(join_n=41)
+    (first,) = of(SendJoin, bench.do(Restored([], [Fact("started", *name_of())], [])))
+    assert (first.n, first.again) == (42, False)
+    seen = []
+    while bench.now < 120:
+        bench.now = bench.members.next_deadline_s()
+        seen += [(command.n, command.again) for command in of(SendJoin, bench.do(Tick()))]
+    assert (42, True) in seen
+    assert (43, False) in seen
+    assert [again for n, again in seen if n == 42] == [True] * len([n for n, _ in seen if n == 42])
+    assert [f.kind for f in of(SendJoin, bench.log)[-1].facts] == ["started"]  # never lost on the way
+
+
+def test_an_answer_to_an_earlier_join_is_dropped() -> None:
+    bench = Bench(join_n=5)
+    bench.do(Restored([], [], []))
+    bench.do(Joined("S", 5, 1, RENEW_S, LEASE_S, GRACE_S, "L"))
+    assert bench.members.session.phase == "joining"
+
+
+@pytest.mark.parametrize("code", ["worker-id-in-use", "stale-join", "gpu-lent-twice"])
+def test_a_refused_join_is_logged_once_and_tried_with_patience(code: str) -> None:
+    bench = Bench()
+    bench.do(Restored([], [], []))
+    waits = []
+    for _ in range(6):
+        bench.do(AnswerRefused("join", bench.members.session.join_n, problem(code, "no", allowed="> 70")))
+        waits.append(bench.members.next_deadline_s() - bench.now)
+        bench.now = bench.members.next_deadline_s()
+        bench.do(Tick())
+    assert [log.code for log in of(Log, bench.log)] == [code]
+    assert waits == sorted(waits)
+    assert waits[-1] == 30
+    assert bench.members.session.join_n == (76 if code == "stale-join" else 7)
+
+
+def _refused(bench: Bench, code: str, retry_after_s: float | None) -> list[Any]:
+    told = problem(code, "no", retry_after_s=retry_after_s)
+    commands = bench.do(AnswerRefused("join", bench.members.session.join_n, told))
+    bench.now = bench.members.next_deadline_s()
+    bench.do(Tick())
+    return commands
+
+
+@pytest.mark.parametrize(("code", "gives_up"), [("worker-id-in-use", True), ("gpu-lent-twice", False)])
+def test_an_id_that_stays_in_use_longer_than_a_lost_worker_has_it_is_given_up(code: str, gives_up: bool) -> None:
+    bench = Bench()
+    bench.do(Restored([], [], []))
+    began = bench.now
+    while bench.now <= began + 2 * 28:
+        assert not of(GiveUp, _refused(bench, code, 28.0))
+    assert bool(of(GiveUp, _refused(bench, code, 28.0))) is gives_up
+    assert not of(GiveUp, _refused(bench, code, None)), "of a leader that names no time"
+
+
+def test_a_refused_join_says_what_was_found_where_and_what_to_do() -> None:
+    bench = Bench()
+    bench.do(Restored([], [], []))
+    told = problem(
+        "gpu-lent-twice",
+        "w0 lends it",
+        field="$.hello.gpu_pool[1].uuid",
+        found="GPU-1",
+        allowed="another",
+        next="stop it",
+    )
+    bench.do(AnswerRefused("join", bench.members.session.join_n, told))
+    (line,) = of(Log, bench.log)
+    assert line.text == (
+        "this worker may not join: w0 lends it; at $.hello.gpu_pool[1].uuid, found GPU-1, allowed another; stop it"
+    )
+
+
+def test_another_ledger_is_not_trusted_with_what_runs_here(bench: Bench) -> None:
+    name = bench.run(slots=(0,), request=body(on_partition="keep"))
+    bench.now += LEASE_S
+    bench.do(Tick())
+    bench.join("S2", ledger="M")
+    assert bench.members.session.phase == "joining"
+    assert "another-ledger" in [log.code for log in of(Log, bench.log)]
+    bench.do(Ended([(name, 0, "exit")]))
+    bench.do(SeenFree([name]))
+
+
+def test_a_new_ledger_is_taken_up_by_a_worker_that_holds_nothing(bench: Bench) -> None:
+    bench.do(Renewed(1, 9))
+    bench.now += LEASE_S
+    bench.do(Tick())
+    bench.join("S2", reign=1, ledger="M")
+    assert bench.members.session.phase == "live"
+    assert bench.members.session.reign == 1
+
+
+def test_a_roll_call_is_answered_with_hello_and_a_renewal(bench: Bench) -> None:
+    commands = bench.do(RollCall(3))
+    assert [type(c) for c in commands] == [SayHello, SendRenew]
+
+
+def test_a_roll_call_of_a_false_reign_silences_nobody(bench: Bench) -> None:
+    """It names no session, so anybody who reaches its subject may have said it: the true leader is still heard."""
+    bench.do(RollCall(2**53))
+    assert bench.members.session.reign == 1
+    bench.do(Renewed(1, 1))
+    assert bench.want(place(name_of()))
+    assert bench.members.dropped == {}
+
+
+def test_a_frame_of_a_false_term_silences_no_leader(bench: Bench) -> None:
+    """The session's name is no secret on an open server: a `wanted` frame may come from anybody."""
+    bench.want(reign=2**31)
+    assert bench.members.session.reign == 1
+    bench.do(Renewed(1, 1))
+    assert bench.members.session.base_s > 100.0 - 1, "the lease moves on"
+    assert bench.want(place(name_of()))
+    assert bench.members.dropped == {}
+
+
+@pytest.mark.parametrize("answer", [Renewed(77, 2**31), FactAck(77, 2**31)])
+def test_an_answer_to_nothing_raises_no_term(bench: Bench, answer: Renewed | FactAck) -> None:
+    bench.do(answer)
+    assert bench.members.session.reign == 1
+    assert bench.members.dropped == {"answer-not-awaited": 1}
+
+
+def test_a_false_term_is_over_with_the_leaders_answer_to_the_next_join(bench: Bench) -> None:
+    """The leader hears the term in the join. Its record of the session proves that it leads all the same."""
+    bench.do(Renewed(1, 2**31))
+    bench.now += LEASE_S
+    bench.do(Tick())
+    bench.join("S2")
+    assert (bench.members.session.phase, bench.members.session.reign) == ("live", 1)
+    assert [log.code for log in of(Log, bench.log)] == ["session-over", "false-term"]
+    assert bench.want(place(name_of()))
+
+
+def test_a_worker_that_no_leader_answers_says_so_once_in_its_log() -> None:
+    bench = Bench()
+    bench.do(Restored([], [], []))
+    for _ in range(20):
+        bench.now = max(bench.now, bench.members.next_deadline_s())
+        bench.do(Tick())
+    assert [log.code for log in of(Log, bench.log)] == ["join-unanswered"]
+    bench.join()
+    assert bench.want(place(name_of()))
+
+
+def test_a_roll_call_hurries_the_facts_that_the_old_leader_did_not_answer(bench: Bench) -> None:
+    bench.want(place(name_of()))
+    sent = of(SendFacts, bench.do(TurnOver()))
+    assert not of(SendFacts, bench.do(Tick())), "its answer is not overdue yet"
+    bench.do(RollCall(3))
+    again = of(SendFacts, bench.do(Tick()))
+    assert [(c.frame, c.again) for c in again] == [(c.frame, True) for c in sent]
+
+
+# -------------------------------------------------------------------------------- restarts and farewell
+
+
+def restored(name: AttemptName, request: bytes | None = None) -> Member:
+    placed = place(name, request=request)
+    return Member(name, placed, decode_request(placed.body), 0.0)
+
+
+def test_a_restarted_agent_adopts_what_lives_and_tells_what_ended() -> None:
+    bench = Bench(join_n=7)
+    lives, ended = restored(name_of("lives")), restored(name_of("ended"))
+    ended.place = place(ended.name, (1,))
+    ended.slots = [1]
+    held = [(lives, "running", 0, ""), (ended, "exited", 3, "exit")]
+    commands = bench.do(Restored(held, [Fact("started", *ended.name)], [name_of("never")]))
+    (join,) = of(SendJoin, commands)
+    assert join.n == 8
+    assert [(f.kind, f.job) for f in join.facts] == [
+        ("started", "ended"),
+        ("claimed", "lives"),  # may have died with the agent, unjournalled
+        ("started", "lives"),
+        ("exited", "ended"),
+        ("withdrawn", "never"),
+    ]
+    assert [(h.job, h.phase) for h in join.holding] == [("lives", "running"), ("ended", "exited")]
+    assert not of(EndMember, commands)
+    bench.join()
+    bench.do(Ended([(lives.name, 0, "exit")]))
+    assert bench.kinds() == ["exited"]
+
+
+def test_a_stray_keeps_the_worker_out_until_it_is_gone() -> None:
+    bench = Bench()
+    assert not of(SendJoin, bench.do(Restored([], [], [], strays=True)))
+    bench.do(RollCall(1))
+    assert not of(SendJoin, bench.log)
+    assert of(SendJoin, bench.do(StraysOver()))
+
+
+def test_a_stray_keeps_the_worker_out_also_where_a_supervisor_dies_meanwhile() -> None:
+    bench = Bench()
+    bench.do(Restored([], [], [], strays=True))
+    assert not of(SendJoin, bench.do(Replaced("process")))
+    assert of(SendJoin, bench.do(StraysOver()))
+
+
+def test_a_dead_supervisor_takes_its_jobs_and_the_session(bench: Bench) -> None:
+    name = bench.run()
+    assert not of(SendJoin, bench.do(Replaced("process")))
+    (join,) = of(SendJoin, bench.do(Ended([(name, -9, "lost")])))
+    assert [(f.kind, f.code, f.detail) for f in join.facts] == [("exited", -9, "lost")]
+
+
+def test_a_rank_that_waits_for_its_gang_does_not_keep_the_worker_out_when_the_supervisor_dies(bench: Bench) -> None:
+    name = name_of("gang")
+    bench.want(place(name, hold=True))
+    (join,) = of(SendJoin, bench.do(Replaced("process")))
+    assert ("withdrawn", "supervisor-died") in [(f.kind, f.detail) for f in join.facts]
+    assert join.holding == []
+
+
+def test_an_unproven_member_does_not_keep_the_worker_out(bench: Bench) -> None:
+    name = bench.run()
+    bench.do(Replaced("process"))
+    (join,) = of(SendJoin, bench.do(Stuck([name])))
+    assert [(f.kind, f.detail) for f in join.facts] == [("quarantined", "0")]
+    assert [h.phase for h in join.holding] == ["ending"]
+
+
+def both_lost_with_their_supervisor(bench: Bench) -> tuple[AttemptName, AttemptName]:
+    """The next attempts of two jobs, in a new session, after the supervisor died under both."""
+    one, two = bench.run(name_of("one"), slots=(0,)), bench.run(name_of("two"), slots=(1,))
+    bench.do(Replaced("process"))
+    bench.do(Ended([(one, -9, "lost"), (two, -9, "lost")]))
+    bench.do(SeenFree([one, two]))
+    bench.join("S2")
+    bench.facts()
+    return name_of("one", attempt=2, fence=20), name_of("two", attempt=2, fence=21)
+
+
+def test_those_that_may_have_killed_the_supervisor_run_one_after_another(bench: Bench) -> None:
+    one, two = both_lost_with_their_supervisor(bench)
+    bench.want(place(one, (0,)), place(two, (1,)), place(name_of("third"), (2,)))
+    assert sorted(name[1] for name in bench.members.held) == ["one", "third"]
+    (refused,) = [fact for fact in bench.facts() if fact.kind == "refused"]
+    assert (refused.job, refused.detail) == ("two", "job one runs alone first: the supervisor died while both ran")
+    bench.do(Started([one, name_of("third")]))
+    bench.want(place((*two[:4], 25), (1,)))
+    assert len(bench.members.held) == 2, "the first one has only begun"
+    for _ in range(int(SUSPECT_S / RENEW_S) + 1):
+        bench.now += RENEW_S
+        (renewal,) = of(SendRenew, bench.do(Tick()))
+        bench.do(Renewed(renewal.n, 1))
+    two = (*two[:4], 31)
+    bench.want(place(two, (1,)))
+    assert two in bench.members.held, "the first one has run long enough beside others"
+
+
+def test_a_suspect_that_ends_by_itself_is_none_any_more(bench: Bench) -> None:
+    one, two = both_lost_with_their_supervisor(bench)
+    bench.want(place(one, (0,)))
+    bench.do(Started([one]))
+    bench.do(Ended([(one, 0, "exit")]))
+    bench.do(SeenFree([one]))
+    bench.want(place(two, (1,)), place(name_of("one", attempt=3, fence=30), (0,)))
+    assert sorted(name[1] for name in bench.members.held) == ["one", "two"]
+
+
+def test_the_ranks_of_one_gang_are_no_suspects_of_each_other(bench: Bench) -> None:
+    ranks = [name_of("gang", replica=rank) for rank in (0, 1)]
+    bench.want(*(place(name, (name[2],), hold=True) for name in ranks))
+    bench.want(*(Start(*name, "10.0.0.7", 29501, 2) for name in ranks))
+    bench.do(Started(ranks))
+    bench.do(Replaced("process"))
+    bench.do(Ended([(name, -9, "lost") for name in ranks]))
+    bench.do(SeenFree(ranks))
+    bench.join("S2")
+    again = [name_of("gang", replica=rank, attempt=2, fence=20) for rank in (0, 1)]
+    bench.want(*(place(name, (name[2],), hold=True) for name in again))
+    assert list(bench.members.held) == again
+
+
+def test_a_worker_that_leaves_ends_all_tells_it_and_says_goodbye(bench: Bench) -> None:
+    name = bench.run()
+    assert of(EndMember, bench.do(Leave()))
+    bench.want(place(name_of("late")))
+    assert bench.members.dropped == {"no-claims-now": 1}
+    bench.do(Ended([(name, -15, "end")]))
+    bench.do(SeenFree([name]))
+    assert bench.kinds() == ["exited", "freed"]
+    assert of(SendGoodbye, bench.do(TurnOver()))
+    assert bench.members.session.phase == "left"
+
+
+def with_another_driver(bench: Bench) -> tuple[AttemptName, AttemptName]:
+    """A member of the driver process and one of noop, both running."""
+    noop = body(run={"driver": "noop", "argv": ["hang"]})
+    return bench.run(name_of("process")), bench.run(name_of("other", fence=11), slots=(), request=noop)
+
+
+def test_a_dead_supervisor_takes_the_jobs_of_its_driver_alone(bench: Bench) -> None:
+    name, other = with_another_driver(bench)
+    bench.want(place(name_of("gang", fence=12), (1,), hold=True))
+    bench.do(Replaced("process"))
+    (join,) = of(SendJoin, bench.do(Ended([(name, -9, "lost")])))
+    assert [held.job for held in join.holding if held.phase == "running"] == ["other"]
+    assert ("withdrawn", "gang") in [(fact.kind, fact.job) for fact in join.facts]
+    bench.join("S2")
+    assert other in bench.members.held
+    assert not bench.members.table._with_supervisor, "no end of another driver's member tells of the supervisor"
+
+
+def test_the_replaced_engine_of_another_driver_leaves_the_jobs_of_the_supervisor(bench: Bench) -> None:
+    name, other = with_another_driver(bench)
+    bench.do(Replaced("noop"))
+    (join,) = of(SendJoin, bench.do(Ended([(other, -9, "lost")])))
+    assert [held.job for held in join.holding] == ["process"]
+    assert name in bench.members.held
+
+
+def test_what_a_new_session_is_to_take_over_ends_with_the_old_lease(bench: Bench) -> None:
+    name, other = with_another_driver(bench)
+    bench.do(Replaced("process"))
+    bench.do(Ended([(name, -9, "lost")]))
+    assert bench.members.next_deadline_s() < bench.now + LEASE_S
+    bench.now += LEASE_S
+    (end,) = of(EndMember, bench.do(Tick()))
+    assert (end.member.name, end.why) == (other, "fence")
+
+
+def test_all_must_be_over_where_the_session_was_over_before_the_supervisor_died(bench: Bench) -> None:
+    name, other = with_another_driver(bench)
+    bench.now += LEASE_S
+    bench.do(Tick())
+    bench.do(Replaced("process"))
+    assert not of(SendJoin, bench.do(Ended([(name, -9, "lost")])))
+    assert of(SendJoin, bench.do(Ended([(other, -15, "fence")])))
