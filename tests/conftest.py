@@ -51,6 +51,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
                 metafunc.parametrize(name, KINDS, indirect=True)
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Mark a test with its layer: the folder below `tests`."""
+    item.add_marker(item.nodeid.split("/")[1])
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     put_longest_first(items)

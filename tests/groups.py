@@ -18,9 +18,9 @@ ROOT: Final = Path(__file__).resolve().parents[1]
 LONGEST: Final = (
     "tests/release/chaos/", "tests/system/worker/drivers/test_conformance.py",
     "tests/system/worker/drivers/test_podman_driver.py",
-    "containers of", "tests/system/worker/drivers/test_docker_driver.py", "node of", "tests/docs/",
+    "containers of", "tests/system/worker/drivers/test_docker_driver.py", "node of", "tests/system/docs/",
     "tests/system/live/test_backup.py", "tests/system/cli/test_up.py",
-    "tests/release/fuzz/", "tests/release/sim/", "tests/tidy/",
+    "tests/release/fuzz/", "tests/release/sim/", "tests/system/tidy/",
 )  # fmt: skip
 #: tests here need nothing of each other, but for those of a file that runs them on one stack
 SPREAD: Final = ("tests/system/live/", "tests/system/deploy/")
@@ -38,8 +38,8 @@ def group_of(nodeid: str) -> str:
     folder = file.rpartition("/")[0]
     if "[container" in name:
         return f"containers of {folder}"
-    if folder == "tests/tidy":
-        return "tests/tidy/"
+    if folder == "tests/system/tidy":
+        return "tests/system/tidy/"
     if _has_node(file):
         return f"node of {folder}"
     if file.startswith(SPREAD) and file not in OF_ONE_STACK:

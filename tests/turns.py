@@ -1,4 +1,4 @@
-"""Which of many cases run in `make test`, and which, marked `slow`, in `make test-slow`: the same ones every day.
+"""Which of many cases run often, and which, marked `slow`, more seldom: the same ones every day.
 
 Other seeds are run by hand: `make sim FROM=1000`, `python -m tests.release.workloads.many --from 1000`. `make mutants`
 runs more of them, since a defect may need the one case that shows it.
@@ -16,12 +16,12 @@ ALL: Final = "MOORAGE_TEST_ALL"
 
 
 def turns(cases: Sequence[Any], often: int, more: int | None = None) -> list[Any]:
-    """Return the cases: the first `often` for `make test`, then `more`, or all others, for `make test-slow`."""
+    """Return the cases: the first `often` for each run, then `more`, or all others, marked `slow`."""
     rest = cases[often:] if more is None or ALL in os.environ else cases[often : often + more]
     return [*cases[:often], *(pytest.param(case, marks=pytest.mark.slow) for case in rest)]
 
 
 def seeds(often: int, more: int, start: int = 0) -> list[Any]:
-    """Return the seeds from `start` on: `often` for `make test`, then `more` for `make test-slow`."""
+    """Return the seeds from `start` on: `often` for each run, then `more`, marked `slow`."""
     more *= 3 if ALL in os.environ else 1
     return turns(range(start, start + often + more), often, more)

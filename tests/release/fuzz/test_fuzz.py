@@ -12,7 +12,7 @@ from tests.release.fuzz.targets import Target, targets
 from tests.turns import turns
 
 TARGETS: list[Target] = targets()
-#: whose first frames `make test` reads; `make test-slow` reads those of the others
+#: whose first frames CI reads; `make release-check` reads those of the others
 OFTEN: Final = len(TARGETS) // 3 + 1
 FEW: Final = 15
 

@@ -28,7 +28,7 @@ from tests.release.mutants.__main__ import copy_tree, environment_of
 from tests.release.mutants.files import ROOT
 
 CORE: Final = Path("scheduler/moorage/scheduler/core")
-TESTS: Final = Path("tests/scheduler")
+TESTS: Final = Path("tests/unit/scheduler")
 TEST_S_MAX: Final = 120.0
 CONFIG: Final = """\
 [cosmic-ray]

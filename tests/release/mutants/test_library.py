@@ -12,7 +12,7 @@ from tests.release.mutants.library import CORE, config, core_files, counts, name
 
 def test_each_file_of_the_core_has_tests_that_run_for_its_mutants() -> None:
     own, folder = named_tests(CORE / "queue" / "queue.py")
-    assert (own, folder) == (Path("tests/unit/scheduler/queue/test_queue.py"), Path("tests/scheduler/queue"))
+    assert (own, folder) == (Path("tests/unit/scheduler/queue/test_queue.py"), Path("tests/unit/scheduler/queue"))
     for file in core_files():
         assert list((ROOT / named_tests(file)[-1]).rglob("test_*.py")), file
 
@@ -21,7 +21,7 @@ def test_the_library_is_given_one_file_and_its_tests() -> None:
     given = tomllib.loads(config(CORE / "queue" / "queue.py"))["cosmic-ray"]
     assert given["module-path"] == "scheduler/moorage/scheduler/core/queue/queue.py"
     assert given["test-command"].endswith(
-        "-m 'not slow' tests/unit/scheduler/queue/test_queue.py tests/scheduler/queue"
+        "-m 'not slow' tests/unit/scheduler/queue/test_queue.py tests/unit/scheduler/queue"
     )
 
 

@@ -25,7 +25,7 @@ from tests.release.workloads.__main__ import failure, made, same_hashes, world_o
 ROOT: Final = Path(__file__).resolve().parents[3]
 KEPT: Final = ROOT / ".cache" / "workloads"
 #: what a case depends on
-SOURCES: Final = ("schemas", "scheduler", "tests/release/workloads", "tests/scheduler")
+SOURCES: Final = ("schemas", "scheduler", "tests/release/workloads", "tests/unit/scheduler")
 PROGRESS_S: Final = 10.0
 BY_NAME: Final = "python -m tests.release.workloads --seed"
 

@@ -31,7 +31,7 @@ from tests.release.workloads.themes import (
 from tests.release.workloads.world import World
 from tests.turns import seeds
 
-#: cases of `make test`, and further ones of `make test-slow`: of the first themes, and of those that were added
+#: cases of CI, and further ones of `make release-check`: of the first themes, and of those that were added
 OFTEN, MORE = 10, 80
 ADDED_OFTEN, ADDED_MORE = 5, 40
 STREAM_OFTEN, STREAM_MORE = 4, 40

@@ -1,4 +1,4 @@
-"""The fixtures of `tests/cli`: a real node to talk to."""
+"""The fixtures of `tests/system/cli`: a real node to talk to."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ FIRST: Final = 25
 MORE: Final = 150
 #: how many more entries than at the first look a table may have: for what comes and goes meanwhile
 SPARE: Final = 25
-#: ends of one session, the newest `TOMBSTONES_MAX`: tests/worker/session has them reach it
+#: ends of one session, the newest `TOMBSTONES_MAX`: tests/unit/worker/session has them reach it
 BOUNDED: Final = {"moorage.worker.session.tombstones.Tombstones._tombstones"}
 
 

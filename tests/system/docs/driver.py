@@ -48,7 +48,7 @@ def environment(folder: Path, **extra: str) -> dict[str, str]:
     commands.mkdir(exist_ok=True)
     nats = commands / "nats"
     if not nats.exists():
-        nats.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{ROOT}/tests/docs/nats_command.py" "$@"\n')
+        nats.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{ROOT}/tests/system/docs/nats_command.py" "$@"\n')
         nats.chmod(0o755)
         python = commands / "python"
         python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')  # a link would leave the virtual environment

@@ -52,7 +52,7 @@ def test_what_is_not_kept_yet_has_tests_that_are_expected_to_fail() -> None:
             assert [mark.kwargs["strict"] for mark in marks] == [True], f"{test} is not expected to fail"
 
 
-def test_every_promise_keeps_a_test_in_make_test() -> None:
+def test_every_promise_keeps_a_test_in_ci() -> None:
     assert [name for name, (_, tests) in promises().items() if all(left_out(test) for test in tests)] == []
 
 

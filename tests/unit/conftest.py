@@ -1,0 +1,30 @@
+"""No test here starts a process: the session's nats-server is the only one, and a fixture starts it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Generator
+
+import pytest
+
+#: of Python's audit events, those of a program that begins; the leader's what-if forks alone, which is part of the core
+STARTS = frozenset({"subprocess.Popen", "os.forkpty", "os.posix_spawn", "os.exec", "os.spawn", "os.system", "pty.spawn"})
+#: the test whose function runs now
+_running: list[str] = []
+
+
+def _refuse(event: str, arguments: tuple[object, ...]) -> None:
+    if _running and event in STARTS:
+        raise RuntimeError(f"{_running[-1]} starts a process ({arguments[0]!r}): it belongs to tests/system")
+
+
+sys.addaudithook(_refuse)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
+    _running.append(item.nodeid)
+    try:
+        yield
+    finally:
+        _running.pop()
