@@ -7,8 +7,10 @@ from collections.abc import Generator
 
 import pytest
 
-#: of Python's audit events, those of a program that begins; the leader's what-if forks alone, which is part of the core
-STARTS = frozenset({"subprocess.Popen", "os.forkpty", "os.posix_spawn", "os.exec", "os.spawn", "os.system", "pty.spawn"})
+#: the audit events of Python for a program that begins; a fork alone is none: the leader's what-if is one
+STARTS = frozenset(
+    {"subprocess.Popen", "os.forkpty", "os.posix_spawn", "os.exec", "os.spawn", "os.system", "pty.spawn"}
+)
 #: the test whose function runs now
 _running: list[str] = []
 
