@@ -12,7 +12,7 @@ PARTS: Final = ("debian.tar", "docker-compose", "prometheus")
 def parts() -> Path:
     """Return the folder of DEPLOY_PARTS, else one of the user's cache."""
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return Path(os.environ.get("DEPLOY_PARTS") or f"{cache}/moorage-tests/system/deploy")
+    return Path(os.environ.get("DEPLOY_PARTS") or f"{cache}/moorage-tests/deploy")
 
 
 def why_no_parts(*wanted: str) -> str:
