@@ -28,7 +28,9 @@ RESERVED_PREFIXES: Final = ("MOORAGE_", "NVIDIA_")
 NOT_RESERVED: Final = frozenset({"NVIDIA_TF32_OVERRIDE"})
 #: names that a gang's replicas get, so that they find each other
 OF_GANGS: Final = frozenset({"WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"})
-#: code of the warning about them
+#: names by which frameworks find their node in a gang; a request's own value goes before
+GANG_DEFAULTS: Final = frozenset({"NODE_RANK", "PET_NNODES", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT"})
+#: code of the warning about reserved ones
 WARNING: Final = "reserved-variable"
 _NAMED_MAX: Final = 8
 

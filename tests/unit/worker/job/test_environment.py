@@ -8,7 +8,7 @@ import pytest
 
 from moorage.schemas.frames import Device
 from moorage.schemas.gpu import Distributed, GpuSpec, Share
-from moorage.schemas.reserved_variables import OF_GANGS, RESERVED, warning_of
+from moorage.schemas.reserved_variables import GANG_DEFAULTS, OF_GANGS, RESERVED, warning_of
 from moorage.system.device_environment import JobEnvironment, SharingUnavailable, apply_tf_paths, child_environment
 from moorage.worker.devices.readers.drm import open_drm
 from moorage.worker.job.environment import Gang, gpu_environment, lay_over, process_environment
@@ -263,6 +263,11 @@ def test_fact_50_the_gang_meets_and_only_a_named_interface_is_set(
         "LOCAL_WORLD_SIZE": "1",
         "MASTER_ADDR": "10.0.0.7",
         "MASTER_PORT": "29501",
+        "NODE_RANK": "2",
+        "PET_NNODES": "4",
+        "PET_NODE_RANK": "2",
+        "PET_MASTER_ADDR": "10.0.0.7",
+        "PET_MASTER_PORT": "29501",
         **expected,
     }
 
@@ -319,6 +324,18 @@ def test_ours_win_and_the_rest_of_the_request_is_kept() -> None:
     assert found["CUDA_VISIBLE_DEVICES"] == "0"
     assert found["MOORAGE_FENCE"] == "771"
     assert found["WORLD_SIZE"] == "1"  # not a gang: the word is the request's
+
+
+def test_frameworks_find_their_node_in_a_gang_unless_the_request_says_it() -> None:
+    """Lightning read no other variable than NODE_RANK, and torchrun made a world of its own in each replica."""
+    ours = environment(device("nvidia", 0), gang=Gang(4, "10.0.0.7", 29501))
+    requested = {"NODE_RANK": "7", "PET_NNODES": "1", "RANK": "9"}
+    found = lay_over(requested, ours)
+    assert (found["NODE_RANK"], found["PET_NNODES"]) == ("7", "1"), "the request's go before"
+    assert (found["RANK"], found["PET_NODE_RANK"], found["PET_MASTER_PORT"]) == ("2", "2", "29501")
+    assert not warning_of(["NODE_RANK", "PET_NNODES"], gang=True), "they are not dropped"
+    alone = lay_over(requested, environment(device("nvidia", 0)))
+    assert GANG_DEFAULTS & alone.keys() == {"NODE_RANK", "PET_NNODES"}, "set in gangs alone"
 
 
 @pytest.mark.parametrize(

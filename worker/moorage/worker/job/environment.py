@@ -14,7 +14,7 @@ from typing import Final
 from moorage.schemas.errors import MoorageError, Refused, problem
 from moorage.schemas.frames import ABOUT_THE_JOB, NOT_HERE, START_FAILED, Device
 from moorage.schemas.gpu import Distributed, GpuSpec, Sharing
-from moorage.schemas.reserved_variables import is_reserved
+from moorage.schemas.reserved_variables import GANG_DEFAULTS, is_reserved
 from moorage.system.device_environment import JobEnvironment, apply_tf_paths, device_environment
 
 PATH_DEFAULT: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -120,6 +120,12 @@ def _gang_variables(gang: Gang, rank: int, backend: str) -> dict[str, str]:
         "LOCAL_WORLD_SIZE": "1",
         "MASTER_ADDR": gang.master_addr,
         "MASTER_PORT": str(gang.master_port),
+        # Lightning takes its node from this alone, and torchrun its arguments from PET_* (`GANG_DEFAULTS`)
+        "NODE_RANK": str(rank),
+        "PET_NNODES": str(gang.world_size),
+        "PET_NODE_RANK": str(rank),
+        "PET_MASTER_ADDR": gang.master_addr,
+        "PET_MASTER_PORT": str(gang.master_port),
     }
     name = _INTERFACE_NAMES.get(backend)
     if name and gang.interface:
@@ -131,9 +137,13 @@ def _gang_variables(gang: Gang, rank: int, backend: str) -> dict[str, str]:
 
 
 def lay_over(requested: Mapping[str, str], ours: Mapping[str, str]) -> JobEnvironment:
-    """Return the request's variables with ours over them, without the request's reserved names, even if we set none."""
+    """Return the request's variables with ours over them, without the request's reserved names, even if we set none.
+
+    Of ours, `GANG_DEFAULTS` alone give way to the request's.
+    """
     kept = {name: value for name, value in requested.items() if not is_reserved(name)}
-    return JobEnvironment({**kept, **ours})
+    given = {name: value for name, value in ours.items() if name not in GANG_DEFAULTS or name not in kept}
+    return JobEnvironment({**kept, **given})
 
 
 def process_environment(
