@@ -3,7 +3,9 @@
 What it adds to nats-py, each for a trap met there:
 - the first connect is retried and bounded; afterwards it reconnects for ever, even when the client closed itself;
 - a stopped server is noticed in seconds (pings), and awaited answers then fail at once as `Disconnected`;
-- refused permissions, which the server tells asynchronously, reach the caller they concern;
+- refused permissions, which the server tells asynchronously, reach the caller they concern, and a standing subscription
+  that a reload of the server refused is made again once it may be;
+- a flush waits for what nats-py has buffered, too: it sends its PING ahead of that;
 - handlers are plain functions, called in the order of their subscription; a message that nats-py drops for want of room
   is a lost connection;
 - a message over max_payload never leaves: the server would cut the connection.
@@ -12,6 +14,7 @@ What it adds to nats-py, each for a trap met there:
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
@@ -49,6 +52,8 @@ REFUSED_WAIT_S: Final = 2.0
 WATCH_INTERVAL_S: Final = 1.0
 #: of nats-py's wait for a PONG. One that comes later would stop its reader, so a round trip ends with its client alone
 _PONG_TIMEOUT_S: Final = 1_000_000_000
+
+log = logging.getLogger("moorage.bus")
 
 _PERMISSION = re.compile(r'permissions violation for (publish|subscription) to "([^"]*)"')
 
@@ -184,7 +189,7 @@ class Connection(Link):
         if self._closing:
             raise ConnectionClosed(self.name)
         timeout_s = await self._await_connected("PING", timeout_s)
-        round_trip = self._behind.spawn(self._client.flush(timeout=_PONG_TIMEOUT_S))
+        round_trip = self._behind.spawn(flush_all(self._client))
         self._round_trips.add(round_trip)
         round_trip.add_done_callback(self._round_trips.discard)
         done, _ = await asyncio.wait({round_trip}, timeout=timeout_s)
@@ -310,6 +315,26 @@ class Connection(Link):
             await asyncio.sleep(WATCH_INTERVAL_S)
             if self._connected.is_set() and not self._client.is_connected:
                 self._on_lost(self._client)
+            elif self._connected.is_set():
+                await self._try_refused(asyncio.get_running_loop().time())
+
+    async def _try_refused(self, now_s: float) -> None:
+        """Make those subscriptions again that were refused a while ago; `now_s` is the event loop's time."""
+        client = self._client
+        due = [each for each in self._subscriptions if each.refused is not None and each.again_at_s <= now_s]
+        if not due:
+            return
+        before = {each: each.refused for each in due}
+        for each in due:
+            await quietly(each.again(client, now_s))
+        try:
+            await self.flush(FLUSH_TIMEOUT_S)
+        except BusError:
+            return
+        for each, refused in before.items():
+            if each.client is client and each.refused is refused:
+                each.holds()
+                log.warning("the NATS server takes the subscription to %s again", each.subject)
 
     # -- what the client tells ----------------------------------------------------------------------------------
 
@@ -336,10 +361,22 @@ class Connection(Link):
             for table in self._tables:
                 table.fail_subject(refused.subject, refused)
         else:
-            for subscription in self._subscriptions:
-                if subscription.subject.lower() == refused.subject:
-                    subscription.refused = refused
+            concerned = [each for each in self._subscriptions if each.subject.lower() == refused.subject]
+            known = [each for each in concerned if each.refused is not None]
+            for subscription in concerned:
+                subscription.refused = refused
+            if concerned and concerned == known:
+                return  # a further try
         self._report(refused)
+
+
+async def flush_all(client: Client) -> None:
+    """Wait until the server has what this client sent, by two round trips.
+
+    nats-py writes the PING of the first ahead of what it has buffered, a subscription for example.
+    """
+    for _ in range(2):
+        await client.flush(timeout=_PONG_TIMEOUT_S)
 
 
 async def connect(

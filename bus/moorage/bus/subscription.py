@@ -18,6 +18,10 @@ from moorage.bus.transport import Delivery, Handler
 PENDING_MESSAGES_MAX: Final = 1_000_000
 PENDING_BYTES_MAX: Final = 256 * 1024 * 1024
 
+#: seconds before a refused subscription is tried a second time, and the most between two tries
+AGAIN_S_MIN: Final = 1.0
+AGAIN_S_MAX: Final = 30.0
+
 Forget = Callable[["Subscription"], Awaitable[None]]
 
 
@@ -25,10 +29,23 @@ class Subscription:
     """A standing subscription. It survives reconnects, because `start` puts it on each new client.
 
     `client` is the one it is on now, None before the first. `forget` is called to end it, `retire` to end it behind its
-    last message, `failed` with what its handler raises. `refused` says why a server refused it.
+    last message, `failed` with what its handler raises. `refused` says why a server refused it: the connection tries it
+    again from `again_at_s` on, until it holds.
     """
 
-    __slots__ = ("_failed", "_forget", "_nats", "_retire", "client", "handler", "queue", "refused", "subject")
+    __slots__ = (
+        "_failed",
+        "_forget",
+        "_nats",
+        "_retire",
+        "_wait_s",
+        "again_at_s",
+        "client",
+        "handler",
+        "queue",
+        "refused",
+        "subject",
+    )
 
     def __init__(
         self,
@@ -48,6 +65,8 @@ class Subscription:
         self.handler = handler
         self.queue = queue
         self.refused: PermissionRefused | None = None
+        #: when it is to be tried again, by the event loop's clock, and the wait before that
+        self.again_at_s = self._wait_s = 0.0
 
     async def unsubscribe(self) -> None:
         """End the subscription: its handler gets no more messages."""
@@ -61,8 +80,29 @@ class Subscription:
         await self._retire(self)
 
     async def start(self, client: Client) -> None:
-        """Subscribe on a client. Raises errors of nats-py if its socket is dead."""
-        self.client, self.refused = client, None
+        """Subscribe on a new client, which may do what an earlier one might not. Raises errors of nats-py if its socket
+        is dead."""
+        self.holds()
+        await self._subscribe(client)
+
+    def holds(self) -> None:
+        """Forget that it was refused."""
+        self.refused, self.again_at_s, self._wait_s = None, 0.0, 0.0
+
+    async def again(self, client: Client, now_s: float) -> None:
+        """Subscribe once more on a client whose server refused it. `refused` stays until `holds` is called.
+
+        `now_s` is the event loop's time; the next try waits twice as long, `AGAIN_S_MAX` at most.
+        """
+        self._wait_s = min(max(2 * self._wait_s, AGAIN_S_MIN), AGAIN_S_MAX)
+        self.again_at_s = now_s + self._wait_s
+        inner, self._nats = self._nats, None
+        if inner is not None:  # nats-py keeps what the server has refused
+            await quietly(inner.unsubscribe())
+        await self._subscribe(client)
+
+    async def _subscribe(self, client: Client) -> None:
+        self.client = client
 
         async def on_message(msg: Msg) -> None:
             if self.client is client:  # nats-py hands out what waits after an `unsubscribe`, too

@@ -15,8 +15,9 @@ from urllib.parse import urlsplit
 
 import pytest
 from nats.aio.client import Client
+from nats.aio.msg import Msg
 
-from moorage.bus.connection import State, connect
+from moorage.bus.connection import State, connect, flush_all
 from moorage.bus.contexts import Context
 from moorage.bus.embedded import EmbeddedServer
 from moorage.bus.errors import (
@@ -378,6 +379,74 @@ async def test_refused_permissions_reach_their_caller(tmp_path: Path, unique: st
             assert limited.reconnects == 0
     finally:
         await server.stop()
+
+
+async def test_a_permission_that_a_reload_takes_and_the_next_gives_back_is_used_again(tmp_path: Path) -> None:
+    """The server dropped the subscription and the client stayed connected: it heard nothing more, for ever."""
+    server = await EmbeddedServer.start(tmp_path / "nats")
+    config = tmp_path / "nats" / "nats.conf"
+    whole, told, heard = config.read_text(), list[BusError](), list[Delivery]()
+
+    def allow(*subjects: str) -> None:
+        allowed = ", ".join(f'"{subject}"' for subject in ("_INBOX.>", *subjects))
+        user = f'{{ user: "limited", password: "p", permissions: {{ subscribe: [{allowed}] }} }}'
+        config.write_text(whole.replace("users: [ { user: moorage", f"users: [ {user}, {{ user: moorage", 1))
+        os.kill(server.pid, signal.SIGHUP)
+
+    async def is_let_in() -> bool:
+        try:
+            async with await connect(context, "probe") as probe:
+                await probe.subscribe("jobs.a", heard.append)
+        except BusError:
+            return False
+        return True
+
+    async def hears() -> bool:
+        await limited.send([("jobs.a", b"", "")])
+        await limited.flush()
+        return bool(heard)
+
+    context = Context(url=server.url, user="limited", password="p")
+    try:
+        allow("jobs.>")
+        await until(is_let_in)
+        async with await connect(context, "limited", on_error=told.append) as limited:
+            subscription = await limited.subscribe("jobs.>", heard.append)
+            await until(hears)
+            for _ in range(2):
+                told.clear()
+                allow()
+                await until(lambda: subscription.refused is not None, what="the server takes the permission away")
+                heard.clear()
+                allow("jobs.>")
+                await until(hears, 60, "messages again")
+                await until(lambda: subscription.refused is None)
+                heard.clear()
+                await limited.send([("jobs.b", b"", "")])
+                await limited.flush()
+                assert [each.subject for each in heard] == ["jobs.b"], "it is on the server once"
+                assert [type(error) for error in told] == [PermissionRefused], "a refusal is told once"
+            assert limited.reconnects == 0
+    finally:
+        await server.stop()
+
+
+async def test_a_flush_ends_behind_what_nats_py_has_buffered(fresh_server: EmbeddedServer, unique: str) -> None:
+    """nats-py sends the PING of its flush ahead of a subscription that it still holds."""
+    async with await connect(fresh_server.url, "b") as b:
+        for number in range(100):
+            came = asyncio.Event()
+
+            async def on_message(msg: Msg, came: asyncio.Event = came) -> None:
+                came.set()
+
+            a = Client()
+            await a.connect(fresh_server.url)
+            await a.subscribe(f"{unique}.{number}", cb=on_message)
+            await flush_all(a)
+            await b.send([(f"{unique}.{number}", b"", "")])
+            await asyncio.wait_for(came.wait(), 60)
+            await a.close()
 
 
 async def test_many_kills_leave_one_socket_and_each_subscription_once(
