@@ -66,7 +66,9 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
         "moorage cancel last",
         "moorage cancel train-42,train-43",
         "moorage cancel --label sweep=lr --state queued",
+        "moorage cancel --before train-44",
     ),
+    "uncancel": ("moorage uncancel train-44",),
     "follow": (
         "moorage follow --label sweep=lr",
         "moorage follow --state FAILED --exec ./tell.sh --state-file told.json",

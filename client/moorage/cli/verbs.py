@@ -48,6 +48,7 @@ VERBS: Final[dict[str, tuple[Verb, ...]]] = {
         Verb("explain", "moorage.cli.jobs.explain:explain", "Why a job waits, or what an error code means."),
         Verb("plan", "moorage.cli.jobs.plan:plan", "Whether, when and where a job would start; submits nothing."),
         Verb("cancel", "moorage.cli.jobs.show_cancel:cancel", "Cancel jobs, at any stage."),
+        Verb("uncancel", "moorage.cli.jobs.show_cancel:uncancel", "Undo cancel --before: take these ids again."),
         Verb("again", "moorage.cli.jobs.again:again", "Run jobs once more, or what of them failed."),
     ),
     FLEET: (

@@ -212,8 +212,8 @@ class Audit(msgspec.Struct, frozen=True, kw_only=True):
 class Cancelled(msgspec.Struct, frozen=True, kw_only=True):
     """The answer to a cancel: whether the job is `cancelled` by it, and the state that it `was` in.
 
-    `cancelled` is false if the job had ended or was being cancelled. `was` is UNKNOWN for an id that is not known: the
-    cancel is remembered for `remembered_s` seconds, and a later submit with that id is cancelled at once.
+    `cancelled` is false if the job had ended or was being cancelled. `was` is UNKNOWN for an id that is not known, of a
+    cancel with `before`: it is remembered for `remembered_s` seconds, and a submit with that id is refused until then.
     """
 
     job: str

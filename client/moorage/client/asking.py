@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 #: longest wait of one try. An answer takes milliseconds; during a takeover requests are lost for some seconds
 TRY_S: Final = 3.0
+#: a try that has waited so long is said to who waits: `on_wait`
+SAID_AFTER_S: Final = 2.0
 WAIT_S_MIN: Final = 0.05
 WAIT_S_MAX: Final = 1.0
 _NOT_NOW: Final = frozenset({"not-leading", "overloaded", "behind"})
@@ -58,14 +61,16 @@ class Asking:
     """Sends a client's requests, and repeats each until it is answered or its deadline passes.
 
     `where` is the server's name in errors. `refused` is set while the server refuses the client at reconnects, and says
-    why. `on_wait` is called before each further try; `put_off` then has the "not now" that was answered to the last
-    one, or None if there was no answer.
+    why. `on_wait` is called where the first try has waited for `SAID_AFTER_S`, and before each further one; `put_off`
+    then has the "not now" that was answered to the last one, or None if there was no answer. `unclear` is set once a
+    request was sent whose answer did not come: it may have been served.
     """
 
     def __init__(self, where: str = "", on_wait: Callable[[], None] | None = None) -> None:
         self.where = where
         self.refused: BusError | None = None
         self.put_off: Problem | None = None
+        self.unclear = False
         self._on_wait = on_wait
 
     async def ask(
@@ -82,10 +87,14 @@ class Asking:
         `NoScheduler`, `Unreachable`, `NotPermitted`, and the bus's errors for a mistake of the caller.
         """
         ends_s = time.monotonic() + deadline_s
+        said = None if self._on_wait is None else asyncio.get_running_loop().call_later(SAID_AFTER_S, self._on_wait)
         try:  # the first try does without tenacity, which costs ten times as much: nearly every request needs one alone
             return answered(decode(await asker.request(subject, payload, min(TRY_S, deadline_s))))
         except (BusError, _NotNow) as error:
             failed = error
+        finally:
+            if said is not None:
+                said.cancel()
         if isinstance(failed, BusError) and not isinstance(failed, _RETRIED):
             raise unanswered(self.refused or failed, self.where, deadline_s) from None
         once = partial(_once, asker, subject, payload, decode, ends_s)
@@ -120,6 +129,7 @@ class Asking:
     def _before_sleep(self, state: tenacity.RetryCallState) -> None:
         failed = state.outcome.exception() if state.outcome is not None else None
         self.put_off = failed.problem if isinstance(failed, _NotNow) else None
+        self.unclear = self.unclear or isinstance(failed, RequestTimeout | Disconnected)
         if self._on_wait is not None:
             self._on_wait()
 

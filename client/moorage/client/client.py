@@ -76,8 +76,8 @@ class AsyncClient:
     NATS_URL, or the `moorage up` of this folder. `tenant` defaults to $MOORAGE_TENANT, else `default`. `timeout` bounds
     the wait for each answer, retries included. `connect_timeout` bounds the first connection. `wait` is the default of
     the argument `wait` of `Job.result`, `run`, `wait`, `gather`, `as_completed` and `lease`: how long the caller waits.
-    `on_wait` is called before each retry of a request. `transport` replaces NATS, as `SimFleet` does in tests; it
-    excludes `target`. A method that gets an unknown keyword raises TypeError.
+    `on_wait` is called where an answer takes over 2 s, and before each retry of a request. `transport` replaces NATS,
+    as `SimFleet` does in tests; it excludes `target`. A method that gets an unknown keyword raises TypeError.
     """
 
     def __init__(

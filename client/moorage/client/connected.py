@@ -104,6 +104,11 @@ class Connected:
         """The "not now" that was answered to the request that is asked again; None if there was no answer."""
         return self._asking.put_off
 
+    @property
+    def unclear(self) -> bool:
+        """Whether a request was sent whose answer did not come: it may have been served."""
+        return self._asking.unclear
+
     async def __aenter__(self) -> Self:
         await self.open()
         return self

@@ -288,16 +288,24 @@ class Job:
         async for number, value in values_of(self._client, self.job, numbers):
             yield number, value
 
-    async def cancel(self, reason: str = "", by: str = "", *, replica: Which = None) -> Cancelled:
+    async def cancel(self, reason: str = "", by: str = "", *, replica: Which = None, before: bool = False) -> Cancelled:
         """Cancel the job, at any stage. Return whether it is cancelled, once this is in the ledger.
 
-        `replica` selects one replica, or several as in `0-9,205`. Raises `Rejected` for some replicas of a gang.
-        The job's transitions record `reason`, and `by` as the name that the caller gave (`Change.said`).
+        `replica` selects one replica, or several as in `0-9,205`. Raises `Rejected` for some replicas of a gang, and
+        `NotFound` for an id that is not known, unless `before` says that its submit may be on its way: that is then
+        refused. The job's transitions record `reason`, and `by` as the name that the caller gave (`Change.said`).
         """
         from moorage.client.answers import Cancelled
 
         asked = {"job": self.job, "reason": reason, "by": by, **field_of(replica)}
+        if before:
+            asked["before"] = True
         return msgspec.convert(await self._client.read("cancel", asked), Cancelled)
+
+    async def uncancel(self) -> None:
+        """Forget a cancel with `before` of this id, whose submit has not come: it is accepted again. Raises `NotFound`
+        if none is remembered."""
+        await self._client.read("uncancel", {"job": self.job})
 
     async def files(self, into: str | os.PathLike[str], path: str = "", *, replica: Which = None) -> list[Path]:
         """Fetch the files that the job kept (`keep` of its request) into a new folder, and return their paths.

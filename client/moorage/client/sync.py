@@ -139,9 +139,15 @@ class SyncJob(Handle[Job]):
         """
         return self._thread.iterate(self._twin.values(replica=replica))
 
-    def cancel(self, reason: str = "", by: str = "", *, replica: Which = None) -> Cancelled:
+    def cancel(self, reason: str = "", by: str = "", *, replica: Which = None, before: bool = False) -> Cancelled:
         """Cancel the job, at any stage. Return whether it is cancelled, once this is in the ledger."""
-        return self._thread.call(self._twin.cancel(reason, by, replica=replica))
+        return self._thread.call(self._twin.cancel(reason, by, replica=replica, before=before))
+
+    def uncancel(self) -> None:
+        """Forget a cancel with `before` of this id, whose submit has not come: it is accepted again. Raises
+        `NotFound` if none is remembered.
+        """
+        self._thread.call(self._twin.uncancel())
 
     def files(self, into: str | os.PathLike[str], path: str = "", *, replica: Which = None) -> list[Path]:
         """Fetch the files that the job kept (`keep` of its request) into a new folder, and return their paths."""

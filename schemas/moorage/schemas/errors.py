@@ -32,6 +32,7 @@ CODES: Final[dict[str, tuple[Fault, str]]] = {
     ),
     "moved-on": ("caller", "the ledger has moved on since the plan that if_seq names: what it said may not hold"),
     "queue-full": ("fleet", "the queue is at its bound; send again after retry_after_s"),
+    "cancelled-before": ("caller", "this id was cancelled before its submit came (cancel with `before`)"),
     "tombstones-full": ("fleet", "too many cancels of unknown jobs are remembered for this tenant"),
     "history-gone": ("fleet", "the job's history is kept no longer, or was never written"),
     "request-gone": ("fleet", "the job's request, or the archive with its files, is kept no longer: submit it anew"),

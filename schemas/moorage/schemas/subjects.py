@@ -15,6 +15,7 @@ is_prefix = re.compile(r"[A-Za-z0-9_-]{1,32}(\.[A-Za-z0-9_-]{1,32}){0,3}").fullm
 API_VERBS: Final = (
     "submit",
     "cancel",
+    "uncancel",
     "show",
     "ls",
     "explain",

@@ -167,19 +167,30 @@ async def test_what_a_flag_says_is_refused_by_its_name(node: Node, unique: str) 
 async def test_cancel_says_what_it_met(node: Node, unique: str) -> None:
     await node.run("submit", "--job", "over", "--driver", "noop", tenant=unique)
     await until(lambda: _is(node, unique, "over", "SUCCEEDED"), what="over is over")
-    ran = await node.run("cancel", "over", "unheard-of", tenant=unique)
-    assert ran.code == 0
-    assert ran.rows == [
-        ["over", "unchanged, the job had ended before: SUCCEEDED"],
-        ["unheard-of", "no such job; the scheduler remembers this cancel for 1d"],
-    ]
-    assert (
-        "warning[unknown-job]: no job unheard-of is known; the next job that is submitted under this id is"
-    ) in ran.err
-    late = await node.run("submit", "--job", "unheard-of", "--driver", "noop", tenant=unique)
-    assert "warning[cancelled-before]: this id was cancelled before the job was submitted" in late.err
+    ran = await node.run("cancel", "unheard-of", "over", tenant=unique)
+    assert ran.code == 3
+    assert ran.rows == [["over", "unchanged, the job had ended before: SUCCEEDED"]], "the others are told all the same"
+    assert f"error[not-found]: no job unheard-of of tenant {unique}, so nothing is cancelled" in ran.err
+    assert "moorage cancel --before unheard-of" in ran.err
+    assert (await node.run("submit", "--job", "unheard-of", "--driver", "noop", tenant=unique)).code == 0
     frames = (await node.run("cancel", "over", "--json", tenant=unique)).frames
     assert [frame["data"]["was"] for frame in frames] == ["SUCCEEDED"]
+
+
+@pytest.mark.slow
+async def test_a_cancel_before_its_submit_is_lifted_by_uncancel(node: Node, unique: str) -> None:
+    submit = ("submit", "--job", "late", "--driver", "noop")
+    ran = await node.run("cancel", "--before", "late", tenant=unique)
+    assert (ran.code, ran.rows) == (0, [["late", "no such job yet; its submit is refused for 1d"]]), ran.err
+    assert "lift it: moorage uncancel late" in ran.err
+    late = await node.run(*submit, tenant=unique)
+    assert (late.code, "error[cancelled-before]: " in late.err) == (1, True), late.err
+    assert "moorage uncancel late" in late.err
+    lifted = await node.run("uncancel", "late", tenant=unique)
+    assert (lifted.code, lifted.rows) == (0, [["late", "its submit is accepted again"]]), lifted.err
+    assert (await node.run(*submit, tenant=unique)).code == 0
+    none = await node.run("uncancel", "late", tenant=unique)
+    assert (none.code, "error[not-found]: " in none.err) == (3, True), none.err
 
 
 @pytest.mark.parametrize("verb", ["show", "explain", "logs"])

@@ -11,6 +11,7 @@ from moorage.client import (
     GpuSpec,
     JobFailed,
     NotFound,
+    Rejected,
     Request,
     Run,
 )
@@ -68,12 +69,20 @@ def test_a_cancel_says_what_the_job_was_and_an_audit_what_was_compared() -> None
             await asyncio.sleep(5)
             audit = await moorage.fleet.audit()
             assert (audit.drift, audit.workers, audit.members, audit.leases) == ([], 2, 1, 3)
-            told = [await moorage.job(name).cancel("enough") for name in ("runs", "unheard-of")]
+            with pytest.raises(NotFound):
+                await moorage.job("unheard-of").cancel("enough")
+            told = [await moorage.job(name).cancel("enough", before=True) for name in ("runs", "unheard-of")]
             assert [(each.job, each.cancelled, each.was) for each in told] == [
                 ("runs", True, "RUNNING"),
                 ("unheard-of", True, "UNKNOWN"),
             ]
             assert [each.remembered_s > 0 for each in told] == [False, True]
+            with pytest.raises(Rejected, match="was cancelled before it came"):
+                await moorage.submit(["x"], job="unheard-of")
+            await moorage.job("unheard-of").uncancel()
+            await moorage.submit(["x"], job="unheard-of")
+            with pytest.raises(NotFound):
+                await moorage.job("unheard-of").uncancel()
             with pytest.raises(JobFailed, match="was cancelled: enough"):
                 await job.result()
 

@@ -413,17 +413,23 @@ class Driving:
         answer: dict[str, Any] = self.answers.get(reply, {})
         return answer
 
-    def cancel(self, job: str, *, tenant: str = "t", sequence: int = 0, why: str = "cancelled") -> dict[str, Any]:
-        reply = self.offer_cancel(job, tenant=tenant, sequence=sequence, why=why)
+    def cancel(self, job: str, **fields: Any) -> dict[str, Any]:
+        reply = self.offer_cancel(job, **fields)
         self.tick()
         answer: dict[str, Any] = self.answers.get(reply, {})
         return answer
 
-    def offer_cancel(self, job: str, *, tenant: str = "t", sequence: int = 0, why: str = "cancelled") -> str:
+    def offer_cancel(
+        self, job: str, *, tenant: str = "t", sequence: int = 0, why: str = "cancelled", **fields: bool
+    ) -> str:
+        """`fields` are `before` and `lifts` of the event."""
         self._replies += 1
         reply = "" if sequence else f"r{self._replies}"
-        self.engine.offer(Cancel(tenant, job, why, reply=reply, sequence=sequence))
+        self.engine.offer(Cancel(tenant, job, why, reply=reply, sequence=sequence, **fields))
         return reply
+
+    def uncancel(self, job: str, *, tenant: str = "t") -> dict[str, Any]:
+        return self.cancel(job, tenant=tenant, lifts=True)
 
     def operate(self, verb: str, worker: str, *, slots: Sequence[int] = (), **drain: Any) -> dict[str, Any]:
         """An operator's act on a worker, answered; `drain` are the fields of `DrainAct`."""

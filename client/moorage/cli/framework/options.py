@@ -18,8 +18,12 @@ if TYPE_CHECKING:
     from moorage.schemas.frames import Answer
 
 CLIENT_VARIABLES: Final = "MOORAGE_CLIENT_"
-#: a one-shot command waits so long for a server and for a scheduler that may be changing hands (4 s on one node)
+#: how long a verb waits for a server and for an answer, unless it is told
 TIMEOUT_DEFAULT: Final = "10s"
+#: the same of verbs that submit or cancel: another scheduler takes over within that time, which takes 4 s with one
+#: nats-server, and up to 25 s with three of which one was lost
+SENDS_TIMEOUT: Final = "15s"
+SENDS_TIMEOUT_CLUSTER: Final = "45s"
 CONNECT_TIMEOUT_S_MAX: Final = 3.0
 
 
@@ -77,7 +81,11 @@ class Options(_Settled):
     ] = None
     timeout: Annotated[
         str | None,
-        Parameter(help="How long to wait for answers, not jobs: 500ms, 2m. Default: 10s.", value="DURATION"),
+        Parameter(
+            help="How long to wait for answers, not jobs: 500ms, 2m. Default: 10s; to submit or cancel 15s, and 45s "
+            "where several nats-servers are.",
+            value="DURATION",
+        ),
     ] = None
     json: Json = False
     color: Color = None
@@ -132,13 +140,16 @@ LOCAL_ROWS: Final = LocalRowOptions()
 Work = Callable[["AsyncClient"], Awaitable[int | None]]
 
 
-def with_client(options: Options, work: Work) -> int:
-    """Connect, do the work, close the connection; print a `MoorageError` if one is raised. Returns the exit code."""
+def with_client(options: Options, work: Work, *, sends: bool = False) -> int:
+    """Connect, do the work, close the connection; print a `MoorageError` if one is raised. Returns the exit code.
+
+    `sends` says that the work submits or cancels: it then waits as long as a takeover takes, unless told otherwise.
+    """
 
     def act() -> int | None:
         from moorage.cli.framework.interrupts import run
 
-        return run(_connected(options, work))
+        return run(_connected(options, work, sends=sends))
 
     return guarded(options, act)
 
@@ -218,18 +229,22 @@ def _whose_key(options: Options) -> tuple[str, str]:
         return "", ""
 
 
-async def _connected(options: Options, work: Work) -> int | None:
-    async with client_of(options) as client:
+async def _connected(options: Options, work: Work, *, sends: bool) -> int | None:
+    from moorage.client.durations import seconds
+
+    async with client_of(options, sends=sends) as client:
+        if sends and not options.settled().timeout and getattr(client._wire.link, "is_clustered", False):
+            client._wire.timeout_s = seconds(SENDS_TIMEOUT_CLUSTER)
         return await work(client)
 
 
-def client_of(options: Options) -> AsyncClient:
-    """Return the client that these options describe, not yet open. Raises `Rejected`."""
+def client_of(options: Options, *, sends: bool = False) -> AsyncClient:
+    """Return the client that these options describe, not yet open; `sends` as in `with_client`. Raises `Rejected`."""
     from moorage.client.client import AsyncClient
     from moorage.client.durations import seconds
 
     options = options.settled()
-    timeout = options.timeout or TIMEOUT_DEFAULT
+    timeout = options.timeout or (SENDS_TIMEOUT if sends else TIMEOUT_DEFAULT)
     told = set[str]()
 
     def on_wait() -> None:
@@ -238,7 +253,7 @@ def client_of(options: Options) -> AsyncClient:
         if code not in told:
             told.add(code)
             why = "no scheduler answers yet" if put_off is None else f"not now, {code}: {put_off.message}"
-            console.say(f"{why}; this command asks again for up to {timeout}")
+            console.say(f"{why}; this command asks again for up to {client._wire.timeout_s:g}s")
 
     client = AsyncClient(
         options.nats,

@@ -7,25 +7,25 @@ import os
 import stat
 import sys
 import termios
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Awaitable, Sequence
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from moorage.cli.framework.console import say
 from moorage.cli.framework.render import is_asleep, waits
-from moorage.client.errors import word_to_explain
+from moorage.client.errors import NoScheduler, Unreachable, word_to_explain
 from moorage.schemas.frames import Accepted
 from moorage.schemas.gpu import format_token
 from moorage.schemas.names import exactly, word_of
 
 if TYPE_CHECKING:
+    from moorage.client.client import AsyncClient
     from moorage.client.job import Job
     from moorage.schemas.job import Request
 
+T = TypeVar("T")
+
 #: what a warning means that is a code alone
 _WARNINGS: Final = {
-    "cancelled-before": (
-        "this id was cancelled before the job was submitted, so the job is CANCELLED; submit it under another id"
-    ),
     "fleet-not-yet-heard": (
         "not every worker has reported to this leader yet; with --on-no-match reject the job is rejected later, if no "
         "worker could run it"
@@ -39,15 +39,30 @@ def say_below_ctrl_c() -> None:
         say("")
 
 
-def say_interrupted(jobs: Sequence[str | None]) -> None:
-    """Say that these jobs may be in the ledger or not; their ids make it safe to ask, and to send again."""
-    say_below_ctrl_c()
+async def accepted(client: AsyncClient, submitting: Awaitable[T], jobs: Sequence[str | None]) -> T:
+    """Return the answer to a submit. If none comes in time, say that these jobs may be in the ledger or not."""
+    try:
+        return await submitting
+    except (NoScheduler, Unreachable):
+        if client._wire.unclear:
+            say_interrupted(jobs, "no answer came")
+        raise
+
+
+def say_interrupted(jobs: Sequence[str | None], why: str = "") -> None:
+    """Say that these jobs may be in the ledger or not; their ids make it safe to ask, and to send again.
+
+    Without `why`, Ctrl-C was pressed.
+    """
+    if not why:
+        say_below_ctrl_c()
+        why = "interrupted before the scheduler answered"
     if len(jobs) == 1:
         word = exactly(jobs[0] or "")  # if it never arrived, the id alone could mean another that begins with it
-        say(f"interrupted before the scheduler answered: job {jobs[0]} may have been accepted")
-        say(f"  check: moorage show {word}   cancel: moorage cancel {word}")
+        say(f"{why}: job {jobs[0]} may have been accepted")
+        say(f"  check: moorage show {word}   cancel: moorage cancel --before {word}")
     else:
-        say(f"interrupted before the scheduler answered: any of the {len(jobs)} jobs may have been accepted")
+        say(f"{why}: any of the {len(jobs)} jobs may have been accepted")
         say(
             "  check: moorage ls; jobs that have an id in the file can be submitted again: no job is then created twice"
         )

@@ -10,7 +10,7 @@ from moorage.cli.framework.arguments import Parameter
 from moorage.cli.framework.console import say, tell
 from moorage.cli.framework.interrupts import detachable
 from moorage.cli.framework.options import ROWS, RowOptions, guarded
-from moorage.cli.jobs.acceptance import say_interrupted, tell_warnings
+from moorage.cli.jobs.acceptance import accepted, say_interrupted, tell_warnings
 from moorage.cli.jobs.bringing import with_files
 from moorage.cli.jobs.instead import changed, fields_in
 from moorage.cli.jobs.job_flags import JobFlags, fields_of
@@ -126,7 +126,7 @@ def again(
                 say(f"{made} of {many(len(names), 'job')} run again")
             return code
 
-        return with_named(options, jobs, work, chosen)
+        return with_named(options, jobs, work, chosen, sends=True)
 
     return guarded(options, act)
 
@@ -160,7 +160,7 @@ async def _with_its_files(client: AsyncClient, flags: JobFlags, request: Request
 
 
 async def _submit(client: AsyncClient, answer: AgainAnswer, request: Request, options: RowOptions) -> None:
-    submitted = await client.submit(request)
+    submitted = await accepted(client, client.submit(request), [request.job])
     assert submitted.accepted is not None
     if options.shown(submitted.accepted, [submitted.accepted]):
         return

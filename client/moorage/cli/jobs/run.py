@@ -15,7 +15,7 @@ from moorage.cli.framework.console import emit, is_live, paint, say, tell_error
 from moorage.cli.framework.exit_codes import exit_code_of, exit_code_of_result
 from moorage.cli.framework.interrupts import AGAIN_S, detachable, was_ctrl_c
 from moorage.cli.framework.options import DEFAULTS, Options, guarded, with_client
-from moorage.cli.jobs.acceptance import say_below_ctrl_c, say_interrupted, say_stdin, tell_warnings
+from moorage.cli.jobs.acceptance import accepted, say_below_ctrl_c, say_interrupted, say_stdin, tell_warnings
 from moorage.cli.jobs.bringing import with_files
 from moorage.cli.jobs.job_flags import NO_FLAGS, JobFlags, offered, request_of
 from moorage.cli.jobs.progress import Progress
@@ -72,7 +72,7 @@ def run(
 
         async def submit() -> None:
             nonlocal submitted
-            job = await client.submit(request)
+            job = await accepted(client, client.submit(request), [job_id])
             submitted = True
             assert job.accepted is not None
             if options.json:
@@ -115,7 +115,7 @@ def run(
                 chosen = _with_terminal(chosen, options)
             return await work(client, await with_files(client, flags.with_, chosen, sweep))
 
-        return with_client(options, follow)
+        return with_client(options, follow, sends=True)
 
     gc.enable()
     return guarded(options, act)

@@ -99,12 +99,14 @@ def words_of(texts: Sequence[str], chosen: Chosen = ANY_JOB) -> list[str]:
     return words
 
 
-def with_named(options: Options, texts: Sequence[str], work: Work, chosen: Chosen = ANY_JOB) -> int:
+def with_named(
+    options: Options, texts: Sequence[str], work: Work, chosen: Chosen = ANY_JOB, *, sends: bool = False
+) -> int:
     """Do the same as `with_client`, but refuse words that name no job before a connection is made."""
 
     def act() -> int:
         words_of(texts, chosen)
-        return with_client(options, work)
+        return with_client(options, work, sends=sends)
 
     return guarded(options, act)
 

@@ -1,4 +1,4 @@
-"""The verbs that show and end jobs: show, cancel."""
+"""The verbs that show and end jobs: show, cancel, uncancel."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import sys
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from moorage.cli.framework.arguments import Parameter
-from moorage.cli.framework.console import say, tell
-from moorage.cli.framework.options import ROWS, RowOptions
+from moorage.cli.framework.console import fail, say, tell
+from moorage.cli.framework.options import ROWS, RowOptions, with_client
 from moorage.cli.framework.render import age, facts, pipe_line, ports_words, table, utc, utc_ms
 from moorage.cli.framework.screen import Screen
 from moorage.cli.jobs.job_rows import (
@@ -33,11 +33,11 @@ from moorage.cli.jobs.selectors import (
     with_named,
 )
 from moorage.cli.jobs.use import WATCH_S, use_rows, use_table, use_words
-from moorage.client.errors import ClientError
+from moorage.client.errors import ClientError, NotFound
 from moorage.client.login import who
 from moorage.schemas.actors import words
 from moorage.schemas.job import ACCEPTED, RUNNING, TERMINAL
-from moorage.schemas.names import SIMULATED_UUID, word_of
+from moorage.schemas.names import EXACTLY, SIMULATED_UUID, word_of
 from moorage.schemas.ranges import RANGES_SAID, count_of, format_ranges, parse_ranges
 from moorage.schemas.units import many
 
@@ -413,40 +413,45 @@ def _simulated(changes: list[dict[str, Any]]) -> bool:
     return any(gpu.startswith(SIMULATED_UUID) for change in changes for gpu in change.get("gpus", []))
 
 
-_TYPED: Final = (
-    "warning[unknown-job]: no job {name} is known; the next job that is submitted under this id is CANCELLED at once, "
-    "and this cannot be undone: moorage ls shows the jobs that exist"
-)
-
-
 def cancel(
     *jobs: Annotated[str, Parameter(help=HELP, lists=LISTED)],
     chosen: Chosen = ANY_JOB,
     reason: Annotated[str, Parameter(help="Why, as text that the job's state changes show.")] = "",
     replica: SomeReplicas = None,
+    before: Annotated[
+        bool,
+        Parameter(
+            help="Remember the cancel of an id that is not known, as its submit may be on its way: it is then refused, "
+            "for a day by default. moorage uncancel lifts that."
+        ),
+    ] = False,
     options: RowOptions = ROWS,
 ) -> int:
     """Cancel jobs, whether they wait or run; returns once the cancel is in the ledger.
 
-    The cancel of an unknown id is remembered for a day by default, and a submit with that id is cancelled at once until
-    then; this cannot be undone. So give an id that you chose in full; of an id that moorage made up, the beginning is
-    enough.
+    An id that is not known changes nothing, and the exit code is 3. Give an id that you chose in full; of an id that
+    moorage made up, the beginning is enough.
     """
 
     async def work(client: AsyncClient) -> int | None:
         from moorage.client.replicas import field_of, replicas_of
 
         only, some = replicas_of(replica), field_of(replica)
-        names = await ids_to_cancel(client, jobs, chosen)
+        names, code = await ids_to_cancel(client, jobs, chosen), None
+        asked = {"reason": reason, "by": who(), **some, **({"before": True} if before else {})}
         for name in names:
-            answer = await client._wire.answer("cancel", {"job": name, "reason": reason, "by": who(), **some})
+            try:
+                answer = await client._wire.answer("cancel", {"job": name, **asked})
+            except NotFound as error:  # the others are cancelled all the same
+                code = fail(error, json=options.json)
+                continue
             if options.shown(answer, [answer.data]):
                 continue
             was = answer.data["was"]
             if was == "UNKNOWN":
                 remembered = age(answer.data["remembered_s"] * 1000)
-                tell(f"{name}\tno such job; the scheduler remembers this cancel for {remembered}")
-                say(_TYPED.format(name=name))
+                tell(f"{name}\tno such job yet; its submit is refused for {remembered}")
+                say(f"lift it: moorage uncancel {word_of(name)}")
             elif was in TERMINAL:
                 tell(f"{name}\tunchanged, the job had ended before: {was}")
             else:
@@ -458,6 +463,26 @@ def cancel(
                 tell(f"{name}\t{did}, the job was {was}")
         if len(names) != 1 and not (options.json or options.format):
             say(many(len(names), "job"))
-        return None
+        return code
 
-    return with_named(options, jobs, work, chosen)
+    return with_named(options, jobs, work, chosen, sends=True)
+
+
+def uncancel(
+    *jobs: Annotated[str, Parameter(help="Ids of jobs, in full.", value="JOB")], options: RowOptions = ROWS
+) -> int:
+    """Undo cancel --before: jobs with these ids are accepted again. The exit code is 3 where none was remembered."""
+
+    async def work(client: AsyncClient) -> int | None:
+        code = None
+        for name in jobs:
+            try:
+                answer = await client._wire.answer("uncancel", {"job": name.removeprefix(EXACTLY)})
+            except NotFound as error:
+                code = fail(error, json=options.json)
+                continue
+            if not options.shown(answer, [answer.data]):
+                tell(f"{answer.data['job']}\tits submit is accepted again")
+        return code
+
+    return with_client(options, work, sends=True)

@@ -10,7 +10,7 @@ from moorage.cli.framework.console import emit, say, tell, tell_error
 from moorage.cli.framework.exit_codes import EXIT_FAILED, exit_code_of
 from moorage.cli.framework.interrupts import detachable
 from moorage.cli.framework.options import ROWS, RowOptions, guarded, with_client
-from moorage.cli.jobs.acceptance import say_accepted, say_below_ctrl_c, say_interrupted, say_stdin
+from moorage.cli.jobs.acceptance import accepted, say_accepted, say_below_ctrl_c, say_interrupted, say_stdin
 from moorage.cli.jobs.bringing import packed_address, send_files, with_files, with_packed
 from moorage.cli.jobs.job_file import Said, is_for_people, read_job_file
 from moorage.cli.jobs.job_flags import NO_FLAGS, JobFlags, offered, request_of
@@ -64,7 +64,7 @@ def submit(
                 what = "leave out -f and --dry-run; moorage plan says what would happen"
                 raise rejected("invalid-argument", "--instead-of takes the request of that job", next=what)
             change = instead(instead_of, flags, command, but)
-            return with_client(options, lambda client: _one_of(client, change, options))
+            return with_client(options, lambda client: _one_of(client, change, options), sends=True)
         if but is not None:
             raise rejected("invalid-argument", "--but needs --instead-of", next="--instead-of JOB --but '{…}'")
         said = Said(flags, tuple(command))
@@ -93,7 +93,7 @@ def _submit_said(said: Said, options: RowOptions, *, dry_run: bool) -> int:
         say_stdin()
         return await _one(client, await with_files(client, flags.with_, chosen, sweep), options)
 
-    return with_client(options, one)
+    return with_client(options, one, sends=True)
 
 
 def _submit_requests(
@@ -128,7 +128,7 @@ def _submit_requests(
             _many(client, named, fields, options), lambda: say_interrupted([body["job"] for body in named])
         )
 
-    return with_client(options, work)
+    return with_client(options, work, sends=True)
 
 
 def _check_flags_of_requests(flags: JobFlags, command: Sequence[str]) -> None:
@@ -194,7 +194,7 @@ async def _one(client: AsyncClient, request: Request, options: RowOptions) -> in
 
 
 async def _submit(client: AsyncClient, request: Request, options: RowOptions) -> None:
-    job = await client.submit(request)
+    job = await accepted(client, client.submit(request), [request.job])
     assert job.accepted is not None
     if not options.shown(job.accepted, [job.accepted]):
         tell(job.job)

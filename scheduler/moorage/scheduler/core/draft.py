@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any, Final
 
-from moorage.scheduler.core.ledger.acts import AnyAct, Avoid, Freeze, Gone, Lacks, Level, Tombstone, encode_act
+from moorage.scheduler.core.ledger.acts import AnyAct, Avoid, Freeze, Gone, Lacks, Level, Tombstone, Untomb, encode_act
 from moorage.scheduler.core.ledger.fairshare import rate_of
 from moorage.scheduler.core.ledger.ids_in_bodies import written_id
 from moorage.scheduler.core.ledger.record import Record
@@ -177,7 +177,8 @@ class Draft:
         self.started: set[Job] = set()  # jobs whose first replica starts with this record
         self.left_queue = 0  # entries of the queue that this record ends
         self.moved = 0  # replicas that this record ends in steps of many, and of which each has its transition
-        self.tombstones: dict[str, set[str]] = {}  # by tenant: unknown jobs whose cancels this record remembers
+        #: by tenant: unknown jobs whose cancels this record remembers (True) or forgets
+        self.tombstones: dict[str, dict[str, bool]] = {}
         self.reprioritized = False  # whether an operator changes a job's priority in this record
         #: by job number: workers with devices that the job avoids from this record on. Such a job stays in its old
         #: queue group until the record is folded. Ordered, because fold numbers the new shapes in this order
@@ -408,7 +409,11 @@ class Draft:
 
     def tombstone(self, tenant: str, job: str, sequence: int) -> None:
         self.add(Tombstone(tenant, job, sequence))
-        self.tombstones.setdefault(tenant, set()).add(job)
+        self.tombstones.setdefault(tenant, {})[job] = True
+
+    def untomb(self, tenant: str, job: str) -> None:
+        self.add(Untomb(tenant, job))
+        self.tombstones.setdefault(tenant, {})[job] = False
 
     def take_normal_fact(self, member: Member, fact: Fact) -> bool:
         """Take the next report of an uneventful run (claimed, started, exited or ran, freed), and return whether it was

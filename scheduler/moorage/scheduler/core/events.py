@@ -75,13 +75,17 @@ class Submit(msgspec.Struct, eq=False, gc=False):
 
 
 class Cancel:
-    """A cancel of a job, or of some of its `replicas`; `by` is its actor as `records.actor` writes it."""
+    """A cancel of a job, or of some of its `replicas`; `by` is its actor as `records.actor` writes it.
 
-    __slots__ = ("by", "job", "json", "replicas", "reply", "sequence", "tenant", "why")
+    With `before`, that of an unknown id is remembered, as its submit may be on its way. With `lifts`, this is no
+    cancel: a remembered one is forgotten.
+    """
+
+    __slots__ = ("before", "by", "job", "json", "lifts", "replicas", "reply", "sequence", "tenant", "why")
 
     def __init__(
         self, tenant: str, job: str, why: str, *, by: str = "", reply: str = "", json: bool = True, sequence: int = 0,
-        replicas: Ranges | None = None,
+        replicas: Ranges | None = None, before: bool = False, lifts: bool = False,
     ) -> None:  # fmt: skip
         self.tenant = tenant
         self.job = job
@@ -91,6 +95,8 @@ class Cancel:
         self.json = json
         self.sequence = sequence
         self.replicas = replicas
+        self.before = before
+        self.lifts = lifts
 
 
 class QueueRead:

@@ -268,6 +268,8 @@ class Intake:
                 self._engine.offer(execute_of(tenant, arguments, delivery.reply, json))
             elif verb == "cancel":
                 self._engine.offer(cancel_of(tenant, arguments, reply=delivery.reply, json=json))
+            elif verb == "uncancel":
+                self._engine.offer(uncancel_of(tenant, arguments, reply=delivery.reply, json=json))
             else:
                 self._on_read(tenant, verb, arguments, delivery.reply, json)
         else:
@@ -366,7 +368,8 @@ def execute_of(tenant: str, arguments: dict[str, Any], reply: str, json: bool) -
 def cancel_of(
     tenant: str, arguments: dict[str, Any], *, reply: str = "", json: bool = True, sequence: int = 0
 ) -> Cancel:
-    """Return the cancel that these arguments ask for: `job`, and optionally `reason` and `by`, the caller's name.
+    """Return the cancel that these arguments ask for: `job`, and optionally `reason`, `by`, the caller's name, and
+    `before`.
 
     Raises `Refused` if `job` is no job id, and for a field that a cancel does not have.
     """
@@ -374,5 +377,15 @@ def cancel_of(
     job = check_job("cancel", arguments.get("job"))
     reason = str(arguments.get("reason", "") or "cancelled")[:REASON_CHARS_MAX]
     by = actor(by_tenant(tenant), arguments.get("by"))
-    only = replicas_asked(arguments)
-    return Cancel(tenant, job, reason, by=by, reply=reply, json=json, sequence=sequence, replicas=only)
+    only, before = replicas_asked(arguments), arguments.get("before", False)
+    if not isinstance(before, bool):
+        raise refuse(
+            "invalid-argument", "before must be true or false", field="$.before", found=before, allowed="true, false"
+        )
+    return Cancel(tenant, job, reason, by=by, reply=reply, json=json, sequence=sequence, replicas=only, before=before)
+
+
+def uncancel_of(tenant: str, arguments: dict[str, Any], *, reply: str, json: bool) -> Cancel:
+    """Return the event that forgets the cancel of an unknown job. Raises `Refused` as `cancel_of`."""
+    check_fields("uncancel", arguments)
+    return Cancel(tenant, check_job("uncancel", arguments.get("job")), "", reply=reply, json=json, lifts=True)

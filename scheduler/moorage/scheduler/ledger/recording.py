@@ -167,7 +167,8 @@ def _written(event: Event) -> tuple[Any, ...]:
         case QueueRead():
             return "read", event.tenant, event.which, event.through
         case Cancel():
-            return "cancel", event.tenant, event.job, event.why, event.by, event.sequence, event.replicas
+            which = event.before, event.lifts
+            return "cancel", event.tenant, event.job, event.why, event.by, event.sequence, event.replicas, *which
         case FromWorker():
             return "worker", event.worker, encode(event.frame, json=event.json), event.fresh
         case Order():
@@ -195,9 +196,9 @@ def _read(engine: Engine, kind: str, rest: list[Any]) -> Event:
         case "read":
             return QueueRead(*rest)
         case "cancel":
-            tenant, job, why, by, sequence, replicas = rest
+            tenant, job, why, by, sequence, replicas, before, lifts = rest
             only = None if replicas is None else joined(map(tuple, replicas))
-            return Cancel(tenant, job, why, by=by, sequence=sequence, replicas=only)
+            return Cancel(tenant, job, why, by=by, sequence=sequence, replicas=only, before=before, lifts=lifts)
         case "worker":
             worker, frame, fresh = rest
             return FromWorker(worker, _frame(frame), "", is_json(frame), fresh)

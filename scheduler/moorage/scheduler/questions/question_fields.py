@@ -14,7 +14,8 @@ from moorage.schemas.ranges import Ranges, count_of, parse_ranges
 
 #: those of `ls`, `again`, `logs`, `use`, `plan`, `dlq` and of orders are known by their types
 FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
-    "cancel": ("job", "reason", "by", "replicas"),
+    "cancel": ("job", "reason", "by", "replicas", "before"),
+    "uncancel": ("job",),
     "wake": ("service",),
     "show": ("job", "events", "replicas"),
     "explain": ("job",),

@@ -386,7 +386,7 @@ def test_a_second_failure_of_a_tenant_has_its_requests_of_that_verb_refused_unre
     assert drive.answers[bad]["retry_after_s"] == PAUSE_MS / 1000
     assert drive.contained.containment.figures(drive.now)["refused"] == ["submit of t"]
     drive.submit("mine", tenant="u", gpu={"model": "none such"})
-    cancel = drive.offer_cancel("unknown")
+    cancel = drive.offer_cancel("unknown", before=True)
     drive.tick()
     assert drive.answers[cancel]["kind"] != "error", "another verb is read"
     body = GOOD_BODY

@@ -27,7 +27,7 @@ def busy() -> Driving:
     worker.finish(next(key for key in worker.held if key[1] == "j0"))
     worker.finish(next(key for key in worker.held if key[1] == "j2"), 1, freed=False)
     drive.settle()
-    drive.cancel("unknown")
+    drive.cancel("unknown", before=True)
     drive.submit("ended1")
     drive.cancel("j1")
     return drive

@@ -72,8 +72,9 @@ def test_one_record_tells_the_acts_of_several_apart() -> None:
 
 def test_a_cancel_before_the_submit_is_the_tenants() -> None:
     drive = Driving()
-    drive.cancel("a")
-    drive.submit("a")
+    drive.cancel("a", sequence=7)
+    drive.offer_submit("a", sequence=6)
+    drive.tick()
     assert told(drive.state, "a")[1:] == [("CANCELLED", "tenant:t", "")]
 
 

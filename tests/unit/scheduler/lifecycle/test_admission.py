@@ -139,6 +139,8 @@ def test_a_name_is_free_after_its_window_though_the_job_is_in_memory_still() -> 
     older = 1_200  # more than one record compacts
     for number in range(older):
         drive.offer_submit(f"older{number}")
+    drive.tick()
+    for number in range(older):
         drive.offer_cancel(f"older{number}")
     drive.pass_time(1_000)
     for name in ("nightly", "later"):
@@ -392,7 +394,7 @@ def test_a_cancel_is_answered_with_the_record_that_holds_it() -> None:
     before = drive.state.seq
     assert drive.cancel("j")["ledger"] == drive.state.seq > before
     before = drive.state.seq
-    assert drive.cancel("never-seen")["ledger"] == drive.state.seq > before
+    assert drive.cancel("never-seen", before=True)["ledger"] == drive.state.seq > before
 
 
 # ---------------------------------------------------------------------------------------------- cancel before submit
@@ -402,14 +404,52 @@ def test_a_cancel_before_its_submit_is_remembered() -> None:
     drive = Driving()
     drive.worker("w0")
     remembered_s = drive.engine.config.finished_keep
-    assert drive.cancel("j")["data"] == {
+    assert drive.cancel("j", before=True)["data"] == {
         "job": "j", "cancelled": True, "was": "UNKNOWN", "remembered_s": remembered_s,
     }  # fmt: skip
-    answer = drive.submit("j", gpu={}, replicas=3)
-    assert (answer["kind"], answer["state"], answer["warnings"]) == ("accepted", "CANCELLED", ["cancelled-before"])
-    assert drive.states("j") == ["CANCELLED"] * 3
+    for _ in range(2):
+        answer = drive.submit("j", gpu={}, replicas=3)
+        assert (answer["code"], answer["job"]) == ("cancelled-before", "j")
+        assert answer["next"].endswith("moorage uncancel j")
+    assert "j" not in drive.state.tenants["t"].jobs, "nothing came of it"
+    assert drive.submit("j", gpu={}, tenant="u")["kind"] == "accepted", "another tenant's"
+    drive.lead()
+    assert drive.submit("j", gpu={})["code"] == "cancelled-before", "the next leader knows it"
+    assert drive.uncancel("j")["data"] == {"job": "j"}
     assert drive.state.tenants["t"].tombstones == {}
-    assert drive.submit("j", gpu={}, replicas=3)["duplicate"] is True
+    assert drive.submit("j", gpu={}, replicas=3)["kind"] == "accepted"
+    assert drive.uncancel("j")["code"] == "not-found"
+
+
+def test_a_cancel_of_an_unknown_id_changes_nothing() -> None:
+    """A typing error left a cancel of a day, which could not be undone, and ended the next job of that name."""
+    drive = Driving()
+    before = drive.state.digest
+    answer = drive.cancel("tarin")
+    assert (answer["code"], answer["job"]) == ("not-found", "tarin")
+    assert answer["next"].endswith("moorage cancel --before tarin")
+    assert drive.state.digest == before
+    assert drive.submit("tarin", gpu={})["kind"] == "accepted"
+
+
+def test_what_is_cancelled_and_lifted_in_one_record_is_accepted() -> None:
+    drive = Driving()
+    drive.offer_cancel("j", before=True)
+    drive.offer_cancel("j", lifts=True)
+    reply = drive.offer_submit("j", gpu={})
+    drive.tick()
+    assert drive.answers[reply]["kind"] == "accepted"
+    assert drive.state.tenants["t"].tombstones == {}
+
+
+def test_a_submit_of_the_queue_whose_id_was_cancelled_is_a_cancelled_job() -> None:
+    """Nobody waits there for a refusal."""
+    drive = Driving()
+    drive.cancel("j", before=True)
+    drive.offer_submit("j", gpu={}, sequence=8)
+    drive.tick()
+    assert drive.states("j") == ["CANCELLED"]
+    assert drive.state.tenants["t"].tombstones == {}
 
 
 @pytest.mark.parametrize("order", ["cancel first", "submit first"])
@@ -418,15 +458,18 @@ def test_cancel_and_submit_in_one_record(order: str, sequence: int) -> None:
     drive = Driving()
     drive.worker("w0")
     if order == "cancel first":
-        drive.offer_cancel("j", sequence=sequence)
-    drive.offer_submit("j", gpu={}, sequence=sequence and 8)
+        drive.offer_cancel("j", sequence=sequence, before=not sequence)
+    reply = drive.offer_submit("j", gpu={}, sequence=sequence and 8)
     if order == "submit first":
-        drive.offer_cancel("j", sequence=sequence)
+        drive.offer_cancel("j", sequence=sequence, before=not sequence)
     drive.tick()
     drive.settle()
-    assert drive.states("j") == ["CANCELLED"]
     assert drive.workers["w0"].told["started"] == 0
-    assert drive.state.tenants["t"].tombstones == {}
+    if sequence:
+        assert drive.states("j") == ["CANCELLED"]
+        assert drive.state.tenants["t"].tombstones == {}
+    else:
+        assert drive.answers[reply]["code"] == "cancelled-before"
 
 
 def test_what_stands_against_a_tenant_is_asked_for_each_record() -> None:
@@ -440,8 +483,8 @@ def test_what_stands_against_a_tenant_is_asked_for_each_record() -> None:
     drive.order("hold", tenant="t")
     assert drive.submit("held", gpu={})["warnings"] == ["tenant-held"]
     drive.order("release", tenant="t")
-    drive.cancel("late")
-    assert drive.submit("late", gpu={})["state"] == "CANCELLED"
+    drive.cancel("late", before=True)
+    assert drive.submit("late", gpu={})["code"] == "cancelled-before"
     assert "warnings" not in drive.submit("last", gpu={})
 
 
@@ -493,17 +536,17 @@ def test_a_cancel_of_an_id_that_is_free_again_is_remembered() -> None:
     drive.tick(5_000)
     assert drive.cancel("j")["data"]["cancelled"] is False
     drive.tick(60_000)
-    assert drive.cancel("j")["data"]["was"] == "UNKNOWN"
-    assert drive.submit("j", gpu={})["state"] == "CANCELLED"
+    assert drive.cancel("j", before=True)["data"]["was"] == "UNKNOWN"
+    assert drive.submit("j", gpu={})["code"] == "cancelled-before"
 
 
 def test_a_cancel_that_is_repeated_keeps_no_other_from_being_forgotten() -> None:
     drive = Driving()
-    drive.cancel("again")
-    drive.cancel("once")
+    drive.cancel("again", before=True)
+    drive.cancel("once", before=True)
     for _ in range(25):
         drive.tick(3600 * 1000)
-        drive.cancel("again")
+        drive.cancel("again", before=True)
     drive.tick(5_000)
     assert set(drive.state.tenants["t"].tombstones) == {"again"}
 
@@ -520,7 +563,7 @@ def test_cancels_of_the_queue_keep_no_other_from_being_forgotten() -> None:
 
 def test_tombstones_are_bounded_a_tenant_and_say_so() -> None:
     drive = Driving(Config(tombstones_max=3))
-    replies = [drive.offer_cancel(f"j{index}") for index in range(5)]
+    replies = [drive.offer_cancel(f"j{index}", before=True) for index in range(5)]
     drive.tick()
     assert [drive.answers[reply].get("code", "") for reply in replies] == [
         "",
@@ -530,19 +573,19 @@ def test_tombstones_are_bounded_a_tenant_and_say_so() -> None:
         "tombstones-full",
     ]
     assert "retry_after_s" in drive.answers[replies[4]]
-    assert drive.cancel("j0")["data"]["cancelled"] is True, "known already"
-    assert drive.cancel("other", tenant="u")["data"]["cancelled"] is True
-    drive.submit("j0")
-    assert drive.cancel("j9")["data"]["cancelled"] is True
+    assert drive.cancel("j0", before=True)["data"]["cancelled"] is True, "known already"
+    assert drive.cancel("other", tenant="u", before=True)["data"]["cancelled"] is True
+    drive.uncancel("j0")
+    assert drive.cancel("j9", before=True)["data"]["cancelled"] is True
 
 
 def test_a_tombstone_of_the_endpoint_goes_after_the_window_of_finished_jobs() -> None:
     drive = Driving()
-    drive.cancel("never-came")
+    drive.cancel("never-came", before=True)
     drive.cancel("queued", sequence=7)
     drive.tick(24 * 3600 * 1000 - 5_000)
     assert set(drive.state.tenants["t"].tombstones) == {"never-came", "queued"}
-    drive.cancel("young")
+    drive.cancel("young", before=True)
     drive.tick(10_000)
     assert set(drive.state.tenants["t"].tombstones) == {"queued", "young"}
     assert drive.submit("never-came")["kind"] == "accepted"
@@ -553,7 +596,7 @@ def test_a_tombstone_of_the_queue_goes_when_the_submits_are_read_past_it() -> No
     drive = Driving()
     drive.cancel("gone", sequence=10)
     drive.cancel("stays", sequence=20)
-    drive.cancel("endpoint")
+    drive.cancel("endpoint", before=True)
     assert set(drive.state.tenants["t"].tombstones) == {"gone", "stays", "endpoint"}
     drive.engine.offer(QueueRead("t", "submit", 15))
     drive.engine.offer(QueueRead("t", "cancel", 21))
@@ -571,7 +614,7 @@ def test_a_tombstone_of_a_queue_that_was_deleted_goes_by_age() -> None:
     drive.engine.offer(QueueRead("t", "submit", 15))
     drive.tick()
     drive.tick(10_000)
-    drive.cancel("endpoint")
+    drive.cancel("endpoint", before=True)
     drive.engine.offer(QueueRead("t", "submit", 0))
     drive.tick()
     assert set(drive.state.tenants["t"].tombstones) == {"queued", "endpoint"}

@@ -218,7 +218,7 @@ def test_a_tenant_of_which_nothing_is_known_is_forgotten_and_comes_back_as_any_o
         drive.settle()
         drive.run_out("w0")
     drive.submit("j", tenant="waits", gpu={"count": 64})
-    drive.cancel("unknown", tenant="cancels")
+    drive.cancel("unknown", tenant="cancels", before=True)
     drive.order("hold", tenant="held")
     drive.order("limit", tenant="limited", gpus=1)
     drive.cancel("unknown", tenant="queues", sequence=3)

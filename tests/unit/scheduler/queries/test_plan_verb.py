@@ -117,9 +117,9 @@ def test_of_an_id_that_is_taken_it_says_what_its_submit_is_answered() -> None:
     assert (told.starts, told.places) == ("none", [])
     assert told.warnings == ["duplicate: a job with this id and content exists already, PLACED"]
     assert planned(drive, {"job": "hog", "gpu": {}}, tenant="u").starts == "now"
-    drive.cancel("gone")
+    drive.cancel("gone", before=True)
     told = planned(drive, {"job": "gone", "gpu": {}})
-    assert (told.starts, told.places, told.warnings) == ("never", [], ["cancelled-before"])
+    assert (told.starts, told.problem and told.problem.code) == ("refused", "cancelled-before")
     told = planned(drive, {"job": "fresh", "gpu": {"count": 9}})
     assert (told.starts, told.problem) == ("never", None)
 

@@ -41,7 +41,6 @@ MATCHED_MAX: Final = 50_000
 #: tombstones of one tenant checked in a second
 FORGET_MAX: Final = 256
 
-_NONE: Final[set[str]] = set()
 
 NO_MATCH: Final = "no-match"
 NO_GPUS: Final = Capabilities(gpu_enabled=False)
@@ -166,7 +165,10 @@ class Admission:
             limit = self._over_limit(draft, event)
             if limit is not None and answered:
                 return limit
-            if self._was_cancelled(draft, event):
+            if self._is_cancelled(draft, event.tenant, event.name):
+                if event.sequence == 0:
+                    return _cancelled_before(event)
+                draft.untomb(event.tenant, event.name)
                 return NewJob(
                     event, ["cancelled-before"], CANCELLED, "cancelled before it came", by_tenant(event.tenant)
                 )
@@ -315,14 +317,12 @@ class Admission:
             retry_after_s=RETRY_AFTER_S,
         )
 
-    def _was_cancelled(self, draft: Draft, event: Submit) -> bool:
-        """Return whether the job was cancelled before its submit came; if it was, remove the tombstone."""
-        tenant, just_now = self.state.tenants.get(event.tenant), draft.tombstones.get(event.tenant, _NONE)
-        if event.name in just_now or (tenant is not None and event.name in tenant.tombstones):
-            draft.add(Untomb(event.tenant, event.name))
-            just_now.discard(event.name)
-            return True
-        return False
+    def _is_cancelled(self, draft: Draft, tenant: str, name: str) -> bool:
+        """Return whether an unknown job was cancelled before its submit came."""
+        changed, row = draft.tombstones.get(tenant), self.state.tenants.get(tenant)
+        if changed is not None and name in changed:
+            return changed[name]
+        return row is not None and name in row.tombstones
 
     def _without_match(self, draft: Draft, made: NewJob) -> NewJob | Problem:
         """Return the outcome for a job that no known worker could ever run: the job with a warning, or the refusal.
@@ -509,12 +509,15 @@ class Admission:
                 return
 
     def cancel(self, draft: Draft, event: Cancel) -> Answer | Problem:
-        """Cancel a job at any stage. An unknown id is remembered, so that its submit is cancelled at once (H43).
+        """Cancel a job at any stage, or forget the cancel of an unknown one.
 
-        The answer's `cancelled` is False for a job that has ended or is being cancelled. A problem is returned only for
-        an unknown id, when the tenant has `tombstones_max` of them. The answer gets the number of its record once that
-        is stored.
+        An unknown id is remembered if its submit may be on its way, so that this is refused (H43): of a cancel with
+        `before`, and of one from the durable queue. Any other changes nothing, and is a problem; so is one too many,
+        when the tenant has `tombstones_max` of them. The answer's `cancelled` is False for a job that has ended or is
+        being cancelled. The answer gets the number of its record once that is stored.
         """
+        if event.lifts:
+            return self._uncancel(draft, event)
         job, only = self.state.job(event.tenant, event.job), event.replicas
         if only is not None:
             gang = job is not None and self.lifecycle.request_of(job).is_gang
@@ -527,11 +530,12 @@ class Admission:
         row = self._finished_lately(draft, job_key(event.tenant, event.job))
         if row is not None:
             return Answer("cancel", 0, {"job": event.job, "cancelled": False, "was": STATES[row[2]]})
+        if not (event.before or event.sequence):
+            return _nothing_to_cancel(event)
         tenant = self.state.tenants.get(event.tenant)
-        remembered = tenant.tombstones if tenant is not None else {}
-        just_now = draft.tombstones.get(event.tenant, _NONE)
-        count = len(remembered) + len(just_now)
-        if event.job not in remembered and event.job not in just_now and count >= self.config.tombstones_max:
+        just_now = draft.tombstones.get(event.tenant, {})
+        count = (len(tenant.tombstones) if tenant is not None else 0) + sum(just_now.values())
+        if count >= self.config.tombstones_max and not self._is_cancelled(draft, event.tenant, event.job):
             return problem(
                 "tombstones-full",
                 f"the scheduler remembers {count} cancels of unknown jobs of tenant {event.tenant}, which is its limit",
@@ -540,9 +544,20 @@ class Admission:
                 retry_after_s=RETRY_AFTER_S,
             )
         draft.tombstone(event.tenant, event.job, event.sequence)
-        # a tombstone cannot be withdrawn: only the next submit of that id removes it
         kept_s = self.config.finished_keep_ms / 1000
         return Answer("cancel", 0, {"job": event.job, "cancelled": True, "was": "UNKNOWN", "remembered_s": kept_s})
+
+    def _uncancel(self, draft: Draft, event: Cancel) -> Answer | Problem:
+        """Forget the cancel of an unknown job, so that a submit with its id is accepted again."""
+        if not self._is_cancelled(draft, event.tenant, event.job):
+            return problem(
+                "not-found",
+                f"no cancel of an unknown job {event.job} of tenant {event.tenant} is remembered",
+                job=event.job,
+                next="submit it: nothing is in its way",
+            )
+        draft.untomb(event.tenant, event.job)
+        return Answer("uncancel", 0, {"job": event.job})
 
 
 #: ranges of replicas that an answer names
@@ -556,7 +571,7 @@ def _no_such(job: Job | None, event: Cancel, only: Ranges, *, gang: bool) -> Pro
             "not-found",
             f"no job {event.job} of tenant {event.tenant} is in memory, so none of its replicas can be cancelled",
             job=event.job,
-            next="cancel the whole job: an unknown id is remembered, and its submit is cancelled at once",
+            next="moorage ls shows the jobs there are; cancel with before takes a whole job whose submit is on its way",
         )
     if (lacking := lacks(job, only)) is not None:
         return lacking
@@ -571,6 +586,27 @@ def _no_such(job: Job | None, event: Cancel, only: Ranges, *, gang: bool) -> Pro
             next=f"moorage cancel {word_of(event.job)}",
         )
     return None
+
+
+def _nothing_to_cancel(event: Cancel) -> Problem:
+    """Return the problem that no job has this id, and how its submit is stopped if it is on its way."""
+    return problem(
+        "not-found",
+        f"no job {event.job} of tenant {event.tenant}, so nothing is cancelled",
+        job=event.job,
+        next=f"moorage ls shows the jobs there are; if its submit is on its way: moorage cancel --before"
+        f" {word_of(event.job)}",
+    )
+
+
+def _cancelled_before(event: Submit) -> Problem:
+    """Return the refusal of a submit whose id was cancelled before it came."""
+    return problem(
+        "cancelled-before",
+        f"job {event.name} of tenant {event.tenant} was cancelled before it came, so it is not accepted",
+        job=event.name,
+        next=f"submit it under another id, or lift that cancel: moorage uncancel {word_of(event.name)}",
+    )
 
 
 def no_job(tenant: str, name: str) -> Problem:
