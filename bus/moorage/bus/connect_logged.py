@@ -10,8 +10,8 @@ from typing import Final
 
 from moorage.bus.connection import GIVE_UP_AFTER_S, Connection, State, connect
 from moorage.bus.contexts import Context, resolve
-from moorage.bus.errors import BusError
-from moorage.bus.link import OnError
+from moorage.bus.errors import BusError, PermissionRefused
+from moorage.bus.link import OnRegained
 
 #: a server that has not answered by then is reported as missing
 SLOW_AFTER_S: Final = 1.0
@@ -21,23 +21,31 @@ REFUSED_AGAIN_S: Final = 600.0
 REFUSED_MAX: Final = 16
 
 
-def log_refusals(log: logging.Logger, now: Callable[[], float] = time.monotonic) -> OnError:
-    """Return a function for `on_error` of a connection, which logs each error: no caller waits for it.
+class Refusals:
+    """Logs the errors of a connection, for which nobody waits.
 
-    The same text is logged once in `REFUSED_AGAIN_S`, and at most `REFUSED_MAX` different texts in that time.
+    The same text is logged once in `REFUSED_AGAIN_S`, unless the subscription held meanwhile, and at most `REFUSED_MAX`
+    different texts in that time.
     """
-    told: dict[str, float] = {}
 
-    def on_error(error: BusError) -> None:
-        moment = now()
+    def __init__(self, log: logging.Logger, now: Callable[[], float] = time.monotonic) -> None:
+        self._log = log
+        self._now = now
+        self._told: dict[str, float] = {}
+
+    def on_error(self, error: BusError) -> None:
+        moment, told = self._now(), self._told
         for text in [text for text, at in told.items() if at <= moment - REFUSED_AGAIN_S]:
             del told[text]
         if str(error) not in told and len(told) < REFUSED_MAX:
             told[str(error)] = moment
             fix = error.problem.next
-            log.warning("%s%s", error, f": {fix}" if fix else "")
+            self._log.warning("%s%s", error, f": {fix}" if fix else "")
 
-    return on_error
+    def on_regained(self, subjects: list[str]) -> None:
+        """Forget that these subscriptions were refused: the next refusal is news."""
+        for subject in subjects:
+            self._told.pop(str(PermissionRefused("subscription", subject.lower())), None)
 
 
 def log_states(log: logging.Logger, where: str, server_at: Callable[[], str] = lambda: "") -> Callable[[State], None]:
@@ -67,9 +75,10 @@ async def connect_logged(
     *,
     role: str = "",
     on_state: Callable[[State], None] | None = None,
+    on_regained: OnRegained | None = None,
 ) -> Connection:
-    """Connect as `connect` does, and log the connection's state. The log shows the server's address without secrets,
-    then `role`."""
+    """Connect as `connect` does, and log the connection's state and what the server refuses. The log shows the server's
+    address without secrets, then `role`."""
     context = resolve(target)
     where = context.safe_url + role
     connection: Connection | None = None
@@ -80,11 +89,24 @@ async def connect_logged(
         if on_state is not None:
             on_state(state)
 
+    refusals = Refusals(log)
+
+    def on_regained_logged(subjects: list[str]) -> None:
+        refusals.on_regained(subjects)
+        if on_regained is not None:
+            on_regained(subjects)
+
     waiting = asyncio.get_running_loop().call_later(
         SLOW_AFTER_S, log.info, "no server answers at %s yet: trying for %g s", where, GIVE_UP_AFTER_S
     )
     try:
-        connection = await connect(context, name, on_state=on_state_logged, on_error=log_refusals(log))
+        connection = await connect(
+            context,
+            name,
+            on_state=on_state_logged,
+            on_error=refusals.on_error,
+            on_regained=on_regained_logged,
+        )
         return connection
     finally:
         waiting.cancel()

@@ -37,7 +37,7 @@ from moorage.bus.errors import (
 from moorage.bus.framing import INBOX_PREFIX_DEFAULT, check_filter, headers_size_bytes, new_inbox
 from moorage.bus.health import State
 from moorage.bus.inbox import Answers
-from moorage.bus.link import Link, OnError, OnState
+from moorage.bus.link import Link, OnError, OnRegained, OnState
 from moorage.bus.subscription import Subscription
 from moorage.bus.transport import Delivery, Handler, Outgoing
 
@@ -62,7 +62,13 @@ class Connection(Link):
     """Made by `connect`. Use it from one event loop."""
 
     def __init__(
-        self, context: Context, name: str, inbox_prefix: str, on_state: OnState | None, on_error: OnError | None
+        self,
+        context: Context,
+        name: str,
+        inbox_prefix: str,
+        on_state: OnState | None,
+        on_error: OnError | None,
+        on_regained: OnRegained | None = None,
     ):
         super().__init__(name, inbox_prefix, Answers(new_inbox(inbox_prefix)), State.CONNECTING, on_state, on_error)
         self.context = context
@@ -73,6 +79,7 @@ class Connection(Link):
         self._ending: asyncio.Task[None] | None = None
         self._redialing: asyncio.Task[None] | None = None
         self._watching: asyncio.Task[None] | None = None
+        self._on_regained = on_regained
         self._round_trips: set[asyncio.Task[None]] = set()
         self._subscriptions: dict[Subscription, None] = {}  # in their order; one of thousands ends at once
 
@@ -326,15 +333,18 @@ class Connection(Link):
             return
         before = {each: each.refused for each in due}
         for each in due:
-            await quietly(each.again(client, now_s))
+            if each.client is client:  # else it has ended meanwhile
+                await self._behind.run(quietly(each.again(client, now_s)))
         try:
             await self.flush(FLUSH_TIMEOUT_S)
         except BusError:
             return
-        for each, refused in before.items():
-            if each.client is client and each.refused is refused:
-                each.holds()
-                log.warning("the NATS server takes the subscription to %s again", each.subject)
+        regained = [each for each, refused in before.items() if each.client is client and each.refused is refused]
+        for each in regained:
+            each.holds()
+            log.warning("the NATS server takes the subscription to %s again", each.subject)
+        if regained and self._on_regained is not None:
+            self._on_regained([each.subject for each in regained])
 
     # -- what the client tells ----------------------------------------------------------------------------------
 
@@ -386,17 +396,19 @@ async def connect(
     inbox_prefix: str | None = None,
     on_state: OnState | None = None,
     on_error: OnError | None = None,
+    on_regained: OnRegained | None = None,
     give_up_after_s: float | None = GIVE_UP_AFTER_S,
 ) -> Connection:
     """Connect to `target` (see `contexts.resolve`), retrying for `give_up_after_s` seconds (None: for ever).
 
-    `name` is shown by the server's connection list. `on_state` and `on_error` are called in the event loop and must
-    not block. Raises `CannotConnect`, and at once `BadContext`, `NotAuthorized`, or `PermissionRefused` (the user may
-    not subscribe to its inbox).
+    `name` is shown by the server's connection list. `on_state`, `on_error` and `on_regained` are called in the event
+    loop and must not block. `on_regained` gets the subjects of standing subscriptions that the server had refused and
+    has taken again: their messages meanwhile are lost. Raises `CannotConnect`, and at once `BadContext`,
+    `NotAuthorized`, or `PermissionRefused` (the user may not subscribe to its inbox).
     """
     context = resolve(target)
     prefix = context.inbox_prefix if inbox_prefix is None else inbox_prefix
-    connection = Connection(context, name, prefix, on_state, on_error)
+    connection = Connection(context, name, prefix, on_state, on_error, on_regained)
     try:
         await connection._open(give_up_after_s)
     except BaseException:

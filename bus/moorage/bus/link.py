@@ -13,6 +13,7 @@ from moorage.bus.transport import Delivery, Handler, Subscribed
 
 OnState = Callable[[State], None]
 OnError = Callable[[BusError], None]
+OnRegained = Callable[[list[str]], None]
 
 
 class Link:

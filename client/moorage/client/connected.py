@@ -161,6 +161,7 @@ class Connected:
             self._name,
             on_state=self._on_state,
             on_error=self._on_error,
+            on_regained=self._on_regained,
             give_up_after_s=self._connect_timeout_s,
         )
 
@@ -210,6 +211,10 @@ class Connected:
             log.info("%s", error)
         else:
             log.error("%s", error, exc_info=error.cause if isinstance(error, HandlerFailed) else None)
+
+    def _on_regained(self, _: list[str]) -> None:
+        if self._following is not None:
+            self._following.refresh()  # what was said meanwhile is lost
 
     def _on_state(self, state: State) -> None:
         if state is State.CONNECTED:

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from moorage.bus.connect_logged import REFUSED_AGAIN_S, REFUSED_MAX, log_refusals
+from moorage.bus.connect_logged import REFUSED_AGAIN_S, REFUSED_MAX, Refusals
 from moorage.bus.errors import PermissionRefused
 from tests.servers import MortalServer
 from tests.system.cli.node import Lines, start
@@ -45,7 +45,8 @@ async def test_a_scheduler_and_a_worker_say_how_they_are_connected(mortal_server
 
 def test_a_refusal_is_told_now_and_then_and_only_so_many(caplog: pytest.LogCaptureFixture) -> None:
     now = 0.0
-    tell = log_refusals(logging.getLogger("moorage.test"), lambda: now)
+    refusals = Refusals(logging.getLogger("moorage.test"), lambda: now)
+    tell = refusals.on_error
     for _ in range(3):
         tell(PermissionRefused("publish", "moorage.load.n01"))
     assert [each.getMessage() for each in caplog.records] == [

@@ -68,7 +68,8 @@ class ScriptedWorker:
 
     async def open(self) -> None:
         await self.nc.subscribe(self.subjects.worker(self.worker, "wanted"), cb=self._on_wanted)
-        await self.nc.flush()
+        for _ in range(2):  # nats-py sends the first PING ahead of the subscription
+            await self.nc.flush()
         await self.join()
         self._renewing = asyncio.create_task(self._renew())
 

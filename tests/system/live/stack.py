@@ -261,7 +261,8 @@ class Caller:
 
     async def follow(self) -> None:
         await self.nc.subscribe(self.subjects.events(self.tenant), cb=self._on_events)
-        await self.nc.flush()
+        for _ in range(2):  # nats-py sends the first PING ahead of the subscription
+            await self.nc.flush()
 
     async def _on_events(self, msg: Msg) -> None:
         for event in msgspec.json.decode(msg.data)["jobs"]:

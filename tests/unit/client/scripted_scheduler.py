@@ -33,7 +33,8 @@ class ScriptedScheduler:
     async def __aenter__(self) -> ScriptedScheduler:
         self._nc = await plain_nats.connect(self._url)
         await self._nc.subscribe(self.subjects.api(self.tenant, "*"), cb=self._on_request)
-        await self._nc.flush()
+        for _ in range(2):  # nats-py sends the first PING ahead of the subscription
+            await self._nc.flush()
         return self
 
     async def __aexit__(self, *_: object) -> None:

@@ -316,12 +316,12 @@ class Stories:
     async def linger(self, *, results: bool = False) -> None:
         """Stay subscribed for the next LINGER_S; with `results`, also to the results of handlers.
 
-        Does nothing if the server refused the subscription, or for CROWDED_OUT_S if too many events were of other
+        Does nothing for CROWDED_OUT_S if the server refused the subscription, or if too many events were of other
         clients' jobs. The server subscribes the client before it handles what the client sends next.
         """
         now_s = self._loop.time()
         if self.is_refused:
-            self._lingers_not_until_s = math.inf
+            self._lingers_not_until_s = now_s + CROWDED_OUT_S
         if now_s < self._lingers_not_until_s:
             return
         self._lingers_until_s = now_s + LINGER_S

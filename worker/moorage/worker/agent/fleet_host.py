@@ -146,7 +146,8 @@ class FleetHost:
             self.failed.cancel()
 
     def reconnected(self) -> None:
-        """Have every agent say hello after a lost connection is back; each renews or joins when that is due."""
+        """Have every agent say hello: a lost connection or a refused subscription is back. Each renews or joins when
+        that is due."""
         for agent in self.agents.values():
             agent.reporter.say_hello()
 

@@ -165,10 +165,13 @@ async def _start(
         if state is State.CONNECTED and host is not None:
             host.reconnected()
 
+    def on_regained(_: list[str]) -> None:
+        if host is not None:
+            host.reconnected()
+
     host: FleetHost | None = None
-    connection = await connect_logged(
-        target, f"moorage worker {settings.worker or facts.worker}", log, on_state=on_state
-    )
+    name = f"moorage worker {settings.worker or facts.worker}"
+    connection = await connect_logged(target, name, log, on_state=on_state, on_regained=on_regained)
     opened.push_async_callback(connection.close)
     host = FleetHost(connection, settings.prefix)
     opened.push_async_callback(host.close)

@@ -120,7 +120,8 @@ class ScriptedLeader:
         await nc.subscribe(subjects.hello_all, cb=self._on_hello)
         await nc.subscribe(subjects.load_all, cb=self._on_load)
         await nc.subscribe(f"{subjects.prefix}.log.>", cb=self._on_output)
-        await nc.flush()
+        for _ in range(2):  # nats-py sends the first PING ahead of the subscriptions
+            await nc.flush()
         return self
 
     async def __aexit__(self, *_: object) -> None:

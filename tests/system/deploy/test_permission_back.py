@@ -1,0 +1,66 @@
+"""An accounts file that is broken and mended under a fleet: nobody hears anything meanwhile, not even answers."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from moorage.client import AsyncClient
+from tests.system.deploy.test_roles_live import Everybody, everybody
+from tests.system.live.stack import ANSWER_S
+from tests.waiting import until
+
+#: what a user with rights may hear: with nothing in its place the user hears nothing, its answers included
+_HEARS: Final = re.compile(r"subscribe: \{ allow: \[.*?\n          \] \}", re.DOTALL)
+AGAIN: Final = "the NATS server takes the subscription to"
+#: by the log: one of the subjects that its process hears
+STANDING: Final = {"scheduler": "moorage.api.*.*", "worker": "moorage.worker.w1.wanted"}
+
+
+def words(made: Everybody, which: str) -> str:
+    """The log of a process without the breaks of its lines."""
+    [process] = [each for each in made.processes if each.log.name == f"{which}.log"]
+    assert process.process.returncode is None, process.words()
+    return " ".join(process.words().split())
+
+
+@pytest.mark.slow
+async def test_scheduler_worker_and_client_go_on_when_broken_accounts_are_mended(tmp_path: Path) -> None:
+    """A job runs on through it, and is told of; all three stayed deaf until they were started again."""
+    async with everybody() as made, made.client("submitter.acme") as acme:
+        await goes_on(made, acme, tmp_path / "go")
+
+
+async def goes_on(made: Everybody, acme: AsyncClient, go: Path) -> None:
+    accounts = made.site.folder / "accounts.conf"
+    whole = accounts.read_text()
+    up = go.with_name("up")
+    script = f"echo up >> {up}; while [ ! -e {go} ]; do sleep 0.1; done"
+    running = await acme.submit(["sh", "-c", script], job="runs-through", gpu="1xT4")
+    await until(lambda: up.exists(), what="it runs")
+    result = asyncio.create_task(running.result(ANSWER_S))
+
+    broken, count = _HEARS.subn('subscribe: { deny: [">"] }', whole)
+    assert count >= 4, whole
+    accounts.write_text(broken)
+    await made.site.reload()
+    for which, subject in STANDING.items():
+        refused = f"this NATS user may not subscribe to {subject}"
+        await until(lambda w=which, said=refused: said in words(made, w), what=f"the {which} says that it is refused")
+        assert AGAIN not in words(made, which)
+
+    accounts.write_text(whole)
+    await made.site.reload()
+    again = await acme.submit(["true"], job="after", gpu="1xT4")
+    assert (await again.result(ANSWER_S)).state == "SUCCEEDED"
+    go.touch()
+    assert (await result).state == "SUCCEEDED"
+    assert up.read_text() == "up\n", "it was started once"
+    for which, subject in STANDING.items():
+        said = words(made, which)
+        assert said.count(f"this NATS user may not subscribe to {subject}") == 1, said
+        assert said.count(f"{AGAIN} {subject} again") == 1, said
