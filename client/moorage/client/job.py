@@ -297,7 +297,7 @@ class Job:
         """
         from moorage.client.answers import Cancelled
 
-        asked = {"job": self.job, "reason": reason, "by": by, **field_of(replica)}
+        asked: dict[str, Any] = {"job": self.job, "reason": reason, "by": by, **field_of(replica)}
         if before:
             asked["before"] = True
         return msgspec.convert(await self._client.read("cancel", asked), Cancelled)

@@ -62,12 +62,31 @@ def test_each_flag_is_a_field(flags: dict[str, Any], fields: dict[str, Any]) -> 
 
 
 @pytest.mark.parametrize(
+    ("array", "indices", "more"),
+    [
+        ("0-9:3", "0,3,6,9", {}),
+        ("1-7:2%2", "1,3,5,7", {"max_running": 2}),
+        ("0-4:2, 8-9:1,20", "0,2,4,8,9,20", {}),
+        ("5-5:9", "5", {}),
+        ("0-3", "0-3", {}),
+    ],
+)
+def test_an_array_with_steps_is_written_out(array: str, indices: str, more: dict[str, int]) -> None:
+    """`0-99:10`, as Slurm, PBS and HyperQueue have it, was refused without a way to write it."""
+    assert fields_of(JobFlags(array=array)) == {"indices": indices, **more}
+
+
+@pytest.mark.parametrize(
     ("flags", "says", "fix"),
     [
         ({"replicas": "many"}, "--replicas must be a number, or two with -", "for example --replicas 4, or 1-8"),
         ({"array": "0-9%x"}, "--array: how many replicas run at once must follow", "for example --array 0-99%4"),
         ({"array": "%4"}, "--array: how many replicas run at once must follow", "for example --array 0-99%4"),
         ({"array": "9-0"}, "--array: indices must be ranges that go up", ""),
+        ({"array": "9-0:3"}, "--array 9-0:3 must go up, by steps from 1 on", "for example --array 0-99:10"),
+        ({"array": "0-9:0"}, "--array 0-9:0 must go up, by steps from 1 on", "for example --array 0-99:10"),
+        ({"array": "0-99999:2"}, "--array 0-99999:2 must go up, by steps from 1 on", "for example --array 0-99:10"),
+        ({"array": "0-9/3"}, "--array: indices must be numbers and ranges", ""),
         ({"array": "0-9%0"}, "--max-running: max_running must be 1..", ""),
         ({"array": "0-9%4", "max_running": 4}, "--array NUMBERS%N and --max-running say the same", "take one"),
         ({"array": "0-9", "replicas": "4"}, "--replicas: replicas must be left out", ""),

@@ -41,6 +41,8 @@ _SAME_NAME: Final = (
     "ports",
 )
 #: flags that are durations, and the fields that they are
+#: each STEP-th number, as arrays of Slurm and PBS have it
+_STEPS: Final = re.compile(r"(\d{1,7})-(\d{1,7}):(\d{1,7})", re.ASCII)
 _DURATIONS: Final = {
     "time_limit": "limit",
     "deadline": "deadline_s",
@@ -149,8 +151,8 @@ class JobFlags:
     array: Annotated[
         str | None,
         Parameter(
-            help="A replica for each number, as in 1-100 or 0-99,205, which it reads in MOORAGE_INDEX; 0-99%4 runs 4 "
-            "at once.",
+            help="A replica for each number, as in 1-100, 0-99,205 or 0-99:10, each tenth, which it reads in "
+            "MOORAGE_INDEX; 0-99%4 runs 4 at once.",
             value="NUMBERS[%N]",
         ),
     ] = None
@@ -429,19 +431,43 @@ def _replicas(text: str) -> int | dict[str, int]:
 
 
 def _array(text: str) -> dict[str, Any]:
-    """Return the fields of a request that --array says: `0-99%4` is 100 replicas, of which 4 run at once.
+    """Return the fields of a request that --array says: `0-99%4` is 100 replicas, of which 4 run at once, and `0-99:10`
+    ten, each tenth number.
 
     Raises `Rejected`.
     """
     indices, percent, most = text.partition("%")
+    indices = _without_steps(indices)
     if not percent:
-        return {"indices": text}
+        return {"indices": indices}
     if not (most.isdecimal() and most.isascii() and indices.strip()):
         raise rejected(
             "invalid-argument", "--array: how many replicas run at once must follow the percent sign",
             field="$.max_running", found=text, allowed="NUMBERS or NUMBERS%N", next="for example --array 0-99%4",
         )  # fmt: skip
     return {"indices": indices, "max_running": int(most[:8])}
+
+
+def _without_steps(text: str) -> str:
+    """Return the numbers of --array with each `FIRST-LAST:STEP` written out, as a request has no steps. What is no such
+    range stays as it is. Raises `Rejected` for more than `RANGES_MAX` numbers of one."""
+    from moorage.schemas.ranges import RANGES_MAX
+
+    parts = []
+    for part in text.split(","):
+        found = _STEPS.fullmatch(part.strip())
+        if found is None:
+            parts.append(part)
+            continue
+        first, last, step = map(int, found.groups())
+        numbers = range(first, last + 1, max(step, 1))
+        if step == 0 or not numbers or len(numbers) > RANGES_MAX:
+            raise rejected(
+                "invalid-argument", f"--array {part} must go up, by steps from 1 on, to at most {RANGES_MAX} numbers",
+                field="$.indices", found=part, allowed="FIRST-LAST:STEP", next="for example --array 0-99:10",
+            )  # fmt: skip
+        parts.append(",".join(map(str, numbers)))
+    return ",".join(parts)
 
 
 def _max_failed(text: str) -> int | None:
