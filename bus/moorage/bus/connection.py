@@ -86,11 +86,6 @@ class Connection(Link):
     def __repr__(self) -> str:
         return f"<Connection {self.name!r} {self.context.safe_url} {self.state.value}>"
 
-    @property
-    def is_clustered(self) -> bool:
-        """Whether there are other servers: the context names several, or the server has told of one."""
-        return len(self.context.servers) > 1 or bool(self._client.discovered_servers)
-
     # -- the transport ------------------------------------------------------------------------------------------
 
     async def send(self, batch: Iterable[Outgoing]) -> int:
@@ -289,6 +284,7 @@ class Connection(Link):
         self.max_payload_bytes = client.max_payload
         version = client.connected_server_version
         self.server_version = f"{version.major}.{version.minor}.{version.patch}"
+        self.is_clustered = bool(client._server_info.get("cluster"))  # of INFO: the cluster's name
         self.server_at = client.connected_url.netloc.rpartition("@")[2] if client.connected_url else ""
         if self.state is State.RECONNECTING:
             self.reconnects += 1

@@ -41,6 +41,8 @@ class Link:
         self.server_version = ""
         #: its host and port; "" before there was one
         self.server_at = ""
+        #: whether it says that it is one of a cluster, also while it is the only one that runs
+        self.is_clustered = False
         self._inbox_prefix = inbox_prefix
         self._answers = answers
         self._tables: list[Answers] = []

@@ -63,7 +63,7 @@ class Asking:
     `where` is the server's name in errors. `refused` is set while the server refuses the client at reconnects, and says
     why. `on_wait` is called where the first try has waited for `SAID_AFTER_S`, and before each further one; `put_off`
     then has the "not now" that was answered to the last one, or None if there was no answer. `unclear` is set once a
-    request was sent whose answer did not come: it may have been served.
+    request was sent whose answer did not come: it may have been served. `asked` is the verb of the last request.
     """
 
     def __init__(self, where: str = "", on_wait: Callable[[], None] | None = None) -> None:
@@ -71,6 +71,7 @@ class Asking:
         self.refused: BusError | None = None
         self.put_off: Problem | None = None
         self.unclear = False
+        self.asked = ""
         self._on_wait = on_wait
 
     async def ask(
@@ -87,6 +88,7 @@ class Asking:
         `NoScheduler`, `Unreachable`, `NotPermitted`, and the bus's errors for a mistake of the caller.
         """
         ends_s = time.monotonic() + deadline_s
+        self.asked = subject.rpartition(".")[2]
         said = None if self._on_wait is None else asyncio.get_running_loop().call_later(SAID_AFTER_S, self._on_wait)
         try:  # the first try does without tenacity, which costs ten times as much: nearly every request needs one alone
             return answered(decode(await asker.request(subject, payload, min(TRY_S, deadline_s))))
@@ -120,6 +122,7 @@ class Asking:
         except _NotNow as error:
             raise not_now(error.problem, self.where, deadline_s) from None
         except BusError as error:
+            self._heard_nothing(error)
             heard = tries.heard
             if heard is not None and isinstance(error, RequestTimeout):  # the last try was too short for this answer
                 raise not_now(heard.problem, self.where, deadline_s) from None
@@ -129,9 +132,12 @@ class Asking:
     def _before_sleep(self, state: tenacity.RetryCallState) -> None:
         failed = state.outcome.exception() if state.outcome is not None else None
         self.put_off = failed.problem if isinstance(failed, _NotNow) else None
-        self.unclear = self.unclear or isinstance(failed, RequestTimeout | Disconnected)
+        self._heard_nothing(failed)
         if self._on_wait is not None:
             self._on_wait()
+
+    def _heard_nothing(self, failed: BaseException | None) -> None:
+        self.unclear = self.unclear or isinstance(failed, RequestTimeout | Disconnected)
 
 
 class _Tries(Generic[T]):

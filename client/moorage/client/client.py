@@ -15,7 +15,7 @@ import msgspec
 
 from moorage.client.asking import decode_accepted, decode_batch
 from moorage.client.batches import frames_of
-from moorage.client.connected import CONNECT_TIMEOUT_S_DEFAULT, TIMEOUT_S_DEFAULT, WAIT_S_DEFAULT, Connected
+from moorage.client.connected import CONNECT_TIMEOUT_S_DEFAULT, WAIT_S_DEFAULT, Connected
 from moorage.client.durations import Duration, seconds
 from moorage.client.errors import BatchRejected, Rejected, of_batch, rejected
 from moorage.client.fields import Fields, Paths
@@ -74,8 +74,10 @@ class AsyncClient:
 
     `target` is a URL or the name of a nats context. Without it the client takes NATS_CONTEXT, the selected context,
     NATS_URL, or the `moorage up` of this folder. `tenant` defaults to $MOORAGE_TENANT, else `default`. `timeout` bounds
-    the wait for each answer, retries included. `connect_timeout` bounds the first connection. `wait` is the default of
-    the argument `wait` of `Job.result`, `run`, `wait`, `gather`, `as_completed` and `lease`: how long the caller waits.
+    the wait for each answer, retries included: 30 s by default, but 45 s for a submit or a cancel where the server is
+    one of a cluster, as a takeover takes longer there. `connect_timeout` bounds the first connection. `wait` is the
+    default of the argument `wait` of `Job.result`, `run`, `wait`, `gather`, `as_completed` and `lease`: how long the
+    caller waits.
     `on_wait` is called where an answer takes over 2 s, and before each retry of a request. `transport` replaces NATS,
     as `SimFleet` does in tests; it excludes `target`. A method that gets an unknown keyword raises TypeError.
     """
@@ -86,7 +88,7 @@ class AsyncClient:
         *,
         tenant: str | None = None,
         prefix: str = PREFIX_DEFAULT,
-        timeout: Duration = TIMEOUT_S_DEFAULT,
+        timeout: Duration | None = None,
         connect_timeout: Duration = CONNECT_TIMEOUT_S_DEFAULT,
         wait: Duration = WAIT_S_DEFAULT,
         name: str = "moorage client",

@@ -19,6 +19,7 @@ from moorage.bus.transport import Handler, Subscribed
 from moorage.client.asking import Asking, decode_act, decode_answer
 from moorage.client.durations import Duration, seconds
 from moorage.client.errors import BadContext, NotPermitted, no_server, rejected
+from moorage.client.patience import Patience, of_client
 from moorage.client.tenant import find_tenant
 from moorage.schemas.actors import NO_OPERATOR
 from moorage.schemas.codec import encode
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from moorage.client.transport import ClientTransport, Link
     from moorage.schemas.operate import Act, Done
 
-TIMEOUT_S_DEFAULT: Final = 30.0
 CONNECT_TIMEOUT_S_DEFAULT: Final = 5.0
 WAIT_S_DEFAULT: Final = 24 * 3600.0
 NOT_OPEN: Final = "the client is not open, or was closed: use it within `with` (an AsyncClient: `async with`)"
@@ -55,7 +55,7 @@ class Connected:
         *,
         tenant: str | None,
         prefix: str,
-        timeout: Duration,
+        timeout: Duration | None,
         connect_timeout: Duration,
         wait: Duration,
         name: str,
@@ -74,7 +74,10 @@ class Connected:
                 next="name one with --tenant or MOORAGE_TENANT" + _as_tenant(self.tenant),
             )
         self.subjects = Subjects(prefix)
-        self.timeout_s = seconds(timeout)
+        self.patience: Patience = of_client
+        if timeout is not None:
+            given_s = seconds(timeout)
+            self.patience = lambda _verb, _is_clustered: given_s
         self.wait_s = seconds(wait)
         self._following: Stories | None = None
         self.context: Context | None = None
@@ -98,6 +101,24 @@ class Connected:
     def where(self) -> str:
         """The server's name, without secrets; "" before the first connection."""
         return self._asking.where
+
+    @property
+    def server_at(self) -> str:
+        """Host and port of the server connected last; else its name, as `where`."""
+        return (self._connection.server_at if self._connection is not None else "") or self.where
+
+    @property
+    def timeout_s(self) -> float:
+        """How long an answer is waited for, retries included, where `_timeout_s` has nothing else for the verb."""
+        return self._timeout_s("")
+
+    def _timeout_s(self, verb: str) -> float:
+        return self.patience(verb, self._connection is not None and self._connection.is_clustered)
+
+    @property
+    def asked(self) -> str:
+        """The verb of the request that was sent last; "" before the first."""
+        return self._asking.asked
 
     @property
     def put_off(self) -> Problem | None:
@@ -258,7 +279,7 @@ class Connected:
         return self._request(self.subjects.api(self.tenant, verb), payload, decode)
 
     def _request(self, subject: str, payload: bytes, decode: Callable[[bytes], T | Problem]) -> Coroutine[Any, Any, T]:
-        return self._asking.ask(self._opened(), subject, payload, decode, self.timeout_s)
+        return self._asking.ask(self._opened(), subject, payload, decode, self._timeout_s(subject.rpartition(".")[2]))
 
     def _opened(self) -> Mux:
         """Return the inbox for requests. Raises RuntimeError if this client is not open in this event loop."""

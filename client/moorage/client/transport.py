@@ -15,6 +15,11 @@ from moorage.bus.transport import Transport
 class Link(Transport, InboxTransport, Protocol):
     """One connection; `bus.connection.Connection` is the real one."""
 
+    #: host and port of the server connected last; "" where there is none
+    server_at: str
+    #: whether that server says that it is one of a cluster
+    is_clustered: bool
+
 
 class ClientTransport(Protocol):
     """The `transport` argument of `AsyncClient`. One transport may serve several clients, also at the same time."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import shutil
 import time
 from collections.abc import AsyncIterator
@@ -19,8 +20,11 @@ from moorage.bus.embedded import find_binary
 from moorage.bus.jetstream import FORBIDDEN_HEADER, Ack, JetStream
 from moorage.scheduler.durable.queue_streams import stream_config
 from moorage.scheduler.ledger.backup import backup, restore
-from tests.cluster import Cluster
+from moorage.schemas.subjects import PREFIX_DEFAULT
+from tests.cluster import Cluster, Node
+from tests.release.chaos.takeover import Schedulers
 from tests.servers import stream_is_there
+from tests.system.cli.node import Ran, moorage
 from tests.system.live.stack import ANSWER_S, caller, is_alive, stack
 from tests.waiting import until
 
@@ -28,6 +32,10 @@ pytestmark = pytest.mark.slow
 
 #: some 15 s on a quiet machine
 TAKEOVER_S_MAX: Final = 60.0
+#: of the leader, under each of the verbs
+KILLS: Final = 10
+#: how far into its term, and before or behind the verbs, the leader dies at the latest
+MOMENT_S_MAX: Final = 4.0
 #: releases of nats-server on which the reproduction ends a stream; seen, not read
 WEDGED_BY: Final = ("2.14.", "2.15.")
 
@@ -81,6 +89,51 @@ async def test_two_leaders_die_together_and_no_running_job_ends_of_it(unique: st
         node.start()
         await acme.api("cancel", {"job": "runs"})
         await acme.reaches("runs", "CANCELLED", deadline_s=120)
+
+
+async def test_the_command_rides_over_ten_takeovers_of_ten(tmp_path: Path) -> None:
+    """`run`, `submit` and `cancel` without a --timeout: they gave up after 10 s, and there was no job. Every second
+    time, the server that leads the ledger's stream dies, too."""
+    chance = random.Random(54)
+    async with (
+        three_servers(tmp_path) as cluster,
+        stack(cluster, PREFIX_DEFAULT) as made,
+        caller(made) as acme,
+    ):
+        schedulers = Schedulers(made, {"replicas": 3}, ("s1", "s2", "s3"))
+        await schedulers.fill(acme)
+        await made.agent("w", "4xH100", worker="w1")
+        await acme.workers_up("w1")
+        words = ("--nats", cluster.url, "--tenant", acme.tenant)
+
+        async def verb(name: str, *more: str) -> Ran:
+            await asyncio.sleep(chance.uniform(0, MOMENT_S_MAX))
+            return await moorage(name, *words, *more)
+
+        async def kill(name: str, *, with_server: bool) -> Node | None:
+            node = await cluster.leader_of(made.subjects.ledger_stream) if with_server else None
+            await asyncio.sleep(chance.uniform(0, MOMENT_S_MAX))
+            dying = schedulers.living.pop(name).kill()
+            await asyncio.gather(dying, *([asyncio.to_thread(node.kill)] if node is not None else []))
+            return node
+
+        for number in range(KILLS):
+            leader = await schedulers.fill(acme)
+            old, run, submitted = f"old-{number}", f"run-{number}", f"submitted-{number}"
+            await acme.submit(old, "/bin/sh", "-c", "exec sleep 600")
+            node, *ran = await asyncio.gather(
+                kill(leader, with_server=number % 2 == 1),
+                verb("run", "--gpu", "1xH100", "--job", run, "--", "true"),
+                verb("submit", "--job", submitted, "--", "true"),
+                verb("cancel", old),
+            )
+            assert [each.code for each in ran] == [0, 0, 0], (number, [each.err for each in ran])
+            print(f"{number + 1} of {KILLS}: {sum('no scheduler answers yet' in each.err for each in ran)} waited")
+            if node is not None:
+                node.start()
+                await until(cluster.has_leader, TAKEOVER_S_MAX, "all three servers")
+            await acme.reaches(submitted, "SUCCEEDED", deadline_s=120)
+            await acme.reaches(old, "CANCELLED", deadline_s=120)
 
 
 async def test_a_scheduler_that_starts_before_the_last_of_its_servers_waits_for_it(unique: str, tmp_path: Path) -> None:

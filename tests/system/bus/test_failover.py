@@ -38,7 +38,8 @@ async def test_who_knows_one_server_is_let_in_by_the_others_when_it_dies(tmp_pat
     url = f"nats://me:{quote(PASSWORD, safe='')}@{HOST}:{clients[0]}"
     found = await connect(url, "test", on_error=told.append)
     try:
-        assert not found.is_clustered
+        assert found.is_clustered, "it is one of two, though alone so far"
+        assert found._client.discovered_servers == []
         await start(1)
         await until(lambda: any(uri.port == clients[1] for uri in found._client.discovered_servers))
         first.kill()

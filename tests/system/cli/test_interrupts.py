@@ -85,7 +85,7 @@ async def test_before_the_answer_it_says_what_may_be(nats_url: str, unique: str)
             r"^interrupted before the scheduler answered: job (\w+) may have been accepted$", err.text, re.MULTILINE
         )
         word = f"'={job}'"  # if it never arrived, the id alone could be the beginning of another
-        assert f"check: moorage show {word}   cancel: moorage cancel {word}\n" in err.text
+        assert f"check: moorage show {word}   cancel: moorage cancel --before {word}\n" in err.text
 
 
 async def test_on_a_terminal_it_says_so_below_the_terminals_own_sign(nats_url: str, unique: str) -> None:

@@ -320,7 +320,7 @@ async def test_a_failure_is_told_where_nobody_hands_out_its_tail(nats_url: str, 
     async with standing(nats_url, unique) as loop:
         job = await loop.submit("j")
         loop.scheduler.will("logs", None)
-        loop.client._wire.timeout_s = 0.2
+        loop.client._wire.patience = lambda _verb, _is_clustered: 0.2
         await loop.say("j", STORY[0], change(2, "EXITED", code=3), change(3, "FAILED", code=3))
         with pytest.raises(JobFailed) as failed:
             await job.result("20s")

@@ -20,10 +20,6 @@ if TYPE_CHECKING:
 CLIENT_VARIABLES: Final = "MOORAGE_CLIENT_"
 #: how long a verb waits for a server and for an answer, unless it is told
 TIMEOUT_DEFAULT: Final = "10s"
-#: the same of verbs that submit or cancel: another scheduler takes over within that time, which takes 4 s with one
-#: nats-server, and up to 25 s with three of which one was lost
-SENDS_TIMEOUT: Final = "15s"
-SENDS_TIMEOUT_CLUSTER: Final = "45s"
 CONNECT_TIMEOUT_S_MAX: Final = 3.0
 
 
@@ -230,11 +226,7 @@ def _whose_key(options: Options) -> tuple[str, str]:
 
 
 async def _connected(options: Options, work: Work, *, sends: bool) -> int | None:
-    from moorage.client.durations import seconds
-
     async with client_of(options, sends=sends) as client:
-        if sends and not options.settled().timeout and getattr(client._wire.link, "is_clustered", False):
-            client._wire.timeout_s = seconds(SENDS_TIMEOUT_CLUSTER)
         return await work(client)
 
 
@@ -242,9 +234,10 @@ def client_of(options: Options, *, sends: bool = False) -> AsyncClient:
     """Return the client that these options describe, not yet open; `sends` as in `with_client`. Raises `Rejected`."""
     from moorage.client.client import AsyncClient
     from moorage.client.durations import seconds
+    from moorage.client.patience import through_takeover
 
     options = options.settled()
-    timeout = options.timeout or (SENDS_TIMEOUT if sends else TIMEOUT_DEFAULT)
+    timeout = options.timeout or TIMEOUT_DEFAULT
     told = set[str]()
 
     def on_wait() -> None:
@@ -252,7 +245,9 @@ def client_of(options: Options, *, sends: bool = False) -> AsyncClient:
         code = "" if put_off is None else put_off.code
         if code not in told:
             told.add(code)
-            why = "no scheduler answers yet" if put_off is None else f"not now, {code}: {put_off.message}"
+            why = f"not now, {code}: {put_off.message}" if put_off is not None else "no scheduler answers yet"
+            if sends and put_off is None:
+                why += f": `{client._wire.asked}` was sent at {client._wire.server_at}"
             console.say(f"{why}; this command asks again for up to {client._wire.timeout_s:g}s")
 
     client = AsyncClient(
@@ -264,4 +259,6 @@ def client_of(options: Options, *, sends: bool = False) -> AsyncClient:
         on_wait=on_wait,
     )
     client._logs_warnings = False
+    if sends and not options.timeout:
+        client._wire.patience = through_takeover
     return client

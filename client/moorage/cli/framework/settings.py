@@ -41,7 +41,13 @@ class ClientSettings(msgspec.Struct, frozen=True, kw_only=True):
         str | None, setting("URL or nats context of the server; NATS_CONTEXT and NATS_URL override it.")
     ] = None
     tenant: Annotated[str | None, setting("The tenant; `default` by default.", env="MOORAGE_TENANT")] = None
-    timeout: Annotated[float, setting("How long to wait for an answer.", unit="s", ge=0, le=366 * 86400)] = 10.0
+    timeout: Annotated[
+        float,
+        setting(
+            "How long to wait for an answer; if unset, `run`, `submit` and `cancel` wait longer.",
+            unit="s", ge=0, le=366 * 86400,
+        ),
+    ] = 10.0  # fmt: skip
     color: Annotated[Literal["auto", "always", "never"], setting("Colour on a terminal.")] = "auto"
 
 

@@ -68,6 +68,14 @@ def say_interrupted(jobs: Sequence[str | None], why: str = "") -> None:
         )
 
 
+def say_cancel_interrupted(job: str) -> None:
+    """Say that this job may have been cancelled or not; to cancel it again is harmless."""
+    say_below_ctrl_c()
+    word = exactly(job)
+    say(f"interrupted before the scheduler answered: job {job} may have been cancelled")
+    say(f"  check: moorage show {word}   cancel: moorage cancel {word}")
+
+
 def say_stdin() -> None:
     """Say that a job does not get this command's stdin, if that is a file or a pipe with data."""
     try:

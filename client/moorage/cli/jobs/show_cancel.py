@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from moorage.cli.framework.arguments import Parameter
 from moorage.cli.framework.console import fail, say, tell
+from moorage.cli.framework.interrupts import detachable
 from moorage.cli.framework.options import ROWS, RowOptions, with_client
 from moorage.cli.framework.render import age, facts, pipe_line, ports_words, table, utc, utc_ms
 from moorage.cli.framework.screen import Screen
+from moorage.cli.jobs.acceptance import say_cancel_interrupted
 from moorage.cli.jobs.job_rows import (
     after_rows,
     code_cell,
@@ -433,6 +435,8 @@ def cancel(
     moorage made up, the beginning is enough.
     """
 
+    asked_last: list[str] = []
+
     async def work(client: AsyncClient) -> int | None:
         from moorage.client.replicas import field_of, replicas_of
 
@@ -440,6 +444,7 @@ def cancel(
         names, code = await ids_to_cancel(client, jobs, chosen), None
         asked = {"reason": reason, "by": who(), **some, **({"before": True} if before else {})}
         for name in names:
+            asked_last[:] = [name]
             try:
                 answer = await client._wire.answer("cancel", {"job": name, **asked})
             except NotFound as error:  # the others are cancelled all the same
@@ -465,7 +470,11 @@ def cancel(
             say(many(len(names), "job"))
         return code
 
-    return with_named(options, jobs, work, chosen, sends=True)
+    def detach() -> None:
+        for name in asked_last:
+            say_cancel_interrupted(name)
+
+    return with_named(options, jobs, lambda client: detachable(work(client), detach), chosen, sends=True)
 
 
 def uncancel(

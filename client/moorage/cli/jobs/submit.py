@@ -124,9 +124,8 @@ def _submit_requests(
             fields["files"] = await send_files(client, flags.with_, "")
         if only is not None:
             return await _one(client, build_request(only, fields=fields), options)
-        return await detachable(
-            _many(client, named, fields, options), lambda: say_interrupted([body["job"] for body in named])
-        )
+        ids = [body["job"] for body in named]
+        return await detachable(_many(client, named, fields, options, ids), lambda: say_interrupted(ids))
 
     return with_client(options, work, sends=True)
 
@@ -202,13 +201,17 @@ async def _submit(client: AsyncClient, request: Request, options: RowOptions) ->
 
 
 async def _many(
-    client: AsyncClient, requests: list[dict[str, Any]], fields: dict[str, Any], options: RowOptions
+    client: AsyncClient,
+    requests: list[dict[str, Any]],
+    fields: dict[str, Any],
+    options: RowOptions,
+    ids: list[str],
 ) -> int | None:
     """Submit several requests, each accepted or refused by itself, and print the answers in their order."""
     jobs: list[Job | None] = []
     problems = {}
     try:
-        jobs += await client.submit_many(requests, **fields)
+        jobs += await accepted(client, client.submit_many(requests, **fields), ids)
     except BatchRejected as refused:
         jobs, problems = refused.jobs, refused.problems
     code = 0
