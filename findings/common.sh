@@ -1,0 +1,33 @@
+# Sourced by every finding: a temporary folder, an environment of pinned packages in it, a bound on the time.
+# A finding ends with 0 as described, with 1 if the behaviour changed, with 77 if something that it needs is missing.
+set -euo pipefail
+
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+
+skip() {
+    echo "skipped: needs $1"
+    exit 77
+}
+
+# packages NAME==VERSION …: install them in an environment of their own; `findings/run` keeps it for its other scripts
+packages() {
+    command -v python3 >/dev/null || skip "python3"
+    local kept="${FINDINGS_ENVIRONMENTS:-$scratch}"
+    environment="$kept/$(printf '%s-' "$@" | tr -c 'a-zA-Z0-9.\n-' '-')"
+    [ -e "$environment/.installed" ] && return
+    python3 -m venv "$environment" >/dev/null || skip "python3 with venv"
+    timeout 300 "$environment/bin/python" -m pip install --quiet --disable-pip-version-check "$@" >"$scratch/pip.log" 2>&1 ||
+        skip "$* from the package index: $(tail -n 1 "$scratch/pip.log")"
+    touch "$environment/.installed"
+}
+
+# bounded SECONDS: run the Python of standard input in that environment; what is left after this time is ended
+bounded() {
+    local status=0
+    TMPDIR="$scratch" PYTHONPATH="$here" PYTHONDONTWRITEBYTECODE=1 \
+        timeout --kill-after=5 "$1" "$environment/bin/python" - || status=$?
+    [ "$status" -eq 124 ] && echo "changed: no end within $1 s"
+    [ "$status" -eq 0 ] || exit 1
+}
