@@ -15,10 +15,10 @@ skip() {
 packages() {
     command -v python3 >/dev/null || skip "python3"
     local kept="${FINDINGS_ENVIRONMENTS:-$scratch}"
-    environment="$kept/$(printf '%s-' "$@" | tr -c 'a-zA-Z0-9.\n-' '-')"
+    environment="$kept/$(printf '%s-' python "$@" | tr -c 'a-zA-Z0-9.\n-' '-')"
     [ -e "$environment/.installed" ] && return
     python3 -m venv "$environment" >/dev/null || skip "python3 with venv"
-    timeout 300 "$environment/bin/python" -m pip install --quiet --disable-pip-version-check "$@" >"$scratch/pip.log" 2>&1 ||
+    [ "$#" -eq 0 ] || timeout 300 "$environment/bin/python" -m pip install --quiet --disable-pip-version-check "$@" >"$scratch/pip.log" 2>&1 ||
         skip "$* from the package index: $(tail -n 1 "$scratch/pip.log")"
     touch "$environment/.installed"
 }

@@ -20,6 +20,7 @@ from typing import Any
 
 import nats
 from nats.aio.client import Client
+from rig_verdict import verdict
 
 #: Bounds a start, a reconnection and the wait for a state.
 WAIT_S = 20.0
@@ -150,14 +151,6 @@ async def append(client: Client, subject: str, body: bytes = b"x", **headers: st
     return answer
 
 
-def verdict(as_described: bool, saw: Mapping[str, object]) -> None:
-    """Print what was seen, and end this process with 0 if it is as described, else with 1."""
-    for name, value in saw.items():
-        print(f"  {name}: {value}")
-    print("as described" if as_described else "changed")
-    raise SystemExit(0 if as_described else 1)
-
-
 def run(look: Coroutine[Any, Any, tuple[bool, Mapping[str, object]]]) -> None:
     """Run `look`, which returns whether it is as described and what was seen; then close everything."""
 
@@ -171,3 +164,32 @@ def run(look: Coroutine[Any, Any, tuple[bool, Mapping[str, object]]]) -> None:
                 server.stop()
 
     verdict(*asyncio.run(looked()))
+
+
+async def cluster(name: str) -> tuple[list[Server], list[Client]]:
+    """Start three servers of one cluster; return them and a connection to each, once JetStream has a leader."""
+    ports = [free_port() for _ in range(3)]
+    routes = ", ".join(f'"nats://127.0.0.1:{port}"' for port in ports)
+    servers = [
+        Server(
+            f'server_name: n{number}\ncluster {{ name: {name}, listen: "127.0.0.1:{port}", routes: [{routes}] }}'
+        ).start()
+        for number, port in enumerate(ports)
+    ]
+    clients = [await connect(server, allow_reconnect=False) for server in servers]
+
+    async def can_make_streams() -> bool:
+        try:
+            made = await make_stream(clients[0], "PROBE", "probe", num_replicas=3)
+        except (TimeoutError, nats.errors.NoRespondersError):
+            return False
+        return "error" not in made
+
+    await until(can_make_streams, "the cluster has no leader", 2 * WAIT_S)
+    return servers, clients
+
+
+async def leader(client: Client, stream: str) -> int:
+    """Return the number of the server that leads the stream's group."""
+    name: str = (await api(client, f"STREAM.INFO.{stream}"))["cluster"]["leader"]
+    return int(name.removeprefix("n"))
