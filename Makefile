@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 SEEDS  ?= 300
 FROM   ?= 0
-ROOMS  := schemas system bus scheduler ranking worker client testing tests bench tools docs
+ROOMS  := schemas system bus scheduler ranking worker client testing tests bench tools docs findings
 
 # where a machine says that Python shall keep no bytecode, each of the many processes that tests start compiles it all
 unexport PYTHONDONTWRITEBYTECODE
