@@ -125,8 +125,11 @@ class Subscription:
 
     async def finish(self) -> None:
         """Unsubscribe, and wait for the messages that the server sent before it knew."""
-        inner = self._nats
-        if inner is not None:
+        inner, client = self._nats, self.client
+        if inner is not None and client is not None:
+            # nats-py's drain sends its PING ahead of its UNSUB: this one is on the server before that PING
+            await quietly(client._send_unsubscribe(inner._id))
+            await quietly(client.flush())
             await quietly(inner.drain())  # type: ignore[no-untyped-call]  # nats-py has no types for it
         await self.stop()
 

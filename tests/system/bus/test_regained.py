@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from moorage.bus import connection, subscription
-from moorage.bus.connection import connect
+from moorage.bus.connection import Connection, connect
 from moorage.bus.contexts import Context
 from moorage.bus.embedded import HOST, EmbeddedServer
 from moorage.bus.errors import BusError, PermissionRefused
@@ -180,16 +180,35 @@ async def relay(url: str) -> AsyncIterator[tuple[str, asyncio.Event, bytearray]]
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
+@contextlib.asynccontextmanager
+async def backed_up(a: Connection, flows: asyncio.Event) -> AsyncIterator[None]:
+    """What is sent now waits in nats-py for the socket, which is full; it flows at the end."""
+    flows.clear()
+    await a.send([("flood", bytes(BYTES), "")] * 14)
+    writer: Any = a._client._transport
+    await until(lambda: writer._io_writer.transport.get_write_buffer_size() > BYTES, what="the socket is full")
+    pings = len(a._client._pongs)
+    yield
+    await until(lambda: len(a._client._pongs) > pings, what="it waits for the server")
+    flows.set()
+
+
 async def test_a_subscription_stands_only_when_the_server_has_answered_behind_it(nats_url: str, unique: str) -> None:
     """nats-py sends the PING of its `flush` ahead of what waits for the socket, so its PONG says nothing of that."""
     async with relay(nats_url) as (url, flows, sent), await connect(url, "a") as a:
-        flows.clear()
-        await a.send([(f"{unique}.flood", bytes(BYTES), "")] * 14)
-        writer: Any = a._client._transport
-        await until(lambda: writer._io_writer.transport.get_write_buffer_size() > BYTES, what="the socket is full")
-        making = asyncio.create_task(a.subscribe(unique, lambda _: None))
-        await until(lambda: a._round_trips, what="it waits for the server")
-        await asyncio.sleep(0)
-        flows.set()
+        async with backed_up(a, flows):
+            making = asyncio.create_task(a.subscribe(unique, lambda _: None))
         await making
         assert 0 < sent.find(b"SUB %s" % unique.encode()) < sent.rfind(b"PING\r\n")
+
+
+async def test_a_subscription_has_ended_only_when_the_server_has_answered_behind_that(
+    nats_url: str, unique: str
+) -> None:
+    """What the server sent in between was dropped: a call, for one, of a member that left its group."""
+    async with relay(nats_url) as (url, flows, sent), await connect(url, "a") as a:
+        standing = await a.subscribe(unique, lambda _: None)
+        async with backed_up(a, flows):
+            ending = asyncio.create_task(standing.drain())
+        await ending
+        assert 0 < sent.find(b"UNSUB ") < sent.rfind(b"PING\r\n")
