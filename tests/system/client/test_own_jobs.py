@@ -358,48 +358,6 @@ async def test_who_may_not_hear_the_tenants_frames_is_asked_for_and_answered(tmp
         await server.stop()
 
 
-async def test_who_may_hear_the_tenants_frames_again_hears_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One refusal counted for as long as the client was open."""
-    monkeypatch.setattr("moorage.client.follow.follower.LINGER_S", 0.3)
-    monkeypatch.setattr("moorage.client.follow.follower.CROWDED_OUT_S", 0.1)
-    server = await EmbeddedServer.start(tmp_path / "nats")
-    config = tmp_path / "nats" / "nats.conf"
-    whole = config.read_text()
-
-    def allow(*more: str) -> None:
-        heard = ", ".join(f'"{each}"' for each in ("moorage.event.t.>", "moorage.log.t.>", "_INBOX.>", *more))
-        user = (
-            f'{{ user: "alone", password: "p", permissions: {{ publish: "moorage.api.t.>", subscribe: [{heard}] }} }}'
-        )
-        config.write_text(whole.replace("users: [ { user: moorage", f"users: [ {user}, {{ user: moorage", 1))
-        os.kill(server.pid, signal.SIGHUP)
-
-    try:
-        allow()
-        context = Context(url=server.url, user="alone", password="p")
-        async with ScriptedScheduler(server.url, "t") as scheduler:
-            await _until_in(context)
-            async with AsyncClient(context, tenant="t") as client:
-                loop, stories = Loop(scheduler, client), client._wire._stories
-                for number in range(2):
-                    await loop.result(f"j{number}")
-                assert stories.is_refused
-                await until(lambda: stories._subscription is None, what="it is heard no more")
-                allow("moorage.events.t")
-                loop.verbs()
-                numbers = iter(range(2, 10_000))
-
-                async def hears() -> bool:
-                    await loop.result(f"j{next(numbers)}")
-                    return loop.verbs() == ["submit"]
-
-                await until(hears, 20, "a result that no question was needed for")
-    finally:
-        await server.stop()
-
-
 async def _until_in(context: Context) -> None:
     """The server has read its new settings."""
 
