@@ -420,12 +420,13 @@ class Driving:
         return answer
 
     def offer_cancel(
-        self, job: str, *, tenant: str = "t", sequence: int = 0, why: str = "cancelled", **fields: bool
-    ) -> str:
-        """`fields` are `before` and `lifts` of the event."""
+        self, job: str, *, tenant: str = "t", sequence: int = 0, why: str = "cancelled", before: bool = False,
+        lifts: bool = False,
+    ) -> str:  # fmt: skip
         self._replies += 1
         reply = "" if sequence else f"r{self._replies}"
-        self.engine.offer(Cancel(tenant, job, why, reply=reply, sequence=sequence, **fields))
+        cancel = Cancel(tenant, job, why, reply=reply, sequence=sequence, before=before, lifts=lifts)
+        self.engine.offer(cancel)
         return reply
 
     def uncancel(self, job: str, *, tenant: str = "t") -> dict[str, Any]:
