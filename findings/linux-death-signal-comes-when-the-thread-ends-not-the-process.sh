@@ -14,7 +14,7 @@ import select
 import signal
 import threading
 
-from rig_verdict import verdict
+from findings.verdict import verdict
 
 PR_SET_PDEATHSIG = 1
 LOOKED_MS = 3000

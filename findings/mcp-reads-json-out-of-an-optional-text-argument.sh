@@ -33,7 +33,7 @@ import sys
 
 from mcp import ClientSession, StdioServerParameters
 from mcp.client.stdio import stdio_client
-from rig_verdict import verdict
+from findings.verdict import verdict
 
 TEXTS = ("null", "12", '{"a":1}', "[1]")
 

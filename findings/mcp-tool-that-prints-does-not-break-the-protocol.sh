@@ -30,7 +30,7 @@ import tempfile
 
 from mcp import ClientSession, StdioServerParameters
 from mcp.client.stdio import stdio_client
-from rig_verdict import verdict
+from findings.verdict import verdict
 
 
 async def look():

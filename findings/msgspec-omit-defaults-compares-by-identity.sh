@@ -9,7 +9,7 @@
 packages msgspec==0.22.0
 bounded 60 <<'EOF'
 import msgspec
-from rig_verdict import verdict
+from findings.verdict import verdict
 
 
 class Settings(msgspec.Struct, omit_defaults=True, frozen=True):

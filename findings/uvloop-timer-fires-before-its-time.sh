@@ -12,7 +12,7 @@ import asyncio
 import time
 
 import uvloop
-from rig_verdict import verdict
+from findings.verdict import verdict
 
 SLEPT_S = 0.0014
 TIMES = 50
