@@ -13,11 +13,11 @@ skip() {
 
 # packages NAME==VERSION …: install them in an environment of their own; `findings/run` keeps it for its other scripts
 packages() {
-    command -v python3 >/dev/null || skip "python3"
+    python3 -c "import sys, venv; sys.exit(sys.version_info < (3, 11))" 2>/dev/null || skip "Python 3.11 with venv"
     local kept="${FINDINGS_ENVIRONMENTS:-$scratch}"
     environment="$kept/$(printf '%s-' python "$@" | tr -c 'a-zA-Z0-9.\n-' '-')"
     [ -e "$environment/.installed" ] && return
-    python3 -m venv "$environment" >/dev/null || skip "python3 with venv"
+    python3 -m venv "$environment" >/dev/null || skip "Python with ensurepip (python3-venv)"
     [ "$#" -eq 0 ] || timeout 300 "$environment/bin/python" -m pip install --quiet --disable-pip-version-check "$@" >"$scratch/pip.log" 2>&1 ||
         skip "$* from the package index: $(tail -n 1 "$scratch/pip.log")"
     touch "$environment/.installed"
