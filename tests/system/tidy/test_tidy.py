@@ -54,8 +54,7 @@ def test_every_list_of_rooms_has_every_room() -> None:
     build = tool["hatch"]["build"]
     assert set(build["dev-mode-dirs"]) == rooms
     assert set(build["targets"]["wheel"]["packages"]) == {f"{room}/moorage" for room in rooms}
-    assert set(tool["pytest"]["ini_options"]["pythonpath"]) == rooms
-    assert set(tool["mypy"]["mypy_path"]) == rooms | {"findings"}
+    assert set(tool["pytest"]["ini_options"]["pythonpath"]) == set(tool["mypy"]["mypy_path"]) == rooms
     assert rooms < set(tool["mypy"]["files"])
     assert rooms < set(tool["ruff"]["src"])
 
