@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from typing import Any
 
@@ -10,10 +11,12 @@ import pytest
 from nats.aio.client import Client
 
 from moorage.bus.connection import connect
-from moorage.bus.jetstream import JetStream
+from moorage.bus.jetstream import Ack, JetStream, JsError
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.durable import queue_reader, queue_streams
-from moorage.scheduler.durable.queue_streams import DUPLICATES_NS, stream_config
+from moorage.scheduler.durable.queue_streams import DUPLICATES_NS, QueueStreams, stream_config
+from moorage.schemas.codec import REQUEST_BYTES_MAX
+from moorage.schemas.subjects import Subjects
 from tests.servers import Server
 from tests.system.live.stack import ANSWER_S, caller, request, stack
 from tests.system.live.test_queue_turns import queued
@@ -68,6 +71,20 @@ async def test_a_queue_that_was_made_with_another_window_keeps_its_messages_and_
             await one.leader()
             assert (await js.stream_info(old["name"])).config["duplicate_window"] == DUPLICATES_NS
         await one.reaches("waits", "QUEUED")
+
+
+async def test_the_largest_request_is_taken_with_its_headers(nats_server: Server, unique: str) -> None:
+    """The server counts headers in the stream's bound: a request of 64 KiB with a trace was refused."""
+    subjects = Subjects(unique)
+    async with await connect(nats_server.url, "test") as users:
+        js = JetStream(users)
+        old = {**stream_config(subjects, 1), "max_msg_size": REQUEST_BYTES_MAX}
+        await js.ensure_stream(old)
+        await QueueStreams(js, subjects, 1).ensure(lambda: asyncio.sleep(0, 1))
+        trace = {"traceparent": f"00-{16 * '0a'}-{8 * '0b'}-01", "Nats-Msg-Id": 64 * "i"}
+        assert isinstance(await js.append(subjects.request("ta", "submit"), bytes(REQUEST_BYTES_MAX), trace), Ack)
+        too_large = await js.append(subjects.request("ta", "submit"), bytes(2 * REQUEST_BYTES_MAX))
+        assert isinstance(too_large, JsError)
 
 
 async def test_a_queue_that_fills_is_told_once_and_who_fills_it(

@@ -17,6 +17,7 @@ from moorage.bus.connection import Connection
 from moorage.bus.errors import JetStreamRefused, NoResponders, PermissionRefused
 from moorage.bus.jetstream import COPIES_FOLLOW, ERR_STREAM_NOT_FOUND, JetStream
 from moorage.bus.jetstream_answers import StreamInfo
+from moorage.schemas.codec import REQUEST_BYTES_MAX
 from moorage.schemas.names import is_tenant
 from moorage.schemas.roles import USER_INFO
 from moorage.schemas.subjects import Subjects
@@ -29,8 +30,10 @@ BYTES_MIN: Final = 16 * 1024**2
 #: the time for which the server drops messages with a `Nats-Msg-Id` it has seen, whatever the sender or content; the
 #: smallest that it accepts. Moorage recognises repeated jobs by the job's id only
 DUPLICATES_NS: Final = 100_000_000
+#: room for the headers of a message, such as traceparent: nats-server counts them in `max_msg_size`, too
+HEADERS_BYTES_MAX: Final = 4096
 #: settings that may change on an existing stream: no stored message depends on them
-MAY_CHANGE: Final = frozenset({"max_bytes", "duplicate_window", *COPIES_FOLLOW})
+MAY_CHANGE: Final = frozenset({"max_bytes", "max_msg_size", "duplicate_window", *COPIES_FOLLOW})
 USER_INFO_S: Final = 2.0
 
 _decode: Final = msgspec.json.Decoder(dict[str, Any]).decode
@@ -48,7 +51,7 @@ def stream_config(subjects: Subjects, replicas: int, tenant: str = "") -> dict[s
         "max_msgs_per_subject": MESSAGES_PER_SUBJECT_MAX,
         "discard_new_per_subject": True,
         "max_bytes": TENANT_BYTES_MAX if tenant else BYTES_MAX,
-        "max_msg_size": 64 * 1024,
+        "max_msg_size": REQUEST_BYTES_MAX + HEADERS_BYTES_MAX,
         "duplicate_window": DUPLICATES_NS,
         "allow_direct": True,
     }
