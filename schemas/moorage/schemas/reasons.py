@@ -252,6 +252,13 @@ LENT: Final = add(
     "wait: the GPUs come back once those processes give them back",
     cures=_REQUEST,
 )
+JUST_REFUSED: Final = add(
+    "just-refused",
+    "unleased GPUs could run it, but their workers have just refused a start on them, and have not said since which "
+    "are free",
+    "wait a moment: the next renewal tells; moorage show names the refusal of a job",
+    cures=_REQUEST,
+)
 LEAVING: Final = add(
     "leaving",
     "workers that it would fit on are to be drained before its time limit is over, or too soon for a job without one",

@@ -14,6 +14,7 @@ NO_ROOM: Final = {
     "sick",
     "foreign",
     "lent",
+    "just-refused",
     "frozen-here",
     "closed",
     "starts-fail",

@@ -316,6 +316,7 @@ class ContainedEngine(Engine):
             if host is None:
                 continue
             host.heard, host.last_ms, host.load_ms, host.busy = was.heard, was.last_ms, was.load_ms, was.busy
+            host.refused = was.refused
             host.waiting, host.sick, host.stale, host.util_percent = was.waiting, was.sick, was.stale, was.util_percent
             host.troubles, host.down = was.troubles, was.down
             host.closed = host.closed or host.worker.id in contained.out

@@ -148,6 +148,25 @@ def test_what_a_worker_lends_to_processes_of_its_host_is_told_as_that() -> None:
     assert (told["reason"], told["held_by"][0]) == ("lent", "w0: lends 3 GPUs to processes of its host")
 
 
+def test_what_a_worker_has_just_refused_is_no_loan() -> None:
+    """A full disk refused each start, and the page said that processes of the host borrow the GPUs."""
+    drive = Driving()
+    worker = drive.worker("w0", 2)
+    drive.load("w0")
+    worker.local = {0, 1}  # since its last renewal
+    drive.submit("first", gpu={"count": 2})
+    drive.settle()
+    drive.submit("j", gpu={"count": 2})
+    told = why(drive, "j")
+    assert (told["reason"], told["held_by"]) == ("just-refused", ["w0: has just refused a start on 2 GPUs"])
+    drive.load("w0", s0="ecc")
+    assert why(drive, "j")["reason"] == "sick"
+    drive.load("w0")
+    drive.renew()
+    told = why(drive, "j")
+    assert (told["reason"], told["held_by"]) == ("lent", ["w0: lends 2 GPUs to processes of its host"])
+
+
 def test_a_full_share_is_busy_not_placing() -> None:
     drive = Driving()
     drive.worker("w0", 1)

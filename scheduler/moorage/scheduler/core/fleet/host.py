@@ -287,6 +287,7 @@ class Host:
         "memory_free",
         "memory_mib",
         "needed",
+        "refused",
         "shared",
         "sick",
         "stale",
@@ -318,6 +319,7 @@ class Host:
         self.needed = 0  # those of them that take no job, as one of these is to have them next
         self.shared: dict[int, SharedDevice] = {}
         self.busy = 0  # slots in other use: local claims, a foreign process, a refusal just now
+        self.refused = 0  # those of them that were refused since the last renewal: nothing else is known of them
         self.sick = 0  # slots whose health is not ok
         self.warnings: dict[int, tuple[str, str]] = {}  # likewise: (kind, detail) of what closes nothing
         self.troubles: dict[int, tuple[str, str]] = {}  # by slot, from its last load frame: (health or foreign, detail)
@@ -334,6 +336,11 @@ class Host:
         #: what attempts use of their devices, by its last renewal
         self.use: dict[AttemptName, AttemptUse] = {}
         self.bucket = -1
+
+    def keep(self, mask: int) -> None:
+        """Count slots on which the worker refused something as busy, until a renewal reports what keeps them (H41)."""
+        self.refused |= mask & ~self.busy
+        self.busy |= mask
 
     @property
     def size(self) -> Size:

@@ -37,7 +37,7 @@ def on_freezing(draft: Draft, fleet: Fleet, member: Member, fact: Fact) -> None:
         if answers:
             draft.resume(replica, member, f"not resumed: {fact.detail}", leased=False)
             if host is not None:
-                host.busy |= member.home  # until a renewal reports what keeps them
+                host.keep(member.home)
                 fleet.freeze(host, member)
     elif kind == "not-frozen":
         if state == RUNNING and member.freeze:

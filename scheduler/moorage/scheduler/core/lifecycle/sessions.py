@@ -318,6 +318,7 @@ class Sessions:
         host.use = {name_in(each): each for each in frame.use if each.attempt}
         self.stalls.heard(host)
         stale = host.stale and host.load_ms >= 0  # a host that sends no load frames is judged by its renewals
+        host.refused = 0
         if (host.busy, host.waiting, host.heard, host.stale) != (busy, frame.waiting, True, stale):
             host.busy, host.waiting, host.heard, host.stale = busy, frame.waiting, True, stale
             self.fleet.refresh(host)

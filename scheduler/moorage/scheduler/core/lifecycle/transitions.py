@@ -686,5 +686,5 @@ class Lifecycle:
         """Count the slots of a refused member as busy, until a renewal reports which ones are (H41)."""
         host = self.fleet.hosts.get(member.worker.num)
         if host is not None and member.phase == AT_PLACED:
-            host.busy |= member.mask
+            host.keep(member.mask)
             self.fleet.refresh(host)

@@ -183,7 +183,8 @@ def _roomy(hosts: list[Host], shape: Shape, counts: dict[str, int]) -> list[Host
 def _no_free_gpus(hosts: list[Host], shape: Shape, counts: dict[str, int]) -> Explanation:
     """Return why no host has enough free GPUs.
 
-    Jobs lease them, foreign processes use them, processes of the hosts borrow them, or they are not healthy.
+    Jobs lease them, foreign processes use them, processes of the hosts borrow them, their workers have just refused
+    them, or they are not healthy.
     """
     missing = shape.count - max(_free(host, shape).bit_count() for host in hosts)
     unleased = [host for host in hosts if host.cls.rooms(_but_for_health(host, shape), shape)]
@@ -195,8 +196,11 @@ def _no_free_gpus(hosts: list[Host], shape: Shape, counts: dict[str, int]) -> Ex
         return Explanation(reasons.FROZEN_HERE, counts, awaited, missing, because=_frozen_on(awaited))
     foreign = [host for host in unleased if host.cls.rooms(_but_for_foreign(host, shape), shape)]
     lending = [host for host in unleased if host.cls.rooms(_healthy(host) & host.cls.fit(shape).mask, shape)]
+    refusing = [host for host in lending if host.cls.rooms(_but_for_refusals(host) & host.cls.fit(shape).mask, shape)]
     if foreign:
         reason, troubled = reasons.FOREIGN, foreign
+    elif refusing:
+        reason, troubled = reasons.JUST_REFUSED, refusing
     else:
         reason, troubled = (reasons.LENT, lending) if lending else (reasons.SICK, unleased)
     # the workers whose other devices are leased: those would do as well
@@ -310,6 +314,11 @@ def _healthy(host: Host) -> int:
     return host.free & ~(host.sick | host.worker.quarantined | host.worker.unwell_mask)
 
 
+def _but_for_refusals(host: Host) -> int:
+    """Return the slots on which a job could start now if the worker had not just refused some of them."""
+    return _healthy(host) & ~(host.busy & ~host.refused)
+
+
 def _but_for_foreign(host: Host, shape: Shape) -> int:
     """Return the slots on which this shape could start now without foreign processes."""
     foreign = sum(1 << slot for slot, (kind, _) in host.troubles.items() if kind == "foreign")
@@ -330,8 +339,11 @@ def _troubles(hosts: list[Host], shape: Shape) -> list[str]:
             if kind and host.cls.fit(shape).mask >> slot & 1:
                 text = f"used by {detail}" if kind == "foreign" else f"{kind}: {detail}" if detail else kind
                 shown.append(f"{host.worker.id} GPU {slot}: {text}")
-        if lends := (_healthy(host) & host.busy & host.cls.fit(shape).mask).bit_count():
+        fits = _healthy(host) & host.busy & host.cls.fit(shape).mask
+        if lends := (fits & ~host.refused).bit_count():
             shown.append(f"{host.worker.id}: lends {many(lends, 'GPU')} to processes of its host")
+        if refused := (fits & host.refused).bit_count():
+            shown.append(f"{host.worker.id}: has just refused a start on {many(refused, 'GPU')}")
         if len(shown) >= HOLDERS_MAX:
             break
     return shown[:HOLDERS_MAX]
