@@ -42,7 +42,9 @@ class Callers:
             ask = self._submit_durably if rng.random() < 0.3 else self._submit
             self.asked.append(asyncio.create_task(ask(tenant, job, body)))
             if rng.random() < 0.15:
-                of = {"job": f"j{rng.randrange(number + 2)}"}
+                of: dict[str, Any] = {"job": f"j{rng.randrange(number + 2)}"}
+                if rng.random() < 0.5:  # as who has sent it, and has no answer yet
+                    of["before"] = True
                 self.asked.append(asyncio.create_task(self._cancel(rng.choice(TENANTS), of)))
 
     async def _submit(self, tenant: str, job: str, body: dict[str, Any]) -> None:
