@@ -182,7 +182,15 @@ def _add(archive: tarfile.TarFile, name: str, path: Path) -> tuple[int, bool]:
 
 
 def _unreadable(path: Path, error: Exception) -> Exception:
+    """Return the refusal of a file. An error of tarfile has no `strerror`: the file ended before its size."""
     why = error.strerror if isinstance(error, OSError) else error
+    if why is None:
+        return rejected(
+            "invalid-argument",
+            f"{path} became shorter while it was packed",
+            found=str(path),
+            next=f"try again once nothing writes it, or list it in {IGNORE_FILE}",
+        )
     return rejected(
         "invalid-argument",
         f"{path} cannot be read: {why}",

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 import os
+import tarfile
 import zlib
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -101,6 +103,25 @@ def test_what_a_job_may_not_bring_is_named(tmp_path: Path) -> None:
     (code / "pipe").unlink()
     with pytest.raises(Rejected, match=r"two files would be a\.py"):
         pack([code, made(tmp_path / "other", "a.py") / "a.py"])
+
+
+def test_a_file_that_becomes_shorter_while_it_is_packed_is_named_as_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It "cannot be read: None"."""
+    log = tmp_path / "train.log"
+    log.write_bytes(bytes(1_000_000))
+    addfile = tarfile.TarFile.addfile
+
+    def cut(archive: tarfile.TarFile, member: tarfile.TarInfo, content: IO[bytes] | None = None) -> None:
+        os.truncate(log, 10)  # its size is known by now
+        addfile(archive, member, content)
+
+    monkeypatch.setattr(tarfile.TarFile, "addfile", cut)
+    with pytest.raises(Rejected) as refused:
+        address(log)
+    assert str(refused.value) == f"{log} became shorter while it was packed"
+    assert "try again" in refused.value.problem.next
 
 
 def test_more_than_the_bound_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -145,7 +145,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     ] = 30.0
     ageing: Annotated[
         float,
-        setting("Points by which a waiting job's priority grows each hour, in each order; 0: none.",
+        setting("Points by which a waiting job's priority grows each hour; 0: none.",
                 ge=0, le=100_000),
     ] = 0.0  # fmt: skip
     ageing_to: Annotated[int, setting("The priority up to which age lifts a waiting job.", ge=0, le=100)] = 100

@@ -78,6 +78,7 @@ BAD: dict[str, tuple[Callable[[HandlerContext], Any], int, str]] = {
     "raises-timeout": (throws(TimeoutError()), 1, "TimeoutError"),
     "raises-huge": (throws(ValueError("x" * 10_000_000)), 1, "ValueError"),
     "exits": (throws(SystemExit(2)), 1, "SystemExit: 2"),
+    "interrupts": (throws(KeyboardInterrupt()), 1, "KeyboardInterrupt"),
     "gives-no-utf8": (gives(lambda: NO_UTF8), 1, "the result could not be kept"),
     "gives-no-utf8-inside": (gives(lambda: {"name": NO_UTF8}), 1, "the result could not be kept"),
     "gives-endless": (gives(endless), 1, "the result could not be kept"),

@@ -17,21 +17,22 @@ Handler = Callable[[HandlerContext], Awaitable[object]] | Callable[[HandlerConte
 
 
 class Exited(msgspec.Struct, frozen=True):
-    """The result of a coroutine that asked the whole process to exit."""
+    """The result of a coroutine that asked the whole process to end."""
 
-    error: SystemExit
+    error: SystemExit | KeyboardInterrupt
 
 
 async def contained(handler: Callable[[HandlerContext], Awaitable[object]], context: HandlerContext) -> object:
-    """Call a handler, await its work and return its result; on SystemExit, return `Exited`.
+    """Call a handler, await its work and return its result; on SystemExit and KeyboardInterrupt, return `Exited`.
 
-    SystemExit would end the event loop, and so the whole service. argparse raises it, for example, for a job's bad
-    arguments. The handler is called here, and not before, because a task that is cancelled before its first step would
-    leave a coroutine that nothing awaits.
+    asyncio lets these two alone out of a task: they would end the event loop, and so the whole service. argparse raises
+    the first, for example, for a job's bad arguments. A real Ctrl-C is no exception in a task. The handler is called
+    here, and not before, because a task that is cancelled before its first step would leave a coroutine that nothing
+    awaits.
     """
     try:
         return await handler(context)
-    except SystemExit as error:
+    except (SystemExit, KeyboardInterrupt) as error:
         return Exited(error)
 
 
