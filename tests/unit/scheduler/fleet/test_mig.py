@@ -79,3 +79,9 @@ def test_what_no_slice_can_do_is_refused(gpu: dict[str, Any], field: str) -> Non
 
 def test_the_profile_is_in_the_name() -> None:
     assert [mig_profile(name) for name in (H100, SMALL, "NVIDIA A30 MIG 1g.6gb+me")] == ["", "1g.10gb", "1g.6gb+me"]
+
+
+def test_a_whole_gpu_of_which_only_slices_are_there_is_answered_with_how_to_ask_for_one() -> None:
+    """It was answered "did you mean H100"."""
+    [warning] = fleet(whole=False).submit("j", gpu={"model": "H100"})["warnings"]
+    assert "there are MIG slices, which gpu.profile asks for" in warning

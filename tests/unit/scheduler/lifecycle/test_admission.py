@@ -920,6 +920,20 @@ def test_a_model_that_the_fleet_spells_otherwise_is_answered_with_that_spelling(
     assert warning.startswith(f"no-match: no worker with the driver noop has a GPU of this model; {said}")
 
 
+def test_no_hint_names_the_model_that_was_asked_for() -> None:
+    """A request of an H100 with a label that its hosts lack was answered "did you mean H100"."""
+    drive = Driving()
+    drive.worker("w0", models=["NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-80GB"])
+    drive.worker("west", models=["NVIDIA L4"], labels={"zone": "west"})
+    for model, said in (
+        ("H100", "NVIDIA H100 80GB HBM3 are on workers that the rest of the request rules out"),
+        ("A100-80G", "the fleet has "),  # A100:80G would not start there either
+        ("l-4", "did you mean L4"),
+    ):
+        [warning] = drive.submit(f"j-{model}", gpu={"model": model}, requires={"zone": ["west"]})["warnings"]
+        assert warning.endswith(said) or f"; {said}" in warning, warning
+
+
 def test_a_model_that_is_there_is_not_warned_of() -> None:
     drive = Driving()
     drive.worker("w0", models=["NVIDIA L40S", "NVIDIA A100-SXM4-80GB"])

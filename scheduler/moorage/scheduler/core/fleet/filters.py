@@ -30,6 +30,8 @@ class Offer(Protocol):
     @property
     def kit(self) -> Kit: ...
     @property
+    def devices(self) -> Sequence[Device]: ...
+    @property
     def hosts(self) -> Mapping[int, object]: ...
     @property
     def labels(self) -> Mapping[str, str]: ...
@@ -44,7 +46,7 @@ class Names(Protocol):
     """Gives the names that occur in the fleet."""
 
     def labelled(self, label: str) -> Iterable[str]: ...
-    def near_miss(self, shape: Shape) -> str: ...
+    def near_miss(self, shape: Shape, offers: Sequence[Offer]) -> str: ...
 
     def nearest_models(self, shape: Shape) -> Iterable[str]: ...
 
@@ -285,7 +287,7 @@ _IN_ORDER: Final = (
         reasons.MODEL, "one device", lambda offer, shape: bool(offer.named(shape)),
         lambda shape, offers, names: (
             f"{_no_worker(shape)} has a GPU of this model; "
-            + (names.near_miss(shape) or f"the fleet has {shown(names.nearest_models(shape))}")
+            + (names.near_miss(shape, offers) or f"the fleet has {shown(names.nearest_models(shape))}")
         ),
     ),
     Filter(reasons.COMPUTE, "one device", _has_compute, _computes),

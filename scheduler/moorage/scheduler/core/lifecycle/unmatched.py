@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
-from moorage.scheduler.core.fleet.filters import FILTERS, NAMES_SHOWN_MAX, nearest_to_a_fit, shown
+from moorage.scheduler.core.fleet.filters import FILTERS, NAMES_SHOWN_MAX, Offer, nearest_to_a_fit, shown
 from moorage.scheduler.core.fleet.fleet import Fleet
 from moorage.scheduler.core.fleet.host import HostClass, size_of_largest, too_few_lent
 from moorage.scheduler.core.fleet.shape import Shape
 from moorage.scheduler.core.fleet.spelling import inside, spelled
-from moorage.schemas.gpu import bare_model
+from moorage.schemas.gpu import bare_model, model_matches
 from moorage.schemas.memo import Memo
 
 #: cached texts, and cached names compared with the fleet's
@@ -25,8 +25,7 @@ class Unmatched:
         self._fleet = fleet
         self._inventory = -1
         self._texts: Memo[int, str] = Memo(KEPT_MAX)
-        self._devices: list[tuple[str, int]] = []  # names and memory in MiB of all devices of the fleet
-        self._names: list[str] = []
+        self._names: list[str] = []  # of all devices of the fleet
         #: a requested model in lower case -> the fleet's nearest names
         self._close: Memo[str, list[str]] = Memo(KEPT_MAX)
 
@@ -41,8 +40,7 @@ class Unmatched:
         if self._inventory != self._fleet.inventory:
             self._inventory = self._fleet.inventory
             classes = self._fleet.classes.values()
-            self._devices = sorted({(name, mib) for cls in classes for _, _, name, mib, _ in cls.devices})
-            self._names = list(dict.fromkeys(name for name, _ in self._devices))
+            self._names = sorted({name for cls in classes for _, _, name, _, _ in cls.devices})
             self._texts.clear()
             self._close.clear()
 
@@ -66,13 +64,23 @@ class Unmatched:
         """Return the values that the fleet has of a label."""
         return self._fleet.labelled.get(label, ())
 
-    def near_miss(self, shape: Shape) -> str:
-        """Return how the fleet spells a requested model, or which devices have it inside a word; "" for neither."""
+    def near_miss(self, shape: Shape, offers: Sequence[Offer]) -> str:
+        """Return where a requested model is, how these hosts spell it, or which of their devices have it inside a word.
+
+        `offers` are the hosts on which the model alone is missing: what others have would not start the job. Returns ""
+        for none of the three.
+        """
+        own = sorted({(name, mib) for offer in offers for _, _, name, mib, _ in offer.devices})
+        names = list(dict.fromkeys(name for name, _ in own))
+        if there := [name for model in shape.models for name in self._names if model_matches(model, name)]:
+            if any(name in there for name in names):
+                return f"{shown(there)} there are MIG slices, which gpu.profile asks for"
+            return f"{shown(there)} are on workers that the rest of the request rules out"
         for model in shape.models:
-            if found := spelled(model, self._devices):
+            if found := spelled(model, own):
                 return f"did you mean {found.words}"
         for model in shape.models:
-            if found_inside := inside(model, self._names):
+            if found_inside := inside(model, names):
                 bare = bare_model(model)
                 return f"{bare} is only a part of a word in {shown(found_inside)}; ~{bare} takes that, too"
         return ""
