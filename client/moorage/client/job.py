@@ -302,10 +302,10 @@ class Job:
             asked["before"] = True
         return msgspec.convert(await self._client.read("cancel", asked), Cancelled)
 
-    async def uncancel(self) -> None:
-        """Forget a cancel with `before` of this id, whose submit has not come: it is accepted again. Raises `NotFound`
-        if none is remembered."""
-        await self._client.read("uncancel", {"job": self.job})
+    async def uncancel(self) -> bool:
+        """Forget a cancel with `before` of this id, whose submit has not come: it is accepted again. Return whether one
+        was remembered."""
+        return bool((await self._client.read("uncancel", {"job": self.job}))["lifted"])
 
     async def files(self, into: str | os.PathLike[str], path: str = "", *, replica: Which = None) -> list[Path]:
         """Fetch the files that the job kept (`keep` of its request) into a new folder, and return their paths.

@@ -143,11 +143,11 @@ class SyncJob(Handle[Job]):
         """Cancel the job, at any stage. Return whether it is cancelled, once this is in the ledger."""
         return self._thread.call(self._twin.cancel(reason, by, replica=replica, before=before))
 
-    def uncancel(self) -> None:
-        """Forget a cancel with `before` of this id, whose submit has not come: it is accepted again. Raises
-        `NotFound` if none is remembered.
+    def uncancel(self) -> bool:
+        """Forget a cancel with `before` of this id, whose submit has not come: it is accepted again. Return whether
+        one was remembered.
         """
-        self._thread.call(self._twin.uncancel())
+        return self._thread.call(self._twin.uncancel())
 
     def files(self, into: str | os.PathLike[str], path: str = "", *, replica: Which = None) -> list[Path]:
         """Fetch the files that the job kept (`keep` of its request) into a new folder, and return their paths."""

@@ -41,11 +41,15 @@ class Callers:
             body = request(rng, job)
             ask = self._submit_durably if rng.random() < 0.3 else self._submit
             self.asked.append(asyncio.create_task(ask(tenant, job, body)))
+            beside = random.Random(f"{tenant} {job} {self._within_s}")  # the worlds of older seeds stay as they are
             if rng.random() < 0.15:
                 of: dict[str, Any] = {"job": f"j{rng.randrange(number + 2)}"}
-                if rng.random() < 0.5:  # as who has sent it, and has no answer yet
+                if beside.random() < 0.5:  # as who has sent it, and has no answer yet
                     of["before"] = True
                 self.asked.append(asyncio.create_task(self._cancel(rng.choice(TENANTS), of)))
+            if beside.random() < 0.05:
+                of_another = beside.choice(TENANTS), f"j{beside.randrange(number + 2)}"
+                self.asked.append(asyncio.create_task(self._uncancel(*of_another)))
 
     async def _submit(self, tenant: str, job: str, body: dict[str, Any]) -> None:
         answer = await self.ask(SUBJECTS.api(tenant, "submit"), body)
@@ -55,6 +59,11 @@ class Callers:
         answer = await self.ask(SUBJECTS.api(tenant, "cancel"), of)
         if answer.get("kind") == "answer":
             self._judge.orders.cancelled(tenant, of["job"], answer["ledger"])
+
+    async def _uncancel(self, tenant: str, job: str) -> None:
+        answer = await self.ask(SUBJECTS.api(tenant, "uncancel"), {"job": job})
+        if answer.get("kind") == "answer":  # also where an answer before this one was lost
+            self._judge.orders.uncancelled(tenant, job)
 
     async def _submit_durably(self, tenant: str, job: str, body: dict[str, Any]) -> None:
         stream, payload = JetStream(self._link), json.dumps(body).encode()

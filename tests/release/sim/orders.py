@@ -43,6 +43,10 @@ class Orders:
         if ledger >= self._from_seq:
             self._cancelled.setdefault((tenant, job), ledger)
 
+    def uncancelled(self, tenant: str, job: str) -> None:
+        """A caller lifted the cancel of an unknown job, now or before: it may run."""
+        self._cancelled.pop((tenant, job), None)
+
     def restored(self, taken_seq: int, from_seq: int) -> None:
         """The ledger begins anew at `from_seq` with what it was at `taken_seq`: what was said behind that is gone."""
         self._from_seq = from_seq

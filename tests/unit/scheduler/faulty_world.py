@@ -320,7 +320,9 @@ class FaultyWorld:
                     fields["start_after_s"] = seconds
             self._submitted(drive.offer_submit(name, tenant=tenant, **fields), tenant, name)
         if chance() < 0.12 and self._jobs:
-            drive.offer_cancel(f"j{self.random.randrange(self._jobs + 3) + 1}", tenant=pick("ttu"))
+            named, tenant = f"j{self.random.randrange(self._jobs + 3) + 1}", pick("ttu")
+            how = self.beside.choice(("plain", "before", "before", "lifts"))
+            drive.offer_cancel(named, tenant=tenant, before=how == "before", lifts=how == "lifts")
         if self.beside.random() < 0.1 and self._jobs:
             name, which = f"j{self.beside.randrange(self._jobs) + 1}", self.beside.choice(("1", "0-1", "5-8", "2, 101"))
             drive.engine.offer(Cancel(self.beside.choice("ttu"), name, "some", replicas=parse_ranges(which)))

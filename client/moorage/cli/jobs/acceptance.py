@@ -68,12 +68,12 @@ def say_interrupted(jobs: Sequence[str | None], why: str = "") -> None:
         )
 
 
-def say_cancel_interrupted(job: str) -> None:
+def say_cancel_interrupted(job: str, *, before: bool) -> None:
     """Say that this job may have been cancelled or not; to cancel it again is harmless."""
     say_below_ctrl_c()
     word = exactly(job)
     say(f"interrupted before the scheduler answered: job {job} may have been cancelled")
-    say(f"  check: moorage show {word}   cancel: moorage cancel {word}")
+    say(f"  check: moorage show {word}   cancel: moorage cancel {'--before ' if before else ''}{word}")
 
 
 def say_stdin() -> None:

@@ -472,7 +472,7 @@ def cancel(
 
     def detach() -> None:
         for name in asked_last:
-            say_cancel_interrupted(name)
+            say_cancel_interrupted(name, before=before)
 
     return with_named(options, jobs, lambda client: detachable(work(client), detach), chosen, sends=True)
 
@@ -480,18 +480,14 @@ def cancel(
 def uncancel(
     *jobs: Annotated[str, Parameter(help="Ids of jobs, in full.", value="JOB")], options: RowOptions = ROWS
 ) -> int:
-    """Undo cancel --before: jobs with these ids are accepted again. The exit code is 3 where none was remembered."""
+    """Undo cancel --before: jobs with these ids are accepted again."""
 
     async def work(client: AsyncClient) -> int | None:
-        code = None
         for name in jobs:
-            try:
-                answer = await client._wire.answer("uncancel", {"job": name.removeprefix(EXACTLY)})
-            except NotFound as error:
-                code = fail(error, json=options.json)
-                continue
+            answer = await client._wire.answer("uncancel", {"job": name.removeprefix(EXACTLY)})
             if not options.shown(answer, [answer.data]):
-                tell(f"{answer.data['job']}\tits submit is accepted again")
-        return code
+                lifted = "its submit is accepted again" if answer.data["lifted"] else "unchanged, nothing is in its way"
+                tell(f"{answer.data['job']}\t{lifted}")
+        return None
 
     return with_client(options, work, sends=True)

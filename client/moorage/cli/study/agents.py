@@ -114,9 +114,9 @@ def server_of(client: AsyncClient, *, operates: bool) -> MCPServer[Any]:
             return {"job": made.job}
 
         @offered(reads=False)
-        async def cancel(job: str, reason: str = "") -> Any:
-            """Cancel a job, at any stage."""
-            cancelled = await client.job(job).cancel(reason)
+        async def cancel(job: str, reason: str = "", before: bool = False) -> Any:
+            """Cancel a job, at any stage. With `before`, the submit of an id that is not known yet is refused."""
+            cancelled = await client.job(job).cancel(reason, before=before)
             return {"job": cancelled.job, "cancelled": cancelled.cancelled, "was": cancelled.was}
 
     return server

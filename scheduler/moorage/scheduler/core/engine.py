@@ -489,15 +489,23 @@ class Engine:
             flight.replies.append((trouble or {"kind": "goodbye"}, event.reply, event.json))
 
     def _take_cancels(self, flight: InFlight) -> None:
-        draft = flight.draft
+        draft, cancels = flight.draft, self.pending.cancels
         if draft.full:
             return
-        for event in self.pending.cancels.take(draft):
+        coming: set[tuple[str, str]] | None = None
+        for event in cancels.take(draft):
             self._at = event
             if isinstance(event, QueueRead):
                 draft.add(acts.Cursor(event.tenant, event.which, event.through))
-            else:
-                flight.replies.append((self.admission.cancel(draft, event), event.reply, event.json))
+                continue
+            answer = self.admission.cancel(draft, event)
+            if isinstance(answer, Problem) and answer.code == "not-found":
+                if coming is None:
+                    coming = {(each.tenant, each.name) for each in self.pending.submits if isinstance(each, Submit)}
+                if (event.tenant, event.job) in coming and not event.lifts:
+                    cancels.put_off(event)  # a caller may send a submit and its cancel in one breath
+                    continue
+            flight.replies.append((answer, event.reply, event.json))
 
     def _take_submits(self, flight: InFlight) -> None:
         submits, taken, draft = self.pending.submits, self.pending.taken_submits, flight.draft

@@ -196,7 +196,8 @@ def _read(engine: Engine, kind: str, rest: list[Any]) -> Event:
         case "read":
             return QueueRead(*rest)
         case "cancel":
-            tenant, job, why, by, sequence, replicas, before, lifts = rest
+            tenant, job, why, by, sequence, replicas, *which = rest
+            before, lifts = which or (False, False)  # an earlier release wrote neither
             only = None if replicas is None else joined(map(tuple, replicas))
             return Cancel(tenant, job, why, by=by, sequence=sequence, replicas=only, before=before, lifts=lifts)
         case "worker":

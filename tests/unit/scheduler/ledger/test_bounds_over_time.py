@@ -155,7 +155,7 @@ def a_week(drive: Year, number: int) -> None:
                      capabilities=CAN, auto=at < 2)
         for at in range(3)
     ]  # fmt: skip
-    drive.cancel("never-came", tenant=tenant)
+    drive.cancel("never-came", tenant=tenant, before=True)
     drive.cancel("queued", tenant="queues", sequence=10 * number + 5)
     drive.engine.offer(QueueRead("queues", "cancel", 10 * number + 5))
     offer_ask(drive, "add", "nightly", tenant)

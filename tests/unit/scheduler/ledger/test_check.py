@@ -32,7 +32,7 @@ def driven() -> list[bytes]:
     drive.settle()
     drive.order("limit", gpus=3)
     drive.cancel("j1")
-    drive.cancel("never came")
+    drive.cancel("never came", before=True)
     drive.run_out("w1", code=1)
     drive.operate("drain", "w0")
     drive.order("hold", job="j7")

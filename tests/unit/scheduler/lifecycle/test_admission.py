@@ -9,11 +9,14 @@ import msgspec
 import pytest
 
 from moorage.scheduler.core.config import Config
-from moorage.scheduler.core.events import Batch, QueueRead
+from moorage.scheduler.core.draft import Draft
+from moorage.scheduler.core.events import Batch, Cancel, QueueRead
 from moorage.scheduler.core.ledger.acts import AnyAct, Tombstone
 from moorage.scheduler.core.ledger.record import decode_record
 from moorage.scheduler.core.ledger.records import RECORD_BYTES_MAX
+from moorage.scheduler.core.ledger.state import State
 from moorage.scheduler.core.lifecycle.admission import FORGET_MAX
+from moorage.scheduler.core.lifecycle.cancels import Cancels
 from moorage.scheduler.core.queries import views
 from moorage.schemas.capabilities import Capabilities
 from moorage.schemas.errors import Refused
@@ -415,10 +418,10 @@ def test_a_cancel_before_its_submit_is_remembered() -> None:
     assert drive.submit("j", gpu={}, tenant="u")["kind"] == "accepted", "another tenant's"
     drive.lead()
     assert drive.submit("j", gpu={})["code"] == "cancelled-before", "the next leader knows it"
-    assert drive.uncancel("j")["data"] == {"job": "j"}
+    assert drive.uncancel("j")["data"] == {"job": "j", "lifted": True}
     assert drive.state.tenants["t"].tombstones == {}
     assert drive.submit("j", gpu={}, replicas=3)["kind"] == "accepted"
-    assert drive.uncancel("j")["code"] == "not-found"
+    assert drive.uncancel("j")["data"] == {"job": "j", "lifted": False}, "so it may be asked again"
 
 
 def test_a_cancel_of_an_unknown_id_changes_nothing() -> None:
@@ -453,23 +456,64 @@ def test_a_submit_of_the_queue_whose_id_was_cancelled_is_a_cancelled_job() -> No
 
 
 @pytest.mark.parametrize("order", ["cancel first", "submit first"])
-@pytest.mark.parametrize("sequence", [0, 7])
-def test_cancel_and_submit_in_one_record(order: str, sequence: int) -> None:
+@pytest.mark.parametrize("by", ["endpoint", "before", "queue"])
+def test_cancel_and_submit_in_one_record(order: str, by: str) -> None:
     drive = Driving()
     drive.worker("w0")
+    sequence = 7 if by == "queue" else 0
+    cancel = ""
     if order == "cancel first":
-        drive.offer_cancel("j", sequence=sequence, before=not sequence)
+        cancel = drive.offer_cancel("j", sequence=sequence, before=by == "before")
     reply = drive.offer_submit("j", gpu={}, sequence=sequence and 8)
     if order == "submit first":
-        drive.offer_cancel("j", sequence=sequence, before=not sequence)
+        cancel = drive.offer_cancel("j", sequence=sequence, before=by == "before")
     drive.tick()
     drive.settle()
-    assert drive.workers["w0"].told["started"] == 0
-    if sequence:
+    if by == "before":
+        assert drive.answers[reply]["code"] == "cancelled-before"
+    else:
         assert drive.states("j") == ["CANCELLED"]
         assert drive.state.tenants["t"].tombstones == {}
+    if by == "endpoint":  # it may be placed by the record that accepts it, and is ended by the next one
+        assert (drive.answers[reply]["kind"], drive.answers[cancel]["kind"]) == ("accepted", "answer")
     else:
-        assert drive.answers[reply]["code"] == "cancelled-before"
+        assert drive.workers["w0"].told["started"] == 0
+
+
+def test_a_cancel_behind_its_submit_is_taken_by_the_next_record() -> None:
+    drive = Driving()
+    submits = [drive.offer_submit(f"j{number}") for number in range(3)]
+    cancels = [drive.offer_cancel(name, tenant=tenant) for tenant in "tu" for name in ("j0", "never", "j2")]
+    drive.tick()
+    drive.settle()
+    assert [drive.answers[reply]["kind"] for reply in submits] == ["accepted"] * 3
+    assert [drive.answers[reply].get("code", "") for reply in cancels] == [
+        "", "not-found", "", "not-found", "not-found", "not-found",
+    ]  # fmt: skip
+    assert [drive.states(f"j{number}") for number in range(3)] == [["CANCELLED"], ["QUEUED"], ["CANCELLED"]]
+    assert len(drive.engine.pending) == 0
+
+
+def test_what_is_put_off_keeps_its_place_where_the_record_is_not_written() -> None:
+    draft, cancels = Draft(State(), 0), Cancels()
+    events = [Cancel(tenant, job, "") for tenant in "tu" for job in ("a", "b")]
+    for event in events:
+        cancels.add(event)
+    turns = list(cancels.take(draft))
+    assert [(each.tenant, each.job) for each in turns if isinstance(each, Cancel)] == [
+        ("t", "a"), ("u", "a"), ("t", "b"), ("u", "b"),
+    ]  # fmt: skip
+    cancels.take_back()
+    for taken in cancels.take(draft):
+        if isinstance(taken, Cancel) and taken.job == "a":
+            cancels.put_off(taken)
+    assert cancels.size == 2, "they wait"
+    cancels.take_back()
+    assert cancels.size == 4
+    assert list(cancels.take(draft)) == turns, "all of it again, in the same order"
+    cancels.put_off(events[0])
+    cancels.begin_record()
+    assert (list(cancels.take(draft)), cancels.size) == ([events[0]], 0)
 
 
 def test_what_stands_against_a_tenant_is_asked_for_each_record() -> None:
@@ -555,7 +599,8 @@ def test_cancels_of_the_queue_keep_no_other_from_being_forgotten() -> None:
     drive = Driving()
     for number in range(FORGET_MAX + 1):
         drive.cancel(f"queued{number}", sequence=number + 1)
-    drive.cancel("never-came")
+    drive.cancel("never-came", before=True)
+    assert "never-came" in drive.state.tenants["t"].tombstones
     drive.tick(25 * 3600 * 1000)
     drive.tick(5_000)
     assert "never-came" not in drive.state.tenants["t"].tombstones

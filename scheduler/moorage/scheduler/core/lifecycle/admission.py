@@ -547,17 +547,15 @@ class Admission:
         kept_s = self.config.finished_keep_ms / 1000
         return Answer("cancel", 0, {"job": event.job, "cancelled": True, "was": "UNKNOWN", "remembered_s": kept_s})
 
-    def _uncancel(self, draft: Draft, event: Cancel) -> Answer | Problem:
-        """Forget the cancel of an unknown job, so that a submit with its id is accepted again."""
-        if not self._is_cancelled(draft, event.tenant, event.job):
-            return problem(
-                "not-found",
-                f"no cancel of an unknown job {event.job} of tenant {event.tenant} is remembered",
-                job=event.job,
-                next="submit it: nothing is in its way",
-            )
-        draft.untomb(event.tenant, event.job)
-        return Answer("uncancel", 0, {"job": event.job})
+    def _uncancel(self, draft: Draft, event: Cancel) -> Answer:
+        """Forget the cancel of an unknown job, so that a submit with its id is accepted again.
+
+        The answer's `lifted` is False if none is remembered, as it is for whoever asks a second time.
+        """
+        lifted = self._is_cancelled(draft, event.tenant, event.job)
+        if lifted:
+            draft.untomb(event.tenant, event.job)
+        return Answer("uncancel", 0, {"job": event.job, "lifted": lifted})
 
 
 #: ranges of replicas that an answer names

@@ -20,6 +20,7 @@ class Cancels:
         self._by_tenant: dict[str, deque[Cancel | QueueRead]] = {}  # in the order of the tenants' turns
         self.size = 0
         self.taken: list[Cancel | QueueRead] = []  # for the current record, in order
+        self._put_off: list[Cancel] = []  # those of them that the next record is to take
 
     def add(self, event: Cancel | QueueRead) -> None:
         self._by_tenant.setdefault(event.tenant, deque()).append(event)
@@ -43,6 +44,19 @@ class Cancels:
             self.taken.append(event)
             yield event
 
+    def put_off(self, event: Cancel) -> None:
+        """Have the next record take an event that was just taken."""
+        self._put_off.append(event)
+        self.size += 1
+
+    def begin_record(self) -> None:
+        """Forget what was taken for the record before, but for what was put off."""
+        self.taken.clear()
+        again, self._put_off = self._put_off, []
+        self.size -= len(again)
+        for event in again:
+            self.add(event)
+
     def take_back(self) -> None:
         """Put back what was taken for a record that is not written, with the tenants' turns as before."""
         turns = deque(self._by_tenant)
@@ -55,8 +69,9 @@ class Cancels:
             mine.appendleft(event)
             turns.appendleft(event.tenant)
         self._by_tenant = {tenant: self._by_tenant[tenant] for tenant in turns}
-        self.size += len(self.taken)
+        self.size += len(self.taken) - len(self._put_off)
         self.taken.clear()
+        self._put_off.clear()
 
     @property
     def tenants(self) -> list[str]:

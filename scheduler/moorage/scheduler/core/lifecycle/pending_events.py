@@ -44,7 +44,7 @@ class PendingEvents:
         """Begin another record: forget what was taken for the previous one."""
         self.taken_submits.clear()
         self.taken_rest.clear()
-        self.cancels.taken.clear()
+        self.cancels.begin_record()
 
     def take_back(self) -> None:
         """Put back everything taken for a record that is not written."""
