@@ -48,7 +48,6 @@ VERBS: Final[dict[str, tuple[Verb, ...]]] = {
         Verb("explain", "moorage.cli.jobs.explain:explain", "Why a job waits, or what an error code means."),
         Verb("plan", "moorage.cli.jobs.plan:plan", "Whether, when and where a job would start; submits nothing."),
         Verb("cancel", "moorage.cli.jobs.show_cancel:cancel", "Cancel jobs, at any stage."),
-        Verb("uncancel", "moorage.cli.jobs.show_cancel:uncancel", "Undo cancel --before: take these ids again."),
         Verb("again", "moorage.cli.jobs.again:again", "Run jobs once more, or what of them failed."),
     ),
     FLEET: (
@@ -100,6 +99,7 @@ VERBS: Final[dict[str, tuple[Verb, ...]]] = {
         Verb("doctor", "moorage.cli.doctor.verb:doctor", "Check server, permissions, leader and this host."),
     ),
     LOOKUP: (
+        Verb("uncancel", "moorage.cli.jobs.show_cancel:uncancel", "Undo cancel --before: take these ids again."),
         Verb("follow", "moorage.cli.jobs.follow:follow", "Tell a command or a web address what becomes of jobs."),
         Verb("shell", "moorage.cli.jobs.exec:shell", "Open a shell in a running job."),
         Verb("attach", "moorage.cli.jobs.exec:attach", "Hold the terminal of a job of moorage run -it."),

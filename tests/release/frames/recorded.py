@@ -163,7 +163,7 @@ def recorded(release: str) -> Recorded:
         return Recorded(FOLDER / release)
     with tempfile.TemporaryDirectory(prefix="moorage-rec-") as out:
         command = [sys.executable, "-m", "tests.release.frames.record", "--out", out]
-        done = subprocess.run(command, cwd=FOLDER.parents[1], capture_output=True, text=True, check=False)
+        done = subprocess.run(command, cwd=FOLDER.parents[2], capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         (folder,) = Path(out).iterdir()
         return Recorded(folder)

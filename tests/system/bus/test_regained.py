@@ -21,8 +21,6 @@ from moorage.bus.errors import BusError, PermissionRefused
 from moorage.bus.transport import Delivery
 from tests.waiting import until
 
-pytestmark = pytest.mark.any_server
-
 USERS: Final = "users: [ { user: moorage"
 #: of each message that fills the socket
 BYTES: Final = 500_000

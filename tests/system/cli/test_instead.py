@@ -184,6 +184,7 @@ async def test_of_a_job_in_place_of_another_it_is_said_whether_it_may_be_there(
 
     async with AsyncClient(node.url, tenant=unique, timeout="2s") as client:
         await client.submit(taken)
+        await client.submit(msgspec.structs.replace(taken, job="gone"))
         with pytest.raises(Rejected):
             await _one_of(client, change, ROWS)
         said = capsys.readouterr().err
