@@ -22,7 +22,7 @@ REFUSED_MAX: Final = 16
 
 
 class Refusals:
-    """Logs the errors of a connection, for which nobody waits.
+    """Logs the errors of a connection that no caller waits for.
 
     The same text is logged once in `REFUSED_AGAIN_S`, unless the subscription held meanwhile, and at most `REFUSED_MAX`
     different texts in that time.

@@ -199,7 +199,7 @@ def _damaged(key: str, path: str, why: str) -> BadContext:
     return BadContext(
         f"{named} is damaged: {why}",
         key=key,
-        next_step="copy the key again from where it was made (moorage nats-config writes keys/NAME.nk)",
+        next_step="copy the key again from where it was made (moorage admin nats-config writes keys/NAME.nk)",
     )
 
 

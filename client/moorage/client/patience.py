@@ -1,4 +1,4 @@
-"""How long a request is sent again until it is answered, where nobody said how long."""
+"""How long a request is sent again until it is answered, unless the caller says so."""
 
 from __future__ import annotations
 

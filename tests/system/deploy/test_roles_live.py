@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import re
 import shutil
 import sys
 import tempfile
@@ -229,30 +228,6 @@ async def test_top_shows_each_key_what_it_may_see() -> None:
             "jobs, and why they wait: that takes an operator's key, or a tenant's",
             "what is wrong with schedulers, the durable queue and the history: that takes an operator's key",
         ]
-
-
-@pytest.mark.slow
-async def test_everybody_goes_on_once_a_broken_accounts_file_is_mended() -> None:
-    """A reload took what scheduler, worker and client subscribe to; the next gave it back, and they stayed deaf."""
-    async with everybody() as made, made.client("submitter.acme") as acme:
-        await (await acme.submit(["true"], job="before", gpu="1xT4")).result()
-        accounts = made.site.folder / "accounts.conf"
-        whole = accounts.read_text()
-
-        def inboxes_alone(found: re.Match[str]) -> str:
-            kept = [line for line in found[1].splitlines(keepends=True) if '"_INBOX.' in line]
-            return f"subscribe: {{ allow: [\n{''.join(kept)}] }}"
-
-        accounts.write_text(re.sub(r"subscribe: \{ allow: \[\n(.*?)\] \}", inboxes_alone, whole, flags=re.DOTALL))
-        await made.site.reload()
-        for process in made.processes:
-            await until(lambda process=process: "may not subscribe to" in process.words(), ANSWER_S, "it is refused")
-        accounts.write_text(whole)
-        await made.site.reload()
-        for process in made.processes:
-            await until(lambda process=process: "takes the subscription to" in process.words(), ANSWER_S, "it is back")
-        job = await acme.submit(["true"], job="after", gpu="1xT4")
-        assert (await job.result(wait=ANSWER_S)).state == "SUCCEEDED"
 
 
 @pytest.mark.slow
