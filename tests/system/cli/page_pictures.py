@@ -79,7 +79,7 @@ async def take(node: Node, folder: Path) -> dict[str, str]:
                     await seen.page.locator("main h2").first.wait_for(timeout=60_000)
                 said[shot.name] = await seen.page.inner_text("body")
                 overflow = await seen.overflow()
-                assert (overflow, seen.wrong) == (0, []), shot
+                assert (shot.name, overflow, seen.wrong) == (shot.name, 0, [])
                 # a picture in the docs names no machine that it was taken on
                 await seen.page.evaluate(
                     "host => document.body.innerHTML = document.body.innerHTML.replaceAll(host, 'leader n01-')",

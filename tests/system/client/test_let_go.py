@@ -132,7 +132,7 @@ async def test_a_client_that_is_cancelled_while_it_opens_or_closes_leaves_no_con
     sockets = _sockets()
 
     async def nothing_is_left() -> None:
-        await until(lambda: asyncio.all_tasks() <= before and _sockets() == sockets, 30, "the sockets of before")
+        await until(lambda: asyncio.all_tasks() <= before and _sockets() <= sockets, 30, "the sockets of before")
 
     async def opens() -> None:
         async with AsyncClient(node.url):
@@ -155,7 +155,7 @@ async def test_a_client_that_is_closed_while_it_opens_leaves_no_connection(node:
         if not was_late:
             with pytest.raises(RuntimeError, match="closed while it was opened"):
                 await opening
-        await until(lambda: asyncio.all_tasks() <= before and _sockets() == sockets, 30, "the sockets of before")
+        await until(lambda: asyncio.all_tasks() <= before and _sockets() <= sockets, 30, "the sockets of before")
         turns = max(turns + 1, turns * 5 // 4)
     assert turns > 5
     async with AsyncClient(node.url) as client:  # closed while it opens, and opened again
@@ -248,6 +248,7 @@ async def test_who_still_listens_when_the_client_is_closed_is_told(node: Node, u
         assert isinstance(task.exception(), RuntimeError | ConnectionClosed)
 
 
-def _sockets() -> int:
+def _sockets() -> frozenset[str]:
+    """The sockets of this process, each by its inode: one of an earlier test may still be closed meanwhile."""
     links = (os.path.join("/proc/self/fd", name) for name in os.listdir("/proc/self/fd"))
-    return sum(os.path.islink(link) and os.readlink(link).startswith("socket:") for link in links)
+    return frozenset(to for link in links if os.path.islink(link) and (to := os.readlink(link)).startswith("socket:"))

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Final
 
 import pytest
 
 from moorage.client import AsyncClient
+from moorage.schemas.frames import Event
 from tests.system.deploy.test_roles_live import Everybody, everybody
 from tests.system.live.stack import ANSWER_S
 from tests.waiting import until
@@ -42,7 +44,9 @@ async def goes_on(made: Everybody, acme: AsyncClient, go: Path) -> None:
     script = f"echo up >> {up}; while [ ! -e {go} ]; do sleep 0.1; done"
     running = await acme.submit(["sh", "-c", script], job="runs-through", gpu="1xT4")
     await until(lambda: up.exists(), what="it runs")
-    result = asyncio.create_task(running.result(ANSWER_S))
+    events = running.events(ANSWER_S)
+    await anext(events)  # it is followed: what is refused from the beginning is told at once
+    end = asyncio.create_task(last_state(events))
 
     broken, count = _HEARS.subn('subscribe: { deny: [">"] }', whole)
     assert count >= 4, whole
@@ -58,9 +62,13 @@ async def goes_on(made: Everybody, acme: AsyncClient, go: Path) -> None:
     again = await acme.submit(["true"], job="after", gpu="1xT4")
     assert (await again.result(ANSWER_S)).state == "SUCCEEDED"
     go.touch()
-    assert (await result).state == "SUCCEEDED"
+    assert await end == "SUCCEEDED"
     assert up.read_text() == "up\n", "it was started once"
     for which, subject in STANDING.items():
         said = words(made, which)
         assert said.count(f"this NATS user may not subscribe to {subject}") == 1, said
         assert said.count(f"{AGAIN} {subject} again") == 1, said
+
+
+async def last_state(events: AsyncIterator[Event]) -> str:
+    return [event.state async for event in events][-1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import re
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
@@ -612,6 +613,20 @@ def test_a_warning_of_the_worker_stays_on_the_screen(monkeypatch: pytest.MonkeyP
     progress.output(Piece(0, 1, "err", 0, "", note="warning[memory]: counted, not enforced"))
     progress.event(Event("t", "big", 3, "RUNNING", 1, [Change(3, 0, 0, 1, "RUNNING", "w1")]))
     assert "\r\x1b[Kwarning[memory]: counted, not enforced\n" in screen.getvalue()
+
+
+def test_beside_a_command_that_reads_its_output_progress_is_whole_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reader of a pipe may write to the terminal at any moment, behind a line that is drawn again as well."""
+    monkeypatch.setenv("NO_COLOR", "1")
+    screen = Terminal()
+    monkeypatch.setattr("sys.stderr", screen)
+    reads, writes = os.pipe()
+    with os.fdopen(reads), os.fdopen(writes, "w") as piped:
+        monkeypatch.setattr("sys.stdout", piped)
+        progress = Progress("big")
+        progress.event(Event("t", "big", 3, "RUNNING", 1, [Change(3, 0, 0, 1, "RUNNING", "w1")]))
+        progress.close()
+    assert screen.getvalue() == "big  RUNNING  on w1  0ms\n"
 
 
 def test_a_stall_is_shown_once_beside_the_progress(monkeypatch: pytest.MonkeyPatch) -> None:

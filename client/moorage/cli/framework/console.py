@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 import sys
 from typing import Final, Literal, TextIO
 
@@ -41,6 +42,14 @@ def has_colour(stream: TextIO) -> bool:
 def is_live(stream: TextIO) -> bool:
     """Return whether the stream is a terminal on which a line can be drawn again."""
     return stream.isatty() and os.environ.get("TERM", "") != "dumb"
+
+
+def is_piped(stream: TextIO) -> bool:
+    """Return whether another command reads the stream."""
+    try:
+        return stat.S_ISFIFO(os.fstat(stream.fileno()).st_mode)
+    except (OSError, ValueError):  # it has no file, or is closed
+        return False
 
 
 def paint(text: str, style: str, stream: TextIO) -> str:

@@ -1,7 +1,7 @@
 """Shows a job that is followed: progress on stderr, and the job's output as it was written.
 
-On a terminal, progress is one line that is rewritten; in a pipe, a line for each change. Each shows the time since the
-job was accepted.
+On a terminal, progress is one line that is rewritten; where stderr is none, or stdout is a pipe, a line for each
+change. Each shows the time since the job was accepted.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any, TextIO
 
-from moorage.cli.framework.console import is_live, plain, say
+from moorage.cli.framework.console import is_live, is_piped, plain, say
 from moorage.cli.framework.exit_codes import shell_code
 from moorage.cli.framework.render import age, ports_words, state, waits
 from moorage.cli.framework.screen import cut
@@ -52,7 +52,8 @@ class Progress:
         self._job = job
         self._quiet = quiet
         self._whole = whole
-        self._rewrites = is_live(sys.stderr)
+        # who reads a pipe may write to this terminal at any moment, also behind a line that is unfinished
+        self._rewrites = is_live(sys.stderr) and not is_piped(sys.stdout)
         self._line = ""
         self._drawn = False
         self._began_s = time.monotonic()
