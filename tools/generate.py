@@ -1,5 +1,5 @@
 """Make from the code what repeats it: the protocol page, the states, `reference_pages`, the
-configurations of `deploy/nats`, the board of `deploy/grafana`, the list of notes, `llms.txt`, the README's figures, and
+configurations of `deploy/nats`, the board of `deploy/grafana`, `llms.txt`, the README's figures, and
 the client without `await`.
 
 `python -m tools.generate` writes them, `--check` fails when what stands there is not what the code says, `--schemas`
@@ -18,7 +18,7 @@ from moorage.bus.site import shipped
 from moorage.cli.framework.settings import example_file
 from moorage.schemas.described import json_schema
 from moorage.schemas.job import Request
-from tools import lab_notes, reference_pages
+from tools import reference_pages
 from tools.board import board
 from tools.examples_of_frames import EXAMPLES
 from tools.llms import llms
@@ -51,7 +51,6 @@ def pages() -> dict[Path, str]:
         DOCS / "reference" / "python.md": HEAD + python_api(),
         DOCS / "reference" / "extending.md": HEAD + extending(),
         DOCS / "reference" / "settings.md": HEAD + reference_pages.settings(),
-        DOCS.parent / "bench" / "notes" / "README.md": HEAD + lab_notes.listed(),
         DOCS / "examples" / "moorage.toml": example_file(),
         DOCS.parent / "deploy" / "grafana" / "moorage.json": board(),
         DOCS / "llms.txt": llms(),

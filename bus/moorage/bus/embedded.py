@@ -47,7 +47,7 @@ MAX_PAYLOAD_BYTES: Final = 1024 * 1024
 MAX_PENDING_BYTES: Final = 256 * 1024 * 1024
 PING_INTERVAL_S: Final = 5
 #: on a machine with so few processors the server runs its goroutines on one at a time
-#: (bench/notes/2026-11-22-gomaxprocs-of-the-embedded-server.md)
+#: (bench/TRIED.md#gomaxprocs-of-the-embedded-server)
 FEW_PROCESSORS: Final = 2
 _POLL_S: Final = 0.005
 _LOG_TAIL_LINES: Final = 12

@@ -336,7 +336,7 @@ class Reign:
 
         A caller that submits one job after the other would otherwise wait, each time, for the append about its former
         job. After a wait without a submit no record waits for a while, unless a submit comes during the append
-        (bench/notes/2026-11-25-a-record-waits-for-a-submit.md).
+        (bench/TRIED.md#a-record-waits-for-a-submit).
         """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(SHARE_WAIT_S):
