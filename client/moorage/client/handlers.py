@@ -1,8 +1,8 @@
 """Handlers (functions of a service that workers call): the request for a call, its progress, and its result.
 
-The worker's side is `EmbeddedWorker`. A result is in the tenant's bucket before its job is SUCCEEDED (decision 0004). A
-small result is also sent to all clients that wait for results, and on the job's log subject. A client that received it
-there does not read the bucket.
+The worker's side is `EmbeddedWorker`. A result is in the tenant's bucket before its job is SUCCEEDED
+(docs/explanation/reasons.md). A small result is also sent to all clients that wait for results, and on the job's log
+subject. A client that received it there does not read the bucket.
 """
 
 from __future__ import annotations
