@@ -17,7 +17,6 @@ from tests.unit.docs.markdown import DOCS, page, pages
 NOT_RUN: Final = {
     "README.md": 2,  # the installation, and that of a model
     "docs/how-to/be-told-in-slack-or-by-mail.md": 1,  # a mail server of the reader's own
-    "docs/how-to/follow-a-job-from-go.md": 1,
     "docs/how-to/from-python.md": 1,  # the installation
     "docs/how-to/give-everybody-a-key.md": 1,  # three servers
     "docs/how-to/keep-jobs-to-their-share.md": 1,  # a file that is not one of settings

@@ -1,16 +1,8 @@
-# Follow a job from Go
-
-<!-- needs: go nats.go -->
-
-There is no SDK for Go, and none is needed: requests, answers and events are JSON. This complete program uses
-[nats.go](https://github.com/nats-io/nats.go). It subscribes, submits, and follows the job to its end. Each event
-carries the changes since the one before, numbered by `rev`; after a gap or a silence the program asks `show`.
-
-To try it here, run `moorage up --simulate 4x8xH100+4xL40S` in another terminal of the same folder
-([install](../tutorial/ten-minutes.md#install)). If it names a server other than `nats://127.0.0.1:4222`,
-`export NATS_URL` with that address.
-
-```go title="follow.go"
+// Follows one job from Go: subscribes, submits, and prints each change once, to the job's end.
+//
+//	go mod init follow && go get github.com/nats-io/nats.go && go run follow.go
+//
+// Each event carries the changes since the one before, numbered by rev; after a gap or a silence it asks show.
 package main
 
 import (
@@ -121,24 +113,3 @@ func main() {
 		tell(told)
 	}
 }
-```
-
-<!-- not run: the Go module proxy is not reached by the tests, which take nats.go from Debian's golang packages -->
-```sh
-go mod init follow && go get github.com/nats-io/nats.go
-```
-
-```sh
-go run follow.go
-```
-
-```text
-1 ACCEPTED
-2 PLACED sim-…
-3 CLAIMED sim-…
-4 RUNNING sim-…
-5 SUCCEEDED sim-…
-```
-
-[The protocol](../protocol.md) describes every field. The JSON Schemas that `moorage schema NAME --json` prints are for
-tools that generate Go types.
