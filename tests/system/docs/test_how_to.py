@@ -15,7 +15,7 @@ from tests.unit.docs.markdown import DOCS, page, pages
 
 #: blocks of the docs that no test runs, by page: add to it with the reason above the block, and take away from it
 NOT_RUN: Final = {
-    "README.md": 2,  # the installation, and that of a model
+    "README.md": 1,  # the installation
     "docs/how-to/be-told-in-slack-or-by-mail.md": 1,  # a mail server of the reader's own
     "docs/how-to/from-python.md": 1,  # the installation
     "docs/how-to/give-everybody-a-key.md": 1,  # three servers
