@@ -12,36 +12,26 @@ from tests.release.mutants.files import read_mutants
 
 PAGE: Final = (ROOT / "docs" / "promises.md").read_text()
 PROMISES_MAX: Final = 45
-TESTS_MAX: Final = 4
-SECTIONS: Final = re.split(r"^### ", PAGE, flags=re.MULTILINE)[1:]
-NOT_KEPT_YET: Final = re.findall(r"^- [^`\n].*$", PAGE, re.MULTILINE)
+WORDS_MAX: Final = 25
+ROWS: Final = re.findall(r"^\| `([a-z-]+)` \| (.+) \| `([^`]+)` \|$", PAGE, re.MULTILINE)
+NOT_KEPT_YET: Final = re.findall(r"^- .*?(?=\n- |\n\n)", PAGE, re.MULTILINE | re.DOTALL)
 
 
-def promises() -> dict[str, tuple[str, list[str]]]:
-    """Return the sentence and the tests of each promise, by its id."""
-    found: dict[str, tuple[str, list[str]]] = {}
-    for section in SECTIONS:
-        name, _, text = section.partition("\n")
-        assert name not in found, f"{name} stands twice"
-        sentence, *_ = text.strip().split("\n\n")
-        found[name] = sentence, re.findall(r"^- `([^`]+)`$", text, re.MULTILINE)
-    return found
-
-
-def test_every_promise_is_one_sentence_with_tests_that_exist() -> None:
-    assert 0 < len(promises()) <= PROMISES_MAX
-    wrong: list[str] = []
-    for name, (sentence, tests) in promises().items():
-        if not re.fullmatch(r"[A-Z`][^\n]+[^.\n]\.", sentence) or ". " in sentence:
-            wrong.append(f"{name}: needs one sentence on one line")
-        if not 1 <= len(tests) <= TESTS_MAX:
-            wrong.append(f"{name}: has {len(tests)} tests, not 1 to {TESTS_MAX}")
-        wrong += [f"{name}: {why}" for test in tests if (why := missing(test))]
+def test_every_promise_is_told_once_in_short_sentences_with_a_test_that_exists() -> None:
+    names = [name for name, _, _ in ROWS]
+    assert len(names) == len(set(names)) == PAGE.count("\n| `") <= PROMISES_MAX
+    wrong = [why for _, _, test in ROWS if (why := missing(test))]
+    for name, text, _ in ROWS:
+        if not text.endswith("."):
+            wrong.append(f"{name}: needs whole sentences")
+        long = [part for part in re.split(r"(?<=[.:;]) ", text) if len(part.split()) > WORDS_MAX]
+        wrong += [f"{name}: more than {WORDS_MAX} words: {part}" for part in long]
     assert wrong == []
 
 
 def test_what_is_not_kept_yet_has_tests_that_are_expected_to_fail() -> None:
     """Once it is kept, its words are those of a promise."""
+    assert len(NOT_KEPT_YET) == PAGE.count("\n- ")
     for words in NOT_KEPT_YET:
         tests = re.findall(r"`(tests/[^`]+)`", words)
         assert tests, words
@@ -53,11 +43,11 @@ def test_what_is_not_kept_yet_has_tests_that_are_expected_to_fail() -> None:
 
 
 def test_every_promise_keeps_a_test_in_ci() -> None:
-    assert [name for name, (_, tests) in promises().items() if all(left_out(test) for test in tests)] == []
+    assert [name for name, _, test in ROWS if left_out(test)] == []
 
 
 def test_every_promise_is_broken_by_a_mutant() -> None:
-    assert {mutant["promise"] for mutant in read_mutants()} == set(promises())
+    assert {mutant["promise"] for mutant in read_mutants()} == {name for name, _, _ in ROWS}
 
 
 def test_the_mutant_that_the_page_shows_is_one() -> None:
