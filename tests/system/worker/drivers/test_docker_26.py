@@ -12,13 +12,14 @@ import pytest
 
 from moorage.schemas.frames import Device
 from moorage.worker.drivers.container.start import Starter
-from moorage.worker.session.member_messages import Ended, NotStarted, Started
+from moorage.worker.session.member_messages import Ended, NotStarted, Started, StartFailed
 from moorage.worker.sharing.limiter import limits
 from tests.engines import DockerEngine, engine, path_26, why_no_docker_26
 from tests.nvidia.limited import built, put_for_containers, uuid_of
 from tests.registries import Registry, large_layer
 from tests.system.worker.drivers.container_rig import state_of
 from tests.system.worker.drivers.test_docker_driver import IMAGE, Rig, no_containers, settings
+from tests.system.worker.drivers.test_podman_driver import STALE, stale_cdi_of
 from tests.system.worker.limited_containers import limited_containers
 from tests.waiting import until
 
@@ -95,6 +96,22 @@ async def test_a_job_gets_the_devices_of_its_lease_by_cdi_and_a_broken_spec_send
             assert await rig.reported(Ended, name) == (name, 0, "exit"), "the next engine has them"
             assert await rig.output(name) == "/dev/moorage-test-1\n"
             await no_containers(docker)
+
+
+@pytest.mark.slow
+async def test_a_spec_that_is_out_of_date_is_the_hosts_fault_and_a_missing_program_the_jobs(
+    docker: DockerEngine, specs: Path, tmp_path: Path
+) -> None:
+    kind = "moorage.stale/gpu"
+    (specs / "stale.json").write_bytes(stale_cdi_of(kind, tmp_path))
+    async with state_of(tmp_path) as state:
+        for name, said in STALE.items():
+            async with Rig(state, settings(docker), devices=cards(name, kind=kind)) as rig:
+                assert said in (await rig.reported(NotStarted, rig.start(name, "true")))[1]
+        async with Rig(state, settings(docker), devices=cards("good", kind=kind)) as rig:
+            started = rig.start("good", "moorage-test-no-program")
+            assert (await rig.reported(StartFailed, started))[1] == 127
+        await no_containers(docker)
 
 
 @pytest.mark.slow

@@ -442,6 +442,45 @@ async def test_a_job_gets_the_devices_of_its_lease_by_cdi_and_no_other(
             await nothing_left(home, state)
 
 
+#: devices of such a spec, and what an engine says that gives one to a container
+STALE: Final = {
+    "library": "no such file or directory",
+    "hook": "no such file or directory",
+    "foreign": "exec format error",
+}
+
+
+def stale_cdi_of(kind: str, folder: Path) -> bytes:
+    """Return a spec that is older than the host's driver: its library and a hook are gone, a hook is of no use here."""
+    foreign = folder / "foreign"
+    foreign.write_bytes(b"\x7fELF\x01\x01\x01" + bytes(57))
+    foreign.chmod(0o755)
+    gone = "/usr/lib/x86_64-linux-gnu/libcuda.so.535.54.03"
+    edits = {
+        "library": {"mounts": [{"hostPath": gone, "containerPath": gone, "options": ["ro", "bind"]}]},
+        "hook": {"hooks": [{"hookName": "createContainer", "path": "/usr/bin/moorage-test-no-cdi-hook"}]},
+        "foreign": {"hooks": [{"hookName": "createContainer", "path": str(foreign)}]},
+        "good": {"env": ["MOORAGE_TEST=1"]},
+    }
+    devices = [{"name": name, "containerEdits": each} for name, each in edits.items()]
+    return msgspec.json.encode({"cdiVersion": "0.5.0", "kind": kind, "devices": devices})
+
+
+async def test_a_spec_that_is_out_of_date_is_the_hosts_fault_and_a_missing_program_the_jobs(
+    home: PodmanHome, tmp_path: Path, spec: tuple[str, Path]
+) -> None:
+    kind, path = spec
+    path.write_bytes(stale_cdi_of(kind, tmp_path))
+    async with state_of(tmp_path) as state:
+        for name, said in STALE.items():
+            async with Rig(home, state, [card(kind, name)]) as rig:
+                assert said in (await rig.reported(NotStarted, rig.start(name, "true")))[1]
+        async with Rig(home, state, [card(kind, "good")]) as rig:
+            started = rig.start("good", "moorage-test-no-program")
+            assert (await rig.reported(StartFailed, started))[1] == 127
+        await nothing_left(home, state)
+
+
 @pytest.mark.slow
 async def test_a_container_with_a_share_is_held_to_it_by_a_segment_of_its_own(
     home: PodmanHome, tmp_path: Path, spec: tuple[str, Path], monkeypatch: pytest.MonkeyPatch

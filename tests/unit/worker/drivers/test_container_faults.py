@@ -65,6 +65,19 @@ SAID: Final[dict[str, dict[str, list[CannotStart]]]] = {
         "docker": [docker_start("CDI device injection failed: unresolvable CDI devices nvidia.com/gpu=7")],
         "podman": [docker_start("setting up CDI devices: unresolvable CDI devices nvidia.com/gpu=7")],
     },
+    "a file or hook that the CDI spec names is gone": {
+        "docker": [
+            docker_start('OCI runtime create failed: runc create failed: unable to start container process: error'
+                         ' during container init: error running hook #0: fork/exec /usr/bin/nvidia-cdi-hook: no such'
+                         ' file or directory: unknown', 400),
+        ],
+        "podman": [
+            docker_start('runc: runc create failed: unable to start container process: error during container init:'
+                         ' error mounting "/usr/lib/libcuda.so.535" to rootfs at "/usr/lib/libcuda.so.535": stat'
+                         ' /usr/lib/libcuda.so.535: no such file or directory: OCI runtime attempted to invoke a'
+                         ' command that was not found'),
+        ],
+    },
     "no hook of NVIDIA's, and no CDI spec with the device": {
         "docker": [docker_start('could not select device driver "nvidia" with capabilities: [[gpu compute]]')],
     },
@@ -98,6 +111,44 @@ SHOWN: Final = {
 def test_an_image_that_was_removed_before_its_container_was_made_is_no_fault_of_the_job() -> None:
     found = start_fault(EngineError(404, "No such image: a/b:1"), is_created=False)
     assert (found.code, str(found)) == (None, "No such image: a/b:1")
+
+
+#: what engines said of starts that failed, recorded with each engine's API; the first column says whose fault it is
+SENTENCES: Final = [
+    line.split("\t") for line in Path(__file__).with_name("start_sentences.tsv").read_text().splitlines()[1:]
+]
+
+
+@pytest.mark.parametrize(("fault", "engine", "status", "sentence"), SENTENCES)
+def test_a_recorded_sentence_is_sorted_by_the_step_that_failed(
+    fault: str, engine: str, status: str, sentence: str
+) -> None:
+    found = start_fault(EngineError(int(status), sentence), is_created=True)
+    assert (found.code, str(found)) == ({"host": None, "126": 126, "127": 127}[fault], sentence), engine
+
+
+@pytest.mark.parametrize(
+    ("sentence", "code"),
+    [
+        # runc 1.0, which put its source lines in front, and the order of words that runc 1.2 has
+        ("OCI runtime create failed: container_linux.go:380: starting container process caused: exec:"
+         ' "nope": executable file not found in $PATH: unknown', 127),
+        ("OCI runtime create failed: container_linux.go:380: starting container process caused: process_linux.go:545:"
+         " container init caused: Running hook #0:: error running hook: exit status 1, stdout: , stderr: exec:"
+         ' "ldconfig": executable file not found in $PATH: unknown', None),
+        ("runc create failed: unable to start container process: error during container init: error running"
+         " createContainer hook #0: fork/exec /usr/bin/nvidia-cdi-hook: no such file or directory", None),
+        ("runc create failed: unable to start container process: error during container init: exec:"
+         ' "nope": executable file not found in $PATH', 127),
+        # CRI-O quotes the runtime's line once more
+        (r'container create failed: time="2026-01-01T00:00:00Z" level=error msg="runc create failed: unable to start'
+         r' container process: exec: \"nope\": executable file not found in $PATH"', 127),
+        # a program that is there, on a host that has no memory for it
+        ('runc create failed: unable to start container process: exec: "/bin/sh": cannot allocate memory', None),
+    ],
+)  # fmt: skip
+def test_a_sentence_of_another_release_is_sorted_the_same_way(sentence: str, code: int | None) -> None:
+    assert start_fault(EngineError(500, sentence), is_created=True).code == code
 
 
 def table() -> dict[str, dict[str, str]]:

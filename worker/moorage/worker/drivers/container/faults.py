@@ -12,14 +12,23 @@ from moorage.worker.drivers.base import CODE_CANNOT_START, CODE_NOT_FOUND
 from moorage.worker.drivers.container.engine import EngineError
 from moorage.worker.job.environment import not_here, without_prefix
 
-#: messages of an engine if the job itself names something that does not exist
-_NO_PROGRAM: Final = re.compile(
-    r"exec: .*(executable file not found|no such file or directory)|attempted to invoke a command that was not found",
+#: where an engine's message begins to speak of the job's program: as runc, then as crun says it
+_PROGRAM: Final = re.compile(
+    r"\bexec: \\?\"|exec (user|container) process|executable file `|the path `|cannot find `", re.IGNORECASE
+)
+#: steps of a start that use only files of the host. The reason behind them may have any words, also a program's
+_HOST_STEP: Final = re.compile(
+    r"\bmounting |running (\S+ )?hook|executing hook|retrieve OCI runtime error|failed to start shim", re.IGNORECASE
+)
+_NOT_FOUND: Final = re.compile(r"executable file .*not found|no such file or directory|cannot find `", re.IGNORECASE)
+_UNUSABLE: Final = re.compile(
+    r"permission denied|not permitted|(is a|not a) directory|name too long|exec format error|levels of symbolic links",
     re.IGNORECASE,
 )
-_BAD_PROGRAM: Final = re.compile(
-    r"exec: .*(permission denied|is a directory)|exec format error"
-    r"|^workdir .* does not exist|^unable to find (user|group) ",
+#: messages of an engine itself if the job names a folder or a user that its image lacks
+_NOT_IN_IMAGE: Final = re.compile(
+    r"^workdir .* (does not exist|is not a directory)|^detecting workdir .*: not a directory$"
+    r"|^unable to find (user|group) ",
     re.IGNORECASE,
 )
 #: what an engine says that lacks NVIDIA's hook
@@ -78,17 +87,31 @@ def config_fault(error: MoorageError) -> CannotStart:
 def start_fault(error: EngineError, is_created: bool) -> CannotStart:
     """Return the fault for a container that the engine could not start, or if not `is_created`, could not create."""
     message = error.message.strip()
-    if is_created and error.status in (400, 404, 500):
-        if _NO_PROGRAM.search(message):
-            return CannotStart(CODE_NOT_FOUND, message)
-        if _BAD_PROGRAM.search(message):
-            return CannotStart(CODE_CANNOT_START, message)
+    if is_created and error.status in (400, 404, 500) and (code := _code_of(message)) is not None:
+        return CannotStart(code, message)
     if _NO_GPUS.search(message):
         message += (
             ": the engine has no CDI spec with these GPUs, and no hook of NVIDIA's. Run nvidia-ctk cdi generate on "
             "that host, or install nvidia-container-toolkit"
         )
     return CannotStart(None, message)
+
+
+def _code_of(message: str) -> int | None:
+    """Return the exit code of a job whose program, folder or user does not fit its image; None for any other fault.
+
+    The first step that the message names decides. Podman ends every message about a missing file with "OCI runtime
+    attempted to invoke a command that was not found", whichever file it is, and a hook's own words may follow its step.
+    """
+    if _NOT_IN_IMAGE.search(message):
+        return CODE_CANNOT_START
+    program = _PROGRAM.search(message)
+    if program is None or _HOST_STEP.search(message, 0, program.start()):
+        return None
+    reason = message[program.start() :]
+    if _NOT_FOUND.search(reason):
+        return CODE_NOT_FOUND
+    return CODE_CANNOT_START if _UNUSABLE.search(reason) else None
 
 
 def pull_fault(image: str, error: EngineError) -> CannotStart:
