@@ -1,8 +1,8 @@
 """Pack files for a job. The same files give the same archive, byte for byte, so that it is sent only once.
 
 The content of a folder is at the top of the archive; a single file is there under its own name. Owners and times are
-left out, and of a file's mode only the execute bit is kept. Paths that a folder's `.moorageignore` lists are left out
-(the syntax is that of `.gitignore`).
+left out, and of a file's mode only the execute bit is kept. Paths that a folder's `.moorageignore` lists are left out,
+as git leaves out those of a `.gitignore` (`ignore_rules`).
 """
 
 from __future__ import annotations
@@ -18,11 +18,13 @@ from typing import IO, Final, NamedTuple
 
 from moorage.bus.target import HOME_DEFAULT
 from moorage.client.errors import rejected
+from moorage.client.ignore_rules import Rule, leaves_out, rules_of
 from moorage.system.archives import FILES_BYTES_MAX, MEMBERS_MAX, link_stays_below
 
 IGNORE_FILE: Final = ".moorageignore"
-#: always left out: of no use to a job, and large, or the folder of `moorage up`, which contains sockets and passwords
-_ALWAYS: Final = (".git/", "__pycache__/", ".venv/", f"{HOME_DEFAULT}/")
+#: always left out: of no use to a job, and large, or the folder of `moorage up`, which contains sockets and passwords.
+#: A `.venv` may be a link, and the `.git` of a worktree is a file
+_ALWAYS: Final = rules_of("\n".join((".git", "__pycache__", ".venv", HOME_DEFAULT)).encode())
 #: 1980-01-01 UTC: some programs do not accept 0 as a time
 _MTIME_S: Final = 315_532_800
 _READ_BYTES: Final = 1 << 20
@@ -116,18 +118,7 @@ def _below(path: Path) -> Iterator[tuple[str, Path]]:
             )
         yield path.resolve().name if path.name in ("", "..") else path.name, path.resolve()  # of a link, its target
         return
-    import pathspec  # only where a folder is brought
-
-    try:
-        own = (path / IGNORE_FILE).read_text(encoding="utf-8-sig").splitlines()  # Windows writes a byte order mark
-    except FileNotFoundError:
-        own = []
-    except (OSError, UnicodeDecodeError) as error:
-        raise _unreadable(path / IGNORE_FILE, error) from None
-    try:
-        ignored = pathspec.GitIgnoreSpec.from_lines([*_ALWAYS, *own])
-    except ValueError as error:
-        raise rejected("invalid-argument", f"{path / IGNORE_FILE}: {error}", next="write it as a .gitignore") from None
+    lists: dict[str, list[Rule]] = {}  # by the folder of the list
 
     def refuse(error: OSError) -> None:
         raise _unreadable(Path(error.filename or path), error)
@@ -135,12 +126,36 @@ def _below(path: Path) -> Iterator[tuple[str, Path]]:
     for folder, folders, files in os.walk(path, onerror=refuse):
         above = Path(folder).relative_to(path).as_posix()
         head = "" if above == "." else f"{above}/"
+        if own := _rules_in(Path(folder)):
+            lists[head] = own
+        nearest_first = [(at, rules) for at, rules in sorted(lists.items(), reverse=True) if head.startswith(at)]
         links = [name for name in folders if os.path.islink(os.path.join(folder, name))]
-        folders[:] = [name for name in folders if name not in links and not ignored.match_file(f"{head}{name}/")]
+        folders[:] = [
+            name for name in folders if name not in links and not _stays(nearest_first, head + name, is_folder=True)
+        ]
         for name in (*files, *links):
-            if not ignored.match_file(f"{head}{name}"):
+            if not _stays(nearest_first, head + name, is_folder=False):
                 yield head + name, Path(folder, name)
         yield from ((head + name, Path(folder, name)) for name in folders)
+
+
+def _rules_in(folder: Path) -> list[Rule]:
+    """Return the rules of a folder's own list; none if it has none. Raises `Rejected`."""
+    try:
+        return rules_of((folder / IGNORE_FILE).read_bytes())
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise _unreadable(folder / IGNORE_FILE, error) from None
+
+
+def _stays(nearest_first: Iterable[tuple[str, list[Rule]]], name: str, *, is_folder: bool) -> bool:
+    """Return whether a path is left out: by the nearest list that has a pattern for it, or by what always is."""
+    for head, rules in nearest_first:
+        found = leaves_out(rules, os.fsencode(name.removeprefix(head)), is_folder=is_folder)
+        if found is not None:
+            return found
+    return bool(leaves_out(_ALWAYS, os.fsencode(name), is_folder=is_folder))
 
 
 def _add(archive: tarfile.TarFile, name: str, path: Path) -> tuple[int, bool]:

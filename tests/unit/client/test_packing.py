@@ -79,6 +79,31 @@ def test_what_moorageignore_lists_stays(tmp_path: Path) -> None:
     assert unpacked([code], tmp_path / "into") == expected
 
 
+@pytest.mark.parametrize(
+    ("patterns", "brought"),
+    [
+        ("*\n!*/\n!*.md\n", ["README.md", "data/README.md", "data/sub/note.md"]),
+        ("/src/\n*.md\ndata/**\n!data/**/\n!data/**/*.md\n", ["data/README.md", "data/sub/note.md"]),
+        ("/src/\n/README.md\ndata/**/\n", ["data/README.md", "data/big.bin"]),
+        ("*.*\ncache\n!/src/\n", ["src/x"]),
+        ("*.*\nsrc**/x\n", []),
+    ],
+)
+def test_moorageignore_is_read_as_git_reads_it(tmp_path: Path, patterns: str, brought: list[str]) -> None:
+    """The answers are those of `git ls-files -o`."""
+    code = made(tmp_path / "code", "README.md", "data/README.md", "data/big.bin", "data/sub/note.md", "src/x")
+    made(code, "src/cache/x")
+    (code / ".moorageignore").write_text(patterns + ".moorageignore\n")
+    found = unpacked([code], tmp_path / "into")
+    assert [name for name in found if (tmp_path / "into" / name).is_file()] == brought
+
+
+def test_a_venv_that_is_a_link_and_the_git_of_a_worktree_are_left_out(tmp_path: Path) -> None:
+    code = made(tmp_path / "code", "a.py", ".git", "lib/.git")
+    (code / ".venv").symlink_to("/opt/venv")
+    assert unpacked([code], tmp_path / "into") == ["a.py", "lib"]
+
+
 def test_a_byte_order_mark_does_not_hide_the_first_pattern_of_moorageignore(tmp_path: Path) -> None:
     code = made(tmp_path / "code", "secret.key", "b.key", "a.py")
     (code / ".moorageignore").write_bytes(b"\xef\xbb\xbfsecret.key\r\nb.key\r\n")
