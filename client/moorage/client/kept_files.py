@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -19,24 +22,28 @@ from moorage.client.sending import bucket_of
 from moorage.client.transitions import last_attempts
 from moorage.schemas.errors import problem
 from moorage.schemas.handler import result_object
+from moorage.schemas.job import SUCCEEDED
 from moorage.schemas.names import word_of
 from moorage.schemas.printable import in_one_line
-from moorage.schemas.ranges import Ranges, count_of, format_ranges, numbers_in
+from moorage.schemas.ranges import Ranges, count_of, format_ranges, numbers_in, parse_ranges
 from moorage.schemas.unreadable import UNREADABLE
 from moorage.system.archives import LEFT_OUT, BadArchive, Inflating, stays_below, unpack
 
 if TYPE_CHECKING:
     from moorage.client.connected import Connected
 
+#: most replicas of a job that are asked for patterns that matched nothing
+UNMATCHED_ASKED_MAX: Final = 16
 #: most bytes of the files of one replica
 KEPT_BYTES_MAX: Final = 1 << 40
 
 
 class _LeftOut(msgspec.Struct, frozen=True):
-    """The header `LEFT_OUT` of a stored archive."""
+    """The header `LEFT_OUT` of a stored archive: what matched and was left out, and patterns that matched nothing."""
 
     count: int
     names: list[tuple[str, str]]
+    unmatched: list[str] = []
 
 
 _decode_left_out: Final = msgspec.json.Decoder(_LeftOut).decode
@@ -107,7 +114,39 @@ def _left_out(info: ObjectInfo, of: str) -> list[str]:
         return []
     lines = [f"{of}{in_one_line(name)} was left out: {in_one_line(why)}" for name, why in said.names]
     more = said.count - len(said.names)
-    return [*lines, f"{of}{more} more were left out"] if more > 0 else lines
+    lines += [f"{of}{more} more were left out"] if more > 0 else []
+    return lines + [f"{of}{_matched_nothing(pattern)}" for pattern in said.unmatched]
+
+
+def _matched_nothing(pattern: str) -> str:
+    return f"nothing matched {in_one_line(pattern)!r} of keep, which begins at the attempt's folder"
+
+
+async def unmatched(client: Connected, shown: Mapping[str, Any]) -> list[str]:
+    """Return a line for each pattern of `keep` that matched nothing, though its job, as `show` has it, has SUCCEEDED.
+
+    Of a job of many replicas the first `UNMATCHED_ASKED_MAX` are looked at. Raises what `Connected.again` raises.
+    """
+    request = shown.get("request", {})
+    if shown["state"] != SUCCEEDED or not request.get("run", {}).get("keep"):
+        return []
+    job, numbers = shown["job"], numbers_of(request)
+    first = list(itertools.islice(numbers_in(numbers), UNMATCHED_ASKED_MAX))
+    only = None if len(first) == count_of(numbers) else parse_ranges(",".join(map(str, first)))
+    fences = await _fences(client, job, shown, count_of(numbers), only)
+    store = bucket_of(client)
+    lacking: dict[str, list[int]] = {}
+    for number in first:
+        if number not in fences:
+            continue
+        info = await client.again(partial(store.find, result_object(job, number, fences[number])))
+        with contextlib.suppress(KeyError, IndexError, *UNREADABLE):
+            for pattern in _decode_left_out(info.headers[LEFT_OUT][0]).unmatched if info is not None else ():
+                lacking.setdefault(pattern, []).append(number)
+    return [
+        _matched_nothing(pattern) + (f": replica {', '.join(map(str, of))}" if count_of(numbers) > 1 else "")
+        for pattern, of in lacking.items()
+    ]
 
 
 def why_none(job: str, path: str, keep: Sequence[str]) -> tuple[str, str]:

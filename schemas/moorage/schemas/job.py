@@ -222,6 +222,10 @@ def _command_trouble(run: Run) -> Trouble | None:
         if at >= KEEP_MAX or not pattern.strip() or "\0" in pattern or len(pattern) > WORD_CHARS_MAX:
             message = f"keep may list {KEEP_MAX} patterns of 1..{WORD_CHARS_MAX} characters"
             return Trouble(f"run.keep[{at}]", message, quoted(pattern[:80]), 'patterns as in a .gitignore: "out/**"')
+        first, *_ = parts = pattern.removeprefix("!").split("/")
+        if ".." in parts or (first.startswith("~") and len(parts) > 1):
+            message = "keep names what is below the attempt's folder, and this pattern can match nothing there"
+            return Trouble(f"run.keep[{at}]", message, quoted(pattern[:80]), 'as in "out/**", "*.log"')
     if run.user is not None and not is_user(run.user):
         return Trouble(
             "run.user", "user must be a user of the worker's host", quoted(run.user), f"a name, or 0..{UID_MAX}"
@@ -264,6 +268,17 @@ def is_quick(pattern: str) -> bool:
     expression."""
     stars = [part.count("*") for part in pattern.split("/")]
     return max(stars) <= 2 and stars.count(2) <= KEEP_STARS_MAX
+
+
+def kept_pattern(pattern: str) -> str:
+    """Return a pattern of `keep` as it is matched: `./out` begins at the attempt's folder, as `/out` does, and `a//b`
+    and `a/./b` are `a/b`."""
+    bare = pattern.removeprefix("!")
+    sign = pattern[: len(pattern) - len(bare)]
+    first, *rest = bare.split("/")
+    inner = [part for part in rest[:-1] if part not in ("", ".")]
+    parts = ["" if first == "." else first, *inner, *(part for part in rest[-1:] if part != ".")]
+    return sign + (("/".join(parts)) if any(parts) else "**")
 
 
 def stays_below(path: str) -> bool:

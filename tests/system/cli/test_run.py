@@ -31,6 +31,17 @@ async def test_the_jobs_own_code(node: Node, unique: str, script: str, code: int
     assert ran.code == code, ran.err
 
 
+async def test_a_keep_pattern_that_matched_nothing_is_named_by_run_wait_and_show(node: Node, unique: str) -> None:
+    words = ("--keep", "out/**", "--keep", "out/{a,b}", "--", "sh", "-c", "mkdir out && touch out/a")
+    ran = await node.run("run", "--job", "k", *words, tenant=unique)
+    said = "nothing matched 'out/{a,b}' of keep"
+    assert (ran.code, ran.err.count(said), ran.err.count("nothing matched")) == (0, 1, 1), ran.err
+    assert said in (await node.run("wait", "k", tenant=unique)).err
+    assert said in (await node.run("show", "k", tenant=unique)).out
+    ran = await node.run("run", "--replicas", "2", "--keep", "none", "--", "true", tenant=unique)
+    assert ran.err.splitlines()[-1].endswith("begins at the attempt's folder: replica 0, 1")
+
+
 @pytest.mark.parametrize("verb", ["run", "wait"])
 async def test_of_a_gang_the_code_of_the_rank_that_failed_first(node: Node, unique: str, verb: str) -> None:
     script = "[ $RANK = 1 ] && exit 7; exec sleep 60"

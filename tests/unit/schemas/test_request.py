@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from moorage.schemas.codec import canonical, decode_request, identity, same_request
 from moorage.schemas.errors import CODES, Problem, Refused
 from moorage.schemas.gpu import Distributed
-from moorage.schemas.job import REPLICAS_MAX, Request, Run
+from moorage.schemas.job import REPLICAS_MAX, Request, Run, kept_pattern
 from moorage.schemas.names import is_job, is_tenant, is_worker, worker_slug
 from moorage.schemas.staying import Ready
 from tests.unit.schemas.impossible import IMPOSSIBLE, POSSIBLE
@@ -428,6 +428,31 @@ def test_a_keep_pattern_that_takes_long_to_match_is_refused(pattern: str) -> Non
     assert trouble is not None
     assert (trouble.field, trouble.found) == ("run.keep[1]", pattern)
     assert "at most two stars" in trouble.message
+
+
+@pytest.mark.parametrize("pattern", ["../*", "out/../../x", "!../x", "~/out/**", "~me/out"])
+def test_a_keep_pattern_of_what_is_not_below_the_folder_is_refused(pattern: str) -> None:
+    trouble = decode(run={**RUN, "keep": ["out/**", pattern]}).trouble
+    assert trouble is not None
+    assert (trouble.field, trouble.found) == ("run.keep[1]", pattern)
+
+
+@pytest.mark.parametrize(
+    ("written", "matched"),
+    [
+        ("out/**", "out/**"),
+        ("./out/**", "/out/**"),
+        ("!./model", "!/model"),
+        ("out//model", "out/model"),
+        ("a/./b/", "a/b/"),
+        (".", "**"),
+        ("./", "**"),
+        ("a..b~", "a..b~"),
+    ],
+)
+def test_a_keep_pattern_is_matched_without_what_says_nothing(written: str, matched: str) -> None:
+    assert kept_pattern(written) == matched
+    assert decode(run={**RUN, "keep": [written]}).trouble is None
 
 
 def test_keep_patterns_as_people_write_them_are_taken() -> None:

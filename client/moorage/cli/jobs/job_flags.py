@@ -43,6 +43,8 @@ _SAME_NAME: Final = (
 #: flags that are durations, and the fields that they are
 #: each STEP-th number, as arrays of Slurm and PBS have it
 _STEPS: Final = re.compile(r"(\d{1,7})-(\d{1,7}):(\d{1,7})", re.ASCII)
+#: which of several values a field's path names
+_AT: Final = re.compile(r"\[\d+\]")
 _DURATIONS: Final = {
     "time_limit": "limit",
     "deadline": "deadline_s",
@@ -404,7 +406,8 @@ def _built(command: list[str], flags: JobFlags, fields: dict[str, Any]) -> Reque
         )
     except Rejected as refused:
         field = refused.problem.field or ""
-        option = "--gpu-device" if flags.gpu_device and "gpu_device_ids" in field else _OPTIONS.get(field)
+        one = _AT.sub("[0]", field)
+        option = "--gpu-device" if flags.gpu_device and "gpu_device_ids" in field else _OPTIONS.get(one)
         if option is None:
             raise
         raise _of_option(option, refused) from None

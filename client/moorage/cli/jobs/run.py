@@ -21,6 +21,7 @@ from moorage.cli.jobs.job_flags import NO_FLAGS, JobFlags, offered, request_of
 from moorage.cli.jobs.progress import Progress
 from moorage.cli.jobs.selectors import ANY_JOB, HELP, LISTED, Chosen, SomeReplicas, ids_of, with_named
 from moorage.cli.jobs.sweep_flags import sweep_of
+from moorage.cli.jobs.unkept import say_unkept
 from moorage.client.errors import ClientError, JobFailed, rejected
 from moorage.client.login import who
 from moorage.schemas.names import word_of
@@ -99,7 +100,10 @@ def run(
                 following = _hold(client, job_id, submit)
             else:
                 following = _follow(client, job_id, options, submit, labelled=labelled, replicas=request.copies)
-            return await detachable(following, detach, cancel)
+            code = await detachable(following, detach, cancel)
+            if code == 0 and request.workload.keep:
+                await say_unkept(client, job_id)
+            return code
         except BrokenPipeError:  # as of `| head`: its reader wants no more, and the job goes on
             if submitted:
                 _say_detached(job_id)

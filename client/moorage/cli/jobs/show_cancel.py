@@ -34,6 +34,7 @@ from moorage.cli.jobs.selectors import (
     one_id,
     with_named,
 )
+from moorage.cli.jobs.unkept import unkept
 from moorage.cli.jobs.use import WATCH_S, use_rows, use_table, use_words
 from moorage.client.errors import ClientError, NotFound
 from moorage.client.login import who
@@ -90,6 +91,8 @@ def show(
                 answer.data["ports"] = ports
             if cuts := await _cuts_of(client, name, answer.data):
                 answer.data["output_cuts"] = cuts
+            if lines := await unkept(client, answer.data):
+                answer.data["keep_unmatched"] = lines
             return answer
 
         options.show_each(await ask_each(client, jobs, ask), _show)
@@ -229,6 +232,7 @@ def job_words(data: dict[str, Any]) -> str:
             ("output", _cuts(data)),
             ("code", code_cell(data.get("code"))),
             ("why", ended_by_itself(data["state"], data.get("code"), data.get("why") or "")),
+            ("keep", "; ".join(data.get("keep_unmatched", ()))),
             ("kept", _kept(data)),
             *_kept_rows(data),
         ]

@@ -19,6 +19,7 @@ from moorage.cli.jobs.progress import Progress
 from moorage.cli.jobs.replica_words import Eta, shown_words
 from moorage.cli.jobs.selectors import ANY_JOB, HELP, HELP_ONE, LISTED, Chosen, ids_of, one_id, with_named
 from moorage.cli.jobs.show_cancel import at, why_of
+from moorage.cli.jobs.unkept import say_unkept
 from moorage.client.errors import ClientError
 from moorage.schemas.job import STATES
 from moorage.schemas.units import many
@@ -40,6 +41,8 @@ JOB_WIDTH: Final = 14
 FOR_DEFAULT: Final = "365d"
 
 
+#: jobs that are asked for patterns of --keep that matched nothing: each is a question more
+UNKEPT_MAX: Final = 16
 #: how often the line on the terminal says how long it is by now, and how many of those until it asks again
 TICK_S: Final = 1.0
 ASK_AGAIN_TICKS: Final = 5
@@ -84,6 +87,8 @@ def wait(
                 else:
                     code = None if result.code is None else shell_code(result.code)
                     tell(rows.line((job.job, result.state, code, await _why_of(client, result))))
+                    if result.state == "SUCCEEDED" and len(results) <= UNKEPT_MAX:
+                        await say_unkept(client, job.job)
         if len(names) > 1 and not (options.json or options.format):
             failed = sum(result.state != "SUCCEEDED" for result in results.values())
             say(f"{many(len(names), 'job')} ended, {failed} of them not SUCCEEDED")

@@ -64,7 +64,24 @@ async def test_what_matches_is_stored_before_the_end_is_told(
         await until(lambda: [path.name for path in folder.iterdir()] == ["acme.a.0.1.10"], what="the patterns gone")
 
 
-async def test_nothing_is_stored_where_nothing_matches(nats_url: str, unique: str, tmp_path: Path) -> None:
+async def test_patterns_that_match_nothing_are_named(nats_url: str, unique: str, tmp_path: Path) -> None:
+    async with (
+        bucket(nats_url, unique) as store,
+        ScriptedLeader(nats_url, unique) as leader,
+        worker(nats_url, unique, leader),
+    ):
+        name = name_of()
+        patterns = ["out/**", "!out/x", "./log//a", "{a,b}", "[a", "./log/./b"]
+        await leader.want("w1", placed(name, "mkdir log && touch log/a", keep=patterns))
+        exited = await leader.heard("w1", "exited", name)
+        assert (exited.code, exited.detail) == (0, "exit")
+        assert await kept(store, "a.0.10", tmp_path) == {"log/a": ""}
+        info = await store.find("a.0.10")
+        assert info is not None
+        assert [line.split("'")[1] for line in _left_out(info, "")] == ["out/**", "{a,b}", "[a", "./log/./b"]
+
+
+async def test_that_nothing_matched_is_stored_too(nats_url: str, unique: str, tmp_path: Path) -> None:
     async with (
         bucket(nats_url, unique) as store,
         ScriptedLeader(nats_url, unique) as leader,
@@ -72,9 +89,10 @@ async def test_nothing_is_stored_where_nothing_matches(nats_url: str, unique: st
     ):
         name = name_of()
         await leader.want("w1", placed(name, "true", keep=["out/**"]))
-        exited = await leader.heard("w1", "exited", name)
-        assert (exited.code, exited.detail) == (0, "exit")
-        assert await store.find("a.0.10") is None
+        assert (await leader.heard("w1", "exited", name)).code == 0
+        info = await store.find("a.0.10")
+        assert info is not None
+        assert len(_left_out(info, "")) == 1
 
 
 async def test_a_cancelled_job_keeps_what_there_is(nats_url: str, unique: str, tmp_path: Path) -> None:

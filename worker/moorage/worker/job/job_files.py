@@ -24,7 +24,7 @@ from moorage.bus.errors import BusError
 from moorage.bus.jetstream import JetStream
 from moorage.bus.object_store import files_store
 from moorage.schemas.errors import Refused, problem
-from moorage.schemas.job import KEEP_STARS_MAX, is_quick
+from moorage.schemas.job import KEEP_STARS_MAX, is_quick, kept_pattern
 from moorage.schemas.subjects import Subjects
 from moorage.system.archives import (
     LEFT_OUT,
@@ -91,10 +91,12 @@ def translated() -> Iterator[None]:
 
 
 class LeftOut:
-    """What matched the patterns of a job and was not stored: how much, and the first names with the reason of each."""
+    """What matched the patterns of a job and was not stored: how much, and the first names with the reason of each; and
+    the patterns that matched nothing."""
 
     def __init__(self) -> None:
         self.count = 0
+        self.unmatched: list[str] = []
         self._named: list[tuple[str, str]] = []
 
     def __str__(self) -> str:
@@ -109,7 +111,8 @@ class LeftOut:
     @property
     def header(self) -> str:
         """The value of the header LEFT_OUT, as JSON in ASCII: a name may have any bytes."""
-        return json.dumps({"count": self.count, "names": self._named})
+        unmatched = [pattern[:NAME_CHARS_MAX] for pattern in self.unmatched[:NAMED_MAX]]
+        return json.dumps({"count": self.count, "names": self._named, "unmatched": unmatched})
 
 
 class JobFiles:
@@ -172,10 +175,10 @@ class JobFiles:
 
     async def keep(self, tenant: str, name: str, folder: str, patterns: Sequence[str]) -> None:
         """Store the files, links and empty folders of a folder that match the patterns as an object of the tenant's
-        bucket; nothing if none matches.
+        bucket.
 
-        What matches and cannot be stored is named in a header of the object. Raises NotKept. No process may write to
-        the folder any more.
+        A header of the object names what matches and cannot be stored, and the patterns that matched nothing. Raises
+        NotKept. No process may write to the folder any more.
         """
         left_out = LeftOut()
         try:
@@ -185,12 +188,12 @@ class JobFiles:
                     count = await asyncio.to_thread(self._pack, spool, folder, patterns, stopped, left_out)
                 finally:
                     stopped.set()
-                if not count and not left_out.count:
-                    return
                 headers = {"Content-Type": "application/gzip"}
                 if left_out.count:
                     log.warning("the files that %s keeps are stored without %s", name, left_out)
+                if left_out.count or left_out.unmatched:
                     headers[LEFT_OUT] = left_out.header
+                empty_alone = not count and not left_out.count
                 store = files_store(self._jetstream, self._subjects, tenant)
                 await store.put(name, compressed(spool), headers, lambda _: None)
         except OSError as error:
@@ -198,7 +201,8 @@ class JobFiles:
         except RecursionError:
             raise NotKept("the folders are nested too deeply to be packed") from None
         except BusError as error:
-            raise NotKept(error.problem.message) from None
+            if not empty_alone:  # else nothing is lost but the word that nothing matched
+                raise NotKept(error.problem.message) from None
 
     def _pack(
         self, into: BinaryIO, folder: str, patterns: Sequence[str], stopped: threading.Event, left_out: LeftOut
@@ -217,10 +221,13 @@ class JobFiles:
                 f" {KEEP_STARS_MAX} parts may have two"
             )
         try:
-            kept = pathspec.GitIgnoreSpec.from_lines(patterns)
+            kept = pathspec.GitIgnoreSpec.from_lines(map(kept_pattern, patterns))
         except (ValueError, re.error) as error:
             raise NotKept(f"keep: {error}") from None
         owner, seen, count, size = os.stat(folder).st_uid, 0, 0, 0
+        unmatched = {
+            text: rule for text, rule in zip(patterns, kept.patterns, strict=True) if rule.include is not False
+        }
         with tarfile.open(fileobj=into, mode="w", format=tarfile.GNU_FORMAT) as archive:
             for above, folders, files, place in os.fwalk(folder, follow_symlinks=False):
                 if len(os.fsencode(above)) - len(os.fsencode(folder)) > PATH_BYTES_MAX:
@@ -237,7 +244,10 @@ class JobFiles:
                         raise NotKept("the path of a file is longer than Linux allows in one call (4096 bytes)")
                     about = os.stat(entry, dir_fd=place, follow_symlinks=False)
                     is_folder = stat.S_ISDIR(about.st_mode)
-                    if not kept.match_file(f"{name}/" if is_folder else name):
+                    path = f"{name}/" if is_folder else name
+                    for text in [text for text, rule in unmatched.items() if rule.include and rule.match_file(path)]:
+                        del unmatched[text]
+                    if not kept.match_file(path):
                         continue
                     if is_folder and _has_entries(entry, place):
                         continue  # the folders of a file are made with it
@@ -249,6 +259,7 @@ class JobFiles:
                     if count > MEMBERS_MAX or size > self.bytes_max:
                         raise NotKept(f"more than {MEMBERS_MAX} files or {self.bytes_max} bytes (files_bytes)")
                     _add(archive, name, entry, place, owner)
+        left_out.unmatched = [*unmatched]
         return count
 
     def _fetched(self, kept: Path, task: asyncio.Task[None]) -> None:
