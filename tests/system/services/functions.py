@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Any
 
 
@@ -18,19 +19,39 @@ def pid(data: Any) -> str:
     return str(os.getpid())
 
 
-def sleep(data: bytes) -> bytes:
-    """Hold the interpreter for so many milliseconds."""
-    time.sleep(float(data) / 1000)
+def _entered(data: bytes | str) -> Path:
+    """Note at a `Gate` that this call runs, and return the file that opens it."""
+    gate = Path(os.fsdecode(data))
+    number = os.open(gate / "runs", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    os.write(number, b"x")
+    os.close(number)
+    return gate / "open"
+
+
+def held(data: bytes | str) -> bytes | str:
+    """Occupy a thread until the test opens the `Gate` that the data names; without data return at once."""
+    if data:
+        opened = _entered(data)
+        while not opened.exists():
+            time.sleep(0.01)
     return data
 
 
-def die(data: bytes) -> bytes:
+async def aheld(data: bytes | str) -> bytes | str:
+    """Do the same without a thread, so that a cancel ends it."""
+    if data:
+        opened = _entered(data)
+        while not opened.exists():  # noqa: ASYNC110 - another process opens it
+            await asyncio.sleep(0.01)
+    return data
+
+
+def die(data: bytes | str) -> bytes | str:
     if data == b"die":
         os.kill(os.getpid(), 9)
     if data == b"leave":
         os._exit(3)
-    time.sleep(float(data or b"0") / 1000)
-    return data
+    return held(data)
 
 
 def wrong(data: Any) -> Any:

@@ -23,6 +23,34 @@ ANSWER_S: Final = 60.0
 FUNCTIONS: Final = Path(__file__).parent / "functions.py"
 
 
+class Gate:
+    """Calls of the functions `held`, `aheld` and `die` with this as their data run until the test opens it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder / f"gate-{len(list(folder.glob('gate-*')))}"
+        self._folder.mkdir()
+
+    @property
+    def data(self) -> bytes:
+        return os.fsencode(self._folder)
+
+    async def runs(self, calls: int = 1) -> None:
+        """Wait until so many calls run."""
+        noted = self._folder / "runs"
+        await until(lambda: noted.exists() and noted.stat().st_size >= calls, what=f"{calls} calls run")
+
+    def open(self) -> None:
+        """Let the calls end, and those that come later too."""
+        (self._folder / "open").touch()
+
+
+async def waiting(caller: Connection, prefix: str, service: str) -> asyncio.Event:
+    """Return an event that is set once a call waits at a member of the service for a place."""
+    waits = asyncio.Event()
+    await caller.subscribe(f"{prefix}.calls.default.{service}.have", lambda _: waits.set())
+    return waits
+
+
 class MemberProcess:
     """A process `moorage serve`, and what it wrote."""
 
