@@ -24,8 +24,9 @@ def unmount(folder: Path) -> None:
     subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
-def fill(folder: Path) -> Path:
-    """Take all the room that is left, to the last byte; delete what it returns to have room again."""
+def fill(folder: Path, leaving: int = 0) -> Path:
+    """Take all the room that is left, to the last byte, or but for the bytes `leaving`; delete what it returns to have
+    room again."""
     filler = folder / "filler"
     with filler.open("wb", buffering=0) as file:
         chunk = b"\0" * (1 << 20)
@@ -36,4 +37,5 @@ def fill(folder: Path) -> Path:
                 written = 0
             if written < len(chunk):
                 chunk = chunk[: len(chunk) // 2]
+        file.truncate(max(0, file.tell() - leaving))
     return filler

@@ -62,6 +62,8 @@ WORKER: Final[dict[str, str]] = {
     "heard_ms_ago": "ms since its last renewal; null if this leader received none",
     "quarantined": "positions of GPUs in quarantine, which an operator has to release",
     "troubles": "GPUs that are not given out: `slot`, the cause, and since when",
+    "drivers_down": "drivers that start nothing: `driver`, `why`, `for_s`; left out without one",
+    "warning": "what is wrong with the host and closes nothing; left out without one",
     "drain": "times of a drain: `begins_in_ms`, `leave_in_ms`, `ends_in_ms`, `by`, `why`; left out without one",
     "devices": "GPUs of the `worker` that the question names, each with its `slot` and its fields of [hello](#hello)",
 }

@@ -220,6 +220,12 @@ DRIVER_DOWN: Final = add(
     "start that engine on the worker's host: moorage fleet names it; the worker takes jobs again by itself",
     cures=_REQUEST,
 )
+DISK_FULL: Final = add(
+    "disk-full",
+    "the disk below the state folder of each worker that could run it is full",
+    "free some room there: moorage fleet names the folder; the worker takes jobs again by itself",
+    cures=_REQUEST,
+)
 BUSY: Final = add(
     "busy",
     "jobs lease the GPUs that it needs",

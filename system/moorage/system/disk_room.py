@@ -1,4 +1,4 @@
-"""Limit the output of jobs on the disk of the state folder, because without room for the journal all jobs would end.
+"""Limit the output of jobs on the disk of the state folder, because without room for the journal nothing can start.
 
 The journals of the supervisor and the agent, some MiB, are on the same file system as the jobs' output. A job that
 writes without end would fill it up to `output_cap_bytes`, and a disk may be smaller than that.
@@ -6,26 +6,52 @@ writes without end would fill it up to `output_cap_bytes`, and a disk may be sma
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
-#: bytes that output leaves free: journals are written anew beside their old ones, some 8 MiB each
-RESERVE_BYTES: Final = 64 * 1024**2
-#: and no more than this part of the whole: a small disk is to hold some output, too
-RESERVE_PART: Final = 8
+#: the errors of a write that a disk has no room for
+NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT)
+#: a disk is nearly full once less than this part of it is free, and has room again once twice as much is
+FREE_PART: Final = 1 / 20
+#: and of a large disk no more than this: bytes
+FREE_BYTES_MAX: Final = 1024**3
 #: output that is written between two looks at the disk
 LOOK_BYTES: Final = 1024**2
 
 
+class Disk(NamedTuple):
+    """A folder's file system: the bytes that this user may still write, and those beside them that are in use."""
+
+    free: int
+    used: int
+
+    @property
+    def low_bytes(self) -> int:
+        """How many bytes are free where it is nearly full."""
+        return min(int((self.free + self.used) * FREE_PART), FREE_BYTES_MAX)
+
+    @property
+    def percent(self) -> int:
+        """How much of it is in use, as df(1) says it: rounded up."""
+        return -(-100 * self.used // max(1, self.free + self.used))
+
+
+def disk_of(folder: Path) -> Disk:
+    """Return the disk that a folder is on. Raises OSError."""
+    found = os.statvfs(folder)
+    free = found.f_bfree if os.geteuid() == 0 else found.f_bavail
+    return Disk(free * found.f_frsize, (found.f_blocks - found.f_bfree) * found.f_frsize)
+
+
 def spare_bytes(folder: Path) -> int:
-    """Return how many bytes output may still take on the folder's disk; negative if the reserve is in use.
+    """Return how many bytes output may still take on the folder's disk; not positive if it is nearly full.
 
     Raises OSError.
     """
-    found = os.statvfs(folder)
-    free = found.f_bfree if os.geteuid() == 0 else found.f_bavail
-    return free * found.f_frsize - min(RESERVE_BYTES, found.f_blocks * found.f_frsize // RESERVE_PART)
+    disk = disk_of(folder)
+    return disk.free - disk.low_bytes
 
 
 class DiskRoom:

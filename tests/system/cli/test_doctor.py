@@ -338,8 +338,14 @@ def test_the_doctor_names_the_workers_on_which_starts_fail_and_what_workers_cann
     assert told["users"].found.endswith(": a b")
     assert told["memory-limit"].found.endswith(": b")
     assert list(checks_fleet._what_lacks([row("a", "up")])) == []
-    down = checks_fleet._workers([row("a", "up"), row("b", "up") | {"drivers_down": [{"driver": "docker"}]}])
+    why = {"driver": "docker", "why": "connection refused"}
+    down = checks_fleet._workers([row("a", "up"), row("b", "up") | {"drivers_down": [why]}])
     assert (down.verdict, down.found) == ("warn", "2 up; the engine of the driver docker does not answer: b")
+    why = {"driver": "process", "why": "disk-full: no room on the disk of /state"}
+    full = checks_fleet._workers([row("a", "up"), row("b", "up") | {"drivers_down": [why]}])
+    assert (full.verdict, full.found) == ("warn", "2 up; the disk is full, and nothing is started: b")
+    low = checks_fleet._workers([row("a", "up") | {"warning": "disk: 96 % of the disk of /state are in use"}])
+    assert (low.verdict, low.found) == ("warn", "1 up; the disk is nearly full: a")
 
 
 def test_the_doctor_says_on_which_workers_the_kernel_keeps_jobs_to_their_gpus() -> None:

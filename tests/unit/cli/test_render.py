@@ -344,6 +344,15 @@ def test_a_driver_whose_engine_does_not_answer_has_a_line() -> None:
     assert line.startswith("w1: driver-down: docker: connection refused, since 1m")
 
 
+def test_a_full_disk_has_one_line_for_all_drivers() -> None:
+    why = "disk-full: no room on the disk of /state"
+    down = [{"driver": driver, "why": why, "for_s": 61} for driver in ("docker", "process")]
+    row = {"worker": "w1", "drivers_down": down, "warning": "disk: 100 % of the disk of /state are in use"}
+    full, warning = trouble_lines([row])
+    assert full == f"w1: {why}, since 1m1s"
+    assert warning == "w1: disk: 100 % of the disk of /state are in use"
+
+
 def test_a_fleet_without_room_shows_what_wants_a_look_first_and_counts_the_rest() -> None:
     workers = [{"worker": f"n{at:03}", "cells": "····", "state": "up"} for at in range(100)]
     workers[70] |= {"cells": "··!·"}

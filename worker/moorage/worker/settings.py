@@ -45,6 +45,7 @@ TENANTS_MAX: Final = 1_000
 LOADS_ON_CHANGE_PER_S_MAX: Final = 5
 _MIB: Final = 1 << 20
 _GIB: Final = 1 << 30
+DISK_RESERVE_DEFAULT: Final = 64 * _MIB
 OUTPUT_CAP_BYTES_DEFAULT: Final = 64 * _MIB
 OUTPUT_KEEP_DEFAULT: Final = 24 * 3600.0
 OUTPUT_BYTES_DEFAULT: Final = 10 * _GIB
@@ -228,6 +229,16 @@ class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             " its start, or refuse them. Containers and guests have users of their own."
         ),
     ] = "warn"
+    disk_reserve: Annotated[
+        int,
+        setting(
+            "Room on the disk of state_dir that is kept for the journal: with it the ends of jobs are reported though"
+            " the disk is full. 0: none.",
+            unit="bytes",
+            ge=0,
+            le=1 << 40,
+        ),
+    ] = DISK_RESERVE_DEFAULT
     stream_output: Annotated[bool, setting("Publish the jobs' output while they run; it is kept in any case.")] = True
     output_cap_bytes: Annotated[
         int,

@@ -14,6 +14,7 @@ from moorage.client.errors import NoScheduler, NotPermitted
 from moorage.client.view.checks import NAMES_MAX, Check, no_worker_is_up, of_leader
 from moorage.schemas.capabilities import DRIVER_DEFAULT, KERNEL, VARIABLE
 from moorage.schemas.errors import MoorageError
+from moorage.schemas.frames import DISK_FULL
 from moorage.schemas.reasons import STARTS_FAIL
 from moorage.schemas.units import many
 
@@ -225,8 +226,15 @@ def _workers(rows: list[dict[str, Any]]) -> Check:
     if STARTS_FAIL.name in counts:
         fix = "moorage fleet says why; mend that, then moorage uncordon WORKER opens the worker at once"
         return Check("workers", "warn", found, fix)
-    if down := sorted({row["worker"] for row in rows if row.get("drivers_down")}):
-        drivers = sorted({each["driver"] for row in rows for each in row.get("drivers_down", ())})
+    downs = [(row["worker"], each) for row in rows for each in row.get("drivers_down", ())]
+    if full := sorted({worker for worker, each in downs if each["why"].startswith(DISK_FULL)}):
+        found += f"; the disk is full, and nothing is started{_named('', full)}"
+        return Check("workers", "warn", found, "free room on the disks that moorage fleet names")
+    if low := sorted({row["worker"] for row in rows if row.get("warning")}):
+        found += f"; the disk is nearly full{_named('', low)}"
+        return Check("workers", "warn", found, "free room on the disks that moorage fleet names")
+    if down := sorted({worker for worker, _ in downs}):
+        drivers = sorted({each["driver"] for _, each in downs})
         found += f"; the engine of the driver {' '.join(drivers)} does not answer{_named('', down)}"
         return Check("workers", "warn", found, "start the engine on these hosts: moorage fleet says what it answered")
     if "stale" in counts or "not-heard" in counts:

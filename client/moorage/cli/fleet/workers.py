@@ -17,7 +17,7 @@ from moorage.cli.framework.wrapping import folded
 from moorage.cli.jobs.show_cancel import enforced_words
 from moorage.client.errors import not_found, rejected
 from moorage.client.view.checks import warnings
-from moorage.client.view.closed import closed_words, device_words, planned_words
+from moorage.client.view.closed import closed_words, device_words, down_words, planned_words
 from moorage.schemas.capabilities import KERNEL, VARIABLE
 from moorage.schemas.cells import FOREIGN, FREE, FROZEN, LEASED, LOST, NOT_LENT, SHARERS_MAX, SICK
 from moorage.schemas.gpu import model_matches
@@ -208,9 +208,9 @@ def trouble_lines(workers: list[dict[str, Any]]) -> list[str]:
         if (fails := worker.get("starts_fail")) is not None:
             until = f"no jobs for {age(fails['opens_in_ms'])}, or until moorage uncordon {worker['worker']}"
             lines.append(f"{worker['worker']}: jobs fail to start: {fails['why']}; {until}")
-        for down in worker.get("drivers_down", ()):
-            since = age(1000 * down["for_s"])
-            lines.append(f"{worker['worker']}: driver-down: {down['driver']}: {down['why']}, since {since}")
+        lines += [f"{worker['worker']}: {words}" for words in down_words(worker)]
+        if (warning := worker.get("warning")) is not None:
+            lines.append(f"{worker['worker']}: {warning}")
         for row in worker.get("troubles", ()):
             lines.append(f"{worker['worker']} GPU {row['slot']}: {device_words(row)}")
         orders += [f"{worker['worker']}: {said}" for said in (closed_words(worker), planned_words(worker)) if said]

@@ -8,6 +8,7 @@ from typing import Any
 
 from moorage.client.durations import age
 from moorage.schemas.actors import words
+from moorage.schemas.frames import DISK_FULL
 from moorage.schemas.units import many
 
 
@@ -36,6 +37,16 @@ def device_words(trouble: Mapping[str, Any]) -> str:
     detail = trouble.get("detail", "")
     what = f"used by {detail}" if trouble["kind"] == "foreign" else f"{trouble['kind']}: {detail}".rstrip(": ")
     return what + (f", since {age(trouble['since_ms'])}" if "since_ms" in trouble else "")
+
+
+def down_words(worker: Mapping[str, Any]) -> list[str]:
+    """Return which drivers of a worker of the answer `fleet` start nothing, and why; a full disk once for all."""
+    words: dict[str, None] = {}
+    for down in worker.get("drivers_down", ()):
+        is_full = down["why"].startswith(DISK_FULL)
+        what = down["why"] if is_full else f"driver-down: {down['driver']}: {down['why']}"
+        words[f"{what}, since {age(1000 * down['for_s'])}"] = None
+    return list(words)
 
 
 def _times(drain: Mapping[str, Any]) -> list[str]:

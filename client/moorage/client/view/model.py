@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from moorage.client.durations import age
 from moorage.client.view.checks import no_worker_is_up, warnings
-from moorage.client.view.closed import closed_words, device_words
+from moorage.client.view.closed import closed_words, device_words, down_words
 from moorage.client.view.view import Counts, Fit, Idle, Trouble, View, Waiting, WorkerCells
 from moorage.schemas.cells import FOREIGN, FREE, FROZEN, LEASED, LOST, NOT_LENT, SICK
 from moorage.schemas.frames import FleetDetail, FleetFrame, Hello, Load, Standing
@@ -352,9 +352,10 @@ class Model:
                 yield Trouble(name, what, grave=state in _GRAVE)
             if (fails := worker.get("starts_fail")) is not None:
                 yield Trouble(name, f"jobs fail to start: {fails['why']}", grave=True)
-            for down in worker.get("drivers_down", ()):
-                since = age(1000 * down["for_s"])
-                yield Trouble(name, f"driver {down['driver']} is down: {down['why']}, since {since}", grave=True)
+            for words in down_words(worker):
+                yield Trouble(name, words, grave=True)
+            if (warning := worker.get("warning")) is not None:
+                yield Trouble(name, warning)
             for row in worker.get("troubles", ()):
                 yield Trouble(f"{name} GPU {row['slot']}", device_words(row))
 

@@ -318,7 +318,7 @@ class ContainedEngine(Engine):
             host.heard, host.last_ms, host.load_ms, host.busy = was.heard, was.last_ms, was.load_ms, was.busy
             host.refused = was.refused
             host.waiting, host.sick, host.stale, host.util_percent = was.waiting, was.sick, was.stale, was.util_percent
-            host.troubles, host.down = was.troubles, was.down
+            host.troubles, host.down, host.warning = was.troubles, was.down, was.warning
             host.closed = host.closed or host.worker.id in contained.out
             self.fleet.refresh(host)
         for submits in (self.pending.submits, *self._submits_wait.values()):

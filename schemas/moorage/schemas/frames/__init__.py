@@ -14,6 +14,7 @@ from moorage.schemas.frames.inspection import Finding, Look, Looked
 from moorage.schemas.frames.lease_session import (
     ABOUT_THE_JOB,
     CANNOT_RUN,
+    DISK_FULL,
     NOT_HERE,
     NOT_PERMITTED,
     OTHERS,
@@ -93,6 +94,7 @@ __all__ = [
     "CANNOT_RUN",
     "COMMAND_CHARS_MAX",
     "DEAD_S",
+    "DISK_FULL",
     "IDLE_POWER",
     "LISTED_MAX",
     "LOG_OFFSET_MAX",

@@ -141,6 +141,8 @@ class Load(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field=
     pending_claimers: int = 0  # number of processes of the host that wait for a GPU
     gpu_pool: list[SlotLoad] = []
     simulated: bool = False
+    #: what is wrong with the host and closes nothing, in one line after its kind, such as `disk: …`; "" for nothing
+    warning: str = ""
 
 
 class FleetFrame(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field="kind", tag="fleet"):

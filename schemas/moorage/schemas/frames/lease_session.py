@@ -167,10 +167,15 @@ class Unwell(msgspec.Struct, frozen=True, gc=False, array_like=True):
     ends: bool = False
 
 
-class DriverDown(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """A driver of a worker whose engine does not answer: it gets no jobs of that driver, and keeps those that it has.
+#: how `DriverDown.why` begins where the disk of the worker's state folder is full
+DISK_FULL: Final = "disk-full"
 
-    `why` is one line, `for_s` for how many seconds that has been so.
+
+class DriverDown(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """A driver of a worker that starts nothing: the worker gets no jobs of that driver, and keeps those that it has.
+
+    Its engine does not answer; or the worker's disk is full, then `why` begins with `disk-full: `, and all its drivers
+    are down. `why` is one line, `for_s` for how many seconds that has been so.
     """
 
     driver: str

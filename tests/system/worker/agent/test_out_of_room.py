@@ -4,49 +4,29 @@ be started for want of room has not failed."""
 from __future__ import annotations
 
 import contextlib
+import re
 import resource
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from moorage.schemas.attempt import AttemptName
-from moorage.schemas.capabilities import Capabilities
 from moorage.schemas.errors import Refused
 from moorage.system.proctree import boottime_s
-from moorage.worker.agent.journal import JournalUnwritable
 from moorage.worker.agent.run import SUPERVISOR_FOLDER, start
-from moorage.worker.drivers.base import Assignment, Driver
-from moorage.worker.drivers.conformance.leader import ScriptedLeader
-from moorage.worker.session.member_messages import Ended, Started
-from moorage.worker.supervisor.client import Supervised
+from moorage.worker.agent.state_disk import PIECE_BYTES, RESERVE_NAME
+from moorage.worker.drivers.conformance.leader import ScriptedLeader, Seat
+from moorage.worker.settings import WorkerSettings
+from moorage.worker.supervisor.client import Supervised, SupervisorError
 from moorage.worker.supervisor.protocol import LOG_NAME, EndMember
 from tests.disk import fill, mount_small, unmount
 from tests.system.worker.agent.test_agent_process import agent_process, body, name_of, place, settings_of, state_folder
 from tests.system.worker.supervisor_rig import arguments_of, lives, poll, rig_at, run, sh
 from tests.waiting import until
 
-DISK_MIB = 4
-
-
-class Keeps(Driver):
-    """Runs nothing; its agent has a journal, as with any driver whose members may outlive it."""
-
-    name = "keeps"
-    capabilities = Capabilities(uses_devices=False, outlives_agent=True)
-    closed = False
-
-    def start(self, assignments: list[Assignment]) -> None:
-        names = [assignment.name for assignment in assignments]
-        self.report(Started(names))
-        self.report(Ended([(name, 0, "exit") for name in names]))
-
-    def end(self, name: AttemptName, grace_s: float, why: str) -> None:
-        return
-
-    async def close(self) -> None:
-        type(self).closed = True
+DISK_MIB = 8
 
 
 @pytest.fixture
@@ -169,24 +149,152 @@ async def is_over(supervised: Supervised, name: AttemptName) -> bool:
     return any(ended.key.endswith(key) for ended in (await supervised.list()).ended)
 
 
-async def test_an_agent_whose_journal_cannot_be_written_stops_and_says_which(
+async def test_a_full_disk_closes_a_worker_and_its_jobs_run_on(nats_url: str, unique: str, disk: Path) -> None:
+    """Its reserve has room for its facts; it opens by itself once there is room again, and has its reserve back."""
+    state = disk / "state"
+    async with (
+        ScriptedLeader(nats_url, unique) as leader,
+        supervised(state),
+        running(settings_of(state, unique, disk_reserve=PIECE_BYTES), nats_url, leader) as seat,
+    ):
+        assert (state / RESERVE_NAME).stat().st_size == PIECE_BYTES
+        stays, ends = name_of(job="stays"), name_of(job="ends", fence=11)
+        go = disk.parent / "go"
+        await leader.want("w1", place(stays, body("exec sleep 600"), (0,)))
+        await leader.want("w1", place(ends, body(f"while [ ! -e {go} ]; do sleep 0.1; done"), (1,)))
+        for name in (stays, ends):
+            await leader.heard("w1", "started", name)
+        filler = fill_to_the_journal(disk, state / "workers" / "w1.journal")
+        down = await until(lambda: seat.renewals[-1].down, what="it says that its disk is full")
+        assert {each.driver for each in down} == {"process"}
+        assert down[0].why.startswith(f"disk-full: no room on the disk of {state}")
+        late = name_of(job="late", fence=12)
+        await leader.want("w1", place(late, body("exit 0"), (2,)))  # sent before the leader knew
+        assert (await leader.heard("w1", "refused", late)).detail == down[0].why
+        go.touch()
+        assert (await leader.heard("w1", "exited", ends)).code == 0
+        assert (state / RESERVE_NAME).stat().st_size == 0, "what it told stands in the journal"
+        renewals = len(seat.renewals)
+        await until(lambda: len(seat.renewals) > renewals + 3, what="it renews")
+        assert seat.kinds(stays) == ["claimed", "started"]
+        filler.unlink()
+        await until(lambda: not seat.renewals[-1].down, what="it opens by itself")
+        assert (state / RESERVE_NAME).stat().st_size == PIECE_BYTES
+        again = name_of(job="again", fence=13)
+        await leader.want("w1", place(again, body("exit 0"), (2,)))
+        assert (await leader.heard("w1", "exited", again)).code == 0
+        assert seat.kinds(stays) == ["claimed", "started"]
+
+
+async def test_without_a_reserve_facts_wait_for_room_and_nothing_is_started(
     nats_url: str, unique: str, disk: Path
 ) -> None:
-    async with ScriptedLeader(nats_url, unique) as leader:
-        settings = settings_of(disk / "state", unique, drivers=("tests.system.worker.agent.test_out_of_room:Keeps",))
-        worker = await start(settings, nats_url)
-        await leader.joined("w1")
-        fill(disk)
-        fence = 10
-        while not worker.host.failed.done():
-            fence += 1
-            name = name_of(fence=fence)
-            await leader.want("w1", place(name, body("exit 0", run={"driver": "keeps"}), ()))
-            await until(lambda name=name: worker.host.failed.done() or leader.seat("w1").kinds(name))
-        with pytest.raises(JournalUnwritable, match=r"w1\.journal cannot be written: No space left on device"):
+    state = disk / "state"
+    async with (
+        ScriptedLeader(nats_url, unique) as leader,
+        supervised(state),
+        running(settings_of(state, unique, disk_reserve=0), nats_url, leader) as seat,
+    ):
+        go, name = disk.parent / "go", name_of()
+        await leader.want("w1", place(name, body(f"while [ ! -e {go} ]; do sleep 0.1; done"), (0,)))
+        await leader.heard("w1", "started", name)
+        filler = fill_to_the_journal(disk, state / "workers" / "w1.journal")
+        await until(lambda: seat.renewals[-1].down, what="it says that its disk is full")
+        late = name_of(job="late", fence=12)
+        await leader.want("w1", place(late, body("exit 0"), (2,)))
+        go.touch()
+        pool = seat.renewals[-1].generation
+        await until(lambda: seat.renewals[-1].generation > pool, what="the job has ended there")
+        renewals = len(seat.renewals)
+        await until(lambda: len(seat.renewals) > renewals + 5, what="it renews")
+        assert seat.kinds(name) == ["claimed", "started"], "its end stands in no journal"
+        assert seat.kinds(late) == []
+        filler.unlink()
+        assert (await leader.heard("w1", "exited", name)).code == 0
+        assert "disk-full" in (await leader.heard("w1", "refused", late)).detail
+        await until(lambda: not seat.renewals[-1].down, what="it opens by itself")
+
+
+async def test_an_agent_that_starts_on_a_full_disk_takes_its_jobs_over(nats_url: str, unique: str, disk: Path) -> None:
+    state = disk / "state"
+    async with ScriptedLeader(nats_url, unique) as leader, supervised(state):
+        settings = settings_of(state, unique, disk_reserve=PIECE_BYTES)
+        name = name_of()
+        async with running(settings, nats_url, leader) as seat:
+            await leader.want("w1", place(name, body("exec sleep 600"), (0,)))
+            await leader.heard("w1", "started", name)
+        filler = fill(disk)
+        async with running(settings, nats_url, leader, joins=2) as seat:
+            assert [each.job for each in seat.joins[-1].holding] == [name[1]]
+            assert await until(lambda: seat.renewals[-1].down, what="it says that its disk is full")
+            filler.unlink()
+            await until(lambda: not seat.renewals[-1].down, what="it opens by itself")
+            assert "exited" not in seat.kinds(name)
+
+
+async def test_a_nearly_full_disk_is_told_before_it_is_full(
+    nats_url: str, unique: str, disk: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    state = disk / "state"
+    async with (
+        ScriptedLeader(nats_url, unique) as leader,
+        supervised(state),
+        running(settings_of(state, unique, disk_reserve=0), nats_url, leader) as seat,
+    ):
+        filler = fill(disk, leaving=DISK_MIB * 2**20 * 3 // 100)
+        load = await until(lambda: next((each for each in seat.loads if each.warning), None), what="it warns")
+        assert re.match(r"disk: 9[78] % of the disk of ", load.warning)
+        assert not seat.renewals[-1].down
+        assert sum("are in use" in line for line in caplog.messages) == 1
+        filler.unlink()
+        await until(lambda: not seat.loads[-1].warning, what="it has room again")
+
+
+async def test_a_disk_without_room_for_the_reserve_is_told(
+    nats_url: str, unique: str, disk: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with (
+        ScriptedLeader(nats_url, unique) as leader,
+        supervised(disk / "state"),
+        running(settings_of(disk / "state", unique), nats_url, leader) as seat,
+    ):
+        assert not seat.renewals[-1].down, "and works"
+    assert sum("no reserve of 64 MiB at " in line for line in caplog.messages) == 1
+
+
+@contextlib.asynccontextmanager
+async def supervised(state: Path) -> AsyncIterator[None]:
+    """A state folder on a small disk, whose supervisor is ended with all that it ran."""
+    try:
+        yield
+    finally:
+        with contextlib.suppress(SupervisorError, OSError):
+            left = await Supervised.connect(state / SUPERVISOR_FOLDER, spawn_if_absent=False)
+            await left.shutdown(0.0)
+
+
+@contextlib.asynccontextmanager
+async def running(
+    settings: WorkerSettings, nats_url: str, leader: ScriptedLeader, joins: int = 1
+) -> AsyncIterator[Seat]:
+    worker = await start(settings, nats_url)
+    try:
+        yield await leader.joined("w1", joins=joins)
+        if worker.host.failed.done():
             worker.host.failed.result()
+    finally:
         await worker.stop()
-        assert Keeps.closed, "what broke is closed, too"
+
+
+def fill_to_the_journal(disk: Path, journal: Path) -> Path:
+    """Take all room, that in the journal's last block too; delete what it returns."""
+    filler = fill(disk)
+    size = journal.stat().st_size
+    with journal.open("ab", buffering=0) as file, contextlib.suppress(OSError):
+        while file.write(b"\0"):  # a torn end, which is left out
+            continue
+    assert journal.stat().st_size > size
+    return filler
 
 
 @pytest.mark.parametrize("there", ["file", "journal", "full"])

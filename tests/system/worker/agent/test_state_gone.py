@@ -120,7 +120,7 @@ async def test_a_journal_that_cannot_be_written_at_the_end_leaves_nothing_open(
 
         def full(file: int, data: bytes) -> None:
             if file == journals[0]._file._descriptor:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
             write(file, data)
 
         monkeypatch.setattr(record_file, "_write_all", full)

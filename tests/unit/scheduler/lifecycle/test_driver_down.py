@@ -49,6 +49,18 @@ def test_a_host_is_left_out_for_that_driver_alone_until_its_engine_answers() -> 
     assert "drivers_down" not in row
 
 
+def test_a_full_disk_is_told_as_that() -> None:
+    drive = fleet()
+    why = "disk-full: no room on the disk of /state: free some; it takes jobs again by itself"
+    say(drive, *(DriverDown(driver, why, 3) for driver in ("docker", "noop", "process")))
+    drive.submit("waits", gpu={})
+    drive.settle()
+    explained = drive.explained("waits")
+    assert (explained["reason"], is_placed(drive, "waits")) == ("disk-full", False)
+    say(drive)
+    assert is_placed(drive, "waits"), "it opens by itself"
+
+
 def test_another_worker_with_that_driver_gets_the_job() -> None:
     drive = fleet()
     say(drive, DOWN)

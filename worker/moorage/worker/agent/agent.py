@@ -40,6 +40,7 @@ from moorage.worker.agent.lost_members import LostMembers
 from moorage.worker.agent.member_claims import MemberClaims
 from moorage.worker.agent.ready_watch import ReadyWatch
 from moorage.worker.agent.reporter import Reporter
+from moorage.worker.agent.state_disk import StateDisk
 from moorage.worker.agent.throttled_log import ThrottledLog
 from moorage.worker.devices.device_watch import DeviceWatch
 from moorage.worker.devices.pool import GpuPool, SlotsRefused
@@ -74,6 +75,7 @@ from moorage.worker.session.member_messages import (
     Log,
     Member,
     NoteKept,
+    NotStarted,
     ProbeFree,
     Quarantine,
     Release,
@@ -175,6 +177,7 @@ class Agent:
         health_file: Path | None = None,
         mps: ManagedMps | None = None,
         items: JobItems | None = None,
+        disk: StateDisk | None = None,
         *,
         lends: bool = False,
     ) -> None:
@@ -186,6 +189,7 @@ class Agent:
         self.inventory = inventory
         self.drivers = {driver.name: driver for driver in drivers}
         self.journal = journal
+        self.disk = disk
         self.policy = Policy.of(settings)
         self.subjects = Subjects(settings.prefix)
         self.devices = settings.kept_devices(inventory.devices())
@@ -216,7 +220,7 @@ class Agent:
         self.lost = LostMembers(self, self.drivers, self.members.held, self.members.session, self._item_starts.waiting)
         self.reporter = Reporter(
             self, worker, settings, facts, inventory, self.drivers, self.pool, self.watch, self.policy, self.guard,
-            self.members.held, self.lost, self.lender,
+            self.members.held, self.lost, self.lender, disk,
         )  # fmt: skip
         self.clients = MpsClients(self, mps, self.drivers, self.pool)
         is_real = not all(driver.capabilities.simulated_only for driver in drivers)  # a job may listen on its ports
@@ -505,10 +509,10 @@ class Agent:
         lacking: list[tuple[Member, str]] = []
         places: list[Place] = []
         room = self._room_of_drivers(command.members)
-        is_in_place = self.journal.is_in_place()
+        no_start = self._no_start()
         for member in command.members:
-            if not is_in_place:
-                refused.append((member, STATE_GONE))
+            if no_start:
+                refused.append((member, no_start))
                 continue
             try:
                 if room and room.get(member.driver, 1) <= 0:
@@ -538,6 +542,12 @@ class Agent:
                 if member.ports:
                     self._note_kept(member)
         self._execute(self.members.handle(Claims(granted, refused, lacking), self.host.now()))
+
+    def _no_start(self) -> str:
+        """Return why nothing is started now: a later agent would not know of it; "" if it is."""
+        if not self.journal.is_in_place():
+            return STATE_GONE
+        return self.disk.why if self.disk is not None and (self.disk.is_full or self.journal.is_behind) else ""
 
     def _note_kept(self, member: Member) -> None:
         if self.drivers[member.driver].capabilities.outlives_agent:
@@ -596,6 +606,8 @@ class Agent:
             raise refuse("failed-precondition", f"{message}: name one of its own ports, as PORT", field=field)
 
     def _send_renew(self, command: SendRenew) -> None:
+        if self.disk is not None:
+            self.disk.look()
         if not self.journal.is_in_place():
             self.say(Log("error", "state-gone", STATE_GONE))
         self.leader.send_renew(command)
@@ -625,6 +637,10 @@ class Agent:
         driver = self.drivers[command.driver]
         if driver.capabilities.outlives_agent:
             self.journal.flush()  # after a restart the journal must know every member of a driver that outlives us
+            if self.journal.is_behind:
+                why = self._no_start()
+                self.enqueue(NotStarted([(member.name, why) for member in command.members]))
+                return
         ready: list[tuple[Member, Item | None]] = []
         in_file: list[Member] = []
         for member in command.members:

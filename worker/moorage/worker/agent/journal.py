@@ -6,6 +6,9 @@ It is one file of records (`system.record_file`). The same function folds them i
 and when they are read, and the file is replaced by that state at a start and once it has grown. A record is a msgpack
 array that starts with the record's kind. A torn end after a crash is left out; `torn_bytes` is its size.
 
+On a full disk it is written with the room of a reserve (`state_disk`). Without that it stays behind: its state is in
+memory alone, nothing of it may be sent or started, and the file is replaced by it once there is room.
+
 Only joins and replaced files are fsynced. The page cache outlives a killed agent, and after a crash of the machine the
 boot id is new, so no earlier member is taken over. Only the join number must keep growing in that case, too.
 """
@@ -15,7 +18,7 @@ from __future__ import annotations
 import fcntl
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,6 +28,8 @@ from moorage.schemas.attempt import AttemptName, name_in
 from moorage.schemas.errors import MoorageError, problem
 from moorage.schemas.frames import Fact, FactFrame, Place
 from moorage.schemas.unreadable import UNREADABLE
+from moorage.system.disk_room import NO_ROOM
+from moorage.system.proctree import boottime_s
 from moorage.system.record_file import Form, NotThisForm, RecordFile, read_records
 
 JOURNAL_NAME: Final = "agent.journal"
@@ -36,6 +41,8 @@ FORM: Final = Form(
 LOCK_TRIES_MAX: Final = 100
 LOCK_RETRY_S: Final = 0.001
 
+#: a journal that is behind tries so often to be written
+TRY_AGAIN_S: Final = 1.0
 #: facts after which the journal needs no placement of a member any more
 _LAST_FACTS: Final = frozenset({"freed", "withdrawn", "refused", "not-held"})
 #: facts after which nothing of a member runs, though its devices may not be free yet
@@ -59,7 +66,7 @@ class JournalInUse(MoorageError):
 
 
 class JournalUnwritable(MoorageError):
-    """The disk refuses writes: an agent without a journal must not go on."""
+    """The disk refuses writes, and not for want of room: an agent without a journal must not go on."""
 
     def __init__(self, path: Path, error: OSError) -> None:
         super().__init__(
@@ -67,7 +74,7 @@ class JournalUnwritable(MoorageError):
                 "failed-precondition",
                 f"the journal {path} cannot be written: {error.strerror or error}",
                 found=str(path),
-                next="make room and start the agent again: running jobs go on until its lease is over",
+                next="mend the disk and start the agent again: running jobs go on until its lease is over",
             )
         )
 
@@ -300,6 +307,11 @@ class MemoryJournal:
     def live(self, ledger: str) -> None:
         self._append(_Live(ledger))
 
+    @property
+    def is_behind(self) -> bool:
+        """Whether it lacks what happened since the disk became full."""
+        return False
+
     def is_in_place(self) -> bool:
         """Return whether the next agent can find what is written now."""
         return True
@@ -315,12 +327,19 @@ class MemoryJournal:
 
 
 class Journal(MemoryJournal):
-    """The journal as a file. Methods that write raise JournalUnwritable if the disk refuses."""
+    """The journal as a file. Methods that write raise JournalUnwritable if the disk refuses; if it is full, `is_behind`
+    is set instead."""
 
-    def __init__(self, path: Path) -> None:
-        """Open or create the file. Raises JournalInUse, JournalUnreadable, OSError."""
+    def __init__(self, path: Path, more_room: Callable[[], bool] = lambda: False) -> None:
+        """Open or create the file. `more_room` frees some of a full disk, and returns False if it has none left.
+
+        Raises JournalInUse, JournalUnreadable, OSError.
+        """
         super().__init__()
         self.path = path
+        self._more_room = more_room
+        self._is_behind = False
+        self._try_at_s = 0.0
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._pending: list[bytes] = []
         # the lock is a file of its own, because the journal's file is replaced at every compaction
@@ -334,27 +353,63 @@ class Journal(MemoryJournal):
             os.close(self._lock)
             raise
 
+    @property
+    def is_behind(self) -> bool:
+        return self._is_behind
+
     def is_in_place(self) -> bool:
         return self._file.is_in_place()
 
     def join(self, n: int, facts: list[Fact], devices: Sequence[str] = (), left: Sequence[str] = ()) -> None:
         super().join(n, facts, devices, left)
         self.flush()
+        if self._is_behind:
+            return  # once it is replaced, it is on the disk
         try:
             self._file.sync()
         except OSError as error:
             raise JournalUnwritable(self.path, error) from error
 
     def flush(self) -> None:
+        if self._is_behind:
+            self._catch_up()
+            return
         if not self._pending:
             return
         pending, self._pending = self._pending, []
         try:
-            self._file.append(pending)
-            if self._file.is_large:
-                self._file.replace(map(_encode, self.state.records()))
+            if not self._has_room(lambda: self._file.append(pending)):
+                self._is_behind = True
+            elif self._file.is_large:
+                self._has_room(self._replace)  # what was appended is there
         except OSError as error:
             raise JournalUnwritable(self.path, error) from error
+
+    def _catch_up(self) -> None:
+        self._pending = []
+        if (now := boottime_s()) < self._try_at_s:
+            return
+        try:
+            self._is_behind = not self._has_room(self._replace)
+        except OSError as error:
+            raise JournalUnwritable(self.path, error) from error
+        self._try_at_s = now + TRY_AGAIN_S
+
+    def _replace(self) -> None:
+        self._file.replace(map(_encode, self.state.records()))
+
+    def _has_room(self, write: Callable[[], None]) -> bool:
+        """Write, with the reserve if need be; return False if that is used up. Raises OSError."""
+        while True:
+            try:
+                write()
+            except OSError as error:
+                if error.errno not in NO_ROOM:
+                    raise
+                if not self._more_room():
+                    return False
+            else:
+                return True
 
     def close(self) -> None:
         try:
@@ -375,4 +430,9 @@ class Journal(MemoryJournal):
         except (NotThisForm, *UNREADABLE):
             raise JournalUnreadable(self.path) from None
         self.torn_bytes = found.torn_bytes
-        return RecordFile(self.path, FORM, map(_encode, self.state.records()), synced=True)
+        while True:
+            try:
+                return RecordFile(self.path, FORM, map(_encode, self.state.records()), synced=True)
+            except OSError as error:
+                if error.errno not in NO_ROOM or not self._more_room():
+                    raise

@@ -62,6 +62,9 @@ class LeaderLink:
     def send_facts(self, command: SendFacts) -> None:
         if not command.again:
             self._journal.facts(command.frame)
+            self._journal.flush()
+        if self._journal.is_behind:
+            return  # they are sent again, and then they are on the disk
         self._ask("fact", command.frame.no, encode(command.frame, json=False))
 
     def send_renew(self, command: SendRenew) -> None:
@@ -104,6 +107,9 @@ class LeaderLink:
             )
             self._journal.join(command.n, command.facts, device_names(reporter.devices), self._claims.left)
             self._join = encode(join, json=False)
+        self._journal.flush()
+        if self._journal.is_behind:
+            return  # the next agent must know this number
         self._ask("join", command.n, self._join)
 
     def send_goodbye(self, command: SendGoodbye) -> None:

@@ -21,6 +21,7 @@ from moorage.schemas.subjects import Subjects
 from moorage.system.proctree import boottime_s
 from moorage.worker.agent.inspection import FINDINGS_MAX, inspect
 from moorage.worker.agent.lost_members import LostMembers
+from moorage.worker.agent.state_disk import StateDisk
 from moorage.worker.devices.device_watch import DeviceWatch
 from moorage.worker.devices.pool import GpuPool, SlotState
 from moorage.worker.devices.readers.base import Inventory, SlotReading
@@ -66,6 +67,7 @@ class Reporter:
         held: Mapping[AttemptName, Member],
         lost: LostMembers,
         lender: LeaseServer | None,
+        disk: StateDisk | None,
     ) -> None:
         self.worker = worker
         self.settings = settings
@@ -77,6 +79,7 @@ class Reporter:
         self.policy = policy
         self.guard = guard
         self._lost = lost
+        self._disk = disk
         #: what the running members use of their devices
         self.usage = UsageMeter(held, drivers, hears_output=settings.stream_output)
         #: each takes every reading of real devices and may return an event
@@ -143,8 +146,11 @@ class Reporter:
         return min(SAMPLE_S, self.settings.load_s)
 
     def drivers_down(self) -> list[DriverDown]:
-        """Return the drivers whose engine does not answer now."""
+        """Return the drivers whose engine does not answer now; all of them if the disk is full."""
         now_s = boottime_s()
+        if self._disk is not None and self._disk.is_full:
+            why, for_s = self._disk.why, max(0, int(now_s - self._disk.full_since_s))
+            return [DriverDown(name, why, for_s) for name in self.drivers]
         told = ((name, driver.engine_down()) for name, driver in self.drivers.items() if not driver.is_foreign)
         return [DriverDown(name, down[0], max(0, int(now_s - down[1]))) for name, down in told if down is not None]
 
@@ -292,6 +298,7 @@ class Reporter:
                 for device, state, reading in zip(self.devices, self.pool.slot_states(), self._readings, strict=True)
             ],
             simulated=self.inventory.simulated,
+            warning=self._disk.warning if self._disk is not None else "",
         )
         self._shell.post(self.subjects.load(self.worker), encode(frame))
 

@@ -25,6 +25,7 @@ from moorage.worker.agent.agent import Agent
 from moorage.worker.agent.changed_devices import devices_changed
 from moorage.worker.agent.fleet_host import FleetHost
 from moorage.worker.agent.journal import JOURNAL_NAME, Journal, MemoryJournal, is_in_use
+from moorage.worker.agent.state_disk import StateDisk
 from moorage.worker.devices.readers.base import Inventory
 from moorage.worker.devices.readers.host import HostFacts, folder_machine, host_facts
 from moorage.worker.devices.readers.machine import open_machine
@@ -70,6 +71,7 @@ class Worker:
         self.host = host
         self.connection = connection
         self.agents = agents
+        self.disk: StateDisk | None = None  # of what has a journal on it
         self.lender: LeaseServer | None = None
         self.files: JobFiles | None = None
         self.items: JobItems | None = None
@@ -178,6 +180,8 @@ async def _start(
     await host.open()
     worker = Worker(host, connection, [])
     opened.callback(worker.close_unused)
+    if any(each.kind.capabilities.outlives_agent for each in drivers):
+        worker.disk = StateDisk(settings.state_dir, settings.disk_reserve)
     bounds = OutputBounds(settings.output_keep, settings.output_bytes, settings.output_members)
     where = connection.context.safe_url if len(hosts or ()) <= JOINS_TOLD_MAX else ""
     link = SupervisorLink(settings.state_dir / SUPERVISOR_FOLDER, bounds=bounds, on_broken=host.broke)
@@ -312,7 +316,7 @@ async def _put_agents(
         try:
             modes = worker.compute_modes
             lends = settings.leases
-            agent = _agent(worker.host, name, settings, facts, machine, drivers, link, items, calls, modes, lends=lends)
+            agent = _agent(worker, name, settings, facts, machine, drivers, link, items, calls, modes, lends=lends)
             worker.agents.append(agent)
         except BaseException:
             machine.close()
@@ -324,9 +328,7 @@ async def _put_agents(
         inventory = SimulatedInventory(simulated, faults, name)
         simulated_facts = facts_of_simulated(simulated, name, facts)
         lends = settings.leases and len(hosts) == 1
-        agent = _agent(
-            worker.host, name, settings, simulated_facts, inventory, drivers, link, items, calls, lends=lends
-        )
+        agent = _agent(worker, name, settings, simulated_facts, inventory, drivers, link, items, calls, lends=lends)
         worker.agents.append(agent)
 
 
@@ -352,7 +354,7 @@ async def _devices(name: str, settings: WorkerSettings, drivers: list[Found], ma
 
 
 def _agent(
-    host: FleetHost,
+    worker: Worker,
     name: str,
     settings: WorkerSettings,
     facts: HostFacts,
@@ -378,20 +380,22 @@ def _agent(
     )  # fmt: skip
     drivers = [each.make(kit) for each in found]
     journal: MemoryJournal
-    if not any(driver.capabilities.outlives_agent for driver in drivers):
+    if worker.disk is None:
         journal = MemoryJournal.of_this_start()
     else:
         path = settings.state_dir / (f"{WORKERS_FOLDER}/{name}.journal" if inventory.simulated else JOURNAL_NAME)
         with used_as_state(settings.state_dir):
             machine = folder_machine(facts.machine, settings.state_dir)
-            journal = Journal(path)
+            journal = Journal(path, worker.disk.give)
         facts = dataclasses.replace(facts, machine=machine)
     if journal.torn_bytes:
         log.warning(
             "worker %s: the last %d bytes of its journal were incomplete and are removed", name, journal.torn_bytes
         )
     health = settings.state_dir / (f"{WORKERS_FOLDER}/{name}.health" if inventory.simulated else HEALTH_FILE)
-    return Agent(host, name, settings, facts, inventory, drivers, journal, health, mps, items, lends=lends)
+    return Agent(
+        worker.host, name, settings, facts, inventory, drivers, journal, health, mps, items, worker.disk, lends=lends
+    )
 
 
 def _mps(

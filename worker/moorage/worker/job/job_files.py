@@ -38,6 +38,7 @@ from moorage.system.archives import (
     unpack,
 )
 from moorage.system.device_environment import HostAtFault
+from moorage.system.disk_room import spare_bytes
 
 #: below the state folder
 CACHE: Final = "files"
@@ -182,6 +183,8 @@ class JobFiles:
         """
         left_out = LeftOut()
         try:
+            if spare_bytes(self._folder) <= 0:
+                raise NotKept("the disk of the worker is nearly full")
             with tempfile.TemporaryFile(dir=self._folder) as spool:
                 stopped = threading.Event()
                 try:

@@ -194,9 +194,8 @@ class OutputCleaner:
         """Log that the disk is full, and that it has room again, once each."""
         if spare <= 0 and not self._is_full:
             log.warning(
-                "the disk of %s is full except for the reserve of the journals: output of jobs is not stored; "
-                "free space there,"
-                " before the journals cannot be written and the worker has to end", self._state,
+                "the disk of %s is nearly full: output of jobs is not stored, as nothing can be started without room"
+                " for the journal; free space there", self._state,
             )  # fmt: skip
         elif spare > 0 and self._is_full:
             log.warning("the disk of %s has space again: output of jobs is stored again", self._state)

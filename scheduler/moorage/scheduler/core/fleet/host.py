@@ -296,6 +296,7 @@ class Host:
         "util_percent",
         "version",
         "waiting",
+        "warning",
         "warnings",
         "worker",
     )
@@ -322,6 +323,7 @@ class Host:
         self.refused = 0  # those of them that were refused since the last renewal: nothing else is known of them
         self.sick = 0  # slots whose health is not ok
         self.warnings: dict[int, tuple[str, str]] = {}  # likewise: (kind, detail) of what closes nothing
+        self.warning = ""  # likewise: what is wrong with the host itself and closes nothing
         self.troubles: dict[int, tuple[str, str]] = {}  # by slot, from its last load frame: (health or foreign, detail)
         self.waiting = False  # a local claim waits: the host counts as full (H42)
         self.heard = False  # renewed in this term

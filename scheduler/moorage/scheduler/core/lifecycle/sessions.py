@@ -31,13 +31,14 @@ from moorage.scheduler.core.ledger.state import (
     Worker,
 )
 from moorage.scheduler.core.lifecycle.forgetting import FORGET_EVERY_S
-from moorage.scheduler.core.lifecycle.health import Health, drivers_down
+from moorage.scheduler.core.lifecycle.health import DETAIL_CHARS_MAX, Health, drivers_down
 from moorage.scheduler.core.lifecycle.lending import Lending, check_hello, devices_of, recorded_devices
 from moorage.scheduler.core.lifecycle.stalls import Stalls
 from moorage.scheduler.core.lifecycle.transitions import Lifecycle
 from moorage.schemas.attempt import AttemptName, name_in
 from moorage.schemas.errors import Problem, problem
 from moorage.schemas.frames import FactAck, FactFrame, Goodbye, Held, Hello, Join, Load, Renew, Resized
+from moorage.schemas.printable import stripped
 from moorage.schemas.release import RELEASE, release_problem
 
 #: after this many renewals in a row without a member, its worker is asked about it
@@ -382,7 +383,8 @@ class Sessions:
         if host is None or frame.boot != host.worker.boot:
             return
         sick = used_percent = 0
-        before, host.troubles, host.warnings = (host.troubles, host.warnings), {}, {}
+        before, host.troubles, host.warnings = (host.troubles, host.warnings, host.warning), {}, {}
+        host.warning = stripped(frame.warning, DETAIL_CHARS_MAX)
         for slot, reading in enumerate(frame.gpu_pool):
             if reading.util_percent > 0:
                 used_percent += min(reading.util_percent, 100)
@@ -393,7 +395,7 @@ class Sessions:
                 sick |= 1 << slot
                 ill = reading.health != "ok"
                 host.troubles[slot] = (reading.health, reading.detail) if ill else ("foreign", reading.foreign)
-        if (host.troubles, host.warnings) != before:
+        if (host.troubles, host.warnings, host.warning) != before:
             self.fleet.redrawn.add(host.worker.num)
         host.util_percent = used_percent // max(1, len(frame.gpu_pool))
         host.load_ms = mono_ms

@@ -597,6 +597,7 @@ def _worker(engine: Engine, worker: Worker, mono_ms: int) -> dict[str, Any]:
         **({"drain": drain_of(worker, engine.state.time_ms)} if worker.window is not None else {}),
         **({"starts_fail": starts_fail_of(worker, engine.state.time_ms)} if worker.until_ms else {}),
         **({"drivers_down": drivers_down_of(host)} if host is not None and host.down else {}),
+        **({"warning": host.warning} if host is not None and host.warning else {}),
         "keeps": worker.hello.get("keeps", {}),
     }
 
