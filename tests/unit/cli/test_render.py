@@ -11,10 +11,10 @@ from typing import Any, Final
 import pytest
 
 from moorage.cli.fleet import usage
-from moorage.cli.fleet.workers import kept, levels, limits, model_words, packed, told_of, trouble_lines
+from moorage.cli.fleet.workers import model_words, packed, trouble_lines
 from moorage.cli.framework.console import plain, say, tell, tell_error
 from moorage.cli.framework.fields import filled
-from moorage.cli.framework.render import Rows, age, day_and_time, facts, ordinal, table, waits
+from moorage.cli.framework.render import Rows, age, day_and_time, facts, table
 from moorage.cli.framework.screen import Screen, cut
 from moorage.cli.framework.wrapping import folded
 from moorage.cli.jobs import job_rows, show_cancel, wait
@@ -23,21 +23,14 @@ from moorage.cli.jobs.labelled import LINE_BYTES_MAX, Labelled
 from moorage.cli.jobs.progress import Progress
 from moorage.cli.jobs.replica_words import Eta, replica_words
 from moorage.cli.jobs.show_cancel import (
-    address_words,
-    frozen_words,
-    job_words,
-    ready_words,
-    restarts_words,
-    service_words,
     why_of,
 )
 from moorage.client.errors import Rejected
 from moorage.client.output import Piece
 from moorage.schemas.errors import problem
-from moorage.schemas.frames import Change, Event, Replicas, Stalled
+from moorage.schemas.frames import Change, Event, Replicas
 from moorage.schemas.gpu import model_matches, parse_token
 from moorage.schemas.operate import Limit, TenantRow
-from moorage.schemas.units import many
 
 
 class Terminal(io.StringIO):
@@ -201,20 +194,6 @@ def test_an_unfinished_line_is_written_after_a_second_and_never_cuts_a_character
     assert set(long.decode()) == set("[0] x€\n")
 
 
-def test_why_a_job_waits_in_a_line() -> None:
-    explained = {"reason": "busy", "means": "jobs lease the GPUs that it needs", "position": 2, "queued": 5}
-    assert waits(explained) == "2nd of 5  busy: jobs lease the GPUs that it needs"
-    assert waits(explained | {"queued_of": "replicas"}).startswith("2nd of 5 replicas  busy")
-    more = {"needs": "1 more H100 on one host", "starts": {"p50_ms": 240_000}}
-    assert waits({**explained, **more}) == "2nd of 5  ~4m  busy: needs 1 more H100 on one host"
-
-
-def test_a_service_that_rests_is_asleep_and_does_not_wait() -> None:
-    explained = {"reason": "scaled", "means": "as many members run", "position": 1, "queued": 1}
-    assert waits(explained | {"scaled": {"wanted": 0, "min": 0, "max": 4}}) == "asleep: the first call starts it"
-    assert waits(explained | {"scaled": {"wanted": 1, "min": 1, "max": 4}}).startswith("1st of 1  scaled: as many")
-
-
 def test_facts_without_a_value_are_left_out() -> None:
     assert facts([("job", "a"), ("why", ""), ("code", 0)], io.StringIO()) == "job\ta\ncode\t0"
 
@@ -234,13 +213,6 @@ def test_facts_without_a_value_are_left_out() -> None:
 )
 def test_ages(milliseconds: float | None, text: str) -> None:
     assert age(milliseconds) == text
-
-
-def test_words() -> None:
-    assert [ordinal(number) for number in (1, 2, 3, 4, 11, 12, 21, 103, 111)] == [
-        "1st", "2nd", "3rd", "4th", "11th", "12th", "21st", "103rd", "111th"
-    ]  # fmt: skip
-    assert (many(1, "job"), many(0, "job"), many(7, "GPU")) == ("1 job", "0 jobs", "7 GPUs")
 
 
 def test_a_narrow_terminal_does_without_optional_columns_and_never_cuts_an_id(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -299,49 +271,6 @@ def test_many_workers_stand_several_in_a_line() -> None:
         "n03 ····",
     ]
     assert len(packed(workers, 10, 20)[0]) == 7
-
-
-def test_a_worker_tells_how_it_keeps_sharers_to_their_parts() -> None:
-    guarded, advisory = ({"memory": word, "compute": "advisory"} for word in ("guarded", "advisory"))
-    told = {
-        "process": {"enforced": {"exclusive": advisory, "time-slice": guarded, "mps": advisory}},
-        "noop": {"gpu_enabled": True},
-    }
-    assert levels(told) == [
-        "process jobs with mps: memory advisory, compute advisory",
-        "process jobs with time-slice: memory guarded, compute advisory",
-    ]
-
-
-def test_a_worker_tells_what_its_drivers_cannot_do() -> None:
-    told = {"process": {"users": False, "memory_limit": False}, "docker": {}, "handler": {"memory_limit": False}}
-    assert limits(told) == [
-        "handler jobs are not held to the memory that they ask for (no-memory-limit)",
-        "process jobs run as the agent's own user alone (no-users)",
-        "process jobs are not held to the memory that they ask for (no-memory-limit)",
-    ]
-
-
-def test_a_worker_tells_what_keeps_jobs_to_their_gpus() -> None:
-    capabilities = {"docker": {"devices": "kernel"}, "handler": {}, "process": {"devices": "variable"}}
-    assert told_of({"devices": [{"slot": 0}], "capabilities": capabilities}) == [
-        "docker jobs: the kernel refuses GPUs that they do not lease (devices: kernel)",
-        "process jobs: a variable names their GPUs, and a program may ignore it (devices: variable)",
-    ]
-    assert told_of({"devices": [], "capabilities": capabilities}) == []
-
-
-def test_a_worker_on_which_starts_fail_says_why_and_until_when() -> None:
-    row = {"worker": "w1", "starts_fail": {"opens_in_ms": 61_000, "why": "not-here: no folder /data"}}
-    [line] = trouble_lines([row])
-    assert line.startswith("w1: jobs fail to start: not-here: no folder /data; no jobs for 1m")
-    assert line.endswith("or until moorage uncordon w1")
-
-
-def test_a_driver_whose_engine_does_not_answer_has_a_line() -> None:
-    row = {"worker": "w1", "drivers_down": [{"driver": "docker", "why": "connection refused", "for_s": 61}]}
-    [line] = trouble_lines([row])
-    assert line.startswith("w1: driver-down: docker: connection refused, since 1m")
 
 
 def test_a_full_disk_has_one_line_for_all_drivers() -> None:
@@ -483,33 +412,6 @@ def test_whose_act_it_was_stands_behind_the_reason(state: str, why: str, by: str
     assert why_of(state, why, by, said) == told
 
 
-@pytest.mark.parametrize(
-    ("row", "told"),
-    [
-        ({"waits_for": ["GPU-1", "GPU-2"]}, "GPU-1, GPU-2, which preemptible jobs may use while this job is frozen"),
-        ({}, ""),
-    ],
-)
-def test_a_frozen_job_shows_for_which_gpus_it_waits(row: dict[str, Any], told: str) -> None:
-    assert frozen_words({"replica_states": [{}, row]}) == told
-    assert frozen_words({}) == ""
-
-
-def test_a_member_of_a_service_is_told_so() -> None:
-    assert service_words({"name": "embed", "concurrency": 8}) == "embed, 8 calls at a time"
-    assert service_words({"name": "embed"}) == "embed, 1 call at a time"
-    assert service_words(None) == ""
-
-
-def test_the_modes_that_devices_are_kept_for_are_a_line_each() -> None:
-    devices: list[dict[str, Any]] = [
-        {"slot": 0, "modes": ["exclusive"]},
-        {"slot": 1},
-        {"slot": 2, "modes": ["mps", "time-slice"]},
-    ]
-    assert kept(devices) == ["GPU 0: only for jobs with exclusive", "GPU 2: only for jobs with mps or time-slice"]
-
-
 def test_a_value_that_does_not_fit_beside_its_name_stands_below_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "30")
@@ -605,13 +507,6 @@ def test_an_end_that_nobody_asked_for_has_a_reason(state: str, code: int | None,
     assert job_rows.ended_by_itself(state, code, why) == shown
 
 
-def test_show_counts_the_replicas_of_a_job_by_their_state() -> None:
-    states = ["SUCCEEDED"] * 36 + ["FAILED"] * 4
-    data = {"replica_states": [{"replica": at, "state": name} for at, name in enumerate(states)]}
-    assert show_cancel._replicas(data) == "36 SUCCEEDED, 4 FAILED (36, 37, 38, 39)"
-    assert show_cancel._replicas({"replica_states": [{"replica": 0, "state": "RUNNING"}]}) == ""
-
-
 def test_a_warning_of_the_worker_stays_on_the_screen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "80")
@@ -636,28 +531,6 @@ def test_beside_a_command_that_reads_its_output_progress_is_whole_lines(monkeypa
         progress.event(Event("t", "big", 3, "RUNNING", 1, [Change(3, 0, 0, 1, "RUNNING", "w1")]))
         progress.close()
     assert screen.getvalue() == "big  RUNNING  on w1  0ms\n"
-
-
-def test_a_stall_is_shown_once_beside_the_progress(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NO_COLOR", "1")
-    monkeypatch.setenv("COLUMNS", "200")
-    screen = Terminal()
-    monkeypatch.setattr("sys.stderr", screen)
-    progress = Progress("big")
-    progress.event(Event("t", "big", 3, "RUNNING", 1, [Change(3, 0, 0, 1, "RUNNING", "w1")]))
-    progress.event(Event("t", "big", 3, "RUNNING", 1, stalled=Stalled(600, 2, "rank 2 on w2 differs: 1 GPU at 0 %")))
-    progress.event(Event("t", "big", 3, "RUNNING", 1, stalled=Stalled(0, 2, "it moves again")))
-    shown = "warning[stalled]: replica 2 has stalled for 10m, without output: rank 2 on w2 differs: 1 GPU at 0 %\n"
-    assert shown in screen.getvalue()
-    assert "warning[stalled]: replica 2 moves again\n" in screen.getvalue()
-
-
-def test_the_rows_of_ls_and_show_say_for_how_long_a_job_stalls() -> None:
-    row = {"stalled": [{"replica": 0, "seconds": 60, "why": "1 GPU at 0 %"}]}
-    assert job_rows.stalled_words(row) == "stalled for 1m: 1 GPU at 0 %"
-    row["stalled"].append({"replica": 1, "seconds": 600, "why": "2 GPUs at 0 %"})
-    assert job_rows.stalled_words(row) == "2 replicas stalled for 10m: 2 GPUs at 0 %"
-    assert job_rows.stalled_words({}) == ""
 
 
 def test_the_line_of_many_replicas_counts_their_states(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -721,15 +594,6 @@ def test_replicas_are_told_in_counts_and_ranges_with_when_the_last_will_end() ->
     assert eta.words({"RUNNING": 10, "QUEUED": 590, "SUCCEEDED": 300}) == "eta ~2m"
 
 
-def test_a_sweep_of_which_all_wait_says_for_what_as_a_single_job_does() -> None:
-    row = {"job": "s", "state": "QUEUED", "age_ms": 1, "reason": "busy", "why": "another replica timed out"}
-    some = {"replicas": {"of": 4, "states": {"QUEUED": 3, "TIMED_OUT": 1}, "ended": {"TIMED_OUT": "0"}}}
-    assert job_rows.job_row({**row, **some})[-1] == "waiting 3  done 1 (1 timed out: 0)  busy"
-    all_held = {"replicas": {"of": 4, "states": {"QUEUED": 4}}, "hold": {}, "why": "held by ana"}
-    assert job_rows.job_row({**row, **all_held})[-1] == "waiting 4  held by ana"
-    assert job_rows.job_row({**row, **some, "state": "RUNNING"})[-1] == "waiting 3  done 1 (1 timed out: 0)"
-
-
 def test_columns_that_would_say_nothing_are_left_out_on_a_terminal_and_never_in_a_pipe(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -768,40 +632,3 @@ def test_of_many_replicas_the_changes_are_shown_of_those_that_did_not_go_well() 
     assert "4 of 17, in its request" in show_cancel.job_words({**data, "request": some})
     file = {"run": {"items": {"file": "lr.csv", "format": "csv"}}}
     assert "lr.csv, one of its files" in show_cancel.job_words({**data, "request": file})
-
-
-def test_a_job_that_stays_says_whether_it_is_ready_where_it_is_and_how_often_it_started_again() -> None:
-    one = {"replica": 0, "state": "RUNNING", "address": "10.0.0.5:20000,20001", "restarts": 3}
-    data: dict[str, Any] = {"job": "j", "tenant": "t", "state": "RUNNING", "ready": 1, "replica_states": [one]}
-    assert (ready_words(data), address_words(data), restarts_words(data)) == ("yes", "10.0.0.5:20000,20001", "3")
-    change = {"rev": 4, "time_ms": 0, "replica": 0, "attempt": 1, "state": "RUNNING", "address": "10.0.0.5:20000"}
-    assert "at 10.0.0.5:20000" in job_words({**data, "changes": [change]})
-    shown = job_words(data)
-    assert [line.split() for line in shown.splitlines()][-3:] == [
-        ["ready", "yes"], ["address", "10.0.0.5:20000,20001"], ["restarts", "3"],
-    ]  # fmt: skip
-    data |= {"replica_states": [one, {"replica": 1, "state": "QUEUED", "restarts": 1}]}
-    data["request"] = {"run": {"max_restarts": 5}}
-    assert ready_words(data) == "1 of 2 replicas"
-    assert address_words(data) == "replica 0: 10.0.0.5:20000,20001"
-    assert restarts_words(data) == "4, at most 5 of each replica"
-    assert ready_words({**data, "state": "CANCELLED"}) == ""
-    assert (ready_words({"state": "RUNNING"}), address_words({}), restarts_words({})) == ("", "", "")
-
-
-def test_a_row_says_which_services_sleep_and_are_not_ready_yet() -> None:
-    row: dict[str, Any] = {"job": "j", "state": "QUEUED", "age_ms": 0, "reason": "scaled"}
-    assert job_rows.job_row(row)[-1] == "asleep: the first call starts it"
-    assert job_rows.job_row({**row, "replicas": {"of": 2, "states": {"QUEUED": 2}}})[-1].startswith("asleep")
-    row |= {"state": "RUNNING", "ready": 0}
-    del row["reason"]
-    assert job_rows.job_row(row)[-1] == "0 of 1 ready"
-    several = {"of": 4, "states": {"RUNNING": 2, "QUEUED": 2}}
-    assert job_rows.job_row({**row, "replicas": several, "ready": 1})[-1] == "running 2  waiting 2  1 of 2 ready"
-    assert job_rows.job_row({**row, "replicas": several, "ready": 2})[-1] == "running 2  waiting 2"
-    assert job_rows.job_row({**row, "ready": 1})[-1] == ""
-
-
-def test_show_says_how_many_members_a_service_is_to_have() -> None:
-    data = {"job": "j", "tenant": "t", "state": "QUEUED", "scaled": {"wanted": 0, "min": 0, "max": 4}}
-    assert "members     0 wanted, of 0 to 4" in show_cancel.job_words(data).replace("\t", " " * 5)
