@@ -10,7 +10,8 @@ answer is kept as it came, beside the ledger's records and a snapshot of the mid
 - `expected.json`   the release, how each job ended, and the digest of the state after the last record
 
 Nothing here imports the release: `--python` names the interpreter that has it. Nothing in the files names this host:
-the worker is simulated, its address is one for documentation (RFC 5737).
+the worker is simulated, its address is one for documentation (RFC 5737). No release is kept yet, the first will be
+0.3; `tests/system/live/test_releases.py` takes what it needs from each that is, and from this one as it is.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -38,6 +40,10 @@ from moorage.bus.embedded import EmbeddedServer
 from tests.asking import answered
 from tests.waiting import until
 
+FOLDER: Final = Path(__file__).parent
+#: the releases that are kept, and this one as it is
+PRESENT: Final = "present"
+RELEASES: Final = [*sorted(folder.name for folder in FOLDER.iterdir() if (folder / "expected.json").exists()), PRESENT]
 TENANT: Final = "acme"
 WORKER: Final = "w1"
 PREFIX: Final = "moorage"
@@ -290,6 +296,52 @@ async def record(python: str, out: Path) -> None:
         print(f"{target}: {len(it.session())} messages, {len(ledger)} records of moorage {release}")
 
 
+class Recorded:
+    """What a later release takes from one: its ledger, and the requests of its clients with how they were answered."""
+
+    def __init__(self, folder: Path) -> None:
+        expected = json.loads((folder / "expected.json").read_text())
+        self.release: str = expected["release"]
+        self.digest: int = expected["digest"]
+        self.states: dict[str, str] = expected["states"]
+        #: sequence, subject, bytes
+        self.ledger = [
+            (row["seq"], row["subject"], base64.b64decode(row["record"])) for row in _lines(folder / "ledger.jsonl")
+        ]
+        snapshot = json.loads((folder / "snapshot.json").read_text())
+        self.snapshot: tuple[int, bytes] = (snapshot["seq"], base64.b64decode(snapshot["snapshot"]))
+        self.session = _lines(folder / "session.jsonl")
+
+    def submits(self) -> Iterator[tuple[bytes, dict[str, Any]]]:
+        """Every request for one job to the API, with its answer."""
+        answers = {row["subject"]: row for row in self.session}
+        for row in self.session:
+            if row["subject"] == f"{PREFIX}.api.{TENANT}.submit" and not _data(row).startswith(b"["):
+                payload = _data(answers[row["reply"]])
+                read = msgspec.json.decode if payload.startswith(b"{") else msgspec.msgpack.decode
+                yield _data(row), read(payload)
+
+
+def recorded(release: str) -> Recorded:
+    """A kept recording, or one that is made now."""
+    if release != PRESENT:
+        return Recorded(FOLDER / release)
+    with tempfile.TemporaryDirectory(prefix="moorage-rec-") as out:
+        command = [sys.executable, "-m", "tests.release.frames.record", "--out", out]
+        done = subprocess.run(command, cwd=FOLDER.parents[2], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        (folder,) = Path(out).iterdir()
+        return Recorded(folder)
+
+
+def _lines(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def _data(row: dict[str, Any]) -> bytes:
+    return row["data"].encode() if "data" in row else base64.b64decode(row["msgpack"])
+
+
 async def output(it: Recording, *argv: str) -> str:
     done = await asyncio.to_thread(
         subprocess.run,
@@ -310,7 +362,7 @@ def write_lines(file: Path, lines: list[dict[str, Any]]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--python", default=sys.executable, help="the interpreter that has the release")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent)
+    parser.add_argument("--out", type=Path, default=FOLDER)
     arguments = parser.parse_args()
     asyncio.run(record(arguments.python, arguments.out))
 
