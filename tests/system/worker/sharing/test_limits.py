@@ -324,16 +324,14 @@ async def test_a_job_that_obeys_is_never_ended_however_it_takes_its_memory(
 
 
 @pytest.mark.slow
-async def test_a_job_that_clears_ld_preload_is_ended_within_three_seconds(
+async def test_a_job_that_clears_ld_preload_is_ended(
     nats_url: str, unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """How soon is the guard's own test, in virtual time."""
     monkeypatch.setattr(module, "LIBRARY", built() / "limiter.bin")
-    monkeypatch.setattr(memory_guard, "LOOK_S", 1.0)
     async with scene(nats_url, unique, tmp_path, limiter=True) as one:
-        await one.hold("clears", 4000, 3000, "/usr/bin/env", "-u", "LD_PRELOAD")
-        began_s = time.monotonic()
+        await one.begin("clears", 4000, 3000, "/usr/bin/env", "-u", "LD_PRELOAD")
         exited = await one.leader.heard("w1", "exited", name_of("clears"))
-        assert time.monotonic() - began_s < 3.0
         assert exited.detail == f"over-memory: it holds {4000 + CONTEXT_MIB} MiB of GPU 0, 3000 are granted"
 
 
