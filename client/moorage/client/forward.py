@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
 
@@ -50,6 +51,8 @@ class Forward:
         self._replica = replica
         self._by = by
         self._said = bytearray()
+        #: called with each text that the relay writes to its standard error: why connections are closed, for one
+        self.on_said: Callable[[str], object] | None = None
         self._command: Command | None = None
         self._carrying: asyncio.Task[int] | None = None
 
@@ -79,7 +82,9 @@ class Forward:
         source = f"# moorage forward {self._remote}\n{Path(relay.__file__).read_text()}"
         argv = ("python3", "-c", source, self._remote)
         command = Command.of(self._client, self._job, argv, replica=self._replica, by=self._by)
-        channels = relay.Channels(command.write)
+        channels = relay.Channels(
+            command.write, tell=lambda why: self._hear(f"port {self.port} here: {why}\n".encode())
+        )
         await command.__aenter__()
         try:
             server = await asyncio.start_server(channels.accept, HOST, self._local)
@@ -119,6 +124,11 @@ class Forward:
             raise RuntimeError("the forward is not open: use it in `async with job.forward(port) as forward:`")
         return await asyncio.shield(self._carrying)
 
+    def _hear(self, data: bytes) -> None:
+        self._said += data[: max(0, _SAID_BYTES_MAX - len(self._said))]
+        if self.on_said is not None:
+            self.on_said(data.decode(errors="replace"))
+
     async def _carry(self, command: Command, channels: relay.Channels, server: asyncio.Server) -> int:
         try:
             while (found := await command.read()) is not None:
@@ -126,7 +136,7 @@ class Forward:
                 if stream == "out":
                     await channels.received(data)
                 else:
-                    self._said += data[: max(0, _SAID_BYTES_MAX - len(self._said))]
+                    self._hear(data)
             return await command.wait()
         finally:
             server.close()

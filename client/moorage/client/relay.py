@@ -10,17 +10,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import struct
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 
 HEAD = struct.Struct(">cII")
 #: open a channel, bytes, the end of one direction, room for so many bytes more, and the end of a channel at once
 OPEN, DATA, EOF, ROOM, CLOSE = b"o", b"d", b"e", b"r", b"c"
 WINDOW_BYTES = 256 * 1024
 PIECE_BYTES = 32 * 1024
-#: connections of one forward at once; further ones are closed
+#: connections of one forward at once; further ones are closed, and `tell` hears of it
 CHANNELS_MAX = 512
 CONNECT_S = 10.0
 
@@ -32,20 +33,24 @@ class Channel:
         self.incoming: asyncio.Queue[bytes] = asyncio.Queue()  # bounded by the window
         self.room = WINDOW_BYTES
         self.has_room = asyncio.Event()
-        self.task: asyncio.Future[None] | None = None
+        self.task: asyncio.Task[None] | None = None
 
 
 class Channels:
     """The channels of one pair of streams. `send` sends bytes to the other end; `connect` opens a connection for a
-    channel that the other end has opened, and an end without it opens channels alone."""
+    channel that the other end has opened, and an end without it opens channels alone. `tell` is told why connections
+    are closed: once, until one is opened."""
 
     def __init__(
         self,
         send: Callable[[bytes], Awaitable[None]],
         connect: Callable[[], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]] | None = None,
+        tell: Callable[[str], object] = lambda _: None,
     ) -> None:
         self._put = send
         self._connect = connect
+        self._tell = tell
+        self._told = ""
         self._sending = asyncio.Lock()
         self._buffer = bytearray()
         self._open: dict[int, Channel] = {}
@@ -54,14 +59,35 @@ class Channels:
     async def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Carry a new connection of this end until it is over."""
         if len(self._open) >= CHANNELS_MAX:
+            self._say_why(f"{CHANNELS_MAX} connections are open, and further ones are closed at once")
             writer.close()
             return
+        self._say_why("")
         self._number += 1
         number, channel = self._number, Channel()
+        # the task is there before the other end knows of the channel: its CLOSE may come while OPEN is still being sent
+        task = self._begin(number, channel, self._begun(number, channel, reader, writer))
+        await asyncio.wait({task})
+        if task.cancelled() or task.exception() is not None:
+            writer.transport.abort()
+
+    def _begin(self, number: int, channel: Channel, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+        """Run a channel until it is over, also where it is closed before its first step."""
         self._open[number] = channel
+        channel.task = asyncio.ensure_future(work)
+        channel.task.add_done_callback(lambda _: self._open.pop(number, None))
+        return channel.task
+
+    async def _begun(
+        self, number: int, channel: Channel, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         await self._say(OPEN, number)
-        channel.task = asyncio.ensure_future(self._carry(number, channel, reader, writer))
-        await asyncio.wait({channel.task})
+        await self._carry(number, channel, reader, writer)
+
+    def _say_why(self, why: str) -> None:
+        if why and why != self._told:
+            self._tell(why)
+        self._told = why
 
     async def received(self, data: bytes) -> None:
         """Take the next bytes from the other end. Raises ValueError if they are no messages."""
@@ -80,8 +106,8 @@ class Channels:
     def _on(self, what: bytes, number: int, size: int, rest: bytes) -> None:
         channel = self._open.get(number)
         if what == OPEN and self._connect is not None and channel is None:
-            channel = self._open[number] = Channel()
-            channel.task = asyncio.ensure_future(self._answer(number, channel, self._connect))
+            channel = Channel()
+            self._begin(number, channel, self._answer(number, channel, self._connect))
         elif channel is None:
             return  # it is over here, and the other end does not know it yet
         elif what == DATA and rest:
@@ -114,10 +140,11 @@ class Channels:
     ) -> None:
         try:
             reader, writer = await asyncio.wait_for(connect(), CONNECT_S)
-        except (OSError, asyncio.TimeoutError):  # noqa: UP041 (the job may have an older Python); nothing listens there
-            self._open.pop(number, None)
+        except (OSError, asyncio.TimeoutError) as error:  # noqa: UP041 (the job may have an older Python)
+            self._say_why(_why_closed(error))
             await self._say(CLOSE, number)
             return
+        self._say_why("")
         await self._carry(number, channel, reader, writer)
 
     async def _carry(
@@ -132,7 +159,6 @@ class Channels:
         except asyncio.CancelledError:  # the other end closed it, or all of it ends
             writer.transport.abort()
         finally:
-            self._open.pop(number, None)
             for task in both:
                 task.cancel()
             await asyncio.wait(both)
@@ -161,6 +187,14 @@ class Channels:
             await self._say(ROOM, number, len(data))
 
 
+def _why_closed(error: BaseException) -> str:
+    """Return why no connection was made to the port in the job, which may have two addresses there."""
+    text = str(error)
+    if isinstance(error, ConnectionRefusedError) or f"[Errno {errno.ECONNREFUSED}]" in text:
+        return "nothing listens there: Connection refused"
+    return f"no connection to it within {CONNECT_S:g} s" if isinstance(error, asyncio.TimeoutError) else text
+
+
 async def relay(port: int) -> None:
     """Be the end in the job: open each channel to this port, until standard input ends."""
     loop = asyncio.get_running_loop()
@@ -173,7 +207,10 @@ async def relay(port: int) -> None:
         writer.write(data)
         await writer.drain()
 
-    channels = Channels(send, lambda: asyncio.open_connection("localhost", port))
+    def tell(why: str) -> None:
+        print(f"port {port} of the job: {why}", file=sys.stderr, flush=True)
+
+    channels = Channels(send, lambda: asyncio.open_connection("localhost", port), tell)
     with contextlib.suppress(OSError, ValueError):
         while True:
             data = await reader.read(65536)

@@ -60,10 +60,9 @@ async def _forward(client: AsyncClient, word: str, ports: Ports) -> int:
     name, replica = replica_of(word)
     job = await one_id(client, name, "forward")
     asked = client.job(job).forward(ports.remote, local=ports.local, replica=replica, by=who())
+    asked.on_said = lambda text: say(text.rstrip())
     async with asked as forward:
         say(f"http://{forward.address} leads to {ports.remote} of job {job}; Ctrl-C ends it")
         code = await forward.wait()
-        if forward.said:
-            say(forward.said.rstrip())
     say(f"the relay in job {job} is over: moorage show {word_of(job)} says how the job does")
     return shell_code(code)
