@@ -141,12 +141,10 @@ def _refuse_options_first(words: Sequence[str]) -> int:
 
     from moorage.cli.framework.arguments import NATS_OPTIONS
 
-    at = next((at for at in range(len(words)) if find(words[at:])[0] is not None), 0)
-    fix = (
-        shlex.join(["moorage", *words[at:], *(NATS_OPTIONS.get(word, word) for word in words[:at])])
-        if at
-        else "moorage --help"
-    )
+    before = _before_command(words)
+    at = next((at for at in range(len(before)) if find(before[at:])[0] is not None), 0)
+    options = (NATS_OPTIONS.get(word, word) for word in words[:at])
+    fix = shlex.join(["moorage", *before[at:], *options, *words[len(before) :]]) if at else "moorage --help"
     return _refuse(
         "unknown-verb", f"{words[0]} stands where a verb is expected; options come after the verb", words, (fix,)
     )

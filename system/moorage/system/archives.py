@@ -26,8 +26,11 @@ FILES_BYTES_MAX: Final = 1 << 30
 #: "why"]]}
 LEFT_OUT: Final = "Moorage-Left-Out"
 _READ_BYTES: Final = 1 << 20
-#: a file whose first piece does not become smaller than this part is sent as it is: its data is compressed already
+#: an archive whose samples do not become smaller than this part is sent as it is: its data is compressed already
 _WORTH: Final = 0.95
+#: samples of an archive, spread over all of it, and bytes of each
+_SAMPLES: Final = 16
+_SAMPLE_BYTES: Final = 64 * 1024
 
 
 #: a member that only holds what stands in the header of the next one, such as a long name
@@ -209,13 +212,14 @@ def empty(folder: str | Path) -> None:
 
 def compressed(tar: IO[bytes]) -> Iterator[bytes]:
     """Yield a tar file as gzip, in pieces."""
+    size, sample = tar.seek(0, os.SEEK_END), b""
+    for at in range(_SAMPLES):
+        tar.seek(size * at // _SAMPLES)
+        sample += tar.read(_SAMPLE_BYTES)
+    deflater = zlib.compressobj(1 if len(zlib.compress(sample, 1)) < _WORTH * len(sample) else 0, wbits=31)
     tar.seek(0)
-    piece = tar.read(_READ_BYTES)
-    level = 1 if len(zlib.compress(piece, 1)) < _WORTH * len(piece) else 0
-    deflater = zlib.compressobj(level, wbits=31)
-    while piece:
+    while piece := tar.read(_READ_BYTES):
         yield deflater.compress(piece)
-        piece = tar.read(_READ_BYTES)
     yield deflater.flush()
 
 

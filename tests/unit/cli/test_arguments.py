@@ -140,6 +140,7 @@ def test_a_verb_of_two_words_is_found_by_both(
     ("line", "fixes"),
     [
         ("run --gpus 2xH100 -- true", ("moorage run --gpu 2xH100 -- true", "moorage run --help")),
+        ("run --gpus 2 -- prog --gpus 2", ("moorage run --gpu 2 -- prog --gpus 2", "moorage run --help")),
         ("logs --nofollow train", ("moorage logs --no-follow train", "moorage logs --help")),
         ("logs --no-folow", ("moorage logs --no-follow", "moorage logs --help")),  # and not that JOB is missing
         ("admin limit --tenat vision", ("moorage admin limit --tenant vision", "moorage admin limit --help")),
@@ -161,6 +162,21 @@ def test_a_mistyped_option_is_told_as_the_one_that_was_meant(line: str, fixes: t
     with pytest.raises(CannotRead, match="no option --") as caught:
         read(verb.name, verb.load(), rest)
     assert caught.value.fixes == fixes
+
+
+@pytest.mark.parametrize(
+    ("line", "fix"),
+    [
+        ("--tenant a run -- ls --context b", "moorage run --tenant a -- ls --context b"),
+        ("--context prod ls", "moorage ls --nats prod"),
+        ("--nope -- ls", "moorage --help"),
+    ],
+)
+def test_options_before_the_verb_are_moved_behind_it_and_not_into_the_jobs_command(
+    capsys: pytest.CaptureFixture[str], line: str, fix: str
+) -> None:
+    assert main.run(line.split()) == EXIT_USAGE
+    assert f"fix: {fix}\n" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("verb", ["up", "scheduler", "worker", "errors", "schema"])

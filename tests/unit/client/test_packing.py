@@ -170,6 +170,15 @@ def test_what_is_compressed_already_is_not_compressed_again(tmp_path: Path) -> N
     assert len(compressed(tmp_path / "zeros")[0]) < 20_000
 
 
+def test_an_archive_that_begins_with_random_bytes_is_compressed_for_what_follows(tmp_path: Path) -> None:
+    code = made(tmp_path / "code")
+    code.mkdir()
+    (code / "a.zip").write_bytes(os.urandom(2 << 20))
+    (code / "b.txt").write_bytes(bytes(8 << 20))
+    sent, size = compressed(code)
+    assert len(sent) < size // 4
+
+
 def test_a_program_whose_first_line_ends_as_on_windows_is_warned_of(tmp_path: Path) -> None:
     code = made(tmp_path / "code", "a.sh", "b.sh", "c.txt", "lib/d.sh")
     for name, text in (("a.sh", b"#!/bin/sh\r\n"), ("b.sh", b"#!/bin/sh\necho\r\n"), ("lib/d.sh", b"#!/bin/sh\r\n")):

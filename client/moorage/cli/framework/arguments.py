@@ -262,7 +262,8 @@ def _unknown(verb: str, words: Sequence[str], word: str, arguments: Sequence[Arg
     near = NATS_OPTIONS.get(option, "").lstrip("-") or nearest(option.lstrip("-"), names, NEAR)
     if near not in names:
         return CannotRead(f"no option {option}", f"moorage {verb} --help")
-    meant = [names[near] + equals + value if one == word else one for one in words]
+    end = list(words).index("--") if "--" in words else len(words)  # behind it is the job's command, as it is
+    meant = [names[near] + equals + value if one == word and at < end else one for at, one in enumerate(words)]
     return CannotRead(f"no option {option}", shlex.join(["moorage", *verb.split(), *meant]), f"moorage {verb} --help")
 
 
