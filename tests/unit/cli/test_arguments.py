@@ -165,6 +165,40 @@ def test_a_mistyped_option_is_told_as_the_one_that_was_meant(line: str, fixes: t
 
 
 @pytest.mark.parametrize(
+    "line",
+    [
+        "submit --time-limit 60 -- x",
+        "run --deadline 1.5 -- x",
+        "again j --time-limit 60",
+        "wait j --at-most 5",
+        "ls --timeout 5",
+        "drain w --within 30",
+        "drain w --from 2",
+        "drain w --for 2",
+        "usage --since 24",
+        "scheduler --reserve-after 600",
+        "submit --at 2 -- x",
+        "top --at 2",
+    ],
+)
+def test_a_duration_wants_a_unit_as_a_size_does(line: str) -> None:
+    verb, rest = find(line.split())
+    assert verb is not None
+    number = next(word for word in line.split() if word[0].isdecimal())
+    with pytest.raises(CannotRead, match=f"a duration without a unit: '{number}'; write {number}s, {number}m"):
+        read(verb.name, verb.load(), rest)
+
+
+@pytest.mark.parametrize(
+    "line", ["run --grace 0 -- x", "run --grace 0s -- x", "submit --at 22:00 -- x", "scheduler --lease-s 20"]
+)
+def test_no_time_at_all_a_clock_and_an_option_that_names_its_unit_want_none(line: str) -> None:
+    verb, rest = find(line.split())
+    assert verb is not None
+    read(verb.name, verb.load(), rest)
+
+
+@pytest.mark.parametrize(
     ("line", "fix"),
     [
         ("--tenant a run -- ls --context b", "moorage run --tenant a -- ls --context b"),

@@ -113,6 +113,8 @@ def test_a_file_may_be_a_request_as_on_the_wire(name: str, text: str) -> None:
         ("a.yaml", "command: seq 3 | tail -1", "a.yaml: no shell reads the command, and | is a shell's"),
         ("a.yaml", "env: {A: 1}\ncommand: echo\nenv: {B: 2}", "a.yaml: line 3 has env for the second time"),
         ("a.yaml", "env: {A: 1, A: 2}\ncommand: echo", "a.yaml: line 1 has A for the second time"),
+        ("a.yaml", "command: |\n  echo a\n  echo b\n", "a.yaml: command has 2 lines, and no shell reads them"),
+        ("a.yaml", "command: echo\ntime-limit: 60\n", "a.yaml: --time-limit: a duration without a unit: '60'"),
         ("a.toml", "command = ", "a.toml is not TOML: "),
         ("a.toml", "gpu = '1'", "a.toml has no command"),
         ("none.yaml", None, "none.yaml cannot be read: No such file"),
@@ -125,6 +127,46 @@ def test_what_is_wrong_with_a_file_is_told_with_its_name(name: str, text: str | 
         read_job_file(name)
     assert refused.value.why.startswith(says)
     assert refused.value.fixes
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "command: |\n  echo a \\\n    'b\n  c'\n",
+        "command: >\n  echo a\n  'b\n\n  c'\n",
+        "command: |\n\n  echo a 'b\n  c'\n\n",
+    ],
+)
+def test_a_command_of_several_lines_is_one_where_it_goes_on(text: str) -> None:
+    assert said("a.yaml", text).command == ("echo", "a", "b\nc")
+
+
+def test_paths_of_a_file_begin_at_its_folder(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("exp").mkdir()
+    text = "each: sweep.csv\nwith: [train.py, lib]\nkeep: [out]\ncommand: python3 train.py {lr}\n"
+    Path("exp/sweep.yaml").write_text(text)
+    with pytest.raises(Rejected) as refused:
+        read_job_file("exp/sweep.yaml")
+    assert refused.value.why == (
+        "exp/sweep.yaml: paths begin at the folder of the file, and exp/sweep.csv does not exist"
+    )
+    assert refused.value.problem.found == f"{Path.cwd()}/sweep.csv, in the shell's folder"
+    assert refused.value.problem.allowed == f"a path from {Path.cwd()}/exp on"
+    assert refused.value.fixes[0].startswith("write ../sweep.csv in the file")
+    Path("exp/sweep.csv").write_text("lr\n7\n")
+    Path("exp/train.py").write_text("print('beside')")
+    Path("exp/lib").mkdir()
+    Path("exp/lib/a.py").touch()
+    file = read_job_file("exp/sweep.yaml")
+    assert isinstance(file, Said)
+    assert (file.flags.each, file.flags.with_) == ("exp/sweep.csv", ["exp/train.py", "exp/lib"])
+    assert file.flags.keep == ["out"]
+    [request] = dry(capsys, "-f", "exp/sweep.yaml")
+    assert request["run"]["items"] == [{"lr": "7"}]
+    Path("exp/stdin.yaml").write_text("each-line: '-'\ncommand: echo")
+    stdin = read_job_file("exp/stdin.yaml")
+    assert isinstance(stdin, Said)
+    assert stdin.flags.each_line == "-"
 
 
 def dry(capsys: pytest.CaptureFixture[str], *words: str) -> list[dict[str, Any]]:

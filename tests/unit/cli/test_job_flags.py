@@ -102,6 +102,7 @@ def test_an_array_with_steps_is_written_out(array: str, indices: str, more: dict
             "--deadline 0s leaves no time to run",
             "--deadline 10m; without this option the time has no bound",
         ),
+        ({"ready": "call,every=5"}, "--ready: a duration without a unit: 'every=5'", "write every=5s, or every=5m"),
         ({"after": ["prep:well"]}, "--after: behind the colon stands which end", "for example --after prep:any"),
         ({"after": ["a job"]}, "--after: after must match [A-Za-z0-9_-]{1,64}", ""),
         ({"after": ["a job:any"]}, "--after: job must match [A-Za-z0-9_-]{1,64}", ""),

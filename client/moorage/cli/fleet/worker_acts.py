@@ -32,6 +32,7 @@ def drain(
         Parameter(
             help="Jobs that still run there this long after the drain began are ended, and start again elsewhere.",
             value="30m",
+            timed=True,
         ),
     ] = None,
     begin: Annotated[
@@ -41,6 +42,7 @@ def drain(
             help="Begin the drain later: at 22:00, or in 2h. Jobs there must have ended by then, or, with --within, "
             "that much later.",
             value="WHEN",
+            timed=True,
         ),
     ] = None,
     last: Annotated[
@@ -50,6 +52,7 @@ def drain(
             help="Open the worker again this long after the drain began. Jobs there must have ended when it begins, "
             "or, with --within, that much later.",
             value="2h",
+            timed=True,
         ),
     ] = None,
     why: _Why = "",
@@ -112,16 +115,10 @@ def _asked_for(within: str | None, begin: str | None, last: str | None, asked: d
     elif last and not within:
         parts.append("the jobs on this worker are ended now")
     if within:
-        after = _with_unit(within)
-        parts.append(f"empty {after} after that at the latest" if begin else f"empty within {after} at the latest")
+        parts.append(f"empty {within} after that at the latest" if begin else f"empty within {within} at the latest")
     if last:
-        parts.append(f"open again {_with_unit(last)} after the drain begins")
+        parts.append(f"open again {last} after the drain begins")
     return parts
-
-
-def _with_unit(word: str) -> str:
-    """Return a bare number with the unit s added."""
-    return f"{word}s" if word.replace(".", "", 1).isdecimal() else word
 
 
 def cordon(worker: _Worker, /, *, why: _Why = "", options: Options = DEFAULTS) -> int:

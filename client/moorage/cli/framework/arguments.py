@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import inspect
+import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import NoneType, UnionType
@@ -19,6 +20,8 @@ from typing import Any, Final, Literal, NoReturn, Union, get_args, get_origin, g
 from moorage.schemas.nearest import nearest
 
 GROUP_TITLE: Final = "__group__"
+#: what stands for a length of time in the help
+DURATION: Final = "DURATION"
 _KINDS: Final[dict[Any, str]] = {str: "TEXT", int: "NUMBER", float: "NUMBER", Path: "PATH"}
 
 
@@ -28,7 +31,8 @@ class Parameter:
 
     `names` are the option's names, by default `--` and the field's name. `value` stands for its value in the help.
     `alone` is the value of an option that is given without one. `command` says that the word is everything after `--`.
-    `lists` is the command of moorage whose answer Tab offers here.
+    `lists` is the command of moorage whose answer Tab offers here. `timed` says that the value may be a duration, which
+    wants a unit, as each value that is called DURATION.
     """
 
     help: str
@@ -37,6 +41,7 @@ class Parameter:
     alone: str | None = None
     command: bool = False
     lists: str = ""
+    timed: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,6 +67,12 @@ class Argument:
     @property
     def is_switch(self) -> bool:
         return self.kind is bool
+
+    @property
+    def wants_unit(self) -> bool:
+        """Whether a bare number is refused, because 60 may be meant as minutes. `--lease-s` names its unit."""
+        is_duration = self.parameter.value == DURATION and not any(name.endswith("-s") for name in self.names)
+        return is_duration or self.parameter.timed
 
     @property
     def value(self) -> str:
@@ -191,12 +202,24 @@ def _for_argparse(one: Argument) -> dict[str, Any]:
         said["nargs"] = "*" if one.many else "?"
         if not one.many:
             said["default"] = one.default  # intermixed, argparse would give the word for none that it was told
-    return {**said, "type": _KIND_READERS.get(one.kind, one.kind), "choices": one.choices or None, "metavar": one.value}
+    kind = _with_unit if one.wants_unit else _KIND_READERS.get(one.kind, one.kind)
+    return {**said, "type": kind, "choices": one.choices or None, "metavar": one.value}
 
 
 def _stands_before(option: str, command: list[str] | None, words: list[str]) -> bool:
     """Return whether an unknown option stands before the job's command; after it, it belongs to that command."""
     return not command or option not in words or words.index(option) < words.index(command[0])
+
+
+def _with_unit(text: str) -> str:
+    if lacks_unit(text):
+        raise argparse.ArgumentTypeError(f"a duration without a unit: {text!r}; write {text}s, {text}m or {text}h")
+    return text
+
+
+def lacks_unit(text: str) -> bool:
+    """Return whether a text is a bare number other than 0."""
+    return bool(_BARE.fullmatch(text.strip())) and float(text) != 0
 
 
 def _whole(text: str) -> int:
@@ -213,6 +236,7 @@ def _number(text: str) -> float:
         raise argparse.ArgumentTypeError(f"not a number: {text!r}") from None
 
 
+_BARE: Final = re.compile(r"[0-9]*\.?[0-9]+")
 #: an option of the `nats` tool, and ours for it
 NATS_OPTIONS: Final = {"--context": "--nats", "--server": "--nats", "-s": "--nats"}
 #: argparse names a reader by its Python name where it raises anything but `ArgumentTypeError`

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
-from typing import Annotated, Any, Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple, TypeVar
 
 from moorage.cli.framework.arguments import CannotRead, Parameter, read
 from moorage.cli.framework.files import cannot_read, read_within
@@ -19,6 +20,10 @@ _YAML: Final = (".yaml", ".yml")
 _TOML: Final = (".toml",)
 #: options without a value
 _SWITCHES: Final = frozenset(field.name.rstrip("_") for field in fields(JobFlags) if field.default is False)
+#: stands for standard input among paths
+STDIN: Final = "-"
+#: what shlex says of a backslash at the end
+_ESCAPES_NOTHING: Final = "No escaped character"
 #: words of a command that were meant for a shell
 _OF_A_SHELL: Final = frozenset(("|", "||", "&", "&&", ";", "<", ">", ">>", "2>&1"))
 _EXAMPLE: Final = (
@@ -57,11 +62,43 @@ def read_job_file(file: str) -> Said | dict[str, Any] | list[dict[str, Any]]:
     if len(text) > FILE_BYTES_MAX:
         raise rejected("too-large", f"{where} has more than {FILE_BYTES_MAX} bytes", next="split the file")
     if file.lower().endswith(_YAML):
-        return _job_in(where, *_yaml_of(text, where))
+        return _beside(file, _job_in(where, *_yaml_of(text, where)))
     if file.lower().endswith(_TOML):
         content = _toml_of(text, where)
-        return _job_in(where, content, content)
+        return _beside(file, _job_in(where, content, content))
     return _requests_in(_json_of(text, where), where)
+
+
+_Found = TypeVar("_Found", bound=object)
+
+
+def _beside(file: str, found: _Found) -> _Found | Said:
+    """Return what a file says, with its paths from the file's own folder on. Raises `Rejected` for a path that only the
+    shell's folder has: it may be another file than the one that is meant."""
+    folder = os.path.dirname(file)
+    if not isinstance(found, Said) or not folder:
+        return found
+    flags = found.flags
+
+    def from_folder(path: str) -> str:
+        beside = os.path.join(folder, path)  # of an absolute path, the path
+        if path != STDIN and not os.path.lexists(beside) and os.path.lexists(path):
+            raise rejected(
+                "invalid-argument", f"{file}: paths begin at the folder of the file, and {beside} does not exist",
+                found=f"{os.path.abspath(path)}, in the shell's folder",
+                allowed=f"a path from {os.path.abspath(folder)} on",
+                next=f"write {os.path.relpath(path, folder)} in the file, or give the path on the command line",
+            )  # fmt: skip
+        return path if path == STDIN else beside
+
+    return found._replace(
+        flags=replace(
+            flags,
+            each=flags.each and from_folder(flags.each),
+            each_line=flags.each_line and from_folder(flags.each_line),
+            with_=flags.with_ and [from_folder(path) for path in flags.with_],
+        )
+    )
 
 
 def _job_in(where: str, typed: Any, plain: Any) -> Said | dict[str, Any] | list[dict[str, Any]]:
@@ -95,13 +132,27 @@ def _job_in(where: str, typed: Any, plain: Any) -> Said | dict[str, Any] | list[
 
 def _split(where: str, command: str) -> list[str]:
     """Return the words of a command. Raises `Rejected` for an open quote, and for what is meant for a shell."""
-    try:
-        words = shlex.split(command)
-    except ValueError as error:
+    lines, begun = list[list[str]](), ""
+    for line in command.splitlines():
+        begun += line
+        try:
+            lines += filter(None, [shlex.split(begun)])
+        except ValueError as error:  # an open quote, or a backslash at the end: the next line goes on with it
+            begun, wrong = (begun[:-1] if str(error) == _ESCAPES_NOTHING else f"{begun}\n"), error
+        else:
+            begun = ""
+    if begun:
         raise rejected(
-            "invalid-argument", f"{where}: command cannot be divided into words: {error}", field=f"$.{COMMAND}",
+            "invalid-argument", f"{where}: command cannot be divided into words: {wrong}", field=f"$.{COMMAND}",
             next="close each quote, or write it as a list of words",
         ) from None  # fmt: skip
+    if len(lines) > 1:
+        raise rejected(
+            "invalid-argument", f"{where}: command has {len(lines)} lines, and no shell reads them",
+            field=f"$.{COMMAND}", found=command[:80],
+            next=f"{COMMAND}: [sh, -c, '…'] for a script; one command goes on behind a \\ at the end of a line",
+        )  # fmt: skip
+    words = lines[0] if lines else []
     for word in words:
         if word in _OF_A_SHELL:
             raise rejected(

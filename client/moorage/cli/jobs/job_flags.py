@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal
 
-from moorage.cli.framework.arguments import Parameter
+from moorage.cli.framework.arguments import Parameter, lacks_unit
 from moorage.cli.framework.console import say
 from moorage.client.durations import seconds
 from moorage.client.errors import Rejected, rejected
@@ -133,6 +133,7 @@ class JobFlags:
         Parameter(
             help="Start at this time at the earliest: 'tomorrow 03:00', 22:00, 2026-12-24T18:00, or 2h from now.",
             value="WHEN",
+            timed=True,
         ),
     ] = None
     after: Annotated[
@@ -564,6 +565,11 @@ def _ready(text: str) -> dict[str, Any]:
     for word in more:
         name, _, duration = word.partition("=")
         if name in ("within", "every"):
+            if lacks_unit(duration):
+                raise rejected(
+                    "invalid-argument", f"--ready: a duration without a unit: {word!r}", found=text,
+                    next=f"write {word}s, or {word}m",
+                )  # fmt: skip
             try:
                 found[f"{name}_s"] = seconds(duration)
             except Rejected as refused:

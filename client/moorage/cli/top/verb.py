@@ -35,7 +35,9 @@ def top(
     ] = "",
     at: Annotated[
         str | None,
-        Parameter(help="As it was then, from the history alone: 14:03, 2026-11-21T14:03, or 2h ago.", value="TIME"),
+        Parameter(
+            help="As it was then, from the history alone: 14:03, 2026-11-21T14:03, or 2h ago.", value="TIME", timed=True
+        ),
     ] = None,
     operate: Annotated[
         bool, Parameter(help="Allow an operator's acts behind `:`, each with the name typed again.")
