@@ -19,13 +19,13 @@ NOT_RUN: Final = {
     "docs/how-to/be-told-in-slack-or-by-mail.md": 1,  # a mail server of the reader's own
     "docs/how-to/from-python.md": 1,  # the installation
     "docs/how-to/give-everybody-a-key.md": 1,  # three servers
-    "docs/how-to/keep-jobs-to-their-share.md": 1,  # a file that is not one of settings
     "docs/how-to/let-an-agent-ask.md": 1,  # a file of an agent's program
     "docs/how-to/run-a-gang-with-torchrun.md": 2,
     "docs/how-to/run-as-a-service.md": 4,  # the installation, a user of the system, images of a registry
     "docs/how-to/run-in-kubernetes.md": 3,  # a cluster
     "docs/how-to/run-virtual-machines.md": 1,  # the installation
     "docs/how-to/serve-a-model-to-any-language.md": 1,  # the installation of the model
+    "docs/how-to/share-a-gpu.md": 1,  # a file that is not one of settings
     "docs/how-to/show-a-fleet-in-a-browser.md": 2,  # keys of a site
     "docs/index.md": 1,  # the first steps of the pages that it leads to
     "docs/tutorial/first-worker.md": 4,  # a GPU, a server and an account of the reader's own
