@@ -2,7 +2,7 @@
 
 They stand in `tests/release/mutants/<promise>.toml`, by the id of the promise in `docs/promises.md` that they break:
 one of each, one of each rule of the ledger (`docs/reliability-rules.md`), and one of each way in which a sharer of a
-GPU is kept to its part (`docs/explanation/sharing-modes.md`). `library.py` makes many more. The keys of a mutant:
+GPU is kept to its part (`docs/promises.md`). `library.py` makes many more. The keys of a mutant:
 
 - `name`: says what is broken; no two mutants have the same name.
 - `where`: the file, and for Python behind a colon the class or function, such as `bus/x.py:Inbox.close`. With nothing
