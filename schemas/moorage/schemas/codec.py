@@ -63,7 +63,7 @@ class Decoder(Generic[T]):
     def __call__(self, payload: bytes) -> T:
         """Decode and validate. Raises `Refused` with invalid-argument, too-large or unknown-version."""
         if len(payload) > self._bytes_max:
-            raise _too_large(len(payload), self._bytes_max)
+            raise _too_large(len(payload), self._bytes_max, self._kind)
         try:
             if not payload or payload[0] not in _MSGPACK_FIRST:
                 frame, checked = self._json.decode(payload), self._from_leader
@@ -209,8 +209,11 @@ def _widest(plain: object) -> tuple[str, str]:
     return "$", ""
 
 
-def _too_large(size: int, bytes_max: int) -> Refused:
-    return refuse("too-large", "the frame is too large", found=size, allowed=f"{bytes_max} bytes")
+def _too_large(size: int, bytes_max: int, kind: Any = None) -> Refused:
+    if kind is not Request:
+        return refuse("too-large", "the frame is too large", found=size, allowed=f"{bytes_max} bytes")
+    way_on = "put long words and values into a file among the job's files (--with), which the command reads"
+    return refuse("too-large", "the request is too large", found=size, allowed=f"{bytes_max} bytes", next=way_on)
 
 
 def _too_deep() -> Refused:

@@ -24,13 +24,27 @@ T = TypeVar("T")
 _PATH: Final = re.compile(r" - at `(?P<path>[^`]*)`$")
 _STEP: Final = re.compile(r"\.(?P<name>[A-Za-z_][A-Za-z0-9_]*)|\[[^]]*\]")
 _OUR_RULE: Final = re.compile(
-    r"(?P<name>[a-z_][A-Za-z0-9_./-]*) must (?:be |have |match |name |list )?(?P<allowed>.*), found (?P<found>.*)$",
+    r"(?P<name>[a-z_][A-Za-z0-9_./-]*) must (?P<verb>be |have |match |name |list )?"
+    r"(?P<allowed>.*), found (?P<found>.*)$",
     re.DOTALL,
 )
 _UNKNOWN: Final = re.compile(r"unknown field `(?P<name>[^`]*)`")
 _EXPECTED: Final = re.compile(r"Expected `(?P<allowed>[^`]*)`(?:, got `(?P<found>[^`]*)`)?")
 _NO_CHOICE: Final = re.compile(r"Invalid enum value (?P<found>.*)", re.DOTALL)
 _CHOICES_MAX: Final = 32
+#: what to do about a bound of a request, by the beginning of its sentence: where its text alone shows no way on
+_WAYS_ON: Final = {
+    "argv must have at most": "put the words into a file among the job's files (--with); or run a replica for each line"
+    " of a file: --each-line",
+    "argv must have text": "leave it out: no program can get it",
+    "env must have at most": "put them into a file among the job's files (--with), which the command reads",
+    "env must have names": "name it as MY_VARIABLE; a function of a shell goes into a script among the job's files",
+    "job must match": "name it with 1..64 letters, digits, - and _, as train-42",
+    "after must match": "name each job by its id in full, as train-42",
+    "after must name at most": "let it start after one job that starts after some of them",
+}
+#: how the other bounds are kept, by the verb of their sentence
+_KEPT: Final = {"be ": "give", "have ": "let it have", "match ": "write it as", "name ": "name", "list ": "list"}
 #: how msgspec's paths name the value of any key
 ANY_KEY: Final = "[...]"
 _KEY_CHARS_MAX: Final = 80
@@ -50,7 +64,7 @@ def explain_decode_error(error: Exception, kind: Any = None, next_step: str = ""
     message = text[: path.start()] if path else text
     key = _wrong_key(field, kind, plain)
     seen = _EXPECTED.search(message) or _OUR_RULE.match(message) or _NO_CHOICE.match(message)
-    allowed, near = "", ""
+    allowed, near, rule = "", "", None
     if seen is not None:
         allowed = seen["allowed"] if "allowed" in seen.re.groupindex else ", ".join(_choices(kind, field))
     if (unknown := _UNKNOWN.search(message)) is not None:
@@ -71,8 +85,17 @@ def explain_decode_error(error: Exception, kind: Any = None, next_step: str = ""
         field=field,
         found=seen["found"] if seen is not None and seen["found"] else None,
         allowed=allowed,
-        next=next_step or _schema_of(kind),
+        next=next_step or ("" if rule is None else _kept(rule)) or _schema_of(kind),
     )
+
+
+def _kept(rule: re.Match[str]) -> str:
+    """Return how a value keeps one of moorage's own bounds."""
+    for beginning, way_on in _WAYS_ON.items():
+        if rule[0].startswith(beginning):
+            return way_on
+    allowed = rule["allowed"]
+    return "leave it out" if allowed.startswith("left out") else f"{_KEPT.get(rule['verb'], 'give')} {allowed}"
 
 
 def asked_as(kind: type[T], arguments: object, next_step: str = "") -> T:

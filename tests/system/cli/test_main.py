@@ -172,7 +172,7 @@ def test_words_of_other_tools_lead_to_verbs_that_there_are() -> None:
         (["submit", "--gpus", "1", "--", "true"], 2, "invalid-argument", "moorage submit --gpu 1 -- true"),
         (["run", "--env", "NAME", "--", "x"], 2, "invalid-argument", "NAME=value"),
         (["run", "--gang", "--", "x"], 2, "invalid-argument", "--gpu"),
-        (["run", "--job", "a.b", "--", "x"], 2, "invalid-argument", "moorage schema request"),
+        (["run", "--job", "a.b", "--", "x"], 2, "invalid-argument", "letters, digits, - and _"),
         (["submit", "-f", "/no/such/file"], 2, "invalid-argument", "stdin"),
         (["submit", "-f", "/dev/null"], 2, "invalid-argument", "run"),
         (["submit", "-f", "-", "--", "x"], 2, "invalid-argument", "-f"),

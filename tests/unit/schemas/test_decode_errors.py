@@ -34,7 +34,7 @@ def refused(**fields: Any) -> Problem:
         ({"labels": {"a b": ""}}, "$.labels", "'a b'", "keys of 1..63 letters, digits and _./-"),
         ({"requires": {"Zone/x": []}}, "$.requires.Zone/x", "0", "1..64 values"),
         ({"run": {"argv": []}}, "$.run.argv", "none", "a command for the driver process"),
-        ({"run": {"argv": ["a\0"]}}, "$.run.argv", "a NUL", "words of at most 32768 characters without NUL"),
+        ({"run": {"argv": ["a\0"]}}, "$.run.argv", "a NUL", "text without NUL"),
     ],
 )
 def test_field_found_and_allowed(fields: dict[str, Any], field: str, found: str, allowed: str) -> None:
@@ -102,7 +102,37 @@ def test_the_next_step_is_the_schema_of_what_was_to_be_read(kind: Any, said: str
 def test_of_a_duration_it_is_told_how_it_is_said() -> None:
     assert refused(deadline_s="1h").next == "say it in seconds, as a number: 3600 is an hour"
     assert refused(run={"argv": ["a"], "grace_s": "10"}).next == refused(deadline_s="1h").next
-    assert refused(deadline_s=-1).next == "moorage schema request has every field"
+    assert refused(deadline_s=-1).next.startswith("give 0..")
+
+
+LONG = 70_000 * "x"
+
+
+def test_a_word_and_a_value_may_be_as_long_as_the_request() -> None:
+    run = {"argv": ["a", 30_000 * "x"], "env": {"V": 33_000 * "y"}}
+    assert decode_request(json.dumps({"run": run}).encode()).workload.env == run["env"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "way_on"),
+    [
+        ({"run": {"argv": ["sh", "-c", LONG]}}, "put long words and values into a file among the job's files (--with)"),
+        ({"run": {"argv": ["a"] * 2_001}}, "put the words into a file among the job's files (--with)"),
+        ({"run": {"argv": ["a"], "env": {"V": LONG}}}, "put long words and values into a file among the job's files"),
+        ({"run": {"argv": ["a"], "env": {"A B": "1"}}}, "name it as MY_VARIABLE; a function of a shell"),
+        ({"job": "a,b"}, "name it with 1..64 letters, digits, - and _, as train-42"),
+        ({"after": ["a,b"]}, "name each job by its id in full"),
+        ({"priority": 200}, "give 0..100"),
+        ({"indices": "9-0"}, "give ranges that go up"),
+        ({"indices": "0-3", "replicas": 2}, "leave it out"),
+        ({"labels": {"a b": "c"}}, "let it have keys of 1..63 letters"),
+        ({"gpu": {"count": 0}}, "give 1..64"),
+    ],
+)
+def test_a_bound_says_the_way_on_and_not_the_schema(fields: dict[str, Any], way_on: str) -> None:
+    told = refused(**{"run": {"argv": ["a"]}, **fields})
+    assert told.next.startswith(way_on)
+    assert LONG not in msgspec.json.encode(told).decode()
 
 
 def test_of_an_operator_s_act_the_choices_are_told_too() -> None:

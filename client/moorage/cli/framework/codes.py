@@ -9,7 +9,7 @@ from moorage.schemas.reasons import REASONS
 
 #: what helps against an error or an end, where a line can say it; {job} is filled in. See also `fix_of`
 FIXES: Final[dict[str, str]] = {
-    "invalid-argument": "correct what the error names; moorage schema request has every field of a request",
+    "invalid-argument": "correct what the error names",
     "unknown-verb": "moorage help",
     "too-large": "put large data into a store and pass its address to the job",
     "not-found": "moorage ls, or moorage fleet",

@@ -43,6 +43,8 @@ _SAME_NAME: Final = (
 #: flags that are durations, and the fields that they are
 #: each STEP-th number, as arrays of Slurm and PBS have it
 _STEPS: Final = re.compile(r"(\d{1,7})-(\d{1,7}):(\d{1,7})", re.ASCII)
+#: what --array takes, beyond the numbers and ranges of a request
+_NUMBERS: Final = "for example --array 0-99, 0-99,205, or 0-99:10, each tenth (steps)"
 #: which of several values a field's path names
 _AT: Final = re.compile(r"\[\d+\]")
 _DURATIONS: Final = {
@@ -411,14 +413,16 @@ def _built(command: list[str], flags: JobFlags, fields: dict[str, Any]) -> Reque
         option = "--gpu-device" if flags.gpu_device and "gpu_device_ids" in field else _OPTIONS.get(one)
         if option is None:
             raise
-        raise _of_option(option, refused) from None
+        has_no_numbers = field == "$.indices" and "twice" not in refused.problem.message
+        raise _of_option(option, refused, _NUMBERS if has_no_numbers else "") from None
 
 
-def _of_option(option: str, refused: Rejected) -> Rejected:
-    """Return the refusal of a value with the name of its option."""
+def _of_option(option: str, refused: Rejected, way_on: str = "") -> Rejected:
+    """Return the refusal of a value with the name of its option, and another way on if there is one."""
     import msgspec
 
-    return Rejected(msgspec.structs.replace(refused.problem, message=f"{option}: {refused.problem.message}"))
+    told = refused.problem
+    return Rejected(msgspec.structs.replace(told, message=f"{option}: {told.message}", next=way_on or told.next))
 
 
 def _replicas(text: str) -> int | dict[str, int]:
