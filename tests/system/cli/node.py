@@ -18,6 +18,7 @@ import msgspec
 from moorage.bus.target import Up, read_up
 from moorage.client import AsyncClient
 from tests.leftover import ends_with_the_test
+from tests.system.cli import forks
 from tests.waiting import NeverHappened, until
 
 COMMAND: Final = (sys.executable, "-m", "moorage.cli")
@@ -72,7 +73,13 @@ async def start(
 
 
 async def moorage(*argv: str, env: dict[str, str] | None = None, stdin: str = "", cwd: Path | None = None) -> Ran:
-    """Run the command to its end."""
+    """Run the command to its end, in a fork of a process that has imported it, where its environment allows that."""
+    whole = environment(**(env or {}))
+    server = forks.command_server()
+    if server.can(whole):
+        async with asyncio.timeout(COMMAND_S_MAX):
+            code, out, err = await forks.run(server, argv, whole, cwd, stdin.encode())
+        return Ran(code, out.decode(), err.decode())
     process = await start(*argv, env=env, cwd=cwd)
     async with asyncio.timeout(COMMAND_S_MAX):
         out, err = await process.communicate(stdin.encode())

@@ -1,0 +1,128 @@
+"""A fork of the command's process is as a process that was started for it: what a program finds, and how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from tests.leftover import ends_with_the_test
+from tests.system.cli import forks
+from tests.system.cli.node import environment, moorage
+
+#: all of a process that a program can ask for, but what `forks.py` names
+PROBE: Final = """
+import asyncio, atexit, gc, json, os, signal, sys, threading, warnings
+
+def stream(file):
+    return [file.encoding, file.errors, file.name, file.mode, file.line_buffering, file.write_through, file.isatty(),
+            file.newlines, file.buffer.name, file.buffer.mode, type(file.buffer).__name__, file.fileno()]
+
+def main():
+    atexit.register(lambda: print("at its end"))
+    try:
+        asyncio.get_running_loop()
+        loop = True
+    except RuntimeError:
+        loop = False
+    umask = os.umask(0)
+    os.umask(umask)
+    print(json.dumps({
+        "argv": sys.argv, "env": sorted(os.environ.items()), "cwd": os.getcwd(), "path": sys.path,
+        "streams": [stream(file) for file in (sys.stdin, sys.stdout, sys.stderr)],
+        "same": [sys.stdin is sys.__stdin__, sys.stdout is sys.__stdout__, sys.stderr is sys.__stderr__],
+        "open": sorted(int(fd) for fd in os.listdir("/proc/self/fd"))[:-1],
+        "kinds": [os.stat(fd).st_mode for fd in range(3)],
+        "signals": [str(signal.getsignal(number)) for number in sorted(signal.valid_signals())],
+        "mask": sorted(signal.pthread_sigmask(signal.SIG_BLOCK, [])),
+        "group": [os.getpgrp(), os.getsid(0)], "umask": umask, "ids": os.getresuid() + os.getresgid(),
+        "threads": [threading.active_count(), threading.current_thread() is threading.main_thread()],
+        "loop": loop, "gc": gc.isenabled(), "flags": list(sys.flags), "warnings": sys.warnoptions,
+        "stdin": sys.stdin.read(),
+    }, default=str))
+    print("to stderr", file=sys.stderr)
+    ends = sys.argv[1]
+    if ends == "exception":
+        raise ValueError("of the program")
+    if ends == "signal":
+        sys.stdout.flush()
+        os.kill(os.getpid(), signal.SIGTERM)
+    sys.exit(int(ends) if ends.isdecimal() else ends)
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("program") / "probe.py"
+    file.write_text(PROBE)
+    return file
+
+
+@pytest.fixture(scope="module")
+def server(program: Path) -> Iterator[forks.ForkServer]:
+    env = environment(PYTHONPATH=str(program.parent), OTHER="that one")
+    running = forks.ForkServer(env, program, "probe:main")
+    yield running
+    running.end()
+
+
+@pytest.mark.parametrize("ends", ["0", "7", "in words", "exception", "signal"])
+async def test_a_program_finds_in_a_fork_what_it_finds_in_a_new_process(
+    program: Path, server: forks.ForkServer, tmp_path: Path, ends: str
+) -> None:
+    env = environment(PYTHONPATH=str(program.parent), ONLY="this one", NOT_UTF8="\udce9")
+    process = ends_with_the_test(
+        await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "probe", ends, "ä \udce9", env=env, cwd=tmp_path,
+            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+        )
+    )  # fmt: skip
+    given = b"words\n" * 100_000  # more than a pipe takes
+    out, err = await process.communicate(given)
+    assert server.can(env)
+    code, forked_out, forked_err = await forks.run(server, (ends, "ä \udce9"), env, tmp_path, given)
+    new, *behind = out.splitlines()
+    forked, *forked_behind = forked_out.splitlines()
+    assert json.loads(forked) == json.loads(new)
+    assert (code, forked_behind) == (process.returncode, behind)
+    assert behind == ([] if ends == "signal" else [b"at its end"])
+    assert forked_err.splitlines()[:1] == err.splitlines()[:1] == [b"to stderr"]
+    assert forked_err.splitlines()[-1] == err.splitlines()[-1]
+
+
+async def test_a_call_that_is_given_up_leaves_no_process(tmp_path: Path) -> None:
+    server = forks.command_server()
+    read, write = os.pipe()
+    null = os.open(os.devnull, os.O_RDWR)
+    child = server.fork(("schema", "request"), environment(), None, (read, null, null))
+    child.kill()
+    assert await child.wait() == -signal.SIGKILL
+    child.kill()  # again, of one that has ended
+    child.close()
+    for descriptor in (read, write, null):
+        os.close(descriptor)
+
+
+async def test_what_an_interpreter_reads_as_it_starts_is_no_forks() -> None:
+    assert forks.command_server().can(environment(MOORAGE_TENANT="t"))
+    assert not forks.command_server().can(environment(PYTHONIOENCODING="ascii"))
+    ran = await moorage("help", "run", env={"PYTHONIOENCODING": "ascii"})
+    assert (ran.code, "COMMAND\\u2026" in ran.out) == (0, True)
+
+
+async def test_calls_run_beside_each_other_and_their_output_is_their_own() -> None:
+    ran = await asyncio.gather(*(moorage("help", verb) for verb in ("run", "ls", "submit", "nosuch")))
+    assert [each.code for each in ran] == [0, 0, 0, 3]
+    for verb, each in zip(("run", "ls", "submit"), ran, strict=False):
+        assert (f"usage: moorage {verb}" in each.out, each.err) == (True, "")
+    assert ran[-1].out == ""
