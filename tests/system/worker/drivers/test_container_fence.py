@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 from collections.abc import Iterator
@@ -13,9 +12,10 @@ import pytest
 
 from moorage.system.proctree import boottime_s
 from moorage.worker.supervisor.client import Supervised, SupervisorRefused
-from moorage.worker.supervisor.containers import processes_of
+from moorage.worker.supervisor.containers import LOOK_S_MAX, processes_of
 from moorage.worker.supervisor.protocol import Ended, EndMember, StartMember
 from tests.engines import DockerEngine, engine, why_no_dockerd
+from tests.system.worker.pushed_supervisor import pushed_rig
 from tests.system.worker.supervisor_rig import Rig, lives, rig_at
 from tests.waiting import until
 
@@ -88,12 +88,12 @@ async def test_the_fence_ends_it_with_agent_and_engine_killed(tmp_path: Path) ->
 async def test_what_may_still_be_started_is_not_over_until_the_engine_has_removed_it(
     docker: DockerEngine, tmp_path: Path
 ) -> None:
-    async with rig_at(tmp_path / "s") as rig:
+    async with pushed_rig(tmp_path / "s") as (rig, clock):
         late, never = created(docker, "sleep", "600"), created(docker, "sleep", "600")
         for key, container in (("late", late), ("never", never)):
             await rig.client.contain(member(key), container)
         await rig.client.fence(boottime_s(), 0.0)
-        await asyncio.sleep(1.0)
+        await clock.push(LOOK_S_MAX, 20)
         await rig.client.list()
         assert rig.ends() == {}, "nothing of it is there, and its engine may be about to start it"
         docker.docker("start", late, check=False)  # what an engine does that had stood still
@@ -163,11 +163,11 @@ async def test_a_pid_of_the_engine_counts_only_once_the_process_was_seen_in_the_
 
 
 async def test_an_idle_supervisor_stays_while_a_container_runs(docker: DockerEngine, tmp_path: Path) -> None:
-    async with rig_at(tmp_path / "s", "--linger", "0.2") as rig:
+    async with pushed_rig(tmp_path / "s", "--linger", "100") as (rig, clock):
         container = await runs(rig, docker, "k", "sleep", "600")
         assert not await rig.client.shutdown_if_idle()
         rig.client.close()
-        await asyncio.sleep(1.0)
+        await clock.push(1000)
         last = await Supervised.connect(tmp_path / "s", spawn_if_absent=False)
         await last.shutdown(0.0)
         assert pids(container) == []

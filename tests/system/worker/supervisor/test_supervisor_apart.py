@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from moorage.worker.supervisor.client import Supervised, SupervisorUnavailable
 from moorage.worker.supervisor.journal import read_journal
 from moorage.worker.supervisor.protocol import JOURNAL_NAME, EndMember, StartMember
 from moorage.worker.supervisor.state_folder import state_mark
+from tests.system.worker.pushed_supervisor import pushed_rig, started
 from tests.system.worker.supervisor_rig import Rig, lives, poll, rig_at, run, sh
 from tests.waiting import until
 
@@ -103,28 +105,36 @@ async def gone(pid: int) -> None:
     await poll(lambda: not lives(pid))
 
 
+async def is_met(keys: Callable[[], Awaitable[set[str]]], wanted: set[str]) -> bool:
+    return await keys() == wanted
+
+
 @pytest.mark.slow
 def test_a_supervisor_without_agent_and_member_ends_after_a_while(tmp_path: Path) -> None:
     async def main() -> None:
-        supervised = await Supervised.connect(tmp_path, arguments=("--linger", "0.2"))
+        clock = await started(tmp_path, "--linger", "100")
+        supervised = await Supervised.connect(tmp_path, spawn_if_absent=False)
         pid = supervised.identity.pid
         await supervised.start([sh("a", "exit 0"), sh("b", "sleep 600")])
         await poll(lambda: "b" in read_journal(tmp_path / JOURNAL_NAME))
         supervised.close()
-        await asyncio.sleep(0.5)
+        await clock.push(1000)
         assert lives(pid), "it has a member"
         again = await Supervised.connect(tmp_path, spawn_if_absent=False)
         listed = await again.list()
         assert "b" in {event.key for event in listed.running}
 
-        async def has_ended() -> bool:
-            return "a" in {event.key for event in (await again.list()).ended}
+        async def ended() -> set[str]:
+            return {event.key for event in (await again.list()).ended}
 
-        await until(has_ended, what="the end of a")
         await again.end([EndMember(key="b", grace_s=0.0)])
-        await asyncio.sleep(0.5)
+        await until(lambda: is_met(ended, {"a", "b"}), what="the ends of both")
+        await clock.push(1000)
         assert lives(pid), "it has an agent"
         again.close()
+        await clock.push(99)
+        assert lives(pid), "its agent may be on its way back"
+        await clock.push(1)
         await gone(pid)
         # what nobody took is told by the next one
         last = await Supervised.connect(tmp_path)
@@ -186,11 +196,14 @@ SAVES = "trap 'echo saved' USR1; trap 'echo told; exit 0' TERM; echo ready; whil
 @pytest.mark.slow
 def test_a_notice_is_the_checkpoint_signal_then_the_ask_to_end(tmp_path: Path) -> None:
     async def main() -> None:
-        async with rig_at(tmp_path / "state") as rig:
+        async with pushed_rig(tmp_path / "state") as (rig, clock):
             await rig.client.start([sh("a", SAVES, checkpoint_signal="SIGUSR1", checkpoint_before_s=60.0)])
             await rig.line("a")
-            await rig.client.end([EndMember(key="a", grace_s=60.0, why="drained", notice_s=2.0)])
+            await rig.client.end([EndMember(key="a", grace_s=600.0, why="drained", notice_s=600.0)])
             assert (await rig.line("a", 2))[1] == "saved"
+            await clock.push(500)
+            assert (await rig.client.list()).ended == (), "the notice is not over"
+            await clock.push(100)
             ended = await rig.ended("a")
             assert (ended.reason, ended.why, ended.exit_code) == ("end", "drained", 0)
             assert rig.text("a").split() == ["ready", "saved", "told"]

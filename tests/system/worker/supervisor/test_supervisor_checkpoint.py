@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import shlex
 import sys
 from pathlib import Path
@@ -13,7 +12,8 @@ import pytest
 from moorage.worker.supervisor.checkpoint import AGAIN_S
 from moorage.worker.supervisor.client import SupervisorRefused
 from moorage.worker.supervisor.protocol import EndMember, StartMember
-from tests.system.worker.supervisor_rig import Rig, arguments_of, poll, sh, with_rig
+from tests.system.worker.pushed_supervisor import pushed_rig
+from tests.system.worker.supervisor_rig import Rig, arguments_of, poll, run, sh, with_rig
 
 
 @pytest.fixture(params=["cgroup", "walk"])
@@ -41,14 +41,24 @@ def test_a_container_whose_end_cannot_be_is_refused(tmp_path: Path, fields: dict
 
 @pytest.mark.slow
 def test_a_checkpoint_signal_comes_before_the_timeout(tmp_path: Path, arguments: tuple[str, ...]) -> None:
-    async def scenario(rig: Rig) -> None:
-        script = "trap 'echo saved' USR1; trap 'echo ending; exit 0' TERM; while :; do sleep 0.01; done"
-        member = sh("j", script, timeout_s=5.0, grace_s=60.0, checkpoint_signal="SIGUSR1", checkpoint_before_s=4.5)
-        ended = await rig.run(member)
-        assert (ended.reason, ended.exit_code, ended.signal) == ("timeout", 0, None)
-        assert rig.text("j").split() == ["saved", "ending"]
+    async def main() -> None:
+        async with pushed_rig(tmp_path / "state", *arguments) as (rig, clock):
+            script = "trap 'echo saved' USR1; trap 'echo ending; exit 0' TERM; echo up; while :; do sleep 0.01; done"
+            member = sh(
+                "j", script, timeout_s=900.0, grace_s=600.0, checkpoint_signal="SIGUSR1", checkpoint_before_s=600.0
+            )
+            await rig.client.start([member])
+            await rig.line("j")
+            await clock.push(200)
+            assert rig.text("j").split() == ["up"]
+            await clock.push(200)
+            await rig.line("j", 2)
+            await clock.push(500)
+            ended = await rig.ended("j")
+            assert (ended.reason, ended.exit_code, ended.signal) == ("timeout", 0, None)
+            assert rig.text("j").split() == ["up", "saved", "ending"]
 
-    with_rig(tmp_path, arguments, scenario)
+    run(main())
 
 
 @pytest.mark.slow
@@ -57,7 +67,7 @@ def test_a_checkpoint_signal_waits_until_somebody_takes_it_and_comes_once(
 ) -> None:
     """Due at once, before the program has its handler: it must not be killed by it, nor be told twice."""
 
-    async def scenario(rig: Rig) -> None:
+    async def main() -> None:
         script = (
             "echo up; while [ ! -e go ]; do sleep 0.01; done; trap 'echo saved' USR1; echo ready; "
             "while [ ! -e stop ]; do sleep 0.01; done; exit 3"
@@ -65,20 +75,22 @@ def test_a_checkpoint_signal_waits_until_somebody_takes_it_and_comes_once(
         member = sh(
             "j", script, cwd=str(tmp_path), ends_in_s=600.0, checkpoint_signal="SIGUSR1", checkpoint_before_s=600.0
         )
-        await rig.client.start([member])
-        await rig.line("j")
-        await asyncio.sleep(3 * AGAIN_S)  # some looks, in which nobody takes it
-        (tmp_path / "go").touch()
-        await rig.line("j", 3)
-        rig.client.close()
-        await rig.connect()  # the agent restarts: the timers are the supervisor's
-        await asyncio.sleep(3 * AGAIN_S)  # some looks more, if it looked on
-        (tmp_path / "stop").touch()
-        await rig.client.start([member])  # told again, not started again
-        assert (await rig.ended("j")).exit_code == 3
-        assert rig.text("j").split() == ["up", "ready", "saved"]
+        async with pushed_rig(tmp_path / "state", *arguments) as (rig, clock):
+            await rig.client.start([member])
+            await rig.line("j")
+            await clock.push(AGAIN_S, 20)
+            assert (await rig.client.list()).ended == (), "it looked twenty times, and nobody takes it"
+            (tmp_path / "go").touch()
+            await rig.line("j", 3)
+            rig.client.close()
+            await rig.connect()  # the agent restarts: the timers are the supervisor's
+            await clock.push(AGAIN_S, 20)  # as many looks more, if it looked on
+            (tmp_path / "stop").touch()
+            await rig.client.start([member])  # told again, not started again
+            assert (await rig.ended("j")).exit_code == 3
+            assert rig.text("j").split() == ["up", "ready", "saved"]
 
-    with_rig(tmp_path, arguments, scenario)
+    run(main())
 
 
 @pytest.mark.slow

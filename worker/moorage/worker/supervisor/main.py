@@ -18,6 +18,7 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -87,8 +88,12 @@ async def serve(
         server.close()
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Run the command and return its exit status."""
+def main(arguments: list[str] | None = None, loops: Callable[[], asyncio.AbstractEventLoop] | None = None) -> int:
+    """Run the command and return its exit status.
+
+    `loops` makes the event loop, by default the one of all our processes. Its time is the clock of every timer here but
+    the fence's.
+    """
     parser = argparse.ArgumentParser(prog="moorage-supervisor", description="Owns the processes of a worker's jobs.")
     parser.add_argument("--state", type=Path, required=True, help="folder of the socket, the journal and the output")
     parser.add_argument("--detach", action="store_true", help="return once the socket listens, and run on")
@@ -122,6 +127,6 @@ def main(arguments: list[str] | None = None) -> int:
     limits = raise_descriptor_limit()
     name = "moorage-" + hashlib.blake2b(os.fsencode(state), digest_size=6).hexdigest()
     cgroups = None if options.no_cgroup else CgroupBase.open(name)
-    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+    with asyncio.Runner(loop_factory=loops or loop_factory()) as runner:
         runner.run(serve(state, listener, for_commands, cgroups, limits, options.linger, program))
     return 0
