@@ -30,8 +30,6 @@ from tests.waiting import until
 
 pytestmark = pytest.mark.slow
 
-#: some 15 s on a quiet machine
-TAKEOVER_S_MAX: Final = 60.0
 #: of the leader, under each of the verbs
 KILLS: Final = 10
 #: how far into its term, and before or behind the verbs, the leader dies at the latest
@@ -77,10 +75,8 @@ async def test_two_leaders_die_together_and_no_running_job_ends_of_it(unique: st
         began_s = time.monotonic()
         await asyncio.gather(schedulers[leader].kill(), asyncio.to_thread(node.kill))
         answer = await acme.ask(made.subjects.api("acme", "submit"), {"job": "after", "run": {"argv": ["true"]}}, 120)
-        took_s = time.monotonic() - began_s
         assert answer["kind"] == "accepted"
-        assert took_s < TAKEOVER_S_MAX, f"the takeover took {took_s:.1f} s"
-        print(f"takeover in {took_s:.1f} s")
+        print(f"takeover in {time.monotonic() - began_s:.1f} s")
         assert (await acme.fleet())["leader"] != leader
         await acme.reaches("after", "SUCCEEDED", deadline_s=120)
         assert is_alive(pid)
@@ -131,7 +127,7 @@ async def test_the_command_rides_over_ten_takeovers_of_ten(tmp_path: Path) -> No
             print(f"{number + 1} of {KILLS}: {sum('no scheduler answers yet' in each.err for each in ran)} waited")
             if node is not None:
                 node.start()
-                await until(cluster.has_leader, TAKEOVER_S_MAX, "all three servers")
+                await until(cluster.has_leader, what="all three servers")
             await acme.reaches(submitted, "SUCCEEDED", deadline_s=120)
             await acme.reaches(old, "CANCELLED", deadline_s=120)
 

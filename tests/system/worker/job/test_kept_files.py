@@ -18,10 +18,13 @@ from moorage.bus.object_store import ObjectStore
 from moorage.client.kept_files import _left_out, _unpacked
 from moorage.schemas.frames import End
 from moorage.system.archives import Inflating, unpack
+from moorage.worker.agent.run import SUPERVISOR_FOLDER
 from moorage.worker.drivers.conformance.leader import ScriptedLeader
 from moorage.worker.job import attempt_files, job_files
 from moorage.worker.job.attempt_folders import FOLDERS
 from moorage.worker.job.job_files import JobFiles, LeftOut, NotKept
+from moorage.worker.supervisor.journal import read_journal
+from moorage.worker.supervisor.protocol import JOURNAL_NAME
 from tests.system.worker.agent.test_agent_process import agent_process, name_of, state_folder, worker
 from tests.system.worker.job.test_attempt_folders import OTHER_USER, placed
 from tests.system.worker.job.test_job_files import bringing, bucket, fresh, never_over
@@ -152,7 +155,8 @@ async def test_the_next_agent_stores_what_ended_without_one(nats_url: str, uniqu
             agent.send_signal(signal.SIGKILL)
             await agent.wait()
         go.touch()
-        await asyncio.sleep(0.5)
+        journal = state / SUPERVISOR_FOLDER / JOURNAL_NAME
+        await until(lambda: all(left.ended for left in read_journal(journal).values()), what="its end in the journal")
         async with agent_process(state, nats_url, unique):
             assert (await leader.heard("w1", "exited", name)).code == 0
             assert await kept(store, "a.0.10", tmp_path) == {"late": "late\n"}

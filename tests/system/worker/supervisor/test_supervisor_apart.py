@@ -134,7 +134,11 @@ def test_a_supervisor_without_agent_and_member_ends_after_a_while(tmp_path: Path
         again.close()
         await clock.push(99)
         assert lives(pid), "its agent may be on its way back"
-        await clock.push(1)
+        back = await Supervised.connect(tmp_path, spawn_if_absent=False)
+        await clock.push(1000)
+        assert lives(pid), "its agent is back"
+        back.close()
+        await clock.push(100)
         await gone(pid)
         # what nobody took is told by the next one
         last = await Supervised.connect(tmp_path)
