@@ -74,6 +74,8 @@ class Command:
         self._receiver = ByteReceiver()
         self._output: asyncio.Queue[tuple[StreamName, bytes] | None] = asyncio.Queue()
         self._ended: asyncio.Future[int] = self._loop.create_future()
+        #: exit code, as of a shell, of a command that could not be started: 126 or 127; None for any other end
+        self.start_code: int | None = None
         self._started = asyncio.Event()
         self._ready = asyncio.Event()
         self._heard_s = self._loop.time()
@@ -250,7 +252,8 @@ class Command:
         elif mark is Mark.END:
             self._receiver.take(offset, 0)
             how = _decode_end(rest)
-            if how.code is None:
+            if how.code is None or how.error:
+                self.start_code = how.code
                 self._fail(error_of(self._problem(how.error or "internal", how.why)))
             elif not self._ended.done():
                 self._ended.set_result(how.code)

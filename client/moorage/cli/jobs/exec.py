@@ -12,11 +12,11 @@ from collections.abc import AsyncIterator, Iterator
 from typing import TYPE_CHECKING, Annotated, Final
 
 from moorage.cli.framework.arguments import Parameter
-from moorage.cli.framework.console import say
+from moorage.cli.framework.console import fail, say
 from moorage.cli.framework.exit_codes import shell_code
 from moorage.cli.framework.options import DEFAULTS, Options, with_client
 from moorage.cli.jobs.selectors import HELP_ONE, LISTED
-from moorage.client.errors import rejected
+from moorage.client.errors import ClientError, rejected
 from moorage.client.login import who
 from moorage.schemas.names import word_of
 
@@ -45,7 +45,8 @@ def exec_(
     ] = False,
     options: Options = DEFAULTS,
 ) -> int:
-    """Run a command in a running job, beside it; returns its exit code.
+    """Run a command in a running job, beside it; returns its exit code, or 127 or 126 if there is no such program or it
+    cannot be run.
 
     The command has the user, folder, environment and GPUs of the job's attempt, and ends with it. stdin, stdout and
     stderr are this command's own; Ctrl-C and other signals are passed on. It keeps no job running, and stops when this
@@ -53,7 +54,7 @@ def exec_(
     """
 
     async def work(client: AsyncClient) -> int:
-        return await _run(client, job, command, is_terminal=tty)
+        return await _run(client, job, command, options, is_terminal=tty)
 
     return with_client(options, work)
 
@@ -67,7 +68,7 @@ def shell(job: OneJob, /, *, options: Options = DEFAULTS) -> int:
     """
 
     async def work(client: AsyncClient) -> int:
-        return await _run(client, job, SHELL, is_terminal=sys.stdin.isatty())
+        return await _run(client, job, SHELL, options, is_terminal=sys.stdin.isatty())
 
     return with_client(options, work)
 
@@ -111,11 +112,13 @@ def say_left(job: str, replica: int = 0) -> None:
     """Say that the job goes on, and how its terminal is taken again."""
     word = word_of(job)
     again = f"{word}/{replica}" if replica else word
-    say(f"\r\nthis command has left the terminal of job {job}, which goes on")
+    say("")  # the terminal is cooked again
+    say(f"this command has left the terminal of job {job}, which goes on")
     say(f"  take it again: moorage attach {again}   cancel the job: moorage cancel {word}")
 
 
-async def _run(client: AsyncClient, word: str, argv: tuple[str, ...], *, is_terminal: bool) -> int:
+async def _run(client: AsyncClient, word: str, argv: tuple[str, ...], options: Options, *, is_terminal: bool) -> int:
+    """Run a command and return its exit code; 126 or 127 if it cannot be started, as a shell has it."""
     from moorage.cli.jobs.selectors import one_id
     from moorage.client.command import Command
 
@@ -124,11 +127,17 @@ async def _run(client: AsyncClient, word: str, argv: tuple[str, ...], *, is_term
     has_terminal = is_terminal and sys.stdin.isatty()
     term = os.environ.get("TERM", "") if is_terminal else ""
     asked = Command.of(client._wire, job, argv, replica=replica, tty=is_terminal, term=term, size=_size(), by=who())
-    async with asked as command:
-        with _raw() if has_terminal else contextlib.nullcontext():
-            code = await _carry(command, is_terminal=has_terminal)
-            assert code is not None
-            return code
+    try:
+        async with asked as command:
+            with _raw() if has_terminal else contextlib.nullcontext():
+                code = await _carry(command, is_terminal=has_terminal)
+                assert code is not None
+                return code
+    except ClientError as error:
+        if asked.start_code is None:
+            raise
+        fail(error, json=options.json)
+        return asked.start_code
 
 
 def replica_of(word: str) -> tuple[str, int]:

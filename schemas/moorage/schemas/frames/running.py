@@ -140,7 +140,8 @@ class Exec(msgspec.Struct, frozen=True, gc=False, array_like=True):
 class CommandEnd(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """How a command ended: its exit code (minus the signal that ended it), or null and why the stream ended without it.
 
-    With `error` the command did not run: the code of a problem, and `why` is its message.
+    With `error` the command did not run: the code of a problem, and `why` is its message. `code` is then null, or as of
+    a shell: 127 for a program that is not there, 126 for one that cannot be run.
     """
 
     code: int | None = None

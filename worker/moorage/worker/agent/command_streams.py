@@ -16,11 +16,11 @@ from moorage.bus.errors import BusError
 from moorage.bus.transport import Delivery, Handler, Subscribed
 from moorage.schemas.attempt import AttemptName, name_in
 from moorage.schemas.codec import Decoder, encode
-from moorage.schemas.errors import MoorageError, Problem, refuse
+from moorage.schemas.errors import MoorageError, refuse
 from moorage.schemas.frames import BEAT_S, DEAD_S, CommandEnd, Exec, Mark, Terminal, piece, read_piece
 from moorage.schemas.subjects import Subjects
 from moorage.worker.drivers.base import Driver
-from moorage.worker.drivers.execution import Execution
+from moorage.worker.drivers.execution import CannotExecute, Execution
 from moorage.worker.session.member_messages import Member
 from moorage.worker.session.shell import Shell
 
@@ -87,7 +87,7 @@ class CommandStreams:
                 raise refuse("overloaded", f"{STREAMS_MAX} commands run on {self._worker}", retry_after_s=1.0)
             execution = await self._begin(asked, size)
         except MoorageError as error:
-            stream.end(_refusal(error.problem))
+            stream.end(_refusal(error))
             return
         except Exception as error:  # a foreign driver may fail in any way, and the caller must hear of it
             stream.end(CommandEnd(None, f"{type(error).__name__}: {error}", "internal"))
@@ -111,8 +111,9 @@ class CommandStreams:
         return await driver.execute(member.request, asked, size)
 
 
-def _refusal(problem: Problem) -> CommandEnd:
-    return CommandEnd(None, problem.message, problem.code)
+def _refusal(error: MoorageError) -> CommandEnd:
+    code = error.exit_code if isinstance(error, CannotExecute) else None
+    return CommandEnd(code, error.problem.message, error.problem.code)
 
 
 class _Stream:
@@ -195,7 +196,7 @@ class _Stream:
                 return CommandEnd(None, self._broken.result(), "gap")
             return CommandEnd(running.result())
         except MoorageError as error:
-            return _refusal(error.problem)
+            return _refusal(error)
         finally:
             self._execution = None
             for task in (running, *beside):

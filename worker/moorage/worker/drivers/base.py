@@ -17,6 +17,7 @@ for a member that has just ended: then there is nothing to do, because `Ended` i
 
 from __future__ import annotations
 
+import errno
 import logging
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -73,6 +74,11 @@ DriverEvent = (
 Report = Callable[[DriverEvent], None]
 
 log = logging.getLogger("moorage.worker")
+
+
+def code_of_start(number: int) -> int:
+    """Return the code, as of a shell, of a program whose exec failed with this error number."""
+    return CODE_NOT_FOUND if number == errno.ENOENT else CODE_CANNOT_START
 
 
 def never_ran(name: AttemptName, error: Exception) -> NotStarted | StartFailed:

@@ -16,8 +16,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Final, Self
 
-from moorage.schemas.errors import refuse
+from moorage.schemas.errors import Problem, Refused, problem, refuse
 from moorage.schemas.frames import PIECE_BYTES_MAX, WINDOW_BYTES, Exec, Mark, Terminal
+from moorage.worker.drivers.base import code_of_start
 from moorage.worker.supervisor.client import SupervisorGone, SupervisorRefused
 from moorage.worker.supervisor.command_client import RunningCommand
 from moorage.worker.supervisor.commands import Attach, Execute
@@ -42,6 +43,14 @@ def _pipes(count: int) -> list[tuple[int, int]]:
             os.close(end)
         raise
     return made
+
+
+class CannotExecute(Refused):
+    """A command was not started. `exit_code` is as of a shell, 126 or 127, if its program is to blame; else None."""
+
+    def __init__(self, told: Problem, exit_code: int | None) -> None:
+        super().__init__(told)
+        self.exit_code = exit_code
 
 
 class Execution(ABC):
@@ -139,7 +148,9 @@ class LocalExecution(Execution):
         except SupervisorRefused as refused:
             await self.close()
             found = next(iter(asked.argv), refused.message)
-            raise refuse("failed-precondition", refused.message, found=found, job=asked.job) from None
+            why = problem("failed-precondition", refused.message, found=found, job=asked.job)
+            code = code_of_start(refused.errno) if refused.code == "exec" else None
+            raise CannotExecute(why, code) from None
         except SupervisorGone as gone:
             await self.close()
             raise refuse("failed-precondition", f"{failed}: {gone}", job=asked.job) from None

@@ -101,12 +101,13 @@ class OtherProtocol(SupervisorUnavailable):
 
 
 class SupervisorRefused(SupervisorError):
-    """The supervisor refused a request; `code` is for programs."""
+    """The supervisor refused a request; `code` is for programs. `errno` is the system's, 0 if it has none."""
 
-    def __init__(self, code: str, message: str) -> None:
+    def __init__(self, code: str, message: str, errno: int = 0) -> None:
         super().__init__(f"{code}: {message}")
         self.code = code
         self.message = message
+        self.errno = errno
 
 
 @dataclass(frozen=True, slots=True)

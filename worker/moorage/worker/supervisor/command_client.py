@@ -65,7 +65,7 @@ class RunningCommand:
             return made
         connection.close()
         if isinstance(answer, Refused):
-            raise SupervisorRefused(answer.stage, answer.message)
+            raise SupervisorRefused(answer.stage, answer.message, answer.errno)
         raise SupervisorGone("it ended the connection for a command")
 
     async def _answer(self) -> Answer | None:

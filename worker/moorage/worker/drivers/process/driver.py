@@ -26,10 +26,10 @@ from moorage.worker.devices.refused_nodes import GpuNodes, NodesUnknown
 from moorage.worker.drivers.base import (
     CODE_CANNOT_START,
     CODE_LOST,
-    CODE_NOT_FOUND,
     Assignment,
     Driver,
     Living,
+    code_of_start,
     ended_unstarted,
     kept_within,
     never_ran,
@@ -581,10 +581,9 @@ def _verdict(event: ChildEnded, mark: str = "") -> tuple[int, str]:
     if event.reason == "start-failed" and event.stage == "launcher":
         return CODE_LOST, "lost"  # it may have run
     if event.reason == "start-failed":
-        is_absent = event.errno == errno.ENOENT and event.stage == "exec"
         says_all = event.stage in ("exec", "cwd")  # it names what was not found
         words = [event.message] if says_all else [event.stage, event.message]
-        code = CODE_NOT_FOUND if is_absent else CODE_CANNOT_START
+        code = code_of_start(event.errno or 0) if event.stage == "exec" else CODE_CANNOT_START
         return code, f"{mark or f'{START_FAILED}: '}{': '.join(filter(None, words))}"
     code = event.exit_code if event.exit_code is not None else -event.signal if event.signal else CODE_LOST
     if event.reason == "end" and event.why in WITH_SUPERVISOR:
