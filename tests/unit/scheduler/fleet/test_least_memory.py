@@ -59,6 +59,34 @@ def test_several_devices_are_the_smallest_that_are_linked(numa: tuple[int, ...],
     assert sum(memory_of(drive, "two")) == least
 
 
+@pytest.mark.parametrize("numa", [(), (0, 0, 1, 1)])
+@pytest.mark.parametrize(
+    ("names", "gpu", "taken"),
+    [
+        ("L4 L40S L40S", {"count": 2}, [1, 2]),
+        ("L40S L4 L4 L40S", {"count": 2}, [1, 2]),
+        ("L40S L4 L40S L40S", {"count": 3}, [0, 2, 3]),
+        ("L4 L40S A100", {"count": 2}, [0, 1]),  # no two are alike
+        ("L4 L40S L40S", {"count": 2, "model": ["L4", "L40S"]}, [1, 2]),
+        ("A10 L4 A10", {"count": 2}, [0, 2]),  # of the same memory
+        ("A100 A10 A100 A10", {"count": 2, "model": "A10"}, [1, 3]),  # the better match goes first
+    ],
+)
+def test_several_devices_are_of_one_model_if_as_many_are_free(
+    numa: tuple[int, ...], names: str, gpu: dict[str, Any], taken: list[int]
+) -> None:
+    """An L4 and an L40S were taken, although two L40S were free."""
+    memory = {"L4": 24_576, "A10": 24_576, "L40S": 49_152, "A100": LARGE}
+    drive = Driving()
+    pool = [
+        Device(index, "nvidia", f"NVIDIA {name}", f"GPU-{index}", memory[name], numa=numa[index] if numa else -1)
+        for index, name in enumerate(names.split())
+    ]
+    drive.worker("w0", gpu_pool=pool)
+    drive.submit("several", gpu=gpu)
+    assert list(drive.slots("several")) == taken
+
+
 @pytest.mark.parametrize("ranker", RANKERS)
 def test_of_like_hosts_the_one_whose_free_device_is_small_is_taken(ranker: str) -> None:
     drive = Driving(Config(ranker=ranker))

@@ -9,7 +9,7 @@ from typing import Any, Final, Literal
 from moorage.scheduler.core.fleet.filters import FILTERS, MODE_WORDS, failed, has_labels
 from moorage.scheduler.core.fleet.kit import Device, Kit
 from moorage.scheduler.core.fleet.shape import DeviceAsked, Shape
-from moorage.scheduler.core.fleet.slots import first_of, groups, linked
+from moorage.scheduler.core.fleet.slots import alike, first_alike, first_of, groups, linked
 from moorage.scheduler.core.ledger.records import Mode
 from moorage.scheduler.core.ledger.state import Member, Worker
 from moorage.schemas import reasons
@@ -90,6 +90,7 @@ class HostClass:
 
     __slots__ = (
         "_ranks",
+        "alike",
         "buckets",
         "devices",
         "drivers",
@@ -111,6 +112,8 @@ class HostClass:
         self.kit = kit
         self.devices = kit.devices
         self.drivers = kit.drivers
+        #: sets of slots with devices of one name; empty if all have the same
+        self.alike = alike(device[2] for device in kit.devices)
         self.mps_users = None if kit.mps_users is None else dict(kit.mps_users)
         #: slots by device name, for names that requests have asked for; see `Fleet.tell_apart`
         self.named_slots = named_slots
@@ -234,8 +237,8 @@ class HostClass:
     def pick(self, slots: int, shape: Shape) -> int | None:
         """Return those of these matching slots that one replica gets; None if they are too few.
 
-        The best matches first (A10 before A100 for `A10`), then those with the least memory, then the lowest; linked
-        ones where there are islands (see `slots.linked`).
+        Several are of one model, if as many of one are there. The best matches first (A10 before A100 for `A10`), then
+        those with the least memory, then the lowest; linked ones where there are islands (see `slots.linked`).
         """
         count = shape.count
         if slots.bit_count() < count:
@@ -243,6 +246,8 @@ class HostClass:
         if not count:
             return 0
         fit = self.fit(shape)
+        if count > 1 and self.alike:
+            slots = first_alike(self.alike, slots, fit.tiers, count)
         if not self.kit.islands:
             return first_of(slots, fit.tiers, count)
         return linked(self.kit.islands, slots, slots & fit.best_mask, fit.tiers, count)

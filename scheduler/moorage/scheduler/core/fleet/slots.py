@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable
 from typing import Final
 
 #: cached choices among linked slots: a few kinds of hosts, in as many states
@@ -24,6 +25,28 @@ def first_of(slots: int, tiers: tuple[int, ...], count: int) -> int:
             return taken | _lowest(part, missing)
         taken |= part
     return taken
+
+
+def alike(names: Iterable[str]) -> tuple[int, ...]:
+    """Return the sets of slots whose devices have one name, by the names of all; () if all have the same."""
+    found: dict[str, int] = {}
+    for slot, name in enumerate(names):
+        found[name] = found.get(name, 0) | 1 << slot
+    return tuple(found.values()) if len(found) > 1 else ()
+
+
+def first_alike(sets: tuple[int, ...], slots: int, tiers: tuple[int, ...], count: int) -> int:
+    """Return those of these slots that are in one of the sets of like devices: in the one from which `count` come out
+    of the earliest tiers. All of them, if no set has as many."""
+    best, best_key = slots, len(tiers)
+    for each in sets:
+        part = slots & each
+        if part.bit_count() >= count:
+            taken = first_of(part, tiers, count)
+            key = max(at for at, tier in enumerate(tiers) if taken & tier)
+            if key < best_key:
+                best, best_key = part, key
+    return best
 
 
 def _lowest(slots: int, count: int) -> int:
