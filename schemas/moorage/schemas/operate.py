@@ -439,10 +439,10 @@ class Resized(msgspec.Struct, frozen=True, omit_defaults=True):
 class Done(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind", tag="done"):
     """The answer to an operator's act. `changed` is false if nothing had to change: then nothing was recorded.
 
-    `members` of a worker are those that it holds; of a job, those that run or are placed, which go on after `hold` and
-    end after `requeue`; of `freeze` and `resume` those that they concern. `gpus` is how many a tenant leases now.
-    `state` is the job's state before the act; `hold`, `priority`, `limit`, `share` and the ledger's feature `level` are
-    as they are now.
+    `members` of a worker are those that it holds, and `ending` those of them that have been asked to end; of a job,
+    those that run or are placed, which go on after `hold` and end after `requeue`; of `freeze` and `resume` those that
+    they concern. `gpus` is how many a tenant leases now. `state` is the job's state before the act; `hold`, `priority`,
+    `limit`, `share` and the ledger's feature `level` are as they are now.
     """
 
     verb: str
@@ -463,6 +463,7 @@ class Done(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind", ta
     share: Share | None = None
     #: the part of each GPU that the job has now
     resized: Resized | None = None
+    ending: int = 0
 
 
 decode_done: Final[Decoder[Done | Problem]] = Decoder(Done | Problem)

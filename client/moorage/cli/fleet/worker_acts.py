@@ -165,5 +165,9 @@ def _on_it(done: Done) -> str:
 
 
 def _goes_on(done: Done) -> str:
-    on_it = _on_it(done)
-    return f"{on_it} {'goes' if done.members == 1 else 'go'} on" if on_it else ""
+    """Return how many attempts there go on, and how many have been asked to end: an order does not stop their end."""
+    goes, ends = (done.members or 0) - done.ending, done.ending
+    words = [(goes, "goes on" if goes == 1 else "go on"), (ends, "is ending" if ends == 1 else "are ending")]
+    first, *rest = [(number, verb) for number, verb in words if number] or [(0, "")]
+    told = f", {many(first[0], 'attempt')} on this worker {first[1]}" if first[0] else ""
+    return told + "".join(f", {number} {verb}" for number, verb in rest)

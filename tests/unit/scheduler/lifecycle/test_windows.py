@@ -261,6 +261,20 @@ def test_a_worker_that_a_window_closed_tells_its_reason_and_since_when() -> None
     assert MINUTE < told["since_ms"] <= 2 * MINUTE
 
 
+def test_an_order_says_how_many_attempts_are_ending() -> None:
+    """`uncordon` in the grace of a drain said that the attempt goes on."""
+    drive = Driving()
+    drive.worker("w0", gpus=2).auto = False
+    drive.submit("ends", gpu={}, run={"driver": "noop", "grace_s": 60})
+    drive.settle()
+    drive.operate("drain", "w0", within_s=1)
+    pass_time(drive, 2_000)
+    assert drive.job("ends").state == "ENDING"
+    for verb in ("uncordon", "cordon"):
+        answer = drive.operate(verb, "w0")
+        assert (answer["members"], answer["ending"]) == (1, 1)
+
+
 def test_a_gang_with_a_rank_there_leaves_as_a_whole() -> None:
     drive = Driving()
     for name in ("w0", "w1"):

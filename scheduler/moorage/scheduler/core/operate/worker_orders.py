@@ -6,9 +6,11 @@ import difflib
 import itertools
 from typing import Final
 
+from msgspec.structs import replace
+
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.events import Order
-from moorage.scheduler.core.ledger.state import State
+from moorage.scheduler.core.ledger.state import LEAVING, State
 from moorage.scheduler.core.lifecycle.health import Health
 from moorage.scheduler.core.lifecycle.windows import Windows, as_drain, window_of
 from moorage.scheduler.core.outputs.outputs import slots_of
@@ -30,22 +32,23 @@ class WorkerOrders:
         act, name, worker = event.act, event.worker, self._state.workers.get(event.worker)
         if worker is None:
             return self._unknown(name)
-        members, by = len(worker.members), event.by
+        by, states = event.by, [draft.replica(member.replica).state for member in worker.members.values()]
+        done = Done(event.verb, False, worker=name, members=len(states), ending=sum(map(LEAVING.__contains__, states)))
         if isinstance(act, ReleaseAct):
             named = sum(1 << slot for slot in set(act.slots or ()))
             slots = self._health.release(draft, worker, named, by, act.why)
-            return Done(event.verb, slots != 0, worker=name, members=members, slots=slots_of(slots))
+            return replace(done, changed=slots != 0, slots=slots_of(slots))
         if isinstance(act, DrainAct):
             changed = self._windows.drain(draft, worker, act, by)
             drain = as_drain(window_of(act, draft.time_ms, by))
-            return Done(event.verb, changed, worker=name, members=members, drain=drain)
+            return replace(done, changed=changed, drain=drain)
         flag = "cordoned" if isinstance(act, CordonAct) else "open"
         changed = self._windows.order(draft, worker, flag, by, act.why)
         if flag == "open":
             changed |= self._windows.clear(draft, worker)
             self._health.lifecycle.starts.left(worker)
             self._health.ask_anew(draft, worker)
-        return Done(event.verb, changed, worker=name, members=members)
+        return replace(done, changed=changed)
 
     def _unknown(self, name: str) -> Problem:
         """Return the error for an unknown worker. It names a similar worker, but not in a command to copy.
