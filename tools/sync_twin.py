@@ -277,7 +277,8 @@ def _method(of: str, node: Function, source: str) -> str:
         value = f"self._thread.call({call})" if isinstance(node, ast.AsyncFunctionDef) else call
         body = value if returned == "None" else f"return {_handled(returned, value)}"
     if len(body) > WIDTH - 8:
-        body = f"{body.removesuffix(f'{call})')}\n    {call}\n)"
+        inner = call if len(call) <= WIDTH - 12 else call.replace("(", "(\n        ", 1)[:-1] + "\n    )"
+        body = f"{body.removesuffix(f'{call})')}\n    {inner}\n)"
     body = textwrap.dedent(BODIES.get(member, body)).strip().replace("CALL", call)
     signature = _signature(node.name, list(_parameters(node.args, source)), _synced(returned))
     return signature + "\n" + textwrap.indent(f"{_doc(member, node)}\n{body}\n", " " * 8)

@@ -190,10 +190,13 @@ class Service:
         at_once: int = 64,
         timeout: Duration | None = None,
         idempotent: bool = False,
+        return_exceptions: bool = False,
     ) -> AsyncIterator[Any]:
         """Call the service with each item, and yield the answers in the order of the items.
 
-        At most `at_once` calls wait at the same time. The first error ends the iteration, and the calls that wait.
+        At most `at_once` calls wait at the same time. The first error ends the iteration, and the calls that wait. With
+        `return_exceptions`, an item whose call failed has its `ClientError` in place of an answer, and the others go
+        on.
         """
         if at_once < 1:
             raise rejected("invalid-argument", "at_once must be at least 1", found=at_once, next="leave it out")
@@ -202,10 +205,10 @@ class Service:
         try:
             async for item in _each(items):
                 if len(waiting) >= at_once:
-                    yield await waiting.popleft()
+                    yield await _answer(waiting.popleft(), or_error=return_exceptions)
                 waiting.append(loop.create_task(self.call(item, timeout=timeout, idempotent=idempotent)))
             while waiting:
-                yield await waiting.popleft()
+                yield await _answer(waiting.popleft(), or_error=return_exceptions)
         finally:
             for task in waiting:
                 task.cancel()
@@ -368,6 +371,16 @@ class _Tries:
 
 class NotSent(Disconnected):
     """The connection is down, and the call was not sent."""
+
+
+async def _answer(calling: asyncio.Task[Any], *, or_error: bool) -> Any:
+    """Return a call's answer, or with `or_error` why it failed. Raises what the call raises otherwise."""
+    try:
+        return await calling
+    except ClientError as error:
+        if not or_error:
+            raise
+        return error
 
 
 async def _each(items: Iterable[Any] | AsyncIterable[Any]) -> AsyncIterator[Any]:

@@ -354,9 +354,14 @@ class SyncService(Handle["Service"]):
         at_once: int = 64,
         timeout: Duration | None = None,
         idempotent: bool = False,
+        return_exceptions: bool = False,
     ) -> Iterator[Any]:
         """Call the service with each item, and yield the answers in the order of the items."""
-        return self._thread.iterate(self._twin.map(items, at_once=at_once, timeout=timeout, idempotent=idempotent))
+        return self._thread.iterate(
+            self._twin.map(
+                items, at_once=at_once, timeout=timeout, idempotent=idempotent, return_exceptions=return_exceptions
+            )
+        )
 
     def stream(self, data: Any = None, *, timeout: Duration | None = None) -> Iterator[Any]:
         """Call the service once, and yield the parts of its answer as they come; an answer in one piece is one part."""

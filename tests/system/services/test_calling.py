@@ -50,6 +50,8 @@ async def test_data_and_answers_are_bytes_text_or_json(nats_url: str, unique: st
             [each async for each in moorage.service("wrong").stream("x")]
         with pytest.raises(CallFailed):
             [each async for each in moorage.service("wrong").map("abc")]
+        got = [each async for each in moorage.service("count").map([b"2", b"x", b"1"], return_exceptions=True)]
+        assert (got[0], type(got[1]), got[2]) == ([0, 1], CallFailed, [0]), "one bad item costs no other answer"
         for what, said in (
             (object(), "type object"),
             ("\ud800", "surrogates"),
