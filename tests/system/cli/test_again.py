@@ -9,6 +9,7 @@ import shlex
 from moorage.cli.jobs.again import Changes
 from moorage.cli.jobs.job_flags import JobFlags
 from moorage.client import AsyncClient
+from moorage.schemas.job import After
 from tests.system.cli.node import Node
 
 FAILS: list[str] = ["sh", "-c", "exit $((MOORAGE_INDEX % ${MOD:-2}))"]
@@ -16,6 +17,21 @@ FAILS: list[str] = ["sh", "-c", "exit $((MOORAGE_INDEX % ${MOD:-2}))"]
 
 def test_each_change_is_a_flag_of_submit() -> None:
     assert vars(Changes()).keys() - {"but"} <= vars(JobFlags()).keys()
+
+
+async def test_the_jobs_of_a_chain_are_run_again_as_a_chain(node: Node, unique: str) -> None:
+    """They were all started at once, the last step first."""
+    async with AsyncClient(node.url, tenant=unique) as client:
+        await client.submit(["sh", "-c", 'sleep 1; test -n "$OK"'], job="prep", labels={"flow": "x"})
+        await client.submit(["true"], job="train", labels={"flow": "x"}, after=["prep"])
+        last = await client.submit(["true"], job="eval", labels={"flow": "x"}, after=["train"])
+        await client.wait([last], "60s")
+        ran = await node.run("again", "--label", "flow=x", "--failed", "--env", "OK=1", tenant=unique)
+        assert (ran.code, ran.out.split()) == (0, ["prep-again-1", "train-again-1", "eval-again-1"]), ran.err
+        again = {name: (await client.job(f"{name}-again-1").show()).request for name in ("prep", "train", "eval")}
+        after = [None if request is None else request.after for request in again.values()]
+        assert after == [[], [After("prep-again-1")], [After("train-again-1")]]
+        assert (await client.job("eval-again-1").result("60s")).state == "SUCCEEDED"
 
 
 async def test_what_failed_of_a_sweep_is_run_again(node: Node, unique: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, ClassVar
@@ -79,8 +80,9 @@ def again(
 ) -> int:
     """Submit a job's request once more, as a new job; with --failed only what has not succeeded.
 
-    The new job has the same files, labels and limits, but for what you change here, and waits for no other job. Of the
-    jobs that a pattern, --label or --state means, those that were run again before, or have not failed, are left out.
+    The new job has the same files, labels and limits, but for what you change here. It waits for no other job, unless
+    the one that it waited for (--after) is run again by this command, too: then it waits for that. Of the jobs that a
+    pattern, --label or --state means, those that were run again before, or have not failed, are left out.
     Prints the new ids.
     """
 
@@ -98,6 +100,8 @@ def again(
                 why = f"--job names one job, and {len(names)} are to be run again"
                 raise rejected("invalid-argument", why, found=job, next="leave out --job")
             made, asked = 0, ""
+            chain = await _chain(client, names) if len(names) > 1 else {name: [] for name in names}
+            ids: dict[str, str] = {}  # of the new jobs, by the old ones
 
             async def run_again(name: str) -> bool:
                 nonlocal asked
@@ -106,15 +110,19 @@ def again(
                 if answer is None:
                     return False
                 new = replace(flags, job=job or answer.job)
-                request = changed(answer.request, new, (), dict(fields), None, fresh)
+                after = [{**each, "job": ids[each["job"]]} for each in chain[name] if each["job"] in ids]
+                request = changed(
+                    answer.request, new, (), dict(fields), None, {"after": after, **fresh} if after else fresh
+                )
                 request = await _with_its_files(client, new, request)
                 asked = request.job or ""
                 await _submit(client, answer, request, options)
+                ids[name] = request.job or ""
                 return True
 
             async def run_all() -> None:
                 nonlocal made
-                for name in names:
+                for name in chain:
                     made += await anew(partial(run_again, name), named=job is not None)
 
             def detach() -> None:
@@ -129,6 +137,28 @@ def again(
         return with_named(options, jobs, work, chosen, sends=True)
 
     return guarded(options, act)
+
+
+async def _chain(client: AsyncClient, names: Sequence[str]) -> dict[str, list[dict[str, str]]]:
+    """Return which jobs each job was to start after, in an order in which none comes before one that it waited for."""
+    after: dict[str, list[dict[str, str]]] = {}
+    for name in names:
+        request = (await client._wire.read("show", {"job": name})).get("request", {})
+        after[name] = [{"job": each} if isinstance(each, str) else each for each in request.get("after") or ()]
+    ordered: dict[str, list[dict[str, str]]] = {}
+
+    def take(name: str) -> None:
+        waits = [name]
+        while waits:  # not by recursion: a chain may be long
+            before = [each["job"] for each in after[waits[-1]] if each["job"] in after and each["job"] not in ordered]
+            if before and before[0] not in waits:
+                waits.append(before[0])
+            else:
+                ordered.setdefault(last := waits.pop(), after[last])
+
+    for name in names:
+        take(name)
+    return ordered
 
 
 async def _answer(
