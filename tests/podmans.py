@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -33,12 +33,49 @@ def why_no_podman() -> str:
     return f"no podman of its own: no {missing[0]}" if missing else ""
 
 
-class PodmanHome:
-    """Podman's storage and state in one folder, for root or for another user: then it is rootless."""
+def podman_5() -> Path:
+    """Return where Debian 13's podman is unpacked, if it is: the folder of PODMAN_5, else one of the user's cache."""
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(os.environ.get("PODMAN_5") or f"{cache}/moorage-tests/podman-5")
 
-    def __init__(self, folder: Path, user: int = 0) -> None:
+
+@functools.cache
+def why_no_podman_5() -> str:
+    """Return "" where a test can run Debian 13's podman, else one line that says why not."""
+    if why := why_no_podman():
+        return why
+    return "" if (podman_5() / "usr/bin/podman").exists() else f"no podman of Debian 13: no {podman_5()}"
+
+
+def as_podman_5() -> list[str]:
+    """Return what runs a command with podman 5 in the place of this machine's, in a mount namespace of its own.
+
+    It needs a newer libc, which takes the place of the machine's there; conmon and runc stay the machine's.
+    """
+    libraries = "/usr/lib/$(uname -m)-linux-gnu"
+    steps = (
+        f"mount -t overlay overlay -o lowerdir={podman_5()}{libraries}:{libraries} {libraries}",
+        f"mount -t overlay overlay -o lowerdir={podman_5()}/usr/lib:/usr/libexec /usr/libexec",  # for its netavark
+        f"mount --bind {podman_5()}/usr/bin/podman $(command -v podman)",
+    )
+    return in_namespace(*steps)
+
+
+def in_namespace(*steps: str) -> list[str]:
+    """Return what runs a command after these steps of a shell, which may mount, and leave the machine as it is."""
+    return ["unshare", "--mount", "--propagation=private", "sh", "-euc", "\n".join((*steps, 'exec "$@"')), "sh"]
+
+
+class PodmanHome:
+    """Podman's storage and state in one folder, for root or for another user: then it is rootless.
+
+    `within` is what its commands are run with, such as `as_podman_5()`.
+    """
+
+    def __init__(self, folder: Path, user: int = 0, within: Sequence[str] = ()) -> None:
         self.folder = folder
         self.user = user
+        self.within = within
         self.service: subprocess.Popen[bytes] | None = None
         self.options = (
             f"--root={folder}/root", f"--runroot={folder}/run", f"--tmpdir={folder}/tmp", "--storage-driver=vfs",
@@ -48,7 +85,7 @@ class PodmanHome:
     def podman(self, *words: str, check: bool = True, stdin: bytes | None = None) -> str:
         """Run podman on this storage, and return what it wrote."""
         done = subprocess.run(
-            [*self.as_user(), "podman", *self.options, "--log-level=fatal", *words], cwd="/",
+            [*self.within, *self.as_user(), "podman", *self.options, "--log-level=fatal", *words], cwd="/",
             input=stdin, capture_output=True, check=False, timeout=ASK_S, env=self.environment(),
         )  # fmt: skip
         if check and done.returncode != 0:
@@ -81,7 +118,7 @@ class PodmanHome:
         words = ("--log-level=error", "system", "service", "--time=0", f"unix://{self.socket}")
         with (self.folder / "service.log").open("ab") as log:
             self.service = subprocess.Popen(
-                [*self.as_user(), "podman", *self.options, *words], cwd="/", env=self.environment(),
+                [*self.within, *self.as_user(), "podman", *self.options, *words], cwd="/", env=self.environment(),
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log,
             )  # fmt: skip
         ends = time.monotonic() + ASK_S
@@ -142,7 +179,7 @@ class PodmanHome:
 
 
 @contextlib.contextmanager
-def podman_home(user: int = 0, disk_bytes: int = 0) -> Iterator[PodmanHome]:
+def podman_home(user: int = 0, disk_bytes: int = 0, within: Sequence[str] = ()) -> Iterator[PodmanHome]:
     """A home on a folder with a short name, since sockets have short ones; nothing of it is left.
 
     With `disk_bytes` its images are on a disk of their own of that size, in memory.
@@ -150,7 +187,7 @@ def podman_home(user: int = 0, disk_bytes: int = 0) -> Iterator[PodmanHome]:
     folder = Path(tempfile.mkdtemp(prefix="mp-", dir="/tmp"))
     if disk_bytes:
         mount_disk(folder / "root", disk_bytes)
-    made = PodmanHome(folder, user)
+    made = PodmanHome(folder, user, within)
     if user:
         mount_disk(folder / "user", RUNTIME_BYTES)  # as logind has a user's runtime folder
         (folder / "user").chmod(0o700)

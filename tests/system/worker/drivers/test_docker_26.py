@@ -115,6 +115,24 @@ async def test_a_spec_that_is_out_of_date_is_the_hosts_fault_and_a_missing_progr
 
 
 @pytest.mark.slow
+async def test_a_spec_that_the_engine_did_not_see_come_is_the_hosts_fault_with_what_to_do(
+    docker: DockerEngine, specs: Path, tmp_path: Path
+) -> None:
+    kind = "moorage.moved/gpu"
+    written = tmp_path / "moved.json"
+    written.write_bytes(spec_of(kind, "0"))
+    async with state_of(tmp_path) as state:
+        async with Rig(state, settings(docker), devices=cards("0", kind=kind)) as rig:
+            written.rename(specs / "moved.json")  # from another folder of its disk
+            why = (await rig.reported(NotStarted, rig.start("unseen", "true")))[1]
+            assert f"unresolvable CDI devices {kind}=0: a spec on that host has them" in why
+            (specs / "moved.json").write_bytes(spec_of(kind, "0"))
+            name = rig.start("seen", "ls", "/dev/moorage-test-0")
+            assert await rig.reported(Ended, name) == (name, 0, "exit")
+        await no_containers(docker)
+
+
+@pytest.mark.slow
 async def test_a_container_with_a_share_is_held_to_it_by_a_segment_of_its_own(
     docker: DockerEngine, specs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,11 +1,10 @@
 """Read the devices in CDI specs: files of a host that say what a container needs for a device.
 
-Source: the Container Device Interface specification up to 1.1.0. Where the document leaves a case open, or engines
-differ from it, this module does what Docker 26.1 and Podman 4.3 do: a device that is in two files of one folder does
-not exist, a later folder overrides an earlier one, and a file without a valid kind and names is ignored as a whole.
+Source: what podman 4.3, docker 26.1 and podman 5.4 do with the files of `tests/cdi_specs.py`. A device that is in two
+files of one folder does not exist, a later folder overrides an earlier one, and a file with any fault is ignored.
 
 Of a device only its names and files in /dev are read. What else a container gets with it, and whether the version of a
-file is one that the engine knows, the engine judges: a file of a newer version names its devices as others do.
+file is one that the engine knows, the engine judges.
 
 A file that cannot be used is a line in `Registry.faults`, not an error: the other files must stay usable.
 """
@@ -13,62 +12,27 @@ A file that cannot be used is a line in `Registry.faults`, not an error: the oth
 from __future__ import annotations
 
 import os
-import re
 import stat
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
-
-import msgspec
+from typing import Final
 
 from moorage.schemas.printable import in_one_line
+from moorage.worker.devices.readers.cdi_schema import CdiError, Edits, Spec, SpecDevice, parse
 
 #: folders of specs, the one with precedence last; the variable names more folders, separated as in PATH
 FOLDERS: Final = ("etc/cdi", "var/run/cdi")
 FOLDERS_VARIABLE: Final = "CDI_SPEC_DIRS"
-SUFFIXES: Final = (".json", ".yaml", ".yml")
+SUFFIXES: Final = (".json", ".yaml")
 FILE_BYTES_MAX: Final = 1024 * 1024
 FILES_MAX: Final = 256
 DEVICES_MAX: Final = 4096
 FOLDERS_MAX: Final = 32
 FAULT_CHARS_MAX: Final = 300
-NAME_CHARS_MAX: Final = 256
 ALL: Final = "all"
 #: the kind of each vendor's devices
 KINDS: Final = {"nvidia": "nvidia.com/gpu", "amd": "amd.com/gpu", "intel": "intel.com/gpu"}
-
-_VENDOR: Final = re.compile(r"[A-Za-z][A-Za-z0-9._-]*[A-Za-z0-9]")
-_CLASS: Final = re.compile(r"[A-Za-z][A-Za-z0-9._-]*[A-Za-z0-9]")
-_NAME: Final = re.compile(r"[A-Za-z0-9]|[A-Za-z0-9][A-Za-z0-9_.:-]*[A-Za-z0-9]")
-
-
-class DeviceNode(msgspec.Struct, frozen=True, rename="camel"):
-    path: str
-    host_path: str = ""
-
-
-class Edits(msgspec.Struct, frozen=True, rename="camel"):
-    """The device nodes that a container gets."""
-
-    device_nodes: list[DeviceNode] = []
-
-
-class SpecDevice(msgspec.Struct, frozen=True, rename="camel"):
-    name: str
-    container_edits: Edits
-
-
-class Spec(msgspec.Struct, frozen=True, rename="camel"):
-    """One file. A container that gets any of its devices also gets its `container_edits`."""
-
-    kind: str
-    devices: list[SpecDevice]
-    container_edits: Edits = Edits()
-
-
-class CdiError(ValueError):
-    """A spec that cannot be used, or names that are in no spec."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,14 +76,15 @@ def folders(root: Path = Path("/"), env: Mapping[str, str] | None = None) -> lis
 def read_registry(where: Iterable[Path]) -> Registry:
     """Return the devices in the specs of these folders, at most `DEVICES_MAX`.
 
-    A later folder's device replaces an earlier folder's. A device that one folder has twice is left out.
+    A later folder's device replaces an earlier folder's. A device that one folder has twice is left out, even if a
+    later folder has it once.
     """
     devices: dict[str, tuple[Spec, SpecDevice]] = {}
     faults: list[str] = []
+    twice: dict[str, Path] = {}
     left_out = 0
     for folder in where:
-        own: dict[str, tuple[Spec, SpecDevice]] = {}
-        twice: dict[str, None] = {}
+        own: set[str] = set()
         for path in _files(folder, faults):
             try:
                 spec = read_spec(path)
@@ -129,17 +94,15 @@ def read_registry(where: Iterable[Path]) -> Registry:
             for device in spec.devices:
                 name = f"{spec.kind}={device.name}"
                 if name in own:
-                    twice[name] = None
-                own[name] = (spec, device)
-        for name in twice:
-            faults.append(f"{folder}: two files have the device {name}, so it is in neither")
-        for name, found in own.items():
-            if name in twice:
-                devices.pop(name, None)
-            elif name in devices or len(devices) < DEVICES_MAX:
-                devices[name] = found
-            else:
-                left_out += 1
+                    twice.setdefault(name, folder)
+                elif name in devices or len(devices) < DEVICES_MAX:
+                    devices[name] = (spec, device)
+                else:
+                    left_out += 1
+                own.add(name)
+    for name, folder in twice.items():
+        faults.append(f"{folder}: two files have the device {name}, so it is in none")
+        devices.pop(name, None)
     if left_out:
         faults.append(f"only the first {DEVICES_MAX} devices are used; {left_out} more are left out")
     return Registry(devices, tuple(faults))
@@ -152,7 +115,12 @@ def spec_files(folder: Path) -> list[Path]:
 
 def _files(folder: Path, faults: list[str]) -> list[Path]:
     try:
-        found = sorted(path for path in folder.iterdir() if path.suffix in SUFFIXES)
+        with os.scandir(folder) as entries:
+            found = sorted(
+                folder / each.name
+                for each in entries
+                if each.name.endswith(SUFFIXES) and not each.is_dir(follow_symlinks=False)
+            )
     except FileNotFoundError:
         return []
     except OSError as error:
@@ -165,11 +133,7 @@ def _files(folder: Path, faults: list[str]) -> list[Path]:
 
 def read_spec(path: Path) -> Spec:
     """Return a spec. Raises CdiError for one that cannot be used, OSError for one that cannot be read."""
-    text = _text_of(path)
-    try:
-        return parse(text) if path.suffix == ".json" else parse(_json_of(text))
-    except RecursionError:
-        raise CdiError("it is nested too deep") from None
+    return parse(_text_of(path))
 
 
 def _text_of(path: Path) -> bytes:
@@ -186,61 +150,6 @@ def _text_of(path: Path) -> bytes:
     if (before.st_mtime_ns, before.st_size) != (after.st_mtime_ns, after.st_size) or len(text) != after.st_size:
         raise CdiError("it was changed while it was read; restart the agent to read it again")
     return text
-
-
-def _json_of(text: bytes) -> bytes:
-    """Return the content of a YAML text as JSON.
-
-    Raises CdiError; aliases are refused, because a few lines could expand to billions.
-    """
-    import yaml  # imported late, because most workers need no YAML
-
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-
-    class Plain(loader):  # type: ignore[misc, valid-type]
-        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
-            keys = [key.value for key, _ in node.value]
-            if len(keys) != len(set(map(str, keys))):
-                raise CdiError("it has the same key twice")
-            return super().construct_mapping(node, deep=deep)
-
-    try:
-        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, loader)):
-            raise CdiError("it has a YAML alias, and a spec needs none")
-        return msgspec.json.encode(yaml.load(text, Plain))
-    except CdiError:
-        raise
-    except yaml.YAMLError as error:
-        raise CdiError(f"no YAML: {error}") from None
-    except (ValueError, TypeError) as error:  # an invalid date, a key that is a list, true or null
-        raise CdiError(str(error)) from None
-
-
-def parse(text: bytes) -> Spec:
-    """Return the spec of a JSON text. Raises CdiError."""
-    try:
-        spec = msgspec.json.decode(text, type=Spec)
-    except (msgspec.MsgspecError, ValueError) as error:
-        raise CdiError(str(error)) from None
-    check(spec)
-    return spec
-
-
-def check(spec: Spec) -> None:
-    """Raise CdiError for a spec whose devices no engine would find by their names."""
-    vendor, _, kind = spec.kind.partition("/")
-    for word, pattern, what in ((vendor, _VENDOR, "vendor"), (kind, _CLASS, "class")):
-        if len(word) > NAME_CHARS_MAX or not pattern.fullmatch(word):
-            raise CdiError(f"kind {spec.kind[:80]!r} has no good {what}: two characters or more, a letter first")
-    if not spec.devices:
-        raise CdiError("it has no devices")
-    names: set[str] = set()
-    for device in spec.devices:
-        if len(device.name) > NAME_CHARS_MAX or not _NAME.fullmatch(device.name):
-            raise CdiError(f"no device can be called {device.name[:80]!r}")
-        if device.name in names:
-            raise CdiError(f"the device {device.name} is there twice")
-        names.add(device.name)
 
 
 def _fault(path: Path, error: Exception) -> str:

@@ -20,13 +20,13 @@ from moorage.worker.devices.readers.base import DeviceProcess, Inventory, SlotRe
 from moorage.worker.devices.readers.cdi import (
     ALL,
     KINDS,
-    CdiError,
     Registry,
     folders,
     read_registry,
     read_spec,
     spec_files,
 )
+from moorage.worker.devices.readers.cdi_schema import CdiError
 from moorage.worker.devices.readers.faults import Fault, Gravity
 
 NAMES_MAX: Final = 8

@@ -33,6 +33,8 @@ _NOT_IN_IMAGE: Final = re.compile(
 )
 #: what an engine says that lacks NVIDIA's hook
 _NO_GPUS: Final = re.compile(r"could not select device driver")
+#: what an engine says that does not know a device which moorage has found in its folders
+_NOT_RESOLVED: Final = re.compile(r"unresolvable CDI devices")
 #: messages of a pull for which the same one may succeed later: want of room, too many requests, a registry that is down
 _MAY_PASS: Final = re.compile(
     r"no space left|quota exceeded|connection (refused|reset)|too ?many ?requests|time(d )?[- ]?out|deadline exceeded"
@@ -93,6 +95,11 @@ def start_fault(error: EngineError, is_created: bool) -> CannotStart:
         message += (
             ": the engine has no CDI spec with these GPUs, and no hook of NVIDIA's. Run nvidia-ctk cdi generate on "
             "that host, or install nvidia-container-toolkit"
+        )
+    if _NOT_RESOLVED.search(message):
+        message += (
+            ": a spec on that host has them, and the engine has not read it, or does not know its cdiVersion. Write the"
+            " spec in place, without a move or a link, or restart the engine"
         )
     return CannotStart(None, message)
 

@@ -21,7 +21,8 @@ import msgspec
 from moorage.schemas.errors import MoorageError
 from moorage.schemas.frames import CANNOT_RUN, Device
 from moorage.schemas.job import Secret
-from moorage.worker.devices.readers.cdi import CdiError, Registry, read_registry
+from moorage.worker.devices.readers.cdi import Registry, read_registry
+from moorage.worker.devices.readers.cdi_schema import CdiError
 from moorage.worker.drivers.base import CODE_CANNOT_START, Assignment
 from moorage.worker.drivers.call_access import call_access
 from moorage.worker.drivers.container.config import (
