@@ -159,24 +159,6 @@ async def test_a_lease_without_use_is_asked_back_by_the_rules_and_one_in_use_or_
             assert (busy.asked_back, shares.asked_back, w.quarantined()) == (None, None, {})
 
 
-async def test_the_line_is_first_come_first_served() -> None:
-    async with lender("1xH100") as w:
-        order: list[int] = []
-
-        async def work(number: int) -> None:
-            async with borrow(w.path):
-                order.append(number)
-
-        async with borrow(w.path):
-            tasks = []
-            for number in range(4):
-                tasks.append(asyncio.create_task(work(number)))
-                await until(lambda: len(w.server._holders) == len(tasks) + 1, what="it stands in line")
-            assert w.pool.pending_claimers() == 1
-        await asyncio.gather(*tasks)
-        assert order == [0, 1, 2, 3]
-
-
 async def test_all_or_nothing_and_nothing_of_another_kind_is_kept() -> None:
     async with lender("1xL40S,2xH100") as w:
         async with borrow(w.path, "1xH100"):
@@ -193,21 +175,6 @@ async def test_all_or_nothing_and_nothing_of_another_kind_is_kept() -> None:
 async def _uuids(path: Path, gpu: str) -> tuple[str, ...]:
     async with borrow(path, gpu) as lease:
         return lease.uuids
-
-
-async def test_what_this_host_will_never_have_is_refused_at_once() -> None:
-    async with lender("2xH100") as w:
-        for gpu, code in {"1xA100": "no-match", "3x": "no-match", "1x@mps": "failed-precondition"}.items():
-            with pytest.raises(LeaseRefused) as refused:
-                async with borrow(w.path, gpu):
-                    pass
-            assert refused.value.code == code
-        with pytest.raises(ValueError, match="on one host"):
-            async with borrow(w.path, "2x1xH100"):
-                pass
-        with pytest.raises(LeaseRefused, match="no agent lends"):
-            async with borrow(w.path.with_name("nothing.sock")):
-                pass
 
 
 async def test_a_killed_holder_s_device_goes_round_once_its_memory_is_seen_free() -> None:
@@ -375,16 +342,6 @@ async def test_a_task_that_waits_for_the_lease_to_be_asked_back_goes_on_once_it_
         assert (lease.asked_back, lease.lost) == (None, False)
 
 
-async def test_a_drain_that_is_taken_back_leaves_no_quarantine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lease_server, "DRAIN_S", 0.0)
-    async with lender("1xH100") as w, borrow(w.path):
-        w.server.drain(True)
-        await until(lambda: 0 in w.quarantined(), what="the holder is overdue")
-        w.server.drain(False)
-        assert not w.quarantined()
-        assert [holder.asked_back for holder in w.server.holders] == [None]
-
-
 async def test_a_drain_asks_back_by_its_own_deadline_and_again_when_that_moves() -> None:
     async with lender("1xH100") as w, borrow(w.path) as lease:
         w.server.drain(True, 600.0)
@@ -459,18 +416,6 @@ async def test_devices_that_cannot_be_looked_at_come_back_once_they_can(monkeypa
         async with borrow(w.path):
             pass
         await until(lambda: broken.is_set() and not w.taken(), what="the device is back")
-
-
-async def test_leaving_asks_back_and_refuses_who_waits() -> None:
-    async with lender("1xH100") as w, holder(w.path) as process:
-        assert (await process.line())[0] == "held"
-        waiting = asyncio.create_task(_uuids(w.path, "1x"))
-        await until(lambda: w.pool.pending_claimers() == 1, what="another waits")
-        await w.server.leave("the agent stops", 10.0)  # returns as soon as it is given back
-        assert await process.line() == ["asked", "the", "agent", "stops"]
-        with pytest.raises(LeaseRefused, match="no more leases: the agent stops"):
-            await waiting
-        assert not w.server.holders
 
 
 async def test_frames_that_are_none_end_their_connection_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:

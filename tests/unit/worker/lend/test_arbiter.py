@@ -115,20 +115,6 @@ async def test_the_smallest_work_gets_the_first_gpu() -> None:
     assert pool.all_free()
 
 
-async def test_more_works_than_gpus_wait_their_turn_and_nobody_helps_meanwhile() -> None:
-    pool, gate, clock = WatchedPool(1), Gate(), Clock()
-    works = [await filled(gate, f"{size}a", f"{size}b", size=size) for size in (3, 1, 2)]
-    async with LeaseArbiter(pool, works, wait=clock) as arbiter:
-        for piece in ("1a", "1b", "2a", "2b", "3a", "3b"):
-            await until(lambda piece=piece: piece in gate.doing)
-            await clock.tick()
-            assert pool.pending_claimers() == {"1": 2, "2": 1, "3": 0}[piece[0]]
-            gate.let_go(piece)
-    assert [slot for _, slot in gate.begun] == [0] * 6
-    assert arbiter.helpers_started == 0
-    assert pool.all_free()
-
-
 async def test_a_pool_without_gpus_refuses_the_job() -> None:
     work = await filled(Gate(), "a")
     with pytest.raises(Refused) as refused:
@@ -224,27 +210,6 @@ async def test_a_new_piece_wakes_the_arbiter() -> None:
         gate.let_go("b")
 
 
-async def test_a_service_may_wake_it_when_its_pool_changes() -> None:
-    woken: list[LeaseArbiter] = []
-
-    def on_change() -> None:
-        for arbiter in woken:
-            arbiter.wake()
-
-    pool, gate, clock = WatchedPool(2, on_change), Gate(), Clock()
-    theirs = pool.try_claim()
-    assert theirs is not None
-    work = await filled(gate, "a", "b")
-    async with LeaseArbiter(pool, [work], wait=clock) as arbiter:
-        await until(lambda: gate.doing)
-        woken.append(arbiter)
-        theirs.release()
-        await until(lambda: len(gate.doing) == 2)
-        gate.let_go("a")
-        gate.let_go("b")
-    assert gate.slots() == {"a": 1, "b": 0}
-
-
 @pytest.mark.parametrize("helpers_max", [0, 1])
 async def test_helpers_are_bounded(helpers_max: int) -> None:
     pool, gate, clock = WatchedPool(4), Gate(), Clock()
@@ -277,19 +242,6 @@ async def test_a_failed_helper_fails_no_job_and_its_piece_is_done_by_another() -
         gate.let_go("c")
     assert work.done == 3
     assert pool.all_free()
-
-
-async def test_a_piece_that_a_helper_hands_back_last_is_still_done() -> None:
-    pool, gate = WatchedPool(2), Gate()
-    work = await filled(gate, "a", "b")
-    async with LeaseArbiter(pool, [work], wait=Clock(), helpers_max=1):
-        await until(lambda: len(gate.doing) == 2)
-        gate.let_go("a")
-        await until(lambda: work.done == 1)
-        gate.let_go("b", RuntimeError("too late"))
-        await until(lambda: gate.begun[-1] == ("b", 0))
-        gate.let_go("b")
-    assert work.done == 2
 
 
 async def test_a_work_whose_helpers_keep_failing_gets_no_more_of_them() -> None:
@@ -355,21 +307,6 @@ async def test_an_own_workers_error_is_the_jobs_and_ends_everybody() -> None:
         await job()
     assert [str(error) for error in raised.value.exceptions] == ["no such film"]
     assert (gate.doing, arbiter.helpers) == ({}, 0)
-    assert pool.all_free()
-
-
-async def test_an_error_in_the_block_ends_the_job() -> None:
-    pool, gate = WatchedPool(2), Gate()
-    work = await filled(gate, "a", "b")
-
-    async def job() -> None:
-        async with LeaseArbiter(pool, [work], wait=Clock()):
-            await until(lambda: len(gate.doing) == 2)
-            raise OSError("nothing left to read")
-
-    with pytest.raises(ExceptionGroup) as raised:
-        await job()
-    assert isinstance(raised.value.exceptions[0], OSError)
     assert pool.all_free()
 
 
