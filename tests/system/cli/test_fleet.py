@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import signal
 import time
+from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -12,9 +14,11 @@ import msgspec
 import pytest
 
 from moorage.cli.fleet.worker_acts import _asked_for
-from moorage.schemas.frames import Held
+from moorage.schemas.frames import Device, Place
+from moorage.schemas.subjects import Subjects
+from moorage.worker.drivers.conformance import plain_nats
 from tests.system.cli.node import Lines, Node, moorage, start
-from tests.system.cli.scripted_worker import ScriptedWorker, fact
+from tests.system.live.scripted_worker import ScriptedWorker
 from tests.waiting import until
 
 
@@ -31,6 +35,24 @@ async def test_the_fleet_is_a_table_with_what_fits_now(node: Node) -> None:
     frame = (await node.run("fleet", "--json")).frame
     assert (frame["kind"], frame["verb"]) == ("answer", "fleet")
     assert {row["worker"] for row in frame["data"]["workers"]} >= set(workers)
+
+
+@contextlib.asynccontextmanager
+async def drifter(url: str, name: str) -> AsyncIterator[ScriptedWorker]:
+    """A worker with a GPU of a model that no other one has, so that it gets no job of another test."""
+    nc = await plain_nats.connect(url)
+    try:
+        worker = ScriptedWorker(nc, Subjects(), name, 1)
+        gpu = Device(0, "nvidia", "NVIDIA Drifter", f"SIM-{name}", 1024)
+        worker.hello = msgspec.structs.replace(worker.hello, gpu_pool=[gpu])
+        await worker.open()
+        try:
+            yield worker
+        finally:
+            await worker.close()
+            await worker.goodbye()
+    finally:
+        await nc.close()
 
 
 @pytest.mark.slow
@@ -58,7 +80,7 @@ async def test_a_worker_shows_each_of_its_devices_with_its_ids(node: Node) -> No
 async def test_the_fleet_is_in_the_order_of_names_wherever_it_is_told(node: Node, unique: str) -> None:
     """Also of who joined last: one worker more, whose name comes before the node's own."""
     late = f"a-{unique}"
-    async with ScriptedWorker(node.url, late):
+    async with drifter(node.url, late):
         table = [row[0] for row in (await node.run("fleet")).rows[1:]]
         frame = [row["worker"] for row in (await node.run("fleet", "--json")).frame["data"]["workers"]]
         assert table == frame == sorted(frame)
@@ -193,18 +215,19 @@ async def test_an_audit_of_a_sound_fleet_finds_nothing(node: Node) -> None:
 async def test_an_audit_finds_members_that_only_one_side_has(node: Node, unique: str) -> None:
     """One audit for both: it looks twice, some seconds apart."""
     async with (
-        ScriptedWorker(node.url, f"{unique}-w") as holds,
-        ScriptedWorker(node.url, f"{unique}-l") as forgets,
+        drifter(node.url, f"{unique}-w") as holds,
+        drifter(node.url, f"{unique}-l") as forgets,
     ):
-        for _ in range(2):  # one renewal that differs is no drift
-            await holds.renew(Held("ghosts", "boo", 0, 1, 999_999_999, "running"))
-        flags = ("--job", "gone", "--gpu", "1xDrifter", "--requires", f"only={unique}-l")
+        ghost_place = Place("ghosts", "boo", 0, 1, 999_999_999, [0], "exclusive", False, b"{}")
+        holds.held["boo", 0, ghost_place.fence] = ghost_place, "running"
+        flags = ("--job", "gone", "--gpu", "1xDrifter", "--requires", f"host={unique}-l")
         assert (await node.run("submit", *flags, "--", "x", tenant=unique)).code == 0
-        await until(lambda: forgets.placed, what="placed on the scripted worker")
-        place = forgets.placed[0]
-        await forgets.tell(fact("claimed", place), fact("started", place))
-        for _ in range(2):
-            await forgets.renew()
+        await forgets.step("gone", "claimed", "started")
+        place = await forgets.wants("gone")
+        forgets.held.clear()
+        for worker in (holds, forgets):  # one renewal that differs is no drift, and one may be under way
+            said = len(worker.answers)
+            await until(lambda worker=worker, said=said: len(worker.answers) >= said + 3, what="three renewals")
         ran = await node.run("audit")
         assert ran.code == 10, ran.err
         assert "fix: " in ran.err
@@ -218,8 +241,9 @@ async def test_an_audit_finds_members_that_only_one_side_has(node: Node, unique:
         watching = await start("audit", "--watch", env=node.env())
         lines = Lines(watching.stdout)
         await lines.until(f"comes\t{unique}-w\tworker-only\tghosts/boo/0 fence 999999999\n")
-        await holds.renew()
-        await forgets.tell(fact("exited", place, detail="exit"), fact("freed", place))
+        holds.held.clear()
+        forgets.held["gone", 0, place.fence] = place, "running"
+        await forgets.finish("gone")
         healed = await node.run("audit", "--quick")
         assert healed.code == 0, healed.out
         await lines.until(f"goes\t{unique}-w\tworker-only\tghosts/boo/0 fence 999999999\n")
