@@ -14,27 +14,6 @@ from tests.named_tests import missing
 from tests.release.mutants.__main__ import COPIED
 from tests.release.mutants.files import KEYS, ROOT, Mutant, file_of, mutated, places_of, read_mutants, scopes
 
-SOURCE = """\
-LIMIT = 3
-
-
-class Pool:
-    size = 3
-
-    def take(self, n: int) -> bool:
-        if (n >
-                LIMIT):
-            return False
-        return n > 0
-
-    def give(self, n: int) -> bool:
-        return n > 0
-"""
-
-
-def mutant_of(where: str, find: str, put: str) -> Mutant:
-    return {"name": "m", "where": f"pool.py:{where}", "find": find, "put": put, "tests": ["tests/x.py"]}
-
 
 def tree_of(text: str) -> str:
     """Return what Python makes of a function, a class or a module, however deep it stands."""
@@ -85,34 +64,6 @@ def test_every_mutant_has_a_name_of_its_own_and_tests_that_exist() -> None:
             wrong.append(f"{each['name']}: needs at least one test, or seeds of the simulation")
         wrong += [f"{each['name']}: {why}" for test in each["tests"] if (why := missing(test))]
     assert wrong == []
-
-
-@pytest.mark.parametrize(
-    ("where", "find", "put", "expected"),
-    [
-        ("Pool.take", "return n > 0", "return n > 1", ("n > 0\n\n", "n > 1\n\n")),
-        ("Pool.take", "n > LIMIT", "n", ("n >\n                LIMIT", "n")),
-        ("Pool", "size = 3", "size = 4", ("size = 3", "size = 4")),
-        ("", "= 3", "= 4", ("LIMIT = 3", "LIMIT = 4")),
-        ("Pool.give", "return n > 0", "if n:\n    pass\nreturn True", None),
-    ],
-)
-def test_code_is_found_in_its_function_whatever_white_space_it_has(
-    where: str, find: str, put: str, expected: tuple[str, str] | None
-) -> None:
-    changed = mutated(SOURCE, mutant_of(where, find, put))
-    if expected is None:  # its lines stand as deep as the code that they replace
-        assert changed.endswith("        if n:\n            pass\n        return True\n")
-    else:
-        assert changed == SOURCE.replace(*expected)
-
-
-@pytest.mark.parametrize(
-    ("where", "find", "count"), [("Pool.keep", "return", 0), ("Pool", "return n > 0", 0), ("Pool.take", "return", 2)]
-)
-def test_code_that_does_not_stand_once_is_an_error(where: str, find: str, count: int) -> None:
-    with pytest.raises(ValueError, match=f"stands {count} times"):
-        mutated(SOURCE, mutant_of(where, find, ""))
 
 
 def test_the_copy_that_is_broken_has_every_folder_that_tests_import() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from itertools import groupby
 from pathlib import Path
 from typing import Final
 
@@ -16,13 +15,6 @@ from bench.against import THEN, TODAY, Measured, Ratio, Tree
 from tests.waiting import until
 
 HERE = Tree(against.ROOT, Path(sys.executable))
-
-
-def test_neither_tree_is_always_the_second() -> None:
-    assert [first for first, _ in against.orders(4)] == [TODAY, THEN, TODAY, THEN]
-    assert all(set(order) == {TODAY, THEN} for order in against.orders(5))
-    row = [tree for order in against.orders(4) for tree in order]
-    assert [len(list(alike)) for _, alike in groupby(row)] == [1, 2, 2, 2, 1], "A B B A A B B A"
 
 
 def test_a_ratio_is_of_two_figures_of_one_round() -> None:
@@ -39,13 +31,6 @@ def measured() -> Measured:
     return found
 
 
-def test_what_a_tree_could_not_measure_is_left_open_in_its_round() -> None:
-    assert measured() == {
-        TODAY: {"jobs/s": [120.0, 110.0], "p50 ms": [2.0], "new": [None, 1.0]},
-        THEN: {"jobs/s": [100.0, 100.0], "p50 ms": [None], "new": [None, None]},
-    }
-
-
 def test_the_table_and_the_line_tell_lowest_median_and_highest() -> None:
     assert against.table(measured(), "abcdef01") == [
         "| figure | abcdef01 | today | today / abcdef01: min | median | max |",
@@ -57,11 +42,6 @@ def test_the_table_and_the_line_tell_lowest_median_and_highest() -> None:
     last = against.line(measured(), "abcdef01", "2 rounds, 4 cores")
     assert last == "Today / abcdef01 (2 rounds, 4 cores): jobs/s 1.15 (1.10–1.20)"
     assert against.line({TODAY: {}, THEN: {}}, "abcdef01", "1 round").endswith("(1 round): nothing was measured")
-
-
-def test_a_ref_that_is_no_commit_is_said_to_be_none(capsys: pytest.CaptureFixture[str]) -> None:
-    assert against.main(["no-such-branch"]) == 1
-    assert "no-such-branch is no commit of this repository" in capsys.readouterr().err
 
 
 def test_each_round_asks_both_trees_each_question(monkeypatch: pytest.MonkeyPatch) -> None:
