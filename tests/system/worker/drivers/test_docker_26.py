@@ -21,7 +21,6 @@ from tests.system.worker.drivers.container_rig import state_of
 from tests.system.worker.drivers.test_docker_driver import IMAGE, Rig, no_containers, settings
 from tests.system.worker.drivers.test_podman_driver import STALE, stale_cdi_of
 from tests.system.worker.limited_containers import limited_containers
-from tests.waiting import until
 
 KIND: Final = "moorage.test/gpu"
 #: of the engine's disk, and of a layer that does not fit there
