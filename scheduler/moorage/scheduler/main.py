@@ -26,13 +26,13 @@ from moorage.scheduler.core.config import RANKER_DEFAULT
 from moorage.scheduler.core.fleet.tflops import read_capacities
 from moorage.scheduler.core.rank.rankers import why_missing
 from moorage.scheduler.durable.queue_streams import info_of
-from moorage.scheduler.leader.retrying import retry_unanswered
 from moorage.scheduler.leader.service import Scheduler
 from moorage.scheduler.ledger.accounts import check_users_account
 from moorage.scheduler.ledger.ledger import LedgerBroken
 from moorage.scheduler.ledger.one_copy import check_one_copy
 from moorage.scheduler.ledger.recording import Recorder
 from moorage.scheduler.ledger.snapshot_follower import Command
+from moorage.scheduler.pacing.retrying import retry_unanswered
 from moorage.scheduler.settings import (
     LEDGER_URL_FILE_VARIABLE,
     LEDGER_URL_VARIABLE,

@@ -32,8 +32,8 @@ from moorage.bus.jetstream import JetStream
 from moorage.bus.results import ResultStore
 from moorage.client.errors import rejected, timed_out
 from moorage.client.transport import Link
+from moorage.scheduler.answers.views import worker_state
 from moorage.scheduler.core.config import Config
-from moorage.scheduler.core.queries.views import worker_state
 from moorage.scheduler.leader.reign import Reign
 from moorage.scheduler.leader.service import Scheduler
 from moorage.schemas.handler import HANDLER_NAME

@@ -11,9 +11,9 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
+from moorage.scheduler.answers.views import listed
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.ledger.state import LOST_KEPT, QUEUED, REPLICA, STATE, WHY, Job, Replica, State
-from moorage.scheduler.core.queries.views import listed
 from moorage.schemas.codec import decode_request
 from moorage.schemas.errors import ENDED_AS_ASKED
 from moorage.schemas.job import STATE_NUMBER

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from moorage.scheduler.answers.waiting import explain_job
 from moorage.scheduler.core.ledger.finished import job_key
 from moorage.scheduler.core.ledger.state import Job, State
-from moorage.scheduler.core.queries.waiting import explain_job
 from moorage.schemas.codec import decode_request
 from moorage.schemas.job import STATES, TERMINAL
 from tests.release.workloads.record import Record

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Protocol, cast
 
+from moorage.scheduler.answers.history_reader import HistoryReader
 from moorage.scheduler.core.ledger.state import Job
-from moorage.scheduler.history.history_reader import HistoryReader
 from moorage.scheduler.questions.agains import Agains, again_asked
 from moorage.schemas.codec import decode_request
 from moorage.schemas.errors import Problem

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from moorage.scheduler.core.queries.waiting import explain_job
+from moorage.scheduler.answers.waiting import explain_job
 from moorage.schemas.reasons import REASONS
 from tests.release.workloads.reference import Waiting, World, could_ever, reserved, starts, taken_back
 

@@ -22,9 +22,9 @@ from moorage.scheduler.core.queue.queue import Queue
 from moorage.scheduler.core.schedule.placing import Placing
 from moorage.scheduler.leader.copies import Copies
 from moorage.scheduler.leader.fleet_frames import FleetFrames
-from moorage.scheduler.leader.inspection import Inspection
 from moorage.scheduler.leader.service import Scheduler
 from moorage.scheduler.questions.foresight import Foresight
+from moorage.scheduler.questions.inspection import Inspection
 from moorage.scheduler.settings import ledger_url
 from moorage.schemas.job import Request
 from moorage.schemas.subjects import Subjects

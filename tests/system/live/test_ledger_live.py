@@ -30,10 +30,10 @@ from moorage.scheduler.core.ledger.records import FORMAT
 from moorage.scheduler.core.ledger.snapshot import dump
 from moorage.scheduler.core.ledger.state import State
 from moorage.scheduler.leader import reign, service
-from moorage.scheduler.leader.write_stall import NOT_CONNECTED, stall_problem, what_next
 from moorage.scheduler.ledger.ledger import Deposed, Ledger, LedgerBroken
 from moorage.scheduler.ledger.snapshot_follower import Command, take_snapshot
 from moorage.scheduler.ledger.snapshots import Snapshots, follow_and_write, recover
+from moorage.scheduler.pacing.write_stall import NOT_CONNECTED, stall_problem, what_next
 from moorage.schemas.subjects import Subjects
 from tests.servers import MortalServer, Server
 from tests.system.live.scripted_worker import scripted_worker

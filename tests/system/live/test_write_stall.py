@@ -101,7 +101,7 @@ async def test_a_leader_cut_off_from_the_ledger_answers_nobody_whom_another_one_
 async def test_what_nobody_waits_for_is_read_without_end_neither(
     nats_server: Server, unique: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("moorage.scheduler.leader.write_stall.READ_MAX", 200)
+    monkeypatch.setattr("moorage.scheduler.pacing.write_stall.READ_MAX", 200)
     async with queued(nats_server, unique, msgspec.convert(QUICK, Config)) as made, made.leads() as state:
         reign = made.scheduler.reign
         assert reign is not None

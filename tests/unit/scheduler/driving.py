@@ -15,6 +15,8 @@ from typing import Any, Final
 
 import msgspec
 
+from moorage.scheduler.answers.views import listed
+from moorage.scheduler.answers.waiting import explain_job
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.events import Batch, Cancel, FromWorker, Order
@@ -29,8 +31,6 @@ from moorage.scheduler.core.ledger.state import LISTED_MAX, Job, Member, Replica
 from moorage.scheduler.core.lifecycle.max_running import most_of
 from moorage.scheduler.core.lifecycle.timers import BACKOFF
 from moorage.scheduler.core.outputs.outputs import Outputs
-from moorage.scheduler.core.queries.views import listed
-from moorage.scheduler.core.queries.waiting import explain_job
 from moorage.scheduler.core.queue.queue import REPLICA_BITS, REPLICA_MASK, entry
 from moorage.scheduler.follower.usage import Usage
 from moorage.scheduler.whatif.child import ask

@@ -5,7 +5,7 @@ it, `commit` folds it into the state and returns the frames for workers, and `co
 
 Between `build` and `commit` exactly one record is in flight (ledger-rules H1). If its fate is unknown, the engine is
 thrown away and rebuilt from the ledger (H4): it never rolls back. The shell uses only the methods here, `state`,
-`fleet`, `config`, `subjects`, and the `View` in `core/queries`.
+`fleet`, `config`, `subjects`, and the `View` in `answers`.
 """
 
 from __future__ import annotations

@@ -17,9 +17,9 @@ import msgspec
 
 from moorage.bus.errors import BusError
 from moorage.bus.jetstream import COPIES_FOLLOW, MESSAGE_ID, Ack, JetStream, StoredMessage, wall_seconds
+from moorage.scheduler.arguments import cancel_of
 from moorage.scheduler.core.engine import Engine
-from moorage.scheduler.leader.answering import Answering
-from moorage.scheduler.leader.intake import cancel_of
+from moorage.scheduler.pacing.answering import Answering
 from moorage.schemas.actors import by_operator, words
 from moorage.schemas.codec import Decoder, encode
 from moorage.schemas.errors import Problem, Refused, problem, refuse

@@ -22,13 +22,13 @@ from moorage.bus.errors import BusError, JetStreamRefused
 from moorage.bus.jetstream import ERR_STREAM_NOT_FOUND, JetStream, StoredMessage
 from moorage.bus.jetstream_answers import StreamInfo
 from moorage.bus.transport import Delivery
+from moorage.scheduler.arguments import cancel_of
 from moorage.scheduler.core.contained_engine import ContainedEngine
 from moorage.scheduler.core.containment import trace_of
 from moorage.scheduler.core.events import Cancel, QueueRead, Submit
 from moorage.scheduler.core.ledger.state import State
 from moorage.scheduler.durable.dead_letters import DeadLetters
 from moorage.scheduler.durable.queue_streams import QueueStreams
-from moorage.scheduler.leader.intake import cancel_of
 from moorage.schemas.codec import Decoder
 from moorage.schemas.errors import Problem, Refused, problem
 from moorage.schemas.names import is_tenant

@@ -18,7 +18,7 @@ from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.events import ScheduleRun
 from moorage.scheduler.core.ledger.schedules import Schedule
 from moorage.scheduler.durable.schedule_stream import Key, Run, ScheduleStream, Wish
-from moorage.scheduler.leader.reminders import Reminders
+from moorage.scheduler.pacing.reminders import Reminders
 
 log = logging.getLogger("moorage.schedules")
 

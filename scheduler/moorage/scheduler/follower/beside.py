@@ -12,8 +12,8 @@ from typing import Any, Final
 
 from moorage.scheduler.follower.follower import AGAIN_S, AGAIN_S_MAX, ANSWER_S, Follower, Position, Question, behind
 from moorage.scheduler.follower.pipe import Asked, Told, decode_told, framed, read_frame
-from moorage.scheduler.leader.answering import Answering
 from moorage.scheduler.ledger.snapshot_follower import Command
+from moorage.scheduler.pacing.answering import Answering
 from moorage.schemas.errors import Problem
 
 log = logging.getLogger("moorage.scheduler")

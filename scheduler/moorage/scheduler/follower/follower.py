@@ -22,9 +22,9 @@ from moorage.scheduler.core.ledger.state import State
 from moorage.scheduler.follower.history import History
 from moorage.scheduler.follower.saves import Overtaken, Saved, Saves, Written
 from moorage.scheduler.follower.usage import Gap, Usage
-from moorage.scheduler.leader.retrying import retry_unanswered
 from moorage.scheduler.ledger.ledger import Ledger, LedgerBroken, LedgerGap
 from moorage.scheduler.ledger.snapshots import Snapshots, recover
+from moorage.scheduler.pacing.retrying import retry_unanswered
 from moorage.schemas.errors import Problem, problem
 from moorage.schemas.subjects import Subjects
 

@@ -19,9 +19,9 @@ from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.ledger.finished import job_key
 from moorage.scheduler.core.ledger.folding import Folded
 from moorage.scheduler.core.ledger.state import LISTED_MAX, PARTS_MAX, STORY_PART, STORY_PART_REPLICA, Job, State
-from moorage.scheduler.core.outputs.story import Packing, Parts
-from moorage.scheduler.core.outputs.told_story import read_frame, told_in
 from moorage.scheduler.follower.saves import Overtaken
+from moorage.scheduler.history.story import Packing, Parts
+from moorage.scheduler.history.told_story import read_frame, told_in
 from moorage.schemas.errors import Refused
 from moorage.schemas.subjects import Subjects
 

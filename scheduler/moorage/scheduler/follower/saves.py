@@ -15,8 +15,8 @@ import msgspec
 from moorage.bus.jetstream import COPIES_FOLLOW, EXPECTED_LAST_SEQUENCE, Ack, JetStream
 from moorage.scheduler.core.ledger.snapshot import BadSnapshot, dump, load, snapshot_digest
 from moorage.scheduler.core.ledger.state import State
-from moorage.scheduler.core.outputs.story import Parts
 from moorage.scheduler.follower.usage import Usage
+from moorage.scheduler.history.story import Parts
 from moorage.schemas.subjects import Subjects
 from moorage.schemas.unreadable import UNREADABLE
 

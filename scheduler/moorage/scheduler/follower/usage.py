@@ -13,7 +13,7 @@ import msgspec
 from moorage.scheduler.core.ledger.folding import Folded
 from moorage.scheduler.core.ledger.records import SEQUENCES_AHEAD
 from moorage.scheduler.core.ledger.state import PLACED, REPLICA, Job, State, Transition
-from moorage.scheduler.core.queries.granted import HOUR_MS, SUMS, Counting, Granted, in_seconds
+from moorage.scheduler.follower.granted import HOUR_MS, SUMS, Counting, Granted, in_seconds
 from moorage.scheduler.follower.usage_table import Key, UsageTable
 from moorage.schemas.errors import Problem, problem
 from moorage.schemas.job import Request

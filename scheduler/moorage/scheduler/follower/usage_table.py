@@ -8,7 +8,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
-from moorage.scheduler.core.queries.granted import SUMS, Sums
+from moorage.scheduler.follower.granted import SUMS, Sums
 
 NOTHING: Final[Sums] = (0, 0, 0, 0)
 #: tenant, model, hour since the epoch

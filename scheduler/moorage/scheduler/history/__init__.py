@@ -1,1 +1,1 @@
-"""Stories of ended jobs: written to a stream, and read from it."""
+"""Stories: the transitions of a job, as the history stream has them. Pure."""

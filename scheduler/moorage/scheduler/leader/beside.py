@@ -7,8 +7,8 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from moorage.scheduler.leader.reminders import Reminders
 from moorage.scheduler.ledger.ledger import Deposed, LedgerBroken
+from moorage.scheduler.pacing.reminders import Reminders
 
 log = logging.getLogger("moorage.scheduler")
 

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from operator import itemgetter
 from typing import Any, Final
 
+from moorage.scheduler.answers.use import use_of_job
+from moorage.scheduler.answers.view import View
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.ledger.state import Job
-from moorage.scheduler.core.queries.use import use_of_job
-from moorage.scheduler.core.queries.view import View
 from moorage.schemas.codec import encode
 from moorage.schemas.frames import LISTED_MAX, FleetDetail
 from moorage.schemas.gpu import format_token

@@ -8,10 +8,10 @@ from typing import Any, Final
 
 import msgspec
 
+from moorage.scheduler.answers import views
+from moorage.scheduler.answers.view import View
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.ledger.state import Worker
-from moorage.scheduler.core.queries import views
-from moorage.scheduler.core.queries.view import View
 from moorage.schemas.codec import encode
 from moorage.schemas.frames import FleetFrame
 

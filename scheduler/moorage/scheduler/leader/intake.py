@@ -18,11 +18,10 @@ from typing import Any, Final
 import msgspec
 
 from moorage.bus.transport import Delivery
+from moorage.scheduler.arguments import REASON_CHARS_MAX, cancel_of, check_fields, check_job, uncancel_of
 from moorage.scheduler.core.engine import Engine
-from moorage.scheduler.core.events import Batch, Cancel, Execute, FromWorker, Wake
-from moorage.scheduler.core.ledger.records import actor, by_tenant
+from moorage.scheduler.core.events import Batch, Execute, FromWorker, Wake
 from moorage.scheduler.questions import question_queue
-from moorage.scheduler.questions.question_fields import check_fields, check_job, replicas_asked
 from moorage.scheduler.questions.question_queue import QuestionQueue, RoundRobin, overloaded
 from moorage.schemas.codec import Decoder, encode, is_json, split_array
 from moorage.schemas.decode_errors import asked_as
@@ -41,7 +40,6 @@ log = logging.getLogger("moorage.intake")
 WAITING_MAX: Final = 100_000
 WAITING_MAX_TENANT: Final = 90_000
 BATCH_MAX: Final = 10_000
-REASON_CHARS_MAX: Final = 200
 #: the most load frames of one tenant's members that wait for decoding, and of all that one turn of the loop decodes
 CALLS_MAX_TENANT: Final = 4_096
 CALLS_AT_ONCE: Final = 500
@@ -363,29 +361,3 @@ def execute_of(tenant: str, arguments: dict[str, Any], reply: str, json: bool) -
     asked = asked_as(ExecAsked, arguments, "moorage exec --help")
     check_job("exec", asked.job)
     return Execute(tenant, asked, secrets.token_hex(16), reply, json)
-
-
-def cancel_of(
-    tenant: str, arguments: dict[str, Any], *, reply: str = "", json: bool = True, sequence: int = 0
-) -> Cancel:
-    """Return the cancel that these arguments ask for: `job`, and optionally `reason`, `by`, the caller's name, and
-    `before`.
-
-    Raises `Refused` if `job` is no job id, and for a field that a cancel does not have.
-    """
-    check_fields("cancel", arguments)
-    job = check_job("cancel", arguments.get("job"))
-    reason = str(arguments.get("reason", "") or "cancelled")[:REASON_CHARS_MAX]
-    by = actor(by_tenant(tenant), arguments.get("by"))
-    only, before = replicas_asked(arguments), arguments.get("before", False)
-    if not isinstance(before, bool):
-        raise refuse(
-            "invalid-argument", "before must be true or false", field="$.before", found=before, allowed="true, false"
-        )
-    return Cancel(tenant, job, reason, by=by, reply=reply, json=json, sequence=sequence, replicas=only, before=before)
-
-
-def uncancel_of(tenant: str, arguments: dict[str, Any], *, reply: str, json: bool) -> Cancel:
-    """Return the event that forgets the cancel of an unknown job. Raises `Refused` as `cancel_of`."""
-    check_fields("uncancel", arguments)
-    return Cancel(tenant, check_job("uncancel", arguments.get("job")), "", reply=reply, json=json, lifts=True)

@@ -14,11 +14,11 @@ from moorage.scheduler.durable.queue_streams import QueueStreams
 from moorage.scheduler.follower.beside import FollowerBeside
 from moorage.scheduler.follower.follower import Follower
 from moorage.scheduler.leader.copies import Copies
-from moorage.scheduler.leader.standing import Standings
 from moorage.scheduler.ledger.ledger import Ledger
 from moorage.scheduler.ledger.recording import Recorder
 from moorage.scheduler.ledger.snapshot_follower import Command
 from moorage.scheduler.ledger.snapshots import Snapshots
+from moorage.scheduler.questions.standing import Standings
 from moorage.scheduler.settings import RECORDS_BETWEEN
 from moorage.schemas.subjects import Subjects
 

@@ -15,12 +15,12 @@ from typing import Any, Final
 
 from moorage.bus.errors import BusError
 from moorage.bus.transport import Delivery
+from moorage.scheduler.answers.view import View
 from moorage.scheduler.core.contained_engine import ContainedEngine
 from moorage.scheduler.core.events import Resign, SnapshotTaken
 from moorage.scheduler.core.ledger.snapshot import BadSnapshot
 from moorage.scheduler.core.ledger.state import Job, State
 from moorage.scheduler.core.outputs.outputs import Message, Outputs
-from moorage.scheduler.core.queries.view import View
 from moorage.scheduler.durable.queue_reader import QueueReader
 from moorage.scheduler.durable.schedule_keeper import ScheduleKeeper
 from moorage.scheduler.durable.schedule_stream import ScheduleStream
@@ -31,10 +31,10 @@ from moorage.scheduler.leader.gc_schedule import GcSchedule
 from moorage.scheduler.leader.intake import Intake
 from moorage.scheduler.leader.outgoing import coalesced, messages_of
 from moorage.scheduler.leader.parts import Parts
-from moorage.scheduler.leader.write_stall import StalledRequests
 from moorage.scheduler.ledger.ledger import LedgerOlder
 from moorage.scheduler.ledger.recording import RecordedEngine
 from moorage.scheduler.ledger.snapshot_follower import SnapshotsGone, take_snapshot
+from moorage.scheduler.pacing.write_stall import StalledRequests
 from moorage.scheduler.questions.questions import Questions
 from moorage.scheduler.questions.schedules import ScheduleVerb
 from moorage.schemas.codec import encode

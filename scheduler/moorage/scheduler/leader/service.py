@@ -20,10 +20,10 @@ from moorage.scheduler.durable.queue_reader import read_through
 from moorage.scheduler.leader.beside import keep_running
 from moorage.scheduler.leader.parts import Parts
 from moorage.scheduler.leader.reign import Reign, monotonic_ms
-from moorage.scheduler.leader.reminders import Reminders
-from moorage.scheduler.leader.retrying import retry_unanswered
 from moorage.scheduler.ledger.ledger import Deposed, LedgerBroken, LedgerGap, LedgerOlder
 from moorage.scheduler.ledger.snapshots import recover
+from moorage.scheduler.pacing.reminders import Reminders
+from moorage.scheduler.pacing.retrying import retry_unanswered
 
 log = logging.getLogger("moorage.scheduler")
 

@@ -37,9 +37,9 @@ from moorage.scheduler.core.ledger.folding import Folded, FoldError
 from moorage.scheduler.core.ledger.record import Record, decode_record, encode_record
 from moorage.scheduler.core.ledger.records import FORMAT
 from moorage.scheduler.core.ledger.state import State
-from moorage.scheduler.leader.reminders import AGAIN_S, Reminders
-from moorage.scheduler.leader.retrying import RETRY_WAIT_S, RETRY_WAIT_S_MAX, retry_unanswered
-from moorage.scheduler.leader.write_stall import NOT_CONNECTED, AppendProgress, what_next
+from moorage.scheduler.pacing.reminders import AGAIN_S, Reminders
+from moorage.scheduler.pacing.retrying import RETRY_WAIT_S, RETRY_WAIT_S_MAX, retry_unanswered
+from moorage.scheduler.pacing.write_stall import NOT_CONNECTED, AppendProgress, what_next
 from moorage.schemas.subjects import Subjects
 
 log = logging.getLogger("moorage.ledger")

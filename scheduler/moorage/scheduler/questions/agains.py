@@ -11,12 +11,12 @@ from typing import Any, Final
 
 import msgspec
 
+from moorage.scheduler.answers.history_reader import Gone, HistoryReader
+from moorage.scheduler.answers.reruns import reruns
+from moorage.scheduler.answers.views import finished_row, request_in
+from moorage.scheduler.arguments import replicas_asked
 from moorage.scheduler.core.engine import Engine
-from moorage.scheduler.core.outputs.told_story import unsuccessful
-from moorage.scheduler.core.queries.reruns import reruns
-from moorage.scheduler.core.queries.views import finished_row, request_in
-from moorage.scheduler.history.history_reader import Gone, HistoryReader
-from moorage.scheduler.questions.question_fields import replicas_asked
+from moorage.scheduler.history.told_story import unsuccessful
 from moorage.schemas.codec import REQUEST_BYTES_MAX, decode_request, encode
 from moorage.schemas.decode_errors import asked_as
 from moorage.schemas.errors import Problem, problem

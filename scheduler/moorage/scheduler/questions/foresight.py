@@ -16,10 +16,10 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from moorage.scheduler.answers.waiting import explain_job, may_be_cured
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.ledger.state import Job
 from moorage.scheduler.core.outputs.outputs import Message
-from moorage.scheduler.core.queries.waiting import explain_job, may_be_cured
 from moorage.scheduler.questions import question_queue
 from moorage.scheduler.questions.question_queue import RoundRobin, contained, overloaded
 from moorage.scheduler.whatif.child import FAILED, Children

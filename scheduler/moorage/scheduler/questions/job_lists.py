@@ -14,11 +14,11 @@ from typing import Any, Final
 
 from moorage.bus.errors import JetStreamRefused
 from moorage.bus.jetstream import ERR_STREAM_NOT_FOUND, JetStream, StoredMessage, wall_seconds
+from moorage.scheduler.answers.history_reader import readable
+from moorage.scheduler.answers.listing import HOUR_MS, Reasons, Then, Wanted, in_memory, labelled, row_of
 from moorage.scheduler.core.engine import Engine
-from moorage.scheduler.core.outputs.told_story import read_frame
-from moorage.scheduler.core.queries.listing import HOUR_MS, Reasons, Then, Wanted, in_memory, labelled, row_of
-from moorage.scheduler.history.history_reader import readable
-from moorage.scheduler.leader.answering import Answering
+from moorage.scheduler.history.told_story import read_frame
+from moorage.scheduler.pacing.answering import Answering
 from moorage.schemas.codec import encode
 from moorage.schemas.decode_errors import asked_as
 from moorage.schemas.errors import Problem, Refused, refuse

@@ -13,24 +13,24 @@ from typing import Any, Protocol
 
 from moorage.bus.connection import Connection
 from moorage.bus.jetstream import JetStream
+from moorage.scheduler.answers import views
+from moorage.scheduler.answers.history_reader import REPLICAS_SHOWN_MAX, HistoryReader, Place, check_page
+from moorage.scheduler.answers.waiting import waiting_by_reason
+from moorage.scheduler.arguments import check_fields, replicas_asked
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.events import Ask, Order
 from moorage.scheduler.core.outputs.outputs import Message
-from moorage.scheduler.core.queries import views
-from moorage.scheduler.core.queries.waiting import waiting_by_reason
 from moorage.scheduler.durable.dead_letters import DeadLetters
 from moorage.scheduler.follower.beside import FollowerBeside
 from moorage.scheduler.follower.follower import Question
-from moorage.scheduler.history.history_reader import REPLICAS_SHOWN_MAX, HistoryReader, Place, check_page
-from moorage.scheduler.leader.inspection import Inspection, device_drift
-from moorage.scheduler.leader.standing import Standings
 from moorage.scheduler.questions.agains import Agains, again_asked
 from moorage.scheduler.questions.foresight import Foresight
+from moorage.scheduler.questions.inspection import Inspection, device_drift
 from moorage.scheduler.questions.job_lists import JobLists, jobs_asked
-from moorage.scheduler.questions.question_fields import check_fields, replicas_asked
 from moorage.scheduler.questions.question_queue import contained
 from moorage.scheduler.questions.relay import Relay, page_asked
 from moorage.scheduler.questions.schedules import ScheduleVerb
+from moorage.scheduler.questions.standing import Standings
 from moorage.schemas.codec import encode
 from moorage.schemas.errors import Problem, Refused, refuse
 from moorage.schemas.frames import Answer, Looked

@@ -12,12 +12,12 @@ import msgspec
 
 from moorage.bus.connection import Connection
 from moorage.bus.errors import BusError
+from moorage.scheduler.answers.history_reader import HistoryReader
+from moorage.scheduler.answers.logs import Kept, find_in_story, find_log
+from moorage.scheduler.answers.use import find_use
+from moorage.scheduler.arguments import check_job
 from moorage.scheduler.core.engine import Engine
-from moorage.scheduler.core.queries.logs import Kept, find_in_story, find_log
-from moorage.scheduler.core.queries.use import find_use
-from moorage.scheduler.history.history_reader import HistoryReader
-from moorage.scheduler.leader.answering import Answering
-from moorage.scheduler.questions.question_fields import check_job
+from moorage.scheduler.pacing.answering import Answering
 from moorage.schemas.codec import Decoder, encode
 from moorage.schemas.decode_errors import asked_as
 from moorage.schemas.errors import Problem, Refused, problem

@@ -17,7 +17,7 @@ from moorage.scheduler.core.operate.schedules import no_schedule
 from moorage.scheduler.core.outputs.schedules import schedule_row, schedules_of
 from moorage.scheduler.durable.schedule_keeper import ScheduleKeeper
 from moorage.scheduler.durable.schedule_stream import Run
-from moorage.scheduler.leader.answering import Answering
+from moorage.scheduler.pacing.answering import Answering
 from moorage.schemas.codec import encode
 from moorage.schemas.errors import Problem, Refused, refuse
 from moorage.schemas.schedules import LABEL, ScheduleAsked

@@ -13,11 +13,11 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
+from moorage.scheduler.answers.view import View
+from moorage.scheduler.answers.waiting import explain_job, may_be_cured
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.events import Cancel
 from moorage.scheduler.core.ledger.state import Job
-from moorage.scheduler.core.queries.view import View
-from moorage.scheduler.core.queries.waiting import explain_job, may_be_cured
 from moorage.scheduler.whatif.changes import Change, pairs, singles
 from moorage.scheduler.whatif.child import ask_all
 from moorage.scheduler.whatif.play import Held, Play

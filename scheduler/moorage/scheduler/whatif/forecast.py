@@ -10,8 +10,8 @@ from typing import Final
 
 import msgspec
 
+from moorage.scheduler.answers.view import View
 from moorage.scheduler.core.engine import Engine
-from moorage.scheduler.core.queries.view import View
 from moorage.scheduler.whatif.child import ask_all
 from moorage.scheduler.whatif.future import Future, last_of, waits
 from moorage.scheduler.whatif.looks import LOOKS, Outcome, band

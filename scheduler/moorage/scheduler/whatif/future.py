@@ -12,6 +12,7 @@ from collections.abc import Callable
 from heapq import heappop, heappush
 from typing import Final, NamedTuple
 
+from moorage.scheduler.answers.view import View
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.ledger.began import began_ms
 from moorage.scheduler.core.ledger.records import GangPhase
@@ -24,7 +25,6 @@ from moorage.scheduler.core.ledger.state import (
     Job,
     Member,
 )
-from moorage.scheduler.core.queries.view import View
 from moorage.scheduler.whatif.looks import LOOKS, middle, part_of, somewhere_in
 from moorage.scheduler.whatif.play import Held, Play
 from moorage.schemas.attempt import AttemptName

@@ -12,13 +12,13 @@ from typing import Any, Final
 
 import msgspec
 
+from moorage.scheduler.answers.view import View
+from moorage.scheduler.answers.waiting import explain_job
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.events import Cancel, FromWorker, Order
 from moorage.scheduler.core.ledger.records import MODE_NAMES
 from moorage.scheduler.core.ledger.state import Job
 from moorage.scheduler.core.outputs.outputs import Outputs, enforced_on, gpu_names
-from moorage.scheduler.core.queries.view import View
-from moorage.scheduler.core.queries.waiting import explain_job
 from moorage.scheduler.whatif.child import ask, ask_all
 from moorage.scheduler.whatif.fixes import fixes
 from moorage.scheduler.whatif.future import Future, last_of, waits, why_unknown

@@ -14,11 +14,11 @@ from typing import Final
 
 import msgspec
 
+from moorage.scheduler.answers.view import View
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.events import FromWorker
 from moorage.scheduler.core.ledger.state import AT_RUNNING, Member
 from moorage.scheduler.core.outputs.outputs import Outputs
-from moorage.scheduler.core.queries.view import View
 from moorage.schemas.attempt import AttemptName, name_in
 from moorage.schemas.codec import Decoder, canonical
 from moorage.schemas.frames import End, Fact, FactFrame, FactKind, Freeze, Place, Start, Wanted

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple
 
+from moorage.scheduler.answers.view import View
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.events import Cancel, Order
 from moorage.scheduler.core.ledger.state import Job
-from moorage.scheduler.core.queries.view import View
 from moorage.schemas.names import word_of
 from moorage.schemas.operate import act_of
 from moorage.schemas.reasons import Cure, Reason

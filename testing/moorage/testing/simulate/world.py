@@ -7,6 +7,7 @@ from typing import Final
 
 import msgspec
 
+from moorage.scheduler.answers.waiting import explain_job
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.events import FromWorker, Order
@@ -16,7 +17,6 @@ from moorage.scheduler.core.ledger.record import Record
 from moorage.scheduler.core.ledger.records import FORMAT
 from moorage.scheduler.core.ledger.state import State
 from moorage.scheduler.core.outputs.outputs import Outputs
-from moorage.scheduler.core.queries.waiting import explain_job
 from moorage.scheduler.whatif.play import Held, Play
 from moorage.schemas.frames import Hello, Join
 from moorage.schemas.gpu import SHARERS_MAX

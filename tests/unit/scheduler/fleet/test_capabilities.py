@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from moorage.scheduler.core.queries import views
+from moorage.scheduler.answers import views
 from moorage.schemas.capabilities import DRIVER_DEFAULT, UNKNOWN, Capabilities, driver_of, reported_capabilities
 from tests.unit.scheduler.driving import Driving
 

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from moorage.scheduler.core.queries import views
+from moorage.scheduler.answers import views
 from moorage.scheduler.whatif.plan import PlanAsk, decode_planned, plan
 from moorage.schemas.capabilities import LEVELS, Capabilities, Enforced
 from moorage.schemas.codec import decode_request

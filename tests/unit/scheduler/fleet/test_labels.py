@@ -11,10 +11,10 @@ import pytest
 
 from moorage.ranking.mix import LOOK_FIRST
 from moorage.ranking.table import HostTable, nearly
+from moorage.scheduler.answers.waiting import explain_job
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.fleet import fleet, shape
 from moorage.scheduler.core.ledger.state import QUEUED
-from moorage.scheduler.core.queries.waiting import explain_job
 from tests.unit.scheduler.driving import Driving
 
 HOSTS = 12

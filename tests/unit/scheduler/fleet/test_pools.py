@@ -6,11 +6,11 @@ from typing import Any
 
 import msgspec
 
+from moorage.scheduler.answers.views import show
 from moorage.scheduler.core.ledger.state import POOLS_MAX
 from moorage.scheduler.core.outputs.outputs import changes_since
-from moorage.scheduler.core.outputs.story import Packing
-from moorage.scheduler.core.outputs.told_story import changes_in, is_simulated, read_frame
-from moorage.scheduler.core.queries.views import show
+from moorage.scheduler.history.story import Packing
+from moorage.scheduler.history.told_story import changes_in, is_simulated, read_frame
 from moorage.schemas.frames import Device
 from tests.unit.scheduler.driving import Driving
 from tests.unit.scheduler.honest_worker import Worker, devices

@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from moorage.scheduler.answers import views
 from moorage.scheduler.core.config import Config
-from moorage.scheduler.core.queries import views
 from moorage.schemas.frames import Device
 from moorage.schemas.gpu import GpuSpec
 from moorage.worker.lend.offer import matches

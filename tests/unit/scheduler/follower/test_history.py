@@ -16,16 +16,16 @@ import pytest
 
 from moorage.bus.jetstream import Ack, JetStream
 from moorage.bus.transport import Delivery
+from moorage.scheduler.answers import views
+from moorage.scheduler.answers.history_reader import QUESTIONS_MAX, HistoryReader
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.events import Cancel
 from moorage.scheduler.core.ledger import acts
 from moorage.scheduler.core.ledger.record import decode_record
 from moorage.scheduler.core.ledger.state import STORY_MAX, STORY_MAX_REPLICA
-from moorage.scheduler.core.outputs import story
-from moorage.scheduler.core.queries import views
 from moorage.scheduler.follower.beside import FollowerBeside
 from moorage.scheduler.follower.follower import Follower, Question
-from moorage.scheduler.history.history_reader import QUESTIONS_MAX, HistoryReader
+from moorage.scheduler.history import story
 from moorage.scheduler.ledger.ledger import Ledger
 from moorage.schemas.codec import FRAME_BYTES_MAX, Decoder
 from moorage.schemas.errors import Problem, Refused

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from moorage.scheduler.answers.views import show
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.ledger import snapshot as snapshots
 from moorage.scheduler.core.ledger.fold import fold
@@ -18,8 +19,7 @@ from moorage.scheduler.core.ledger.state import (
     QUEUED,
 )
 from moorage.scheduler.core.outputs.outputs import Outputs
-from moorage.scheduler.core.queries.granted import HOUR_MS, JOB_HOURS_MAX
-from moorage.scheduler.core.queries.views import show
+from moorage.scheduler.follower.granted import HOUR_MS, JOB_HOURS_MAX
 from moorage.scheduler.follower.usage import GAPS_MAX, Usage
 from moorage.scheduler.follower.usage_table import OTHERS, UsageTable
 from moorage.schemas.errors import Problem

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from moorage.scheduler.core.queries import views
+from moorage.scheduler.answers import views
 from moorage.scheduler.leader import fleet_frames
 from moorage.scheduler.leader.fleet_frames import FleetFrames
 from tests.unit.scheduler.driving import Driving

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from moorage.scheduler.answers.logs import Kept, find_log
+from moorage.scheduler.answers.views import fleet, show
 from moorage.scheduler.core.config import Config
-from moorage.scheduler.core.queries.logs import Kept, find_log
-from moorage.scheduler.core.queries.views import fleet, show
 from moorage.scheduler.questions.relay import page_asked
 from moorage.schemas.errors import Problem, Refused
 from moorage.schemas.frames import LogPage, LogsAsked, ReadLog

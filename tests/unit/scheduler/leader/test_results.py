@@ -8,9 +8,9 @@ import pytest
 
 from moorage.scheduler.core.ledger.record import decode_record
 from moorage.scheduler.core.ledger.records import Op, exiting
-from moorage.scheduler.core.outputs import story
 from moorage.scheduler.core.outputs.outputs import changes_since
-from moorage.scheduler.core.outputs.told_story import changes_in, read_frame
+from moorage.scheduler.history import story
+from moorage.scheduler.history.told_story import changes_in, read_frame
 from moorage.schemas.frames import result_of
 from moorage.schemas.job import SUCCEEDED
 from tests.unit.scheduler.driving import Driving

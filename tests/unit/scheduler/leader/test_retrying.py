@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from moorage.bus.errors import BusError, Disconnected, RequestTimeout
-from moorage.scheduler.leader.retrying import retry_unanswered
+from moorage.scheduler.pacing.retrying import retry_unanswered
 
 
 @pytest.mark.parametrize("error", [RequestTimeout("$JS.API.STREAM.INFO.X", 10.0), Disconnected("gone")])

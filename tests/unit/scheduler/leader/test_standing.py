@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from moorage.scheduler.core.config import Config
-from moorage.scheduler.leader.standing import HEARD_S, KNOWN_MAX, SAY_S, Standings
+from moorage.scheduler.questions.standing import HEARD_S, KNOWN_MAX, SAY_S, Standings
 from moorage.schemas.codec import encode
 from moorage.schemas.frames import Standing
 from moorage.schemas.release import RELEASE

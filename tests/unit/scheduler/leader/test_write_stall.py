@@ -9,9 +9,9 @@ import re
 import pytest
 
 from moorage.bus.transport import Delivery
-from moorage.scheduler.leader import write_stall
-from moorage.scheduler.leader.reminders import AGAIN_S, WORDS_MAX, Reminders
-from moorage.scheduler.leader.write_stall import AppendProgress, StalledRequests
+from moorage.scheduler.pacing import write_stall
+from moorage.scheduler.pacing.reminders import AGAIN_S, WORDS_MAX, Reminders
+from moorage.scheduler.pacing.write_stall import AppendProgress, StalledRequests
 from moorage.testing.bus.clock import SimulatedClock
 from tests.unit.scheduler.driving import SUBJECTS
 from tests.waiting import until
@@ -104,7 +104,7 @@ async def test_beyond_its_bound_it_keeps_none_back(monkeypatch: pytest.MonkeyPat
 
 def test_a_trouble_is_told_when_it_begins_and_then_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = 100.0
-    monkeypatch.setattr("moorage.scheduler.leader.reminders.time.monotonic", lambda: now_s)
+    monkeypatch.setattr("moorage.scheduler.pacing.reminders.time.monotonic", lambda: now_s)
     trouble = Reminders()
     assert trouble.due("no room")
     assert not trouble.due("no room"), "not at every try"

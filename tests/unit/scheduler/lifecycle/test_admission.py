@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from moorage.scheduler.answers import views
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.events import Batch, Cancel, QueueRead
@@ -17,7 +18,6 @@ from moorage.scheduler.core.ledger.records import RECORD_BYTES_MAX
 from moorage.scheduler.core.ledger.state import State
 from moorage.scheduler.core.lifecycle.admission import FORGET_MAX
 from moorage.scheduler.core.lifecycle.cancels import Cancels
-from moorage.scheduler.core.queries import views
 from moorage.schemas.capabilities import Capabilities
 from moorage.schemas.errors import Refused
 from tests.unit.scheduler.driving import Driving

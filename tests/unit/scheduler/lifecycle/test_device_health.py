@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
+from moorage.scheduler.answers import views
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.ledger.acts import Avoid, Health
 from moorage.scheduler.core.ledger.fold import fold
 from moorage.scheduler.core.ledger.record import decode_record
 from moorage.scheduler.core.ledger.state import AVOID_MAX, State
-from moorage.scheduler.core.queries import views
 from moorage.schemas.errors import Refused
 from moorage.schemas.frames import End, Unwell
 from moorage.schemas.operate import ReleaseAct, act_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from moorage.scheduler.core.queries import views
+from moorage.scheduler.answers import views
 from moorage.schemas.frames import DriverDown
 from tests.unit.scheduler.driving import Driving
 

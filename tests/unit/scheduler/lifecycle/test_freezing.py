@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from moorage.scheduler.answers import views
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.ledger.began import began_ms, begins_of
 from moorage.scheduler.core.outputs.outputs import changes_since
-from moorage.scheduler.core.queries import views
 from moorage.scheduler.core.schedule.runtime import groups_of
 from moorage.schemas.capabilities import Capabilities
 from moorage.schemas.frames import FactKind

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from moorage.scheduler.answers import views
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.ledger.check import check
 from moorage.scheduler.core.ledger.folding import FoldError
@@ -14,7 +15,6 @@ from moorage.scheduler.core.ledger.invariants import Broken, validate
 from moorage.scheduler.core.ledger.record import Record
 from moorage.scheduler.core.ledger.records import Op
 from moorage.scheduler.core.outputs.outputs import changes_since
-from moorage.scheduler.core.queries import views
 from moorage.scheduler.leader.fleet_frames import FleetFrames
 from moorage.schemas.attempt import AttemptName
 from moorage.schemas.capabilities import Capabilities

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from moorage.scheduler.answers import views
 from moorage.scheduler.core.ledger.records import GangPhase
 from moorage.scheduler.core.ledger.state import new_job
-from moorage.scheduler.core.queries import views
 from moorage.schemas.frames import FactKind, Goodbye
 from tests.unit.scheduler.driving import Driving
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from moorage.scheduler.answers import views
 from moorage.scheduler.core.ledger.record import decode_record
 from moorage.scheduler.core.ledger.records import Op
 from moorage.scheduler.core.lifecycle.readiness import is_address
 from moorage.scheduler.core.lifecycle.transitions import backoff_ms
-from moorage.scheduler.core.queries import views
 from moorage.schemas.capabilities import Capabilities
 from moorage.schemas.frames import Fact, FactFrame, FactKind, Place
 from tests.unit.scheduler.driving import Driving

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from moorage.scheduler.answers.waiting import explain_job
 from moorage.scheduler.core.fleet import fleet
 from moorage.scheduler.core.ledger.state import AVOID_MAX
-from moorage.scheduler.core.queries.waiting import explain_job
 from moorage.schemas.frames import CANNOT_RUN, NOT_HERE, NOT_PERMITTED
 from moorage.schemas.reasons import REASONS
 from tests.unit.scheduler.driving import H100, Driving

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moorage.scheduler.core.queries import views
-from moorage.scheduler.core.queries.use import find_use, use_of_job, use_rows
+from moorage.scheduler.answers import views
+from moorage.scheduler.answers.use import find_use, use_of_job, use_rows
 from moorage.schemas.frames import AttemptUse, DeviceUse, UseAsked
 from moorage.schemas.service import MemberLoad
 from tests.unit.scheduler.driving import Driving

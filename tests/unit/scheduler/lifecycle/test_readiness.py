@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from moorage.scheduler.core.queries import views
-from moorage.scheduler.core.queries.waiting import explain_job
+from moorage.scheduler.answers import views
+from moorage.scheduler.answers.waiting import explain_job
 from moorage.schemas.frames import FactKind
 from tests.unit.scheduler.driving import Driving
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from moorage.scheduler.answers.views import fleet as fleet_answer
 from moorage.scheduler.core.config import Config
-from moorage.scheduler.core.queries.views import fleet as fleet_answer
 from moorage.schemas.frames import NOT_HERE, Hello, Place
 from moorage.schemas.reasons import STARTS_FAIL
 from tests.unit.scheduler.driving import H100, Driving

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from moorage.scheduler.core.queries import views
+from moorage.scheduler.answers import views
 from moorage.schemas.errors import Refused
 from moorage.schemas.frames import End
 from moorage.schemas.operate import act_of

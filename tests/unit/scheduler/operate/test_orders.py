@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
+from moorage.scheduler.answers import views
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.ledger import acts
 from moorage.scheduler.core.ledger.fold import fold
 from moorage.scheduler.core.ledger.record import Record, decode_record
 from moorage.scheduler.core.ledger.state import State
 from moorage.scheduler.core.outputs.outputs import changes_since
-from moorage.scheduler.core.outputs.story import Packing
-from moorage.scheduler.core.outputs.told_story import changes_in, read_frame
-from moorage.scheduler.core.queries import views
+from moorage.scheduler.history.story import Packing
+from moorage.scheduler.history.told_story import changes_in, read_frame
 from moorage.scheduler.ledger.ledger_reader import FoldedRecord, rows
 from moorage.schemas.errors import Refused
 from moorage.schemas.frames import Unwell

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from moorage.scheduler.answers import views
 from moorage.scheduler.core.ledger import acts
 from moorage.scheduler.core.ledger.acts.job import RESIZES_MAX
 from moorage.scheduler.core.ledger.check import check
@@ -13,8 +14,7 @@ from moorage.scheduler.core.ledger.fold import fold
 from moorage.scheduler.core.ledger.folding import FoldError
 from moorage.scheduler.core.ledger.record import Record
 from moorage.scheduler.core.ledger.state import Job
-from moorage.scheduler.core.queries import views
-from moorage.scheduler.core.queries.granted import granted_to
+from moorage.scheduler.follower.granted import granted_to
 from moorage.schemas.capabilities import Capabilities, Enforced
 from moorage.schemas.codec import decode_request
 from moorage.schemas.errors import Refused

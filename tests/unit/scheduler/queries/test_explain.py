@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from moorage.scheduler.core.queries import view as view_module
-from moorage.scheduler.core.queries import views
-from moorage.scheduler.core.queries.explain import HOLDERS_MAX
-from moorage.scheduler.core.queries.waiting import explain_job
+from moorage.scheduler.answers import view as view_module
+from moorage.scheduler.answers import views
+from moorage.scheduler.answers.explain import HOLDERS_MAX
+from moorage.scheduler.answers.waiting import explain_job
 from moorage.schemas.frames import Renew
 from moorage.schemas.reasons import REASONS
 from tests.unit.scheduler.driving import PATIENCE_MS, Driving

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from moorage.scheduler.core.queries.listing import Pattern, Reasons, Wanted, labels_in, row_of
+from moorage.scheduler.answers.listing import Pattern, Reasons, Wanted, labels_in, row_of
 from moorage.scheduler.questions.job_lists import JobLists, jobs_asked
 from moorage.schemas.errors import Refused
 from tests.unit.scheduler.driving import SUBJECTS, Driving

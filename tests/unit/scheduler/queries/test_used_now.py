@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from moorage.scheduler.core.queries import views
+from moorage.scheduler.answers import views
 from moorage.schemas.frames import AttemptUse, DeviceUse
 from tests.unit.scheduler.fleet.test_slot_modes import fleet
 

@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 import pytest
 
-from moorage.scheduler.core.queries import waiting
+from moorage.scheduler.answers import waiting
 from moorage.scheduler.leader.fleet_detail import FleetDetails
 from moorage.scheduler.leader.fleet_frames import FleetFrames
 from tests.unit.scheduler.driving import Driving

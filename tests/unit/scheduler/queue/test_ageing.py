@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from moorage.scheduler.answers.waiting import explain_job
 from moorage.scheduler.core.ageing import Ageing
 from moorage.scheduler.core.config import Config
-from moorage.scheduler.core.queries.waiting import explain_job
 from moorage.scheduler.core.queue.queue import entry
 from tests.unit.scheduler.driving import PATIENCE_MS, Driving
 

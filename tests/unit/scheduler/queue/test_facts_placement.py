@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from moorage.scheduler.answers.views import worker_state
 from moorage.scheduler.core.config import Config
-from moorage.scheduler.core.queries.views import worker_state
 from moorage.schemas.gpu import model_matches
 from tests.unit.scheduler.driving import Driving
 
@@ -200,7 +200,7 @@ def test_fact_30_rollback_leaves_earlier_placements_alone() -> None:
 
 
 def test_fact_31_best_effort_places_what_fits_the_third_waits_with_a_reason() -> None:
-    from moorage.scheduler.core.queries.waiting import explain_job
+    from moorage.scheduler.answers.waiting import explain_job
 
     drive = Driving()
     drive.worker("w0", 1)

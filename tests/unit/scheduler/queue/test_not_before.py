@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from moorage.scheduler.core.queries.views import show, summary
-from moorage.scheduler.core.queries.waiting import explain_job, waiting_by_reason
+from moorage.scheduler.answers.views import show, summary
+from moorage.scheduler.answers.waiting import explain_job, waiting_by_reason
 from moorage.scheduler.core.queue.waiting_room import TOLD_MAX
 from moorage.scheduler.whatif.fixes import fixes
 from moorage.schemas.errors import Refused

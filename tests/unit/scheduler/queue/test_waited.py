@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from moorage.scheduler.core.queries import views
+from moorage.scheduler.answers import views
 from moorage.scheduler.core.queue import waited
 from moorage.scheduler.core.queue.waited import BUCKETS_MS, OTHERS, TENANTS_MAX, Waited, class_of
 from tests.unit.scheduler.driving import Driving

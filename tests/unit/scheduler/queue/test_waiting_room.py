@@ -9,6 +9,9 @@ import msgspec
 import pytest
 
 from moorage.cli.jobs.job_rows import job_row
+from moorage.scheduler.answers.listing import Reasons, row_of
+from moorage.scheduler.answers.views import summary
+from moorage.scheduler.answers.waiting import waiting_by_reason
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.draft import ACCEPTS_MAX
 from moorage.scheduler.core.events import Cancel
@@ -18,9 +21,6 @@ from moorage.scheduler.core.ledger.fold import fold
 from moorage.scheduler.core.ledger.folding import FoldError
 from moorage.scheduler.core.ledger.record import Record, decode_record
 from moorage.scheduler.core.ledger.records import STEP_WIDTH, Op
-from moorage.scheduler.core.queries.listing import Reasons, row_of
-from moorage.scheduler.core.queries.views import summary
-from moorage.scheduler.core.queries.waiting import waiting_by_reason
 from moorage.scheduler.core.queue.waiting_room import TOLD_MAX
 from moorage.scheduler.ledger.ledger_reader import FoldedRecord, concerns, rows
 from moorage.scheduler.whatif.forecast import decode_forecast, forecast

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from moorage.scheduler.answers import waiting
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.fleet.host import Host
-from moorage.scheduler.core.queries import waiting
 from moorage.scheduler.core.schedule import preempt
 from moorage.scheduler.core.schedule.victims import VOID_MS, Victim, _Search
 from tests.unit.scheduler.driving import Driving

@@ -9,11 +9,11 @@ from collections.abc import Callable
 
 import pytest
 
+from moorage.scheduler.answers.view import View
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.fleet.fleet import Fleet
 from moorage.scheduler.core.fleet.shape import Shape
-from moorage.scheduler.core.queries.view import View
 from moorage.scheduler.core.schedule import verdicts
 from moorage.scheduler.core.schedule.plan import SEARCHES_MAX, SHORT_MS, Answer, Known, Reservation, plan
 from moorage.scheduler.core.schedule.runtime import Estimates

@@ -1,4 +1,4 @@
-"""Checks what a worker says when it joins, and that no device is lent by two workers.
+"""Checks that no device is lent by two workers.
 
 If two agents lent one GPU, it would be given away twice, each time by its own slot, and the ledger could not tell. For
 example, two containers may see the same GPU, or a machine may join under a new name while the old name holds leases.
@@ -6,33 +6,21 @@ example, two containers may see the same GPU, or a machine may join under a new 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Final, NamedTuple
-
-import msgspec
+from collections.abc import Callable
+from typing import Final
 
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.ledger.state import State, Worker
 from moorage.schemas.errors import Problem, problem
-from moorage.schemas.frames import Hello, Join
+from moorage.schemas.frames import Hello
+from moorage.schemas.hello_check import DeviceName, devices_of
 
-#: the most bytes of a worker's description in a ledger record
-HELLO_BYTES_MAX: Final = 64 * 1024
-#: the largest number in a hello: the ledger's msgpack can hold it, with room
-NUMBER_MAX: Final = 2**53
-#: a worker's slots are one 64-bit mask in the ledger
-SLOTS_MAX: Final = 64
 #: the least characters of a worldwide unique device name: NVML and ROCm give `GPU-` or `MIG-` and at least 16 hex
 #: digits; a card without a serial number is named by its PCI address, which occurs in every machine
 OWN_NAME_CHARS_MIN: Final = 16
 #: the table of lenders is read again from the state once it has twice as many devices as at the last reading, plus
 #: this; so workers that rejoin with other devices leave nothing behind
 LENDERS_SPARE: Final = 4_096
-
-
-class DeviceName(NamedTuple):
-    vendor: str
-    uuid: str
 
 
 class Lending:
@@ -95,11 +83,6 @@ class Lending:
         return lender.id if holds and name in _lent_by(lender) else None
 
 
-def devices_of(hello: Hello) -> list[DeviceName]:
-    """Return the devices in a hello, by slot."""
-    return [DeviceName(device.vendor, device.uuid) for device in hello.gpu_pool]
-
-
 def recorded_devices(worker: Worker) -> list[DeviceName]:
     """Return the devices in a worker's last hello, by slot."""
     return [DeviceName(device["vendor"], device["uuid"]) for device in worker.hello.get("gpu_pool", ())]
@@ -123,108 +106,3 @@ def _lent(devices: list[DeviceName], lent: list[int] | None, held: int = 0) -> l
         for slot, name in enumerate(devices)
         if len(name.uuid) >= OWN_NAME_CHARS_MIN and (lent is None or slot in lent or held >> slot & 1)
     ]
-
-
-def check_hello(frame: Join) -> Problem | None:
-    """Return a problem if a join exceeds its bounds or contradicts itself; None if it is valid.
-
-    The bounds are 64 slots, 64 KiB in all, and valid numbers. Each device needs a name of its own and an index of its
-    own, and lent slots must be in the pool.
-    """
-    hello = frame.hello
-    for field, number in _numbers(frame):
-        if not 0 <= number <= NUMBER_MAX:
-            return problem(
-                "invalid-argument",
-                "a number is out of its range",
-                field=field,
-                found=number,
-                allowed=f"0..{NUMBER_MAX}",
-            )
-    try:
-        size = len(msgspec.msgpack.encode(hello)) + len(frame.machine.encode()) + len(frame.boot.encode())
-    except OverflowError:  # a number in a field that nothing here reads
-        return problem("invalid-argument", "a number is out of its range", field="$.hello", allowed="64 bits")
-    if size > HELLO_BYTES_MAX:
-        return problem(
-            "too-large",
-            "the hello is too large",
-            field="$.hello",
-            found=size,
-            allowed=f"{HELLO_BYTES_MAX} bytes",
-            next="give the worker fewer or shorter labels, and short texts as machine and boot",
-        )
-    if len(hello.gpu_pool) > SLOTS_MAX:
-        return problem(
-            "invalid-argument",
-            "a worker has too many slots",
-            field="$.hello.gpu_pool",
-            found=len(hello.gpu_pool),
-            allowed=f"at most {SLOTS_MAX}",
-            next="run two agents on this host, each of which sees a part of the devices",
-        )
-    slots: dict[DeviceName, int] = {}
-    for slot, device in enumerate(devices_of(hello)):
-        field = f"$.hello.gpu_pool[{slot}].uuid"
-        if not device.uuid.strip():
-            return problem("invalid-argument", "a device has no name", field=field, found="", allowed="its uuid")
-        before = slots.setdefault(device, slot)
-        if before != slot:
-            return problem(
-                "invalid-argument",
-                f"slots {before} and {slot} are the same device",
-                field=field,
-                found=device.uuid,
-                allowed="each vendor and uuid once",
-            )
-    return _check_numbering(hello)
-
-
-def _check_numbering(hello: Hello) -> Problem | None:
-    """Return a problem if two devices have the same index, or a lent slot is not in the pool.
-
-    The vendor's runtime names devices by index. Parts of one device (MIG) share its index.
-    """
-    numbered: dict[tuple[str, int], int] = {}
-    for slot, device in enumerate(hello.gpu_pool):
-        if device.mig:
-            continue
-        before = numbered.setdefault((device.vendor, device.index), slot)
-        if before != slot:
-            return problem(
-                "invalid-argument",
-                f"the {device.vendor} devices of slots {before} and {slot} have the same index",
-                field=f"$.hello.gpu_pool[{slot}].index",
-                found=device.index,
-                allowed="each index once a vendor",
-                next="number them as the vendor's runtime does, gaps allowed; parts of one device say mig: true",
-            )
-    for at, slot in enumerate(hello.lent_slots or ()):
-        if slot >= len(hello.gpu_pool):
-            return problem(
-                "invalid-argument",
-                "a slot is lent that is not in the pool",
-                field=f"$.hello.lent_slots[{at}]",
-                found=slot,
-                allowed=f"0..{len(hello.gpu_pool) - 1}" if hello.gpu_pool else "none: the pool is empty",
-                next="lent_slots are positions in gpu_pool; leave it out to lend all of them",
-            )
-    return None
-
-
-def _numbers(frame: Join) -> Iterable[tuple[str, int]]:
-    """Yield the numbers of a join that must be in range, each with its JSON path."""
-    hello = frame.hello
-    yield "$.n", frame.n
-    yield "$.hello.cpu_milli", hello.cpu_milli
-    yield "$.hello.memory_mib", hello.memory_mib
-    for mode, most in hello.sharers_max.items():
-        yield f"$.hello.sharers_max.{mode}", most
-    for at, slot in enumerate(hello.lent_slots or ()):
-        yield f"$.hello.lent_slots[{at}]", slot
-    for slot, device in enumerate(hello.gpu_pool):
-        path = f"$.hello.gpu_pool[{slot}]"
-        yield f"{path}.index", device.index
-        yield f"{path}.memory_mib", device.memory_mib
-        for at, peer in enumerate(device.peers):
-            yield f"{path}.peers[{at}]", peer

@@ -32,12 +32,13 @@ from moorage.scheduler.core.ledger.state import (
 )
 from moorage.scheduler.core.lifecycle.forgetting import FORGET_EVERY_S
 from moorage.scheduler.core.lifecycle.health import DETAIL_CHARS_MAX, Health, drivers_down
-from moorage.scheduler.core.lifecycle.lending import Lending, check_hello, devices_of, recorded_devices
+from moorage.scheduler.core.lifecycle.lending import Lending, recorded_devices
 from moorage.scheduler.core.lifecycle.stalls import Stalls
 from moorage.scheduler.core.lifecycle.transitions import Lifecycle
 from moorage.schemas.attempt import AttemptName, name_in
 from moorage.schemas.errors import Problem, problem
 from moorage.schemas.frames import FactAck, FactFrame, Goodbye, Held, Hello, Join, Load, Renew, Resized
+from moorage.schemas.hello_check import check_hello, devices_of
 from moorage.schemas.printable import stripped
 from moorage.schemas.release import RELEASE, release_problem
 

@@ -22,7 +22,7 @@ from moorage.scheduler.core.ledger.state import (
     Worker,
 )
 from moorage.scheduler.core.lifecycle.admission import no_job
-from moorage.scheduler.core.outputs.told_story import changes_of
+from moorage.scheduler.history.told_story import changes_of
 from moorage.schemas.errors import Problem, problem
 from moorage.schemas.frames import Change, LogPage, LogsAsked, ReadLog, ReadUse, UseAsked
 from moorage.schemas.job import Request

@@ -8,8 +8,8 @@ from typing import Any, Final
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.ledger.fairshare import GPU_MILLI
 from moorage.scheduler.core.ledger.state import RESIZED, STORY_WORDS, UNENDED, Job
-from moorage.scheduler.core.outputs.told_story import Found
-from moorage.scheduler.core.queries.granted import granted_to, in_seconds, part_of
+from moorage.scheduler.follower.granted import granted_to, in_seconds, part_of
+from moorage.scheduler.history.told_story import Found
 from moorage.schemas.frames import UNKNOWN_MS, Change
 from moorage.schemas.job import STATES, Request
 

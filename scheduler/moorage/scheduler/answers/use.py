@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from moorage.scheduler.answers.logs import Kept, no_replica
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.ledger.state import AT_RUNNING, Job, Member
-from moorage.scheduler.core.queries.logs import Kept, no_replica
 from moorage.schemas.errors import Problem, problem
 from moorage.schemas.frames import DeviceUse, ReadUse, UseAsked
 from moorage.schemas.names import word_of

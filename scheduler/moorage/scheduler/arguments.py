@@ -1,4 +1,6 @@
-"""The fields that questions and cancels may have: an unknown one is refused, as in requests and orders.
+"""Arguments of questions and cancels: which fields they may have, and the cancel that they ask for.
+
+An unknown field is refused, as in requests and orders.
 
 A misspelt field would otherwise be ignored, and the answer would be to another question.
 """
@@ -8,10 +10,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from moorage.scheduler.core.events import Cancel
+from moorage.scheduler.core.ledger.records import actor, by_tenant
 from moorage.schemas.errors import refuse
 from moorage.schemas.names import JOB, is_job
 from moorage.schemas.ranges import Ranges, count_of, parse_ranges
 
+REASON_CHARS_MAX: Final = 200
 #: those of `ls`, `again`, `logs`, `use`, `plan`, `dlq` and of orders are known by their types
 FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
     "cancel": ("job", "reason", "by", "replicas", "before"),
@@ -70,3 +75,29 @@ def check_fields(verb: str, arguments: Mapping[str, Any]) -> None:
             found=unknown,
             allowed=", ".join(fields or ()) or "no field",
         )
+
+
+def cancel_of(
+    tenant: str, arguments: dict[str, Any], *, reply: str = "", json: bool = True, sequence: int = 0
+) -> Cancel:
+    """Return the cancel that these arguments ask for: `job`, and optionally `reason`, `by`, the caller's name, and
+    `before`.
+
+    Raises `Refused` if `job` is no job id, and for a field that a cancel does not have.
+    """
+    check_fields("cancel", arguments)
+    job = check_job("cancel", arguments.get("job"))
+    reason = str(arguments.get("reason", "") or "cancelled")[:REASON_CHARS_MAX]
+    by = actor(by_tenant(tenant), arguments.get("by"))
+    only, before = replicas_asked(arguments), arguments.get("before", False)
+    if not isinstance(before, bool):
+        raise refuse(
+            "invalid-argument", "before must be true or false", field="$.before", found=before, allowed="true, false"
+        )
+    return Cancel(tenant, job, reason, by=by, reply=reply, json=json, sequence=sequence, replicas=only, before=before)
+
+
+def uncancel_of(tenant: str, arguments: dict[str, Any], *, reply: str, json: bool) -> Cancel:
+    """Return the event that forgets the cancel of an unknown job. Raises `Refused` as `cancel_of`."""
+    check_fields("uncancel", arguments)
+    return Cancel(tenant, check_job("uncancel", arguments.get("job")), "", reply=reply, json=json, lifts=True)

@@ -18,14 +18,14 @@ import msgspec
 
 from moorage.bus.errors import BusError, JetStreamRefused
 from moorage.bus.jetstream import ERR_STREAM_NOT_FOUND, JetStream, StoredMessage, wall_seconds
+from moorage.scheduler.answers import views
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.ledger.state import LISTED_MAX, REV, Job
 from moorage.scheduler.core.outputs.outputs import accepted, changes_since, fitting, is_end
-from moorage.scheduler.core.outputs.story import BLOCK, Parts
-from moorage.scheduler.core.outputs.told_story import Found, Frame, changes_in, changes_of, read_frame
-from moorage.scheduler.core.queries import views
 from moorage.scheduler.follower.follower import behind
-from moorage.scheduler.leader.answering import RETRY_AFTER_S, Answering
+from moorage.scheduler.history.story import BLOCK, Parts
+from moorage.scheduler.history.told_story import Found, Frame, changes_in, changes_of, read_frame
+from moorage.scheduler.pacing.answering import RETRY_AFTER_S, Answering
 from moorage.schemas.errors import Problem, Refused, refuse
 from moorage.schemas.frames import Change
 from moorage.schemas.job import Request

@@ -11,7 +11,7 @@ import msgspec
 from moorage.scheduler.core.ledger import bits
 from moorage.scheduler.core.ledger.state import PLACED, RANGE, RUNNING, code_of
 from moorage.scheduler.core.outputs.outputs import slots_of
-from moorage.scheduler.core.outputs.story import Parts, blocks_of
+from moorage.scheduler.history.story import Parts, blocks_of
 from moorage.schemas.codec import Decoder
 from moorage.schemas.frames import Change, HistoryWorker, Moved
 from moorage.schemas.job import STATE_NUMBER, STATES

@@ -7,6 +7,8 @@ from typing import Any, Final
 
 import msgspec
 
+from moorage.scheduler.answers.views import last_worker_of, of_story, request_in, summary
+from moorage.scheduler.answers.waiting import held_reason, pause_after, reason_of
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.ledger.state import (
     AT_MS,
@@ -19,9 +21,7 @@ from moorage.scheduler.core.ledger.state import (
     Job,
 )
 from moorage.scheduler.core.outputs.outputs import slots_of
-from moorage.scheduler.core.outputs.told_story import Found, Frame, changes_in, moves_in
-from moorage.scheduler.core.queries.views import last_worker_of, of_story, request_in, summary
-from moorage.scheduler.core.queries.waiting import held_reason, pause_after, reason_of
+from moorage.scheduler.history.told_story import Found, Frame, changes_in, moves_in
 from moorage.schemas import reasons
 from moorage.schemas.codec import is_json
 from moorage.schemas.frames import LsAsked

@@ -8,6 +8,21 @@ from typing import Any, Final
 
 import msgspec
 
+from moorage.scheduler.answers.awaited import waits_for_others, why_not_queued
+from moorage.scheduler.answers.explain import HOLDERS_MAX, Explanation, explain, holders, named
+from moorage.scheduler.answers.reruns import reruns
+from moorage.scheduler.answers.view import View
+from moorage.scheduler.answers.views import (
+    CONTENDED_AT,
+    NO_REASONS,
+    finished_row,
+    held_by,
+    replicas_of,
+    scaled,
+    stalled_rows,
+    standing_reasons,
+    summary,
+)
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.fleet.shape import Shape
 from moorage.scheduler.core.ledger.state import (
@@ -29,21 +44,6 @@ from moorage.scheduler.core.lifecycle.max_running import most_of, wanted_of
 from moorage.scheduler.core.lifecycle.refusals import avoids_all, was_refused
 from moorage.scheduler.core.operate.orders import as_hold, limit_of
 from moorage.scheduler.core.outputs.outputs import slots_of
-from moorage.scheduler.core.queries.awaited import waits_for_others, why_not_queued
-from moorage.scheduler.core.queries.explain import HOLDERS_MAX, Explanation, explain, holders, named
-from moorage.scheduler.core.queries.reruns import reruns
-from moorage.scheduler.core.queries.view import View
-from moorage.scheduler.core.queries.views import (
-    CONTENDED_AT,
-    NO_REASONS,
-    finished_row,
-    held_by,
-    replicas_of,
-    scaled,
-    stalled_rows,
-    standing_reasons,
-    summary,
-)
 from moorage.scheduler.core.schedule.preempt import leaving_for
 from moorage.schemas import reasons
 from moorage.schemas.actors import SCHEDULER

@@ -8,6 +8,11 @@ from typing import Any, Final
 
 import msgspec
 
+from moorage.scheduler.answers.awaited import awaited, not_before, waits_for_others
+from moorage.scheduler.answers.reruns import reruns
+from moorage.scheduler.answers.usage import usage_of_job, usage_of_story
+from moorage.scheduler.answers.use import use_of_job, use_rows, used_now
+from moorage.scheduler.answers.view import View
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.fleet.host import EXCLUSIVE, Host
 from moorage.scheduler.core.ledger.fairshare import usage_milli
@@ -62,12 +67,7 @@ from moorage.scheduler.core.outputs.outputs import (
     slots_of,
     were_simulated,
 )
-from moorage.scheduler.core.outputs.told_story import Found, Frame, is_simulated, unsuccessful
-from moorage.scheduler.core.queries.awaited import awaited, not_before, waits_for_others
-from moorage.scheduler.core.queries.reruns import reruns
-from moorage.scheduler.core.queries.usage import usage_of_job, usage_of_story
-from moorage.scheduler.core.queries.use import use_of_job, use_rows, used_now
-from moorage.scheduler.core.queries.view import View
+from moorage.scheduler.history.told_story import Found, Frame, is_simulated, unsuccessful
 from moorage.schemas import actors
 from moorage.schemas.attempt import AttemptName
 from moorage.schemas.cells import FOREIGN, FREE, FROZEN, LEASED, LOST, NOT_LENT, SHARERS_MAX, SICK
