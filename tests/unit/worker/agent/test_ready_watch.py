@@ -1,4 +1,4 @@
-"""How the worker looks whether an attempt is ready: real ports, real files."""
+"""How the worker looks whether an attempt is ready: real files in virtual time, and real ports."""
 
 from __future__ import annotations
 
@@ -17,11 +17,13 @@ from moorage.schemas.attempt import AttemptName
 from moorage.schemas.frames import Place
 from moorage.schemas.job import Request
 from moorage.schemas.service import READY_FILE
-from moorage.worker.agent.ready_watch import ReadyWatch
+from moorage.testing.bus.bus import SimulatedClock
+from moorage.worker.agent.ready_watch import FIRST_S, ReadyWatch
 from moorage.worker.drivers.base import Driver
 from moorage.worker.session.member_messages import Event, Log, Member, SeenReady
 
 NAME: AttemptName = ("acme", "a", 0, 1, 10)
+HANG_S = 200.0
 OK = b"HTTP/1.1 204 No Content\r\n\r\n"
 
 
@@ -39,7 +41,7 @@ class InFolder(Driver):
 
 
 class Desk:
-    """The agent of a watch: its clock is the test's, and what it is told is in `seen`."""
+    """The agent of a watch: its clock is the loop's, and what it is told is in `seen`."""
 
     def __init__(self, folder: Path, ready: dict[str, Any], *ports: int) -> None:
         run = {"argv": ["server"], "ports": len(ports), "ready": ready}
@@ -49,16 +51,13 @@ class Desk:
         self.member = Member(NAME, Place(*NAME, [], "none", False, b""), request, 0.0)
         self.member.phase, self.member.ports = "running", ports
         self.held = {NAME: self.member}
-        self.at_s = 0.0
         self.seen: asyncio.Queue[tuple[str, bool]] = asyncio.Queue()
         self.tasks: list[asyncio.Task[None]] = []
         self.dropped = Counter[str]()
-        self.began = asyncio.Event()  # the watch has looked at the clock
         self.watch = ReadyWatch(self, {"process": InFolder(folder)}, self.held, None)
 
     def now(self) -> float:
-        self.began.set()
-        return self.at_s
+        return asyncio.get_running_loop().time()
 
     def post(self, subject: str, payload: bytes, reply: str = "") -> None: ...
     def wake(self) -> None: ...
@@ -76,12 +75,12 @@ class Desk:
         self.tasks.append(asyncio.get_running_loop().create_task(work))
 
     async def next(self) -> tuple[str, bool]:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(HANG_S):
             return await self.seen.get()
 
     async def over(self) -> None:
         """Wait until nothing looks any more."""
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(HANG_S):
             await asyncio.gather(*self.tasks)
 
 
@@ -148,59 +147,94 @@ async def test_a_port_of_a_fixed_number(tmp_path: Path) -> None:
         assert await desk.next() == ("", False)
 
 
-async def test_a_file_in_the_folder_and_nowhere_else(tmp_path: Path) -> None:
+def test_a_file_in_the_folder_and_nowhere_else(tmp_path: Path) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()
     (tmp_path / "secret").touch()
-    async with watched(folder, {"file": "out/ready"}) as desk:
-        assert await desk.next() == ("there is no file out/ready", False)
-        (folder / "out").symlink_to(tmp_path)
-        os.rename(tmp_path / "secret", tmp_path / "ready")
-        desk.at_s = 120.0
-        assert await desk.next() == ("there is no file out/ready, 120 s after its start", True)
-    (folder / "out").unlink()
-    (folder / "out").mkdir()
-    (folder / "out" / "ready").touch()
-    async with watched(folder, {"file": "out/ready"}) as desk:
-        assert await desk.next() == ("", False)
+
+    async def scene() -> None:
+        async with watched(folder, {"file": "out/ready"}) as desk:
+            assert await desk.next() == ("there is no file out/ready", False)
+            (folder / "out").symlink_to(tmp_path)
+            os.rename(tmp_path / "secret", tmp_path / "ready")
+            assert await desk.next() == ("there is no file out/ready, 120 s after its start", True)
+            assert desk.now() == 120
+        (folder / "out").unlink()
+        (folder / "out").mkdir()
+        (folder / "out" / "ready").touch()
+        async with watched(folder, {"file": "out/ready"}) as desk:
+            assert await desk.next() == ("", False)
+
+    SimulatedClock().run(scene())
 
 
-async def test_the_word_of_moorage_serve(tmp_path: Path) -> None:
-    async with watched(tmp_path, {"call": True}) as desk:
-        assert await desk.next() == ("its service does not take calls yet", False)
-        (tmp_path / READY_FILE).touch()
-        assert await desk.next() == ("", False)
+def test_the_word_of_moorage_serve(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with watched(tmp_path, {"call": True}) as desk:
+            assert await desk.next() == ("its service does not take calls yet", False)
+            (tmp_path / READY_FILE).touch()
+            assert await desk.next() == ("", False)
+            assert desk.now() == FIRST_S
+
+    SimulatedClock().run(scene())
 
 
-async def test_it_ends_after_its_time_and_only_if_it_never_was_ready(tmp_path: Path) -> None:
-    async with watched(tmp_path, {"file": "ready", "within_s": 30}) as desk:
-        assert (await desk.next())[1] is False
-        desk.at_s = 30.0
-        assert await desk.next() == ("there is no file ready, 30 s after its start", True)
-        await desk.over()
-    (tmp_path / "ready").touch()
-    async with watched(tmp_path, {"file": "ready", "within_s": 30}) as desk:
-        assert await desk.next() == ("", False)
-        desk.at_s = 1000.0
-        (tmp_path / "ready").unlink()
-        assert await desk.next() == ("there is no file ready", False)
+def test_it_looks_seldom_at_last_and_tells_an_answer_once(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with watched(tmp_path, {"file": "ready", "every_s": 10, "within_s": 600}) as desk:
+            assert await desk.next() == ("there is no file ready", False)
+            await asyncio.sleep(300.5)
+            assert desk.seen.empty()
+            (tmp_path / "ready").touch()
+            began_s = desk.now()
+            assert await desk.next() == ("", False)
+            assert desk.now() - began_s <= 10
+            await asyncio.sleep(3600)
+            assert desk.seen.empty()
+
+    SimulatedClock().run(scene())
+
+
+def test_it_ends_after_its_time_and_only_if_it_never_was_ready(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with watched(tmp_path, {"file": "ready", "within_s": 30}) as desk:
+            assert (await desk.next())[1] is False
+            assert await desk.next() == ("there is no file ready, 30 s after its start", True)
+            assert desk.now() == 30
+            await desk.over()
         (tmp_path / "ready").touch()
-        assert await desk.next() == ("", False)
+        async with watched(tmp_path, {"file": "ready", "within_s": 30}) as desk:
+            assert await desk.next() == ("", False)
+            await asyncio.sleep(1000)
+            (tmp_path / "ready").unlink()
+            assert await desk.next() == ("there is no file ready", False)
+            await asyncio.sleep(1000)
+            assert desk.seen.empty(), "it was ready, so it is not ended for that"
+            (tmp_path / "ready").touch()
+            assert await desk.next() == ("", False)
+
+    SimulatedClock().run(scene())
 
 
-async def test_what_is_frozen_is_not_asked(tmp_path: Path) -> None:
-    async with answering(OK) as (port, asked), watched(tmp_path, {"http": "PORT/x"}, port) as desk:
-        desk.member.frozen = True  # before the first look, which is a task of its own
-        desk.at_s = 200.0
-        async with asyncio.timeout(30):
-            await desk.began.wait()
-        assert (asked, desk.seen.empty()) == ([], True)
-        desk.member.frozen = False
-        assert await desk.next() == ("", False)
+def test_an_attempt_that_is_frozen_is_not_asked(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with watched(tmp_path, {"file": "ready", "within_s": 30}) as desk:
+            desk.member.frozen = True  # before the first look, which is a task of its own
+            await asyncio.sleep(3600)
+            assert desk.seen.empty(), "it cannot answer, and is not blamed for that"
+            (tmp_path / "ready").touch()
+            desk.member.frozen = False
+            assert await desk.next() == ("", False)
+
+    SimulatedClock().run(scene())
 
 
-async def test_one_that_does_not_run_is_not_looked_at(tmp_path: Path) -> None:
-    async with watched(tmp_path, {"file": "ready"}) as desk:
-        assert (await desk.next())[1] is False
-        desk.member.phase = "ending"
-        await desk.over()
+def test_one_that_does_not_run_is_not_looked_at(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with watched(tmp_path, {"file": "ready"}) as desk:
+            assert (await desk.next())[1] is False
+            desk.member.phase = "ending"
+            await desk.over()
+            assert desk.now() == FIRST_S
+
+    SimulatedClock().run(scene())
