@@ -177,3 +177,21 @@ async def test_the_sdks_inbox(connect: Connect, unique: str) -> None:
     with pytest.raises(NoResponders):
         await mux.request(f"{unique}.none", b"", 5)
     await mux.close()
+
+
+@on_both
+async def test_a_member_of_a_group_that_is_drained_gets_its_last_message_and_none_later(
+    connect: Connect, unique: str
+) -> None:
+    a, b, c = await connect("a"), await connect("b"), await connect("c")
+    leaves: list[bytes] = []
+    stays: list[bytes] = []
+    leaving = await b.subscribe(unique, lambda d: leaves.append(d.data), "group")
+    await c.send([(unique, b"before", "")])
+    await c.flush()
+    await leaving.drain()
+    assert leaves == [b"before"]
+    await a.subscribe(unique, lambda d: stays.append(d.data), "group")
+    await c.send([(unique, b"behind", "")])
+    await until(lambda: stays)
+    assert (leaves, stays) == ([b"before"], [b"behind"])

@@ -17,6 +17,7 @@ running the same tests on both; not simulated are permissions, clusters and the 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
@@ -40,6 +41,8 @@ MAX_PAYLOAD_BYTES: Final = 1024 * 1024
 PENDING_BYTES_MAX: Final = 64 * 1024 * 1024
 #: from when a client sees that it was cut until it is connected again
 RECONNECT_S: Final = 0.01
+#: longest wait for the last message of a subscription that is drained
+DRAIN_S: Final = 5.0
 USERS: Final = "users"
 API: Final = "$JS.API."
 #: parents of subjects whose hearers are kept
@@ -65,6 +68,10 @@ class SimulatedSubscription:
 
     async def unsubscribe(self) -> None:
         self.connection.forget(self)
+
+    async def drain(self) -> None:
+        """Do the same as `Subscription.drain`."""
+        await self.connection.retire(self)
 
 
 class _Account:
@@ -451,6 +458,16 @@ class SimulatedConnection(Link):
     def forget(self, subscription: SimulatedSubscription) -> None:
         subscription.open = False
         self._account.remove(subscription)
+
+    async def retire(self, subscription: SimulatedSubscription) -> None:
+        """Have the server send nothing more for it, and forget it behind what is on its way."""
+        self._account.remove(subscription)
+        last = asyncio.Event()
+        self._bus.network.carry(SERVER, self.name, last.set, subscription.lane)
+        with contextlib.suppress(TimeoutError):  # a faulty network may lose it
+            async with asyncio.timeout(DRAIN_S):
+                await last.wait()
+        subscription.open = False
 
     def _cut(self) -> None:
         """Cut the connection at the server: no message reaches it or leaves it any more."""

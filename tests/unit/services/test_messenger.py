@@ -1,0 +1,138 @@
+"""A member on a simulated bus in virtual time: what callers get, and when; what it says of itself; how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, cast
+
+import msgspec
+
+from moorage.bus.connection import Connection
+from moorage.bus.transport import Delivery
+from moorage.calls.messenger import LOAD_QUIET_S, TICK_S, Messenger, Name
+from moorage.calls.program import Program
+from moorage.calls.serve import LAST_S, _drained
+from moorage.calls.wire import FromProgram, ToProgram
+from moorage.schemas.service import ERROR
+from moorage.testing.bus.bus import SimulatedBus, SimulatedClock
+
+NAME = Name("moorage", "acme", "embed")
+LONG_S = 100
+
+
+class Desk:
+    """One member with one place, and a caller. Its program runs what it gets until the test answers."""
+
+    def __init__(self, bus: SimulatedBus) -> None:
+        self.caller = bus.connect("caller")
+        self.running: list[int] = []
+        self.loads: list[float] = []
+        self.messenger = Messenger(cast(Connection, bus.connect("member")), NAME, 1)
+        self.messenger.program = cast(Program, self)
+
+    def send(self, head: ToProgram, body: bytes = b"") -> None:
+        if head.call:
+            self.running.append(head.call)
+
+    def hold(self, on: bool) -> None: ...
+
+    def answer(self) -> None:
+        self.messenger.on_frame(FromProgram(answer=self.running.pop(0)), b"")
+
+    def call(self, wait_ms: int = 3_600_000) -> asyncio.Task[Delivery]:
+        asking = self.caller.request(NAME.subject, b"", 100 * LONG_S, {"Moorage-Wait-Ms": str(wait_ms)})
+        return asyncio.get_running_loop().create_task(asking)
+
+    async def full(self) -> asyncio.Task[Delivery]:
+        """The call that has the only place."""
+        call = self.call()
+        await asyncio.sleep(1)
+        assert len(self.running) == 1
+        return call
+
+
+def error_of(call: asyncio.Task[Delivery]) -> str:
+    return (call.result().headers or {}).get(ERROR, "")
+
+
+def now_s() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def member(scene: Callable[[Desk], Awaitable[None]]) -> None:
+    """Play a scene with a member that takes calls."""
+
+    async def main() -> None:
+        desk = Desk(SimulatedBus())
+        load = NAME.subjects.member(NAME.tenant, NAME.service, "load")
+        await desk.caller.subscribe(load, lambda _: desk.loads.append(now_s()))
+        await desk.messenger.open()
+        await desk.messenger.take()
+        try:
+            await scene(desk)
+        finally:
+            await desk.messenger.close()
+
+    SimulatedClock().run(main())
+
+
+def test_a_call_waits_as_long_as_its_caller_says_and_no_longer() -> None:
+    async def scene(desk: Desk) -> None:
+        running = await desk.full()
+        began_s, late = now_s(), desk.call(wait_ms=90_000)
+        await late
+        assert error_of(late) == "expired"
+        assert 0 <= round(now_s() - began_s - 90, 3) <= 2 * TICK_S
+        assert not running.done()
+        desk.answer()
+        await running
+        assert (error_of(running), desk.running) == ("", []), "the call that expired is not run behind it"
+
+    member(scene)
+
+
+def test_it_says_what_it_has_to_do_when_that_changes_and_else_each_ten_seconds() -> None:
+    async def scene(desk: Desk) -> None:
+        await asyncio.sleep(LONG_S)
+        assert len(desk.loads) == LONG_S / LOAD_QUIET_S
+        await asyncio.sleep(LOAD_QUIET_S / 2)
+        before = len(desk.loads)
+        await desk.full()
+        await asyncio.sleep(1)
+        assert len(desk.loads) == before + 1
+
+    member(scene)
+
+
+def test_an_end_without_a_grace_waits_for_its_calls_however_long_they_take() -> None:
+    async def scene(desk: Desk) -> None:
+        running, waiting = await desk.full(), desk.call()
+        await asyncio.sleep(1)
+        ending = asyncio.create_task(_drained(desk.messenger, asyncio.Event(), None))
+        await asyncio.sleep(LONG_S)
+        assert [each.done() for each in (ending, running, waiting)] == [False, False, False]
+        desk.answer()
+        await running
+        await asyncio.sleep(LONG_S)
+        assert [each.done() for each in (ending, waiting)] == [False, False]
+        desk.answer()
+        await asyncio.gather(ending, waiting)
+        assert (error_of(running), error_of(waiting)) == ("", "")
+
+    member(scene)
+
+
+def test_calls_that_outlast_the_grace_are_answered_just_before_it_is_over() -> None:
+    async def scene(desk: Desk) -> None:
+        running, waiting = await desk.full(), desk.call()
+        await asyncio.sleep(1)
+        began_s = now_s()
+        await _drained(desk.messenger, asyncio.Event(), 60.0)
+        assert now_s() - began_s == 60 - LAST_S
+        await asyncio.gather(running, waiting)
+        assert (error_of(running), error_of(waiting)) == ("member-died", "busy")
+        told: Any = msgspec.json.decode(waiting.result().data)
+        assert told["started"] is False
+
+    member(scene)
