@@ -19,6 +19,10 @@ def pid(data: Any) -> str:
     return str(os.getpid())
 
 
+#: the member of this program: once it is gone, as where a test has failed, no gate holds anything
+MEMBER = os.getppid()
+
+
 def _entered(data: bytes | str) -> Path:
     """Note at a `Gate` that this call runs, and return the file that opens it."""
     gate = Path(os.fsdecode(data))
@@ -28,11 +32,15 @@ def _entered(data: bytes | str) -> Path:
     return gate / "open"
 
 
+def _is_held(opened: Path) -> bool:
+    return not opened.exists() and os.getppid() == MEMBER
+
+
 def held(data: bytes | str) -> bytes | str:
     """Occupy a thread until the test opens the `Gate` that the data names; without data return at once."""
     if data:
         opened = _entered(data)
-        while not opened.exists():
+        while _is_held(opened):
             time.sleep(0.01)
     return data
 
@@ -41,7 +49,7 @@ async def aheld(data: bytes | str) -> bytes | str:
     """Do the same without a thread, so that a cancel ends it."""
     if data:
         opened = _entered(data)
-        while not opened.exists():  # noqa: ASYNC110 - another process opens it
+        while _is_held(opened):  # noqa: ASYNC110 - another process opens it
             await asyncio.sleep(0.01)
     return data
 
