@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from moorage.scheduler.core.ledger.state import State
+from moorage.scheduler.core.ledger.state import Job, State
 from moorage.schemas.codec import decode_request
 from moorage.schemas.job import Run
 
@@ -23,10 +23,11 @@ _Name = tuple[str, str, int]
 
 @dataclass
 class _Seen:
-    """What the judge knows of one replica: its last count, how many short attempts in a row, since when it runs, when
+    """What the judge knows of one replica: its last counts, how many short attempts in a row, since when it runs, when
     its last attempt was over."""
 
     restarts: int = 0
+    attempt: int = 0
     short: int = 0
     began_ms: int | None = None
     queued_ms: int = 0
@@ -35,14 +36,28 @@ class _Seen:
 
 @dataclass
 class RestartsJudge:
-    """Look at each state with `look`, and at the changes that events tell with `told`."""
+    """Look at each state with `look`, and, to know how long attempts ran, at the changes of events with `told`."""
 
     seen: dict[_Name, _Seen] = field(default_factory=dict)
     restarts: int = 0  # of all replicas: a world in which none starts again shows nothing
+    _runs: dict[int, tuple[Job, Run]] = field(default_factory=dict)
+
+    def forget(self) -> None:
+        """A ledger was restored: what was seen may not have happened."""
+        self.seen.clear()
+        self._runs.clear()
+
+    def run_of(self, job: Job) -> Run:
+        """What the job's request says of its run."""
+        known, run = self._runs.get(job.num, (None, None))
+        if run is None or known is not job:
+            run = decode_request(job.body).workload
+            self._runs[job.num] = job, run
+        return run
 
     def told(self, tenant: str, job: str, run: Run | None, changes: Iterable[dict[str, Any]]) -> None:
         """Raises AssertionError for a change that a job that stays may not make."""
-        if run is None or run.restart == "never":
+        if run is None or not run.stays:
             return
         for change in changes:
             seen = self.seen.setdefault((tenant, job, change["replica"]), _Seen())
@@ -62,21 +77,25 @@ class RestartsJudge:
     def look(self, state: State) -> None:
         """Raises AssertionError for a replica that starts again too early or too often."""
         for job in state.jobs.values():
-            run = decode_request(job.body).workload
+            run = self.run_of(job)
             for replica in job.rows.values():
                 name = (job.tenant, job.name, replica.index)
-                assert not replica.restarts or run.restart != "never", f"{name} starts again, and should not"
-                assert run.max_restarts is None or replica.restarts <= run.max_restarts, name
-                seen = self.seen.setdefault(name, _Seen())
+                assert not replica.restarts or run.stays, f"{name} starts again, and should not"
+                most = run.max_restarts
+                assert most is None or replica.restarts <= most, f"{name}: {replica.restarts} restarts of {most}"
+                if (seen := self.seen.get(name)) is None:
+                    seen = self.seen[name] = _Seen(replica.restarts, attempt=replica.attempt)
+                early_ms = seen.may_start_ms - state.time_ms
+                assert replica.attempt <= seen.attempt or early_ms <= 0, f"{name} starts {early_ms} ms too early"
                 grew = replica.restarts - seen.restarts
                 assert grew in (0, 1), f"{name}: {grew} restarts in one record"
                 if grew:
-                    self._restarted(seen)
-                seen.restarts = replica.restarts
+                    self._restarted(seen, seen.queued_ms or state.time_ms)
+                seen.restarts, seen.attempt = replica.restarts, replica.attempt
 
-    def _restarted(self, seen: _Seen) -> None:
-        ran_ms = 0 if seen.began_ms is None else seen.queued_ms - seen.began_ms
+    def _restarted(self, seen: _Seen, over_ms: int) -> None:
+        ran_ms = 0 if seen.began_ms is None else over_ms - seen.began_ms
         seen.short = 0 if ran_ms >= LONG_RUN_MS else seen.short
-        seen.may_start_ms = seen.queued_ms + min(SECOND_MS << min(seen.short, 20), LONGEST_MS)
+        seen.may_start_ms = over_ms + min(SECOND_MS << min(seen.short, 20), LONGEST_MS)
         seen.short += 1
         self.restarts += 1
