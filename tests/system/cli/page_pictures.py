@@ -78,8 +78,8 @@ async def take(node: Node, folder: Path) -> dict[str, str]:
                     await seen.page.goto(page.url + shot.path)
                     await seen.page.locator("main h2").first.wait_for(timeout=60_000)
                 said[shot.name] = await seen.page.inner_text("body")
-                overflow = await seen.overflow()
-                assert (shot.name, overflow, seen.wrong) == (shot.name, 0, [])
+                found = await seen.overflow(), seen.wrong
+                assert found == (0, []), f"{shot.name}: pixels beyond the screen, and what went wrong: {found}"
                 # a picture in the docs names no machine that it was taken on
                 await seen.page.evaluate(
                     "host => document.body.innerHTML = document.body.innerHTML.replaceAll(host, 'leader n01-')",
