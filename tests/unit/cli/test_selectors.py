@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+
 import pytest
 
 from moorage.cli import main
 from moorage.cli.framework.exit_codes import EXIT_USAGE
-from moorage.cli.jobs.selectors import PAGE, Chosen, ask_each, ids_of, ids_to_cancel, one_id, words_of
+from moorage.cli.jobs.selectors import PAGE, Chosen, ask_each, ids_of, ids_to_cancel, one_id, replica_in, words_of
 from moorage.client import AsyncClient, ClientError, NotFound, Rejected
 from moorage.client.job_ids import fresh_job_id
 from moorage.testing import SimFleet
@@ -39,6 +42,40 @@ async def test_ids_beginnings_last_and_all() -> None:
         ):
             assert await ids_of(client, words) == names, words
         assert await one_id(client, "ev", "logs") == "eval-1"
+
+
+@in_virtual_time
+async def test_a_beginning_stands_for_another_job_only_where_nothing_is_changed() -> None:
+    """`again expt` ran `expt-v2` once more, without a word."""
+    async with AsyncClient(transport=SimFleet("8xH100")) as client:
+        await some_jobs(client)
+        made_up = (await client.submit(["x"])).job
+        said = io.StringIO()
+        with contextlib.redirect_stderr(said):
+            assert await one_id(client, "ev", "show") == "eval-1"
+        assert said.getvalue() == "ev is job eval-1, the only one whose id begins so\n"
+        with pytest.raises(NotFound) as refused:
+            await one_id(client, "ev", "exec", acts=True)
+        assert refused.value.why == "no job ev of tenant default, but a job whose id begins so"
+        assert refused.value.fixes == ("write the id in full: eval-1",)
+        assert await ids_of(client, [made_up[:10], "eval-1"], acts=True) == [made_up, "eval-1"]
+        assert await ids_of(client, ["ev*"], acts=True) == ["eval-1"], "a pattern is asked for on purpose"
+
+
+def test_one_replica_is_named_by_the_job_where_a_verb_has_replicas() -> None:
+    assert replica_in(["live/1"], None) == (["live"], "1")
+    assert replica_in(["live", "b"], "0-3") == (["live", "b"], "0-3")
+    for words, replica, why in (
+        (["live/1"], "2", "live/1 and --replica 2 both name replicas"),
+        (["live/x"], None, "'x' is no replica"),
+    ):
+        with pytest.raises(Rejected, match=why):
+            replica_in(words, replica)
+    for words in (["live/1", "b"], ["live/1,b"]):
+        assert replica_in(words, None) == (words, None)
+        with pytest.raises(Rejected, match="live/1 names a replica, and here a job is named as a whole") as refused:
+            words_of(words)
+        assert refused.value.fixes[0].startswith("write live; verbs with --replica take live/1")
 
 
 @in_virtual_time

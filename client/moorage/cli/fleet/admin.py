@@ -12,7 +12,7 @@ from moorage.cli.framework.console import say, tell
 from moorage.cli.framework.options import ROWS, RowOptions, guarded, with_client
 from moorage.cli.framework.render import table
 from moorage.cli.jobs.job_flags import warn_of_decimal
-from moorage.cli.jobs.selectors import HELP, LISTED, SomeReplicas, ids_of
+from moorage.cli.jobs.selectors import HELP, LISTED, SomeReplicas, ids_of, replica_in
 from moorage.client.errors import Rejected, rejected
 from moorage.schemas.actors import words
 from moorage.schemas.errors import MoorageError
@@ -126,7 +126,10 @@ def requeue(
     """
 
     async def work(client: AsyncClient) -> int | None:
-        await _each(client, jobs, lambda name: client.admin.requeue(name, why=why, replica=replica), options, _requeued)
+        words, numbers = replica_in(jobs, replica)
+        await _each(
+            client, words, lambda name: client.admin.requeue(name, why=why, replica=numbers), options, _requeued
+        )
         return None
 
     return with_client(options, work)
@@ -361,7 +364,7 @@ async def _each(
     undo: str = "",
 ) -> None:
     """Act on each job, and print what was done. The verb `undo` is named as the way to take it back."""
-    names, changed = await ids_of(client, jobs), list[str]()
+    names, changed = await ids_of(client, jobs, acts=True), list[str]()
     for name in names:
         done = await act(name)
         if done.changed:

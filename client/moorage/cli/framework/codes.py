@@ -19,7 +19,7 @@ FIXES: Final[dict[str, str]] = {
     "stalled": "see where it stands (moorage logs {job}, moorage use {job}); a rank that is named stopped, or waits for"
     " what another host does: try that host without it, moorage submit --instead-of {job}",
     "conflict": "choose another job id; or send the same content, which is the same job",
-    "unknown-job": "moorage ls shows the jobs there are; submit the job that goes first before the one that waits",
+    "unknown-job": "moorage ls shows the jobs there are; --after takes an id in full, of a job submitted before",
     "failed-precondition": "change what the message names: moorage fleet shows what there is, moorage ls the jobs",
     "no-match": "moorage fleet shows what there is; without --on-no-match reject the job waits for a worker",
     "moved-on": "moorage plan again, and submit with the ledger record that it shows",

@@ -23,6 +23,7 @@ from moorage.cli.jobs.selectors import (
     SomeReplicas,
     ids_of,
     means_several,
+    replica_in,
     with_named,
     words_of,
 )
@@ -94,8 +95,8 @@ def again(
         fields = fields_of(flags)
 
         async def work(client: AsyncClient) -> int | None:
-            names = await ids_of(client, jobs, chosen)
-            several = chosen != ANY_JOB or any(map(means_several, words_of(jobs, chosen)))
+            names = await ids_of(client, words, chosen, acts=True)
+            several = chosen != ANY_JOB or any(map(means_several, words_of(words, chosen)))
             if job is not None and len(names) != 1:
                 why = f"--job names one job, and {len(names)} are to be run again"
                 raise rejected("invalid-argument", why, found=job, next="leave out --job")
@@ -106,7 +107,7 @@ def again(
             async def run_again(name: str) -> bool:
                 nonlocal asked
                 asked = ""
-                answer = await _answer(client, name, failed=failed, replica=replica, several=several)
+                answer = await _answer(client, name, failed=failed, replica=numbers, several=several)
                 if answer is None:
                     return False
                 new = replace(flags, job=job or answer.job)
@@ -134,7 +135,8 @@ def again(
                 say(f"{made} of {many(len(names), 'job')} run again")
             return code
 
-        return with_named(options, jobs, work, chosen, sends=True)
+        words, numbers = replica_in(jobs, replica)
+        return with_named(options, words, work, chosen, sends=True)
 
     return guarded(options, act)
 

@@ -15,8 +15,8 @@ from moorage.cli.framework.arguments import Parameter
 from moorage.cli.framework.console import fail, say
 from moorage.cli.framework.exit_codes import shell_code
 from moorage.cli.framework.options import DEFAULTS, Options, with_client
-from moorage.cli.jobs.selectors import HELP_ONE, LISTED
-from moorage.client.errors import ClientError, rejected
+from moorage.cli.jobs.selectors import HELP_ONE, LISTED, replica_of
+from moorage.client.errors import ClientError
 from moorage.client.login import who
 from moorage.schemas.names import word_of
 
@@ -85,7 +85,7 @@ def attach(job: OneJob, /, *, options: Options = DEFAULTS) -> int:
         from moorage.cli.jobs.selectors import one_id
 
         name, replica = replica_of(job)
-        found = await one_id(client, name, "attach")
+        found = await one_id(client, name, "attach", acts=True)
         code = await hold(client, found, replica)
         if code is None:
             say_left(found, replica)
@@ -123,7 +123,7 @@ async def _run(client: AsyncClient, word: str, argv: tuple[str, ...], options: O
     from moorage.client.command import Command
 
     name, replica = replica_of(word)
-    job = await one_id(client, name, "exec")
+    job = await one_id(client, name, "exec", acts=True)
     has_terminal = is_terminal and sys.stdin.isatty()
     term = os.environ.get("TERM", "") if is_terminal else ""
     asked = Command.of(client._wire, job, argv, replica=replica, tty=is_terminal, term=term, size=_size(), by=who())
@@ -138,18 +138,6 @@ async def _run(client: AsyncClient, word: str, argv: tuple[str, ...], options: O
             raise
         fail(error, json=options.json)
         return asked.start_code
-
-
-def replica_of(word: str) -> tuple[str, int]:
-    """Return the job's word and the replica of `JOB/REPLICA`; replica 0 without one. Raises `Rejected`."""
-    name, slash, number = word.rpartition("/")
-    if not slash:
-        return word, 0
-    if not number.isdecimal():
-        raise rejected(
-            "invalid-argument", f"{number!r} is no replica", found=word, allowed="JOB or JOB/REPLICA, as train-42/3"
-        )
-    return name, int(number)
 
 
 def _size() -> Terminal:

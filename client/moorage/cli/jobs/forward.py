@@ -8,7 +8,7 @@ from moorage.cli.framework.arguments import Parameter
 from moorage.cli.framework.console import say
 from moorage.cli.framework.exit_codes import shell_code
 from moorage.cli.framework.options import DEFAULTS, Options, with_client
-from moorage.cli.jobs.exec import OneJob, replica_of
+from moorage.cli.jobs.exec import OneJob
 from moorage.client.errors import rejected
 from moorage.client.login import who
 from moorage.schemas.names import word_of
@@ -55,10 +55,10 @@ def _ports(word: str) -> Ports:
 
 
 async def _forward(client: AsyncClient, word: str, ports: Ports) -> int:
-    from moorage.cli.jobs.selectors import one_id
+    from moorage.cli.jobs.selectors import one_id, replica_of
 
     name, replica = replica_of(word)
-    job = await one_id(client, name, "forward")
+    job = await one_id(client, name, "forward", acts=True)
     asked = client.job(job).forward(ports.remote, local=ports.local, replica=replica, by=who())
     asked.on_said = lambda text: say(text.rstrip())
     async with asked as forward:

@@ -10,7 +10,7 @@ from moorage.cli.framework.arguments import Parameter
 from moorage.cli.framework.console import emit, say, tell
 from moorage.cli.framework.files import cannot_write
 from moorage.cli.framework.options import DEFAULTS, Options, with_client
-from moorage.cli.jobs.selectors import HELP_ONE, LISTED, SomeReplicas, one_id
+from moorage.cli.jobs.selectors import HELP_ONE, LISTED, SomeReplicas, one_id, replica_in
 from moorage.schemas.units import many
 
 if TYPE_CHECKING:
@@ -38,13 +38,14 @@ def get(
     """
 
     async def work(client: AsyncClient) -> int | None:
-        name = await one_id(client, job, "get")
+        [word], numbers = replica_in([job], replica)
+        name = await one_id(client, word, "get")
         from moorage.client.kept_files import fetch
         from moorage.client.replicas import replicas_of
 
         into = Path(name) if out is None else out
         try:
-            found, left_out = await fetch(client._wire, name, into, replicas_of(replica), path)
+            found, left_out = await fetch(client._wire, name, into, replicas_of(numbers), path)
         except OSError as error:
             raise cannot_write(into, error.strerror, _fix_of(error)) from None
         for line in left_out:

@@ -52,7 +52,7 @@ def instead(job: str, flags: JobFlags, command: Sequence[str], but: str | None) 
     fields, scheduling, fresh = fields_of(flags), scheduling_of(flags), fields_in(but)
 
     async def change(client: AsyncClient) -> tuple[str, Request]:
-        name = await one_id(client, job, "submit --instead-of")
+        name = await one_id(client, job, "submit --instead-of", acts=True)
         shown = await client._wire.read("show", {"job": name})
         states = {row["state"] for row in shown.get("replica_states", [])} or {shown["state"]}
         replaces = states != {QUEUED} and shown.get("request", {}).get("service") is not None

@@ -523,7 +523,7 @@ def fields_of(flags: JobFlags) -> dict[str, Any]:
     if flags.ready is not None:
         fields["ready"] = _ready(flags.ready)
     if flags.after:
-        fields["after"] = [_after(text) for text in flags.after]
+        fields["after"] = [_after(word) for text in flags.after for word in text.split(",")]
     if resources := _resources(flags):
         fields["resources"] = resources
     env: dict[str, Any] = dict(pairs("env", flags.env or ()))
@@ -603,8 +603,15 @@ def _seconds_to(moment: str) -> float:
 def _after(text: str) -> str | dict[str, str]:
     """Return the job of --after, and which end of it counts. Raises `Rejected`."""
     from moorage.schemas.job import WHENS
+    from moorage.schemas.names import ALL, EXACTLY, LAST
 
     name, colon, when = text.partition(":")
+    if name in (LAST, ALL) or "*" in name:
+        raise rejected(
+            "invalid-argument", f"--after: {name} names no job for good, and a job waits for one", field="$.after",
+            found=text, allowed="an id in full", next=f"moorage ls shows ids; --after ={name} if a job is called that",
+        )  # fmt: skip
+    name = name.removeprefix(EXACTLY)
     if colon and when not in WHENS:
         raise rejected(
             "invalid-argument",

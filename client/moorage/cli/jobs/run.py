@@ -7,7 +7,7 @@ import contextlib
 import gc
 import os
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from moorage.cli.framework.arguments import Parameter
@@ -19,7 +19,7 @@ from moorage.cli.jobs.acceptance import accepted, say_below_ctrl_c, say_interrup
 from moorage.cli.jobs.bringing import with_files
 from moorage.cli.jobs.job_flags import NO_FLAGS, JobFlags, offered, request_of
 from moorage.cli.jobs.progress import Progress
-from moorage.cli.jobs.selectors import ANY_JOB, HELP, LISTED, Chosen, SomeReplicas, ids_of, with_named
+from moorage.cli.jobs.selectors import ANY_JOB, HELP, LISTED, Chosen, SomeReplicas, ids_of, replica_in, with_named
 from moorage.cli.jobs.sweep_flags import sweep_of
 from moorage.cli.jobs.unkept import say_unkept
 from moorage.client.errors import ClientError, JobFailed, rejected
@@ -154,16 +154,19 @@ def logs(
     the job, [train-42] or [train-42/0]. Of several jobs the exit code is that of the first that did not succeed.
     """
 
+    words: Sequence[str] = jobs
+    numbers = replica
+
     async def work(client: AsyncClient) -> int | None:
         if tail is not None and tail < 0:
             raise rejected("invalid-argument", "--tail must be 0 or more lines", found=tail, next="moorage logs --help")
         from moorage.client.replicas import replicas_of
         from moorage.schemas.ranges import count_of
 
-        only = replicas_of(replica)
-        names = await ids_of(client, jobs, chosen)
+        only = replicas_of(numbers)
+        names = await ids_of(client, words, chosen)
         if len(names) != 1:
-            following = _each(client, names, options, tail, replica, attempt, follow=not no_follow, plain=no_prefix)
+            following = _each(client, names, options, tail, numbers, attempt, follow=not no_follow, plain=no_prefix)
             return await detachable(following, lambda: say("this command no longer follows the jobs, which go on"))
         [name] = names
         if options.json or only is not None:
@@ -172,12 +175,18 @@ def logs(
             replicas = await _replicas_of(client, name)
         labelled = replicas > 1 and not no_prefix
         if no_follow or attempt is not None:
-            return await _kept(client, name, options, tail, replica, attempt, labelled=labelled)
-        following = _follow(client, name, options, tail=tail, replica=replica, labelled=labelled, replicas=replicas)
+            return await _kept(client, name, options, tail, numbers, attempt, labelled=labelled)
+        following = _follow(client, name, options, tail=tail, replica=numbers, labelled=labelled, replicas=replicas)
         return await detachable(following, lambda: _say_detached(name))
 
     gc.enable()
-    return with_named(options, jobs, work, chosen)
+
+    def act() -> int:
+        nonlocal words, numbers
+        words, numbers = replica_in(jobs, replica)
+        return with_named(options, words, work, chosen)
+
+    return guarded(options, act)
 
 
 async def _each(

@@ -1,6 +1,6 @@
 """Which jobs a word means: an id, the beginning of one, `last`, `all`, a pattern, or several with commas.
 
-train-42      the job with this id, or the only job whose id begins with it
+train-42      the job with this id, or, for verbs that change nothing, the only job whose id begins with it
 =last         the job with exactly this id, even if it reads like one of the words below
 last          the newest job
 all           every job that has not ended
@@ -8,6 +8,8 @@ train-*-r1    every job whose id matches, * being any characters (in quotes: a s
 a,b,last      each of these
 
 --label sweep=lr, --state queued   in place of words, or with all or a pattern: only jobs with this label, in this state
+
+train-42/3    replica 3 of this job, for verbs with --replica, and for exec, shell, attach and forward
 
 All of these are looked for in the scheduler's memory; a job that ended long ago is found by its whole id.
 """
@@ -20,6 +22,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, TypeAlias, TypeVar
 
 from moorage.cli.framework.arguments import Parameter
+from moorage.cli.framework.console import say
 from moorage.cli.framework.options import Options, Work, guarded, with_client
 from moorage.client.errors import NotFound, not_found, rejected
 from moorage.client.pages import pages
@@ -88,6 +91,11 @@ def words_of(texts: Sequence[str], chosen: Chosen = ANY_JOB) -> list[str]:
     Raises `Rejected` if there is none, or if options choose among words that name single jobs.
     """
     words = list(dict.fromkeys(word for text in texts for word in text.split(",") if word))
+    if (one := next((word for word in words if "/" in word), None)) is not None:
+        raise rejected(
+            "invalid-argument", f"{one} names a replica, and here a job is named as a whole", found=one,
+            allowed="JOB", next=f"write {one.partition('/')[0]}; verbs with --replica take {one} as their only job",
+        )  # fmt: skip
     if chosen != ANY_JOB:
         single = next((word for word in words if word != ALL and EACH not in word), None)
         if single is not None:
@@ -97,6 +105,32 @@ def words_of(texts: Sequence[str], chosen: Chosen = ANY_JOB) -> list[str]:
     if not words:
         raise rejected("invalid-argument", "no job is named", next="name a job: last, all, or an id of moorage ls")
     return words
+
+
+def replica_in(texts: Sequence[str], replica: str | int | None) -> tuple[Sequence[str], str | None]:
+    """Return the words, and the replicas that are meant: those of --replica, or of a single JOB/N. Raises `Rejected`
+    if both name some."""
+    if len(texts) != 1 or "/" not in texts[0] or "," in texts[0]:
+        return texts, None if replica is None else str(replica)
+    name, number = replica_of(texts[0])
+    if replica is not None:
+        raise rejected(
+            "invalid-argument", f"{texts[0]} and --replica {replica} both name replicas", found=texts[0],
+            next="take one of them",
+        )  # fmt: skip
+    return [name], str(number)
+
+
+def replica_of(word: str) -> tuple[str, int]:
+    """Return the job's word and the replica of `JOB/REPLICA`; replica 0 without one. Raises `Rejected`."""
+    name, slash, number = word.rpartition("/")
+    if not slash:
+        return word, 0
+    if not (number.isascii() and number.isdecimal()):
+        raise rejected(
+            "invalid-argument", f"{number!r} is no replica", found=word, allowed="JOB or JOB/REPLICA, as train-42/3"
+        )
+    return name, int(number)
 
 
 def with_named(
@@ -123,10 +157,13 @@ async def ask_each(client: AsyncClient, texts: Sequence[str], ask: Callable[[str
     return answers
 
 
-async def ids_of(client: AsyncClient, texts: Sequence[str], chosen: Chosen = ANY_JOB) -> list[str]:
+async def ids_of(
+    client: AsyncClient, texts: Sequence[str], chosen: Chosen = ANY_JOB, *, acts: bool = False
+) -> list[str]:
     """Return the ids that the words and options mean, each of an existing job; [] if `all` means none now.
 
-    Raises `NotFound`, `Rejected`.
+    With `acts` the verb changes something: the beginning of an id that was chosen then stands for no other job. Raises
+    `NotFound`, `Rejected`.
     """
 
     names: list[str] = []
@@ -134,13 +171,14 @@ async def ids_of(client: AsyncClient, texts: Sequence[str], chosen: Chosen = ANY
         if not word or means_several(word):
             names += await _listed(client, word, chosen)
         else:
-            names.append(await _ask_one(client, word, partial(_known, client)))
+            names.append(await _ask_one(client, word, partial(_known, client), acts=acts))
     return list(dict.fromkeys(names))
 
 
-async def one_id(client: AsyncClient, text: str, verb: str) -> str:
-    """Return the one id that the word means. Raises `NotFound`, and `Rejected` if it means several jobs or none."""
-    names = await ids_of(client, [text])
+async def one_id(client: AsyncClient, text: str, verb: str, *, acts: bool = False) -> str:
+    """Return the one id that the word means; `acts` as in `ids_of`. Raises `NotFound`, and `Rejected` if it means
+    several jobs or none."""
+    names = await ids_of(client, [text], acts=acts)
     if len(names) != 1:
         raise rejected(
             "invalid-argument",
@@ -184,16 +222,22 @@ async def _known(client: AsyncClient, name: str) -> str:
     return name
 
 
-async def _ask_one(client: AsyncClient, word: str, ask: Callable[[str], Awaitable[T]]) -> T:
+async def _ask_one(client: AsyncClient, word: str, ask: Callable[[str], Awaitable[T]], *, acts: bool = False) -> T:
     try:
         return await ask(client.job(word.removeprefix(EXACTLY)).job)
     except NotFound:
         if word.startswith(EXACTLY):
             raise
         found = await _begun(client, word)
+        if acts and found and not (_begins_made_up(word) and all(map(_is_made_up, found))):
+            what = "a job whose id begins so" if len(found) == 1 else f"{len(found)} jobs whose ids begin so"
+            fix = f"write the id in full: {', '.join(found[:CANDIDATES_SHOWN_MAX])}"
+            raise not_found(f"no job {word} of tenant {client.tenant}, but {what}", job=word, next=fix) from None
         if not found:
             raise
-    return await ask(_only(word, found))
+    name = _only(word, found)
+    say(f"{word} is job {name}, the only one whose id begins so")
+    return await ask(name)
 
 
 def _only(word: str, found: list[str]) -> str:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from moorage.cli.framework.arguments import Parameter
 from moorage.cli.framework.console import fail, say, tell
 from moorage.cli.framework.interrupts import detachable
-from moorage.cli.framework.options import ROWS, RowOptions, with_client
+from moorage.cli.framework.options import ROWS, RowOptions, guarded, with_client
 from moorage.cli.framework.render import age, facts, pipe_line, ports_words, table, utc, utc_ms
 from moorage.cli.framework.screen import Screen
 from moorage.cli.jobs.acceptance import say_cancel_interrupted
@@ -32,6 +33,7 @@ from moorage.cli.jobs.selectors import (
     ask_each,
     ids_to_cancel,
     one_id,
+    replica_in,
     with_named,
 )
 from moorage.cli.jobs.unkept import unkept
@@ -440,12 +442,14 @@ def cancel(
     """
 
     asked_last: list[str] = []
+    given: Sequence[str] = jobs
+    numbers = replica
 
     async def work(client: AsyncClient) -> int | None:
         from moorage.client.replicas import field_of, replicas_of
 
-        only, some = replicas_of(replica), field_of(replica)
-        names, code = await ids_to_cancel(client, jobs, chosen), None
+        only, some = replicas_of(numbers), field_of(numbers)
+        names, code = await ids_to_cancel(client, given, chosen), None
         asked = {"reason": reason, "by": who(), **some, **({"before": True} if before else {})}
         for name in names:
             asked_last[:] = [name]
@@ -478,7 +482,12 @@ def cancel(
         for name in asked_last:
             say_cancel_interrupted(name, before=before)
 
-    return with_named(options, jobs, lambda client: detachable(work(client), detach), chosen, sends=True)
+    def act() -> int:
+        nonlocal given, numbers
+        given, numbers = replica_in(jobs, replica)
+        return with_named(options, given, lambda client: detachable(work(client), detach), chosen, sends=True)
+
+    return guarded(options, act)
 
 
 def uncancel(

@@ -11,7 +11,7 @@ from moorage.cli.framework.console import say, tell
 from moorage.cli.framework.options import ROWS, RowOptions, with_client
 from moorage.cli.framework.render import table
 from moorage.cli.framework.screen import Screen
-from moorage.cli.jobs.selectors import HELP_ONE, LISTED, one_id
+from moorage.cli.jobs.selectors import HELP_ONE, LISTED, one_id, replica_in
 from moorage.client.errors import ClientError
 from moorage.client.replicas import numbers_of
 from moorage.schemas.job import RUNNING, TERMINAL
@@ -55,11 +55,12 @@ def use(
     async def work(client: AsyncClient) -> int | None:
         import asyncio
 
-        name = await one_id(client, job, "use")
+        [word], number = replica_in([job], replica)
+        name = await one_id(client, word, "use")
         screen = Screen(sys.stdout)
         while True:
             try:
-                rows = await use_rows(client, name, replica)
+                rows = await use_rows(client, name, None if number is None else int(number))
             except ClientError as error:
                 if not watch or error.code not in _PASSING:
                     raise
