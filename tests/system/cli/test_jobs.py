@@ -13,6 +13,16 @@ from tests.waiting import until
 
 
 @pytest.mark.slow
+async def test_after_last_is_the_newest_job_which_is_named(node: Node, unique: str) -> None:
+    await node.run("submit", "--job", "prepare", "--", "true", tenant=unique)
+    ran = await node.run("submit", "--job", "a", "--after", "last:any", "--", "true", tenant=unique)
+    assert (ran.code, "--after last is job prepare" in ran.err) == (0, True), ran.err
+    shown = await node.run("show", "a", "--json", tenant=unique)
+    assert shown.frame["data"]["request"]["after"] == [{"job": "prepare", "when": "any"}]
+    ran = await node.run("submit", "--after", "prep", "--", "true", tenant=unique)
+    assert "name it by its id in full" in ran.err
+
+
 async def test_a_submit_prints_the_id_and_the_same_again_is_the_same_job(node: Node, unique: str) -> None:
     flags = ("submit", "--job", "one", "--gpu", "1xH100", "--driver", "noop", "--", "hang")
     first = await node.run(*flags, tenant=unique)

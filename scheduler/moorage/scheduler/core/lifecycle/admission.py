@@ -217,7 +217,7 @@ class Admission:
                     found=each.job,
                     allowed="ids of jobs that were accepted before it",
                     job=event.name,
-                    next="moorage ls shows the jobs there are; submit the job that goes first before this one",
+                    next="name it by its id in full (moorage ls); submit the job that goes first before this one",
                 )
             elif not counts(which, state):
                 return (), f"after {each.job}: {STATES[state]}"
