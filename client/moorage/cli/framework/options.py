@@ -178,7 +178,13 @@ def _refused(options: Options, error: MoorageError) -> MoorageError:
             msgspec.structs.replace(told, next=f"name your tenant: --tenant NAME, or {TENANT_VARIABLE}")
         )
     role, name = _whose_key(options)
-    if role == "submitter" and name != options.settled().tenant and ".api." in subject:
+    if role == "submitter" and subject.lower().startswith("$js."):  # NATS tells subjects in lower case
+        said = (
+            "files and results want a right of their own: those who run this fleet give it with"
+            " moorage admin nats-config --results, and make the tenant's bucket once"
+        )
+        return NotPermitted(msgspec.structs.replace(told, next=said))
+    if role == "submitter" and name != named_tenant(options.settled().tenant) and ".api." in subject:
         return NotPermitted(msgspec.structs.replace(told, next=f"this key is tenant {name}'s: --tenant {name}"))
     if role == "submitter" and subject.endswith(".exec"):
         said = (
