@@ -7,7 +7,7 @@ import pytest
 from moorage.cli.framework import options
 from moorage.client.errors import NotPermitted
 from moorage.client.tenant import TENANT_VARIABLE
-from moorage.schemas.errors import problem
+from moorage.schemas.errors import Problem
 
 
 @pytest.mark.parametrize(
@@ -23,6 +23,6 @@ def test_files_of_ones_own_tenant_want_a_right_and_not_another_tenant(
     """`--with` was answered "this key is tenant vision's: --tenant vision" to that very tenant."""
     monkeypatch.setattr(options, "_whose_key", lambda _: ("submitter", "vision"))
     monkeypatch.setenv(TENANT_VARIABLE, "vision" if subject.startswith("$") else "speech")
-    error = NotPermitted(problem("permission-refused", f"this NATS user may not publish to {subject}"))
+    error = NotPermitted(Problem("permission-refused", f"this NATS user may not publish to {subject}"))
     told = options._refused(options.Options(), error)
     assert advice in told.problem.next
