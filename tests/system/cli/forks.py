@@ -7,9 +7,7 @@ It has the server's hash seed, command line and `/proc/PID/environ`: what is loo
 from __future__ import annotations
 
 import asyncio
-import atexit
 import contextlib
-import functools
 import json
 import os
 import signal
@@ -20,7 +18,6 @@ from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Final
 
-from moorage import cli
 from tests.system.cli import fork_server
 from tests.system.cli.fork_server import NUMBER
 
@@ -78,17 +75,6 @@ class Child:
     def close(self) -> None:
         self._answer.close()
         os.close(self._pidfd)
-
-
-@functools.cache
-def command_server() -> ForkServer:
-    """The command's server, which ends with this process."""
-    from tests.system.cli.node import environment
-
-    (folder,) = cli.__path__
-    server = ForkServer(environment(), Path(folder) / "__main__.py", "moorage.cli.start:main")
-    atexit.register(server.end)
-    return server
 
 
 async def run(

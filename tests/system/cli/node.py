@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
+import functools
 import os
 import pty
 import signal
@@ -15,6 +17,7 @@ from typing import Any, Final
 
 import msgspec
 
+from moorage import cli
 from moorage.bus.target import Up, read_up
 from moorage.client import AsyncClient
 from tests.leftover import ends_with_the_test
@@ -72,10 +75,19 @@ async def start(
     return ends_with_the_test(process)
 
 
+@functools.cache
+def command_server() -> forks.ForkServer:
+    """The command's server, which ends with this process."""
+    (folder,) = cli.__path__
+    server = forks.ForkServer(environment(), Path(folder) / "__main__.py", "moorage.cli.start:main")
+    atexit.register(server.end)
+    return server
+
+
 async def moorage(*argv: str, env: dict[str, str] | None = None, stdin: str = "", cwd: Path | None = None) -> Ran:
     """Run the command to its end, in a fork of a process that has imported it, where its environment allows that."""
     whole = environment(**(env or {}))
-    server = forks.command_server()
+    server = command_server()
     if server.can(whole):
         async with asyncio.timeout(COMMAND_S_MAX):
             code, out, err = await forks.run(server, argv, whole, cwd, stdin.encode())

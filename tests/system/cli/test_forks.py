@@ -15,7 +15,7 @@ import pytest
 
 from tests.leftover import ends_with_the_test
 from tests.system.cli import forks
-from tests.system.cli.node import environment, moorage
+from tests.system.cli.node import command_server, environment, moorage
 
 #: all of a process that a program can ask for, but what `forks.py` names
 PROBE: Final = """
@@ -101,7 +101,7 @@ async def test_a_program_finds_in_a_fork_what_it_finds_in_a_new_process(
 
 
 async def test_a_call_that_is_given_up_leaves_no_process(tmp_path: Path) -> None:
-    server = forks.command_server()
+    server = command_server()
     read, write = os.pipe()
     null = os.open(os.devnull, os.O_RDWR)
     child = server.fork(("schema", "request"), environment(), None, (read, null, null))
@@ -114,8 +114,8 @@ async def test_a_call_that_is_given_up_leaves_no_process(tmp_path: Path) -> None
 
 
 async def test_what_an_interpreter_reads_as_it_starts_is_no_forks() -> None:
-    assert forks.command_server().can(environment(MOORAGE_TENANT="t"))
-    assert not forks.command_server().can(environment(PYTHONIOENCODING="ascii"))
+    assert command_server().can(environment(MOORAGE_TENANT="t"))
+    assert not command_server().can(environment(PYTHONIOENCODING="ascii"))
     ran = await moorage("help", "run", env={"PYTHONIOENCODING": "ascii"})
     assert (ran.code, "COMMAND\\u2026" in ran.out) == (0, True)
 
