@@ -20,7 +20,8 @@ from moorage.schemas.capabilities import DRIVER_DEFAULT, Capabilities
 from moorage.schemas.codec import encode
 from moorage.schemas.errors import MoorageError
 from moorage.schemas.job import Request
-from moorage.worker.drivers.base import CODE_CANNOT_START, Assignment, Driver
+from moorage.worker.drivers.base import Assignment, Driver
+from moorage.worker.drivers.start_codes import CODE_CANNOT_START
 from moorage.worker.job.output_pages import page_of
 from moorage.worker.session.member_messages import Ended, Started, StartFailed
 

@@ -46,8 +46,9 @@ from moorage.worker.devices.device_watch import DeviceWatch
 from moorage.worker.devices.pool import GpuPool, SlotsRefused
 from moorage.worker.devices.readers.base import Inventory
 from moorage.worker.devices.readers.host import HostFacts
-from moorage.worker.drivers.base import CODE_CANNOT_START, Assignment, Driver, Living, never_ran
+from moorage.worker.drivers.base import Assignment, Driver, Living, never_ran
 from moorage.worker.drivers.policy import ROOT_FIX, ROOT_OPEN, Policy
+from moorage.worker.drivers.start_codes import CODE_CANNOT_START
 from moorage.worker.job.environment import LacksHere, not_here
 from moorage.worker.job.job_items import ItemRefused, JobItems, with_item
 from moorage.worker.job.output_reader import OutputReader

@@ -17,7 +17,6 @@ for a member that has just ended: then there is nothing to do, because `Ended` i
 
 from __future__ import annotations
 
-import errno
 import logging
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -36,6 +35,7 @@ from moorage.schemas.staying import port_variable
 from moorage.system.device_environment import HostAtFault, JobEnvironment
 from moorage.worker.devices.readers.base import Inventory
 from moorage.worker.devices.readers.machine import CombinedInventory
+from moorage.worker.drivers.start_codes import CODE_CANNOT_START
 from moorage.worker.job.attempt_folders import FolderBounds
 from moorage.worker.job.environment import Gang, gpu_environment, not_here
 from moorage.worker.job.output_cleaner import OutputBounds
@@ -58,9 +58,6 @@ if TYPE_CHECKING:
     from moorage.worker.drivers.kit import Kit
     from moorage.worker.sharing.limiter.limits import Limits
 
-#: exit status for a command that cannot be started or is not found, as in sh(1)
-CODE_CANNOT_START: Final = 126
-CODE_NOT_FOUND: Final = 127
 #: minus SIGTERM: the code reported for a member that was asked to end before any of its processes ran
 CODE_ENDED: Final = -15
 #: the reason reported for a member that is gone, or cannot go on because of this host: it is tried again
@@ -74,11 +71,6 @@ DriverEvent = (
 Report = Callable[[DriverEvent], None]
 
 log = logging.getLogger("moorage.worker")
-
-
-def code_of_start(number: int) -> int:
-    """Return the code, as of a shell, of a program whose exec failed with this error number."""
-    return CODE_NOT_FOUND if number == errno.ENOENT else CODE_CANNOT_START
 
 
 def never_ran(name: AttemptName, error: Exception) -> NotStarted | StartFailed:

@@ -22,7 +22,8 @@ from moorage.schemas.driver_config import NoopBlock
 from moorage.schemas.errors import refuse
 from moorage.schemas.frames import LogPage, ReadLog
 from moorage.schemas.job import DURATION_S_MAX, Request
-from moorage.worker.drivers.base import CODE_NOT_FOUND, Assignment, Driver
+from moorage.worker.drivers.base import Assignment, Driver
+from moorage.worker.drivers.start_codes import CODE_NOT_FOUND
 from moorage.worker.session.member_messages import Ended, Started, StartFailed
 
 #: minus SIGTERM, with which a real process would end, too

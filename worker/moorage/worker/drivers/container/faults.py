@@ -8,8 +8,8 @@ from typing import Final
 from moorage.schemas.errors import MoorageError
 from moorage.schemas.frames import NOT_HERE, START_FAILED
 from moorage.system.device_environment import HostAtFault
-from moorage.worker.drivers.base import CODE_CANNOT_START, CODE_NOT_FOUND
 from moorage.worker.drivers.container.engine import EngineError
+from moorage.worker.drivers.start_codes import CODE_CANNOT_START, CODE_NOT_FOUND
 from moorage.worker.job.environment import not_here, without_prefix
 
 #: where an engine's message begins to speak of the job's program: as runc, then as crun says it

@@ -23,7 +23,7 @@ from moorage.schemas.frames import CANNOT_RUN, Device
 from moorage.schemas.job import Secret
 from moorage.worker.devices.readers.cdi import Registry, read_registry
 from moorage.worker.devices.readers.cdi_schema import CdiError
-from moorage.worker.drivers.base import CODE_CANNOT_START, Assignment
+from moorage.worker.drivers.base import Assignment
 from moorage.worker.drivers.call_access import call_access
 from moorage.worker.drivers.container.config import (
     CALL_KEY_AT,
@@ -47,6 +47,7 @@ from moorage.worker.drivers.container.ports import Ports, ports_wanted
 from moorage.worker.drivers.container.pull import PullProgress
 from moorage.worker.drivers.kit import Kit
 from moorage.worker.drivers.output_frames import Notes
+from moorage.worker.drivers.start_codes import CODE_CANNOT_START
 from moorage.worker.job.attempt_files import AttemptFiles
 from moorage.worker.job.attempt_folders import AttemptFolders
 from moorage.worker.job.environment import without_prefix

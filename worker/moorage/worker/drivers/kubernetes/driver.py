@@ -23,7 +23,7 @@ from moorage.schemas.errors import MoorageError, refuse
 from moorage.schemas.frames import LogPage, ReadLog
 from moorage.schemas.job import Request
 from moorage.worker.devices.readers.base import Inventory
-from moorage.worker.drivers.base import CODE_CANNOT_START, CODE_LOST, Assignment, Driver, Living, kept_within
+from moorage.worker.drivers.base import CODE_LOST, Assignment, Driver, Living, kept_within
 from moorage.worker.drivers.container.config import check_image, check_policy
 from moorage.worker.drivers.container.faults import CannotStart, fault_of
 from moorage.worker.drivers.container.output import LiveOutput
@@ -47,6 +47,7 @@ from moorage.worker.drivers.kubernetes.pod import (
 )
 from moorage.worker.drivers.kubernetes.settings import KubernetesSettings
 from moorage.worker.drivers.kubernetes.verdict import Seen, read, waited_s
+from moorage.worker.drivers.start_codes import CODE_CANNOT_START
 from moorage.worker.drivers.supervisor_link import owner_of
 from moorage.worker.job.output_cleaner import OutputBounds
 from moorage.worker.job.secret_files import secret_variables

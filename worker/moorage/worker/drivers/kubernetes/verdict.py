@@ -11,10 +11,11 @@ from datetime import datetime, timedelta
 from typing import Any, Final, Literal, NamedTuple
 
 from moorage.schemas.frames import CANNOT_RUN, NOT_HERE, START_FAILED
-from moorage.worker.drivers.base import CODE_CANNOT_START, CODE_LOST
+from moorage.worker.drivers.base import CODE_LOST
 from moorage.worker.drivers.container.engine import EngineError
 from moorage.worker.drivers.container.faults import NO_IMAGE, start_fault
 from moorage.worker.drivers.kubernetes.pod import ENDS
+from moorage.worker.drivers.start_codes import CODE_CANNOT_START
 
 #: a kubelet's reasons for a container whose program it could not start
 _NOT_STARTED: Final = ("StartError", "ContainerCannotRun", "RunContainerError")

@@ -23,21 +23,12 @@ from moorage.schemas.settings import setting
 from moorage.system.descriptors import trouble_with_descriptors
 from moorage.system.device_environment import HostAtFault, JobEnvironment, check_sharing
 from moorage.worker.devices.refused_nodes import GpuNodes, NodesUnknown
-from moorage.worker.drivers.base import (
-    CODE_CANNOT_START,
-    CODE_LOST,
-    Assignment,
-    Driver,
-    Living,
-    code_of_start,
-    ended_unstarted,
-    kept_within,
-    never_ran,
-)
+from moorage.worker.drivers.base import CODE_LOST, Assignment, Driver, Living, ended_unstarted, kept_within, never_ran
 from moorage.worker.drivers.call_access import call_access
 from moorage.worker.drivers.execution import Execution, LocalExecution
 from moorage.worker.drivers.kit import Kit, keep_to
 from moorage.worker.drivers.output_frames import OutputFrames
+from moorage.worker.drivers.start_codes import CODE_CANNOT_START, code_of_start
 from moorage.worker.drivers.supervisor_link import WITH_SUPERVISOR, SupervisorLink, key_of, name_of, owner_of
 from moorage.worker.freezing.members import FreezableMembers
 from moorage.worker.job.attempt_files import AttemptFiles
