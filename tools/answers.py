@@ -39,7 +39,7 @@ FLEET: Final[dict[str, str]] = {
 }
 WORKER: Final[dict[str, str]] = {
     "worker": "id of the worker",
-    "state": "up, stale, draining, cordoned, claimed-locally, not-heard, lost or left",
+    "state": "up, stale, disk-full, draining, cordoned, starts-fail, claimed-locally, not-heard, lost or left",
     "flag": "the operator's setting: open, draining or cordoned",
     "by": "name of the operator who set it",
     "why": "the reason that was given for draining or cordoned",

@@ -132,9 +132,9 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """One worker. `state` is `up`, `not-heard`, `stale`, `lost`, `left`, `claimed-locally`, or the `flag` that an
-    operator set. `cells` has a character for each GPU, as `moorage fleet` prints it. `members` counts the attempts
-    that it has. CPU is in thousandths, memory in MiB."""
+    """One worker. `state` is `up`, `not-heard`, `stale`, `disk-full`, `lost`, `left`, `claimed-locally`, or the `flag`
+    that an operator set. `cells` has a character for each GPU, as `moorage fleet` prints it. `members` counts the
+    attempts that it has. CPU is in thousandths, memory in MiB."""
 
     worker: str
     state: str

@@ -47,6 +47,7 @@ _STATE_STYLE: Final = {
     "draining": "yellow",
     "cordoned": "yellow",
     "starts-fail": "red",
+    "disk-full": "red",
     "CANCELLED": "dim",
     "left": "dim",
 }

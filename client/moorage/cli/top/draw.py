@@ -17,6 +17,7 @@ from moorage.cli.jobs.use import use_cell
 from moorage.client.durations import age
 from moorage.client.view.view import Fit, Idle, Trouble, View, Waiting, WorkerCells
 from moorage.schemas.cells import FOREIGN, FREE, LEASED, LOST, SICK
+from moorage.schemas.frames import DISK_FULL
 from moorage.schemas.job import QUEUED
 from moorage.schemas.printable import in_one_line
 from moorage.schemas.units import many
@@ -50,7 +51,7 @@ MARKS: Final = {
     **dict.fromkeys(("up", "claimed-locally"), " "),
     **dict.fromkeys(("lost", "stale", "not-heard"), "?"),
     "left": "-",
-    "starts-fail": "!",
+    **dict.fromkeys(("starts-fail", DISK_FULL), "!"),
 }
 #: so many workers have their state as a word
 NAMED_MAX: Final = 16
@@ -439,7 +440,7 @@ def _marked(worker: WorkerCells) -> str:
 
 
 def _style_of(worker: WorkerCells) -> str:
-    return {"up": "", "left": "dim", "lost": "red", "starts-fail": "red"}.get(worker.state, "yellow")
+    return {"up": "", "left": "dim", "lost": "red", "starts-fail": "red", DISK_FULL: "red"}.get(worker.state, "yellow")
 
 
 def _cells_of(worker: WorkerCells) -> str:

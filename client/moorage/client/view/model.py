@@ -11,7 +11,7 @@ from moorage.client.view.checks import no_worker_is_up, warnings
 from moorage.client.view.closed import closed_words, device_words, down_words
 from moorage.client.view.view import Counts, Fit, Idle, Trouble, View, Waiting, WorkerCells
 from moorage.schemas.cells import FOREIGN, FREE, FROZEN, LEASED, LOST, NOT_LENT, SICK
-from moorage.schemas.frames import FleetDetail, FleetFrame, Hello, Load, Standing
+from moorage.schemas.frames import DISK_FULL, FleetDetail, FleetFrame, Hello, Load, Standing
 from moorage.schemas.job import QUEUED
 from moorage.schemas.reasons import BACKOFF, REASONS, SCALED
 from moorage.schemas.units import many
@@ -33,7 +33,7 @@ LEFT: Final = "left"
 #: states of workers that are as an operator wants them
 _OPEN: Final = frozenset({"up", "claimed-locally"})
 _AS_WANTED: Final = _OPEN | {LEFT}
-_GRAVE: Final = frozenset({"lost", "stale", "not-heard", "starts-fail"})
+_GRAVE: Final = frozenset({"lost", "stale", "not-heard", "starts-fail", DISK_FULL})
 _BY_SIGN: Final = {
     FREE: "free",
     LEASED: "leased",
@@ -341,7 +341,7 @@ class Model:
         for worker in self._fleet["workers"]:
             name = worker["worker"]
             state = state_now.get(name, worker["state"])
-            if state not in _AS_WANTED:
+            if state not in _AS_WANTED and state != DISK_FULL:  # its drivers say more of that
                 heard = worker.get("heard_ms_ago")
                 what = state
                 if state in _GRAVE:

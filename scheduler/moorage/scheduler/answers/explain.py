@@ -11,7 +11,6 @@ from moorage.scheduler.core.fleet.host import Host, size_of_largest, too_few_len
 from moorage.scheduler.core.fleet.shape import Shape
 from moorage.scheduler.core.ledger.state import Worker
 from moorage.schemas import actors, reasons
-from moorage.schemas.frames import DISK_FULL
 from moorage.schemas.reasons import REASONS, Reason
 from moorage.schemas.units import many
 
@@ -162,8 +161,7 @@ def _open(hosts: list[Host], shape: Shape, counts: dict[str, int]) -> list[Host]
         return answering
     if open_hosts:
         told = [f"{host.worker.id}: {shape.driver}: {host.down[shape.driver][0]}" for host in open_hosts]
-        is_full = all(host.down[shape.driver][0].startswith(DISK_FULL) for host in open_hosts)
-        reason = reasons.DISK_FULL if is_full else reasons.DRIVER_DOWN
+        reason = reasons.DISK_FULL if all(host.disk_full for host in open_hosts) else reasons.DRIVER_DOWN
         return Explanation(reason, counts, [], troubles=told[:HOLDERS_MAX])
     shut = [host for host in heard if host.worker.until_ms]
     shown = [*shut, *(host for host in heard if not host.worker.until_ms)][:HOLDERS_MAX]

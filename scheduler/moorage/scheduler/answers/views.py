@@ -73,7 +73,7 @@ from moorage.schemas.attempt import AttemptName
 from moorage.schemas.cells import FOREIGN, FREE, FROZEN, LEASED, LOST, NOT_LENT, SHARERS_MAX, SICK
 from moorage.schemas.codec import decode_request, encode
 from moorage.schemas.errors import ENDED_AS_ASKED, Problem, Refused
-from moorage.schemas.frames import Change
+from moorage.schemas.frames import DISK_FULL, Change
 from moorage.schemas.gpu import format_token
 from moorage.schemas.job import STATES, SUCCEEDED, Request
 from moorage.schemas.operate import TenantRow
@@ -558,7 +558,7 @@ def fits_now(engine: Engine) -> list[dict[str, Any]]:
         for name, mask in by_name.items():
             row = best.setdefault(name, [0, 0, 0])
             for host in cls.hosts.values():
-                free = host.open & mask if host.usable else 0
+                free = host.open & mask if host.usable and not host.disk_full else 0
                 row[0] += mask.bit_count()
                 row[1] += free.bit_count()
                 row[2] = max(row[2], (free & cls.takes[EXCLUSIVE]).bit_count())
@@ -580,7 +580,7 @@ def _worker(engine: Engine, worker: Worker, mono_ms: int) -> dict[str, Any]:
         "simulated": bool(worker.hello.get("simulated", False)),
         "models": sorted({device["name"] for device in pool}),
         "gpus": len(pool),
-        "free": host.open.bit_count() if host is not None else 0,
+        "free": host.open.bit_count() if host is not None and not host.disk_full else 0,
         "cells": cells(host, len(pool)),
         "members": len(worker.members),
         "cpu_milli": worker.hello.get("cpu_milli", 0),
@@ -623,6 +623,8 @@ def worker_state(worker: Worker, host: Host | None) -> str:
         return worker.flag
     if host.stale:
         return "stale"
+    if host.disk_full:
+        return DISK_FULL
     return "claimed-locally" if host.waiting else "up"
 
 

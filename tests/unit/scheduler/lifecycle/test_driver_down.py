@@ -57,6 +57,8 @@ def test_a_full_disk_is_told_as_that() -> None:
     drive.settle()
     explained = drive.explained("waits")
     assert (explained["reason"], is_placed(drive, "waits")) == ("disk-full", False)
+    [row] = views.fleet(drive.engine, drive.now)["workers"]
+    assert (row["state"], row["free"]) == ("disk-full", 0)
     say(drive)
     assert is_placed(drive, "waits"), "it opens by itself"
 

@@ -15,7 +15,7 @@ from moorage.scheduler.core.ledger.state import Member, Worker
 from moorage.schemas import reasons
 from moorage.schemas.attempt import AttemptName
 from moorage.schemas.driver_config import takes_ids
-from moorage.schemas.frames import OTHERS, AttemptUse
+from moorage.schemas.frames import DISK_FULL, OTHERS, AttemptUse
 from moorage.schemas.frames.fleet import LOAD_S_DEFAULT, slots_named
 from moorage.schemas.gpu import SHARERS_MAX
 from moorage.schemas.memo import Memo
@@ -343,6 +343,11 @@ class Host:
         #: what attempts use of their devices, by its last renewal
         self.use: dict[AttemptName, AttemptUse] = {}
         self.bucket = -1
+
+    @property
+    def disk_full(self) -> bool:
+        """Whether it starts nothing because the disk of its worker is full."""
+        return any(why.startswith(DISK_FULL) for why, _ in self.down.values())
 
     def keep(self, mask: int) -> None:
         """Count slots on which the worker refused something as busy, until a renewal reports what keeps them (H41)."""
