@@ -132,7 +132,7 @@ async def test_a_client_that_is_cancelled_while_it_opens_or_closes_leaves_no_con
     sockets = _sockets()
 
     async def nothing_is_left() -> None:
-        await until(lambda: asyncio.all_tasks() <= before and _sockets() <= sockets, 30, "the sockets of before")
+        await until(lambda: left_since(before, sockets) == [], 60, "nothing is left")
 
     async def opens() -> None:
         async with AsyncClient(node.url):
@@ -155,7 +155,7 @@ async def test_a_client_that_is_closed_while_it_opens_leaves_no_connection(node:
         if not was_late:
             with pytest.raises(RuntimeError, match="closed while it was opened"):
                 await opening
-        await until(lambda: asyncio.all_tasks() <= before and _sockets() <= sockets, 30, "the sockets of before")
+        await until(lambda: left_since(before, sockets) == [], 60, "nothing is left")
         turns = max(turns + 1, turns * 5 // 4)
     assert turns > 5
     async with AsyncClient(node.url) as client:  # closed while it opens, and opened again
@@ -246,6 +246,11 @@ async def test_who_still_listens_when_the_client_is_closed_is_told(node: Node, u
     assert {name for name, task in listening.items() if task not in done} == set()
     for task in done:
         assert isinstance(task.exception(), RuntimeError | ConnectionClosed)
+
+
+def left_since(tasks: set[asyncio.Task[Any]], sockets: frozenset[str]) -> list[object]:
+    """The tasks and sockets that have come since, and still are there."""
+    return [*(asyncio.all_tasks() - tasks), *(_sockets() - sockets)]
 
 
 def _sockets() -> frozenset[str]:

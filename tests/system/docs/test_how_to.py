@@ -23,6 +23,7 @@ NOT_RUN: Final = {
     "docs/how-to/run-a-gang-with-torchrun.md": 2,
     "docs/how-to/run-as-a-service.md": 4,  # the installation, a user of the system, images of a registry
     "docs/how-to/run-in-kubernetes.md": 3,  # a cluster
+    "docs/how-to/run-several-schedulers.md": 1,
     "docs/how-to/run-virtual-machines.md": 1,  # the installation
     "docs/how-to/serve-a-model-to-any-language.md": 1,  # the installation of the model
     "docs/how-to/share-a-gpu.md": 1,  # a file that is not one of settings

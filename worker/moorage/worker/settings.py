@@ -232,8 +232,8 @@ class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     disk_reserve: Annotated[
         int,
         setting(
-            "Room on the disk of state_dir that is kept for the journal: with it the ends of jobs are reported though"
-            " the disk is full. 0: none.",
+            "Room on the disk of state_dir that is kept for the journal, at most an eighth of the disk: with it the"
+            " ends of jobs are reported though the disk is full. 0: none.",
             unit="bytes",
             ge=0,
             le=1 << 40,

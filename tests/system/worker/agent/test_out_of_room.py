@@ -253,13 +253,15 @@ async def test_a_nearly_full_disk_is_told_before_it_is_full(
 async def test_a_disk_without_room_for_the_reserve_is_told(
     nats_url: str, unique: str, disk: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    filler = fill(disk, leaving=DISK_MIB * 2**20 // 25)
     async with (
         ScriptedLeader(nats_url, unique) as leader,
         supervised(disk / "state"),
         running(settings_of(disk / "state", unique), nats_url, leader) as seat,
     ):
         assert not seat.renewals[-1].down, "and works"
-    assert sum("no reserve of 64 MiB at " in line for line in caplog.messages) == 1
+        filler.unlink()
+    assert sum("no reserve of 1 MiB at " in line for line in caplog.messages) == 1
 
 
 @contextlib.asynccontextmanager

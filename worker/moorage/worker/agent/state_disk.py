@@ -16,6 +16,8 @@ from moorage.system.disk_room import Disk, disk_of
 from moorage.system.proctree import boottime_s
 
 RESERVE_NAME: Final = "journal.reserve"
+#: on a small disk the reserve is this part of it
+RESERVE_PART: Final = 8
 #: given up at a time: others write to this disk, too, and what is free is anybody's
 PIECE_BYTES: Final = 1024**2
 #: below so many free bytes nothing is started: the supervisor's journal has no reserve
@@ -42,17 +44,17 @@ class StateDisk:
         self.full_since_s = 0.0
         self._folder = folder
         self._path = folder / RESERVE_NAME
-        self._whole_bytes = reserve_bytes
+        self._whole_bytes = min(reserve_bytes, _bytes_of(folder) // RESERVE_PART)
         self._has_bytes = self._found_bytes()
         self._look_at_s = 0.0
-        if self._has_bytes == reserve_bytes:
+        if self._has_bytes == self._whole_bytes:
             return
         was_given = self._path.exists()  # the agent before needed it
         if why := self._made_whole(room=1):
             self.is_full = was_given
             log.warning(
                 "no reserve of %d MiB at %s: %s; should the disk be full, the ends of jobs are not reported until it"
-                " has room", reserve_bytes >> 20, self._path, why,
+                " has room", self._whole_bytes >> 20, self._path, why,
             )  # fmt: skip
 
     @property
@@ -141,3 +143,12 @@ class StateDisk:
         except OSError:
             return 0
         return size
+
+
+def _bytes_of(folder: Path) -> int:
+    """Return the size of a folder's disk; 0 if it cannot be read."""
+    try:
+        disk = disk_of(folder)
+    except OSError:
+        return 0
+    return disk.free + disk.used
