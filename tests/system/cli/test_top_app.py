@@ -44,6 +44,7 @@ async def on(
         app = TopApp(client, feed, operates=operates)
         try:
             async with app.run_test(size=size) as pilot:
+                await until(lambda: list(app.screen_stack[0].query(Picture)), what="the picture is there to be asked")
                 yield app, pilot
         finally:
             await feed.close()

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -15,7 +16,7 @@ from moorage.client import AsyncClient
 from moorage.client.follow.follower import CROWD
 from moorage.client.loop_thread import LoopThread
 from tests.system.cli.node import Node
-from tests.waiting import until
+from tests.waiting import NeverHappened, until
 
 #: more steps than anything here takes
 STEPS_MAX = 200
@@ -132,7 +133,7 @@ async def test_a_client_that_is_cancelled_while_it_opens_or_closes_leaves_no_con
     sockets = _sockets()
 
     async def nothing_is_left() -> None:
-        await until(lambda: left_since(before, sockets) == [], 60, "nothing is left")
+        await until_nothing_is_left(before, sockets)
 
     async def opens() -> None:
         async with AsyncClient(node.url):
@@ -155,7 +156,7 @@ async def test_a_client_that_is_closed_while_it_opens_leaves_no_connection(node:
         if not was_late:
             with pytest.raises(RuntimeError, match="closed while it was opened"):
                 await opening
-        await until(lambda: left_since(before, sockets) == [], 60, "nothing is left")
+        await until_nothing_is_left(before, sockets)
         turns = max(turns + 1, turns * 5 // 4)
     assert turns > 5
     async with AsyncClient(node.url) as client:  # closed while it opens, and opened again
@@ -246,6 +247,21 @@ async def test_who_still_listens_when_the_client_is_closed_is_told(node: Node, u
     assert {name for name, task in listening.items() if task not in done} == set()
     for task in done:
         assert isinstance(task.exception(), RuntimeError | ConnectionClosed)
+
+
+async def until_nothing_is_left(tasks: set[asyncio.Task[Any]], sockets: frozenset[str]) -> None:
+    """Wait until the tasks and sockets that have come since are gone. Raises AssertionError that names them."""
+    try:
+        await until(lambda: not left_since(tasks, sockets), 60)
+    except NeverHappened:
+        raise AssertionError(f"still there: {left_since(tasks, sockets)}, {addresses()}") from None
+
+
+def addresses() -> list[str]:
+    """The ends of this process's connections, as /proc/net has them."""
+    own = {name.partition("[")[2].rstrip("]") for name in _sockets()}
+    tables = [Path(f"/proc/net/{kind}").read_text() for kind in ("tcp", "tcp6", "unix")]
+    return [line for table in tables for line in table.splitlines()[1:] if own & set(line.split())]
 
 
 def left_since(tasks: set[asyncio.Task[Any]], sockets: frozenset[str]) -> list[object]:
