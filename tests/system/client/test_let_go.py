@@ -8,6 +8,7 @@ import os
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator
 from pathlib import Path
 from typing import Any, cast
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -130,10 +131,10 @@ async def test_a_call_that_is_cancelled_at_any_wait_leaves_nothing(
 async def test_a_client_that_is_cancelled_while_it_opens_or_closes_leaves_no_connection(node: Node) -> None:
     await asyncio.sleep(0)
     before = asyncio.all_tasks()
-    sockets = _sockets()
+    connections = _connections(node)
 
     async def nothing_is_left() -> None:
-        await until_nothing_is_left(before, sockets)
+        await until_nothing_is_left(before, node, connections)
 
     async def opens() -> None:
         async with AsyncClient(node.url):
@@ -144,7 +145,7 @@ async def test_a_client_that_is_cancelled_while_it_opens_or_closes_leaves_no_con
 
 async def test_a_client_that_is_closed_while_it_opens_leaves_no_connection(node: Node) -> None:
     before = asyncio.all_tasks()
-    sockets = _sockets()
+    connections = _connections(node)
     turns, was_late = 0, False
     while not was_late:
         client = AsyncClient(node.url)
@@ -156,7 +157,7 @@ async def test_a_client_that_is_closed_while_it_opens_leaves_no_connection(node:
         if not was_late:
             with pytest.raises(RuntimeError, match="closed while it was opened"):
                 await opening
-        await until_nothing_is_left(before, sockets)
+        await until_nothing_is_left(before, node, connections)
         turns = max(turns + 1, turns * 5 // 4)
     assert turns > 5
     async with AsyncClient(node.url) as client:  # closed while it opens, and opened again
@@ -249,27 +250,25 @@ async def test_who_still_listens_when_the_client_is_closed_is_told(node: Node, u
         assert isinstance(task.exception(), RuntimeError | ConnectionClosed)
 
 
-async def until_nothing_is_left(tasks: set[asyncio.Task[Any]], sockets: frozenset[str]) -> None:
-    """Wait until the tasks and sockets that have come since are gone. Raises AssertionError that names them."""
+async def until_nothing_is_left(tasks: set[asyncio.Task[Any]], node: Node, connections: frozenset[str]) -> None:
+    """Wait until the tasks and connections that have come since are gone. Raises AssertionError that names them."""
+
+    def left() -> list[object]:
+        return [*(asyncio.all_tasks() - tasks), *(_connections(node) - connections)]
+
     try:
-        await until(lambda: not left_since(tasks, sockets), 60)
+        await until(lambda: not left(), 60)
     except NeverHappened:
-        raise AssertionError(f"still there: {left_since(tasks, sockets)}, {addresses()}") from None
+        raise AssertionError(f"still there: {left()}") from None
 
 
-def addresses() -> list[str]:
-    """The ends of this process's connections, as /proc/net has them."""
-    own = {name.partition("[")[2].rstrip("]") for name in _sockets()}
-    tables = [Path(f"/proc/net/{kind}").read_text() for kind in ("tcp", "tcp6", "unix")]
-    return [line for table in tables for line in table.splitlines()[1:] if own & set(line.split())]
+def _connections(node: Node) -> frozenset[str]:
+    """The connections of this process to the node's server, each by its local address and inode (proc_pid_net(5)).
 
-
-def left_since(tasks: set[asyncio.Task[Any]], sockets: frozenset[str]) -> list[object]:
-    """The tasks and sockets that have come since, and still are there."""
-    return [*(asyncio.all_tasks() - tasks), *(_sockets() - sockets)]
-
-
-def _sockets() -> frozenset[str]:
-    """The sockets of this process, each by its inode: one of an earlier test may still be closed meanwhile."""
+    Other sockets are of whatever else runs in this process beside the test.
+    """
     links = (os.path.join("/proc/self/fd", name) for name in os.listdir("/proc/self/fd"))
-    return frozenset(to for link in links if os.path.islink(link) and (to := os.readlink(link)).startswith("socket:"))
+    own = {os.readlink(link) for link in links if os.path.islink(link)}
+    port = f":{urlsplit(node.url).port:04X}"
+    rows = [row.split() for kind in ("tcp", "tcp6") for row in Path(f"/proc/net/{kind}").read_text().splitlines()[1:]]
+    return frozenset(f"{row[1]} {row[9]}" for row in rows if row[2].endswith(port) and f"socket:[{row[9]}]" in own)
