@@ -64,16 +64,22 @@ def settings_of(state: Path, prefix: str, **fields: Any) -> WorkerSettings:
 
 
 @contextlib.asynccontextmanager
+async def supervised(state: Path) -> AsyncIterator[None]:
+    """Whatever runs in a state folder meanwhile is ended: its supervisor, with all that it ran."""
+    try:
+        yield
+    finally:
+        with contextlib.suppress(SupervisorError, OSError):
+            left = await Supervised.connect(state / SUPERVISOR_FOLDER, spawn_if_absent=False)
+            await left.shutdown(0.0)
+
+
+@contextlib.asynccontextmanager
 async def state_folder() -> AsyncIterator[Path]:
     """A state folder, whose supervisor is gone at the end with all that it ran."""
     with tempfile.TemporaryDirectory(prefix="moorage-agent-") as folder:
-        state = Path(folder)
-        try:
-            yield state
-        finally:
-            with contextlib.suppress(SupervisorError, OSError):
-                supervised = await Supervised.connect(state / SUPERVISOR_FOLDER, spawn_if_absent=False)
-                await supervised.shutdown(0.0)
+        async with supervised(Path(folder)):
+            yield Path(folder)
 
 
 @contextlib.asynccontextmanager

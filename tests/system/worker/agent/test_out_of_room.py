@@ -19,10 +19,18 @@ from moorage.worker.agent.run import SUPERVISOR_FOLDER, start
 from moorage.worker.agent.state_disk import PIECE_BYTES, RESERVE_NAME
 from moorage.worker.drivers.conformance.leader import ScriptedLeader, Seat
 from moorage.worker.settings import WorkerSettings
-from moorage.worker.supervisor.client import Supervised, SupervisorError
+from moorage.worker.supervisor.client import Supervised
 from moorage.worker.supervisor.protocol import LOG_NAME, EndMember
 from tests.disk import fill, mount_small, unmount
-from tests.system.worker.agent.test_agent_process import agent_process, body, name_of, place, settings_of, state_folder
+from tests.system.worker.agent.test_agent_process import (
+    agent_process,
+    body,
+    name_of,
+    place,
+    settings_of,
+    state_folder,
+    supervised,
+)
 from tests.system.worker.supervisor_rig import arguments_of, lives, poll, rig_at, run, sh
 from tests.waiting import until
 
@@ -262,17 +270,6 @@ async def test_a_disk_without_room_for_the_reserve_is_told(
         assert not seat.renewals[-1].down, "and works"
         filler.unlink()
     assert sum("no reserve of 1 MiB at " in line for line in caplog.messages) == 1
-
-
-@contextlib.asynccontextmanager
-async def supervised(state: Path) -> AsyncIterator[None]:
-    """A state folder on a small disk, whose supervisor is ended with all that it ran."""
-    try:
-        yield
-    finally:
-        with contextlib.suppress(SupervisorError, OSError):
-            left = await Supervised.connect(state / SUPERVISOR_FOLDER, spawn_if_absent=False)
-            await left.shutdown(0.0)
 
 
 @contextlib.asynccontextmanager

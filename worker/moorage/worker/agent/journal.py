@@ -20,7 +20,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -32,6 +32,7 @@ from moorage.system.disk_room import NO_ROOM
 from moorage.system.proctree import boottime_s
 from moorage.system.record_file import Form, NotThisForm, RecordFile, read_records
 
+T = TypeVar("T")
 JOURNAL_NAME: Final = "agent.journal"
 #: without marks: a placement has the bytes of a tenant's request
 FORM: Final = Form(
@@ -377,39 +378,39 @@ class Journal(MemoryJournal):
         if not self._pending:
             return
         pending, self._pending = self._pending, []
-        try:
-            if not self._has_room(lambda: self._file.append(pending)):
-                self._is_behind = True
-            elif self._file.is_large:
-                self._has_room(self._replace)  # what was appended is there
-        except OSError as error:
-            raise JournalUnwritable(self.path, error) from error
+        if not self._has_room(lambda: self._file.append(pending)):
+            self._is_behind = True
+        elif self._file.is_large:
+            self._has_room(self._replace)  # what was appended is there
 
     def _catch_up(self) -> None:
         self._pending = []
         if (now := boottime_s()) < self._try_at_s:
             return
-        try:
-            self._is_behind = not self._has_room(self._replace)
-        except OSError as error:
-            raise JournalUnwritable(self.path, error) from error
+        self._is_behind = not self._has_room(self._replace)
         self._try_at_s = now + TRY_AGAIN_S
 
     def _replace(self) -> None:
         self._file.replace(map(_encode, self.state.records()))
 
     def _has_room(self, write: Callable[[], None]) -> bool:
-        """Write, with the reserve if need be; return False if that is used up. Raises OSError."""
+        """Write, with the reserve if need be; return False if that is used up."""
+        try:
+            self._with_room(write)
+        except OSError as error:
+            if error.errno not in NO_ROOM:
+                raise JournalUnwritable(self.path, error) from error
+            return False
+        return True
+
+    def _with_room(self, write: Callable[[], T]) -> T:
+        """Write until there is room, or no more can be freed. Raises OSError."""
         while True:
             try:
-                write()
+                return write()
             except OSError as error:
-                if error.errno not in NO_ROOM:
+                if error.errno not in NO_ROOM or not self._more_room():
                     raise
-                if not self._more_room():
-                    return False
-            else:
-                return True
 
     def close(self) -> None:
         try:
@@ -430,9 +431,4 @@ class Journal(MemoryJournal):
         except (NotThisForm, *UNREADABLE):
             raise JournalUnreadable(self.path) from None
         self.torn_bytes = found.torn_bytes
-        while True:
-            try:
-                return RecordFile(self.path, FORM, map(_encode, self.state.records()), synced=True)
-            except OSError as error:
-                if error.errno not in NO_ROOM or not self._more_room():
-                    raise
+        return self._with_room(lambda: RecordFile(self.path, FORM, map(_encode, self.state.records()), synced=True))
