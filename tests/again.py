@@ -33,7 +33,7 @@ def run(arguments: list[str]) -> int:
         print(f"again: {len(tests)} tests failed, which is no chance: none is run again", flush=True)
         return status
     print(f"again: {len(tests)} failed beside others, and run once more alone: {' '.join(tests)}", flush=True)
-    status = subprocess.run([*command, "-p", "no:xdist", "-v", *tests], cwd=ROOT, check=False).returncode
+    status = subprocess.run([*command, "-n", "0", "-v", *tests], cwd=ROOT, check=False).returncode
     verdict = "passed alone: add to tests/system/README.md what is known of it" if status == 0 else "failed alone, too"
     print(f"again: {verdict}: {' '.join(tests)}", flush=True)
     return status

@@ -198,7 +198,7 @@ class Connection(Link):
         if not done:
             raise RequestTimeout("PING", timeout_s)
         if round_trip.cancelled() or round_trip.exception() is not None:
-            raise Disconnected("PING")
+            raise ConnectionClosed(self.name) if self._closing else Disconnected("PING")
 
     async def close(self) -> None:
         """Handle the messages that wait, let out those that were sent, and close. May be called again.
@@ -218,6 +218,8 @@ class Connection(Link):
         if self._connected.is_set():
             await asyncio.wait({self._behind.spawn(quietly(self._client.drain()))}, timeout=DRAIN_TIMEOUT_S)
         await self._drop(self._client)
+        for round_trip in self._round_trips:  # nats-py leaves a PING that was not answered waiting for ever
+            round_trip.cancel()
         self._move(State.CLOSED)
         self._set_closed()
 

@@ -255,6 +255,23 @@ async def test_close_ends_the_wait_for_a_connection(fresh_server: EmbeddedServer
     assert not a.is_connected
 
 
+async def test_close_ends_a_flush_that_the_server_does_not_answer(fresh_server: EmbeddedServer) -> None:
+    """nats-py leaves its PING waiting when it closes; the task stayed as long as its loop."""
+    before = asyncio.all_tasks()
+    a = await connect(fresh_server.url, "a")
+    os.kill(fresh_server.pid, signal.SIGSTOP)
+    try:
+        async with asyncio.timeout(60):
+            waiting = asyncio.create_task(a.flush(600))
+            await asyncio.sleep(0)
+            await a.close()
+            with pytest.raises(ConnectionClosed):
+                await waiting
+            await until(lambda: asyncio.all_tasks() == before)
+    finally:
+        os.kill(fresh_server.pid, signal.SIGCONT)
+
+
 async def test_close_while_there_is_no_server(fresh_server: EmbeddedServer, unique: str) -> None:
     for _ in range(3):
         again = await EmbeddedServer.start(fresh_server.data_dir.parent / f"nats-{unique}")
