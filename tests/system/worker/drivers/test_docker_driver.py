@@ -26,9 +26,10 @@ from moorage.schemas.job import Request, Resources, Run, Secret
 from moorage.system.device_environment import SharingUnavailable
 from moorage.worker.devices.readers import cdi
 from moorage.worker.drivers.base import Assignment
+from moorage.worker.drivers.container import follow
 from moorage.worker.drivers.container.config import Image, check_container_policy, config_of, devices_of, network_of
 from moorage.worker.drivers.container.docker import Docker, DockerDriver, DockerSettings
-from moorage.worker.drivers.container.engine import Engine, EngineDown, Piece, with_tag
+from moorage.worker.drivers.container.engine import Engine, EngineDown, Piece, State, with_tag
 from moorage.worker.drivers.container.output import MARGIN_S, ContainerOutput, clear_marks, mark_path
 from moorage.worker.drivers.container.start import PULLS_MAX, STARTS_MAX
 from moorage.worker.drivers.kit import Kit
@@ -115,6 +116,15 @@ async def test_it_is_shut_in_and_has_its_limits(docker: DockerEngine, tmp_path: 
         assert [line for line in (await rig.output(asks)).splitlines() if " /dev/shm " in line and "size=5120k" in line]
         assert (host["Privileged"], host["PidMode"], host["NetworkMode"]) == (False, "", "none")
         assert (host["RestartPolicy"]["Name"], host["Binds"], host["PortBindings"]) == ("no", [], None)
+        takes = "(x=$(seq 99999999))"  # the engine says "OOMKilled" of each of these
+        small = Resources(memory_mib=32)
+        for code, ends in (
+            (0, (0, "exit")),
+            (3, (3, "out of memory: a process of it was killed at its limit")),
+            (137, (-9, "out of memory: it was killed at its limit")),
+        ):
+            full = rig.start(f"full-{code}", "sh", "-c", f"{takes}; exit {code}", resources=small)
+            assert await rig.reported(Ended, full) == (full, *ends)
         told = await until(lambda: (text := rig.live_output(name)) and "NoNewPrivs:\t1" in text and text)
         assert "CapEff:\t0000000000000000" in told
         rig.driver.end(name, 0.0, "test")
@@ -397,6 +407,31 @@ async def test_an_exit_code_is_asked_for_again_once_the_engine_is_there(
             docker.start()
             assert await rig.reported(Ended, name) == (name, 4, "exit")
             await until(lambda: rig.driver.engine_down() is None, what="it is back")
+
+
+class Slow(Docker):
+    """An engine that answers, and knows of an end long after the kernel does."""
+
+    knows = False
+
+    async def state(self, container: str) -> State | None:
+        found = await super().state(container)
+        return msgspec.structs.replace(found, is_over=found.is_over and self.knows) if found is not None else None
+
+
+async def test_an_engine_that_is_slow_to_see_an_end_is_waited_for(
+    docker: DockerEngine, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with two cores and twenty tests on them: the job was lost after ten seconds, and its exit code was 0."""
+    caplog.set_level("INFO", "moorage.worker")
+    monkeypatch.setattr(follow, "ENGINE_S", 0.1)
+    async with state_of(tmp_path) as state, Rig(state, settings(docker)) as rig:
+        slow = Slow(docker.socket)
+        await rig.use(slow)
+        name = rig.start("j1", "sh", "-c", "exit 4")
+        await until(lambda: "which knows its exit code" in caplog.text, deadline_s=90, what="it waits for the code")
+        slow.knows = True
+        assert await rig.reported(Ended, name) == (name, 4, "exit")
 
 
 @pytest.mark.slow

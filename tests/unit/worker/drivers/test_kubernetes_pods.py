@@ -224,6 +224,11 @@ def deleted(at: str, grace_s: int = 0, ends: str | None = None) -> dict[str, Any
         (seen(terminated(exitCode=137)), "ended", 137, "exit"),
         (seen(terminated(exitCode=3), phase="Failed"), "ended", 3, "exit"),
         (seen(terminated(exitCode=137, reason="OOMKilled")), "ended", -9, "out of memory: it was killed at its limit"),
+        (seen(terminated(exitCode=0, reason="OOMKilled")), "ended", 0, "exit"),  # a child of it was killed
+        (
+            seen(terminated(exitCode=3, reason="OOMKilled")),
+            "ended", 3, "out of memory: a process of it was killed at its limit",
+        ),
         (seen(terminated(exitCode=143), phase="Failed", reason="DeadlineExceeded"), "ended", -15, "timeout"),
         (seen(terminated(exitCode=137), phase="Failed", reason="Evicted"), "ended", -9, "lost"),
         (seen(terminated(exitCode=137, reason="ContainerStatusUnknown")), "ended", -9, "lost"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 from typing import Final
@@ -37,8 +36,6 @@ class EngineWatch:
         self._faults: tuple[type[Exception], ...] = (*faults, TimeoutError)
         self._name = name
         self._every_s = every_s
-        self._up = asyncio.Event()
-        self._up.set()
         self.why = ""
         self.since_s = 0.0
 
@@ -56,18 +53,10 @@ class EngineWatch:
                 if self.why and good >= GOOD_ANSWERS:
                     log.info("%s: its engine answers again", self._name)
                     self.why = ""
-                    self._up.set()
             await asyncio.sleep(self._every_s)
 
     def _down(self, why: str) -> None:
         if not self.why:
             log.warning("%s: its engine does not answer, so jobs of this driver go elsewhere: %s", self._name, why)
             self.since_s = boottime_s()
-            self._up.clear()
         self.why = why or "it does not answer"
-
-    async def back(self, timeout_s: float) -> None:
-        """Return once the engine answers, at once if it does now, and after `timeout_s` in any case."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
-                await self._up.wait()

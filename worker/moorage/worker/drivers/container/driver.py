@@ -123,7 +123,7 @@ class ContainerDriver(Driver):
         self._look_after: list[asyncio.Task[None]] = []
         self._watch = EngineWatch(self._host.engine.ping, (EngineDown, EngineError), f"{kit.worker}: {self.name}")
         live = LiveOutput(self.publish, streams=streams)
-        self._follower = Follower(self._host, self._removal, self._watch, kit.settings.output_cap_bytes, live)
+        self._follower = Follower(self._host, self._removal, kit.settings.output_cap_bytes, live)
         self._starter = Starter(
             self._host,
             kit,

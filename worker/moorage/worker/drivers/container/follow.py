@@ -12,10 +12,10 @@ from moorage.worker.drivers.container.host import ENGINE_S, RETRY_S, ContainerHo
 from moorage.worker.drivers.container.output import ContainerOutput, LiveOutput, opened, read_out
 from moorage.worker.drivers.container.removal import Removal
 from moorage.worker.drivers.container.verdict import verdict
-from moorage.worker.drivers.engine_watch import EngineWatch
 from moorage.worker.supervisor.protocol import Ended as ChildEnded
 
-#: how long a container that is over waits for an engine that is down: it knows the exit code, and the devices wait, too
+#: how long a container that is over waits for its engine, which is down or slow: it alone knows the exit code. The
+#: devices wait, too
 CODE_S_MAX: Final = 600.0
 #: an engine knows of an end a moment after the kernel
 LOOK_S_MIN: Final = 0.01
@@ -26,12 +26,9 @@ log = logging.getLogger("moorage.worker")
 class Follower:
     """Follows the containers of one driver."""
 
-    def __init__(
-        self, host: ContainerHost, removal: Removal, watch: EngineWatch, cap_bytes: int, live: LiveOutput
-    ) -> None:
+    def __init__(self, host: ContainerHost, removal: Removal, cap_bytes: int, live: LiveOutput) -> None:
         self._host = host
         self._removal = removal
-        self._watch = watch
         self._cap_bytes = cap_bytes
         self.live = live
 
@@ -49,10 +46,9 @@ class Follower:
         try:
             ended = await member.over
             done, _ = await asyncio.wait((outcome,), timeout=ENGINE_S)
-            if not done and self._watch.why and ended.reason == "exit":
+            if not done and ended.reason == "exit":
                 log.info("%s: waiting for the container engine, which knows its exit code", name[1])
-                await self._watch.back(CODE_S_MAX)
-                done, _ = await asyncio.wait((outcome,), timeout=ENGINE_S)
+                done, _ = await asyncio.wait((outcome,), timeout=CODE_S_MAX)
             if done:
                 state = outcome.result()
                 await read_out(reading, output, ENGINE_S)

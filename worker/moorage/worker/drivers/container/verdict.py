@@ -20,9 +20,19 @@ def verdict(ended: ChildEnded, state: State | None) -> tuple[int, str]:
         why = "lost" if reason == "supervisor-died" else reason
     if state is None or not state.is_over:
         return CODE_LOST, "lost" if why == "exit" else why
-    if state.is_out_of_memory:
-        return CODE_LOST, "out of memory: it was killed at its limit"
     code = state.code
+    if state.is_out_of_memory and reason == "exit" and code != 0:
+        return out_of_memory(code)
     if reason != "exit" and code in (137, 143):
         code = 128 - code  # ended by the supervisor's signal, which an engine reports as a shell does
     return code, why
+
+
+def out_of_memory(code: int) -> tuple[int, str]:
+    """Return the code and the reason to report for a container that failed, of which a process was killed for memory.
+
+    Engines say so whichever process it was. The first one may have gone on, and ended with a code of its own.
+    """
+    if code == 137:
+        return CODE_LOST, "out of memory: it was killed at its limit"
+    return code, "out of memory: a process of it was killed at its limit"

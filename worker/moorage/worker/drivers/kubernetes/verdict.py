@@ -14,6 +14,7 @@ from moorage.schemas.frames import CANNOT_RUN, NOT_HERE, START_FAILED
 from moorage.worker.drivers.base import CODE_LOST
 from moorage.worker.drivers.container.engine import EngineError
 from moorage.worker.drivers.container.faults import NO_IMAGE, start_fault
+from moorage.worker.drivers.container.verdict import out_of_memory
 from moorage.worker.drivers.kubernetes.pod import ENDS
 from moorage.worker.drivers.start_codes import CODE_CANNOT_START
 
@@ -77,8 +78,9 @@ def _terminated(pod: Mapping[str, Any], terminated: Mapping[str, Any]) -> Seen:
             return Seen("refused", str(fault), is_over=True)
         return Seen("failed", str(fault), fault.code, is_over=True)
     code, began = int(terminated.get("exitCode", CODE_LOST)), bool(terminated.get("startedAt"))
-    if reason == "OOMKilled":
-        return Seen("ended", "out of memory: it was killed at its limit", CODE_LOST, is_over=True, began=True)
+    if reason == "OOMKilled" and code != 0:
+        code, why = out_of_memory(code)
+        return Seen("ended", why, code, is_over=True, began=True)
     why = "exit"
     if status.get("reason") == "DeadlineExceeded":
         why = "timeout"
