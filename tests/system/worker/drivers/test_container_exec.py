@@ -14,7 +14,7 @@ from moorage.schemas.attempt import AttemptName
 from moorage.schemas.errors import Refused
 from moorage.schemas.frames import Exec, Mark, Terminal
 from moorage.schemas.job import Request, Run, Secret
-from moorage.worker.drivers.execution import Execution
+from moorage.worker.drivers.execution import CannotExecute, Execution
 from moorage.worker.drivers.policy import Policy
 from moorage.worker.session.member_messages import Ended, Started
 from tests.engines import DockerEngine
@@ -66,6 +66,20 @@ async def check_terminal(rig: Any, name: AttemptName) -> None:
         assert "interrupted" in taken.out
 
 
+async def check_start(rig: Any, name: AttemptName) -> None:
+    """What cannot be started is told with its code; the same code of a program of its own is that program's."""
+    for program, code in (("no-such-program", 127), ("/tmp", 126)):
+        for tty in (False, True):
+            with pytest.raises(CannotExecute, match=program) as told:
+                async with begun(rig, name, program, tty=tty):
+                    pass
+            assert told.value.exit_code == code
+    taken = Taken()
+    async with begun(rig, name, "sh", "-c", "echo mine; no-such-program; exit 127") as execution:
+        assert await execution.run(taken.take) == 127
+    assert taken.out.strip() == "mine"
+
+
 async def check_end(rig: Any, name: AttemptName, alive: Callable[[], set[int]]) -> None:
     """What is closed ends the command's processes, and not the container's."""
     before = alive()
@@ -93,6 +107,7 @@ async def test_a_command_in_a_container_of_docker(docker: DockerEngine, tmp_path
             return set(map(int, rows))
 
         await check_terminal(rig, name)
+        await check_start(rig, name)
         await check_end(rig, name, alive)
         taken = Taken()
         async with begun(rig, name, "sh", "-c", "trap '' TERM HUP; echo ready; sleep 600") as execution:
@@ -113,6 +128,7 @@ async def test_a_command_in_a_container_of_podman(home: PodmanHome, tmp_path: Pa
         name = rig.start("j1", "sleep", "600")
         await rig.reported(Started, name)
         await check_terminal(rig, name)
+        await check_start(rig, name)
         taken = Taken()
         async with begun(rig, name, "sh", "-c", "trap '' TERM HUP; echo ready; sleep 600; sleep 600") as execution:
             running = asyncio.create_task(execution.run(taken.take))

@@ -295,8 +295,9 @@ class Engine(ABC):
         if shown is None:
             raise EngineError(404, "the engine has forgotten the command")
         pid, code = int(shown.get("Pid") or 0), shown.get("ExitCode")
-        # before its start Docker has no code, and podman 0; once it is over Docker keeps its pid, and podman lets go
-        is_over = not shown.get("Running") and code is not None and bool(pid or shown.get("CanRemove"))
+        # before its start Docker has no code, and podman 0; once it is over Docker keeps its pid, and podman lets go.
+        # Of a program that cannot be started Docker has a code and no pid
+        is_over = not shown.get("Running") and code is not None and bool(pid or code or shown.get("CanRemove"))
         return pid, int(code) if is_over else None
 
     async def resize_command(self, command: str, rows: int, columns: int) -> None:

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 from collections.abc import AsyncIterator
 from typing import Final, Self
 
-from moorage.schemas.errors import refuse
+from moorage.schemas.errors import problem, refuse
 from moorage.schemas.frames import PIECE_BYTES_MAX, Exec, Mark, Terminal
 from moorage.worker.drivers.container.engine import Engine, EngineDown, EngineError
+from moorage.worker.drivers.container.faults import code_of
 from moorage.worker.drivers.container.host import ContainerHost
-from moorage.worker.drivers.execution import Execution, Take, signal_number
+from moorage.worker.drivers.execution import CannotExecute, Execution, Take, signal_number
+from moorage.worker.drivers.start_codes import CODE_CANNOT_START, CODE_NOT_FOUND
 from moorage.worker.supervisor.client import SupervisorGone, SupervisorRefused
 from moorage.worker.supervisor.command_client import RunningCommand
 from moorage.worker.supervisor.commands import Guard
@@ -25,6 +28,8 @@ from moorage.worker.supervisor.terminal import CTRL_D
 SEEN_S: Final = 10.0
 LOOK_S: Final = 0.02
 _HEADER_BYTES: Final = 8
+#: how an engine begins the sentence that it writes as the output of a command which it could not start
+_NOT_STARTED: Final = re.compile(r"(OCI runtime exec failed|Error: (runc|crun)): ")
 
 
 class ContainerExecution(Execution):
@@ -38,17 +43,23 @@ class ContainerExecution(Execution):
         self._writer: asyncio.StreamWriter | None = None
         self._guard: RunningCommand | None = None
         self._resizing: set[asyncio.Task[None]] = set()
+        self._read: list[tuple[Mark, bytes]] = []  # output that was looked at before `run`
 
     @classmethod
     async def begin(cls, host: ContainerHost, container: str, asked: Exec, size: Terminal) -> Self:
-        """Start the command in a running container; return once the engine runs it. Raises `Refused`."""
+        """Start the command in a running container; return once the engine runs it.
+
+        Raises `Refused`, and `CannotExecute` if its program is to blame.
+        """
         engine = host.engine
         made: Self | None = None
         try:
             made = cls(engine, await engine.make_command(container, asked), is_terminal=asked.tty)
             made._reader, made._writer = await engine.start_command(made._command, is_terminal=asked.tty)
             async with asyncio.timeout(SEEN_S):
-                await made._be_guarded(host, container)
+                code = await made._be_guarded(host, container)
+                if code in (CODE_CANNOT_START, CODE_NOT_FOUND):
+                    await made._check_started(asked)
             made.resize(size)
         except (EngineDown, EngineError, SupervisorGone, TimeoutError) as error:
             if made is not None:
@@ -61,21 +72,37 @@ class ContainerExecution(Execution):
             raise
         return made
 
-    async def _be_guarded(self, host: ContainerHost, container: str) -> None:
-        """Have the supervisor guard the command's process, unless it is over already."""
+    async def _be_guarded(self, host: ContainerHost, container: str) -> int | None:
+        """Have the supervisor guard the command's process. Return the command's exit code if it is over already."""
         while True:
             pid, code = await self._engine.command_state(self._command)
             if code is not None:
-                return
+                return code
             if pid:
                 with contextlib.suppress(SupervisorRefused):  # it is over by now, which the next look shows
                     self._guard = await RunningCommand.begin(host.link.state, Guard(container=container, pid=pid))
-                    return
+                    return None
             await asyncio.sleep(LOOK_S)
+
+    async def _check_started(self, asked: Exec) -> None:
+        """Raise `CannotExecute` if the output of a command that is over is the engine's, which could not start it.
+
+        Engines answer such a start with 200. What a command itself has written is kept for `run`.
+        """
+        assert self._reader is not None
+        self._read = [piece async for piece in self._pieces(self._reader)]
+        said = b"".join(data for _, data in self._read).decode(errors="replace")
+        if _NOT_STARTED.match(said):
+            sentence = said.splitlines()[0].strip()
+            found = next(iter(asked.argv), "")
+            told = problem("failed-precondition", sentence, found=found, job=asked.job)
+            raise CannotExecute(told, code_of(sentence))
 
     async def run(self, take: Take) -> int:
         assert self._reader is not None
         try:
+            for mark, data in self._read:
+                await take(mark, data)
             async for mark, data in self._pieces(self._reader):
                 await take(mark, data)
             while True:

@@ -89,7 +89,7 @@ def config_fault(error: MoorageError) -> CannotStart:
 def start_fault(error: EngineError, is_created: bool) -> CannotStart:
     """Return the fault for a container that the engine could not start, or if not `is_created`, could not create."""
     message = error.message.strip()
-    if is_created and error.status in (400, 404, 500) and (code := _code_of(message)) is not None:
+    if is_created and error.status in (400, 404, 500) and (code := code_of(message)) is not None:
         return CannotStart(code, message)
     if _NO_GPUS.search(message):
         message += (
@@ -104,7 +104,7 @@ def start_fault(error: EngineError, is_created: bool) -> CannotStart:
     return CannotStart(None, message)
 
 
-def _code_of(message: str) -> int | None:
+def code_of(message: str) -> int | None:
     """Return the exit code of a job whose program, folder or user does not fit its image; None for any other fault.
 
     The first step that the message names decides. Podman ends every message about a missing file with "OCI runtime
