@@ -30,8 +30,8 @@ from moorage.schemas.subjects import Subjects
 
 log = logging.getLogger("moorage.follower")
 
-#: how often the ledger is read while nobody asks
-FOLLOW_EVERY_S: Final = 0.25
+#: how often the ledger is read while nobody asks: a question waits for no such turn
+FOLLOW_EVERY_S: Final = 2.0
 #: pause before the ledger is read again, while somebody asks
 PAUSE_S: Final = 0.02
 #: records folded before other tasks run
