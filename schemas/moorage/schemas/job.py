@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from fractions import Fraction
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, Literal, NamedTuple, get_args
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -878,49 +878,68 @@ EXPIRED: Final = "EXPIRED"
 REJECTED: Final = "REJECTED"
 FROZEN: Final = "FROZEN"  # its processes are frozen: they hold no GPU, and its GPU memory is in the host's RAM
 
-#: The states of a replica by number, as the ledger writes them. Append only: numbers are in every ledger.
-STATES: Final = (
-    QUEUED,
-    PLACED,
-    CLAIMED,
-    RUNNING,
-    EXITED,
-    ENDING,
-    CANCELLING,
-    LOST_KEPT,
-    SUCCEEDED,
-    FAILED,
-    TIMED_OUT,
-    CANCELLED,
-    EXPIRED,
-    REJECTED,
-    FROZEN,
-)
+
+class StateRow(NamedTuple):
+    """A state of a replica, and all that sets it apart from the others; sets of states are made of these columns."""
+
+    name: str
+    rank: int  # a job whose replicas are in several states is in that of the least rank
+    follows: frozenset[str]  # the states that may follow; any other step raises
+    on_worker: bool = False  # an attempt is on a worker, and has not ended: it has no exit code
+    has_devices: bool = False  # that attempt has all of its devices; one that was frozen has none, also while it leaves
+    runs: bool = False  # its processes live, and its worker reports on them
+    may_end: bool = False  # the attempt may be asked to end
+    leaving: bool = False  # it was asked to end
+    terminal: bool = False
+    worked: bool = False  # an attempt that came to this state ended by itself: its time is that of the work
+
+
+def _to(*states: str) -> frozenset[str]:
+    return frozenset(states)
+
+
+#: The states of a replica by number, as the ledger writes them: rows are added at the end. The diagram in the docs is
+#: drawn from this table.
+STATE_TABLE: Final = (
+    StateRow(QUEUED, 6, _to(PLACED, CANCELLED, EXPIRED, REJECTED, FAILED)),
+    StateRow(
+        PLACED, 5, _to(CLAIMED, QUEUED, CANCELLING, ENDING, EXITED, LOST_KEPT, FAILED),
+        on_worker=True, has_devices=True, may_end=True,
+    ),
+    StateRow(
+        CLAIMED, 4, _to(RUNNING, QUEUED, SUCCEEDED, FAILED, TIMED_OUT, CANCELLING, ENDING, LOST_KEPT, EXITED),
+        on_worker=True, has_devices=True, may_end=True,
+    ),
+    StateRow(
+        RUNNING, 1, _to(SUCCEEDED, FAILED, TIMED_OUT, QUEUED, CANCELLING, ENDING, LOST_KEPT, EXITED, FROZEN),
+        on_worker=True, has_devices=True, runs=True, may_end=True,
+    ),
+    StateRow(EXITED, 9, _to(SUCCEEDED, QUEUED, FAILED, CANCELLED, TIMED_OUT), worked=True),
+    StateRow(
+        ENDING, 7, _to(QUEUED, FAILED, TIMED_OUT, CANCELLED, SUCCEEDED, CANCELLING, LOST_KEPT, EXITED),
+        on_worker=True, leaving=True,
+    ),
+    StateRow(CANCELLING, 8, _to(CANCELLED, SUCCEEDED), on_worker=True, leaving=True),
+    StateRow(LOST_KEPT, 3, _to(RUNNING, FROZEN, SUCCEEDED, FAILED, TIMED_OUT, QUEUED, CANCELLED), on_worker=True),
+    StateRow(SUCCEEDED, 15, _to(), terminal=True, worked=True),
+    StateRow(FAILED, 11, _to(), terminal=True, worked=True),
+    StateRow(TIMED_OUT, 12, _to(), terminal=True, worked=True),
+    StateRow(CANCELLED, 14, _to(), terminal=True),
+    StateRow(EXPIRED, 13, _to(), terminal=True),
+    StateRow(REJECTED, 10, _to(), terminal=True),
+    StateRow(
+        FROZEN, 2, _to(RUNNING, SUCCEEDED, FAILED, TIMED_OUT, QUEUED, CANCELLING, ENDING, LOST_KEPT),
+        on_worker=True, runs=True, may_end=True,
+    ),
+)  # fmt: skip
+STATES: Final = tuple(row.name for row in STATE_TABLE)
 STATE_NUMBER: Final = {name: number for number, name in enumerate(STATES)}
-TERMINAL: Final = frozenset({SUCCEEDED, FAILED, TIMED_OUT, CANCELLED, EXPIRED, REJECTED})
-
-#: Every legal step of a replica; anything else raises. The diagram in the docs is drawn from this table.
-TRANSITIONS: Final[dict[str, frozenset[str]]] = {
-    QUEUED: frozenset({PLACED, CANCELLED, EXPIRED, REJECTED, FAILED}),
-    PLACED: frozenset({CLAIMED, QUEUED, CANCELLING, ENDING, EXITED, LOST_KEPT, FAILED}),
-    CLAIMED: frozenset({RUNNING, QUEUED, SUCCEEDED, FAILED, TIMED_OUT, CANCELLING, ENDING, LOST_KEPT, EXITED}),
-    RUNNING: frozenset({SUCCEEDED, FAILED, TIMED_OUT, QUEUED, CANCELLING, ENDING, LOST_KEPT, EXITED, FROZEN}),
-    FROZEN: frozenset({RUNNING, SUCCEEDED, FAILED, TIMED_OUT, QUEUED, CANCELLING, ENDING, LOST_KEPT}),
-    EXITED: frozenset({SUCCEEDED, QUEUED, FAILED, CANCELLED, TIMED_OUT}),
-    ENDING: frozenset({QUEUED, FAILED, TIMED_OUT, CANCELLED, SUCCEEDED, CANCELLING, LOST_KEPT, EXITED}),
-    CANCELLING: frozenset({CANCELLED, SUCCEEDED}),
-    LOST_KEPT: frozenset({RUNNING, FROZEN, SUCCEEDED, FAILED, TIMED_OUT, QUEUED, CANCELLED}),
-    SUCCEEDED: frozenset(),
-    FAILED: frozenset(),
-    TIMED_OUT: frozenset(),
-    CANCELLED: frozenset(),
-    EXPIRED: frozenset(),
-    REJECTED: frozenset(),
-}
-
-_WORST_FIRST: Final = (REJECTED, FAILED, TIMED_OUT, EXPIRED, CANCELLED, SUCCEEDED)
-#: a job whose replicas are ended is told so once nothing else of it goes on
-_LIVE_FIRST: Final = (RUNNING, FROZEN, LOST_KEPT, CLAIMED, PLACED, QUEUED, ENDING, CANCELLING, EXITED)
+TRANSITIONS: Final = {row.name: row.follows for row in STATE_TABLE}
+TERMINAL: Final = frozenset(row.name for row in STATE_TABLE if row.terminal)
+ON_WORKER: Final = frozenset(row.name for row in STATE_TABLE if row.on_worker)
+#: states of an attempt that does not run yet
+STARTING: Final = frozenset(row.name for row in STATE_TABLE if row.may_end and not row.runs)
+_RANK: Final = {row.name: row.rank for row in STATE_TABLE}
 
 
 def derive_state(states: set[str]) -> str:
@@ -928,10 +947,6 @@ def derive_state(states: set[str]) -> str:
 
     Raises ValueError for an empty set.
     """
-    for name in _LIVE_FIRST:
-        if name in states:
-            return name
-    for name in _WORST_FIRST:
-        if name in states:
-            return name
+    if states:
+        return min(states, key=_RANK.__getitem__)
     raise ValueError("a job has at least one replica")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from moorage.schemas.job import STATE_NUMBER, STATES, TERMINAL, TRANSITIONS
+from moorage.schemas.job import STATE_NUMBER, STATE_TABLE, STATES, TERMINAL, TRANSITIONS, derive_state
 
 
 @pytest.mark.parametrize(
@@ -44,3 +44,14 @@ def test_the_table_is_closed() -> None:
     assert {name for name, targets in TRANSITIONS.items() if not targets} == TERMINAL
     assert [STATES[number] for number in STATE_NUMBER.values()] == list(STATES)
     assert all(now not in targets for now, targets in TRANSITIONS.items())
+
+
+def test_the_columns_of_the_table_agree() -> None:
+    for row in STATE_TABLE:
+        assert row.on_worker or not (row.has_devices or row.runs or row.may_end or row.leaving), row.name
+        assert not (row.may_end and row.leaving), row.name
+        assert not (row.terminal and row.on_worker), row.name
+    by_rank = sorted(STATE_TABLE, key=lambda row: row.rank)
+    assert len({row.rank for row in STATE_TABLE}) == len(STATE_TABLE)
+    assert [row.terminal for row in by_rank] == sorted(row.terminal for row in by_rank), "a live replica goes first"
+    assert derive_state(set(STATES)) == by_rank[0].name

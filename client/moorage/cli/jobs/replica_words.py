@@ -7,16 +7,14 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from moorage.cli.framework.render import age
-from moorage.schemas.job import CLAIMED, PLACED, QUEUED, SUCCEEDED, TERMINAL
+from moorage.schemas.job import QUEUED, STARTING, SUCCEEDED, TERMINAL
 
 #: ranges that a line names of the replicas that ended in one state
 RANGES_NAMED_MAX: Final = 8
 #: a rate over less time says little
 ETA_AFTER_S: Final = 5.0
-#: states before an attempt runs
-_STARTING: Final = frozenset({PLACED, CLAIMED})
 #: states in which no attempt runs: it waits, it starts, it is over
-_OFF: Final = TERMINAL | _STARTING | {QUEUED}
+_OFF: Final = TERMINAL | STARTING | {QUEUED}
 
 
 def replica_words(states: Mapping[str, int], ended: Mapping[str, str] | None = None) -> str:
@@ -32,7 +30,7 @@ def replica_words(states: Mapping[str, int], ended: Mapping[str, str] | None = N
     done = sum(count for name, count in states.items() if name in TERMINAL)
     counts = [
         ("running", sum(count for name, count in states.items() if name not in _OFF)),
-        ("starting", sum(count for name, count in states.items() if name in _STARTING)),
+        ("starting", sum(count for name, count in states.items() if name in STARTING)),
         ("waiting", states.get(QUEUED, 0)),
     ]
     words = [f"{name} {count}" for name, count in counts if count]

@@ -27,7 +27,7 @@ from moorage.schemas.codec import is_json
 from moorage.schemas.frames import LsAsked
 from moorage.schemas.frames.listing import ANY
 from moorage.schemas.gpu import format_token
-from moorage.schemas.job import STATE_NUMBER, STATES, TERMINAL, derive_state
+from moorage.schemas.job import ON_WORKER, STATE_NUMBER, STATES, TERMINAL, derive_state
 from moorage.schemas.unreadable import UNREADABLE
 
 #: how long a reason that was found for a queue group holds, in ledger ms: finding it walks over the fleet
@@ -35,8 +35,6 @@ REASON_MS: Final = 2_000
 #: queue groups whose reason is remembered
 REASONS_MAX: Final = 4_096
 HOUR_MS: Final = 3_600_000
-#: states in which a replica holds nothing
-FREED: Final = TERMINAL | {STATES[QUEUED], "EXITED"}
 #: reasons that belong to one job of a queue group, not to the group
 _OF_ONE: Final = frozenset(reason.name for reason in (reasons.BACKOFF, reasons.CONTENDED, reasons.REFUSED))
 
@@ -254,12 +252,12 @@ class Then:
                 continue
             if replica < 0:  # of a gang as a whole
                 states = dict.fromkeys(states, name)
-                held = {} if name in FREED else held
+                held = held if name in ON_WORKER else {}
                 continue
             states[replica] = name
             if name == STATES[PLACED]:
                 held[replica] = worker, slots
-            elif name in FREED:
+            elif name not in ON_WORKER:
                 held.pop(replica, None)
         leases = [[worker, slots_of(slots)] for worker, slots in held.values() if worker]
         return {

@@ -7,14 +7,13 @@ from typing import Any, Final
 
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.ledger.fairshare import GPU_MILLI
-from moorage.scheduler.core.ledger.state import RESIZED, STORY_WORDS, UNENDED, Job
+from moorage.scheduler.core.ledger.state import RESIZED, STORY_WORDS, Job
 from moorage.scheduler.follower.granted import granted_to, in_seconds, part_of
 from moorage.scheduler.history.told_story import Found
 from moorage.schemas.frames import UNKNOWN_MS, Change
-from moorage.schemas.job import STATES, Request
+from moorage.schemas.job import ON_WORKER, STATES, Request
 
 _RESIZED: Final = STORY_WORDS[RESIZED]
-_HELD: Final = frozenset(STATES[state] for state in UNENDED)
 
 
 def usage_of_job(engine: Engine, job: Job) -> dict[str, Any]:
@@ -37,7 +36,7 @@ def usage_of_story(found: Found, changes: Sequence[Change], request: Request) ->
             continue
         since_ms, gpus = held.pop(change.replica, (change.time_ms, 0))
         gpu_ms += (change.time_ms - since_ms) * gpus
-        if change.worker and change.state in _HELD:
+        if change.worker and change.state in ON_WORKER:
             held[change.replica] = change.time_ms, len(change.gpus) or gpus
     if not gpu_ms:
         return {}

@@ -13,10 +13,10 @@ from moorage.scheduler.core.ledger.fairshare import GPU_MILLI, sharer_milli
 from moorage.scheduler.core.ledger.state import (
     AT_MS,
     FENCE,
+    ON_WORKER,
     REPLICA,
     SLOTS,
     STATE,
-    UNENDED,
     WORKER,
     Job,
     State,
@@ -96,7 +96,7 @@ class Counting:
             if index < 0 or row[STATE] < 0:  # of the whole job, or beside its states
                 continue
             before = held.get(index)
-            goes_on = row[WORKER] >= 0 and row[STATE] in UNENDED
+            goes_on = row[WORKER] >= 0 and row[STATE] in ON_WORKER
             if before is not None:
                 if goes_on and (row[FENCE], row[SLOTS]) == (before[FENCE], before[SLOTS]):
                     continue  # else it is another attempt, or one that was frozen or resumed

@@ -5,20 +5,16 @@ It is cheap enough for both: every row is read once.
 
 from __future__ import annotations
 
-from typing import Final
-
 from moorage.scheduler.core.ledger import bits
 from moorage.scheduler.core.ledger.fairshare import rate_of
 from moorage.scheduler.core.ledger.records import GangPhase, Mode
 from moorage.scheduler.core.ledger.state import (
     AT_EXITED,
-    CANCELLING,
     CLAIMED,
-    ENDING,
     EXITED,
-    FROZEN,
+    HAS_DEVICES,
     IS_TERMINAL,
-    LOST_KEPT,
+    ON_WORKER,
     PLACED,
     QUEUED,
     RUNNING,
@@ -30,13 +26,6 @@ from moorage.scheduler.core.ledger.state import (
 )
 from moorage.schemas.job import STATES
 from moorage.schemas.ranges import count_of, is_in, without
-
-#: states in which a replica has a member
-_HOLDING: Final = frozenset((PLACED, CLAIMED, RUNNING, FROZEN, ENDING, CANCELLING, LOST_KEPT))
-
-
-#: states of a replica whose member may hold none of its devices: it is frozen, or was when it was asked to end
-_WITHOUT_DEVICES: Final = frozenset((FROZEN, ENDING, CANCELLING, LOST_KEPT))
 
 
 class Broken(AssertionError):
@@ -114,7 +103,7 @@ def _validate_worker(worker: Worker, live_members: dict[tuple[int, int], int]) -
         is_frozen = member.mask == 0 and member.home != 0
         if member.mask != member.home and not is_frozen:
             raise Broken(f"{worker.id}: {member.name} holds slots {member.mask:b} of {member.home:b}")
-        if is_frozen and member.phase != AT_EXITED and member.replica.state not in _WITHOUT_DEVICES:
+        if is_frozen and member.phase != AT_EXITED and member.replica.state in HAS_DEVICES:
             raise Broken(f"{member.name} is {STATES[member.replica.state]} without its devices")
         if member.mode == Mode.EXCLUSIVE:
             if exclusive & member.mask:
@@ -156,7 +145,7 @@ def _validate_job(state: State, job: Job) -> None:
         held, at = replica.member, replica.state
         if index != replica.index or IS_TERMINAL[at] or not replica.attempt:
             raise Broken(f"{job.name}/{index} has a row, and is {STATES[at]} after {replica.attempt} attempts")
-        if (at in _HOLDING) != (held is not None):
+        if (at in ON_WORKER) != (held is not None):
             raise Broken(f"{job.name}/{replica.index} is {STATES[replica.state]} and holds {held}")
         if held is not None and held.worker.members.get(held.name) is not held:
             raise Broken(f"{job.name}/{replica.index}: its member is not filed at its worker")

@@ -19,7 +19,7 @@ from moorage.scheduler.core.ledger.records import GangPhase
 from moorage.scheduler.core.ledger.resizes import Resize
 from moorage.scheduler.core.ledger.schedules import Schedule
 from moorage.schemas.attempt import AttemptName
-from moorage.schemas.job import STATE_NUMBER, STATES, TERMINAL, TRANSITIONS, derive_state
+from moorage.schemas.job import STATE_NUMBER, STATE_TABLE, STATES, derive_state
 from moorage.schemas.ranges import ONE, Ranges, count_of, is_in, numbers_in, without
 
 QUEUED: Final = STATE_NUMBER["QUEUED"]
@@ -38,19 +38,22 @@ EXPIRED: Final = STATE_NUMBER["EXPIRED"]
 REJECTED: Final = STATE_NUMBER["REJECTED"]
 FROZEN: Final = STATE_NUMBER["FROZEN"]
 
-IS_TERMINAL: Final = tuple(name in TERMINAL for name in STATES)
-LEGAL: Final = tuple(frozenset(STATE_NUMBER[to] for to in TRANSITIONS[name]) for name in STATES)
+IS_TERMINAL: Final = tuple(row.terminal for row in STATE_TABLE)
+LEGAL: Final = tuple(frozenset(STATE_NUMBER[to] for to in row.follows) for row in STATE_TABLE)
 
-#: states in which a member on a worker has not ended yet, so it has no exit code
-UNENDED: Final = frozenset((PLACED, CLAIMED, RUNNING, FROZEN, ENDING, CANCELLING, LOST_KEPT))
-#: states in which a member was asked to end
-LEAVING: Final = frozenset((ENDING, CANCELLING))
-#: states after an attempt that did not succeed: an exit with 0 leads to another one
-_NO_SUCCESS: Final = frozenset((QUEUED, FAILED))
+# the columns of the table of states, by number
+ON_WORKER: Final = frozenset(number for number, row in enumerate(STATE_TABLE) if row.on_worker)
+HAS_DEVICES: Final = frozenset(number for number, row in enumerate(STATE_TABLE) if row.has_devices)
+RUNS: Final = frozenset(number for number, row in enumerate(STATE_TABLE) if row.runs)
+MAY_END: Final = frozenset(number for number, row in enumerate(STATE_TABLE) if row.may_end)
+LEAVING: Final = frozenset(number for number, row in enumerate(STATE_TABLE) if row.leaving)
+WORKED: Final = frozenset(number for number, row in enumerate(STATE_TABLE) if row.worked)
+#: states of an attempt that does not run yet
+STARTING: Final = MAY_END - RUNS
 #: the states that may follow RUNNING when an attempt ends
 AFTER_RUNNING: Final = LEGAL[RUNNING] - {FROZEN}
 #: states in which a member may be told ready or not: a worker that comes back tells it of what it kept
-TELLS_READY: Final = frozenset((RUNNING, FROZEN, LOST_KEPT))
+TELLS_READY: Final = RUNS | {LOST_KEPT}
 #: what a FREEZE step changes: from which state to which
 FREEZES: Final = frozenset(((RUNNING, FROZEN), (FROZEN, RUNNING), (LOST_KEPT, FROZEN)))
 
@@ -630,9 +633,10 @@ def new_member(replica: Replica, worker: Worker, mask: int, mode: int, fence: in
 def code_of(to: int | None, code: int) -> int | None:
     """Return the exit code in a transition on a worker to the state `to`; None if it has none.
 
-    Until an attempt has ended, and for one that was lost, refused or withdrawn, the transition's code is 0.
+    Until an attempt has ended, and for one that was lost, refused or withdrawn, the transition's code is 0. It is no
+    exit code then: an attempt after which its replica is QUEUED or FAILED did not exit with 0.
     """
-    return None if to in UNENDED or (not code and to in _NO_SUCCESS) else code
+    return None if to in ON_WORKER or (not code and to in (QUEUED, FAILED)) else code
 
 
 def decided_code(over: str, on_workers: list[tuple[str, int, int | None]]) -> int | None:

@@ -8,7 +8,7 @@ from moorage.scheduler.core.draft import NOTE_CHARS_MAX, Draft
 from moorage.scheduler.core.fleet.fleet import Fleet
 from moorage.scheduler.core.ledger.acts import Freeze
 from moorage.scheduler.core.ledger.records import BY_WORKER, GangPhase
-from moorage.scheduler.core.ledger.state import FREEZE, FROZEN, NOT_FROZEN, RESUME, RUNNING, Member
+from moorage.scheduler.core.ledger.state import FREEZE, FROZEN, NOT_FROZEN, RESUME, RUNNING, RUNS, Member
 from moorage.schemas.frames import Fact
 from moorage.schemas.printable import shown
 
@@ -45,7 +45,7 @@ def on_freezing(draft: Draft, fleet: Fleet, member: Member, fact: Fact) -> None:
     elif kind == "freeze-due":
         if state == RUNNING and not member.freeze and draft.job(replica.job).gang == GangPhase.NONE:
             _write(draft, member, FREEZE, f"idle for {min(max(fact.code, 0), IDLE_S_MAX)} s")
-    elif state in (RUNNING, FROZEN) and member.wakes:
+    elif state in RUNS and member.wakes:
         _write(draft, member, RESUME, "it is used again")
 
 

@@ -14,7 +14,7 @@ from typing import Final
 from moorage.scheduler.core.draft import NOTE_CHARS_MAX, Draft
 from moorage.scheduler.core.fleet.fleet import Fleet
 from moorage.scheduler.core.fleet.shape import Shape
-from moorage.scheduler.core.ledger.state import CLAIMED, PLACED, Job, Member
+from moorage.scheduler.core.ledger.state import STARTING, Job, Member
 from moorage.scheduler.core.lifecycle.refusals import avoids_all
 
 #: how many of the hosts that refused a job its end names
@@ -55,7 +55,7 @@ class Lacking:
             return False  # it ends as a whole
         for peer in job.rows.values() if len(job.rows) > 1 else ():
             row = draft.replica(peer)
-            if row.state in (PLACED, CLAIMED) and row.member is not None and row.member.worker.num not in lacking:
+            if row.state in STARTING and row.member is not None and row.member.worker.num not in lacking:
                 return True
         return False
 

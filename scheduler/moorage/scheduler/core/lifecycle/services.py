@@ -9,12 +9,10 @@ from typing import Final
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.events import Submit, Wake
 from moorage.scheduler.core.ledger.state import (
-    CLAIMED,
     ENDING,
-    FROZEN,
+    HAS_DEVICES,
     LEAVING,
-    LOST_KEPT,
-    PLACED,
+    ON_WORKER,
     QUEUED,
     RUNNING,
     Job,
@@ -35,11 +33,10 @@ from moorage.schemas.ranges import count_of, ranges_of
 #: a job that found no place for so long, while nothing of it starts, gets the place of a replica that it replaces
 ROOM_MS: Final = 5_000
 #: states of a replica that serves, or will do so without another decision
-_GOES_ON: Final = (QUEUED, PLACED, CLAIMED, RUNNING, FROZEN, LOST_KEPT)
+_GOES_ON: Final = (ON_WORKER - LEAVING) | {QUEUED}
 #: so many of a tenant's newest jobs are looked at for the last one of a service, and so many services are named
 LOOKED_MAX: Final = 1_000
 NAMED_MAX: Final = 20
-_STARTING: Final = (PLACED, CLAIMED, RUNNING)
 
 
 class Services:
@@ -204,7 +201,7 @@ class Services:
         """Return whether a job has waited for a place for `ROOM_MS`, and nothing of it is about to be ready."""
         row, states = draft.job(job), [(draft.replica(each), each) for each in job.rows.values()]
         now = [each.state for each, _ in states]
-        if ENDING in now or sum(each in _STARTING for each in now) > ready:
+        if ENDING in now or sum(each in HAS_DEVICES for each in now) > ready:
             return False
         since_ms = [each.not_before for each, _ in states if each.state == QUEUED]
         if row.fresh:

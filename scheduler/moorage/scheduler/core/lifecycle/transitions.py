@@ -32,11 +32,13 @@ from moorage.scheduler.core.ledger.state import (
     FROZEN,
     LEAVING,
     LOST_KEPT,
+    MAY_END,
     PLACED,
     QUEUED,
     REJECTED,
     REPLICA,
     RUNNING,
+    STARTING,
     STATE,
     SUCCEEDED,
     TIMED_OUT,
@@ -76,7 +78,6 @@ EXIT_CODE_MAX: Final = 2**31 - 1
 _LOST_REASONS: Final = frozenset({"lost", "fence"})
 _AS_ASKED: Final = frozenset({ENDED_AS_ASKED, ENDED_FROZEN})
 _ENDS: Final = frozenset({"exited", "ran"})
-_ON_WORKER: Final = (PLACED, CLAIMED, RUNNING, FROZEN)
 
 
 def backoff_ms(base: int, used: int, at_most: int) -> int:
@@ -218,7 +219,7 @@ class Lifecycle:
         state = draft.replica(replica).state
         if state in LEAVING:
             return Count.NONE
-        begun = state not in (PLACED, CLAIMED) or draft.job(replica.job).gang == GangPhase.STARTED
+        begun = state not in STARTING or draft.job(replica.job).gang == GangPhase.STARTED
         return Count.LOSS if begun and fact.detail != "supervisor-died" else Count.REFUSAL
 
     def _refused(self, draft: Draft, member: Member, state: int, fact: Fact) -> None:
@@ -407,7 +408,7 @@ class Lifecycle:
         else:
             draft.over(op, replica, member, EXITED, why, code)
         for peer in job.rows.values():
-            if draft.replica(peer).state in _ON_WORKER:
+            if draft.replica(peer).state in MAY_END:
                 draft.end(peer, ENDING, EXITED, f"gang: replica {replica.index}: {why}")
         self._settle_gang(draft, job)
 
@@ -473,7 +474,7 @@ class Lifecycle:
             state = draft.replica(replica).state
             if state in (QUEUED, EXITED):
                 draft.move(replica, CANCELLED, why)
-            elif state in _ON_WORKER or state == ENDING:
+            elif state in MAY_END or state == ENDING:
                 draft.end(replica, CANCELLING, CANCELLED, why)
             elif state == LOST_KEPT:
                 self._lost(draft, replica, CANCELLED, why)
@@ -516,7 +517,7 @@ class Lifecycle:
         did = 0
         for replica in rows_of(job, only):
             state = draft.replica(replica).state
-            if state in _ON_WORKER:
+            if state in MAY_END:
                 draft.end(replica, ENDING, EXITED if gang else QUEUED, why)
             elif state == LOST_KEPT:
                 self._lost(draft, replica, QUEUED, why)
@@ -533,7 +534,7 @@ class Lifecycle:
             member not in draft.gone
             and draft.phase_of(member) != AT_EXITED
             and draft.replica(member.replica).member is member
-            and draft.replica(member.replica).state in _ON_WORKER
+            and draft.replica(member.replica).state in MAY_END
         )
 
     @staticmethod
@@ -560,7 +561,7 @@ class Lifecycle:
         if draft.job(job).gang in (GangPhase.HOLDING, GangPhase.STARTED):
             draft.gang(job, GangPhase.ENDING, after, count)
             for peer in job.rows.values():
-                if draft.replica(peer).state in _ON_WORKER:
+                if draft.replica(peer).state in MAY_END:
                     draft.end(peer, ENDING, EXITED, why, notice_s)
             return
         count = self._counted(job, count)
@@ -585,7 +586,7 @@ class Lifecycle:
             state = draft.replica(replica).state
             if state == QUEUED:
                 draft.move(replica, EXPIRED, "deadline_s passed")
-            elif state in _ON_WORKER:
+            elif state in MAY_END:
                 draft.end(replica, ENDING, EXITED if gang else TIMED_OUT, "deadline_s passed")
             elif state == LOST_KEPT:
                 self._lost(draft, replica, TIMED_OUT, "deadline_s passed")
@@ -650,7 +651,7 @@ class Lifecycle:
             return ""
         if state == ENDING:
             return why if self._after_ending(draft, replica) == QUEUED else ""
-        return why if state in _ON_WORKER else ""
+        return why if state in MAY_END else ""
 
     def _lost(self, draft: Draft, replica: Replica, to: int, why: str) -> None:
         member = draft.replica(replica).member

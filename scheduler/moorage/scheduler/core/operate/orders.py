@@ -19,10 +19,9 @@ from moorage.scheduler.core.ledger.finished import job_key
 from moorage.scheduler.core.ledger.records import FORMAT, Mode
 from moorage.scheduler.core.ledger.state import (
     FREEZE,
-    FROZEN,
     QUEUED,
     RESUME,
-    RUNNING,
+    RUNS,
     Job,
     Member,
     StandingOrder,
@@ -181,7 +180,7 @@ class Orders:
         running = [
             replica.member
             for replica in job.rows.values()
-            if replica.member is not None and draft.replica(replica).state in (RUNNING, FROZEN)
+            if replica.member is not None and draft.replica(replica).state in RUNS
         ]
         changed = any(stays_frozen(draft, member) != on or member.wakes for member in running)
         if on and (why := self._why_not_frozen(draft, job, running)) is not None:

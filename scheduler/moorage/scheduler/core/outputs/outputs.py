@@ -16,13 +16,14 @@ from moorage.scheduler.core.ledger.state import (
     IS_TERMINAL,
     LEAVING,
     LISTED_MAX,
+    MAY_END,
+    ON_WORKER,
     PLACED,
     RANGE,
     RUNNING,
     STATE,
     STORY_WORDS,
     SUCCEEDED,
-    UNENDED,
     WORKER,
     Job,
     Member,
@@ -144,7 +145,7 @@ class WantedFrames:
         elif job.gang == GangPhase.STARTED and member.phase == AT_CLAIMED:
             address, _, port = job.master.rpartition(":")
             self._frame(worker, 200).start.append(Start(*member.name, address, int(port or 0), job.size))
-        elif state in (CLAIMED, RUNNING, FROZEN) and member.missed >= MISSED_MAX:
+        elif state in MAY_END and member.missed >= MISSED_MAX:
             self._frame(worker, 200).end.append(End(*member.name, why="account for it: not in your renewals"))
         elif state == FROZEN:
             if member.mask:
@@ -258,7 +259,7 @@ def is_exception(row: Transition) -> bool:
 
 def is_end(row: Transition) -> bool:
     """Return whether a transition of one of very many replicas is in the history: the end of an attempt, or an act."""
-    return row[STATE] < 0 or row[WORKER] == RANGE or row[STATE] not in UNENDED
+    return row[STATE] < 0 or row[WORKER] == RANGE or row[STATE] not in ON_WORKER
 
 
 def changes_since(

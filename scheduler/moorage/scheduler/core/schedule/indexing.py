@@ -12,7 +12,7 @@ from itertools import islice
 from typing import Final
 
 from moorage.scheduler.core.draft import Draft
-from moorage.scheduler.core.ledger.state import AT_MS, FENCE, IS_TERMINAL, PLACED, QUEUED, STATE, Job, State
+from moorage.scheduler.core.ledger.state import AT_MS, FENCE, ON_WORKER, PLACED, QUEUED, STATE, Job, State
 from moorage.scheduler.core.lifecycle.admission import Admission
 from moorage.scheduler.core.lifecycle.max_running import most_of
 from moorage.scheduler.core.lifecycle.scaling import Scaling
@@ -27,9 +27,6 @@ from moorage.schemas.job import Request
 #: with so many replicas of a job that came back at once, no new one is placed until some of them have been
 BACK_MAX: Final = 1_000
 
-#: the states of replicas that are on no worker
-_ON_NONE: Final = frozenset({QUEUED, *(state for state, is_terminal in enumerate(IS_TERMINAL) if is_terminal)})
-
 
 def _full_until_ms(job: Job, most: int) -> int:
     """Return the ledger ms until which so many replicas were on workers at once; 0 if that is now, or in no story."""
@@ -37,7 +34,7 @@ def _full_until_ms(job: Job, most: int) -> int:
     for row in reversed(job.story) if count < most else ():
         if row[STATE] == PLACED:
             count -= 1
-        elif row[FENCE] and row[STATE] in _ON_NONE:  # an attempt's end
+        elif row[FENCE] and row[STATE] >= 0 and row[STATE] not in ON_WORKER:  # an attempt's end
             count += 1
             if count >= most:
                 return row[AT_MS]

@@ -34,14 +34,11 @@ from moorage.scheduler.core.ledger.state import (
     AT_MS,
     AT_RUNNING,
     ATTEMPT,
-    EXITED,
-    FAILED,
     FROZEN,
     REPLICA,
     RUNNING,
     STATE,
-    SUCCEEDED,
-    TIMED_OUT,
+    WORKED,
     WORKER,
     Job,
     Member,
@@ -70,8 +67,6 @@ OUTLIVED_P90: Final = 9
 
 #: runs of a job of very many replicas that one record teaches
 LEARNED_A_RECORD: Final = 2
-#: ends that show how long the work takes; an end on request does not
-_RAN: Final = frozenset({SUCCEEDED, FAILED, TIMED_OUT, EXITED})
 
 _Group = tuple[str, str, int]
 #: from narrow to wide, see `groups_of`
@@ -197,7 +192,7 @@ class Durations:
         ran: dict[tuple[int, int], int] = {}
         for row in job.story[: -ROWS_MAX - 1 : -1]:
             key, state = (row[REPLICA], row[ATTEMPT]), row[STATE]
-            if state in _RAN and row[WORKER] >= 0:
+            if state in WORKED and row[WORKER] >= 0:
                 ends[key] = row[AT_MS]
             elif state == FROZEN:
                 ends.pop(key, None)
@@ -212,7 +207,7 @@ class Durations:
 
         It runs for long, and what starts beside it is planned by how long its replicas take.
         """
-        ends = (row for row in islice(reversed(job.story), new) if row[STATE] in _RAN and row[WORKER] >= 0)
+        ends = (row for row in islice(reversed(job.story), new) if row[STATE] in WORKED and row[WORKER] >= 0)
         for end in list(islice(ends, LEARNED_A_RECORD)):
             for row in reversed(job.story):
                 if row[REPLICA] != end[REPLICA] or row[ATTEMPT] != end[ATTEMPT]:

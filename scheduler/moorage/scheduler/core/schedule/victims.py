@@ -17,7 +17,7 @@ from moorage.scheduler.core.fleet.fleet import Fleet
 from moorage.scheduler.core.fleet.host import EXCLUSIVE, Host
 from moorage.scheduler.core.fleet.shape import Shape
 from moorage.scheduler.core.ledger.began import began_ms, begins_of
-from moorage.scheduler.core.ledger.state import FROZEN, LEAVING, RUNNING, Job, Member
+from moorage.scheduler.core.ledger.state import FROZEN, LEAVING, RUNS, Job, Member
 
 #: how many hosts are compared by lost work when all of them have victims of the lowest priority; those with the most
 #: open devices. Hosts with victims of a lower priority are always found
@@ -29,7 +29,6 @@ READ_MAX: Final = 2_048
 VOID_MS: Final = 10_000
 #: the priority that a preemptible job defends: any other job's is higher
 LOWEST: Final = -1
-_RUNS: Final = frozenset((RUNNING, FROZEN))
 
 
 class Right(NamedTuple):
@@ -147,9 +146,9 @@ class Preemption:
             job = member.replica.job
             if member.mode > EXCLUSIVE:
                 continue
-            if member.replica.state not in _RUNS:
+            if member.replica.state not in RUNS:
                 settled = settled and member.replica.state in LEAVING
-                if draft.replica(member.replica).state not in _RUNS:  # else it starts to run with this record
+                if draft.replica(member.replica).state not in RUNS:  # else it starts to run with this record
                     continue
             began = begins.of(member)
             key = (self.priority_of(job) if job.gang else self.defended(member, began), job.tenant)
@@ -211,7 +210,7 @@ class _Begins:
 
     def of(self, member: Member) -> int:
         job = member.replica.job
-        if member.replica.state not in _RUNS:
+        if member.replica.state not in RUNS:
             return self._now_ms
         if job.size == 1:
             return began_ms(member, self._now_ms)
@@ -404,9 +403,7 @@ class _Search:
         if job is right.job or not members:
             return None
         if any(
-            draft.replica(m.replica).member is not m
-            or m.mode > EXCLUSIVE
-            or draft.replica(m.replica).state not in _RUNS
+            draft.replica(m.replica).member is not m or m.mode > EXCLUSIVE or draft.replica(m.replica).state not in RUNS
             for m in ((*members, member) if job.gang else members)
         ):
             return None  # it has ended, is ending, or shares a device
