@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,7 +12,9 @@ from moorage.scheduler.core.ledger import snapshot as snapshots
 from moorage.scheduler.core.ledger.fold import fold
 from moorage.scheduler.core.ledger.invariants import validate
 from moorage.scheduler.core.ledger.record import decode_record
-from moorage.scheduler.core.ledger.state import State
+from moorage.scheduler.core.ledger.schedules import Schedule
+from moorage.scheduler.core.ledger.state import Job, Member, Replica, State, Tenant, Worker, new_job, new_member
+from moorage.schemas.ranges import ONE
 from tests.unit.scheduler.driving import Driving
 from tests.unit.scheduler.faulty_world import FaultyWorld
 
@@ -76,3 +79,73 @@ def test_a_state_that_is_not_what_it_claims_is_refused() -> None:
     with pytest.raises(snapshots.BadSnapshot, match="digest"):
         snapshots.load(snapshots.dump(drive.state))
     assert snapshots.snapshot_digest(good) != snapshots.snapshot_digest(good + b"x")
+
+
+@pytest.mark.parametrize(("of", "next_step"), [(1, "begin with a new ledger"), (3, "use a newer release")])
+def test_another_format_is_refused_by_name(of: int, next_step: str) -> None:
+    snapshot = msgspec.msgpack.encode([of, "ledger-1", 7])
+    with pytest.raises(snapshots.BadSnapshot, match=f"has format {of}, this release reads 2: {next_step}"):
+        snapshots.load(snapshot)
+
+
+def test_an_attempt_that_holds_devices_beside_the_next_one_keeps_its_name() -> None:
+    drive = Driving()
+    worker = drive.worker("w0", 2)
+    drive.submit("j", retries=1)
+    drive.settle()
+    first = next(iter(worker.held))
+    worker.finish(first, 1, freed=False)
+    drive.settle()
+    drive.pass_time(60_000)
+    drive.settle()
+    assert drive.states("j") == ["RUNNING"]
+    drive.take_snapshot()
+    drive.lead()
+    drive.renew()
+    drive.settle()
+    worker.free(first)
+    drive.settle()
+    assert [member.attempt for member in drive.state.members()] == [2], "its report is not known under another name"
+
+
+#: fields that follow from others, and the digest of the row
+FOLLOW = {
+    Job: {"size", "live", "rows", "back", "held", "lingering", "row"},
+    Replica: {"job", "member", "row"},
+    Member: {"replica", "worker", "name", "row"},
+    Worker: {"unwell_mask", "members", "row"},
+    Tenant: {"jobs", "live", "gpus", "rate_milli", "row", "usage_base"},
+    Schedule: {"row"},
+}
+SOFT = {
+    Job: {"shape", "deadline_ms", "key", "told", "always", "own_subject", "since_ms", "extra", "derived"},
+    Member: {"missed", "runs_as"},
+    Tenant: {"extra", "waits"},
+}
+
+
+def rows() -> list[Job | Replica | Member | Worker | Tenant]:
+    job = new_job(1, "t", "j", b"{}", ONE, "", 5, 2)
+    replica, worker = Replica(job, 0), Worker(0, "w0", "m")
+    return [job, replica, worker, Tenant("t"), new_member(replica, worker, 1, 1, 3)]
+
+
+@pytest.mark.parametrize("kind", FOLLOW)
+def test_every_field_of_a_row_lasts_or_follows_or_is_soft(kind: type[Job]) -> None:
+    lasting = {name for name in (*kind.LASTING.made, *kind.LASTING.always, *kind.LASTING.seldom) if "." not in name}
+    lasting -= {"is_current", "usage_text"}
+    assert lasting.isdisjoint(FOLLOW[kind] | SOFT.get(kind, set()))
+    assert lasting | FOLLOW[kind] | SOFT.get(kind, set()) == set(kind.__slots__)
+
+
+def test_a_new_row_has_the_defaults_of_its_list_and_its_digest_counts_what_differs() -> None:
+    other = {int: 3, bool: True, str: "4"}
+    for row in rows():
+        plain = row.digest_row()
+        for name, (kind, default) in row.LASTING.seldom.items():
+            assert getattr(row, name) == default, f"{type(row).__name__}.{name}"
+            if name in ("bad", "codes", "wakes", "well_n", "weight", "guaranteed", "gpus_max", "jobs_max", "leased"):
+                continue  # it is counted by what changes with it
+            setattr(row, name, other.get(kind, ((1, 2),)) if name != "unwell" else {1: ("xid", "", 0, 0)})
+            assert row.digest_row() != plain, f"{type(row).__name__}.{name}"
+            setattr(row, name, default)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from moorage.scheduler.core.ledger.digests import number_of
+from moorage.scheduler.core.ledger.lasting import Lasting
 
 
 class Schedule:
@@ -67,11 +70,13 @@ class Schedule:
         if next_ms:  # a run that was asked for says nothing about the times
             self.due_ms, self.next_ms = self.next_ms, next_ms
 
+    LASTING: ClassVar = Lasting(
+        {"tenant": str, "name": str, "cron": str, "tz": str, "overlap": str, "body": bytes, "by": str},
+        {
+            "paused": bool, "wish": int, "since_ms": int, "through": int, "runs": int, "skipped": int, "why": str,
+            "job": str, "last_ms": int, "due_ms": int, "next_ms": int,
+        },
+    )  # fmt: skip
+
     def digest_row(self) -> int:
-        return number_of(
-            (
-                "schedule", self.tenant, self.name, self.cron, self.tz, self.overlap, self.body, self.by, self.paused,
-                self.wish, self.since_ms, self.through, self.runs, self.skipped, self.why, self.job, self.last_ms,
-                self.due_ms, self.next_ms,
-            )
-        )  # fmt: skip
+        return number_of(("schedule", *self.LASTING.values(self)))

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterator
-from typing import Any, Final, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple
 
 from moorage.scheduler.core.ledger import bits
 from moorage.scheduler.core.ledger.digests import number_of
 from moorage.scheduler.core.ledger.finished import FinishedTable
+from moorage.scheduler.core.ledger.lasting import Lasting
 from moorage.scheduler.core.ledger.records import GangPhase
 from moorage.scheduler.core.ledger.resizes import Resize
 from moorage.scheduler.core.ledger.schedules import Schedule
@@ -316,6 +317,31 @@ class Job:
         self.extra = 0  # soft: `extra_of` it
         self.derived: tuple[int, str] = (0, "")  # soft: a revision, and the job's state at that revision
 
+    LASTING: ClassVar = Lasting(
+        {
+            "num": int, "tenant": str, "name": str, "body": bytes, "numbers": Ranges, "traceparent": str,
+            "accepted_ms": int, "ledger": int,
+        },
+        {
+            "rev": int, "gang": int, "after": int, "started": bool, "fresh": Ranges, "ends": int, "attempt": int,
+            "placed_ms": int, "over": bool, "count": int, "master": str, "story": list[tuple[Any, ...]], "well": int,
+        },
+        {
+            "bad": (dict[int, bytearray] | None, None),
+            "codes": (dict[int, int] | None, None),
+            "hold": (StandingOrder | None, None),
+            "priority": (int, -1),
+            "preempts": (tuple[tuple[int, ...], tuple[int, ...]] | None, None),
+            "used": (tuple[int, int] | None, None),
+            "resizes": (tuple[Resize, ...], ()),
+            "lacking": (tuple[int, ...], ()),
+            "awaits": (Awaits, ()),
+            "ready_ms": (int, 0),
+            "scaled": (Scaled | None, None),
+            "avoid": (tuple[tuple[int, int], ...], ()),
+        },
+    )  # fmt: skip
+
     def digest_row(self) -> int:
         row = number_of(
             (
@@ -540,6 +566,14 @@ class Replica:
         self.member: Member | None = None
         self.row = 0
 
+    LASTING: ClassVar = Lasting(
+        {"index": int},
+        {
+            "state": int, "attempt": int, "fence": int, "retries": int, "losses": int, "refusals": int,
+            "not_before": int, "after": int, "restarts": int, "streak": int,
+        },
+    )  # fmt: skip
+
     def digest_row(self) -> int:
         row = number_of(
             (
@@ -610,6 +644,29 @@ class Member:
         self.row = 0
         self.missed = 0  # soft: consecutive renewals that did not list it
         self.runs_as: Any = None  # soft: the `schedule.runtime` entry that estimates its end
+
+    @property
+    def is_current(self) -> bool:
+        """Whether it is its replica's current attempt, not one that has ended and still holds devices."""
+        return self.replica.member is self
+
+    LASTING: ClassVar = Lasting(
+        {
+            "replica.job.num": int, "replica.index": int, "is_current": bool, "attempt": int, "fence": int, "home": int,
+            "mode": int,
+        },
+        {"mask": int, "phase": int},
+        {
+            "rate_milli": (int, 0),
+            "notice_s": (int, 0),
+            "freeze": (bool, False),
+            "wakes": (bool, False),
+            "leased": (int, 0),
+            "preemptible": (bool, False),
+            "ready": (bool, False),
+            "address": (str, ""),
+        },
+    )  # fmt: skip
 
     def digest_row(self) -> int:
         row = number_of(
@@ -744,6 +801,22 @@ class Worker:
         """The silence after which the worker is lost, in ms, as sent with its join; 0 if the ledger does not say."""
         return int(self.hello.get("lost_ms", 0))
 
+    LASTING: ClassVar = Lasting(
+        {"num": int, "id": str, "machine": str},
+        {
+            "boot": str, "n": int, "no": int, "session": str, "joined_ms": int, "left_ms": int, "left_why": str,
+            "hello": dict[str, Any], "former": tuple[Pool, ...], "flag": str, "flag_ms": int, "by": str, "why": str,
+            "quarantined": int,
+        },
+        {
+            "until_ms": (int, 0),
+            "unwell": (dict[int, Ailment], {}),
+            "well": (int, 0),
+            "well_n": (int, 0),
+            "window": (Window | None, None),
+        },
+    )  # fmt: skip
+
     def digest_row(self) -> int:
         row = number_of((self.num, self.n, self.no, self.session, self.flag, self.quarantined))
         if self.unwell or self.well or self.window is not None:
@@ -805,13 +878,36 @@ class Tenant:
         """Whether an operator's order on this tenant is in force."""
         return self.hold is not None or self.limit is not None or self.share is not None
 
+    @property
+    def usage_text(self) -> str:
+        """Its usage as text: the number exceeds 64 bits."""
+        return str(self.usage_base)
+
+    @usage_text.setter
+    def usage_text(self, text: str) -> None:
+        self.usage_base = int(text)
+
+    LASTING: ClassVar = Lasting(
+        {"name": str},
+        {"submit_cursor": int, "cancel_cursor": int, "tombstones": dict[str, int]},
+        {
+            "gpus_max": (int, 0),
+            "jobs_max": (int, 0),
+            "limit": (StandingOrder | None, None),
+            "hold": (StandingOrder | None, None),
+            "weight": (int, 0),
+            "guaranteed": (int, 0),
+            "share": (StandingOrder | None, None),
+            "usage_text": (str, "0"),
+        },
+    )
+
     def digest_row(self) -> int:
         row = number_of((self.name, self.submit_cursor, self.cancel_cursor, len(self.tombstones)))
         if self.ordered:
             row = number_of((row, "orders", self.hold, self.limit, self.gpus_max, self.jobs_max))
         if self.share is not None or self.usage_base or self.rate_milli:
-            usage = str(self.usage_base)  # it exceeds 64 bits
-            row = number_of((row, "share", self.share, self.weight, self.guaranteed, self.rate_milli, usage))
+            row = number_of((row, "share", self.share, self.weight, self.guaranteed, self.rate_milli, self.usage_text))
         return row
 
 
@@ -856,6 +952,16 @@ class State:
         self.half_life_ms = 0  # of usage; 0: usage is not counted and tenants have no shares
         self.counts_from_ms = 0
         self.inflation = INFLATION_ONE  # the weight of current usage, see `fairshare`
+
+    LASTING: ClassVar = Lasting(
+        {},
+        {
+            "ledger_id": str, "former_id": str, "restored_ms": int, "restored_epoch": int, "behind": str, "level": int,
+            "seq": int, "epoch": int, "epoch_seq": int, "leader": str, "time_ms": int, "next_num": int, "digest": int,
+            "transitions": int, "snapshot": tuple[str, int, str] | None, "snapshot_before": tuple[str, int, str] | None,
+            "ran_through": int, "next_worker": int, "half_life_ms": int, "counts_from_ms": int,
+        },
+    )  # fmt: skip
 
     def tenant(self, name: str) -> Tenant:
         row = self.tenants.get(name)
