@@ -42,6 +42,8 @@ VARIABLE: Final = "variable"
 LIVE: Final = "live"
 NEXT_ATTEMPT: Final = "next-attempt"
 COUNTED: Final = "counted"
+#: memory, then compute, where they differ
+LIVE_MEMORY: Final = f"{LIVE} {NEXT_ATTEMPT}"
 
 
 class Capabilities(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
@@ -73,8 +75,9 @@ class Capabilities(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     devices: str = ""  # what keeps its jobs to the devices of their leases: kernel or variable; empty: not known
     #: the keys that it reads of `driver_config.<its name>`, others are refused; null: the driver checks them itself
     config: list[str] | None = None
-    #: how an attempt takes another part of its device while it runs, by sharing mode: live, next-attempt or counted. A
-    #: worker that does not report a mode cannot change what an attempt has
+    #: how an attempt takes another part of its device while it runs, by sharing mode: live, next-attempt or counted;
+    #: two such words if memory and compute differ. A worker that does not report a mode cannot change what an attempt
+    #: has
     resizes: dict[str, str] = {}
     #: how its jobs are kept to their part of a device, by sharing mode. For a mode that is not listed: exclusive is
     #: hard, since all of the device is the job's; the others are advisory, or refused to jobs of this driver
@@ -120,6 +123,12 @@ def mode_enforced(hello: Mapping[str, Any], driver: str, mode: str) -> Enforced:
 def mode_resizes(hello: Mapping[str, Any], driver: str, mode: str) -> str:
     """Return how running attempts of a driver take another part of a device in a sharing mode; "" if they cannot."""
     return str((hello.get("capabilities") or {}).get(driver, {}).get("resizes", {}).get(mode, ""))
+
+
+def memory_and_compute(resizes: str) -> tuple[str, str]:
+    """Return how attempts take another part of memory and of compute, by the words of `mode_resizes`."""
+    memory, _, compute = resizes.partition(" ")
+    return memory, compute or memory
 
 
 def job_enforced(by_mode: Enforced, mode: str, *, has_memory: bool, has_compute: bool) -> Enforced:

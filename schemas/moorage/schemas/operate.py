@@ -427,7 +427,8 @@ class Resized(msgspec.Struct, frozen=True, omit_defaults=True):
     """The part of each GPU that a job has since an operator's `resize` (memory 0 is not counted).
 
     `attempts` are those that run or are placed, by how they take it: `live` (at once), `next-attempt` (what runs keeps
-    what it started with), or `counted` (nothing but the guard of memory keeps them to it).
+    what it started with), or `counted` (nothing but the guard of memory keeps them to it). Two words are those of
+    memory and of compute.
     """
 
     memory_mib: int

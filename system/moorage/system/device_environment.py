@@ -20,6 +20,8 @@ from moorage.schemas.reserved_variables import MPS_DIRECTORIES, RESERVED
 #: where an operator's MPS daemon keeps its sockets and logs, unless the request names other directories
 MPS_PIPE_DIRECTORY: Final = "/tmp/nvidia-mps"
 MPS_LOG_DIRECTORY: Final = "/tmp/nvidia-log"
+#: the variable that limits the memory of an MPS client from its start on
+MPS_MEMORY_LIMIT: Final = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
 
 #: a uuid that ROCm's runtime accepts; a device without a uuid shows GPU-XX
 _ROCM_UUID: Final = re.compile(r"GPU-[0-9a-fA-F]{16}")
@@ -176,7 +178,7 @@ def _mps_limits(spec: GpuSpec, gpus: int) -> dict[str, str]:
     """
     share, limits = spec.share, {}
     if share is not None and share.memory_mib:
-        limits["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = ",".join(f"{at}={share.memory_mib}M" for at in range(gpus))
+        limits[MPS_MEMORY_LIMIT] = ",".join(f"{at}={share.memory_mib}M" for at in range(gpus))
     if share is not None and share.compute_percent < 100:
         limits["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = str(share.compute_percent)
     return limits

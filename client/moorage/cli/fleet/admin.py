@@ -216,9 +216,10 @@ def resize(
     """Change the part of shared GPUs that jobs have.
 
     The change is refused if the other sharers leave no room for it. A running attempt takes it at once if the worker
-    has its limiter on. Under an MPS daemon of the worker, the next attempt takes new compute, and new memory is refused
-    while an attempt runs (requeue the job first). Otherwise the scheduler only counts the new part. The worker's memory
-    guard ends an attempt that uses more memory than its new part. Later attempts of the job have the new part.
+    has its limiter on; but if jobs share by mps, new compute comes with the next attempt. Under an MPS daemon of the
+    worker, new memory is refused while an attempt runs (requeue the job first). Otherwise the scheduler only counts the
+    new part. The worker's memory guard ends an attempt that uses more memory than its new part. Later attempts of the
+    job have the new part.
     """
 
     async def work(client: AsyncClient) -> int | None:
@@ -237,6 +238,8 @@ def resize(
 _TAKES: Final = {
     "live": "takes effect at once: the limiter enforces the new share",
     "next-attempt": "takes effect with the next attempt: MPS cannot change the share of a running process",
+    "live next-attempt": "takes effect at once for memory, which the limiter enforces; and with the next attempt for"
+    " compute: MPS cannot change the share of a running process",
     "counted": "takes effect in the scheduler's count only: no limiter enforces the share on the running processes",
 }
 

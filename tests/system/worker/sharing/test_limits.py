@@ -91,6 +91,11 @@ def test_a_job_with_a_share_has_a_segment_of_its_own_and_others_have_none(tmp_pa
     assert limit is not None
     assert one.segments[NAME].rate(0) == 0, "all of the compute is no part that is to be kept to"
     one.remove(NAME)
+    limit = one.of_process(NAME, *asks(Share(4000, 50), "mps"), None)
+    assert limit is not None
+    found = one.segments[NAME]
+    assert (found.limit(0), found.rate(0)) == (4000 * MIB, 0), "the active threads are its part of the compute"
+    one.remove(NAME)
 
 
 def test_a_share_is_changed_in_place(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from moorage.schemas.attempt import AttemptName
 from moorage.schemas.codec import decode_request, encode
 from moorage.schemas.frames import Load, Place, Resized
 from moorage.schemas.gpu import Share
+from moorage.system.device_environment import MPS_MEMORY_LIMIT
 from moorage.worker.agent.agent import Agent
 from moorage.worker.agent.run import Worker, start
 from moorage.worker.drivers.conformance.leader import ScriptedLeader
@@ -176,7 +177,7 @@ async def test_a_job_that_runs_is_held_to_another_part_from_an_operators_order_o
     async with scene(nats_url, unique, tmp_path, guard_grace_s=0.4, limiter=True) as one:
         name, agent = name_of("late"), one.agent
         hello = one.leader.seat("w1").joins[-1].hello
-        assert hello.capabilities["process"].resizes == {"time-slice": "live", "mps": "live"}
+        assert hello.capabilities["process"].resizes == {"time-slice": "live", "mps": "live next-attempt"}
         await one.hold("late", 1000, 4000)
         driver = agent.drivers["process"]
         assert isinstance(driver, ProcessDriver)
@@ -201,6 +202,12 @@ async def test_a_job_that_runs_is_held_to_another_part_from_an_operators_order_o
         await resize(9, Share(700, 40))
         exited = await one.leader.heard("w1", "exited", name)
         assert exited.detail == f"over-memory: it holds {1000 + CONTEXT_MIB} MiB of GPU 0, 700 are granted"
+        name = name_of("client")
+        pid = await one.hold("client", 1000, 4000, mode="mps", slot=1)
+        segment, place = driver.limits.segments[name], agent.members.held[name].place
+        assert f"{MPS_MEMORY_LIMIT}=".encode() not in Path(f"/proc/{pid}/environ").read_bytes(), "it could not grow"
+        await resize(10, Share(6000, 40))
+        assert (segment.limit(0), segment.rate(0)) == (6000 << 20, 0), "MPS has the compute"
 
 
 @pytest.mark.parametrize("mode", ["time-slice", pytest.param("mps", marks=pytest.mark.slow)])

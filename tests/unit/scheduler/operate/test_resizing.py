@@ -193,6 +193,19 @@ def test_what_mps_has_fixed_takes_compute_with_the_next_attempt() -> None:
     assert drive.order("resize", job="j", compute_percent=40)["resized"]["attempts"] == {"next-attempt": 1}
 
 
+def test_memory_is_taken_at_once_and_compute_with_the_next_attempt_where_a_limiter_stands_beside_mps() -> None:
+    drive = Driving()
+    drive.worker("w0", 1, gpu_memory_mib=MIB, capabilities=_can(mps="live next-attempt"))
+    drive.submit("j", gpu=_gpu(20, 1_000, "mps"))
+    drive.settle()
+    for asked, how in (
+        ({"memory_mib": 900}, "live"),
+        ({"compute_percent": 30}, "next-attempt"),
+        ({"memory_mib": 800, "compute_percent": 40}, "live next-attempt"),
+    ):
+        assert drive.order("resize", job="j", **asked)["resized"]["attempts"] == {how: 1}
+
+
 def test_an_attempt_that_began_with_no_part_is_only_counted(drive: Driving) -> None:
     drive.submit("j", gpu={"sharing": "time-slice"})
     drive.settle()

@@ -109,6 +109,7 @@ from moorage.worker.session.restoring import device_names, match, same_slots
 from moorage.worker.settings import WorkerSettings
 from moorage.worker.sharing.idle_watch import IdleWatch
 from moorage.worker.sharing.limiter.feeder import Feeder
+from moorage.worker.sharing.limiter.limits import limited
 from moorage.worker.sharing.memory_guard import MemoryGuard
 from moorage.worker.sharing.mps.clients import MpsClients
 from moorage.worker.sharing.mps.managed import ManagedMps
@@ -729,7 +730,8 @@ class Agent:
             if driver.capabilities.outlives_agent:
                 self.journal.placed([member.place])
             if gpu is not None and gpu.share is not None and member.phase != "claimed":  # a claimed one starts with it
-                self.call_driver(driver, partial(driver.resize, member.name, gpu.share))
+                share = gpu.share if driver.limits is None else limited(gpu.share, member.place.mode)
+                self.call_driver(driver, partial(driver.resize, member.name, share))
 
     def _freeze_member(self, command: FreezeMember) -> None:
         member = command.member

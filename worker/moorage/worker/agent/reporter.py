@@ -12,7 +12,7 @@ from typing import Final, Literal, TypeVar
 from msgspec.structs import replace
 
 from moorage.schemas.attempt import AttemptName
-from moorage.schemas.capabilities import COUNTED, NEXT_ATTEMPT, Capabilities
+from moorage.schemas.capabilities import COUNTED, LIVE, LIVE_MEMORY, NEXT_ATTEMPT, Capabilities
 from moorage.schemas.codec import encode
 from moorage.schemas.frames import Device, DriverDown, Hello, Load, Look, Looked, SlotLoad
 from moorage.schemas.gpu import SHARERS_MAX
@@ -189,8 +189,11 @@ class Reporter:
         offered = [mode for mode in self.settings.modes_offered if mode not in driver.modes_refused]
         shared = [mode for mode in offered if mode in SHARERS_MAX and can.gpu_enabled]
         resizes = {mode: self._said(driver, partial(driver.resizes, mode), COUNTED) for mode in shared}
+        # a client of MPS keeps the variables that it started with
         if "mps" in resizes and self.settings.mps == "managed" and driver.joins_mps:
-            resizes["mps"] = NEXT_ATTEMPT  # a client keeps the variables that it started with
+            resizes["mps"] = NEXT_ATTEMPT
+        elif resizes.get("mps") == LIVE and driver.limits is not None:
+            resizes["mps"] = LIVE_MEMORY
         levels = {mode: level for mode, level in self.guard.levels(driver).items() if mode in offered}
         return replace(can, enforced=levels, resizes=resizes)
 

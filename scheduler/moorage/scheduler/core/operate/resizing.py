@@ -19,7 +19,14 @@ from moorage.scheduler.core.ledger.resizes import Resize
 from moorage.scheduler.core.ledger.state import AT_EXITED, Job, Member, State
 from moorage.scheduler.core.outputs.outputs import slots_of, takes_parts
 from moorage.scheduler.core.request_reader import RequestReader
-from moorage.schemas.capabilities import COUNTED, LIVE, NEXT_ATTEMPT, level_number, mode_enforced
+from moorage.schemas.capabilities import (
+    COUNTED,
+    LIVE,
+    NEXT_ATTEMPT,
+    level_number,
+    memory_and_compute,
+    mode_enforced,
+)
 from moorage.schemas.errors import Problem, problem
 from moorage.schemas.gpu import Share
 from moorage.schemas.operate import ResizeAct, Resized
@@ -59,7 +66,7 @@ class Resizing:
             before[1] if asked.compute_percent is None else asked.compute_percent,
         )
         members = [member for member in job.members if member not in draft.gone]
-        attempts = self._attempts(draft, job, members)
+        attempts = self._attempts(draft, job, members, asked)
         if part == before:
             return Resized(*part, job.resizes[-1].since_ms if job.resizes else 0, attempts)
         old = self._reader.shape_of(job)
@@ -102,7 +109,8 @@ class Resizing:
                 return _refused(job, why, name, "workers of release 0.3", _WHILE_IT_WAITS)
             driver = self._reader.request_of(job).workload.driver
             memory = mode_enforced(hello, driver, MODE_NAMES[member.mode]).memory
-            fixed = takes_parts(member) == NEXT_ATTEMPT or level_number(memory) == level_number("hard")
+            by_mps = memory_and_compute(takes_parts(member))[0] == NEXT_ATTEMPT
+            fixed = by_mps or level_number(memory) == level_number("hard")
             if fixed and part[0] != before[0]:
                 message = f"MPS sets the memory of an attempt on {name} when the attempt starts"
                 return _refused(job, message, f"{part[0]} MiB", f"{before[0]} MiB while it runs", _WHILE_IT_WAITS)
@@ -131,23 +139,25 @@ class Resizing:
                 return _refused(job, f"{where} has not that much memory free", f"{new.share_mib} MiB", room, _SMALLER)
         return None
 
-    def _attempts(self, draft: Draft, job: Job, members: list[Member]) -> dict[str, int]:
-        """Return how many attempts take the new share, by the way in which they do.
+    def _attempts(self, draft: Draft, job: Job, members: list[Member], asked: ResizeAct) -> dict[str, int]:
+        """Return how many attempts take the new share, by the way in which they do: two words for memory and compute
+        if both were asked for and differ.
 
         One that started without a share has no limiter, so its new share is only counted.
         """
-        asked = self._reader.requests.read(job.body)[1].request.effective_gpu
-        first = 0 if asked and asked.share else job.resizes[0].seq if job.resizes else self._state.seq + 1
+        gpu = self._reader.requests.read(job.body)[1].request.effective_gpu
+        first = 0 if gpu and gpu.share else job.resizes[0].seq if job.resizes else self._state.seq + 1
         found: dict[str, int] = {}
         for member in members:
             if draft.phase_of(member) == AT_EXITED:
                 continue
             pool = member.worker.hello.get("gpu_pool", ())
-            how = takes_parts(member)
-            if how == LIVE and (
-                member.fence <= first or any(pool[slot]["vendor"] != "nvidia" for slot in slots_of(member.mask))
-            ):
-                how = COUNTED
+            words = memory_and_compute(takes_parts(member))
+            parts = (asked.memory_mib, asked.compute_percent)
+            own = [word for word, part in zip(words, parts, strict=True) if part is not None]
+            if member.fence <= first or any(pool[slot]["vendor"] != "nvidia" for slot in slots_of(member.mask)):
+                own = [COUNTED if word == LIVE else word for word in own]
+            how = " ".join(dict.fromkeys(own))
             found[how] = found.get(how, 0) + 1
         return found
 

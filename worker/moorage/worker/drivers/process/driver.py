@@ -21,7 +21,7 @@ from moorage.schemas.job import Request
 from moorage.schemas.service import READY_FILE, READY_VARIABLE
 from moorage.schemas.settings import setting
 from moorage.system.descriptors import trouble_with_descriptors
-from moorage.system.device_environment import HostAtFault, JobEnvironment, check_sharing
+from moorage.system.device_environment import MPS_MEMORY_LIMIT, HostAtFault, JobEnvironment, check_sharing
 from moorage.worker.devices.refused_nodes import GpuNodes, NodesUnknown
 from moorage.worker.drivers.base import CODE_LOST, Assignment, Driver, Living, ended_unstarted, kept_within, never_ran
 from moorage.worker.drivers.call_access import call_access
@@ -503,8 +503,11 @@ class ProcessDriver(Driver):
         ours |= call_access(self._calls, self._folders, assignment, user)[0]
         if run.ready is not None and run.ready.call:
             ours[READY_VARIABLE] = f"{folder}/{READY_FILE}"
+        limit = self.limits and self.limits.of_process(assignment.name, *assignment.part, user)
+        if limit and self._mps is None:
+            ours.pop(MPS_MEMORY_LIMIT, None)  # the limiter's can be changed while the job runs
         env = process_environment(requested, ours, user=user, cwd=cwd, folder=folder)
-        if self.limits is not None and (limit := self.limits.of_process(assignment.name, *assignment.part, user)):
+        if limit:
             env = JobEnvironment(limit.laid_over(env))
         return StartMember(
             key=self._key(assignment.name),

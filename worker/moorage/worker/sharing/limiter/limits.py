@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
+
 from moorage.schemas.attempt import AttemptName
 from moorage.schemas.errors import refuse
 from moorage.schemas.frames import Device
@@ -93,7 +95,7 @@ class ContainerLimit(Limit):
 
 
 class Limits:
-    """The limits of the attempts of one driver of a worker.
+    """The limits of the attempts of one driver of a worker: of memory, and but under mps of compute.
 
     `owner` is the driver's name from `supervisor_link.owner_of`. Call `begin` with the living members.
     """
@@ -134,7 +136,7 @@ class Limits:
         if gpu is None or any(one.vendor != "nvidia" for one in devices):
             return None
         if gpu.share is not None and mode in SHARERS_MAX:
-            share = gpu.share
+            share = limited(gpu.share, mode)
             parts = [Part(one.uuid, share.memory_mib * _MIB, self._context, rate_of(share)) for one in devices]
         elif self._needs_gate is not None and waits and self._needs_gate(request, devices, mode):
             parts = [Part(one.uuid) for one in devices]
@@ -215,8 +217,8 @@ class Limits:
     def change(self, name: AttemptName, share: Share) -> bool:
         """Change a running attempt's share. Return False, and change nothing, if the attempt has no segment.
 
-        The next allocation and the next launch obey the new share. Memory beyond a smaller limit stays with the
-        attempt, but it gets no more. Raises OSError.
+        `share` is what `limited` returns. The next allocation and the next launch obey it. Memory beyond a smaller
+        limit stays with the attempt, but it gets no more. Raises OSError.
         """
         segment = self.segments.get(name)
         if segment is None:
@@ -322,6 +324,14 @@ def _make_own(folder: Path) -> bool:
         folder.chmod(_PASSAGE)
     about = folder.lstat()
     return stat.S_ISDIR(about.st_mode) and about.st_uid == os.geteuid() and stat.S_IMODE(about.st_mode) == _PASSAGE
+
+
+def limited(share: Share, mode: str) -> Share:
+    """Return the part that the limiter keeps an attempt to: under mps without its compute.
+
+    The daemon gives a client its part of the threads, and launches that wait as well would halve what the GPU does.
+    """
+    return msgspec.structs.replace(share, compute_percent=100) if mode == "mps" else share
 
 
 def rate_of(share: Share) -> float:
