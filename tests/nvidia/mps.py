@@ -11,7 +11,8 @@ from typing import Final
 from moorage.worker.sharing.mps.control import PROGRAM
 from tests.nvidia.packages import unpacked
 
-#: a client: it connects, writes down what limits it has, and stays; without a daemon it ends with 3
+#: a client: it connects, writes down what limits it has, and stays; without a daemon it ends with 3. With the variable
+#: KERNEL it has work on the GPU from then on
 CLIENT: Final = """
 import os, signal, socket, sys
 daemon = socket.socket(socket.AF_UNIX)
@@ -19,6 +20,9 @@ try:
     daemon.connect(os.environ["CUDA_MPS_PIPE_DIRECTORY"] + "/control")
     daemon.sendall(b"CLIENT\\n")
     assert daemon.recv(10) == b"ok\\0"
+    if "KERNEL" in os.environ:
+        daemon.sendall(b"KERNEL\\n")
+        assert daemon.recv(10) == b"ok\\0"
 except OSError:
     sys.exit(3)
 beside = sys.argv[1] + ".part"

@@ -2,10 +2,13 @@
 
 `test_mps_control.py` asks it and the real one the same. With `-f` it is the daemon of its pipe directory:
 it has the same sockets, and a server, which is a process, once the first client is there. A client is a process that
-connects and says `CLIENT`; that is the played part. Without `-f` it sends its standard input to the daemon.
+connects and says `CLIENT`; that is the played part. One that has said `KERNEL` has work on the GPU: if it goes and was
+not terminated before, its server has a fault until all clients are gone, and the others fail, as an H200 showed on
+2026-11-27; their pids are in the file `failed`. Without `-f` it sends its standard input to the daemon.
 
 What stands in the file `mood` beside this program changes it, or one daemon alone where a pid stands there: `wedged`
-answers nothing, `slow` is late, `deaf` sets no limits, `fault` has a server with a fault, `dies` ends at once, `late`
+answers nothing, `slow` is late, `deaf` sets no limits, `fault` has a server with a fault,
+`refuses` terminates no client, `dies` ends at once, `late`
 does not listen yet. The commands that it got are in the file `commands`.
 """
 
@@ -76,6 +79,8 @@ class Daemon:
         self.server_percent = 100.0
         self.server_mib: dict[str, int] = {}
         self.clients: dict[socket.socket, int] = {}
+        self.computing: set[int] = set()
+        self.is_faulty = False
         self.events = selectors.DefaultSelector()
         self.over = False
 
@@ -120,7 +125,13 @@ class Daemon:
     def read(self, peer: socket.socket, buffer: bytearray) -> None:
         piece = peer.recv(65536)
         if not piece:
-            self.clients.pop(peer, None)
+            pid = self.clients.pop(peer, None)
+            if pid in self.computing:
+                self.computing.discard(pid)
+                self.is_faulty = True
+                for other in self.clients.values():
+                    note("failed", str(other))
+            self.is_faulty = self.is_faulty and bool(self.clients)
             self.events.unregister(peer)
             peer.close()
             return
@@ -137,6 +148,10 @@ class Daemon:
             if not self.server:
                 self.server = os.spawnv(os.P_NOWAIT, "/bin/sleep", ["nvidia-cuda-mps-server", "1000"])
                 self.server_percent, self.server_mib = self.percent, dict(self.mib)
+            peer.sendall(b"ok" + END)
+            return
+        if words[:1] == ["KERNEL"]:
+            self.computing.add(self.clients[peer])
             peer.sendall(b"ok" + END)
             return
         note("commands", " ".join(words))
@@ -178,6 +193,9 @@ class Daemon:
             return [shown(self.mib[rest[0]])] if rest[0] in self.mib else []
         if command == "terminate_client":
             found = pid == int(rest[0]) != 0
+            if "refuses" in now:
+                return ["Insufficient privileges"]
+            self.computing.discard(int(rest[1]))
             return ["0"] if found else [f"Server {rest[0]} not found", f"Server {rest[0]} not found!", "1"]
         known = {"get_client_list", "get_server_status", "set_device_pinned_mem_limit", "get_device_pinned_mem_limit",
                  "set_active_thread_percentage", "get_active_thread_percentage", "get_device_client_list"}  # fmt: skip
@@ -188,7 +206,7 @@ class Daemon:
         if command == "get_client_list":
             return [str(client) for client in self.clients.values()]
         if command == "get_server_status":
-            return ["FAULT" if "fault" in now else "ACTIVE"]
+            return ["FAULT" if "fault" in now or self.is_faulty else "ACTIVE"]
         if command == "set_device_pinned_mem_limit":
             self.server_mib[rest[1]] = size(rest[2])
             return []

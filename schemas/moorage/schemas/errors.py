@@ -63,6 +63,8 @@ ENDED_AS_ASKED: Final = "end"
 ENDED_FROZEN: Final = "ended while frozen"
 #: how a worker tells the end of what ran under a supervisor that its own release cannot use
 UPGRADED: Final = "upgraded"
+#: stands behind the reason of an end, after a semicolon: see `ENDS`
+MPS_NOT_ASKED: Final = "mps-not-asked"
 #: how an attempt ended that did not end by itself, as the first word of its `why`: what each means
 ENDS: Final[dict[str, str]] = {
     "start-failed": "the command could not be started: the message says at which step, and why",
@@ -72,6 +74,8 @@ ENDS: Final[dict[str, str]] = {
     "timeout": "it ran longer than its timeout_s, or its deadline passed while it ran",
     "over-memory": "it held more of a shared GPU's memory than its share, and was ended (a CUDA context counts)",
     "mps-fault": "one of its processes had a fatal GPU error, which ended the MPS server that other jobs share",
+    MPS_NOT_ASKED: "behind another reason: its MPS daemon was not asked, or did not answer, before its processes ended."
+    " If one of them computed, the jobs that share the daemon may fail",
     "idle": "its GPUs showed no use for longer than its worker's idle_reclaim_s allows, so its worker ended it",
     "stalled": "it wrote no output and its GPUs did no work for its stall_s, and its on_stall is end: it counts as a"
     " failure",
@@ -85,6 +89,11 @@ ENDS: Final[dict[str, str]] = {
     " bound on losses allows",
     "fence": "its worker was cut off for too long and ended it, so that nothing runs twice; it counts as a loss",
 }
+
+
+def reason_of(detail: str) -> str:
+    """Return why an attempt ended by its worker's word, without what the word says of its MPS daemon."""
+    return detail.partition(f"; {MPS_NOT_ASKED}: ")[0]
 
 
 class Problem(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind", tag="error"):

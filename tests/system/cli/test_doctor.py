@@ -417,6 +417,23 @@ async def test_the_doctor_says_where_the_limiter_cannot_measure(
     assert (told.verdict, "GPU-11111111" in told.found, "constant rate" in told.fix) == ("warn", True, True)
 
 
+def test_the_doctor_says_that_an_mps_daemon_cannot_be_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = tmp_path / "moorage.toml"
+    monkeypatch.setenv("MOORAGE_SETTINGS", str(settings))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    settings.write_text("[worker]\n")
+    assert checks_host.mps(tmp_path) is None
+    settings.write_text('[worker]\nmodes = ["mps"]\n')
+    program = tmp_path / "nvidia-cuda-mps-control"
+    found = [checks_host.mps(tmp_path)]
+    program.touch(mode=0o755)
+    found.append(checks_host.mps(tmp_path))
+    (tmp_path / "control").touch()
+    found.append(checks_host.mps(tmp_path))
+    told = [(each.verdict, each.found.partition(":")[0]) for each in found if each is not None]
+    assert told == [*[("warn", "mps-not-asked")] * 2, ("ok", "the MPS daemon is asked before one of its clients ends")]
+
+
 async def test_the_doctor_says_whether_the_engine_of_a_driver_answers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

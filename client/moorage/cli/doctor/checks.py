@@ -38,7 +38,14 @@ async def all_checks(options: Options) -> AsyncIterator[Check]:
             await host.nvml(),
             host.settings(),
         )
-        for check in (*of_host, host.secrets(), host.root_jobs(), await host.limiter(), *await host.engines()):
+        for check in (
+            *of_host,
+            host.secrets(),
+            host.root_jobs(),
+            await host.limiter(),
+            host.mps(),
+            *await host.engines(),
+        ):
             if check is not None:
                 yield check
     try:

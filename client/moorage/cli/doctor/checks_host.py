@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import platform
+import shutil
 from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from moorage.cli.doctor.check import failed
 from moorage.client.view.checks import Check
-from moorage.schemas.errors import MoorageError
+from moorage.schemas.errors import MPS_NOT_ASKED, MoorageError
 from moorage.schemas.units import many
 
 if TYPE_CHECKING:
@@ -243,3 +244,27 @@ async def limiter() -> Check | None:
         )
         return Check("limiter", "warn", "; ".join(found), fix)
     return Check("limiter", "ok", "the use of each GPU can be measured for each process")
+
+
+def mps(pipe: Path | None = None) -> Check | None:
+    """Check whether ends of MPS clients can be announced to an operator's daemon; None if the settings offer none.
+
+    `pipe` is the daemon's directory, by default the one that CUDA has.
+    """
+    from moorage.system.device_environment import MPS_PIPE_DIRECTORY
+    from moorage.worker.sharing.mps.control import PROGRAM
+
+    of_worker = _of_worker()
+    if of_worker is None or of_worker.mps != "operator" or "mps" not in of_worker.modes:
+        return None
+    control, why = (pipe or Path(MPS_PIPE_DIRECTORY)) / "control", ""
+    if shutil.which(PROGRAM) is None:
+        why = f"{PROGRAM} is not on the PATH"
+    elif not control.exists():
+        why = f"there is no {control}: no daemon runs there"
+    elif os.geteuid() not in (0, owner := control.stat().st_uid):
+        why = f"the daemon of {control} is that of uid {owner}, and this is uid {os.geteuid()}"
+    if not why:
+        return Check("mps", "ok", "the MPS daemon is asked before one of its clients ends")
+    fix = "start the daemon and the worker as one user; else a job that ends in a kernel makes its neighbours fail"
+    return Check("mps", "warn", f"{MPS_NOT_ASKED}: {why}", fix)

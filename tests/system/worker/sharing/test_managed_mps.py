@@ -23,7 +23,8 @@ from moorage.worker.agent.run import Worker, start
 from moorage.worker.drivers.conformance.leader import ScriptedLeader
 from moorage.worker.settings import WorkerSettings
 from moorage.worker.sharing.compute_modes import EXCLUSIVE_PROCESS, FILE_NAME
-from moorage.worker.sharing.mps import clients, control, managed
+from moorage.worker.sharing.mps import control, managed
+from moorage.worker.supervisor import client as supervisor_client
 from moorage.worker.supervisor import protocol
 from tests.nvidia.mps import CLIENT, Played
 from tests.nvidia.stub import Board, Stub
@@ -141,8 +142,10 @@ async def scene(
 ) -> AsyncIterator[Scene]:
     """`opens` says whether the worker is started."""
     monkeypatch.setattr(managed, "CHECK_S", 1.0)
-    for module, name in ((control, "ASK_S"), (managed, "START_S"), (managed, "END_S"), (clients, "TERMINATE_S")):
+    for module, name in ((control, "ASK_S"), (managed, "START_S"), (managed, "END_S")):
         monkeypatch.setattr(module, name, 60.0)  # the played program is slow on a busy machine
+    spawn = supervisor_client._spawn
+    monkeypatch.setattr(supervisor_client, "_spawn", lambda state, words: spawn(state, (*words, "--notice", "8")))
     with tempfile.TemporaryDirectory(prefix="mps-") as name:
         folder = Path(name)
         folder.chmod(0o777)  # jobs of another user write into it
@@ -322,9 +325,12 @@ async def test_a_clients_work_is_stopped_before_it_is_killed(
         await one.client("neighbour")
         [pid] = [pid for pid, name in one.clients().items() if name == "deaf"]
         await one.leader.want("w1", End(*name_of("deaf"), "cancelled", grace_s=0.0))
-        await one.leader.heard("w1", "exited", name_of("deaf"))
+        exited = await one.leader.heard("w1", "exited", name_of("deaf"))
         told = [line.split()[2] for line in one.played.lines("commands") if line.startswith("terminate_client")]
-        assert told == [str(pid)]
+        assert (told, exited.detail) == ([str(pid)], "end")
+        one.played.feel("refuses")
+        await one.end("neighbour")
+        assert one.exits()["neighbour"] == "end; mps-not-asked: terminate_client: Insufficient privileges"
 
 
 @pytest.mark.slow

@@ -58,6 +58,7 @@ def alone(stage: str = "PLACED", **fields: object) -> Driving:
         ("RUNNING", "exited", -9, "timeout", "TIMED_OUT"),
         ("RUNNING", "exited", 1, "exit", "FAILED"),
         ("RUNNING", "exited", -9, "fence", "QUEUED"),  # a loss: three are allowed
+        ("RUNNING", "exited", -9, "timeout; mps-not-asked: no answer within 1 s", "TIMED_OUT"),
         ("RUNNING", "exited", -9, "lost", "QUEUED"),
         ("RUNNING", "exited", -15, "upgraded", "QUEUED"),
         ("RUNNING", "not-held", 0, "", "QUEUED"),

@@ -715,12 +715,11 @@ class Agent:
 
     def _end_member(self, command: EndMember) -> None:
         driver, name = self.drivers[command.member.driver], command.member.name
-        grace_s = self.clients.begin_end(command)
         if self._item_starts.end(name, command.why):
             return
-        end = partial(driver.end, name, grace_s, command.why)
+        end = partial(driver.end, name, command.grace_s, command.why)
         if command.notice_s > 0:
-            end = partial(driver.end_with_notice, name, grace_s, command.why, command.notice_s)
+            end = partial(driver.end_with_notice, name, command.grace_s, command.why, command.notice_s)
         if self.call_driver(driver, end):
             self.enqueue(Stuck([name]))  # it is unknown whether the member will end
 

@@ -42,6 +42,7 @@ from moorage.worker.job.output_cleaner import OutputBounds
 from moorage.worker.session.member_messages import (
     Ended,
     FreezeAnswered,
+    MpsNotAsked,
     NotFree,
     NotStarted,
     Replaced,
@@ -66,7 +67,17 @@ LOST: Final = "lost"
 CODE_LOST: Final = -9
 
 DriverEvent = (
-    Started | Ended | StartFailed | NotStarted | Stuck | SeenFree | NotFree | Replaced | FreezeAnswered | ResumeDue
+    Started
+    | Ended
+    | StartFailed
+    | NotStarted
+    | Stuck
+    | MpsNotAsked
+    | SeenFree
+    | NotFree
+    | Replaced
+    | FreezeAnswered
+    | ResumeDue
 )
 Report = Callable[[DriverEvent], None]
 

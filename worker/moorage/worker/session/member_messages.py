@@ -93,6 +93,7 @@ class Member:
         "job",
         "keep",
         "leased",
+        "mps_not_asked",
         "name",
         "notice_s",
         "phase",
@@ -130,6 +131,7 @@ class Member:
         self.config: Any = UNCHECKED
         self.code = 0
         self.why = ""
+        self.mps_not_asked = ""  # why its MPS daemon was not told of its end
         self.began_s = now  # when its start was reported
         self.probe_at_s = 0.0
         self.free_by_s = 0.0
@@ -210,6 +212,12 @@ class Stuck(msgspec.Struct, frozen=True):
     """
 
     names: list[AttemptName]
+
+
+class MpsNotAsked(msgspec.Struct, frozen=True):
+    """Report members that end, or have ended, without a word to the MPS daemon of which they are clients, and why."""
+
+    items: list[tuple[AttemptName, str]]
 
 
 class Replaced(msgspec.Struct, frozen=True):
@@ -363,6 +371,7 @@ Event = (
     | StartFailed
     | NotStarted
     | Stuck
+    | MpsNotAsked
     | Replaced
     | SeenFree
     | NotFree

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from moorage.schemas.attempt import AttemptName, name_in
 from moorage.schemas.capabilities import Capabilities
-from moorage.schemas.errors import ENDED_AS_ASKED, ENDED_FROZEN, Refused
+from moorage.schemas.errors import ENDED_AS_ASKED, ENDED_FROZEN, MPS_NOT_ASKED, Refused
 from moorage.schemas.frames import (
     SUSPECT_S,
     UNKNOWN_MS,
@@ -57,6 +57,7 @@ from moorage.worker.session.member_messages import (
     Member,
     MemberPhase,
     Metered,
+    MpsNotAsked,
     NoteKept,
     NotFree,
     NotStarted,
@@ -542,11 +543,20 @@ class MemberTable:
             reason = member.why
         elif reason == ENDED_AS_ASKED and member.frozen:
             reason = ENDED_FROZEN
-        member.code, member.why = code, reason[:DETAIL_CHARS_MAX]
+        asked = f"; {MPS_NOT_ASKED}: {member.mps_not_asked}" if member.mps_not_asked and reason != "exit" else ""
+        member.code, member.why = code, f"{reason[:DETAIL_CHARS_MAX]}{asked}"[:DETAIL_CHARS_MAX]
         self._judge(name, reason)
         self.outbox.exited(Fact("exited", *name, code, member.why), round(1000 * (self._now - member.began_s)))
         self._await_free(member)
         self._on_member_over()
+
+    def on_mps_not_asked(self, event: MpsNotAsked) -> None:
+        """Record why an MPS daemon was not asked: the reason of the end says so, unless it is that daemon's failure."""
+        for name, why in event.items:
+            member = self.held.get(name)
+            if member is not None and member.why != LOST and not member.why.startswith(MPS_FAULT):
+                self.commands.append(Log("warning", MPS_NOT_ASKED, f"{name}: its MPS daemon: {why}"))
+                member.mps_not_asked = why
 
     def on_stuck(self, event: Stuck) -> None:
         for name in event.names:

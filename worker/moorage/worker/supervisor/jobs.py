@@ -32,7 +32,7 @@ from moorage.system.proctree import (
     read_process,
 )
 from moorage.worker.supervisor.capped_output import DRAIN_BYTES_MAX, OutputPump
-from moorage.worker.supervisor.checkpoint import AGAIN_S, send_to_takers
+from moorage.worker.supervisor.checkpoint import AGAIN_S, send_to_takers, takes
 from moorage.worker.supervisor.child import StartRefused, check_end, checked_child, signal_number
 from moorage.worker.supervisor.containers import Containers, kill
 from moorage.worker.supervisor.journal import Over, Record, Running, Starting
@@ -40,6 +40,7 @@ from moorage.worker.supervisor.launcher_client import Launcher, LauncherGone
 from moorage.worker.supervisor.log import log
 from moorage.worker.supervisor.member import Command, Container, Member, State
 from moorage.worker.supervisor.member_resources import MemberResources, pipe, read_exec_report
+from moorage.worker.supervisor.mps_notice import NOTICE_S, MpsNotices
 from moorage.worker.supervisor.protocol import Ended, Event, Output, Proof, Reason, Started, StartMember, Unproven
 from moorage.worker.supervisor.sigterm import Sigterm
 from moorage.worker.supervisor.terminal import HeldTerminal
@@ -74,6 +75,7 @@ class Jobs:
         record: Callable[[Record], None],
         write_ahead: Callable[[list[Record]], None],
         launcher: Launcher,
+        notice_s: float = NOTICE_S,
     ) -> None:
         self.members: dict[str, Member] = {}
         self.ended: dict[str, Ended] = {}
@@ -92,6 +94,7 @@ class Jobs:
         self._write_ahead = write_ahead
         self._boot_id = boot_id
         self._containers = Containers(self._container_runs, self._clear, self._container_over)
+        self.notices = MpsNotices(notice_s)
         self._loop = asyncio.get_running_loop()
         self._by_pid: dict[int, Member] = {}
         self.commands: dict[int, Command] = {}  # by pid, which leads their session
@@ -412,7 +415,8 @@ class Jobs:
         """Send SIGTERM now and SIGKILL after the grace, or SIGKILL alone if the grace is 0.
 
         A later call can only shorten the grace. A member that waits is not started. Unknown keys, and members of which
-        the rest is being killed, are ignored.
+        the rest is being killed, are ignored. Processes under an MPS daemon are announced to it before: those without a
+        handler of SIGTERM before that signal, others before SIGKILL. That takes `NOTICE_S` at most, out of the grace.
 
         With a notice, a running member that has a checkpoint signal gets it now, and SIGTERM after `notice_s` seconds.
         """
@@ -452,20 +456,73 @@ class Jobs:
         deadline_s = self._loop.time() + grace_s
         if member.state is State.RUNNING and grace_s > 0:
             member.go(State.ENDING)
-            self._begin_to_ask(member)
+            # where SIGKILL follows within the time of a notice, there is one notice for both
+            self._announce(member, self._begin_to_ask, everyone=grace_s <= self.notices.seconds)
         if member.kill_timer is not None:
-            if member.kill_timer.when() <= deadline_s:
+            if member.kills_at_s <= deadline_s:
                 return
             member.kill_timer.cancel()
-        if grace_s > 0:
+        member.kills_at_s = deadline_s
+        if grace_s > 0 and member.start.mps is None:
             member.kill_timer = self._loop.call_at(deadline_s, self._kill, member)
+        elif grace_s > self.notices.seconds:
+            member.kill_timer = self._loop.call_at(deadline_s - self.notices.seconds, self._kill_announced, member)
         else:
-            self._kill(member)
+            self._kill_announced(member)
+
+    def _kill_announced(self, member: Member) -> None:
+        """Kill a member at its deadline; if its end is announced, not before that is done."""
+
+        def kill(member: Member) -> None:
+            if member.kill_timer is not None:
+                member.kill_timer.cancel()
+            if self._loop.time() < member.kills_at_s:
+                member.kill_timer = self._loop.call_at(member.kills_at_s, self._kill, member)
+            else:
+                self._kill(member)
+
+        self._announce(member, kill, everyone=True)
+
+    def _announce(self, member: Member, then: Callable[[Member], None], *, everyone: bool) -> None:
+        """Announce to a member's MPS daemon that its processes end, those that handle SIGTERM only with `everyone`.
+
+        Call `then` once that is done or has failed; at once for a member without a daemon. An announcement of all that
+        began a moment ago is not made again.
+        """
+
+        def own(clients: Collection[int]) -> list[int]:
+            pids = {process.pid for process in self._rest(member, self._orphans())} & set(clients)
+            return [pid for pid in pids if everyone or takes(pid, signal.SIGTERM) is not True]
+
+        def announced(why: str) -> None:
+            member.mps_not_asked = member.mps_not_asked or why
+            if why:
+                log(f"{member.key}: its MPS daemon could not be asked to stop its work: {why}")
+            if member.state is not State.OVER:
+                then(member)
+
+        if member.start.mps is None:
+            then(member)
+        elif (
+            everyone
+            and member.notice is not None
+            and self._loop.time() < member.notice_began_s + 2 * self.notices.seconds
+        ):
+            if member.notice.done():
+                then(member)
+            else:
+                member.notice.add_done_callback(lambda _: announced(""))
+        else:
+            notice = self.notices.announce(member.start.mps, own, announced)
+            if everyone:
+                member.notice, member.notice_began_s = notice, self._loop.time()
 
     def _begin_to_ask(self, member: Member) -> None:
+        if member.state is not State.ENDING:
+            return
         assert member.pid is not None
         try:
-            member.asking = Sigterm(member.pid, is_child=member.container is None)
+            member.asking = Sigterm(member.pid, is_child=member.container is None and member.wait_status is None)
             member.asking.look(self._rest(member, self._orphans()))
         except OSError as error:
             log(f"{member.key}: cannot signal each process by itself: {error}")
@@ -551,6 +608,15 @@ class Jobs:
             if member.start.on_partition == "kill":
                 self.end(member.key, "fence", min(member.start.grace_s, grace_s), "the fence deadline passed")
 
+    def fence_soon(self, grace_s: float) -> None:
+        """Announce to MPS daemons the ends that the fence will bring within the time of a notice, `NOTICE_S` before it,
+        so that these ends need not wait for the daemons.
+        """
+        for member in self.members.values():
+            is_short = min(member.start.grace_s, grace_s) < self.notices.seconds
+            if is_short and member.start.on_partition == "kill" and member.state is State.RUNNING:
+                self._announce(member, lambda _: None, everyone=True)
+
     # -- reaping and proving
 
     def reap(self) -> None:
@@ -565,6 +631,8 @@ class Jobs:
             command = self.commands.pop(pid, None)
             if command is not None:
                 command.ended(status)
+                continue
+            if self.notices.reaped(pid, status):
                 continue
             member = self._by_pid.pop(pid, None)
             if member is None:
@@ -589,12 +657,21 @@ class Jobs:
         member.go(State.CLEARING)
         if member.kill_timer is not None:
             member.kill_timer.cancel()
-        if member.container is not None:
-            self._watch(member)
-            self._containers.look_soon()
-            return
-        self._clearing[member.key] = member
         self._watch(member)
+        if member.container is not None:
+            self._containers.look_soon()
+        elif member.start.mps is not None and self._has_left_some(member):
+            self._announce(member, self._begin_to_clear, everyone=True)
+        else:
+            self._begin_to_clear(member)
+
+    def _has_left_some(self, member: Member) -> bool:
+        with contextlib.suppress(OSError):  # out of descriptors: it is cleared at once
+            return bool(self._rest(member, self._orphans()))
+        return False
+
+    def _begin_to_clear(self, member: Member) -> None:
+        self._clearing[member.key] = member
         self._clear_delay_s = CLEAR_DELAY_S_MIN
         self._check_soon()
 
@@ -665,7 +742,7 @@ class Jobs:
 
         What a dead process left descends from one of them, also if it has left the member's cgroup. Raises OSError.
         """
-        own = {*self._by_pid, self.launcher.pid}
+        own = {*self._by_pid, *self.notices.pids, self.launcher.pid}
         orphans = [pid for pid in children(os.getpid()) if pid not in own]
         if not orphans:
             return {}

@@ -32,6 +32,7 @@ from moorage.worker.supervisor import commands
 from moorage.worker.supervisor.commands import Commands
 from moorage.worker.supervisor.launcher_client import open_compiled
 from moorage.worker.supervisor.log import log
+from moorage.worker.supervisor.mps_notice import NOTICE_S
 from moorage.worker.supervisor.protocol import LOG_NAME, OUTPUT_FOLDER, SOCKET_NAME
 from moorage.worker.supervisor.server import Connection
 from moorage.worker.supervisor.state_folder import EXIT_HELD, Held, take_lock
@@ -66,10 +67,11 @@ async def serve(
     limits: tuple[int, int],
     linger_s: float = LINGER_S,
     program: int = -1,
+    notice_s: float = NOTICE_S,
 ) -> None:
     """Run until the supervisor is stopped. Raises `OSError`."""
     loop = asyncio.get_running_loop()
-    supervisor = Supervisor(state, cgroups, limits, linger_s, program)
+    supervisor = Supervisor(state, cgroups, limits, linger_s, program, notice_s)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, supervisor.shut_down, TERM_GRACE_S)
     # uvloop hides SIGCHLD from its own handlers; the handlers above make either loop wake up for any signal
@@ -100,6 +102,7 @@ def main(arguments: list[str] | None = None, loops: Callable[[], asyncio.Abstrac
     parser.add_argument("--no-cgroup", action="store_true", help="prove by walking the tree even where cgroups work")
     parser.add_argument("--forked", action="store_true", help="start by forks even where the launcher is compiled")
     parser.add_argument("--linger", type=float, default=LINGER_S, help="seconds without agent and member until it ends")
+    parser.add_argument("--notice", type=float, default=NOTICE_S, help="seconds that an end waits for an MPS daemon")
     options = parser.parse_args(arguments)
     os.umask(0o077)
     state: Path = options.state.absolute()
@@ -128,5 +131,5 @@ def main(arguments: list[str] | None = None, loops: Callable[[], asyncio.Abstrac
     name = "moorage-" + hashlib.blake2b(os.fsencode(state), digest_size=6).hexdigest()
     cgroups = None if options.no_cgroup else CgroupBase.open(name)
     with asyncio.Runner(loop_factory=loops or loop_factory()) as runner:
-        runner.run(serve(state, listener, for_commands, cgroups, limits, options.linger, program))
+        runner.run(serve(state, listener, for_commands, cgroups, limits, options.linger, program, options.notice))
     return 0

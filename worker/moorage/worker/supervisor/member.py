@@ -87,12 +87,20 @@ class Member:
     """The terminal that its streams are, if it has one."""
     asking: Sigterm | None = None
     """Which of its processes have got SIGTERM, once it was asked to end."""
+    kills_at_s: float = 0.0
+    """When its processes get SIGKILL, in the loop's time, if it was asked to end."""
     kill_timer: asyncio.TimerHandle | None = None
+    """Until then, or until that is announced to its MPS daemon."""
     checkpoint_timer: asyncio.TimerHandle | None = None
     notice_timer: asyncio.TimerHandle | None = None
     took_checkpoint: bool = False
     """Whether a process of it has received the checkpoint signal."""
     timers: list[asyncio.TimerHandle] = field(default_factory=list)
+    notice: asyncio.Task[None] | None = None
+    """The newest announcement to its MPS daemon that all of its processes end."""
+    notice_began_s: float = 0.0
+    mps_not_asked: str = ""
+    """Why an end could not be announced, at first."""
     unproven: bool = False
     given_up: bool = False
     """Whether an operator said that it counts as over, though it is unproven: it is listed no more."""
@@ -150,6 +158,7 @@ class Member:
             stage=stage,
             message=message,
             why=self.why,
+            mps_not_asked=self.mps_not_asked,
             pid=self.pid,
             started_boottime_s=self.started_boottime_s,
             ended_boottime_s=now_boottime_s,

@@ -44,6 +44,19 @@ cgroup, and its init was seen.
 """
 
 
+class MpsDaemon(msgspec.Struct, frozen=True, kw_only=True):
+    """An MPS daemon: its control program, empty if that is not installed, and its directories."""
+
+    program: str
+    pipe: str
+    log: str
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The variables that lead a client, or the control program, to this daemon."""
+        return {"CUDA_MPS_PIPE_DIRECTORY": self.pipe, "CUDA_MPS_LOG_DIRECTORY": self.log}
+
+
 class StartMember(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One child to start.
 
@@ -54,7 +67,8 @@ class StartMember(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     which processes get it). `output_cap_bytes` holds for each of stdout and stderr. `refused_nodes` are the character
     devices, as (major, first minor, last minor), that the kernel refuses to it; if it cannot be made to, the member
     does not start (stage `devices`). Empty refuses nothing. With `terminal` its streams are a terminal of its own, see
-    `terminal.py`.
+    `terminal.py`. `mps` is the daemon that its processes are clients of: their ends are announced to it
+    (`mps_notice.py`).
     """
 
     key: str
@@ -74,15 +88,16 @@ class StartMember(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     cpu_milli: int | None = None
     memory_bytes: int | None = None
     refused_nodes: tuple[tuple[int, int, int], ...] = ()
+    mps: MpsDaemon | None = None
 
 
 class Contain(msgspec.Struct, frozen=True, kw_only=True, tag="contain"):
     """Take on a member that is a container, created by an engine and not started; start the container after the answer.
 
-    Only the key, the times, the checkpoint signal and `on_partition` of `member` are used. If the supervisor refuses,
-    do not start the container; `fenced`, `full` and `journal` say that nothing may start now. The container has a PID
-    namespace of its own and no restart policy. `Started` follows when its init is seen (`Ran`), and `Ended` when none
-    of its processes is left and none can come.
+    Only the key, the times, the checkpoint signal, `on_partition` and `mps` of `member` are used. If the supervisor
+    refuses, do not start the container; `fenced`, `full` and `journal` say that nothing may start now. The container
+    has a PID namespace of its own and no restart policy. `Started` follows when its init is seen (`Ran`), and `Ended`
+    when none of its processes is left and none can come.
     """
 
     n: int
@@ -234,6 +249,8 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="
     stage: str = ""
     message: str = ""
     why: str = ""
+    mps_not_asked: str = ""
+    """Why its MPS daemon was not asked to stop its work before its processes ended; empty if it was, or had none."""
     pid: int | None = None
     started_boottime_s: float | None = None
     ended_boottime_s: float = 0.0

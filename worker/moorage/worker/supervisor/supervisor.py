@@ -25,6 +25,7 @@ from moorage.worker.supervisor.journal import (
 )
 from moorage.worker.supervisor.launcher_client import Launcher
 from moorage.worker.supervisor.log import log
+from moorage.worker.supervisor.mps_notice import NOTICE_S
 from moorage.worker.supervisor.protocol import (
     JOURNAL_NAME,
     KEY_CHARS_MAX,
@@ -67,10 +68,12 @@ class Supervisor:
         descriptors: tuple[int, int],
         linger_s: float = LINGER_S,
         program: int = -1,
+        notice_s: float = NOTICE_S,
     ) -> None:
         """Read the journal, and begin to end what a former supervisor left.
 
-        `program` is the compiled launcher's descriptor, or -1. Raises `OSError`.
+        `program` is the compiled launcher's descriptor, or -1; `notice_s` is how long an end waits for an MPS daemon.
+        Raises `OSError`.
         """
         self.finished = asyncio.Event()
         self._linger_s = linger_s
@@ -102,6 +105,7 @@ class Supervisor:
             record=self._records.append,
             write_ahead=self._write_ahead,
             launcher=Launcher(program, mark),
+            notice_s=notice_s,
         )
         self.jobs.ended.update((key, entry.ended) for key, entry in left.items() if entry.ended is not None)
         me = read_process(os.getpid())
@@ -120,6 +124,7 @@ class Supervisor:
             cgroups.kill_former()
         self._fence_grace_s = 0.0
         self._fence_timer = BoottimeTimer(self._loop, self._fence_passed)
+        self._notice_timer = BoottimeTimer(self._loop, self._fence_is_near)
         self._clear_former(CLEAR_DELAY_S_MIN)
         self._linger()
 
@@ -277,10 +282,15 @@ class Supervisor:
         if deadline_s is None or deadline_s > boottime_s():
             self.jobs.fenced = False
             self._fence_timer.arm(deadline_s)
+            self._notice_timer.arm(None if deadline_s is None else deadline_s - self.jobs.notices.seconds)
         else:
             self._fence_timer.arm(None)
+            self._notice_timer.arm(None)
             self._fence_passed()
         return Done(n=request.n)
+
+    def _fence_is_near(self) -> None:
+        self.jobs.fence_soon(self._fence_grace_s)
 
     def _fence_passed(self) -> None:
         log("the fence deadline passed")
@@ -350,6 +360,7 @@ class Supervisor:
             connection.flush()
             connection.close()
         self._fence_timer.close()
+        self._notice_timer.close()
         self.jobs.launcher.close()
         self._journal.close()
         if self._cgroups is not None:

@@ -55,7 +55,7 @@ from moorage.scheduler.core.lifecycle.refusals import every_slot
 from moorage.scheduler.core.lifecycle.starts import Starts
 from moorage.scheduler.core.lifecycle.suspects import WITH_SUPERVISOR, charged, lost_with_supervisor
 from moorage.schemas.attempt import AttemptName
-from moorage.schemas.errors import ENDED_AS_ASKED, ENDED_FROZEN, UPGRADED
+from moorage.schemas.errors import ENDED_AS_ASKED, ENDED_FROZEN, UPGRADED, reason_of
 from moorage.schemas.frames import ABOUT_THE_JOB, CANNOT_RUN, NOT_HERE, START_FAILED, Fact, result_of, used_of
 from moorage.schemas.job import Request
 from moorage.schemas.ranges import Ranges, is_in
@@ -260,11 +260,12 @@ class Lifecycle:
             draft.start(replica, member, ran_ms, address if is_address(address, PORTS_MAX) else "")
 
     def _exited(self, draft: Draft, replica: Replica, member: Member, state: int, code: int, detail: str) -> None:
-        job, result = replica.job, None
+        job, result, told = replica.job, None, detail
+        detail = reason_of(detail)
         if code == 0 and result_of(detail) is not None:
             detail, result = "exit", result_of(detail)
         well = code == 0 and detail in ("", "exit")
-        why = "" if detail in ("", "exit") else detail
+        why = "" if detail in ("", "exit") else told
         cause = self._cause(detail)
         if detail.startswith(START_FAILED):
             self.starts.failed(draft, member, detail)

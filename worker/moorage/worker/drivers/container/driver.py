@@ -51,6 +51,7 @@ from moorage.worker.job.attempt_files import AttemptFiles
 from moorage.worker.job.attempt_folders import AttemptFolders
 from moorage.worker.session.member_messages import (
     Ended,
+    MpsNotAsked,
     NotStarted,
     Replaced,
     Started,
@@ -317,6 +318,8 @@ class ContainerDriver(Driver):
         if member is None:
             return
         if isinstance(event, ChildEnded) and not member.over.done():
+            if event.mps_not_asked:
+                self.report(MpsNotAsked([(member.name, event.mps_not_asked)]))
             member.over.set_result(event)
         elif isinstance(event, Unproven):
             self.report(Stuck([member.name]))

@@ -53,9 +53,10 @@ from moorage.worker.job.attempt_folders import AttemptFolders
 from moorage.worker.job.environment import without_prefix
 from moorage.worker.job.secret_files import resolve_secrets, secret_variables
 from moorage.worker.sharing.limiter.limits import ContainerLimit, Limits
+from moorage.worker.sharing.mps.control import daemon_of
 from moorage.worker.supervisor.client import SupervisorError, SupervisorGone
 from moorage.worker.supervisor.containers import containers_of
-from moorage.worker.supervisor.protocol import StartMember
+from moorage.worker.supervisor.protocol import MpsDaemon, StartMember
 
 #: containers that are created at the same time; an engine creates them one after the other anyway
 STARTS_MAX: Final = 16
@@ -147,7 +148,10 @@ class Starter:
                 left_s = assignment.ends_in_s - (asyncio.get_running_loop().time() - began_s)
                 assignment = msgspec.structs.replace(assignment, ends_in_s=max(0.0, left_s))
             member.is_known = True
-            await self._inform_supervisor(member, assignment)
+            daemon = None
+            if assignment.mode == MPS and not self._simulated:
+                daemon = daemon_of(dict(each.split("=", 1) for each in config["Env"]))
+            await self._inform_supervisor(member, assignment, daemon)
             if member.is_ending:
                 raise CannotStart(None, ENDED_FIRST)
             member.has_terminal = assignment.run.stdin == "stream"
@@ -330,8 +334,8 @@ class Starter:
         except MoorageError as error:
             raise fault_of(error) from None
 
-    async def _inform_supervisor(self, member: Member, assignment: Assignment) -> None:
-        """Inform the supervisor of a created container.
+    async def _inform_supervisor(self, member: Member, assignment: Assignment, mps: MpsDaemon | None) -> None:
+        """Inform the supervisor of a created container, and of the MPS daemon that it is a client of.
 
         Raises CannotStart; `member.is_known` then says whether the supervisor may know the container all the same.
         """
@@ -346,6 +350,7 @@ class Starter:
             checkpoint_signal=run.checkpoint_signal,
             checkpoint_before_s=run.checkpoint_before_s if run.checkpoint_signal else None,
             on_partition=assignment.request.on_partition,
+            mps=mps,
         )
         try:
             await self._host.link.contain(start, member.container)

@@ -6,7 +6,7 @@ import asyncio
 import errno
 import logging
 import os
-from collections.abc import Collection, Coroutine, Sequence
+from collections.abc import Collection, Coroutine, Mapping, Sequence
 from typing import Annotated, Any, Final, Self
 
 import msgspec
@@ -37,6 +37,7 @@ from moorage.worker.job.environment import process_environment
 from moorage.worker.job.secret_files import resolve_secrets
 from moorage.worker.session.member_messages import (
     Ended,
+    MpsNotAsked,
     NotStarted,
     Replaced,
     Started,
@@ -45,8 +46,9 @@ from moorage.worker.session.member_messages import (
 )
 from moorage.worker.settings import WorkerSettings
 from moorage.worker.sharing.member_processes import MemberProcesses
+from moorage.worker.sharing.mps.control import daemon_of
 from moorage.worker.supervisor.protocol import Ended as ChildEnded
-from moorage.worker.supervisor.protocol import Event, Output, StartMember, Unproven
+from moorage.worker.supervisor.protocol import Event, MpsDaemon, Output, StartMember, Unproven
 from moorage.worker.supervisor.protocol import Started as ChildStarted
 
 log = logging.getLogger("moorage.worker")
@@ -300,6 +302,8 @@ class ProcessDriver(Driver):
             self._started.append(name)
         elif isinstance(event, ChildEnded):
             event = self._reported_end(name, event)
+            if event.mps_not_asked:
+                self.report(MpsNotAsked([(name, event.mps_not_asked)]))
             self._known.discard(name)
             self._processes.ended(name)
             self._output.end(name, event)
@@ -386,7 +390,8 @@ class ProcessDriver(Driver):
             await self._files.bring(name, address, owner_ids(user))
             self._folders.give(name, user)
         if self._mps is not None and assignment.mode == "mps":
-            return msgspec.structs.replace(member, env=member.env | await self._mps.join(name))
+            joined = await self._mps.join(name)
+            return msgspec.structs.replace(member, env=member.env | joined, mps=daemon_of(joined))
         return member
 
     def _taken_over(self, name: AttemptName) -> None:
@@ -525,9 +530,14 @@ class ProcessDriver(Driver):
             stream_output=self._stream_output,
             terminal=run.stdin == "stream",
             refused_nodes=self._refused_nodes(assignment.devices),
+            mps=self._operators_daemon(assignment, ours),
             cpu_milli=(resources.cpu_milli or None) if resources else None,
             memory_bytes=(resources.memory_mib * _MIB or None) if resources else None,
         )
+
+    def _operators_daemon(self, assignment: Assignment, ours: Mapping[str, str]) -> MpsDaemon | None:
+        is_client = assignment.mode == "mps" and assignment.devices and not self._simulated
+        return daemon_of(ours) if is_client and self._mps is None else None
 
     def _refused_nodes(self, leased: Sequence[Device]) -> tuple[tuple[int, int, int], ...]:
         """Return the devices that the kernel is to refuse to a member with this lease. Raises HostAtFault."""

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import logging
-from collections.abc import Collection, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 
 from moorage.schemas.attempt import AttemptName
 from moorage.worker.devices.pool import GpuPool
 from moorage.worker.drivers.base import LOST, Driver
-from moorage.worker.session.member_messages import EndMember, Member, OverGrant, Stuck
+from moorage.worker.session.member_messages import Member, OverGrant
 from moorage.worker.session.member_table import MPS_FAULT
 from moorage.worker.session.shell import Shell
-from moorage.worker.sharing.mps.managed import MPS, TERMINATE_S, ManagedMps
+from moorage.worker.sharing.mps.managed import MPS, ManagedMps
 
 log = logging.getLogger("moorage.worker")
 
@@ -74,28 +71,6 @@ class MpsClients:
         if self.mps is not None and (slot := self.mps.forget(name)) is not None:
             self._keep_closed(slot)
 
-    def begin_end(self, command: EndMember) -> float:
-        """Return the grace in seconds that the driver gives to a member that ends.
-
-        A client may be killed only after its work on the GPU was stopped. So it gets `TERMINATE_S` more, and a task
-        stops that work once its own grace is over, then kills it. A fence does not wait: it changes nothing.
-        """
-        if self.mps is None or command.why == "fence" or not self.mps.has_joined(command.member.name):
-            return command.grace_s
-        self._shell.spawn(self._end(self.mps, command))
-        return command.grace_s + TERMINATE_S
-
-    async def _end(self, mps: ManagedMps, command: EndMember) -> None:
-        member, driver = command.member, self._drivers[command.member.driver]
-        await asyncio.sleep(command.notice_s + command.grace_s)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(TERMINATE_S):
-                if member.phase == "ending":
-                    await mps.terminate(member.name, lambda pids: _own(driver, member.name, pids))
-        kill = partial(driver.end, member.name, 0.0, command.why)
-        if member.phase == "ending" and self._shell.call_driver(driver, kill):
-            self._shell.enqueue(Stuck([member.name]))
-
     def _uid_of(self, member: Member) -> int | None:
         driver = self._drivers[member.driver]
         return driver.uid_of(member.tenant, member.request) if driver.joins_mps else None
@@ -112,7 +87,3 @@ class MpsClients:
             log.error("mps: process %d of job %s of tenant %s had a fatal GPU error", blamed, guilty[1], guilty[0])
         why = f"{MPS_FAULT}its process {blamed} had a fatal GPU error, which ended the MPS server"
         self._shell.enqueue(OverGrant([(name, why if name == guilty else LOST) for name in names]))
-
-
-def _own(driver: Driver, name: AttemptName, pids: Collection[int]) -> list[int]:
-    return [pid for pid, of in driver.members_of(pids).items() if of == name]

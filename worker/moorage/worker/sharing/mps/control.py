@@ -11,8 +11,13 @@ import asyncio
 import contextlib
 import os
 import re
+import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
+
+from moorage.schemas.reserved_variables import MPS_DIRECTORIES
+from moorage.worker.supervisor.protocol import MpsDaemon
 
 PROGRAM: Final = "nvidia-cuda-mps-control"
 #: a daemon that takes longer for an answer hangs
@@ -52,6 +57,12 @@ class Limits(NamedTuple):
             "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": f"{_DEVICE}={self.memory_mib}M",
             "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(self.percent),
         }
+
+
+def daemon_of(environment: Mapping[str, str]) -> MpsDaemon:
+    """Return the daemon to which a client's variables lead, for the process that ends the client."""
+    pipe, log = (environment[name] for name in MPS_DIRECTORIES)
+    return MpsDaemon(program=shutil.which(PROGRAM) or "", pipe=pipe, log=log)
 
 
 class MpsControl:
@@ -113,13 +124,6 @@ class MpsControl:
     async def is_faulty(self, server: int) -> bool:
         """Return whether a server has a fault, and so accepts no clients. Raises MpsFault."""
         return "FAULT" in " ".join(await self.ask(f"get_server_status {server}")).upper()
-
-    async def terminate(self, server: int, client: int) -> None:
-        """Stop a client's work on the GPU, so that it can be killed without harm to the other clients.
-
-        Raises MpsFault.
-        """
-        await self.ask(f"terminate_client {server} {client}")
 
     def blamed(self) -> list[int]:
         """Return the pids of the clients that had a fatal GPU error by the server's log, the last first; [] if none.

@@ -15,7 +15,7 @@ import contextlib
 import logging
 import os
 import shutil
-from collections.abc import Callable, Collection, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -43,8 +43,6 @@ FAILED_MAX: Final = 2
 START_S: Final = 10.0
 QUIT_S: Final = 2.0
 END_S: Final = 15.0
-#: how long a daemon has to stop a client's work on the GPU; then the client is killed in any case
-TERMINATE_S: Final = 5.0
 #: most bytes of a socket's path (unix(7)), minus the daemon's longest socket name
 _PATH_BYTES_MAX: Final = 107 - len("/control_privileged")
 _LOG_BYTES_MAX: Final = 1 << 20
@@ -179,11 +177,6 @@ class ManagedMps:
             limits = _limits_of(member.request.effective_gpu or GpuSpec(), gpu.device)
             self._sharers[member.name] = _Sharer(gpu.slot, uid, limits, joined=True)
 
-    def has_joined(self, name: AttemptName) -> bool:
-        """Return whether a daemon was ready for this member and has not failed since."""
-        sharer = self._sharers.get(name)
-        return sharer is not None and sharer.joined
-
     async def join(self, name: AttemptName) -> dict[str, str]:
         """Prepare a daemon with the right limits for this member, and return the variables that lead the member to it.
 
@@ -225,20 +218,6 @@ class ManagedMps:
     def left_over(self) -> list[int]:
         """The slots that have a daemon, or a daemon's compute mode, and no sharer."""
         return [gpu.slot for gpu in self._gpus.values() if not self._is_down(gpu) and not self._on(gpu.slot)]
-
-    async def terminate(self, name: AttemptName, own: Callable[[Collection[int]], Collection[int]]) -> None:
-        """Stop the work of a member's processes on the GPU, before they are killed. `own` selects its pids.
-
-        Return at the first fault of the daemon, and raise no error.
-        """
-        sharer = self._sharers.get(name)
-        if sharer is None:
-            return
-        control = self._gpus[sharer.slot].control
-        with contextlib.suppress(MpsFault):
-            for server in await control.servers():
-                for pid in own(await control.clients(server)):
-                    await control.terminate(server, pid)
 
     def _on(self, slot: int) -> list[_Sharer]:
         return [sharer for sharer in self._sharers.values() if sharer.slot == slot]

@@ -1,0 +1,140 @@
+"""Ends of MPS clients are announced to their daemon, which is played: else its other clients fail."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moorage.system.proctree import boottime_s
+from moorage.worker.sharing.mps.control import MpsControl, daemon_of
+from moorage.worker.supervisor.protocol import EndMember, MpsDaemon, StartMember
+from tests.nvidia.mps import CLIENT, Played
+from tests.system.worker.supervisor_rig import Rig, poll, rig_at, sh
+
+HANDLER = "import signal; signal.signal(signal.SIGTERM, lambda *_: None)"
+PATIENT = ("--notice", "60")  # the played program is slow on a busy machine
+#: its main process ends once the client is there, which it leaves
+LEAVES = '"$@" & for last; do :; done; while ! [ -e "$last" ]; do sleep 0.01; done'
+
+
+class Scene:
+    """A supervisor, a played daemon, and a client of it that is no member: the neighbour."""
+
+    def __init__(self, rig: Rig, played: Played, control: MpsControl, folder: Path) -> None:
+        self.rig = rig
+        self.played = played
+        self.control = control
+        self.folder = folder
+
+    @property
+    def failed(self) -> list[str]:
+        """The clients that have failed by the end of another one."""
+        return self.played.lines("failed")
+
+    @property
+    def terminated(self) -> list[str]:
+        """The clients whose ends were announced."""
+        return [line.split()[2] for line in self.played.lines("commands") if line.startswith("terminate_client")]
+
+    async def begin(self, key: str, before: str = "", script: str = 'exec "$@"', **more: Any) -> int:
+        """Start a member whose kernel runs; return its pid once it does."""
+        file = self.folder / key
+        member = sh(key, script)
+        argv = (*member.argv, "sh", sys.executable, "-IS", "-c", f"{before}\n{CLIENT}", str(file))
+        env = {**member.env, **self.control.environment, "KERNEL": "1"}
+        fields: dict[str, Any] = {"mps": daemon_of(self.control.environment), "grace_s": 120.0, **more}
+        await self.rig.client.start([StartMember(key=key, argv=argv, env=env, **fields)])
+        await poll(file.exists)
+        return (await self.rig.started(key)).pid
+
+    async def end(self, key: str, grace_s: float) -> None:
+        await self.rig.client.end([EndMember(key=key, grace_s=grace_s)])
+
+
+@asynccontextmanager
+async def scene(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> AsyncIterator[Scene]:
+    with tempfile.TemporaryDirectory(prefix="mps-") as name:
+        folder = Path(name)
+        played = Played(folder / "bin")
+        monkeypatch.setenv("PATH", f"{played.folder}:{os.environ['PATH']}")
+        control = MpsControl(str(played.program), folder / "pipe", folder / "log")
+        control.pipe.mkdir()
+        control.log.mkdir()
+        words = [str(played.program), "-f"]
+        daemon = await asyncio.create_subprocess_exec(*words, env={**os.environ, **control.environment})
+        await poll((control.pipe / "nvidia-cuda-mps-control.pid").exists)
+        words = [sys.executable, "-IS", "-c", CLIENT, str(folder / "neighbour")]
+        neighbour = await asyncio.create_subprocess_exec(*words, env=control.environment)
+        await poll((folder / "neighbour").exists)
+        try:
+            async with rig_at(folder / "state", *arguments) as rig:
+                yield Scene(rig, played, control, folder)
+        finally:
+            neighbour.kill()
+            await neighbour.wait()
+            played.feel("")
+            await control.quit(1)
+            await daemon.wait()
+
+
+async def test_a_neighbour_of_a_client_that_is_killed_without_a_word_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the daemon plays, so that the other tests can fail."""
+    async with scene(monkeypatch, *PATIENT) as one:
+        await one.begin("untold", mps=None)
+        await one.end("untold", 60.0)
+        assert (await one.rig.ended("untold")).signal == 15
+        await poll(lambda: len(one.failed) == 1)
+
+
+@pytest.mark.parametrize("how", ["cancel", "kill", "handler", "guard", "timeout", "fence", "left"])
+async def test_each_end_is_announced_first(monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    async with scene(monkeypatch, *PATIENT) as one:
+        before = HANDLER if how in ("handler", "guard") else ""
+        times: dict[str, dict[str, Any]] = {"timeout": {"timeout_s": 3.0}, "left": {"script": LEAVES}}
+        await one.begin(how, before, **times.get(how, {}))
+        if how == "fence":
+            await one.rig.client.fence(boottime_s(), 60.0)
+        elif how not in ("timeout", "left"):
+            await one.end(how, {"cancel": 120.0, "guard": 0.5}.get(how, 0.0))
+        ended = await one.rig.ended(how)
+        assert (one.failed, ended.mps_not_asked, len(one.terminated)) == ([], "", 1)
+        assert how != "cancel" or ended.signal == 15, "it was asked, and not only killed"
+
+
+async def test_a_short_end_by_the_fence_is_announced_before_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with scene(monkeypatch, "--notice", "3600") as one:
+        pid = await one.begin("job", grace_s=0.0)
+        await one.rig.client.fence(boottime_s() + 3000.0, 0.0)
+        await poll(lambda: one.terminated == [str(pid)])
+        assert "job" not in one.rig.ends()
+        await one.rig.client.fence(boottime_s(), 0.0)
+        assert ((await one.rig.ended("job")).signal, one.failed, len(one.terminated)) == (9, [], 1)
+
+
+@pytest.mark.parametrize(
+    ("mood", "said"), [("wedged", "no answer within 1 s"), ("refuses", "terminate_client: Insufficient privileges")]
+)
+async def test_a_daemon_that_does_not_do_it_holds_no_end_up(
+    monkeypatch: pytest.MonkeyPatch, mood: str, said: str
+) -> None:
+    async with scene(monkeypatch, *(() if mood == "wedged" else PATIENT)) as one:
+        await one.begin("job")
+        one.played.feel(mood)
+        await one.end("job", 60.0)
+        ended = await one.rig.ended("job")
+        assert (ended.signal, ended.mps_not_asked) == (15, said)
+
+
+async def test_without_the_program_an_end_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with scene(monkeypatch, *PATIENT) as one:
+        await one.begin("job", mps=MpsDaemon(program="", pipe="/p", log="/l"))
+        await one.end("job", 60.0)
+        assert "is not on the worker's PATH" in (await one.rig.ended("job")).mps_not_asked
