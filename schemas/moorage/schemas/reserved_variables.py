@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Final
 
 #: the variables that tell an MPS client the daemon's directories
 MPS_DIRECTORIES: Final = ("CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY")
+#: code of the warning about a job that would join an MPS daemon of its own choice
+JOINS_MPS: Final = "joins-mps"
 #: names that decide which devices a job sees or shares
 RESERVED: Final = frozenset(
     {
@@ -40,8 +42,22 @@ def is_reserved(name: str) -> bool:
     return name in RESERVED or (name.startswith(RESERVED_PREFIXES) and name not in NOT_RESERVED)
 
 
-def warning_of(names: Iterable[str], *, gang: bool) -> str:
-    """Return the warning about those of a request's variables that are dropped; "" if none is."""
+def warnings_of(names: Collection[str], *, gang: bool, mps: bool) -> list[str]:
+    """Return the warnings about those of a request's variables that are dropped, and about a daemon that it names.
+
+    A job that shares by mps cannot name another daemon; others may.
+    """
+    own = [] if mps else [name for name in MPS_DIRECTORIES if name in names]
+    found = [dropped] if (dropped := _dropped([name for name in names if name not in own], gang=gang)) else []
+    if own:
+        found.append(
+            f"{JOINS_MPS}: the request sets {own[0]}: the job joins the MPS daemon there, if one runs; it shares that"
+            " daemon's faults then, and cannot be frozen"
+        )
+    return found
+
+
+def _dropped(names: Iterable[str], *, gang: bool) -> str:
     dropped = sorted(name for name in names if is_reserved(name) or (gang and name in OF_GANGS))
     if not dropped:
         return ""

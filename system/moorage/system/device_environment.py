@@ -102,6 +102,18 @@ def device_environment(
     return environment
 
 
+def apart_from_mps(devices: Sequence[Device], mode: str, folder: str) -> dict[str, str]:
+    """Return the variable that keeps a job that does not share by mps from joining an MPS daemon.
+
+    Without it CUDA looks for a daemon in the default place. A client could not be frozen, and would share a server's
+    faults. The directory is in the attempt's own `folder` and does not exist: there CUDA runs without MPS (seen on an
+    H200, 2026-11-27), and a daemon that the job itself starts works.
+    """
+    if mode == "mps" or not any(device.vendor == "nvidia" for device in devices):
+        return {}
+    return {MPS_DIRECTORIES[0]: f"{folder}/mps"}
+
+
 def _indices(devices: Sequence[Device]) -> str:
     return ",".join(str(device.index) for device in devices)
 

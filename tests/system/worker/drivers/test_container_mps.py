@@ -84,6 +84,8 @@ def test_a_client_has_the_daemons_directories_its_variables_and_the_hosts_ipc_na
     assert {"CUDA_MPS_PIPE_DIRECTORY=/m/0/pipe", "CUDA_MPS_LOG_DIRECTORY=/m/0/log", "L=1"} <= {*made["Env"]}
     wanted = [{"Type": "bind", "Source": each, "Target": each, "ReadOnly": True} for each in ("/m/0/pipe", "/m/0/log")]
     assert host["Mounts"] == wanted
+    alone = config(request_of("exclusive"), "exclusive", None, folder="/attempt")
+    assert "CUDA_MPS_PIPE_DIRECTORY=/work/mps" in alone["Env"], "another container joins no daemon"
     podman = request_of(driver="podman")
     spec = spec_of(config(podman), "c", ())
     assert spec["ipcns"] == {"nsmode": "host"}

@@ -334,6 +334,23 @@ async def test_a_clients_work_is_stopped_before_it_is_killed(
 
 
 @pytest.mark.slow
+async def test_a_job_that_does_not_share_by_mps_joins_no_daemon(
+    nats_url: str, unique: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with scene(nats_url, unique, monkeypatch) as one:
+        await one.place("alone", mode="exclusive")
+        own = {"CUDA_MPS_PIPE_DIRECTORY": "/own"}
+        await one.place("own", mode="exclusive", slot=1, env=own)
+        files = [one.folder / "alone", one.folder / "own"]
+        await until(lambda: all(file.exists() for file in files), what="both run")
+        pipe = Path(files[0].read_text().strip().removeprefix("CUDA_MPS_PIPE_DIRECTORY="))
+        attempt = one.agent.drivers["process"].folder_of(name_of("alone"))
+        assert (str(pipe.parent), pipe.exists()) == (attempt, False)
+        assert files[1].read_text() == "CUDA_MPS_PIPE_DIRECTORY=/own\n"
+        await one.end("alone", "own")
+
+
+@pytest.mark.slow
 async def test_sharers_that_never_ran_leave_no_daemon_behind(
     nats_url: str, unique: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

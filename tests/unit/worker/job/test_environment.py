@@ -8,8 +8,14 @@ import pytest
 
 from moorage.schemas.frames import Device
 from moorage.schemas.gpu import Distributed, GpuSpec, Share
-from moorage.schemas.reserved_variables import GANG_DEFAULTS, OF_GANGS, RESERVED, warning_of
-from moorage.system.device_environment import JobEnvironment, SharingUnavailable, apply_tf_paths, child_environment
+from moorage.schemas.reserved_variables import GANG_DEFAULTS, MPS_DIRECTORIES, OF_GANGS, RESERVED, warnings_of
+from moorage.system.device_environment import (
+    JobEnvironment,
+    SharingUnavailable,
+    apart_from_mps,
+    apply_tf_paths,
+    child_environment,
+)
 from moorage.worker.devices.readers.drm import open_drm
 from moorage.worker.job.environment import Gang, gpu_environment, lay_over, process_environment
 from tests.unit.worker.made_up_sys import MadeUpMachine
@@ -333,7 +339,7 @@ def test_frameworks_find_their_node_in_a_gang_unless_the_request_says_it() -> No
     found = lay_over(requested, ours)
     assert (found["NODE_RANK"], found["PET_NNODES"]) == ("7", "1"), "the request's go before"
     assert (found["RANK"], found["PET_NODE_RANK"], found["PET_MASTER_PORT"]) == ("2", "2", "29501")
-    assert not warning_of(["NODE_RANK", "PET_NNODES"], gang=True), "they are not dropped"
+    assert not warnings_of(["NODE_RANK", "PET_NNODES"], gang=True, mps=False), "they are not dropped"
     alone = lay_over(requested, environment(device("nvidia", 0)))
     assert GANG_DEFAULTS & alone.keys() == {"NODE_RANK", "PET_NNODES"}, "set in gangs alone"
 
@@ -342,19 +348,28 @@ def test_frameworks_find_their_node_in_a_gang_unless_the_request_says_it() -> No
     "name", sorted({*RESERVED, "MOORAGE_ANYTHING", "NVIDIA_IMEX_CHANNELS", "NVIDIA_GDS", "NVIDIA_ANYTHING"})
 )
 def test_a_reserved_name_is_never_the_requests_own(name: str) -> None:
-    assert name not in lay_over({name: "all"}, environment(device("apple", 0)))
+    assert lay_over({name: "all"}, environment(device("nvidia", 0), mode="mps", simulated=True)).get(name) != "all"
 
 
 @pytest.mark.parametrize("gang", [None, Gang(4, "10.0.0.1", 29500)])
 def test_what_is_dropped_is_what_the_submit_warns_of(gang: Gang | None) -> None:
     requested = dict.fromkeys((*RESERVED, *OF_GANGS, "MOORAGE_X", "SEED", "PATH"), "mine")
-    found = lay_over(requested, environment(device("nvidia", 0), gang=gang))
+    found = lay_over(requested, environment(device("nvidia", 0), gang=gang, mode="mps", simulated=True))
     dropped = {name for name in requested if found.get(name) != "mine"}
-    assert dropped == {name for name in requested if warning_of([name], gang=gang is not None)}
-    assert not warning_of(["SEED"], gang=True)
-    assert warning_of(["RANK", "CUDA_DEVICE_ORDER"], gang=True).startswith(
-        "reserved-variable: CUDA_DEVICE_ORDER, RANK are"
-    )
+    assert dropped == {name for name in requested if warnings_of([name], gang=gang is not None, mps=True)}
+    assert not warnings_of(["SEED"], gang=True, mps=True)
+    (warning,) = warnings_of(["RANK", "CUDA_DEVICE_ORDER"], gang=True, mps=True)
+    assert warning.startswith("reserved-variable: CUDA_DEVICE_ORDER, RANK are")
+
+
+def test_a_job_that_does_not_share_by_mps_is_kept_from_daemons_unless_it_names_one() -> None:
+    gpu, pipe = device("nvidia", 0), MPS_DIRECTORIES[0]
+    ours = environment(gpu) | apart_from_mps([gpu], "exclusive", "/attempt")
+    assert ours[pipe] == "/attempt/mps"
+    assert lay_over({pipe: "/own"}, ours)[pipe] == "/own"
+    (warning,) = warnings_of([pipe], gang=False, mps=False)
+    assert warning.startswith(f"joins-mps: the request sets {pipe}")
+    assert not apart_from_mps([gpu], "mps", "/attempt") | apart_from_mps([device("amd", 0)], "exclusive", "/attempt")
 
 
 def test_a_process_inherits_nothing_of_the_agent(monkeypatch: pytest.MonkeyPatch) -> None:

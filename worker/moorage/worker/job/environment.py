@@ -14,7 +14,7 @@ from typing import Final
 from moorage.schemas.errors import MoorageError, Refused, problem
 from moorage.schemas.frames import ABOUT_THE_JOB, NOT_HERE, START_FAILED, Device
 from moorage.schemas.gpu import Distributed, GpuSpec, Sharing
-from moorage.schemas.reserved_variables import GANG_DEFAULTS, is_reserved
+from moorage.schemas.reserved_variables import GANG_DEFAULTS, MPS_DIRECTORIES, is_reserved
 from moorage.system.device_environment import JobEnvironment, apply_tf_paths, device_environment
 
 PATH_DEFAULT: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -139,10 +139,12 @@ def _gang_variables(gang: Gang, rank: int, backend: str) -> dict[str, str]:
 def lay_over(requested: Mapping[str, str], ours: Mapping[str, str]) -> JobEnvironment:
     """Return the request's variables with ours over them, without the request's reserved names, even if we set none.
 
-    Of ours, `GANG_DEFAULTS` alone give way to the request's.
+    Of ours, `GANG_DEFAULTS` alone give way to the request's, and the directory that `apart_from_mps` names: only for a
+    client of MPS do we set the directory of logs, too.
     """
-    kept = {name: value for name, value in requested.items() if not is_reserved(name)}
-    given = {name: value for name, value in ours.items() if name not in GANG_DEFAULTS or name not in kept}
+    free = () if MPS_DIRECTORIES[1] in ours else MPS_DIRECTORIES
+    kept = {name: value for name, value in requested.items() if not is_reserved(name) or name in free}
+    given = {name: value for name, value in ours.items() if name not in (*GANG_DEFAULTS, *free) or name not in kept}
     return JobEnvironment({**kept, **given})
 
 

@@ -192,8 +192,8 @@ class Admission:
             return self._without_match(draft, made)
         if request.workload.env:
             gang = request.gpu is not None and request.gpu.effective_scheduling == "gang"
-            if dropped := reserved_variables.warning_of(request.workload.env, gang=gang):
-                warnings.append(dropped)
+            mps = request.gpu is not None and request.gpu.effective_sharing == "mps"
+            warnings += reserved_variables.warnings_of(request.workload.env, gang=gang, mps=mps)
         return made
 
     def _after(self, event: Submit, fresh: dict[tuple[str, str], NewJob]) -> tuple[Awaits, str] | Problem:

@@ -21,7 +21,12 @@ from moorage.schemas.reserved_variables import MPS_DIRECTORIES
 from moorage.schemas.service import READY_FILE, READY_VARIABLE
 from moorage.schemas.settings import setting
 from moorage.schemas.staying import port_range
-from moorage.system.device_environment import JobEnvironment, SharingUnavailable, apply_tf_paths_over
+from moorage.system.device_environment import (
+    JobEnvironment,
+    SharingUnavailable,
+    apart_from_mps,
+    apply_tf_paths_over,
+)
 from moorage.worker.devices.readers.cdi import KINDS, Registry
 from moorage.worker.devices.readers.device_nodes import device_nodes
 from moorage.worker.drivers.base import Assignment
@@ -330,6 +335,8 @@ def config_of(
         interface=seen, simulated=simulated, has_own_mps=mps is not None, sees_only_its_own=not simulated
     )
     ours |= {**(mps or {}), **calls}
+    if not simulated:  # an image or a mount of the operator's may have a daemon's default directory
+        ours |= apart_from_mps(assignment.devices, assignment.mode, FOLDER_AT if folder else "/run/moorage")
     if folder and run.ready is not None and run.ready.call:
         ours[READY_VARIABLE] = f"{FOLDER_AT}/{READY_FILE}"
     host: dict[str, Any] = {

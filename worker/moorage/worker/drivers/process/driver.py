@@ -21,7 +21,13 @@ from moorage.schemas.job import Request
 from moorage.schemas.service import READY_FILE, READY_VARIABLE
 from moorage.schemas.settings import setting
 from moorage.system.descriptors import trouble_with_descriptors
-from moorage.system.device_environment import MPS_MEMORY_LIMIT, HostAtFault, JobEnvironment, check_sharing
+from moorage.system.device_environment import (
+    MPS_MEMORY_LIMIT,
+    HostAtFault,
+    JobEnvironment,
+    apart_from_mps,
+    check_sharing,
+)
 from moorage.worker.devices.refused_nodes import GpuNodes, NodesUnknown
 from moorage.worker.drivers.base import CODE_LOST, Assignment, Driver, Living, ended_unstarted, kept_within, never_ran
 from moorage.worker.drivers.call_access import call_access
@@ -500,6 +506,8 @@ class ProcessDriver(Driver):
         folder = self._folders.make(assignment.name, run.grace_s, run.keep)
         if run.files is None:
             self._folders.give(assignment.name, user)
+        if not self._simulated:
+            ours |= apart_from_mps(assignment.devices, assignment.mode, folder)
         cwd = os.path.join(folder, run.cwd or "")  # an absolute `cwd` replaces the folder
         if not os.path.isabs(run.cwd or ""):
             self._own_cwd.add(assignment.name)
