@@ -109,13 +109,12 @@ async def test_a_call_that_nobody_will_answer_is_told_so_at_once_and_one_that_a_
             failing = {**service("nap"), "run": {"argv": ["sh", "-c", "exit 3"]}}
             with pytest.raises(JobFailed):
                 await (await client.submit(failing, job="s-nap")).result()
-            began_s = time.monotonic()
+            # each of these would be tried again for an hour
             with pytest.raises(CallRefused, match="job s-nap FAILED with code 3") as ended:
-                await client.call("nap", b"1")
+                await client.call("nap", b"1", timeout="1h")
             with pytest.raises(CallRefused, match="has the service ecko") as mistyped:
-                await client.call("ecko", b"1")
+                await client.call("ecko", b"1", timeout="1h")
             with pytest.raises(CallRefused, match="has the service ecko"):
-                _ = [each async for each in client.service("ecko").stream(b"1")]
-            assert time.monotonic() - began_s < ANSWER_S / 3
+                _ = [each async for each in client.service("ecko").stream(b"1", timeout="1h")]
             assert (ended.value.code, ended.value.problem.next) == ("no-service", "moorage logs s-nap")
             assert (mistyped.value.code, mistyped.value.problem.allowed) == ("no-service", "echo")
