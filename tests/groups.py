@@ -18,18 +18,30 @@ ROOT: Final = Path(__file__).resolve().parents[1]
 LONGEST: Final = (
     "tests/release/chaos/", "tests/system/worker/drivers/test_conformance.py",
     "tests/system/worker/drivers/test_podman_driver.py",
-    "containers of", "tests/system/worker/drivers/test_docker_driver.py", "node of", "tests/system/docs/",
+    "containers of", "tests/system/worker/drivers/test_docker_driver.py", "node ", "tests/system/docs/",
     "tests/system/live/test_backup.py", "tests/system/cli/test_up.py",
     "tests/release/fuzz/", "tests/release/sim/", "tests/system/tidy/",
 )  # fmt: skip
 #: tests here need nothing of each other, but for those of a file that runs them on one stack
 SPREAD: Final = ("tests/system/live/", "tests/system/deploy/")
 OF_ONE_STACK: Final = ("tests/system/live/test_bad_input_table.py",)
+#: tests on one node run one after the other: folders with so many of them that they have several nodes
+NODES: Final = {"tests/system/cli": 4}
 
 
 @cache
-def _has_node(file: str) -> bool:
-    return "node: Node" in (ROOT / file).read_text()
+def _node_of(file: str) -> str:
+    """Return the name of the node that a file's tests share with others, or ""."""
+    folder, _, name = file.rpartition("/")
+    on_nodes = [each.name for each in _files_on_nodes(folder)]
+    if name not in on_nodes:
+        return ""
+    return f"node {on_nodes.index(name) % NODES.get(folder, 1)} of {folder}"
+
+
+@cache
+def _files_on_nodes(folder: str) -> list[Path]:
+    return [path for path in sorted((ROOT / folder).glob("test_*.py")) if "node: Node" in path.read_text()]
 
 
 def group_of(nodeid: str) -> str:
@@ -40,8 +52,8 @@ def group_of(nodeid: str) -> str:
         return f"containers of {folder}"
     if folder == "tests/system/tidy":
         return "tests/system/tidy/"
-    if _has_node(file):
-        return f"node of {folder}"
+    if node := _node_of(file):
+        return node
     if file.startswith(SPREAD) and file not in OF_ONE_STACK:
         return nodeid
     kind, _, method = name.partition("[")[0].partition("::")

@@ -1,7 +1,7 @@
 """The pictures of the page in the docs: a fleet with a hundred jobs in trouble of ten kinds, in a real browser.
 
-`python -m tests.system.cli.page_pictures` draws them; `test_page_pictures` plays it again, and reads what a person
-would see.
+`python -m tests.system.cli.page_pictures` draws them; `test_pictures_of_trouble` plays it again, and reads what a
+person would see.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`moorage exec` and `moorage shell` as a user types them: pipes, a terminal, exit codes, and one that is killed."""
+"""`moorage exec` and `moorage shell` as a user types them: pipes, a terminal, exit codes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from collections.abc import Iterator
 import pytest
 
 from tests.system.cli.node import COMMAND, Node, environment, start
-from tests.system.live.stack import is_alive
 from tests.waiting import until
 
 
@@ -64,21 +63,6 @@ def test_a_shell_whose_commands_come_from_a_pipe_prints_what_they_print_alone(
     async def work() -> None:
         ran = await node.run("shell", job, stdin="echo $COLOUR\nexit 5\n")
         assert (ran.code, ran.out, ran.err) == (5, "green\n", "")
-
-    node_loop.run_until_complete(work())
-
-
-def test_a_command_that_is_killed_leaves_no_process_in_the_job(
-    node: Node, node_loop: asyncio.AbstractEventLoop, job: str
-) -> None:
-    async def work() -> None:
-        calling = await start("exec", job, "--", "sh", "-c", "trap '' TERM HUP; echo $$; sleep 600", env=node.env())
-        assert calling.stdout is not None
-        pid = int(await calling.stdout.readline())
-        assert is_alive(pid)
-        calling.kill()
-        await until(lambda: not is_alive(pid), 60.0, "the command is gone")
-        assert (await node.run("show", job, "--json")).frame["data"]["state"] == "RUNNING"
 
     node_loop.run_until_complete(work())
 

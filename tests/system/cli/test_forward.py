@@ -13,7 +13,6 @@ import pytest
 
 from moorage.client.relay import WINDOW_BYTES, Channels
 from tests.system.cli.node import Node, start
-from tests.system.live.stack import is_alive
 from tests.waiting import until
 
 #: answers each connection with the sum and the number of the bytes that came, after their end
@@ -118,23 +117,6 @@ async def _closed(port: int) -> bool:
         return True
     finally:
         writer.close()
-
-
-def test_a_forward_that_is_killed_leaves_no_relay_and_the_job_runs(
-    node: Node, node_loop: asyncio.AbstractEventLoop, job: str
-) -> None:
-    async def work() -> None:
-        async with forwarded(node, job, "PORT") as (calling, port):
-            assert await _sum(port, b"x")
-            seen = await node.run("exec", job, "--", "sh", "-c", "pgrep -f '^python3 -c # moorage forward' || true")
-            pids = [int(word) for word in seen.out.split()]
-            assert pids
-            calling.kill()
-            await calling.wait()
-            await until(lambda: not any(map(is_alive, pids)), 60.0, "the relay is gone")
-        assert (await node.run("show", job, "--json")).frame["data"]["state"] == "RUNNING"
-
-    node_loop.run_until_complete(work())
 
 
 async def test_a_slow_connection_holds_no_more_than_its_window() -> None:
