@@ -8,7 +8,8 @@
 - `unique`        a random token for subjects, streams and ids.
 
 A test that is marked `any_server` runs twice: on the wheel's nats-server, and on the image of `deploy/nats` in a
-container. An `async def test_…` runs in its own event loop with these fixtures as arguments.
+container. Both are one program: mark what the image's configuration may break, its storage and its bounds.
+An `async def test_…` runs in its own event loop with these fixtures as arguments.
 """
 
 from __future__ import annotations

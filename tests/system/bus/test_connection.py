@@ -35,8 +35,6 @@ from moorage.bus.transport import Delivery
 from tests.servers import MortalServer, Server
 from tests.waiting import until
 
-pytestmark = pytest.mark.any_server
-
 
 async def test_a_cancelled_request_leaves_nothing_behind(nats_url: str, unique: str) -> None:
     async with await connect(nats_url, "a") as a:

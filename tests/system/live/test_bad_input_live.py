@@ -20,8 +20,6 @@ from tests.system.live.scripted_worker import scripted_worker
 from tests.system.live.stack import ANSWER_S, Caller, RealProcess, caller, request, stack
 from tests.waiting import until
 
-pytestmark = pytest.mark.any_server
-
 BIG: Final = 10**30
 DEEP: Final = 100_000
 

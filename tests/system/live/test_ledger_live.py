@@ -40,8 +40,6 @@ from tests.system.live.scripted_worker import scripted_worker
 from tests.system.live.stack import ANSWER_S, QUICK, caller, request, stack
 from tests.waiting import until
 
-pytestmark = pytest.mark.any_server
-
 
 class WireJetStream(JetStream):
     """The real one, whose answers a test may lose or change on their way back."""

@@ -21,8 +21,6 @@ from moorage.schemas.subjects import Subjects
 from tests.servers import ANSWER_S, Server
 from tests.waiting import until
 
-pytestmark = pytest.mark.any_server
-
 ROOM = 20
 
 

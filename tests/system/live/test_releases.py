@@ -16,8 +16,6 @@ from tests.release.frames.record import PREFIX, RELEASES, Recorded, recorded
 from tests.servers import Server
 from tests.system.live.stack import TRY_S, Stack, caller, stack
 
-pytestmark = pytest.mark.any_server
-
 
 def folded(it: Recorded, state: State) -> State:
     """The state after the last record, from an empty one or from the snapshot's."""

@@ -53,7 +53,6 @@ async def jobs_of(one: Caller, name: str = "often") -> list[str]:
     return [job["job"] for job in reversed(listed["data"]["jobs"])]
 
 
-@pytest.mark.any_server
 async def test_a_schedule_runs_until_it_is_paused_and_again_until_it_is_removed(nats_server: Server) -> None:
     async with stack(nats_server, unique_prefix()) as made, caller(made) as one, caller(made, "beta") as other:
         await made.scheduler()
@@ -89,7 +88,6 @@ async def test_a_schedule_runs_until_it_is_paused_and_again_until_it_is_removed(
             await until(is_empty, ANSWER_S, "no wish and no run in the stream")
 
 
-@pytest.mark.any_server
 async def test_a_time_that_the_server_refuses_is_named_and_nothing_is_recorded(nats_server: Server) -> None:
     async with stack(nats_server, unique_prefix()) as made, caller(made) as one:
         await made.scheduler()

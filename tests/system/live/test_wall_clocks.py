@@ -24,8 +24,6 @@ from tests.servers import Server
 from tests.system.live.stack import QUICK, Stack, caller, stack
 from tests.waiting import until
 
-pytestmark = pytest.mark.any_server
-
 DAYS_S: Final = 2 * 86_400.0
 #: between two readings of right clocks, and what a busy machine does in between
 NEAR_S: Final = 600.0

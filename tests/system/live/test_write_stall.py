@@ -24,8 +24,6 @@ from tests.system.live.stack import ANSWER_S, QUICK, TRY_S, Caller, caller, requ
 from tests.system.live.test_queue_turns import queued
 from tests.waiting import until
 
-pytestmark = pytest.mark.any_server
-
 
 @asynccontextmanager
 async def full_ledger(server: Server, subjects: Subjects) -> AsyncIterator[None]:

@@ -16,8 +16,6 @@ from moorage.bus.inbox import DUE_SPARE, Answers, Mux, mux_frames, split_mux_rep
 from moorage.bus.transport import Delivery
 from tests.waiting import until
 
-pytestmark = pytest.mark.any_server
-
 
 @pytest.mark.parametrize(
     ("reply", "found"),

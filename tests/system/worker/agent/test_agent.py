@@ -394,7 +394,6 @@ async def test_many_agents_share_a_connection_and_leave_with_a_goodbye(
         await until(lambda: all(w.leader.seat(worker).said_goodbye for worker in workers), what="50 goodbyes")
 
 
-@pytest.mark.any_server
 async def test_it_carries_on_after_the_server_was_restarted(
     mortal_server: MortalServer, unique: str, tmp_path: Path
 ) -> None:
