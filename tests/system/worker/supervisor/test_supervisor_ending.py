@@ -164,12 +164,12 @@ def test_a_second_end_shortens_the_grace_of_what_is_left(tmp_path: Path, argumen
     with_rig(tmp_path, arguments, scenario)
 
 
-#: nothing in them saves: the job is over as soon as all have got the signal
+#: nothing in them saves: the job is over as soon as all have got the signal, and none is begun behind the word `up`
 QUICK: Final = {
     "a child that does not handle it": ("trap 'echo bye; exit 7' TERM; sh -c 'echo up; exec sleep 1000'; :", 7),
     "a child behind a pipe that does not": ("trap 'exit 7' TERM; yes | sh -c 'read x; echo up; exec sleep 1000'", 7),
-    "another session that does not handle it": ("setsid sleep 1000 & echo up; sleep 1000", None),
-    "a stopped one": ("setsid sleep 1000 & kill -STOP $!; echo up; sleep 1000", None),
+    "another session that does not handle it": ("setsid sh -c 'echo up; exec sleep 1000' & wait", None),
+    "a stopped one": ("setsid sleep 1000 & kill -STOP $!; echo up; wait", None),
     "one without its first thread": (f"exec {IN_SHELL}", None),
     "a child without its first thread": (f"{IN_SHELL}; :", None),
 }
@@ -191,7 +191,7 @@ def test_a_job_that_saves_nothing_ends_at_once(
 
 def test_members_end_also_when_no_descriptor_is_left(tmp_path: Path, arguments: tuple[str, ...]) -> None:
     async def scenario(rig: Rig) -> None:
-        await rig.client.start([sh("j", "echo up; sleep 1000; echo after")])
+        await rig.client.start([sh("j", "sh -c 'echo up; exec sleep 1000'; echo after")])
         await rig.line("j")
         pid = rig.client.identity.pid
         used = {int(name) for name in os.listdir(f"/proc/{pid}/fd")}
