@@ -16,7 +16,7 @@ from xdist.scheduler import LoadScopeScheduling
 ROOT: Final = Path(__file__).resolve().parents[1]
 #: what begins last is what a run waits for at its end: these take longest, by how the names of the groups begin
 LONGEST: Final = (
-    "tests/release/chaos/", "tests/system/worker/drivers/test_conformance.py",
+    "tests/release/chaos/", "tests/release/drivers/", "tests/system/worker/drivers/test_conformance.py",
     "tests/system/worker/drivers/test_podman_driver.py",
     "containers of", "tests/system/worker/drivers/test_docker_driver.py", "node ", "tests/system/docs/",
     "tests/system/live/test_backup.py", "tests/system/cli/test_up.py",

@@ -190,8 +190,7 @@ class TestPodman(Containers):
         super().teardown_class()
 
 
-@pytest.mark.slow
-class TestRootless(TestPodman):
+class Rootless(TestPodman):
     """The same with an agent, a supervisor and containers of a user that is not root."""
 
     user = NOBODY
@@ -288,9 +287,7 @@ class TestHandler(DriverChecks):
             functions.goes_on.set()
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(bool(why_no_vm()), reason=why_no_vm())
-class TestVm(Processes):
+class Vm(Processes):
     """Each job boots a VM, which takes seconds without KVM."""
 
     driver = "vm"
@@ -318,6 +315,27 @@ class TestVm(Processes):
         ).settings = f'[driver.vm]\nkernel = "{kernel()}"\ninitramfs = "{make_initramfs(folder)}"\nboot = 110\n'
         async with super().serve(settings, url):
             yield
+
+
+def leave_to_release(kind: type[DriverChecks], checks: Collection[str]) -> None:
+    """Keep of all checks only these: `tests/release/drivers` runs every one."""
+    for check in {*CHECKS} - {*checks}:
+        setattr(kind, f"test_{check}", None)
+
+
+@pytest.mark.slow
+class TestRootless(Rootless):
+    pass
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(bool(why_no_vm()), reason=why_no_vm())
+class TestVm(Vm):
+    pass
+
+
+leave_to_release(TestRootless, ("start", "agent_killed", "secrets"))
+leave_to_release(TestVm, ("output", "agent_killed", "fence"))
 
 
 @pytest.mark.slow
@@ -373,8 +391,8 @@ KINDS: Final[dict[str, type[DriverChecks]]] = {
     "handler": TestHandler,
     "docker": TestDocker,
     "podman": TestPodman,
-    "podman, rootless": TestRootless,
-    "vm": TestVm,
+    "podman, rootless": Rootless,
+    "vm": Vm,
     "kubernetes": TestKubernetes,
 }
 

@@ -364,49 +364,35 @@ async def test_an_agent_that_dies_at_any_step_orphans_nothing(docker: DockerEngi
 
 
 @pytest.mark.slow
-async def test_an_engine_that_dies_and_comes_back(tmp_path: Path) -> None:
-    if why := why_no_dockerd():
-        pytest.skip(why)
-    with engine() as docker:
-        docker.make_image(IMAGE)
-        async with state_of(tmp_path) as state, Rig(state, settings(docker)) as rig:
-            name, ended = rig.start("j1", "sleep", "600"), rig.start("j2", "sleep", "600")
-            await rig.reported(Started, name)
-            await rig.reported(Started, ended)
-            docker.kill()
-            refused = rig.start("j3", "true")
-            assert "engine" in (await rig.reported(NotStarted, refused))[1]
-            rig.driver.end(ended, 0.0, "x")
-            assert await rig.reported(Ended, ended) == (ended, -9, "end"), "its end needs no engine"
-            assert rig.told(Ended, name) is None
-            docker.start()  # an engine ends what it finds running when it starts
-            await rig.reported(Ended, name)
-            await no_containers(docker)
-            again = rig.start("j4", "sh", "-c", "exit 2")
-            assert await rig.reported(Ended, again) == (again, 2, "exit")
-
-
-@pytest.mark.slow
-async def test_an_exit_code_is_asked_for_again_once_the_engine_is_there(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_an_engine_that_dies_and_comes_back(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     if why := why_no_dockerd():
         pytest.skip(why)
     caplog.set_level("INFO", "moorage.worker")
     with engine() as docker:
         docker.make_image(IMAGE)
         async with state_of(tmp_path) as state, Rig(state, settings(docker)) as rig:
-            name = rig.start("j1", "sh", "-c", "sleep 10; exit 4")
-            await rig.reported(Started, name)
+            name, ended = rig.start("j1", "sleep", "600"), rig.start("j2", "sleep", "600")
+            exits = rig.start("j3", "sh", "-c", "until [ -e go ]; do sleep 0.1; done; exit 4")
+            for each in (name, ended, exits):
+                await rig.reported(Started, each)
             assert rig.driver.engine_down() is None
             docker.kill()
             await until(rig.driver.engine_down, what="the driver tells of it")
+            refused = rig.start("j4", "true")
+            assert "engine" in (await rig.reported(NotStarted, refused))[1]
+            rig.driver.end(ended, 0.0, "x")
+            assert await rig.reported(Ended, ended) == (ended, -9, "end"), "its end needs no engine"
             # only the engine knows the code of a container that ended meanwhile
+            (state / "folders" / "w1@docker" / "acme.j3.0.1.7" / "go").touch()
             await until(lambda: "which knows its exit code" in caplog.text, deadline_s=90, what="it waits for the code")
-            assert rig.told(Ended, name) is None
-            docker.start()
-            assert await rig.reported(Ended, name) == (name, 4, "exit")
+            assert rig.told(Ended, name) is rig.told(Ended, exits) is None
+            docker.start()  # an engine ends what it finds running when it starts
+            await rig.reported(Ended, name)
+            assert await rig.reported(Ended, exits) == (exits, 4, "exit")
             await until(lambda: rig.driver.engine_down() is None, what="it is back")
+            await no_containers(docker)
+            again = rig.start("j5", "sh", "-c", "exit 2")
+            assert await rig.reported(Ended, again) == (again, 2, "exit")
 
 
 class Slow(Docker):
@@ -620,10 +606,10 @@ class SlowOutput(Docker):
 async def test_output_that_comes_slowly_is_waited_for_and_what_does_not_come_is_told(
     docker: DockerEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stalls: bool
 ) -> None:
-    monkeypatch.setattr("moorage.worker.drivers.container.follow.ENGINE_S", 6.0)
+    monkeypatch.setattr("moorage.worker.drivers.container.follow.ENGINE_S", 4.0)
     async with state_of(tmp_path) as state, Rig(state, settings(docker)) as rig:
         slow = SlowOutput(docker.socket)
-        slow.piece_s, slow.stalls = 1.0, stalls
+        slow.piece_s, slow.stalls = 0.6, stalls
         await rig.use(slow)
         name = rig.start("j1", "seq", "1", "8")
         assert await rig.reported(Ended, name) == (name, 0, "exit")
