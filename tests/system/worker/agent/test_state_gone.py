@@ -127,7 +127,14 @@ async def test_a_journal_that_cannot_be_written_at_the_end_leaves_nothing_open(
         monkeypatch.setattr(Connection, "close", closes)
         if at == "its close":
             monkeypatch.setattr(Agent, "leave_if_idle", lambda agent: None)
-        journals[0].answered(0)
+        kind, name = (Journal, "close") if at == "its close" else (Agent, "leave_if_idle")
+        ends = getattr(kind, name)
+
+        def ends_behind_a_record(it: Journal | Agent) -> None:
+            journals[0].answered(0)  # not before: a turn of the agent would write it
+            ends(it)
+
+        monkeypatch.setattr(kind, name, ends_behind_a_record)
         with pytest.raises(JournalUnwritable):
             await worker.stop()
         assert closed == [worker.connection]
