@@ -253,8 +253,12 @@ async def test_close_ends_the_wait_for_a_connection(fresh_server: EmbeddedServer
     assert not a.is_connected
 
 
-async def test_close_ends_a_flush_that_the_server_does_not_answer(fresh_server: EmbeddedServer) -> None:
+async def test_close_ends_a_flush_that_the_server_does_not_answer(
+    fresh_server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """nats-py leaves its PING waiting when it closes; the task stayed as long as its loop."""
+    for module in ("connection", "dialing"):
+        monkeypatch.setattr(f"moorage.bus.{module}.DRAIN_TIMEOUT_S", 0.05)  # it drains in vain
     before = asyncio.all_tasks()
     a = await connect(fresh_server.url, "a")
     os.kill(fresh_server.pid, signal.SIGSTOP)
