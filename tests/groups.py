@@ -16,10 +16,8 @@ from xdist.scheduler import LoadScopeScheduling
 ROOT: Final = Path(__file__).resolve().parents[1]
 #: what begins last is what a run waits for at its end: these take longest, by how the names of the groups begin
 LONGEST: Final = (
-    "tests/release/chaos/", "tests/release/drivers/", "tests/system/worker/drivers/test_conformance.py",
-    "tests/system/worker/drivers/test_podman_driver.py",
-    "containers of", "tests/system/worker/drivers/test_docker_driver.py", "node ", "tests/system/docs/",
-    "tests/system/live/test_backup.py", "tests/system/cli/test_up.py",
+    "tests/release/chaos/", "tests/release/drivers/", "tests/system/worker/drivers/", "containers of", "node ",
+    "tests/system/docs/", "tests/system/live/test_backup.py", "tests/system/cli/test_up.py", "tests/system/services/",
     "tests/release/fuzz/", "tests/release/sim/", "tests/system/tidy/",
 )  # fmt: skip
 #: tests here need nothing of each other, but for those of a file that runs them on one stack

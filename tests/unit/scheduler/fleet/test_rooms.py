@@ -16,7 +16,7 @@ from tests.unit.ranking.test_fragments import add, asked, request, worker
 MODELS = ("NVIDIA T4", "NVIDIA A10", "NVIDIA A100-SXM4-80GB")
 
 
-@pytest.mark.parametrize("seed", turns(range(40), often=4))
+@pytest.mark.parametrize("seed", turns(range(40), often=4, more=8))
 def test_as_many_are_picked_as_there_are_rooms(seed: int) -> None:
     chance, shapes, fleet = random.Random(seed), Shapes(), Fleet()
     islands = chance.choice((1, 2))

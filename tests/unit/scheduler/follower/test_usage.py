@@ -83,7 +83,7 @@ def runs(drive: Driving, name: str, ms: int, **fields: Any) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", turns(range(8), often=2))
+@pytest.mark.parametrize("seed", turns(range(8), often=2, more=2))
 def test_the_sums_are_what_a_stopwatch_beside_each_attempt_says(seed: int) -> None:
     world = FaultyWorld(seed, workers=2 + seed % 3, driving=Timed)
     drive = world.drive
@@ -383,7 +383,7 @@ def test_a_run_of_months_counts_its_last_hours() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", turns(range(8, 16), often=2))
+@pytest.mark.parametrize("seed", turns(range(8, 16), often=2, more=2))
 def test_a_follower_that_begins_again_anywhere_counts_nothing_twice(seed: int) -> None:
     world = FaultyWorld(seed, workers=2, driving=Timed)
     drive = world.drive

@@ -90,7 +90,7 @@ def world(seed: int, ranker: Pack) -> tuple[Driving, list[dict[str, tuple[str, l
     return drive, seen
 
 
-@pytest.mark.parametrize("seed", turns(range(12), often=1))
+@pytest.mark.parametrize("seed", turns(range(12), often=1, more=2))
 def test_groups_are_placed_as_one_by_one(seed: int) -> None:
     together, singly = Counted(), OneByOne()
     grouped, places = world(seed, together)
@@ -149,7 +149,7 @@ def in_full(fact: Fact) -> list[Fact]:
     return [Fact("claimed", *name), Fact("started", *name), Fact("exited", *name, fact.code, fact.detail)]
 
 
-@pytest.mark.parametrize("seed", turns(range(60), often=3))
+@pytest.mark.parametrize("seed", turns(range(60), often=3, more=6))
 def test_one_fact_for_a_whole_run_comes_to_what_its_three_facts_do(seed: int) -> None:
     def life(*, whole: bool) -> Driving:
         drive = Driving()
@@ -249,7 +249,7 @@ def one_by_one(payload: bytes, state: State) -> bytes:
     return encode_record(record)
 
 
-@pytest.mark.parametrize("seed", turns(range(8), often=1))
+@pytest.mark.parametrize("seed", turns(range(8), often=1, more=2))
 def test_steps_that_say_several_things_fold_as_the_several_do(seed: int) -> None:
     world = FaultyWorld(seed)
     world.run(200)

@@ -76,7 +76,7 @@ def step(drive: Driving, chance: random.Random, number: int) -> None:
     drive.pass_time(chance.choice([500, 2_700, 40_000]), step=2_000)
 
 
-@pytest.mark.parametrize("seed", turns(range(30), often=6))
+@pytest.mark.parametrize("seed", turns(range(30), often=6, more=6))
 def test_a_plan_is_the_same_twice_with_the_last_answer_or_without_and_by_a_new_leader(seed: int) -> None:
     chance = random.Random(seed)
     drive = Driving(Config(reserve_after=chance.choice([0.3, 2.2]), fair_share_half_life=600))
