@@ -118,22 +118,6 @@ def test_a_job_that_cannot_be_frozen_runs_on_and_is_not_asked_again(drive: Drivi
     assert (drive.states("j"), worker.told["not-frozen"]) == (["RUNNING"], 1)
 
 
-def test_a_frozen_job_that_is_cancelled_ends(drive: Driving) -> None:
-    running(drive)
-    ordered(drive, "freeze")
-    drive.cancel("j")
-    drive.settle()
-    assert (drive.states("j"), drive.free_gpus()) == (["CANCELLED"], 2)
-
-
-def test_the_deadline_of_a_frozen_job_goes_on(drive: Driving) -> None:
-    running(drive, deadline_s=30)
-    ordered(drive, "freeze")
-    drive.pass_time(31_000)
-    drive.settle()
-    assert drive.states("j") == ["TIMED_OUT"]
-
-
 def test_of_two_orders_in_one_record_the_second_holds(drive: Driving) -> None:
     running(drive)
     drive.offer_order("freeze", job="j")
@@ -210,14 +194,6 @@ def test_a_frozen_job_that_is_kept_is_as_was_ordered_once_its_worker_is_back(dri
     drive.settle()
     assert drive.states("j") == ["RUNNING" if resumed else "FROZEN"]
     assert worker.holding()[0].phase == ("running" if resumed else "frozen")
-
-
-def test_a_requeued_frozen_job_begins_anew(drive: Driving) -> None:
-    running(drive)
-    ordered(drive, "freeze")
-    ordered(drive, "requeue")
-    assert drive.states("j") == ["RUNNING"]
-    assert drive.replica("j").attempt == 2
 
 
 @pytest.mark.parametrize(
@@ -300,14 +276,6 @@ def test_what_was_frozen_as_unused_is_resumed_by_its_first_use_after_takeover_an
     drive.renew()
     report(drive, worker, "resume-due")
     assert drive.states("j") == ["RUNNING"]
-
-
-def test_an_unused_job_that_cannot_be_frozen_runs_on(drive: Driving) -> None:
-    worker = running(drive)
-    worker.freezes = False
-    report(drive, worker, "freeze-due", 300)
-    assert (drive.states("j"), story(drive)[-1][0]) == (["RUNNING"], "NOT_FROZEN")
-    assert not drive.member("j").wakes
 
 
 @pytest.mark.parametrize("kind", ["freeze-due", "resume-due"])
