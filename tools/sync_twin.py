@@ -82,7 +82,12 @@ class Twin(NamedTuple):
 
 TWINS: Final = (
     Twin(
-        'class SyncJob(Handle[Job]):\n    """A handle on one job, as `Job`, without `await`."""\n',
+        '''class SyncJob(Handle[Job]):
+    """A handle on one job, as `Job`, without `await`."""
+
+    def _ipython_display_(self) -> None:
+        self._twin._display(repr(self), self._thread.begin)
+''',
         "Job",
         (("job.py", "Job"),),
         {"job": "str", "state": "str", "worker": "str", "accepted": "Accepted | None"},
@@ -162,7 +167,7 @@ TWINS: Final = (
     """A client without `await`: `with Client() as moorage: …`. Several threads may share it; none may run a loop.
 
     Arguments, names and errors are those of `AsyncClient`. `on_wait` is called in the private thread.
-    Raises RuntimeError inside a running event loop.
+    Raises RuntimeError inside a running event loop, but for that of a notebook, which waits for its cells in any case.
     """
 
     @contextmanager

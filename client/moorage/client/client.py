@@ -115,7 +115,7 @@ class AsyncClient:
         return repr(self._wire).replace("Connected", type(self).__name__, 1)
 
     def _repr_html_(self) -> str:
-        from moorage.client.html import table
+        from moorage.client.notebook import table
 
         return table("moorage client", {"server": self._wire.where or "not connected", "tenant": self.tenant})
 
@@ -123,16 +123,17 @@ class AsyncClient:
         self._wire.__reduce__()
 
     async def __aenter__(self) -> Self:
-        await self.open()
-        return self
+        return await self.open()
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    async def open(self) -> None:
-        """Connect. Raises `Unreachable`, `NotPermitted`, `BadContext`, and RuntimeError if the client is open, or is
-        closed meanwhile."""
+    async def open(self) -> Self:
+        """Connect, and return this client.
+
+        Raises `Unreachable`, `NotPermitted`, `BadContext`, and RuntimeError if it is open, or is closed meanwhile."""
         await self._wire.open()
+        return self
 
     async def close(self) -> None:
         """Close the connection; jobs go on. Calls that still wait for a job or for events raise RuntimeError or

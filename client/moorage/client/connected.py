@@ -88,6 +88,7 @@ class Connected:
         self._asking = Asking(on_wait=on_wait)
         self._loop: asyncio.AbstractEventLoop | None = None  # where it is open
         self._opening: object | None = None  # of the last `open`, until it is closed
+        self._beside: set[asyncio.Task[None]] = set()
         self._connection: Link | None = None
         self._mux: Mux | None = None
 
@@ -210,6 +211,15 @@ class Connected:
 
     def _admin_subject(self, verb: str) -> str:
         return self.subjects.admin(verb, self.operator)
+
+    def begin(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run a coroutine in this client's loop, beside what its callers await. Do nothing if the client is closed."""
+        if self._loop is None:
+            work.close()
+            return
+        task = self._loop.create_task(work)
+        self._beside.add(task)
+        task.add_done_callback(self._beside.discard)
 
     @property
     def _stories(self) -> Stories:

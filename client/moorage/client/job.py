@@ -6,7 +6,7 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
@@ -83,11 +83,27 @@ class Job:
         return f"<Job {' '.join(filter(None, words))}>"
 
     def _repr_html_(self) -> str:
-        from moorage.client.html import table
+        from moorage.client.notebook import table
 
         ago = "" if self._began_s is None else f"{age((time.monotonic() - self._began_s) * 1000)} ago"
-        rows = {"tenant": self.tenant, "state": self.state or "not asked yet", "GPUs": self.gpu, "worker": self.worker}
-        return table(f"Job {self.job}", {**rows, "accepted": ago})
+        return table(f"Job {self.job}", {**self._known(), "state": self.state or "not asked yet", "accepted": ago})
+
+    def _known(self) -> dict[str, str]:
+        return {"tenant": self.tenant, "GPUs": self.gpu, "worker": self.worker}
+
+    def _ipython_display_(self) -> None:
+        self._display(repr(self), self._client.begin)
+
+    def _display(self, plain: str, begin: Callable[[Coroutine[Any, Any, None]], None]) -> None:
+        from moorage.client.notebook import show
+
+        show(self._repr_html_(), plain, self.events, self._picture, begin)
+
+    async def _picture(self) -> str:
+        from moorage.client.notebook import picture
+
+        explained = await self._client.read("explain", {"job": self.job})
+        return picture(self.job, self._known(), explained)
 
     @property
     def known_result(self) -> Result | None:

@@ -11,6 +11,8 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, 
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Final, NoReturn, TypeVar, cast
 
+from moorage.client.notebook import in_notebook
+
 #: how long an interrupted call waits for the cancellation of its coroutine
 CANCEL_S_MAX: Final = 5.0
 #: how often a waiting call wakes: a Ctrl-C right before a wait for a lock does not interrupt the wait
@@ -18,6 +20,8 @@ LOOK_S: Final = 1.0
 
 T = TypeVar("T")
 _END: Final = object()
+#: has `is_private` in the threads that run the loop of a client
+_here: Final = threading.local()
 _CLOSED: Final = "the client was closed, or the call interrupted, before this was done"
 
 
@@ -30,6 +34,7 @@ class LoopThread:
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop: asyncio.Event | None = None
+        self._beside: set[asyncio.Task[None]] = set()
         self._handed: dict[concurrent.futures.Future[Any], Coroutine[Any, Any, Any]] = {}
 
     def __reduce__(self) -> NoReturn:
@@ -63,6 +68,8 @@ class LoopThread:
             thread.join()
 
     def _run(self, started: concurrent.futures.Future[None]) -> None:
+        _here.is_private = True
+
         async def serve() -> None:
             stop = asyncio.Event()
             self._loop, self._stop = asyncio.get_running_loop(), stop
@@ -138,6 +145,23 @@ class LoopThread:
         finally:
             self._handed.pop(done, None)
 
+    def begin(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run a coroutine beside the calls, until it ends or the loop does. Does nothing if the loop does not run."""
+        loop = self._loop
+
+        def create() -> None:
+            if self._loop is not loop:
+                work.close()
+                return
+            task = cast("asyncio.AbstractEventLoop", loop).create_task(work)
+            self._beside.add(task)
+            task.add_done_callback(self._beside.discard)
+
+        try:
+            self._checked().call_soon_threadsafe(create)
+        except RuntimeError:  # closed, or of the parent of a fork
+            work.close()
+
     def iterate(self, items: AsyncIterator[T]) -> Iterator[T]:
         """Yield the items of an asynchronous iterator, one call each. If the caller stops early, close the iterator."""
         refuse_inside_loop()
@@ -194,8 +218,11 @@ def _is_in_loop() -> bool:
 
 
 def refuse_inside_loop() -> None:
-    """Raise RuntimeError if this thread runs an event loop: waiting here would block all of its tasks."""
-    if _is_in_loop():
+    """Raise RuntimeError if this thread runs an event loop: waiting here would block all of its tasks.
+
+    The loop of a notebook waits for the code of its cells in any case.
+    """
+    if _is_in_loop() and (hasattr(_here, "is_private") or not in_notebook()):
         raise RuntimeError(
             "this thread runs an event loop, and moorage.client.Client would block it: "
             "use moorage.client.AsyncClient here, with await"

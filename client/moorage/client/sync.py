@@ -51,6 +51,9 @@ if TYPE_CHECKING:
 class SyncJob(Handle[Job]):
     """A handle on one job, as `Job`, without `await`."""
 
+    def _ipython_display_(self) -> None:
+        self._twin._display(repr(self), self._thread.begin)
+
     @property
     def job(self) -> str:
         """Same as `Job.job`."""
@@ -556,7 +559,7 @@ class Client(ClientBase):
     """A client without `await`: `with Client() as moorage: …`. Several threads may share it; none may run a loop.
 
     Arguments, names and errors are those of `AsyncClient`. `on_wait` is called in the private thread.
-    Raises RuntimeError inside a running event loop.
+    Raises RuntimeError inside a running event loop, but for that of a notebook, which waits for its cells in any case.
     """
 
     @contextmanager

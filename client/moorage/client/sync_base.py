@@ -46,14 +46,13 @@ class ClientBase(Handle[AsyncClient]):
         super().__init__(LoopThread(twin._wire._name), twin)
 
     def __enter__(self) -> Self:
-        self.open()
-        return self
+        return self.open()
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def open(self) -> None:
-        """Start the thread and connect, as `AsyncClient.open` does."""
+    def open(self) -> Self:
+        """Start the thread and connect, as `AsyncClient.open` does. Return this client."""
         if self._thread.runs:
             raise RuntimeError("the client is open already")
         try:
@@ -62,6 +61,7 @@ class ClientBase(Handle[AsyncClient]):
         except BaseException:
             self._thread.stop()
             raise
+        return self
 
     def close(self) -> None:
         """Close the connection, as `AsyncClient.close` does, and end the thread.

@@ -115,9 +115,9 @@ async def test_a_notebook_shows_a_job_and_a_client() -> None:
     async with AsyncClient(transport=SimFleet("2xH100"), tenant="vision") as moorage:
         job = await moorage.submit(["x"], gpu="1xH100", job="a")
         shown = job._repr_html_()
-        assert all(f"<td>{each}</td>" in shown for each in ("vision", "QUEUED", "1xH100"))
+        assert all(f">{each}</td>" in shown for each in ("vision", "QUEUED", "1xH100"))
         assert "<caption>Job a</caption>" in shown
-        assert "<td>vision</td>" in moorage._repr_html_()
+        assert ">vision</td>" in moorage._repr_html_()
 
 
 @in_virtual_time

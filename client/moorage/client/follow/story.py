@@ -3,6 +3,7 @@ the leader's answers and the history), and how it ended."""
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final
 
@@ -12,6 +13,7 @@ from moorage.schemas.errors import ENDED_AS_ASKED
 from moorage.schemas.frames import Answer, Change, Event, Replicas
 from moorage.schemas.job import CANCELLED, CANCELLING, ENDING, EXITED, FAILED, SUCCEEDED, TERMINAL
 from moorage.schemas.names import SIMULATED_UUID
+from moorage.schemas.units import many
 
 #: sends a verb with its arguments, and returns the data of the answer: `Connected.read`
 Reads = Callable[[str, Mapping[str, Any]], Awaitable[dict[str, Any]]]
@@ -39,6 +41,28 @@ class Result(msgspec.Struct, frozen=True):
     stderr: str = ""
     lost_bytes: int = 0
     value: Any = None
+
+    def __repr__(self) -> str:
+        words = [self.job, self.state, "" if self.code is None else f"code {self.code}", self.why]
+        words += [f"{name} {len(text)}" for name, text in (("stdout", self.stdout), ("stderr", self.stderr)) if text]
+        if self.value is not None:
+            words.append(f"value {reprlib.repr(self.value)}")
+        words.append(many(len(self.changes), "transition"))
+        return f"<Result {'  '.join(filter(None, words))}>"
+
+    def _repr_html_(self) -> str:
+        from moorage.client.notebook import table, tail
+
+        rows = {
+            "state": self.state,
+            "code": "" if self.code is None else str(self.code),
+            "why": self.why,
+            "transitions": str(len(self.changes)),
+            "value": "" if self.value is None else reprlib.repr(self.value),
+            "stdout": tail(self.stdout),
+            "stderr": tail(self.stderr),
+        }
+        return table(f"Result of {self.job}", rows)
 
 
 class Story:

@@ -1,0 +1,117 @@
+"""What a notebook shows of a client's objects, and a job that follows itself there."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from contextlib import suppress
+from html import escape
+from typing import Any, Final
+
+from moorage.schemas.errors import MoorageError
+from moorage.schemas.job import QUEUED, TERMINAL
+
+#: shortest time between two pictures of a job, in seconds
+DRAW_S: Final = 0.5
+#: most characters of an output, from its end, in the table of a result
+TAIL_CHARACTERS: Final = 2_000
+
+
+def in_notebook() -> bool:
+    """Return whether IPython runs this process. Its loop waits for the code of a cell, so a cell may block it."""
+    ipython: Any = sys.modules.get("IPython")
+    return ipython is not None and ipython.get_ipython() is not None
+
+
+def table(title: str, rows: Mapping[str, str], below: str = "") -> str:
+    """Return a table of names and values, as HTML; rows without a value are left out. `below` is HTML behind it."""
+    cells = "".join(
+        f"<tr><th style='text-align:left'>{escape(name)}</th>"
+        f"<td style='text-align:left;white-space:pre-wrap'>{escape(value)}</td></tr>"
+        for name, value in rows.items()
+        if value
+    )
+    return f"<table><caption>{escape(title)}</caption>{cells}</table>{below}"
+
+
+def tail(text: str) -> str:
+    """Return the end of an output for a table."""
+    shown = text.rstrip("\n")
+    return shown if len(shown) <= TAIL_CHARACTERS else f"…{shown[-TAIL_CHARACTERS:]}"
+
+
+def show(
+    html: str,
+    plain: str,
+    changes: Callable[[], AsyncIterator[object]],
+    draw: Callable[[], Awaitable[str]],
+    begin: Callable[[Coroutine[Any, Any, None]], None],
+) -> None:
+    """Display `html`, and in the background what `draw` returns after each of the `changes`, until they end.
+
+    `begin` starts that in the client's loop. Outside a notebook, as in IPython on a terminal, only print `plain`.
+    """
+    import IPython.display
+
+    if getattr(IPython.get_ipython(), "kernel", None) is None:
+        print(plain)
+        return
+
+    def drawn(html: str) -> dict[str, str]:
+        return {"text/html": html, "text/plain": plain}
+
+    display: Any = IPython.display.display
+    handle = display(drawn(html), raw=True, display_id=True)
+    begin(followed(changes, draw, lambda html: handle.update(drawn(html), raw=True)))
+
+
+async def followed(
+    changes: Callable[[], AsyncIterator[object]], draw: Callable[[], Awaitable[str]], put: Callable[[str], None]
+) -> None:
+    """Put what `draw` returns after changes, at most every `DRAW_S`, until they end or the client is closed."""
+    changed = asyncio.Event()
+
+    async def listen() -> None:
+        async for _ in changes():
+            changed.set()
+
+    listening = asyncio.create_task(listen())
+    listening.add_done_callback(lambda _: changed.set())
+    try:
+        over = False
+        while not over:
+            await changed.wait()
+            changed.clear()
+            over = listening.done()
+            with suppress(MoorageError, RuntimeError):  # what cannot be asked now is asked at the next change
+                put(await draw())
+            await asyncio.sleep(DRAW_S)
+    finally:
+        listening.cancel()
+        await asyncio.wait({listening})
+        if not listening.cancelled():
+            listening.exception()  # as the client was closed: the picture stays as it is
+
+
+def picture(job: str, known: Mapping[str, str], explained: Mapping[str, Any]) -> str:
+    """Return a job's table from the answer of `explain`, with a bar of the replicas that are done if it has several.
+
+    `known` has what its handle knows.
+    """
+    state: str = explained["state"]
+    told: Mapping[str, Any] = explained.get("replicas", {"states": {}})
+    counts: dict[str, int] = told["states"]
+    done, of = sum(count for name, count in counts.items() if name in TERMINAL), sum(counts.values())
+    rows = {
+        **known,
+        "state": state,
+        "why": explained.get("means" if state == QUEUED else "why", ""),
+        "done": f"{done} of {of}" if of else "",
+        **{name: _counted(count, told.get("ended", {}).get(name, "")) for name, count in counts.items() if count},
+    }
+    return table(f"Job {job}", rows, f"<progress max='{of}' value='{done}'></progress>" if of else "")
+
+
+def _counted(count: int, which: str) -> str:
+    return f"{count}: {which}" if which else str(count)
