@@ -61,8 +61,7 @@ async def test_letters_come_through_a_pipe_as_they_were_written_whatever_the_enc
 
 async def test_a_line_of_progress_says_when_it_was_and_not_how_long_one_looks(node: Node, unique: str) -> None:
     ran = await node.run("run", "--job", "j", "--", "true", tenant=unique)
-    accepted, *_, ended = [line for line in ran.err.splitlines() if line.startswith("j  ")]
-    assert accepted == "j  ACCEPTED  0ms"
+    [ended] = ran.err.splitlines()
     assert re.fullmatch(r"j  SUCCEEDED  on sim-000\d sim  [1-9]\d*[smh]\w*", ended), ended
     assert ["simulated", "yes"] in (await node.run("show", "j", tenant=unique)).rows, "without GPUs, too"
     async with on_a_terminal("logs", "j", env=node.env(unique)) as (process, terminal):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import signal
 import sys
 from pathlib import Path
@@ -53,14 +54,12 @@ async def test_of_a_gang_the_code_of_the_rank_that_failed_first(node: Node, uniq
     assert "code 7" in (ran.err if verb == "run" else ran.out)
 
 
-async def test_every_line_of_a_gang_names_its_replica(node: Node, unique: str) -> None:
-    ran = await node.run("run", "--gpu", "2x1xH100", "--gang", "--", "true", tenant=unique)
+async def test_a_gang_in_a_pipe_is_one_line_once_it_has_ended(node: Node, unique: str) -> None:
+    ran = await node.run("run", "--job", "g", "--gpu", "2x1xH100", "--gang", "--", "true", tenant=unique)
     assert ran.code == 0, ran.err
-    first, *rest = ran.err.splitlines()
-    assert first.split()[1:] == ["ACCEPTED", "0ms"]  # of the whole job
+    assert re.fullmatch(r"g  SUCCEEDED  done 2  \w+\n", ran.err), ran.err
     listed = await node.run("ls", tenant=unique)
     assert "\tsim-" in listed.out  # where it ran, though its last change is of no worker
-    assert {line.split("replica ")[-1].split()[0] for line in rest} == {"0", "1"}
 
 
 @pytest.mark.slow
@@ -116,18 +115,22 @@ async def test_at_a_terminal_a_second_ctrl_c_cancels_what_the_first_has_let_go(
             await client.job("long").cancel()
 
 
-async def test_output_is_output_and_progress_is_talk(node: Node, unique: str) -> None:
-    ran = await node.run(
-        "run", "--gpu", "2xH100", "--", "sh", "-c", "echo $CUDA_VISIBLE_DEVICES; echo oh >&2", tenant=unique
-    )
-    assert ran.code == 0
-    assert len(ran.out.strip().split(",")) == 2
-    lines = ran.err.splitlines()
-    assert "oh" in lines
-    states = [line.split()[1] for line in lines if line != "oh"]
-    assert states == ["ACCEPTED", "PLACED", "CLAIMED", "RUNNING", "SUCCEEDED"]
-    assert "sim" in lines[1].split()
-    assert "\r" not in ran.err
+async def test_in_a_pipe_stderr_is_the_jobs_own_and_one_line_at_its_end(node: Node, unique: str) -> None:
+    """With -q it is the job's own alone, and so it is in `logs` of a job that has ended."""
+    script = ("sh", "-c", "echo $CUDA_VISIBLE_DEVICES; echo oh >&2")
+    ran = await node.run("run", "--job", "j", "--gpu", "2xH100", "--", *script, tenant=unique)
+    assert (ran.code, len(ran.out.strip().split(","))) == (0, 2)
+    assert re.fullmatch(r"oh\nj  SUCCEEDED  on sim-000\d sim  \w+\n", ran.err), ran.err
+    quiet = await node.run("run", "-q", "--gpu", "2xH100", "--", *script, tenant=unique)
+    again = await node.run("logs", "j", tenant=unique)
+    assert (quiet.code, quiet.err, again.err, again.out) == (0, "oh\n", "oh\n", ran.out)
+
+
+async def test_quiet_leaves_answers_and_errors(node: Node, unique: str) -> None:
+    ran = await node.run("submit", "-q", "--job", "j", "--gpu", "1xZ9000", "--", "true", tenant=unique)
+    assert (ran.code, ran.out, ran.err) == (0, "j\n", "")
+    ran = await node.run("show", "none", "--quiet", tenant=unique)
+    assert (ran.code, ran.err.splitlines()[0]) == (3, f"error[not-found]: no job none of tenant {unique}")
 
 
 async def test_a_flood_of_output_comes_whole(node: Node, unique: str) -> None:
@@ -203,7 +206,6 @@ async def test_ctrl_c_detaches_and_says_how_to_go_on(node: Node, unique: str) ->
     )
     out, err = Lines(process.stdout), Lines(process.stderr)
     await out.until("begun")
-    await err.until("RUNNING")
     process.send_signal(signal.SIGINT)
     await err.until("moorage cancel long")
     assert await process.wait() == 130
@@ -211,8 +213,8 @@ async def test_ctrl_c_detaches_and_says_how_to_go_on(node: Node, unique: str) ->
     async with AsyncClient(node.url, tenant=unique) as client:
         assert (await client.job("long").show()).state == "RUNNING"
     attached = await start("logs", "long", env=node.env(unique))
-    err = Lines(attached.stderr)
-    await err.until("RUNNING")
+    out, err = Lines(attached.stdout), Lines(attached.stderr)
+    await out.until("begun")
     assert (await node.run("cancel", "long", "--reason", "enough", tenant=unique)).code == 0
     await err.until("CANCELLED")
     assert await attached.wait() == 128 + signal.SIGTERM

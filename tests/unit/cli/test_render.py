@@ -519,7 +519,9 @@ def test_a_warning_of_the_worker_stays_on_the_screen(monkeypatch: pytest.MonkeyP
     assert "\r\x1b[Kwarning[memory]: counted, not enforced\n" in screen.getvalue()
 
 
-def test_beside_a_command_that_reads_its_output_progress_is_whole_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_beside_a_command_that_reads_its_output_progress_is_why_it_waits_and_its_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The reader of a pipe may write to the terminal at any moment, behind a line that is drawn again as well."""
     monkeypatch.setenv("NO_COLOR", "1")
     screen = Terminal()
@@ -528,9 +530,16 @@ def test_beside_a_command_that_reads_its_output_progress_is_whole_lines(monkeypa
     with os.fdopen(reads), os.fdopen(writes, "w") as piped:
         monkeypatch.setattr("sys.stdout", piped)
         progress = Progress("big")
-        progress.event(Event("t", "big", 3, "RUNNING", 1, [Change(3, 0, 0, 1, "RUNNING", "w1")]))
+        progress.event(Event("t", "big", 1, "QUEUED", 1, [Change(1, 5000, -1, 0, "ACCEPTED")]))
+        for position in (2, 1):
+            progress.waiting({"reason": "busy", "means": "jobs lease them", "position": position, "queued": 2})
+        [waits] = screen.getvalue().splitlines()
+        progress.event(Event("t", "big", 2, "RUNNING", 1, [Change(2, 6000, 0, 1, "RUNNING", "w1")]))
+        assert screen.getvalue() == f"{waits}\n"
+        progress.event(Event("t", "big", 3, "SUCCEEDED", 1, [Change(3, 8000, 0, 1, "SUCCEEDED", "w1")]))
         progress.close()
-    assert screen.getvalue() == "big  RUNNING  on w1  0ms\n"
+    assert waits.startswith("big  QUEUED  2nd of 2")
+    assert screen.getvalue() == f"{waits}\nbig  SUCCEEDED  on w1  3s\n"
 
 
 def test_the_line_of_many_replicas_counts_their_states(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -571,11 +580,12 @@ def test_progress_of_some_replicas_tells_nothing_of_the_others(
     rows = [Change(at + 2, 0, at, 1, "SUCCEEDED", f"w{at}") for at in range(100)]
     progress = Progress("wide", replicas=1, only=((7, 7),))
     progress.event(Event("t", "wide", 101, "RUNNING", 1, [Change(1, 0, -1, 0, "ACCEPTED"), *rows]))
+    progress.waiting({"reason": "busy", "state": "QUEUED"})
+    progress.close()
     shown = told()
     assert "wide  SUCCEEDED  on w7  replica 7" in shown
     assert not [other for other in (0, 6, 8, 70, 99) if f"w{other}" in shown]
-    progress.waiting({"reason": "busy", "state": "QUEUED"})
-    assert "QUEUED" not in told(), "it is over: others wait"
+    assert "QUEUED" not in shown, "it is over: others wait"
     if is_terminal:
         progress = Progress("wide", only=((7, 8),))
         progress.event(Event("t", "wide", 101, "RUNNING", 1, rows, replicas=Replicas(100, {"SUCCEEDED": 100})))

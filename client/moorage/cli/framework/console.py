@@ -19,12 +19,24 @@ FIXES_MAX: Final = 3
 _STYLES: Final = {"dim": "2", "bold": "1", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
 
 _choice: Colour = "auto"
+_quiet = False
 
 
 def choose_colour(colour: Colour) -> None:
     """Set what `--color` says, for the rest of this process."""
     global _choice
     _choice = colour
+
+
+def choose_quiet(quiet: bool) -> None:
+    """Set what `--quiet` says, for the rest of this process."""
+    global _quiet
+    _quiet = quiet
+
+
+def is_quiet() -> bool:
+    """Return whether stderr has errors alone, and what a job wrote there."""
+    return _quiet
 
 
 def has_colour(stream: TextIO) -> bool:
@@ -73,7 +85,14 @@ def plain(text: str, stream: TextIO | None = None) -> str:
 
 
 def say(text: str) -> None:
-    """Print a line for the user to stderr."""
+    """Print a line for the user to stderr; nothing with --quiet."""
+    if not _quiet:
+        report(text)
+
+
+def report(text: str) -> None:
+    """Print to stderr with --quiet too: an error, or what else the user must know, as that a job may have been
+    accepted."""
     print(plain(text, sys.stderr), file=sys.stderr, flush=True)
 
 
@@ -132,7 +151,7 @@ def tell_error(problem: Problem, fixes: tuple[str, ...] = ()) -> None:
     from moorage.cli.framework.wrapping import folded
 
     def write(text: str) -> None:
-        say(folded(text, sys.stderr))
+        report(folded(text, sys.stderr))
 
     first, *rest = problem.message.splitlines() or [""]
     write(f"{paint(f'error[{problem.code}]:', 'red', sys.stderr)} {first}")
@@ -146,12 +165,12 @@ def tell_error(problem: Problem, fixes: tuple[str, ...] = ()) -> None:
     if evidence:
         write("  " + ", ".join(evidence))
     if problem.retry_after_s is not None:
-        say(f"  again in {problem.retry_after_s:g} s")
+        report(f"  again in {problem.retry_after_s:g} s")
     if not fixes and not problem.next:
         from moorage.cli.framework.codes import FIXES
 
         fixes = (FIXES[problem.code],) if problem.code in FIXES else ()
     for fix in [*filter(None, dict.fromkeys(fixes or (problem.next,)))][:FIXES_MAX]:
         line = f"{paint('fix:', 'cyan', sys.stderr)} {in_one_line(fix)}"
-        say(line) if fix.startswith("moorage ") else write(line)  # a command is pasted as one line
-    say(paint(f"more: moorage errors {problem.code}", "dim", sys.stderr))
+        report(line) if fix.startswith("moorage ") else write(line)  # a command is pasted as one line
+    report(paint(f"more: moorage errors {problem.code}", "dim", sys.stderr))

@@ -28,6 +28,9 @@ Json = Annotated[bool, Parameter(help="Frames as JSON, one object per line.")]
 Format = Annotated[
     str | None, Parameter(help="One line per row; fields of --json in braces: '{job} {state}'.", value="TEXT")
 ]
+Quiet = Annotated[
+    bool, Parameter(help="Only answers, output and errors: no progress, hints or warnings.", names=("-q", "--quiet"))
+]
 Color = Annotated[Colour | None, Parameter(help="NO_COLOR and CLICOLOR_FORCE are honoured. By default auto.")]
 
 
@@ -55,6 +58,7 @@ class LocalOptions(_Settled):
     """Options of verbs that need no scheduler."""
 
     json: Json = False
+    quiet: Quiet = False
     color: Color = None
 
 
@@ -64,6 +68,7 @@ class LedgerOptions(_Settled):
 
     nats: Nats = None
     json: Json = False
+    quiet: Quiet = False
     color: Color = None
 
 
@@ -84,6 +89,7 @@ class Options(_Settled):
         ),
     ] = None
     json: Json = False
+    quiet: Quiet = False
     color: Color = None
 
 
@@ -153,6 +159,7 @@ def with_client(options: Options, work: Work, *, sends: bool = False) -> int:
 def guarded(options: LocalOptions | LedgerOptions | Options, act: Callable[[], int | None]) -> int:
     """Run the act, and print a `MoorageError` that it raises. Returns the exit code; other errors pass."""
     console.choose_colour(options.color or "auto")
+    console.choose_quiet(options.quiet)
     try:
         console.choose_colour(options.settled().color or "auto")
         return act() or 0

@@ -10,7 +10,7 @@ import termios
 from collections.abc import Awaitable, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from moorage.cli.framework.console import say
+from moorage.cli.framework.console import report, say
 from moorage.cli.framework.render import is_asleep, waits
 from moorage.client.errors import NoScheduler, Unreachable, word_to_explain
 from moorage.schemas.frames import Accepted
@@ -59,11 +59,11 @@ def say_interrupted(jobs: Sequence[str | None], why: str = "") -> None:
         why = "interrupted before the scheduler answered"
     if len(jobs) == 1:
         word = exactly(jobs[0] or "")  # if it never arrived, the id alone could mean another that begins with it
-        say(f"{why}: job {jobs[0]} may have been accepted")
-        say(f"  check: moorage show {word}   cancel: moorage cancel --before {word}")
+        report(f"{why}: job {jobs[0]} may have been accepted")
+        report(f"  check: moorage show {word}   cancel: moorage cancel --before {word}")
     else:
-        say(f"{why}: any of the {len(jobs)} jobs may have been accepted")
-        say(
+        report(f"{why}: any of the {len(jobs)} jobs may have been accepted")
+        report(
             "  check: moorage ls; jobs that have an id in the file can be submitted again: no job is then created twice"
         )
 
@@ -72,8 +72,8 @@ def say_cancel_interrupted(job: str, *, before: bool) -> None:
     """Say that this job may have been cancelled or not; to cancel it again is harmless."""
     say_below_ctrl_c()
     word = exactly(job)
-    say(f"interrupted before the scheduler answered: job {job} may have been cancelled")
-    say(f"  check: moorage show {word}   cancel: moorage cancel {'--before ' if before else ''}{word}")
+    report(f"interrupted before the scheduler answered: job {job} may have been cancelled")
+    report(f"  check: moorage show {word}   cancel: moorage cancel {'--before ' if before else ''}{word}")
 
 
 def say_stdin() -> None:

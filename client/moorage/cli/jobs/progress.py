@@ -1,7 +1,7 @@
 """Shows a job that is followed: progress on stderr, and the job's output as it was written.
 
-On a terminal, progress is one line that is rewritten; where stderr is none, or stdout is a pipe, a line for each
-change. Each shows the time since the job was accepted.
+On a terminal, progress is one line that is rewritten, with the time since the job was accepted. Where stderr is none,
+or stdout is a pipe, it is that line alone, once the job has ended, and before it why the job waits.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any, TextIO
 
-from moorage.cli.framework.console import is_live, is_piped, plain, say
+from moorage.cli.framework.console import is_live, is_piped, is_quiet, plain, say
 from moorage.cli.framework.exit_codes import shell_code
 from moorage.cli.framework.render import age, ports_words, state, waits
 from moorage.cli.framework.screen import cut
@@ -29,11 +29,12 @@ if TYPE_CHECKING:
 
 
 class Progress:
-    """Shows one job that is followed. `quiet` shows the job's output alone.
+    """Shows one job that is followed. `quiet`, and -q of the command, show the job's output alone.
 
     Output goes to stdout and stderr as the job wrote it; with `labelled`, in whole lines that begin with their replica.
     With `whole`, the output should come from its beginning, so a first piece that begins later is reported as a loss.
-    The one line of a job with several `replicas` says how many are in which state.
+    The one line of a job with several `replicas` says how many are in which state. With `looks_back`, a job that had
+    ended before has no such line outside a terminal.
     """
 
     def __init__(
@@ -46,11 +47,13 @@ class Progress:
         named: bool = False,
         replicas: int = 1,
         only: Ranges | None = None,
+        looks_back: bool = False,
     ) -> None:
         """With `named` beside `labelled`, each line begins with the job as well; with `only`, states are shown of the
         job itself and of these replicas."""
         self._job = job
-        self._quiet = quiet
+        self._quiet = quiet or is_quiet()
+        self._looks_back = looks_back
         self._whole = whole
         # who reads a pipe may write to this terminal at any moment, also behind a line that is unfinished
         self._rewrites = is_live(sys.stderr) and not is_piped(sys.stdout)
@@ -69,11 +72,14 @@ class Progress:
         self._eta = Eta()
         self._labelled = Labelled(job=job if named else "", has_replicas=replicas > 1) if labelled else None
         self._state = ""
+        self._reason = ""  # why it waits, as last said in a pipe
         self._noted = ""
 
     def event(self, event: Event) -> None:
         """Show a transition: the job's new state, and where it is."""
         self._simulated = self._simulated or event.simulated
+        if not self._state and event.state in TERMINAL and self._looks_back and not self._rewrites:
+            self._quiet = True
         self._state = event.state
         for change in event.changes:
             self._accepted_ms = change.time_ms if self._accepted_ms is None else self._accepted_ms
@@ -88,10 +94,10 @@ class Progress:
         self._replicated = self._replicated or any(change.replica > 0 for change in changes)
         moved = [change for change in changes if change.replica >= 0 and change.state in STATES]
         self._states.update({change.replica: change.state for change in moved})
-        if self._rewrites and self._replicas > 1 and (changes or (event.replicas is not None and self._only is None)):
+        if self._replicas > 1 and (changes or (event.replicas is not None and self._only is None)):
             self._show("  ".join(filter(None, (self._tag(event.state), self._counted(event)))))
             return
-        for change in changes if not self._rewrites else changes[-1:]:
+        for change in changes[-1:]:
             words = [self._tag(change.state)]
             if change.worker:
                 words.append(f"on {change.worker}{' sim' if self._simulated else ''}")
@@ -105,9 +111,13 @@ class Progress:
                 words.append(f"code {shell_code(change.code)}")
             if change.why:
                 words.append(change.why)
-            if not self._rewrites and self._accepted_ms is not None:
-                words.append(age(change.time_ms - self._accepted_ms))
             self._show("  ".join(words))
+
+    @property
+    def _has_ended(self) -> bool:
+        """Whether the job is over, or the replicas that are wanted of it."""
+        is_over = self._only is not None and self._replicas == sum(each in TERMINAL for each in self._states.values())
+        return is_over or self._state in TERMINAL
 
     def _shows(self, replica: int) -> bool:
         """Return whether a change is shown: of the job itself (-1), or of a replica that is wanted."""
@@ -135,9 +145,14 @@ class Progress:
         """Show why the job waits, from the answer of `explain`."""
         if self._quiet or "reason" not in explained:
             return
-        if self._only is not None and self._replicas == sum(name in TERMINAL for name in self._states.values()):
-            return  # others wait
-        self._show(f"{self._tag('QUEUED')}  {waits(explained)}")
+        if self._has_ended:
+            return  # other replicas wait
+        text = f"{self._tag('QUEUED')}  {waits(explained)}"
+        if self._rewrites:
+            self._show(text)
+        elif explained["reason"] != self._reason:
+            self._reason = explained["reason"]
+            say(text)
 
     def _note(self, text: str) -> None:
         if not self._quiet:
@@ -186,9 +201,11 @@ class Progress:
             self._note(f"{of}{piece.note}")
             return
         head = piece.note.split(": ")[0]
-        if not self._quiet and (self._rewrites or head != self._noted):
+        if self._rewrites and not self._quiet:
+            self._show(f"{self._tag(self._state)}  {of}{piece.note}")
+        elif head != self._noted:
             self._noted = head
-            self._show(f"{self._tag(self._state)}  {of}{piece.note if self._rewrites else head}")
+            self._note(f"{self._tag(self._state)}  {of}{head}")
 
     def _write(self, name: str, text: str | bytes) -> None:
         """Write output: on a terminal as text, otherwise byte by byte as it came, whatever the stream's encoding."""
@@ -227,10 +244,14 @@ class Progress:
             self._drawn = False
 
     def close(self) -> None:
-        """Write the unfinished lines of the output, and leave the last progress line on the terminal."""
+        """Write the unfinished lines of the output, and leave the last progress line on the terminal; elsewhere print
+        it, if the job has ended."""
         for name, text in self._labelled.rest() if self._labelled is not None else ():
             self._write(name, text)
-        if self._rewrites and self._line and not self._drawn:
+        if not self._rewrites:
+            if self._line and self._has_ended:
+                say(f"{self._line}  {age(self._lasted_ms())}")
+        elif self._line and not self._drawn:
             self._draw()
         if self._drawn:
             sys.stderr.write("\n")
@@ -246,8 +267,6 @@ class Progress:
         self._line = text
         if self._rewrites:
             self._draw()
-        else:
-            say(text)
 
     def _lasted_ms(self) -> float:
         """Return the time since the job was accepted, in ms; until its end if it is over. If its acceptance was not

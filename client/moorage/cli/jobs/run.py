@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from moorage.cli.framework.arguments import Parameter
-from moorage.cli.framework.console import emit, is_live, paint, say, tell_error
+from moorage.cli.framework.console import emit, is_live, paint, report, say, tell_error
 from moorage.cli.framework.exit_codes import exit_code_of, exit_code_of_result
 from moorage.cli.framework.interrupts import AGAIN_S, detachable, was_ctrl_c
 from moorage.cli.framework.options import DEFAULTS, Options, guarded, with_client
@@ -61,9 +61,9 @@ def run(
 ) -> int:
     """Run a command on GPUs, follow it, return its exit code.
 
-    The command's output goes to stdout and stderr, progress to stderr; stdin is passed on with -it alone. Each line of
-    several replicas begins with the number of its replica, [0]. Ctrl-C detaches and the job continues to run; a second
-    Ctrl-C within 2 s cancels it.
+    The command's output goes to stdout and stderr, progress to stderr: outside a terminal one line at the end, none
+    with -q. Stdin is passed on with -it alone. Each line of several replicas begins with the number of its replica,
+    [0]. Ctrl-C detaches and the job continues to run; a second Ctrl-C within 2 s cancels it.
     The command has to be on the worker: a full path, a name in a job's PATH there, or a file of --with.
     """
 
@@ -223,7 +223,7 @@ async def _each(
                     client, job, options, tail=tail, replica=replica, labelled=not plain, named=True, replicas=replicas
                 )
             except MoorageError as error:  # of one; the others are printed
-                say(f"warning[{error.code}]: {job}: {error.problem.message}")
+                report(f"warning[{error.code}]: {job}: {error.problem.message}")
                 return exit_code_of(error)
 
     codes = await asyncio.gather(*(one(job) for job in jobs))
@@ -272,10 +272,10 @@ async def _kept(
 def _say_detached(job: str, *, cancels: bool = False) -> bool:
     """Print how to go on. Returns whether a user at a terminal was told that another Ctrl-C cancels the job."""
     tells = cancels and is_live(sys.stderr)
-    say(f"this command no longer follows job {job}, which goes on")
+    report(f"this command no longer follows job {job}, which goes on")
     word = word_of(job)
-    say(f"  follow the job: moorage logs {word}")
-    say(f"  cancel the job: moorage cancel {word}{f', or Ctrl-C again within {AGAIN_S:g} s' if tells else ''}")
+    report(f"  follow the job: moorage logs {word}")
+    report(f"  cancel the job: moorage cancel {word}{f', or Ctrl-C again within {AGAIN_S:g} s' if tells else ''}")
     return tells
 
 
@@ -307,6 +307,7 @@ async def _follow(
         named=named,
         replicas=replicas,
         only=replicas_of(replica),
+        looks_back=submit is None,
     )
     async with client.watch(job, past=True, tail=tail, replica=replica, notes=not options.json) as watch:
         if submit is not None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 from moorage.cli.framework.arguments import Parameter
-from moorage.cli.framework.console import emit, say, tell, tell_error
+from moorage.cli.framework.console import emit, report, say, tell, tell_error
 from moorage.cli.framework.exit_codes import EXIT_FAILED, exit_code_of
 from moorage.cli.framework.interrupts import detachable
 from moorage.cli.framework.options import ROWS, RowOptions, guarded, with_client
@@ -185,18 +185,18 @@ async def _one_of(client: AsyncClient, change: Change, options: RowOptions) -> i
         if error is None:
             say_below_ctrl_c()
         if isinstance(error, Rejected):
-            say(f"job {gone} was cancelled, and the request in its place was refused; the request:")
+            report(f"job {gone} was cancelled, and the request in its place was refused; the request:")
         elif cancelled:
-            say(
+            report(
                 f"job {gone} was cancelled; whether job {request.job} in its place was accepted is not known. "
                 "Submit this request again, with moorage submit -f FILE: it is not accepted twice"
             )
         else:
-            say(
+            report(
                 f"job {gone} may have been cancelled, and job {request.job} in its place was not submitted. "
                 "Submit this request, with moorage submit -f FILE"
             )
-        say(msgspec.json.encode(request).decode())
+        report(msgspec.json.encode(request).decode())
 
     try:
         return await detachable(ask(), say_rest)
