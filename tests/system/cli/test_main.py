@@ -170,7 +170,7 @@ def test_words_of_other_tools_lead_to_verbs_that_there_are() -> None:
         (["run", "--time-limit", "0s", "--", "x"], 2, "invalid-argument", "--time-limit 10m"),
         (["run", "--secret", "KEY", "--", "x"], 2, "invalid-argument", "--secret NAME=SECRET"),
         (["submit", "--gpus", "1", "--", "true"], 2, "invalid-argument", "moorage submit --gpu 1 -- true"),
-        (["run", "--env", "NAME", "--", "x"], 2, "invalid-argument", "NAME=value"),
+        (["run", "--env", "NO_SUCH_NAME", "--", "x"], 2, "invalid-argument", "NO_SUCH_NAME=VALUE"),
         (["run", "--gang", "--", "x"], 2, "invalid-argument", "--gpu"),
         (["run", "--job", "a.b", "--", "x"], 2, "invalid-argument", "letters, digits, - and _"),
         (["submit", "-f", "/no/such/file"], 2, "invalid-argument", "stdin"),

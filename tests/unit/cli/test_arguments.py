@@ -153,7 +153,6 @@ def test_a_verb_of_two_words_is_found_by_both(
         ("submit --from-file lrs.txt -- true", ("moorage submit --help",)),  # no fix is better than a wrong one
         ("submit --tasks 1-100 -- true", ("moorage submit --help",)),
         ("ls --all", ("moorage ls --help",)),
-        ("submit --env-file x -- true", ("moorage submit --help",)),
     ],
 )
 def test_a_mistyped_option_is_told_as_the_one_that_was_meant(line: str, fixes: tuple[str, ...]) -> None:

@@ -270,7 +270,9 @@ async def test_other_gpus_stand_beside_the_first() -> None:
         (["python3", "src/net.py"], {"with_": ["src"]}, "src/net.py"),  # it is called net.py there
         (["python3", "src/net.py"], {"with_": ["."]}, ""),
         (["./train.py"], {"driver": "docker", "image": "a:1"}, "./train.py"),
-        (["train.py"], {}, ""),  # a program of the worker's PATH
+        (["train.py"], {}, "train.py"),  # it is looked for in the worker's PATH, and is no program here
+        (["train.py"], {"with_": ["train.py"]}, "train.py"),
+        (["sh", "-c", "true"], {}, ""),
         (["python3", "train.py"], {"driver": "noop"}, ""),
         (["python3", "train.py"], {"cwd": "/srv"}, ""),
         (["python3", "net.py", "src"], {}, ""),

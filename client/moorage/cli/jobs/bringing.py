@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import stat
 import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from moorage.cli.framework.console import is_live, say
+from moorage.cli.jobs.from_shell import warn_of_sbatch, warn_of_secrets
 from moorage.schemas.units import many
 
 if TYPE_CHECKING:
@@ -21,12 +23,19 @@ if TYPE_CHECKING:
 async def with_files(
     client: AsyncClient, with_: Sequence[str] | None, request: Request, sweep: Sweep | None = None
 ) -> Request:
-    """Send the files, and return the request that brings them. Raises `Rejected`."""
+    """Send the files, and return the request that brings them. Say what may be meant otherwise. Raises `Rejected`."""
+    warn_of_secrets(request.workload.env)
+    warn_of_sbatch(request)
     with _paths(with_, sweep) as paths:
         if word := not_brought(paths, request):
             folder, name = os.path.split(os.path.normpath(word))
             fix = f"add --with {folder}, and write {name} in the command" if folder else f"add --with {name}"
             here = f"{word} is a file on this machine, but not in the folder in which the job starts"
+            if word == request.workload.argv[0] and not folder:
+                here, fix = (
+                    f"{word} is a file on this machine, and is looked for in the worker's PATH",
+                    (f"add --with {name}, and write ./{name} in the command"),
+                )
             say(f"warning[files]: {here}: {fix}")
         elif file := not_startable(paths, request):
             why = f"{file} is no program, as its x bit is not set, so each attempt fails with code 126"
@@ -90,11 +99,12 @@ def not_brought(paths: Sequence[str], request: Request) -> str:
         return ""
     for at, word in enumerate(run.argv):
         name = os.path.normpath(os.path.join(run.cwd or "", word))
-        is_path = "/" in word or at > 0  # the first word alone is looked for in the worker's PATH
+        # the first word alone is looked for in the worker's PATH; a program that is here, too, is meant so
+        is_path = "/" in word or at > 0 or shutil.which(word) is None
         if not is_path or os.path.isabs(word) or name.startswith("..") or not os.path.isfile(word):
             continue
         folders = [path for path in paths if os.path.isdir(path)]
-        names = {os.path.basename(path) for path in paths}
+        names = set() if at == 0 and "/" not in word else {os.path.basename(path) for path in paths}
         if name not in names and not any(os.path.exists(os.path.join(folder, name)) for folder in folders):
             return word
     return ""

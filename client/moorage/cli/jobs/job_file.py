@@ -96,6 +96,7 @@ def _beside(file: str, found: _Found) -> _Found | Said:
             flags,
             each=flags.each and from_folder(flags.each),
             each_line=flags.each_line and from_folder(flags.each_line),
+            env_file=flags.env_file and [from_folder(path) for path in flags.env_file],
             with_=flags.with_ and [from_folder(path) for path in flags.with_],
         )
     )

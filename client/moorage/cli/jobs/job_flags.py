@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal
 
 from moorage.cli.framework.arguments import Parameter, lacks_unit
 from moorage.cli.framework.console import say
+from moorage.cli.jobs.from_shell import variables
 from moorage.client.durations import seconds
 from moorage.client.errors import Rejected, rejected
 from moorage.schemas.units import size_bytes
@@ -200,7 +201,13 @@ class JobFlags:
         Parameter(help="A label that the worker must have: zone=a, or zone=a,b for either value.", value="LABEL"),
     ] = None
     label: Annotated[list[str] | None, Parameter(help="A label to give to the job: team=vision.", value="LABEL")] = None
-    env: Annotated[list[str] | None, Parameter(help="A variable for the command.", value="NAME=VALUE")] = None
+    env: Annotated[
+        list[str] | None,
+        Parameter(help="A variable for the command; without a value, the one that it has here.", value="NAME[=VALUE]"),
+    ] = None
+    env_file: Annotated[
+        list[str] | None, Parameter(help="A file with NAME=VALUE lines, variables for the command.", value="FILE")
+    ] = None
     secret: Annotated[
         list[str] | None,
         Parameter(help="A variable whose value the worker reads from its secrets.", value="NAME=SECRET"),
@@ -526,7 +533,7 @@ def fields_of(flags: JobFlags) -> dict[str, Any]:
         fields["after"] = [_after(word) for text in flags.after for word in text.split(",")]
     if resources := _resources(flags):
         fields["resources"] = resources
-    env: dict[str, Any] = dict(pairs("env", flags.env or ()))
+    env: dict[str, Any] = dict(variables(flags.env or (), flags.env_file or ()))
     env |= {name: {"secret": secret} for name, secret in pairs("secret", flags.secret or (), "SECRET")}
     if env:
         fields["env"] = env

@@ -8,6 +8,7 @@ from moorage.cli.framework.arguments import Parameter
 from moorage.cli.framework.console import say, tell
 from moorage.cli.framework.options import ROWS, RowOptions, guarded, with_client
 from moorage.cli.framework.render import facts, table, utc
+from moorage.cli.jobs.from_shell import own_program
 from moorage.cli.jobs.job_flags import NO_FLAGS, JobFlags, offered, request_of
 from moorage.cli.jobs.sweep_flags import sweep_of
 from moorage.client.errors import rejected
@@ -76,10 +77,11 @@ def add(
             why = f"the {sweep.size} items take more than {inline_bytes(flags.driver) >> 10} KiB"
             message = f"{why}, so they would be a file, and files are kept for some days only"
             raise rejected("invalid-argument", message, field="--each", next=f"fewer or shorter items; or {NO_FILES}")
-        request = request_of(flags, command, sweep)
+        words = own_program(command, flags.driver)
+        request = request_of(flags, words, sweep)
 
         async def work(client: AsyncClient) -> int | None:
-            chosen = await offered(client.plan, flags, command, request, sweep)
+            chosen = await offered(client.plan, flags, words, request, sweep)
             row = await client.schedules.add_request(name, cron, chosen, tz=tz, overlap=overlap)
             if not options.shown(row, [row]):
                 tell(name)

@@ -13,6 +13,7 @@ from moorage.cli.framework.interrupts import detachable
 from moorage.cli.framework.options import ROWS, RowOptions, guarded, with_client
 from moorage.cli.jobs.acceptance import accepted, say_accepted, say_below_ctrl_c, say_interrupted, say_stdin
 from moorage.cli.jobs.bringing import packed_address, send_files, with_files, with_packed
+from moorage.cli.jobs.from_shell import own_program
 from moorage.cli.jobs.job_file import Said, is_for_people, read_job_file
 from moorage.cli.jobs.job_flags import NO_FLAGS, JobFlags, offered, request_of
 from moorage.cli.jobs.selectors import one_id
@@ -84,7 +85,8 @@ def submit(
 
 
 def _submit_said(said: Said, options: RowOptions, *, dry_run: bool) -> int:
-    flags, command = said
+    flags = said.flags
+    command = own_program(said.command, flags.driver)
     sweep = sweep_of(flags, command)
     last = [] if dry_run else [word for word in flags.after or () if word.partition(":")[0] == LAST]
     # checked before a connection is made, with a job called last in place of the newest one

@@ -1,0 +1,132 @@
+"""What a job takes from the shell of its submit: variables, and the Python of the active environment."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Final
+
+from moorage.cli.framework.console import say
+from moorage.cli.framework.files import cannot_read
+from moorage.client.errors import Rejected, rejected
+from moorage.schemas.capabilities import DRIVER_DEFAULT
+
+if TYPE_CHECKING:
+    from moorage.schemas.job import Request
+
+#: a part of a variable's name, between underscores, with which its value is likely to be a secret
+_SECRET: Final = re.compile(r"(^|_)[A-Z0-9]*(KEY|TOKEN|SECRET|PASSWORD)(_|$)", re.IGNORECASE)
+#: variables with the folder of the active environment: of venv and uv, of conda
+_PREFIXES: Final = ("VIRTUAL_ENV", "CONDA_PREFIX")
+_PYTHON: Final = re.compile(r"python[\d.]*")
+#: how much of a file is read, to see what it is
+_HEAD_BYTES: Final = 4096
+
+
+def variables(given: Sequence[str], files: Sequence[str]) -> dict[str, str]:
+    """Return the variables of --env and --env-file, the former over the latter.
+
+    A name without a value has the value that it has here. Raises `Rejected` for one that is not set, and for one whose
+    value looks like a secret, which --secret passes on without showing it.
+    """
+    found: dict[str, str] = {}
+    for file in files:
+        found |= _in_file(file)
+    for text in given:
+        name, equals, value = text.partition("=")
+        found[name] = value if equals and name else _here("--env", name)
+    return found
+
+
+def _in_file(file: str) -> Iterator[tuple[str, str]]:
+    """Yield the variables of a file: NAME=VALUE lines, comments that begin with #, and names alone."""
+    where = f"--env-file {file}"
+    try:
+        with open(file, encoding="utf-8") as source:
+            lines = source.read().splitlines()
+    except (OSError, UnicodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise cannot_read(file, why, "name a file with NAME=VALUE lines") from None
+    for line in lines:
+        name, equals, value = line.strip().partition("=")
+        if not name or name.startswith("#"):
+            continue
+        if equals and _SECRET.search(name):
+            raise _is_secret(where, name)
+        yield name, value if equals else _here(where, name)
+
+
+def _here(where: str, name: str) -> str:
+    """Return the value that a variable has in this process. Raises `Rejected`."""
+    if not name:
+        raise rejected(
+            "invalid-argument", f"{where}: a variable without a name", next="--env NAME=VALUE, or --env NAME"
+        )
+    if _SECRET.search(name):
+        raise _is_secret(where, name)
+    value = os.environ.get(name)
+    if value is None:
+        raise rejected(
+            "invalid-argument", f"{where}: the variable {name[:40]} is not set here", field="$.run.env",
+            found=name[:40], next=f"export {name[:40]} first, or give its value: --env {name[:40]}=VALUE",
+        )  # fmt: skip
+    return value
+
+
+def _is_secret(where: str, name: str) -> Rejected:
+    return rejected(
+        "invalid-argument",
+        f"{where}: {name} looks like a secret, and its value would be in the request, the ledger and `moorage show`",
+        field="$.run.env", found=name,
+        next=f"--secret {name}={_stored_as(name)}, with the value in the file {_stored_as(name)} of the folder of "
+        "secrets of each worker (its setting `secrets`)",
+    )  # fmt: skip
+
+
+def _stored_as(name: str) -> str:
+    return name.lower().replace("_", "-")
+
+
+def warn_of_secrets(env: Mapping[str, object]) -> None:
+    """Say which variables of a request have a value that looks like a secret."""
+    if names := [name for name, value in env.items() if isinstance(value, str) and _SECRET.search(name)]:
+        shown = f"the value of {', '.join(names)} is in the request, the ledger and moorage show"
+        say(f"warning[secret]: {shown}; if it is a secret: --secret {names[0]}={_stored_as(names[0])}")
+
+
+def own_program(command: Sequence[str], driver: str | None) -> Sequence[str]:
+    """Return the command with the path of its program, if that is the Python of the active venv or conda environment,
+    or a script of it, such as torchrun. Say so: the path has to exist on the worker."""
+    if not command or os.sep in command[0] or driver not in (None, DRIVER_DEFAULT):
+        return command
+    for variable in _PREFIXES:
+        folder = os.path.join(os.environ.get(variable, ""), "bin")
+        path = os.path.join(folder, command[0])
+        if os.environ.get(variable) and os.access(path, os.X_OK) and _is_pythons(path, folder):
+            say(f"{command[0]} is {path}, of the environment that is active here: it has to be on the worker, too")
+            return [path, *command[1:]]
+    return command
+
+
+def _is_pythons(path: str, folder: str) -> bool:
+    """Return whether a program is a Python, or a script that the Python of this folder runs."""
+    return bool(_PYTHON.fullmatch(os.path.basename(path))) or _head(path).startswith(f"#!{folder}/python".encode())
+
+
+def warn_of_sbatch(request: Request) -> None:
+    """Say that the options of a script for Slurm are not read, if the command names one."""
+    for word in request.workload.argv:
+        if os.path.isfile(word) and re.search(rb"^#SBATCH\s", _head(word), re.MULTILINE):
+            say(
+                f"warning[sbatch]: the #SBATCH lines of {word} are comments here: give them as options, such as --gpu "
+                "for --gres, --time-limit for --time and --job for --job-name (moorage help sbatch)"
+            )
+
+
+def _head(path: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            return file.read(_HEAD_BYTES)
+    except OSError:
+        return b""

@@ -1,0 +1,83 @@
+"""What a job takes from the shell of its submit: variables, the active environment's Python, and no #SBATCH lines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from moorage.cli.jobs.from_shell import own_program, variables, warn_of_sbatch, warn_of_secrets
+from moorage.client import Rejected
+from moorage.client.request_builder import build_request
+
+
+def test_env_takes_a_value_or_the_one_that_is_here_over_those_of_env_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    file = tmp_path / "job.env"
+    file.write_text("# of the sweep\n\nSEED=1\nNOTE= a = b \n WANDB_MODE\nEMPTY=\n")
+    found = variables(["SEED=2", "WANDB_MODE", "A="], [str(file)])
+    assert found == {"SEED": "2", "NOTE": " a = b", "WANDB_MODE": "offline", "EMPTY": "", "A": ""}
+
+
+@pytest.mark.parametrize("name", ["HF_TOKEN", "WANDB_API_KEY", "aws_secret_access_key", "APIKEY", "PGPASSWORD"])
+def test_a_secret_is_refused_by_name_and_in_an_env_file_and_warned_of_with_its_value(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(name, "very secret")
+    (tmp_path / "job.env").write_text(f"{name}=very secret\n")
+    for env, files in (([name], []), ([], [str(tmp_path / "job.env")])):
+        with pytest.raises(Rejected, match="looks like a secret") as refused:
+            variables(env, files)
+        assert f"--secret {name}={name.lower().replace('_', '-')}" in str(refused.value.fixes)
+        assert "very secret" not in str(refused.value)
+    given = variables([f"{name}=very secret", "MAX_TOKENS=5", "TOKENIZERS_PARALLELISM=0", "KEYBOARD=de"], [])
+    warn_of_secrets(given)
+    said = capsys.readouterr().err
+    assert said.startswith(f"warning[secret]: the value of {name} is in the request")
+    assert "very secret" not in said
+
+
+@pytest.mark.parametrize("env", ["NO_SUCH_VARIABLE", "", "=x"])
+def test_env_refuses_a_name_that_is_not_set(env: str, tmp_path: Path) -> None:
+    with pytest.raises(Rejected, match=r"not set here|without a name"):
+        variables([env], [])
+    with pytest.raises(Rejected, match="cannot be read"):
+        variables([], [str(tmp_path / "none.env")])
+
+
+def test_a_python_of_the_active_environment_is_named_by_its_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """So are scripts that it runs. What only lies beside it is the worker's own, as in a conda environment."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for name, text in (("python", ""), ("torchrun", f"#!{folder}/python3.11\n"), ("bash", "#!/bin/sh\n"), ("odd", "")):
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o644 if name == "odd" else 0o755)
+    monkeypatch.delenv("VIRTUAL_ENV", raising=False)
+    monkeypatch.delenv("CONDA_PREFIX", raising=False)
+    assert own_program(["python", "a.py"], None) == ["python", "a.py"]
+    for variable in ("VIRTUAL_ENV", "CONDA_PREFIX"):
+        with monkeypatch.context() as active:
+            active.setenv(variable, str(tmp_path))
+            assert own_program(["python", "a.py"], None) == [f"{folder}/python", "a.py"]
+            assert own_program(["torchrun"], "process") == [f"{folder}/torchrun"]
+            assert f"torchrun is {folder}/torchrun, of the environment that is active here" in capsys.readouterr().err
+            for command in (["bash"], ["odd"], ["/usr/bin/python"], ["sh", "-c", "python"], []):
+                assert own_program(command, None) == command
+            assert own_program(["python"], "docker") == ["python"]
+    assert capsys.readouterr().err == ""
+
+
+def test_a_script_for_sbatch_is_told_that_its_options_are_comments(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("job.sh").write_text("#!/bin/bash\n#SBATCH --gres=gpu:2\npython train.py\n")
+    Path("plain.sh").write_text("echo '#SBATCH is for Slurm'\n")
+    warn_of_sbatch(build_request(["sh", "plain.sh"]))
+    assert capsys.readouterr().err == ""
+    warn_of_sbatch(build_request(["bash", "job.sh"]))
+    assert "warning[sbatch]: the #SBATCH lines of job.sh are comments here" in capsys.readouterr().err
