@@ -68,6 +68,12 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
         "moorage cancel --label sweep=lr --state queued",
         "moorage cancel --before train-44",
     ),
+    "call": (
+        "moorage call embed hello",
+        "moorage call classify @cat.jpg",
+        """moorage call generate '{"prompt": "Hello"}' --as json""",
+        "jq -c .query today.json | moorage call search - --as json --within 2m",
+    ),
     "uncancel": ("moorage uncancel train-44",),
     "follow": (
         "moorage follow --label sweep=lr",

@@ -23,6 +23,7 @@ _SAID_FOR: Final = {
     "fleet": "sinfo pbsnodes nodes workers hosts gpus nvidia-smi",
     "uncordon": "undrain resume",
     "schedule add": "cron crontab",
+    "call": "invoke request req",
     "doctor": "check health ping diagnose",
 }
 OURS: Final = {
@@ -30,8 +31,4 @@ OURS: Final = {
     "schedule list": "schedule ls",
     **dict.fromkeys(("schedule rm", "schedule delete", "schedule cancel"), "schedule remove"),
     **dict.fromkeys(("schedule create", "schedule new"), "schedule add"),
-}
-#: words for what no verb does, and what does it
-ELSEWHERE: Final = {
-    "call": "nats req moorage.call.TENANT.SERVICE DATA; in Python: Client().call(SERVICE, DATA)",
 }

@@ -48,10 +48,10 @@ def help(
         tell(TOPICS[word].text())
     else:
         from moorage.cli.framework.console import fail
-        from moorage.cli.habits import ELSEWHERE, OURS
+        from moorage.cli.habits import OURS
 
         near = OURS.get(word) or nearest(word, [*all_verbs(), *TOPICS])
-        fix = ELSEWHERE.get(word) or (f"moorage help {near}" if near else "moorage help")
+        fix = f"moorage help {near}" if near else "moorage help"
         return fail(not_found(f"no verb and no topic {word!r}", found=word, next=fix))
     return 0
 

@@ -118,7 +118,7 @@ def _is_text(word: str) -> bool:
 
 
 def _unknown(words: Sequence[str]) -> int:
-    from moorage.cli.habits import ELSEWHERE, OURS
+    from moorage.cli.habits import OURS
     from moorage.schemas.nearest import nearest
 
     if words[0] in ("-v", "version"):
@@ -127,8 +127,6 @@ def _unknown(words: Sequence[str]) -> int:
         return _refuse_options_first(words)
     word = " ".join(words[:2]) if below(words[0]) else words[0]
     known = dict.fromkeys([*all_verbs(), *(name.partition(" ")[0] for name in all_verbs() if " " in name)])
-    if word in ELSEWHERE:
-        return _refuse("unknown-verb", f"no verb {word!r}", words, (ELSEWHERE[word],))
     near = OURS.get(word) or nearest(word, known)
     return _refuse(
         "unknown-verb", f"no verb {word!r}", words, (f"moorage {near} --help" if near else "moorage --help",)

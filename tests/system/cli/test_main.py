@@ -132,8 +132,6 @@ def test_words_of_other_tools_lead_to_verbs_that_there_are() -> None:
         (["squeue", "--me"], 2, "unknown-verb", "moorage ls --help"),
         (["why", "last"], 2, "unknown-verb", "moorage explain --help"),
         (["help", "nodes"], 3, "not-found", "moorage help fleet"),
-        (["call", "--help"], 2, "unknown-verb", "nats req moorage.call.TENANT.SERVICE DATA"),
-        (["help", "call"], 3, "not-found", "nats req moorage.call.TENANT.SERVICE DATA"),
         (["schedule", "rm", "nightly"], 2, "unknown-verb", "moorage schedule remove --help"),
         (["schedule", "list"], 2, "unknown-verb", "moorage schedule ls --help"),
         (["schedule", "add", "n", "--every", "3s", "--", "x"], 2, "invalid-argument", "--cron '@every 3s'"),

@@ -20,7 +20,7 @@ from moorage.schemas.gpu import GpuSpec, Sharing
 from moorage.schemas.job import Request, Run
 from moorage.system.device_environment import SharingUnavailable
 from moorage.worker.drivers.base import Assignment
-from moorage.worker.drivers.container.config import check_host_ipc, check_request, config_of, uid_of
+from moorage.worker.drivers.container.config import FOLDER_AT, check_host_ipc, check_request, config_of, uid_of
 from moorage.worker.drivers.container.docker import DockerSettings
 from moorage.worker.drivers.container.entry import Entries
 from moorage.worker.drivers.container.podman import PodmanSettings, spec_of
@@ -85,7 +85,7 @@ def test_a_client_has_the_daemons_directories_its_variables_and_the_hosts_ipc_na
     wanted = [{"Type": "bind", "Source": each, "Target": each, "ReadOnly": True} for each in ("/m/0/pipe", "/m/0/log")]
     assert host["Mounts"] == wanted
     alone = config(request_of("exclusive"), "exclusive", None, folder="/attempt")
-    assert "CUDA_MPS_PIPE_DIRECTORY=/work/mps" in alone["Env"], "another container joins no daemon"
+    assert f"CUDA_MPS_PIPE_DIRECTORY={FOLDER_AT}/mps" in alone["Env"], "another container joins no daemon"
     podman = request_of(driver="podman")
     spec = spec_of(config(podman), "c", ())
     assert spec["ipcns"] == {"nsmode": "host"}

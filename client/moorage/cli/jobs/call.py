@@ -1,0 +1,133 @@
+"""`moorage call`: call a service once, and print its answer as it comes."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, get_args
+
+from moorage.cli.framework.arguments import Parameter
+from moorage.cli.framework.console import emit
+from moorage.cli.framework.options import DEFAULTS, Options, with_client
+
+if TYPE_CHECKING:
+    from moorage.client.client import AsyncClient
+
+Kind = Literal["text", "json", "bytes"]
+KINDS: Final = get_args(Kind)
+STDIN: Final = "-"
+FILE_MARK: Final = "@"
+
+
+def call(
+    service: Annotated[str, Parameter(help="The service's name, as --service of its job has it.")],
+    data: Annotated[
+        str, Parameter(help="What to send: a text, - for standard input, or @FILE. By default nothing.")
+    ] = "",
+    /,
+    *,
+    kind: Annotated[
+        Kind | None,
+        Parameter(
+            help="What the data are. By default json for a file FILE.json, bytes for other files and standard input, "
+            "else text.",
+            names=("--as",),
+        ),
+    ] = None,
+    within: Annotated[
+        str,
+        Parameter(help="How long to wait for the answer, or for each part of it: 500ms, 2m.", value="DURATION"),
+    ] = "30s",
+    options: Options = DEFAULTS,
+) -> int:
+    """Call a service once, and print its answer; of an answer in parts each part as it comes.
+
+    A call that nobody had room for is tried again until the time is over. One that may have run is never sent again.
+    Text and bytes are printed as they are, and any other value as a line of JSON.
+    """
+
+    async def work(client: AsyncClient) -> int | None:
+        from contextlib import aclosing
+
+        sent = _sent(data, kind)
+        called = client.service(service)
+        printed = _Printed()
+        async with aclosing(called.stream(sent, timeout=within)) as parts:  # type: ignore[type-var]
+            async for part in parts:
+                if options.json:
+                    emit(_frame(service, part))
+                else:
+                    printed.write(part)
+        printed.end()
+        return None
+
+    return with_client(options, work)
+
+
+def _sent(data: str, kind: Kind | None) -> Any:
+    """Return what the words of the command line name, as the SDK sends it. Raises `Rejected`."""
+    import msgspec
+
+    from moorage.client.errors import rejected
+
+    if data == STDIN:
+        raw, default = sys.stdin.buffer.read(), "bytes"
+    elif data.startswith(FILE_MARK):
+        path = Path(data[1:])
+        try:
+            raw, default = path.read_bytes(), "json" if path.suffix == ".json" else "bytes"
+        except OSError as error:
+            raise rejected(
+                "invalid-argument",
+                f"{path} cannot be read: {error.strerror or error}",
+                found=data,
+                next="name a file behind the @; a text that begins with @ comes through standard input, with --as text",
+            ) from None
+    else:
+        raw, default = data.encode(errors="surrogateescape"), "text"
+    try:
+        if (kind or default) == "json":
+            return msgspec.json.decode(raw)
+        return raw.decode() if (kind or default) == "text" else raw
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise rejected(
+            "invalid-argument",
+            f"the data are not {kind or default}: {error}",
+            found=data[:80],
+            allowed=", ".join(KINDS),
+            next="--as bytes sends them as they are",
+        ) from None
+
+
+def _frame(service: str, part: Any) -> dict[str, Any]:
+    """Return an answer, or a part of one, for --json. Bytes are in base64."""
+    import base64
+
+    if isinstance(part, bytes):
+        return {"kind": "answer", "service": service, "base64": base64.b64encode(part).decode()}
+    return {"kind": "answer", "service": service, "value": part}
+
+
+class _Printed:
+    """What an answer has printed so far: text and bytes as they are, so that the parts of a text are one text."""
+
+    def __init__(self) -> None:
+        self._is_open = False  # a line without its end
+
+    def write(self, part: Any) -> None:
+        import msgspec
+
+        if isinstance(part, str | bytes):
+            raw = part.encode() if isinstance(part, str) else part
+            self._is_open = isinstance(part, str) and not part.endswith("\n") if raw else self._is_open
+        else:
+            raw = (b"\n" if self._is_open else b"") + msgspec.json.encode(part) + b"\n"
+            self._is_open = False
+        sys.stdout.buffer.write(raw)
+        sys.stdout.buffer.flush()
+
+    def end(self) -> None:
+        """End the last line of a text."""
+        if self._is_open:
+            sys.stdout.buffer.write(b"\n")
+            sys.stdout.buffer.flush()

@@ -1,0 +1,60 @@
+"""`moorage call`: what is sent, what is printed of the answer, and how an error and Ctrl-C end it."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import os
+import signal
+from pathlib import Path
+
+from tests.system.cli.node import Node, moorage, start
+from tests.system.services.members import Gate, member
+
+
+async def test_a_call_sends_text_json_or_bytes_and_prints_the_answer(node: Node, unique: str, tmp_path: Path) -> None:
+    blob = bytes(range(256))
+    (tmp_path / "data.bin").write_bytes(blob)
+    (tmp_path / "query.json").write_text('{"a": [1, null]}')
+    echo, count, wrong, held = (f"{name}-{unique}"[:32] for name in ("echo", "count", "wrong", "held"))
+    gate = Gate(tmp_path)
+    async with (
+        member(node.url, tmp_path, "functions:echo", "--name", echo) as one,
+        member(node.url, tmp_path, "functions:count", "--name", count) as two,
+        member(node.url, tmp_path, "functions:wrong", "--name", wrong) as three,
+        member(node.url, tmp_path, "functions:aheld", "--name", held) as four,
+    ):
+        await asyncio.gather(*(each.ready() for each in (one, two, three, four)))
+
+        async def printed(*words: str, stdin: str = "") -> str:
+            ran = await moorage("call", *words, env=node.env(), stdin=stdin, cwd=tmp_path)
+            assert (ran.code, ran.err) == (0, "")
+            return ran.out
+
+        assert await printed(echo, "zwölf") == "zwölf\n"
+        assert await printed(echo, "@query.json") == '{"a":[1,null]}\n'
+        assert await printed(echo, "-", "--as", "json", stdin="[1, 2]") == "[1,2]\n"
+        assert await printed(echo, "-", stdin="as it is") == "as it is"
+        assert await printed(echo) == ""
+        told = json.loads(await printed(echo, "@data.bin", "--json"))
+        assert (told["service"], base64.b64decode(told["base64"])) == (echo, blob)
+        assert await printed(count, "3", "--as", "bytes") == "0\n1\n2\n"
+        parts = (await printed(count, "2", "--as", "bytes", "--json")).splitlines()
+        assert [json.loads(each)["value"] for each in parts] == [0, 1]
+
+        for words, code, said in (
+            ((wrong, "x"), 1, "error[call-failed]: ValueError: no such thing: 'x'"),
+            ((echo, "{", "--as", "json"), 2, "the data are not json"),
+            ((echo, "@no-such-file"), 2, "no-such-file cannot be read"),
+            ((f"none-{unique}"[:32], "--within", "5s"), 1, "error[no-service]"),
+        ):
+            ran = await moorage("call", *words, env=node.env(), cwd=tmp_path)
+            assert (ran.code, ran.out) == (code, "")
+            assert said in ran.err
+
+        calling = await start("call", held, os.fsdecode(gate.data), env=node.env())
+        await gate.runs()
+        calling.send_signal(signal.SIGINT)
+        assert await asyncio.wait_for(calling.wait(), 60) == 130
+        gate.open()
