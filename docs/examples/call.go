@@ -1,0 +1,128 @@
+// Calls a service once from Go, and prints the parts of its answer, mostly one.
+//
+//	go mod init call && go get github.com/nats-io/nats.go && go run call.go SERVICE DATA
+//
+// What did not start is sent again within the time; what may have run never is. A call that ends early is cancelled.
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log"
+	"os"
+	"os/signal"
+	"strconv"
+	"time"
+
+	"github.com/nats-io/nats.go"
+)
+
+const tenant = "default"
+
+// problem is the body of an error: of a member that refused a call, or of the scheduler.
+type problem struct {
+	Code         string `json:"code"`
+	Message      string `json:"message"`
+	Started      bool   `json:"started"`
+	RetryAfterMs int    `json:"retry_after_ms"`
+}
+
+// call gives each part of the answer to take. The context bounds it, and ends it early.
+func call(ctx context.Context, nc *nats.Conn, service string, data []byte, take func([]byte)) error {
+	for pause := 20 * time.Millisecond; ; pause *= 2 {
+		refused, err := once(ctx, nc, service, data, take)
+		if refused == nil || err != nil {
+			return err
+		}
+		if pause = time.Duration(refused.RetryAfterMs)*time.Millisecond + pause; pause > 250*time.Millisecond {
+			pause = 250 * time.Millisecond
+		}
+		select {
+		case <-time.After(pause):
+		case <-ctx.Done():
+			return fmt.Errorf("%s did not start in time: %s", service, refused.Message)
+		}
+	}
+}
+
+// once sends the call. It returns why it did not start, or the error that ended it.
+func once(ctx context.Context, nc *nats.Conn, service string, data []byte, take func([]byte)) (*problem, error) {
+	subject, reply := "moorage.call."+tenant+"."+service, nats.NewInbox()
+	answers, err := nc.SubscribeSync(reply)
+	if err != nil {
+		return nil, err
+	}
+	defer answers.Unsubscribe()
+	msg := nats.Msg{Subject: subject, Reply: reply, Data: data, Header: nats.Header{}}
+	if ends, ok := ctx.Deadline(); ok {
+		msg.Header.Set("Moorage-Wait-Ms", strconv.FormatInt(time.Until(ends).Milliseconds(), 10))
+	}
+	if err := nc.PublishMsg(&msg); err != nil {
+		return nil, err
+	}
+	for parts := 0; ; parts++ {
+		answer, err := answers.NextMsgWithContext(ctx)
+		if errors.Is(err, nats.ErrNoResponders) { // the server's own 503
+			return wake(nc, service)
+		}
+		if err != nil {
+			nc.Publish(subject+".cancel", []byte(reply))
+			return nil, fmt.Errorf("%s: no answer, the call may have run: %w", service, err)
+		}
+		switch {
+		case answer.Header.Get("Nats-Service-Error-Code") != "":
+			var told problem
+			json.Unmarshal(answer.Data, &told)
+			if told.Started {
+				return nil, fmt.Errorf("%s failed: %s", service, told.Message)
+			}
+			return &told, nil
+		case answer.Header.Get("Moorage-Part") != "":
+			take(answer.Data)
+		case answer.Header.Get("Moorage-End") != "":
+			if said := answer.Header.Get("Moorage-End"); said != strconv.Itoa(parts) {
+				return nil, fmt.Errorf("%s: %d of %s parts arrived", service, parts, said)
+			}
+			return nil, nil
+		default:
+			take(answer.Data)
+			return nil, nil
+		}
+	}
+}
+
+// wake asks for a member. If no job has the service, nobody will serve it.
+func wake(nc *nats.Conn, service string) (*problem, error) {
+	told := problem{Message: "nobody serves it"}
+	body, _ := json.Marshal(map[string]string{"service": service})
+	if msg, err := nc.Request("moorage.api."+tenant+".wake", body, 5*time.Second); err == nil {
+		json.Unmarshal(msg.Data, &told)
+	}
+	if told.Code == "not-found" {
+		return nil, errors.New(told.Message)
+	}
+	return &told, nil
+}
+
+func main() {
+	url := os.Getenv("NATS_URL")
+	if url == "" {
+		url = nats.DefaultURL
+	}
+	nc, err := nats.Connect(url)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer nc.Close()
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
+	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	defer cancel()
+	err = call(ctx, nc, os.Args[1], []byte(os.Args[2]), func(part []byte) { fmt.Println(string(part)) })
+	nc.Flush()
+	if err != nil {
+		log.Fatal(err)
+	}
+}
