@@ -45,8 +45,9 @@ async def test_a_caller_in_another_language_has_answers_parts_errors_and_cancels
     gate = Gate(tmp_path)
 
     async def start(service: str, data: str) -> asyncio.subprocess.Process:
-        pipes = {"stdout": asyncio.subprocess.PIPE, "stderr": asyncio.subprocess.PIPE}
-        return await asyncio.create_subprocess_exec(*command, service, data, cwd=tmp_path, env=env, **pipes)
+        pipe = asyncio.subprocess.PIPE
+        words = (*command, service, data)
+        return await asyncio.create_subprocess_exec(*words, cwd=tmp_path, env=env, stdout=pipe, stderr=pipe)
 
     async def ended(process: asyncio.subprocess.Process) -> tuple[int, str, str]:
         out, err = await asyncio.wait_for(process.communicate(), 60)
