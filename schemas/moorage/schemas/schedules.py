@@ -1,8 +1,9 @@
 """What a tenant may ask of its schedules on `moorage.api.<tenant>.schedule`, and how they are shown.
 
 A schedule submits a request again and again: each run is a job of its own, `<name>-<number>`, with the label
-`schedule=<name>`. nats-server counts the time, by its message schedules. The number is that of the run's message in
-their stream, which all schedules share: it grows, with gaps.
+`schedule=<name>`. nats-server counts the time, by its message schedules, and the leader makes a run that it forgot. An
+interval (`@every`) is the leader's alone and counts from when the schedule was added. The number is that of the run's
+message in their stream, which all schedules share: it grows, with gaps.
 """
 
 from __future__ import annotations
@@ -115,10 +116,7 @@ class ScheduleAsked(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
 
 
 class ScheduleRow(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """A schedule as `ls` and `show` have it; times are ledger milliseconds, 0 for never.
-
-    nats-server says when the next run is due only with each run: `next_ms` is 0 before the first.
-    """
+    """A schedule as `ls` and `show` have it; times are ledger milliseconds, 0 for never."""
 
     name: str
     cron: str
@@ -135,5 +133,5 @@ class ScheduleRow(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True)
     state: str = ""  # its state, "" once it has left the scheduler's memory
     last_ms: int = 0  # when the newest run was decided
     due_ms: int = 0  # when it was due, if that was known; long before `last_ms` if it was made up after an outage
-    next_ms: int = 0
+    next_ms: int = 0  # when the next run is due; 0 if paused, or if the scheduler's host lacks the time zone
     request: dict[str, Any] | None = None  # with `show` only

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from datetime import UTC, datetime
 from typing import Any, Final
 
 import pytest
@@ -14,6 +15,7 @@ from moorage.schemas.errors import Refused
 from moorage.schemas.frames import LISTED_MAX
 from moorage.schemas.subjects import Subjects
 from tests.servers import MortalServer, Server
+from tests.system.live.scheduled_runs import recorded_runs
 from tests.system.live.stack import ANSWER_S, QUICK, Caller, caller, stack, unique_prefix
 from tests.waiting import until
 
@@ -133,22 +135,34 @@ async def test_runs_go_on_with_the_next_leader_each_once(nats_server: Server) ->
 
 
 @pytest.mark.slow
-async def test_a_run_missed_while_the_server_was_down_is_made_up_once(mortal_server: MortalServer) -> None:
+async def test_a_server_that_crashes_repeats_no_run_and_one_is_made_of_those_it_forgot(
+    mortal_server: MortalServer,
+) -> None:
     async with stack(mortal_server, unique_prefix()) as made, caller(made) as one:
         await made.scheduler()
         await made.agent("a", "1xH100")
         await one.leader()
-        await ask(one, "add")
-        before = await has_run(one, 1)
-        await mortal_server.stop()
-
-        await until(lambda: time.time() * 1000 > before["last_ms"] + 4_500, ANSWER_S, "three missed runs")
-        began_ms = time.time() * 1000
+        added = await ask(one, "add", "old", cron="*/4 * * * * *")
+        assert 0 < added["data"]["schedule"]["next_ms"] - time.time() * 1000 <= 4_000, "known from the first moment on"
+        interval = await ask(one, "add", "interval", cron="@every 3s")
+        await has_run(one, 1, "old")
+        await mortal_server.stop()  # it saves what was due until now
         await mortal_server.start()
-        shown = await has_run(one, before["runs"] + 1)
-        jobs = await jobs_of(one)
-        assert shown["runs"] <= len(jobs) <= shown["runs"] + 2, "a run may come between the two questions"
-        assert shown["runs"] - before["runs"] <= (shown["last_ms"] - began_ms) / 1000 + 2, "what was missed is one run"
+        await has_run(one, 2, "old")
+        due = datetime.fromtimestamp(time.time() + 5, UTC)
+        young = await ask(one, "add", "young", cron=f"{due.second} {due.minute} {due.hour} {due.day} {due.month} *")
+        due_ms = int(due.timestamp()) * 1000
+        assert young["data"]["schedule"]["next_ms"] == due_ms
+        await mortal_server.kill()
+        await until(lambda: time.time() * 1000 > due_ms, ANSWER_S, "a missed run")
+        await mortal_server.start()
+        await has_run(one, 1, "young")
+        runs = await recorded_runs(made)
+        assert len(runs["young"]) == 1
+        following = {name: [run.next_ms for run in found] for name, found in runs.items()}
+        assert all(sorted(set(each)) == each for each in following.values()), following
+        since_ms = interval["data"]["schedule"]["since_ms"] // 1000 * 1000
+        assert {(next_ms - since_ms) % 3_000 for next_ms in following["interval"]} == {0}, "its grid goes on"
 
 
 async def test_a_stream_that_was_deleted_is_made_again_behind_its_runs(nats_server: Server) -> None:

@@ -94,10 +94,7 @@ def add(
 
 
 def ls(*, options: RowOptions = ROWS) -> int:
-    """List the tenant's schedules: when they run, and what became of the newest run.
-
-    The next run is known once nats-server has made the first one.
-    """
+    """List the tenant's schedules: when they run, and what became of the newest run."""
 
     async def work(client: AsyncClient) -> int | None:
         rows = await client.schedules.ls()
@@ -126,7 +123,7 @@ def show(name: _Name, /, *, options: RowOptions = ROWS) -> int:
             return None
         from moorage.schemas.actors import words
 
-        run = (row.request or {}).get("run", {})
+        run, next_ = (row.request or {}).get("run", {}), _next(row)
         late_ms = row.last_ms - row.due_ms if row.due_ms else 0
         made_up = f", made up: it was due {utc(row.due_ms)}" if late_ms >= LATE_MS else ""
         told = [
@@ -135,7 +132,10 @@ def show(name: _Name, /, *, options: RowOptions = ROWS) -> int:
             ("runs", " ".join(run.get("argv", ())) or run.get("driver", "")),
             ("while the last one goes", "left out" if row.overlap == "skip" else "started behind it"),
             ("added", f"{utc(row.since_ms)} by {words(row.by, row.said)}"),
-            ("next", "known with its next run, which nats-server makes" if (next_ := _next(row)) == "-" else next_),
+            (
+                "next",
+                f"not known: the scheduler's host lacks the time zone {row.tz}" if row.tz and next_ == "-" else next_,
+            ),
             ("newest run", f"{utc(row.last_ms)}{made_up}" if row.last_ms else "none yet"),
             ("why no job", row.why),
             ("last job", f"{row.job} {row.state}".strip()),

@@ -1,15 +1,14 @@
 """The stream in which nats-server counts the time of schedules: its message schedules (NATS ADR-51), server 2.14.
 
 It is in the ledger's account, so that only schedulers have a right to it. For each schedule there are at most two
-messages. The *wish* says when (`Nats-Schedule`), and which record of the ledger set it. The *run* is the newest message
-that the server has published for it, with the header of the wish; what a server or a leader missed is thus made up
-once. The server passes on each run to a subject outside of the stream, on which the leader listens.
+messages. The *wish* says when (`Nats-Schedule`), and which record of the ledger set it; that of an interval says no
+time, as the leader counts it. The *run* is the newest message that the server or a leader has published for it, with
+the header of the wish. The server passes on each run to a subject outside of the stream, on which the leader listens.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import datetime
 from typing import Any, Final, NamedTuple
 
 from moorage.bus.connection import Connection
@@ -22,9 +21,12 @@ from moorage.bus.jetstream import (
     JetStream,
     JsError,
     StoredMessage,
+    wall_seconds,
 )
 from moorage.bus.server_version import check_server
 from moorage.bus.transport import Delivery
+from moorage.scheduler.core.ledger.due_times import is_interval
+from moorage.scheduler.core.ledger.schedules import Schedule
 from moorage.schemas.errors import refuse
 from moorage.schemas.schedules import CRON_WORDS, SERVER_MIN, cron_of
 from moorage.schemas.subjects import Subjects
@@ -32,12 +34,17 @@ from moorage.schemas.subjects import Subjects
 SCHEDULE: Final = "Nats-Schedule"
 TARGET: Final = "Nats-Schedule-Target"
 ZONE: Final = "Nats-Schedule-Time-Zone"
-#: of a run: when the server publishes the next one
-NEXT: Final = "Nats-Schedule-Next"
+#: of a run that the server published: when it publishes the next one
+SERVER_NEXT: Final = "Nats-Schedule-Next"
+#: of a run that a leader published: when the next one is due, in milliseconds since 1970
+NEXT: Final = "Moorage-Next"
 #: of a wish and of its runs: the sequence of the ledger record that set it
 WISH: Final = "Moorage-Wish"
-#: of what the server passes on: the sequence in the stream
+#: of a wish: from when on its schedule runs, in milliseconds since 1970
+SINCE: Final = "Moorage-Since"
+#: of what the server passes on: the sequence in the stream, and when it was stored
 SEQUENCE: Final = "Nats-Sequence"
+STORED_AT: Final = "Nats-Time-Stamp"
 
 _ERR_PATTERN: Final = 10189
 _ERR_ZONE: Final = 10223
@@ -48,19 +55,24 @@ Key = tuple[str, str]
 
 
 class Wish(NamedTuple):
-    """A wish in the stream: the record that set it, and its message's sequence."""
+    """A wish in the stream: the record that set it, its message's sequence, and from when on it holds (ms)."""
 
     record: int
     seq: int
+    since_ms: int
 
 
 class Run(NamedTuple):
-    """A run in the stream: its number, for which wish, and when the next one comes (wall-clock ms; 0: not said)."""
+    """A run in the stream: its number, for which wish, and when the next one comes (wall-clock ms; 0: not said).
+
+    `made_ms` is when nats-server made it, 0 for a run of a leader.
+    """
 
     key: Key
     wish: int
     sequence: int
     next_ms: int
+    made_ms: int = 0
 
 
 class ScheduleStream:
@@ -139,33 +151,43 @@ class ScheduleStream:
     async def wishes(self) -> dict[Key, Wish]:
         """Return the wishes in the stream. Raises `BusError`."""
         return {
-            self._key(message.subject): Wish(_number(message.headers, WISH), message.seq)
+            self._key(message.subject): Wish(
+                _number(message.headers, WISH), message.seq, _number(message.headers, SINCE)
+            )
             for message in await self._all(self._subjects.schedule_wishes)
         }
 
     async def runs(self) -> list[Run]:
         """Return the newest run of each schedule, in the order of their numbers. Raises `BusError`."""
         return [
-            run_of(self._key(message.subject), message.headers, message.seq)
+            run_of(self._key(message.subject), message.headers, message.seq, message.stored_at)
             for message in await self._all(self._subjects.schedule_runs)
         ]
 
     def passed_on(self, delivery: Delivery) -> Run | None:
         """Return the run that the server passes on; None if it is none."""
         parts, sequence = delivery.subject.split("."), _number(delivery.headers, SEQUENCE)
-        return run_of((parts[-2], parts[-1]), delivery.headers, sequence) if len(parts) > 2 and sequence else None
+        if len(parts) <= 2 or not sequence:
+            return None
+        stored_at = (delivery.headers or {}).get(STORED_AT, "")
+        return run_of((parts[-2], parts[-1]), delivery.headers, sequence, stored_at)
 
-    async def publish(self, key: Key, record: int, cron: str, zone: str, before: Wish | None) -> int:
-        """Publish a wish in place of `before` (None: of none), and return its sequence.
+    async def publish(self, key: Key, row: Schedule, since_ms: int, before: Wish | None) -> Wish:
+        """Publish a wish in place of `before` (None: of none), and return it.
 
         A leader that was overtaken does not replace a wish that it does not know. Raises `BusError`.
         """
-        headers = _times(cron, zone, self._subjects.schedule_run(*key))
-        headers |= {WISH: str(record), EXPECTED_LAST_SUBJECT_SEQUENCE: str(before.seq if before is not None else 0)}
+        record = row.wish
+        headers = {} if is_interval(row.cron) else _times(row.cron, row.tz, self._subjects.schedule_run(*key))
+        headers |= {
+            WISH: str(record),
+            SINCE: str(since_ms),
+            EXPECTED_LAST_SUBJECT_SEQUENCE: str(before.seq if before is not None else 0),
+        }
         answer = await self._js.append(self._subjects.schedule_wish(*key), b"", headers)
         if not isinstance(answer, Ack):
             raise _not_stored(f"the time of schedule {key[1]} of tenant {key[0]} was not set", answer)
-        return answer.seq
+        return Wish(record, answer.seq, since_ms)
 
     async def withdraw(self, key: Key, wish: Wish) -> None:
         """Delete a wish, unless it was replaced meanwhile. Raises `BusError`."""
@@ -175,12 +197,17 @@ class ScheduleStream:
         """Delete the run of a schedule that is no longer there. Raises `BusError`."""
         await self._js.purge(self.stream, subject=self._subjects.schedule_run(*key), below_seq=through + 1)
 
-    async def run_now(self, key: Key, record: int, once: str) -> int:
+    async def now_ms(self) -> int:
+        """Return the server's wall clock, in milliseconds since 1970; 0 if it does not tell. Raises `BusError`."""
+        return _ms((await self._js.stream_info(self.stream)).now)
+
+    async def make_run(self, key: Key, record: int, *, once: str = "", next_ms: int = 0) -> int:
         """Publish a run and return its number; with the same `once`, within two minutes, that of the first.
 
-        Raises `BusError`.
+        `next_ms` is when the next one is due, 0 for a run that was asked for. Raises `BusError`.
         """
         headers = {WISH: str(record), **({MESSAGE_ID: f"{key[0]}.{key[1]}.{once}"} if once else {})}
+        headers |= {NEXT: str(next_ms)} if next_ms else {}
         answer = await self._js.append(self._subjects.schedule_run(*key), b"", headers)
         if not isinstance(answer, Ack):
             raise _not_stored(f"no run of schedule {key[1]} of tenant {key[0]} was made", answer)
@@ -200,18 +227,24 @@ class ScheduleStream:
                 return found
 
 
-def run_of(key: Key, headers: Mapping[str, str] | None, sequence: int) -> Run:
+def run_of(key: Key, headers: Mapping[str, str] | None, sequence: int, stored_at: str) -> Run:
     """Return a run from its headers; one without a time was asked for by somebody."""
-    said = (headers or {}).get(NEXT, "")
-    try:
-        next_ms = int(datetime.fromisoformat(said).timestamp() * 1000) if said else 0
-    except ValueError:
-        next_ms = 0
-    return Run(key, _number(headers, WISH), sequence, next_ms)
+    wish = _number(headers, WISH)
+    if SERVER_NEXT in (headers or {}):
+        return Run(key, wish, sequence, _ms((headers or {})[SERVER_NEXT]), _ms(stored_at))
+    return Run(key, wish, sequence, _number(headers, NEXT))
 
 
 def _times(cron: str, zone: str, target: str) -> dict[str, str]:
     return {SCHEDULE: cron_of(cron), TARGET: target, **({ZONE: zone} if zone else {})}
+
+
+def _ms(rfc3339: str) -> int:
+    """Return a time of the server in milliseconds since 1970, 0 for one that is not there or cannot be read."""
+    try:
+        return int(wall_seconds(rfc3339) * 1000)
+    except ValueError:
+        return 0
 
 
 def _number(headers: Mapping[str, str] | None, name: str) -> int:

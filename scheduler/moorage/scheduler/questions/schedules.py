@@ -101,7 +101,7 @@ class ScheduleVerb:
             raise Refused(no_schedule(tenant, asked.name))
         wish = row.wish
         await self._keeper.stream.ensure(self._engine.state.ran_through)
-        sequence = await self._keeper.stream.run_now(key, wish, asked.key)
+        sequence = await self._keeper.stream.make_run(key, wish, once=asked.key)
         self._keeper.offer(Run(key, wish, sequence, 0), reply, json=json)
 
 

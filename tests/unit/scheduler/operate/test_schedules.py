@@ -122,6 +122,17 @@ def test_a_run_is_decided_once_over_a_takeover_and_a_snapshot(drive: Scheduling)
     assert drive.state.ran_through == 6
 
 
+def test_a_run_that_comes_again_under_another_number_makes_no_job(drive: Scheduling) -> None:
+    """nats-server publishes it again after a crash; the next one is due when it was."""
+    drive.ask("add", overlap="queue")
+    drive.hear(5, next_ms=drive.now + 60_000)
+    drive.hear(6, next_ms=drive.state.schedules["t"]["nightly"].next_ms)
+    assert list(drive.state.tenants["t"].jobs) == ["nightly-5"]
+    drive.hear(7)
+    drive.hear(8, next_ms=drive.now + 120_000)
+    assert list(drive.state.tenants["t"].jobs) == ["nightly-5", "nightly-7", "nightly-8"], "one was asked for, one due"
+
+
 def test_a_run_for_an_older_wish_makes_no_job(drive: Scheduling) -> None:
     drive.ask("add")
     wish = drive.state.schedules["t"]["nightly"].wish

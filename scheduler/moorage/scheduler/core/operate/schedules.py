@@ -87,10 +87,14 @@ class Schedules:
         """Return the request of the job that a run is to make; else why it makes none, or None if nothing is to be
         done: it was decided before, or is of a schedule that was changed since.
 
+        After a crash nats-server publishes a run again under another number: the next one is due when it was before.
+
         While the last run goes on, a run is left out, or is to start behind it.
         """
         row = self.row(draft, event.tenant, event.name)
         if row is None or row.wish != event.wish or event.sequence <= row.through:
+            return None
+        if event.next_ms and event.next_ms <= row.next_ms:
             return None
         last = self.state.job(event.tenant, row.job)
         lives = last is not None and draft.is_live(last)
