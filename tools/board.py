@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from grafana_foundation_sdk.builders import common, dashboard, prometheus, timeseries
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
@@ -17,6 +17,8 @@ from grafana_foundation_sdk.models.common import StackingMode, VisibilityMode
 from grafana_foundation_sdk.models.dashboard import DataSourceRef
 
 from moorage.cli.fleet.metrics import Told, families
+from moorage.schemas.answers.fleet import ContainedFailures, FleetAnswer, RequestQueueRow
+from moorage.schemas.frames import LedgerCopies
 from moorage.schemas.operate import Limit, TenantRow
 
 #: the variable of the board: which Prometheus is asked
@@ -150,21 +152,9 @@ ROWS: Final[dict[str, tuple[Panel, ...]]] = {
 
 def metrics() -> dict[str, str]:
     """Return every metric of `moorage metrics` with its help."""
-    fleet: dict[str, Any] = {
-        "epoch": 1,
-        "ledger": 1,
-        "queued": 0,
-        "live_jobs": 0,
-        "appends": {"records": 0, "seconds": 0.0},
-        "ledger_copies": {"wanted": 1, "lacking": []},
-        "request_queue": {"messages": 0, "bytes": 0, "bytes_max": 1},
-        "contained": {"counts": {}, "plain_ranker": False, "safe_mode": False},
-        "workers": [],
-        "fits_now": [],
-        "used_now": [],
-        "stalled_jobs": 0,
-        "stalled": [],
-    }
+    fleet = FleetAnswer(
+        ledger_copies=LedgerCopies(wanted=1), request_queue=RequestQueueRow(), contained=ContainedFailures()
+    )
     tenant = TenantRow("vision", 0, 0, limit=Limit(gpus=1))
     waits = {"buckets_s": [1.0], "rows": [{"gpus": "1", "tenant": "vision", "jobs": [0, 0], "sum_s": 0.0}]}
     usage = [{"tenant": "vision", "model": "H100", "gpu_s": 0.0, "used_gpu_s": 0.0}]

@@ -145,10 +145,10 @@ EXAMPLES: Final[list[tuple[str, str, Any]]] = [
         frames.FleetFrame(
             3,
             1729,
-            workers=[{"worker": "node-7", "state": "up", "cells": "#", "simulated": False}],
+            workers=[frames.FleetRow("node-7", "up", "#")],
             queued=4,
             running=1,
-            ledger_copies={"wanted": 3, "lacking": ["moorage-2"], "seen_ms_ago": 840},
+            ledger_copies=frames.LedgerCopies(wanted=3, lacking=["moorage-2"], seen_ms_ago=840),
         ),
     ),
     (

@@ -78,7 +78,7 @@ def protocol() -> str:
     parts.append(f"\n## Fields of `again`\n\n{inspect.getdoc(AgainAsked)}\n\n{table_of(AgainAsked)}\n")
     parts.append(f"\n### Again: answer\n\n{inspect.getdoc(AgainAnswer)}\n\n{table_of(AgainAnswer)}\n")
     parts.append(f"\n## Fields of `schedule`\n\n{inspect.getdoc(ScheduleAsked)}\n\n{table_of(ScheduleAsked)}\n")
-    parts.append(answers())
+    parts.append(answers(HEADINGS))
     parts.append(f"\n### Data of `schedule`\n\n{inspect.getdoc(ScheduleRow)}\n\n{table_of(ScheduleRow)}\n")
     parts.append(f"\n## Frames\n\n{FRAMES}\n")
     for name, where, example in EXAMPLES:

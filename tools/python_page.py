@@ -54,7 +54,12 @@ CLIENT_API: Final[dict[str, tuple[str, ...]]] = {
         "moorage.client.forward",
         "moorage.schemas.frames.told",
     ),
-    "Answers": ("moorage.client.answers", "moorage.schemas.plan", "moorage.schemas.frames.use"),
+    "Answers": (
+        "moorage.client.answers",
+        "moorage.schemas.answers.fleet",
+        "moorage.schemas.plan",
+        "moorage.schemas.frames.use",
+    ),
     "Schedules": ("moorage.client.schedules", "moorage.schemas.schedules"),
     "A request": ("moorage.schemas.job", "moorage.schemas.gpu"),
     STEPS: ("moorage.client.steps",),

@@ -15,14 +15,12 @@ if TYPE_CHECKING:
         Cancelled,
         Drift,
         Explanation,
-        Fits,
         FleetInfo,
         JobInfo,
         JobList,
         JobRow,
         ReplicaInfo,
         Used,
-        WorkerInfo,
     )
     from moorage.client.client import AsyncClient
     from moorage.client.command import Executed
@@ -69,6 +67,7 @@ if TYPE_CHECKING:
         Submitted,
     )
     from moorage.client.sync import Client, SyncForward, SyncJob, SyncLease, SyncService, SyncWatch
+    from moorage.schemas.answers.fleet import Fits, WorkerInfo
     from moorage.schemas.frames import Accepted, Change, Event, UseLine, UsePage
     from moorage.schemas.gpu import GpuSpec, Share
     from moorage.schemas.job import Request, Resources, Run, Secret
@@ -156,15 +155,14 @@ _HOME: Final = {
         "Cancelled",
         "Drift",
         "Explanation",
-        "Fits",
         "FleetInfo",
         "JobInfo",
         "JobList",
         "JobRow",
         "ReplicaInfo",
         "Used",
-        "WorkerInfo",
     ),
+    "moorage.schemas.answers.fleet": ("Fits", "WorkerInfo"),
     "moorage.client.client": ("AsyncClient",),
     "moorage.client.command": ("Executed",),
     "moorage.client.forward": ("Forward",),

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from moorage.schemas.answers.fleet import FleetAnswer
 from moorage.schemas.frames import Change
 from moorage.schemas.job import Request
 from moorage.schemas.operate import Hold
@@ -131,53 +132,10 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     data: dict[str, Any] = {}
 
 
-class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """One worker. `state` is `up`, `not-heard`, `stale`, `disk-full`, `lost`, `left`, `claimed-locally`, or the `flag`
-    that an operator set. `cells` has a character for each GPU, as `moorage fleet` prints it. `members` counts the
-    attempts that it has. CPU is in thousandths, memory in MiB."""
-
-    worker: str
-    state: str
-    flag: str = ""
-    simulated: bool = False
-    models: list[str] = []
-    gpus: int = 0
-    free: int = 0
-    cells: str = ""
-    members: int = 0
-    cpu_milli: int = 0
-    cpu_free_milli: int = 0
-    memory_mib: int = 0
-    memory_free_mib: int = 0
-    labels: dict[str, Any] = {}
-    drivers: list[str] = []
-    release: str = ""
-    heard_ms_ago: int | None = None
-    quarantined: list[int] = []
-    troubles: list[Any] = []
-
-
-class Fits(msgspec.Struct, frozen=True, kw_only=True):
-    """The GPUs of one model: all, the free ones, and the largest exclusive request that would start now on one host."""
-
-    model: str
-    gpus: int
-    free: int
-    largest: int
-
-
-class FleetInfo(msgspec.Struct, frozen=True, kw_only=True):
+class FleetInfo(FleetAnswer, kw_only=True):
     """The workers in the order of their names, what fits now, and counts of jobs. `epoch` is the leader's term."""
 
-    epoch: int
-    leader: str
-    ledger: int
-    workers: list[WorkerInfo]
-    fits_now: list[Fits] = []
-    queued: int = 0
-    live_jobs: int = 0
-    finished_kept: int = 0
-    data: dict[str, Any] = {}
+    data: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
 class Drift(msgspec.Struct, frozen=True, kw_only=True):

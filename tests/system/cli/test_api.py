@@ -5,10 +5,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from moorage.schemas.answers.fleet import FleetAnswer, WorkerInfo
 from moorage.schemas.described import notes
 from moorage.schemas.plan import Plan
 from tests.system.cli.node import Node, moorage
-from tools import answers
 
 FRAME = '{"job": "raw", "run": {"driver": "noop", "argv": ["exit", "0"]}}'
 
@@ -30,9 +30,9 @@ async def test_a_frame_is_sent_as_it_is_and_its_answer_is_printed_as_it_came(nod
 @pytest.mark.slow
 async def test_the_protocol_page_names_what_fleet_and_plan_answer(node: Node, unique: str) -> None:
     fleet = (await node.run("api", "admin.fleet")).frame["data"]
-    assert fleet.keys() <= answers.FLEET.keys()
+    assert fleet.keys() <= set(FleetAnswer.__struct_fields__)
     assert {"fits_now", "workers", "schedulers"} <= fleet.keys()
-    assert {key for worker in fleet["workers"] for key in worker} <= answers.WORKER.keys()
+    assert {key for worker in fleet["workers"] for key in worker} <= set(WorkerInfo.__struct_fields__)
     asked = '{"request": {"gpu": {"count": 2}, "run": {"argv": ["true"]}}}'
     plan = (await node.run("api", "plan", asked, tenant=unique)).frame["data"]
     assert plan.keys() <= {name for name, note in notes(Plan).items() if note}

@@ -6,11 +6,13 @@ import asyncio
 import contextlib
 import shutil
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import nats
 import nats.errors
 import pytest
+from msgspec import convert, structs
 from nats.aio.msg import Msg
 
 from moorage.bus.connection import connect
@@ -22,7 +24,17 @@ from moorage.client.errors import NoScheduler, NotPermitted, Rejected
 from moorage.client.fleet import Fleet
 from moorage.client.view import checks
 from moorage.client.view.checks import Check
+from moorage.schemas.answers.fleet import (
+    ContainedFailures,
+    DeviceTrouble,
+    FleetAnswer,
+    SchedulerRow,
+    StalledJob,
+    WorkerInfo,
+)
+from moorage.schemas.capabilities import Capabilities
 from moorage.schemas.errors import Problem
+from moorage.schemas.frames import LedgerCopies
 from moorage.worker.supervisor import launcher_client
 from tests.disk import TINY_MIB, fill, mount_small, unmount
 from tests.leftover import ends_with_the_test
@@ -88,14 +100,14 @@ def test_the_doctor_finds_a_full_disk(tmp_path: Path) -> None:
 
 def test_what_the_leader_set_aside_is_told() -> None:
     figures = {"counts": {}, "plain_ranker": False, "refused": [], "workers": []}
-    assert checks.contained_failures(figures).verdict == "ok"
+    assert checks.contained_failures(convert(figures, ContainedFailures)).verdict == "ok"
     for change, words in (
         ({"counts": {"request": 2}}, "inputs on which the leader failed: 2 request; the leader goes on"),
         ({"plain_ranker": True}, "until the next term the leader ranks hosts by pack, not by the ranker"),
         ({"refused": ["submit of t"]}, "for now the leader refuses requests as those that made it fail (submit of t)"),
         ({"workers": ["w1"]}, "refuses messages of workers whose messages made it fail (w1)"),
     ):
-        check = checks.contained_failures({**figures, **change})
+        check = checks.contained_failures(convert({**figures, **change}, ContainedFailures))
         assert check.verdict == "warn"
         assert words in check.found
 
@@ -123,12 +135,16 @@ async def test_a_leader_that_does_not_show_the_fleet_is_no_missing_key(
     assert found in told["operator"].found
 
 
+def of_fleet(**figures: object) -> list[checks.Check]:
+    """The checks of a leader that tells these figures."""
+    return list(checks_fleet.of_fleet(convert({"leader": "s1", "epoch": 1, "ledger": 9} | figures, FleetAnswer)))
+
+
 def test_the_doctor_finds_a_ledger_that_lacks_a_copy() -> None:
-    fleet = {"leader": "s1", "epoch": 1, "ledger": 9, "workers": []}
-    told = {check.name: check for check in checks_fleet.of_fleet(fleet)}
+    told = {check.name: check for check in of_fleet()}
     assert "copies" not in told, "an older leader tells of several copies alone"
     for lacking, verdict in (([], "ok"), (["n2"], "warn")):
-        rows = checks_fleet.of_fleet({**fleet, "ledger_copies": {"wanted": 3, "lacking": lacking}})
+        rows = of_fleet(ledger_copies={"wanted": 3, "lacking": lacking})
         found = next(check for check in rows if check.name == "copies")
         assert found.verdict == verdict
         assert all(name in found.found for name in lacking)
@@ -149,8 +165,7 @@ def test_the_doctor_finds_a_ledger_that_lacks_a_copy() -> None:
 def test_the_doctor_always_tells_the_copies_and_warns_of_one_on_several_servers(
     known: dict[str, object], verdict: str, found: str
 ) -> None:
-    fleet = {"leader": "s1", "epoch": 1, "ledger": 9, "workers": []}
-    rows = checks_fleet.of_fleet({**fleet, "ledger_copies": {"wanted": 1, "lacking": [], **known}})
+    rows = of_fleet(ledger_copies={"wanted": 1, "lacking": [], **known})
     [line] = [check for check in rows if check.name == "copies"]
     assert line.verdict == verdict
     assert found in line.found
@@ -158,10 +173,9 @@ def test_the_doctor_always_tells_the_copies_and_warns_of_one_on_several_servers(
 
 
 def test_the_doctor_tells_the_gap_in_what_was_counted_and_how_far_the_count_is_behind() -> None:
-    fleet = {"leader": "s1", "epoch": 1, "ledger": 9, "workers": []}
 
     def told(behind: int, *gaps: list[int]) -> tuple[str, str]:
-        rows = checks_fleet.of_fleet({**fleet, "follower": {"behind": behind, "gaps": list(gaps)}})
+        rows = of_fleet(follower={"behind": behind, "gaps": list(gaps)})
         (found,) = [check for check in rows if check.name == "follower"]
         return found.verdict, found.found
 
@@ -176,34 +190,32 @@ def test_the_doctor_tells_the_gap_in_what_was_counted_and_how_far_the_count_is_b
 
 
 def test_the_doctor_says_why_no_history_is_written_now_and_what_to_do() -> None:
-    fleet = {"leader": "s1", "epoch": 1, "ledger": 9, "workers": []}
     for what_to_do, fix in (("name another prefix", "name another prefix"), ("", "the log of the scheduler says")):
         trouble = {"trouble": "the stream has other settings", "next": what_to_do}
-        rows = checks_fleet.of_fleet({**fleet, "follower": {"behind": 9, "gaps": [], **trouble}})
+        rows = of_fleet(follower={"behind": 9, "gaps": [], **trouble})
         (found,) = [check for check in rows if check.name == "follower"]
         assert (found.verdict, found.fix.startswith(fix)) == ("warn", True)
         assert found.found == "no history is written and no GPU time counted now: the stream has other settings"
 
 
 def test_the_doctor_says_how_full_the_durable_queue_is() -> None:
-    fleet = {"leader": "s1", "epoch": 1, "ledger": 9, "workers": []}
-    assert "queue-room" not in {check.name for check in checks_fleet.of_fleet(fleet)}
+    assert "queue-room" not in {check.name for check in of_fleet()}
     for size, verdict in ((0, "ok"), (799, "ok"), (800, "warn"), (1000, "warn")):
         queue = {"messages": 3, "bytes": size << 20, "bytes_max": 1000 << 20}
-        found = next(
-            check for check in checks_fleet.of_fleet({**fleet, "request_queue": queue}) if check.name == "queue-room"
-        )
+        found = next(check for check in of_fleet(request_queue=queue) if check.name == "queue-room")
         assert found.verdict == verdict
         assert found.found.startswith(f"the durable queue holds 3 messages and is {size // 10} % full (of 1000 MiB)")
 
 
 def test_the_doctor_finds_schedulers_with_other_settings() -> None:
-    leads = {"scheduler": "s1", "leads": True, "settings": {"ranker": "pack"}}
+    leads = SchedulerRow(scheduler="s1", leads=True, settings={"ranker": "pack"})
     assert checks._schedulers([leads]) is None
-    alike = checks._schedulers([leads, {"scheduler": "s2", "settings": {"ranker": "pack"}}])
+    alike = checks._schedulers(
+        convert([leads, {"scheduler": "s2", "settings": {"ranker": "pack"}}], list[SchedulerRow])
+    )
     assert alike is not None
     assert (alike.verdict, alike.found) == ("ok", "2 schedulers, no standby with other settings; s1 leads")
-    found = checks._schedulers([leads, {"scheduler": "s2", "settings": {"jobs_max": 5}}])
+    found = checks._schedulers([leads, SchedulerRow(scheduler="s2", settings={"jobs_max": 5})])
     assert found is not None
     assert (found.verdict, found.found) == (
         "warn",
@@ -212,9 +224,9 @@ def test_the_doctor_finds_schedulers_with_other_settings() -> None:
 
 
 def test_the_doctor_says_where_pack_ranks() -> None:
-    standby = {"scheduler": "s2", "settings": {"ranker": "pack"}}
-    assert checks._ranking([{"scheduler": "s1", "leads": True, "settings": {}}, standby]) is None
-    found = checks._ranking([{**standby, "leads": True}])
+    standby = SchedulerRow(scheduler="s2", settings={"ranker": "pack"})
+    assert checks._ranking([SchedulerRow(scheduler="s1", leads=True), standby]) is None
+    found = checks._ranking([structs.replace(standby, leads=True)])
     assert found is not None
     assert (found.verdict, found.found[:33]) == ("ok", "scheduler s2 ranks hosts by pack:")
 
@@ -307,8 +319,8 @@ async def test_the_doctor_tells_of_a_moorage_up_that_was_killed(tmp_path: Path) 
 
 
 def test_the_doctor_names_the_workers_that_are_not_heard() -> None:
-    def row(name: str, state: str) -> dict[str, object]:
-        return {"worker": name, "state": state, "simulated": False}
+    def row(name: str, state: str) -> WorkerInfo:
+        return WorkerInfo(worker=name, state=state)
 
     stale = checks_fleet._workers([row("a", "up"), *(row(f"n{number}", "stale") for number in range(5))])
     assert (stale.verdict, stale.found) == ("warn", "5 stale: n0 n1 n2 and 2 more, 1 up")
@@ -319,39 +331,43 @@ def test_the_doctor_names_the_workers_that_are_not_heard() -> None:
 
 def test_the_doctor_counts_the_jobs_that_stall() -> None:
     rows = [{"tenant": "a", "job": f"j{at}", "seconds": 60 * at, "why": "1 GPU at 0 %"} for at in (1, 3, 2)]
-    check = checks_fleet._stalled(40, rows)
+    check = checks_fleet._stalled(40, convert(rows, list[StalledJob]))
     assert check.verdict == "warn"
     assert check.found.startswith("40 running jobs stalled")
     assert check.found.endswith("a/j3 for 3m: 1 GPU at 0 %")
 
 
 def test_the_doctor_names_the_workers_on_which_starts_fail_and_what_workers_cannot_do() -> None:
-    def row(name: str, state: str, **process: bool) -> dict[str, object]:
-        return {"worker": name, "state": state, "simulated": False, "capabilities": {"process": process}}
+    def row(name: str, state: str, **more: Any) -> WorkerInfo:
+        return convert({"worker": name, "state": state} | more, WorkerInfo)
 
     closed = checks_fleet._workers([row("a", "up"), row("b", "starts-fail")])
     assert (closed.verdict, closed.found) == ("warn", "1 starts-fail: b, 1 up")
     assert "moorage uncordon" in closed.fix
-    rows = [row("a", "up", users=False), row("b", "up", users=False, memory_limit=False), row("c", "lost", users=False)]
+    rows = [
+        row("a", "up", capabilities={"process": {"users": False}}),
+        row("b", "up", capabilities={"process": {"users": False, "memory_limit": False}}),
+        row("c", "lost", capabilities={"process": {"users": False}}),
+    ]
     told = {check.name: check for check in checks_fleet._what_lacks(rows)}
     assert told["users"].found.startswith("2 workers run jobs as their own user alone")
     assert told["users"].found.endswith(": a b")
     assert told["memory-limit"].found.endswith(": b")
     assert list(checks_fleet._what_lacks([row("a", "up")])) == []
     why = {"driver": "docker", "why": "connection refused"}
-    down = checks_fleet._workers([row("a", "up"), row("b", "up") | {"drivers_down": [why]}])
+    down = checks_fleet._workers([row("a", "up"), row("b", "up", drivers_down=[why])])
     assert (down.verdict, down.found) == ("warn", "2 up; the engine of the driver docker does not answer: b")
     why = {"driver": "process", "why": "disk-full: no room on the disk of /state"}
-    full = checks_fleet._workers([row("a", "up"), row("b", "up") | {"drivers_down": [why]}])
+    full = checks_fleet._workers([row("a", "up"), row("b", "up", drivers_down=[why])])
     assert (full.verdict, full.found) == ("warn", "2 up; the disk is full, and nothing is started: b")
-    low = checks_fleet._workers([row("a", "up") | {"warning": "disk: 96 % of the disk of /state are in use"}])
+    low = checks_fleet._workers([row("a", "up", warning="disk: 96 % of the disk of /state are in use")])
     assert (low.verdict, low.found) == ("warn", "1 up; the disk is nearly full: a")
 
 
 def test_the_doctor_says_on_which_workers_the_kernel_keeps_jobs_to_their_gpus() -> None:
-    def row(name: str, devices: str, gpus: int = 1) -> dict[str, object]:
-        told = {"process": {"devices": devices}}
-        return {"worker": name, "state": "up", "devices": [{"slot": 0}] * gpus, "capabilities": told}
+    def row(name: str, devices: str, gpus: int = 1) -> WorkerInfo:
+        told = {"process": Capabilities(devices=devices)}
+        return WorkerInfo(worker=name, state="up", gpus=gpus, capabilities=told)
 
     rows = [row("a", "kernel"), row("b", "variable"), row("c", "kernel"), row("no-gpu", "variable", 0), row("sim", "")]
     kernel, variable = checks_fleet._device_fences(rows)
@@ -475,14 +491,14 @@ def test_the_doctor_says_whether_cores_and_memory_are_limits(controllers: tuple[
 
 
 def test_the_doctor_says_how_old_its_look_at_the_copies_is() -> None:
-    check = checks._copies({"wanted": 3, "lacking": [], "seen_ms_ago": 12_000})
+    check = checks._copies(convert({"wanted": 3, "lacking": [], "seen_ms_ago": 12_000}, LedgerCopies))
     assert (check.verdict, check.found) == ("ok", "all 3 copies of the ledger are up to date, as seen 12s ago")
 
 
 def test_the_doctor_says_which_devices_have_a_fault_and_what_mends_it() -> None:
-    def row(name: str, *kinds: str) -> dict[str, object]:
-        told = [{"slot": slot, "kind": kind, "detail": f"about {kind}"} for slot, kind in enumerate(kinds)]
-        return {"worker": name, "state": "up", "troubles": told}
+    def row(name: str, *kinds: str) -> WorkerInfo:
+        told = [DeviceTrouble(slot=slot, kind=kind, detail=f"about {kind}") for slot, kind in enumerate(kinds)]
+        return WorkerInfo(worker=name, state="up", troubles=told)
 
     assert list(checks_fleet._devices([row("a")])) == []
     cdi, fabric = checks_fleet._devices([row("a", "fabric", "cdi"), row("b", "fabric")])

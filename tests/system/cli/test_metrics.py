@@ -8,15 +8,17 @@ import signal
 import socket
 import urllib.request
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Final, cast
 
 import pytest
+from msgspec import convert, structs
 from prometheus_client.parser import text_string_to_metric_families
 
 from moorage.bus.embedded import EmbeddedServer
 from moorage.cli.fleet import metrics
 from moorage.client import AsyncClient
 from moorage.client.errors import NoScheduler, client_problem
+from moorage.schemas.answers.fleet import AppendFigures, ContainedFailures, FleetAnswer
 from moorage.schemas.cells import STATES
 from moorage.schemas.errors import MoorageError, problem
 from moorage.schemas.operate import Limit, TenantRow
@@ -191,13 +193,15 @@ async def test_where_nobody_may_listen_is_told_with_what_to_do(node: Node) -> No
 async def test_series_do_not_grow_with_the_tenants(node: Node) -> None:
     fleet = (await node.run("fleet", "--json")).frame["data"]
     many = [TenantRow(f"t{number}", jobs=1, gpus=number) for number in range(metrics.TENANTS_MAX + 50)]
-    found = {family.name: family.samples for family in metrics.families(metrics.Told(fleet, many))}
+    found = {
+        family.name: family.samples for family in metrics.families(metrics.Told(convert(fleet, FleetAnswer), many))
+    }
     assert len(found["moorage_tenant_leased_gpus"]) == metrics.TENANTS_MAX
     assert min(sample.value for sample in found["moorage_tenant_leased_gpus"]) == 50
     assert [sample.value for sample in found["moorage_tenants"]] == [metrics.TENANTS_MAX + 50]
     limited = {
         family.name: family.samples
-        for family in metrics.families(metrics.Told(fleet, [TenantRow("t", limit=Limit(jobs=1))]))
+        for family in metrics.families(metrics.Told(convert(fleet, FleetAnswer), [TenantRow("t", limit=Limit(jobs=1))]))
     }
     assert limited["moorage_tenant_limit_gpus"] == []
 
@@ -206,28 +210,18 @@ async def test_series_do_not_grow_with_the_tenants(node: Node) -> None:
 async def test_alerts_stand_on_series_that_there_are(node: Node) -> None:
     fleet = (await node.run("fleet", "--json")).frame["data"] | {"ledger_copies": {"wanted": 3, "lacking": ["n2"]}}
     assert fleet["request_queue"]["bytes_max"] > 0
-    names = {family.name for family in metrics.families(metrics.Told(fleet))}
+    names = {family.name for family in metrics.families(metrics.Told(convert(fleet, FleetAnswer)))}
     rules = ALERTS.read_text()
     assert set(re.findall(r"\bmoorage_\w+", rules)) <= names
     states = set("|".join(re.findall(r'moorage_gpus\{state=~?"([^"]+)"', rules)).split("|"))
     assert states <= {*STATES.values(), "shared"}
 
 
-EMPTY: Final[dict[str, Any]] = {
-    "epoch": 1,
-    "ledger": 1,
-    "queued": 0,
-    "live_jobs": 0,
-    "workers": [],
-    "fits_now": [],
-    "used_now": [],
-    "stalled_jobs": 0,
-    "appends": {"records": 1, "seconds": 0.001},
-}
+EMPTY: Final = FleetAnswer(appends=AppendFigures(records=1, seconds=0.001))
 
 
 def test_what_only_counts_up_is_a_counter() -> None:
-    fleet = EMPTY | {"contained": {"counts": {"submit": 2, "frame": 0}, "plain_ranker": False}}
+    fleet = structs.replace(EMPTY, contained=ContainedFailures(counts={"submit": 2, "frame": 0}))
     told = metrics.Told(fleet, ended={"t": {"FAILED": 3}})
     found = {family.name: family for family in metrics.families(told)}
     counters = {name for name, family in found.items() if family.type == "counter"}

@@ -29,7 +29,7 @@ from moorage.client import AsyncClient
 from moorage.client.errors import NotFound
 from moorage.client.view.lanes import Lanes
 from moorage.client.view.view import Trouble, View, WorkerCells
-from moorage.schemas.frames import Answer
+from moorage.schemas.frames import Answer, Device
 from tests.system.cli.node import Node, moorage, node_on
 from tests.system.cli.pages import Served, fields_of, served
 from tests.system.cli.top_view import a_view
@@ -66,7 +66,7 @@ def test_nothing_that_a_host_or_a_tenant_says_becomes_a_part_of_the_page() -> No
     }  # fmt: skip
     story = draw.Story(shown, {}, [], [BAD])
     parts = [draw.head(view, BAD), *draw.fleet(view), *draw.queue(view, "", "")]
-    parts += [*draw.worker(view, "n00", [{"name": BAD, "uuid": "u"}] * 2, None, Lanes(), []), *draw.job(story, 5)]
+    parts += [*draw.worker(view, "n00", [Device(0, "nvidia", BAD, "u")] * 2, None, Lanes(), []), *draw.job(story, 5)]
     text = whole(parts) + draw.document("/", parts, title=BAD, private=True)
     assert "<script>alert" not in text
     assert text.count("&lt;script&gt;") > 12

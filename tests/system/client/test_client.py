@@ -91,7 +91,7 @@ def test_a_cancel_says_what_the_job_was_and_an_audit_what_was_compared() -> None
 async def test_the_fleet_frame_comes_by_itself(node: Node) -> None:
     async with AsyncClient(node.url) as moorage, asyncio.timeout(30):
         async for frame in moorage.fleet.frames():
-            assert [worker["worker"] for worker in frame.workers if worker["simulated"]] == ["sim-0000", "sim-0001"]
+            assert [worker.worker for worker in frame.workers if worker.simulated] == ["sim-0000", "sim-0001"]
             break
 
 

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import msgspec
 import pytest
+from msgspec import to_builtins
 
 from moorage.bus.connection import Connection
 from moorage.cli.doctor.checks_fleet import of_fleet
@@ -66,8 +67,8 @@ async def copies_line(site: RunningSite, **known: Any) -> Check:
 
         async def line() -> Check | None:
             with contextlib.suppress(MoorageError):  # none leads yet
-                fleet = (await ana.fleet.show()).data
-                if known.items() <= fleet["ledger_copies"].items():
+                fleet = await ana.fleet.show()
+                if known.items() <= to_builtins(fleet.ledger_copies).items():
                     return next(check for check in of_fleet(fleet) if check.name == "copies")
             return None
 

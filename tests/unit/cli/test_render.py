@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 import pytest
+from msgspec import convert
 
 from moorage.cli.fleet import usage
 from moorage.cli.fleet.workers import model_words, packed, trouble_lines
@@ -27,8 +28,9 @@ from moorage.cli.jobs.show_cancel import (
 )
 from moorage.client.errors import Rejected
 from moorage.client.output import Piece
+from moorage.schemas.answers.fleet import WorkerInfo
 from moorage.schemas.errors import problem
-from moorage.schemas.frames import Change, Event, Replicas
+from moorage.schemas.frames import Change, Event, FleetRow, Replicas
 from moorage.schemas.gpu import model_matches, parse_token
 from moorage.schemas.operate import Limit, TenantRow
 
@@ -263,7 +265,7 @@ def test_a_line_is_cut_with_its_colours_ended() -> None:
 
 
 def test_many_workers_stand_several_in_a_line() -> None:
-    workers = [{"worker": f"n{at:02}", "cells": "····", "state": "up" if at else "draining"} for at in range(7)]
+    workers = [FleetRow(f"n{at:02}", "up" if at else "draining", "····") for at in range(7)]
     assert packed(workers, 42, 20)[0] == [
         "n00 ···· draining  n04 ····",
         "n01 ····           n05 ····",
@@ -276,16 +278,21 @@ def test_many_workers_stand_several_in_a_line() -> None:
 def test_a_full_disk_has_one_line_for_all_drivers() -> None:
     why = "disk-full: no room on the disk of /state"
     down = [{"driver": driver, "why": why, "for_s": 61} for driver in ("docker", "process")]
-    row = {"worker": "w1", "drivers_down": down, "warning": "disk: 100 % of the disk of /state are in use"}
-    full, warning = trouble_lines([row])
+    row = {
+        "worker": "w1",
+        "state": "up",
+        "drivers_down": down,
+        "warning": "disk: 100 % of the disk of /state are in use",
+    }
+    full, warning = trouble_lines([convert(row, WorkerInfo)])
     assert full == f"w1: {why}, since 1m1s"
     assert warning == "w1: disk: 100 % of the disk of /state are in use"
 
 
 def test_a_fleet_without_room_shows_what_wants_a_look_first_and_counts_the_rest() -> None:
-    workers = [{"worker": f"n{at:03}", "cells": "····", "state": "up"} for at in range(100)]
-    workers[70] |= {"cells": "··!·"}
-    workers[90] |= {"state": "stale"}
+    workers = [FleetRow(f"n{at:03}", "up", "····") for at in range(100)]
+    workers[70] = FleetRow("n070", "up", "··!·")
+    workers[90] = FleetRow("n090", "stale", "····")
     lines, unseen = packed(workers, 40, 6)
     assert len(lines) == 5  # and one says how many are not shown
     shown = " ".join(lines)

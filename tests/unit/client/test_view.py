@@ -5,13 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec import convert
+from msgspec.structs import replace
 
 from moorage.cli.doctor.checks_fleet import of_fleet
 from moorage.client.view.closed import closed_words, planned_words
 from moorage.client.view.model import SILENT_MS, Model
 from moorage.client.view.past import past_view
 from moorage.client.view.view import Counts, Fit, Idle, Trouble
-from moorage.schemas.frames import FleetDetail, FleetFrame, Hello, Load, Standing
+from moorage.schemas.answers.fleet import DrainTimes, FleetAnswer, StalledJob, WorkerInfo
+from moorage.schemas.frames import FleetDetail, FleetFrame, FleetRow, Hello, LedgerCopies, Load, Standing
 from moorage.schemas.frames.fleet import Device, SlotLoad
 from moorage.schemas.reasons import REASONS
 
@@ -19,9 +22,7 @@ AT_MS = 1_700_000_000_000
 
 
 def frame(*workers: tuple[str, str, str], epoch: int = 3, queued: int = 0, simulated: bool = False) -> FleetFrame:
-    rows: list[dict[str, Any]] = [
-        {"worker": name, "state": state, "cells": cells, "simulated": simulated} for name, state, cells in workers
-    ]
+    rows = [FleetRow(name, state, cells, simulated) for name, state, cells in workers]
     return FleetFrame(epoch, 100, workers=rows, queued=queued, running=2)
 
 
@@ -208,17 +209,17 @@ def test_what_doctor_warns_of_in_the_leaders_answer_is_a_trouble(name: str) -> N
     model = Model(0)
     model.hear(frame(("n1", "up", "##")), 0)
     calm = {"leader": "s1", "epoch": 1, "ledger": 1, "fits_now": [], "workers": []}
-    answer = calm | WARNED[name]
+    answer = convert(calm | WARNED[name], FleetAnswer)
     model.told_fleet(answer, 0)
     [warned] = [check for check in of_fleet(answer) if check.verdict != "ok" and check.name != "workers"]
     assert (warned.name, model.view(0, AT_MS).troubles) == (name, [Trouble(name, warned.found)])
-    model.told_fleet(calm, 0)
+    model.told_fleet(convert(calm, FleetAnswer), 0)
     assert model.view(0, AT_MS).troubles == []
 
 
 def test_an_observer_hears_of_a_ledger_with_one_copy_and_of_a_fleet_without_a_worker() -> None:
     model = Model(0)
-    model.hear(FleetFrame(4, 9, workers=[], ledger_copies=ONE_COPY), 0)
+    model.hear(FleetFrame(4, 9, workers=[], ledger_copies=convert(ONE_COPY, LedgerCopies)), 0)
     troubles = model.view(0, AT_MS).troubles
     assert [(trouble.where, trouble.grave) for trouble in troubles] == [("fleet", True), ("copies", False)]
     assert troubles[0].what == "no worker has joined"
@@ -229,7 +230,7 @@ def test_jobs_that_stall_fail_again_and_again_or_can_never_run_are_troubles_by_t
     model = Model(0)
     model.hear(frame(("n1", "up", "##")), 0)
     stalled = [{"tenant": "b", "job": "hung", "seconds": 600, "why": "1 GPU at 0 %"}]
-    model.told_fleet({"leader": "s1", "fits_now": [], "workers": [], "stalled": stalled}, 0)
+    model.told_fleet(FleetAnswer(leader="s1", stalled=convert(stalled, list[StalledJob])), 0)
     assert model.view(0, AT_MS).troubles == [Trouble("b/hung", "stalled for 10m: 1 GPU at 0 %")]
     rows = [{"replica": replica, "seconds": 60 * replica, "why": "2 GPUs at 0 %"} for replica in (1, 2)]
     told(
@@ -281,8 +282,8 @@ def test_a_moment_of_the_past_has_leases_queue_and_outcomes_and_nothing_of_use_a
         job("a", "shares", "RUNNING", 80, leases=[["n1", [1]]]),
         job("b", "waited", "QUEUED", 50, leases=[]),
     ]
-    workers = [{"worker": "n1", "gpus": 4, "models": ["NVIDIA H100"], "simulated": True}]
-    view = past_view(AT_MS, rows, {"FAILED": 2}, workers)
+    workers = [{"worker": "n1", "state": "up", "gpus": 4, "models": ["NVIDIA H100"], "simulated": True}]
+    view = past_view(AT_MS, rows, {"FAILED": 2}, convert(workers, list[WorkerInfo]))
     assert [(worker.worker, worker.cells) for worker in view.workers] == [("gone", "··#"), ("n1", "#2··")]
     assert all(set(worker.use) == {None} for worker in view.workers)
     assert (view.past, view.troubles, view.idle, view.use, view.ended) == (True, [], [], None, {"FAILED": 2})
@@ -296,7 +297,7 @@ def test_the_leaders_answer_tells_causes_and_what_fits() -> None:
     worker = {"models": ["NVIDIA H100"], "heard_ms_ago": 500, "by": "operator:ana", "flag": "open", "members": 0}
     drained = {"flag": "draining", "members": 3, "why": "new fan", "since_ms": 7_800_000}
     told(model, job("a", "there", "LOST_KEPT", 9, worker="n3"), job("b", "too", "LOST_KEPT", 9, worker="n3"))
-    model.told_fleet(
+    told_fleet = convert(
         {
             "leader": "s1",
             "used_now": [{"model": "NVIDIA H100", "read": 4, "at_work": 1.0, "idle": 3}],
@@ -313,8 +314,9 @@ def test_the_leaders_answer_tells_causes_and_what_fits() -> None:
                 {**worker, "worker": "n3", "state": "lost", "heard_ms_ago": None},
             ],
         },
-        0,
+        FleetAnswer,
     )
+    model.told_fleet(told_fleet, 0)
     view = model.view(0, AT_MS)
     assert view.troubles == [
         Trouble("n2", "jobs fail to start: no such user", grave=True),
@@ -327,15 +329,15 @@ def test_the_leaders_answer_tells_causes_and_what_fits() -> None:
 
 
 def test_an_order_to_a_worker_has_one_line_with_its_times() -> None:
-    row = {"worker": "n1", "by": "operator", "said": "ana", "members": 0, "flag": "open"}
+    row = WorkerInfo(worker="n1", state="up", by="operator", said="ana", flag="open")
     assert (closed_words(row), planned_words(row)) == ("", "")
-    closed = {**row, "since_ms": 90_000, "why": ""}
-    bounded = {"begins_in_ms": 0, "leave_in_ms": 60_000, "ends_in_ms": 7_200_000, "by": "operator:bob", "why": "fans"}
-    drained = {**closed, "flag": "draining", "members": 1, "drain": bounded}
+    closed = replace(row, since_ms=90_000, why="")
+    bounded = DrainTimes(leave_in_ms=60_000, ends_in_ms=7_200_000, by="operator:bob", why="fans")
+    drained = replace(closed, flag="draining", members=1, drain=bounded)
     assert closed_words(drained) == (
         "draining for 1m30s, 1 attempt on it, empty in 1m, open again in 2h (by operator, unverified (says ana))"
     )
-    planned = {**closed, "flag": "cordoned", "drain": {**bounded, "begins_in_ms": 30_000}}
+    planned = replace(closed, flag="cordoned", drain=replace(bounded, begins_in_ms=30_000))
     assert closed_words(planned) == "cordoned for 1m30s, no attempt on it (by operator, unverified (says ana))"
     assert planned_words(planned) == "drained in 30s, empty in 1m, open again in 2h: fans (by operator:bob)"
     assert planned_words(drained) == "", "it began"

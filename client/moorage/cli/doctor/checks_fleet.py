@@ -4,17 +4,18 @@ workers."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import TYPE_CHECKING, Final
 
 from moorage.cli.doctor.check import ANSWER_S_MAX, failed, role_of
 from moorage.cli.framework.options import Options
 from moorage.cli.framework.render import age
 from moorage.client.errors import NoScheduler, NotPermitted
 from moorage.client.view.checks import NAMES_MAX, Check, no_worker_is_up, of_leader
-from moorage.schemas.capabilities import DRIVER_DEFAULT, KERNEL, VARIABLE
+from moorage.schemas.answers.fleet import FleetAnswer, StalledJob, WorkerInfo
+from moorage.schemas.capabilities import DRIVER_DEFAULT, KERNEL, VARIABLE, Capabilities
 from moorage.schemas.errors import MoorageError
-from moorage.schemas.frames import DISK_FULL
+from moorage.schemas.frames import DISK_FULL, FleetRow
 from moorage.schemas.reasons import STARTS_FAIL
 from moorage.schemas.units import many
 
@@ -81,7 +82,7 @@ async def _of_other_roles(client: AsyncClient) -> AsyncIterator[Check]:
     except (MoorageError, TimeoutError):
         pass
     else:
-        for check in of_fleet(fleet.data):
+        for check in of_fleet(fleet):
             yield check
         return
     try:
@@ -91,7 +92,7 @@ async def _of_other_roles(client: AsyncClient) -> AsyncIterator[Check]:
         return
     yield Check("leader", "ok", f"a scheduler leads: epoch {frame.epoch}, last ledger record {frame.ledger}")
     yield Check("observer", "ok", "this user receives the fleet's frames: moorage fleet --watch")
-    for check in of_leader({"ledger_copies": frame.ledger_copies}):
+    for check in of_leader(FleetAnswer(ledger_copies=frame.ledger_copies)):
         yield check
     yield _workers(frame.workers)
 
@@ -187,7 +188,7 @@ async def _of_operators(client: AsyncClient, ledger: int) -> AsyncIterator[Check
     except MoorageError as error:
         operator = failed("operator", error, "warn")
     else:
-        for check in of_fleet(fleet.data):
+        for check in of_fleet(fleet):
             yield check
         return
     yield Check("leader", "ok", f"a scheduler leads and answers; last ledger record {ledger}")
@@ -197,44 +198,45 @@ async def _of_operators(client: AsyncClient, ledger: int) -> AsyncIterator[Check
 _AWAY: Final = ("lost", "left")
 
 
-def of_fleet(fleet: dict[str, Any]) -> Iterator[Check]:
+def of_fleet(fleet: FleetAnswer) -> Iterator[Check]:
     yield Check(
         "leader",
         "ok",
-        f"scheduler {fleet['leader']} leads: epoch {fleet['epoch']}, last ledger record {fleet['ledger']}",
+        f"scheduler {fleet.leader} leads: epoch {fleet.epoch}, last ledger record {fleet.ledger}",
     )
     yield Check("operator", "ok", "this user may see the whole fleet")
     yield from of_leader(fleet)
-    yield _workers(fleet["workers"])
-    if fleet.get("stalled_jobs"):
-        yield _stalled(fleet["stalled_jobs"], fleet["stalled"])
-    yield from _what_lacks(fleet["workers"])
-    yield from _device_fences(fleet["workers"])
-    yield from _devices(fleet["workers"])
+    yield _workers(fleet.workers)
+    if fleet.stalled_jobs:
+        yield _stalled(fleet.stalled_jobs, fleet.stalled)
+    yield from _what_lacks(fleet.workers)
+    yield from _device_fences(fleet.workers)
+    yield from _devices(fleet.workers)
 
 
-def _workers(rows: list[dict[str, Any]]) -> Check:
+def _workers(rows: Sequence[WorkerInfo | FleetRow]) -> Check:
     nobody = no_worker_is_up(rows)
     if not rows:
         return Check("workers", "warn", nobody, "start a worker: moorage worker")
     counts: dict[str, list[str]] = {}
     for row in rows:
-        counts.setdefault(row["state"], []).append(row["worker"])
-    simulated = sum(row["simulated"] for row in rows)
+        counts.setdefault(row.state, []).append(row.worker)
+    simulated = sum(row.simulated for row in rows)
     found = ", ".join(f"{len(names)} {state}{_named(state, names)}" for state, names in sorted(counts.items()))
     found += f"; {simulated} of {many(len(rows), 'worker')} simulated" if simulated else ""
     if STARTS_FAIL.name in counts:
         fix = "moorage fleet says why; mend that, then moorage uncordon WORKER opens the worker at once"
         return Check("workers", "warn", found, fix)
-    downs = [(row["worker"], each) for row in rows for each in row.get("drivers_down", ())]
-    if full := sorted({worker for worker, each in downs if each["why"].startswith(DISK_FULL)}):
+    whole = [row for row in rows if isinstance(row, WorkerInfo)]  # a frame says less of a worker
+    downs = [(row.worker, each) for row in whole for each in row.drivers_down]
+    if full := sorted({worker for worker, each in downs if each.why.startswith(DISK_FULL)}):
         found += f"; the disk is full, and nothing is started{_named('', full)}"
         return Check("workers", "warn", found, "free room on the disks that moorage fleet names")
-    if low := sorted({row["worker"] for row in rows if row.get("warning")}):
+    if low := sorted({row.worker for row in whole if row.warning}):
         found += f"; the disk is nearly full{_named('', low)}"
         return Check("workers", "warn", found, "free room on the disks that moorage fleet names")
     if down := sorted({worker for worker, _ in downs}):
-        drivers = sorted({each["driver"] for _, each in downs})
+        drivers = sorted({each.driver for _, each in downs})
         found += f"; the engine of the driver {' '.join(drivers)} does not answer{_named('', down)}"
         return Check("workers", "warn", found, "start the engine on these hosts: moorage fleet says what it answered")
     if "stale" in counts or "not-heard" in counts:
@@ -249,17 +251,17 @@ def _workers(rows: list[dict[str, Any]]) -> Check:
     return Check("workers", "ok", found)
 
 
-def _stalled(jobs: int, rows: list[dict[str, Any]]) -> Check:
+def _stalled(jobs: int, rows: Sequence[StalledJob]) -> Check:
     """Count the running jobs that have stalled for as long as their requests say."""
-    longest = max(rows, key=lambda row: row["seconds"])
+    longest = max(rows, key=lambda row: row.seconds)
     found = (
         f"{many(jobs, 'running job')} stalled, without output and with GPUs that do no work; "
-        f"{longest['tenant']}/{longest['job']} for {age(1000 * longest['seconds'])}: {longest['why']}"
+        f"{longest.tenant}/{longest.job} for {age(1000 * longest.seconds)}: {longest.why}"
     )
     return Check("stalled", "warn", found, "moorage top lists them; their tenants end or mend them")
 
 
-def _what_lacks(rows: list[dict[str, Any]]) -> Iterator[Check]:
+def _what_lacks(rows: Sequence[WorkerInfo]) -> Iterator[Check]:
     """Tell which workers run plain processes as one user alone, or do not hold them to their memory."""
     told = (
         ("users", "run jobs as their own user alone: requests that name another user go to other workers"),
@@ -267,17 +269,16 @@ def _what_lacks(rows: list[dict[str, Any]]) -> Iterator[Check]:
     )
     for capability, means in told:
         names = [
-            row["worker"]
+            row.worker
             for row in rows
-            if not row.get("capabilities", {}).get(DRIVER_DEFAULT, {}).get(capability, True)
-            and row["state"] not in _AWAY
+            if not getattr(row.capabilities.get(DRIVER_DEFAULT, Capabilities()), capability) and row.state not in _AWAY
         ]
         if names:
             found = f"{many(len(names), 'worker')} {means}{_named('', names)}"
             yield Check(capability.replace("_", "-"), "ok", found)
 
 
-def _device_fences(rows: list[dict[str, Any]]) -> Iterator[Check]:
+def _device_fences(rows: Sequence[WorkerInfo]) -> Iterator[Check]:
     """Tell on which workers the kernel keeps plain processes to their GPUs, and on which a variable alone does."""
     means = {
         KERNEL: "the kernel keeps jobs to their GPUs",
@@ -285,22 +286,22 @@ def _device_fences(rows: list[dict[str, Any]]) -> Iterator[Check]:
     }
     for devices, words in means.items():
         names = [
-            row["worker"]
+            row.worker
             for row in rows
-            if row.get("devices")
-            and row.get("capabilities", {}).get(DRIVER_DEFAULT, {}).get("devices") == devices
-            and row["state"] not in _AWAY
+            if row.gpus
+            and row.capabilities.get(DRIVER_DEFAULT, Capabilities()).devices == devices
+            and row.state not in _AWAY
         ]
         if names:
             yield Check("device-fence", "ok", f"on {many(len(names), 'worker')} {words}{_named('', names)}")
 
 
-def _devices(rows: list[dict[str, Any]]) -> Iterator[Check]:
+def _devices(rows: Sequence[WorkerInfo]) -> Iterator[Check]:
     """Tell which GPUs get no jobs because of a fault, and of which a worker warns, by kind of fault."""
     found: dict[str, list[tuple[str, str]]] = {}
     for row in rows:
-        for trouble in row.get("troubles", ()) if row["state"] not in _AWAY else ():
-            found.setdefault(trouble["kind"], []).append((row["worker"], trouble["detail"]))
+        for trouble in row.troubles if row.state not in _AWAY else ():
+            found.setdefault(trouble.kind, []).append((row.worker, trouble.detail))
     for kind, told in sorted(found.items()):
         what = f"{kind} on {many(len(told), 'GPU')}{_named('', sorted({worker for worker, _ in told}))}"
         fix = DEVICE_FIXES.get(kind, "moorage fleet has a line for each; docs/how-to/look-after-a-failing-gpu.md")

@@ -13,6 +13,7 @@ from moorage.cli.framework.interrupts import run
 from moorage.cli.framework.options import OF_LEDGER, ROWS, LedgerOptions, RowOptions, guarded, with_client
 from moorage.cli.framework.render import table
 from moorage.cli.framework.settings import FILE_HELP, the_file
+from moorage.client.answers import FleetInfo, told
 from moorage.client.errors import rejected
 from moorage.schemas.units import many
 
@@ -129,20 +130,21 @@ def feature_level(
     async def work(client: AsyncClient) -> int | None:
         if to is None:
             answer = await client._wire.operate("fleet")
-            rows: list[dict[str, Any]] = answer.data.get("schedulers", [])
+            found = told(FleetInfo, answer.data)
+            rows = found.schedulers or []
             if not options.shown(answer, rows):
                 cells = [
                     [
-                        row["scheduler"],
-                        row["release"],
-                        row["level"],
-                        row["ledger"],
-                        "leads" if row.get("leads") else "stands by",
+                        row.scheduler,
+                        row.release,
+                        row.level,
+                        row.ledger,
+                        "leads" if row.leads else "stands by",
                     ]
                     for row in rows
                 ]
                 tell(table(["SCHEDULER", "RELEASE", "KNOWS", "RECORD", "ROLE"], cells, numbers=("KNOWS", "RECORD")))
-                say(f"feature level {answer.data.get('feature_level', 1)}")
+                say(f"feature level {found.feature_level or 1}")
             return None
         done = await client.admin.feature_level(to, schedulers=schedulers, why=why)
         if not options.shown(done, [done]):

@@ -20,6 +20,7 @@ from moorage.cli.framework.console import say
 from moorage.cli.framework.listening import address, cannot_listen, host_and_port
 from moorage.cli.framework.options import DEFAULTS, Options, guarded, with_client
 from moorage.client.errors import NoScheduler
+from moorage.schemas.answers.fleet import AppendFigures, FleetAnswer, WorkerInfo
 from moorage.schemas.cells import STATES
 from moorage.schemas.errors import MoorageError
 from moorage.schemas.optional import optional
@@ -85,7 +86,7 @@ def metrics(
 class Told(NamedTuple):
     """The leader's answers; `fleet` None: no leader answered."""
 
-    fleet: dict[str, Any] | None = None
+    fleet: FleetAnswer | None = None
     tenants: Sequence[TenantRow] = ()
     waits: Mapping[str, Any] = {}
     usage: Sequence[dict[str, Any]] = ()
@@ -98,10 +99,10 @@ async def _ask(client: AsyncClient) -> Told:
 
     from moorage.schemas.operate import TenantRow
 
-    fleet, tenants = await client._wire.operate("fleet"), await client._wire.operate("tenants")
+    fleet, tenants = await client.fleet.show(), await client._wire.operate("tenants")
     rows = msgspec.convert(tenants.data["tenants"], list[TenantRow])
     waits, waiting, ended = (tenants.data[name] for name in ("waits", "waiting", "ended"))
-    return Told(fleet.data, rows, waits, await _last_hour(client), waiting, ended)
+    return Told(fleet, rows, waits, await _last_hour(client), waiting, ended)
 
 
 async def _last_hour(client: AsyncClient) -> list[dict[str, Any]]:
@@ -126,16 +127,16 @@ def families(told: Told) -> Iterator[Metric]:
     yield _one("up", "Whether the leader answered.", fleet is not None)
     if fleet is None:
         return
-    yield _one("epoch", "The leader's epoch: it grows with each takeover.", fleet["epoch"])
-    yield _one("ledger_record", "The sequence of the ledger's last record.", fleet["ledger"])
-    yield _one("queued_replicas", "Replicas that wait, for whatever reason.", fleet["queued"])
+    yield _one("epoch", "The leader's epoch: it grows with each takeover.", fleet.epoch)
+    yield _one("ledger_record", "The sequence of the ledger's last record.", fleet.ledger)
+    yield _one("queued_replicas", "Replicas that wait, for whatever reason.", fleet.queued)
     yield _many(
         "waiting_replicas",
         "Replicas that wait, by the reason of the first job of their group; (others): not looked at, or in a pause.",
         ("reason",),
         told.waiting,
     )
-    yield _one("live_jobs", "Jobs that are not over.", fleet["live_jobs"])
+    yield _one("live_jobs", "Jobs that are not over.", fleet.live_jobs)
     yield _many(
         "ended_jobs",
         "Jobs that ended since this leader began, by tenant and final state.",
@@ -143,26 +144,26 @@ def families(told: Told) -> Iterator[Metric]:
         {(tenant, state): jobs for tenant, states in told.ended.items() for state, jobs in states.items()},
         counts=True,
     )
-    yield _appends(fleet["appends"])
-    if (copies := fleet.get("ledger_copies")) is not None:
-        yield _one("ledger_copies", "Copies of the ledger that there should be.", copies["wanted"])
-        yield _one("ledger_copies_lacking", "Copies of the ledger that are not up to date.", len(copies["lacking"]))
-    if (queue := fleet.get("request_queue")) is not None:
-        yield _one("request_queue_messages", "Messages that wait in the durable queue.", queue["messages"])
-        yield _one("request_queue_bytes", "Bytes of these messages.", queue["bytes"])
-        yield _one("request_queue_bytes_max", "Bytes at which the durable queue is full.", queue["bytes_max"])
-    if (contained := fleet.get("contained")) is not None:
+    yield _appends(fleet.appends or AppendFigures())
+    if (copies := fleet.ledger_copies) is not None:
+        yield _one("ledger_copies", "Copies of the ledger that there should be.", copies.wanted)
+        yield _one("ledger_copies_lacking", "Copies of the ledger that are not up to date.", len(copies.lacking))
+    if (queue := fleet.request_queue) is not None:
+        yield _one("request_queue_messages", "Messages that wait in the durable queue.", queue.messages)
+        yield _one("request_queue_bytes", "Bytes of these messages.", queue.bytes)
+        yield _one("request_queue_bytes_max", "Bytes at which the durable queue is full.", queue.bytes_max)
+    if (contained := fleet.contained) is not None:
         yield _many(
             "failures",
             "How often this leader itself has failed, by the kind of input on which it failed.",
             ("what",),
-            contained["counts"],
+            contained.counts,
             counts=True,
         )
         yield _one(
             "plain_ranker",
             "Whether the leader ranks with the plain ranker, not with the one of its settings.",
-            contained["plain_ranker"],
+            contained.plain_ranker,
         )
     yield from _of_gpus(fleet)
     yield from _of_tenants(told.tenants)
@@ -172,24 +173,24 @@ def families(told: Told) -> Iterator[Metric]:
         yield _histogram("tenant_wait_seconds", "The same by tenant.", "tenant", waits)
 
 
-def _of_gpus(fleet: dict[str, Any]) -> Iterator[Metric]:
-    kind, workers = ("state", "simulated"), fleet["workers"]
-    yield _many("workers", "Workers by state.", kind, Counter((row["state"], _sim(row)) for row in workers))
-    cells = Counter((STATES.get(cell, "shared"), _sim(row)) for row in workers for cell in row["cells"])
+def _of_gpus(fleet: FleetAnswer) -> Iterator[Metric]:
+    kind, workers = ("state", "simulated"), fleet.workers
+    yield _many("workers", "Workers by state.", kind, Counter((row.state, _sim(row)) for row in workers))
+    cells = Counter((STATES.get(cell, "shared"), _sim(row)) for row in workers for cell in row.cells)
     yield _many("gpus", "GPUs by state.", kind, cells)
     for name, help_, key in (
         ("model_gpus", "GPUs of a model.", "gpus"),
         ("model_free_gpus", "GPUs of a model that are free.", "free"),
         ("model_largest_fit_gpus", "The most GPUs of a model that one job on one host gets now.", "largest"),
     ):
-        yield _many(name, help_, ("model",), {row["model"]: row[key] for row in fleet["fits_now"]})
+        yield _many(name, help_, ("model",), {row.model: getattr(row, key) for row in fleet.fits_now})
     for name, help_, key in (
         ("model_at_work_gpus", "GPUs' worth of a model at work now, as workers read what running jobs use.", "at_work"),
         ("model_idle_gpus", "GPUs of a model that are leased and do nothing now.", "idle"),
     ):
-        yield _many(name, help_, ("model",), {row["model"]: row[key] for row in fleet["used_now"]})
+        yield _many(name, help_, ("model",), {row.model: getattr(row, key) for row in fleet.used_now})
     help_ = "Running jobs without output whose GPUs have done no work for their stall_s."
-    yield _one("stalled_jobs", help_, fleet["stalled_jobs"])
+    yield _one("stalled_jobs", help_, fleet.stalled_jobs)
 
 
 def _of_tenants(tenants: Sequence[TenantRow]) -> Iterator[Metric]:
@@ -233,13 +234,11 @@ def _many(name: str, help_: str, labels: tuple[str, ...], rows: Mapping[Any, flo
     return family
 
 
-def _appends(told: dict[str, Any]) -> Metric:
+def _appends(told: AppendFigures) -> Metric:
     from prometheus_client.metrics_core import SummaryMetricFamily
 
     help_ = "How long this leader's appends to the ledger took, until they were acknowledged as stored."
-    return SummaryMetricFamily(
-        "moorage_ledger_append_seconds", help_, count_value=told["records"], sum_value=told["seconds"]
-    )
+    return SummaryMetricFamily("moorage_ledger_append_seconds", help_, count_value=told.records, sum_value=told.seconds)
 
 
 def _histogram(name: str, help_: str, label: str, waits: Mapping[str, Any]) -> Metric:
@@ -256,8 +255,8 @@ def _histogram(name: str, help_: str, label: str, waits: Mapping[str, Any]) -> M
     return family
 
 
-def _sim(worker: dict[str, Any]) -> str:
-    return "true" if worker["simulated"] else "false"
+def _sim(worker: WorkerInfo) -> str:
+    return "true" if worker.simulated else "false"
 
 
 # ------------------------------------------------------------------------------------------------- who is told

@@ -15,6 +15,7 @@ from moorage.cli.framework.options import DEFAULTS, Options, with_client
 from moorage.cli.framework.render import age
 from moorage.client.durations import seconds
 from moorage.client.errors import rejected
+from moorage.schemas.answers.fleet import WorkerInfo
 from moorage.schemas.cells import FOREIGN, FROZEN, LEASED
 from moorage.schemas.frames.fleet import names_of
 from moorage.schemas.units import many
@@ -66,8 +67,8 @@ def mig(
         row = await _row(client, worker)
         found, uuid, pci = await _opened(gpu, row)
         await _in_time(lambda: found.check(wanted))
-        was_open = row["flag"] == "open"
-        if row["flag"] != "draining":
+        was_open = row.flag == "open"
+        if row.flag != "draining":
             await client.fleet.drain(worker, why=f"MIG layout of GPU {gpu}: {layout}")
         try:
             await _emptied(client, worker, limit_s)
@@ -134,16 +135,16 @@ async def _specs_made_anew() -> str:
     return f"the CDI spec {file} is made anew"
 
 
-async def _row(client: AsyncClient, worker: str) -> dict[str, Any]:
+async def _row(client: AsyncClient, worker: str) -> WorkerInfo:
     """Return what `fleet` says of a worker. Raises `NotFound`, and Rejected with failed-precondition if it is
     simulated."""
     _, row = await worker_of(client, worker)
-    if row["simulated"]:
+    if row.simulated:
         raise rejected("failed-precondition", "the GPUs of a simulated worker cannot be divided", found=worker)
     return row
 
 
-async def _opened(gpu: str, row: dict[str, Any]) -> tuple[MigGpu, str, str]:
+async def _opened(gpu: str, row: WorkerInfo) -> tuple[MigGpu, str, str]:
     """Return the GPU of this host with that index, uuid or address, and its uuid and address. Raises Rejected if there
     is none, if NVML does not work, or if the worker does not lend it."""
 
@@ -160,11 +161,9 @@ async def _opened(gpu: str, row: dict[str, Any]) -> tuple[MigGpu, str, str]:
             raise rejected("failed-precondition", f"NVML does not work on this host: {error}") from None
         for at, (uuid, pci) in enumerate(known):
             if gpu.lower() in (str(at), uuid.lower(), *names_of(uuid, pci, ())):
-                if all(uuid != device["uuid"] and pci != device.get("pci") for device in row["devices"]):
+                if all(uuid != device.uuid and pci != device.pci for device in row.devices or ()):
                     why = f"the worker does not offer GPU {gpu} of this host"
-                    raise rejected(
-                        "failed-precondition", why, found=row["worker"], next="run this on the worker's host"
-                    )
+                    raise rejected("failed-precondition", why, found=row.worker, next="run this on the worker's host")
                 return MigGpu(pynvml, every[at]), uuid, str(pci)
         raise rejected("not-found", "this host has no such GPU", found=gpu, next="nvidia-smi -L lists them")
 
@@ -188,13 +187,13 @@ async def _emptied(client: AsyncClient, worker: str, limit_s: float) -> None:
     ends_s, told = time.monotonic() + limit_s, ""
     while True:
         row = await _row(client, worker)
-        used = sum(cell in (LEASED, FROZEN, FOREIGN) or cell.isdigit() for cell in row["cells"])
-        if row["flag"] == "draining" and not row["members"] and not used:
+        used = sum(cell in (LEASED, FROZEN, FOREIGN) or cell.isdigit() for cell in row.cells)
+        if row.flag == "draining" and not row.members and not used:
             return
         if time.monotonic() >= ends_s:
             why = f"the worker still has jobs or used GPUs after {age(int(limit_s * 1000))}"
-            raise rejected("failed-precondition", why, found=row["cells"], next=f"moorage fleet {worker} shows them")
-        words = f"waiting for {many(row['members'], 'job')} and {many(used, 'GPU')} in use on {worker}"
+            raise rejected("failed-precondition", why, found=row.cells, next=f"moorage fleet {worker} shows them")
+        words = f"waiting for {many(row.members, 'job')} and {many(used, 'GPU')} in use on {worker}"
         if words != told:
             say(words)
         told = words
@@ -206,11 +205,11 @@ async def _listed(client: AsyncClient, worker: str, gpu: tuple[str, str], wanted
     ends_s = time.monotonic() + LISTED_S
     while time.monotonic() < ends_s:
         row = await _row(client, worker)
-        slices = [device for device in row["devices"] if device.get("profile") and device.get("pci") == gpu[1]]
-        is_whole = any(device["uuid"] == gpu[0] and not device.get("mig") for device in row["devices"])
-        is_so = sorted(device["profile"] for device in slices) == wanted and is_whole == (not wanted)
-        if row["state"] != "lost" and is_so:
-            return [{"profile": device["profile"], "uuid": device["uuid"]} for device in slices]
+        slices = [device for device in row.devices or () if device.profile and device.pci == gpu[1]]
+        is_whole = any(device.uuid == gpu[0] and not device.mig for device in row.devices or ())
+        is_so = sorted(device.profile for device in slices) == wanted and is_whole == (not wanted)
+        if row.state != "lost" and is_so:
+            return [{"profile": device.profile, "uuid": device.uuid} for device in slices]
         await asyncio.sleep(ASK_S)
     why = f"the worker does not list the new slices after {LISTED_S:g} s"
     raise rejected("failed-precondition", why, found=worker, next="start the worker again, and look at its log")

@@ -6,7 +6,7 @@ import re
 import shutil
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 from moorage.cli.framework.arguments import Parameter
 from moorage.cli.framework.console import paint, say, tell
@@ -15,17 +15,20 @@ from moorage.cli.framework.render import GAP, age, table
 from moorage.cli.framework.screen import Screen
 from moorage.cli.framework.wrapping import folded
 from moorage.cli.jobs.show_cancel import enforced_words
+from moorage.client.answers import FleetInfo, told
 from moorage.client.errors import not_found, rejected
 from moorage.client.view.checks import warnings
 from moorage.client.view.closed import closed_words, device_words, down_words, planned_words
-from moorage.schemas.capabilities import KERNEL, VARIABLE
+from moorage.schemas.answers.fleet import WorkerInfo
+from moorage.schemas.capabilities import KERNEL, VARIABLE, Capabilities
 from moorage.schemas.cells import FOREIGN, FREE, FROZEN, LEASED, LOST, NOT_LENT, SHARERS_MAX, SICK
 from moorage.schemas.gpu import model_matches
 from moorage.schemas.units import many
 
 if TYPE_CHECKING:
     from moorage.client.client import AsyncClient
-    from moorage.schemas.frames import Answer, FleetFrame
+    from moorage.schemas.answers.fleet import DeviceRow
+    from moorage.schemas.frames import Answer, FleetFrame, FleetRow
 
 #: lines about single devices under the table; --json has all
 TROUBLES_MAX: Final = 20
@@ -56,7 +59,7 @@ def fleet(
             return None
         answer = await client._wire.operate("fleet")
         if not options.shown(answer, answer.data["workers"]):
-            _fleet(answer.data)
+            _fleet(told(FleetInfo, answer.data))
         return None
 
     def act() -> int:
@@ -72,85 +75,81 @@ def fleet(
 async def _one(client: AsyncClient, worker: str, options: RowOptions) -> None:
     """Show a worker's devices. Raises `NotFound`."""
     answer, row = await worker_of(client, worker)
-    if not options.shown(answer, row["devices"]):
-        cells = row["cells"]
+    devices = row.devices or []
+    if not options.shown(answer, devices):
         rows = [
             [
-                device["slot"],
-                cells[device["slot"]],
-                device["index"],
-                device["uuid"],
-                device.get("pci", ""),
-                device["name"],
-                " ".join(device.get("cdi", ())),
+                device.slot,
+                row.cells[device.slot],
+                device.index,
+                device.uuid,
+                device.pci,
+                device.name,
+                " ".join(device.cdi),
             ]
-            for device in row["devices"]
+            for device in devices
         ]
         columns = ["SLOT", "CELL", "INDEX", "UUID", "PCI", "MODEL", "CDI"]
         tell(table(columns, rows, numbers=("SLOT", "INDEX"), optional=("PCI", "CDI")))
-        for line in [*trouble_lines([row])[:TROUBLES_MAX], *kept(row["devices"]), *told_of(row)]:
+        for line in [*trouble_lines([row])[:TROUBLES_MAX], *kept(devices), *told_of(row)]:
             say(folded(line, sys.stderr))
 
 
-async def worker_of(client: AsyncClient, worker: str) -> tuple[Answer, dict[str, Any]]:
+async def worker_of(client: AsyncClient, worker: str) -> tuple[Answer, WorkerInfo]:
     """Return the leader's answer about one worker, and its row, with all details of its devices. Raises `NotFound`."""
     answer = await client._wire.operate("fleet", {"worker": worker})
-    for row in answer.data["workers"]:
-        if row["worker"] == worker:
+    for row in told(FleetInfo, answer.data).workers:
+        if row.worker == worker:
             return answer, row
     raise not_found("no worker of this fleet has that id", found=worker, next="moorage fleet lists them")
 
 
-def kept(devices: Sequence[dict[str, Any]]) -> list[str]:
+def kept(devices: Sequence[DeviceRow]) -> list[str]:
     """Return a line for each device that its worker lends only in certain sharing modes."""
-    return [
-        f"GPU {device['slot']}: only for jobs with {' or '.join(device['modes'])}"
-        for device in devices
-        if device.get("modes")
-    ]
+    return [f"GPU {device.slot}: only for jobs with {' or '.join(device.modes)}" for device in devices if device.modes]
 
 
-def told_of(worker: dict[str, Any]) -> list[str]:
+def told_of(worker: WorkerInfo) -> list[str]:
     """Return what a worker has told of its drivers: how sharers are kept to their parts of a GPU, and what lacks."""
-    capabilities = worker.get("capabilities", {})
-    fences = device_fences(capabilities) if worker.get("devices") else []
+    capabilities = worker.capabilities
+    fences = device_fences(capabilities) if worker.devices else []
     return [*levels(capabilities), *limits(capabilities), *fences]
 
 
-def device_fences(capabilities: dict[str, Any]) -> list[str]:
+def device_fences(capabilities: dict[str, Capabilities]) -> list[str]:
     """Return what keeps jobs to the GPUs of their leases: a line for each driver that reports it."""
     means = {
         KERNEL: "the kernel refuses GPUs that they do not lease (devices: kernel)",
         VARIABLE: "a variable names their GPUs, and a program may ignore it (devices: variable)",
     }
-    told = ((driver, means.get(each.get("devices", ""))) for driver, each in sorted(capabilities.items()))
-    return [f"{driver} jobs: {line}" for driver, line in told if line]
+    found = ((driver, means.get(each.devices)) for driver, each in sorted(capabilities.items()))
+    return [f"{driver} jobs: {line}" for driver, line in found if line]
 
 
-def limits(capabilities: dict[str, Any]) -> list[str]:
+def limits(capabilities: dict[str, Capabilities]) -> list[str]:
     """Return a line for each driver whose jobs may not run as any user, or are not held to their memory."""
     lines = []
-    for driver, told in sorted(capabilities.items()):
-        if not told.get("users", True):
+    for driver, each in sorted(capabilities.items()):
+        if not each.users:
             lines.append(f"{driver} jobs run as the agent's own user alone (no-users)")
-        if not told.get("memory_limit", True):
+        if not each.memory_limit:
             lines.append(f"{driver} jobs are not held to the memory that they ask for (no-memory-limit)")
     return lines
 
 
-def levels(capabilities: dict[str, Any]) -> list[str]:
+def levels(capabilities: dict[str, Capabilities]) -> list[str]:
     """Return how a worker keeps sharers to their parts of a GPU: a line for each driver and mode for which it
     reports a level."""
     return [
         f"{driver} jobs with {mode}: {enforced_words(level)}"
-        for driver, told in sorted(capabilities.items())
-        for mode, level in sorted(told.get("enforced", {}).items())
+        for driver, each in sorted(capabilities.items())
+        for mode, level in sorted(each.enforced.items())
         if mode != "exclusive"
     ]
 
 
-def _fleet(data: dict[str, Any]) -> None:
-    workers, warned = data["workers"], [f"{check.name}: {check.found}" for check in warnings(data)]
+def _fleet(data: FleetInfo) -> None:
+    workers, warned = data.workers, [f"{check.name}: {check.found}" for check in warnings(data)]
     if not workers:
         for line in warned:
             say(folded(line, sys.stderr))
@@ -162,15 +161,15 @@ def _fleet(data: dict[str, Any]) -> None:
             ["WORKER", "KIND", "STATE", "CELLS", "FREE", "GPUS", "JOBS", "HEARD", "MODELS"],
             [
                 [
-                    worker["worker"],
-                    "sim" if worker["simulated"] else "real",
-                    worker["state"],
-                    worker["cells"],
-                    worker["free"],
-                    worker["gpus"],
-                    worker["members"],
-                    age(worker["heard_ms_ago"]),
-                    worker["models"],
+                    worker.worker,
+                    "sim" if worker.simulated else "real",
+                    worker.state,
+                    worker.cells,
+                    worker.free,
+                    worker.gpus,
+                    worker.members,
+                    age(worker.heard_ms_ago),
+                    worker.models,
                 ]
                 for worker in workers
             ],
@@ -182,51 +181,46 @@ def _fleet(data: dict[str, Any]) -> None:
         say(folded(line, sys.stderr))
     if not sys.stdout.isatty():
         return  # one table a pipe: the rest is talk
-    fits = data["fits_now"]
-    if fits:
-        words = model_words([row["model"] for row in fits])
+    if data.fits_now:
+        words = model_words([row.model for row in data.fits_now])
         rows = []
-        for row in fits:
-            token = f"{row['largest']}x{words[row['model']]}" if row["largest"] else "-"
-            rows.append([token, row["free"], row["gpus"], row["model"]])
+        for row in data.fits_now:
+            token = f"{row.largest}x{words[row.model]}" if row.largest else "-"
+            rows.append([token, row.free, row.gpus, row.model])
         tell("")
         tell(table(["FITS NOW", "FREE", "GPUS", "MODEL"], rows, numbers=("FREE", "GPUS")))
     line = (
-        f"epoch {data['epoch']}  ledger {data['ledger']}  {many(data['queued'], 'replica')} queued  "
-        f"{many(data['live_jobs'], 'job')} not ended"
+        f"epoch {data.epoch}  ledger {data.ledger}  {many(data.queued, 'replica')} queued  "
+        f"{many(data.live_jobs, 'job')} not ended"
     )
-    if any(worker["simulated"] for worker in workers):
+    if any(worker.simulated for worker in workers):
         line = "sim  " + line
     say(paint(folded(f"{line}\n{_kept(data)}\n{LEGEND}", sys.stderr), "dim", sys.stderr))
 
 
-def trouble_lines(workers: list[dict[str, Any]]) -> list[str]:
+def trouble_lines(workers: Sequence[WorkerInfo]) -> list[str]:
     """Return a line for each worker on which starts fail, driver or device that cannot be used, and then for each
     worker that is draining or cordoned, or will be drained."""
     lines, orders = [], []
     for worker in workers:
-        if (fails := worker.get("starts_fail")) is not None:
-            until = f"no jobs for {age(fails['opens_in_ms'])}, or until moorage uncordon {worker['worker']}"
-            lines.append(f"{worker['worker']}: jobs fail to start: {fails['why']}; {until}")
-        lines += [f"{worker['worker']}: {words}" for words in down_words(worker)]
-        if (warning := worker.get("warning")) is not None:
-            lines.append(f"{worker['worker']}: {warning}")
-        for row in worker.get("troubles", ()):
-            lines.append(f"{worker['worker']} GPU {row['slot']}: {device_words(row)}")
-        orders += [f"{worker['worker']}: {said}" for said in (closed_words(worker), planned_words(worker)) if said]
+        name = worker.worker
+        if (fails := worker.starts_fail) is not None:
+            until = f"no jobs for {age(fails.opens_in_ms)}, or until moorage uncordon {name}"
+            lines.append(f"{name}: jobs fail to start: {fails.why}; {until}")
+        lines += [f"{name}: {words}" for words in down_words(worker)]
+        if worker.warning:
+            lines.append(f"{name}: {worker.warning}")
+        lines += [f"{name} GPU {trouble.slot}: {device_words(trouble)}" for trouble in worker.troubles]
+        orders += [f"{name}: {said}" for said in (closed_words(worker), planned_words(worker)) if said]
     return lines + orders
 
 
-def _kept(data: dict[str, Any]) -> str:
+def _kept(data: FleetInfo) -> str:
     """Return how long ended jobs are kept, and how far back they reach now."""
-    keeps, window_ms = data["keeps"], data["finished_window_ms"]
+    keeps, window_ms = data.keeps, data.finished_window_ms
     reaches = f" (now {age(window_ms)})" if window_ms >= 60_000 else ""
-    finished = (
-        f"{many(data['finished_kept'], 'ended job')} in memory, each for {age(keeps['finished_keep'] * 1000)}{reaches}"
-    )
-    history = (
-        f"history of ended jobs for {age(keeps['history_keep'] * 1000)} or {keeps['history_bytes'] / (1 << 30):g} GiB"
-    )
+    finished = f"{many(data.finished_kept, 'ended job')} in memory, each for {age(keeps.finished_keep * 1000)}{reaches}"
+    history = f"history of ended jobs for {age(keeps.history_keep * 1000)} or {keeps.history_bytes / (1 << 30):g} GiB"
     return f"{finished}  {history}"
 
 
@@ -268,8 +262,8 @@ def _frame_lines(frame: FleetFrame) -> tuple[list[str], int]:
 
     It is a table, a worker a line. If that is higher than the terminal, several workers share a line.
     """
-    tag = "sim  " if any(worker["simulated"] for worker in frame.workers) else ""
-    cells = "".join(worker["cells"] for worker in frame.workers)
+    tag = "sim  " if any(worker.simulated for worker in frame.workers) else ""
+    cells = "".join(worker.cells for worker in frame.workers)
     counts = f"{many(len(frame.workers), 'worker')}  {cells.count(FREE)} of {many(len(cells), 'GPU')} free"
     head = f"{tag}epoch {frame.epoch}  {counts}  {frame.queued} queued  {frame.running} running"
     columns, lines = shutil.get_terminal_size()
@@ -278,12 +272,12 @@ def _frame_lines(frame: FleetFrame) -> tuple[list[str], int]:
         return [head, *shown], unseen
     rows = [
         [
-            worker["worker"],
-            "sim" if worker["simulated"] else "real",
-            worker["state"],
-            worker["cells"].count(FREE),
-            len(worker["cells"]),
-            worker["cells"],
+            worker.worker,
+            "sim" if worker.simulated else "real",
+            worker.state,
+            worker.cells.count(FREE),
+            len(worker.cells),
+            worker.cells,
         ]
         for worker in frame.workers
     ]
@@ -291,7 +285,7 @@ def _frame_lines(frame: FleetFrame) -> tuple[list[str], int]:
     return [head, *table(columns_of, rows, numbers=("FREE", "GPUS"), optional=("KIND",)).splitlines()], 0
 
 
-def packed(workers: Sequence[dict[str, Any]], columns: int, lines: int) -> tuple[list[str], int]:
+def packed(workers: Sequence[FleetRow], columns: int, lines: int) -> tuple[list[str], int]:
     """Return lines with the name and the cells of several workers each, in columns read downwards, and how many workers
     have no room.
 
@@ -299,8 +293,7 @@ def packed(workers: Sequence[dict[str, Any]], columns: int, lines: int) -> tuple
     left free for the count.
     """
     entries = [
-        f"{worker['worker']} {worker['cells']}" + ("" if worker["state"] == "up" else f" {worker['state']}")
-        for worker in workers
+        f"{worker.worker} {worker.cells}" + ("" if worker.state == "up" else f" {worker.state}") for worker in workers
     ]
     width = max(map(len, entries)) + len(GAP)
     across = max((columns + len(GAP)) // width, 1)
@@ -312,11 +305,11 @@ def packed(workers: Sequence[dict[str, Any]], columns: int, lines: int) -> tuple
     return shown, len(workers) - len(entries)
 
 
-def _is_well(worker: dict[str, Any]) -> bool:
-    return worker["state"] == "up" and not _ODD.intersection(worker["cells"])
+def _is_well(worker: FleetRow) -> bool:
+    return worker.state == "up" and not _ODD.intersection(worker.cells)
 
 
 def _frame_line(frame: FleetFrame) -> str:
-    cells = "".join(worker["cells"] for worker in frame.workers)
-    tag = "sim" if any(worker["simulated"] for worker in frame.workers) else "real"
+    cells = "".join(worker.cells for worker in frame.workers)
+    tag = "sim" if any(worker.simulated for worker in frame.workers) else "real"
     return "\t".join(map(str, (tag, frame.queued, frame.running, len(frame.workers), cells.count(FREE), len(cells))))

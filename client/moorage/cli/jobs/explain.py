@@ -88,7 +88,7 @@ async def _watch(client: AsyncClient, job: str, options: RowOptions) -> None:
             frame = _decode_frame(delivery.data)
         except Refused:
             return
-        now = (frame.queued, frame.running, [(row["state"], row["cells"]) for row in frame.workers])
+        now = (frame.queued, frame.running, [(row.state, row.cells) for row in frame.workers])
         if now != frame_before:
             frame_before = now
             news.set()

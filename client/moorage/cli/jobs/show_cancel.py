@@ -7,6 +7,8 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
+import msgspec
+
 from moorage.cli.framework.arguments import Parameter
 from moorage.cli.framework.console import fail, say, tell
 from moorage.cli.framework.interrupts import detachable
@@ -41,6 +43,7 @@ from moorage.cli.jobs.use import WATCH_S, use_rows, use_table, use_words
 from moorage.client.errors import ClientError, NotFound
 from moorage.client.login import who
 from moorage.schemas.actors import words
+from moorage.schemas.capabilities import Enforced
 from moorage.schemas.job import ACCEPTED, RUNNING, TERMINAL
 from moorage.schemas.names import EXACTLY, SIMULATED_UUID, word_of
 from moorage.schemas.ranges import RANGES_SAID, count_of, format_ranges, parse_ranges
@@ -78,7 +81,7 @@ def show(
             async for event in client.job(name).events():
                 if not options.shown(event, [event]):
                     if event.enforced is not None and not event.changes:
-                        tell(f"from now on {enforced_words(_as_dict(event.enforced))}")
+                        tell(f"from now on {enforced_words(event.enforced)}")
                     if event.idle is not None:
                         tell(idle_words(event.idle.seconds, event.idle.ends_s))
                     if event.stalled is not None:
@@ -304,10 +307,11 @@ def _replicas(data: dict[str, Any]) -> str:
     return ", ".join(words)
 
 
-def _levels(data: dict[str, Any]) -> list[dict[str, str]]:
+def _levels(data: dict[str, Any]) -> list[Enforced]:
     """Return how strictly each replica is kept to its part of a shared GPU. Replicas with whole GPUs are left out."""
     rows = data.get("replica_states", [])
-    return [row["enforced"] for row in rows if "enforced" in row and row.get("mode") != "exclusive"]
+    levels = [row["enforced"] for row in rows if "enforced" in row and row.get("mode") != "exclusive"]
+    return msgspec.convert(levels, list[Enforced])
 
 
 def frozen_words(data: dict[str, Any]) -> str:
@@ -361,9 +365,9 @@ def idle_words(seconds: int, ends_s: int) -> str:
     return f"the job's GPUs have not been used for {age(seconds * 1000)}{ends}"
 
 
-def enforced_words(enforced: dict[str, str]) -> str:
+def enforced_words(enforced: Enforced) -> str:
     """Return how a job is kept to its part of a shared GPU, in words: memory and compute."""
-    return f"memory {enforced['memory']}, compute {enforced['compute']}"
+    return f"memory {enforced.memory}, compute {enforced.compute}"
 
 
 def _kept(data: dict[str, Any]) -> str:

@@ -22,7 +22,7 @@ from moorage.client.view.lanes import Lanes
 from moorage.client.view.model import SILENT_MS, is_leased
 from moorage.client.view.view import Trouble, View, Waiting, WorkerCells
 from moorage.schemas.cells import STATES as SIGNS
-from moorage.schemas.frames import Load
+from moorage.schemas.frames import Device, Load
 from moorage.schemas.job import TERMINAL
 from moorage.schemas.units import many
 
@@ -303,7 +303,7 @@ def _unused(view: View) -> Part:
 def worker(
     view: View,
     name: str,
-    devices: Sequence[Mapping[str, Any]],
+    devices: Sequence[Device],
     load: Load | None,
     kept: Lanes,
     jobs: Sequence[Mapping[str, Any]],
@@ -312,7 +312,7 @@ def worker(
     found = next((each for each in view.workers if each.worker == name), None)
     if found is None:
         return [part("worker", tag("div", f"no worker {name} is in the leader's frame", class_="card ill"))]
-    models = [str(device["name"]) for device in devices] if len(devices) == len(found.cells) else []
+    models = [device.name for device in devices] if len(devices) == len(found.cells) else []
     slots = load.gpu_pool if load is not None and len(load.gpu_pool) == len(found.cells) else []
     rows = []
     for at, sign in enumerate(found.cells):
@@ -325,7 +325,7 @@ def worker(
                 at,
                 models[at] if models else found.model,
                 f"{sign} share it" if sign.isdigit() else SIGNS.get(sign, sign),
-                join(_holders(kept, str(devices[at]["uuid"])) if models else ()),
+                join(_holders(kept, devices[at].uuid) if models else ()),
                 "-" if slot is None else f"{slot.util_percent} %",
                 "-" if slot is None else f"{slot.memory_used_mib} MiB",
                 "-" if slot is None or slot.temperature_c is None else f"{slot.temperature_c} °C",
@@ -640,7 +640,7 @@ def hosts_of_lanes(view: View, first: str, wanted: str) -> tuple[list[WorkerCell
 def lanes(
     view: View,
     kept: Lanes,
-    hosts: Sequence[tuple[WorkerCells, Sequence[Mapping[str, Any]]]],
+    hosts: Sequence[tuple[WorkerCells, Sequence[Device]]],
     after: str = "",
     wanted: str = "",
     span: str = SPANS[-1],
@@ -654,7 +654,7 @@ def lanes(
     for found, devices in hosts:
         for slot, device in enumerate(devices):
             drawn = [_rect("lane", 0, 1, 0, 1, "free")]
-            for lease in kept.leases(device["uuid"]):
+            for lease in kept.leases(device.uuid):
                 until = right if lease.until_ms is None else lease.until_ms
                 if until > left:
                     tenants.add(lease.tenant)

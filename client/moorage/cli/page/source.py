@@ -20,6 +20,7 @@ from moorage.cli.top.job import tail
 from moorage.client.errors import NoScheduler, NotFound, NotPermitted, Unreachable
 from moorage.client.view.lanes import KEPT_MS, Lanes
 from moorage.client.view.model import is_leased
+from moorage.schemas.answers.fleet import DeviceRow
 from moorage.schemas.codec import Decoder
 from moorage.schemas.errors import MoorageError, Refused
 from moorage.schemas.frames import Event, Events
@@ -248,19 +249,19 @@ class Source:
         view: View = await self.kept(("past", at), PAST_S, ask)
         return view
 
-    async def devices(self, worker: str) -> list[dict[str, Any]]:
+    async def devices(self, worker: str) -> list[DeviceRow]:
         """Return the devices of a worker, in the order of its cells, as an operator is told; [] if this key may not
         ask, or there is no such worker."""
 
         async def ask() -> Any:
             from moorage.cli.fleet.workers import worker_of
 
-            return (await worker_of(self.client, worker))[1].get("devices", [])
+            return (await worker_of(self.client, worker))[1].devices or []
 
         if not self.feed.operates:
             return []
         try:
-            found: list[dict[str, Any]] = await self.kept(("devices", worker), DEVICES_S, ask)
+            found: list[DeviceRow] = await self.kept(("devices", worker), DEVICES_S, ask)
         except (NotFound, TimeoutError):
             return []
         return found

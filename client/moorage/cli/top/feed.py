@@ -9,10 +9,12 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from moorage.cli.jobs.selectors import HELD, LIVE
+from moorage.client.answers import FleetInfo, told
 from moorage.client.errors import NoScheduler, NotFound, NotPermitted
 from moorage.client.pages import pages
 from moorage.client.view.model import LEFT, Model
 from moorage.client.view.past import past_view
+from moorage.schemas.answers.fleet import WorkerInfo
 from moorage.schemas.codec import Decoder
 from moorage.schemas.errors import MoorageError, Refused, problem
 from moorage.schemas.frames import FleetDetail, FleetFrame, Hello, Load, Standing
@@ -106,7 +108,7 @@ class Feed:
             except NotPermitted:
                 self.operates = False
             else:
-                model.told_fleet(fleet.data, now_ms())
+                model.told_fleet(told(FleetInfo, fleet.data), now_ms())
                 rows = [*held.data["jobs"], *waits.data["jobs"]]
                 model.told_jobs(rows, waits.data["counts"].get(QUEUED, 0), more="next" in waits.data)
         if not self.operates and self.lists:
@@ -153,10 +155,10 @@ class Feed:
 
         An operator's key sees all of it, a tenant's the jobs of the tenant. Raises `NotPermitted`, `NoScheduler`.
         """
-        workers: list[dict[str, Any]] = []
+        workers: list[WorkerInfo] = []
         if self.operates:
             try:
-                workers = (await self._wire.operate("fleet")).data["workers"]
+                workers = (await self._client.fleet.show()).workers
             except NotPermitted:
                 self.operates = False
         rows: dict[tuple[str, str], dict[str, Any]] = {}
@@ -188,7 +190,7 @@ class Feed:
 
     def _has_loads(self) -> bool:
         frame = self.model.frame
-        there = [row["worker"] for row in frame.workers if row["state"] != LEFT] if frame is not None else []
+        there = [row.worker for row in frame.workers if row.state != LEFT] if frame is not None else []
         return self.model.loads.issuperset(there)
 
     async def until(self, holds: Callable[[], bool], limit_s: float) -> bool:

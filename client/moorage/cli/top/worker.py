@@ -22,10 +22,10 @@ async def worker_text(client: AsyncClient, worker: str) -> str:
     live = [each for each in jobs if each["state"] not in TERMINAL]
     about = facts(
         [
-            ("worker", row["worker"]),
-            ("state", row["state"]),
-            ("simulated", "yes" if row["simulated"] else ""),
-            ("gpus", f"{row['cells']}  {', '.join(row['models'])}"),
+            ("worker", row.worker),
+            ("state", row.state),
+            ("simulated", "yes" if row.simulated else ""),
+            ("gpus", f"{row.cells}  {', '.join(row.models)}"),
             *(("wrong", line) for line in trouble_lines([row])),
         ]
     )

@@ -5,12 +5,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final, Literal
+from collections.abc import Iterator, Sequence
+from typing import Final, Literal
 
 import msgspec
 
 from moorage.client.durations import age, utc
+from moorage.schemas.answers.fleet import ContainedFailures, FleetAnswer, SchedulerRow, WorkerInfo
+from moorage.schemas.frames import FleetRow, LedgerCopies
 from moorage.schemas.units import many
 
 #: names in one line
@@ -37,42 +39,41 @@ class Check(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind", t
     fix: str = ""
 
 
-def of_leader(figures: Mapping[str, Any]) -> Iterator[Check]:
+def of_leader(figures: FleetAnswer) -> Iterator[Check]:
     """Yield what is well and what is not of the ledger, the schedulers and the durable queue.
 
     `figures` are those of the leader's answer `fleet`; what it leaves out is not checked.
     """
-    if copies := figures.get("ledger_copies"):
-        yield _copies(copies)
-    if (schedulers := _schedulers(figures.get("schedulers", []))) is not None:
+    if figures.ledger_copies is not None:
+        yield _copies(figures.ledger_copies)
+    if (schedulers := _schedulers(figures.schedulers or [])) is not None:
         yield schedulers
-    if (ranking := _ranking(figures.get("schedulers", []))) is not None:
+    if (ranking := _ranking(figures.schedulers or [])) is not None:
         yield ranking
-    if (queue := figures.get("request_queue")) is not None:
-        yield _filled(queue["messages"], queue["bytes"], queue["bytes_max"], queue.get("tenant", ""))
-    if (contained := figures.get("contained")) is not None:
-        yield contained_failures(contained)
-    if (follower := figures.get("follower")) is not None:
-        trouble = follower.get("trouble", ""), follower.get("next", "")
-        yield follows(follower["behind"], follower["gaps"], *trouble)
+    if (queue := figures.request_queue) is not None:
+        yield _filled(queue.messages, queue.bytes, queue.bytes_max, queue.tenant)
+    if figures.contained is not None:
+        yield contained_failures(figures.contained)
+    if (follower := figures.follower) is not None:
+        yield follows(follower.behind, follower.gaps, follower.trouble, follower.next or "")
 
 
-def warnings(figures: Mapping[str, Any]) -> list[Check]:
+def warnings(figures: FleetAnswer) -> list[Check]:
     """Return those checks of `of_leader` of which doctor warns: they are troubles of the fleet, too."""
     return [check for check in of_leader(figures) if check.verdict != "ok"]
 
 
-def no_worker_is_up(workers: Sequence[Mapping[str, Any]]) -> str:
+def no_worker_is_up(workers: Sequence[WorkerInfo | FleetRow]) -> str:
     """Return that no job can run, as no worker is up; "" if one is. `workers` are rows with a `state`."""
     if not workers:
         return "no worker has joined"
-    return "" if any(row["state"] == "up" for row in workers) else "no worker is up"
+    return "" if any(row.state == "up" for row in workers) else "no worker is up"
 
 
-def _copies(copies: dict[str, Any]) -> Check:
+def _copies(copies: LedgerCopies) -> Check:
     """Check that all copies of a ledger are up to date. Otherwise the loss of one more server may stop every
     scheduler, as the loss of its server does with one copy: on a cluster there could be more."""
-    wanted, lacking, seen_ms_ago = copies["wanted"], copies["lacking"], copies.get("seen_ms_ago")
+    wanted, lacking, seen_ms_ago = copies.wanted, copies.lacking, copies.seen_ms_ago
     if lacking:
         found = f"copies of the ledger that are not up to date: {len(lacking)} of {wanted}, on {', '.join(lacking)}"
         fix = (
@@ -83,8 +84,8 @@ def _copies(copies: dict[str, Any]) -> Check:
     if wanted > 1:
         ago = "" if seen_ms_ago is None else f", as seen {age(seen_ms_ago)} ago"
         return Check("copies", "ok", f"all {wanted} copies of the ledger are up to date{ago}")
-    on = f", on {holder}" if (holder := copies.get("holder")) else ""
-    servers = copies.get("servers", [])
+    on = f", on {holder}" if (holder := copies.holder) else ""
+    servers = copies.servers or []
     if len(servers) < 2:
         return Check("copies", "ok", f"the ledger has one copy{on}")
     found = (
@@ -113,28 +114,28 @@ def _filled(messages: int, size: int, size_max: int, tenant: str) -> Check:
     return Check("queue-room", "warn", f"{found}: when it is full, it refuses {refused}", fix)
 
 
-def _schedulers(rows: list[dict[str, Any]]) -> Check | None:
+def _schedulers(rows: Sequence[SchedulerRow]) -> Check | None:
     """Check that all schedulers have the same settings: a standby that takes over would apply its own.
 
     Return None without a leader or a standby.
     """
-    leader = next((row for row in rows if row.get("leads")), None)
+    leader = next((row for row in rows if row.leads), None)
     if leader is None or len(rows) < 2:
         return None
-    ours = leader.get("settings", {})
-    if all(row.get("settings", {}) == ours for row in rows):
+    ours = leader.settings
+    if all(row.settings == ours for row in rows):
         return Check(
             "schedulers",
             "ok",
-            f"{many(len(rows), 'scheduler')}, no standby with other settings; {leader['scheduler']} leads",
+            f"{many(len(rows), 'scheduler')}, no standby with other settings; {leader.scheduler} leads",
         )
     told = []
     for row in rows:
-        theirs = row.get("settings", {})
+        theirs = row.settings
         if theirs != ours:
             names = sorted(key for key in {*theirs, *ours} if theirs.get(key) != ours.get(key))
-            told.append(f"{row['scheduler']} ({', '.join(names[:NAMES_MAX])})")
-    found = f"scheduler {leader['scheduler']} leads; these standbys have other settings: {', '.join(told[:NAMES_MAX])}"
+            told.append(f"{row.scheduler} ({', '.join(names[:NAMES_MAX])})")
+    found = f"scheduler {leader.scheduler} leads; these standbys have other settings: {', '.join(told[:NAMES_MAX])}"
     return Check(
         "schedulers",
         "warn",
@@ -164,43 +165,42 @@ def follows(behind: int, gaps: list[list[int]], trouble: str = "", fix: str = ""
     return Check("follower", "ok", "history is written and GPU time counted, without a gap")
 
 
-def _ranking(rows: list[dict[str, Any]]) -> Check | None:
+def _ranking(rows: Sequence[SchedulerRow]) -> Check | None:
     """Say that the leader ranks hosts by `pack`, which it does without being told where the default is missing."""
-    leader = next((row for row in rows if row.get("leads")), None)
-    if leader is None or (leader.get("settings") or {}).get("ranker") != "pack":
+    leader = next((row for row in rows if row.leads), None)
+    if leader is None or leader.settings.get("ranker") != "pack":
         return None
-    found = f"scheduler {leader['scheduler']} ranks hosts by pack: its settings say so, or it has no package"
+    found = f"scheduler {leader.scheduler} ranks hosts by pack: its settings say so, or it has no package"
     return Check("ranking", "ok", f"{found} moorage.ranking with numpy for the default, fragments: its log says which")
 
 
-def contained_failures(contained: dict[str, Any]) -> Check:
+def contained_failures(contained: ContainedFailures) -> Check:
     """Return the check of the inputs that made the leader fail, and of what it has switched off because of them."""
-    counts: dict[str, int] = contained["counts"]
     told = [
         (
             "until the next term the leader ranks hosts by pack, not by the ranker that the settings name",
-            contained["plain_ranker"],
+            contained.plain_ranker,
         ),
         (
             f"for now the leader refuses requests as those that made it fail "
-            f"({', '.join(contained['refused'][:NAMES_MAX])})",
-            contained["refused"],
+            f"({', '.join(contained.refused[:NAMES_MAX])})",
+            contained.refused,
         ),
         (
             "the leader refuses messages of workers whose messages made it fail "
-            f"({', '.join(contained['workers'][:NAMES_MAX])}), and those that failed twice until moorage uncordon",
-            contained["workers"],
+            f"({', '.join(contained.workers[:NAMES_MAX])}), and those that failed twice until moorage uncordon",
+            contained.workers,
         ),
     ]
     doing = [text for text, is_so in told if is_so]
-    if not counts and not doing:
+    if not contained.counts and not doing:
         return Check("failures", "ok", "no request or report has made the leader fail")
-    failed_on = ", ".join(f"{count} {what}" for what, count in counts.items())
+    failed_on = ", ".join(f"{count} {what}" for what, count in contained.counts.items())
     found = "; ".join(
-        [*([f"inputs on which the leader failed: {failed_on}; the leader goes on"] if counts else []), *doing]
+        [*([f"inputs on which the leader failed: {failed_on}; the leader goes on"] if contained.counts else []), *doing]
     )
-    if "last" in contained:
-        found += f"; last failure: {contained['last']}"
+    if contained.last is not None:
+        found += f"; last failure: {contained.last}"
     return Check(
         "failures",
         "warn",

@@ -10,8 +10,9 @@ from moorage.client.durations import age
 from moorage.client.view.checks import no_worker_is_up, warnings
 from moorage.client.view.closed import closed_words, device_words, down_words
 from moorage.client.view.view import Counts, Fit, Idle, Trouble, View, Waiting, WorkerCells
+from moorage.schemas.answers.fleet import FleetAnswer
 from moorage.schemas.cells import FOREIGN, FREE, FROZEN, LEASED, LOST, NOT_LENT, SICK
-from moorage.schemas.frames import DISK_FULL, FleetDetail, FleetFrame, Hello, Load, Standing
+from moorage.schemas.frames import DISK_FULL, FleetDetail, FleetFrame, FleetRow, Hello, Load, Standing
 from moorage.schemas.job import QUEUED
 from moorage.schemas.reasons import BACKOFF, REASONS, SCALED
 from moorage.schemas.units import many
@@ -55,7 +56,7 @@ class Model:
         self._hellos: dict[str, Hello] = {}
         self._loads: dict[str, tuple[int, Load]] = {}
         self._leader: tuple[int, str] | None = None
-        self._fleet: dict[str, Any] | None = None
+        self._fleet: FleetAnswer | None = None
         self._jobs: list[dict[str, Any]] | None = None  # None: this key may read none
         self._waits = 0
         self._more = False
@@ -90,15 +91,13 @@ class Model:
         elif frame.leads:
             self._leader = now_ms, frame.scheduler
 
-    def told_fleet(self, data: dict[str, Any], now_ms: int) -> None:
+    def told_fleet(self, fleet: FleetAnswer, now_ms: int) -> None:
         """Take the leader's answer to an operator's question `fleet`; before the first frame it stands for one."""
-        self._fleet = data
-        if self._frame is None and "epoch" in data:
-            rows = [{name: row[name] for name in ("worker", "state", "cells", "simulated")} for row in data["workers"]]
-            running = sum(row["members"] for row in data["workers"])
-            self.hear(
-                FleetFrame(data["epoch"], data["ledger"], workers=rows, queued=data["queued"], running=running), now_ms
-            )
+        self._fleet = fleet
+        if self._frame is None and fleet.epoch:
+            rows = [FleetRow(row.worker, row.state, row.cells, row.simulated) for row in fleet.workers]
+            running = sum(row.members for row in fleet.workers)
+            self.hear(FleetFrame(fleet.epoch, fleet.ledger, workers=rows, queued=fleet.queued, running=running), now_ms)
 
     def told_jobs(self, rows: list[dict[str, Any]], waits: int, *, more: bool) -> None:
         """Take rows of `ls` of jobs that are not over, how many are QUEUED in all, and whether `more` are than rows."""
@@ -174,7 +173,7 @@ class Model:
         if self._leader is not None:
             said_ms, scheduler = self._leader
             return scheduler if now_ms - said_ms < STANDING_MS else ""
-        return "" if self._fleet is None else str(self._fleet["leader"])
+        return "" if self._fleet is None else self._fleet.leader
 
     def hello_of(self, worker: str) -> Hello | None:
         """Return what a worker said of itself; None if that was not heard."""
@@ -186,14 +185,14 @@ class Model:
         return heard[1] if heard is not None and now_ms - heard[0] < LOAD_MS else None
 
     def _workers(self, now_ms: int) -> Iterator[WorkerCells]:
-        models = {} if self._fleet is None else {row["worker"]: row["models"] for row in self._fleet["workers"]}
+        models = {} if self._fleet is None else {row.worker: row.models for row in self._fleet.workers}
         for row in () if self._frame is None else self._frame.workers:
-            name, cells = row["worker"], row["cells"]
+            name, cells = row.worker, row.cells
             hello, load = self._hellos.get(name), self.load_of(name, now_ms)
             known = models.get(name) or sorted({device.name for device in hello.gpu_pool} if hello else ())
             slots = [] if load is None or len(load.gpu_pool) != len(cells) else load.gpu_pool
             use: list[int | None] = [*(slot.util_percent for slot in slots)] or [None for _ in cells]
-            yield WorkerCells(name, row["state"], row["simulated"], " + ".join(known), cells, use)
+            yield WorkerCells(name, row.state, row.simulated, " + ".join(known), cells, use)
 
     def _use(self, workers: Sequence[WorkerCells]) -> int | None:
         """Return the mean use of leased GPUs: what the loads say, or else the leader."""
@@ -205,13 +204,13 @@ class Model:
         ]
         if read:
             return round(sum(read) / len(read))
-        used = [] if self._fleet is None else self._fleet.get("used_now", [])
-        devices = sum(row["read"] for row in used)
-        return round(100 * sum(row["at_work"] for row in used) / devices) if devices else None
+        used = [] if self._fleet is None else self._fleet.used_now
+        devices = sum(row.read for row in used)
+        return round(100 * sum(row.at_work for row in used) / devices) if devices else None
 
     def _fits(self, workers: Sequence[WorkerCells]) -> list[Fit]:
         if self._fleet is not None:
-            return [Fit(row["model"], row["gpus"], row["free"], row["largest"]) for row in self._fleet["fits_now"]]
+            return [Fit(row.model, row.gpus, row.free, row.largest) for row in self._fleet.fits_now]
         found: dict[str, list[int]] = {}
         for worker in workers:
             if worker.state == LEFT:
@@ -298,11 +297,11 @@ class Model:
         told += self._of_jobs()
         yield from sorted(told, key=lambda trouble: not trouble.grave)
 
-    def _figures(self) -> Mapping[str, Any]:
+    def _figures(self) -> FleetAnswer:
         """Return what the leader told of itself, the ledger and the queue; an observer hears of the copies alone."""
         if self._fleet is not None:
             return self._fleet
-        return {} if self._frame is None else {"ledger_copies": self._frame.ledger_copies}
+        return FleetAnswer(ledger_copies=None if self._frame is None else self._frame.ledger_copies)
 
     def _of_jobs(self) -> Iterator[Trouble]:
         """Yield what is wrong with jobs, by tenant: those that stall, that fail again and again, that can never run."""
@@ -318,8 +317,8 @@ class Model:
                 failing.setdefault(row["tenant"], []).append(row)
             elif row["state"] == QUEUED and reason in REASONS and REASONS[reason].is_never:
                 never.setdefault((row["tenant"], reason), []).append(row)
-        for row in () if self._fleet is None else self._fleet.get("stalled", ()):  # also of jobs that are not listed
-            stalls.setdefault(row["tenant"], {}).setdefault(row["job"], (row["seconds"], row["why"]))
+        for each in () if self._fleet is None else self._fleet.stalled:  # also of jobs that are not listed
+            stalls.setdefault(each.tenant, {}).setdefault(each.job, (each.seconds, each.why))
         for tenant, found in stalls.items():
             job, (seconds, why) = max(found.items(), key=lambda each: each[1])
             yield Trouble(_named(tenant, job, len(found)), f"stalled for {age(1000 * seconds)}: {why}")
@@ -337,27 +336,27 @@ class Model:
     def _told_by_leader(self) -> Iterator[Trouble]:
         """Yield the troubles of the leader's answer, with their causes and times; a worker's state is its own."""
         assert self._fleet is not None
-        state_now = {row["worker"]: row["state"] for row in (self._frame.workers if self._frame is not None else ())}
-        for worker in self._fleet["workers"]:
-            name = worker["worker"]
-            state = state_now.get(name, worker["state"])
+        state_now = {row.worker: row.state for row in (self._frame.workers if self._frame is not None else ())}
+        for worker in self._fleet.workers:
+            name = worker.worker
+            state = state_now.get(name, worker.state)
             if state not in _AS_WANTED and state != DISK_FULL:  # its drivers say more of that
-                heard = worker.get("heard_ms_ago")
+                heard = worker.heard_ms_ago
                 what = state
                 if state in _GRAVE:
                     what += f", heard {age(heard)} ago" if heard is not None else ""
                     what += self._jobs_on(name)
-                elif state == worker.get("flag"):
+                elif state == worker.flag:
                     what = closed_words(worker) or state
                 yield Trouble(name, what, grave=state in _GRAVE)
-            if (fails := worker.get("starts_fail")) is not None:
-                yield Trouble(name, f"jobs fail to start: {fails['why']}", grave=True)
+            if worker.starts_fail is not None:
+                yield Trouble(name, f"jobs fail to start: {worker.starts_fail.why}", grave=True)
             for words in down_words(worker):
                 yield Trouble(name, words, grave=True)
-            if (warning := worker.get("warning")) is not None:
-                yield Trouble(name, warning)
-            for row in worker.get("troubles", ()):
-                yield Trouble(f"{name} GPU {row['slot']}", device_words(row))
+            if worker.warning:
+                yield Trouble(name, worker.warning)
+            for trouble in worker.troubles:
+                yield Trouble(f"{name} GPU {trouble.slot}", device_words(trouble))
 
     def _jobs_on(self, worker: str) -> str:
         """Return how many jobs a worker has, in words; "" if none is known."""

@@ -10,12 +10,13 @@ from typing import Any
 
 from moorage.client.view.model import counted
 from moorage.client.view.view import View, Waiting, WorkerCells
+from moorage.schemas.answers.fleet import WorkerInfo
 from moorage.schemas.cells import FREE, LEASED, SHARERS_MAX
 from moorage.schemas.job import QUEUED
 
 
 def past_view(
-    at_ms: int, rows: Sequence[dict[str, Any]], ended: Mapping[str, int], workers: Sequence[Mapping[str, Any]] = ()
+    at_ms: int, rows: Sequence[dict[str, Any]], ended: Mapping[str, int], workers: Sequence[WorkerInfo] = ()
 ) -> View:
     """Return the view of a moment, from the rows of `ls` with `at_ms`.
 
@@ -28,15 +29,16 @@ def past_view(
             held = leases.setdefault(worker, {})
             for slot in slots:
                 held[slot] = held.get(slot, 0) + 1
-    now = {row["worker"]: row for row in workers}
+    now = {row.worker: row for row in workers}
     shown = []
     for name in sorted(leases.keys() | now.keys()):
-        held, known = leases.get(name, {}), now.get(name, {})
-        size = max(known.get("gpus", 0), max(held, default=-1) + 1)
+        held, known = leases.get(name, {}), now.get(name)
+        size = max(known.gpus if known is not None else 0, max(held, default=-1) + 1)
         cells = "".join(_sign(held.get(slot, 0)) for slot in range(size))
-        models = " + ".join(known.get("models", ()))
-        shown.append(WorkerCells(name, "up", known.get("simulated", False), models, cells, [None] * size))
-    simulated = [worker.simulated for worker in shown]
+        models = " + ".join(known.models) if known is not None else ""
+        simulated = known is not None and known.simulated
+        shown.append(WorkerCells(name, "up", simulated, models, cells, [None] * size))
+    simulations = [worker.simulated for worker in shown]
     waits = [row for row in rows if row["state"] == QUEUED]
     by_tenant: dict[str, list[dict[str, Any]]] = {}
     for row in waits:
@@ -51,7 +53,7 @@ def past_view(
         leader="",
         epoch=0,
         heard_ms_ago=0,
-        simulated="all" if simulated and all(simulated) else "some" if any(simulated) else "",
+        simulated="all" if simulations and all(simulations) else "some" if any(simulations) else "",
         queued=len(waits),
         running=sum(len(row["leases"]) for row in rows),
         counts=counted(shown),

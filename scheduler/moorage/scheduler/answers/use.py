@@ -7,6 +7,7 @@ from typing import Any
 from moorage.scheduler.answers.logs import Kept, no_replica
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.ledger.state import AT_RUNNING, Job, Member
+from moorage.schemas.answers.fleet import ModelUse
 from moorage.schemas.errors import Problem, problem
 from moorage.schemas.frames import DeviceUse, ReadUse, UseAsked
 from moorage.schemas.names import word_of
@@ -80,7 +81,7 @@ def use_of_job(engine: Engine, job: Job) -> dict[str, Any]:
     }
 
 
-def used_now(engine: Engine) -> list[dict[str, Any]]:
+def used_now(engine: Engine) -> list[ModelUse]:
     """Return by model the leased devices with a reading, how many GPUs' worth of them is at work, and how many idle.
 
     A device with several sharers counts once for each.
@@ -95,6 +96,6 @@ def used_now(engine: Engine) -> list[dict[str, Any]]:
                 row[1] += use.percent
                 row[2] += not use.percent
     return [
-        {"model": name, "read": read, "at_work": round(percent / 100, 2), "idle": idle}
+        ModelUse(model=name, read=read, at_work=round(percent / 100, 2), idle=idle)
         for name, (read, percent, idle) in sorted(found.items())
     ]

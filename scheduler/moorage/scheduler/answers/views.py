@@ -69,6 +69,17 @@ from moorage.scheduler.core.outputs.outputs import (
 )
 from moorage.scheduler.history.told_story import Found, Frame, is_simulated, unsuccessful
 from moorage.schemas import actors
+from moorage.schemas.answers.fleet import (
+    DeviceTrouble,
+    DrainTimes,
+    DriverDownRow,
+    Fits,
+    FleetAnswer,
+    Keeps,
+    StalledJob,
+    StartsFail,
+    WorkerInfo,
+)
 from moorage.schemas.attempt import AttemptName
 from moorage.schemas.cells import FOREIGN, FREE, FROZEN, LEASED, LOST, NOT_LENT, SHARERS_MAX, SICK
 from moorage.schemas.codec import decode_request, encode
@@ -500,52 +511,50 @@ def by_name(engine: Engine) -> list[Worker]:
     return sorted(engine.state.workers.values(), key=attrgetter("id"))
 
 
-def fleet(engine: Engine, mono_ms: int, after: str = "", only: str = "") -> dict[str, Any]:
+def fleet(engine: Engine, mono_ms: int, after: str = "", only: str = "") -> FleetAnswer:
     """Return the workers by name (session, free GPUs, problems), and the largest request that would start now.
 
     As many workers as fit one answer, from behind the one called `after`; if there are more, `next` is the last name.
     With `only`, that worker alone, with all details of its devices.
     """
-    workers: list[dict[str, Any]] = []
+    workers: list[WorkerInfo] = []
     size, more = 0, False
     for worker in by_name(engine):
         if worker.id <= after or (only and worker.id != only):
             continue
         if more := size > FLEET_BYTES:
             break
-        workers.append(_worker(engine, worker, mono_ms) | ({"devices": _devices(worker)} if only else {}))
+        workers.append(_worker(engine, worker, mono_ms, with_devices=bool(only)))
         size += len(encode(workers[-1]))
-    state, stalls = engine.state, list(View(engine).stalls())
+    state, stalls, config = engine.state, list(View(engine).stalls()), engine.config
     oldest = state.finished.oldest_ms()
-    return {
-        "epoch": engine.state.epoch,
-        "leader": engine.state.leader,
-        "ledger": engine.state.seq,
-        "workers": workers,
-        **({"next": workers[-1]["worker"]} if more else {}),
-        "queued": View(engine).queued(),
-        "live_jobs": engine.state.live,
-        "finished_kept": len(engine.state.finished) + len(engine.state.ended),
-        "finished_window_ms": min(engine.state.time_ms - oldest, engine.config.finished_keep_ms)
-        if oldest is not None
-        else 0,
-        "fits_now": fits_now(engine),
-        "used_now": used_now(engine),
-        "stalled_jobs": len(stalls),
-        "stalled": [
-            {"tenant": job.tenant, "job": job.name, "seconds": found[0].seconds, "why": found[0].why}
+    return FleetAnswer(
+        epoch=state.epoch,
+        leader=state.leader,
+        ledger=state.seq,
+        workers=workers,
+        next=workers[-1].worker if more else "",
+        queued=View(engine).queued(),
+        live_jobs=state.live,
+        finished_kept=len(state.finished) + len(state.ended),
+        finished_window_ms=min(state.time_ms - oldest, config.finished_keep_ms) if oldest is not None else 0,
+        fits_now=fits_now(engine),
+        used_now=used_now(engine),
+        stalled_jobs=len(stalls),
+        stalled=[
+            StalledJob(tenant=job.tenant, job=job.name, seconds=found[0].seconds, why=found[0].why)
             for job, found in stalls[:STALLED_MAX]
         ],
-        "keeps": {
-            "finished_keep": engine.config.finished_keep,
-            "finished_rows": engine.config.finished_rows,
-            "history_keep": engine.config.history_keep,
-            "history_bytes": engine.config.history_bytes,
-        },
-    }
+        keeps=Keeps(
+            finished_keep=config.finished_keep,
+            finished_rows=config.finished_rows,
+            history_keep=config.history_keep,
+            history_bytes=config.history_bytes,
+        ),
+    )
 
 
-def fits_now(engine: Engine) -> list[dict[str, Any]]:
+def fits_now(engine: Engine) -> list[Fits]:
     """Return, by model, the number of GPUs, of free ones, and of GPUs that one request could have now on one host.
 
     CPU and memory are not considered.
@@ -563,54 +572,52 @@ def fits_now(engine: Engine) -> list[dict[str, Any]]:
                 row[1] += free.bit_count()
                 row[2] = max(row[2], (free & cls.takes[EXCLUSIVE]).bit_count())
     return [
-        {"model": name, "gpus": total, "free": free, "largest": largest}
+        Fits(model=name, gpus=total, free=free, largest=largest)
         for name, (total, free, largest) in sorted(best.items())
     ]
 
 
-def _worker(engine: Engine, worker: Worker, mono_ms: int) -> dict[str, Any]:
-    host = engine.fleet.hosts.get(worker.num)
-    pool = worker.hello.get("gpu_pool", [])
-    return {
-        "worker": worker.id,
-        "state": worker_state(worker, host),
-        "flag": worker.flag,
-        **_by(worker.by),
-        **_closed(worker, engine.state.time_ms),
-        "simulated": bool(worker.hello.get("simulated", False)),
-        "models": sorted({device["name"] for device in pool}),
-        "gpus": len(pool),
-        "free": host.open.bit_count() if host is not None and not host.disk_full else 0,
-        "cells": cells(host, len(pool)),
-        "members": len(worker.members),
-        "cpu_milli": worker.hello.get("cpu_milli", 0),
-        "cpu_free_milli": host.cpu_free if host is not None else 0,
-        "memory_mib": worker.hello.get("memory_mib", 0),
-        "memory_free_mib": host.memory_free if host is not None else 0,
-        "labels": worker.hello.get("labels", {}),
-        "drivers": worker.hello.get("drivers", []),
-        "capabilities": worker.hello.get("capabilities", {}),
-        "release": worker.hello.get("release", ""),
-        "heard_ms_ago": mono_ms - host.last_ms if host is not None and host.heard else None,
-        "quarantined": slots_of(worker.quarantined),
-        "troubles": troubles(worker, host, engine.state.time_ms),
-        **({"drain": drain_of(worker, engine.state.time_ms)} if worker.window is not None else {}),
-        **({"starts_fail": starts_fail_of(worker, engine.state.time_ms)} if worker.until_ms else {}),
-        **({"drivers_down": drivers_down_of(host)} if host is not None and host.down else {}),
-        **({"warning": host.warning} if host is not None and host.warning else {}),
-        "keeps": worker.hello.get("keeps", {}),
-    }
+def _worker(engine: Engine, worker: Worker, mono_ms: int, *, with_devices: bool) -> WorkerInfo:
+    host, hello, now_ms = engine.fleet.hosts.get(worker.num), worker.hello, engine.state.time_ms
+    pool = hello.get("gpu_pool", [])
+    by, said = actors.split(worker.by)
+    is_closed = worker.flag != "open" and not worker.until_ms
+    return WorkerInfo(
+        worker=worker.id,
+        state=worker_state(worker, host),
+        flag=worker.flag,
+        by=by,
+        said=said,
+        why=worker.why if is_closed else None,
+        since_ms=now_ms - worker.flag_ms if is_closed else None,
+        simulated=bool(hello.get("simulated", False)),
+        models=sorted({device["name"] for device in pool}),
+        gpus=len(pool),
+        free=host.open.bit_count() if host is not None and not host.disk_full else 0,
+        cells=cells(host, len(pool)),
+        members=len(worker.members),
+        cpu_milli=hello.get("cpu_milli", 0),
+        cpu_free_milli=host.cpu_free if host is not None else 0,
+        memory_mib=hello.get("memory_mib", 0),
+        memory_free_mib=host.memory_free if host is not None else 0,
+        labels=hello.get("labels", {}),
+        drivers=hello.get("drivers", []),
+        capabilities=hello.get("capabilities", {}),
+        release=hello.get("release", ""),
+        heard_ms_ago=mono_ms - host.last_ms if host is not None and host.heard else None,
+        quarantined=slots_of(worker.quarantined),
+        troubles=troubles(worker, host, now_ms),
+        drain=drain_of(worker, now_ms) if worker.window is not None else None,
+        starts_fail=starts_fail_of(worker, now_ms) if worker.until_ms else None,
+        drivers_down=drivers_down_of(host) if host is not None else [],
+        warning=host.warning if host is not None else "",
+        keeps=hello.get("keeps", {}),
+        devices=_devices(worker) if with_devices else None,
+    )
 
 
-def _closed(worker: Worker, now_ms: int) -> dict[str, Any]:
-    """Return the reason of the order that keeps new jobs away from a worker, and for how many ms it has stood."""
-    if worker.flag == "open" or worker.until_ms:
-        return {}
-    return {"why": worker.why, "since_ms": now_ms - worker.flag_ms}
-
-
-def _devices(worker: Worker) -> list[dict[str, Any]]:
-    """Return the devices by slot, as the worker described them."""
+def _devices(worker: Worker) -> list[Any]:
+    """Return the devices by slot, as the worker described them: `DeviceRow` with whatever else its release reports."""
     return [{"slot": slot, **device} for slot, device in enumerate(worker.hello.get("gpu_pool", ()))]
 
 
@@ -628,54 +635,56 @@ def worker_state(worker: Worker, host: Host | None) -> str:
     return "claimed-locally" if host.waiting else "up"
 
 
-def troubles(worker: Worker, host: Host | None, now_ms: int) -> list[dict[str, Any]]:
+def troubles(worker: Worker, host: Host | None, now_ms: int) -> list[DeviceTrouble]:
     """Return the devices that are not given out, or whose worker warns of something, with the problem and its detail.
 
-    `recorded` is true for what the ledger has, false for what the last load frame reported. Despite its name,
-    `since_ms` is for how many ms a worker has reported the device as unhealthy; other problems have none.
+    Despite its name, `since_ms` is for how many ms a worker has reported the device as unhealthy.
     """
     pool = worker.hello.get("gpu_pool", ())
-    rows: dict[int, dict[str, Any]] = {}
-    for slot, (kind, detail) in host.warnings.items() if host is not None else ():
-        rows[slot] = {"kind": kind, "detail": detail, "recorded": False}
-    for slot, (kind, detail) in host.troubles.items() if host is not None else ():
-        rows[slot] = {"kind": kind, "detail": detail, "recorded": False}
+    rows: dict[int, tuple[str, str, int | None, bool]] = {}  # by slot: kind, detail, since when, whether recorded
+    if host is not None:
+        for slot, (kind, detail) in (*host.warnings.items(), *host.troubles.items()):
+            rows[slot] = kind, detail, None, False
     for slot in slots_of(worker.quarantined):
-        detail = "its memory did not come back, or what ran there could not be ended"
-        rows[slot] = {"kind": "quarantined", "detail": detail, "recorded": True}
+        rows[slot] = "quarantined", "its memory did not come back, or what ran there could not be ended", None, True
     for slot, (kind, detail, since_ms, _) in worker.unwell.items():
-        rows[slot] = {"kind": kind, "detail": detail, "since_ms": now_ms - since_ms, "recorded": True}
+        rows[slot] = kind, detail, now_ms - since_ms, True
     return [
-        {"slot": slot, "gpu": pool[slot]["uuid"] if slot < len(pool) else "", **rows[slot]} for slot in sorted(rows)
+        DeviceTrouble(
+            slot=slot,
+            gpu=pool[slot]["uuid"] if slot < len(pool) else "",
+            kind=kind,
+            detail=detail,
+            since_ms=since,
+            recorded=recorded,
+        )
+        for slot, (kind, detail, since, recorded) in sorted(rows.items())
     ]
 
 
-def drivers_down_of(host: Host) -> list[dict[str, Any]]:
+def drivers_down_of(host: Host) -> list[DriverDownRow]:
     """Return the drivers whose engine does not answer, with why, and for how many seconds that has been so."""
-    return [{"driver": driver, "why": why, "for_s": for_s} for driver, (why, for_s) in sorted(host.down.items())]
+    return [DriverDownRow(driver=driver, why=why, for_s=for_s) for driver, (why, for_s) in sorted(host.down.items())]
 
 
-def starts_fail_of(worker: Worker, now_ms: int) -> dict[str, Any]:
+def starts_fail_of(worker: Worker, now_ms: int) -> StartsFail:
     """Return in how many ms a worker opens that is closed because starts fail on it, and why the last one failed."""
-    return {"opens_in_ms": max(0, worker.until_ms - now_ms), "why": worker.why}
+    return StartsFail(opens_in_ms=max(0, worker.until_ms - now_ms), why=worker.why)
 
 
-def drain_of(worker: Worker, now_ms: int) -> dict[str, Any]:
+def drain_of(worker: Worker, now_ms: int) -> DrainTimes:
     """Return a planned or bounded drain: in how many ms it begins, jobs must have left, and it ends."""
     window = worker.window
     assert window is not None
-    return {
-        "begins_in_ms": max(0, window.from_ms - now_ms),
-        "leave_in_ms": max(0, window.leave_ms - now_ms),
-        **({"ends_in_ms": max(0, window.until_ms - now_ms)} if window.until_ms else {}),
-        **_by(window.by),
-        "why": window.why,
-    }
-
-
-def _by(actor: str) -> dict[str, str]:
-    by, said = actors.split(actor)
-    return {"by": by, "said": said} if said else {"by": by}
+    by, said = actors.split(window.by)
+    return DrainTimes(
+        begins_in_ms=max(0, window.from_ms - now_ms),
+        leave_in_ms=max(0, window.leave_ms - now_ms),
+        ends_in_ms=max(0, window.until_ms - now_ms) if window.until_ms else None,
+        by=by,
+        said=said,
+        why=window.why,
+    )
 
 
 def cells(host: Host | None, size: int) -> str:

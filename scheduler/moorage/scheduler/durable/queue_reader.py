@@ -29,6 +29,7 @@ from moorage.scheduler.core.events import Cancel, QueueRead, Submit
 from moorage.scheduler.core.ledger.state import State
 from moorage.scheduler.durable.dead_letters import DeadLetters
 from moorage.scheduler.durable.queue_streams import QueueStreams
+from moorage.schemas.answers.fleet import RequestQueueRow
 from moorage.schemas.codec import Decoder
 from moorage.schemas.errors import Problem, Refused, problem
 from moorage.schemas.names import is_tenant
@@ -118,17 +119,16 @@ class QueueReader:
             self._dirty[(parts[-2], parts[-1])] = True
             self._some.set()
 
-    def figures(self) -> dict[str, Any]:
-        """Return size, limit (0: none) and owner of the fullest stream of the queue; empty until counted.
+    def figures(self) -> RequestQueueRow | None:
+        """Return size, limit (0: none) and owner of the fullest stream of the queue; None until counted.
 
         The owner is given if the stream belongs to one tenant.
         """
         if not self._filled:
-            return {}
+            return None
         tenant, info = max(self._filled.items(), key=lambda row: _part(row[1]))
         bytes_max = max(0, info.config.get("max_bytes", 0))
-        whose = {"tenant": tenant} if tenant else {}
-        return {"request_queue": {**whose, "messages": info.messages, "bytes": info.size_bytes, "bytes_max": bytes_max}}
+        return RequestQueueRow(tenant=tenant, messages=info.messages, bytes=info.size_bytes, bytes_max=bytes_max)
 
     def _watch(self, tenant: str, info: StreamInfo) -> None:
         """Warn once while a stream is nearly full: when it is full, the server refuses what is published to it."""

@@ -14,6 +14,7 @@ from moorage.scheduler.follower.follower import AGAIN_S, AGAIN_S_MAX, ANSWER_S, 
 from moorage.scheduler.follower.pipe import Asked, Told, decode_told, framed, read_frame
 from moorage.scheduler.ledger.snapshot_follower import Command
 from moorage.scheduler.pacing.answering import Answering
+from moorage.schemas.answers.fleet import FollowerRow
 from moorage.schemas.errors import Problem
 
 log = logging.getLogger("moorage.scheduler")
@@ -46,14 +47,19 @@ class FollowerBeside:
         """Where it stood when it last told."""
         return self._position if self._here is None else self._here.position
 
-    def figures(self, seq: int) -> dict[str, Any]:
+    def figures(self, seq: int) -> FollowerRow:
         """Return what the answer to `fleet` contains of it, where the leader has folded record `seq`."""
         position = self.position
-        gaps = [[gap.from_ms, gap.until_ms, gap.records] for gap in position.gaps if not gap.is_restore]
-        told = {"waiting": position.waiting, "frames": position.frames, "stories": position.stories}
         trouble = position.trouble or self._trouble
-        why = {"trouble": trouble, "next": position.next} if trouble else {}
-        return {"follower": {"behind": max(0, seq - position.seq), "gaps": gaps, **told, **why}}
+        return FollowerRow(
+            behind=max(0, seq - position.seq),
+            gaps=[[gap.from_ms, gap.until_ms, gap.records] for gap in position.gaps if not gap.is_restore],
+            waiting=position.waiting,
+            frames=position.frames,
+            stories=position.stories,
+            trouble=trouble,
+            next=position.next if trouble else None,
+        )
 
     # ---------------------------------------------------------------------------------------------- asking
 

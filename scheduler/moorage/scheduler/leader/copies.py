@@ -8,11 +8,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from typing import Any, Final
+from typing import Final
 
 from moorage.bus.errors import BusError
 from moorage.bus.jetstream import JetStream
 from moorage.scheduler.ledger.one_copy import servers_of
+from moorage.schemas.frames import LedgerCopies
 from moorage.schemas.subjects import Subjects
 
 log = logging.getLogger("moorage.ledger")
@@ -90,12 +91,11 @@ class Copies:
         else:
             log.info("all %d copies of the ledger are kept up", self._replicas)
 
-    def figures(self) -> dict[str, Any]:
+    def figures(self) -> LedgerCopies:
         """Return what `fleet` and its frame show of the copies: with one copy its server, and the servers of a cluster
         around it."""
-        copies: dict[str, Any] = {"wanted": self._replicas, "lacking": sorted(self.lacking)}
-        if self._replicas > 1:
-            copies["seen_ms_ago"] = int((time.monotonic() - self._seen_s) * 1000)
-        else:
-            copies |= {"holder": self._holder, "servers": sorted(self.servers)}
-        return copies
+        wanted, lacking = self._replicas, sorted(self.lacking)
+        if wanted > 1:
+            seen_ms_ago = int((time.monotonic() - self._seen_s) * 1000)
+            return LedgerCopies(wanted=wanted, lacking=lacking, seen_ms_ago=seen_ms_ago)
+        return LedgerCopies(wanted=wanted, lacking=lacking, holder=self._holder, servers=sorted(self.servers))

@@ -13,7 +13,7 @@ from moorage.scheduler.answers.view import View
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.ledger.state import Worker
 from moorage.schemas.codec import encode
-from moorage.schemas.frames import FleetFrame
+from moorage.schemas.frames import FleetFrame, FleetRow, LedgerCopies
 
 #: rows written before the event loop runs other tasks
 AT_ONCE: Final = 2_048
@@ -56,7 +56,7 @@ class FleetFrames:
         if row is not None:
             del self._order[bisect_left(self._order, (row[0], num))]
 
-    def frame(self, ledger_copies: dict[str, Any]) -> bytes:
+    def frame(self, ledger_copies: LedgerCopies) -> bytes:
         """Return the frame; current once `catch_up` has ended. `ledger_copies` is what `Copies` has found."""
         engine, rows = self._engine, self._rows
         state = engine.state
@@ -76,10 +76,10 @@ class FleetFrames:
 
     def _row(self, worker: Worker) -> msgspec.Raw:
         host = self._engine.fleet.hosts.get(worker.num)
-        row = {
-            "worker": worker.id,
-            "state": views.worker_state(worker, host),
-            "cells": views.cells(host, len(worker.hello.get("gpu_pool", ()))),
-            "simulated": bool(worker.hello.get("simulated", False)),
-        }
+        row = FleetRow(
+            worker.id,
+            views.worker_state(worker, host),
+            views.cells(host, len(worker.hello.get("gpu_pool", ()))),
+            bool(worker.hello.get("simulated", False)),
+        )
         return msgspec.Raw(encode(row))

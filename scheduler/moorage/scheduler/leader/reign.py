@@ -37,6 +37,7 @@ from moorage.scheduler.ledger.snapshot_follower import SnapshotsGone, take_snaps
 from moorage.scheduler.pacing.write_stall import StalledRequests
 from moorage.scheduler.questions.questions import Questions
 from moorage.scheduler.questions.schedules import ScheduleVerb
+from moorage.schemas.answers.fleet import AppendFigures, ContainedFailures, FleetAnswer
 from moorage.schemas.codec import encode
 from moorage.schemas.frames import RollCall
 
@@ -206,7 +207,7 @@ class Reign:
             "queued": View(engine).queued(),
             "live_jobs": state.live,
             "records": self.records,
-            **self.follower.figures(state.seq),
+            "follower": self.follower.figures(state.seq),
             "counters": {
                 **self.intake.counters,
                 "stuck": self.stalled.told,
@@ -366,17 +367,16 @@ class Reign:
         """Send messages soon, without waiting until they are sent."""
         self._send_soon([(subject, payload) for subject, payload, _ in messages])
 
-    def figures(self) -> dict[str, Any]:
-        """Return what the answer to `fleet` contains in addition to the fleet."""
-        return {
-            "feature_level": self.engine.state.level,
-            "schedulers": self._scheduler.standings.rows(),
-            "contained": self.engine.failures(self.time_ms()),
-            **self.follower.figures(self.engine.state.seq),
-            "appends": {"records": self.records, "seconds": round(self._append_s, 6)},
-            "ledger_copies": self._scheduler.copies.figures(),
-            **self.queue_reader.figures(),
-        }
+    def add_figures(self, fleet: FleetAnswer) -> FleetAnswer:
+        """Add to the answer `fleet` how the term, the ledger and the queue do."""
+        fleet.feature_level = self.engine.state.level
+        fleet.schedulers = self._scheduler.standings.rows()
+        fleet.contained = ContainedFailures(**self.engine.failures(self.time_ms()))
+        fleet.follower = self.follower.figures(self.engine.state.seq)
+        fleet.appends = AppendFigures(records=self.records, seconds=round(self._append_s, 6))
+        fleet.ledger_copies = self._scheduler.copies.figures()
+        fleet.request_queue = self.queue_reader.figures()
+        return fleet
 
     # ------------------------------------------------------------------------------------------- reports
 

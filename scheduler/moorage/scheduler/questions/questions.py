@@ -31,6 +31,7 @@ from moorage.scheduler.questions.question_queue import contained
 from moorage.scheduler.questions.relay import Relay, page_asked
 from moorage.scheduler.questions.schedules import ScheduleVerb
 from moorage.scheduler.questions.standing import Standings
+from moorage.schemas.answers.fleet import FleetAnswer
 from moorage.schemas.codec import encode
 from moorage.schemas.errors import Problem, Refused, refuse
 from moorage.schemas.frames import Answer, Looked
@@ -65,8 +66,8 @@ class Leader(Protocol):
     def say(self, messages: list[Message]) -> None:
         """Send messages soon, without waiting until they are sent."""
 
-    def figures(self) -> dict[str, Any]:
-        """Return what the answer to `fleet` contains in addition to the fleet."""
+    def add_figures(self, fleet: FleetAnswer) -> FleetAnswer:
+        """Add to the answer `fleet` how the term, the ledger and the queue do."""
 
 
 class Questions:
@@ -218,7 +219,8 @@ class Questions:
             self._leader.answer_now(reply, encode(self._framed(verb, data), json=json))
 
     def _framed(self, verb: str, data: Any) -> Any:
-        return Answer(verb, self._engine.state.seq, data) if isinstance(data, dict) else data
+        """Return the frame of an answer; None, too, for one that is sent later."""
+        return data if data is None or isinstance(data, Problem) else Answer(verb, self._engine.state.seq, data)
 
     def admin(self, operator: str, verb: str, arguments: dict[str, Any], reply: str, json: bool) -> None:
         """Answer an operator's question, or offer the order to the core. Raises `Refused` for an invalid one.
@@ -248,13 +250,17 @@ class Questions:
             raise refuse("unknown-verb", f"{verb} is not served by this release", found=verb, allowed=allowed)
 
     def _fleet(self, arguments: dict[str, Any], reply: str, json: bool) -> None:
-        more, after, only = self._leader.figures(), arguments.get("after", ""), arguments.get("worker", "")
+        after, only = arguments.get("after", ""), arguments.get("worker", "")
         for field, name in (("after", after), ("worker", only)):
             if not isinstance(name, str):
                 raise refuse(
                     "invalid-argument", f"{field} must be a string, the id of a worker", field=f"$.{field}", found=name
                 )
-        self._ask("fleet", lambda: views.fleet(self._engine, self._leader.mono_ms(), after, only) | more, reply, json)
+
+        def answer() -> FleetAnswer:
+            return self._leader.add_figures(views.fleet(self._engine, self._leader.mono_ms(), after, only))
+
+        self._ask("fleet", answer, reply, json)
 
     def _order(self, operator: str, verb: str, arguments: dict[str, Any], reply: str, json: bool) -> Order:
         act, announced = act_of(verb, arguments), None

@@ -14,12 +14,11 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
-import msgspec
-
 from moorage.bus.errors import BusError
 from moorage.bus.transport import Delivery, Subscribed, Transport
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.ledger import records
+from moorage.schemas.answers.fleet import SchedulerRow
 from moorage.schemas.codec import Decoder, encode
 from moorage.schemas.errors import Refused
 from moorage.schemas.frames import Standing
@@ -102,10 +101,19 @@ class Standings:
                 log.warning("standby %s has other settings, which would hold after a takeover: %s", name, other)
         self._told = found
 
-    def rows(self) -> list[dict[str, Any]]:
+    def rows(self) -> list[SchedulerRow]:
         """Return the schedulers in the form of the verb `fleet`."""
-        rows = [msgspec.to_builtins(said) for said in self.lately()]
-        return [{key: row[key] for key in row if key not in ("kind", "v")} for row in rows]
+        return [
+            SchedulerRow(
+                scheduler=said.scheduler,
+                release=said.release,
+                level=said.level,
+                ledger=said.ledger,
+                leads=said.leads,
+                settings=said.settings,
+            )
+            for said in self.lately()
+        ]
 
 
 def differing(theirs: dict[str, Any], ours: dict[str, Any]) -> str:

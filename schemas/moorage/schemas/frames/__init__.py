@@ -8,7 +8,17 @@ are in seconds; times are ledger milliseconds, unless the name ends in `_wall_s`
 
 from __future__ import annotations
 
-from moorage.schemas.frames.fleet import Device, FleetFrame, Hello, Load, RollCall, SlotLoad, Standing
+from moorage.schemas.frames.fleet import (
+    Device,
+    FleetFrame,
+    FleetRow,
+    Hello,
+    LedgerCopies,
+    Load,
+    RollCall,
+    SlotLoad,
+    Standing,
+)
 from moorage.schemas.frames.history import HistoryFrame, HistoryWorker, Moved, Story
 from moorage.schemas.frames.inspection import Finding, Look, Looked
 from moorage.schemas.frames.lease_session import (
@@ -135,6 +145,7 @@ __all__ = [
     "Finding",
     "FleetDetail",
     "FleetFrame",
+    "FleetRow",
     "Freeze",
     "Goodbye",
     "Held",
@@ -144,6 +155,7 @@ __all__ = [
     "Idle",
     "Join",
     "Joined",
+    "LedgerCopies",
     "Load",
     "LogPage",
     "LogStream",

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import msgspec
 
+from moorage.schemas.always import always
 from moorage.schemas.capabilities import Capabilities
 from moorage.schemas.driver_config import canonical_id
 from moorage.schemas.frames.version import VERSION
@@ -145,19 +146,35 @@ class Load(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field=
     warning: str = ""
 
 
+class FleetRow(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """A worker in the fleet frame."""
+
+    worker: str
+    state: str = always(str)  # as in the answer `admin.fleet`
+    cells: str = always(str)  # a character for each GPU, as `moorage fleet` explains them
+    simulated: bool = always(bool)
+
+
+class LedgerCopies(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, kw_only=True):
+    """The ledger's copies on NATS servers."""
+
+    wanted: int = always(int)  # number of copies that there should be
+    lacking: list[str] = always(list[str])  # servers whose copy is not up to date
+    seen_ms_ago: int | None = None  # ms since the leader saw the copies; left out for one copy
+    holder: str | None = None  # the server of the only copy; left out for several copies
+    servers: list[str] | None = None  # servers of the cluster around the only copy; left out for several copies
+
+
 class FleetFrame(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field="kind", tag="fleet"):
     """The leader's summary of the fleet for observers, one frame for all workers. It names no job and no tenant."""
 
     epoch: int  # the leader's epoch
     ledger: int  # number of the ledger's last record
     v: int = VERSION
-    #: workers by name, each with `worker`, `state`, `simulated` and `cells`: one sign for each GPU, as `moorage fleet`
-    #: explains them
-    workers: list[dict[str, Any]] = []
+    workers: list[FleetRow] = []  # the workers by name
     queued: int = 0
     running: int = 0
-    #: the ledger's copies, as in the answer `fleet`
-    ledger_copies: dict[str, Any] = {}
+    ledger_copies: LedgerCopies | None = None
 
 
 class RollCall(msgspec.Struct, frozen=True, gc=False, tag_field="kind", tag="roll-call"):

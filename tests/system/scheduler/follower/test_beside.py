@@ -35,11 +35,11 @@ async def test_a_process_that_follows_nothing_is_told_of_until_another_one_follo
     monkeypatch.setattr(beside, "AGAIN_S", 0.01)
     command = Command(argv, {})
     follower = FollowerBeside(command, lambda: pytest.fail("it is a process"))
-    assert "trouble" not in follower.figures(7)["follower"], "it is about to begin"
+    assert not follower.figures(7).trouble, "it is about to begin"
     running = asyncio.create_task(follower.run())
 
     def told() -> str:
-        return str(follower.figures(7)["follower"].get("trouble", ""))
+        return follower.figures(7).trouble
 
     try:
         await until(lambda: told().startswith(trouble), 60, trouble)

@@ -26,7 +26,7 @@ def test_fleet_and_show_carry_what_the_join_told() -> None:
     drive.worker("untold", capabilities={})
     drive.submit("said", run={"driver": "parrot", "argv": ["hello"]})
     drive.submit("untold", run={"argv": ["true"]})
-    rows = {row["worker"]: row["capabilities"] for row in views.fleet(drive.engine, drive.now)["workers"]}
+    rows = {row.worker: row.capabilities for row in views.fleet(drive.engine, drive.now).workers}
     assert rows == {"w0": {"parrot": msgspec.to_builtins(CAN)}, "untold": {}}
     assert reported_capabilities(shown(drive, "said")) == CAN
     assert "capabilities" not in shown(drive, "untold"), "its worker told nothing"
@@ -41,8 +41,8 @@ def test_a_leader_that_takes_over_knows_them_from_the_ledger_and_from_a_snapshot
         if from_snapshot:
             drive.take_snapshot()
         drive.lead()
-        (row,) = views.fleet(drive.engine, drive.now)["workers"]
-        assert row["capabilities"] == {"parrot": msgspec.to_builtins(CAN)}
+        (row,) = views.fleet(drive.engine, drive.now).workers
+        assert row.capabilities == {"parrot": msgspec.to_builtins(CAN)}
         assert reported_capabilities(shown(drive, "said")) == CAN
 
 

@@ -106,8 +106,8 @@ def test_a_gang_and_a_named_device_go_by_the_modes() -> None:
 def test_what_fits_now_counts_devices_that_are_lent_whole() -> None:
     drive = fleet(w0=("mps", "mps", "", "exclusive"))
     data = views.fleet(drive.engine, drive.now)
-    (row,) = data["fits_now"]
-    assert (row["gpus"], row["free"], row["largest"]) == (4, 4, 2)
+    (row,) = data.fits_now
+    assert (row.gpus, row.free, row.largest) == (4, 4, 2)
 
 
 def test_a_worker_that_joins_with_other_modes_keeps_what_runs() -> None:

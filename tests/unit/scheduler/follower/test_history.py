@@ -27,6 +27,7 @@ from moorage.scheduler.follower.beside import FollowerBeside
 from moorage.scheduler.follower.follower import Follower, Question
 from moorage.scheduler.history import story
 from moorage.scheduler.ledger.ledger import Ledger
+from moorage.schemas.answers.fleet import FollowerRow
 from moorage.schemas.codec import FRAME_BYTES_MAX, Decoder
 from moorage.schemas.errors import Problem, Refused
 from moorage.schemas.frames import HistoryFrame
@@ -328,39 +329,39 @@ async def test_a_follower_that_cannot_begin_or_go_on_says_why_until_it_can(drive
         changed = {"name": SUBJECTS.follower_stream, "discard": discard}
         await drive.ledger_js.ensure_stream(changed, frozenset({"discard"}))
 
-    def follower_of_fleet() -> dict[str, Any]:
+    def follower_of_fleet() -> FollowerRow:
         beside = FollowerBeside(None, lambda: drive.follower)
         beside._here = drive.follower
-        return dict(beside.figures(drive.state.seq)["follower"])
+        return beside.figures(drive.state.seq)
 
     await drive.written()
-    assert "trouble" not in follower_of_fleet()
+    assert not follower_of_fleet().trouble
     await set_to("old")
     drive.follows()
     await drive.written()
     told = follower_of_fleet()
-    assert told["trouble"].startswith(f"stream {SUBJECTS.follower_stream} exists with other settings: discard is 'old'")
-    assert told["next"] == "change the stream yourself, or give moorage another prefix"
+    assert told.trouble.startswith(f"stream {SUBJECTS.follower_stream} exists with other settings: discard is 'old'")
+    assert told.next == "change the stream yourself, or give moorage another prefix"
     await set_to("new")
     await drive.written(60)
-    assert "trouble" not in follower_of_fleet()
+    assert not follower_of_fleet().trouble
 
     drive.link.lose()  # the history's: what waits to be written cannot be
     drive.submit("j")
     drive.cancel("j")
     await drive.written(20)
-    assert follower_of_fleet()["trouble"]
+    assert follower_of_fleet().trouble
     drive.link.restore()
     await drive.written(60)
-    assert "trouble" not in follower_of_fleet()
+    assert not follower_of_fleet().trouble
 
     drive.link.lose()
     drive.follows()
     await drive.written(20)
-    assert follower_of_fleet()["trouble"], "also while it is tried again, before that is given up"
+    assert follower_of_fleet().trouble, "also while it is tried again, before that is given up"
     drive.link.restore()
     await drive.written(60)
-    assert "trouble" not in follower_of_fleet()
+    assert not follower_of_fleet().trouble
 
 
 @scene()

@@ -10,13 +10,14 @@ import pytest
 from moorage.scheduler.answers import views
 from moorage.scheduler.leader import fleet_frames
 from moorage.scheduler.leader.fleet_frames import FleetFrames
+from moorage.schemas.frames import LedgerCopies
 from tests.unit.scheduler.driving import Driving
 
 
 def _seen(frames: FleetFrames) -> dict[str, Any]:
     for _ in frames.catch_up():
         pass
-    seen: dict[str, Any] = msgspec.json.decode(frames.frame({}))
+    seen: dict[str, Any] = msgspec.json.decode(frames.frame(LedgerCopies()))
     return seen
 
 
@@ -79,4 +80,4 @@ def test_a_large_fleet_is_caught_up_with_in_several_turns(monkeypatch: pytest.Mo
         drive.worker(f"w{number}", 1)
     frames = FleetFrames(drive.engine)
     assert sum(1 for _ in frames.catch_up()) == 2, "five rows, two a turn"
-    assert msgspec.json.decode(frames.frame({}))["workers"] == _fresh(drive)
+    assert msgspec.json.decode(frames.frame(LedgerCopies()))["workers"] == _fresh(drive)

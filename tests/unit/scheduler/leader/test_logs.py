@@ -91,8 +91,8 @@ def test_show_says_until_when_it_is_kept_and_fleet_how_long() -> None:
     assert isinstance(shown, dict)
     assert shown["kept"]["job_ms"] == ended_ms + 3_600_000
     assert shown["kept"]["history_ms"] == ended_ms + 7_200_000
-    keeps = fleet(drive.engine, drive.now)["keeps"]
-    assert (keeps["finished_keep"], keeps["history_keep"], keeps["history_bytes"]) == (3600, 7200, 1 << 30)
+    keeps = fleet(drive.engine, drive.now).keeps
+    assert (keeps.finished_keep, keeps.history_keep, keeps.history_bytes) == (3600, 7200, 1 << 30)
     drive.submit("live", gpu={"model": "H999"})
     live = show(drive.engine, "t", "live")
     assert isinstance(live, dict)

@@ -17,6 +17,7 @@ from moorage.scheduler.questions.questions import Questions
 from moorage.scheduler.questions.schedules import ScheduleVerb
 from moorage.scheduler.whatif import child
 from moorage.scheduler.whatif.child import FAILED, Children
+from moorage.schemas.answers.fleet import FleetAnswer
 from tests.unit.scheduler.driving import SUBJECTS, Driving
 
 
@@ -42,8 +43,8 @@ class _Leader:
     def say(self, messages: list[Any]) -> None:
         raise AssertionError("nobody is told anything")
 
-    def figures(self) -> dict[str, Any]:
-        return {}
+    def add_figures(self, fleet: FleetAnswer) -> FleetAnswer:
+        return fleet
 
     @property
     def follower(self) -> FollowerBeside:

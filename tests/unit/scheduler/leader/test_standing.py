@@ -57,7 +57,7 @@ def test_a_leader_names_who_stands_by_with_other_settings(caplog: pytest.LogCapt
             "standby c has other settings, which would hold after a takeover: reserve_after = 30.0 (the leader: 60.0)"
         )
         assert told == [text], "once, and of nobody else"
-        rows = {row["scheduler"]: row.get("settings") for row in ours.rows()}
+        rows = {row.scheduler: row.settings for row in ours.rows()}
         assert (rows["a"], rows["c"]) == ({"ranker": "pack", "reserve_after": 60.0}, {"ranker": "pack"})
         leads = False
         for task in speaking:

@@ -102,8 +102,8 @@ def test_an_order_is_the_operators_that_its_subject_names() -> None:
     drain = act_of("drain", {"worker": "w0", "by": "scheduler", "within_s": 60, "why": "disk"})
     drive.engine.offer(Order("drain", drain, "r", True, None, "ben"))
     drive.tick()
-    row = views.fleet(drive.engine, drive.now)["workers"][0]
-    assert (row["by"], row["said"], row["drain"]["by"]) == ("operator:ben", "scheduler", "operator:ben")
+    row = views.fleet(drive.engine, drive.now).workers[0]
+    assert (row.by, row.said, row.drain and row.drain.by) == ("operator:ben", "scheduler", "operator:ben")
 
 
 @pytest.mark.parametrize(

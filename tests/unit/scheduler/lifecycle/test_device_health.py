@@ -53,9 +53,9 @@ def test_a_failed_device_is_closed_alone_and_the_others_of_its_host_go_on() -> N
     drive.settle()
     assert slots_of(drive, "next") == ("w0", 4)
     assert drive.replica("kept").state == drive.replica("next").state
-    [row] = views.fleet(drive.engine, drive.now)["workers"]
-    assert row["cells"] == "#!#"
-    assert [(t["slot"], t["kind"], t["recorded"]) for t in row["troubles"]] == [(1, "xid", True)]
+    [row] = views.fleet(drive.engine, drive.now).workers
+    assert row.cells == "#!#"
+    assert [(t.slot, t.kind, t.recorded) for t in row.troubles] == [(1, "xid", True)]
 
 
 def test_a_device_that_its_worker_warns_of_is_given_out() -> None:
@@ -65,8 +65,8 @@ def test_a_device_that_its_worker_warns_of_is_given_out() -> None:
     drive.submit("next", gpu={})
     drive.settle()
     assert slots_of(drive, "next") == ("w0", 2)
-    [row] = views.fleet(drive.engine, drive.now)["workers"]
-    assert [(t["slot"], t["kind"], t["detail"]) for t in row["troubles"]] == [
+    [row] = views.fleet(drive.engine, drive.now).workers
+    assert [(t.slot, t.kind, t.detail) for t in row.troubles] == [
         (0, "ecc", ""),
         (1, "cdi", "no CDI spec names it: nvidia-ctk cdi generate"),
     ]
@@ -75,7 +75,7 @@ def test_a_device_that_its_worker_warns_of_is_given_out() -> None:
     held_by = drive.explained("waits")["held_by"]
     assert not any("cdi" in words for words in held_by), "it is no reason to wait"
     drive.load("w0", s0="ecc")
-    assert [t["kind"] for t in views.fleet(drive.engine, drive.now)["workers"][0]["troubles"]] == ["ecc"]
+    assert [t.kind for t in views.fleet(drive.engine, drive.now).workers[0].troubles] == ["ecc"]
 
 
 def test_what_runs_on_it_is_told_to_save_itself_then_ends_and_starts_elsewhere() -> None:
@@ -524,8 +524,8 @@ def test_who_is_there_from_outside_is_named_and_the_device_comes_back_by_itself(
     found = drive.explained("j")
     assert found["reason"] == "foreign"
     assert "w3 GPU 0: used by pid 1234 python (user bob)" in found["held_by"]
-    [row] = views.fleet(drive.engine, drive.now)["workers"]
-    assert row["cells"] == "x!"
+    [row] = views.fleet(drive.engine, drive.now).workers
+    assert row.cells == "x!"
     drive.load("w3")
     drive.tick()
     drive.settle()

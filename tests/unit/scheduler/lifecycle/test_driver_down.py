@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from moorage.scheduler.answers import views
+from moorage.schemas.answers.fleet import DriverDownRow
 from moorage.schemas.frames import DriverDown
 from tests.unit.scheduler.driving import Driving
 
@@ -40,13 +41,13 @@ def test_a_host_is_left_out_for_that_driver_alone_until_its_engine_answers() -> 
     placed = {job: is_placed(drive, job) for job in ("before", "waits", "no-gpu", "other")}
     assert placed == {"before": True, "waits": False, "no-gpu": False, "other": True}, "nothing is ended"
     assert drive.explained("waits")["reason"] == "driver-down"
-    [row] = views.fleet(drive.engine, drive.now)["workers"]
-    assert (row["state"], row["drivers_down"]) == ("up", [{"driver": "docker", "why": DOWN.why, "for_s": 12}])
+    [row] = views.fleet(drive.engine, drive.now).workers
+    assert (row.state, row.drivers_down) == ("up", [DriverDownRow(driver="docker", why=DOWN.why, for_s=12)])
     say(drive)
     assert is_placed(drive, "waits")
     assert is_placed(drive, "no-gpu")
-    [row] = views.fleet(drive.engine, drive.now)["workers"]
-    assert "drivers_down" not in row
+    [row] = views.fleet(drive.engine, drive.now).workers
+    assert not row.drivers_down
 
 
 def test_a_full_disk_is_told_as_that() -> None:
@@ -57,8 +58,8 @@ def test_a_full_disk_is_told_as_that() -> None:
     drive.settle()
     explained = drive.explained("waits")
     assert (explained["reason"], is_placed(drive, "waits")) == ("disk-full", False)
-    [row] = views.fleet(drive.engine, drive.now)["workers"]
-    assert (row["state"], row["free"]) == ("disk-full", 0)
+    [row] = views.fleet(drive.engine, drive.now).workers
+    assert (row.state, row.free) == ("disk-full", 0)
     say(drive)
     assert is_placed(drive, "waits"), "it opens by itself"
 
@@ -75,5 +76,5 @@ def test_another_worker_with_that_driver_gets_the_job() -> None:
 def test_a_driver_that_the_worker_does_not_offer_is_not_noted() -> None:
     drive = fleet()
     say(drive, DriverDown("nonsense", "x\x07" * 500, -5))
-    [row] = views.fleet(drive.engine, drive.now)["workers"]
-    assert "drivers_down" not in row
+    [row] = views.fleet(drive.engine, drive.now).workers
+    assert not row.drivers_down

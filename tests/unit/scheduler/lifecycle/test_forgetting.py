@@ -15,7 +15,7 @@ from moorage.scheduler.core.ledger.record import Record
 from moorage.scheduler.core.lifecycle import forgetting, sessions
 from moorage.scheduler.core.outputs.outputs import changes_since
 from moorage.scheduler.leader.fleet_frames import FleetFrames
-from moorage.schemas.frames import Goodbye
+from moorage.schemas.frames import Goodbye, LedgerCopies
 from tests.unit.scheduler.driving import Driving
 
 KEEP_S = 3_600
@@ -56,7 +56,7 @@ def test_a_worker_that_stays_away_is_forgotten_with_all_that_is_known_of_it(driv
     later(drive)
     assert known(drive) == ["w0", "w2"]
     list(frames.catch_up())
-    assert b"w1" not in frames.frame({})
+    assert b"w1" not in frames.frame(LedgerCopies())
     assert 1 not in drive.engine.sessions.reports
     drive.take_snapshot()
     drive.lead()

@@ -18,7 +18,7 @@ from moorage.scheduler.core.outputs.outputs import changes_since
 from moorage.scheduler.leader.fleet_frames import FleetFrames
 from moorage.schemas.attempt import AttemptName
 from moorage.schemas.capabilities import Capabilities
-from moorage.schemas.frames import Unwell
+from moorage.schemas.frames import LedgerCopies, Unwell
 from tests.unit.scheduler.driving import Driving
 from tests.unit.scheduler.honest_worker import Worker
 
@@ -644,9 +644,9 @@ def cells(drive: Driving, frames: FleetFrames) -> str:
     """The only worker's, as observers see them; the same as a question is answered."""
     for _ in frames.catch_up():
         pass
-    (row,) = msgspec.json.decode(frames.frame({}))["workers"]
-    (asked,) = views.fleet(drive.engine, drive.now)["workers"]
-    assert row["cells"] == asked["cells"]
+    (row,) = msgspec.json.decode(frames.frame(LedgerCopies()))["workers"]
+    (asked,) = views.fleet(drive.engine, drive.now).workers
+    assert row["cells"] == asked.cells
     return str(row["cells"])
 
 

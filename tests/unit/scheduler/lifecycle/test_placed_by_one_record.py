@@ -77,9 +77,9 @@ def test_each_has_the_use_that_it_said(said: dict[One, tuple[int, int]]) -> None
         mine = [percent for (who, _), (_, percent) in said.items() if who == tenant]
         found = (of_job["devices"], of_job["percent_min"], of_job["percent_max"])
         assert found == (REPLICAS, min(mine), max(mine))
-    [now] = views.fleet(drive.engine, drive.now)["used_now"]
+    [now] = views.fleet(drive.engine, drive.now).used_now
     idle = sum(percent == 0 for _, percent in said.values())
-    assert (now["read"], now["idle"]) == (len(EACH), idle)
+    assert (now.read, now.idle) == (len(EACH), idle)
 
 
 @given(st.fixed_dictionaries(dict.fromkeys(EACH, SAYS)))

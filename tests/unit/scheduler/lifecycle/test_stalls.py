@@ -67,7 +67,7 @@ def test_a_stall_is_told_once_and_taken_back_once_when_it_moves() -> None:
     assert isinstance(explained, dict)
     assert explained["stalled"][0]["seconds"] == 90
     fleet = views.fleet(drive.engine, drive.now)
-    assert (fleet["stalled_jobs"], fleet["stalled"][0]["job"]) == (1, "j")
+    assert (fleet.stalled_jobs, fleet.stalled[0].job) == (1, "j")
     renew(drive, (0, [IDLE, (100, 650, 700)]))
     assert told(drive) == [{"seconds": 0, "why": "it moves again"}]
     assert "stalled" not in views.summary(drive.engine, drive.job("j"))

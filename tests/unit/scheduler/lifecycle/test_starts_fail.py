@@ -9,6 +9,7 @@ import pytest
 
 from moorage.scheduler.answers.views import fleet as fleet_answer
 from moorage.scheduler.core.config import Config
+from moorage.schemas.answers.fleet import WorkerInfo
 from moorage.schemas.frames import NOT_HERE, Hello, Place
 from moorage.schemas.reasons import STARTS_FAIL
 from tests.unit.scheduler.driving import H100, Driving
@@ -46,9 +47,9 @@ def failing(drive: Driving, name: str, cannot: Callable[[str, str], bool], gpus:
     return worker
 
 
-def row(drive: Driving, name: str) -> dict[str, Any]:
+def row(drive: Driving, name: str) -> WorkerInfo:
     found = fleet_answer(drive.engine, drive.now)
-    return next(each for each in found["workers"] if each["worker"] == name)
+    return next(each for each in found.workers if each.worker == name)
 
 
 def until_over(drive: Driving, jobs: dict[str, list[str]], seconds: int = 60) -> dict[str, dict[str, str]]:
@@ -84,7 +85,7 @@ def test_a_host_that_cannot_start_jobs_fails_none_of_a_queue() -> None:
         for job in jobs:
             drive.submit(job, gpu={}, retries=0)
         assert set(until_over(drive, {"t": jobs})["t"].values()) == {"SUCCEEDED"}
-        assert row(drive, "bad")["state"] == STARTS_FAIL.name
+        assert row(drive, "bad").state == STARTS_FAIL.name
         assert bad.tried <= 20, "each once until three have started elsewhere, and the second wave not at all"
 
 
@@ -94,7 +95,7 @@ def test_three_jobs_that_have_started_elsewhere_close_a_host_for_a_minute_and_th
     drive.worker("keeper", 8)
     number, closed = 0, []
     for _ in range(7):
-        while row(drive, "bad")["state"] == "up":
+        while row(drive, "bad").state == "up":
             number += 1
             drive.submit(f"j{number}", gpu={})
             drive.settle()
@@ -102,13 +103,14 @@ def test_three_jobs_that_have_started_elsewhere_close_a_host_for_a_minute_and_th
             drive.settle()
             drive.run_out("keeper")
         tried, began = bad.tried, drive.now
-        told = row(drive, "bad")["starts_fail"]
-        assert told["why"].startswith(WHY)
-        assert told["opens_in_ms"] > 0
+        told = row(drive, "bad").starts_fail
+        assert told is not None
+        assert told.why.startswith(WHY)
+        assert told.opens_in_ms > 0
         assert drive.engine.fleet.hosts[0].closed
         drive.submit(f"meanwhile-{number}", gpu={})
         drive.settle()
-        while row(drive, "bad")["state"] == STARTS_FAIL.name:
+        while row(drive, "bad").state == STARTS_FAIL.name:
             drive.pass_time(1_000)
         closed.append(round((drive.now - began) / 60_000))
         drive.run_out("keeper")
@@ -145,13 +147,15 @@ def test_a_start_there_ends_the_row_and_the_doubling() -> None:
     three_fail(2)
     one_starts()
     three_fail(2)
-    assert row(drive, "bad")["state"] == "up"
+    assert row(drive, "bad").state == "up"
     three_fail(1)
-    assert row(drive, "bad")["state"] == STARTS_FAIL.name
+    assert row(drive, "bad").state == STARTS_FAIL.name
     drive.pass_time(61_000)
     one_starts()
     three_fail()
-    assert row(drive, "bad")["starts_fail"]["opens_in_ms"] <= 60_000
+    fails = row(drive, "bad").starts_fail
+    assert fails is not None
+    assert fails.opens_in_ms <= 60_000
 
 
 def test_an_operator_opens_it_and_a_restart_does() -> None:
@@ -161,7 +165,7 @@ def test_an_operator_opens_it_and_a_restart_does() -> None:
         drive.submit("j", tenant=tenant, gpu={})
         drive.settle()
         drive.pass_time(1_000)
-    assert row(drive, "bad")["state"] == STARTS_FAIL.name
+    assert row(drive, "bad").state == STARTS_FAIL.name
     drive.submit("next", gpu={})
     drive.pass_time(1_000)
     found = drive.explained("next")
@@ -170,7 +174,7 @@ def test_an_operator_opens_it_and_a_restart_does() -> None:
     drive.take_snapshot()
     drive.lead()
     drive.renew()
-    assert row(drive, "bad")["state"] == STARTS_FAIL.name, "the ledger knows it"
+    assert row(drive, "bad").state == STARTS_FAIL.name, "the ledger knows it"
     assert drive.states("next") == ["QUEUED"]
     bad.cannot = lambda worker, job: False
     assert drive.operate("uncordon", "bad")["changed"]
@@ -182,10 +186,10 @@ def test_an_operator_opens_it_and_a_restart_does() -> None:
         drive.submit("k", tenant=tenant, gpu={})
         drive.settle()
         drive.pass_time(1_000)
-    assert row(drive, "bad")["state"] == STARTS_FAIL.name
+    assert row(drive, "bad").state == STARTS_FAIL.name
     bad.boot = "boot-9"
     drive.join(bad)
-    assert row(drive, "bad")["state"] == "up"
+    assert row(drive, "bad").state == "up"
 
 
 def test_what_runs_there_runs_on() -> None:
@@ -197,7 +201,7 @@ def test_what_runs_there_runs_on() -> None:
         drive.submit("j", tenant=tenant, gpu={})
         drive.settle()
         drive.pass_time(1_000)
-    assert row(drive, "bad")["state"] == STARTS_FAIL.name
+    assert row(drive, "bad").state == STARTS_FAIL.name
     assert drive.states("first") == ["RUNNING"]
     assert bad.held
 
@@ -218,7 +222,7 @@ def test_what_is_no_evidence_against_a_host(kind: str) -> None:
         drive.pass_time(1_000)
         if not any(drive.states("j", tenant) == ["PLACED"] for tenant in ("t", "u", "v", "w")):
             break
-    assert row(drive, "w0")["state"] == "up"
+    assert row(drive, "w0").state == "up"
 
 
 def test_failed_starts_by_a_fault_that_may_pass_close_a_host_too() -> None:
@@ -230,7 +234,7 @@ def test_failed_starts_by_a_fault_that_may_pass_close_a_host_too() -> None:
     for job in jobs:
         drive.submit(job, gpu={})
     assert set(until_over(drive, {"t": jobs}, 120)["t"].values()) == {"SUCCEEDED"}
-    assert "starts_fail" in row(drive, "bad")
+    assert row(drive, "bad").starts_fail is not None
 
 
 def test_a_thousand_jobs_of_one_tenant_that_start_nowhere_close_no_host() -> None:
@@ -248,7 +252,7 @@ def test_a_thousand_jobs_of_one_tenant_that_start_nowhere_close_no_host() -> Non
     found = until_over(drive, {"bad": names, "t": good}, 1_500)
     assert set(found["t"].values()) == {"SUCCEEDED"}
     assert set(found["bad"].values()) == {"FAILED"}, "each after three hosts"
-    assert all(row(drive, name)["state"] == "up" for name in drive.workers)
+    assert all(row(drive, name).state == "up" for name in drive.workers)
     assert not drive.state.shut
 
 

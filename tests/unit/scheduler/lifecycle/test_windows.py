@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from moorage.scheduler.answers import views
+from moorage.schemas.answers.fleet import WorkerInfo
 from moorage.schemas.errors import Refused
 from moorage.schemas.frames import End
 from moorage.schemas.operate import act_of
@@ -38,9 +40,8 @@ def where(drive: Driving, job: str) -> str:
     return drive.member(job).worker.id
 
 
-def row(drive: Driving, worker: str) -> dict[str, Any]:
-    found: list[dict[str, Any]] = views.fleet(drive.engine, drive.now)["workers"]
-    return next(each for each in found if each["worker"] == worker)
+def row(drive: Driving, worker: str) -> WorkerInfo:
+    return next(each for each in views.fleet(drive.engine, drive.now).workers if each.worker == worker)
 
 
 def test_of_two_words_in_one_record_the_later_counts() -> None:
@@ -51,7 +52,7 @@ def test_of_two_words_in_one_record_the_later_counts() -> None:
     drive.tick()
     assert drive.answers[reply]["changed"], "what the first word asked for is taken back"
     pass_time(drive, 20_000)
-    assert (row(drive, "w0")["state"], drive.state.windows) == ("up", {})
+    assert (row(drive, "w0").state, drive.state.windows) == ("up", {})
 
 
 def test_an_uncordon_counts_in_the_very_record_in_which_a_window_begins() -> None:
@@ -61,7 +62,7 @@ def test_an_uncordon_counts_in_the_very_record_in_which_a_window_begins() -> Non
     drive.offer_operate("uncordon", "w0")
     drive.tick(12_000)
     drive.renew()
-    assert (row(drive, "w0")["state"], drive.state.windows) == ("up", {})
+    assert (row(drive, "w0").state, drive.state.windows) == ("up", {})
 
 
 def test_a_drain_with_a_deadline_closes_now_tells_ahead_and_moves_what_is_left() -> None:
@@ -76,7 +77,7 @@ def test_a_drain_with_a_deadline_closes_now_tells_ahead_and_moves_what_is_left()
     assert answer["drain"]["leave_ms"] - answer["drain"]["from_ms"] == 120_000
     [renewed] = drive.renew("w0")
     assert 100 < renewed["drain_s"] <= 120, "what it lends has to be back by then, too"
-    assert row(drive, "w0")["state"] == "draining"
+    assert row(drive, "w0").state == "draining"
     drive.submit("late", gpu={})
     drive.settle()
     assert where(drive, "late") == "w1"
@@ -96,9 +97,9 @@ def test_a_drain_with_a_deadline_closes_now_tells_ahead_and_moves_what_is_left()
     assert {drive.replica(job).losses + drive.replica(job).retries for job in ("saves", "plain")} == {0}
     assert "w0 is drained: new disk" in {change[8] for change in drive.job("plain").story}
     assert where(drive, "plain") == "w1" or drive.job("plain").state == "QUEUED"
-    assert row(drive, "w0")["state"] == "draining", "until somebody uncordons"
+    assert row(drive, "w0").state == "draining", "until somebody uncordons"
     assert drive.operate("uncordon", "w0")["changed"] is True
-    assert "drain" not in row(drive, "w0")
+    assert row(drive, "w0").drain is None
 
 
 @pytest.mark.slow
@@ -107,8 +108,8 @@ def test_a_window_is_kept_clear_by_time_limits_empties_and_opens_by_itself() -> 
     drive.worker("w0", gpus=4)
     answer = drive.operate("drain", "w0", from_s=7200, for_s=3600, why="firmware")
     assert answer["changed"]
-    assert row(drive, "w0")["state"] == "up"
-    assert row(drive, "w0")["drain"] == {
+    assert row(drive, "w0").state == "up"
+    assert msgspec.to_builtins(row(drive, "w0").drain) == {
         "begins_in_ms": 2 * HOUR,
         "leave_in_ms": 2 * HOUR,
         "ends_in_ms": 3 * HOUR,
@@ -139,14 +140,14 @@ def test_a_window_is_kept_clear_by_time_limits_empties_and_opens_by_itself() -> 
     assert drive.job("too-late").state == "QUEUED", "one without a limit is not placed ten minutes before"
     pass_time(drive, 11 * MINUTE)
     drive.settle()
-    assert row(drive, "w0")["state"] == "draining"
+    assert row(drive, "w0").state == "draining"
     assert drive.job("endless-2").state == "QUEUED"
     assert drive.replica("endless-2").losses == 0
     pass_time(drive, HOUR)
     drive.load("w0")
     drive.settle()
-    assert row(drive, "w0")["state"] == "up"
-    assert "drain" not in row(drive, "w0")
+    assert row(drive, "w0").state == "up"
+    assert row(drive, "w0").drain is None
     assert [drive.job(name).state for name in ("long", "too-late", "endless-2")] == ["RUNNING"] * 3
 
 
@@ -185,13 +186,15 @@ def test_a_window_outlives_a_takeover_and_a_reboot_and_makes_up_for_what_it_miss
     drive.operate("drain", "w0", from_s=60, for_s=600)
     drive.take_snapshot()
     drive.lead()
-    assert row(drive, "w0")["drain"]["begins_in_ms"] <= 60_000
+    drain = row(drive, "w0").drain
+    assert drain is not None
+    assert drain.begins_in_ms <= 60_000
     drive.now += 5 * MINUTE  # nobody led while it began
     drive.lead()
     drive.renew("w0")
     drive.tick(1_500)
     drive.settle()
-    assert row(drive, "w0")["state"] == "draining"
+    assert row(drive, "w0").state == "draining"
     worker.die()
     drive.join(worker)
     drive.tick(1_500)
@@ -200,7 +203,7 @@ def test_a_window_outlives_a_takeover_and_a_reboot_and_makes_up_for_what_it_miss
     assert drive.job("k").state == "QUEUED", "closed to it after its reboot, too"
     pass_time(drive, 6 * MINUTE)
     drive.settle()
-    assert row(drive, "w0")["state"] == "up"
+    assert row(drive, "w0").state == "up"
 
 
 @pytest.mark.parametrize("also", ["uncordon", "drain"])
@@ -210,9 +213,9 @@ def test_a_window_is_taken_back_and_replaced(also: str) -> None:
     drive.operate("drain", "w0", from_s=60, for_s=600)
     assert drive.operate(also, "w0")["changed"] is True
     assert drive.state.windows == {}
-    assert row(drive, "w0")["state"] == {"uncordon": "up", "drain": "draining"}[also]
+    assert row(drive, "w0").state == {"uncordon": "up", "drain": "draining"}[also]
     pass_time(drive, 2 * MINUTE)
-    assert row(drive, "w0")["state"] == {"uncordon": "up", "drain": "draining"}[also]
+    assert row(drive, "w0").state == {"uncordon": "up", "drain": "draining"}[also]
 
 
 def test_who_is_cordoned_stays_so_when_the_window_is_over() -> None:
@@ -238,27 +241,27 @@ def test_a_worker_tells_who_closed_it_why_and_for_how_long(verb: str, flag: str)
     drive.settle()
     assert drive.explained("j")["held_by"] == [f"w0: {flag} by operator, unverified (says me): new disk"]
     told = row(drive, "w0")
-    assert [told[name] for name in ("flag", "by", "said", "why")] == [flag, "operator", "me", "new disk"]
-    assert 3 * MINUTE <= told["since_ms"] < 4 * MINUTE
+    assert [told.flag, told.by, told.said, told.why] == [flag, "operator", "me", "new disk"]
+    assert 3 * MINUTE <= (told.since_ms or 0) < 4 * MINUTE
     assert drive.operate(verb, "w0", why="new fans")["changed"] is True, "another reason replaces it"
     told = row(drive, "w0")
-    assert (told["why"], told["since_ms"] >= 3 * MINUTE) == ("new fans", True), "it is closed for as long as before"
+    assert (told.why, (told.since_ms or 0) >= 3 * MINUTE) == ("new fans", True), "it is closed for as long as before"
     drive.operate("uncordon", "w0")
-    assert not {"why", "since_ms"} & row(drive, "w0").keys()
+    assert (row(drive, "w0").why, row(drive, "w0").since_ms) == (None, None)
 
 
 def test_a_worker_that_a_window_closed_tells_its_reason_and_since_when() -> None:
     drive = Driving()
     drive.worker("w0", gpus=1)
     drive.operate("drain", "w0", from_s=60, why="firmware")
-    assert not {"why", "since_ms"} & row(drive, "w0").keys(), "it is open until then"
+    assert (row(drive, "w0").why, row(drive, "w0").since_ms) == (None, None), "it is open until then"
     drive.submit("long", gpu={}, run=limited(600))
     drive.settle()
     assert drive.explained("long")["held_by"] == ["w0: will be drained: firmware"]
     pass_time(drive, 3 * MINUTE)
     told = row(drive, "w0")
-    assert (told["flag"], told["said"], told["why"]) == ("draining", "me", "firmware")
-    assert MINUTE < told["since_ms"] <= 2 * MINUTE
+    assert (told.flag, told.said, told.why) == ("draining", "me", "firmware")
+    assert MINUTE < (told.since_ms or 0) <= 2 * MINUTE
 
 
 def test_an_order_says_how_many_attempts_are_ending() -> None:

@@ -10,6 +10,7 @@ from moorage.scheduler.answers import view as view_module
 from moorage.scheduler.answers import views
 from moorage.scheduler.answers.explain import HOLDERS_MAX
 from moorage.scheduler.answers.waiting import explain_job
+from moorage.schemas.answers.fleet import Fits
 from moorage.schemas.frames import Renew
 from moorage.schemas.reasons import REASONS
 from tests.unit.scheduler.driving import PATIENCE_MS, Driving
@@ -345,8 +346,8 @@ def test_views_of_everything_are_plain_data() -> None:
     ):
         assert encode(view)
     fleet_view = views.fleet(drive.engine, drive.now)
-    assert fleet_view["fits_now"] == [{"model": "NVIDIA H100 80GB HBM3", "gpus": 2, "free": 0, "largest": 0}]
-    assert [row["cells"] for row in fleet_view["workers"]] == ["", "##"]
+    assert fleet_view.fits_now == [Fits(model="NVIDIA H100 80GB HBM3", gpus=2, free=0, largest=0)]
+    assert [row.cells for row in fleet_view.workers] == ["", "##"]
 
 
 def test_an_audit_shows_only_what_two_renewals_of_a_worker_showed() -> None:

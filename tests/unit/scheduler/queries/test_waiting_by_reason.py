@@ -11,6 +11,7 @@ import pytest
 from moorage.scheduler.answers import waiting
 from moorage.scheduler.leader.fleet_detail import FleetDetails
 from moorage.scheduler.leader.fleet_frames import FleetFrames
+from moorage.schemas.frames import LedgerCopies
 from tests.unit.scheduler.driving import Driving
 from tests.unit.scheduler.fleet.test_slot_modes import fleet
 
@@ -19,7 +20,7 @@ SERVES: Final = {"run": {"driver": "process", "argv": ["serve"]}, "service": {"n
 
 def told(drive: Driving) -> tuple[int, int, int]:
     """How many replicas wait, as everybody, an operator and a monitor are told."""
-    seen = msgspec.json.decode(FleetFrames(drive.engine).frame({}))
+    seen = msgspec.json.decode(FleetFrames(drive.engine).frame(LedgerCopies()))
     detail = msgspec.json.decode(FleetDetails(drive.engine).frame())
     tenants = sum(row["waiting"] for row in detail.get("tenants", []))
     return seen.get("queued", 0), tenants, sum(waiting.waiting_by_reason(drive.engine).values())
