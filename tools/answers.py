@@ -9,11 +9,18 @@ from typing import Any, Final, get_args
 import msgspec
 
 from moorage.schemas.answers.fleet import FleetAnswer
+from moorage.schemas.answers.operators import Audit, TenantsAnswer, UsageAnswer
 from moorage.schemas.plan import Plan
 from tools.wire_types import fields_table
 
 #: the data of an answer by its verb; the structs within come after it
-DATA: Final[dict[str, type[msgspec.Struct]]] = {"plan": Plan, "admin.fleet": FleetAnswer}
+DATA: Final[dict[str, type[msgspec.Struct]]] = {
+    "plan": Plan,
+    "usage": UsageAnswer,
+    "admin.fleet": FleetAnswer,
+    "admin.tenants": TenantsAnswer,
+    "admin.audit": Audit,
+}
 
 
 def parts_of(struct: type[msgspec.Struct], known: Collection[type] = ()) -> list[type[msgspec.Struct]]:

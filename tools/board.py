@@ -18,6 +18,7 @@ from grafana_foundation_sdk.models.dashboard import DataSourceRef
 
 from moorage.cli.fleet.metrics import Told, families
 from moorage.schemas.answers.fleet import ContainedFailures, FleetAnswer, RequestQueueRow
+from moorage.schemas.answers.operators import UsageRow, WaitRow, Waits
 from moorage.schemas.frames import LedgerCopies
 from moorage.schemas.operate import Limit, TenantRow
 
@@ -156,8 +157,8 @@ def metrics() -> dict[str, str]:
         ledger_copies=LedgerCopies(wanted=1), request_queue=RequestQueueRow(), contained=ContainedFailures()
     )
     tenant = TenantRow("vision", 0, 0, limit=Limit(gpus=1))
-    waits = {"buckets_s": [1.0], "rows": [{"gpus": "1", "tenant": "vision", "jobs": [0, 0], "sum_s": 0.0}]}
-    usage = [{"tenant": "vision", "model": "H100", "gpu_s": 0.0, "used_gpu_s": 0.0}]
+    waits = Waits(buckets_s=[1.0], rows=[WaitRow(gpus="1", tenant="vision", jobs=[0, 0])])
+    usage = [UsageRow(tenant="vision", model="H100")]
     return {family.name: family.documentation for family in families(Told(fleet, [tenant], waits, usage))}
 
 

@@ -11,6 +11,7 @@ from moorage.client.errors import Rejected
 from moorage.client.login import who
 from moorage.client.pages import pages
 from moorage.client.replicas import Which, field_of
+from moorage.schemas.answers.operators import TenantsAnswer
 from moorage.schemas.errors import Refused
 from moorage.schemas.frames import LISTED_MAX
 from moorage.schemas.operate import DlqAct, Done, TenantRow, act_of
@@ -116,7 +117,7 @@ class Admin:
         At most 1,000, those with most GPUs first.
         """
         answer = await self._client.operate("tenants")
-        return msgspec.convert(answer.data["tenants"], list[TenantRow])
+        return msgspec.convert(answer.data, TenantsAnswer).tenants
 
     async def jobs(
         self,

@@ -11,6 +11,8 @@ from typing import Any, TypeVar
 import msgspec
 
 from moorage.schemas.answers.fleet import FleetAnswer
+from moorage.schemas.answers.operators import Audit as Audit
+from moorage.schemas.answers.operators import Drift as Drift
 from moorage.schemas.frames import Change
 from moorage.schemas.job import Request
 from moorage.schemas.operate import Hold
@@ -136,35 +138,6 @@ class FleetInfo(FleetAnswer, kw_only=True):
     """The workers in the order of their names, what fits now, and counts of jobs. `epoch` is the leader's term."""
 
     data: dict[str, Any] = msgspec.field(default_factory=dict)
-
-
-class Drift(msgspec.Struct, frozen=True, kw_only=True):
-    """One difference that an audit found. `kind` is one of those that `moorage audit` explains, `member` the attempt or
-    the device. Of a device there is also its uuid (`gpu`), its `slot`, and the process that uses it: its `pid`, its
-    `name`, and its memory in MiB."""
-
-    worker: str
-    kind: str
-    member: str = ""
-    gpu: str = ""
-    slot: int = -1
-    pid: int = 0
-    name: str = ""
-    memory_mib: int = 0
-
-
-class Audit(msgspec.Struct, frozen=True, kw_only=True):
-    """What the ledger and the workers say of one another. `drift` is empty if they agree; `left_out` further
-    differences on devices are not in it. `workers`, `members` and `leases` (GPUs) were compared. `looked` workers have
-    checked their devices, those in `not_looked` have not."""
-
-    drift: list[Drift] = []
-    workers: int = 0
-    members: int = 0
-    leases: int = 0
-    looked: int = 0
-    not_looked: list[str] = []
-    left_out: int = 0
 
 
 class Cancelled(msgspec.Struct, frozen=True, kw_only=True):

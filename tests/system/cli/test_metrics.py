@@ -19,6 +19,7 @@ from moorage.cli.fleet import metrics
 from moorage.client import AsyncClient
 from moorage.client.errors import NoScheduler, client_problem
 from moorage.schemas.answers.fleet import AppendFigures, ContainedFailures, FleetAnswer
+from moorage.schemas.answers.operators import UsageRow
 from moorage.schemas.cells import STATES
 from moorage.schemas.errors import MoorageError, problem
 from moorage.schemas.operate import Limit, TenantRow
@@ -231,7 +232,7 @@ def test_what_only_counts_up_is_a_counter() -> None:
 
 
 def test_what_gpus_gave_in_the_last_whole_hour_is_told_by_tenant_and_model() -> None:
-    usage = [{"tenant": "t", "model": "H100", "gpu_s": 7200.0, "used_gpu_s": 3600.5}]
+    usage = [UsageRow(tenant="t", model="H100", gpu_s=7200.0, used_gpu_s=3600.5)]
     found = {family.name: family.samples for family in metrics.families(metrics.Told(EMPTY, usage=usage))}
     for name, value in (("granted", 7200.0), ("used", 3600.5)):
         (sample,) = found[f"moorage_tenant_{name}_gpu_seconds"]

@@ -29,6 +29,7 @@ from moorage.cli.jobs.show_cancel import (
 from moorage.client.errors import Rejected
 from moorage.client.output import Piece
 from moorage.schemas.answers.fleet import WorkerInfo
+from moorage.schemas.answers.operators import UsageRow
 from moorage.schemas.errors import problem
 from moorage.schemas.frames import Change, Event, FleetRow, Replicas
 from moorage.schemas.gpu import model_matches, parse_token
@@ -463,7 +464,7 @@ def test_the_table_of_usage_fits_eighty_columns(monkeypatch: pytest.MonkeyPatch)
     shown = Terminal()
     monkeypatch.setattr("sys.stdout", shown)
     sums = {"gpu_s": 36e5, "memory_mib_s": 3.6e12, "used_gpu_s": 36e5, "used_memory_mib_s": 3.6e12}
-    row = {"tenant": "a-tenant-of-some-length", "model": "NVIDIA H100 80GB HBM3", "hour_ms": 0, **sums}
+    row = UsageRow(tenant="a-tenant-of-some-length", model="NVIDIA H100 80GB HBM3", hour_ms=0, **sums)
     for by in (["tenant", "model"], ["tenant", "model", "hour"]):
         shown.seek(0)
         shown.truncate()

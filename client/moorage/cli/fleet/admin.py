@@ -327,10 +327,10 @@ def tenants(*, options: RowOptions = ROWS) -> int:
     async def work(client: AsyncClient) -> int | None:
         import msgspec
 
-        from moorage.schemas.operate import TenantRow
+        from moorage.schemas.answers.operators import TenantsAnswer
 
         answer = await client._wire.operate("tenants")
-        rows = msgspec.convert(answer.data["tenants"], list[TenantRow])
+        rows = msgspec.convert(answer.data, TenantsAnswer).tenants
         if options.shown(answer, rows):
             return None
         if not rows:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Container, Iterable
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from collections.abc import Container, Iterable, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
+
+import msgspec
 
 from moorage.cli.framework.arguments import Parameter
 from moorage.cli.framework.console import say, tell
 from moorage.cli.framework.exit_codes import EXIT_DRIFT
 from moorage.cli.framework.options import ROWS, RowOptions, with_client
+from moorage.schemas.answers.operators import Audit, Drift
 from moorage.schemas.units import many
 
 if TYPE_CHECKING:
@@ -53,24 +56,26 @@ def audit(
         if watch:
             return await _watch(client, options)
         answer = await client._wire.operate("audit")
-        standing = drift_of(answer.data)
+        told = msgspec.convert(answer.data, Audit)
+        standing = drift_of(told)
         if standing and not quick:
             await asyncio.sleep(APART_S)
             answer = await client._wire.operate("audit")
-            standing = in_both(standing, drift_of(answer.data))
+            told = msgspec.convert(answer.data, Audit)
+            standing = in_both(standing, drift_of(told))
         drift = list(standing.values())
         frame = _frame(answer, drift)
         if not options.shown(frame, drift):
             for worker, kind, member in standing:
                 tell(f"{worker}\t{kind}\t{member or '-'}\t{KINDS.get(kind, kind)}")
         if not standing:
-            say(_no_drift(answer.data))
-            _tell_silent(answer.data)
+            say(_no_drift(told))
+            _tell_silent(told)
             return 0
         found = "found once" if quick else "drift"
         differ = f"{many(len(standing), 'difference')} between ledger, workers and devices"
-        say(f"{found}: {differ}; compared {_summary(answer.data)}")
-        _tell_silent(answer.data)
+        say(f"{found}: {differ}; compared {_summary(told)}")
+        _tell_silent(told)
         say(_fix_after_once() if quick else _fix(standing))
         return EXIT_DRIFT
 
@@ -80,61 +85,69 @@ def audit(
 async def _watch(client: AsyncClient, options: RowOptions) -> int:
     """Audit again and again until Ctrl-C. A difference comes once two audits in a row have it, and goes when an audit
     lacks it."""
-    standing: dict[_Key, dict[str, Any]] = {}
-    seen = drift_of((await client._wire.operate("audit")).data)
+    standing: dict[_Key, Drift] = {}
+    seen = drift_of(await client.fleet.audit())
     while True:
         await asyncio.sleep(APART_S)
         answer = await client._wire.operate("audit")
-        found = drift_of(answer.data)
+        found = drift_of(msgspec.convert(answer.data, Audit))
         now = in_both(seen, found)
-        changes = [{**row, "change": "comes"} for key, row in now.items() if key not in standing]
-        changes += [{**row, "change": "goes"} for key, row in standing.items() if key not in now]
-        if changes and not options.shown(_frame(answer, changes), changes):
-            for row in changes:
-                tell("\t".join((row["change"], row["worker"], row["kind"], row.get("member", "") or "-")))
+        changes = [_Change(row, "comes") for key, row in now.items() if key not in standing]
+        changes += [_Change(row, "goes") for key, row in standing.items() if key not in now]
+        rows = [{**msgspec.to_builtins(each.row), "change": each.change} for each in changes]
+        if rows and not options.shown(_frame(answer, rows), rows):
+            for row, change in changes:
+                tell("\t".join((change, row.worker, row.kind, row.member or "-")))
         standing, seen = now, found
 
 
-def _frame(answer: Answer, drift: list[dict[str, Any]]) -> dict[str, Any]:
+class _Change(NamedTuple):
+    """A difference that comes or goes."""
+
+    row: Drift
+    change: str
+
+
+def _frame(answer: Answer, drift: Sequence[Drift | dict[str, Any]]) -> dict[str, Any]:
     """Return the answer as a frame, with these rows of drift in place of those of the last audit."""
     return {"kind": "answer", "verb": "audit", "ledger": answer.ledger, "data": {**answer.data, "drift": drift}}
 
 
-def drift_of(data: dict[str, Any]) -> dict[_Key, dict[str, Any]]:
+def drift_of(told: Audit) -> dict[_Key, Drift]:
     """Return an audit's rows by worker, kind and member: rows of two audits with the same key are the same difference,
     even if their memory differs."""
-    return {(row["worker"], row["kind"], row.get("member", "")): row for row in data["drift"]}
+    return {(row.worker, row.kind, row.member): row for row in told.drift}
 
 
-def in_both(before: Container[_Key], now: dict[_Key, dict[str, Any]]) -> dict[_Key, dict[str, Any]]:
+def in_both(before: Container[_Key], now: dict[_Key, Drift]) -> dict[_Key, Drift]:
     """Return the rows of this audit that the one before had, too. A difference of one audit alone may be a frame on its
     way."""
     return {key: row for key, row in now.items() if key in before}
 
 
-def _tell_silent(data: dict[str, Any]) -> None:
-    silent = data.get("not_looked", [])
+def _tell_silent(told: Audit) -> None:
+    silent = told.not_looked
     if silent:
         shown = ", ".join(silent[:SILENT_SHOWN_MAX]) + (", …" if len(silent) > SILENT_SHOWN_MAX else "")
         say(f"warning[audit]: {many(len(silent), 'worker')} did not check their devices in time: {shown}")
-    if data.get("left_out"):
-        say(f"warning[audit]: {data['left_out']} more differences on devices are not shown")
+    if told.left_out:
+        say(f"warning[audit]: {told.left_out} more differences on devices are not shown")
 
 
-def _summary(data: dict[str, Any]) -> str:
+def _summary(told: Audit) -> str:
     parts = (
-        many(data["workers"], "worker"),
-        many(data["members"], "attempt"),
-        f"{data['leases']} GPUs leased",
-        *([f"{data['without_lease']} frozen without a lease"] if data.get("without_lease") else []),
+        many(told.workers, "worker"),
+        many(told.members, "attempt"),
+        f"{told.leases} GPUs leased",
+        *([f"{told.without_lease} frozen without a lease"] if told.without_lease else []),
     )
     return ", ".join(parts)
 
 
-def _no_drift(data: dict[str, Any]) -> str:
+def _no_drift(told: Audit) -> str:
     """Return that two audits show no drift, and how many differences only the second one found."""
-    once = len(drift_of(data))
-    return f"no drift: {_summary(data)}" + (f"; {many(once, 'difference')} found only once" if once else "")
+    once = len(drift_of(told))
+    return f"no drift: {_summary(told)}" + (f"; {many(once, 'difference')} found only once" if once else "")
 
 
 def _fix_after_once() -> str:

@@ -15,12 +15,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
+import msgspec
+
 from moorage.cli.framework.arguments import Parameter
 from moorage.cli.framework.console import say
 from moorage.cli.framework.listening import address, cannot_listen, host_and_port
 from moorage.cli.framework.options import DEFAULTS, Options, guarded, with_client
 from moorage.client.errors import NoScheduler
 from moorage.schemas.answers.fleet import AppendFigures, FleetAnswer, WorkerInfo
+from moorage.schemas.answers.operators import TenantsAnswer, UsageAnswer, UsageRow, Waits
 from moorage.schemas.cells import STATES
 from moorage.schemas.errors import MoorageError
 from moorage.schemas.optional import optional
@@ -88,24 +91,19 @@ class Told(NamedTuple):
 
     fleet: FleetAnswer | None = None
     tenants: Sequence[TenantRow] = ()
-    waits: Mapping[str, Any] = {}
-    usage: Sequence[dict[str, Any]] = ()
+    waits: Waits | None = None
+    usage: Sequence[UsageRow] = ()
     waiting: Mapping[str, int] = {}
     ended: Mapping[str, Mapping[str, int]] = {}
 
 
 async def _ask(client: AsyncClient) -> Told:
-    import msgspec
-
-    from moorage.schemas.operate import TenantRow
-
-    fleet, tenants = await client.fleet.show(), await client._wire.operate("tenants")
-    rows = msgspec.convert(tenants.data["tenants"], list[TenantRow])
-    waits, waiting, ended = (tenants.data[name] for name in ("waits", "waiting", "ended"))
-    return Told(fleet, rows, waits, await _last_hour(client), waiting, ended)
+    fleet, answer = await client.fleet.show(), await client._wire.operate("tenants")
+    told = msgspec.convert(answer.data, TenantsAnswer)
+    return Told(fleet, told.tenants, told.waits, await _last_hour(client), told.waiting, told.ended)
 
 
-async def _last_hour(client: AsyncClient) -> list[dict[str, Any]]:
+async def _last_hour(client: AsyncClient) -> list[UsageRow]:
     """Return the GPU time of the last whole hour, by tenant and model; none while what counts it is behind."""
     try:
         async with asyncio.timeout(GPU_TIME_S_MAX):
@@ -116,7 +114,8 @@ async def _last_hour(client: AsyncClient) -> list[dict[str, Any]]:
         return []
     except TimeoutError:  # the rest is answered already, and is not to be lost with it
         return []
-    return [row for row in answer.data["rows"] if row["hour_ms"] == answer.data["from_ms"]]
+    told = msgspec.convert(answer.data, UsageAnswer)
+    return [row for row in told.rows if row.hour_ms == told.from_ms]
 
 
 def families(told: Told) -> Iterator[Metric]:
@@ -168,7 +167,7 @@ def families(told: Told) -> Iterator[Metric]:
     yield from _of_gpus(fleet)
     yield from _of_tenants(told.tenants)
     yield from _of_usage(told.usage)
-    if waits := told.waits:
+    if (waits := told.waits) is not None:
         yield _histogram("wait_seconds", "From a job's acceptance to its first start, by GPUs asked.", "gpus", waits)
         yield _histogram("tenant_wait_seconds", "The same by tenant.", "tenant", waits)
 
@@ -205,8 +204,8 @@ def _of_tenants(tenants: Sequence[TenantRow]) -> Iterator[Metric]:
     yield _many("tenant_limit_gpus", "GPUs that a tenant may lease at most.", label, limits)
 
 
-def _of_usage(rows: Sequence[dict[str, Any]]) -> Iterator[Metric]:
-    most = sorted(rows, key=lambda row: -row["gpu_s"])[:TENANTS_MAX]
+def _of_usage(rows: Sequence[UsageRow]) -> Iterator[Metric]:
+    most = sorted(rows, key=lambda row: -row.gpu_s)[:TENANTS_MAX]
     for name, help_, key in (
         ("granted_gpu_seconds", "GPU seconds granted in the last whole hour of UTC.", "gpu_s"),
         (
@@ -215,7 +214,7 @@ def _of_usage(rows: Sequence[dict[str, Any]]) -> Iterator[Metric]:
             "used_gpu_s",
         ),
     ):
-        values = {(row["tenant"], row["model"]): row[key] for row in most}
+        values = {(row.tenant, row.model): getattr(row, key) for row in most}
         yield _many(f"tenant_{name}", help_, ("tenant", "model"), values)
 
 
@@ -241,17 +240,17 @@ def _appends(told: AppendFigures) -> Metric:
     return SummaryMetricFamily("moorage_ledger_append_seconds", help_, count_value=told.records, sum_value=told.seconds)
 
 
-def _histogram(name: str, help_: str, label: str, waits: Mapping[str, Any]) -> Metric:
+def _histogram(name: str, help_: str, label: str, waits: Waits) -> Metric:
     """Return the waits as a histogram by one label, `tenant` or `gpus`; the rows that differ only in the other one are
     added up."""
     from prometheus_client.metrics_core import HistogramMetricFamily
 
     family = HistogramMetricFamily(f"moorage_{name}", help_, labels=(label,))
-    bounds = [*(f"{bound:g}" for bound in waits["buckets_s"]), "+Inf"]
-    for value in sorted({row[label] for row in waits["rows"]}):
-        rows = [row for row in waits["rows"] if row[label] == value]
-        jobs = [sum(counts) for counts in zip(*(row["jobs"] for row in rows), strict=True)]
-        family.add_metric((value,), list(zip(bounds, accumulate(jobs), strict=True)), sum(row["sum_s"] for row in rows))
+    bounds = [*(f"{bound:g}" for bound in waits.buckets_s), "+Inf"]
+    for value in sorted({getattr(row, label) for row in waits.rows}):
+        rows = [row for row in waits.rows if getattr(row, label) == value]
+        jobs = [sum(counts) for counts in zip(*(row.jobs for row in rows), strict=True)]
+        family.add_metric((value,), list(zip(bounds, accumulate(jobs), strict=True)), sum(row.sum_s for row in rows))
     return family
 
 

@@ -6,11 +6,14 @@ import csv as csv_files
 import sys
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
+import msgspec
+
 from moorage.cli.framework.arguments import Parameter
 from moorage.cli.framework.console import say, tell
 from moorage.cli.framework.options import ROWS, RowOptions, with_client
 from moorage.cli.framework.render import table, utc
 from moorage.client.durations import seconds
+from moorage.schemas.answers.operators import UsageAnswer, UsageRow
 
 if TYPE_CHECKING:
     from moorage.client.client import AsyncClient
@@ -41,13 +44,14 @@ def usage(
     async def work(client: AsyncClient) -> None:
         asked = {"since_s": seconds(since), "by": words}
         answer = await all_pages(client, asked, of_all=all)
-        rows = answer.data["rows"]
+        told = msgspec.convert(answer.data, UsageAnswer)
+        rows = told.rows
         if csv:
             _write_csv(words, rows)
         elif not options.shown(answer, rows):
-            _show(words, rows, answer.data["from_ms"])
-            for from_ms, until_ms in answer.data.get("gaps", []):
-                if [from_ms, until_ms] in answer.data.get("restores", []):
+            _show(words, rows, told.from_ms)
+            for from_ms, until_ms in told.gaps:
+                if [from_ms, until_ms] in told.restores:
                     before = f"up to {utc(from_ms)} before it, and " if from_ms else ""  # 0: nothing is known of before
                     say(f"a restore: counted {before}from {utc(until_ms)} on behind it")
                 else:
@@ -69,17 +73,18 @@ async def all_pages(client: AsyncClient, asked: dict[str, Any], *, of_all: bool)
         asked = {**asked, "after": after}
 
 
-def _write_csv(by: list[str], rows: list[dict[str, Any]]) -> None:
+def _write_csv(by: list[str], rows: list[UsageRow]) -> None:
     writer = csv_files.writer(sys.stdout, lineterminator="\n")
     writer.writerow([*by, *SECONDS])
-    writer.writerows([*_names(by, row), *(row[name] for name in SECONDS)] for row in rows)
+    writer.writerows([*_names(by, row), *(getattr(row, name) for name in SECONDS)] for row in rows)
 
 
-def _names(by: list[str], row: dict[str, Any]) -> list[str]:
-    return [utc(row["hour_ms"]) if word == "hour" else row[word] for word in by]
+def _names(by: list[str], row: UsageRow) -> list[str]:
+    parts = {"tenant": row.tenant, "model": row.model, "hour": None if row.hour_ms is None else utc(row.hour_ms)}
+    return [parts[word] or "" for word in by]
 
 
-def _show(by: list[str], rows: list[dict[str, Any]], from_ms: int) -> None:
+def _show(by: list[str], rows: list[UsageRow], from_ms: int) -> None:
     if not rows:
         say(f"no GPU time has been counted since {utc(from_ms)}")
         return
@@ -87,10 +92,10 @@ def _show(by: list[str], rows: list[dict[str, Any]], from_ms: int) -> None:
     cells = [
         [
             *_names(by, row),
-            f"{row['gpu_s'] / _HOUR_S:.2f}",
-            f"{row['memory_mib_s'] / _MIB / _HOUR_S:.1f}",
-            f"{row['used_gpu_s'] / _HOUR_S:.2f}",
-            f"{row['used_memory_mib_s'] / _MIB / _HOUR_S:.1f}",
+            f"{row.gpu_s / _HOUR_S:.2f}",
+            f"{row.memory_mib_s / _MIB / _HOUR_S:.1f}",
+            f"{row.used_gpu_s / _HOUR_S:.2f}",
+            f"{row.used_memory_mib_s / _MIB / _HOUR_S:.1f}",
         ]
         for row in rows
     ]

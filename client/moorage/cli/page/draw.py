@@ -21,6 +21,7 @@ from moorage.client.view.bars import Bar, bars
 from moorage.client.view.lanes import Lanes
 from moorage.client.view.model import SILENT_MS, is_leased
 from moorage.client.view.view import Trouble, View, Waiting, WorkerCells
+from moorage.schemas.answers.operators import UsageRow
 from moorage.schemas.cells import STATES as SIGNS
 from moorage.schemas.frames import Device, Load
 from moorage.schemas.job import TERMINAL
@@ -701,22 +702,25 @@ def colour(tenant: str) -> str:
     return f"t{sum(tenant.encode()) % 8}"
 
 
-def usage(rows: Sequence[Mapping[str, Any]], from_ms: int, by: Sequence[str]) -> list[Part]:
+def usage(rows: Sequence[UsageRow], from_ms: int, by: Sequence[str]) -> list[Part]:
     """Return the GPU time that was granted, as bars, and what was used of it."""
-    order = sorted(rows, key=lambda row: -row["gpu_s"])[:ROWS_MAX]
-    most = max((row["gpu_s"] for row in order), default=1) or 1
+    order = sorted(rows, key=lambda row: -row.gpu_s)[:ROWS_MAX]
+    most = max((row.gpu_s for row in order), default=1) or 1
     cells = [
         [
-            *(utc(row["hour_ms"])[:16] if word == "hour" else row[word] for word in by),
+            *(
+                utc(row.hour_ms or 0)[:16] if word == "hour" else row.tenant if word == "tenant" else row.model
+                for word in by
+            ),
             tag(
                 "svg",
-                tag("rect", width=f"{100 * row['gpu_s'] / most:.2f}%", y=1, height=12),
-                tag("rect", class_="used", width=f"{100 * row['used_gpu_s'] / most:.2f}%", y=1, height=12),
+                tag("rect", width=f"{100 * row.gpu_s / most:.2f}%", y=1, height=12),
+                tag("rect", class_="used", width=f"{100 * row.used_gpu_s / most:.2f}%", y=1, height=12),
                 class_="bar",
             ),
-            f"{row['gpu_s'] / _HOUR_S:.2f}",
-            f"{row['used_gpu_s'] / _HOUR_S:.2f}",
-            f"{100 * row['used_gpu_s'] / row['gpu_s']:.0f} %" if row["gpu_s"] else "-",
+            f"{row.gpu_s / _HOUR_S:.2f}",
+            f"{row.used_gpu_s / _HOUR_S:.2f}",
+            f"{100 * row.used_gpu_s / row.gpu_s:.0f} %" if row.gpu_s else "-",
         ]
         for row in order
     ]

@@ -21,6 +21,7 @@ from moorage.client.errors import NoScheduler, NotFound, NotPermitted, Unreachab
 from moorage.client.view.lanes import KEPT_MS, Lanes
 from moorage.client.view.model import is_leased
 from moorage.schemas.answers.fleet import DeviceRow
+from moorage.schemas.answers.operators import UsageAnswer, UsageRow
 from moorage.schemas.codec import Decoder
 from moorage.schemas.errors import MoorageError, Refused
 from moorage.schemas.frames import Event, Events
@@ -287,15 +288,16 @@ class Source:
         data: dict[str, Any] = await self.kept(key, fresh_s, ask)
         return data
 
-    async def usage(self, since_s: float, by: tuple[str, ...]) -> tuple[list[dict[str, Any]], int]:
+    async def usage(self, since_s: float, by: tuple[str, ...]) -> tuple[list[UsageRow], int]:
         """Return sums of GPU time, of all tenants that the key may read, and from when on they are."""
 
         async def ask() -> Any:
             from moorage.cli.fleet.usage import all_pages
 
             asked = {"since_s": since_s, "by": list(by)}
-            data = (await all_pages(self.client, asked, of_all=self.feed.operates)).data
-            return data["rows"], data["from_ms"]
+            answer = await all_pages(self.client, asked, of_all=self.feed.operates)
+            told = msgspec.convert(answer.data, UsageAnswer)
+            return told.rows, told.from_ms
 
-        found: tuple[list[dict[str, Any]], int] = await self.kept(("usage", since_s, by), SLOW_S, ask)
+        found: tuple[list[UsageRow], int] = await self.kept(("usage", since_s, by), SLOW_S, ask)
         return found

@@ -19,6 +19,7 @@ from moorage.scheduler.core.queue.order import QueueOrder
 from moorage.scheduler.core.queue.queue import REPLICA_BITS, Group, entry
 from moorage.scheduler.core.schedule.plan import Reservation
 from moorage.scheduler.core.schedule.runtime import groups_of
+from moorage.schemas.answers.operators import WaitRow, Waits
 from moorage.schemas.frames import Stalled
 
 #: with more entries than the first number, jobs that ended while queued may be counted too, which is cheaper; with more
@@ -95,9 +96,10 @@ class View:
         return ""
 
     @property
-    def waits(self) -> dict[str, Any]:
+    def waits(self) -> Waits:
         """How long jobs waited for their start in this term, by class."""
-        return self._engine.waited.as_data()
+        told = self._engine.waited.as_data()
+        return Waits(buckets_s=told["buckets_s"], rows=[WaitRow(**row) for row in told["rows"]])
 
     @property
     def outcomes(self) -> dict[str, dict[str, int]]:

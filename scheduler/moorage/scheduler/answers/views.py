@@ -80,6 +80,7 @@ from moorage.schemas.answers.fleet import (
     StartsFail,
     WorkerInfo,
 )
+from moorage.schemas.answers.operators import Audit, Drift, TenantsAnswer
 from moorage.schemas.attempt import AttemptName
 from moorage.schemas.cells import FOREIGN, FREE, FROZEN, LEASED, LOST, NOT_LENT, SHARERS_MAX, SICK
 from moorage.schemas.codec import decode_request, encode
@@ -483,7 +484,7 @@ def held_by(hold: StandingOrder) -> str:
     return f"held by {actors.words(*actors.split(hold.actor))}" + (f": {hold.why}" if hold.why else "")
 
 
-def tenants(engine: Engine) -> dict[str, Any]:
+def tenants(engine: Engine) -> TenantsAnswer:
     """Return the tenants with live jobs, leases or operators' orders, those with most GPUs first.
 
     At most `LS_MAX` are listed; `of` is their number. `waits` is how long the jobs waited that started in this term,
@@ -498,12 +499,8 @@ def tenants(engine: Engine) -> dict[str, Any]:
         if row.live or row.gpus or row.ordered
     ]
     rows.sort(key=lambda row: (-row.gpus, -row.jobs, row.tenant))
-    return {
-        "tenants": msgspec.to_builtins(rows[:LS_MAX]),
-        "of": len(rows),
-        "waits": View(engine).waits,
-        "ended": View(engine).outcomes,
-    }
+    view = View(engine)
+    return TenantsAnswer(tenants=rows[:LS_MAX], of=len(rows), waits=view.waits, ended=view.outcomes)
 
 
 def by_name(engine: Engine) -> list[Worker]:
@@ -710,13 +707,13 @@ def cells(host: Host | None, size: int) -> str:
     return text
 
 
-def audit(engine: Engine) -> dict[str, Any]:
+def audit(engine: Engine) -> Audit:
     """Compare the ledger with what each worker's renewals reported; `drift` is empty if they agree.
 
     Only a difference shown by a worker's last two renewals is drift: a newer one may still be on its way. A worker is
     reported silent once it has had time for a renewal.
     """
-    drift = []
+    drift: list[Drift] = []
     patience_ms = BEHIND_RENEWALS * engine.config.renew_s * 1000
     for worker in engine.state.workers.values():
         if not worker.session:
@@ -724,20 +721,20 @@ def audit(engine: Engine) -> dict[str, Any]:
         report, host = View(engine).report_of(worker.num), engine.fleet.hosts.get(worker.num)
         if report is None:
             if host is None or engine.built_ms - host.last_ms > patience_ms:
-                drift.append({"worker": worker.id, "kind": "silent", "member": ""})
+                drift.append(Drift(worker=worker.id, kind="silent"))
             continue
         for key, member in worker.members.items():
             if member.missed > 1 and member.phase not in (AT_PLACED, AT_EXITED):
-                drift.append({"worker": worker.id, "kind": "ledger-only", "member": _name(key)})
+                drift.append(Drift(worker=worker.id, kind="ledger-only", member=_name(key)))
         for key in sorted(report.twice - worker.members.keys()):
-            drift.append({"worker": worker.id, "kind": "worker-only", "member": _name(key)})
-    return {
-        "drift": drift,
-        "workers": sum(1 for worker in engine.state.workers.values() if worker.session),
-        "members": sum(len(worker.members) for worker in engine.state.workers.values()),
-        "leases": sum(m.mask.bit_count() for m in engine.state.members()),
-        "without_lease": sum(m.mask != m.home for m in engine.state.members()),
-    }
+            drift.append(Drift(worker=worker.id, kind="worker-only", member=_name(key)))
+    return Audit(
+        drift=drift,
+        workers=sum(1 for worker in engine.state.workers.values() if worker.session),
+        members=sum(len(worker.members) for worker in engine.state.workers.values()),
+        leases=sum(m.mask.bit_count() for m in engine.state.members()),
+        without_lease=sum(m.mask != m.home for m in engine.state.members()),
+    )
 
 
 def _name(name: AttemptName) -> str:

@@ -15,6 +15,7 @@ from moorage.scheduler.core.ledger.records import SEQUENCES_AHEAD
 from moorage.scheduler.core.ledger.state import PLACED, REPLICA, Job, State, Transition
 from moorage.scheduler.follower.granted import HOUR_MS, SUMS, Counting, Granted, in_seconds
 from moorage.scheduler.follower.usage_table import Key, UsageTable
+from moorage.schemas.answers.operators import UsageAnswer, UsageRow
 from moorage.schemas.errors import Problem, problem
 from moorage.schemas.job import Request
 from moorage.schemas.request_cache import RequestCache
@@ -192,14 +193,16 @@ class Usage:
         told = [gap for gap in self.gaps if gap.until_ms >= from_hour * HOUR_MS]
         gaps = [[gap.from_ms, gap.until_ms] for gap in told]
         restores = [[gap.from_ms, gap.until_ms] for gap in told if gap.is_restore]
-        return {
-            "rows": [_row(by, key, summed[key]) for key in found[:ROWS_MAX]],
-            "from_ms": from_hour * HOUR_MS,
-            "until_ms": now_ms,
-            **({"gaps": gaps} if gaps else {}),
-            **({"restores": restores} if restores else {}),
-            **({"next": list(found[ROWS_MAX - 1])} if len(found) > ROWS_MAX else {}),
-        }
+        answer = UsageAnswer(
+            rows=[_row(by, key, summed[key]) for key in found[:ROWS_MAX]],
+            from_ms=from_hour * HOUR_MS,
+            until_ms=now_ms,
+            gaps=gaps,
+            restores=restores,
+            next=list(found[ROWS_MAX - 1]) if len(found) > ROWS_MAX else [],
+        )
+        plain: dict[str, Any] = msgspec.to_builtins(answer)
+        return plain
 
     def _summed(self, tenant: str | None, from_hour: int, by: list[str]) -> dict[Key, list[int]]:
         """Return the sums grouped by the words of `by`; other parts of the key are "" or -1."""
@@ -231,6 +234,10 @@ def _is_key(after: Any) -> bool:
     return isinstance(after, list) and len(after) == len(kinds) and all(map(isinstance, after, kinds))
 
 
-def _row(by: list[str], key: Key, sums: list[int]) -> dict[str, Any]:
-    names = {"tenant": ("tenant", key[0]), "model": ("model", key[1]), "hour": ("hour_ms", key[2] * HOUR_MS)}
-    return {**dict(names[word] for word in by), **in_seconds(sums)}
+def _row(by: list[str], key: Key, sums: list[int]) -> UsageRow:
+    return UsageRow(
+        tenant=key[0] if "tenant" in by else None,
+        model=key[1] if "model" in by else None,
+        hour_ms=key[2] * HOUR_MS if "hour" in by else None,
+        **in_seconds(sums),
+    )

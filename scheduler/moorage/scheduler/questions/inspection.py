@@ -12,9 +12,10 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 from moorage.bus.transport import Delivery, Transport
+from moorage.schemas.answers.operators import DeviceDrift
 from moorage.schemas.codec import Decoder, encode
 from moorage.schemas.errors import Refused
 from moorage.schemas.frames import Finding, Look, Looked
@@ -104,19 +105,19 @@ def _member_of(finding: Finding) -> str:
     return finding.uuid or finding.name
 
 
-def device_drift(answers: dict[str, Looked]) -> list[dict[str, Any]]:
+def device_drift(answers: dict[str, Looked]) -> list[DeviceDrift]:
     """Return the findings as rows of an audit's `drift`; `member` is stable from one inspection to the next."""
     return [
-        {
-            "worker": worker,
-            "kind": finding.kind,
-            "member": _member_of(finding),
-            "gpu": finding.uuid,
-            "slot": finding.slot,
-            "pid": finding.pid,
-            "name": finding.name,
-            "memory_mib": finding.memory_mib,
-        }
+        DeviceDrift(
+            worker=worker,
+            kind=finding.kind,
+            member=_member_of(finding),
+            gpu=finding.uuid,
+            slot=finding.slot,
+            pid=finding.pid,
+            name=finding.name,
+            memory_mib=finding.memory_mib,
+        )
         for worker, frame in sorted(answers.items())
         for finding in frame.findings
     ]

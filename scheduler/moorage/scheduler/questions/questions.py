@@ -32,6 +32,7 @@ from moorage.scheduler.questions.relay import Relay, page_asked
 from moorage.scheduler.questions.schedules import ScheduleVerb
 from moorage.scheduler.questions.standing import Standings
 from moorage.schemas.answers.fleet import FleetAnswer
+from moorage.schemas.answers.operators import Audit, TenantsAnswer
 from moorage.schemas.codec import encode
 from moorage.schemas.errors import Problem, Refused, refuse
 from moorage.schemas.frames import Answer, Looked
@@ -238,9 +239,7 @@ class Questions:
             asked = jobs_asked(arguments, operator=True)
             self._ask(verb, partial(self._lists.ask, asked.tenant, asked, reply, json), reply, json)
         elif verb == "tenants":
-            self._ask(
-                verb, lambda: views.tenants(self._engine) | {"waiting": waiting_by_reason(self._engine)}, reply, json
-            )
+            self._ask(verb, self._tenants, reply, json)
         elif verb == "usage":
             self._ask(verb, partial(self._usage, None, arguments, reply, json), reply, json)
         elif verb in ACTS:
@@ -248,6 +247,11 @@ class Questions:
         else:
             allowed = ", ".join(("fleet", "ls", "audit", "dlq", "tenants", "usage", *ACTS))
             raise refuse("unknown-verb", f"{verb} is not served by this release", found=verb, allowed=allowed)
+
+    def _tenants(self) -> TenantsAnswer:
+        found = views.tenants(self._engine)
+        found.waiting = waiting_by_reason(self._engine)
+        return found
 
     def _fleet(self, arguments: dict[str, Any], reply: str, json: bool) -> None:
         after, only = arguments.get("after", ""), arguments.get("worker", "")
@@ -276,11 +280,12 @@ class Questions:
         """Compare the ledger with the workers' last renewals; workers compare their devices with their leases."""
 
         def told(answers: dict[str, Looked], silent: list[str]) -> None:
-            def answer() -> dict[str, Any]:
-                data = views.audit(self._engine)
-                data["drift"] += device_drift(answers)
-                left_out = sum(frame.more for frame in answers.values())
-                return {**data, "looked": len(answers), "not_looked": silent, "left_out": left_out}
+            def answer() -> Audit:
+                found = views.audit(self._engine)
+                found.drift += device_drift(answers)
+                found.looked, found.not_looked = len(answers), silent
+                found.left_out = sum(frame.more for frame in answers.values())
+                return found
 
             self._ask("audit", answer, reply, json)
 

@@ -610,7 +610,7 @@ def test_it_is_shown_which_gpus_a_frozen_job_waits_for(drive: Driving) -> None:
     drive.submit("plain", gpu={})
     spot(drive)
     assert cells(drive, frames) == "##"
-    assert views.audit(drive.engine)["without_lease"] == 1
+    assert views.audit(drive.engine).without_lease == 1
 
 
 def test_it_is_told_for_what_a_frozen_job_waits(drive: Driving) -> None:

@@ -18,7 +18,7 @@ from moorage.scheduler.history.told_story import changes_in, read_frame
 from moorage.scheduler.ledger.ledger_reader import FoldedRecord, rows
 from moorage.schemas.errors import Refused
 from moorage.schemas.frames import Unwell
-from moorage.schemas.operate import act_of
+from moorage.schemas.operate import TenantRow, act_of
 from tests.unit.scheduler.driving import Driving
 
 GANG = {"scheduling": "gang"}
@@ -455,7 +455,7 @@ def test_a_limit_outlives_takeover(drive: Driving) -> None:
     drive.order("limit", gpus=None)
     assert drive.state.tenants["t"].gpus == 4
     answer = views.tenants(drive.engine)
-    assert (answer["tenants"], answer["of"]) == ([{"tenant": "t", "jobs": 4, "gpus": 4}], 1)
+    assert (answer.tenants, answer.of) == ([TenantRow("t", jobs=4, gpus=4)], 1)
 
 
 def test_a_gang_and_a_sharer_count_by_devices(drive: Driving) -> None:

@@ -358,8 +358,8 @@ def test_an_audit_shows_only_what_two_renewals_of_a_worker_showed() -> None:
     drive.settle()
 
     def drift() -> list[tuple[str, str]]:
-        rows = views.audit(drive.engine)["drift"]
-        return [(row["kind"], row["member"].partition(" ")[0]) for row in rows]
+        rows = views.audit(drive.engine).drift
+        return [(row.kind, row.member.partition(" ")[0]) for row in rows]
 
     assert drift() == [], "it has had no time for a renewal"
     drive.renew()

@@ -7,12 +7,13 @@ from typing import Any
 from moorage.scheduler.answers import views
 from moorage.scheduler.core.queue import waited
 from moorage.scheduler.core.queue.waited import BUCKETS_MS, OTHERS, TENANTS_MAX, Waited, class_of
+from moorage.schemas.answers.operators import WaitRow
 from tests.unit.scheduler.driving import Driving
 
 
-def waits(drive: Driving) -> dict[tuple[str, str], dict[str, Any]]:
+def waits(drive: Driving) -> dict[tuple[str, str], WaitRow]:
     """By tenant and class, as the leader answers."""
-    return {(row["tenant"], row["gpus"]): row for row in views.tenants(drive.engine)["waits"]["rows"]}
+    return {(row.tenant, row.gpus): row for row in views.tenants(drive.engine).waits.rows}
 
 
 def test_a_job_counts_once_when_it_first_starts_from_its_acceptance() -> None:
@@ -24,7 +25,7 @@ def test_a_job_counts_once_when_it_first_starts_from_its_acceptance() -> None:
     drive.submit("waits", tenant="u", gpu={"count": 2}, run={"driver": "noop"})
     drive.settle()
     assert set(waits(drive)) == {("t", "1")}, "who waits still is not counted"
-    assert sum(waits(drive)["t", "1"]["jobs"]) == 2
+    assert sum(waits(drive)["t", "1"].jobs) == 2
     drive.pass_time(20_000)
     drive.run_out("w0", 1)
     drive.pass_time(60_000)
@@ -32,10 +33,10 @@ def test_a_job_counts_once_when_it_first_starts_from_its_acceptance() -> None:
     drive.pass_time(60_000)
     assert drive.job("first").replicas[0].attempt == 2
     found = waits(drive)
-    assert sum(found["t", "1"]["jobs"]) == 2, "a retry is no wait"
-    assert sum(found["u", "2-7"]["jobs"]) == 1
-    assert found["u", "2-7"]["sum_s"] >= 20
-    assert found["u", "2-7"]["jobs"].index(1) == next(at for at, ms in enumerate(BUCKETS_MS) if ms >= 20_000)
+    assert sum(found["t", "1"].jobs) == 2, "a retry is no wait"
+    assert sum(found["u", "2-7"].jobs) == 1
+    assert found["u", "2-7"].sum_s >= 20
+    assert found["u", "2-7"].jobs.index(1) == next(at for at, ms in enumerate(BUCKETS_MS) if ms >= 20_000)
 
 
 def test_of_many_tenants_the_first_are_counted_each_and_the_others_together() -> None:

@@ -1,0 +1,93 @@
+"""What `admin.tenants`, `admin.audit` and `usage` answer, the last one to tenants, too."""
+
+from __future__ import annotations
+
+import msgspec
+
+from moorage.schemas.always import always
+from moorage.schemas.operate import TenantRow
+
+
+class WaitRow(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """How long jobs of one tenant and class waited."""
+
+    tenant: str
+    gpus: str  # the class: how many GPUs a job needs at once: none, share, 1, 2-7 or 8+
+    jobs: list[int] = always(list[int])  # number of jobs in each bucket; one more is for longer waits
+    sum_s: float = always(float)  # seconds that they waited in all
+
+
+class Waits(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """How long jobs waited from their acceptance to their first start in this term."""
+
+    buckets_s: list[float] = always(list[float])  # upper bounds of the buckets, seconds
+    rows: list[WaitRow] = always(list[WaitRow])
+
+
+class TenantsAnswer(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """The tenants with live jobs, leases or operators' orders, those with most GPUs first; and counts for monitors."""
+
+    tenants: list[TenantRow] = always(list[TenantRow])  # at most 1,000
+    of: int = always(int)  # how many there are
+    waits: Waits = always(Waits)
+    ended: dict[str, dict[str, int]] = always(dict[str, dict[str, int]])  # jobs that ended, by tenant and state
+    waiting: dict[str, int] = always(dict[str, int])  # replicas that wait, by reason
+
+
+class Drift(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """One difference that an audit found. Of a device there is also its uuid, its slot, and the process on it."""
+
+    worker: str
+    kind: str  # one of those that `moorage audit` explains
+    member: str = always(str)  # the attempt or the device
+    gpu: str = ""  # uuid of the device
+    slot: int = -1  # position of the device in the worker's pool
+    pid: int = 0  # process that uses the device
+    name: str = ""  # name of that process
+    memory_mib: int = 0  # memory in use on the device
+
+
+class DeviceDrift(Drift, frozen=True, omit_defaults=True, kw_only=True):
+    """A difference on a device, in which all fields are sent."""
+
+    gpu: str = always(str)
+    slot: int = always(int)
+    pid: int = always(int)
+    name: str = always(str)
+    memory_mib: int = always(int)
+
+
+class Audit(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """What the ledger and the workers say of one another. `drift` is empty if they agree."""
+
+    drift: list[Drift] = always(list[Drift])
+    workers: int = always(int)  # number of workers that were compared
+    members: int = always(int)  # number of attempts that were compared
+    leases: int = always(int)  # number of GPUs that were compared
+    without_lease: int = always(int)  # number of frozen attempts without a lease
+    looked: int = always(int)  # number of workers that have checked their devices
+    not_looked: list[str] = always(list[str])  # workers that have not
+    left_out: int = always(int)  # number of further differences on devices
+
+
+class UsageRow(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """A sum of GPU time. It has those of tenant, model and hour by which the question sums."""
+
+    tenant: str | None = None
+    model: str | None = None
+    hour_ms: int | None = None  # begin of the hour, ms since 1970
+    gpu_s: float = always(float)  # GPU seconds that were granted; a sharer counts by its share
+    memory_mib_s: float = always(float)  # memory of GPUs that was granted, MiB seconds
+    used_gpu_s: float = always(float)  # GPU seconds at work, as workers measured them of attempts that are over
+    used_memory_mib_s: float = always(float)  # memory of GPUs that was used, MiB seconds
+
+
+class UsageAnswer(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """GPU time over whole hours, including jobs that are not over."""
+
+    rows: list[UsageRow] = always(list[UsageRow])
+    from_ms: int = always(int)  # begin of the first hour
+    until_ms: int = always(int)  # the ledger time now
+    gaps: list[list[int]] = []  # times (from, until) of which nothing was counted
+    restores: list[list[int]] = []  # those of the gaps that are restores of the ledger
+    next: list[str | int] = []  # the last key of this page, if there are more rows: ask again with it as `after`
