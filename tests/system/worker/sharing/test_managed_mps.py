@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -23,7 +24,8 @@ from moorage.worker.agent.run import Worker, start
 from moorage.worker.drivers.conformance.leader import ScriptedLeader
 from moorage.worker.settings import WorkerSettings
 from moorage.worker.sharing.compute_modes import EXCLUSIVE_PROCESS, FILE_NAME
-from moorage.worker.sharing.mps import control, managed
+from moorage.worker.sharing.mps import control, managed, watched
+from moorage.worker.sharing.mps.watched import OperatorsMps
 from moorage.worker.supervisor import client as supervisor_client
 from moorage.worker.supervisor import protocol
 from tests.nvidia.mps import CLIENT, Played
@@ -88,10 +90,12 @@ class Scene:
         request = {"gpu": ({"sharing": mode} if mode == "mps" else {}) | gpu, "run": run}
         await self.leader.want("w1", Place(*name_of(job), slots or [slot], mode, False, encode(request)))
 
-    async def client(self, job: str, mib: int = 4000, percent: int = 25, before: str = "") -> dict[str, str]:
+    async def client(
+        self, job: str, mib: int = 4000, percent: int = 25, before: str = "", **more: Any
+    ) -> dict[str, str]:
         """As `share`, and the job is a client of its daemon, so that there is a server."""
         argv = [sys.executable, "-IS", "-c", f"{before}\n{CLIENT}", str(self.folder / job)]
-        return await self.share(job, mib, percent, argv=argv)
+        return await self.share(job, mib, percent, argv=argv, **more)
 
     async def share(self, job: str, mib: int = 4000, percent: int = 25, **more: Any) -> dict[str, str]:
         """Have a job share a GPU; returns the variables of MPS that it has, once it runs."""
@@ -141,7 +145,7 @@ async def scene(
     url: str, prefix: str, monkeypatch: pytest.MonkeyPatch, *boards: Board, opens: bool = True, **more: Any
 ) -> AsyncIterator[Scene]:
     """`opens` says whether the worker is started."""
-    monkeypatch.setattr(managed, "CHECK_S", 1.0)
+    monkeypatch.setattr(watched, "CHECK_S", 1.0)
     for module, name in ((control, "ASK_S"), (managed, "START_S"), (managed, "END_S")):
         monkeypatch.setattr(module, name, 60.0)  # the played program is slow on a busy machine
     spawn = supervisor_client._spawn
@@ -331,6 +335,43 @@ async def test_a_clients_work_is_stopped_before_it_is_killed(
         one.played.feel("refuses")
         await one.end("neighbour")
         assert one.exits()["neighbour"] == "end; mps-not-asked: terminate_client: Insufficient privileges"
+
+
+@pytest.mark.slow
+async def test_an_operators_daemon_is_watched_and_told_of_ends_as_one_of_the_workers_own(
+    nats_url: str, unique: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with scene(nats_url, unique, monkeypatch, mps="operator") as one:
+        pipe, log = one.folder / "pipe", one.folder / "log"
+        for folder in (pipe, log):
+            folder.mkdir()
+        named: dict[str, Any] = {"mps_pipe_dir": str(pipe), "mps_log_dir": str(log)}
+        env = {**os.environ, "CUDA_MPS_PIPE_DIRECTORY": str(pipe)}
+        daemon = await asyncio.create_subprocess_exec(one.played.program, "-f", env=env)
+        await until((pipe / "nvidia-cuda-mps-control.pid").exists, what="the operator's daemon listens")
+        try:
+            kernel = "import os; os.environ['KERNEL'] = '1'"
+            for job in ("told", "guilty", "victim"):
+                await one.client(job, before=kernel, **named)
+            await one.end("told")
+            assert (one.played.lines("failed"), one.exits()["told"]) == ([], "end")
+            [pid] = [pid for pid, job in one.clients().items() if job == "guilty"]
+            (log / "server.log").write_text(f"[Server 12] Client process {pid} encountered a fatal GPU error.\n")
+            one.played.feel("fault")
+            for job in ("guilty", "victim"):
+                await one.leader.heard("w1", "freed", name_of(job))
+            assert (one.exits()["guilty"].partition(":")[0], one.exits()["victim"]) == ("mps-fault", "lost")
+            await one.place("next", **named)
+            assert "cannot serve: server" in await one.refused("next"), "no sharer until it is ACTIVE"
+            one.played.feel("")
+            clients = one.agent.clients.mps
+            assert isinstance(clients, OperatorsMps)
+            await until(lambda: not any(each.why for each in clients._daemons.values()), what="it is well again")
+            await one.client("last", **named)
+            await one.end("last")
+        finally:
+            daemon.terminate()
+            await daemon.wait()
 
 
 @pytest.mark.slow

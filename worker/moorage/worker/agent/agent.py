@@ -113,6 +113,7 @@ from moorage.worker.sharing.limiter.limits import limited
 from moorage.worker.sharing.memory_guard import MemoryGuard
 from moorage.worker.sharing.mps.clients import MpsClients
 from moorage.worker.sharing.mps.managed import ManagedMps
+from moorage.worker.sharing.mps.watched import OperatorsMps
 
 #: if the queue has more events than this, frames of the leader are dropped and counted; the leader sends them again
 QUEUE_MAX: Final = 65_536
@@ -177,7 +178,7 @@ class Agent:
         drivers: Sequence[Driver],
         journal: MemoryJournal,
         health_file: Path | None = None,
-        mps: ManagedMps | None = None,
+        mps: ManagedMps | OperatorsMps | None = None,
         items: JobItems | None = None,
         disk: StateDisk | None = None,
         *,
@@ -225,6 +226,7 @@ class Agent:
             self.members.held, self.lost, self.lender, disk,
         )  # fmt: skip
         self.clients = MpsClients(self, mps, self.drivers, self.pool)
+        self.guard.announce = None if mps is None else mps.announce
         is_real = not all(driver.capabilities.simulated_only for driver in drivers)  # a job may listen on its ports
         self.claims = MemberClaims(
             self, self.pool, inventory, Rendezvous(host.ports, settings.address), self.clients,

@@ -47,7 +47,8 @@ from moorage.worker.job.secret_files import trouble_with_secrets
 from moorage.worker.lend.lender import LeaseServer
 from moorage.worker.settings import WorkerSettings, mps_folder
 from moorage.worker.sharing.compute_modes import FILE_NAME, ComputeModes
-from moorage.worker.sharing.mps.managed import MPS, ManagedMps
+from moorage.worker.sharing.mps.managed import ManagedMps
+from moorage.worker.sharing.mps.watched import MPS, OperatorsMps
 
 SUPERVISOR_FOLDER: Final = "supervisor"
 WORKERS_FOLDER: Final = "workers"
@@ -199,7 +200,7 @@ async def _start(
     await _put_agents(worker, settings, facts, hosts, drivers, link, worker.items, calls)
     await link.end_others(lambda name: _is_known(name, worker.agents, settings.state_dir))
     if worker.compute_modes is not None:
-        has_mps = worker.agents[0].clients.mps is not None
+        has_mps = isinstance(worker.agents[0].clients.mps, ManagedMps)
         await worker.compute_modes.open(_whole_gpus(worker.agents[0]), has_mps=has_mps)
     if settings.folder_dir is None:
         is_known = functools.partial(_is_known, agents=worker.agents, state=settings.state_dir)
@@ -372,10 +373,11 @@ def _agent(
     fenced = settings.device_fence != "off" and devices and not inventory.simulated
     gpu_nodes = GpuNodes(devices, nodes) if fenced else None
     mps = _mps(name, settings, inventory, link, modes, gpu_nodes)
+    own_mps = mps if isinstance(mps, ManagedMps) else None
     freezer = freezer_for(name, inventory, settings.state_dir / FROZEN_FILE)
     kit = Kit(
         name, settings, Policy.of(settings), link, len(devices), inventory.simulated,
-        files=items.files, nodes=nodes, inventory=inventory, mps=mps, freezer=freezer, gpu_nodes=gpu_nodes,
+        files=items.files, nodes=nodes, inventory=inventory, mps=own_mps, freezer=freezer, gpu_nodes=gpu_nodes,
         calls=calls,
     )  # fmt: skip
     drivers = [each.make(kit) for each in found]
@@ -405,10 +407,12 @@ def _mps(
     link: SupervisorLink,
     modes: ComputeModes | None,
     gpu_nodes: GpuNodes | None,
-) -> ManagedMps | None:
-    """Return the worker's MPS daemons; None if it runs none."""
-    if modes is None or settings.mps != "managed" or MPS not in settings.modes_offered:
+) -> ManagedMps | OperatorsMps | None:
+    """Return the MPS daemons of the worker, or what watches an operator's; None if it offers no mps."""
+    if modes is None or MPS not in settings.modes_offered:
         return None
+    if settings.mps != "managed":
+        return OperatorsMps()
     return ManagedMps(name, link, inventory.devices(), mps_folder(settings), modes, gpu_nodes)
 
 
@@ -453,7 +457,7 @@ def _is_known(owner: str, agents: list[Agent], state: Path) -> bool:
 
 def _owners(agent: Agent) -> list[str]:
     """Return which parts of this agent have members at the supervisor: its drivers, and its MPS daemons."""
-    return [*agent.drivers, *([MPS] if agent.clients.mps is not None else [])]
+    return [*agent.drivers, *([MPS] if isinstance(agent.clients.mps, ManagedMps) else [])]
 
 
 def _can_outlive(agent: Agent) -> bool:

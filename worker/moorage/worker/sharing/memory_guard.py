@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Final
 
 from moorage.schemas.attempt import AttemptName
@@ -69,6 +69,8 @@ class MemoryGuard:
         self._over: dict[AttemptName, float] = {}
         self._hidden: dict[_Hidden, float] = {}
         self._asked: set[AttemptName] = set()
+        #: tells an MPS daemon of a process that is to be killed; None without daemons
+        self.announce: Callable[[int], Awaitable[None]] | None = None
 
     @staticmethod
     def _never_guarded(devices: list[Device], grace_s: float | None) -> dict[str, str]:
@@ -222,9 +224,14 @@ class MemoryGuard:
     def _kill(self, pid: int, ticks: int) -> None:
         """Kill a job's process that hides its member and uses memory of a shared device: it alone ends."""
         self._shell.say(Log("warning", "hidden-process", f"pid {pid} hides its member, on a shared GPU: killed"))
-        process = read_process(pid)
-        if process is not None and process.start_ticks == ticks:
-            kill_process(process)
+        if self.announce is None:
+            _kill(pid, ticks)
+        else:
+            self._shell.spawn(self._kill_announced(self.announce, pid, ticks))
+
+    async def _kill_announced(self, announce: Callable[[int], Awaitable[None]], pid: int, ticks: int) -> None:
+        await announce(pid)
+        _kill(pid, ticks)
 
     # ------------------------------------------------------------------------------------------------- its own health
 
@@ -247,6 +254,12 @@ class MemoryGuard:
             self._shell.say(Log("warning", "guard", f"memory is guarded again ({', '.join(risen)})"))
         if fallen or risen:
             self._shell.enqueue(HelloChanged())
+
+
+def _kill(pid: int, ticks: int) -> None:
+    process = read_process(pid)
+    if process is not None and process.start_ticks == ticks:
+        kill_process(process)
 
 
 def _absent(pids: Collection[int]) -> str:

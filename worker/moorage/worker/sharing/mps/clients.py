@@ -1,4 +1,4 @@
-"""Connect the agent with `managed`: track the members of one worker that are clients of its MPS daemons."""
+"""Connect the agent with `managed` and `watched`: track the members of one worker that are clients of MPS daemons."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ from moorage.worker.drivers.base import LOST, Driver
 from moorage.worker.session.member_messages import Member, OverGrant
 from moorage.worker.session.member_table import MPS_FAULT
 from moorage.worker.session.shell import Shell
-from moorage.worker.sharing.mps.managed import MPS, ManagedMps
+from moorage.worker.sharing.mps.managed import ManagedMps
+from moorage.worker.sharing.mps.watched import MPS, OperatorsMps
 
 log = logging.getLogger("moorage.worker")
 
 
 class MpsClients:
-    """The MPS clients of one worker. Without `mps`, the manager of its daemons, it does nothing."""
+    """The MPS clients of one worker. Without `mps`, which knows their daemons, it does nothing."""
 
     def __init__(
         self,
         shell: Shell,
-        mps: ManagedMps | None,
+        mps: ManagedMps | OperatorsMps | None,
         drivers: Mapping[str, Driver],
         pool: GpuPool,
     ) -> None:

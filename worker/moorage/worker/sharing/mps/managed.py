@@ -15,7 +15,7 @@ import contextlib
 import logging
 import os
 import shutil
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -32,14 +32,9 @@ from moorage.worker.job.environment import PATH_DEFAULT
 from moorage.worker.session.member_messages import Member
 from moorage.worker.sharing.compute_modes import ComputeModes, ModeFault
 from moorage.worker.sharing.mps.control import PROGRAM, SERVER_LOG, Limits, MpsControl, MpsFault
+from moorage.worker.sharing.mps.watched import FAILED_MAX, MPS, Watched, WatchedDaemons
 from moorage.worker.supervisor.protocol import Ended, Event, StartMember
 
-#: the daemons' part of an owner's name at the supervisor; no driver has this name
-MPS: Final = "mps"
-#: between two checks of a daemon
-CHECK_S: Final = 5.0
-#: checks in a row that fail before a daemon is replaced
-FAILED_MAX: Final = 2
 START_S: Final = 10.0
 QUIT_S: Final = 2.0
 END_S: Final = 15.0
@@ -62,24 +57,21 @@ class _Sharer:
     over: bool = False
 
 
-@dataclass(slots=True)
-class _Gpu:
+@dataclass(slots=True, kw_only=True)
+class _Gpu(Watched):
     """One GPU and its daemon. `key` is the daemon's key at the supervisor; "" if there surely is no daemon."""
 
     slot: int
     device: Device
     folder: Path
-    control: MpsControl
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     key: str = ""
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     why: str = ""
     limits: Limits | None = None
-    failed: int = 0
     told: str = ""  # the last logged reason why the GPU is not free
 
 
-class ManagedMps:
+class ManagedMps(WatchedDaemons):
     """The MPS daemons of one worker; see the module's docstring. `folder` gets the daemons' directories."""
 
     def __init__(
@@ -92,6 +84,7 @@ class ManagedMps:
         gpu_nodes: GpuNodes | None = None,
     ) -> None:
         """With `gpu_nodes` the kernel refuses to a daemon the other GPUs, where the supervisor can have it do so."""
+        super().__init__()
         self.owner: Final = owner_of(worker, MPS)
         self._link = link
         self._folder = folder
@@ -99,26 +92,18 @@ class ManagedMps:
         self._gpu_nodes = gpu_nodes
         program = shutil.which(PROGRAM) or PROGRAM
         self._gpus = {
-            slot: _Gpu(slot, device, home, MpsControl(program, home / "pipe", home / "log"))
+            slot: _Gpu(
+                slot=slot,
+                device=device,
+                folder=home,
+                control=MpsControl(program, home / "pipe", home / "log"),
+                where=f"of GPU {device.index}",
+            )
             for slot, device in enumerate(devices)
             if device.vendor == "nvidia" and not device.profile
             for home in (folder / str(slot),)
         }
         self._sharers: dict[AttemptName, _Sharer] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._news = asyncio.Event()
-        self._on_lost: Callable[[Sequence[AttemptName], Sequence[int]], None] = lambda names, pids: None
-        self._on_down: Callable[[int], None] = lambda slot: None
-
-    def attach(
-        self, on_lost: Callable[[Sequence[AttemptName], Sequence[int]], None], on_down: Callable[[int], None]
-    ) -> None:
-        """Set the callbacks for members whose daemon failed, and for slots whose daemon has ended.
-
-        `on_lost` gets the pids of the clients that the daemon's server blames for its failure as well.
-        """
-        self._on_lost = on_lost
-        self._on_down = on_down
 
     # --------------------------------------------------------------------------------------------- life of the worker
 
@@ -136,9 +121,7 @@ class ManagedMps:
                 for slot in self.left_over:
                     async with self._gpus[slot].lock:
                         await self._stop(self._gpus[slot])
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._end_tasks()
         await self._link.close(self.owner)
 
     # -------------------------------------------------------------------------------------------- members come and go
@@ -322,25 +305,13 @@ class ManagedMps:
 
     # ------------------------------------------------------------------------------------------------- their health
 
-    async def _watch(self) -> None:
-        """Check each daemon every `CHECK_S` seconds, and sooner if one has ended; end a daemon without sharers."""
-        while True:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(CHECK_S):
-                    await self._news.wait()
-            self._news.clear()
-            for gpu in self._gpus.values():
-                if not gpu.lock.locked() and not (self._is_down(gpu) and not self._on(gpu.slot)):
-                    self._spawn(self._look_at(gpu))  # a slow check must not delay the others
+    def _watched(self) -> Iterable[Watched]:
+        return [gpu for gpu in self._gpus.values() if not self._is_down(gpu) or self._on(gpu.slot)]
 
-    async def _look_at(self, gpu: _Gpu) -> None:
-        async with gpu.lock:
-            try:
-                await self._check(gpu)
-            except Exception:  # a defect of moorage: the next check may succeed
-                log.exception("mps: the daemon of GPU %d could not be checked", gpu.device.index)
-
-    async def _check(self, gpu: _Gpu) -> None:
+    async def _check(self, daemon: Watched) -> None:
+        """Check a daemon with sharers, and end one without."""
+        assert isinstance(daemon, _Gpu)
+        gpu = daemon
         joined = [name for name, one in self._sharers.items() if one.slot == gpu.slot and one.joined and not one.over]
         if not self._on(gpu.slot):
             await self._stop(gpu)
@@ -348,41 +319,15 @@ class ManagedMps:
         if not joined:
             return
         _bound_log(gpu)
-        why = await self._why_unwell(gpu)
-        if not why:
-            gpu.failed = 0
+        is_gone = not gpu.key or gpu.ended.is_set()
+        why = (gpu.why or "it is not there") if is_gone else await self._why_unwell(gpu.control)
+        gpu.failed = gpu.failed + 1 if why else 0
+        if not why or (gpu.failed < FAILED_MAX and not gpu.ended.is_set() and gpu.key):
             return
-        gpu.failed += 1
-        if gpu.failed < FAILED_MAX and gpu.key and not gpu.ended.is_set():
-            return
-        jobs = " ".join(name[1] for name in joined)
-        log.error("mps: the daemon of GPU %d failed (%s): ending its jobs: %s", gpu.device.index, why, jobs)
         for name in joined:
             self._sharers[name].joined = False
-        self._on_lost(joined, gpu.control.blamed())
+        self._lose(gpu, joined, why)
         await self._stop(gpu)
-
-    async def _why_unwell(self, gpu: _Gpu) -> str:
-        if not gpu.key or gpu.ended.is_set():
-            return gpu.why or "it is not there"
-        try:
-            for server in await gpu.control.servers():
-                if await gpu.control.is_faulty(server):
-                    return f"server {server} has a fault"
-        except MpsFault as fault:
-            return fault.reason
-        return ""
-
-    def _spawn(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._done)
-        return task
-
-    def _done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled():
-            task.exception()  # retrieved here, in case its sharer's start was cancelled
 
     # -- events of the supervisor (see `supervisor_link.Listener`)
 
