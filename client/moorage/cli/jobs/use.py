@@ -133,7 +133,7 @@ def _cells(row: dict[str, Any], stream: TextIO) -> list[Any]:
         _newest(row["power_w"]),
         row["memory_total_mib"] or None,
         spark(row["percent"], 100, stream),
-        _newest(row["percent"]),
+        shared(_newest(row["percent"]), row.get("shared_by", 0)),
         spark(row["memory_mib"], full, stream),
         _newest(row["memory_mib"]),
     ]
@@ -153,18 +153,27 @@ def spark(numbers: Sequence[int | None], full: int, stream: TextIO) -> str:
 
 
 def use_cell(row: dict[str, Any]) -> str:
-    """Return what a job of `ls` uses of its GPUs: `87%`, or from the least to the most used one, `0-97%`."""
+    """Return what a job of `ls` uses of its GPUs: `87%`, or from the least to the most used one, `0-97%`.
+
+    `87%/2` is the use of a GPU by the 2 jobs that share it, if the driver does not tell them apart.
+    """
     used = row.get("use")
     if not used:
         return "-"
     least, most = used["percent_min"], used["percent_max"]
-    return f"{most}%" if least == most else f"{least}-{most}%"
+    by = f"/{used['shared_by']}" if used.get("shared_by") else ""
+    return f"{most}%{by}" if least == most else f"{least}-{most}%{by}"
 
 
 def use_words(row: dict[str, Any]) -> str:
     """Return a job's use of its GPUs in words: `0-97% of 4 GPUs, 240844 MiB`; "" if none is measured."""
     used = row.get("use")
     return f"{use_cell(row)} of {many(used['devices'], 'GPU')}, {used['memory_mib']} MiB" if used else ""
+
+
+def shared(percent: int | None, by: int) -> int | str | None:
+    """Return a percent, with how many jobs share the device if it is that of all of them."""
+    return percent if percent is None or not by else f"{percent} shared by {by}"
 
 
 def _newest(numbers: Sequence[int | None]) -> int | None:

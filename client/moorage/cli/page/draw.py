@@ -559,7 +559,7 @@ def _use(rows: Sequence[Mapping[str, Any]]) -> Html:
             f"{row['replica']}/{row['index']}",
             row["worker"],
             _spark(row["percent"], 100),
-            _newest(row["percent"], " %"),
+            _newest(row["percent"], f" % shared by {row['shared_by']}" if row.get("shared_by") else " %"),
             _spark(row["memory_mib"], row["memory_total_mib"] or 1),
             _newest(row["memory_mib"], " MiB"),
             _newest(row["power_w"], " W"),

@@ -59,6 +59,7 @@ def use_rows(engine: Engine, member: Member) -> list[dict[str, Any]]:
             "memory_mib": use.memory_mib,
             "memory_total_mib": pool[use.slot].get("memory_mib", 0),
             "power_w": use.power_w,
+            **({"shared_by": use.shared_by} if use.shared_by else {}),
         }
         for use in devices_used(engine, member)
         if 0 <= use.slot < len(pool)
@@ -78,6 +79,7 @@ def use_of_job(engine: Engine, job: Job) -> dict[str, Any]:
         "percent_min": min(percents),
         "percent_max": max(percents),
         "memory_mib": sum(use.memory_mib or 0 for use in found),
+        **({"shared_by": shared_by} if (shared_by := max(use.shared_by for use in found)) else {}),
     }
 
 
@@ -93,7 +95,7 @@ def used_now(engine: Engine) -> list[ModelUse]:
             if use.percent is not None and 0 <= use.slot < len(pool):
                 row = found.setdefault(pool[use.slot]["name"], [0, 0, 0])
                 row[0] += 1
-                row[1] += use.percent
+                row[1] += use.percent // (use.shared_by or 1)
                 row[2] += not use.percent
     return [
         ModelUse(model=name, read=read, at_work=round(percent / 100, 2), idle=idle)

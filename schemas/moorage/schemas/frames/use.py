@@ -27,7 +27,8 @@ class DeviceUse(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
     `slot` is the device's position in hello's `gpu_pool`. `percent` is the greatest of compute, encoder and decoder:
     of the device for an exclusive lease, of the attempt's processes for a share. Null: the board does not report it.
-    `power_w` is the whole device's, and `power_limit_w` is how much it may draw.
+    `shared_by` is set where the driver does not tell sharers apart, as under MPS: `percent` is then of the device,
+    which so many attempts share. `power_w` is the whole device's, and `power_limit_w` is how much it may draw.
     """
 
     slot: int
@@ -35,6 +36,7 @@ class DeviceUse(msgspec.Struct, frozen=True, gc=False, array_like=True):
     memory_mib: int | None
     power_w: int | None
     power_limit_w: int | None = None
+    shared_by: int = 0
 
 
 class AttemptUse(msgspec.Struct, frozen=True, gc=False, array_like=True):
@@ -95,6 +97,7 @@ class UseLine(msgspec.Struct, frozen=True, omit_defaults=True):
     percent: list[int | None]
     memory_mib: list[int | None]
     power_w: list[int | None]
+    shared_by: int = 0
 
 
 class UsePage(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind", tag="use-page"):

@@ -13,7 +13,7 @@ import pytest
 
 from moorage.schemas.attempt import AttemptName
 from moorage.schemas.codec import encode
-from moorage.schemas.frames import UNKNOWN_MS, Place, sum_known, used_detail, used_of
+from moorage.schemas.frames import UNKNOWN_MS, Device, Place, ReadUse, sum_known, used_detail, used_of
 from moorage.schemas.job import Request
 from moorage.worker.devices.readers.base import ProcessUse, SlotReading
 from moorage.worker.drivers.noop import NoopDriver
@@ -60,6 +60,20 @@ def metered(members: dict[AttemptName, Member], *readings: SlotReading, tells: b
 
 
 READINGS = [SlotReading(util_percent=50, memory_used_mib=1000), SlotReading(util_percent=100, memory_used_mib=3000)]
+
+
+def test_what_mps_clients_do_is_their_devices_use_and_an_equal_part_counts_for_each() -> None:
+    """NVML tells the work of the server alone: seen on an H200, 2026-11-27."""
+    members = held("mps") | held("mps", name=OTHER)
+    reading = SlotReading(85, 9000, used_by={1: ProcessUse(1636, None), 3: ProcessUse(1636, None)})
+    meter = UsageMeter(members, {"noop": Telling()})
+    uses = meter.measure([reading], 100.0)
+    assert {name: (use.percent, use.shared_by, use.memory_mib) for name, [use] in uses.items()} == {
+        NAME: (85, 2, 1636), OTHER: (85, 2, 1636),
+    }  # fmt: skip
+    assert metered(members, reading) == [(NAME, 42 * 20, 1636 * 2000), (OTHER, 42 * 20, 1636 * 2000)]
+    page = meter.recent.page(ReadUse("s", *NAME, 5, 1), [Device(0, "nvidia", "H200", GPU)])
+    assert [(line.percent, line.shared_by) for line in page.devices] == [([85], 2)]
 
 
 def test_what_devices_do_between_two_readings_counts_for_the_job_that_has_them() -> None:

@@ -57,7 +57,8 @@ class RecentUse:
             if (ring := self._rings.get((name, slot))) is not None:
                 percent, memory_mib, power_w = ring.means(self._second, span, spans)
                 about = device.index, device.uuid, device.name, device.memory_mib
-                lines.append(UseLine(*about, percent, memory_mib, power_w))
+                shared_by = next((use.shared_by for use in self._newest.get(name, ()) if use.slot == slot), 0)
+                lines.append(UseLine(*about, percent, memory_mib, power_w, shared_by))
         if not lines and len(self._rings) * _RING_BYTES + _RING_BYTES > RINGS_BYTES_MAX:
             raise refuse("not-kept", "this worker has no room for the readings of more jobs", job=ask.job)
         return UsePage(ask.replica, ask.attempt, span, lines)

@@ -20,8 +20,10 @@ class UsageMeter:
     `stillness` for how long it has shown no sign of work.
 
     A job that has its devices alone uses what the devices report; a sharer uses what its processes use. If a device
-    does not report its load, as a MIG slice, only memory is measured. Nothing is measured for a device that does not
-    answer, for a VM, and for sharers whose driver or board cannot attribute processes.
+    does not report its load, as a MIG slice, only memory is measured. Under MPS the driver reports the server's load
+    alone: each client has the device's, as shared by so many, and an equal part of it counts for its job. Nothing is
+    measured for a device that does not answer, for a VM, and for sharers whose driver or board cannot attribute
+    processes.
     """
 
     def __init__(
@@ -50,7 +52,7 @@ class UsageMeter:
         items: list[tuple[AttemptName, int, int]] = []
         for name, each in uses.items():
             if name in self._before:
-                percent = _sum([use.percent for use in each])
+                percent = _sum([use.percent and use.percent // (use.shared_by or 1) for use in each])
                 gpu_ms = UNKNOWN_MS if percent is None else percent * passed_ms // 100
                 items.append((name, gpu_ms, sum(use.memory_mib or 0 for use in each) * passed_ms))
         return Metered(items) if items else None
@@ -96,10 +98,16 @@ class UsageMeter:
             if names is None:
                 return None
             own = [use for pid, use in used_by.items() if names.get(pid) == member.name]
-            percent = _sum([use.percent for use in own])
+            percent, shared_by = _sum([use.percent for use in own]), 0
+            if percent is None and member.place.mode == "mps" and readings[slot].util_percent is not None:
+                percent, shared_by = readings[slot].util_percent, self._sharers(slot)
             power = readings[slot].power_w, readings[slot].power_limit_w
-            uses.append(DeviceUse(slot, percent, sum(use.memory_mib for use in own), *power))
+            uses.append(DeviceUse(slot, percent, sum(use.memory_mib for use in own), *power, shared_by))
         return uses
+
+    def _sharers(self, slot: int) -> int:
+        """Return how many members run on a device."""
+        return sum(slot in member.slots and member.phase in ("running", "ending") for member in self._held.values())
 
     def _whose(self, driver: Driver, pids: Sequence[int]) -> dict[int, AttemptName | None] | None:
         """Return the member of each process; None if the driver or this PID namespace cannot tell."""
