@@ -339,7 +339,8 @@ static ret processes(const char *call, device handle, unsigned *count, struct pr
     for (int h = 0; h < holders; h++) {
         int is_client = held[h].is_mps;
         if (is_client && server) owned += held[h].bytes;
-        if (is_client == (kind == 'M') && kind != 'G')
+        /* an H200 lists MPS clients twice, and in the list of MPS alone (2026-11-27); an old server owns their memory */
+        if (kind == 'M' ? is_client : kind == 'C' && !(is_client && server))
             found[n++] = (struct process){held[h].pid, is_client && server ? ~0ull : held[h].bytes, ~0u, ~0u};
     }
     if (server && owned && kind == 'C') found[n++] = (struct process){server, owned, ~0u, ~0u};

@@ -179,6 +179,16 @@ async def test_what_fails_is_undone(scene: Scene, call: str) -> None:
     assert not scene.file.exists()
 
 
+async def test_a_process_whose_kernel_outlasts_the_lock_runs_on(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under a kernel of 12 s a lock of 3 s answered 600 on an H200, 2026-11-27."""
+    monkeypatch.setattr(freezer, "LOCK_S", 0.2)
+    (pid,) = scene.hold()
+    scene.fail(f"kernel pid={pid}")
+    outcome, why = await scene.freeze()
+    assert (outcome, scene.states(), "lock" in why, "600" in why) == ("running", [cuda.RUNNING], True, True)
+    assert len(await scene.held(0)) == 1
+
+
 @pytest.mark.parametrize("call", ["Checkpoint", "Restore", "Unlock"])
 async def test_a_process_that_cannot_run_on_is_told(scene: Scene, call: str) -> None:
     scene.hold()
