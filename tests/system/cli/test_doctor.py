@@ -433,6 +433,23 @@ async def test_the_doctor_says_where_the_limiter_cannot_measure(
     assert (told.verdict, "GPU-11111111" in told.found, "constant rate" in told.fix) == ("warn", True, True)
 
 
+def test_the_doctor_says_how_jobs_freeze_faster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings, kernel = tmp_path / "moorage.toml", tmp_path / "enabled"
+    monkeypatch.setenv("MOORAGE_SETTINGS", str(settings))
+    settings.write_text("[worker]\n")
+    kernel.write_text("always [madvise] never\n")
+    assert checks_host.huge_pages(kernel) is None, "no job is frozen"
+    settings.write_text("[worker]\nlimiter = true\nauto_freeze = true\n")
+    told = checks_host.huge_pages(kernel)
+    assert told is not None
+    assert (told.verdict, "is madvise" in told.found, told.fix) == ("warn", True, f"as root: echo always > {kernel}")
+    kernel.write_text("[always] madvise never\n")
+    told = checks_host.huge_pages(kernel)
+    assert told is not None
+    assert told.verdict == "ok"
+    assert checks_host.huge_pages(tmp_path / "none") is None
+
+
 def test_the_doctor_says_that_an_mps_daemon_cannot_be_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = tmp_path / "moorage.toml"
     monkeypatch.setenv("MOORAGE_SETTINGS", str(settings))

@@ -44,6 +44,7 @@ async def all_checks(options: Options) -> AsyncIterator[Check]:
             host.root_jobs(),
             await host.limiter(),
             host.mps(),
+            host.huge_pages(),
             *await host.engines(),
         ):
             if check is not None:

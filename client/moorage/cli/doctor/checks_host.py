@@ -268,3 +268,19 @@ def mps(pipe: Path | None = None) -> Check | None:
         return Check("mps", "ok", "the MPS daemon is asked before one of its clients ends")
     fix = "start the daemon and the worker as one user; else a job that ends in a kernel makes its neighbours fail"
     return Check("mps", "warn", f"{MPS_NOT_ASKED}: {why}", fix)
+
+
+def huge_pages(setting: Path = Path("/sys/kernel/mm/transparent_hugepage/enabled")) -> Check | None:
+    """Check whether the host's pages slow freezing down; None if the settings freeze no job, or the kernel has no huge
+    pages."""
+    of_worker = _of_worker()
+    if of_worker is None or not of_worker.auto_freeze:
+        return None
+    try:
+        now = setting.read_text().partition("[")[2].partition("]")[0]
+    except OSError:
+        return None
+    if now == "always":
+        return Check("huge pages", "ok", "jobs freeze into huge pages")
+    found = f"{setting} is {now or 'unknown'}: jobs freeze at two thirds of the speed that they have with always"
+    return Check("huge pages", "warn", found, f"as root: echo always > {setting}")
