@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import shutil
 import sys
 import time
 import traceback
 
-from tests.release.gpu.checks import CHECKS
+from tests.release.gpu.checks import CHECKS, OPERATORS
 from tests.release.gpu.nvidia_smi import NoGpu, fields_of
-from tests.release.gpu.rig import Failed, Rig, Skipped, rig
+from tests.release.gpu.rig import CONTROL, Failed, Rig, Skipped, operators_rig, rig
 
 WHOLE_S = 430.0
 CHECK_S = 180.0
@@ -28,7 +29,7 @@ CHECK_S = 180.0
 
 async def made(check: str, rows: list[tuple[str, str, str]], one: Rig, left_s: float) -> None:
     """Make one check, and add its row: what, how it ended, and what was seen."""
-    work = dict(CHECKS)[check]
+    work = dict((*CHECKS, *OPERATORS))[check]
     began_s = time.monotonic()
     try:
         async with asyncio.timeout(min(CHECK_S, left_s)):
@@ -46,6 +47,19 @@ async def made(check: str, rows: list[tuple[str, str, str]], one: Rig, left_s: f
     print(f"{verdict:9} {time.monotonic() - began_s:5.1f} s  {what}: {seen}", file=sys.stderr, flush=True)
 
 
+async def made_all(checks: list[str], rows: list[tuple[str, str, str]], one: Rig, began_s: float) -> None:
+    """Make these checks, as far as there is time, and end what they leave."""
+    for check in checks:
+        left_s = WHOLE_S - (time.monotonic() - began_s)
+        if left_s < 5:
+            rows.append((check, "not tried", "no time was left"))
+        else:
+            await made(check, rows, one, left_s)
+    for job in (await one.client.ls(limit=100)).jobs:
+        if job.state in ("RUNNING", "FROZEN", "QUEUED"):
+            await one.client.job(job.job).cancel()
+
+
 async def run(launches: int, mps: bool, only: str) -> int:
     began_s = time.monotonic()
     try:
@@ -54,16 +68,14 @@ async def run(launches: int, mps: bool, only: str) -> int:
         print(f"no GPU: {no}", file=sys.stderr)
         return 2
     rows: list[tuple[str, str, str]] = []
-    async with rig(launches, mps=mps) as one:
-        for check in (each for each, _ in CHECKS if only in each):
-            left_s = WHOLE_S - (time.monotonic() - began_s)
-            if left_s < 5:
-                rows.append((check, "not tried", "no time was left"))
-            else:
-                await made(check, rows, one, left_s)
-        for job in (await one.client.ls(limit=100)).jobs:
-            if job.state in ("RUNNING", "FROZEN", "QUEUED"):
-                await one.client.job(job.job).cancel()
+    rigs = ((CHECKS, rig(launches, mps="managed" if mps else "")), (OPERATORS, operators_rig(launches)))
+    for checks, opened in rigs:
+        chosen = [check for check, _ in checks if only in check]
+        if checks is OPERATORS and shutil.which(CONTROL) is None:
+            rows += [(check, "not tried", f"{CONTROL} is not here") for check in chosen]
+        elif chosen:
+            async with opened as one:
+                await made_all(chosen, rows, one, began_s)
     name, driver = gpus[0]
     print(f"| what | on {len(gpus)} x {name}, driver {driver}, {time.strftime('%d %B %Y')} | |")
     print("| --- | --- | --- |")

@@ -6,17 +6,22 @@ import asyncio
 import errno
 import importlib.util
 import os
+import shutil
 import signal
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
+
 from moorage.client.job import Job
+from moorage.schemas.gpu import GpuSpec
+from moorage.system.device_environment import MPS_LOG_DIRECTORY, MPS_PIPE_DIRECTORY
 from moorage.worker.devices.readers.machine import CombinedInventory, open_machine
 from moorage.worker.devices.readers.nvml import open_nvml
 from moorage.worker.freezing.room import room_fault
 from tests.release.gpu.nvidia_smi import NoGpu, fields_of
-from tests.release.gpu.rig import HOLD, TRAIN, Failed, Rig, Skipped, part
+from tests.release.gpu.rig import HOLD, TRAIN, Failed, Rig, Skipped, mps_daemon, part
 
 MIB: Final = 1024**2
 #: of a job that shares a GPU
@@ -29,7 +34,13 @@ ORDER_S: Final = 140.0
 #: of a training job with PyTorch that shares a GPU
 TRAIN_MIB: Final = 8192
 TRAIN_S: Final = 8.0
+#: of the steps of one job alone, what two make by mps
+PAIR_MIN: Final = 1.3
+#: of a kernel in which a client is ended; and the time limit that ends it, from its start
+SPIN_S: Final = 30.0
+SPIN_LIMIT_S: Final = 12.0
 MACHINE: Final = "0" * 32
+HUGE_PAGES: Final = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
 def expect(what: str, found: object, wanted: object) -> None:
@@ -174,10 +185,18 @@ async def _frozen(rig: Rig, mib: int) -> str:
         resumed_s = await _ordered(rig, rig.client.admin.resume, job, "RUNNING")
         expect("its memory after it was resumed", (await _look(rig, pid, job, file))["same"], True)
         await job.cancel()
-        times = f"in {frozen_s:.1f} s, were back in {resumed_s:.1f} s"
-        return f"{held} MiB became {left} MiB {times}, and the pattern is there"
+        speeds = [mib * MIB / 1e9 / seconds for seconds in (frozen_s, resumed_s)]
+        times = f"in {frozen_s:.1f} s ({speeds[0]:.1f} GB/s), were back in {resumed_s:.1f} s ({speeds[1]:.1f} GB/s)"
+        return f"{held} MiB became {left} MiB {times}, and the pattern is there; huge pages: {_huge_pages()}"
     finally:
         machine.close()
+
+
+def _huge_pages() -> str:
+    try:
+        return HUGE_PAGES.read_text().partition("[")[2].partition("]")[0]
+    except OSError:
+        return "none"
 
 
 async def _ordered(rig: Rig, order: Callable[[str], Awaitable[object]], job: Job, state: str) -> float:
@@ -227,6 +246,84 @@ async def mps(rig: Rig) -> str:
         f"two sharers {same} at once; a third is told {told['total'] // MIB} MiB, and an allocation beyond what is free"
         f" answers {told['beyond']}"
     )
+
+
+def _client_of(rig: Rig, memory_mib: int, compute_percent: int = 100) -> GpuSpec:
+    """A part of a GPU under the operator's daemon."""
+    return msgspec.structs.replace(part("mps", memory_mib, compute_percent), **rig.daemon)
+
+
+async def operators_pair(rig: Rig) -> str:
+    """MPS divides the compute, and the limiter keeps to memory: together both make more than one alone."""
+    _with_torch()
+    alone, job = await rig.answer("steps", str(TRAIN_S), gpu=_client_of(rig, TRAIN_MIB), program=TRAIN)
+    await rig.ended(job)
+    shares = (70, 30)
+    asked = [_client_of(rig, TRAIN_MIB, percent) for percent in shares]
+    both = [await rig.start("steps", str(2 * TRAIN_S), gpu=each, program=TRAIN) for each in asked]
+    told = [await rig.wrote(job, file) for job, file in both]
+    rates = [each["steps"] / (2 * TRAIN_S) / (alone["steps"] / TRAIN_S) for each in told]
+    words = "; ".join(f"{share} % made {rate:.2f}" for share, rate in zip(shares, rates, strict=True))
+    seen = f"of the steps of a job alone: {words}; together {sum(rates):.2f}"
+    if sum(rates) < PAIR_MIN:
+        raise Failed(f"{seen}, and at least {PAIR_MIN} are wanted")
+    return seen
+
+
+async def operators_ends(rig: Rig) -> str:
+    """A client that is in a long kernel, and has no handler for SIGTERM, ends; its neighbour goes on."""
+    _with_torch()
+    seen = []
+    for how in ("cancel", "time limit", "guard"):
+        neighbour, at = await rig.start("keep", str(HELD_MIB), gpu=_client_of(rig, SHARE_MIB))
+        pid = (await rig.wrote(neighbour, at))["pid"]
+        mib = 2 * SHARE_MIB if how == "guard" else HELD_MIB
+        before = ("/usr/bin/env", "-u", "LD_PRELOAD") if how == "guard" else ()
+        limit: dict[str, Any] = {"limit": SPIN_LIMIT_S} if how == "time limit" else {}
+        words = ("spin", str(SPIN_S), str(mib))
+        job, file = await rig.start(*words, gpu=_client_of(rig, SHARE_MIB), program=TRAIN, before=before, **limit)
+        await rig.wrote(job, file)
+        began_s = asyncio.get_running_loop().time()
+        if how == "cancel":
+            await job.cancel()
+        ended = await rig.ended(job)
+        took_s = asyncio.get_running_loop().time() - began_s
+        if "mps-not-asked" in ended.why:
+            raise Failed(f"by {how}: {ended.why}")
+        if took_s >= SPIN_S:
+            raise Failed(f"by {how}: it ended {took_s:.1f} s after its kernel of {SPIN_S:g} s began")
+        expect(f"the neighbour's memory after an end by {how}", (await _look(rig, pid, neighbour, at))["same"], True)
+        await neighbour.cancel()
+        await rig.ended(neighbour)
+        seen.append(f"{how} ({ended.state}, {took_s:.1f} s)")
+    return f"ended inside a kernel of {SPIN_S:g} s by {', by '.join(seen)}: each time the neighbour went on"
+
+
+async def operators_use(rig: Rig) -> str:
+    _with_torch()
+    job, file = await rig.start("on", program=TRAIN, gpu=_client_of(rig, TRAIN_MIB))
+    await rig.wrote(job, file)
+    await asyncio.sleep(TRAIN_S)
+    page = await job.use(last=TRAIN_S, points=4)
+    await job.cancel()
+    await rig.ended(job)
+    [line] = page.devices
+    if not any(line.percent):
+        raise Failed(f"no use was told: {line}")
+    return f"{line.percent} % of the device, shared by {line.shared_by}; {line.memory_mib} MiB of its own"
+
+
+async def operators_exclusive(rig: Rig) -> str:
+    """A job that has its GPU alone does not join a daemon in CUDA's default place, so it can be frozen."""
+    pipe, log = Path(MPS_PIPE_DIRECTORY), Path(MPS_LOG_DIRECTORY)
+    if "STUB_NVIDIA" in os.environ or pipe.exists() or log.exists():
+        raise Skipped(f"it runs NVIDIA's daemon in {pipe} and {log}, which must not be there before")
+    async with mps_daemon(pipe, log):
+        try:
+            return f"beside a daemon in {pipe}: {await _frozen(rig, HELD_MIB)}"
+        finally:
+            for folder in (pipe, log):
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 async def idle(rig: Rig) -> str:
@@ -360,4 +457,12 @@ CHECKS: Final[tuple[tuple[str, Callable[[Rig], Awaitable[str]]], ...]] = (
     ("mps", mps),
 )
 
-__all__ = ["CHECKS", "NoGpu"]
+#: the same, beside an operator's MPS daemon
+OPERATORS: Final[tuple[tuple[str, Callable[[Rig], Awaitable[str]]], ...]] = (
+    ("mps: two training jobs under an operator's daemon", operators_pair),
+    ("mps: ends inside a long kernel", operators_ends),
+    ("mps: live use of a client", operators_use),
+    ("mps: a job that has its GPU alone is frozen", operators_exclusive),
+)
+
+__all__ = ["CHECKS", "OPERATORS", "NoGpu"]

@@ -20,6 +20,7 @@ from moorage.client.client import AsyncClient
 from moorage.client.job import Job
 from moorage.schemas.gpu import GpuSpec, Share, Sharing
 from moorage.schemas.job import TERMINAL
+from tests.waiting import until
 
 HOLD: Final = str(Path(__file__).with_name("hold_memory.py"))
 TRAIN: Final = str(Path(__file__).with_name("train.py"))
@@ -33,6 +34,8 @@ auto_freeze_s = {{ low = 3, medium = 0, high = 0 }}
 {mps}
 """
 ONE: Final = GpuSpec()
+#: the control program of MPS
+CONTROL: Final = "nvidia-cuda-mps-control"
 START_S: Final = 60.0
 WRITE_S: Final = 60.0
 LOOK_S: Final = 0.05
@@ -60,6 +63,8 @@ class Rig:
         self.log = log
         self.launches = launches
         """Launches of a kernel in a measurement."""
+        self.daemon: dict[str, str] = {}
+        """The fields of a request that name the operator's MPS daemon; empty without one."""
         self._count = 0
 
     async def start(
@@ -78,7 +83,7 @@ class Rig:
         env = {name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH", "STUB_NVIDIA") if name in os.environ}
         bare = ["-IS"] if program == HOLD else []
         argv = [*before, sys.executable, *bare, program, what, str(file), *more]
-        job = await self.client.submit(argv, gpu=gpu, env=env, grace_s=2.0, **fields)
+        job = await self.client.submit(argv, gpu=gpu, env=env, **{"grace_s": 2.0, **fields})
         return job, file
 
     async def wrote(self, job: Job, file: Path, limit_s: float = WRITE_S) -> Any:
@@ -138,14 +143,52 @@ class Rig:
 
 
 @contextlib.asynccontextmanager
-async def rig(launches: int, *, mps: bool) -> AsyncIterator[Rig]:
-    """Start `moorage up` in a folder of its own, and end it. Raises Failed with its log if it does not come up."""
-    has_mps = mps and shutil.which("nvidia-cuda-mps-control") is not None and os.geteuid() == 0
+async def mps_daemon(pipe: Path, log: Path) -> AsyncIterator[dict[str, str]]:
+    """Run an MPS daemon as an operator does, in these directories; yield the fields of a request that name it."""
+    variables = {"CUDA_MPS_PIPE_DIRECTORY": str(pipe), "CUDA_MPS_LOG_DIRECTORY": str(log)}
+    for folder in (pipe, log):
+        folder.mkdir(parents=True)
+    environment = {**os.environ, **variables}
+    daemon = await asyncio.create_subprocess_exec(
+        CONTROL, "-f", env=environment, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL
+    )
+    try:
+        await until((pipe / "control").exists, what="the MPS daemon listens")
+        yield {"mps_pipe_dir": str(pipe), "mps_log_dir": str(log)}
+    finally:
+        quits = await asyncio.create_subprocess_exec(
+            CONTROL, env=environment, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.DEVNULL
+        )
+        await quits.communicate(b"quit -t 5\n")
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(daemon.wait(), 30)
+        if daemon.returncode is None:
+            daemon.kill()
+            await daemon.wait()
+
+
+@contextlib.asynccontextmanager
+async def operators_rig(launches: int) -> AsyncIterator[Rig]:
+    """Start `moorage up` beside an operator's MPS daemon in a directory of its own: no setting of a GPU changes."""
+    with tempfile.TemporaryDirectory(prefix="moorage-mps-") as name:
+        Path(name).chmod(0o755)
+        async with mps_daemon(Path(name) / "pipe", Path(name) / "log") as daemon, rig(launches, mps="operator") as made:
+            made.daemon = daemon
+            yield made
+
+
+@contextlib.asynccontextmanager
+async def rig(launches: int, *, mps: str) -> AsyncIterator[Rig]:
+    """Start `moorage up` in a folder of its own, and end it. Raises Failed with its log if it does not come up.
+
+    `mps` is the setting of the worker; empty for none.
+    """
+    has_mps = mps and shutil.which(CONTROL) is not None and (mps == "operator" or os.geteuid() == 0)
     with tempfile.TemporaryDirectory(prefix="moorage-gpu-") as name:
         folder = Path(name)
         folder.chmod(0o755)
         file, log = folder / "moorage.toml", folder / "up.log"
-        file.write_text(SETTINGS.format(more=', "mps"' if has_mps else "", mps='mps = "managed"' if has_mps else ""))
+        file.write_text(SETTINGS.format(more=', "mps"' if has_mps else "", mps=f'mps = "{mps}"' if has_mps else ""))
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]

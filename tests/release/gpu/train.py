@@ -2,6 +2,7 @@
 
 train.py fill FILE           allocate until there is no memory left, wait, and write what fitted of what was told
 train.py steps FILE SECONDS  train for this time; write how many steps, and ms a step
+train.py spin FILE SECONDS MIB  hold so much, and have one kernel run for so long; write once it runs
 train.py on FILE             train without end; after each SIGUSR1 write the steps, and whether the loss is a number
 train.py serve FILE          train a step, then another one after each SIGUSR1, and nothing between; write the same
 """
@@ -27,6 +28,8 @@ WAIT_S: Final = 5.0
 LOOK_S: Final = 0.05
 WIDTH: Final = 2048
 WARM_STEPS: Final = 20
+#: of the GPU's clock, somewhat less than there are
+CYCLES_A_S: Final = 1.7e9
 
 
 class Training:
@@ -81,6 +84,16 @@ def steps(seconds: float) -> dict[str, Any]:
     }
 
 
+def spin(file: Path, seconds: float, mib: int) -> None:
+    """SIGTERM keeps its default action."""
+    held = torch.empty(mib * MIB, dtype=torch.uint8, device="cuda")
+    held.fill_(7)
+    torch.cuda.synchronize()
+    torch.cuda._sleep(int(seconds * CYCLES_A_S))
+    put(file, {"pid": os.getpid()})
+    torch.cuda.synchronize()
+
+
 def on(file: Path, *, waits: bool) -> None:
     training, looks, asked = Training(), 0, list[int]()
     # a handler, and no mask: threads that numpy and torch have begun would take the signal, and die of it
@@ -108,6 +121,8 @@ if __name__ == "__main__":
     what, where = sys.argv[1], Path(sys.argv[2])
     if what == "fill":
         put(where, fill())
+    elif what == "spin":
+        spin(where, float(sys.argv[3]), int(sys.argv[4]))
     elif what == "steps":
         put(where, steps(float(sys.argv[3])))
     else:
