@@ -16,13 +16,18 @@ from xdist.scheduler import LoadScopeScheduling
 ROOT: Final = Path(__file__).resolve().parents[1]
 #: what begins last is what a run waits for at its end: these take longest, by how the names of the groups begin
 LONGEST: Final = (
-    "tests/release/chaos/", "tests/release/drivers/", "tests/system/worker/drivers/", "containers of", "node ",
-    "tests/system/docs/", "tests/system/live/test_backup.py", "tests/system/cli/test_up.py", "tests/system/services/",
+    "tests/release/chaos/", "tests/system/deploy/test_dist.py", "tests/release/drivers/",
+    "tests/system/worker/drivers/", "containers of", "node ", "tests/system/docs/",
+    "tests/system/live/test_backup.py", "tests/system/cli/test_up.py", "tests/system/services/",
     "tests/release/fuzz/", "tests/release/sim/", "tests/system/tidy/",
 )  # fmt: skip
-#: tests here need nothing of each other, but for those of a file that runs them on one stack
+#: tests here need nothing of each other, but for those of a file that share what takes long to make
 SPREAD: Final = ("tests/system/live/", "tests/system/deploy/")
-OF_ONE_STACK: Final = ("tests/system/live/test_bad_input_table.py",)
+SHARING: Final = (
+    "tests/system/live/test_bad_input_table.py", "tests/system/deploy/test_dist.py",
+    "tests/system/deploy/test_image.py", "tests/system/deploy/test_kubernetes.py",
+    "tests/system/deploy/test_systemd.py",
+)  # fmt: skip
 #: tests on one node run one after the other: folders with so many of them that they have several nodes
 NODES: Final = {"tests/system/cli": 4}
 
@@ -52,7 +57,7 @@ def group_of(nodeid: str) -> str:
         return "tests/system/tidy/"
     if node := _node_of(file):
         return node
-    if file.startswith(SPREAD) and file not in OF_ONE_STACK:
+    if file.startswith(SPREAD) and file not in SHARING:
         return nodeid
     kind, _, method = name.partition("[")[0].partition("::")
     return f"{file}::{kind}" if method else file

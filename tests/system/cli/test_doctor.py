@@ -140,71 +140,51 @@ def of_fleet(**figures: object) -> list[checks.Check]:
     return list(checks_fleet.of_fleet(convert({"leader": "s1", "epoch": 1, "ledger": 9} | figures, FleetAnswer)))
 
 
-def test_the_doctor_finds_a_ledger_that_lacks_a_copy() -> None:
-    told = {check.name: check for check in of_fleet()}
-    assert "copies" not in told, "an older leader tells of several copies alone"
-    for lacking, verdict in (([], "ok"), (["n2"], "warn")):
-        rows = of_fleet(ledger_copies={"wanted": 3, "lacking": lacking})
-        found = next(check for check in rows if check.name == "copies")
-        assert found.verdict == verdict
-        assert all(name in found.found for name in lacking)
+def copies(wanted: int, *lacking: str, **more: object) -> dict[str, object]:
+    return {"ledger_copies": {"wanted": wanted, "lacking": [*lacking], **more}}
+
+
+def counted(behind: int, *gaps: tuple[int, int, int], **more: object) -> dict[str, object]:
+    return {"follower": {"behind": behind, "gaps": [*gaps], **more}}
+
+
+def queued(mib: int) -> dict[str, object]:
+    return {"request_queue": {"messages": 3, "bytes": mib << 20, "bytes_max": 1000 << 20}}
+
+
+HOUR = 3_600_000
+STALLED = {"trouble": "the stream has other settings"}
+NOT_WRITTEN = "no history is written and no GPU time counted now: the stream has other settings"
 
 
 @pytest.mark.parametrize(
-    ("known", "verdict", "found"),
+    ("name", "answer", "verdict", "found", "fix"),
     [
-        ({"holder": "n1", "servers": []}, "ok", "the ledger has one copy, on n1"),
-        ({"holder": "", "servers": []}, "ok", "the ledger has one copy"),
-        (
-            {"holder": "n2", "servers": ["n1", "n2", "n3"]},
-            "warn",
-            "one copy, on n2, of the cluster's servers n1, n2, n3",
-        ),
+        ("copies", {}, "", "", ""),  # an older leader tells of several copies alone
+        ("copies", copies(3, seen_ms_ago=12_000), "ok", "all 3 copies of the ledger are up to date, as seen 12s", ""),
+        ("copies", copies(3, "n2"), "warn", "n2", ""),
+        ("copies", copies(1, holder="n1", servers=[]), "ok", "the ledger has one copy, on n1", ""),
+        ("copies", copies(1, holder="", servers=[]), "ok", "the ledger has one copy", ""),
+        ("copies", copies(1, holder="n2", servers=["n1", "n2"]), "warn", "on n2, of the cluster's", "--replicas 3"),
+        ("follower", counted(checks.BEHIND_MAX), "ok", "history is written and GPU time counted, without a gap", ""),
+        ("follower", counted(checks.BEHIND_MAX + 1), "warn", "", ""),
+        ("follower", counted(0, (0, HOUR, 7)), "warn", "counted up to 1970-01-01T01:00:00Z: 7 records", ""),
+        ("follower", counted(0, (0, 1, 7), (HOUR, 2 * HOUR, 1)), "warn", "Z: 1 record of the ledger", ""),
+        ("follower", counted(0, (0, 1, 7), (HOUR, 2 * HOUR, 1)), "warn", "(such gaps: 2)", ""),
+        ("follower", counted(9, **STALLED, next="name another"), "warn", NOT_WRITTEN, "name another"),
+        ("follower", counted(9, **STALLED, next=""), "warn", NOT_WRITTEN, "the log of the scheduler says"),
+        ("queue-room", {}, "", "", ""),
+        ("queue-room", queued(799), "ok", "holds 3 messages and is 79 % full (of 1000 MiB)", ""),
+        ("queue-room", queued(800), "warn", "holds 3 messages and is 80 % full (of 1000 MiB)", ""),
     ],
 )
-def test_the_doctor_always_tells_the_copies_and_warns_of_one_on_several_servers(
-    known: dict[str, object], verdict: str, found: str
+def test_the_doctor_judges_what_the_leader_answers(
+    name: str, answer: dict[str, object], verdict: str, found: str, fix: str
 ) -> None:
-    rows = of_fleet(ledger_copies={"wanted": 1, "lacking": [], **known})
-    [line] = [check for check in rows if check.name == "copies"]
-    assert line.verdict == verdict
-    assert found in line.found
-    assert ("--replicas 3" in line.fix) == (verdict == "warn")
-
-
-def test_the_doctor_tells_the_gap_in_what_was_counted_and_how_far_the_count_is_behind() -> None:
-
-    def told(behind: int, *gaps: list[int]) -> tuple[str, str]:
-        rows = of_fleet(follower={"behind": behind, "gaps": list(gaps)})
-        (found,) = [check for check in rows if check.name == "follower"]
-        return found.verdict, found.found
-
-    assert told(0) == told(checks.BEHIND_MAX) == ("ok", "history is written and GPU time counted, without a gap")
-    assert told(checks.BEHIND_MAX + 1)[0] == "warn"
-    hour = 3_600_000
-    verdict, words = told(0, [0, hour, 7], [hour, 2 * hour, 1])
-    assert verdict == "warn"
-    assert "from 1970-01-01T01:00:00Z to 1970-01-01T02:00:00Z: 1 record of the ledger" in words
-    assert "(such gaps: 2)" in words
-    assert "counted up to 1970-01-01T01:00:00Z: 7 records" in told(0, [0, hour, 7])[1]
-
-
-def test_the_doctor_says_why_no_history_is_written_now_and_what_to_do() -> None:
-    for what_to_do, fix in (("name another prefix", "name another prefix"), ("", "the log of the scheduler says")):
-        trouble = {"trouble": "the stream has other settings", "next": what_to_do}
-        rows = of_fleet(follower={"behind": 9, "gaps": [], **trouble})
-        (found,) = [check for check in rows if check.name == "follower"]
-        assert (found.verdict, found.fix.startswith(fix)) == ("warn", True)
-        assert found.found == "no history is written and no GPU time counted now: the stream has other settings"
-
-
-def test_the_doctor_says_how_full_the_durable_queue_is() -> None:
-    assert "queue-room" not in {check.name for check in of_fleet()}
-    for size, verdict in ((0, "ok"), (799, "ok"), (800, "warn"), (1000, "warn")):
-        queue = {"messages": 3, "bytes": size << 20, "bytes_max": 1000 << 20}
-        found = next(check for check in of_fleet(request_queue=queue) if check.name == "queue-room")
-        assert found.verdict == verdict
-        assert found.found.startswith(f"the durable queue holds 3 messages and is {size // 10} % full (of 1000 MiB)")
+    told = [check for check in of_fleet(**answer) if check.name == name]
+    assert [(check.verdict, found in check.found, fix in check.fix) for check in told] == (
+        [(verdict, True, True)] if verdict else []
+    ), told
 
 
 def test_the_doctor_finds_schedulers_with_other_settings() -> None:
@@ -505,11 +485,6 @@ def test_the_doctor_tells_a_clock_in_words_that_one_can_read() -> None:
 )
 def test_the_doctor_says_whether_cores_and_memory_are_limits(controllers: tuple[str, ...], said: str) -> None:
     assert checks_host.limits_words(controllers) == said
-
-
-def test_the_doctor_says_how_old_its_look_at_the_copies_is() -> None:
-    check = checks._copies(convert({"wanted": 3, "lacking": [], "seen_ms_ago": 12_000}, LedgerCopies))
-    assert (check.verdict, check.found) == ("ok", "all 3 copies of the ledger are up to date, as seen 12s ago")
 
 
 def test_the_doctor_says_which_devices_have_a_fault_and_what_mends_it() -> None:
