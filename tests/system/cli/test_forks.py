@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +13,7 @@ import pytest
 
 from tests.leftover import ends_with_the_test
 from tests.system.cli import forks
-from tests.system.cli.node import command_server, environment, moorage
+from tests.system.cli.node import environment
 
 #: all of a process that a program can ask for, but what `forks.py` names
 PROBE: Final = """
@@ -98,31 +96,3 @@ async def test_a_program_finds_in_a_fork_what_it_finds_in_a_new_process(
     assert behind == ([] if ends == "signal" else [b"at its end"])
     assert forked_err.splitlines()[:1] == err.splitlines()[:1] == [b"to stderr"]
     assert forked_err.splitlines()[-1] == err.splitlines()[-1]
-
-
-async def test_a_call_that_is_given_up_leaves_no_process(tmp_path: Path) -> None:
-    server = command_server()
-    read, write = os.pipe()
-    null = os.open(os.devnull, os.O_RDWR)
-    child = server.fork(("schema", "request"), environment(), None, (read, null, null))
-    child.kill()
-    assert await child.wait() == -signal.SIGKILL
-    child.kill()  # again, of one that has ended
-    child.close()
-    for descriptor in (read, write, null):
-        os.close(descriptor)
-
-
-async def test_what_an_interpreter_reads_as_it_starts_is_no_forks() -> None:
-    assert command_server().can(environment(MOORAGE_TENANT="t"))
-    assert not command_server().can(environment(PYTHONIOENCODING="ascii"))
-    ran = await moorage("help", "run", env={"PYTHONIOENCODING": "ascii"})
-    assert (ran.code, "COMMAND\\u2026" in ran.out) == (0, True)
-
-
-async def test_calls_run_beside_each_other_and_their_output_is_their_own() -> None:
-    ran = await asyncio.gather(*(moorage("help", verb) for verb in ("run", "ls", "submit", "nosuch")))
-    assert [each.code for each in ran] == [0, 0, 0, 3]
-    for verb, each in zip(("run", "ls", "submit"), ran, strict=False):
-        assert (f"usage: moorage {verb}" in each.out, each.err) == (True, "")
-    assert ran[-1].out == ""

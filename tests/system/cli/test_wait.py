@@ -16,7 +16,6 @@ from moorage.client.errors import Overloaded, client_problem
 from moorage.schemas.errors import problem
 from moorage.schemas.frames import Answer
 from moorage.testing import SimFleet
-from tests.leftover import end_processes
 from tests.system.cli.node import Lines, Node, on_a_terminal, start, until_shown
 from tests.waiting import until, until_state
 
@@ -63,12 +62,6 @@ async def test_a_wait_that_is_too_long_is_exit_code_6_and_no_job_is_3(node: Node
     assert (await node.run("wait", "long", tenant=unique)).code != 0
     over = await node.run("wait", "all", tenant=unique)
     assert (over.code, over.out, "all its jobs have ended" in over.err) == (0, "", True)
-
-
-async def test_a_command_that_a_test_leaves_ends_with_it(node: Node, unique: str) -> None:
-    process = await start("events", env=node.env(unique))
-    assert await end_processes() == [process.pid]
-    assert process.returncode is not None
 
 
 @pytest.mark.slow

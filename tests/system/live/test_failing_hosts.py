@@ -115,25 +115,6 @@ async def test_a_hung_gang_is_ended_and_the_rank_that_differs_is_named(
 
 
 @pytest.mark.slow
-async def test_a_job_that_no_host_can_start_ends_with_its_reason(nats_server: Server, unique: str) -> None:
-    async with stack(nats_server, unique) as made, caller(made) as acme:
-        await made.scheduler()
-        await acme.leader()
-        for name in ("a", "b"):
-            await made.agent(name, "1xT4", worker=name)
-        await acme.workers_up("a", "b")
-        for job, run, code, why in (
-            ("folder", {"argv": ["true"], "cwd": "/no/such"}, 126, "not-here: no folder /no/such (refused by "),
-            ("program", {"argv": ["nosuch"]}, 127, "not-here: no program nosuch in PATH"),
-            ("own", {"argv": ["./nosuch"]}, 127, "cannot-run: no ./nosuch in "),
-        ):
-            await acme.submit(job, run=run, retries=5)
-            last = (await acme.reaches(job, "FAILED"))["changes"][-1]
-            assert (last["code"], last["why"][: len(why)]) == (code, why), last
-        await acme.all_free()
-
-
-@pytest.mark.slow
 async def test_a_job_that_kills_its_supervisor_ends_and_its_neighbour_succeeds(
     nats_server: Server, unique: str
 ) -> None:

@@ -214,26 +214,6 @@ async def test_whatever_a_request_names_as_its_user_ends_no_agent(nats_url: str,
         assert (await leader.heard("w1", "exited", name_of("b", fence=99))).code == 0
 
 
-async def test_an_end_takes_the_whole_tree(nats_url: str, unique: str, tmp_path: Path) -> None:
-    async with ScriptedLeader(nats_url, unique) as leader, worker(nats_url, unique, leader):
-        name, path = name_of(), tmp_path / "pid"
-        await leader.want(
-            "w1", place(name, body(f"setsid sleep 600 & echo $! > {path}; trap '' TERM; wait; sleep 600"))
-        )
-        pid = await pid_of(path)
-        await leader.want("w1", End(*name, "cancelled", 0.2))
-        exited = await leader.heard("w1", "exited", name)
-        assert exited.detail == "end"
-        assert not is_alive(pid)
-        await leader.heard("w1", "freed", name)
-
-
-async def test_a_timeout_is_told_as_one(nats_url: str, unique: str) -> None:
-    async with ScriptedLeader(nats_url, unique) as leader, worker(nats_url, unique, leader):
-        await leader.want("w1", place(name_of(), body("exec sleep 600", run={"timeout_s": 0.1})))
-        assert (await leader.heard("w1", "exited", name_of())).detail == "timeout"
-
-
 @pytest.mark.slow
 async def test_a_job_is_told_once_to_save_itself_whatever_becomes_of_its_agent(
     nats_url: str, unique: str, tmp_path: Path

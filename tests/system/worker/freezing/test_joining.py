@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from moorage.schemas.attempt import AttemptName
 from moorage.schemas.codec import encode
 from moorage.schemas.frames import Freeze, Place
 from moorage.worker.agent.run import start
@@ -17,8 +18,11 @@ from moorage.worker.freezing import cuda
 from moorage.worker.settings import WorkerSettings
 from tests.nvidia.stub import Board, Stub
 from tests.system.worker.agent.test_agent_process import state_folder
-from tests.system.worker.freezing.test_freezing_agent import GPU, HOLD, NAME
 from tests.waiting import until
+
+GPU = "GPU-11111111-2222-3333-4444-555555555555"
+HOLD = str(Path(__file__).parents[3] / "release" / "gpu" / "hold_memory.py")
+NAME: AttemptName = ("acme", "train", 0, 1, 10)
 
 
 @pytest.mark.slow
