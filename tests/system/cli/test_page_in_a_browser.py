@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 import pytest
 from playwright.async_api import expect
@@ -59,30 +59,28 @@ async def test_the_map_changes_by_itself_and_every_address_is_a_page_of_its_own(
     await node.run("cancel", "one,two", tenant=unique)
 
 
-@pytest.mark.parametrize(("wide", "scheme"), [(WIDE, "light"), (PHONE, "dark")])
-async def test_no_page_is_wider_than_the_screen(node: Node, unique: str, wide: int, scheme: str) -> None:
+#: widths, the taste of who looks, and the colour of the paper
+SCREENS: Final[tuple[tuple[int, Literal["light", "dark"], str], ...]] = (
+    (WIDE, "light", "rgb(247, 248, 249)"),
+    (PHONE, "dark", "rgb(20, 24, 27)"),
+)
+
+
+async def test_no_page_is_wider_than_the_screen(node: Node, unique: str) -> None:
     job = "evaluate-large-model-with-a-long-name-43"
     words = ["--", "sh", "-c", f"echo {'a-long-line-without-a-blank' * 20}; sleep 600"]
     await node.run("submit", "--gpu", "2xH100", "--job", job, *words, tenant=unique)
-    taste: Literal["light", "dark"] = "dark" if scheme == "dark" else "light"
-    operating = served("--operate", env=node.env())
-    async with browser() as running, operating as page, tab(running, page.url, wide, taste) as seen:
-        await seen.page.goto(page.link)
-        paper = await seen.page.evaluate("getComputedStyle(document.body).backgroundColor")
-        assert paper == ("rgb(20, 24, 27)" if scheme == "dark" else "rgb(247, 248, 249)")
-        for path in (
-            "/",
-            "/queue",
-            f"/queue?tenant={unique}",
-            f"/job/{unique}/{job}",
-            "/lanes",
-            "/usage",
-            "/worker/sim-0000",
-        ):
-            await seen.page.goto(page.url + path)
-            await expect(seen.page.locator("#head")).to_contain_text("sim: all GPUs are simulated")
-            assert await seen.overflow() <= 0, path
-        assert seen.wrong == []
+    paths = "/", "/queue", f"/queue?tenant={unique}", f"/job/{unique}/{job}", "/lanes", "/usage", "/worker/sim-0000"
+    async with browser() as running, served("--operate", env=node.env()) as page:
+        for wide, taste, paper in SCREENS:
+            async with tab(running, page.url, wide, taste) as seen:
+                await seen.page.goto(page.link)
+                assert await seen.page.evaluate("getComputedStyle(document.body).backgroundColor") == paper
+                for path in paths:
+                    await seen.page.goto(page.url + path)
+                    await expect(seen.page.locator("#head")).to_contain_text("sim: all GPUs are simulated")
+                    assert await seen.overflow() <= 0, path
+                assert seen.wrong == []
     await node.run("cancel", job, tenant=unique)
 
 
