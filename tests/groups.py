@@ -22,7 +22,7 @@ LONGEST: Final = (
     "tests/release/fuzz/", "tests/release/sim/", "tests/system/tidy/",
 )  # fmt: skip
 #: tests here need nothing of each other, but for those of a file that share what takes long to make
-SPREAD: Final = ("tests/system/live/", "tests/system/deploy/")
+SPREAD: Final = ("tests/system/live/", "tests/system/deploy/", "tests/system/services/")
 SHARING: Final = (
     "tests/system/live/test_bad_input_table.py", "tests/system/deploy/test_dist.py",
     "tests/system/deploy/test_image.py", "tests/system/deploy/test_kubernetes.py",
