@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import inspect
+import os
 import secrets
 import signal
 from collections.abc import Coroutine, Iterator
@@ -40,6 +41,7 @@ __all__ = ["pytest_make_collect_report", "pytest_runtest_makereport"]  # hooks t
 
 def pytest_configure() -> None:
     """A shell without job control makes what it puts in the background deaf to Ctrl-C, and its children with it."""
+    os.environ["XDG_STATE_HOME"] = "/dev/null"  # a test finds no fleet that another one, or the developer, runs
     gc.disable()  # until all is collected: of thousands of tests and of their modules none is garbage
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)

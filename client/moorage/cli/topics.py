@@ -48,7 +48,8 @@ def _environment() -> str:
             ("NATS_CONTEXT", "the nats context to use; --nats overrides it (a URL, or a context's name)"),
             (
                 "MOORAGE_HOME",
-                "the folder of moorage up; else ./.moorage, which the other verbs find here and in folders below",
+                "the folder of moorage up; else ./.moorage, which the other verbs find here and in folders below, and "
+                "elsewhere where you run no other and nothing answers at port 4222",
             ),
             ("MOORAGE_TENANT", "the tenant; --tenant overrides it"),
             ("MOORAGE_LEDGER_URL_FILE", "a file with the ledger's URL, for moorage scheduler"),

@@ -73,11 +73,11 @@ class AsyncClient:
     """A client of moorage: `async with AsyncClient() as moorage: …`. Use it from one event loop.
 
     `target` is a URL or the name of a nats context. Without it the client takes NATS_CONTEXT, the selected context,
-    NATS_URL, or the `moorage up` of this folder. `tenant` defaults to $MOORAGE_TENANT, else `default`. `timeout` bounds
-    the wait for each answer, retries included: 30 s by default, but 45 s for a submit or a cancel where the server is
-    one of a cluster, as a takeover takes longer there. `connect_timeout` bounds the first connection. `wait` is the
-    default of the argument `wait` of `Job.result`, `run`, `wait`, `gather`, `as_completed` and `lease`: how long the
-    caller waits.
+    NATS_URL, the `moorage up` of this folder, or the only one that this user runs. `tenant` defaults to
+    $MOORAGE_TENANT, else `default`. `timeout` bounds the wait for each answer, retries included: 30 s by default, but
+    45 s for a submit or a cancel where the server is one of a cluster, as a takeover takes longer there.
+    `connect_timeout` bounds the first connection. `wait` is the default of the argument `wait` of `Job.result`, `run`,
+    `wait`, `gather`, `as_completed` and `lease`: how long the caller waits.
     `on_wait` is called where an answer takes over 2 s, and before each retry of a request. `transport` replaces NATS,
     as `SimFleet` does in tests; it excludes `target`. A method that gets an unknown keyword raises TypeError.
     """
@@ -131,8 +131,11 @@ class AsyncClient:
     async def open(self) -> Self:
         """Connect, and return this client.
 
-        Raises `Unreachable`, `NotPermitted`, `BadContext`, and RuntimeError if it is open, or is closed meanwhile."""
+        Raises `Unreachable`, `NotPermitted`, `BadContext`, and RuntimeError if it is open, or is closed meanwhile.
+        """
         await self._wire.open()
+        if self._wire.found is not None and self._logs_warnings:
+            log.warning("using the moorage up of %s", self._wire.found.folder)
         return self
 
     async def close(self) -> None:

@@ -14,6 +14,7 @@ from moorage.bus.contexts import Context
 from moorage.bus.errors import BusError, CannotConnect, HandlerFailed, NotAuthorized, PermissionRefused
 from moorage.bus.health import State
 from moorage.bus.inbox import Mux
+from moorage.bus.own_fleets import own_fleet
 from moorage.bus.target import find_context
 from moorage.bus.transport import Handler, Subscribed
 from moorage.client.asking import Asking, decode_act, decode_answer
@@ -30,6 +31,7 @@ from moorage.schemas.roles import operator_of
 from moorage.schemas.subjects import Subjects
 
 if TYPE_CHECKING:
+    from moorage.bus.own_fleets import Fleet
     from moorage.client.follow.follower import Stories
     from moorage.client.follow.story import Story
     from moorage.client.transport import ClientTransport, Link
@@ -81,6 +83,7 @@ class Connected:
         self.wait_s = seconds(wait)
         self._following: Stories | None = None
         self.context: Context | None = None
+        self.found: Fleet | None = None  # taken because nothing is named, and nothing answers at the default address
         self._target = target
         self._transport = transport
         self._connect_timeout_s = seconds(connect_timeout)
@@ -176,7 +179,7 @@ class Connected:
             return await self._transport.connect(self._name, self._on_state, self._on_error)
         from moorage.bus.connection import connect  # imports nats-py, which is slow
 
-        self.context = find_context(self._target)
+        self.context, self.found = own_fleet(find_context(self._target))
         self._asking.where = self.context.where
         return await connect(
             self.context,

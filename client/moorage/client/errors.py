@@ -24,6 +24,7 @@ from moorage.bus.errors import (
     PermissionRefused,
     RequestTimeout,
 )
+from moorage.bus.own_fleets import running
 from moorage.bus.target import find_home, read_up
 from moorage.schemas.codec import FRAME_BYTES_MAX, REQUEST_BYTES_MAX
 from moorage.schemas.errors import CODES, Details, Fault, MoorageError, Problem, problem
@@ -332,6 +333,8 @@ def no_server(error: CannotConnect) -> Unreachable:
     elif isinstance(error, NotNats):
         port = "see which process has that port: ss -ltnp; for NATS with handshake_first, set tls_first in the context"
         fixes.insert(0, port)
+    elif fleets := running():
+        fixes[:0] = [f"for the moorage up of {fleet.folder}: --nats {fleet.up.url}" for fleet in fleets]
     elif any(name in error.url for name in _THIS_MACHINE):
         fixes.insert(0, "start one on this machine: moorage up")
     return Unreachable(problem, tuple(fixes))

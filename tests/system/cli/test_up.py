@@ -21,7 +21,7 @@ from moorage.cli.local.up import _only_one
 from moorage.client import AsyncClient
 from moorage.worker.agent.run import SUPERVISOR_FOLDER
 from tests.disk import TINY_MIB, fill, mount_small, unmount
-from tests.system.cli.node import Lines, moorage, node_on, processes_of, start, talk
+from tests.system.cli.node import Lines, environment, moorage, node_on, processes_of, start, talk
 from tests.waiting import until, until_state
 
 #: how much is left is looked at while a test still fills the disk, or after
@@ -254,6 +254,37 @@ async def test_the_folder_of_the_working_directory_is_found_without_flags(tmp_pa
         process = await start("fleet", "--json", cwd=tmp_path)
         out, err = await process.communicate()
         assert (process.returncode, b'"sim-0000"' in out) == (0, True), err
+
+
+#: the command, where nothing answers at the default address: another test may have that port
+ELSEWHERE = """
+import sys
+from moorage.bus import own_fleets
+from moorage.cli.start import main
+own_fleets.is_served = lambda url: False
+sys.exit(main())
+"""
+
+
+@pytest.mark.slow
+async def test_the_only_one_of_this_user_is_found_from_another_folder_while_it_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    folder, elsewhere = tmp_path / "home", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    async with node_on(folder, simulate="1xH100") as node:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", ELSEWHERE, "fleet", "--json", cwd=elsewhere, env=environment(),
+            stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+        out, err = await process.communicate()
+        assert (process.returncode, b'"sim-0000"' in out) == (0, True), err
+        assert err.decode() == f"using the moorage up of {folder}; to name it: --nats {node.url}\n"
+        lost = await moorage("fleet", "--nats", "nats://127.0.0.1:1", env={}, cwd=elsewhere)
+        assert f"fix: for the moorage up of {folder}: --nats {node.url}" in lost.err
+        assert "start one" not in lost.err
+    assert list((tmp_path / "state" / "moorage" / "up").iterdir()) == []
 
 
 @pytest.mark.slow

@@ -17,6 +17,7 @@ async def all_checks(options: Options) -> AsyncIterator[Check]:
 
     Raises `Rejected` if a flag is wrong.
     """
+    from moorage.bus.own_fleets import own_fleet
     from moorage.bus.target import find_context
     from moorage.cli.doctor import checks_host as host
     from moorage.cli.doctor.checks_nats import of_nats
@@ -50,7 +51,7 @@ async def all_checks(options: Options) -> AsyncIterator[Check]:
             if check is not None:
                 yield check
     try:
-        context = find_context(options.nats)
+        context, _ = own_fleet(find_context(options.nats))
     except MoorageError as error:
         yield failed("context", error)
         return

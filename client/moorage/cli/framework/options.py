@@ -240,6 +240,8 @@ def _whose_key(options: Options) -> tuple[str, str]:
 
 async def _connected(options: Options, work: Work, *, sends: bool) -> int | None:
     async with client_of(options, sends=sends) as client:
+        if (found := client._wire.found) is not None:
+            console.say(f"using the moorage up of {found.folder}; to name it: --nats {found.up.url}")
         return await work(client)
 
 

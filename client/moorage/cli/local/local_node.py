@@ -196,7 +196,9 @@ class Node:
             os.kill(self._server.pid, signal.SIGTERM)
 
     def _write_up(self) -> None:
-        """Write down for other commands in this folder how they reach the server; no secret is in it."""
+        """Write down for other commands, in this folder and elsewhere, how they reach the server; no secret is in
+        it."""
+        from moorage.bus.own_fleets import remember
         from moorage.bus.target import UP_FILE, Up, started_ticks
         from moorage.schemas.codec import encode
 
@@ -205,6 +207,7 @@ class Node:
         pids["nats-server"] = self._server.pid
         found = Up(self._server.url, os.getpid(), started_ticks(os.getpid()), self._simulate, pids)
         replace_private(self._folder / UP_FILE, encode(found).decode() + "\n")
+        remember(self._folder)
         if self._ready and self._options.json:
             emit(found)
 

@@ -44,8 +44,8 @@ def up(
     flags: UpFlags = _NO_FLAGS,
     options: LocalOptions = LOCAL,
 ) -> int:
-    """Run a server, a scheduler and a worker on this machine with one command. Other commands find it if they run in
-    the same folder.
+    """Run a server, a scheduler and a worker on this machine with one command. Other commands of this user find it: in
+    this folder, and elsewhere if it is the only one.
 
     If the folder has a moorage.toml, it is read, and a line says so. Ctrl-C ends everything, running jobs included:
     SIGTERM, 3 s, SIGKILL. The state stays, and the next `up` in the same folder continues from it. Waiting jobs still
@@ -162,6 +162,7 @@ def _not_ours(path: Path, owner: int) -> Rejected:
 def _only_one(folder: Path) -> Iterator[None]:
     """Hold the folder's lock. Raises `ClientError` with already-running, and `Rejected` if the folder cannot be
     used."""
+    from moorage.bus.own_fleets import forget
     from moorage.bus.target import UP_FILE, read_up
 
     _check_owners(folder)
@@ -199,6 +200,7 @@ def _only_one(folder: Path) -> Iterator[None]:
     try:
         yield
     finally:
+        forget(folder)
         with contextlib.suppress(OSError):
             (folder / UP_FILE).unlink(missing_ok=True)
         os.close(lock)
