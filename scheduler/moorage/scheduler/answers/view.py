@@ -129,9 +129,17 @@ class View:
         return [self._state.jobs[num] for num in sorted(nums)]
 
     def queued_jobs(self) -> list[int]:
-        """Return the numbers of the jobs in the queue, and of those that wait for others, in order of arrival."""
+        """Return the numbers of the jobs in the queue, and of those that wait for others or for their own replicas.
+
+        In order of arrival. A service that has as many members as its calls need waits for nothing.
+        """
         groups, waiting = self._engine.queue.groups.values(), self._engine.room.jobs.keys()
-        return sorted({item >> REPLICA_BITS for group in groups for item in group.entries} | waiting)
+        full = {num for num in self._engine.queue.parked if self._has_max_running(num)}
+        return sorted({item >> REPLICA_BITS for group in groups for item in group.entries} | waiting | full)
+
+    def _has_max_running(self, num: int) -> bool:
+        job = self._state.jobs.get(num)
+        return job is not None and self._engine.reader.request_of(job).scale is None
 
     def heads(self) -> list[tuple[Replica, int]]:
         """Return the first waiting replica of each queue group, and how many wait in it; the largest group first."""

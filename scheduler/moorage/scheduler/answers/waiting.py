@@ -80,7 +80,10 @@ def explain_job(engine: Engine, tenant: str, name: str) -> dict[str, Any] | Prob
         return data | _not_waiting(engine, job)
     data["asks"] = format_token(engine.reader.request_of(job).effective_gpu, job.size)
     if waits_for_others(job):
-        return data | {**why_not_queued(engine, job), "waiting_replicas": job.waits}
+        why = why_not_queued(engine, job)
+        if held := _on_hold(engine, job):
+            why |= {"because": f"{why['because']}; and {held['because']}", "hold": held["hold"]}
+        return data | {**why, "waiting_replicas": job.waits}
     shape = engine.reader.shape_of(job)
     data |= scaled(engine, job)
     data |= _avoided(engine, job)
@@ -388,15 +391,21 @@ def _preempted(engine: Engine, job: Job) -> str:
     )
 
 
+def _on_hold(engine: Engine, job: Job) -> dict[str, Any]:
+    """Return the operator's hold on a job or its tenant, with its sentence; empty for none."""
+    hold = job.hold or engine.state.tenants[job.tenant].hold
+    if hold is None:
+        return {}
+    of = f"job {job.name}" if job.hold is not None else f"the queue of tenant {job.tenant}"
+    return {"because": f"{of} is {held_by(hold)}", "hold": msgspec.to_builtins(as_hold(hold))}
+
+
 def _standing(engine: Engine, job: Job, reason: Reason) -> dict[str, Any]:
     """Return the operator's hold, limit or preemption that keeps a job waiting, with its details; empty for none."""
     tenant, shape = engine.state.tenants[job.tenant], engine.reader.shape_of(job)
-    hold, held = job.hold or tenant.hold, held_reason(engine, job)
-    if hold is not None and held is not None:
-        of = f"job {job.name}" if job.hold is not None else f"the queue of tenant {job.tenant}"
-        reason = held
-        said = msgspec.to_builtins(as_hold(hold))
-        return {**named(reason), "because": f"{of} is {held_by(hold)}", "hold": said}
+    hold, held = _on_hold(engine, job), held_reason(engine, job)
+    if hold and held is not None:
+        return {**named(held), **hold}
     if held is reasons.SCALED:
         return {**named(held), "because": _scaled_words(engine, job)}
     if held is not None:

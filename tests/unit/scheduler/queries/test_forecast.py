@@ -56,6 +56,17 @@ def test_a_start_is_when_such_runs_end_less_what_has_passed() -> None:
     assert (starts["first"].runs, starts["second"].runs) == (9, 9), "the runs that the estimate rests on"
 
 
+@pytest.mark.parametrize("max_running", [None, 4, 2])
+def test_a_job_that_runs_as_many_replicas_as_it_may_has_a_start_for_the_next(max_running: int | None) -> None:
+    drive = Driving()
+    drive.worker("w0", 4)
+    run = {"driver": "noop", "timeout_s": 60}
+    drive.submit("many", replicas=10, max_running=max_running, gpu={}, run=run)
+    drive.settle()
+    start = look_ahead(drive).starts["t"]["many"]
+    assert abs(start.p50_ms - MINUTE) < 2_000
+
+
 def test_a_start_rests_on_the_least_known_of_the_ends_before_it() -> None:
     drive = Driving()
     drive.worker("w0", 1)

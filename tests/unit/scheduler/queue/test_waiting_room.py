@@ -513,3 +513,17 @@ def test_a_state_folded_anew_is_the_same_after_any_ends(seed: int) -> None:
             assert not waiting, waiting
     for name in names:
         assert drive.states(name)[0] in ("SUCCEEDED", "FAILED", "CANCELLED")
+
+
+def test_a_job_that_waits_for_others_and_is_on_hold_is_explained_by_both() -> None:
+    drive = Driving()
+    drive.worker("w0", 1)
+    drive.submit("train")
+    drive.settle()
+    drive.submit("eval", after=["train"])
+    drive.settle()
+    drive.order("hold", job="eval", why="a review")
+    told = drive.explained("eval")
+    assert told["reason"] == "after"
+    assert told["because"].startswith("it waits for train (RUNNING); and job eval is held by ")
+    assert told["hold"]["why"] == "a review"
