@@ -34,7 +34,6 @@ from moorage.schemas.answers.fleet import (
 )
 from moorage.schemas.capabilities import Capabilities
 from moorage.schemas.errors import Problem
-from moorage.schemas.frames import LedgerCopies
 from moorage.worker.supervisor import launcher_client
 from tests.disk import TINY_MIB, fill, mount_small, unmount
 from tests.leftover import ends_with_the_test

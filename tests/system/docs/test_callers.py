@@ -27,8 +27,8 @@ def made(kind: str, folder: Path, env: dict[str, str]) -> list[str]:
         return ["./call"]
     how_to = page(PAGE)
     skip_without(how_to)
-    (source,) = [block.body for block in how_to.blocks if block.title == "call.mjs"]
-    (folder / "call.mjs").write_text(source)
+    (code,) = [block.body for block in how_to.blocks if block.title == "call.mjs"]
+    (folder / "call.mjs").write_text(code)
     subprocess.run(INSTALL.split(), cwd=folder, env=env, check=True)
     return ["node", "call.mjs"]
 
