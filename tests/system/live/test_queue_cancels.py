@@ -2,39 +2,36 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 
-import msgspec
 import pytest
 
-from moorage.bus.connection import Connection, connect
-from moorage.bus.jetstream import JetStream, StoredMessage
+from moorage.bus.jetstream import Ack, StoredMessage
 from moorage.client import AsyncClient
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.ledger.state import State, Tenant
 from moorage.scheduler.durable import queue_reader
-from moorage.scheduler.leader.service import Scheduler
-from moorage.schemas.subjects import Subjects
 from tests.servers import ANSWER_S, Server
+from tests.system.live import test_queue_turns
+from tests.system.live.test_queue_turns import Queued
 from tests.waiting import until
 
 ROOM = 20
 
 
-@dataclass
-class Queued:
-    """A scheduler that leads, and a client that publishes to its durable queue."""
+class Publisher:
+    """Of tenant acme, for a scheduler that leads with this state."""
 
-    state: State
-    subjects: Subjects
-    client: Connection
+    def __init__(self, made: Queued, state: State) -> None:
+        self.state = state
+        self.subjects = made.subjects
+        self.jetstream = made.jetstream
 
     async def publish(self, verb: str, body: bytes) -> int:
-        answer = await self.client.request(self.subjects.request("acme", verb), body, ANSWER_S)
-        return int(msgspec.json.decode(answer.data)["seq"])
+        stored = await self.jetstream.append(self.subjects.request("acme", verb), body)
+        assert isinstance(stored, Ack)
+        return stored.seq
 
     async def cancel(self, first: int, count: int) -> int:
         """Cancel jobs that nobody has submitted; returns the sequence of the last cancel."""
@@ -50,22 +47,9 @@ class Queued:
 
 
 @contextlib.asynccontextmanager
-async def queued(server: Server, prefix: str, config: Config) -> AsyncIterator[Queued]:
-    subjects = Subjects(prefix)
-    world = await connect(server.url, "scheduler")
-    ledger_world = await connect(server.ledger_url, "ledger")
-    client = await connect(server.url, "client")
-    scheduler = Scheduler(world, ledger_world, subjects=subjects, config=config)
-    running = asyncio.create_task(scheduler.run())
-    try:
-        await asyncio.wait_for(scheduler.leading.wait(), ANSWER_S)
-        assert scheduler.reign is not None
-        yield Queued(scheduler.reign.engine.state, subjects, client)
-    finally:
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
-        for connection in (client, world, ledger_world):
-            await connection.close()
+async def queued(server: Server, prefix: str, config: Config) -> AsyncIterator[Publisher]:
+    async with test_queue_turns.queued(server, prefix, config) as made, made.leads() as state:
+        yield Publisher(made, state)
 
 
 @pytest.mark.slow
@@ -163,5 +147,5 @@ async def test_a_verb_that_no_scheduler_reads_goes_to_the_dead_letters(
         assert {(row["code"], row["subject"]) for row in rows} == {
             ("unknown-verb", queue.subjects.request("acme", verb)) for verb in ("sumbit", "submit.now")
         }
-        info = await JetStream(queue.client).stream_info(queue.subjects.request_stream)
+        info = await queue.jetstream.stream_info(queue.subjects.request_stream)
         assert info.messages == 0
