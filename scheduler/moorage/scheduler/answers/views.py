@@ -25,6 +25,7 @@ from moorage.scheduler.core.ledger.state import (
     ATTEMPT,
     BY,
     CODE,
+    EXEC,
     FENCE,
     IS_TERMINAL,
     LISTED_MAX,
@@ -99,7 +100,7 @@ RANGES_SHOWN: Final = 500
 CONTENDED_AT: Final = 5
 RUNS: Final = STATES[RUNNING]
 #: rows of a story whose words are no reason for the job's state: RUNNING has an address there
-NO_REASONS: Final = frozenset((RUNNING, READY, NOT_READY))
+NO_REASONS: Final = frozenset((RUNNING, READY, NOT_READY, EXEC))
 #: transitions of a replica that was cancelled
 _CANCELS: Final = frozenset(("CANCELLING", "CANCELLED"))
 #: stalled jobs that an answer about the fleet names
@@ -338,9 +339,10 @@ def _why(job: Job) -> str:
     said who cancelled some of its replicas is none for the others.
     """
     rows = (row for row in reversed(job.story) if not _asked_of_others(job.state, STORY_WORDS[row[STATE]], row[BY]))
+    rows = (row for row in rows if row[STATE] not in NO_REASONS)
     if job.size > LISTED_MAX:
         return next((row[WHY] for row in rows if row[WHY] and is_exception(row)), "")
-    rows = (row for row in rows if row[STATE] not in NO_REASONS and (job.live or row[STATE] >= 0))
+    rows = (row for row in rows if job.live or row[STATE] >= 0)
     return _telling((row[REPLICA], row[STATE] == PLACED, row[WHY]) for row in rows)
 
 
