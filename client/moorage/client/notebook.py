@@ -105,6 +105,7 @@ def picture(job: str, known: Mapping[str, str], explained: Mapping[str, Any]) ->
     done, of = sum(count for name, count in counts.items() if name in TERMINAL), sum(counts.values())
     rows = {
         **known,
+        "worker": "" if of else known["worker"],  # of several replicas it is only the newest one's
         "state": state,
         "why": explained.get("means" if state == QUEUED else "why", ""),
         "done": f"{done} of {of}" if of else "",

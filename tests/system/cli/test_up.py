@@ -191,7 +191,7 @@ async def test_a_killed_scheduler_is_started_again_and_the_job_ends_once(tmp_pat
             "run", "--job", "once", "--gpu", "1xH100", "--", "sh", "-c", f"echo ran >> {marks}; sleep 2", env=node.env()
         )
         err = Lines(process.stderr)
-        await err.until("RUNNING")
+        await until(marks.exists, what="it runs")
         killed = node.up.children["scheduler"]
         os.kill(killed, signal.SIGKILL)
         await until(lambda: f"the scheduler (pid {killed}) ended with SIGKILL" in talk(tmp_path), what="told")

@@ -143,7 +143,7 @@ def test_a_command_of_several_lines_is_one_where_it_goes_on(text: str) -> None:
 
 def test_paths_of_a_file_begin_at_its_folder(capsys: pytest.CaptureFixture[str]) -> None:
     Path("exp").mkdir()
-    text = "each: sweep.csv\nwith: [train.py, lib]\nkeep: [out]\ncommand: python3 train.py {lr}\n"
+    text = "each: sweep.csv\nwith: [train.py, lib]\nenv-file: all.env\nkeep: [out]\ncommand: python3 train.py {lr}\n"
     Path("exp/sweep.yaml").write_text(text)
     with pytest.raises(Rejected) as refused:
         read_job_file("exp/sweep.yaml")
@@ -157,12 +157,13 @@ def test_paths_of_a_file_begin_at_its_folder(capsys: pytest.CaptureFixture[str])
     Path("exp/train.py").write_text("print('beside')")
     Path("exp/lib").mkdir()
     Path("exp/lib/a.py").touch()
+    Path("exp/all.env").write_text("SEED=7\n")
     file = read_job_file("exp/sweep.yaml")
     assert isinstance(file, Said)
     assert (file.flags.each, file.flags.with_) == ("exp/sweep.csv", ["exp/train.py", "exp/lib"])
     assert file.flags.keep == ["out"]
     [request] = dry(capsys, "-f", "exp/sweep.yaml")
-    assert request["run"]["items"] == [{"lr": "7"}]
+    assert (request["run"]["items"], request["run"]["env"]) == ([{"lr": "7"}], {"SEED": "7"})
     Path("exp/stdin.yaml").write_text("each-line: '-'\ncommand: echo")
     stdin = read_job_file("exp/stdin.yaml")
     assert isinstance(stdin, Said)
