@@ -60,6 +60,8 @@ class MpsNotices:
                 why = f"no answer within {self.seconds:g} s"
             except (NotAnnounced, OSError) as error:
                 why = str(error)
+            except Exception as error:  # a defect of moorage: the end goes on all the same
+                why = repr(error)
             then(why)
 
         task = asyncio.get_running_loop().create_task(work())
