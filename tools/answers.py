@@ -9,6 +9,7 @@ from typing import Any, Final, get_args
 import msgspec
 
 from moorage.schemas.answers.fleet import FleetAnswer
+from moorage.schemas.answers.jobs import Explained, HistoryAnswer, JobsAnswer, ShownJob
 from moorage.schemas.answers.operators import Audit, TenantsAnswer, UsageAnswer
 from moorage.schemas.plan import Plan
 from tools.wire_types import fields_table
@@ -16,6 +17,10 @@ from tools.wire_types import fields_table
 #: the data of an answer by its verb; the structs within come after it
 DATA: Final[dict[str, type[msgspec.Struct]]] = {
     "plan": Plan,
+    "ls": JobsAnswer,
+    "show": ShownJob,
+    "explain": Explained,
+    "history": HistoryAnswer,
     "usage": UsageAnswer,
     "admin.fleet": FleetAnswer,
     "admin.tenants": TenantsAnswer,

@@ -36,6 +36,7 @@ says. A client needs [Accepted](#accepted), [Problem](#problem), [Answer](#answe
 schedulers and workers."""
 
 HEADINGS: Final[dict[type, str]] = {
+    Request: "The request",
     **{struct: heading for heading, struct in OF_REQUESTS.items()},
     **{type(example): name for name, _, example in EXAMPLES},
     **{part: part.__name__ for part in (*PARTS, *ROWS)},

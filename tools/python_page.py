@@ -57,6 +57,7 @@ CLIENT_API: Final[dict[str, tuple[str, ...]]] = {
     "Answers": (
         "moorage.client.answers",
         "moorage.schemas.answers.fleet",
+        "moorage.schemas.answers.jobs",
         "moorage.schemas.answers.operators",
         "moorage.schemas.plan",
         "moorage.schemas.frames.use",

@@ -41,7 +41,7 @@ def json_type(kind: Any, parts: dict[type, str] | None = None) -> str:
         return "object" if inner[1] is Any else f"object, each {json_type(inner[1], parts)}"
     heading = (parts or {}).get(kind)
     if heading is not None:
-        return f"[{heading}](#{heading.lower().replace('.', '')})"
+        return f"[{heading}](#{heading.lower().replace('.', '').replace(' ', '-')})"
     if issubclass(kind, msgspec.Struct):
         fields = (f'"{each.encode_name}": {json_type(each.type, parts)}' for each in msgspec.structs.fields(kind))
         return f"{{{', '.join(fields)}}}"

@@ -43,9 +43,11 @@ async def test_when_it_starts_is_told_everywhere(node: Node, unique: str) -> Non
         assert told is not None
         assert (told["reason"], told["position"]) == ("busy", 1)
         explained = await waits.explain()
-        assert 0 <= explained.starts["p50_ms"] <= explained.starts["p90_ms"] <= (RUNS_S + 30) * 1000
+        assert explained.starts is not None
+        assert explained.starts.p90_ms is not None
+        assert 0 <= explained.starts.p50_ms <= explained.starts.p90_ms <= (RUNS_S + 30) * 1000
         shown = await node.run("explain", waits.job, tenant=unique)
-        assert explained.starts["runs"] == 3
+        assert explained.starts.runs == 3
         assert "(the median, from 3 earlier runs)" in shown.out
         assert "90 % probability" not in shown.out, "three runs do not tell that"
         one_more = await start("run", "--gpu", "1xH100", "--", "sleep", "0", env=node.env(unique))
@@ -68,7 +70,7 @@ async def test_explain_and_event_name_the_same_fix(node: Node, unique: str) -> N
         assert waits.accepted.waiting is not None
         command = f"moorage admin limit --tenant {unique} --gpus"
         assert (waits.accepted.waiting["reason"], "fixes" in waits.accepted.waiting) == ("limit", False)
-        assert (await waits.explain()).fixes[0]["command"] == f"{command} 3"
+        assert (await waits.explain()).fixes[0].command == f"{command} 3"
         shown = await node.run("explain", waits.job, tenant=unique)
         assert f"fix: ask your operator for 3 GPUs: {command} 3" in shown.err
         news = _news(waits)

@@ -35,6 +35,7 @@ from moorage.scheduler.core.queue.queue import REPLICA_BITS, REPLICA_MASK, entry
 from moorage.scheduler.follower.usage import Usage
 from moorage.scheduler.whatif.child import ask
 from moorage.scheduler.whatif.fixes import fixes
+from moorage.schemas.answers.jobs import Explained
 from moorage.schemas.capabilities import Capabilities
 from moorage.schemas.codec import Decoder, is_json
 from moorage.schemas.frames import Fact, FactFrame, FactKind, Goodbye, Hello, Join, Renew, Wanted
@@ -43,6 +44,7 @@ from moorage.schemas.operate import act_of
 from moorage.schemas.ranges import Ranges, count_of, joined, numbers_in, without
 from moorage.schemas.subjects import Subjects
 from tests.unit.scheduler.honest_worker import Worker, devices
+from tests.unit.schemas.struct_names import unnamed
 
 SUBJECTS: Final = Subjects()
 #: after how long a job is overdue, by the setting's default
@@ -482,6 +484,7 @@ class Driving:
         """Why it is where it is, as `explain` answers; without fixes."""
         found = explain_job(self.engine, tenant, name)
         assert isinstance(found, dict), found
+        assert list(unnamed(found, Explained)) == [], "the protocol page lacks it"
         return found
 
     def fixes(self, name: str, tenant: str = "t") -> list[dict[str, Any]]:

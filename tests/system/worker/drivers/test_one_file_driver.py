@@ -199,7 +199,9 @@ async def use(client: AsyncClient) -> None:
     ran = await client.run(["hello"], driver="parrot", driver_config={"parrot": {"times": 3}}, wait="60s")
     assert (ran.stdout, ran.stderr, ran.lost_bytes) == ("hello, hello, hello\n", "", 0)
     assert client._wire._stories.drivers.can("parrot").keeps_output, "the first job of it that ran told what it can do"
-    assert (await client.job(ran.job).show()).capabilities["ends_streams"]
+    capabilities = (await client.job(ran.job).show()).capabilities
+    assert capabilities is not None
+    assert capabilities.ends_streams
     async with asyncio.timeout(60):
         assert "".join([piece.text async for piece in client.job(ran.job).logs()]) == "hello, hello, hello\n"
     failing = await client.submit(["why"], driver="parrot", driver_config={"parrot": {"code": 3}})

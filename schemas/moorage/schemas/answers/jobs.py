@@ -1,0 +1,275 @@
+"""What `ls`, `show`, `explain` and `history` answer about jobs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from moorage.schemas.capabilities import Capabilities, Enforced
+from moorage.schemas.frames.told import Change
+from moorage.schemas.job import Request
+from moorage.schemas.operate import Hold, Limit, Resized
+
+
+class Used(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """What a running job uses of its GPUs now. `Job.use` of the SDK has the minutes before."""
+
+    devices: int = 0  # number of its GPUs with a reading
+    percent: int = 0  # mean use, percent of the time
+    percent_min: int = 0  # use of the least used GPU
+    percent_max: int = 0  # use of the most used GPU
+    memory_mib: int = 0  # memory in use on all of them
+
+
+class DeviceUsed(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """The newest reading of a GPU of an attempt."""
+
+    index: int = 0  # the device's own index
+    percent: int | None = None
+    memory_mib: int | None = None
+    memory_total_mib: int = 0
+    power_w: int | None = None
+
+
+class Awaited(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """A job that another one waits for."""
+
+    job: str
+    when: str = ""  # which end counts: succeeded, any or failed
+    state: str = ""  # its state now
+
+
+class ReplicaStall(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """A stall of a running job, as its request's `stall_s` defines it."""
+
+    replica: int = 0  # -1: all of a gang
+    seconds: int = 0  # for how long
+    why: str = ""
+
+
+class ReplicaCounts(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """How many replicas of a job are in which state."""
+
+    of: int = 0
+    states: dict[str, int] = {}
+    ended: dict[str, str] = {}  # ranges of replicas that ended without success, by state
+
+
+class JobRow(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """One job of `ls`. Of a job that ended long ago only `job`, `tenant` and `state` are sure."""
+
+    job: str
+    tenant: str
+    state: str
+    rev: int = 0  # revision of its last change
+    gpu: str = ""  # the token of what it asks for
+    priority: int = 0
+    attempt: int = 0  # the newest of its replicas' attempts; 0 before the first
+    age_ms: int = 0  # ms since it was accepted
+    worker: str = ""  # the first worker that has it now, or had it last
+    workers: int = 1  # how many workers have it now
+    simulated: bool = False
+    code: int | None = None  # its exit code; null while it runs
+    why: str = ""  # why it ended, or what its newest transition says
+    hold: Hold | None = None
+    use: Used | None = None  # null unless it runs and its workers read its GPUs
+    labels: dict[str, str] = {}
+    reason: str = ""  # why it waits
+    ran_ms: int | None = None  # how long its newest attempt runs, or ran; null if it has none
+    after: list[Awaited] = []  # jobs that it waits for before it is queued
+    not_before_ms: int = 0  # ledger time from which it may start; 0: it may now
+    ready: int | None = None  # how many running replicas are ready; left out for a job without `run.ready`
+    waiting: int = 0  # number of replicas that wait while others run
+    stalled: list[ReplicaStall] = []
+    replicas: ReplicaCounts | None = None  # left out for a job of one replica
+    resized: Resized | None = None  # the part of each GPU since an operator's `resize`
+    compacted: bool = False  # whether it has left the scheduler's memory
+    ended_ms: int = 0  # when it ended; 0 if it has not, or is in memory
+    leases: list[tuple[str, list[int]]] = []  # with `at_ms`: worker and slots of each attempt
+
+
+class ReplicaInfo(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """One replica of a job: its attempt, and the worker and GPUs that it has now."""
+
+    replica: int
+    state: str
+    attempt: int = 0
+    fence: int = 0
+    retries: int = 0
+    losses: int = 0
+    refusals: int = 0
+    restarts: int = 0  # how often a job that stays has started again
+    worker: str = ""
+    gpus: list[str] = []  # uuids of its GPUs
+    waits_for: list[str] = []  # uuids of the GPUs for which a frozen attempt waits
+    mode: str = ""  # sharing mode of its GPUs
+    ready: bool | None = None  # whether it is ready; null for a job without `run.ready`
+    address: str = ""  # where the ports are reached that its worker gave it
+    enforced: Enforced | None = None  # how it is kept to its part of a shared GPU
+    use: list[DeviceUsed] = []
+    ran_on: str = ""  # worker of its last attempt, if the question names replicas and it has ended
+    ended_ms: int = 0
+    result: int | None = None  # as in `Change`
+    code: int | None = None
+    why: str = ""
+
+
+class Scaled(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """How many members a service is to have, whose number follows its calls."""
+
+    wanted: int = 0
+    min: int = 0
+    max: int = 0
+    since_ms: int | None = None  # for how many ms; left out before the first change
+    why: str | None = None
+
+
+class GpuTime(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """What a job was granted of GPUs, and what it used. A job from the history has no `memory_mib_s`."""
+
+    gpu_s: float = 0.0
+    memory_mib_s: float | None = None
+    used_gpu_s: float | None = None  # null while no worker has measured it
+    used_memory_mib_s: float | None = None
+
+
+class Kept(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """Until when the remains of an ended job are kept, ms since 1970."""
+
+    job_ms: int = 0  # in the scheduler's memory
+    history_ms: int = 0
+    output_ms: dict[str, int] = {}  # output and results, by worker
+
+
+class ShownJob(JobRow, frozen=True, omit_defaults=True, kw_only=True):
+    """One job in full. A `compacted` job may have nothing but its end."""
+
+    own_subject: bool = False  # whether its events are also sent on its own subject
+    accepted_ledger: int = 0  # number of the record that holds its request
+    accepted_ms: int = 0
+    request: Request | None = None  # null once it is no longer kept
+    again: list[str] = []  # the jobs in memory that are runs again of it
+    capabilities: Capabilities | None = None  # of its driver; null if no worker reports them
+    replica_states: list[ReplicaInfo] = []
+    changes: list[Change] = []  # its last transitions; `history` has all
+    usage: GpuTime | None = None
+    scaled: Scaled | None = None
+    kept: Kept | None = None
+    kept_until_ms: int | None = None  # until when its history is kept, if the answer is from it
+
+
+class JobsAnswer(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """A page of jobs, newest first."""
+
+    jobs: list[JobRow] = []
+    counts: dict[str, int] = {}  # jobs that are asked for in each state; on the first page alone
+    finished_kept: int = 0  # number of ended jobs in memory; on the first page alone
+    ended: dict[str, int] = {}  # with `at_ms`: jobs that ended in the hour before, by state
+    next: str = ""  # ask again with it as `after`; left out on the last page
+
+
+class HistoryAnswer(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """Transitions of a job."""
+
+    job: str
+    tenant: str
+    state: str
+    rev: int = 0  # revision of its last change
+    changes: list[Change] = []
+    complete: bool = False  # whether no transition after the asked revision is missing
+    more: bool = False  # whether there are more: ask again with the last revision as `after_rev`
+    kept_until_ms: int | None = None  # until when it is kept; left out for a job in memory
+
+
+class HolderRow(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """A job of the tenant that has GPUs which another one waits for."""
+
+    job: str
+    gpus: int = 0
+
+
+class Holders(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """Who has what a job waits for. Jobs of other tenants are numbers."""
+
+    own: list[HolderRow] = []  # the tenant's jobs with most GPUs
+    own_jobs: int = 0
+    other_jobs: int = 0
+    other_gpus: int = 0
+    workers: list[str] = []  # a few of the workers, with how much is leased or free there
+    hosts: int = 0  # how many workers there are
+    more: bool = False  # whether further workers were not looked at
+
+
+class Start(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """A forecast of a start, ms from now."""
+
+    p50_ms: int = 0
+    p90_ms: int | None = None
+    runs: int = 0  # number of runs behind it
+
+
+class Fix(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """A change with which a job would start earlier."""
+
+    say: str = ""  # the change in words
+    request: dict[str, Any] = {}  # fields of the request that change
+    gpu: str = ""  # the GPUs of the changed request as a token, if that suffices
+    gang: bool = False  # whether its replicas become a gang
+    command: str = ""  # the command that does it; left out for a change of the request
+    who: str = ""  # who can give the command: tenant or operator
+
+
+class Leave(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """A worker that running replicas have to leave."""
+
+    worker: str
+    in_ms: int = 0
+    why: str = ""
+
+
+class Explained(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """Why a job waits, or how it ended. `reason` is left out for a job that does not wait."""
+
+    job: str
+    tenant: str
+    state: str
+    replicas: ReplicaCounts | None = None
+    asks: str = ""  # the token of what it asks for
+    reason: str = ""  # the main reason
+    means: str = ""  # what the reason means
+    because: str = ""  # amounts and names behind it
+    workers_left: dict[str, int] = {}  # workers that remain after each condition
+    holders: Holders | None = None
+    held_by: list[str] = []  # who has what it needs, in words
+    needs: str = ""  # what lacks on the best host
+    hold: Hold | None = None
+    limit: Limit | None = None  # the tenant's limit, if that is the reason
+    gpus_leased: int | None = None  # GPUs that the tenant has, if its limit is the reason
+    gpus_needed: int | None = None  # GPUs that the job needs, if the limit is the reason
+    starts_in_ms: int | None = None  # ms until a pause ends
+    starts: Start | None = None
+    starts_unknown: str = ""  # why there is no forecast
+    waiting_replicas: int = 0
+    priority: int | None = None
+    position: int | None = None  # place in the queue, from 1; left out for a job on hold
+    queued: int | None = None  # number of jobs in the queue
+    queued_of: str = ""  # what `queued` counts
+    counts_as: int | None = None  # effective priority, if higher than its own
+    waited_ms: int | None = None  # how long it has waited, with `counts_as`
+    turn: int | None = None  # the tenant's turn among the tenants that wait
+    tenants: int | None = None  # number of tenants that wait
+    avoids: list[str] = []  # GPUs that failed under it
+    refused_by: list[str] = []  # workers that refused it
+    after: list[Awaited] = []
+    chain: list[Awaited] = []  # the first job that it waits for, the first that this one waits for, and so on
+    not_before_ms: int = 0
+    scaled: Scaled | None = None
+    fixes: list[Fix] = []
+    why: str = ""  # of a job that does not wait: the newest reason that still applies
+    code: int | None = None
+    leaves: list[Leave] = []
+    stalled: list[ReplicaStall] = []
+    compacted: bool = False
+    ended_ms: int = 0
+    kept: Kept | None = None
