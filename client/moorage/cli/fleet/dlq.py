@@ -16,6 +16,9 @@ from moorage.cli.framework.files import read_within
 from moorage.cli.framework.options import RowOptions, with_client
 from moorage.cli.framework.render import facts, table, utc
 from moorage.client.errors import NotFound, Rejected, rejected
+from moorage.schemas.answers.letters import Letter, LetterDone, LetterRow
+from moorage.schemas.errors import Problem
+from moorage.schemas.frames import Accepted
 from moorage.schemas.units import many
 
 if TYPE_CHECKING:
@@ -55,8 +58,8 @@ def list_letters(*, options: LetterOptions = LETTERS) -> int:
             say("no dead letters" + (f" of tenant {options.tenant}" if options.tenant else ""))
             return None
         cells = [
-            [row["sequence"], row["tenant"], row["verb"], row["job"] or "-", row["code"], _short(row["message"])]
-            for row in rows
+            [row.sequence, row.tenant, row.verb, row.job or "-", row.code, _short(row.message)]
+            for row in msgspec.convert(rows, list[LetterRow])
         ]
         tell(table(["LETTER", "TENANT", "VERB", "JOB", "CODE", "WHY"], cells, numbers=("LETTER",)))
         return None
@@ -73,20 +76,21 @@ def show(
         data = await client.admin.dead_letter(letter)
         if options.shown({"kind": "answer", "verb": "dlq", "data": data}, [data]):
             return None
-        problem = data["problem"]
+        found = msgspec.convert(data, Letter)
+        problem = found.problem or Problem(found.code, found.message)
         told = [
-            ("letter", data["sequence"]),
-            ("subject", data["subject"]),
-            ("queued", f"{utc(data['time_ms'])}, number {data['queued']}"),
-            ("refused", f"{problem['code']}: {problem['message']}"),
-            *((name, problem[name]) for name in ("field", "found", "allowed") if problem.get(name)),
-            *((("failed", data["evidence"]),) if data.get("evidence") else ()),
-            ("message", data["body"] + ("  (no text; --json has its bytes)" if "data" in data else "")),
+            ("letter", found.sequence),
+            ("subject", found.subject),
+            ("queued", f"{utc(found.time_ms)}, number {found.queued}"),
+            ("refused", f"{problem.code}: {problem.message}"),
+            *((name, getattr(problem, name)) for name in ("field", "found", "allowed") if getattr(problem, name)),
+            *((("failed", found.evidence),) if found.evidence else ()),
+            ("message", found.body + ("  (no text; --json has its bytes)" if found.data is not None else "")),
         ]
         tell(facts(told))
         say(
-            f"to submit a corrected request: moorage dlq resend {data['sequence']} -f FILE; to delete this "
-            f"request: moorage dlq drop {data['sequence']}"
+            f"to submit a corrected request: moorage dlq resend {found.sequence} -f FILE; to delete this "
+            f"request: moorage dlq drop {found.sequence}"
         )
         return None
 
@@ -183,10 +187,11 @@ async def _each(
 
 
 def _resent(done: dict[str, Any]) -> str:
-    answer = done["answer"]
-    if done["verb"] == "cancel":
-        return f"the cancel was sent again for tenant {done['tenant']}"
-    return f"job {answer['job']} of tenant {done['tenant']} is {answer['state']}"
+    found = msgspec.convert(done, LetterDone)
+    if found.verb == "cancel":
+        return f"the cancel was sent again for tenant {found.tenant}"
+    accepted = msgspec.convert(found.answer, Accepted)
+    return f"job {accepted.job} of tenant {found.tenant} is {accepted.state}"
 
 
 def _short(text: str) -> str:

@@ -21,6 +21,7 @@ from moorage.scheduler.arguments import cancel_of
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.pacing.answering import Answering
 from moorage.schemas.actors import by_operator, words
+from moorage.schemas.answers.letters import Letter, LetterDone, LetterRow, LettersAnswer
 from moorage.schemas.codec import Decoder, encode
 from moorage.schemas.errors import Problem, Refused, problem, refuse
 from moorage.schemas.frames import Accepted, Answer
@@ -139,7 +140,7 @@ class DeadLetters:
         if (full := self._answers.overloaded()) is not None:
             raise Refused(full)
 
-        def tell(data: dict[str, Any] | Problem) -> None:
+        def tell(data: LettersAnswer | Letter | LetterDone | Problem) -> None:
             frame = data if isinstance(data, Problem) else Answer("dlq", self._engine.state.seq, data)
             if reply:
                 answer(reply, encode(frame, json=json))
@@ -151,20 +152,20 @@ class DeadLetters:
 
     # --------------------------------------------------------------------------------------------------- acts
 
-    async def _do(self, act: DlqAct, by: str) -> dict[str, Any]:
+    async def _do(self, act: DlqAct, by: str) -> LettersAnswer | Letter | LetterDone:
         """Carry out an act, and return the data of its answer. Raises `Refused`, `BusError`."""
         if act.act == "list":
             return await self._list(act)
         message = await self._get(act.sequence)
         if act.act == "show":
-            return _row(message, _decode_letter(message.data)) | _whole(message)
+            return _whole(message)
         if act.act == "drop":
             await self._js.delete_message(self._subjects.dead_letter_stream, message.seq)
             log.warning("dead letter %d was deleted by %s: %s", message.seq, by, act.why or "no reason")
-            return {"sequence": message.seq, "dropped": True}
+            return LetterDone(sequence=message.seq, dropped=True)
         return await self._resend(act, by, message)
 
-    async def _list(self, act: DlqAct) -> dict[str, Any]:
+    async def _list(self, act: DlqAct) -> LettersAnswer:
         """Return at most `limit` letters after the sequence `after`, oldest first, and the number of each tenant's.
 
         `next` is the `after` of the next page, which may be empty; 0 at the end. Without a tenant, all are listed.
@@ -178,9 +179,9 @@ class DeadLetters:
         )
         rows = [self._listed(message) for message in messages]
         more = bool(messages) and messages[-1].seq < info.last_seq
-        return {"letters": rows, "counts": counts, "next": messages[-1].seq if more else 0}
+        return LettersAnswer(letters=rows, counts=counts, next=messages[-1].seq if more else 0)
 
-    def _listed(self, message: StoredMessage) -> dict[str, Any]:
+    def _listed(self, message: StoredMessage) -> LetterRow:
         """Return a letter's row; foreign messages in the stream get a row too, so that they can be dropped."""
         try:
             return _row(message, _decode_letter(message.data))
@@ -190,7 +191,7 @@ class DeadLetters:
             )
             tenant = self._subjects.token(message.subject, 1)
             letter = DeadLetter(f"{message.subject}.{tenant}.-", 0, nothing, message.data)
-            return {**_row(message, letter), "tenant": tenant, "verb": "", "subject": message.subject}
+            return msgspec.structs.replace(_row(message, letter), tenant=tenant, verb="", subject=message.subject)
 
     async def _get(self, sequence: int) -> StoredMessage:
         message = await self._js.get_message(self._subjects.dead_letter_stream, sequence)
@@ -198,7 +199,7 @@ class DeadLetters:
             raise refuse("not-found", f"there is no dead letter {sequence}", found=sequence, next="moorage dlq list")
         return message
 
-    async def _resend(self, act: DlqAct, by: str, message: StoredMessage) -> dict[str, Any]:
+    async def _resend(self, act: DlqAct, by: str, message: StoredMessage) -> LetterDone:
         """Offer a letter's request or cancel again, under its tenant and job id unless its body names another job.
 
         The letter is deleted once a record contains the request. Raises `Refused` if it is refused again; the letter
@@ -228,36 +229,34 @@ class DeadLetters:
             raise Refused(verdict)
         await self._js.delete_message(self._subjects.dead_letter_stream, message.seq)
         log.warning("dead letter %d was submitted again by %s: %s", message.seq, by, act.why or "no reason")
-        return {"sequence": message.seq, "resent": True, "tenant": tenant, "verb": verb, "answer": verdict}
+        return LetterDone(sequence=message.seq, resent=True, tenant=tenant, verb=verb, answer=verdict)
 
 
-def _row(message: StoredMessage, letter: DeadLetter) -> dict[str, Any]:
+def _row(message: StoredMessage, letter: DeadLetter) -> LetterRow:
     """Return a letter's row in a list: what it was, and why it is here. Raises LookupError if it has no verb."""
-    verb = letter.subject.split(".")[1:][-1]
-    return {
-        "sequence": message.seq,
-        "tenant": message.subject.rpartition(".")[2],
-        "verb": verb,
-        "subject": letter.subject,
-        "queued": letter.sequence,
-        "time_ms": int(wall_seconds(message.stored_at) * 1000),
-        "job": _job_of(letter),
-        "code": letter.problem.code,
-        "message": letter.problem.message,
-        "bytes": len(letter.body),
-    }
+    return LetterRow(
+        sequence=message.seq,
+        tenant=message.subject.rpartition(".")[2],
+        verb=letter.subject.split(".")[1:][-1],
+        subject=letter.subject,
+        queued=letter.sequence,
+        time_ms=int(wall_seconds(message.stored_at) * 1000),
+        job=_job_of(letter),
+        code=letter.problem.code,
+        message=letter.problem.message,
+        bytes=len(letter.body),
+    )
 
 
-def _whole(message: StoredMessage) -> dict[str, Any]:
-    """Return a letter's problem, evidence and body as text; a body that is not UTF-8 also as bytes (base64 in JSON)."""
+def _whole(message: StoredMessage) -> Letter:
+    """Return a letter with its problem, evidence and body as text; a body that is not UTF-8 also as bytes."""
     letter = _decode_letter(message.data)
-    whole: dict[str, Any] = {"problem": letter.problem}
-    if letter.evidence:
-        whole["evidence"] = letter.evidence
+    row = msgspec.structs.asdict(_row(message, letter))
     try:
-        return whole | {"body": letter.body.decode()}
+        body, data = letter.body.decode(), None
     except UnicodeDecodeError:
-        return whole | {"body": letter.body.decode("utf-8", "replace"), "data": letter.body}
+        body, data = letter.body.decode("utf-8", "replace"), letter.body
+    return Letter(**row, problem=letter.problem, evidence=letter.evidence, body=body, data=data)
 
 
 def _job_of(letter: DeadLetter) -> str:
