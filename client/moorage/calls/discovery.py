@@ -28,6 +28,8 @@ class Discovery:
         self._subject = subject
         self._started = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         self._service = service
+        self._errors = 0
+        self._last_error = ""
         self._identity = {
             "name": service,
             "id": member.name,
@@ -41,6 +43,11 @@ class Discovery:
         names = ("", f".{self._service}", f".{self._service}.{self._member.name}")
         return [f"{PREFIX}.{verb}{name}" for verb in VERBS for name in names]
 
+    def count_error(self, code: int, message: str) -> None:
+        """Count a call that is answered with an error, whether the service or the member made it."""
+        self._errors += 1
+        self._last_error = f"{code}:{message}"
+
     def answer(self, asked: str, now_s: float) -> bytes:
         """Return the answer to a question on this subject: PING, INFO or STATS."""
         verb = asked.split(".")[1]
@@ -53,8 +60,8 @@ class Discovery:
             taken = load.ended + load.refused + load.expired + load.handed
             endpoint |= {
                 "num_requests": taken,
-                "num_errors": load.refused + load.expired,
-                "last_error": "",
+                "num_errors": self._errors,
+                "last_error": self._last_error,
                 "processing_time": load.ran_ms * _NS,
                 "average_processing_time": load.ran_ms * _NS // max(1, load.ended),
                 "data": load,

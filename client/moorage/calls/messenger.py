@@ -317,8 +317,9 @@ class Messenger:
     def _failure(
         self, error: str, message: str, retry_after_ms: int = 0, kind: str = ""
     ) -> tuple[bytes, dict[str, str]]:
-        """Return the body and the headers of an answer that is an error."""
+        """Count an answer that is an error, and return its body and its headers."""
         code, started, _ = CALL_ERRORS[error]
+        self._discovery.count_error(code, f"{kind}: {message}" if kind else message)
         body = encode(CallError(error, message, started, retry_after_ms, kind))
         headers = {ERROR_CODE: str(code), ERROR: error, MEMBER: self.id, CONTENT_TYPE: "application/json"}
         return body, headers

@@ -416,8 +416,8 @@ async def test_operators_tools_find_members_and_what_they_do(nats_url: str, uniq
     name = f"echo-{unique[-6:]}"
     async with (
         await connect(nats_url, "operator") as operator,
-        member(nats_url, tmp_path, "functions:echo", "--name", name, prefix=unique) as one,
-        member(nats_url, tmp_path, "functions:echo", "--name", name, prefix=unique) as other,
+        member(nats_url, tmp_path, "functions:wrong", "--name", name, prefix=unique) as one,
+        member(nats_url, tmp_path, "functions:wrong", "--name", name, prefix=unique) as other,
     ):
         await asyncio.gather(one.ready(), other.ready())
         for _ in range(10):
@@ -438,7 +438,10 @@ async def test_operators_tools_find_members_and_what_they_do(nats_url: str, uniq
             ServiceStats.from_dict(body_of(await operator.request(f"$SRV.STATS.{name}.{ping.id}", b"", 30)))
             for ping in pings
         ]
-        assert sum(each.endpoints[0].num_requests for each in stats) == 10
+        counted = [each.endpoints[0] for each in stats]
+        assert sum(each.num_requests for each in counted) == 10
+        assert [each.num_errors for each in counted] == [each.num_requests for each in counted]
+        assert {each.last_error for each in counted if each.num_errors} == {"500:ValueError: no such thing: b'x'"}
 
 
 async def test_a_question_that_a_member_takes_with_it_is_asked_again_and_holds_up_no_end(site: Site) -> None:
