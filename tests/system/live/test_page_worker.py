@@ -44,7 +44,7 @@ async def page_worker(folder: Path, url: str) -> AsyncIterator[tuple[asyncio.sub
 
 
 @pytest.mark.slow
-async def test_it_does_not_flood_the_server_while_no_scheduler_leads(
+async def test_it_floods_no_server_without_a_leader_and_keeps_no_output(
     fresh_server: EmbeddedServer, tmp_path: Path
 ) -> None:
     async with stack(fresh_server, PREFIX_DEFAULT) as made, caller(made) as one:
@@ -62,6 +62,7 @@ async def test_it_does_not_flood_the_server_while_no_scheduler_leads(
             await one.leader(2)
             await one.reaches("short", "SUCCEEDED")
             assert (await one.show("short"))["attempt"] == 1
+            assert (await one.api("logs", {"job": "short"}))["code"] == "not-kept", "it answers no questions for output"
 
 
 @pytest.mark.slow

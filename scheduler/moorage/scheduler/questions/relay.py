@@ -11,12 +11,13 @@ from typing import Any, Final
 import msgspec
 
 from moorage.bus.connection import Connection
-from moorage.bus.errors import BusError
+from moorage.bus.errors import BusError, NoResponders
 from moorage.scheduler.answers.history_reader import HistoryReader
 from moorage.scheduler.answers.logs import Kept, find_in_story, find_log
 from moorage.scheduler.answers.use import find_use
 from moorage.scheduler.arguments import check_job
 from moorage.scheduler.core.engine import Engine
+from moorage.scheduler.core.ledger.state import Worker
 from moorage.scheduler.pacing.answering import Answering
 from moorage.schemas.codec import Decoder, encode
 from moorage.schemas.decode_errors import asked_as
@@ -91,6 +92,8 @@ class Relay:
             answer = await self._world.request(subject, encode(kept.ask, json=kept.worker.in_json), RELAY_S)
             page = _decode_page(answer.data)
         except (BusError, Refused) as error:
+            if isinstance(error, NoResponders) and not keeps_output(kept.worker):
+                return _not_kept(kept)
             log.info("worker %s gave no page: %s", kept.worker.id, error)
             return self._away(kept)
         if isinstance(page, LogPage):
@@ -125,6 +128,22 @@ class Relay:
 
     async def close(self) -> None:
         await self._answers.close()
+
+
+def keeps_output(worker: Worker) -> bool:
+    """Return whether a worker says of any of its drivers that it keeps output."""
+    return any(can.get("keeps_output") for can in (worker.hello.get("capabilities") or {}).values())
+
+
+def _not_kept(kept: Kept) -> Problem:
+    """Return the problem that a worker, perhaps of another program, keeps nothing that can be asked for."""
+    return problem(
+        "not-kept",
+        f"job {kept.ask.job} ran on {kept.worker.id}, which keeps no output of its jobs",
+        found=kept.worker.id,
+        job=kept.ask.job,
+        next="have the job write its output to a file or a bucket of its own",
+    )
 
 
 def page_asked(verb: str, arguments: dict[str, Any]) -> LogsAsked | UseAsked:
