@@ -182,6 +182,7 @@ async def test_cancel_says_what_it_met(node: Node, unique: str) -> None:
     assert ran.rows == [["over", "unchanged, the job had ended before: SUCCEEDED"]], "the others are told all the same"
     assert f"error[not-found]: no job unheard-of of tenant {unique}, so nothing is cancelled" in ran.err
     assert "moorage cancel --before unheard-of" in ran.err
+    assert ran.err.endswith("1 job\n"), "what is not known is not counted"
     assert (await node.run("submit", "--job", "unheard-of", "--driver", "noop", tenant=unique)).code == 0
     frames = (await node.run("cancel", "over", "--json", tenant=unique)).frames
     assert [frame["data"]["was"] for frame in frames] == ["SUCCEEDED"]

@@ -453,7 +453,7 @@ def cancel(
         from moorage.client.replicas import field_of, replicas_of
 
         only, some = replicas_of(numbers), field_of(numbers)
-        names, code = await ids_to_cancel(client, given, chosen), None
+        names, code, known = await ids_to_cancel(client, given, chosen), None, 0
         asked = {"reason": reason, "by": who(), **some, **({"before": True} if before else {})}
         for name in names:
             asked_last[:] = [name]
@@ -462,6 +462,7 @@ def cancel(
             except NotFound as error:  # the others are cancelled all the same
                 code = fail(error, json=options.json)
                 continue
+            known += 1
             if options.shown(answer, [answer.data]):
                 continue
             was = answer.data["was"]
@@ -479,7 +480,7 @@ def cancel(
                     did = f"unchanged, nothing goes on of {some_of}" if some_of else "unchanged"
                 tell(f"{name}\t{did}, the job was {was}")
         if len(names) != 1 and not (options.json or options.format):
-            say(many(len(names), "job"))
+            say(many(known, "job"))
         return code
 
     def detach() -> None:
