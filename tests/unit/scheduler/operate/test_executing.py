@@ -60,6 +60,14 @@ def test_a_command_is_recorded_told_and_ordered_once(drive: Driving) -> None:
     assert orders(drive) == [], "it is never sent again"
 
 
+def test_a_program_in_an_argument_is_one_line_of_the_story(drive: Driving) -> None:
+    drive.worker("w0", 1, capabilities=CAN)
+    drive.submit("j", gpu={})
+    drive.settle()
+    executed(drive, "j", "python3", "-c", "# moorage forward 80\nimport socket")
+    assert changes_since(drive.state, drive.job("j"), 0)[-1].why == "python3 -c '# moorage forward 80…"
+
+
 @pytest.mark.parametrize(
     ("phase", "found"),
     [("waits", "QUEUED"), ("frozen", "FROZEN"), ("ends", "CANCELLING"), ("over", "SUCCEEDED")],

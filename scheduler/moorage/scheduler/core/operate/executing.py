@@ -76,10 +76,16 @@ def execute(draft: Draft, state: State, event: Execute, request_of: Callable[[Jo
             job=job.name,
             next=can.get("exec_instead") or "moorage logs shows its output, moorage use what it uses of its GPUs",
         )
-    said = ATTACHED if asked.attach else carried(shlex.join(asked.argv))[:COMMAND_CHARS]
+    said = ATTACHED if asked.attach else _one_line(carried(shlex.join(asked.argv)))
     draft.add(acts.Exec(job.num, asked.replica, event.by, said))
     order = Exec(*member.name, event.stream, asked.argv, asked.tty, asked.term)
     return Executing(member, order, ExecGiven(job.name, asked.replica, member.attempt, member.worker.id, event.stream))
+
+
+def _one_line(command: str) -> str:
+    """Return the first line of a command, as a story has one line for each entry: a program may be an argument."""
+    line, newline, _ = command[:COMMAND_CHARS].partition("\n")
+    return f"{line}…" if newline else line
 
 
 def _no_job(state: State, event: Execute) -> Problem:
