@@ -104,9 +104,17 @@ class Calls:
             task.add_done_callback(self._tasks.discard)
         return None
 
+    def job_of(self, service: str) -> tuple[str, str]:
+        """Return the job that has a service which nobody serves, and why none of its members does; "" where that is
+        not known."""
+        last = self._wakes.get(service)
+        return ("", "") if last is None else (last.job, last.why)
+
     async def _wake(self, service: str, asked: _Wake) -> None:
         try:
-            await self._client.read("wake", {"service": service})
+            asked.job = (await self._client.read("wake", {"service": service})).get("job", "")
+            explained = await self._client.read("explain", {"job": asked.job})
+            asked.why = explained.get("why") or explained.get("means") or ""
         except NotFound as error:
             asked.refused = error.problem
         except (ClientError, BusError, RuntimeError):
@@ -114,13 +122,15 @@ class Calls:
 
 
 class _Wake:
-    """A question for a member: when it was asked, on the monotonic clock, and the refusal that answered it, if any."""
+    """A question for a member: when it was asked, on the monotonic clock, and its answer: the job that has the service
+    and why no member of it serves, or a refusal."""
 
-    __slots__ = ("asked_s", "refused")
+    __slots__ = ("asked_s", "job", "refused", "why")
 
     def __init__(self, asked_s: float) -> None:
         self.asked_s = asked_s
         self.refused: Problem | None = None
+        self.job = self.why = ""
 
 
 async def _opened(link: Link) -> Answers:
@@ -324,10 +334,12 @@ class Service:
         """Return the exception for what the bus says."""
         where = f"service {self.name} of {self._client.tenant}"
         if isinstance(error, NoResponders | NotSent):
-            gone = isinstance(error, NotSent)
+            gone, (job, why) = isinstance(error, NotSent), self._calls.job_of(self.name)
             told = "the connection is down" if gone else "nobody serves it"
-            problem = client_problem(NO_SERVICE, f"{where}: {told}", next_step="see that its job runs: moorage ls")
-            return CallRefused(problem)
+            if job and why and not gone:
+                told += f" yet; of its job {job}: {why}"
+            fix = f"moorage explain {job}" if job else "see that its job runs: moorage ls"
+            return CallRefused(client_problem(NO_SERVICE, f"{where}: {told}", next_step=fix))
         if isinstance(error, RequestTimeout):
             return timed_out(f"{where}: no answer within {timeout_s:.3g} s; the call may have run")
         if isinstance(error, Disconnected):
