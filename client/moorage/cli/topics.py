@@ -51,7 +51,7 @@ def _environment() -> str:
                 "the folder of moorage up; else ./.moorage, which the other verbs find here and in folders below, and "
                 "elsewhere where you run no other and nothing answers at port 4222",
             ),
-            ("MOORAGE_TENANT", "the tenant; --tenant overrides it"),
+            ("MOORAGE_TENANT", "the tenant, in place of that of the key; --tenant overrides it"),
             ("MOORAGE_LEDGER_URL_FILE", "a file with the ledger's URL, for moorage scheduler"),
             ("NO_COLOR", "no colour; --color overrides it"),
             ("CLICOLOR_FORCE", "colour in a pipe, too"),

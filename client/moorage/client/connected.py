@@ -21,7 +21,7 @@ from moorage.client.asking import Asking, decode_act, decode_answer
 from moorage.client.durations import Duration, seconds
 from moorage.client.errors import BadContext, NotPermitted, no_server, rejected
 from moorage.client.patience import Patience, of_client
-from moorage.client.tenant import find_tenant
+from moorage.client.tenant import TENANT_DEFAULT, find_tenant, named_tenant
 from moorage.schemas.actors import NO_OPERATOR
 from moorage.schemas.codec import encode
 from moorage.schemas.errors import Problem
@@ -66,7 +66,9 @@ class Connected:
     ) -> None:
         if target is not None and transport is not None:
             raise TypeError("a target and a transport exclude each other: the transport replaces NATS")
-        self.tenant = find_tenant(tenant)
+        self.tenant = (
+            find_tenant(tenant, target=target) if transport is None else (named_tenant(tenant) or TENANT_DEFAULT)
+        )
         if not is_tenant(self.tenant):
             raise rejected(
                 "invalid-argument",

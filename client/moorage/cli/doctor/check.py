@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from moorage.cli.framework.options import whose
+from moorage.client.tenant import whose
 from moorage.client.view.checks import Check, Verdict
 from moorage.schemas.errors import MoorageError
 

@@ -66,10 +66,8 @@ async def of_moorage(options: Options, is_cluster: bool) -> AsyncIterator[Check]
     except MoorageError as error:
         from moorage.client.tenant import find_tenant
 
-        role = (
-            f"give this user the submitter's role of tenant {find_tenant(options.tenant)}, or name another tenant "
-            "with --tenant"
-        )
+        tenant = find_tenant(options.tenant, target=options.nats)
+        role = f"give this user the submitter's role of tenant {tenant}, or name another tenant with --tenant"
         yield failed("submitter", error, fix=role if isinstance(error, NotPermitted) else "")
 
 

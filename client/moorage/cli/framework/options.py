@@ -78,7 +78,11 @@ class Options(_Settled):
 
     nats: Nats = None
     tenant: Annotated[
-        str | None, Parameter(help="The tenant. Default: $MOORAGE_TENANT, or the tenant called default.", value="NAME")
+        str | None,
+        Parameter(
+            help="The tenant. Default: $MOORAGE_TENANT, that of the context's key, or the tenant called default.",
+            value="NAME",
+        ),
     ] = None
     timeout: Annotated[
         str | None,
@@ -220,17 +224,10 @@ def _unanswered(error: MoorageError, role: str, name: str) -> MoorageError:
     return NoScheduler(error.problem, fixes)
 
 
-def whose(inbox_prefix: str) -> tuple[str, str]:
-    """Return the role and the name of the user whose context has this inbox; "" twice if the inbox does not say."""
-    from moorage.schemas.roles import INBOX, ROLES
-
-    first, role, name, *_ = [*inbox_prefix.split("."), "", ""]
-    return (role, name) if first == INBOX and role in ROLES else ("", "")
-
-
 def _whose_key(options: Options) -> tuple[str, str]:
     """Return the role and the name of the key in use, as `whose` does."""
     from moorage.bus.target import find_context
+    from moorage.client.tenant import whose
 
     try:
         return whose(find_context(options.settled().nats).inbox_prefix)
