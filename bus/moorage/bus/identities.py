@@ -37,7 +37,7 @@ def nkey(folder: Path, identity: Identity) -> str:
     """Return the public key of a user. If `<folder>/<key>.nk` does not exist, make a new seed there. Raises OSError."""
     seed = kept(
         folder / f"{identity.key}.nk",
-        lambda: nkeys.encode_seed(secrets.token_bytes(_SEED_BYTES), nkeys.PREFIX_BYTE_USER) + b"\n",
+        lambda: nkeys.encode_seed(secrets.token_bytes(_SEED_BYTES), nkeys.PREFIX_BYTE_USER),
     )
     pair = nkeys.from_seed(bytearray(seed.strip()))
     public: bytes = pair.public_key

@@ -128,6 +128,9 @@ def test_keys_are_private_and_never_made_again(tmp_path: Path) -> None:
     assert {stat.S_IMODE(path.stat().st_mode) for path in private} == {0o600}
     assert stat.S_IMODE(site.stat().st_mode) == 0o700
     before = {path: path.read_bytes() for folder in ("keys", "tls") for path in (site / folder).iterdir()}
+    assert not [path for path, text in before.items() if path.suffix == ".nk" and text != text.strip()], (
+        "a client that takes a file as it is finds the seed alone"
+    )
     assert len(before) > 20
     for again in ([], ["--auth", "mtls", "--worker", "w9"]):
         assert make(site, *again) == 0
