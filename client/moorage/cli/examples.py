@@ -68,6 +68,11 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
         "moorage cancel --label sweep=lr --state queued",
         "moorage cancel --before train-44",
     ),
+    "lease": (
+        "moorage lease 1xT4 -- node app.js",
+        "moorage lease 2xH100 --within 10m -- python train.py",
+        "moorage lease 1 --purpose debugging -- bash",
+    ),
     "call": (
         "moorage call embed hello",
         "moorage call classify @cat.jpg",

@@ -122,6 +122,7 @@ VERBS: Final[dict[str, tuple[Verb, ...]]] = {
         Verb("dlq show", "moorage.cli.fleet.dlq:show", "One of these requests, as it came."),
         Verb("dlq resend", "moorage.cli.fleet.dlq:resend", "Submit refused requests again, under their ids."),
         Verb("dlq drop", "moorage.cli.fleet.dlq:drop", "Delete refused requests for good."),
+        Verb("lease", "moorage.cli.jobs.lease:lease", "Run a program of this host on GPUs that its worker lends."),
         Verb("call", "moorage.cli.jobs.call:call", "Call a service once, and print its answer."),
         Verb("serve", "moorage.cli.local.serve:serve", "Answer the calls of a service with a function or a program."),
         Verb("help", "moorage.cli.help:help", "Every verb, or one verb, or a topic."),

@@ -184,6 +184,52 @@ async def test_a_lease_hides_its_devices_from_the_fleet_and_what_cannot_be_lent_
         assert "nothing.sock" in nobody.value.why
 
 
+#: shows what it was lent, then says which signal ends it, and goes on until SIGKILL if it is to
+PROGRAM = """
+trap 'echo TERM; [ $1 = stays ] || exit 7' TERM
+echo has $CUDA_VISIBLE_DEVICES
+while :; do sleep 0.05; done
+"""
+
+
+@pytest.mark.slow
+async def test_a_program_has_the_gpus_that_its_command_was_lent_and_ends_with_the_lease(
+    nats_server: EmbeddedServer, unique: str
+) -> None:
+    async with world(nats_server, unique) as w:
+
+        @contextlib.asynccontextmanager
+        async def leased(*words: str) -> AsyncIterator[Borrower]:
+            command = (sys.executable, "-m", "moorage.cli", "lease", "1xL40S", "--socket", str(w.socket), *words)
+            environment = os.environ | {"PYTHONPATH": _ROOTS}
+            process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE, env=environment)
+            try:
+                yield Borrower(process)
+                await until(w.shows("··"), what="its GPU is given back")
+            finally:
+                with contextlib.suppress(ProcessLookupError):
+                    process.kill()
+                await process.communicate()
+
+        async def code(borrower: Borrower) -> int:
+            return await asyncio.wait_for(borrower.process.wait(), 60)
+
+        for program, ends in (("exit 3", 3), ("kill -9 $$", 137)):
+            async with leased("--", "sh", "-c", program) as one:
+                assert await code(one) == ends
+        for program, ends in (("no-such-program", 127), ("/tmp", 126)):
+            async with leased("--", program) as one:
+                assert await code(one) == ends
+        async with leased("--", "sh", "-c", PROGRAM, "sh", "ends") as one:
+            assert await one.line() == ["has", "0"]
+            one.process.send_signal(signal.SIGTERM)
+            assert (await one.line(), await code(one)) == (["TERM"], 7)
+        async with leased("--", "sh", "-c", PROGRAM, "sh", "stays") as one:
+            assert await one.line() == ["has", "0"]
+            await w.moorage.fleet.drain("w1", within="2s")
+            assert (await one.line(), await code(one)) == (["TERM"], 137)
+
+
 @pytest.mark.slow
 async def test_a_lease_without_a_block_is_held_until_it_is_given_back(nats_server: EmbeddedServer, unique: str) -> None:
     async with world(nats_server, unique) as w:

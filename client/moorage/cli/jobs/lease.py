@@ -1,0 +1,136 @@
+"""`moorage lease`: run a program of this host on GPUs that its worker lends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import sys
+from typing import TYPE_CHECKING, Annotated, Final
+
+from moorage.cli.framework.arguments import Parameter
+from moorage.cli.framework.console import report, say
+from moorage.cli.framework.interrupts import ENDING
+from moorage.cli.framework.options import LOCAL, LocalOptions, guarded
+
+if TYPE_CHECKING:
+    from asyncio.subprocess import Process
+
+    from moorage.client.lease import Lease
+
+#: as a shell ends where it cannot execute a command, or finds none
+_CANNOT_EXECUTE: Final = 126
+_NOT_FOUND: Final = 127
+
+
+def lease(
+    gpu: Annotated[str, Parameter(help="The GPUs, as 1xL40S or 2: all on this host.", value="GPU")],
+    /,
+    *command: Annotated[str, Parameter(help="What to run, after --.", command=True)],
+    purpose: Annotated[str, Parameter(help="What for, as text that the operators of this host see.")] = "",
+    within: Annotated[str, Parameter(help="How long to wait for the GPUs: 30s, 2h.", value="DURATION")] = "1h",
+    grace: Annotated[
+        str,
+        Parameter(
+            help="What the program has between SIGTERM and SIGKILL where its lease is lost. A worker that asks for its "
+            "GPUs says its own time.",
+            value="DURATION",
+        ),
+    ] = "10s",
+    socket: Annotated[
+        str,
+        Parameter(
+            help="The worker's socket. By default $MOORAGE_LEASE_SOCKET, that of the moorage up of this folder, or the "
+            "system's.",
+            value="PATH",
+        ),
+    ] = "",
+    options: LocalOptions = LOCAL,
+) -> int:
+    """Run a program of this host on GPUs that its worker lends, without a job; returns the program's exit code.
+
+    The program has the variables that name its GPUs. The lease ends with it. If the worker asks for the GPUs, the
+    program gets SIGTERM, and SIGKILL when the time is over. Ctrl-C and other signals reach it.
+    """
+    code = 0
+
+    def act() -> None:
+        nonlocal code
+        from moorage.client.durations import seconds
+        from moorage.client.errors import rejected
+
+        if not command:
+            raise rejected(
+                "invalid-argument", "lease needs a program", next=f"moorage lease {gpu} -- PROGRAM, or -- bash"
+            )
+        code = asyncio.run(_held(gpu, command, purpose, seconds(within), seconds(grace), socket))
+
+    failed = guarded(options, act)
+    return code or failed
+
+
+async def _held(gpu: str, command: tuple[str, ...], purpose: str, within_s: float, grace_s: float, socket: str) -> int:
+    """Take the lease, run the program, and return its exit code as a shell tells it. Raises `ClientError`."""
+    from moorage.client.lease import Lending
+
+    async with Lending(gpu, purpose or command[0], within_s, socket or None, None) as held:
+        simulated = " (simulated)" if held.simulated else ""
+        say(f"worker {held.worker} lends {', '.join(device.name for device in held.devices)}{simulated}")
+        signals = _Signals()
+        process = await _started(command, held)
+        if isinstance(process, int):
+            return process
+        signals.go_to(process)
+        ending = asyncio.get_running_loop().create_task(_end_once_asked(process, held, grace_s))
+        try:
+            code = await process.wait()
+        finally:
+            ending.cancel()
+        return 128 - code if code < 0 else code
+
+
+async def _started(command: tuple[str, ...], held: Lease) -> Process | int:
+    """Start the program with these GPUs; it ends with this process. Return the exit code if it cannot be run, and say
+    why."""
+    from moorage.system.parentage import die_with_parent
+
+    try:
+        return await asyncio.create_subprocess_exec(
+            *command, env=held.child_environment(), preexec_fn=die_with_parent()
+        )
+    except OSError as error:
+        report(f"{command[0]} cannot be run: {error.strerror}")
+        return _NOT_FOUND if isinstance(error, FileNotFoundError) else _CANNOT_EXECUTE
+
+
+class _Signals:
+    """Passes what would end this command on to its program. What comes before the program began, it gets then."""
+
+    def __init__(self) -> None:
+        self._process: Process | None = None
+        self._came: list[int] = []
+        for number in ENDING:
+            asyncio.get_running_loop().add_signal_handler(number, self._come, number)
+
+    def go_to(self, process: Process) -> None:
+        self._process = process
+        for number in self._came:
+            self._come(number)
+
+    def _come(self, number: int) -> None:
+        if self._process is None:
+            self._came.append(number)
+        elif number != signal.SIGINT or not sys.stdin.isatty():  # Ctrl-C at a terminal reaches it by itself
+            with contextlib.suppress(ProcessLookupError):
+                self._process.send_signal(number)
+
+
+async def _end_once_asked(process: Process, held: Lease, grace_s: float) -> None:
+    """End the program once the worker asks for the GPUs, or the lease is lost: SIGTERM, and later SIGKILL."""
+    asked = await held.wait_asked_back()
+    left_s = grace_s if held.lost else asked.left_s
+    report(f"the worker asks for the GPUs ({asked.reason}): the program has {left_s:.0f} s to end")
+    with contextlib.suppress(ProcessLookupError):
+        process.terminate()
+        await asyncio.sleep(left_s)
+        process.kill()
