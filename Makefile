@@ -27,9 +27,9 @@ $(STAMP): pyproject.toml constraints.txt worker/build_hook.py worker/build_launc
 test: $(STAMP)  ## the unit layer and one smoke of real processes, in some three minutes on two cores (no GPU needed)
 	$(BIN)/python -m pytest -n 4 --dist loadscope -m "not slow" tests/unit tests/system/test_smoke.py
 
-# six at once on two cores: these tests wait for three quarters of their time
+# four at once on two cores: these tests wait for most of their time
 test-system: $(STAMP)  ## real processes, engines, pages that are run, and more cases of the others; what fails runs once more alone
-	$(BIN)/python -m tests.again -n 6 --dist loadscope -m "$(BEYOND)" --deselect tests/system/test_smoke.py
+	$(BIN)/python -m tests.again -n 4 --dist loadscope -m "$(BEYOND)" --deselect tests/system/test_smoke.py
 
 types: $(STAMP)  ## mypy, strict, sources and tests
 	$(BIN)/mypy

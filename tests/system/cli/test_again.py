@@ -86,7 +86,7 @@ async def test_what_cannot_be_run_again_is_told_with_what_to_do(node: Node, uniq
             (("well,other", "--job", "x"), "--job names one job"),
             (("well", "--but", "[]"), "an object with fields of the request"),
             (("well", "--replica", "9"), "job well has no replica 9"),
-            (("well", "--env", "A"), "--env needs NAME=value"),
+            (("well", "--env", "A"), "--env: the variable A is not set here"),
         ):
             ran = await node.run("again", *words, tenant=unique)
             assert ran.code != 0, words
