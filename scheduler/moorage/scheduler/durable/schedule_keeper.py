@@ -22,7 +22,7 @@ from moorage.bus.errors import BusError
 from moorage.bus.transport import Delivery
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.events import ScheduleRun
-from moorage.scheduler.core.ledger.due_times import is_interval, next_due_ms
+from moorage.scheduler.core.ledger.due_times import is_interval, is_too_far, next_due_ms
 from moorage.scheduler.core.ledger.schedules import Schedule
 from moorage.scheduler.durable.schedule_stream import Key, Run, ScheduleStream, Wish
 from moorage.scheduler.pacing.reminders import Reminders
@@ -32,6 +32,8 @@ log = logging.getLogger("moorage.schedules")
 #: how often the stream is read again: what a server lost, or what came while the connection was down
 LOOK_EVERY_S: Final = 60.0
 AGAIN_S: Final = 1.0
+#: schedules that are looked at before other tasks run
+AT_ONCE: Final = 50
 #: a run that is so late is asked for in the stream
 LATE_MS: Final = 1_000
 #: how long nats-server answers, and a run is overdue, before the leader makes it
@@ -55,6 +57,7 @@ class ScheduleKeeper:
         self._answers_since_s: float | None = None  # while a run is late: since when the server answers
         self._some = asyncio.Event()
         self._reminders = Reminders()
+        self._unknown_zones = Reminders()
 
     def follow(self) -> None:
         """Look whether a record has changed the schedules; to be called after each."""
@@ -148,11 +151,17 @@ class ScheduleKeeper:
         seconds. Raises `BusError`."""
         late_ms: dict[Key, int] = {}
         now_ms, wait_ms = _wall_ms(), LOOK_EVERY_S * 1000
-        for key, row in self._wanted().items():
+        for at, (key, row) in enumerate(self._wanted().items()):
+            if at % AT_ONCE == 0:
+                await asyncio.sleep(0)
             due_ms = self._due_ms(key, row)
-            if due_ms and is_interval(row.cron) and due_ms <= now_ms:
+            if due_ms and is_interval(row.cron) and (due_ms <= now_ms or is_too_far(row, now_ms)):
                 await self._make(key, row, now_ms)
                 due_ms = self._due_ms(key, row)
+            if 0 < due_ms <= now_ms and not next_due_ms(row, now_ms):
+                if self._unknown_zones.due(words := f"no forgotten run is made up in the time zone {row.tz}"):
+                    log.warning("%s, which this host lacks: install its package of time zones", words)
+                continue
             if due_ms and not is_interval(row.cron):
                 due_ms += LATE_MS
                 if due_ms <= now_ms:

@@ -70,6 +70,17 @@ def test_a_run_while_the_last_one_goes_is_left_out_and_that_is_told(drive: Sched
     assert drive.row().get("why", "") == ""
 
 
+def test_a_run_that_a_wrong_clock_noted_far_ahead_keeps_no_other_away(drive: Scheduling) -> None:
+    drive.ask("add")
+    drive.hear(1, next_ms=drive.now + 1_000 * 3_600_000)
+    drive.cancel("nightly-1")
+    drive.tick()
+    drive.hear(2, next_ms=drive.now + 3_600_000)
+    assert drive.row()["job"] == "nightly-2"
+    drive.hear(3, next_ms=drive.state.schedules["t"]["nightly"].next_ms)
+    assert drive.row()["runs"] == 2, "a repeat is none"
+
+
 def test_a_run_goes_where_the_last_one_is_cancelled_in_the_same_record(drive: Scheduling) -> None:
     drive.ask("add")
     drive.hear(1)

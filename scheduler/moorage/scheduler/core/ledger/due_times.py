@@ -18,6 +18,8 @@ from moorage.scheduler.core.ledger.schedules import Schedule
 from moorage.schemas.schedules import cron_of
 
 EVERY: Final = "@every "
+#: the clocks of servers and schedulers differ by less than this
+CLOCK_MS_MAX: Final = 3_600_000
 #: nats-server looks no further ahead
 YEARS_MAX: Final = 5
 
@@ -41,6 +43,8 @@ _FIELDS: Final[tuple[tuple[int, int, dict[str, int]], ...]] = (
     (1, 12, {name: number for number, name in enumerate(_MONTHS, 1)}),
     (0, 6, {name: number for number, name in enumerate(_DAYS)}),
 )
+#: a minute, an hour, a day, a month, and as far as anything is looked for
+_NEAR_MS: Final = (60_000, 3_600_000, 86_400_000, 2_678_400_000, 366 * YEARS_MAX * 86_400_000)
 _UNIT_MS: Final = {"ns": 1e-6, "us": 1e-3, "µs": 1e-3, "μs": 1e-3, "ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000}
 _PART: Final = re.compile(r"(\d+\.?\d*|\.\d+)(ns|us|µs|μs|ms|s|m|h)")
 
@@ -58,19 +62,36 @@ def next_due_ms(schedule: Schedule, after_ms: int) -> int:
         if is_interval(schedule.cron):
             every_ms, from_ms = _interval_ms(cron_of(schedule.cron)), schedule.since_ms // 1_000 * 1_000
             return from_ms + max((after_ms - from_ms) // every_ms + 1, 1) * every_ms
-        return _cron(cron_of(schedule.cron), schedule.tz).next_s(after_ms // 1_000) * 1_000
+        return _next_s(cron_of(schedule.cron), schedule.tz, after_ms // 1_000) * 1_000
     except (ValueError, OSError, KeyError):  # ZoneInfoNotFoundError is a KeyError
         return 0
 
 
+def upcoming_ms(schedule: Schedule, after_ms: int) -> int:
+    """Return the same for a schedule that has not run: mostly its first time, which is counted once."""
+    first_ms = next_due_ms(schedule, schedule.since_ms)
+    return next_due_ms(schedule, after_ms) if 0 < first_ms <= after_ms else first_ms
+
+
+def is_too_far(schedule: Schedule, now_ms: int) -> bool:
+    """Return whether the next run is noted for later than it can be due: by a clock that was wrong."""
+    return 0 < next_due_ms(schedule, now_ms + CLOCK_MS_MAX) < schedule.next_ms
+
+
 def newest_due_ms(schedule: Schedule, from_ms: int, through_ms: int) -> int:
     """Return the last time up to `through_ms` at which a schedule is due; it is due at `from_ms`."""
-    if not 0 < next_due_ms(schedule, from_ms) <= through_ms:
+    for near_ms in _NEAR_MS:  # most often it is the last minute, hour or day that has it
+        due_ms = next_due_ms(schedule, max(from_ms, through_ms - near_ms))
+        if 0 < due_ms <= through_ms:
+            from_ms = due_ms
+            break
+    else:
         return from_ms
-    while from_ms < through_ms:  # halve what is between, since a second's schedule may have missed a week
-        middle_ms = (from_ms + through_ms) // 2
+    while 0 < (following_ms := next_due_ms(schedule, from_ms)) <= through_ms:
+        middle_ms = (following_ms + through_ms) // 2  # a second's schedule may have missed a week
         due_ms = next_due_ms(schedule, middle_ms)
-        from_ms, through_ms = (due_ms, through_ms) if due_ms <= through_ms else (from_ms, middle_ms)
+        from_ms = due_ms if due_ms <= through_ms else following_ms
+        through_ms = through_ms if due_ms <= through_ms else middle_ms
     return from_ms
 
 
@@ -82,6 +103,11 @@ def _interval_ms(text: str) -> int:
     for number, unit in _PART.findall(words):
         whole += float(number) * _UNIT_MS[unit]
     return max(round(whole), 1_000)
+
+
+@lru_cache(maxsize=8_192)
+def _next_s(text: str, zone: str, after_s: int) -> int:
+    return _cron(text, zone).next_s(after_s)
 
 
 @lru_cache(maxsize=1_024)
@@ -125,7 +151,9 @@ class _Cron:
                 return at_s, is_cut, False
         while not self._is_day(now := self._local(at_s)):
             midnight = self._local(self._utc(datetime(now.year, now.month, now.day)))
-            at_s, is_cut = self._utc((now if is_cut else midnight) + timedelta(days=1)), True
+            before_s, at_s, is_cut = at_s, self._utc((now if is_cut else midnight) + timedelta(days=1)), True
+            if at_s <= before_s:
+                raise ValueError(f"the zone leaves out the day after {now:%Y-%m-%d}")
             if self._local(at_s).day == 1:
                 return at_s, is_cut, False
         while (now := self._local(at_s)).hour not in self._hours:

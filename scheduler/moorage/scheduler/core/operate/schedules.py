@@ -15,6 +15,7 @@ import msgspec
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.events import ScheduleOrder, ScheduleRun, Submit
 from moorage.scheduler.core.ledger import acts
+from moorage.scheduler.core.ledger.due_times import is_too_far
 from moorage.scheduler.core.ledger.schedules import Schedule
 from moorage.scheduler.core.ledger.state import State
 from moorage.scheduler.core.outputs.schedules import schedule_row
@@ -94,7 +95,7 @@ class Schedules:
         row = self.row(draft, event.tenant, event.name)
         if row is None or row.wish != event.wish or event.sequence <= row.through:
             return None
-        if event.next_ms and event.next_ms <= row.next_ms:
+        if event.next_ms and event.next_ms <= row.next_ms and not is_too_far(row, draft.time_ms):
             return None
         last = self.state.job(event.tenant, row.job)
         lives = last is not None and draft.is_live(last)

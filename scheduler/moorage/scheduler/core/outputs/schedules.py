@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from moorage.scheduler.core.ledger.due_times import newest_due_ms, next_due_ms
+from moorage.scheduler.core.ledger.due_times import newest_due_ms, upcoming_ms
 from moorage.scheduler.core.ledger.schedules import Schedule
 from moorage.scheduler.core.ledger.state import State
 from moorage.schemas import actors
@@ -34,7 +34,7 @@ def schedule_row(state: State, row: Schedule, *, with_request: bool = False) -> 
         state=job.state if job is not None else "",
         last_ms=row.last_ms,
         due_ms=newest_due_ms(row, row.due_ms, min(row.last_ms, row.next_ms - 1)) if row.due_ms else 0,
-        next_ms=0 if row.paused else row.next_ms or next_due_ms(row, max(state.time_ms, row.since_ms)),
+        next_ms=0 if row.paused else row.next_ms or upcoming_ms(row, max(state.time_ms, row.since_ms)),
         request=msgspec.to_builtins(decode_request(row.body)) if with_request else None,
     )
     found: dict[str, Any] = msgspec.to_builtins(shown)
