@@ -59,6 +59,9 @@ AGAIN_S_MIN: Final = 0.01
 AGAIN_S_MAX: Final = 0.25
 #: while nobody serves, the scheduler is asked this often for a member, and whether a job is there at all
 WAKE_AGAIN_S: Final = 2.0
+#: how long a call that gives up waits for the reason, and for how long one reason is that of others
+WHY_S: Final = 2.0
+WHY_AGAIN_S: Final = 10.0
 NO_SERVICE: Final = "no-service"
 _CODES: Final = {BUSY: "service-busy", EXPIRED: "call-expired", MEMBER_DIED: "member-died"}
 
@@ -75,6 +78,8 @@ class Calls:
         self._opening: asyncio.Task[Answers] | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
         self._wakes: dict[str, _Wake] = {}  # by service: the last question for a member
+        self._jobs: dict[str, str] = {}  # by service that nobody served: the job that has it
+        self._told: dict[str, tuple[float, asyncio.Task[tuple[str, str]]]] = {}  # why nobody did, and when it was asked
 
     async def inbox(self) -> Answers:
         """Return the inbox, which lasts as long as the connection. Raises PermissionRefused."""
@@ -104,17 +109,29 @@ class Calls:
             task.add_done_callback(self._tasks.discard)
         return None
 
-    def job_of(self, service: str) -> tuple[str, str]:
+    async def why_none(self, service: str) -> tuple[str, str]:
         """Return the job that has a service which nobody serves, and why none of its members does; "" where that is
-        not known."""
-        last = self._wakes.get(service)
-        return ("", "") if last is None else (last.job, last.why)
+        not known. Calls that give up together ask once."""
+        now_s = time.monotonic()
+        told = self._told.get(service)
+        if told is None or now_s - told[0] > WHY_AGAIN_S:
+            asking = asyncio.get_running_loop().create_task(self._ask_why(self._jobs.get(service, "")))
+            told = self._told[service] = now_s, asking
+        return await asyncio.shield(told[1])
+
+    async def _ask_why(self, job: str) -> tuple[str, str]:
+        if not job:
+            return "", ""
+        try:
+            async with asyncio.timeout(WHY_S):
+                explained = await self._client.read("explain", {"job": job})
+        except (ClientError, BusError, RuntimeError, TimeoutError):
+            return job, ""
+        return job, ": ".join(filter(None, (explained.get("why") or explained.get("means"), explained.get("because"))))
 
     async def _wake(self, service: str, asked: _Wake) -> None:
         try:
-            asked.job = (await self._client.read("wake", {"service": service})).get("job", "")
-            explained = await self._client.read("explain", {"job": asked.job})
-            asked.why = explained.get("why") or explained.get("means") or ""
+            self._jobs[service] = (await self._client.read("wake", {"service": service})).get("job", "")
         except NotFound as error:
             asked.refused = error.problem
         except (ClientError, BusError, RuntimeError):
@@ -122,15 +139,13 @@ class Calls:
 
 
 class _Wake:
-    """A question for a member: when it was asked, on the monotonic clock, and its answer: the job that has the service
-    and why no member of it serves, or a refusal."""
+    """A question for a member: when it was asked, on the monotonic clock, and the refusal that answered it, if any."""
 
-    __slots__ = ("asked_s", "job", "refused", "why")
+    __slots__ = ("asked_s", "refused")
 
     def __init__(self, asked_s: float) -> None:
         self.asked_s = asked_s
         self.refused: Problem | None = None
-        self.job = self.why = ""
 
 
 async def _opened(link: Link) -> Answers:
@@ -186,7 +201,7 @@ class Service:
         says that no job has the service, the call is refused at once.
         """
         payload, kind = _encoded(data)
-        tries = _Tries(self._wake, time.monotonic() + self._timeout_s(timeout), idempotent=idempotent)
+        tries = _Tries(self._calls, self.name, time.monotonic() + self._timeout_s(timeout), idempotent=idempotent)
         while True:
             try:
                 return await self._once(payload, kind, tries.ends_s)
@@ -232,7 +247,7 @@ class Service:
         """
         payload, kind = _encoded(data)
         timeout_s = self._timeout_s(timeout)
-        tries = _Tries(self._wake, time.monotonic() + timeout_s)
+        tries = _Tries(self._calls, self.name, time.monotonic() + timeout_s)
         while True:
             try:
                 async with contextlib.aclosing(self._parts(payload, kind, timeout_s)) as parts:
@@ -243,9 +258,6 @@ class Service:
                 await tries.again(error)
 
     # -- within
-
-    def _wake(self, since_s: float) -> Problem | None:
-        return self._calls.wake(self.name, since_s)
 
     async def _parts(self, payload: bytes, kind: str, timeout_s: float) -> AsyncGenerator[Any, None]:
         parts: asyncio.Queue[Delivery] = asyncio.Queue()
@@ -334,12 +346,10 @@ class Service:
         """Return the exception for what the bus says."""
         where = f"service {self.name} of {self._client.tenant}"
         if isinstance(error, NoResponders | NotSent):
-            gone, (job, why) = isinstance(error, NotSent), self._calls.job_of(self.name)
+            gone = isinstance(error, NotSent)
             told = "the connection is down" if gone else "nobody serves it"
-            if job and why and not gone:
-                told += f" yet; of its job {job}: {why}"
-            fix = f"moorage explain {job}" if job else "see that its job runs: moorage ls"
-            return CallRefused(client_problem(NO_SERVICE, f"{where}: {told}", next_step=fix))
+            problem = client_problem(NO_SERVICE, f"{where}: {told}", next_step="see that its job runs: moorage ls")
+            return CallRefused(problem)
         if isinstance(error, RequestTimeout):
             return timed_out(f"{where}: no answer within {timeout_s:.3g} s; the call may have run")
         if isinstance(error, Disconnected):
@@ -358,12 +368,13 @@ class Service:
 
 
 class _Tries:
-    """The tries of one call until `ends_s`, with pauses between them; `wake` asks for a member where nobody serves."""
+    """The tries of one call until `ends_s`, with pauses between them; a member is asked for where nobody serves."""
 
-    def __init__(self, wake: Callable[[float], Problem | None], ends_s: float, *, idempotent: bool = False) -> None:
+    def __init__(self, calls: Calls, service: str, ends_s: float, *, idempotent: bool = False) -> None:
         self.ends_s = ends_s
         self._began_s = time.monotonic()
-        self._wake = wake
+        self._calls = calls
+        self._service = service
         self._idempotent = idempotent
         self._wait_s = AGAIN_S_MIN
 
@@ -373,12 +384,22 @@ class _Tries:
         after_s = max(self._wait_s, error.retry_after_s) if isinstance(error, CallRefused) else self._wait_s
         after_s *= random.uniform(0.5, 1.5)
         if not may_again or time.monotonic() + after_s >= self.ends_s:
-            raise error
-        if error.code == NO_SERVICE and (refused := self._wake(self._began_s)) is not None:
+            raise await self._with_why(error)
+        if error.code == NO_SERVICE and (refused := self._calls.wake(self._service, self._began_s)) is not None:
             problem = msgspec.structs.replace(refused, code=NO_SERVICE, fault=error.problem.fault)
             raise CallRefused(problem)
         await asyncio.sleep(after_s)
         self._wait_s = min(2 * self._wait_s, AGAIN_S_MAX)
+
+    async def _with_why(self, error: ClientError) -> ClientError:
+        """Return the error of a call that gives up; of one that nobody served, with the job that has the service."""
+        if error.code != NO_SERVICE:
+            return error
+        job, why = await self._calls.why_none(self._service)
+        if not job:
+            return error
+        told = error.problem.message + (f" yet; of its job {job}: {why}" if why else f" yet, though job {job} has it")
+        return CallRefused(msgspec.structs.replace(error.problem, message=told, next=f"moorage explain {job}"))
 
 
 class NotSent(Disconnected):

@@ -119,7 +119,7 @@ async def test_a_call_that_nobody_will_answer_is_told_so_at_once_and_one_that_a_
             assert (ended.value.code, ended.value.problem.next) == ("no-service", "moorage logs s-nap")
             waits = {**service("count"), "gpu": {"count": 8, "model": "H200"}}
             loops = {**service("wrong"), "run": {**failing["run"], "restart": "always"}}
-            for request, why in ((waits, "has a GPU of the model"), (loops, "begins after a pause")):
+            for request, why in ((waits, "has a GPU of the model"), (loops, "begins after a pause: .*with code 3")):
                 job, name = request["job"], request["service"]["name"]
                 await client.submit(request)
                 with pytest.raises(CallRefused, match=f"nobody serves it yet; of its job {job}: .*{why}") as waiting:

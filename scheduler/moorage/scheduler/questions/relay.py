@@ -22,7 +22,7 @@ from moorage.scheduler.pacing.answering import Answering
 from moorage.schemas.codec import Decoder, encode
 from moorage.schemas.decode_errors import asked_as
 from moorage.schemas.errors import Problem, Refused, problem
-from moorage.schemas.frames import Answer, LogPage, LogsAsked, UseAsked, UsePage
+from moorage.schemas.frames import Answer, LogPage, LogsAsked, ReadUse, UseAsked, UsePage
 from moorage.schemas.subjects import Subjects
 
 log = logging.getLogger("moorage.scheduler")
@@ -137,6 +137,14 @@ def keeps_output(worker: Worker) -> bool:
 
 def _not_kept(kept: Kept) -> Problem:
     """Return the problem that a worker, perhaps of another program, keeps nothing that can be asked for."""
+    if isinstance(kept.ask, ReadUse):
+        return problem(
+            "not-kept",
+            f"job {kept.ask.job} runs on {kept.worker.id}, which does not tell what its jobs use",
+            found=kept.worker.id,
+            job=kept.ask.job,
+            next="look on that host, with nvidia-smi",
+        )
     return problem(
         "not-kept",
         f"job {kept.ask.job} ran on {kept.worker.id}, which keeps no output of its jobs",
