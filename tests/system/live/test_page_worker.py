@@ -51,7 +51,7 @@ async def test_it_floods_no_server_without_a_leader_and_keeps_no_output(
         scheduler = await made.scheduler(config=QUICK)
         await one.leader()
         async with page_worker(tmp_path, made.url) as (_, log):
-            await one.submit("short", "sleep", "3")
+            await one.submit("short", "sleep", "1.5")
             await one.reaches("short", "RUNNING")
             used = await one.api("use", {"job": "short"})
             assert (used["code"], "does not tell what its jobs use" in used["message"]) == ("not-kept", True)
