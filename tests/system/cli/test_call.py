@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import fcntl
 import json
 import os
 import signal
+import struct
+import termios
 from pathlib import Path
 
 from tests.system.cli.node import Node, moorage, start
 from tests.system.services.members import Gate, member
+from tests.waiting import until
 
 
 async def test_a_call_sends_text_json_or_bytes_and_prints_the_answer(node: Node, unique: str, tmp_path: Path) -> None:
@@ -53,8 +57,22 @@ async def test_a_call_sends_text_json_or_bytes_and_prints_the_answer(node: Node,
             assert (ran.code, ran.out) == (code, "")
             assert said in ran.err
 
+        waiting = await start("call", echo, "-", env=node.env())
+        assert waiting.stdin is not None
+        waiting.stdin.write(b"the beginning")
+        pipe = waiting.stdin.get_extra_info("pipe")
+        await until(lambda: _unread(pipe.fileno()) == 0, 60, "it reads")
+        waiting.send_signal(signal.SIGINT)
+        assert await asyncio.wait_for(waiting.wait(), 60) != 0
+
         calling = await start("call", held, os.fsdecode(gate.data), env=node.env())
         await gate.runs()
         calling.send_signal(signal.SIGINT)
         assert await asyncio.wait_for(calling.wait(), 60) == 130
         gate.open()
+
+
+def _unread(number: int) -> int:
+    """The bytes in a pipe that nobody has read (pipe(7))."""
+    found: int = struct.unpack("i", fcntl.ioctl(number, termios.FIONREAD, bytes(4)))[0]
+    return found

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, get_args
 
 from moorage.cli.framework.arguments import Parameter
-from moorage.cli.framework.console import emit
-from moorage.cli.framework.options import DEFAULTS, Options, with_client
+from moorage.cli.framework.console import emit, say
+from moorage.cli.framework.options import DEFAULTS, Options, guarded, with_client
 
 if TYPE_CHECKING:
     from moorage.client.client import AsyncClient
@@ -17,6 +17,8 @@ Kind = Literal["text", "json", "bytes"]
 KINDS: Final = get_args(Kind)
 STDIN: Final = "-"
 FILE_MARK: Final = "@"
+#: no nats-server takes larger messages
+BYTES_MAX: Final = 64 << 20
 
 
 def call(
@@ -46,10 +48,11 @@ def call(
     Text and bytes are printed as they are, and any other value as a line of JSON.
     """
 
+    sent: Any = None
+
     async def work(client: AsyncClient) -> int | None:
         from contextlib import aclosing
 
-        sent = _sent(data, kind)
         called = client.service(service)
         printed = _Printed()
         async with aclosing(called.stream(sent, timeout=within)) as parts:  # type: ignore[type-var]
@@ -61,7 +64,12 @@ def call(
         printed.end()
         return None
 
-    return with_client(options, work)
+    def act() -> int:
+        nonlocal sent
+        sent = _sent(data, kind)  # before there is a connection, and a loop that a slow writer would hold up
+        return with_client(options, work)
+
+    return guarded(options, act)
 
 
 def _sent(data: str, kind: Kind | None) -> Any:
@@ -71,11 +79,14 @@ def _sent(data: str, kind: Kind | None) -> Any:
     from moorage.client.errors import rejected
 
     if data == STDIN:
-        raw, default = sys.stdin.buffer.read(), "bytes"
+        if sys.stdin.isatty():
+            say("reading standard input; Ctrl-D ends it")
+        raw, default = sys.stdin.buffer.read(BYTES_MAX + 1), "bytes"
     elif data.startswith(FILE_MARK):
         path = Path(data[1:])
         try:
-            raw, default = path.read_bytes(), "json" if path.suffix == ".json" else "bytes"
+            with path.open("rb") as file:
+                raw, default = file.read(BYTES_MAX + 1), "json" if path.suffix == ".json" else "bytes"
         except OSError as error:
             raise rejected(
                 "invalid-argument",
@@ -85,6 +96,14 @@ def _sent(data: str, kind: Kind | None) -> Any:
             ) from None
     else:
         raw, default = data.encode(errors="surrogateescape"), "text"
+    if len(raw) > BYTES_MAX:
+        raise rejected(
+            "too-large",
+            f"the data of a call have more than {BYTES_MAX >> 20} MiB",
+            found=data[:80],
+            allowed="the server's max_payload, 1 MiB unless it is set",
+            next="put the data where the service can fetch them, and send their address",
+        )
     try:
         if (kind or default) == "json":
             return msgspec.json.decode(raw)
