@@ -1,6 +1,8 @@
 """The fleets that `moorage up` runs for this user, whatever the folder: commands in other folders find them here.
 
-A file for each is in the user's state folder, $XDG_STATE_HOME/moorage/up, and holds the path of the fleet's folder.
+A file for each is in the user's state folder, $XDG_STATE_HOME/moorage/up, and holds the path of the fleet's folder. Its
+name begins with where it runs: a home may be that of several hosts and containers, none of which sees another's
+processes.
 """
 
 from __future__ import annotations
@@ -35,8 +37,8 @@ class Fleet(NamedTuple):
 
 def remember(folder: Path, env: Mapping[str, str] | None = None) -> None:
     """Write down that `moorage up` runs with this folder. Without a state folder to write to, do nothing."""
-    file = _file(folder, env)
-    with suppress(OSError):
+    with suppress(OSError, UnicodeEncodeError):  # a folder whose name is no text is found in that folder alone
+        file = _file(folder, env)
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         replace_private(file, f"{folder}\n", is_synced=False)
 
@@ -47,11 +49,12 @@ def forget(folder: Path, env: Mapping[str, str] | None = None) -> None:
 
 
 def running(env: Mapping[str, str] | None = None) -> list[Fleet]:
-    """Return this user's fleets that run now, in the order of their folders. The files of others are removed."""
+    """Return this user's fleets that run here now, in the order of their folders. Files of those that have ended are
+    removed."""
     found = []
     with suppress(OSError):
-        for file in sorted(_state(env).iterdir()):
-            folder = None if file.name.startswith(".") else _folder_in(file)
+        for file in sorted(_state(env).glob(f"{_here()}-*")):
+            folder = _folder_in(file)
             if folder is None:
                 continue
             up = read_up(folder) if _is_ours(folder / UP_FILE) else None
@@ -99,7 +102,17 @@ def _state(env: Mapping[str, str] | None) -> Path:
 
 
 def _file(folder: Path, env: Mapping[str, str] | None) -> Path:
-    return _state(env) / hashlib.blake2b(os.fsencode(folder), digest_size=8).hexdigest()
+    return _state(env) / f"{_here()}-{_digest(os.fsencode(folder))}"
+
+
+def _here() -> str:
+    """Return a name of this boot of this host, and of this namespace of processes."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_bytes()
+    return _digest(boot + os.fsencode(os.readlink("/proc/self/ns/pid")))
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.blake2b(data, digest_size=8).hexdigest()
 
 
 def _folder_in(file: Path) -> Path | None:

@@ -96,6 +96,11 @@ def reason_of(detail: str) -> str:
     return detail.partition(f"; {MPS_NOT_ASKED}: ")[0]
 
 
+def is_as_asked(detail: str) -> bool:
+    """Return whether an attempt ended as it was asked to, of which the asker's reason says more."""
+    return reason_of(detail) == ENDED_AS_ASKED
+
+
 class Problem(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind", tag="error"):
     """The answer to whatever went wrong.
 

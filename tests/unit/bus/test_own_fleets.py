@@ -69,6 +69,17 @@ def test_the_file_of_a_fleet_that_is_dead_is_removed(tmp_path: Path, env: dict[s
     remember(lives, {"XDG_STATE_HOME": os.devnull})
 
 
+def test_what_another_host_with_the_same_home_runs_is_left_alone(
+    tmp_path: Path, env: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(own_fleets, "_here", lambda: "0123456789abcdef")
+        run(tmp_path / "theirs", env, lives=False)
+    assert running(env) == []
+    assert len(list(Path(env["XDG_STATE_HOME"], "moorage", "up").iterdir())) == 1
+    remember(Path(os.fsdecode(bytes(tmp_path) + b"/\xe9")), env)
+
+
 def test_a_server_answers_where_a_connection_is_accepted(nats_url: str) -> None:
     assert is_served(nats_url)
     assert not is_served("nats://127.0.0.1:1")

@@ -258,12 +258,17 @@ def mps(pipe: Path | None = None) -> Check | None:
     if of_worker is None or of_worker.mps != "operator" or "mps" not in of_worker.modes:
         return None
     control, why = (pipe or Path(MPS_PIPE_DIRECTORY)) / "control", ""
+    try:
+        owner = control.stat().st_uid
+    except FileNotFoundError:
+        why = f"there is no {control}: no daemon runs there"
+    except OSError as error:
+        why = f"{control} cannot be reached: {error.strerror}"
+    else:
+        if os.geteuid() not in (0, owner):
+            why = f"the daemon of {control} is that of uid {owner}, and this is uid {os.geteuid()}"
     if shutil.which(PROGRAM) is None:
         why = f"{PROGRAM} is not on the PATH"
-    elif not control.exists():
-        why = f"there is no {control}: no daemon runs there"
-    elif os.geteuid() not in (0, owner := control.stat().st_uid):
-        why = f"the daemon of {control} is that of uid {owner}, and this is uid {os.geteuid()}"
     if not why:
         return Check("mps", "ok", "the MPS daemon is asked before one of its clients ends")
     fix = "start the daemon and the worker as one user; else a job that ends in a kernel makes its neighbours fail"

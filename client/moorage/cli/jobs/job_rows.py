@@ -10,6 +10,7 @@ from moorage.cli.framework.exit_codes import shell_code
 from moorage.cli.framework.render import ASLEEP, GAP, age, table, utc
 from moorage.cli.jobs.replica_words import shown_words
 from moorage.cli.jobs.use import use_cell
+from moorage.schemas.errors import is_as_asked
 from moorage.schemas.job import QUEUED, RUNNING, TERMINAL
 from moorage.schemas.reasons import SCALED
 from moorage.schemas.units import many
@@ -159,7 +160,7 @@ def ended_by_itself(state: str, code: int | None, why: str) -> str:
 
     The bare word `end` says only that the worker ended it as asked, which the state says.
     """
-    if why in ("", "end"):
+    if not why or is_as_asked(why):
         return f"it ended by itself, with code {shell_code(code)}" if state == "FAILED" and code else ""
     return why
 

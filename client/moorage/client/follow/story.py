@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
-from moorage.schemas.errors import ENDED_AS_ASKED
+from moorage.schemas.errors import is_as_asked
 from moorage.schemas.frames import Answer, Change, Event, Replicas
 from moorage.schemas.job import CANCELLED, CANCELLING, ENDING, EXITED, FAILED, SUCCEEDED, TERMINAL
 from moorage.schemas.names import SIMULATED_UUID
@@ -236,7 +236,7 @@ def result_of(job: str, state: str, changes: list[Change], why: str, shown: Mapp
         return Result(job, state, well if code is None else code, shown.get("why", why), changes)
     code = well if last.code is None else last.code
     ended = last.why
-    if state == CANCELLED or ended == ENDED_AS_ASKED:  # the reason in the order says more than the worker's
+    if state == CANCELLED or is_as_asked(ended):  # the reason in the order says more than the worker's
         asked = (CANCELLING,) if state == CANCELLED else (CANCELLING, ENDING)
         ended = next((each.why for each in reversed(changes) if each.state in asked and each.why), ended)
     return Result(job, state, code, ended, changes)

@@ -85,7 +85,7 @@ from moorage.schemas.answers.operators import Audit, Drift, TenantsAnswer
 from moorage.schemas.attempt import AttemptName
 from moorage.schemas.cells import FOREIGN, FREE, FROZEN, LEASED, LOST, NOT_LENT, SHARERS_MAX, SICK
 from moorage.schemas.codec import decode_request, encode
-from moorage.schemas.errors import ENDED_AS_ASKED, Problem, Refused
+from moorage.schemas.errors import Problem, Refused, is_as_asked
 from moorage.schemas.frames import DISK_FULL, Change
 from moorage.schemas.gpu import format_token
 from moorage.schemas.job import STATES, SUCCEEDED, Request
@@ -349,7 +349,7 @@ def _why(job: Job) -> str:
 def _telling(newest_first: Iterable[tuple[int, bool, str]]) -> str:
     """Return the newest reason that still applies, one of the requester before the worker's "ended as asked"."""
     reasons = standing_reasons(newest_first)
-    return next((why for why in reasons if why != ENDED_AS_ASKED), reasons[0] if reasons else "")
+    return next((why for why in reasons if not is_as_asked(why)), reasons[0] if reasons else "")
 
 
 def _asked_of_others(job: str, state: str, by: str) -> bool:

@@ -47,7 +47,7 @@ from moorage.scheduler.core.outputs.outputs import slots_of
 from moorage.scheduler.core.schedule.preempt import leaving_for
 from moorage.schemas import reasons
 from moorage.schemas.actors import SCHEDULER
-from moorage.schemas.errors import ENDED_AS_ASKED, Problem
+from moorage.schemas.errors import Problem, is_as_asked
 from moorage.schemas.frames import ABOUT_THE_JOB, NOT_PERMITTED, START_FAILED
 from moorage.schemas.gpu import format_token
 from moorage.schemas.names import word_of
@@ -265,7 +265,7 @@ def _last_why(job: Job) -> str:
     """Return the newest reason that still applies, other than "ended as asked"; empty for none."""
     rows = (row for row in reversed(job.story) if row[STATE] not in NO_REASONS)
     reasons = standing_reasons((row[REPLICA], row[STATE] == PLACED, row[WHY]) for row in rows)
-    return next((why for why in reasons if why != ENDED_AS_ASKED), "")
+    return next((why for why in reasons if not is_as_asked(why)), "")
 
 
 def _last_end(job: Job) -> str:

@@ -76,6 +76,15 @@ def test_a_fact_moves_a_replica(stage: str, kind: FactKind, code: int, detail: s
         assert drive.states("j") == [becomes]
 
 
+@pytest.mark.parametrize("detail", ["end", "end; mps-not-asked: no answer within 1 s"])
+def test_the_reason_of_who_cancelled_stands_before_the_word_of_the_worker(detail: str) -> None:
+    drive = alone("RUNNING")
+    drive.cancel("j", why="wrong data")
+    drive.fact("exited", "j", code=-15, detail=detail)
+    assert drive.states("j") == ["CANCELLED"]
+    assert views.summary(drive.engine, drive.job("j"))["why"] == "wrong data"
+
+
 @pytest.mark.parametrize("code", [0, -15])
 def test_an_end_by_an_upgrade_counts_for_nothing(code: int) -> None:
     drive = alone("RUNNING")

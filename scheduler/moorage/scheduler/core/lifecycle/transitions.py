@@ -55,7 +55,7 @@ from moorage.scheduler.core.lifecycle.refusals import every_slot
 from moorage.scheduler.core.lifecycle.starts import Starts
 from moorage.scheduler.core.lifecycle.suspects import WITH_SUPERVISOR, charged, lost_with_supervisor
 from moorage.schemas.attempt import AttemptName
-from moorage.schemas.errors import ENDED_AS_ASKED, ENDED_FROZEN, UPGRADED, reason_of
+from moorage.schemas.errors import ENDED_AS_ASKED, ENDED_FROZEN, UPGRADED, is_as_asked, reason_of
 from moorage.schemas.frames import ABOUT_THE_JOB, CANNOT_RUN, NOT_HERE, START_FAILED, Fact, result_of, used_of
 from moorage.schemas.job import Request
 from moorage.schemas.ranges import Ranges, is_in
@@ -426,7 +426,7 @@ class Lifecycle:
         ends += [(replica.index, *end) for replica, end in draft.ended.items() if replica.job is job]
         for index, code, detail in ends:
             codes[index] = code
-            if not why and (code or detail) and detail != ENDED_AS_ASKED:  # why it was asked stands in its ENDING
+            if not why and (code or detail) and not is_as_asked(detail):  # why it was asked stands in its ENDING
                 why = f"gang: replica {index}: {detail or f'exit code {code}'}"
         return codes, why
 
