@@ -109,6 +109,31 @@ async def test_each_end_is_announced_first(monkeypatch: pytest.MonkeyPatch, how:
         assert how != "cancel" or ended.signal == 15, "it was asked, and not only killed"
 
 
+#: handles SIGTERM, and lets its client save by itself: one in a session of its own, or that ignores the signal
+LAUNCHERS = {
+    "own session": "start_new_session=True",
+    "ignored": "preexec_fn=lambda: signal.signal(signal.SIGTERM, signal.SIG_IGN)",
+}
+LAUNCHER = (
+    "import signal, subprocess, sys; signal.signal(signal.SIGTERM, lambda *_: open(sys.argv[-1] + '.asked', 'w'));"
+    " subprocess.Popen(sys.argv[1:], {how}).wait()"
+)
+
+
+@pytest.mark.parametrize("how", LAUNCHERS)
+async def test_what_no_sigterm_ends_computes_until_it_is_killed(monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    async with scene(monkeypatch, *PATIENT) as one:
+        launcher = LAUNCHER.format(how=LAUNCHERS[how])
+        await one.begin("a", script=f'exec {sys.executable} -IS -c "{launcher}" "$@"')
+        await one.end("a", 120.0)
+        await poll((one.folder / "a.asked").exists)
+        assert one.terminated == []
+        await one.end("a", 0.0)
+        await one.rig.ended("a")
+        assert len(one.terminated) == 1
+        assert one.failed == []
+
+
 async def test_a_short_end_by_the_fence_is_announced_before_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     async with scene(monkeypatch, "--notice", "3600") as one:
         pid = await one.begin("job", grace_s=0.0)

@@ -45,6 +45,16 @@ def takes(pid: int, number: signal.Signals) -> bool | None:
     return bool((masks.get(b"SigCgt:", 0) | blocked) & bit)
 
 
+def ignores(pid: int, number: signal.Signals) -> bool:
+    """Return whether a process ignores a signal; False for one that is gone."""
+    try:
+        with open(f"/proc/{pid}/status", "rb", buffering=0) as file:
+            found = next((line for line in file.read().splitlines() if line.startswith(b"SigIgn:")), b"SigIgn:\t0")
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return bool(int(found[8:], 16) & 1 << (number - 1))
+
+
 def send_to_takers(main_pid: int, number: signal.Signals) -> int:
     """Signal the topmost processes at or below `main_pid` that handle the signal; return how many were signaled.
 

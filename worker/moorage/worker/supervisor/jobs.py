@@ -32,7 +32,7 @@ from moorage.system.proctree import (
     read_process,
 )
 from moorage.worker.supervisor.capped_output import DRAIN_BYTES_MAX, OutputPump
-from moorage.worker.supervisor.checkpoint import AGAIN_S, send_to_takers, takes
+from moorage.worker.supervisor.checkpoint import AGAIN_S, send_to_takers
 from moorage.worker.supervisor.child import StartRefused, check_end, checked_child, signal_number
 from moorage.worker.supervisor.containers import Containers, kill
 from moorage.worker.supervisor.journal import Over, Record, Running, Starting
@@ -42,7 +42,7 @@ from moorage.worker.supervisor.member import Command, Container, Member, State
 from moorage.worker.supervisor.member_resources import MemberResources, pipe, read_exec_report
 from moorage.worker.supervisor.mps_notice import NOTICE_S, MpsNotices
 from moorage.worker.supervisor.protocol import Ended, Event, Output, Proof, Reason, Started, StartMember, Unproven
-from moorage.worker.supervisor.sigterm import Sigterm
+from moorage.worker.supervisor.sigterm import Sigterm, ended_by_it
 from moorage.worker.supervisor.terminal import HeldTerminal
 
 RUNNING_MAX: Final = 4096
@@ -484,15 +484,16 @@ class Jobs:
         self._announce(member, kill, everyone=True)
 
     def _announce(self, member: Member, then: Callable[[Member], None], *, everyone: bool) -> None:
-        """Announce to a member's MPS daemon that its processes end, those that handle SIGTERM only with `everyone`.
+        """Announce to a member's MPS daemon that its processes end: those that SIGTERM ends, or with `everyone` all.
 
         Call `then` once that is done or has failed; at once for a member without a daemon. An announcement of all that
         began a moment ago is not made again.
         """
 
         def own(clients: Collection[int]) -> list[int]:
-            pids = {process.pid for process in self._rest(member, self._orphans())} & set(clients)
-            return [pid for pid in pids if everyone or takes(pid, signal.SIGTERM) is not True]
+            processes = list(self._rest(member, self._orphans()))
+            ending = {each.pid for each in processes} if everyone else ended_by_it(processes, member.pid or 0)
+            return list(ending & set(clients))
 
         def announced(why: str) -> None:
             member.mps_not_asked = member.mps_not_asked or why

@@ -17,7 +17,7 @@ from collections.abc import Collection, Mapping
 from typing import Final
 
 from moorage.system.proctree import TICKS_PER_S, Process, boottime_s, kill_process
-from moorage.worker.supervisor.checkpoint import takes
+from moorage.worker.supervisor.checkpoint import ignores, takes
 
 #: most descriptors of one process that are searched for the pipe that feeds another
 DESCRIPTORS_MAX: Final = 4096
@@ -76,6 +76,20 @@ class Sigterm:
                 os.killpg(self._group, number)
             except ProcessLookupError:
                 os.kill(self._group, number)  # its session does not exist yet
+
+
+def ended_by_it(processes: Collection[Process], group: int) -> set[int]:
+    """Return the pids of those of a job's processes that SIGTERM ends: they get it, and do not handle or ignore it."""
+    takers = {each.pid for each in processes if takes(each.pid, signal.SIGTERM) is not False}
+    parents = {each.pid: each.parent for each in processes}
+    readers = _readers(processes, takers)
+    return {
+        each.pid
+        for each in processes
+        if each.pid not in takers and each.pid not in readers
+        if each.group == group or takers.isdisjoint(_above(each.pid, parents))
+        if not ignores(each.pid, signal.SIGTERM)
+    }
 
 
 def _above(pid: int, parents: Mapping[int, int]) -> list[int]:
