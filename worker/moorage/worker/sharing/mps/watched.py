@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from moorage.schemas.attempt import AttemptName
-from moorage.schemas.errors import refuse
+from moorage.schemas.errors import MPS_NOT_ASKED, refuse
 from moorage.schemas.gpu import GpuSpec
 from moorage.system.device_environment import MPS_LOG_DIRECTORY, MPS_PIPE_DIRECTORY
 from moorage.worker.session.member_messages import Member
@@ -63,13 +63,21 @@ class WatchedDaemons:
         self._on_down = on_down
 
     async def announce(self, pid: int) -> None:
-        """Stop the work of a process, if it is a client, before it is killed. Wait for a daemon at most `NOTICE_S`."""
-        with contextlib.suppress(MpsFault, TimeoutError):
+        """Stop the work of a process, if it is a client, before it is killed. Wait for the daemons at most `NOTICE_S`.
+
+        They are asked at the same time: one that hangs must not keep the word from the process's own.
+        """
+        await asyncio.gather(*(self._announce_to(daemon, pid) for daemon in list(self._watched())))
+
+    async def _announce_to(self, daemon: Watched, pid: int) -> None:
+        try:
             async with asyncio.timeout(NOTICE_S):
-                for daemon in self._watched():
-                    for server in await daemon.control.servers():
-                        if pid in await daemon.control.clients(server):
-                            await daemon.control.ask(f"terminate_client {server} {pid}")
+                for server in await daemon.control.servers():
+                    if pid in await daemon.control.clients(server):
+                        await daemon.control.ask(f"terminate_client {server} {pid}")
+        except (MpsFault, TimeoutError) as fault:
+            why = str(fault) or f"no answer within {NOTICE_S:g} s"
+            log.warning("mps: the daemon %s, process %d: %s: %s", daemon.where, pid, MPS_NOT_ASKED, why)
 
     def _watched(self) -> Iterable[Watched]:
         """Return the daemons to be checked now."""
