@@ -36,11 +36,15 @@ func call(ctx context.Context, nc *nats.Conn, service string, data []byte, take 
 		if refused == nil || err != nil {
 			return err
 		}
-		if pause = time.Duration(refused.RetryAfterMs)*time.Millisecond + pause; pause > 250*time.Millisecond {
+		wait := time.Duration(refused.RetryAfterMs) * time.Millisecond
+		if pause > 250*time.Millisecond {
 			pause = 250 * time.Millisecond
 		}
+		if wait < pause {
+			wait = pause
+		}
 		select {
-		case <-time.After(pause):
+		case <-time.After(wait):
 		case <-ctx.Done():
 			return fmt.Errorf("%s did not start in time: %s", service, refused.Message)
 		}
@@ -65,7 +69,7 @@ func once(ctx context.Context, nc *nats.Conn, service string, data []byte, take 
 	for parts := 0; ; parts++ {
 		answer, err := answers.NextMsgWithContext(ctx)
 		if errors.Is(err, nats.ErrNoResponders) { // the server's own 503
-			return wake(nc, service)
+			return wake(ctx, nc, service)
 		}
 		if err != nil {
 			nc.Publish(subject+".cancel", []byte(reply))
@@ -94,10 +98,12 @@ func once(ctx context.Context, nc *nats.Conn, service string, data []byte, take 
 }
 
 // wake asks for a member. If no job has the service, nobody will serve it.
-func wake(nc *nats.Conn, service string) (*problem, error) {
+func wake(ctx context.Context, nc *nats.Conn, service string) (*problem, error) {
 	told := problem{Message: "nobody serves it"}
 	body, _ := json.Marshal(map[string]string{"service": service})
-	if msg, err := nc.Request("moorage.api."+tenant+".wake", body, 5*time.Second); err == nil {
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	if msg, err := nc.RequestWithContext(ctx, "moorage.api."+tenant+".wake", body); err == nil {
 		json.Unmarshal(msg.Data, &told)
 	}
 	if told.Code == "not-found" {

@@ -79,6 +79,13 @@ async def test_a_caller_in_another_language_has_answers_parts_errors_and_cancels
         await gate.runs()
         gate.open()
         assert [await ended(each) for each in running] == [(0, f"{gate.data.decode()}\n", "")] * 4
+        full = Gate(tmp_path)
+        running = [await start(names["held"], full.data.decode()) for _ in range(4)]
+        await full.runs()
+        for each in running:  # one runs, two wait in the room, and one is between two tries
+            each.send_signal(signal.SIGINT)
+        assert all([(await ended(each))[0] for each in running])
+        assert (tmp_path / full.data.decode() / "runs").stat().st_size == 1, "none begins after its caller has left"
         left = Gate(tmp_path)  # nobody opens this one: its call keeps the only place until it is cancelled
         leaving = await start(names["held"], left.data.decode())
         await left.runs()

@@ -21,7 +21,9 @@ def test_env_takes_a_value_or_the_one_that_is_here_over_those_of_env_files(
     assert found == {"SEED": "2", "NOTE": " a = b", "WANDB_MODE": "offline", "EMPTY": "", "A": ""}
 
 
-@pytest.mark.parametrize("name", ["HF_TOKEN", "WANDB_API_KEY", "aws_secret_access_key", "APIKEY", "PGPASSWORD"])
+@pytest.mark.parametrize(
+    "name", ["HF_TOKEN", "WANDB_API_KEY", "aws_secret_access_key", "APIKEY", "API_KEYS", "DB_PASSWORD2", "API-KEY"]
+)
 def test_a_secret_is_refused_by_name_and_in_an_env_file_and_warned_of_with_its_value(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -32,7 +34,10 @@ def test_a_secret_is_refused_by_name_and_in_an_env_file_and_warned_of_with_its_v
             variables(env, files)
         assert f"--secret {name}={name.lower().replace('_', '-')}" in str(refused.value.fixes)
         assert "very secret" not in str(refused.value)
-    given = variables([f"{name}=very secret", "MAX_TOKENS=5", "TOKENIZERS_PARALLELISM=0", "KEYBOARD=de"], [])
+    given = variables(
+        [f"{name}=very secret", "MAX_TOKENS=5", "PAD_TOKEN=0", "MONKEY=x", "TOKENIZERS_PARALLELISM=0", "KEYBOARD=de"],
+        [],
+    )
     warn_of_secrets(given)
     said = capsys.readouterr().err
     assert said.startswith(f"warning[secret]: the value of {name} is in the request")

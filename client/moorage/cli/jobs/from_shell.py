@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from moorage.schemas.job import Request
 
 #: a part of a variable's name, between underscores, with which its value is likely to be a secret
-_SECRET: Final = re.compile(r"(^|_)[A-Z0-9]*(KEY|TOKEN|SECRET|PASSWORD)(_|$)", re.IGNORECASE)
+_SECRET: Final = re.compile(r"(^|[_-])[A-Z0-9]*(KEY|TOKEN|SECRET|PASSWORD)S?\d*([_-]|$)", re.IGNORECASE)
+#: what trainers call the tokens of a text
+_NO_SECRET: Final = re.compile(r"(MAX|MIN|NUM|PAD|BOS|EOS|UNK)_(\w+_)?TOKENS?(_\w+)?|MONKEY|TURKEY", re.IGNORECASE)
 #: variables with the folder of the active environment: of venv and uv, of conda
 _PREFIXES: Final = ("VIRTUAL_ENV", "CONDA_PREFIX")
 _PYTHON: Final = re.compile(r"python[\d.]*")
@@ -44,7 +46,7 @@ def _in_file(file: str) -> Iterator[tuple[str, str]]:
     where = f"--env-file {file}"
     try:
         with open(file, encoding="utf-8") as source:
-            lines = source.read().splitlines()
+            lines = source.read().split("\n")
     except (OSError, UnicodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise cannot_read(file, why, "name a file with NAME=VALUE lines") from None
@@ -52,7 +54,7 @@ def _in_file(file: str) -> Iterator[tuple[str, str]]:
         name, equals, value = line.strip().partition("=")
         if not name or name.startswith("#"):
             continue
-        if equals and _SECRET.search(name):
+        if equals and _is_secret_name(name):
             raise _is_secret(where, name)
         yield name, value if equals else _here(where, name)
 
@@ -63,7 +65,7 @@ def _here(where: str, name: str) -> str:
         raise rejected(
             "invalid-argument", f"{where}: a variable without a name", next="--env NAME=VALUE, or --env NAME"
         )
-    if _SECRET.search(name):
+    if _is_secret_name(name):
         raise _is_secret(where, name)
     value = os.environ.get(name)
     if value is None:
@@ -72,6 +74,10 @@ def _here(where: str, name: str) -> str:
             found=name[:40], next=f"export {name[:40]} first, or give its value: --env {name[:40]}=VALUE",
         )  # fmt: skip
     return value
+
+
+def _is_secret_name(name: str) -> bool:
+    return _SECRET.search(name) is not None and _NO_SECRET.fullmatch(name) is None
 
 
 def _is_secret(where: str, name: str) -> Rejected:
@@ -90,7 +96,7 @@ def _stored_as(name: str) -> str:
 
 def warn_of_secrets(env: Mapping[str, object]) -> None:
     """Say which variables of a request have a value that looks like a secret."""
-    if names := [name for name, value in env.items() if isinstance(value, str) and _SECRET.search(name)]:
+    if names := [name for name, value in env.items() if isinstance(value, str) and _is_secret_name(name)]:
         shown = f"the value of {', '.join(names)} is in the request, the ledger and moorage show"
         say(f"warning[secret]: {shown}; if it is a secret: --secret {names[0]}={_stored_as(names[0])}")
 

@@ -8,7 +8,7 @@ from moorage.cli.framework.arguments import Parameter
 from moorage.cli.framework.console import say, tell
 from moorage.cli.framework.options import ROWS, RowOptions, guarded, with_client
 from moorage.cli.framework.render import facts, table, utc
-from moorage.cli.jobs.from_shell import own_program
+from moorage.cli.jobs.from_shell import own_program, warn_of_secrets
 from moorage.cli.jobs.job_flags import NO_FLAGS, JobFlags, offered, request_of
 from moorage.cli.jobs.sweep_flags import sweep_of
 from moorage.client.errors import rejected
@@ -79,6 +79,7 @@ def add(
             raise rejected("invalid-argument", message, field="--each", next=f"fewer or shorter items; or {NO_FILES}")
         words = own_program(command, flags.driver)
         request = request_of(flags, words, sweep)
+        warn_of_secrets(request.workload.env)
 
         async def work(client: AsyncClient) -> int | None:
             chosen = await offered(client.plan, flags, words, request, sweep)
