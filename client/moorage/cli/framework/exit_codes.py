@@ -18,6 +18,9 @@ EXIT_TIMED_OUT: Final = 6
 EXIT_NOT_NOW: Final = 7
 EXIT_NEVER: Final = 8
 EXIT_DRIFT: Final = 10
+#: of a program that a verb runs in its place: as a shell ends where it cannot execute a command, or finds none
+_CANNOT_EXECUTE: Final = 126
+_NO_PROGRAM: Final = 127
 EXIT_INTERRUPTED: Final = 130
 EXIT_PIPE_CLOSED: Final = 141
 
@@ -52,6 +55,11 @@ EXIT_OF_CODE: Final[Mapping[str, int]] = {
     "not-leading": EXIT_UNREACHABLE,
     "timed-out": EXIT_TIMED_OUT,
 }
+
+
+def exit_code_of_start(error: OSError) -> int:
+    """Return the exit code of a program that could not be started, as a shell has it."""
+    return _NO_PROGRAM if isinstance(error, FileNotFoundError) else _CANNOT_EXECUTE
 
 
 def exit_code_of(error: MoorageError) -> int:

@@ -6,10 +6,11 @@ import asyncio
 import contextlib
 import signal
 import sys
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated
 
 from moorage.cli.framework.arguments import Parameter
 from moorage.cli.framework.console import report, say
+from moorage.cli.framework.exit_codes import exit_code_of_start
 from moorage.cli.framework.interrupts import ENDING
 from moorage.cli.framework.options import LOCAL, LocalOptions, guarded
 
@@ -17,10 +18,6 @@ if TYPE_CHECKING:
     from asyncio.subprocess import Process
 
     from moorage.client.lease import Lease
-
-#: as a shell ends where it cannot execute a command, or finds none
-_CANNOT_EXECUTE: Final = 126
-_NOT_FOUND: Final = 127
 
 
 def lease(
@@ -100,7 +97,7 @@ async def _started(command: tuple[str, ...], held: Lease) -> Process | int:
         )
     except OSError as error:
         report(f"{command[0]} cannot be run: {error.strerror}")
-        return _NOT_FOUND if isinstance(error, FileNotFoundError) else _CANNOT_EXECUTE
+        return exit_code_of_start(error)
 
 
 class _Signals:

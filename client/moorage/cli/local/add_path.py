@@ -8,12 +8,10 @@ import signal
 from typing import Annotated, Final
 
 from moorage.cli.framework.arguments import Parameter
+from moorage.cli.framework.exit_codes import exit_code_of_start
 from moorage.cli.framework.options import LOCAL, LocalOptions, guarded
 from moorage.schemas.errors import MoorageError, problem
 
-#: as a shell ends where it cannot execute a command, or finds none
-_CANNOT_EXECUTE: Final = 126
-_NOT_FOUND: Final = 127
 #: Python ignores these, and what it executes would go on ignoring them
 _IGNORED: Final = (signal.SIGPIPE, signal.SIGXFSZ)
 
@@ -44,7 +42,7 @@ def add_path(
         try:
             os.execvpe(command[0], command, apply_tf_paths(os.environ))
         except OSError as error:
-            code = _NOT_FOUND if isinstance(error, FileNotFoundError) else _CANNOT_EXECUTE
+            code = exit_code_of_start(error)
             told = problem("failed-precondition", f"{command[0]} cannot be executed: {error.strerror}")
             raise MoorageError(told) from None
 

@@ -138,20 +138,14 @@ def keeps_output(worker: Worker) -> bool:
 def _not_kept(kept: Kept) -> Problem:
     """Return the problem that a worker, perhaps of another program, keeps nothing that can be asked for."""
     if isinstance(kept.ask, ReadUse):
-        return problem(
-            "not-kept",
-            f"job {kept.ask.job} runs on {kept.worker.id}, which does not tell what its jobs use",
-            found=kept.worker.id,
-            job=kept.ask.job,
-            next="look on that host, with nvidia-smi",
+        told, fix = "runs on {}, which does not tell what its jobs use", "look on that host, with nvidia-smi"
+    else:
+        told, fix = (
+            "ran on {}, which keeps no output of its jobs",
+            "have the job write its output to a file or a bucket of its own",
         )
-    return problem(
-        "not-kept",
-        f"job {kept.ask.job} ran on {kept.worker.id}, which keeps no output of its jobs",
-        found=kept.worker.id,
-        job=kept.ask.job,
-        next="have the job write its output to a file or a bucket of its own",
-    )
+    worker = kept.worker.id
+    return problem("not-kept", f"job {kept.ask.job} {told.format(worker)}", found=worker, job=kept.ask.job, next=fix)
 
 
 def page_asked(verb: str, arguments: dict[str, Any]) -> LogsAsked | UseAsked:

@@ -20,7 +20,7 @@ AGAIN_S: Final = 0.25
 PROCESSES_MAX: Final = 1024
 #: signals whose default action is to do nothing (signal(7)), so any process may get them
 _HARMLESS: Final = frozenset({signal.SIGCHLD, signal.SIGCONT, signal.SIGURG, signal.SIGWINCH})
-_MASKS: Final = (b"SigBlk:", b"SigCgt:")
+_MASKS: Final = (b"SigBlk:", b"SigCgt:", b"SigIgn:")
 _SEGV: Final = 1 << (signal.SIGSEGV - 1)
 
 
@@ -34,10 +34,7 @@ def takes(pid: int, number: signal.Signals) -> bool | None:
     if number in _HARMLESS:
         return True
     bit = 1 << (number - 1)
-    try:
-        with open(f"/proc/{pid}/status", "rb", buffering=0) as file:
-            masks = {line[:7]: int(line[8:], 16) for line in file.read().splitlines() if line[:7] in _MASKS}
-    except (FileNotFoundError, ProcessLookupError):
+    if (masks := _masks_of(pid)) is None:
         return False
     blocked = masks.get(b"SigBlk:", 0)
     if blocked & _SEGV:
@@ -47,12 +44,17 @@ def takes(pid: int, number: signal.Signals) -> bool | None:
 
 def ignores(pid: int, number: signal.Signals) -> bool:
     """Return whether a process ignores a signal; False for one that is gone."""
+    masks = _masks_of(pid)
+    return masks is not None and bool(masks.get(b"SigIgn:", 0) & 1 << (number - 1))
+
+
+def _masks_of(pid: int) -> dict[bytes, int] | None:
+    """Return which signals a process blocks, ignores and catches; None for one that is gone."""
     try:
         with open(f"/proc/{pid}/status", "rb", buffering=0) as file:
-            found = next((line for line in file.read().splitlines() if line.startswith(b"SigIgn:")), b"SigIgn:\t0")
+            return {line[:7]: int(line[8:], 16) for line in file.read().splitlines() if line[:7] in _MASKS}
     except (FileNotFoundError, ProcessLookupError):
-        return False
-    return bool(int(found[8:], 16) & 1 << (number - 1))
+        return None
 
 
 def send_to_takers(main_pid: int, number: signal.Signals) -> int:
