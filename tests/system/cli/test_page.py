@@ -22,8 +22,8 @@ import pytest
 from msgspec import structs
 
 from moorage.cli.page import draw
-from moorage.cli.page.html import Html, Part, tag
 from moorage.cli.page.source import PAGE_ROWS, Source
+from moorage.cli.page.templates import Part
 from moorage.cli.top.feed import ROUND_S
 from moorage.client import AsyncClient
 from moorage.client.errors import NotFound
@@ -43,14 +43,6 @@ def whole(parts: list[Part]) -> str:
 
 
 # ------------------------------------------------------------------------------------------------------- drawing
-
-
-def test_text_is_escaped_and_html_is_not() -> None:
-    made = tag("a", BAD, Html("<b>"), href=BAD, hidden=True, title=None)
-    assert made == (
-        '<a href="&lt;script&gt;alert(&quot;x&quot;)&lt;/script&gt;" hidden>'
-        "&lt;script&gt;alert(&quot;x&quot;)&lt;/script&gt;<b></a>"
-    )
 
 
 def test_nothing_that_a_host_or_a_tenant_says_becomes_a_part_of_the_page() -> None:

@@ -6,8 +6,9 @@ import contextlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
-from moorage.cli.page.draw import link
-from moorage.cli.page.html import Html, tag
+from markupsafe import Markup
+
+from moorage.cli.page.templates import drawn, link
 from moorage.client.errors import Rejected, rejected
 from moorage.client.login import who
 from moorage.schemas.errors import Refused
@@ -31,19 +32,10 @@ OF_A_JOB: Final = _that_need(tenant="t", job="j")
 OF_A_WORKER: Final = _that_need(worker="w")
 
 
-def form(token: str, name: str, **about: str) -> Html:
+def form(token: str, name: str, **about: str) -> Markup:
     """Return the form of what can be ordered of a job or of a worker; the name has to be typed."""
     verbs = OF_A_JOB if "job" in about else OF_A_WORKER
-    return tag(
-        "form",
-        *(tag("input", type="hidden", name=key, value=value) for key, value in {**about, "token": token}.items()),
-        tag("select", *(tag("option", verb) for verb in verbs), name="verb", aria_label="order"),
-        tag("input", name="why", placeholder="why", maxlength=200),
-        tag("input", name="typed", placeholder=f"type {name} to confirm", required=True, autocomplete="off"),
-        tag("button", "do it"),
-        method="post",
-        action="/act",
-    )
+    return drawn("forms", "order", name=name, hidden=[*about.items(), ("token", token)], verbs=verbs)
 
 
 async def do(client: AsyncClient, asked: Mapping[str, str], name: str) -> tuple[str, str]:

@@ -18,6 +18,7 @@ from typing import Any, Final
 from urllib.parse import parse_qs
 
 import uvicorn
+from markupsafe import Markup
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import (
@@ -33,8 +34,8 @@ from starlette.routing import Route
 from moorage.cli.framework.console import error_line
 from moorage.cli.page import acts, draw
 from moorage.cli.page.doors import Doors
-from moorage.cli.page.html import Html, Part, part, tag
 from moorage.cli.page.source import PICTURE_S, Source
+from moorage.cli.page.templates import Part, drawn
 from moorage.client.durations import seconds
 from moorage.client.errors import Rejected
 from moorage.client.view.view import View
@@ -145,7 +146,7 @@ class Page:
                         for each in parts
                         if sent.get(each.id) != each.key and (sent or not each.inside)
                     }
-                    changed |= dict.fromkeys(sent.keys() - {each.id for each in parts}, Html(""))
+                    changed |= dict.fromkeys(sent.keys() - {each.id for each in parts}, Markup(""))
                     sent = {each.id: each.key for each in parts}
                     if changed:
                         yield b"data: " + json.dumps(changed).encode() + b"\n\n"
@@ -172,9 +173,9 @@ class Page:
                 view = await self._source.past(moment)
             parts = await self._draw(at, request, view)
         except MoorageError as error:
-            parts = [_told_trouble(error_line(error))]
+            parts = [draw.trouble(error_line(error))]
         except TimeoutError:
-            parts = [_told_trouble("the leader has not answered so far")]
+            parts = [draw.trouble("the leader has not answered so far")]
         if parts is None:
             return None
         parts = [draw.head(view, self._source.trouble), *parts]
@@ -194,7 +195,7 @@ class Page:
                 return draw.worker(view, name, devices, source.load(name), source.lanes, jobs)
             case _ if not source.private:
                 return [
-                    _told_trouble("jobs, tenants and usage are not shown: that takes an operator's key, or a tenant's")
+                    draw.trouble("jobs, tenants and usage are not shown: that takes an operator's key, or a tenant's")
                 ]
             case ["queue"]:
                 tenant = query.get("tenant", "")
@@ -206,7 +207,7 @@ class Page:
             case ["job", tenant, name] if is_tenant(tenant) and is_job(name):
                 return draw.job(await source.story(tenant, name), view.at_ms)
             case ["lanes"] if not source.feed.operates:
-                return [_told_trouble("who had which GPU is not shown: that takes an operator's key")]
+                return [draw.trouble("who had which GPU is not shown: that takes an operator's key")]
             case ["lanes"]:
                 span = query["span"] if query.get("span") in draw.SPANS else draw.SPANS[-1]
                 shown, after = draw.hosts_of_lanes(view, query.get("from", ""), wanted)
@@ -218,43 +219,22 @@ class Page:
                 return draw.usage(rows, from_ms, by)
         return None
 
-    def _fixed(self, at: str, request: Request) -> Html:
+    def _fixed(self, at: str, request: Request) -> Markup | None:
         """Return what stands above the parts and is not sent again: fields to type into, and forms for acts."""
         query = request.query_params
-        forms: list[Html] = []
         match at.strip("/").split("/"):
             case [""] | ["queue"] | ["lanes"]:
+                kept = [(name, query[name]) for name in ("tenant", "span") if name in query]
                 past = self._source.feed.operates and at != "/lanes"
-                moment = tag("input", name="at", value=query.get("at", ""), placeholder="now, or 14:03, 2h", size=14)
-                hidden = [
-                    tag("input", type="hidden", name=name, value=query[name])
-                    for name in ("tenant", "span")
-                    if name in query
-                ]
-                field = tag("input", name="filter", value=query.get("filter", ""), placeholder="filter: text, or !text")
-                forms.append(
-                    tag(
-                        "form",
-                        field,
-                        moment if past else Html(""),
-                        *hidden,
-                        tag("button", "show"),
-                        method="get",
-                        role="search",
-                    )
-                )
+                wanted, moment = query.get("filter", ""), query.get("at", "")
+                return drawn("forms", "search", filter=wanted, at=moment, past=past, kept=kept)
             case ["usage"]:
-                since, by = query.get("since", SINCE_DEFAULT), query.get("by", BY_DEFAULT)
-                fields = [
-                    tag("label", "since ", tag("input", name="since", value=since, size=5)),
-                    tag("label", "by ", tag("input", name="by", value=by, size=16)),
-                ]
-                forms.append(tag("form", *fields, tag("button", "show"), method="get"))
+                return drawn("forms", "usage", since=query.get("since", SINCE_DEFAULT), by=query.get("by", BY_DEFAULT))
             case ["worker", name] if self._operates:
-                forms.append(acts.form(self._doors.token(request), name, worker=name))
+                return acts.form(self._doors.token(request), name, worker=name)
             case ["job", tenant, name] if self._operates:
-                forms.append(acts.form(self._doors.token(request), name, tenant=tenant, job=name))
-        return tag("div", *forms) if forms else Html("")
+                return acts.form(self._doors.token(request), name, tenant=tenant, job=name)
+        return None
 
     # ------------------------------------------------------------------------------------------------------- acts
 
@@ -283,10 +263,6 @@ async def _form(request: Request) -> dict[str, list[str]]:
         if len(body) > 16_384:
             return {}
     return parse_qs(body.decode(errors="replace"), max_num_fields=32)
-
-
-def _told_trouble(words: str) -> Part:
-    return part("trouble", tag("div", words, class_="card ill"))
 
 
 class _Server(uvicorn.Server):

@@ -67,7 +67,7 @@ def page(
         host, port = _address(listen)
         proxies = _addresses(trusted_proxy or ())
         outputs = dict(map(_of_tenant, output_of or ()))
-        for package in ("starlette", "uvicorn"):
+        for package in ("starlette", "uvicorn", "jinja2"):
             optional(package, "'moorage[page]'")
 
         async def work(client: AsyncClient) -> None:
