@@ -32,6 +32,7 @@ EXTENDING_API: Final[dict[str, tuple[str, ...]]] = {
     "moorage.worker.drivers.base": ("Driver", "Assignment"),
     "moorage.worker.drivers.kit": ("Kit",),
     "moorage.schemas.capabilities": ("Capabilities",),
+    "moorage.worker.devices.readers.base": ("Inventory", "Host", "SlotReading"),
     "moorage.scheduler.core.rank.ranker": ("Ranker", "Choice"),
 }
 #: what an operator gives and gets, by module
@@ -99,7 +100,7 @@ Names of the SDK are imported from `moorage.client`. Start with [`AsyncClient`](
 SUBMIT_TAKES: Final = "What submit takes by name"
 EXTENDING_HEAD: Final = """# Extending
 
-What drivers and rankers of your own are made of. How to begin:
+What drivers, readers of devices and rankers of your own are made of. How to begin:
 [write your own driver](../how-to/write-your-own-driver.md),
 [write your own ranking](../how-to/write-your-own-ranking.md).
 What a service imports is on the page [Python](python.md).

@@ -23,6 +23,7 @@ from moorage.schemas.settings import NO_FILE, Found, SettingsFile, made, setting
 from moorage.schemas.staying import port_range
 from moorage.schemas.subjects import PREFIX_DEFAULT
 from moorage.worker.devices.device_health import PROBATION_S
+from moorage.worker.devices.readers import READERS
 from moorage.worker.devices.readers.base import FREE_WAIT_S
 from moorage.worker.drivers import OFFERED, OFFERED_SIMULATED
 
@@ -118,6 +119,10 @@ class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         tuple[str, ...],
         setting("Ways to run a job: process, docker, podman, kubernetes, vm, a package's driver, or module:Class."),
     ] = OFFERED
+    readers: Annotated[
+        tuple[str, ...],
+        setting("Where devices come from: nvidia (NVML, or CDI specs), drm, a package's reader, or module:Class."),
+    ] = tuple(READERS)
     load_s: Annotated[float, setting("Seconds between load frames.", unit="s", ge=0.2, le=60)] = LOAD_S_DEFAULT
     free_wait_s: Annotated[
         float,

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from moorage.schemas.errors import Refused
 from moorage.system.simulated_hosts import simulated_hosts
 from moorage.worker.agent import embed
 from moorage.worker.agent.embed import EmbeddedWorker
 from moorage.worker.devices.device_health import DeviceHealth
 from moorage.worker.devices.pool import GpuPool
+from moorage.worker.devices.readers import GROUP
 from moorage.worker.devices.readers.faults import Fault, Gravity
 from moorage.worker.devices.readers.machine import DEVICES_MAX, CombinedInventory, open_machine, sysfs_address
 from moorage.worker.devices.readers.nvml import NvmlUnavailable
@@ -20,10 +23,12 @@ from moorage.worker.devices.readers.simulated import SimulatedInventory
 from moorage.worker.settings import WorkerSettings
 from tests.nvidia.stub import Board, Stub
 from tests.system.worker.no_inventory import NoInventory
+from tests.unit.docs.markdown import DOCS, page
 from tests.unit.worker.made_up_sys import MIB, MadeUpMachine
 
 #: nvml.h: NVML_ERROR_GPU_IS_LOST
 GPU_IS_LOST = 15
+HOW_TO = DOCS / "how-to" / "write-your-own-driver.md"
 
 
 def simulated(word: str, name: str) -> SimulatedInventory:
@@ -114,6 +119,47 @@ async def test_a_driver_that_fails_is_an_error_also_where_others_answer(tmp_path
         pytest.raises(NvmlUnavailable),
     ):
         await open_machine("f00d" * 8, root=tmp_path)
+
+
+async def test_a_package_offers_a_reader_as_the_page_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (example,) = [each for each in page(HOW_TO).blocks if each.title == "accels.py"]
+    (line,) = [each for each in page(HOW_TO).blocks if "moorage.readers" in each.body]
+    package = tmp_path / "package"
+    (package / "accels-1.0.dist-info").mkdir(parents=True)
+    (package / "accels.py").write_text(example.body)
+    (name, value) = re.findall(r'^(\w+) = "(.*)"$', line.body, re.M)[0]
+    (package / "accels-1.0.dist-info/METADATA").write_text("Metadata-Version: 2.1\nName: accels\nVersion: 1.0\n")
+    (package / "accels-1.0.dist-info/entry_points.txt").write_text(f"[{GROUP}]\n{name} = {value}\n")
+    monkeypatch.syspath_prepend(package)
+    root = tmp_path / "host"
+    for number, pci in enumerate(("0000:19:00.0", "0000:03:00.0")):
+        device = root / "sys/devices" / pci
+        device.mkdir(parents=True)
+        (device / "vendor").write_text("0x1da3\n")
+        (device / "device").write_text("0x1020\n")
+        folder = root / f"sys/class/accel/accel{number}"
+        folder.mkdir(parents=True)
+        (folder / "device").symlink_to(device)
+    MadeUpMachine(root).amd(130, "0000:03:00.0")  # a card that another reader lists
+    with Stub(tmp_path / "stub", Board("GPU-a")).load():
+        inventory = await open_machine("f00d" * 8, ("nvidia", "drm", name), root=root)
+        try:
+            found = [(device.vendor, device.index, device.name) for device in inventory.devices()]
+            assert found[0][0] == "nvidia"
+            assert found[1][0] == "amd"
+            assert found[2:] == [("accel", 0, "accel 1da3-1020")]
+            assert inventory.nodes(2) == ("/dev/accel/accel0",)
+            assert await inventory.memory_is_free(2)
+            (root / "sys/class/accel/accel0").rename(root / "gone")
+            assert [reading.health for reading in await inventory.sample()][2] == "unresponsive"
+        finally:
+            inventory.close()
+        with pytest.raises(Refused, match="no reader of devices accel") as refused:
+            await open_machine("f00d" * 8, ("accel",), root=root)
+        assert refused.value.problem.allowed == "nvidia, drm, accels, module:Class of your own"
+        (root / "sys/class/accel/accel1/device/vendor").unlink()
+        with pytest.raises(Refused, match="the reader of devices accels failed: FileNotFoundError"):
+            await open_machine("f00d" * 8, (name,), root=root)
 
 
 async def test_slots_that_are_not_there(tmp_path: Path) -> None:

@@ -237,7 +237,9 @@ class EmbeddedWorker:
         facts = host_facts(settings.state_dir)
         hosts = simulated_of(settings)
         if hosts is None:
-            return facts, await open_machine(facts.machine) if self._inventory is None else self._inventory
+            if self._inventory is not None:
+                return facts, self._inventory
+            return facts, await open_machine(facts.machine, settings.readers)
         if len(hosts) != 1 or self._inventory is not None:
             raise refuse(
                 "failed-precondition",

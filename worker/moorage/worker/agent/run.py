@@ -347,7 +347,7 @@ async def _devices(name: str, settings: WorkerSettings, drivers: list[Found], ma
             )
         if found is not None:
             return found
-    open_host = functools.partial(open_machine, machine)
+    open_host = functools.partial(open_machine, machine, settings.readers)
     for each in drivers:
         if (handing := await each.kind.open_handing(settings, open_host)) is not None:
             return handing

@@ -14,7 +14,7 @@ import msgspec
 
 from moorage.schemas.capabilities import FENCES, KNOWN
 from moorage.schemas.errors import refuse
-from moorage.schemas.own_class import is_own, own_class
+from moorage.schemas.own_class import NotOffered, is_own, own_class, place_of
 from moorage.schemas.settings import DEFAULT, OF_DRIVERS, SettingsFile, made, settle, unknown_variables
 from moorage.worker.drivers import BUILT_IN
 from moorage.worker.drivers.base import Driver
@@ -76,27 +76,16 @@ def find(
 
 
 def _found(word: str, file: SettingsFile, env: Mapping[str, str] | None) -> Found:
-    place = BUILT_IN.get(word) or (word if is_own(word) else _entry_point(word))
     foreign = word not in BUILT_IN
     try:
-        kind = own_class(place, Driver)
+        kind = own_class(place_of(word, BUILT_IN, GROUP), Driver)
         if foreign:
             _check(word, kind)
+    except NotOffered as error:
+        raise refuse("failed-precondition", f"no driver {word}", field="$.drivers", allowed=error.allowed) from None
     except ValueError as error:
         raise refuse("failed-precondition", str(error), field="$.drivers", found=word) from None
     return Found(kind, _own_settings(kind, file, env), foreign)
-
-
-def _entry_point(name: str) -> str:
-    """Return the `module:Class` that an installed package offers under this name. Raises Refused if no package does."""
-    from importlib.metadata import entry_points  # imported late: it reads the metadata of every installed package
-
-    offered = entry_points(group=GROUP)
-    for point in offered:
-        if point.name == name:
-            return point.value
-    allowed = ", ".join([*BUILT_IN, *sorted(offered.names), "module:Class of your own"])
-    raise refuse("failed-precondition", f"no driver {name}", field="$.drivers", allowed=allowed)
 
 
 def _check(word: str, kind: type[Driver]) -> None:

@@ -7,7 +7,7 @@ import pwd
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 from moorage.schemas.frames import Device
 from moorage.schemas.printable import in_one_line, stripped
@@ -106,11 +106,35 @@ class SlotReading:
         return ""
 
 
-class Inventory(Protocol):
+class Host(NamedTuple):
+    """Where a reader looks for devices.
+
+    `root` is the root of the file systems, `machine` the machine's id (`HostFacts`), for devices without a uuid.
+    `listed` are the PCI addresses, as sysfs has them, of devices that readers before it have found.
+    """
+
+    root: Path
+    machine: str
+    listed: frozenset[str] = frozenset()
+
+
+class Inventory:
     """The devices of one machine. The list never changes while the inventory is open; the readings do.
 
-    A method with a body answers for devices of which that is not known: one that knows more has its own.
+    Every inventory has `devices`, `sample` and `memory_is_free`. The others answer for devices of which that is not
+    known: one that knows more has its own. A class that is a reader has `open`.
     """
+
+    #: devices that are there and cannot be offered, each as a line for the log
+    faults: Sequence[str] = ()
+
+    @classmethod
+    async def open(cls, host: Host) -> Inventory:
+        """Return the devices that this reader finds on a host: none where it has none, or another reader listed them.
+
+        Bounded in time. Raises Refused where devices are there and cannot be read: the worker does not start then.
+        """
+        raise NotImplementedError(f"{cls.__name__} is no reader: it has no `open`")
 
     @property
     def simulated(self) -> bool:
@@ -119,7 +143,7 @@ class Inventory(Protocol):
 
     def devices(self) -> list[Device]:
         """Return the devices in slot order."""
-        ...
+        raise NotImplementedError
 
     def nodes(self, slot: int) -> tuple[str, ...]:
         """Return the files in /dev that belong to this device alone, such as /dev/nvidia3; none if unknown."""
@@ -130,11 +154,11 @@ class Inventory(Protocol):
 
         Bounded in time; never raises for a device that does not answer.
         """
-        ...
+        raise NotImplementedError
 
     async def memory_is_free(self, slot: int) -> bool:
         """Return whether the device's memory is back at its idle baseline; False if the device does not answer."""
-        ...
+        raise NotImplementedError
 
     def memory_baseline_mib(self, slot: int) -> int:
         """Return the memory in use on the idle device, in MiB.
@@ -164,7 +188,11 @@ class Inventory(Protocol):
         return
 
     def close(self) -> None:
-        """Release the driver; no method is called afterwards. A second call does nothing."""
+        """Release the driver; no method but `closed` is called afterwards. A second call does nothing."""
+        return
+
+    async def closed(self) -> None:
+        """Return once the driver is released; call `close` before. Raises TimeoutError where it is held on to."""
         return
 
 

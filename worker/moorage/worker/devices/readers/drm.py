@@ -14,7 +14,7 @@ from typing import Final
 
 from moorage.schemas.frames import Device
 from moorage.system.daemon_threads import Question, in_thread
-from moorage.worker.devices.readers.base import Inventory, SlotReading, health_of, is_free
+from moorage.worker.devices.readers.base import Host, Inventory, SlotReading, health_of, is_free
 from moorage.worker.devices.readers.drm_cards import Card, find_cards, number, read
 from moorage.worker.devices.readers.drm_clients import DrmClient, find_clients, holders, memory_mib
 
@@ -66,7 +66,12 @@ class DrmInventory(Inventory):
         self._seen: list[DrmClient] | None = None
         self._seen_s = 0.0
         self._closed = False
-        self.faults: Final = faults
+        self.faults = faults
+
+    @classmethod
+    async def open(cls, host: Host) -> Inventory:
+        """Open all devices with a render node that no reader before has listed."""
+        return await open_drm(root=host.root, listed=host.listed)
 
     def devices(self) -> list[Device]:
         return [slot.card.device for slot in self._slots]

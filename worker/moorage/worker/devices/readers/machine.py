@@ -1,4 +1,4 @@
-"""List all devices of a machine: NVIDIA's through NVML (or CDI specs without NVML), then others' through DRM.
+"""List all devices of a machine, reader by reader: NVIDIA's, then others' through DRM, then those of packages.
 
 A slot is a position in that list. `Device.index` stays what the vendor's own runtime counts, so two vendors may both
 have a 0; a device is identified by (vendor, uuid).
@@ -7,6 +7,7 @@ have a 0; a device is identified by (vendor, uuid).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,14 +16,15 @@ from typing import Final
 
 import msgspec
 
+from moorage.schemas.errors import Refused, refuse
 from moorage.schemas.frames import Device
+from moorage.schemas.own_class import NotOffered, own_class, place_of
 from moorage.system.daemon_threads import in_thread
-from moorage.worker.devices.readers.base import Inventory, ReportFault, SlotReading
+from moorage.worker.devices.readers import GROUP, READERS
+from moorage.worker.devices.readers.base import Host, Inventory, ReportFault, SlotReading
 from moorage.worker.devices.readers.cdi import folders, read_registry
 from moorage.worker.devices.readers.cdi_devices import CdiInventory, SpecWatch, cdi_names
-from moorage.worker.devices.readers.drm import open_drm
 from moorage.worker.devices.readers.faults import Fault
-from moorage.worker.devices.readers.nvml import NvmlInventory, open_nvml
 
 #: a worker's slots are one 64-bit mask in the ledger
 DEVICES_MAX: Final = 64
@@ -103,8 +105,7 @@ class CombinedInventory(Inventory):
             part.close()
 
     async def closed(self) -> None:
-        """Return once NVML is shut down; call `close` before. Raises TimeoutError as `NvmlInventory.closed` does."""
-        await asyncio.gather(*(part.closed() for part in self._parts if isinstance(part, NvmlInventory)))
+        await asyncio.gather(*(part.closed() for part in self._parts))
 
     def _home(self, slot: int) -> tuple[Inventory, int]:
         if not 0 <= slot < len(self._homes):
@@ -112,38 +113,68 @@ class CombinedInventory(Inventory):
         return self._homes[slot]
 
 
-async def open_machine(machine: str, *, root: Path = Path("/")) -> CombinedInventory:
-    """Open every device of this machine: those of NVML (without it, of CDI files), and other cards with a render node.
+async def open_machine(
+    machine: str, readers: Sequence[str] = tuple(READERS), *, root: Path = Path("/")
+) -> CombinedInventory:
+    """Open every device of this machine that these readers find, in their order.
 
-    A machine without any is fine. Devices that cannot be slots are logged. `machine` is the machine's id (`HostFacts`),
-    for devices without a uuid. `root` is the root of the file systems.
-    Raises NvmlUnavailable if NVML is there and fails or hangs, DrmUnavailable if sysfs hangs.
+    A machine without any is fine. Devices that cannot be slots are logged. `machine` and `root` are those of `Host`.
+    Raises Refused for a name that is no reader, and what a reader's `open` raises, such as NvmlUnavailable.
     """
-    nvml = await open_nvml(sysfs=root / "sys", proc=root / "proc")
-    try:
-        drm = await open_drm(root=root, listed={sysfs_address(device.pci) for device in nvml.devices()})
-    except BaseException:
-        nvml.close()
-        raise
-    try:
+    kinds = {word: _reader(word) for word in readers}
+    async with contextlib.AsyncExitStack() as stack:
+        parts: list[Inventory] = []
+        for word, kind in kinds.items():
+            listed = {sysfs_address(device.pci) for part in parts for device in part.devices()}
+            part = await _opened(word, kind, Host(root, machine, frozenset(listed)))
+            stack.callback(part.close)
+            parts.append(part)
         specs = await in_thread("cdi-open", lambda: read_registry(folders(root)))
-    except BaseException:
-        nvml.close()
-        raise
-    for fault in (*nvml.faults, *drm.faults):
-        log.warning("a device is not offered to jobs: %s", fault)
-    for fault in specs.faults[:FAULTS_TOLD_MAX]:
-        log.warning("CDI: %s", fault)
-    parts = (nvml if nvml.is_there else CdiInventory(specs, machine, root), drm)
-    devices = [device for part in parts for device in part.devices()]
-    nodes = [part.nodes(slot) for part in parts for slot in range(len(part.devices()))]
-    if len(devices) > DEVICES_MAX:
-        left_out = len(devices) - DEVICES_MAX
-        log.warning(
-            "the last %d devices are not offered to jobs: a worker has at most %d devices", left_out, DEVICES_MAX
-        )
-    watch = SpecWatch(devices[:DEVICES_MAX], nodes[:DEVICES_MAX], root) if nvml.is_there else None
-    return CombinedInventory(parts, cdi_names(devices, nodes, specs), watch)
+        for fault in [fault for part in parts for fault in part.faults]:
+            log.warning("a device is not offered to jobs: %s", fault)
+        for told in specs.faults[:FAULTS_TOLD_MAX]:
+            log.warning("CDI: %s", told)
+        devices = [device for part in parts for device in part.devices()]
+        nodes = [part.nodes(slot) for part in parts for slot in range(len(part.devices()))]
+        if len(devices) > DEVICES_MAX:
+            left_out = len(devices) - DEVICES_MAX
+            log.warning(
+                "the last %d devices are not offered to jobs: a worker has at most %d devices", left_out, DEVICES_MAX
+            )
+        by_specs = any(isinstance(part, CdiInventory) for part in parts)  # those devices come and go with their spec
+        watch = None if by_specs else SpecWatch(devices[:DEVICES_MAX], nodes[:DEVICES_MAX], root)
+        found = CombinedInventory(parts, cdi_names(devices, nodes, specs), watch)
+        stack.pop_all()
+    return found
+
+
+def _reader(word: str) -> type[Inventory]:
+    """Return the reader of this name, of moorage, of a package, or as `module:Class`. Raises Refused."""
+    try:
+        return own_class(place_of(word, READERS, GROUP), Inventory)
+    except NotOffered as error:
+        raise refuse(
+            "failed-precondition", f"no reader of devices {word}", field="$.readers", allowed=error.allowed
+        ) from None
+    except ValueError as error:
+        raise refuse("failed-precondition", str(error), field="$.readers", found=word) from None
+
+
+async def _opened(word: str, kind: type[Inventory], host: Host) -> Inventory:
+    """Return what a reader finds. Raises Refused for whatever a reader that is not moorage's raises."""
+    try:
+        return await kind.open(host)
+    except Exception as error:
+        if word in READERS or isinstance(error, Refused):
+            raise
+        log.debug("the reader of devices %s failed", word, exc_info=error)
+        raise refuse(
+            "failed-precondition",
+            f"the reader of devices {word} failed: {type(error).__name__}: {error}",
+            field="$.readers",
+            found=word,
+            next="mend it, or leave it out of readers of [worker]",
+        ) from error
 
 
 def sysfs_address(pci: str) -> str:

@@ -29,6 +29,7 @@ from moorage.worker.devices.readers.base import (
     MPS_COMM,
     DeviceProcess,
     HeldUnknown,
+    Host,
     Inventory,
     ProcessUse,
     ReportFault,
@@ -38,6 +39,8 @@ from moorage.worker.devices.readers.base import (
     is_free,
     user_of,
 )
+from moorage.worker.devices.readers.cdi import folders, read_registry
+from moorage.worker.devices.readers.cdi_devices import CdiInventory
 from moorage.worker.devices.readers.faults import (
     GPU_LOST,
     RESET_REQUIRED,
@@ -124,7 +127,16 @@ class NvmlInventory(Inventory):
         self._closed = False
         self._events: NvmlEvents | None = None
         self._is_shut = threading.Event()
-        self.faults: Final = faults
+        self.faults = faults
+
+    @classmethod
+    async def open(cls, host: Host) -> Inventory:
+        """Open NVIDIA's devices: those of NVML, and without library or driver those of the host's CDI specs."""
+        found = await open_nvml(sysfs=host.root / "sys", proc=host.root / "proc")
+        if found.is_there:
+            return found
+        specs = await in_thread("cdi-open", lambda: read_registry(folders(host.root)))
+        return CdiInventory(specs, host.machine, host.root)
 
     def devices(self) -> list[Device]:
         return list(self._devices)
