@@ -97,8 +97,8 @@ class GpuSpec(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
     sharing: Sharing | None = None  # sharing mode: exclusive, mps or time-slice; null is exclusive
     share: Share | None = None  # part of each GPU, with mps and time-slice
     enforce: Enforce | None = None  # least enforcement of its part; workers that do less are left out
-    #: when replicas start: each as there is room (also null), all at once or none, or as there is room on the hosts
-    #: with the fewest of them
+    #: when replicas start: each as there is room, all at once or none, or as there is room on the hosts with the fewest
+    #: of them; null is the last for a service, else the first
     scheduling: Scheduling | None = None
     #: a sharer's GPU: the one with the most other sharers, or with the fewest; null: as the ranker chooses
     prefer: Literal["pack", "spread"] | None = None

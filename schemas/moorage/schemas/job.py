@@ -629,6 +629,14 @@ class Request(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
         return first_numbers(self.copies) if self.indices is None else parse_ranges(self.indices)
 
     @property
+    def spreads(self) -> bool:
+        """Whether each copy goes to the host with the fewest of them; so do those of a service, unless it says else."""
+        gpu = self.effective_gpu
+        if gpu is not None and gpu.scheduling is not None:
+            return gpu.scheduling == "spread"
+        return self.service is not None and not self.service.pack
+
+    @property
     def failed_max(self) -> int | None:
         """The number of failed replicas at which the others are cancelled; None for never."""
         if self.max_failed == 0:

@@ -73,6 +73,9 @@ class ServiceSpec(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=T
 
     name: str  # last word of the subject of its calls, `[a-z0-9_-]{1,48}`
     concurrency: int = 1  # calls that one attempt runs at the same time, 1..4096
+    pack: bool = (
+        False  # attempts go where the ranker puts those of other jobs, not to the hosts with the fewest of them
+    )
 
     @property
     def trouble(self) -> Trouble | None:

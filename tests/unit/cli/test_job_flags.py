@@ -126,6 +126,8 @@ def test_an_array_with_steps_is_written_out(array: str, indices: str, more: dict
         ({"job": "a b"}, "--job: job must match", ""),
         ({"gang": True, "spread": True}, "--gang and --spread cannot be used together", "take one"),
         ({"gang": True}, "--gang and --spread need --gpu", "add --gpu 1xH100"),
+        ({"spread": True, "pack": True, "service": "e"}, "--spread and --pack cannot be used together", "take one"),
+        ({"pack": True}, "--pack is about the members of a service", "name the service with --service"),
         ({"gpu_device": ["0", "0"]}, "--gpu-device: the device 0 is named twice", "leave the ids out"),
         (
             {"gpu_device": ["0"], "gpu": "2"},

@@ -76,6 +76,7 @@ _OPTIONS: Final = {
     "$.instead_of": "--instead-of",
     "$.service.name": "--service",
     "$.service.concurrency": "--service",
+    "$.service.pack": "--pack",
     "$.resources.cpu_milli": "--cpu",
     "$.resources.memory_mib": "--memory",
     "$.labels": "--label",
@@ -321,6 +322,9 @@ class JobFlags:
             value="NAME[:N]",
         ),
     ] = None
+    pack: Annotated[
+        bool, Parameter(help="Put the members of the service together, not on the hosts with the fewest of them.")
+    ] = False
 
 
 NO_FLAGS: Final = JobFlags()
@@ -500,8 +504,10 @@ def _max_failed(text: str) -> int | None:
 def scheduling_of(flags: JobFlags) -> Literal["gang", "spread"] | None:
     """Return the scheduling that --gang or --spread asks for; None without both. Raises `Rejected` if both are
     given."""
-    if flags.gang and flags.spread:
-        raise rejected("invalid-argument", "--gang and --spread cannot be used together", next="take one of them")
+    both = [word for word, is_set in (("gang", flags.gang), ("spread", flags.spread), ("pack", flags.pack)) if is_set]
+    if len(both) > 1:
+        words = " and ".join(f"--{word}" for word in both[:2])
+        raise rejected("invalid-argument", f"{words} cannot be used together", next="take one of them")
     return "gang" if flags.gang else "spread" if flags.spread else None
 
 
@@ -526,7 +532,12 @@ def fields_of(flags: JobFlags) -> dict[str, Any]:
     if flags.preemptible:
         fields["preemptible"] = True
     if flags.service is not None:
-        fields["service"] = _service(flags.service)
+        fields["service"] = _service(flags.service) | ({"pack": True} if flags.pack else {})
+    elif flags.pack:
+        raise rejected(
+            "invalid-argument", "--pack is about the members of a service", field="$.service",
+            next="name the service with --service, or leave --pack out: other jobs are packed anyway",
+        )  # fmt: skip
     if flags.ready is not None:
         fields["ready"] = _ready(flags.ready)
     if flags.after:

@@ -37,7 +37,6 @@ DOES: Final = {
 }
 
 not_kept_yet = pytest.mark.xfail(strict=True, reason="a member is ended before its replacement is ready")
-not_spread_yet = pytest.mark.xfail(strict=True, reason="members of a service are packed on one host")
 gives_no_way_yet = pytest.mark.xfail(strict=True, reason="a member that ends for its next version does not come back")
 
 
@@ -248,14 +247,12 @@ def spread(members: int, hosts: int, **asks: Any) -> list[int]:
     return sorted(len(worker.held) for worker in drive.workers.values())
 
 
-@not_spread_yet
 @pytest.mark.parametrize("gpu", [{}, None], ids=["with GPUs", "without GPUs"])
 @pytest.mark.parametrize(("members", "found"), [(2, [1, 1]), (4, [2, 2])])
 def test_members_spread_over_hosts(gpu: dict[str, Any] | None, members: int, found: list[int]) -> None:
     assert spread(members, 2, gpu=gpu) == found
 
 
-@not_spread_yet
 def test_members_spread_over_the_hosts_that_have_room() -> None:
     site = Site(1)
     site.join_host("w1", 2)
@@ -270,8 +267,12 @@ def test_spreading_is_no_reason_to_wait() -> None:
     assert spread(5, 2, gpu={"count": 1}) in ([1, 4], [2, 3])
 
 
-def test_best_effort_said_on_purpose_packs_as_the_ranker_does() -> None:
-    assert spread(2, 2, gpu={"scheduling": "best-effort"}) == [0, 2]
+PACKED: Final = {"service": {"name": "embed", "pack": True}}
+
+
+@pytest.mark.parametrize("asks", [{"gpu": {"scheduling": "best-effort"}}, PACKED, {"gpu": None, **PACKED}])
+def test_who_wants_it_packs_as_the_ranker_does(asks: dict[str, Any]) -> None:
+    assert spread(2, 2, **asks) == [0, 2]
 
 
 def test_a_job_that_is_no_service_is_packed_as_before() -> None:

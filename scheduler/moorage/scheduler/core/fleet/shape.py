@@ -117,7 +117,7 @@ class Shape:
             self.not_apple, self.slice_profile,
         )  # fmt: skip
         scheduling = gpu.effective_scheduling if gpu else "best-effort"
-        self.spread = scheduling == "spread"
+        self.spread = request.spreads
         self.together = request.copies if scheduling == "gang" else 1
         self.gpus = self.count * self.together  # the number of GPUs that it takes at once
 
@@ -169,7 +169,7 @@ def shape_key(request: Request) -> ShapeKey:
         run.driver if run else "",
         run.user if run else None,
         request.preemptible,
-        request.service is not None,
+        request.service and request.spreads,  # None without a service
         (run.ports, run.ready is not None) if run and (run.ports or run.ready is not None) else None,
     )
 
