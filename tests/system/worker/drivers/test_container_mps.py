@@ -15,7 +15,7 @@ import pytest
 
 from moorage.schemas.codec import encode
 from moorage.schemas.errors import Refused
-from moorage.schemas.frames import Device, End, Place
+from moorage.schemas.frames import Device, End, Exec, Mark, Place, Terminal
 from moorage.schemas.gpu import GpuSpec, Sharing
 from moorage.schemas.job import Request, Run
 from moorage.system.device_environment import SharingUnavailable
@@ -155,6 +155,28 @@ class Containers:
         request = {"gpu": {"sharing": sharing} | share, "run": run}
         await self.one.leader.want("w1", Place(*name_of(job), [0], sharing, False, encode(request)))
 
+    async def command(self, job: str) -> Any:
+        """Run a client as a command in a job's container; return it once it is one."""
+        asked = Exec(*name_of(job), "5e55", ["perl", "-e", CLIENT], False, "")
+        command: Any = await self.one.agent.drivers["docker"].execute(request_of(), asked, Terminal(24, 80))
+        command.pid, said = command._guard.pid, asyncio.Queue[bytes]()
+
+        async def take(mark: Mark, data: bytes) -> None:
+            said.put_nowait(data)
+
+        async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+            reading = group.create_task(command.run(take))
+            text = b""
+            while b"ready" not in text:
+                text += await said.get()
+            reading.cancel()
+        return command
+
+    @property
+    def terminated(self) -> list[str]:
+        """The clients whose ends were announced."""
+        return [line.split()[2] for line in self.one.played.lines("commands") if line.startswith("terminate_client")]
+
     async def started(self, job: str, word: str = "ready") -> dict[str, Any]:
         """Wait until a job has said this, and return what the engine says of its container, and what the job said."""
 
@@ -223,10 +245,12 @@ async def test_a_container_is_a_client_of_the_daemon_and_sees_no_secret_of_anoth
         assert one.played.lines("starts") == [f"{one.daemons[0]} {GPU}"]
         await jobs.place("neighbour")
         await jobs.started("neighbour")
+        command = await jobs.command("client")
+        await command.close()
+        await until(lambda: len(jobs.terminated) == 1, 60, "the end of a command is announced")
         await one.leader.want("w1", End(*name_of("client"), "cancelled", grace_s=0.0))
         await one.leader.heard("w1", "freed", name_of("client"))
-        ended = [line.split()[2] for line in one.played.lines("commands") if line.startswith("terminate_client")]
-        assert ended == [str(found["State"]["Pid"])], "by its number on the host"
+        assert jobs.terminated == [str(command.pid), str(found["State"]["Pid"])], "by their numbers on the host"
         await one.end("neighbour")
         assert one.daemons == []
         await jobs.place("alone", "sh", "-c", "echo ready; exec sleep 600", sharing="exclusive")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import sys
 import tempfile
 from collections.abc import AsyncIterator
@@ -15,11 +16,13 @@ import pytest
 
 from moorage.system.proctree import boottime_s
 from moorage.worker.sharing.mps.control import MpsControl, daemon_of
+from moorage.worker.supervisor.command_client import RunningCommand
+from moorage.worker.supervisor.commands import Execute
 from moorage.worker.supervisor.protocol import EndMember, MpsDaemon, StartMember
 from tests.nvidia.mps import CLIENT, Played
-from tests.system.worker.supervisor_rig import Rig, poll, rig_at, sh
+from tests.system.worker.supervisor_rig import Rig, lives, poll, rig_at, sh
 
-HANDLER = "import signal; signal.signal(signal.SIGTERM, lambda *_: None)"
+HANDLER = "import signal; signal.signal(signal.SIGTERM, lambda *_: signal.pause())"
 PATIENT = ("--notice", "60")  # the played program is slow on a busy machine
 #: its main process ends once the client is there, which it leaves
 LEAVES = '"$@" & for last; do :; done; while ! [ -e "$last" ]; do sleep 0.01; done'
@@ -47,13 +50,26 @@ class Scene:
     async def begin(self, key: str, before: str = "", script: str = 'exec "$@"', **more: Any) -> int:
         """Start a member whose kernel runs; return its pid once it does."""
         file = self.folder / key
-        member = sh(key, script)
-        argv = (*member.argv, "sh", sys.executable, "-IS", "-c", f"{before}\n{CLIENT}", str(file))
-        env = {**member.env, **self.control.environment, "KERNEL": "1"}
-        fields: dict[str, Any] = {"mps": daemon_of(self.control.environment), "grace_s": 120.0, **more}
-        await self.rig.client.start([StartMember(key=key, argv=argv, env=env, **fields)])
+        argv = (sys.executable, "-IS", "-c", f"{before}\n{CLIENT}", str(file))
+        await self.rig.client.start([self.member(key, script, *argv, **more)])
         await poll(file.exists)
         return (await self.rig.started(key)).pid
+
+    def member(self, key: str, script: str, *argv: str, **more: Any) -> StartMember:
+        """Return a member that runs this script, with these arguments, where clients find the daemon."""
+        member = sh(key, script)
+        env = {**member.env, **self.control.environment, "KERNEL": "1"}
+        fields: dict[str, Any] = {"mps": daemon_of(self.control.environment), "grace_s": 120.0, **more}
+        return StartMember(key=key, argv=(*member.argv, "sh", *argv), env=env, **fields)
+
+    async def run(self, key: str, before: str) -> RunningCommand:
+        """Run a command in a member whose kernel runs; return it once it does."""
+        file, nothing = self.folder / f"{key}.command", os.open(os.devnull, os.O_RDWR)
+        argv = (sys.executable, "-IS", "-c", f"{before}\n{CLIENT}", str(file))
+        command = await RunningCommand.begin(self.rig.state, Execute(key=key, argv=argv), [nothing] * 3)
+        os.close(nothing)
+        await poll(file.exists)
+        return command
 
     async def end(self, key: str, grace_s: float) -> None:
         await self.rig.client.end([EndMember(key=key, grace_s=grace_s)])
@@ -109,23 +125,48 @@ async def test_each_end_is_announced_first(monkeypatch: pytest.MonkeyPatch, how:
         assert how != "cancel" or ended.signal == 15, "it was asked, and not only killed"
 
 
+@pytest.mark.parametrize("how", ["caller", "job", "asked job"])
+async def test_the_end_of_a_command_is_announced_first(monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    """It ends with its caller, and with its job, whether that ends by itself or is asked to."""
+    async with scene(monkeypatch, *PATIENT) as one:
+        await one.rig.client.start([one.member("job", "trap 'exit 3' TERM; while :; do sleep 0.01; done")])
+        main = (await one.rig.started("job")).pid
+        command = await one.run("job", before=HANDLER)
+        if how == "caller":
+            command.close()
+            await poll(lambda: not lives(command.pid))
+            assert lives(main)
+        elif how == "job":
+            os.kill(main, signal.SIGKILL)
+            await one.rig.ended("job")
+        else:
+            await one.end("job", 120.0)
+            assert (await one.rig.ended("job")).exit_code == 3
+        assert not lives(command.pid)
+        command.close()
+        assert (one.failed, one.terminated) == ([], [str(command.pid)])
+
+
 #: handles SIGTERM, and lets its client save by itself: one in a session of its own, or that ignores the signal
 LAUNCHERS = {
     "own session": "start_new_session=True",
     "ignored": "preexec_fn=lambda: signal.signal(signal.SIGTERM, signal.SIG_IGN)",
 }
 LAUNCHER = (
-    "import signal, subprocess, sys; signal.signal(signal.SIGTERM, lambda *_: open(sys.argv[-1] + '.asked', 'w'));"
+    "import os, signal, subprocess, sys; signal.signal(signal.SIGTERM, lambda *_: {asked});"
     " subprocess.Popen(sys.argv[1:], {how}).wait()"
 )
 
 
+@pytest.mark.parametrize("grace_s", [120.0, 60.0], ids=["longer than a notice", "no longer"])
 @pytest.mark.parametrize("how", LAUNCHERS)
-async def test_what_no_sigterm_ends_computes_until_it_is_killed(monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+async def test_what_no_sigterm_ends_computes_until_it_is_killed(
+    monkeypatch: pytest.MonkeyPatch, how: str, grace_s: float
+) -> None:
     async with scene(monkeypatch, *PATIENT) as one:
-        launcher = LAUNCHER.format(how=LAUNCHERS[how])
+        launcher = LAUNCHER.format(how=LAUNCHERS[how], asked="open(sys.argv[-1] + '.asked', 'w')")
         await one.begin("a", script=f'exec {sys.executable} -IS -c "{launcher}" "$@"')
-        await one.end("a", 120.0)
+        await one.end("a", grace_s)
         await poll((one.folder / "a.asked").exists)
         assert one.terminated == []
         await one.end("a", 0.0)
@@ -134,9 +175,22 @@ async def test_what_no_sigterm_ends_computes_until_it_is_killed(monkeypatch: pyt
         assert one.failed == []
 
 
-async def test_a_short_end_by_the_fence_is_announced_before_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_its_launcher_leaves_gets_sigterm_once_that_is_announced(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with scene(monkeypatch, *PATIENT) as one:
+        launcher = LAUNCHER.format(how=LAUNCHERS["own session"], asked="os._exit(4)")
+        await one.begin("a", script=f'exec {sys.executable} -IS -c "{launcher}" "$@"')
+        await one.end("a", 120.0)
+        assert ((await one.rig.ended("a")).exit_code, len(one.terminated), one.failed) == (4, 1, [])
+
+
+@pytest.mark.parametrize("is_ending", [False, True])
+async def test_a_short_end_by_the_fence_is_announced_before_the_deadline(
+    monkeypatch: pytest.MonkeyPatch, is_ending: bool
+) -> None:
     async with scene(monkeypatch, "--notice", "3600") as one:
-        pid = await one.begin("job", grace_s=0.0)
+        pid = await one.begin("job", HANDLER if is_ending else "", grace_s=0.0)
+        if is_ending:
+            await one.end("job", 9000.0)
         await one.rig.client.fence(boottime_s() + 3000.0, 0.0)
         await poll(lambda: one.terminated == [str(pid)])
         assert "job" not in one.rig.ends()

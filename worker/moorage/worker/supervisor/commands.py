@@ -13,7 +13,6 @@ import asyncio
 import contextlib
 import errno
 import os
-import select
 import signal
 import socket
 from collections.abc import Callable
@@ -22,7 +21,6 @@ from typing import Final, TypeAlias
 import msgspec
 
 from moorage.schemas.unreadable import UNREADABLE
-from moorage.system.proctree import kill_trees
 from moorage.worker.supervisor.child import StartRefused, reported_failure
 from moorage.worker.supervisor.containers import containers_of
 from moorage.worker.supervisor.jobs import Jobs
@@ -146,6 +144,7 @@ class _Connection:
         self._command: Command | None = None
         self._confirm = -1
         self._guarded = -1  # a pidfd
+        self._container = ""
         self._terminal: HeldTerminal | None = None
         self._has_left = False
         self._pid = 0
@@ -233,7 +232,7 @@ class _Connection:
             if pidfd >= 0:
                 os.close(pidfd)
             raise StartRefused(errno.ESRCH, "member", f"process {asked.pid} is not of that container, or is over")
-        self._guarded, self._pid = pidfd, asked.pid
+        self._guarded, self._pid, self._container = pidfd, asked.pid, asked.container
         self._loop.add_reader(pidfd, self.close)
         self._send(Executed(pid=asked.pid))
 
@@ -283,9 +282,6 @@ class _Connection:
             self._terminal.leave(lost=not self._has_left)
         if self._guarded >= 0:
             self._loop.remove_reader(self._guarded)
-            if not select.select([self._guarded], [], [], 0)[0]:
-                with contextlib.suppress(OSError):
-                    kill_trees([self._pid])
-            os.close(self._guarded)
+            self._jobs.end_guarded(self._container, self._pid, self._guarded)
             self._guarded = -1
         self._over(self)

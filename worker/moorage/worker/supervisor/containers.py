@@ -111,6 +111,13 @@ def _numbers_of(pid: int) -> list[bytes]:
         return []
 
 
+def is_over(pidfd: int) -> bool:
+    """Return whether the process of a pidfd has ended."""
+    dead = select.poll()
+    dead.register(pidfd, select.POLLIN)
+    return bool(dead.poll(0))
+
+
 def kill(processes: Collection[Process]) -> None:
     """Send SIGKILL to the init and all other processes: a container that is being set up has no init yet."""
     init = init_of(processes)
@@ -152,6 +159,10 @@ class Containers:
         if member.container.pidfd >= 0:
             self._loop.remove_reader(member.container.pidfd)
 
+    def member_of(self, container: str) -> Member | None:
+        """Return the member that is this container; None if there is none now."""
+        return self._members.get(container)
+
     def look_soon(self) -> None:
         """Scan now, because something has changed, and then at growing intervals."""
         self._delay_s = LOOK_S_MIN
@@ -183,7 +194,8 @@ class Containers:
         if member.state is State.CLEARING:
             if processes:
                 container.is_seen = True
-                kill(processes)
+                if container.is_to_die:
+                    kill(processes)
             elif container.is_seen or container.is_removed:
                 self._none_left(member)
         elif len(processes) == 1 and init_of(processes) and takes(processes[0].pid, signal.SIGTERM) is False:
@@ -202,9 +214,7 @@ class Containers:
             return False
         init = read_process(pid)
         is_init = init is not None and bool(_depth_of_init(pid)) and container.id in containers_of(pid)
-        dead = select.poll()
-        dead.register(pidfd, select.POLLIN)
-        if init is None or not is_init or dead.poll(0):  # the last: all that was read was read of the same process
+        if init is None or not is_init or is_over(pidfd):  # the last: all that was read was read of the same process
             os.close(pidfd)
             return False
         container.pidfd = pidfd

@@ -34,7 +34,7 @@ from moorage.system.proctree import (
 from moorage.worker.supervisor.capped_output import DRAIN_BYTES_MAX, OutputPump
 from moorage.worker.supervisor.checkpoint import AGAIN_S, send_to_takers
 from moorage.worker.supervisor.child import StartRefused, check_end, checked_child, signal_number
-from moorage.worker.supervisor.containers import Containers, kill
+from moorage.worker.supervisor.containers import Containers, is_over, kill
 from moorage.worker.supervisor.journal import Over, Record, Running, Starting
 from moorage.worker.supervisor.launcher_client import Launcher, LauncherGone
 from moorage.worker.supervisor.log import log
@@ -364,12 +364,54 @@ class Jobs:
         return member.pid, member.terminal
 
     def end_command(self, command: Command) -> None:
-        """Kill a command with the processes of its session; its status follows."""
-        if command.pid not in self.commands:
-            return
+        """Kill a command with the processes of its session, once its member's MPS daemon knows; its status follows."""
+        if command.pid in self.commands:
+            self._end_commands(command.member, [command])
+
+    def _end_commands(self, member: Member, commands: Collection[Command]) -> None:
+        ending = [command for command in commands if not command.is_ending]
+        for command in ending:
+            command.is_ending = True
+
+        def processes() -> list[Process]:
+            return [process for command in ending for process in self._processes_of(command)]
+
+        def announced(why: str) -> None:
+            if member.state is not State.RUNNING:
+                member.mps_not_asked = member.mps_not_asked or why
+            for command in ending:
+                self._kill_command(command)
+
+        if ending:
+            self._announce_end(member, processes, announced)
+
+    def end_guarded(self, container: str, pid: int, pidfd: int) -> None:
+        """Kill a process that an engine started in a container, with those below it, once its MPS daemon knows.
+
+        Then close its pidfd.
+        """
+
+        def processes() -> list[Process]:
+            return [] if is_over(pidfd) else _living(descendants([pid]))
+
+        def announced(why: str) -> None:
+            with contextlib.suppress(OSError):
+                if processes():
+                    kill_trees([pid])
+            os.close(pidfd)
+
+        self._announce_end(self._containers.member_of(container), processes, announced)
+
+    def _processes_of(self, command: Command) -> list[Process]:
+        """Return the living processes of a command: those below it, and orphans of its session. Raises OSError."""
+        found = [each for each in map(read_process, children(os.getpid())) if each is not None]
+        return _living(descendants(each.pid for each in found if command.pid in (each.pid, each.session)))
+
+    def _kill_command(self, command: Command) -> None:
         self._killed_sessions.add(command.pid)
-        with contextlib.suppress(OSError):  # out of descriptors: the next death of a child brings another try
-            kill_trees([command.pid])
+        if command.pid in self.commands:
+            with contextlib.suppress(OSError):  # out of descriptors: the next death of a child brings another try
+                kill_trees([command.pid])
         self._kill_sessions()
 
     def _kill_sessions(self) -> None:
@@ -383,9 +425,8 @@ class Jobs:
             kill_trees(left)
             self._killed_sessions.intersection_update({*left.values(), *self.commands})
 
-    def _end_commands(self, member: Member) -> None:
-        for command in [each for each in self.commands.values() if each.member is member]:
-            self.end_command(command)
+    def _commands_of(self, member: Member) -> list[Command]:
+        return [each for each in self.commands.values() if each.member is member]
 
     # -- output
 
@@ -416,7 +457,8 @@ class Jobs:
 
         A later call can only shorten the grace. A member that waits is not started. Unknown keys, and members of which
         the rest is being killed, are ignored. Processes under an MPS daemon are announced to it before: those without a
-        handler of SIGTERM before that signal, others before SIGKILL. That takes `NOTICE_S` at most, out of the grace.
+        handler of SIGTERM before that signal, others before SIGKILL. That takes `NOTICE_S` at most, out of the grace; a
+        process with a handler keeps half of a short one.
 
         With a notice, a running member that has a checkpoint signal gets it now, and SIGTERM after `notice_s` seconds.
         """
@@ -456,8 +498,7 @@ class Jobs:
         deadline_s = self._loop.time() + grace_s
         if member.state is State.RUNNING and grace_s > 0:
             member.go(State.ENDING)
-            # where SIGKILL follows within the time of a notice, there is one notice for both
-            self._announce(member, self._begin_to_ask, everyone=grace_s <= self.notices.seconds)
+            self._announce(member, self._begin_to_ask, everyone=False)
         if member.kill_timer is not None:
             if member.kills_at_s <= deadline_s:
                 return
@@ -465,8 +506,10 @@ class Jobs:
         member.kills_at_s = deadline_s
         if grace_s > 0 and member.start.mps is None:
             member.kill_timer = self._loop.call_at(deadline_s, self._kill, member)
-        elif grace_s > self.notices.seconds:
-            member.kill_timer = self._loop.call_at(deadline_s - self.notices.seconds, self._kill_announced, member)
+        elif grace_s > 0:
+            # a process that handles SIGTERM has at least half of its grace before its work is stopped
+            notice_s = min(self.notices.seconds, grace_s / 2)
+            member.kill_timer = self._loop.call_at(deadline_s - notice_s, self._kill_announced, member)
         else:
             self._kill_announced(member)
 
@@ -486,37 +529,53 @@ class Jobs:
     def _announce(self, member: Member, then: Callable[[Member], None], *, everyone: bool) -> None:
         """Announce to a member's MPS daemon that its processes end: those that SIGTERM ends, or with `everyone` all.
 
-        Call `then` once that is done or has failed; at once for a member without a daemon. An announcement of all that
-        began a moment ago is not made again.
+        Call `then` once that is done or has failed; at once for a member without a daemon. If all of them were
+        announced a moment ago, or an announcement failed then, the daemon is not asked again.
         """
 
-        def own(clients: Collection[int]) -> list[int]:
-            processes = list(self._rest(member, self._orphans()))
-            ending = {each.pid for each in processes} if everyone else ended_by_it(processes, member.pid or 0)
-            return list(ending & set(clients))
+        def processes() -> list[Process]:
+            found = self._rest(member, self._orphans())
+            ending = {each.pid for each in found} if everyone else ended_by_it(found, member.pid or 0)
+            return [each for each in found if each.pid in ending]
+
+        def again(_: object) -> None:
+            if member.state is not State.OVER:
+                self._announce(member, then, everyone=everyone)
 
         def announced(why: str) -> None:
+            member.notice_failed = bool(why)
             member.mps_not_asked = member.mps_not_asked or why
-            if why:
-                log(f"{member.key}: its MPS daemon could not be asked to stop its work: {why}")
             if member.state is not State.OVER:
                 then(member)
 
-        if member.start.mps is None:
+        last, is_recent = member.notice, self._loop.time() < member.notice_began_s + 2 * self.notices.seconds
+        if last is not None and not last.done() and _may_find(processes):
+            last.add_done_callback(again)
+        elif last is not None and is_recent and (member.notice_failed or member.notice_is_of_all):
             then(member)
-        elif (
-            everyone
-            and member.notice is not None
-            and self._loop.time() < member.notice_began_s + 2 * self.notices.seconds
-        ):
-            if member.notice.done():
-                then(member)
-            else:
-                member.notice.add_done_callback(lambda _: announced(""))
-        else:
-            notice = self.notices.announce(member.start.mps, own, announced)
-            if everyone:
-                member.notice, member.notice_began_s = notice, self._loop.time()
+        elif (notice := self._announce_end(member, processes, announced)) is not None:
+            member.notice, member.notice_is_of_all, member.notice_began_s = notice, everyone, self._loop.time()
+
+    def _announce_end(
+        self, member: Member | None, processes: Callable[[], Collection[Process]], then: Callable[[str], None]
+    ) -> asyncio.Task[None] | None:
+        """Announce the end of some of a member's processes to its MPS daemon; call `then` with "" or why that failed.
+
+        Return the task that does so; None if there was no daemon or no process, and `then` has been called.
+        """
+        if member is None or member.start.mps is None or not _may_find(processes):
+            then("")
+            return None
+
+        def announced(why: str) -> None:
+            if why:
+                log(f"{member.key}: its MPS daemon could not be asked to stop its work: {why}")
+            then(why)
+
+        def own(clients: Collection[int]) -> set[int]:
+            return {each.pid for each in processes()}.intersection(clients)
+
+        return self.notices.announce(member.start.mps, own, announced)
 
     def _begin_to_ask(self, member: Member) -> None:
         if member.state is not State.ENDING:
@@ -615,7 +674,8 @@ class Jobs:
         """
         for member in self.members.values():
             is_short = min(member.start.grace_s, grace_s) < self.notices.seconds
-            if is_short and member.start.on_partition == "kill" and member.state is State.RUNNING:
+            is_there = member.state in (State.RUNNING, State.ENDING) or member.container is not None
+            if is_short and is_there and member.start.on_partition == "kill":
                 self._announce(member, lambda _: None, everyone=True)
 
     # -- reaping and proving
@@ -639,12 +699,12 @@ class Jobs:
             if member is None:
                 self.launcher.reaped(pid)
                 continue
-            self._end_commands(member)  # what runs beside its main process keeps no member alive
             member.wait_status = status
             self._on_exec_report(member)
             self._resolve(member)
             if member.state is State.ENDING:
-                self._parting[member.key] = member  # what it left keeps the rest of the grace
+                self._parting[member.key] = member  # what it left keeps the rest of the grace, without its commands
+                self._end_commands(member, self._commands_of(member))
             else:
                 self._clear(member)
         if self._killed_sessions:
@@ -659,19 +719,15 @@ class Jobs:
         if member.kill_timer is not None:
             member.kill_timer.cancel()
         self._watch(member)
-        if member.container is not None:
-            self._containers.look_soon()
-        elif member.start.mps is not None and self._has_left_some(member):
-            self._announce(member, self._begin_to_clear, everyone=True)
-        else:
-            self._begin_to_clear(member)
-
-    def _has_left_some(self, member: Member) -> bool:
-        with contextlib.suppress(OSError):  # out of descriptors: it is cleared at once
-            return bool(self._rest(member, self._orphans()))
-        return False
+        self._announce(member, self._begin_to_clear, everyone=True)
 
     def _begin_to_clear(self, member: Member) -> None:
+        if member.container is not None:
+            member.container.is_to_die = True
+            self._containers.look_soon()
+            return
+        for command in self._commands_of(member):  # what runs beside its main process keeps no member alive
+            self._kill_command(command)
         self._clearing[member.key] = member
         self._clear_delay_s = CLEAR_DELAY_S_MIN
         self._check_soon()
@@ -715,7 +771,22 @@ class Jobs:
             if not rest:
                 self._clear(member)
             elif member.asking is not None:
-                member.asking.look(rest)
+                self._ask_rest(member, member.asking, rest)
+
+    def _ask_rest(self, member: Member, asking: Sigterm, rest: Collection[Process]) -> None:
+        """Ask those to end that get SIGTERM only now, since the process above them, which handled it, is over."""
+
+        def ask(member: Member) -> None:
+            member.is_asking_rest = False
+            if member.state is State.ENDING:
+                with contextlib.suppress(OSError):  # out of descriptors: SIGKILL follows
+                    asking.look(self._rest(member, self._orphans()))
+
+        if member.start.mps is None or not asking.ends_more_of(rest):
+            asking.look(rest)
+        elif not member.is_asking_rest:
+            member.is_asking_rest = True
+            self._announce(member, ask, everyone=False)
 
     def _check_clearing(self) -> None:
         emptied: set[str] = set()
@@ -845,6 +916,12 @@ class Jobs:
             if proof != "never-ran" or member.started_boottime_s is not None or member.container is not None:
                 self._record(Over(ended=ended))
         self._emit(ended)
+
+
+def _may_find(processes: Callable[[], Collection[Process]]) -> bool:
+    with contextlib.suppress(OSError):  # out of descriptors: who asks again says so
+        return bool(processes())
+    return True
 
 
 def _living(pids: Collection[int]) -> list[Process]:

@@ -51,6 +51,8 @@ class Container:
     """Whether a process of it was seen: once none is left, none will come."""
     is_removed: bool = False
     """Whether the engine has removed it, so that it can no longer start."""
+    is_to_die: bool = False
+    """Whether what is left of it is killed, as its MPS daemon knows."""
     pidfd: int = -1
     """A pidfd of its init, while the init lives."""
 
@@ -87,6 +89,8 @@ class Member:
     """The terminal that its streams are, if it has one."""
     asking: Sigterm | None = None
     """Which of its processes have got SIGTERM, once it was asked to end."""
+    is_asking_rest: bool = False
+    """Whether the rest of them gets it once that is announced to its MPS daemon."""
     kills_at_s: float = 0.0
     """When its processes get SIGKILL, in the loop's time, if it was asked to end."""
     kill_timer: asyncio.TimerHandle | None = None
@@ -97,8 +101,11 @@ class Member:
     """Whether a process of it has received the checkpoint signal."""
     timers: list[asyncio.TimerHandle] = field(default_factory=list)
     notice: asyncio.Task[None] | None = None
-    """The newest announcement to its MPS daemon that all of its processes end."""
+    """The newest announcement to its MPS daemon that processes of it end."""
     notice_began_s: float = 0.0
+    notice_is_of_all: bool = False
+    """Whether it is about all of its processes, and not only about those that SIGTERM ends."""
+    notice_failed: bool = False
     mps_not_asked: str = ""
     """Why an end could not be announced, at first."""
     unproven: bool = False
@@ -177,3 +184,5 @@ class Command:
     child: Child
     ended: Callable[[int], None]
     """Gets its wait status."""
+    is_ending: bool = False
+    """Whether it is killed once that is announced to its member's MPS daemon."""

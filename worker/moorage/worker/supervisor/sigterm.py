@@ -69,6 +69,11 @@ class Sigterm:
                     kill_process(process, signal.SIGTERM)
                     kill_process(process, signal.SIGCONT)
 
+    def ends_more_of(self, processes: Collection[Process]) -> bool:
+        """Return whether one of the job's living processes has not got SIGTERM, and would now, which ends it."""
+        ended = ended_by_it(processes, self._group) - {pid for pid, _ in self._known}
+        return any(each.pid in ended and each.start_ticks <= self._since_ticks for each in processes)
+
     def _signal_group(self) -> None:
         """Signal the main process's group at once: a process that it forks meanwhile is not missed."""
         for number in (signal.SIGTERM, signal.SIGCONT):
