@@ -1,17 +1,19 @@
-"""What the guard kills is announced to the daemon whose client it is, whatever another daemon does."""
+"""Daemons that are watched: what the guard kills is announced to its own, and a failed one is not watched for ever."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections.abc import Iterable
-from typing import cast
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from moorage.schemas.errors import MoorageError
 from moorage.testing import SimulatedClock
 from moorage.worker.sharing.mps.control import MpsControl, MpsFault
-from moorage.worker.sharing.mps.watched import Watched, WatchedDaemons
+from moorage.worker.sharing.mps.watched import MPS, WANTED_S, OperatorsMps, Watched, WatchedDaemons
 
 
 class Control:
@@ -21,9 +23,12 @@ class Control:
         self._clients = clients
         self._why = why
         self._hangs = hangs
+        self.is_broken = False
+        self.looks = 0
         self.asked: list[str] = []
 
     async def servers(self) -> list[int]:
+        self.looks += 1
         if self._hangs:
             await asyncio.Event().wait()
         if self._why:
@@ -35,6 +40,12 @@ class Control:
 
     async def ask(self, command: str) -> None:
         self.asked.append(command)
+
+    async def is_faulty(self, server: int) -> bool:
+        return self.is_broken
+
+    def blamed(self) -> list[int]:
+        return []
 
 
 class Daemons(WatchedDaemons):
@@ -57,3 +68,34 @@ def test_a_daemon_that_hangs_or_fails_keeps_no_word_from_another(caplog: pytest.
     told = [each.getMessage() for each in caplog.records]
     assert len(told) == 2
     assert all("mps-not-asked" in each for each in told)
+
+
+def test_a_failed_daemon_of_an_operator_is_watched_while_jobs_want_to_share_by_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    control, daemons = Control(), OperatorsMps()
+    monkeypatch.setattr("moorage.worker.sharing.mps.watched.MpsControl", lambda *_: control)
+    member: Any = SimpleNamespace(
+        name=("acme", "a", 0, 1, 1), place=SimpleNamespace(mode=MPS), request=SimpleNamespace(effective_gpu=None)
+    )
+
+    async def looks_in(seconds: float) -> int:
+        before = control.looks
+        await asyncio.sleep(seconds)
+        return control.looks - before
+
+    async def scene() -> None:
+        await daemons.open()
+        daemons.admit(member, None)
+        control.is_broken = True
+        await asyncio.sleep(60)
+        with pytest.raises(MoorageError, match="has a fault"):
+            daemons.admit(member, None)
+        assert await looks_in(WANTED_S / 2) > 0
+        await asyncio.sleep(WANTED_S)
+        assert await looks_in(WANTED_S) == 0
+        daemons.admit(member, None)
+        assert await looks_in(60) > 0, "a job that wants it is a reason to look at it again"
+        await daemons.close()
+
+    SimulatedClock().run(scene())

@@ -29,6 +29,8 @@ MPS: Final = "mps"
 CHECK_S: Final = 5.0
 #: checks in a row that fail before a daemon counts as failed
 FAILED_MAX: Final = 2
+#: an operator's daemon that failed is watched on for so long after a job wanted to share by it
+WANTED_S: Final = 600.0
 
 log = logging.getLogger("moorage.worker")
 
@@ -138,10 +140,14 @@ class WatchedDaemons:
 
 @dataclass(slots=True, kw_only=True)
 class _Operators(Watched):
-    """`why` is what is wrong with it, as jobs are refused by; `has_answered` whether it ever answered."""
+    """`why` is what is wrong with it, as jobs are refused by; `has_answered` whether it ever answered.
+
+    `wanted_s` is when a job wanted to share by it last, in the loop's time.
+    """
 
     why: str = ""
     has_answered: bool = False
+    wanted_s: float = 0.0
 
 
 class OperatorsMps(WatchedDaemons):
@@ -193,11 +199,18 @@ class OperatorsMps(WatchedDaemons):
         spec = member.request.effective_gpu or GpuSpec()
         pipe, logs = spec.mps_pipe_dir or MPS_PIPE_DIRECTORY, spec.mps_log_dir or MPS_LOG_DIRECTORY
         control = MpsControl(shutil.which(PROGRAM) or PROGRAM, Path(pipe), Path(logs))
-        return self._daemons.setdefault((pipe, logs), _Operators(control=control, where=f"at {pipe}"))
+        daemon = self._daemons.setdefault((pipe, logs), _Operators(control=control, where=f"at {pipe}"))
+        daemon.wanted_s = asyncio.get_running_loop().time()
+        return daemon
 
     def _watched(self) -> Iterable[Watched]:
         used = {id(daemon) for daemon in self._sharers.values()}
-        self._daemons = {key: each for key, each in self._daemons.items() if each.why or id(each) in used}
+        since_s = asyncio.get_running_loop().time() - WANTED_S
+        self._daemons = {
+            key: each
+            for key, each in self._daemons.items()
+            if id(each) in used or (each.why and each.wanted_s > since_s)
+        }
         return self._daemons.values()
 
     async def _check(self, daemon: Watched) -> None:
