@@ -45,13 +45,13 @@ def is_reserved(name: str) -> bool:
 def warnings_of(names: Collection[str], *, gang: bool, mps: bool) -> list[str]:
     """Return the warnings about those of a request's variables that are dropped, and about a daemon that it names.
 
-    A job that shares by mps cannot name another daemon; others may.
+    A job that shares by mps cannot name another daemon; others may, by its pipe directory.
     """
-    own = [] if mps else [name for name in MPS_DIRECTORIES if name in names]
+    own = () if mps else MPS_DIRECTORIES
     found = [dropped] if (dropped := _dropped([name for name in names if name not in own], gang=gang)) else []
-    if own:
+    if not mps and (pipe := MPS_DIRECTORIES[0]) in names:
         found.append(
-            f"{JOINS_MPS}: the request sets {own[0]}: the job joins the MPS daemon there, if one runs; it shares that"
+            f"{JOINS_MPS}: the request sets {pipe}: the job joins the MPS daemon there, if one runs; it shares that"
             " daemon's faults then, and cannot be frozen"
         )
     return found

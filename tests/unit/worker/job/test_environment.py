@@ -366,6 +366,7 @@ def test_a_job_that_does_not_share_by_mps_is_kept_from_daemons_unless_it_names_o
     gpu, pipe = device("nvidia", 0), MPS_DIRECTORIES[0]
     ours = environment(gpu) | apart_from_mps([gpu], "exclusive", "/attempt")
     assert ours[pipe] == "/attempt/mps"
+    assert not warnings_of([MPS_DIRECTORIES[1]], gang=False, mps=False), "a directory of logs alone joins no daemon"
     assert lay_over({pipe: "/own"}, ours)[pipe] == "/own"
     (warning,) = warnings_of([pipe], gang=False, mps=False)
     assert warning.startswith(f"joins-mps: the request sets {pipe}")
