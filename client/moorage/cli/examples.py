@@ -73,6 +73,10 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
         "moorage lease 2xH100 --within 10m -- python train.py",
         "moorage lease 1 --purpose debugging -- bash",
     ),
+    "check worker": (
+        "moorage check worker plain",
+        "moorage check worker n1 --short 'my-exit 7' --long 'my-sleep 3600'",
+    ),
     "call": (
         "moorage call embed hello",
         "moorage call classify @cat.jpg",

@@ -24,7 +24,7 @@ _SAID_FOR: Final = {
     "uncordon": "undrain resume",
     "schedule add": "cron crontab",
     "call": "invoke request req",
-    "doctor": "check health ping diagnose",
+    "doctor": "health ping diagnose",
 }
 OURS: Final = {
     **{word: verb for verb, words in _SAID_FOR.items() for word in words.split()},

@@ -33,7 +33,7 @@ LOOKUP: Final = "Looking things up"
 FIRST_HELP_MAX: Final = 21
 
 #: the verbs that run a scheduler or a worker, decide as a scheduler does, or divide a GPU; they need the extra `server`
-OF_SERVER: Final = frozenset({"up", "scheduler", "worker", "demo", "simulate", "replay", "admin mig"})
+OF_SERVER: Final = frozenset({"up", "scheduler", "worker", "demo", "simulate", "replay", "admin mig", "check worker"})
 
 VERBS: Final[dict[str, tuple[Verb, ...]]] = {
     JOBS: (
@@ -124,6 +124,11 @@ VERBS: Final[dict[str, tuple[Verb, ...]]] = {
         Verb("dlq drop", "moorage.cli.fleet.dlq:drop", "Delete refused requests for good."),
         Verb("lease", "moorage.cli.jobs.lease:lease", "Run a program of this host on GPUs that its worker lends."),
         Verb("call", "moorage.cli.jobs.call:call", "Call a service once, and print its answer."),
+        Verb(
+            "check worker",
+            "moorage.cli.local.check_worker:check_worker",
+            "Whether a worker of another language keeps to the protocol.",
+        ),
         Verb("serve", "moorage.cli.local.serve:serve", "Answer the calls of a service with a function or a program."),
         Verb("help", "moorage.cli.help:help", "Every verb, or one verb, or a topic."),
         Verb("simulate", "moorage.cli.study.simulate:simulate", "Run the scheduler on a trace, under a virtual clock."),

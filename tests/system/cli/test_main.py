@@ -31,6 +31,7 @@ ALONE = {
     "completion",
     "admin nats-config",
     "add-path",
+    "check worker",
     "lease",
     "simulate",
     "up",
@@ -42,7 +43,7 @@ ALONE = {
 OWN_OPTIONS = {
     ("demo", "--json"), ("admin nats-config", "--json"), ("admin nats-config", "--tenant"),
     ("serve", "--tenant"),
-    *((verb, "--json") for verb in ("add-path", "lease", "simulate", "up", "errors", "schema")),
+    *((verb, "--json") for verb in ("add-path", "check worker", "lease", "simulate", "up", "errors", "schema")),
     *((verb, option) for verb in OF_LEDGER for option in ("--nats", "--json")),
 }  # fmt: skip
 

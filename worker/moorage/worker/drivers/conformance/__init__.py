@@ -17,10 +17,11 @@ checks that the driver cannot pass at all, each with the reason; pytest does not
 
 from __future__ import annotations
 
-import pytest
+import sys
 
-pytest.register_assert_rewrite(f"{__name__}.checks")  # an author sees the values that a check compared
+if "pytest" in sys.modules:  # `moorage check worker` uses the leader alone, where no pytest may be
+    sys.modules["pytest"].register_assert_rewrite(f"{__name__}.checks")  # an author sees the values of a check
 
-from moorage.worker.drivers.conformance.checks import CHECKS, DriverChecks  # noqa: E402
+from moorage.worker.drivers.conformance.checks import CHECKS, DriverChecks
 
 __all__ = ["CHECKS", "DriverChecks"]

@@ -12,9 +12,10 @@ import msgspec
 from msgspec.structs import replace
 from nats.aio.client import Client
 from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
 
 from moorage.schemas.attempt import AttemptName, name_in
-from moorage.schemas.codec import Decoder, encode
+from moorage.schemas.codec import Decoder, encode, is_json
 from moorage.schemas.errors import Problem, problem
 from moorage.schemas.frames import (
     End,
@@ -60,6 +61,7 @@ class Seat:
     hellos: list[Hello] = field(default_factory=list)
     loads: list[Load] = field(default_factory=list)
     said_goodbye: bool = False
+    is_json: bool = False  # the form of its join, in which it is addressed
 
     def take(self, facts: Sequence[Fact]) -> None:
         """Keep what a worker reports; a `ran` as the facts that it stands for."""
@@ -109,14 +111,15 @@ class ScriptedLeader:
         self.refuse: dict[str, Problem] = {}
         self.output: list[tuple[str, dict[str, Any]]] = []
         self.on_join: Callable[[Join], object] = lambda join: None
+        #: called with the worker, the verb and the bytes of each question, before it is read or answered
+        self.on_asked: Callable[[str, str, bytes], object] = lambda worker, verb, data: None
         self._nc: Client | None = None
+        self._asked: list[Subscription] = []
 
     async def __aenter__(self) -> ScriptedLeader:
         self._nc = nc = await plain_nats.connect(self.url, reconnect_time_wait=0.1)
         subjects = self.subjects
-        await nc.subscribe(subjects.worker_join_all, cb=self._on_join)
-        await nc.subscribe(subjects.worker_renew_all, cb=self._on_renew)
-        await nc.subscribe(subjects.worker_fact_all, cb=self._on_fact)
+        await self.lead()
         await nc.subscribe(subjects.hello_all, cb=self._on_hello)
         await nc.subscribe(subjects.load_all, cb=self._on_load)
         await nc.subscribe(f"{subjects.prefix}.log.>", cb=self._on_output)
@@ -127,6 +130,23 @@ class ScriptedLeader:
     async def __aexit__(self, *_: object) -> None:
         assert self._nc is not None
         await self._nc.close()
+
+    async def lead(self) -> None:
+        """Answer the workers, as from the start."""
+        subjects = self.subjects
+        answers = {
+            subjects.worker_join_all: self._on_join,
+            subjects.worker_renew_all: self._on_renew,
+            subjects.worker_fact_all: self._on_fact,
+        }
+        self._asked = [await self.nc.subscribe(subject, cb=answer) for subject, answer in answers.items()]
+        await self.nc.flush()
+
+    async def stop_leading(self) -> None:
+        """Be there for no worker, so that the server tells each that nobody answers."""
+        for subscription in self._asked:
+            await subscription.unsubscribe()
+        await self.nc.flush()
 
     @property
     def nc(self) -> Client:
@@ -164,7 +184,7 @@ class ScriptedLeader:
             freeze=[item for item in items if isinstance(item, Freeze)],
             execs=[item for item in items if isinstance(item, Exec)],
         )
-        await self.nc.publish(self.subjects.worker(worker, "wanted"), encode(frame, json=False))
+        await self.nc.publish(self.subjects.worker(worker, "wanted"), encode(frame, json=self.seat(worker).is_json))
 
     async def heard(self, worker: str, kind: str, name: AttemptName, deadline_s: float = 30) -> Fact:
         seat = self.seat(worker)
@@ -189,14 +209,16 @@ class ScriptedLeader:
         if verb in self.refuse:
             await msg.respond(encode(self.refuse[verb]))
             return False
-        await msg.respond(encode(frame, json=False))
+        await msg.respond(encode(frame, json=is_json(msg.data)))
         return True
 
-    def _worker(self, msg: Msg) -> str:
-        return self.subjects.token(msg.subject, 1)
+    def _worker(self, msg: Msg, verb: str) -> str:
+        worker = self.subjects.token(msg.subject, 1)
+        self.on_asked(worker, verb, msg.data)
+        return worker
 
     async def _on_join(self, msg: Msg) -> None:
-        seat = self.seat(self._worker(msg))
+        seat = self.seat(self._worker(msg, "join"))
         join = decode_join(msg.data)
         if isinstance(join, Goodbye):
             seat.said_goodbye = join.session == seat.session
@@ -205,12 +227,13 @@ class ScriptedLeader:
         joined = Joined(session, join.n, self.reign, *self.numbers, self.ledger)
         if await self._answer(msg, "join", joined) and (not seat.joins or seat.joins[-1].n != join.n):
             self.on_join(join)
+            seat.is_json = is_json(msg.data)
             seat.joins.append(join)
             seat.take(join.facts)
             seat.session, seat.no = session, 0
 
     async def _on_renew(self, msg: Msg) -> None:
-        seat = self.seat(self._worker(msg))
+        seat = self.seat(self._worker(msg, "renew"))
         renew = decode_renew(msg.data)
         if renew.session != seat.session:
             await msg.respond(encode(problem("session-over", "another session stands")))
@@ -218,7 +241,7 @@ class ScriptedLeader:
             seat.renewals.append(renew)
 
     async def _on_fact(self, msg: Msg) -> None:
-        seat = self.seat(self._worker(msg))
+        seat = self.seat(self._worker(msg, "fact"))
         frame = decode_facts(msg.data)
         if frame.session != seat.session:
             await msg.respond(encode(problem("session-over", "another session stands")))
@@ -230,10 +253,10 @@ class ScriptedLeader:
             seat.take(frame.facts)
 
     async def _on_hello(self, msg: Msg) -> None:
-        self.seat(self._worker(msg)).hellos.append(decode_hello(msg.data))
+        self.seat(self.subjects.token(msg.subject, 1)).hellos.append(decode_hello(msg.data))
 
     async def _on_load(self, msg: Msg) -> None:
-        self.seat(self._worker(msg)).loads.append(decode_load(msg.data))
+        self.seat(self.subjects.token(msg.subject, 1)).loads.append(decode_load(msg.data))
 
     async def _on_output(self, msg: Msg) -> None:
         self.output.append((msg.subject, msgspec.json.decode(msg.data)))
