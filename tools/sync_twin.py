@@ -29,7 +29,7 @@ the first paragraphs of those of the asynchronous methods, which say the rest, s
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from moorage.client.forward import Forward  # noqa: F401  below in quotes
     from moorage.client.handlers import OnProgress
     from moorage.client.lease import Lease, Lending, OnAskedBack  # noqa: F401  below in quotes
+    from moorage.client.mapping import Errors, Travel
     from moorage.client.planning import Quota, Share
     from moorage.client.schedules import Schedules  # noqa: F401  below in quotes
     from moorage.client.services import Service  # noqa: F401  below in quotes
@@ -199,6 +200,10 @@ BODIES: Final[dict[str, str]] = {
             jobs = [job and SyncJob(self._thread, job) for job in refused.jobs]
             raise BatchRejected(jobs, refused.problems) from None
         return [SyncJob(self._thread, job) for job in accepted]
+        """,
+    "AsyncClient.map": """
+        mapped = CALL
+        return SyncJob(self._thread, self._thread.call(mapped))
         """,
     "Job.again": """
         again = self._thread.call(CALL)

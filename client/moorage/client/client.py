@@ -37,10 +37,12 @@ if TYPE_CHECKING:
     from moorage.client.follow.watch import Watch
     from moorage.client.job import Job
     from moorage.client.lease import Lending, OnAskedBack
+    from moorage.client.mapping import Travel
     from moorage.client.planning import Quota, Share
     from moorage.client.replicas import Which
     from moorage.client.schedules import Schedules
     from moorage.client.services import Calls, Service
+    from moorage.client.sweeps import Sweep
     from moorage.client.transport import ClientTransport
     from moorage.schemas.plan import Plan
 
@@ -60,6 +62,17 @@ def _job_class() -> type[Job]:
     from moorage.client.job import Job
 
     return Job
+
+
+def _with_files(fields: Mapping[str, Any], paths: Sequence[str]) -> list[str | os.PathLike[str]]:
+    """Return the paths of a job's files, and those that must travel with them. Raises `Rejected` for sent files."""
+    files = fields.get("files", [])
+    if isinstance(files, str) and is_files(files):
+        raise rejected(
+            "invalid-argument", "the items need a file of their own, and the files are sent already",
+            field="$.run.files", found=files, next="give the paths of the files, not their address",
+        )  # fmt: skip
+    return [*([files] if isinstance(files, str | os.PathLike) else files), *paths]
 
 
 def _says_events(what: What) -> bool:
@@ -171,11 +184,15 @@ class AsyncClient:
 
     async def map(
         self,
-        what: What,
+        what: What | Callable[[Any], Any],
         items: Iterable[Any],
         /,
         gpu: GpuSpec | str | int | None = None,
         job: str | None = None,
+        *,
+        how: Travel = "module",
+        python: str = "python3",
+        check: bool = True,
         **fields: Unpack[Fields],
     ) -> Job:
         """Submit one job that has a replica for each item: a text, a number, or a mapping of columns.
@@ -184,22 +201,49 @@ class AsyncClient:
         command in place of `{item}` and `{column}`; `{{` stands for a brace. `indices="0-9"` runs some of the items,
         and `max_running=4` so many at a time. Items of more than 16 KiB in all are sent as a file of the job. Raises
         `Rejected` for an item that no replica can have and for a column that one has not, and what `submit` raises.
+
+        In place of a command, `what` may be a function of one item, whose values `Job.answers` yields. `how` says how
+        it travels: as a `module` that the host's `python` imports (a single file is sent along, packages by `files`),
+        or pickled by `cloudpickle`, for lambdas and functions of a notebook. With `check`, the job `<job>-check` loads
+        it once before the first item starts, and the job is cancelled if that fails. An item that fails stops no
+        other one, unless `max_failed` says so.
         """
         from moorage.client.sweeps import argv_of, inline_bytes, sweep_of_values
 
-        sweep = sweep_of_values(items, argv_of(what), inline_bytes(fields.get("driver")))
+        sweep = sweep_of_values(items, () if callable(what) else argv_of(what), inline_bytes(fields.get("driver")))
         named: dict[str, Any] = {**fields, **sweep.fields(fields.get("replicas"), fields.get("indices"))}
+        if sweep.file is not None:
+            named["items"] = sweep.file
+        if callable(what):
+            return await self._map_function(what, sweep, gpu, job, named, how=how, python=python, check=check)
         with sweep.to_send() as paths:
             if paths:
-                files = fields.get("files", [])
-                if isinstance(files, str) and is_files(files):
-                    raise rejected(
-                        "invalid-argument", "the items need a file of their own, and the files are sent already",
-                        field="$.run.files", found=files, next="give the paths of the files, not their address",
-                    )  # fmt: skip
-                named["files"] = [*([files] if isinstance(files, str | os.PathLike) else files), *paths]
-                named["items"] = sweep.file
+                named["files"] = _with_files(fields, paths)
             return await self.submit(what, gpu, job, **named)
+
+    async def _map_function(
+        self,
+        function: Callable[[Any], Any],
+        sweep: Sweep,
+        gpu: GpuSpec | str | int | None,
+        job: str | None,
+        fields: dict[str, Any],
+        *,
+        how: Travel,
+        python: str,
+        check: bool,
+    ) -> Job:
+        from moorage.client.mapping import VALUE, check_fields, check_of, named, travelling
+
+        job = named(job)
+        with travelling(function, how, sweep) as (words, paths):
+            fields["files"] = await self.send_files(_with_files(fields, paths))
+        if check:
+            checks = await self.submit([python, *words, "check"], gpu, check_of(job), **check_fields(fields))
+            fields["after"] = [checks.job, *fields.get("after", ())]
+        fields["keep"] = [VALUE, *fields.get("keep", ())]
+        fields.setdefault("max_failed", None)
+        return await self.submit([python, *words], gpu, job, **fields)
 
     async def submit_handler(
         self,

@@ -228,6 +228,26 @@ class JobFailed(ClientError):
         return self.result.code
 
 
+class ItemFailed(ClientError):
+    """An item of `AsyncClient.map` has no value: its function raised, or its replica did not succeed.
+
+    `kind` names the exception of the function, such as ValueError, and its traceback is a note; "" if there was none.
+    `replica` is the item's number, `state` and `exit_code` are how it ended.
+    """
+
+    def __init__(
+        self, job: str, replica: int, state: str, exit_code: int | None, why: str, *, kind: str = "", text: str = ""
+    ) -> None:
+        code, what = _ENDED.get(state, _ENDED[FAILED])
+        ended = f" with code {exit_code}" if exit_code and not kind else ""
+        said = ": ".join(filter(None, (f"item {replica} of job {job} {what}{ended}", kind, why)))
+        next_step = f"moorage logs {word_of(job)} --replica {replica}"
+        super().__init__(Problem(code, said, CLIENT_CODES[code][0], job=job, next=next_step))
+        self.replica, self.state, self.exit_code, self.kind = replica, state, exit_code, kind
+        if text:
+            self.add_note("its traceback:\n" + textwrap.indent(text, "  "))
+
+
 class _Limit(NamedTuple):
     """A time limit of a request: its field, its `reason` in a transition, its option, and its words for users."""
 

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 import msgspec
 
 from moorage.client.durations import Duration, age, seconds
-from moorage.client.errors import JobFailed, NotFound
+from moorage.client.errors import ItemFailed, JobFailed, NotFound
 from moorage.client.fields import Fields
 from moorage.client.follow.story import LISTED_MAX, Result
 from moorage.client.follow.watch import Watch
@@ -23,8 +24,9 @@ from moorage.client.steps import Step, step_of
 from moorage.schemas.capabilities import driver_of
 from moorage.schemas.frames import USE_KEPT_S, Accepted, Event
 from moorage.schemas.gpu import format_token
-from moorage.schemas.job import ACCEPTED, SUCCEEDED
-from moorage.schemas.ranges import count_of
+from moorage.schemas.job import ACCEPTED, CANCELLED, EXPIRED, FAILED, REJECTED, SUCCEEDED, TIMED_OUT
+from moorage.schemas.names import JOB_CHARS_MAX
+from moorage.schemas.ranges import count_of, numbers_in
 
 if TYPE_CHECKING:
     from moorage.client.answers import Cancelled, Explanation, JobInfo
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from moorage.client.follow.story import Story
     from moorage.client.forward import Forward
     from moorage.client.handlers import Heard, OnProgress
+    from moorage.client.mapping import Errors
     from moorage.schemas.frames import UsePage
     from moorage.schemas.gpu import GpuSpec
     from moorage.schemas.job import Request
@@ -303,6 +306,74 @@ class Job:
         numbers = numbers_of((await self._shown())["request"]) if only is None else only
         async for number, value in values_of(self._client, self.job, numbers):
             yield number, value
+
+    async def answers(
+        self, wait: Duration | None = None, *, errors: Errors = "raise", on_progress: OnProgress | None = None
+    ) -> AsyncIterator[Any]:
+        """Yield what the function of a job of `AsyncClient.map` returned, in the order of the items, until all ended.
+
+        A failed item raises `ItemFailed` in its turn, or with `errors="return"` that stands in its place. Answers that
+        came early are held. `on_progress` is called for each item that has ended. `wait` bounds the whole iteration.
+        Any process may do this, by the job's id, while kept files are stored. If the process that submitted the job is
+        interrupted while it waits here, it cancels the job. Raises `JobFailed` if the function could not be loaded,
+        `Rejected` for a job without a function, and what `events` raises.
+        """
+        from moorage.client.mapping import in_order
+
+        numbers = numbers_in(numbers_of((await self._shown()).get("request", {})))
+        pairs = self._outcomes(wait, on_progress)
+        async with contextlib.aclosing(pairs), contextlib.aclosing(in_order(pairs, numbers)) as answers:
+            async for answer in answers:
+                if errors == "raise" and isinstance(answer, ItemFailed):
+                    raise answer
+                yield answer
+
+    async def answers_as_completed(
+        self, wait: Duration | None = None, *, errors: Errors = "raise", on_progress: OnProgress | None = None
+    ) -> AsyncIterator[tuple[int, Any]]:
+        """Yield the number of each item and its answer, as `answers` does, but as they come."""
+        async with contextlib.aclosing(self._outcomes(wait, on_progress)) as pairs:
+            async for number, answer in pairs:
+                if errors == "raise" and isinstance(answer, ItemFailed):
+                    raise answer
+                yield number, answer
+
+    async def _outcomes(
+        self, wait: Duration | None, on_progress: OnProgress | None
+    ) -> AsyncGenerator[tuple[int, Any], None]:
+        from moorage.client.mapping import outcomes
+
+        try:
+            found = outcomes(self._client, self.job, lambda: self.events(wait), on_progress)
+            async with contextlib.aclosing(found) as pairs:
+                async for number, answer in pairs:
+                    if isinstance(answer, ItemFailed) and answer.state == CANCELLED:
+                        await self._raise_of_check()
+                    yield number, answer
+        except asyncio.CancelledError:
+            if self.accepted is not None and not self.accepted.duplicate:
+                await self._cancel_with_check()
+            raise
+
+    async def _raise_of_check(self) -> None:
+        """Raise `JobFailed` if the job's function could not be loaded."""
+        from moorage.client.mapping import check_of
+
+        check = Job(self._client, check_of(self.job)[:JOB_CHARS_MAX])
+        with contextlib.suppress(NotFound):
+            if (await check._shown())["state"] in (FAILED, TIMED_OUT, EXPIRED, REJECTED):
+                await check.result()
+
+    async def _cancel_with_check(self) -> None:
+        from moorage.client.mapping import check_of
+
+        for job in (self.job, check_of(self.job)[:JOB_CHARS_MAX]):
+            with contextlib.suppress(NotFound):
+                await Job(self._client, job).cancel("the wait for its answers was interrupted")
+        log.warning(
+            "job %s is cancelled, as the wait for its answers was interrupted; what it has: job(%r).answers(errors="
+            "'return'), what is left: job(%r).again(failed=True)", self.job, self.job, self.job,
+        )  # fmt: skip
 
     async def cancel(self, reason: str = "", by: str = "", *, replica: Which = None, before: bool = False) -> Cancelled:
         """Cancel the job, at any stage. Return whether it is cancelled, once this is in the ledger.

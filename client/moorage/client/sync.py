@@ -8,7 +8,7 @@ the first paragraphs of those of the asynchronous methods, which say the rest, s
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from moorage.client.forward import Forward  # noqa: F401  below in quotes
     from moorage.client.handlers import OnProgress
     from moorage.client.lease import Lease, Lending, OnAskedBack  # noqa: F401  below in quotes
+    from moorage.client.mapping import Errors, Travel
     from moorage.client.planning import Quota, Share
     from moorage.client.schedules import Schedules  # noqa: F401  below in quotes
     from moorage.client.services import Service  # noqa: F401  below in quotes
@@ -141,6 +142,20 @@ class SyncJob(Handle[Job]):
         returned.
         """
         return self._thread.iterate(self._twin.values(replica=replica))
+
+    def answers(
+        self, wait: Duration | None = None, *, errors: Errors = "raise", on_progress: OnProgress | None = None
+    ) -> Iterator[Any]:
+        """Yield what the function of a job of `AsyncClient.map` returned, in the order of the items, until all
+        ended.
+        """
+        return self._thread.iterate(self._twin.answers(wait, errors=errors, on_progress=on_progress))
+
+    def answers_as_completed(
+        self, wait: Duration | None = None, *, errors: Errors = "raise", on_progress: OnProgress | None = None
+    ) -> Iterator[tuple[int, Any]]:
+        """Yield the number of each item and its answer, as `answers` does, but as they come."""
+        return self._thread.iterate(self._twin.answers_as_completed(wait, errors=errors, on_progress=on_progress))
 
     def cancel(self, reason: str = "", by: str = "", *, replica: Which = None, before: bool = False) -> Cancelled:
         """Cancel the job, at any stage. Return whether it is cancelled, once this is in the ledger."""
@@ -580,15 +595,20 @@ class Client(ClientBase):
 
     def map(
         self,
-        what: What,
+        what: What | Callable[[Any], Any],
         items: Iterable[Any],
         /,
         gpu: GpuSpec | str | int | None = None,
         job: str | None = None,
+        *,
+        how: Travel = "module",
+        python: str = "python3",
+        check: bool = True,
         **fields: Unpack[Fields],
     ) -> SyncJob:
         """Submit one job that has a replica for each item: a text, a number, or a mapping of columns."""
-        return SyncJob(self._thread, self._thread.call(self._twin.map(what, items, gpu, job, **fields)))
+        mapped = self._twin.map(what, items, gpu, job, how=how, python=python, check=check, **fields)
+        return SyncJob(self._thread, self._thread.call(mapped))
 
     def submit_handler(
         self,

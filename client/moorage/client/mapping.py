@@ -1,0 +1,268 @@
+"""A function mapped over items: what travels with its job, and the values that come back.
+
+Each item is a replica, which runs `map_runner` and keeps the value or the error as a file. A job of one replica loads
+the function first, so that a missing module fails once and not for each item.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+import inspect
+import os
+import shutil
+import sys
+import sysconfig
+import tarfile
+import tempfile
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, Final, Literal
+
+import msgspec
+
+from moorage.client import map_runner
+from moorage.client.errors import ItemFailed, rejected
+from moorage.client.handlers import OnProgress, Progress
+from moorage.client.job_ids import fresh_job_id
+from moorage.client.kept_files import KEPT_BYTES_MAX
+from moorage.client.replicas import ASKED_MAX, numbers_of
+from moorage.client.sending import bucket_of
+from moorage.client.sweeps import Sweep
+from moorage.schemas.frames import Event
+from moorage.schemas.handler import result_object
+from moorage.schemas.job import SUCCEEDED, TERMINAL
+from moorage.schemas.names import word_of
+from moorage.schemas.ranges import format_ranges, numbers_in, ranges_of
+from moorage.schemas.unreadable import UNREADABLE
+from moorage.system.archives import BadArchive, Inflating
+
+if TYPE_CHECKING:
+    from moorage.client.connected import Connected
+
+#: how a function travels: its module is imported on the host, or the function itself is pickled by cloudpickle
+Travel = Literal["module", "cloudpickle"]
+#: whether failures are raised in their turn, or given in their places
+Errors = Literal["raise", "return"]
+VALUE: Final = f"{map_runner.FOLDER}/{map_runner.VALUE}"
+#: bytes around a value in its file
+_ENVELOPE_BYTES: Final = 64
+#: shortest time between two questions about the replicas, in seconds
+ASK_S: Final = 0.2
+#: most values that are read from the bucket at once
+READS_MAX: Final = 16
+#: fields that only the job of the items has, not that of the check
+_OF_ITEMS: Final = frozenset({"replicas", "indices", "items", "max_running", "max_failed", "keep"})
+
+
+class _Error(msgspec.Struct, frozen=True):
+    kind: str
+    message: str
+    traceback: str = ""
+
+
+class _Outcome(msgspec.Struct, frozen=True):
+    value: Any = None
+    error: _Error | None = None
+
+
+_decode_outcome: Final = msgspec.json.Decoder(_Outcome).decode
+
+
+def check_of(job: str) -> str:
+    """Return the id of the job that loads the function for another one."""
+    return f"{job}-check"
+
+
+def check_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of the job that only loads the function."""
+    return {name: value for name, value in fields.items() if name not in _OF_ITEMS}
+
+
+def named(job: str | None) -> str:
+    """Return the id of a mapped job. Raises `Rejected` inside such a job, whose function's module maps as well."""
+    if map_runner.VARIABLE in os.environ:
+        raise rejected(
+            "failed-precondition", "a job loads this module for its function, and the module submits a job itself",
+            next="put what submits below: if __name__ == '__main__':",
+        )  # fmt: skip
+    return fresh_job_id() if job is None else job
+
+
+@contextlib.contextmanager
+def travelling(function: Callable[[Any], Any], how: Travel, items: Sweep) -> Iterator[tuple[list[str], list[str]]]:
+    """Within the block, the words behind `python3` that load a function, and the paths that travel with the job.
+
+    Raises `Rejected` for a function that cannot travel so.
+    """
+    with tempfile.TemporaryDirectory() as stage:
+        folder = Path(stage, map_runner.FOLDER)
+        folder.mkdir()
+        runner = folder / map_runner.RUNNER
+        shutil.copyfile(map_runner.__file__, runner)
+        values = items.values
+        content = items.content if values is None else b"\n".join(map(msgspec.json.encode, values))
+        Path(stage, map_runner.ITEMS).write_bytes(content + b"\n")
+        paths = [stage]
+        if how == "cloudpickle":
+            words = ["pickle", "{}.{}".format(*sys.version_info)]
+            _pickle(function, folder)
+        else:
+            module, name, file = _module_of(function)
+            words = ["module", module, name]
+            paths += [file] if file else []
+        yield [f"{map_runner.FOLDER}/{map_runner.RUNNER}", *words], paths
+
+
+def _pickle(function: Callable[[Any], Any], folder: Path) -> None:
+    try:
+        cloudpickle: Any = importlib.import_module("cloudpickle")
+    except ImportError:
+        raise rejected(
+            "failed-precondition", "cloudpickle is not installed here", next="pip install cloudpickle"
+        ) from None
+    try:
+        (folder / map_runner.PICKLE).write_bytes(cloudpickle.dumps(function))
+    except Exception as error:  # of whatever the function refers to
+        raise rejected(
+            "invalid-argument", f"cloudpickle cannot pickle the function: {error}", found=repr(function)[:80],
+            next="open files, clients and locks inside the function",
+        ) from None  # fmt: skip
+    shutil.copytree(
+        Path(cloudpickle.__file__).parent, folder / "cloudpickle", ignore=shutil.ignore_patterns("__pycache__")
+    )
+
+
+def _module_of(function: Callable[[Any], Any]) -> tuple[str, str, str]:
+    """Return the module of a function, its name there, and the file to send: "" of a package or an installed module.
+
+    Raises `Rejected` for a function that no import finds.
+    """
+    name, module = getattr(function, "__qualname__", ""), inspect.getmodule(function)
+    file = getattr(module, "__file__", None)
+    if not name or "<" in name or module is None or file is None:
+        raise rejected(
+            "invalid-argument",
+            f"no module has the function {name or function!r}: it is a lambda, local, or of a notebook's cell",
+            found=name, allowed="a function of a module's top level", next="how='cloudpickle' sends it itself",
+        )  # fmt: skip
+    path = Path(file).resolve()
+    module_name = module.__name__
+    if module_name == "__main__":
+        spec = getattr(module, "__spec__", None)
+        module_name = path.stem if spec is None else spec.name
+    installed = {Path(sysconfig.get_path(kind)).resolve() for kind in ("stdlib", "purelib", "platlib")}
+    is_sent = path.name == f"{module_name}.py" and not installed.intersection(path.parents)
+    return module_name, name, str(path) if is_sent else ""
+
+
+async def outcomes(
+    client: Connected, job: str, changes: Callable[[], AsyncIterator[Event]], on_progress: OnProgress | None
+) -> AsyncGenerator[tuple[int, Any], None]:
+    """Yield the number of each item, and its value or `ItemFailed`, as they come, until all have ended.
+
+    `changes` yields events of the job until its end. Raises what that raises, and `Rejected` for a job without a
+    function.
+    """
+    request = (await client.read("show", {"job": job})).get("request", {})
+    if VALUE not in request.get("run", {}).get("keep", ()):
+        raise rejected(
+            "failed-precondition", f"job {job} calls no function, so it has no answers", job=job,
+            next=f"moorage show {word_of(job)}",
+        )  # fmt: skip
+    left = list(numbers_in(numbers_of(request)))
+    done, failed, of = 0, 0, len(left)
+    changed = asyncio.Event()
+
+    async def listen() -> None:
+        async for _ in changes():
+            changed.set()
+
+    listening = asyncio.create_task(listen())
+    listening.add_done_callback(lambda _: changed.set())
+    try:
+        while left:
+            over = listening.done()
+            changed.clear()
+            asked = left[:ASKED_MAX]
+            shown = await client.read("show", {"job": job, "replicas": format_ranges(ranges_of(asked))})
+            rows = {row["replica"]: row for row in shown["replica_states"]}
+            if over:
+                listening.result()
+                ended = [rows.get(number, {"replica": number, "state": shown["state"]}) for number in asked]
+            else:
+                ended = [row for row in rows.values() if row["state"] in TERMINAL]
+            for some in _batches(ended, READS_MAX):
+                answers = await asyncio.gather(*(_answer(client, job, row) for row in some))
+                for row, answer in zip(some, answers, strict=True):
+                    done, failed = done + 1, failed + isinstance(answer, ItemFailed)
+                    if on_progress is not None:
+                        text = f"{done} of {of}" + (f", {failed} failed" if failed else "")
+                        on_progress(Progress(done / of, text, row["replica"]))
+                    yield row["replica"], answer
+            found = {row["replica"] for row in ended}
+            left = [number for number in left if number not in found]
+            if left and not over:
+                if not ended:
+                    await changed.wait()
+                await asyncio.sleep(ASK_S)
+    finally:
+        listening.cancel()
+        await asyncio.wait({listening})
+        if not listening.cancelled():
+            listening.exception()
+
+
+async def in_order(pairs: AsyncIterator[tuple[int, Any]], numbers: Iterator[int]) -> AsyncGenerator[Any, None]:
+    """Yield what comes with numbers in the order of these numbers."""
+    early: dict[int, Any] = {}
+    wanted = next(numbers, None)
+    async for number, answer in pairs:
+        early[number] = answer
+        while wanted in early:
+            yield early.pop(wanted)
+            wanted = next(numbers, None)
+
+
+def _batches(rows: Sequence[dict[str, Any]], size: int) -> Iterator[list[dict[str, Any]]]:
+    left = iter(rows)
+    while some := list(islice(left, size)):
+        yield some
+
+
+async def _answer(client: Connected, job: str, row: Mapping[str, Any]) -> Any:
+    """Return the value of an item that has ended, or why it has none."""
+    number, state = row["replica"], row["state"]
+    found = await _kept_outcome(client, result_object(job, number, row["fence"])) if row.get("fence") else None
+    if found is not None and found.error is None and state == SUCCEEDED:
+        return found.value
+    if found is not None and found.error is not None:
+        error = found.error
+        return ItemFailed(job, number, state, row.get("code"), error.message, kind=error.kind, text=error.traceback)
+    why = "its value is no longer kept, or it ended itself" if state == SUCCEEDED else row.get("why", "")
+    return ItemFailed(job, number, state, row.get("code"), why)
+
+
+async def _kept_outcome(client: Connected, name: str) -> _Outcome | None:
+    """Return what a replica has kept; None if that is not there, or is something else."""
+    store = bucket_of(client)
+    info = await client.again(lambda: store.find(name))
+    if info is None:
+        return None
+    with tempfile.TemporaryFile() as plain:
+        inflating = Inflating(plain, KEPT_BYTES_MAX)
+        with contextlib.suppress(BadArchive, KeyError, tarfile.TarError, *UNREADABLE):
+            async for piece in store.get(info):
+                await asyncio.to_thread(inflating.feed, piece)
+            inflating.address()
+            plain.seek(0)
+            return await asyncio.to_thread(_read_outcome, plain)
+    return None
+
+
+def _read_outcome(plain: IO[bytes]) -> _Outcome | None:
+    with tarfile.open(fileobj=plain) as archive:
+        file = archive.extractfile(VALUE)
+        return None if file is None else _decode_outcome(file.read(map_runner.VALUE_BYTES_MAX + _ENVELOPE_BYTES))

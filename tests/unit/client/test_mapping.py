@@ -1,0 +1,76 @@
+"""A function mapped over items: how it is found, how it is called, and in which order its answers come."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moorage.client import Rejected, map_runner
+from moorage.client.mapping import VALUE, _module_of, in_order, named, travelling
+from moorage.client.sweeps import sweep_of_values
+
+
+def halve(item: float) -> Any:
+    return {"half": item / 2}
+
+
+def spoil(_: float) -> Any:
+    return math.nan
+
+
+def ran(folder: Path, words: list[str], monkeypatch: pytest.MonkeyPatch, number: int) -> tuple[int, Any]:
+    monkeypatch.setenv("MOORAGE_INDEX", str(number))
+    monkeypatch.setenv(map_runner.VARIABLE, "")
+    monkeypatch.setattr(sys, "path", [str(folder / map_runner.FOLDER), *sys.path[1:]])
+    code = map_runner.main(words, folder)
+    return code, json.loads((folder / VALUE).read_bytes()) if (folder / VALUE).exists() else None
+
+
+def test_the_runner_calls_the_function_with_the_item_of_its_number(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    items = sweep_of_values([1, "a\nb", 4], ())
+    with travelling(halve, "cloudpickle", items) as (words, paths):
+        folder = Path(paths[0])
+        assert ran(folder, [*words[1:], "check"], monkeypatch, 0) == (0, None)
+        assert ran(folder, words[1:], monkeypatch, 2) == (0, {"value": {"half": 2}})
+        code, outcome = ran(folder, words[1:], monkeypatch, 1)
+        assert (code, outcome["error"]["kind"]) == (1, "TypeError")
+        assert ran(folder, ["pickle", "2.7"], monkeypatch, 0)[0] == map_runner.CODE_NOT_LOADED
+        assert "name another python=" in capsys.readouterr().err
+        assert ran(folder, ["module", "moorage.no_such", "f"], monkeypatch, 0)[0] == map_runner.CODE_NOT_LOADED
+        assert "does not import moorage" in capsys.readouterr().err
+    with travelling(spoil, "cloudpickle", items) as (words, paths):
+        code, outcome = ran(Path(paths[0]), words[1:], monkeypatch, 0)
+        assert (code, outcome["error"]["kind"]) == (1, "ValueError")  # JSON has no NaN
+
+
+def test_a_module_of_one_file_is_sent_and_an_installed_one_is_not() -> None:
+    assert _module_of(json.dumps) == ("json", "dumps", "")
+    name, function, file = _module_of(halve)
+    assert (name.rpartition(".")[2], function) == ("test_mapping", "halve")
+    assert not file  # a module of a package travels by `files`
+    for nameless in (lambda n: n, print):
+        with pytest.raises(Rejected, match="no module has the function"):
+            _module_of(nameless)
+
+
+def test_a_module_that_maps_is_refused_while_a_job_loads_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert named("mine") == "mine"
+    monkeypatch.setenv(map_runner.VARIABLE, "1")
+    with pytest.raises(Rejected, match="submits a job itself"):
+        named("mine")
+
+
+async def test_answers_that_come_early_are_held() -> None:
+    async def pairs() -> AsyncIterator[tuple[int, Any]]:
+        for number in (7, 2, 5):
+            yield number, f"of {number}"
+
+    assert [answer async for answer in in_order(pairs(), iter([2, 5, 7]))] == ["of 2", "of 5", "of 7"]
