@@ -56,6 +56,15 @@ CLIENT_CODES: Final[dict[str, tuple[Fault, str]]] = {
 }
 
 
+#: failed replicas in the notes of a `JobFailed`
+NAMED_MAX: Final = 5
+
+
+def stopped_early(why: str) -> bool:
+    """Return whether a job ended because `max_failed` of its replicas had failed."""
+    return "and max_failed is " in why
+
+
 def word_to_explain(job: str) -> str:
     """Return the word that names a job for `moorage explain`, which takes a code for the code: some are of this side
     alone."""
@@ -191,14 +200,39 @@ class CallFailed(ClientError):
         return self.problem.found
 
 
+class FailedReplica(msgspec.Struct, frozen=True):
+    """A replica that failed: its number, its `item`, its exit status, and the last line of its stderr.
+
+    `code` is minus the signal if negative, None if none is known; `stderr` is "" if there is none or it is not kept.
+    """
+
+    replica: int
+    state: str
+    code: int | None = None
+    why: str = ""
+    item: Any = None
+    stderr: str = ""
+
+    def __str__(self) -> str:
+        item = "" if self.item is None else f" ({self.item})"
+        return f"replica {self.replica}{item}, code {self.code}: {self.stderr or self.why or self.state}"
+
+
 class JobFailed(ClientError):
     """The job did not end as SUCCEEDED: see `state` and `exit_code`.
 
     `log_tail` has the last lines of its output, which a traceback shows as a note. It is "" if there are none or they
-    were not read: `gather` and a second `Job.result` read none.
+    were not read: `gather` and a second `Job.result` read none. Of several replicas `failed` has the first 20 that
+    failed, with their items; it is empty where `log_tail` is not read.
     """
 
-    def __init__(self, result: Result, log_tail: str = "", request: Request | Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        result: Result,
+        log_tail: str = "",
+        request: Request | Mapping[str, Any] | None = None,
+        failed: Sequence[FailedReplica] = (),
+    ) -> None:
         code, what = _ENDED.get(result.state, _ENDED[FAILED])
         text = f"job {result.job} {what}"
         limit = _limit_met(result)
@@ -210,10 +244,16 @@ class JobFailed(ClientError):
         elif result.why:
             text += f": {result.why}"
         fixes = () if limit is None else (f"allow more: {limit.flag}, in a request {limit.field}",)
+        if any(map(stopped_early, (result.why, *(change.why for change in result.changes)))):
+            fixes = (f"run all that is left: moorage again {word_of(result.job)} --failed --max-failed all",)
         problem = Problem(code, text, CLIENT_CODES[code][0], job=result.job, next=f"moorage show {word_of(result.job)}")
         super().__init__(problem, fixes)
         self.result = result
         self.log_tail = log_tail
+        self.failed = tuple(failed)
+        if failed:
+            more = [f"… and more: moorage show {word_of(result.job)} --failed"] if len(failed) > NAMED_MAX else []
+            self.add_note("\n".join([*map(str, failed[:NAMED_MAX]), *more]))
         if log_tail:
             self.add_note("its output ends with:\n" + textwrap.indent(log_tail, "  "))
 

@@ -9,12 +9,12 @@ import os
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Final, TypeVar, Unpack
 
 import msgspec
 
 from moorage.client.durations import Duration, age, seconds
-from moorage.client.errors import ItemFailed, JobFailed, NotFound
+from moorage.client.errors import ClientError, FailedReplica, ItemFailed, JobFailed, NotFound
 from moorage.client.fields import Fields
 from moorage.client.follow.story import LISTED_MAX, Result
 from moorage.client.follow.watch import Watch
@@ -41,6 +41,9 @@ if TYPE_CHECKING:
     from moorage.schemas.job import Request
 
 log = logging.getLogger("moorage.client")
+
+#: failed replicas that a `JobFailed` has
+FAILED_MAX: Final = 20
 
 H = TypeVar("H")
 
@@ -270,9 +273,21 @@ class Job:
             if can.returns_value and not output:
                 tail.take_of(stories.results, self._result)
             asked = watch._data.get("request") if request is None else request
-            raise JobFailed(self._result, await tail.or_kept(self._client.read, self._result), asked)
+            last_lines = await tail.or_kept(self._client.read, self._result)
+            raise JobFailed(self._result, last_lines, asked, await self._failed())
         await self._add_value(watch._data, progress)
         return self._result
+
+    async def _failed(self) -> list[FailedReplica]:
+        """Return the first of several replicas that failed; [] if it cannot be asked now."""
+        from moorage.client.failures import failed_replicas
+
+        assert self._result is not None
+        if not any(change.replica > 0 for change in self._result.changes) and self._result.changes:
+            return []
+        with contextlib.suppress(ClientError):
+            return await failed_replicas(self._client, await self._shown(), FAILED_MAX)
+        return []
 
     async def _add_value(self, shown: dict[str, Any], heard: Heard | None) -> None:
         """Set the result's value, if the driver returns one. `shown` is the answer of `show`, read if the request is
@@ -394,22 +409,24 @@ class Job:
         was remembered."""
         return bool((await self._client.read("uncancel", {"job": self.job}))["lifted"])
 
-    async def files(self, into: str | os.PathLike[str], path: str = "", *, replica: Which = None) -> list[Path]:
+    async def files(
+        self, into: str | os.PathLike[str], path: str = "", *, replica: Which = None, merge: bool = False
+    ) -> list[Path]:
         """Fetch the files that the job kept (`keep` of its request) into a new folder, and return their paths.
 
         Links that stay below the job's folder and empty folders are kept as such. What matched and was left out, such
         as other links, is logged as a warning.
 
         `path` selects a file or folder of the job's folder. If the job has several replicas, each gets a subfolder
-        named by its number; `replica` selects one replica instead, or several as in
-        `0-9,205`. The files are available for some days after the job
-        has SUCCEEDED, and usually also after it failed or was cancelled. Raises `NotFound` if no file is kept,
-        `NoOutput` if it is no longer known which attempts ran, and `Rejected` if `into` exists and is not an empty
-        folder, or if `path` leaves the job's folder.
+        named by its number; `replica` selects one replica instead, or several as in `0-9,205`. With `merge`, `into` may
+        have such subfolders of an earlier run: those of this job's replicas are replaced. The files are available for
+        some days after the job has SUCCEEDED, and usually also after it failed or was cancelled. Raises `NotFound` if
+        no file is kept, `NoOutput` if it is no longer known which attempts ran, and `Rejected` if `into` exists and is
+        not an empty folder, or if `path` leaves the job's folder.
         """
         from moorage.client.kept_files import fetch
 
-        fetched = await fetch(self._client, self.job, into, replicas_of(replica), path)
+        fetched = await fetch(self._client, self.job, into, replicas_of(replica), path, merge=merge)
         for line in fetched.left_out:
             log.warning("job %s: %s", self.job, line)
         return fetched.paths

@@ -56,7 +56,9 @@ class Fetched(NamedTuple):
     left_out: list[str]
 
 
-async def fetch(client: Connected, job: str, into: str | os.PathLike[str], only: Ranges | None, path: str) -> Fetched:
+async def fetch(
+    client: Connected, job: str, into: str | os.PathLike[str], only: Ranges | None, path: str, *, merge: bool = False
+) -> Fetched:
     """Fetch a job's kept files into a folder; see `Job.files`."""
     folder = Path(into)
     if path and not stays_below(path):
@@ -66,12 +68,12 @@ async def fetch(client: Connected, job: str, into: str | os.PathLike[str], only:
             found=path,
             next="for example out/a.txt",
         )
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    if folder.exists() and not (merge and folder.is_dir()) and (not folder.is_dir() or any(folder.iterdir())):
         raise rejected(
             "invalid-argument",
             f"{folder} exists and is not an empty folder",
             found=str(folder),
-            next="name a new or empty folder",
+            next="name a new or empty folder, or merge the replicas into it: --merge, merge=True",
         )
     shown = await client.read("show", {"job": job})
     numbers = numbers_of(shown.get("request", {}))
@@ -85,7 +87,7 @@ async def fetch(client: Connected, job: str, into: str | os.PathLike[str], only:
         name = result_object(job, number, fences[number])
         info = await client.again(lambda name=name: store.find(name))  # type: ignore[misc]
         if info is not None:
-            place = folder / str(number) if len(replicas) > 1 else folder
+            place = folder / str(number) if merge or len(replicas) > 1 else folder
             found += await _unpacked(store, info, place, path)
             left_out += _left_out(info, f"replica {number}: " if len(replicas) > 1 else "")
     if not found:
@@ -174,15 +176,23 @@ async def _unpacked(store: ObjectStore, info: ObjectInfo, place: Path, path: str
 
 
 def _written(plain: IO[bytes], place: Path, path: str) -> list[Path]:
-    """Unpack an archive into `place`, whole or not at all, and return the files; [] if it has nothing at `path`."""
+    """Unpack an archive into `place`, whole or not at all, and return the files; [] if it has nothing at `path`.
+
+    What is there already is replaced: it is of an earlier run of this replica.
+    """
     place.parent.mkdir(parents=True, exist_ok=True)
-    is_there = place.exists()  # empty, and perhaps the folder that the caller is in
-    with tempfile.TemporaryDirectory(dir=place if is_there else place.parent, prefix=".moorage-") as folder:
+    is_there = place.exists()  # perhaps the folder that the caller is in, if it is empty
+    is_full = is_there and any(place.iterdir())
+    beside = place if is_there and not is_full else place.parent
+    with tempfile.TemporaryDirectory(dir=beside, prefix=".moorage-") as folder:
         fresh = Path(folder, "files")
         fresh.mkdir()
         if not unpack(plain, fresh, KEPT_BYTES_MAX, only=path.strip("/"), keep_modes=True):
             return []
-        if is_there:
+        if is_full:
+            place.rename(Path(folder, "earlier"))
+            fresh.rename(place)
+        elif is_there:
             for entry in list(fresh.iterdir()):
                 entry.rename(place / entry.name)
         else:

@@ -14,12 +14,11 @@ import os
 import shutil
 import sys
 import sysconfig
-import tarfile
 import tempfile
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
 
@@ -27,9 +26,8 @@ from moorage.client import map_runner
 from moorage.client.errors import ItemFailed, rejected
 from moorage.client.handlers import OnProgress, Progress
 from moorage.client.job_ids import fresh_job_id
-from moorage.client.kept_files import KEPT_BYTES_MAX
 from moorage.client.replicas import ASKED_MAX, numbers_of
-from moorage.client.sending import bucket_of
+from moorage.client.stored_file import stored_file
 from moorage.client.sweeps import Sweep
 from moorage.schemas.frames import Event
 from moorage.schemas.handler import result_object
@@ -37,7 +35,6 @@ from moorage.schemas.job import SUCCEEDED, TERMINAL
 from moorage.schemas.names import word_of
 from moorage.schemas.ranges import format_ranges, numbers_in, ranges_of
 from moorage.schemas.unreadable import UNREADABLE
-from moorage.system.archives import BadArchive, Inflating
 
 if TYPE_CHECKING:
     from moorage.client.connected import Connected
@@ -247,22 +244,7 @@ async def _answer(client: Connected, job: str, row: Mapping[str, Any]) -> Any:
 
 async def _kept_outcome(client: Connected, name: str) -> _Outcome | None:
     """Return what a replica has kept; None if that is not there, or is something else."""
-    store = bucket_of(client)
-    info = await client.again(lambda: store.find(name))
-    if info is None:
-        return None
-    with tempfile.TemporaryFile() as plain:
-        inflating = Inflating(plain, KEPT_BYTES_MAX)
-        with contextlib.suppress(BadArchive, KeyError, tarfile.TarError, *UNREADABLE):
-            async for piece in store.get(info):
-                await asyncio.to_thread(inflating.feed, piece)
-            inflating.address()
-            plain.seek(0)
-            return await asyncio.to_thread(_read_outcome, plain)
+    found = await stored_file(client, name, VALUE, map_runner.VALUE_BYTES_MAX + _ENVELOPE_BYTES)
+    with contextlib.suppress(*UNREADABLE):
+        return None if found is None else _decode_outcome(found)
     return None
-
-
-def _read_outcome(plain: IO[bytes]) -> _Outcome | None:
-    with tarfile.open(fileobj=plain) as archive:
-        file = archive.extractfile(VALUE)
-        return None if file is None else _decode_outcome(file.read(map_runner.VALUE_BYTES_MAX + _ENVELOPE_BYTES))

@@ -167,9 +167,11 @@ class SyncJob(Handle[Job]):
         """
         return self._thread.call(self._twin.uncancel())
 
-    def files(self, into: str | os.PathLike[str], path: str = "", *, replica: Which = None) -> list[Path]:
+    def files(
+        self, into: str | os.PathLike[str], path: str = "", *, replica: Which = None, merge: bool = False
+    ) -> list[Path]:
         """Fetch the files that the job kept (`keep` of its request) into a new folder, and return their paths."""
-        return self._thread.call(self._twin.files(into, path, replica=replica))
+        return self._thread.call(self._twin.files(into, path, replica=replica, merge=merge))
 
     def show(self) -> JobInfo:
         """Return the whole job: its request, its replicas, the last transitions. Raises `NotFound`."""

@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
+from moorage.client import AsyncClient, FailedReplica, JobFailed
 from tests.system.cli.node import Node, moorage
 
 
@@ -48,3 +51,49 @@ async def test_a_file_of_jobs_is_submitted_with_its_files(node: Node, unique: st
     assert (await moorage("wait", "one", env=env)).code == 0
     assert (await moorage("get", "one", "--out", "one", env=env, cwd=tmp_path)).code == 0
     assert [path.read_text() for path in (tmp_path / "one").rglob("lr")] == ["0.3\n"]
+
+
+async def test_the_failed_of_a_sweep_are_named_by_their_items_run_again_and_merged(
+    node: Node, unique: str, tmp_path: Path
+) -> None:
+    """It takes some 5 s."""
+    rows = "".join(f"{number / 10},{'x' * 700}\n" for number in range(30))  # a file among the job's files
+    (tmp_path / "lrs.csv").write_text(f"lr,text\n{rows}")
+    env = node.env(unique)
+    script = 'echo "$RUN" > out; echo "diverged at $MOORAGE_ITEM_LR" >&2; exit $((MOORAGE_INDEX != 0 && RUN == 1))'
+    ran = await moorage(
+        "submit", "--job", "lrs", "--each", "lrs.csv", "--max-running", "4", "--keep", "out", "--env", "RUN=1",
+        "--", "sh", "-c", script, env=env, cwd=tmp_path,
+    )  # fmt: skip
+    assert "stops once 20 of 30 replicas have failed; --max-failed all goes on" in ran.err
+    assert (await moorage("wait", "lrs", env=env)).code == 1
+    failed = await moorage("show", "lrs", "--failed", env=env)
+    header, first, *_ = failed.out.splitlines()
+    assert header == "REPLICA\tITEM\tSTATE\tCODE\tLAST LINE"
+    assert first.startswith("1\tlr=0.1 text=xxx")
+    assert first.endswith("\tFAILED\t1\tdiverged at 0.1")
+    assert "moorage again lrs --failed --max-failed all" in failed.err
+    assert "moorage again lrs --failed --max-failed all" in (await moorage("explain", "lrs", env=env)).err
+    logs = await moorage("logs", "lrs", "--failed", env=env)
+    assert "[1] diverged at 0.1\n" in logs.err
+    assert "[0]" not in logs.err
+    assert (await moorage("logs", "lrs", "--failed", "--replica", "1", env=env)).code == 2
+    assert (await moorage("get", "lrs", "--out", "got", env=env, cwd=tmp_path)).code == 0
+    again = await moorage("again", "lrs", "--failed", "--max-failed", "all", "--env", "RUN=2", env=env)
+    assert again.code == 0, again.err
+    assert (await moorage("wait", "lrs-again-1", env=env)).code == 0
+    assert "--merge" in (await moorage("get", "lrs-again-1", "--out", "got", env=env, cwd=tmp_path)).err
+    got = await moorage("get", "lrs-again-1", "--out", "got", "--merge", env=env, cwd=tmp_path)
+    assert got.code == 0, got.err
+    assert [(tmp_path / "got" / str(number) / "out").read_text() for number in range(30)] == ["1\n"] + ["2\n"] * 29
+
+
+async def test_a_failed_job_of_the_sdk_has_the_items_that_failed(node: Node, unique: str) -> None:
+    async with AsyncClient(node.url, tenant=unique) as client:
+        job = await client.map(
+            ["sh", "-c", "echo no {lr} >&2; exit {code}"], [{"lr": 1, "code": 0}, {"lr": 2, "code": 3}]
+        )
+        with pytest.raises(JobFailed) as failed:
+            await job.result()
+        assert failed.value.failed == (FailedReplica(1, "FAILED", 3, "", {"lr": 2, "code": 3}, "no 2"),)
+        assert "replica 1 ({'lr': 2, 'code': 3}), code 3: no 2" in failed.value.__notes__

@@ -59,6 +59,10 @@ class Changes:
     priority: Annotated[int | None, Parameter(help="0..100, higher first.")] = None
     retries: Annotated[int | None, Parameter(help="How many further attempts are made after a failure.")] = None
     max_running: Annotated[int | None, Parameter(help="At most so many replicas run at once.")] = None
+    max_failed: Annotated[
+        str | None,
+        Parameter(help="Cancel the other replicas once so many have failed; `all` never does.", value="NUMBER"),
+    ] = None
     but: Annotated[
         str | None,
         Parameter(help="Any other fields of the request, as a JSON object: '{\"labels\": {}}'.", value="JSON"),

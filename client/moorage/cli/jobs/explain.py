@@ -17,6 +17,7 @@ from moorage.cli.jobs.instead import as_words
 from moorage.cli.jobs.job_rows import after_rows, members_words, stalled_words
 from moorage.cli.jobs.replica_words import shown_words
 from moorage.cli.jobs.selectors import LISTED, ask_each, one_id, with_named
+from moorage.client.errors import stopped_early
 from moorage.schemas.codec import Decoder
 from moorage.schemas.errors import Refused
 from moorage.schemas.frames import FleetFrame
@@ -232,6 +233,10 @@ def fix_lines(data: dict[str, Any]) -> list[str]:
     if data.get("state") in _LOOK:
         why = str(data.get("why", "")).partition(":")[0]
         look = _LOOK[data["state"]] if not data.get("compacted") else "moorage show {job}"
+        if stopped_early(data.get("why") or ""):
+            look = "moorage show {job} --failed; to run all that is left: moorage again {job} --failed --max-failed all"
+        elif data["state"] == "FAILED" and "replicas" in data:
+            look = "moorage show {job} --failed"
         return [f"fix: {(fix_of(why) or look).format(job=word)}"]
     tried = [_fix_line(fix, data) for fix in data.get("fixes", [])]
     fix = fix_of(data.get("reason", ""))

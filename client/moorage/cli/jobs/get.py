@@ -29,6 +29,10 @@ def get(
         Parameter(help="The folder to create and write to. By default it is in this folder, and named like the job."),
     ] = None,
     replica: SomeReplicas = None,
+    merge: Annotated[
+        bool,
+        Parameter(help="Into the folder of an earlier run of the same replicas: those of this job are replaced there."),
+    ] = False,
     options: Options = DEFAULTS,
 ) -> int:
     """Fetch the files that a job kept, and print where they are.
@@ -45,7 +49,7 @@ def get(
 
         into = Path(name) if out is None else out
         try:
-            found, left_out = await fetch(client._wire, name, into, replicas_of(numbers), path)
+            found, left_out = await fetch(client._wire, name, into, replicas_of(numbers), path, merge=merge)
         except OSError as error:
             raise cannot_write(into, error.strerror, _fix_of(error)) from None
         for line in left_out:

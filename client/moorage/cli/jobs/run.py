@@ -134,6 +134,9 @@ def logs(
         int | None, Parameter(help="Print at most this many lines of each stream's earlier output.")
     ] = None,
     replica: SomeReplicas = None,
+    failed: Annotated[
+        bool, Parameter(help="Only the replicas that have failed, at most 1000: what is kept of them now.")
+    ] = False,
     attempt: Annotated[
         int | None,
         Parameter(help="Print what is kept of this attempt, and exit with 0."),
@@ -167,6 +170,8 @@ def logs(
 
         only = replicas_of(numbers)
         names = await ids_of(client, words, chosen)
+        if failed:
+            return await _kept_of_failed(client, names, options, tail, plain=no_prefix)
         if len(names) != 1:
             following = _each(client, names, options, tail, numbers, attempt, follow=not no_follow, plain=no_prefix)
             return await detachable(following, lambda: say("this command no longer follows the jobs, which go on"))
@@ -186,9 +191,29 @@ def logs(
     def act() -> int:
         nonlocal words, numbers
         words, numbers = replica_in(jobs, replica)
+        if failed and (numbers is not None or attempt is not None or follow):
+            why = "--failed chooses the replicas and their last attempts, of which it prints what is kept"
+            raise rejected("invalid-argument", why, next="leave out --replica, --attempt and --follow")
         return with_named(options, words, work, chosen)
 
     return guarded(options, act)
+
+
+async def _kept_of_failed(
+    client: AsyncClient, jobs: list[str], options: Options, tail: int | None, *, plain: bool
+) -> int:
+    """Print what is kept of the output of each job's failed replicas."""
+    from moorage.client.failures import failed_numbers
+    from moorage.schemas.ranges import format_ranges, ranges_of
+
+    for job in jobs:
+        numbers = await failed_numbers(client._wire, await client._wire.read("show", {"job": job}))
+        if not numbers:
+            say(f"no replica of job {job} has failed")
+            continue
+        which, named = format_ranges(ranges_of(numbers)), len(jobs) > 1
+        await _kept(client, job, options, tail, which, None, labelled=not plain, named=named, replicas=len(numbers))
+    return 0
 
 
 async def _each(

@@ -40,7 +40,7 @@ from moorage.cli.jobs.selectors import (
 )
 from moorage.cli.jobs.unkept import unkept
 from moorage.cli.jobs.use import WATCH_S, use_rows, use_table, use_words
-from moorage.client.errors import ClientError, NotFound
+from moorage.client.errors import ClientError, NotFound, stopped_early
 from moorage.client.login import who
 from moorage.schemas.actors import words
 from moorage.schemas.capabilities import Enforced
@@ -67,6 +67,10 @@ def show(
         Parameter(
             help="Of one job, until it has ended: drawn again with its use of GPUs; in a pipe, a line for each change."
         ),
+    ] = False,
+    failed: Annotated[
+        bool,
+        Parameter(help="Which replicas failed: the item of each, its code, and the last line that it wrote to stderr."),
     ] = False,
     options: RowOptions = ROWS,
 ) -> int:
@@ -100,7 +104,16 @@ def show(
                 answer.data["keep_unmatched"] = lines
             return answer
 
-        options.show_each(await ask_each(client, jobs, ask), _show)
+        async def ask_failed(name: str) -> Answer:
+            from moorage.client.failures import failed_replicas
+
+            answer = await client._wire.answer("show", {"job": name})
+            answer.data["failed"] = msgspec.to_builtins(await failed_replicas(client._wire, answer.data))
+            return answer
+
+        options.show_each(
+            await ask_each(client, jobs, ask_failed if failed else ask), _show_failed if failed else _show
+        )
         return None
 
     return with_named(options, jobs, work)
@@ -200,6 +213,29 @@ def _kept_rows(data: dict[str, Any]) -> list[tuple[str, str]]:
 
 def _show(data: dict[str, Any]) -> None:
     tell(job_words(data))
+
+
+def _show_failed(data: dict[str, Any]) -> None:
+    """Print which replicas failed, and how the others are."""
+    job, rows = data["job"], data["failed"]
+    say(f"job {job} {data['state']}: {shown_words(data) or many(len(rows), 'replica') + ' failed'}")
+    if not rows:
+        return
+    cells = [
+        (row["replica"], _item_cell(row["item"]), row["state"], code_cell(row["code"]), row["stderr"] or row["why"])
+        for row in rows
+    ]
+    tell(table(["REPLICA", "ITEM", "STATE", "CODE", "LAST LINE"], cells, numbers=("REPLICA", "CODE"), wraps=True))
+    early = " --max-failed all" if stopped_early(data.get("why", "")) else ""
+    word = word_of(job)
+    say(f"their output: moorage logs {word} --failed   run them again: moorage again {word} --failed{early}")
+
+
+def _item_cell(item: Any) -> str:
+    """Return an item as a cell: `lr=0.1 seed=2` of columns."""
+    if item is None:
+        return "-"
+    return " ".join(f"{name}={each}" for name, each in item.items()) if isinstance(item, dict) else str(item)
 
 
 def job_words(data: dict[str, Any]) -> str:

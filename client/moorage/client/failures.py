@@ -1,0 +1,95 @@
+"""Which replicas of a job failed: the item of each, its exit code, and the last line that it wrote to stderr."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from collections.abc import Mapping
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from moorage.client.errors import ClientError, FailedReplica
+from moorage.client.output import read_page
+from moorage.client.replicas import ASKED_MAX, numbers_of
+from moorage.client.stored_file import stored_file
+from moorage.schemas.items import ItemsFile
+from moorage.schemas.job import EXPIRED, FAILED, REJECTED, TIMED_OUT
+from moorage.schemas.ranges import format_ranges, numbers_in, parse_ranges, ranges_of
+from moorage.schemas.unreadable import UNREADABLE
+from moorage.system.archives import FILES_BYTES_MAX
+from moorage.system.item_files import items_in
+
+if TYPE_CHECKING:
+    from moorage.client.connected import Connected
+
+#: most failed replicas of one answer
+NAMED_MAX: Final = 100
+#: a replica that was cancelled did not fail itself
+FAILURES: Final = (FAILED, TIMED_OUT, EXPIRED, REJECTED)
+#: workers that are asked for a last line at once, and the bytes of stderr in which it is looked for
+ASKED_AT_ONCE: Final = 16
+TAIL_BYTES: Final = 4096
+
+
+async def failed_numbers(client: Connected, shown: Mapping[str, Any], most: int = ASKED_MAX) -> list[int]:
+    """Return the numbers of a job's failed replicas, the first `most`; `shown` is the answer of `show` about it."""
+    rows = await _failed_rows(client, shown, most)
+    return [row["replica"] for row in rows]
+
+
+async def failed_replicas(client: Connected, shown: Mapping[str, Any], most: int = NAMED_MAX) -> list[FailedReplica]:
+    """Return a job's failed replicas, the first `most`, with their items and last lines, as far as these are kept."""
+    rows = await _failed_rows(client, shown, most)
+    items = await _items_of(client, shown.get("request", {}), [row["replica"] for row in rows]) if rows else {}
+    at_once = asyncio.Semaphore(ASKED_AT_ONCE)
+
+    async def one(row: Mapping[str, Any]) -> FailedReplica:
+        number, attempt = row["replica"], row.get("attempt")
+        async with at_once:
+            last = await _last_line(client, shown["job"], number, attempt) if attempt else ""
+        return FailedReplica(number, row["state"], row.get("code"), row.get("why", ""), items.get(number), last)
+
+    return list(await asyncio.gather(*map(one, rows)))
+
+
+async def _failed_rows(client: Connected, shown: Mapping[str, Any], most: int) -> list[dict[str, Any]]:
+    told = shown.get("replicas", {}).get("ended")
+    if told is None:  # of one replica, or no longer in the scheduler's memory
+        numbers = list(islice(numbers_in(numbers_of(shown.get("request", {}))), ASKED_MAX))
+    else:
+        ended = [parse_ranges(told[state].removesuffix(", …")) for state in FAILURES if state in told]
+        numbers = sorted(number for ranges in ended for number in islice(numbers_in(ranges), most))[:most]
+    if not numbers:
+        return []
+    asked = {"job": shown["job"], "replicas": format_ranges(ranges_of(numbers))}
+    rows = (await client.read("show", asked))["replica_states"]
+    return [row for row in rows if row["state"] in FAILURES][:most]
+
+
+async def _items_of(client: Connected, request: Mapping[str, Any], numbers: list[int]) -> dict[int, Any]:
+    """Return the items with these numbers; {} if the job has none, or if their file is no longer kept."""
+    run = request.get("run", {})
+    items = run.get("items")
+    if isinstance(items, Mapping):
+        file, address = msgspec.convert(items, ItemsFile), run.get("files")
+        content = await stored_file(client, address, file.file, FILES_BYTES_MAX) if address else None
+        try:
+            found = items_in(io.BytesIO(content or b""), file.format)
+            every = [item.value for _, item in islice(found, max(numbers) + 1)]
+        except UNREADABLE:
+            return {}
+    else:
+        every = list(items or ())
+    return {number: every[number] for number in numbers if number < len(every)}
+
+
+async def _last_line(client: Connected, job: str, replica: int, attempt: int) -> str:
+    """Return the last line of an attempt's stderr that is not blank; "" if there is none, or its worker is away."""
+    try:
+        page = await read_page(client.read, job, replica, attempt, "err", -TAIL_BYTES, TAIL_BYTES)
+    except ClientError:
+        return ""
+    text = page.text if page.data is None else page.data.decode(errors="replace")
+    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
