@@ -94,11 +94,11 @@ decode_request: Final = Decoder[Request](Request, REQUEST_BYTES_MAX)
 
 
 def same_request(one: bytes, other: bytes) -> bool:
-    """Return whether two request bodies are the same request, whatever their encoding, order of keys and `events`.
+    """Return whether two request bodies have one `identity`, whatever their encoding and order of keys.
 
     Raises `Refused` if they differ and one cannot be decoded.
     """
-    return one == other or _told_alike(decode_request(one)) == _told_alike(decode_request(other))
+    return one == other or _identified(decode_request(one)) == _identified(decode_request(other))
 
 
 def canonical(request: Request) -> bytes:
@@ -107,8 +107,11 @@ def canonical(request: Request) -> bytes:
 
 
 def identity(request: Request) -> bytes:
-    """Return the canonical form of a request without `events`, which only says where events are sent."""
-    return canonical(_told_alike(request))
+    """Return the canonical form of what a request asks for.
+
+    It leaves out `events`, which says where events are sent, and `on_no_match`, which is about the fleet of that time.
+    """
+    return canonical(_identified(request))
 
 
 def _with_its_defaults(struct: _S) -> _S:
@@ -151,8 +154,10 @@ def _structs_of(kind: Any) -> Iterator[type[msgspec.Struct]]:
             yield from _structs_of(part)
 
 
-def _told_alike(request: Request) -> Request:
-    return request if request.events == "job" else msgspec.structs.replace(request, events="job")
+def _identified(request: Request) -> Request:
+    if request.events == "job" and request.on_no_match == "wait":
+        return request
+    return msgspec.structs.replace(request, events="job", on_no_match="wait")
 
 
 def split_array(payload: bytes) -> list[msgspec.Raw]:

@@ -126,8 +126,23 @@ async def test_a_range_is_cancelled_and_the_rest_of_the_sweep_goes_on(node: Node
 
 
 @pytest.mark.slow
-async def test_a_waiting_job_is_explained_with_a_fix(node: Node, unique: str) -> None:
-    ran = await node.run("submit", "--job", "w", "--gpu", "1xZ9000", "--driver", "noop", "--", "hang", tenant=unique)
+async def test_what_no_worker_could_run_is_refused_or_waits_and_is_explained_with_a_fix(
+    node: Node, unique: str
+) -> None:
+    ran = await node.run(
+        "submit",
+        "--job",
+        "w",
+        "--gpu",
+        "1xZ9000",
+        "--on-no-match",
+        "wait",
+        "--driver",
+        "noop",
+        "--",
+        "hang",
+        tenant=unique,
+    )
     assert ran.code == 0
     missing = "no worker with the driver noop has a GPU of this model; the fleet has NVIDIA H100"
     assert f"warning[no-match]: no known worker could run this job: {missing}" in ran.err
@@ -136,8 +151,11 @@ async def test_a_waiting_job_is_explained_with_a_fix(node: Node, unique: str) ->
     assert facts["reason"].startswith("model: ")
     assert facts["asks"] == "1xZ9000"
     assert "fix: " in why.err
-    refused = await node.run("submit", "--gpu", "1xZ9000", "--on-no-match", "reject", "--", "x", tenant=unique)
-    assert (refused.code, refused.err.startswith("error[failed-precondition]: ")) == (1, True)
+    body = '{"gpu": {"model": "Z9000"}, "run": {"argv": ["x"]}}'
+    for words, stdin in ((("run", "--gpu", "1xZ9000", "--", "x"), ""), (("submit", "-f", "-"), body)):
+        refused = await node.run(*words, tenant=unique, stdin=stdin)
+        assert (refused.code, refused.err.startswith("error[failed-precondition]: ")) == (1, True)
+        assert "--on-no-match wait" in refused.err
     await node.run("cancel", "w", tenant=unique)
 
 

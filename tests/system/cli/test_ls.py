@@ -58,7 +58,9 @@ async def test_what_runs_comes_first_however_old_and_what_waits_says_why(node: N
     await submit(node, unique, "first", "hang")
     await until(lambda: is_state(node, unique, "first", "RUNNING"), what="first runs")
     for number in range(3):
-        ran = await node.run("submit", "--job", f"w{number}", "--gpu", "64xH100", "--", "true", tenant=unique)
+        ran = await node.run(
+            "submit", "--job", f"w{number}", "--gpu", "64xH100", "--on-no-match", "wait", "--", "true", tenant=unique
+        )
         assert ran.code == 0, ran.err
     listed = (await node.run("ls", "--limit", "2", tenant=unique)).rows[1:]
     assert [row[0] for row in listed] == ["first", "w2"]

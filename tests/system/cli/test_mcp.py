@@ -54,7 +54,7 @@ async def test_an_agent_asks_what_a_user_asks_and_changes_nothing(node: Node, un
     await node.run(
         "submit", "--gpu", "2xH100", "--job", "speaks", "--", "sh", "-c", "echo said; sleep 600", tenant=unique
     )
-    await node.run("submit", "--gpu", "9xH100", "--job", "waits", "--", "true", tenant=unique)
+    await node.run("submit", "--gpu", "9xH100", "--on-no-match", "wait", "--job", "waits", "--", "true", tenant=unique)
     async with agent(node, unique) as asks:
         assert await asks.tools() == dict.fromkeys(("fleet", "plan", "ls", "explain", "logs"), True)
         found = await asks.answer("fleet")

@@ -127,7 +127,9 @@ async def test_in_a_pipe_stderr_is_the_jobs_own_and_one_line_at_its_end(node: No
 
 
 async def test_quiet_leaves_answers_and_errors(node: Node, unique: str) -> None:
-    ran = await node.run("submit", "-q", "--job", "j", "--gpu", "1xZ9000", "--", "true", tenant=unique)
+    ran = await node.run(
+        "submit", "-q", "--job", "j", "--gpu", "1xZ9000", "--on-no-match", "wait", "--", "true", tenant=unique
+    )
     assert (ran.code, ran.out, ran.err) == (0, "j\n", "")
     ran = await node.run("show", "none", "--quiet", tenant=unique)
     assert (ran.code, ran.err.splitlines()[0]) == (3, f"error[not-found]: no job none of tenant {unique}")
@@ -222,7 +224,9 @@ async def test_ctrl_c_detaches_and_says_how_to_go_on(node: Node, unique: str) ->
 
 @pytest.mark.slow
 async def test_while_it_waits_the_reason_is_told(node: Node, unique: str) -> None:
-    process = await start("run", "--job", "never", "--gpu", "1xZ9000", "--", "true", env=node.env(unique))
+    process = await start(
+        "run", "--job", "never", "--gpu", "1xZ9000", "--on-no-match", "wait", "--", "true", env=node.env(unique)
+    )
     err = Lines(process.stderr)
     await err.until("model: ")
     assert "warning[no-match]" in err.text

@@ -209,7 +209,7 @@ async def test_a_killed_scheduler_is_started_again_and_the_job_ends_once(tmp_pat
 @pytest.mark.slow
 async def test_a_killed_server_and_worker_are_started_again_with_all_that_was_accepted(tmp_path: Path) -> None:
     async with node_on(tmp_path, simulate="1x2xH100") as node:
-        await node.run("submit", "--job", "kept", "--gpu", "1xZ9000", "--", "true")
+        await node.run("submit", "--job", "kept", "--gpu", "1xZ9000", "--on-no-match", "wait", "--", "true")
         before = node.up.children
         os.kill(before["nats-server"], signal.SIGKILL)
         os.kill(before["worker"], signal.SIGKILL)
@@ -241,7 +241,7 @@ async def test_a_second_one_on_the_folder_says_who_runs_there(tmp_path: Path) ->
 @pytest.mark.slow
 async def test_the_next_one_goes_on_from_the_state_that_was_left(tmp_path: Path) -> None:
     async with node_on(tmp_path, simulate="1xH100") as node:
-        await node.run("submit", "--job", "waits", "--gpu", "1xZ9000", "--", "true")
+        await node.run("submit", "--job", "waits", "--gpu", "1xZ9000", "--on-no-match", "wait", "--", "true")
         await node.run("run", "--job", "was", "--", "true")
     async with node_on(tmp_path, simulate="1xH100") as node:
         assert (await node.run("show", "waits", "--json")).frame["data"]["state"] == "QUEUED"
@@ -409,7 +409,7 @@ def _running(words: str) -> list[int]:
 async def test_up_begins_with_a_backup_where_one_is_named(tmp_path: Path) -> None:
     folder, backup = tmp_path / "home", tmp_path / "ledger.backup"
     async with node_on(folder, simulate="1xH100") as node:
-        await node.run("submit", "--job", "before", "--gpu", "1xZ9000", "--", "true")
+        await node.run("submit", "--job", "before", "--gpu", "1xZ9000", "--on-no-match", "wait", "--", "true")
         assert (await node.run("admin", "backup", str(backup))).code == 0
         await node.run("cancel", "before")
         await node.run("submit", "--job", "behind", "--", "true")

@@ -80,7 +80,9 @@ async def test_ctrl_c_ends_the_waiting_and_no_job(node: Node, unique: str) -> No
 
 @pytest.mark.slow
 async def test_an_explanation_is_watched_until_the_job_is_over(node: Node, unique: str) -> None:
-    await node.run("submit", "--job", "w", "--gpu", "1xZ9000", "--driver", "noop", tenant=unique)
+    await node.run(
+        "submit", "--job", "w", "--gpu", "1xZ9000", "--on-no-match", "wait", "--driver", "noop", tenant=unique
+    )
     process = await start("explain", "w", "--watch", env=node.env(unique))
     lines = Lines(process.stdout)
     await lines.until("model: ")
@@ -138,7 +140,9 @@ async def test_a_watched_list_tells_each_change_once(node: Node, unique: str) ->
 
 
 async def test_a_change_is_one_line_of_a_pipe_whatever_its_reason_has(node: Node, unique: str) -> None:
-    await node.run("submit", "--job", "w", "--gpu", "1xZ9000", "--driver", "noop", tenant=unique)
+    await node.run(
+        "submit", "--job", "w", "--gpu", "1xZ9000", "--on-no-match", "wait", "--driver", "noop", tenant=unique
+    )
     await node.run("cancel", "w", "--reason", "one\ntwo\tthree", tenant=unique)
     process = await start("ls", "--watch", env=node.env(unique))
     listed = await Lines(process.stdout).until("\n")
@@ -227,7 +231,9 @@ async def test_a_watched_list_is_redrawn_on_a_terminal(node: Node, unique: str) 
 
 async def test_a_watched_list_of_one_reason_counts_no_others(node: Node, unique: str) -> None:
     await node.run("submit", "--job", "runs", "--driver", "noop", "--", "hang", tenant=unique)
-    await node.run("submit", "--job", "waits", "--gpu", "1xZ9000", "--driver", "noop", tenant=unique)
+    await node.run(
+        "submit", "--job", "waits", "--gpu", "1xZ9000", "--on-no-match", "wait", "--driver", "noop", tenant=unique
+    )
     shown = await _told(node, unique, "ls", "--watch", "--reason", "model", until="1 RUNNING")
     assert "waits" in shown
     assert "more" not in shown
@@ -247,7 +253,19 @@ async def _told(node: Node, unique: str, *words: str, until: str) -> str:
 @pytest.mark.slow
 async def test_a_wait_on_a_terminal_tells_how_it_stands(node: Node, unique: str) -> None:
     # jobs that other tests left waiting on this node stand behind it
-    words = ("submit", "--job", "stuck", "--gpu", "1xZ9000", "--driver", "noop", "--priority", "90")
+    words = (
+        "submit",
+        "--job",
+        "stuck",
+        "--gpu",
+        "1xZ9000",
+        "--on-no-match",
+        "wait",
+        "--driver",
+        "noop",
+        "--priority",
+        "90",
+    )
     await node.run(*words, tenant=unique)
     told = await _told(node, unique, "wait", "stuck", until="\x1b[Kstuck  QUEUED  1st of ")
     assert "model: no remaining worker has a GPU" in told
@@ -267,7 +285,9 @@ async def test_events_on_a_terminal_stand_under_a_header(node: Node, unique: str
 @pytest.mark.slow
 async def test_several_jobs_are_shown_by_one_command(node: Node, unique: str) -> None:
     for name in ("one", "two"):
-        await node.run("submit", "--job", name, "--gpu", "1xZ9000", "--driver", "noop", tenant=unique)
+        await node.run(
+            "submit", "--job", name, "--gpu", "1xZ9000", "--on-no-match", "wait", "--driver", "noop", tenant=unique
+        )
     shown = await node.run("show", "one,two", "--json", tenant=unique)
     assert [frame["data"]["job"] for frame in shown.frames] == ["one", "two"]
     assert (await node.run("explain", "on", tenant=unique)).rows[0] == ["job", "one"]

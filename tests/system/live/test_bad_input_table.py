@@ -298,7 +298,7 @@ async def test_a_schedule_that_cannot_be_met_is_accepted_and_expires(table: Tabl
         with pytest.raises(JobFailed) as raised:
             await accepted.result(ANSWER_S)
     assert (raised.value.code, raised.value.state) == ("job-expired", "EXPIRED")
-    words = ["run", "--gpu", "1xZ9000", "--start-within", "300ms", "--", "true"]
+    words = ["run", "--gpu", "1xZ9000", "--on-no-match", "wait", "--start-within", "300ms", "--", "true"]
     exit_code, _, err = await line(table, words)
     assert exit_code == 1
     assert "error[job-expired]: " in err

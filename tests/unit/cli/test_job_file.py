@@ -193,6 +193,7 @@ def test_a_dry_run_prints_the_request_and_asks_nobody(capsys: pytest.CaptureFixt
             "keep": ["out/**", "*.log"],
             "timeout_s": 3600.0,
         },
+        "on_no_match": "reject",
         "labels": {"team": "vision"},
         "preemptible": True,
     }
@@ -209,10 +210,13 @@ def test_a_dry_run_of_many_items_has_the_file_that_would_be_sent(capsys: pytest.
 
 
 def test_requests_of_a_file_take_files_and_what_to_keep(capsys: pytest.CaptureFixture[str]) -> None:
-    Path("a.json").write_text('[{"run": {"argv": ["a"]}}, {"run": {"argv": ["b"], "items": {"file": "sweep.csv"}}}]')
+    Path("a.json").write_text(
+        '[{"run": {"argv": ["a"]}, "on_no_match": "wait"}, {"run": {"argv": ["b"], "items": {"file": "sweep.csv"}}}]'
+    )
     told = dry(capsys, "-f", "a.json", "--with", ".", "--keep", "out/**")
     assert len({request["run"]["files"] for request in told}) == 1
     assert [request["run"]["keep"] for request in told] == [["out/**"], ["out/**"]]
+    assert [request.get("on_no_match", "wait") for request in told] == ["wait", "reject"]
     assert main.run(["submit", "-f", "a.json", "--gpu", "1", "--dry-run"]) == 2
     assert "a file of requests holds all of them, but for --with and --keep" in capsys.readouterr().err
     assert main.run(["submit", "--instead-of", "a", "--gpu", "1", "--dry-run"]) == 2

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from moorage.cli.jobs.bringing import not_brought, not_startable
-from moorage.cli.jobs.job_flags import JobFlags, fields_of, mebibytes, milli_cores, offered, request_of
+from moorage.cli.jobs.job_flags import JobFlags, fields_of, mebibytes, milli_cores, offered, refusing, request_of
 from moorage.client import Rejected
 from moorage.schemas.job import Request
 from moorage.schemas.plan import Plan
@@ -225,6 +225,7 @@ async def test_of_several_drivers_the_first_that_is_offered(fleet: tuple[str, ..
     assert (found.workload.driver, found.job, found.on_no_match) == (chosen, request.job, "reject")
     assert found.driver_config == {chosen: {"gpu_device_ids": ["0"]}}
     assert {asked.on_no_match for asked in client.asked} == {"wait"}
+    assert [refusing(JobFlags(on_no_match=given)).on_no_match for given in (None, "wait")] == ["reject", "wait"]
     client.asked.clear()
     one = request_of(JobFlags(), ["x"])
     assert await offered(client.plan, JobFlags(), ["x"], one) is one

@@ -21,7 +21,7 @@ FIXES: Final[dict[str, str]] = {
     "conflict": "choose another job id; or send the same content, which is the same job",
     "unknown-job": "moorage ls shows the jobs there are; --after takes an id in full, of a job submitted before",
     "failed-precondition": "change what the message names: moorage fleet shows what there is, moorage ls the jobs",
-    "no-match": "moorage fleet shows what there is; without --on-no-match reject the job waits for a worker",
+    "no-match": "moorage fleet shows what there is; with --on-no-match wait the job waits for a worker",
     "moved-on": "moorage plan again, and submit with the ledger record that it shows",
     "queue-full": "send the same job again after the time that the answer names",
     "no-scheduler": "moorage scheduler starts one; moorage doctor looks for what is wrong",

@@ -36,7 +36,7 @@ _LOOK: Final = {
     "FAILED": "moorage logs {job}",
     "TIMED_OUT": FIXES["timeout"],
     "EXPIRED": "moorage again {job} lets it wait once more; moorage fleet shows which GPUs are free",
-    "REJECTED": "ask for GPUs that moorage fleet shows, or leave out --on-no-match",
+    "REJECTED": "ask for GPUs that moorage fleet shows, or submit it with --on-no-match wait",
 }
 #: with fewer runs seen no start is said to hold nine times in ten
 RUNS_SURE: Final = 20

@@ -299,7 +299,10 @@ class JobFlags:
     ] = None
     on_no_match: Annotated[
         Literal["wait", "reject"] | None,
-        Parameter(help="What to do with the job if no known worker could ever run it."),
+        Parameter(
+            help="What to do with the job if no known worker could ever run it: run and submit refuse it by default, "
+            "schedule add waits."
+        ),
     ] = None
     on_partition: Annotated[
         Literal["kill", "keep"] | None,
@@ -328,6 +331,13 @@ class JobFlags:
 
 
 NO_FLAGS: Final = JobFlags()
+#: what somebody at a command line means by a request that no worker could ever run: a slip
+ON_NO_MATCH: Final = "reject"
+
+
+def refusing(flags: JobFlags) -> JobFlags:
+    """Return the flags with which what no known worker could ever run is refused, unless they say otherwise."""
+    return flags if flags.on_no_match is not None else replace(flags, on_no_match=ON_NO_MATCH)
 
 
 def request_of(flags: JobFlags, command: Sequence[str], sweep: Sweep | None = None) -> Request:

@@ -18,7 +18,7 @@ from moorage.cli.framework.options import DEFAULTS, Options, guarded, with_clien
 from moorage.cli.jobs.acceptance import accepted, say_below_ctrl_c, say_interrupted, say_stdin, tell_warnings
 from moorage.cli.jobs.bringing import with_files
 from moorage.cli.jobs.from_shell import own_program
-from moorage.cli.jobs.job_flags import NO_FLAGS, JobFlags, offered, request_of
+from moorage.cli.jobs.job_flags import NO_FLAGS, JobFlags, offered, refusing, request_of
 from moorage.cli.jobs.progress import Progress
 from moorage.cli.jobs.selectors import ANY_JOB, HELP, LISTED, Chosen, SomeReplicas, ids_of, replica_in, with_named
 from moorage.cli.jobs.sweep_flags import sweep_of
@@ -113,10 +113,11 @@ def run(
     def act() -> int:
         sweep = sweep_of(flags, command)
         words = own_program(command, flags.driver)
-        request = request_of(flags, words, sweep)
+        wanted = refusing(flags)
+        request = request_of(wanted, words, sweep)
 
         async def follow(client: AsyncClient) -> int | None:
-            chosen = await offered(client.plan, flags, words, request, sweep)
+            chosen = await offered(client.plan, wanted, words, request, sweep)
             if terminal:
                 chosen = _with_terminal(chosen, options)
             return await work(client, await with_files(client, flags.with_, chosen, sweep))

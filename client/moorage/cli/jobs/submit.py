@@ -15,7 +15,7 @@ from moorage.cli.jobs.acceptance import accepted, say_accepted, say_below_ctrl_c
 from moorage.cli.jobs.bringing import packed_address, send_files, with_files, with_packed
 from moorage.cli.jobs.from_shell import own_program
 from moorage.cli.jobs.job_file import Said, is_for_people, read_job_file
-from moorage.cli.jobs.job_flags import NO_FLAGS, JobFlags, offered, request_of
+from moorage.cli.jobs.job_flags import NO_FLAGS, ON_NO_MATCH, JobFlags, offered, refusing, request_of
 from moorage.cli.jobs.selectors import one_id
 from moorage.cli.jobs.sweep_flags import sweep_of
 from moorage.client.errors import BatchRejected, Rejected, error_of, rejected
@@ -85,7 +85,7 @@ def submit(
 
 
 def _submit_said(said: Said, options: RowOptions, *, dry_run: bool) -> int:
-    flags = said.flags
+    flags = refusing(said.flags)
     command = own_program(said.command, flags.driver)
     sweep = sweep_of(flags, command)
     last = [] if dry_run else [word for word in flags.after or () if word.partition(":")[0] == LAST]
@@ -131,7 +131,9 @@ def _submit_requests(
     fields: dict[str, Any] = {"keep": flags.keep} if flags.keep else {}
     if flags.with_:
         fields["files"] = packed_address(flags.with_)
-    named = [{"job": fresh_job_id(), **body} for body in (content if isinstance(content, list) else [content])]
+    default = {"on_no_match": ON_NO_MATCH}
+    bodies = content if isinstance(content, list) else [content]
+    named = [{"job": fresh_job_id(), **default, **body} for body in bodies]
     if dry_run:
         for body in named:
             emit(build_request(body, fields=fields))

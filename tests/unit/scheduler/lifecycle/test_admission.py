@@ -793,6 +793,15 @@ def test_reject_at_once_when_everybody_was_heard(asks: dict[str, Any]) -> None:
     assert drive.state.job("t", "j") is None
 
 
+def test_an_empty_fleet_rejects_nothing_at_submit_nor_later() -> None:
+    drive = Driving()
+    answer = drive.submit("j", gpu={"model": "H200"}, on_no_match="reject")
+    assert answer["warnings"] == ["no-match: the fleet is empty"]
+    drive.worker("w0")
+    drive.pass_time(2_000)
+    assert drive.states("j") == ["QUEUED"]
+
+
 def test_reject_by_event_where_not_all_were_heard() -> None:
     drive = Driving()
     drive.worker("w0")

@@ -103,8 +103,8 @@ async def test_a_job_of_one_and_one_of_few_are_run_again_from_their_history(driv
 @scene()
 async def test_a_condition_of_the_first_time_is_left_out(drive: Writing) -> None:
     asked(drive, "prep")
-    asked(drive, "one", if_seq=drive.state.seq, after=["prep"], start_after_s=60)
-    assert {"if_seq", "after", "start_after_s"}.isdisjoint((await again(drive, "one"))["request"])
+    asked(drive, "one", if_seq=drive.state.seq, after=["prep"], start_after_s=60, on_no_match="reject")
+    assert {"if_seq", "after", "start_after_s", "on_no_match"}.isdisjoint((await again(drive, "one"))["request"])
 
 
 @scene()

@@ -2,7 +2,7 @@
 
 Requests that cannot be decoded are refused before they come here; further malformed requests, and those over a limit,
 are refused here. A request that no known worker could ever run waits with a warning; with `on_no_match: reject` it is
-refused, once all workers were heard from.
+refused, once all workers were heard from. An empty fleet refuses none: its first worker may be the one.
 """
 
 from __future__ import annotations
@@ -461,7 +461,7 @@ class Admission:
 
     def _no_match(self, event: Submit) -> Problem:
         reason = self._unmatched.reason(event.shape)
-        fix = "ask for what the fleet has, or leave out on_no_match to wait for a worker"
+        fix = "ask for what the fleet has (moorage fleet); --on-no-match wait (on_no_match: wait) waits for a worker"
         return problem(
             "failed-precondition",  # a fault of the fleet, as against one of the request: the sources have these two
             f"no known worker could ever run this ({self._unmatched.why(event.shape)})",
@@ -473,9 +473,9 @@ class Admission:
         """Return whether a job is not to wait for a worker that could run it, since no known worker ever could.
 
         Because its request says so, or because every worker that would do has told that it may not change user: that is
-        as if each of them had refused it.
+        as if each of them had refused it. No job of an empty fleet ends so.
         """
-        if self.could_ever(shape):
+        if not self.fleet.hosts or self.could_ever(shape):
             return False
         return request.on_no_match == "reject" or self._unmatched.reason(shape) == reasons.NO_USERS.name
 
