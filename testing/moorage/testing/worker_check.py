@@ -18,7 +18,7 @@ from moorage.schemas.errors import Refused, problem
 from moorage.schemas.frames import End as EndOrder
 from moorage.schemas.frames import Fact, FactFrame, Hello, Place, Start
 from moorage.schemas.subjects import PREFIX_DEFAULT
-from moorage.worker.drivers.conformance.leader import (
+from moorage.testing.conformance.leader import (
     NeverHappened,
     ScriptedLeader,
     decode_facts,

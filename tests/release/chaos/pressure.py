@@ -25,7 +25,7 @@ import msgspec
 from nats.aio.client import Client
 
 from moorage.bus.embedded import EmbeddedServer
-from moorage.worker.drivers.conformance import plain_nats
+from moorage.testing.conformance import plain_nats
 from moorage.worker.session.tombstones import TOMBSTONES_MAX
 from tests.release.chaos.trend import trend
 from tests.system.live.stack import Caller, RealProcess, Stack, caller, stack, unique_prefix

@@ -25,7 +25,7 @@ from typing import Any, Final
 import msgspec
 
 from moorage.bus.embedded import EmbeddedServer
-from moorage.worker.drivers.conformance import plain_nats
+from moorage.testing.conformance import plain_nats
 from tests.cluster import Cluster
 from tests.disk import mount_small, unmount
 from tests.release.chaos.faults import Faults

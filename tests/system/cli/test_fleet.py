@@ -16,7 +16,7 @@ import pytest
 from moorage.cli.fleet.worker_acts import _asked_for
 from moorage.schemas.frames import Device, Place
 from moorage.schemas.subjects import Subjects
-from moorage.worker.drivers.conformance import plain_nats
+from moorage.testing.conformance import plain_nats
 from tests.system.cli.node import Lines, Node, moorage, start
 from tests.system.live.scripted_worker import ScriptedWorker
 from tests.waiting import until

@@ -11,8 +11,8 @@ import pytest
 
 from moorage.bus import inbox
 from moorage.client import AsyncClient
+from moorage.testing.conformance.leader import ScriptedLeader
 from moorage.worker.agent.run import start
-from moorage.worker.drivers.conformance.leader import ScriptedLeader
 from moorage.worker.job import output_cleaner
 from moorage.worker.settings import WorkerSettings
 from tests.system.cli.node import Node

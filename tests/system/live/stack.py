@@ -27,8 +27,8 @@ import moorage
 from moorage.schemas.job import TERMINAL
 from moorage.schemas.subjects import Subjects
 from moorage.system.proctree import read_process
+from moorage.testing.conformance import plain_nats
 from moorage.worker.agent.run import SUPERVISOR_FOLDER
-from moorage.worker.drivers.conformance import plain_nats
 from moorage.worker.supervisor.client import Supervised, SupervisorError
 from tests.asking import answered
 from tests.servers import Server, delete_streams

@@ -12,7 +12,7 @@ from nats.aio.msg import Msg
 from moorage.schemas.codec import encode
 from moorage.schemas.frames import Answer, Change, Event, Events
 from moorage.schemas.subjects import Subjects
-from moorage.worker.drivers.conformance import plain_nats
+from moorage.testing.conformance import plain_nats
 
 
 def change(rev: int, state: str = "RUNNING", **fields: Any) -> Change:

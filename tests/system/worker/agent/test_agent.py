@@ -19,13 +19,13 @@ from moorage.schemas.errors import Refused, problem
 from moorage.schemas.frames import End, Fact, FactFrame, Output, Place, Start
 from moorage.schemas.job import Request
 from moorage.system.simulated_hosts import simulated_hosts
+from moorage.testing.conformance.leader import ScriptedLeader
 from moorage.worker.agent.agent import MEMORY_COUNTED, Agent
 from moorage.worker.agent.fleet_host import FleetHost
 from moorage.worker.agent.journal import MemoryJournal
 from moorage.worker.devices.readers.host import HostFacts
 from moorage.worker.devices.readers.simulated import SimulatedInventory
 from moorage.worker.drivers.base import Assignment, Driver, Living
-from moorage.worker.drivers.conformance.leader import ScriptedLeader
 from moorage.worker.drivers.noop import NoopDriver
 from moorage.worker.session.restoring import device_names
 from moorage.worker.settings import WorkerSettings

@@ -20,10 +20,10 @@ from moorage.schemas.attempt import AttemptName
 from moorage.schemas.codec import encode
 from moorage.schemas.frames import End, Place, Start
 from moorage.system.proctree import read_process
+from moorage.testing.conformance.leader import ScriptedLeader
 from moorage.worker.agent.agent import Agent
 from moorage.worker.agent.run import SUPERVISOR_FOLDER, Worker, start
 from moorage.worker.devices.readers.simulated import SimulatedInventory
-from moorage.worker.drivers.conformance.leader import ScriptedLeader
 from moorage.worker.settings import WorkerSettings
 from moorage.worker.supervisor.client import Supervised, SupervisorError
 from moorage.worker.supervisor.journal import open_journal, read_journal, records_of

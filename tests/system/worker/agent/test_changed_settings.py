@@ -14,10 +14,10 @@ import pytest
 from moorage.schemas.errors import refuse
 from moorage.schemas.frames import End
 from moorage.schemas.job import Request
+from moorage.testing.conformance.leader import ScriptedLeader
 from moorage.worker.agent.agent import Agent
 from moorage.worker.agent.run import start
 from moorage.worker.devices.readers.simulated import SimulatedInventory
-from moorage.worker.drivers.conformance.leader import ScriptedLeader
 from moorage.worker.session import restoring
 from moorage.worker.session.restoring import same_slots
 from moorage.worker.settings import WorkerSettings

@@ -12,11 +12,11 @@ from moorage.schemas.attempt import AttemptName
 from moorage.schemas.codec import Decoder, encode
 from moorage.schemas.frames import Finding, Look, Looked
 from moorage.schemas.job import Request
+from moorage.testing.conformance.bench import WORKER, Bench, open_bench
+from moorage.testing.conformance.leader import until
 from moorage.worker.agent import lost_members
 from moorage.worker.agent.run import start
 from moorage.worker.drivers.base import Assignment, DriverEvent, Publish, Report
-from moorage.worker.drivers.conformance.bench import WORKER, Bench, open_bench
-from moorage.worker.drivers.conformance.leader import until
 from moorage.worker.drivers.process.driver import ProcessDriver
 from moorage.worker.session.member_messages import Ended
 

@@ -15,9 +15,9 @@ import pytest
 from moorage.schemas.attempt import AttemptName
 from moorage.schemas.errors import Refused
 from moorage.system.proctree import boottime_s
+from moorage.testing.conformance.leader import ScriptedLeader, Seat
 from moorage.worker.agent.run import SUPERVISOR_FOLDER, start
 from moorage.worker.agent.state_disk import PIECE_BYTES, RESERVE_NAME
-from moorage.worker.drivers.conformance.leader import ScriptedLeader, Seat
 from moorage.worker.settings import WorkerSettings
 from moorage.worker.supervisor.client import Supervised
 from moorage.worker.supervisor.protocol import LOG_NAME, EndMember

@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from moorage.schemas.settings import read_file
+from moorage.testing.conformance.bench import open_bench
 from moorage.worker.agent.run import start
-from moorage.worker.drivers.conformance.bench import open_bench
 from moorage.worker.settings import WorkerSettings, settings_from, worker_settings
 
 

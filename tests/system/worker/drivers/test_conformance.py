@@ -21,10 +21,10 @@ from moorage.schemas.errors import refuse
 from moorage.schemas.frames import Exec, Terminal
 from moorage.schemas.job import Request
 from moorage.system.cgroup import cgroup_of
+from moorage.testing.conformance import CHECKS, DriverChecks
+from moorage.testing.conformance.bench import AgentProcess, Bench
 from moorage.worker.agent.embed import EmbeddedWorker
 from moorage.worker.drivers.base import Assignment, Driver, DriverEvent, Living, Publish, Report
-from moorage.worker.drivers.conformance import CHECKS, DriverChecks
-from moorage.worker.drivers.conformance.bench import AgentProcess, Bench
 from moorage.worker.drivers.execution import Execution, Take
 from moorage.worker.drivers.handler.context import HandlerContext
 from moorage.worker.drivers.process.driver import ProcessDriver

@@ -9,8 +9,8 @@ from typing import Final
 
 import pytest
 
+from moorage.testing.conformance.leader import ScriptedLeader
 from moorage.worker.agent.run import start
-from moorage.worker.drivers.conformance.leader import ScriptedLeader
 from moorage.worker.job.attempt_folders import FOLDERS
 from tests.engines import engine, why_no_dockerd
 from tests.system.worker.agent.test_agent_process import name_of, settings_of, state_folder

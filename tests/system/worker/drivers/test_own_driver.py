@@ -12,11 +12,11 @@ from moorage.schemas.capabilities import Capabilities
 from moorage.schemas.errors import Refused, refuse
 from moorage.schemas.frames import End
 from moorage.schemas.job import Request
+from moorage.testing.conformance.leader import ScriptedLeader
 from moorage.worker.agent.journal import Journal, is_in_use
 from moorage.worker.agent.run import start
 from moorage.worker.devices.readers.simulated import SimulatedInventory
 from moorage.worker.drivers.base import Assignment, Living
-from moorage.worker.drivers.conformance.leader import ScriptedLeader
 from moorage.worker.drivers.noop import NoopDriver
 from moorage.worker.session.member_messages import Ended
 from moorage.worker.settings import WorkerSettings

@@ -12,8 +12,8 @@ import pytest
 from moorage.schemas.attempt import AttemptName
 from moorage.schemas.codec import encode
 from moorage.schemas.frames import Freeze, Place
+from moorage.testing.conformance.leader import ScriptedLeader
 from moorage.worker.agent.run import start
-from moorage.worker.drivers.conformance.leader import ScriptedLeader
 from moorage.worker.freezing import cuda
 from moorage.worker.settings import WorkerSettings
 from tests.nvidia.stub import Board, Stub

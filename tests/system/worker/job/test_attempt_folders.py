@@ -17,8 +17,8 @@ import pytest
 
 from moorage.schemas.attempt import AttemptName
 from moorage.schemas.frames import Place
+from moorage.testing.conformance.leader import ScriptedLeader
 from moorage.worker.agent.run import start
-from moorage.worker.drivers.conformance.leader import ScriptedLeader
 from moorage.worker.job import attempt_folders
 from moorage.worker.job.attempt_folders import DISK, FOLDERS, AttemptFolders, FolderUnavailable, NoFolder, clear_unknown
 from moorage.worker.settings import WorkerSettings

@@ -22,7 +22,7 @@ from moorage.bus.errors import JetStreamRefused, StreamGap
 from moorage.bus.jetstream import JetStream
 from moorage.bus.object_store import CHUNK_BYTES, ObjectStore
 from moorage.schemas.subjects import Subjects
-from moorage.worker.drivers.conformance.leader import ScriptedLeader
+from moorage.testing.conformance.leader import ScriptedLeader
 from moorage.worker.job import job_files
 from moorage.worker.job.attempt_folders import FOLDERS
 from moorage.worker.job.job_files import CACHE, FilesRefused, FilesUnavailable, JobFiles

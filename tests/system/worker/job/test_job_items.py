@@ -12,7 +12,7 @@ from moorage.schemas.frames import End
 from moorage.schemas.items import ItemsFile, item_of
 from moorage.schemas.job import Run
 from moorage.system import item_files
-from moorage.worker.drivers.conformance.leader import ScriptedLeader
+from moorage.testing.conformance.leader import ScriptedLeader
 from moorage.worker.job import job_items
 from moorage.worker.job.job_files import FilesUnavailable
 from moorage.worker.job.job_items import ItemRefused, JobItems

@@ -18,8 +18,8 @@ from moorage.bus.object_store import ObjectStore
 from moorage.client.kept_files import _left_out, _unpacked
 from moorage.schemas.frames import End
 from moorage.system.archives import Inflating, unpack
+from moorage.testing.conformance.leader import ScriptedLeader
 from moorage.worker.agent.run import SUPERVISOR_FOLDER
-from moorage.worker.drivers.conformance.leader import ScriptedLeader
 from moorage.worker.job import attempt_files, job_files
 from moorage.worker.job.attempt_folders import FOLDERS
 from moorage.worker.job.job_files import JobFiles, LeftOut, NotKept

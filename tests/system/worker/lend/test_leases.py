@@ -24,11 +24,11 @@ from moorage.schemas.frames import End, Place
 from moorage.system import pidfds
 from moorage.system.framing import framed
 from moorage.system.simulated_hosts import simulated_hosts
+from moorage.testing.conformance.leader import ScriptedLeader
 from moorage.worker.agent.run import start
 from moorage.worker.devices.pool import GpuPool
 from moorage.worker.devices.readers.base import DeviceProcess, SlotReading
 from moorage.worker.devices.readers.simulated import SimulatedInventory
-from moorage.worker.drivers.conformance.leader import ScriptedLeader
 from moorage.worker.lend import family, given_back
 from moorage.worker.lend import lender as lease_server
 from moorage.worker.lend.holder import Holder

@@ -18,10 +18,10 @@ import pytest
 from moorage.schemas.attempt import AttemptName
 from moorage.schemas.codec import encode
 from moorage.schemas.frames import End, Place
+from moorage.testing.conformance.leader import ScriptedLeader
 from moorage.worker.agent.agent import Agent
 from moorage.worker.agent.journal import JOURNAL_NAME
 from moorage.worker.agent.run import Worker, start
-from moorage.worker.drivers.conformance.leader import ScriptedLeader
 from moorage.worker.settings import WorkerSettings
 from moorage.worker.sharing.compute_modes import EXCLUSIVE_PROCESS, FILE_NAME
 from moorage.worker.sharing.mps import control, managed, watched

@@ -18,9 +18,9 @@ from moorage.schemas.codec import decode_request, encode
 from moorage.schemas.frames import Load, Place, Resized
 from moorage.schemas.gpu import Share
 from moorage.system.device_environment import MPS_MEMORY_LIMIT
+from moorage.testing.conformance.leader import ScriptedLeader
 from moorage.worker.agent.agent import Agent
 from moorage.worker.agent.run import Worker, start
-from moorage.worker.drivers.conformance.leader import ScriptedLeader
 from moorage.worker.drivers.process.driver import ProcessDriver
 from moorage.worker.settings import WorkerSettings
 from moorage.worker.sharing import member_processes, memory_guard

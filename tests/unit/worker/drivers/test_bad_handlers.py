@@ -13,8 +13,8 @@ import nats
 import pytest
 
 from moorage.schemas.handler import result_bucket
+from moorage.testing.conformance.leader import ScriptedLeader
 from moorage.worker.agent.embed import EmbeddedWorker
-from moorage.worker.drivers.conformance.leader import ScriptedLeader
 from moorage.worker.drivers.handler.context import HandlerContext
 from moorage.worker.settings import WorkerSettings
 from tests.unit.worker.drivers.test_handler import body, name_of, place

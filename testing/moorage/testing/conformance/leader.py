@@ -37,7 +37,7 @@ from moorage.schemas.frames import (
     Wanted,
 )
 from moorage.schemas.subjects import Subjects
-from moorage.worker.drivers.conformance import plain_nats
+from moorage.testing.conformance import plain_nats
 
 _POLL_S: Final = 0.005
 

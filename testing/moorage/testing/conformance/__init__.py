@@ -1,6 +1,6 @@
 """Check that a driver does what moorage relies on: its author derives a class from `DriverChecks`, and pytest runs it.
 
-    from moorage.worker.drivers.conformance import DriverChecks
+    from moorage.testing.conformance import DriverChecks
 
     class TestMine(DriverChecks):
         driver = "mine:Mine"
@@ -22,6 +22,6 @@ import sys
 if "pytest" in sys.modules:  # `moorage check worker` uses the leader alone, where no pytest may be
     sys.modules["pytest"].register_assert_rewrite(f"{__name__}.checks")  # an author sees the values of a check
 
-from moorage.worker.drivers.conformance.checks import CHECKS, DriverChecks
+from moorage.testing.conformance.checks import CHECKS, DriverChecks
 
 __all__ = ["CHECKS", "DriverChecks"]

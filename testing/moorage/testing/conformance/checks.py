@@ -20,9 +20,9 @@ from moorage.schemas.frames import NOT_HERE, RESULT, START_FAILED
 from moorage.schemas.settings import NO_FILE, read_file
 from moorage.system.loops import loop_factory
 from moorage.system.proctree import read_process
+from moorage.testing.conformance.bench import OF_THE_AGENT, SECRET, SECRET_NAME, AgentProcess, Bench, open_bench
+from moorage.testing.conformance.leader import until
 from moorage.worker.agent.run import start
-from moorage.worker.drivers.conformance.bench import OF_THE_AGENT, SECRET, SECRET_NAME, AgentProcess, Bench, open_bench
-from moorage.worker.drivers.conformance.leader import until
 from moorage.worker.settings import WorkerSettings
 
 Job = dict[str, Any]

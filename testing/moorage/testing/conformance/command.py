@@ -12,7 +12,7 @@ from nats.aio.msg import Msg
 from moorage.schemas.attempt import AttemptName
 from moorage.schemas.codec import encode
 from moorage.schemas.frames import BEAT_S, CommandEnd, Exec, Mark, Terminal, piece, read_piece
-from moorage.worker.drivers.conformance.leader import NeverHappened, ScriptedLeader
+from moorage.testing.conformance.leader import NeverHappened, ScriptedLeader
 
 _decode_end: Final = msgspec.json.Decoder(CommandEnd)
 

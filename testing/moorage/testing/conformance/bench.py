@@ -26,10 +26,10 @@ from moorage.schemas.codec import Decoder, encode
 from moorage.schemas.errors import Problem
 from moorage.schemas.frames import End, Fact, LogPage, Place, ReadLog, Start
 from moorage.schemas.frames.output import StreamName
+from moorage.testing.conformance.command import Ran, run_command
+from moorage.testing.conformance.leader import NeverHappened, ScriptedLeader, Seat, until
 from moorage.worker.agent.run import SUPERVISOR_FOLDER
 from moorage.worker.drivers.base import Driver, Living, Publish, Report
-from moorage.worker.drivers.conformance.command import Ran, run_command
-from moorage.worker.drivers.conformance.leader import NeverHappened, ScriptedLeader, Seat, until
 from moorage.worker.drivers.supervisor_link import key_of, owner_of
 from moorage.worker.settings import WorkerSettings, settings_from
 from moorage.worker.supervisor.client import Supervised, SupervisorError
@@ -199,7 +199,7 @@ async def open_bench(url: str, driver: str, slack_s: float) -> AsyncIterator[Ben
 
 #: the program of `AgentProcess`; its arguments are the file and the name of the class of checks, the worker's settings
 #: and the server's URL
-_AGENT: Final = "import sys; from moorage.worker.drivers.conformance.bench import main; main(*sys.argv[1:])"
+_AGENT: Final = "import sys; from moorage.testing.conformance.bench import main; main(*sys.argv[1:])"
 
 
 class AgentProcess:
