@@ -12,8 +12,8 @@ from typing import Any, Final
 
 import msgspec
 
-from moorage.cli.demo.intervals import Holders, Span, overlaps
 from moorage.schemas.job import TERMINAL
+from moorage.testing.demo.intervals import Holders, Span, overlaps
 from tests.release.chaos.records import Hold, Life, Line, MemberKey
 
 SHOWN_MAX: Final = 20

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 from moorage.bus.jetstream import StoredMessage
-from moorage.cli.demo.intervals import clash
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.ledger.finished import job_key
 from moorage.scheduler.core.ledger.invariants import Broken, validate
@@ -23,6 +22,7 @@ from moorage.schemas.frames import HistoryFrame
 from moorage.schemas.job import STATES
 from moorage.schemas.subjects import Subjects
 from moorage.testing.bus.bus import SimulatedBus
+from moorage.testing.demo.intervals import clash
 from tests.release.sim.afters import Afters
 from tests.release.sim.devices import LocalHold, Ran
 from tests.release.sim.machine import Machine

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from moorage.cli.demo.drawn_jobs import Planned
 from moorage.cli.demo.stack import Stack
 from moorage.cli.demo.verb import Demo
 from moorage.client import AsyncClient
 from moorage.schemas.errors import Problem, problem
 from moorage.schemas.frames import Accepted
+from moorage.testing.demo.drawn_jobs import Planned
 from tests.unit.client.scripted_scheduler import ScriptedScheduler
 
 

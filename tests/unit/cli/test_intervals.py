@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moorage.cli.demo.drawn_jobs import Planned
-from moorage.cli.demo.intervals import ALONE, Holders, Span, clash, overlaps
-from moorage.cli.demo.judge import judge
+from moorage.testing.demo.drawn_jobs import Planned
+from moorage.testing.demo.intervals import ALONE, Holders, Span, clash, overlaps
+from moorage.testing.demo.judge import judge
 
 MOST = {"mps": 3, "time-slice": 2}
 

@@ -1,1 +1,1 @@
-"""The demo: a real trace on simulated GPUs, and the judge of what came of it."""
+"""The demo: a real trace on simulated GPUs, submitted to a node of its own whose scheduler is killed midway."""

@@ -21,8 +21,6 @@ import msgspec
 
 from moorage.bus.errors import BusError
 from moorage.bus.transport import Delivery
-from moorage.cli.demo.drawn_jobs import Planned, fleet_file, hosts, planned
-from moorage.cli.demo.judge import Verdict, judge
 from moorage.cli.demo.stack import Stack
 from moorage.cli.framework.arguments import Parameter
 from moorage.cli.framework.console import say_if_heard
@@ -30,6 +28,8 @@ from moorage.cli.framework.interrupts import end_in_order
 from moorage.client.client import AsyncClient
 from moorage.client.errors import ClientError, NoScheduler, Overloaded, Rejected
 from moorage.schemas.job import TERMINAL
+from moorage.testing.demo.drawn_jobs import Planned, fleet_file, hosts, planned
+from moorage.testing.demo.judge import Verdict, judge
 
 TENANT: Final = "demo"
 #: until all hosts have joined

@@ -13,7 +13,7 @@ from moorage.worker.devices.pool import GpuPool
 from moorage.worker.devices.readers.base import Inventory, SlotReading
 from moorage.worker.devices.readers.simulated import BASELINE_MIB, SimulatedInventory
 
-OPENB = Path(__file__).parents[4] / "client/moorage/cli/demo/openb"
+OPENB = Path(__file__).parents[4] / "testing/moorage/testing/demo/openb"
 
 WORDS = {
     "4x8xH100": [["H100"] * 8] * 4,

@@ -7,10 +7,10 @@ from typing import Final
 
 import msgspec
 
-from moorage.cli.demo.drawn_jobs import Planned
-from moorage.cli.demo.intervals import ALONE, Span, overlaps
 from moorage.schemas.gpu import SHARERS_MAX
 from moorage.schemas.job import TERMINAL
+from moorage.testing.demo.drawn_jobs import Planned
+from moorage.testing.demo.intervals import ALONE, Span, overlaps
 
 _SHARED: Final = "time-slice"
 _SHARERS: Final = SHARERS_MAX[_SHARED]
