@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from collections.abc import AsyncIterator
 from typing import Final, Self
 
 from moorage.schemas.errors import problem, refuse
@@ -27,6 +26,9 @@ from moorage.worker.supervisor.terminal import CTRL_D
 #: how long a command may take until the engine says which process it is
 SEEN_S: Final = 10.0
 LOOK_S: Final = 0.02
+#: how long more output is awaited of a command that was over at once: a process that it left may keep its streams open.
+#: Docker 20.10 itself ends them after 2 s
+LATE_S: Final = 3.0
 _HEADER_BYTES: Final = 8
 #: how an engine begins the sentence that it writes as the output of a command which it could not start
 _NOT_STARTED: Final = re.compile(r"(OCI runtime exec failed|Error: (runc|crun)): ")
@@ -44,6 +46,9 @@ class ContainerExecution(Execution):
         self._guard: RunningCommand | None = None
         self._resizing: set[asyncio.Task[None]] = set()
         self._read: list[tuple[Mark, bytes]] = []  # output that was looked at before `run`
+        self._frame: tuple[Mark, int] = (Mark.OUT, 0)  # the stream of the frame that is being read, and its bytes left
+        self._code: int | None = None  # of a command that was over before it could be guarded
+        self._is_late = False  # no more of its output is awaited
 
     @classmethod
     async def begin(cls, host: ContainerHost, container: str, asked: Exec, size: Terminal) -> Self:
@@ -57,8 +62,8 @@ class ContainerExecution(Execution):
             made = cls(engine, await engine.make_command(container, asked), is_terminal=asked.tty)
             made._reader, made._writer = await engine.start_command(made._command, is_terminal=asked.tty)
             async with asyncio.timeout(SEEN_S):
-                code = await made._be_guarded(host, container)
-                if code in (CODE_CANNOT_START, CODE_NOT_FOUND):
+                made._code = await made._be_guarded(host, container)
+                if made._code in (CODE_CANNOT_START, CODE_NOT_FOUND):
                     await made._check_started(asked)
             made.resize(size)
         except (EngineDown, EngineError, SupervisorGone, TimeoutError) as error:
@@ -90,7 +95,11 @@ class ContainerExecution(Execution):
         Engines answer such a start with 200. What a command itself has written is kept for `run`.
         """
         assert self._reader is not None
-        self._read = [piece async for piece in self._pieces(self._reader)]
+
+        async def keep(mark: Mark, data: bytes) -> None:
+            self._read.append((mark, data))
+
+        await self._take_late(self._reader, keep)
         said = b"".join(data for _, data in self._read).decode(errors="replace")
         if _NOT_STARTED.match(said):
             sentence = said.splitlines()[0].strip()
@@ -103,8 +112,11 @@ class ContainerExecution(Execution):
         try:
             for mark, data in self._read:
                 await take(mark, data)
-            async for mark, data in self._pieces(self._reader):
-                await take(mark, data)
+            if self._code is not None:
+                await self._take_late(self._reader, take)
+                return self._code
+            while piece := await self._piece(self._reader):
+                await take(*piece)
             while True:
                 _, code = await self._engine.command_state(self._command)
                 if code is not None:
@@ -113,25 +125,37 @@ class ContainerExecution(Execution):
         except (EngineDown, EngineError, OSError, asyncio.IncompleteReadError) as error:
             raise refuse("internal", f"lost the engine, which ran the command: {error}") from None
 
-    async def _pieces(self, reader: asyncio.StreamReader) -> AsyncIterator[tuple[Mark, bytes]]:
+    async def _take_late(self, reader: asyncio.StreamReader, take: Take) -> None:
+        """Take the output of a command that is over, until its end, or until none has come for `LATE_S`."""
+        while not self._is_late:
+            try:
+                async with asyncio.timeout(LATE_S):
+                    piece = await self._piece(reader)
+            except TimeoutError:
+                piece = None
+            if piece is None:
+                self._is_late = True
+            else:
+                await take(*piece)
+
+    async def _piece(self, reader: asyncio.StreamReader) -> tuple[Mark, bytes] | None:
+        """Return the next piece of output; None at its end. It may be cancelled and called again."""
         if self._is_terminal:
-            while data := await reader.read(PIECE_BYTES_MAX):
-                yield Mark.OUT, data
-            return
-        while True:
+            data = await reader.read(PIECE_BYTES_MAX)
+            return (Mark.OUT, data) if data else None
+        mark, left = self._frame
+        while not left:
             try:
                 header = await reader.readexactly(_HEADER_BYTES)
             except asyncio.IncompleteReadError as error:
                 if error.partial:
                     raise
-                return
-            left = int.from_bytes(header[4:], "big")
-            while left:
-                data = await reader.read(min(left, PIECE_BYTES_MAX))
-                if not data:
-                    return
-                left -= len(data)
-                yield Mark.ERR if header[0] == 2 else Mark.OUT, data
+                return None
+            mark, left = Mark.ERR if header[0] == 2 else Mark.OUT, int.from_bytes(header[4:], "big")
+            self._frame = (mark, left)
+        data = await reader.read(min(left, PIECE_BYTES_MAX))
+        self._frame = (mark, left - len(data))
+        return (mark, data) if data else None
 
     async def write(self, data: bytes) -> None:
         if self._writer is None:
