@@ -22,7 +22,8 @@ from moorage.schemas.frames import Device
 from moorage.schemas.gpu import GpuSpec
 from moorage.schemas.job import Request, Resources, Run, Secret
 from moorage.schemas.service import ServiceSpec
-from moorage.system.proctree import boottime_s, descendants
+from moorage.system.proctree import boottime_s, descendants, read_process
+from moorage.worker.drivers.base import CODE_LOST
 from moorage.worker.drivers.container.engine import EngineError, Piece
 from moorage.worker.drivers.container.entry import Entries
 from moorage.worker.drivers.container.faults import start_fault
@@ -621,3 +622,22 @@ def test_rootless_only_the_agents_own_user_shares_by_mps(monkeypatch: pytest.Mon
             driver._own = PodmanSettings(mps_host_ipc=True, user=user)
             users.append(driver.uid_of("acme", Request(run=Run(driver="podman", image="i", argv=["x"]))))
     assert users == [65534, 0, None, 4321]
+
+
+@pytest.mark.slow
+async def test_a_container_that_is_over_and_runs_by_its_engine_gives_its_devices_back(
+    home: PodmanHome, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What watches the container for the engine dies first, so that the engine does not see the end."""
+    monkeypatch.setattr("moorage.worker.drivers.container.follow.WRONG_S_MAX", 1.0)
+    async with state_of(tmp_path) as state, Rig(home, state) as rig:
+        name = rig.start("j1", "sleep", "600")
+        await rig.reported(Started, name)
+        init = rig.driver._host.members[name].pid
+        assert init is not None
+        monitor = read_process(init)
+        assert monitor is not None
+        for pid in (monitor.parent, init):
+            os.kill(pid, signal.SIGKILL)
+        assert await rig.reported(Ended, name) == (name, CODE_LOST, "lost")
+    await nothing_left(home, state)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from typing import Final
 
@@ -17,6 +16,8 @@ from moorage.worker.supervisor.protocol import Ended as ChildEnded
 #: how long a container that is over waits for its engine, which is down or slow: it alone knows the exit code. The
 #: devices wait, too
 CODE_S_MAX: Final = 600.0
+#: how long an engine may say that a container runs which is over: it lost the container, and will not know its code
+WRONG_S_MAX: Final = 30.0
 #: an engine knows of an end a moment after the kernel
 LOOK_S_MIN: Final = 0.01
 
@@ -68,15 +69,22 @@ class Follower:
     async def _outcome(self, member: Member) -> State | None:
         """Return the container's last state once the supervisor and the engine have seen its end.
 
-        Return None if the engine does not have it.
+        Return None if the engine does not have it, and a state that is wrong if the engine does not see the end.
         """
         await asyncio.wait((member.over,))
-        delay_s = LOOK_S_MIN
+        loop, delay_s = asyncio.get_running_loop(), LOOK_S_MIN
+        wrong_since_s: float | None = None
         while member.container:
-            with contextlib.suppress(EngineDown, EngineError):
+            try:
                 state = await self._host.engine.state(member.container)
                 if state is None or state.is_over:
                     return state
+                wrong_since_s = loop.time() if wrong_since_s is None else wrong_since_s
+                if loop.time() >= wrong_since_s + WRONG_S_MAX:
+                    log.warning("%s: its container is over, but its engine says that it runs", member.name[1])
+                    return state
+            except (EngineDown, EngineError):
+                wrong_since_s = None
             await asyncio.sleep(delay_s)
             delay_s = min(RETRY_S, 2 * delay_s)
         return None
