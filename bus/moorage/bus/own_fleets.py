@@ -36,9 +36,15 @@ class Fleet(NamedTuple):
 
 
 def remember(folder: Path, env: Mapping[str, str] | None = None) -> None:
-    """Write down that `moorage up` runs with this folder. Without a state folder to write to, do nothing."""
+    """Write down that `moorage up` runs with this folder. Without a state folder to write to, do nothing.
+
+    A home of another user stays as it is: with `sudo -E`, root would leave folders there that their user cannot use.
+    """
     with suppress(OSError, UnicodeEncodeError):  # a folder whose name is no text is found in that folder alone
         file = _file(folder, env)
+        there = next(each for each in file.parents if each.exists())
+        if there.stat().st_uid not in (os.geteuid(), 0):
+            return
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         replace_private(file, f"{folder}\n", is_synced=False)
 

@@ -83,3 +83,16 @@ def test_what_another_host_with_the_same_home_runs_is_left_alone(
 def test_a_server_answers_where_a_connection_is_accepted(nats_url: str) -> None:
     assert is_served(nats_url)
     assert not is_served("nats://127.0.0.1:1")
+
+
+def test_root_leaves_nothing_in_the_home_of_another_user(
+    tmp_path: Path, env: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    if os.geteuid() == 0:
+        os.chown(home, 12345, 12345)
+    else:
+        monkeypatch.setattr("os.geteuid", lambda: 12345)
+    remember(tmp_path, {"HOME": str(home)})
+    assert list(home.iterdir()) == []
