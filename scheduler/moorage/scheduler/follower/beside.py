@@ -10,6 +10,7 @@ from collections.abc import Callable
 from itertools import count
 from typing import Any, Final
 
+from moorage.scheduler.core.ledger.records import SEQUENCES_AHEAD
 from moorage.scheduler.follower.follower import AGAIN_S, AGAIN_S_MAX, ANSWER_S, Follower, Position, Question, behind
 from moorage.scheduler.follower.pipe import Asked, Told, decode_told, framed, read_frame
 from moorage.scheduler.ledger.snapshot_follower import Command
@@ -36,6 +37,7 @@ class FollowerBeside:
         self._make = make
         self._here: Follower | None = None
         self._position = Position()
+        self._asked_seq = 0
         self._trouble = ""  # why there is no process that has begun; empty if there is one
         self._writer: asyncio.StreamWriter | None = None
         self._numbers = count(1)
@@ -52,7 +54,7 @@ class FollowerBeside:
         position = self.position
         trouble = position.trouble or self._trouble
         return FollowerRow(
-            behind=max(0, seq - position.seq),
+            behind=self._records_behind(seq),
             gaps=[[gap.from_ms, gap.until_ms, gap.records] for gap in position.gaps if not gap.is_restore],
             waiting=position.waiting,
             frames=position.frames,
@@ -60,6 +62,15 @@ class FollowerBeside:
             trouble=trouble,
             next=position.next if trouble else None,
         )
+
+    def _records_behind(self, seq: int) -> int:
+        """Return how many records it has to read up to `seq`; until it has told, those since it was first asked about.
+
+        The sequences that a restore skips are no records.
+        """
+        if not self.position.seq:
+            self._asked_seq = self._asked_seq or seq
+        return max(0, seq - (self.position.seq or self._asked_seq)) % SEQUENCES_AHEAD
 
     # ---------------------------------------------------------------------------------------------- asking
 
@@ -87,7 +98,7 @@ class FollowerBeside:
             finally:
                 self._asked.pop(number, None)
         if told is None:
-            return behind(max(1, question.seq - self._position.seq))
+            return behind(max(1, self._records_behind(question.seq)))
         answered = told.refused if told.refused is not None else told.data
         assert answered is not None
         return answered

@@ -22,9 +22,10 @@ from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.events import Cancel
 from moorage.scheduler.core.ledger import acts
 from moorage.scheduler.core.ledger.record import decode_record
+from moorage.scheduler.core.ledger.records import SEQUENCES_AHEAD
 from moorage.scheduler.core.ledger.state import STORY_MAX, STORY_MAX_REPLICA
 from moorage.scheduler.follower.beside import FollowerBeside
-from moorage.scheduler.follower.follower import Follower, Question
+from moorage.scheduler.follower.follower import Follower, Position, Question
 from moorage.scheduler.history import story
 from moorage.scheduler.ledger.ledger import Ledger
 from moorage.schemas.answers.fleet import FollowerRow
@@ -622,3 +623,11 @@ def test_a_stream_without_a_leader_is_busy_and_one_that_is_not_there_is_gone(cod
             await reader.close()
 
     SimulatedClock().run(run())
+
+
+def test_how_far_a_follower_is_behind_counts_no_sequence_that_a_restore_skips() -> None:
+    beside = FollowerBeside(None, lambda: pytest.fail("it is not run"))
+    restored = SEQUENCES_AHEAD + 5000
+    assert (beside.figures(restored).behind, beside.figures(restored + 10).behind) == (0, 10), "it has not told yet"
+    beside._position = Position(seq=4990)
+    assert beside.figures(restored).behind == 10
