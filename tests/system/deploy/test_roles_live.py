@@ -25,6 +25,7 @@ from moorage.cli.doctor.checks import all_checks
 from moorage.cli.fleet.nats_config import RELOADS, write
 from moorage.cli.framework.options import Options
 from moorage.client import AsyncClient, NotFound, NotPermitted, Rejected
+from moorage.client.view.checks import Check
 from moorage.schemas.roles import OPERATOR_READS
 from moorage.schemas.subjects import API_VERBS, Subjects
 from moorage.worker.supervisor.client import Supervised, SupervisorError
@@ -316,18 +317,20 @@ async def test_doctor_says_who_could_stop_the_queue(
     settings: dict[str, Any], told: dict[str, tuple[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with everybody(**settings) as made:
+
+        async def checked(context: Context) -> dict[str, Check]:
+            monkeypatch.setattr("moorage.bus.target.find_context", lambda *_: context)
+            monkeypatch.setattr("moorage.client.connected.find_context", lambda *_: context)
+            return {check.name: check async for check in all_checks(Options(tenant="acme", timeout="90s"))}
+
         for who, (verdict, says) in told.items():
             context = made.site.context(who) if who else made.site.witness_context("MOORAGE")
             async with AsyncClient(context, tenant="acme", timeout=ANSWER_S) as acme:
                 await acme.ls()  # somebody leads, and has made the queue
-
-            def found(*_: object, context: Context = context) -> Context:
-                return context
-
-            monkeypatch.setattr("moorage.bus.target.find_context", found)
-            monkeypatch.setattr("moorage.client.connected.find_context", found)
-            checks = {check.name: check async for check in all_checks(Options(tenant="acme", timeout="90s"))}
+            checks = await checked(context)
             assert (checks["queue"].verdict, says in checks["queue"].found) == (verdict, True), checks["queue"]
+        leader = (await checked(made.site.context("ledger.main")))["leader"]
+        assert (leader.verdict, "has the ledger alone" in leader.found) == ("ok", True), "it blames no scheduler"
         async with await made.site.connect("scheduler.main") as connection:
             queue = SUBJECTS.request_stream_of("acme") if made.site.site.queue else SUBJECTS.request_stream
             assert (await JetStream(connection).stream_info(queue)).last_seq == 0

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 CLOCK_OFF_S_MAX: Final = 1.0
 #: a round trip that makes renewals and appends slow
 ROUND_TRIP_MS_MAX: Final = 100.0
+#: how the account of the ledger is called, behind the prefix of its subjects (`bus/site.py`)
+_LEDGERS: Final = "_LEDGER"
 _CONF_BYTES_MAX: Final = 64 * 1024
 #: roles that use the servers and do not run them
 _CLIENTS: Final = ("submitter", "observer", "worker")
@@ -72,6 +74,9 @@ async def of_nats(context: Context, options: Options) -> AsyncIterator[Check]:
             yield _sync(context)
         if (conf := _conf_of_ours(context)) is not None:
             yield _disk(conf)
+        if (account := str(user.get("data", {}).get("account", ""))).endswith(_LEDGERS):
+            yield _no_leader_here(account)
+            return
     except MoorageError as error:
         yield failed("nats", error)
         return
@@ -81,6 +86,15 @@ async def of_nats(context: Context, options: Options) -> AsyncIterator[Check]:
 
     async for check in of_moorage(options, is_cluster):
         yield check
+
+
+def _no_leader_here(account: str) -> Check:
+    return Check(
+        "leader",
+        "ok",
+        f"not asked: account {account} has the ledger alone, and schedulers answer in that of their users. The context"
+        " of a tenant or an operator says whether one leads",
+    )
 
 
 def _round_trip(connection: Connection, milliseconds: float) -> Check:
