@@ -18,15 +18,16 @@ from moorage.schemas.subjects import Subjects
 
 log = logging.getLogger("moorage.ledger")
 
-#: a copy counts as lacking after two checks in a row: a restarted server catches up within seconds
-LOOK_S: Final = 10.0
+LOOK_S: Final = 3.0
+#: a copy counts as lacking after so long: a restarted server catches up within seconds
+LACKS_S: Final = 6.0
 
 
 class Copies:
     """The copies of a ledger, as its leader sees them.
 
-    `lacking` names the servers that were without an up-to-date copy in the last two checks. Of a ledger with one copy
-    on a cluster, `servers` names the cluster's servers that were found, three at most.
+    `lacking` names the servers that had no up-to-date copy in all checks of the last `LACKS_S` seconds. Of a ledger
+    with one copy on a cluster, `servers` names the cluster's servers that were found, three at most.
     """
 
     def __init__(self, jetstream: JetStream, subjects: Subjects, replicas: int) -> None:
@@ -45,15 +46,17 @@ class Copies:
         if self._replicas < 2:
             await self._find_holder()
             return
-        found = self.lacking = frozenset()  # may be left from an earlier term
+        self.lacking = frozenset()  # may be left from an earlier term
+        since_s: dict[str, float] = {}
         while True:
-            before = found
+            now = time.monotonic()
             try:
                 found = (await self._js.stream_info(self._stream)).lacking
-                self._seen_s = time.monotonic()
+                since_s = {server: since_s.get(server, now) for server in found}
+                self._seen_s = now
             except BusError:
-                found = before  # the append logs it
-            self._tell(before & found)
+                pass  # the append logs it
+            self._tell(frozenset(server for server, at_s in since_s.items() if now >= at_s + LACKS_S))
             await asyncio.sleep(LOOK_S)
 
     async def _find_holder(self) -> None:
