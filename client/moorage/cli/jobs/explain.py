@@ -161,6 +161,7 @@ def explained_rows(data: dict[str, Any]) -> list[tuple[str, Any]]:
         ("members", members_words(data) if data.get("reason") != SCALED.name else ""),  # `because` says it
         ("needs", data.get("needs")),
         ("starts", starts(data)),
+        ("ends", foreseen(data["ends"]) if "ends" in data else ""),
         ("workers", _steps(data.get("workers_left", {}))),
         *[("held by", holder) for holder in data.get("held_by", [])],
         *[("avoids", f"{device}, which failed while this job ran on it") for device in data.get("avoids", [])],
@@ -188,27 +189,34 @@ def _age(data: dict[str, Any]) -> str:
 
 
 def starts(data: dict[str, Any]) -> str:
-    """Return when a job is expected to start: `in about 4m (with 90 % probability within 11m, from 40 earlier runs)`;
-    "" if unknown."""
+    """Return when a job is expected to start, as `foreseen`; "" if unknown."""
     if "starts_in_ms" in data:
         return f"not before {age(data['starts_in_ms'])} from now"
     band = data.get("starts")
     if band is None:
         return f"unknown: {data['starts_unknown']}" if "starts_unknown" in data else ""
-    return (f"in about {age(band['p50_ms'])}" if band["p50_ms"] >= 1000 else "in under a second") + _known_by(band)
+    return foreseen(band)
 
 
-def _known_by(band: dict[str, int]) -> str:
-    """Return from how many runs a start is known. The time that holds in nine cases of ten is there only after enough
-    runs."""
-    runs, p90_ms = band.get("runs", 0), band.get("p90_ms")
-    seen = f"from {many(runs, 'earlier run')}"
-    if runs >= RUNS_SURE:
-        return f" (with 90 % probability within {age(p90_ms)}, {seen})" if p90_ms is not None else f" ({seen})"
-    if runs:
-        return f" (the median, {seen})"
-    # nothing was learned: what bounds it are time limits, and the graces of who was asked to end
-    return f" (at the latest in {age(p90_ms)}, from time limits and grace periods)" if p90_ms is not None else ""
+def foreseen(band: dict[str, int]) -> str:
+    """Return when something is expected: `in about 4m (in 8 of 10 cases 2m to 11m; from 40 earlier runs of the same
+    command)`.
+
+    The interval is there only after enough runs. Where time limits bound it, it may be earlier: `at the latest in 25s`.
+    """
+    runs, p10_ms, p90_ms = band.get("runs", 0), band.get("p10_ms"), band.get("p90_ms")
+    seen = f"from {many(runs, 'earlier run')} of the same command"
+    if p90_ms is not None and p90_ms < 1000:
+        return "in under a second"
+    if p90_ms is not None and not runs:
+        # nothing was learned: what bounds it are time limits, and the graces of jobs that were asked to end
+        return f"at the latest in {age(p90_ms)} (from time limits and grace periods)"
+    if p90_ms is not None and p10_ms is None:
+        return f"probably within {age(p90_ms)} (from time limits and {seen.removeprefix('from ')})"
+    about = f"in about {age(band['p50_ms'])}" if band["p50_ms"] >= 1000 else "in under a second"
+    if p10_ms is not None and p90_ms is not None and runs >= RUNS_SURE:
+        return f"{about} (in 8 of 10 cases {age(p10_ms)} to {age(p90_ms)}; {seen})"
+    return f"{about} (the median, {seen})" if runs else about
 
 
 def _leaving(row: dict[str, Any]) -> str:

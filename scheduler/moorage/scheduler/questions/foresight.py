@@ -146,10 +146,9 @@ class Foresight:
             is_newer = found is not None and found.accepted_ms > known.time_ms  # the forecast does not contain it
             return {} if is_newer else _unknown(known)
         passed = max(0, self._now_ms() - known.time_ms)
-        band = {"p50_ms": max(0, start.p50_ms - passed)}
-        if start.p90_ms >= 0:
-            band["p90_ms"] = max(band["p50_ms"], start.p90_ms - passed)
-        return {"starts": {**band, "runs": start.runs}}
+        end = known.ends.get(tenant, {}).get(job)
+        told = {"starts": start.as_data(passed)}
+        return told if end is None else {**told, "ends": end.as_data(passed)}
 
     def _wants_forecast(self, job: Job, *, asked: bool = True) -> bool:
         """Return whether to make a forecast: there is none yet, or the last one is too old; never without copies.

@@ -1,11 +1,16 @@
-"""Forecasts when waiting jobs will start: a median and a 90% bound from several simulated futures (looks)."""
+"""Forecasts when waiting jobs will start, and when those of several replicas will end, from simulated futures (looks).
+
+A forecast is a median, with the interval for eight of ten cases.
+"""
 
 from __future__ import annotations
 
 import math
 import resource
 from collections import Counter
+from collections.abc import Iterable, Sequence
 from functools import partial
+from itertools import chain
 from typing import Final
 
 import msgspec
@@ -13,7 +18,7 @@ import msgspec
 from moorage.scheduler.answers.view import View
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.whatif.child import ask_all
-from moorage.scheduler.whatif.future import Future, last_of, waits
+from moorage.scheduler.whatif.future import Began, Future, last_of, waits
 from moorage.scheduler.whatif.looks import LOOKS, Outcome, band
 
 #: only the first jobs in the queue are forecast
@@ -23,21 +28,39 @@ LIMIT_S: Final = 6.0
 
 
 class Start(msgspec.Struct, frozen=True, array_like=True):
-    """When a job starts, in ms from the forecast's time: median `p50_ms`, nine of ten times within `p90_ms`.
+    """When a job starts or ends, in ms from the forecast's time, as `looks.Band`.
 
-    `p90_ms` is -1 if it is unknown. `worker` is where the job starts in the median look. `runs` is the number of runs
-    behind the least certain estimate; 0 if only time limits and graces are involved.
+    `worker` is where the job starts in the median look. `runs` is the number of runs behind the least certain estimate;
+    0 if only time limits and graces are involved.
     """
 
+    p10_ms: int
     p50_ms: int
     p90_ms: int
     worker: str = ""
     runs: int = 0
 
+    def as_data(self, passed_ms: int = 0) -> dict[str, int]:
+        """Return it as answers have it, `passed_ms` after the forecast: without the times that are unknown."""
+        p50_ms = max(0, self.p50_ms - passed_ms)
+        data = {"p50_ms": p50_ms}
+        if self.p90_ms >= 0:
+            data["p90_ms"] = max(p50_ms, self.p90_ms - passed_ms)
+        if self.p10_ms >= 0:
+            data["p10_ms"] = max(0, self.p10_ms - passed_ms)
+        return {**data, "runs": self.runs}
+
+
+def start_of(outcomes: Sequence[Outcome]) -> Start | None:
+    """Return what the looks say together; None if fewer than half of them say anything."""
+    found = band(outcomes)
+    return None if found is None else Start(*found[:3], *found.detail)
+
 
 class Forecast(msgspec.Struct, frozen=True, array_like=True):
     """The forecast as of ledger time `time_ms`; `starts` by tenant and job, without jobs whose start is unknown.
 
+    `ends` is when jobs of several replicas end, those of them that could be simulated so far.
     `late` says, by tenant and job, why a job ends before it would start, if it does in more than half of the looks.
     `unknown_runs` running jobs have an unknown end, as have `unknown_starts` of those that start in the first look.
     `cut` if more jobs wait than were simulated, or a look reached a limit. `cpu_ms` is the CPU time that it took.
@@ -50,6 +73,7 @@ class Forecast(msgspec.Struct, frozen=True, array_like=True):
     cut: bool = False
     cpu_ms: int = 0
     late: dict[str, dict[str, str]] = {}
+    ends: dict[str, dict[str, Start]] = {}
 
 
 encode_forecast: Final = msgspec.msgpack.Encoder().encode
@@ -57,7 +81,8 @@ decode_forecast: Final = msgspec.msgpack.Decoder(Forecast).decode
 
 
 class _Look(msgspec.Struct, frozen=True, array_like=True):
-    starts: list[tuple[str, str, int, str, int]]
+    starts: list[tuple[str, str, Began]]
+    ends: list[tuple[str, str, Began]]
     unknown_runs: int
     unknown_starts: int
     cut: bool
@@ -76,22 +101,26 @@ def forecast(engine: Engine, time_ms: int) -> bytes:
     looks = [_decode_look(answer) for answer in answers if answer is not None]
     if not looks:
         raise RuntimeError("the forecast took too long")
-    outcomes: dict[tuple[str, str], list[Outcome]] = {}
-    for look in looks:
-        for tenant, job, ms, worker, runs in look.starts:
-            outcomes.setdefault((tenant, job), []).append(Outcome(ms, (worker, runs)))
-    starts: dict[str, dict[str, Start]] = {}
-    for (tenant, job), found in outcomes.items():
-        together = band(found)
-        if together is not None:
-            starts.setdefault(tenant, {})[job] = Start(together.p50_ms, together.p90_ms, *together.detail)
+    starts, ends = _together(look.starts for look in looks), _together(look.ends for look in looks)
     late: dict[str, dict[str, str]] = {}
     for (tenant, job, why), count in Counter(row for look in looks for row in look.late).items():
         if count > len(looks) // 2:
             late.setdefault(tenant, {})[job] = why
     first, used = looks[0], resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu_ms = int(1000 * (used.ru_utime + used.ru_stime))
-    return encode_forecast(Forecast(time_ms, starts, first.unknown_runs, first.unknown_starts, first.cut, cpu_ms, late))
+    unknown = first.unknown_runs, first.unknown_starts
+    return encode_forecast(Forecast(time_ms, starts, *unknown, first.cut, cpu_ms, late, ends))
+
+
+def _together(looks: Iterable[list[tuple[str, str, Began]]]) -> dict[str, dict[str, Start]]:
+    outcomes: dict[tuple[str, str], list[Outcome]] = {}
+    for tenant, job, at in chain.from_iterable(looks):
+        outcomes.setdefault((tenant, job), []).append(Outcome(at.in_ms, (at.worker, at.runs), at.limited))
+    together: dict[str, dict[str, Start]] = {}
+    for (tenant, job), found in outcomes.items():
+        if (start := start_of(found)) is not None:
+            together.setdefault(tenant, {})[job] = start
+    return together
 
 
 def _look(engine: Engine, time_ms: int, look: int) -> bytes:
@@ -114,9 +143,13 @@ def _look(engine: Engine, time_ms: int, look: int) -> bytes:
     late = [
         (*key, found.why) for key, found in ends.items() if key not in future.started and found.at_ms <= future.time_ms
     ]
-    found = [(*key, *future.started[key]) for key in waiting if key in future.started]
-    unknown = len(future.unknown_runs), len(future.unknown_starts)
-    return msgspec.msgpack.encode(_Look(found, *unknown, more or future.cut, late))
+    found = [(*key, future.started[key]) for key in waiting if key in future.started]
+    unknown, cut = (len(future.unknown_runs), len(future.unknown_starts)), more or future.cut
+    sweeps = {key for key, job in jobs.items() if job is not None and job.size > 1 and key in future.started}
+    if sweeps:
+        future.pass_time(lambda: sweeps <= future.ended.keys())
+    over = [(*key, future.ended[key]) for key in waiting if key in sweeps and key in future.ended]
+    return msgspec.msgpack.encode(_Look(found, over, *unknown, cut, late))
 
 
 def _waiting(engine: Engine) -> tuple[list[tuple[str, str]], bool]:

@@ -25,6 +25,7 @@ from moorage.scheduler.core.ledger.state import (
     Job,
     Member,
 )
+from moorage.scheduler.core.outputs.outputs import Outputs
 from moorage.scheduler.whatif.looks import LOOKS, middle, part_of, somewhere_in
 from moorage.scheduler.whatif.play import Held, Play
 from moorage.schemas.attempt import AttemptName
@@ -37,14 +38,16 @@ HORIZON_MS: Final = 366 * 86_400_000
 
 
 class Began(NamedTuple):
-    """When and where a job starts, in ms from the beginning of the look.
+    """When and where a job starts (or when it ends), in ms from the beginning of the look.
 
     `runs` is the number of runs behind the least certain estimate; 0 if only time limits and graces are involved.
+    `limited` says that of some end before it only a time limit is known.
     """
 
     in_ms: int
     worker: str
     runs: int
+    limited: bool
 
 
 class Future(Play):
@@ -54,11 +57,14 @@ class Future(Play):
         super().__init__(engine, max(time_ms, engine.state.time_ms), engine.built_ms)
         self.began_ms = self.time_ms
         self.started: dict[tuple[str, str], Began] = {}  # by job
+        self.ended: dict[tuple[str, str], Began] = {}  # by job, those that ended in this look
         self.unknown_runs: set[tuple[str, str]] = set()  # running jobs without any estimate
         self.unknown_starts: set[tuple[str, str]] = set()  # jobs started in this look without any estimate
         self.cut = False  # this look reached a limit before everything had happened
         self._runs = 0  # the fewest runs behind an end so far
-        self._told_by: dict[AttemptName, int] = {}  # the number of runs behind the estimate of each running member
+        self._limited = False  # whether of an end so far only a time limit is known
+        #: the number of runs behind the estimate of each running member; 0 if that is its time limit
+        self._told_by: dict[AttemptName, int] = {}
         self.look = look
         self._told: set[AttemptName] = set()  # members that were asked to end
         self._after: dict[AttemptName, int] = {}  # for how long the members had run when this began
@@ -107,9 +113,7 @@ class Future(Play):
             else:
                 self.unknown_starts.add(held.name[:2])
             return None
-        ms, runs = found
-        if runs:
-            self._told_by[held.name] = runs
+        ms, self._told_by[held.name] = found
         return ms
 
     def _left_ms(self, job: Job, held: Held) -> tuple[int, int] | None:
@@ -135,8 +139,10 @@ class Future(Play):
             self.end_in(held, int(self.engine.reader.request_of(job).workload.grace_s * 1000))
 
     def on_left(self, held: Held) -> None:
-        runs = self._told_by.pop(held.name, 0)
-        self._runs = min(self._runs, runs) if self._runs and runs else self._runs or runs
+        runs = self._told_by.pop(held.name, None)
+        if runs is not None:
+            self._runs = min(self._runs, runs) if self._runs and runs else self._runs or runs
+            self._limited |= not runs
 
     def _protect(self, ran_ms: int) -> None:
         """Remember when a member that has run for `ran_ms` loses its protection, to search victims again then."""
@@ -159,7 +165,14 @@ class Future(Play):
 
     def on_started(self, held: Held) -> None:
         self._protect(0)
-        self.started.setdefault(held.name[:2], Began(self.time_ms - self.began_ms, held.worker, self._runs))
+        self.started.setdefault(held.name[:2], self._now(held.worker))
+
+    def on_outputs(self, out: Outputs) -> None:
+        for job in out.ended:
+            self.ended.setdefault((job.tenant, job.name), self._now(""))
+
+    def _now(self, worker: str) -> Began:
+        return Began(self.time_ms - self.began_ms, worker, self._runs, self._limited)
 
     def pass_time(self, until: Callable[[], bool]) -> None:
         """Let time pass until the condition `until` holds, nothing happens any more, or `HORIZON_MS` have passed.
@@ -211,10 +224,10 @@ def why_unknown(runs: int, starts: int, *, cut: bool) -> str:
     """
     if runs:
         jobs = "running job has" if runs == 1 else "running jobs have"
-        return f"{runs} {jobs} no time limit and no history to estimate from"
+        return f"{runs} {jobs} no time limit and no earlier run of the same command"
     if starts:
         jobs = "job that starts before it has" if starts == 1 else "jobs that start before it have"
-        return f"{starts} {jobs} no time limit and no history to estimate from"
+        return f"{starts} {jobs} no time limit and no earlier run of the same command"
     return "more jobs wait before it than a look ahead covers" if cut else ""
 
 

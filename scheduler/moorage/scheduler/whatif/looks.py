@@ -1,4 +1,4 @@
-"""Combines several simulated futures (looks) into one forecast: a median, and a bound for nine of ten cases.
+"""Combines several simulated futures (looks) into one forecast: a median, and the interval for eight of ten cases.
 
 One look with the median of every run is wrong where many runs follow each other: the sum of medians is not the median
 of the sum, and far too early for runs that are mostly short and sometimes long. So each look draws each job's run time.
@@ -21,18 +21,23 @@ _LAST: Final = LOOKS - 1
 
 
 class Outcome(NamedTuple):
-    """When something happens in one look, in ms from now; `detail` goes with it."""
+    """When something happens in one look, in ms from now; `detail` goes with it.
+
+    `limited` says that it waits for an end of which only a time limit is known, so it may happen earlier.
+    """
 
     in_ms: int
     detail: tuple[str, int] = ("", 0)
+    limited: bool = False
 
 
 class Band(NamedTuple):
-    """Median `p50_ms`, nine of ten times within `p90_ms`; `detail` is that of the median look.
+    """Median `p50_ms`, and in eight of ten cases from `p10_ms` to `p90_ms`; `detail` is that of the median look.
 
-    `p90_ms` is -1 if not every look has an outcome.
+    `p90_ms` is -1 if not every look has an outcome; then, and if a look is `limited`, `p10_ms` is -1, too.
     """
 
+    p10_ms: int
     p50_ms: int
     p90_ms: int
     detail: tuple[str, int]
@@ -63,5 +68,8 @@ def band(outcomes: Sequence[Outcome]) -> Band | None:
     if len(outcomes) <= _MEDIAN:
         return None
     ordered = sorted(outcomes)
-    p90_ms = ordered[_LAST].in_ms if len(ordered) > _LAST else -1
-    return Band(ordered[_MEDIAN].in_ms, p90_ms, ordered[_MEDIAN].detail)
+    p50_ms, detail = ordered[_MEDIAN].in_ms, ordered[_MEDIAN].detail
+    if len(ordered) <= _LAST:
+        return Band(-1, p50_ms, -1, detail)
+    first_ms, last_ms = ordered[0].in_ms, ordered[_LAST].in_ms
+    return Band(-1 if any(each.limited for each in ordered) else first_ms, p50_ms, last_ms, detail)

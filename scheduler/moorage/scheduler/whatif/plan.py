@@ -21,6 +21,7 @@ from moorage.scheduler.core.ledger.state import Job
 from moorage.scheduler.core.outputs.outputs import Outputs, enforced_on, gpu_names
 from moorage.scheduler.whatif.child import ask, ask_all
 from moorage.scheduler.whatif.fixes import fixes
+from moorage.scheduler.whatif.forecast import Start
 from moorage.scheduler.whatif.future import Future, last_of, waits, why_unknown
 from moorage.scheduler.whatif.looks import LOOKS, Outcome, band
 from moorage.scheduler.whatif.play import Held
@@ -147,16 +148,18 @@ def _together(looks: list[Plan]) -> Plan:
     """Return the first look's plan, with the band of all looks in place of its own times."""
     planned = looks[0]
     if planned.starts in ("later", "unknown"):
-        found = [Outcome(look.in_ms["p50_ms"], (look.on, at)) for at, look in enumerate(looks) if look.in_ms]
+        found = [
+            Outcome(look.in_ms["p50_ms"], (look.on, at), "p10_ms" not in look.in_ms)
+            for at, look in enumerate(looks)
+            if look.in_ms
+        ]
         start = band(found)
         if start is None:
             planned.starts, planned.in_ms, planned.on = "unknown", None, ""
         else:
             median = looks[start.detail[1]]
             planned.starts, planned.on, planned.preempts = "later", median.on, median.preempts
-            planned.in_ms = {"p50_ms": start.p50_ms, "runs": (median.in_ms or {})["runs"]}
-            if start.p90_ms >= 0:
-                planned.in_ms["p90_ms"] = start.p90_ms
+            planned.in_ms = Start(*start[:3], runs=(median.in_ms or {})["runs"]).as_data()
     for worker in planned.empty or ():
         ends = [Outcome(ms) for look in looks if (ms := (look.empty or {}).get(worker)) is not None]
         end = band(ends)
@@ -177,6 +180,7 @@ class _Plan(Future):
         self._asked = asked
 
     def on_outputs(self, out: Outputs) -> None:
+        super().on_outputs(out)
         job = self._job
         if job is not None and self._preempts is None and job.preempts is not None:
             ended = [self.engine.state.jobs[num] for num in job.preempts[1] if num in self.engine.state.jobs]
@@ -283,7 +287,9 @@ class _Plan(Future):
         if planned.waiting is not None and found is None and why:
             planned.waiting["starts_unknown"] = why
         if found is not None:
-            planned.in_ms, planned.on = {"p50_ms": found.in_ms, "runs": found.runs}, found.worker
+            p10_ms = -1 if found.limited else found.in_ms
+            planned.in_ms = Start(p10_ms, found.in_ms, found.in_ms, runs=found.runs).as_data()
+            planned.on = found.worker
 
     def _empty(self, planned: Plan) -> None:
         """Set `planned.empty`: after how many ms each drained worker holds nothing; None if unknown.

@@ -202,11 +202,17 @@ class Holders(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
 
 class Start(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """A forecast of a start, ms from now."""
+    """A forecast of a start or an end, ms from now: its median, and in eight of ten cases from `p10_ms` to `p90_ms`.
 
+    Without `p10_ms` it may be earlier, as of some run before it only the time limit is known. Without `p90_ms` it may
+    be later, too.
+    """
+
+    p10_ms: int | None = None
     p50_ms: int = 0
     p90_ms: int | None = None
-    runs: int = 0  # number of runs behind it
+    #: number of earlier runs of the same commands behind it; 0 if only time limits and grace periods are
+    runs: int = 0
 
 
 class Fix(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -250,6 +256,7 @@ class Explained(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     starts_in_ms: int | None = None  # ms until a pause ends
     starts: Start | None = None
     starts_unknown: str = ""  # why there is no forecast
+    ends: Start | None = None  # when the last replica of a job of several ends
     waiting_replicas: int = 0
     priority: int | None = None
     position: int | None = None  # place in the queue, from 1; left out for a job on hold

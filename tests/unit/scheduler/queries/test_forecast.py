@@ -49,6 +49,7 @@ def test_a_start_is_when_such_runs_end_less_what_has_passed() -> None:
     for name in ("first", "second"):
         submit(drive, name)
     starts = look_ahead(drive).starts["t"]
+    assert abs(starts["first"].p10_ms - 6 * MINUTE) < 1_000
     assert abs(starts["first"].p50_ms - 6 * MINUTE) < 1_000
     assert abs(starts["first"].p90_ms - 16 * MINUTE) < 1_000
     assert abs(starts["second"].p50_ms - 16 * MINUTE) < 1_000
@@ -162,16 +163,34 @@ def test_a_job_of_several_members_without_a_known_end_is_one_job() -> None:
     assert (found.unknown_runs, found.unknown_starts) == (1, 1)
 
 
-def test_a_time_limit_is_an_estimate_too() -> None:
+def test_a_time_limit_bounds_a_start_whatever_other_commands_took() -> None:
     drive = Driving()
     drive.worker("w0", 1)
-    drive.submit("runs", gpu={}, run={"driver": "noop", "timeout_s": 60})
+    learned(drive, [1] * 30)
+    drive.submit("runs", gpu={}, run={"driver": "noop", "argv": ["new"], "timeout_s": 3600})
     drive.settle()
-    submit(drive, "waits", "new")
-    start = look_ahead(drive).starts["t"]["waits"]
-    assert start.p50_ms == start.p90_ms
-    assert start.runs == 0, "nothing was learned"
-    assert abs(start.p50_ms - MINUTE) < 1_000
+    submit(drive, "waits")
+    submit(drive, "behind")
+    starts = look_ahead(drive).starts["t"]
+    assert starts["waits"].runs == 0, "nothing was learned of the command that runs"
+    assert starts["waits"].p50_ms == starts["waits"].p90_ms
+    assert abs(starts["waits"].p90_ms - 60 * MINUTE) < 1_000
+    assert abs(starts["behind"].p90_ms - 61 * MINUTE) < 2_000
+    assert starts["behind"].runs == 30
+    assert {start.p10_ms for start in starts.values()} == {-1}, "the one that runs may end at any time"
+
+
+def test_waiting_replicas_of_jobs_before_it_count_and_a_sweep_has_an_end() -> None:
+    drive = Driving()
+    drive.worker("w0", 4)
+    learned(drive, [10] * 5)
+    submit(drive, "mine", replicas=44)
+    submit(drive, "bobs", tenant="u", replicas=8)
+    found = look_ahead(drive)
+    assert abs(found.starts["t"]["mine"].p50_ms - 10 * MINUTE) < 2_000
+    assert abs(found.starts["u"]["bobs"].p50_ms - 110 * MINUTE) < 20_000
+    assert abs(found.ends["t"]["mine"].p50_ms - 110 * MINUTE) < 20_000
+    assert "u" not in found.ends, "nobody knows how long those take"
 
 
 def test_a_gang_and_what_is_ahead_of_it_in_the_queue() -> None:

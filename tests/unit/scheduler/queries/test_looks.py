@@ -35,9 +35,9 @@ def test_over_all_looks_each_job_is_drawn_once_from_each_part() -> None:
 @pytest.mark.parametrize(
     ("outcomes", "told"),
     [
-        ([5, 1, 4, 2, 3], Band(3, 5, ("w", 1))),
-        ([5, 1, 4, 2], Band(4, -1, ("w", 1))),
-        ([5, 1, 4], Band(5, -1, ("w", 1))),
+        ([5, 1, 4, 2, 3], Band(1, 3, 5, ("w", 1))),
+        ([5, 1, 4, 2], Band(-1, 4, -1, ("w", 1))),
+        ([5, 1, 4], Band(-1, 5, -1, ("w", 1))),
         ([1, 5], None),
         ([], None),
     ],
@@ -107,12 +107,15 @@ def test_it_says_why_it_does_not_know(monkeypatch: pytest.MonkeyPatch) -> None:
         foresight._forecast = found
         return foresight.explained("t", "behind").get("starts_unknown")
 
-    assert told(look_ahead(drive)) == "1 job that starts before it has no time limit and no history to estimate from"
+    assert (
+        told(look_ahead(drive))
+        == "1 job that starts before it has no time limit and no earlier run of the same command"
+    )
     plan = planned(drive, {"gpu": {}})
     assert plan.waiting is not None
     assert (plan.starts, plan.waiting["starts_unknown"]) == (
         "unknown",
-        "1 job that starts before it has no time limit and no history to estimate from",
+        "1 job that starts before it has no time limit and no earlier run of the same command",
     )
     monkeypatch.setattr(forecasts, "JOBS_MAX", 0)
     assert told(look_ahead(drive)) == "more jobs wait before it than a look ahead covers"
@@ -120,7 +123,7 @@ def test_it_says_why_it_does_not_know(monkeypatch: pytest.MonkeyPatch) -> None:
     assert drive.states("new", "u") == ["RUNNING"]
     found = look_ahead(drive)
     assert (found.unknown_runs, found.unknown_starts) == (1, 0)
-    assert told(found) == "1 running job has no time limit and no history to estimate from"
+    assert told(found) == "1 running job has no time limit and no earlier run of the same command"
 
 
 def test_why_a_start_is_unknown_is_not_said_of_a_job_that_is_newer_than_the_forecast() -> None:

@@ -70,7 +70,7 @@ LEARNED_A_RECORD: Final = 2
 
 _Group = tuple[str, str, int]
 #: from narrow to wide, see `groups_of`
-Groups = tuple[_Group, _Group, _Group]
+Groups = tuple[_Group, ...]
 
 
 class _Runs:
