@@ -50,6 +50,11 @@ async def test_a_refused_request_is_listed_shown_mended_and_handed_in_again(nats
         async with operator(made) as ana:
             rows = await buried(ana, 3)
             assert [row["queued"] for row in sorted(rows, key=lambda row: row["queued"])] == queued
+            await until(lambda: len(acme.ended) == 2, ANSWER_S, "the refusals told to the tenant")
+            assert acme.ended == {"typo": ["REJECTED"], f"q{queued[1]}": ["REJECTED"]}
+            refused = await acme.api("show", {"job": "typo"})
+            assert (refused["code"], refused["field"]) == ("not-found", "$.gpus")
+            assert "its request in the durable queue was refused, invalid-argument" in refused["message"]
             by_verb = {(row["tenant"], row["verb"], row["job"]): row for row in rows}
             typo = by_verb["acme", "submit", "typo"]
             assert typo["code"] == "invalid-argument"

@@ -3,12 +3,16 @@
 No client waits for the answer to a message published to the durable queue. So a refusal is stored with the message: the
 reason, the sequence in the queue, and the subject to which it was published. An operator lists the letters, shows one,
 resends it (unchanged or corrected, under the same job id, so that resending twice makes one job) or drops it.
+
+The tenant, which may read no dead letter, gets an event with the state REJECTED, and `show` says why. Both are of the
+leader that refused the request: a later one knows the letter alone.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
@@ -19,12 +23,14 @@ from moorage.bus.errors import BusError
 from moorage.bus.jetstream import COPIES_FOLLOW, MESSAGE_ID, Ack, JetStream, StoredMessage, wall_seconds
 from moorage.scheduler.arguments import cancel_of
 from moorage.scheduler.core.engine import Engine
+from moorage.scheduler.core.ledger.finished import job_key
+from moorage.scheduler.core.outputs.outputs import Message
 from moorage.scheduler.pacing.answering import Answering
 from moorage.schemas.actors import by_operator, words
 from moorage.schemas.answers.letters import Letter, LetterDone, LetterRow, LettersAnswer
 from moorage.schemas.codec import Decoder, encode
 from moorage.schemas.errors import Problem, Refused, problem, refuse
-from moorage.schemas.frames import Accepted, Answer
+from moorage.schemas.frames import Accepted, Answer, Event, Events
 from moorage.schemas.names import is_job
 from moorage.schemas.operate import DeadLetter, DlqAct
 from moorage.schemas.subjects import Subjects
@@ -40,6 +46,8 @@ BYTES_MIN: Final = 1024**2
 #: settings that may change on an existing stream: they affect only what is kept
 MAY_CHANGE: Final = frozenset({"max_age", "max_bytes", "max_msgs_per_subject", *COPIES_FOLLOW})
 AT_ONCE_MAX: Final = 8
+#: refused submits of which `show` says why; the oldest are forgotten
+REFUSED_MAX: Final = 10_000
 LIST_BYTES_MAX: Final = 256 * 1024
 AGAIN_S: Final = 1.0
 #: marks answers to resent letters; a subject has no blank
@@ -53,15 +61,26 @@ Say = Callable[[str, bytes], None]
 
 
 class DeadLetters:
-    """Stores and resends dead letters during one term. `wake` is called when something was offered to the engine."""
+    """Stores and resends dead letters during one term. `wake` is called when something was offered to the engine.
+
+    `say` sends messages that may be lost.
+    """
 
     def __init__(
-        self, jetstream: JetStream, subjects: Subjects, engine: Engine, wake: Callable[[], None], replicas: int
+        self,
+        jetstream: JetStream,
+        subjects: Subjects,
+        engine: Engine,
+        wake: Callable[[], None],
+        say: Callable[[list[Message]], None],
+        replicas: int,
     ) -> None:
         self._js = jetstream
         self._subjects = subjects
         self._engine = engine
         self._wake = wake
+        self._say = say
+        self._refused: OrderedDict[tuple[str, str], Problem] = OrderedDict()  # by tenant and job id
         self._replicas = replicas
         self._waiting: dict[str, asyncio.Future[Any]] = {}
         self._answers = Answering("acts on dead letters", AT_ONCE_MAX)
@@ -104,11 +123,12 @@ class DeadLetters:
         """
         headers = {MESSAGE_ID: f"{message.subject}.{message.seq}", "Moorage-Code": why.code}
         trace = (message.headers or {}).get("traceparent", "")
-        letter = encode(DeadLetter(message.subject, message.seq, why, message.data, trace[:256], evidence))
+        letter = DeadLetter(message.subject, message.seq, why, message.data, trace[:256], evidence)
         try:
-            answer = await self._js.append(self._subjects.dead_letter(tenant), letter, headers)
+            answer = await self._js.append(self._subjects.dead_letter(tenant), encode(letter), headers)
             if isinstance(answer, Ack):
                 log.warning("request %d of tenant %s is refused: %s", message.seq, tenant, why.message)
+                self._tell(tenant, letter)
                 return True
             trouble = answer.description
             if answer.nobody_listens:  # the stream no longer exists
@@ -118,6 +138,31 @@ class DeadLetters:
             trouble = str(error)
         log.warning("request %d of tenant %s cannot be stored as a dead letter now: %s", message.seq, tenant, trouble)
         return False
+
+    def _tell(self, tenant: str, letter: DeadLetter) -> None:
+        """Tell the tenant that its queued submit makes no job, unless there is a job with its id."""
+        state, job = self._engine.state, _job_of(letter) or f"q{letter.sequence}"
+        is_submit = letter.subject == self._subjects.request(tenant, "submit")
+        if not is_submit or state.job(tenant, job) is not None or state.finished.find(job_key(tenant, job)) is not None:
+            return
+        self._refused[tenant, job] = letter.problem
+        if len(self._refused) > REFUSED_MAX:
+            self._refused.popitem(last=False)
+        event = Event(tenant, job, 0, "REJECTED", state.seq, why=letter.problem.message)
+        self._say(
+            [
+                (self._subjects.event(tenant, job), encode(event), ""),
+                (self._subjects.events(tenant), encode(Events(tenant, state.seq, [event])), ""),
+            ]
+        )
+
+    def refusal(self, tenant: str, job: str) -> Problem | None:
+        """Return why a job does not exist whose queued submit was refused in this term; None for any other."""
+        why = self._refused.get((tenant, job))
+        if why is None:
+            return None
+        text = f"job {job} of tenant {tenant} does not exist: its request in the durable queue was refused"
+        return msgspec.structs.replace(why, code="not-found", message=f"{text}, {why.code}: {why.message}", job=job)
 
     def decided(self, reply: str, answer: bytes) -> bool:
         """Pass an answer of the engine to the act that resent the letter; return False if it is about no letter.

@@ -27,6 +27,7 @@ from moorage.scheduler.core.contained_engine import ContainedEngine
 from moorage.scheduler.core.containment import trace_of
 from moorage.scheduler.core.events import Cancel, QueueRead, Submit
 from moorage.scheduler.core.ledger.state import State
+from moorage.scheduler.core.outputs.outputs import Message
 from moorage.scheduler.durable.dead_letters import DeadLetters
 from moorage.scheduler.durable.queue_streams import QueueStreams
 from moorage.schemas.answers.fleet import RequestQueueRow
@@ -81,6 +82,7 @@ class QueueReader:
         subjects: Subjects,
         engine: ContainedEngine,
         wake: Callable[[], None],
+        say: Callable[[list[Message]], None],
         replicas: int,
         streams: QueueStreams,
     ) -> None:
@@ -95,7 +97,7 @@ class QueueReader:
         #: stream
         self._known = asyncio.Event()
         self._to_make = False
-        self.letters = DeadLetters(jetstream, subjects, engine, wake, replicas)
+        self.letters = DeadLetters(jetstream, subjects, engine, wake, say, replicas)
         #: (tenant, verb) of the queues to read, in order of arrival, and whether a hint says so
         self._dirty: dict[tuple[str, str], bool] = {}
         self._read: dict[tuple[str, str], int] = {}  # sequence read so far, ahead of the cursor in the ledger

@@ -81,6 +81,7 @@ class Reign:
             scheduler.subjects,
             self.engine,
             self._wake,
+            self.say,
             scheduler.replicas,
             scheduler.queue_streams,
         )

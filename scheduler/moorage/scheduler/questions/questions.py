@@ -37,6 +37,7 @@ from moorage.schemas.codec import encode
 from moorage.schemas.errors import Problem, Refused, refuse
 from moorage.schemas.frames import Answer, Looked
 from moorage.schemas.operate import ACTS, FeatureLevelAct, act_of
+from moorage.schemas.ranges import Ranges
 from moorage.schemas.schedules import ScheduleAsked
 from moorage.schemas.subjects import Subjects
 
@@ -153,7 +154,7 @@ class Questions:
         if verb == "show":
             follow = arguments.get("events") != "tenant"
             only = replicas_asked(arguments, REPLICAS_SHOWN_MAX)
-            answer = partial(self._history.show, tenant, job, reply, json, follow=follow, only=only)
+            answer = partial(self._show, tenant, job, reply, json, follow=follow, only=only)
         elif verb == "history":
             check_page(arguments)
             answer = partial(self._history.history, tenant, arguments, reply, json)
@@ -166,6 +167,12 @@ class Questions:
             self._ask_behind_a_record(verb, answer, reply, json)
         else:
             self._ask(verb, answer, reply, json)
+
+    def _show(self, tenant: str, job: str, reply: str, json: bool, *, follow: bool, only: Ranges | None) -> Any:
+        found = self._history.show(tenant, job, reply, json, follow=follow, only=only)
+        if isinstance(found, Problem) and found.code == "not-found":
+            return self._letters.refusal(tenant, job) or found
+        return found
 
     def _page(self, tenant: str, verb: str, arguments: dict[str, Any], reply: str, json: bool) -> None:
         """Let the relay answer, at once or behind a record; nothing happens without a reply subject.
