@@ -12,6 +12,7 @@ import msgspec
 from moorage.schemas.codec import FRAME_BYTES_MAX, REQUEST_BYTES_MAX
 from moorage.schemas.frames import AgainAnswer, AgainAsked, LsAsked
 from moorage.schemas.job import Request
+from moorage.schemas.operate import ChangeAsked, Changed
 from moorage.schemas.schedules import ScheduleAsked, ScheduleRow
 from moorage.schemas.subjects import Subjects
 from tools.answers import answers
@@ -78,6 +79,8 @@ def protocol() -> str:
     parts.append(f"\n## Fields of `ls`\n\n{inspect.getdoc(LsAsked)}\n\n{table_of(LsAsked)}\n")
     parts.append(f"\n## Fields of `again`\n\n{inspect.getdoc(AgainAsked)}\n\n{table_of(AgainAsked)}\n")
     parts.append(f"\n### Again: answer\n\n{inspect.getdoc(AgainAnswer)}\n\n{table_of(AgainAnswer)}\n")
+    parts.append(f"\n## Fields of `change`\n\n{inspect.getdoc(ChangeAsked)}\n\n{table_of(ChangeAsked)}\n")
+    parts.append(f"\n### Data of `change`\n\n{inspect.getdoc(Changed)}\n\n{table_of(Changed)}\n")
     parts.append(f"\n## Fields of `schedule`\n\n{inspect.getdoc(ScheduleAsked)}\n\n{table_of(ScheduleAsked)}\n")
     parts.append(answers(HEADINGS))
     parts.append(f"\n### Data of `schedule`\n\n{inspect.getdoc(ScheduleRow)}\n\n{table_of(ScheduleRow)}\n")

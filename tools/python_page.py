@@ -39,7 +39,7 @@ EXTENDING_API: Final[dict[str, tuple[str, ...]]] = {
 OPERATOR_API: Final[dict[str, tuple[str, ...]]] = {
     "moorage.client.fleet": ("Fleet",),
     "moorage.client.admin": ("Admin",),
-    "moorage.schemas.operate": ("Done", "Hold", "Limit", "Share", "Drain", "Resized", "TenantRow"),
+    "moorage.schemas.operate": ("Changed", "Done", "Hold", "Limit", "Share", "Drain", "Resized", "TenantRow"),
 }
 STEPS: Final = "Steps of a job"
 ERRORS: Final = "What it raises"

@@ -49,7 +49,7 @@ from moorage.client.sync_base import ClientBase, Handle
 from moorage.schemas.frames import USE_KEPT_S, Accepted, Event, FleetFrame, UsePage
 from moorage.schemas.gpu import GpuSpec
 from moorage.schemas.job import Request
-from moorage.schemas.operate import Done, TenantRow
+from moorage.schemas.operate import Changed, Done, TenantRow
 from moorage.schemas.schedules import Overlap, ScheduleRow
 
 if TYPE_CHECKING:

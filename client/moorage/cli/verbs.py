@@ -100,6 +100,7 @@ VERBS: Final[dict[str, tuple[Verb, ...]]] = {
     ),
     LOOKUP: (
         Verb("uncancel", "moorage.cli.jobs.show_cancel:uncancel", "Undo cancel --before: take these ids again."),
+        Verb("change", "moorage.cli.jobs.change:change", "Change jobs in place: how many at once, priority, limit."),
         Verb("follow", "moorage.cli.jobs.follow:follow", "Tell a command or a web address what becomes of jobs."),
         Verb("shell", "moorage.cli.jobs.exec:shell", "Open a shell in a running job."),
         Verb("attach", "moorage.cli.jobs.exec:attach", "Hold the terminal of a job of moorage run -it."),

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from moorage.schemas.frames import UsePage
     from moorage.schemas.gpu import GpuSpec
     from moorage.schemas.job import Request
+    from moorage.schemas.operate import Changed
 
 log = logging.getLogger("moorage.client")
 
@@ -408,6 +409,29 @@ class Job:
         """Forget a cancel with `before` of this id, whose submit has not come: it is accepted again. Return whether one
         was remembered."""
         return bool((await self._client.read("uncancel", {"job": self.job}))["lifted"])
+
+    async def change(
+        self,
+        *,
+        max_running: int | None = None,
+        priority: int | None = None,
+        limit: Duration | None = None,
+        reason: str = "",
+        by: str = "",
+    ) -> Changed:
+        """Change the job in place, while it waits or runs; None leaves a value as it is. Return its bounds as they are.
+
+        A new `limit` of time holds for attempts that start from now on. The request, and with it the job's identity,
+        stays what was submitted. Raises `Rejected` (failed-precondition) for a job that is over, and for a priority
+        above the one that an operator has set; `NotFound`.
+        """
+        from moorage.schemas.operate import Changed
+
+        given = {"max_running": max_running, "priority": priority, "reason": reason, "by": by}
+        asked: dict[str, Any] = {name: value for name, value in given.items() if value not in (None, "")}
+        if limit is not None:
+            asked["timeout_s"] = seconds(limit)
+        return msgspec.convert(await self._client.read("change", {"job": self.job, **asked}), Changed)
 
     async def files(
         self, into: str | os.PathLike[str], path: str = "", *, replica: Which = None, merge: bool = False

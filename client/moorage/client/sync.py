@@ -28,7 +28,7 @@ from moorage.client.sync_base import ClientBase, Handle
 from moorage.schemas.frames import USE_KEPT_S, Accepted, Event, FleetFrame, UsePage
 from moorage.schemas.gpu import GpuSpec
 from moorage.schemas.job import Request
-from moorage.schemas.operate import Done, TenantRow
+from moorage.schemas.operate import Changed, Done, TenantRow
 from moorage.schemas.schedules import Overlap, ScheduleRow
 
 if TYPE_CHECKING:
@@ -166,6 +166,22 @@ class SyncJob(Handle[Job]):
         one was remembered.
         """
         return self._thread.call(self._twin.uncancel())
+
+    def change(
+        self,
+        *,
+        max_running: int | None = None,
+        priority: int | None = None,
+        limit: Duration | None = None,
+        reason: str = "",
+        by: str = "",
+    ) -> Changed:
+        """Change the job in place, while it waits or runs; None leaves a value as it is. Return its bounds as they
+        are.
+        """
+        return self._thread.call(
+            self._twin.change(max_running=max_running, priority=priority, limit=limit, reason=reason, by=by)
+        )
 
     def files(
         self, into: str | os.PathLike[str], path: str = "", *, replica: Which = None, merge: bool = False

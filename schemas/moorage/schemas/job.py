@@ -554,6 +554,13 @@ class Request(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
             return self
         return msgspec.structs.replace(self, gpu=msgspec.structs.replace(self.gpu, share=Share(*part)))
 
+    def with_bounds(self, max_running: int, timeout_ms: int) -> Request:
+        """Return the request with these in place of its own `max_running` and `run.timeout_s`; negative: its own."""
+        run, most = self.run, self.max_running if max_running < 0 else max_running
+        if run is not None and timeout_ms >= 0:
+            run = msgspec.structs.replace(run, timeout_s=timeout_ms / 1000)
+        return msgspec.structs.replace(self, max_running=most, run=run)
+
     @property
     def effective_gpu(self) -> GpuSpec | None:
         """The GPU spec, from `gpu` or in OpenShell's form; None if it asks for no GPU."""

@@ -16,7 +16,7 @@ from moorage.schemas.codec import Decoder
 from moorage.schemas.decode_errors import asked_as
 from moorage.schemas.errors import Problem
 from moorage.schemas.gpu import MEMORY_MIB_MAX
-from moorage.schemas.job import PRIORITY_MAX
+from moorage.schemas.job import PRIORITY_MAX, REPLICAS_MAX, check_duration
 from moorage.schemas.names import JOB, TENANT, WORKER, is_job, is_tenant, is_worker
 from moorage.schemas.ranges import parse_ranges
 
@@ -421,6 +421,49 @@ class Share(msgspec.Struct, frozen=True, omit_defaults=True):
     by: str = ""
     said: str = ""
     why: str = ""
+
+
+class ChangeAsked(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
+    """The question of `moorage.api.<tenant>.change`: other bounds for a job that is not over.
+
+    They stand in place of its request's; a field that is left out stays as it is. The request itself stays what was
+    submitted, and with it its identity.
+    """
+
+    job: str
+    max_running: int | None = None  # most replicas that run at once, 1..1000000
+    priority: int | None = None  # 0..100; no higher than one that an operator has set
+    timeout_s: float | None = None  # most seconds that an attempt may run that is placed from now on
+    reason: str = ""
+    by: str = ""  # the caller's name, for the job's story
+
+    def __post_init__(self) -> None:
+        _check_job(self.job)
+        if self.max_running is None and self.priority is None and self.timeout_s is None:
+            raise ValueError("change must have max_running, priority or timeout_s, found none of them")
+        if self.max_running is not None and not 1 <= self.max_running <= REPLICAS_MAX:
+            raise ValueError(f"max_running must be 1..{REPLICAS_MAX}, found {self.max_running}")
+        if self.priority is not None and not 0 <= self.priority <= PRIORITY_MAX:
+            raise ValueError(f"priority must be 0..{PRIORITY_MAX}, found {self.priority}")
+        check_duration("timeout_s", self.timeout_s)
+        if len(self.reason) > WHY_CHARS_MAX or not self.reason.isprintable():
+            raise ValueError(f"reason must be at most {WHY_CHARS_MAX} printable characters")
+
+
+class Changed(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """The answer to `change`: the job's bounds as they are now; null stands for no bound.
+
+    `changed` is false if they were so before: then nothing was recorded. `members` are the attempts that are placed or
+    run, and keep the limit of time that they have.
+    """
+
+    job: str
+    changed: bool
+    state: str
+    priority: int
+    max_running: int | None = None
+    timeout_s: float | None = None
+    members: int = 0
 
 
 class Resized(msgspec.Struct, frozen=True, omit_defaults=True):

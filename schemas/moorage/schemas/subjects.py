@@ -16,6 +16,7 @@ API_VERBS: Final = (
     "submit",
     "cancel",
     "uncancel",
+    "change",
     "show",
     "ls",
     "explain",

@@ -24,6 +24,7 @@ from moorage.scheduler.core.ledger.state import (
     AT_PLACED,
     ATTEMPT,
     BY,
+    CHANGED,
     CODE,
     EXEC,
     FENCE,
@@ -100,7 +101,7 @@ RANGES_SHOWN: Final = 500
 CONTENDED_AT: Final = 5
 RUNS: Final = STATES[RUNNING]
 #: rows of a story whose words are no reason for the job's state: RUNNING has an address there
-NO_REASONS: Final = frozenset((RUNNING, READY, NOT_READY, EXEC))
+NO_REASONS: Final = frozenset((RUNNING, READY, NOT_READY, EXEC, CHANGED))
 #: transitions of a replica that was cancelled
 _CANCELS: Final = frozenset(("CANCELLING", "CANCELLED"))
 #: stalled jobs that an answer about the fleet names
@@ -297,7 +298,17 @@ def summary(engine: Engine, job: Job) -> dict[str, Any]:
         **({"replicas": replicas_of(job)} if job.size > 1 else {}),
         **({"hold": msgspec.to_builtins(as_hold(job.hold))} if job.hold is not None else {}),
         **({"resized": msgspec.to_builtins(resized_of(job))} if job.resizes else {}),
+        **({"bounds": _bounds(job)} if job.bounds else {}),
         **({"use": used} if job.held and (used := use_of_job(engine, job)) else {}),
+    }
+
+
+def _bounds(job: Job) -> dict[str, Any]:
+    """Return what stands in place of the request's fields since a `change`."""
+    most, limit_ms = job.bounds_at()
+    return {
+        **({"max_running": most} if most >= 0 else {}),
+        **({"timeout_s": limit_ms / 1000} if limit_ms >= 0 else {}),
     }
 
 

@@ -36,6 +36,7 @@ from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.events import (
     Arrival,
     Cancel,
+    ChangeOrder,
     Event,
     Execute,
     FromWorker,
@@ -64,7 +65,7 @@ from moorage.schemas.reasons import STARTS_FAIL
 #: from so many failures of one record on, groups that fail wait with all others for the next pass
 BUILDS_MAX: Final = 16
 #: what an event is called in the answer to one that failed
-_WHAT: Final[Mapping[type, str]] = {Cancel: "cancel", FromWorker: "frame", Wake: "wake"}
+_WHAT: Final[Mapping[type, str]] = {Cancel: "cancel", ChangeOrder: "change", FromWorker: "frame", Wake: "wake"}
 WHY_HELD: Final = "internal: the scheduler failed as it placed it"
 WHY_CORDONED: Final = "internal: the scheduler failed twice on what this worker sends"
 
@@ -187,7 +188,7 @@ class ContainedEngine(Engine):
         """Return the requests in the record that failed as a whole: it cannot be said which of them it was."""
         pending = self.pending
         taken = [*pending.taken_submits, *pending.cancels.taken, *pending.taken_rest]
-        kinds = Submit | Cancel | Order | ScheduleOrder | ScheduleRun | Execute | Wake
+        kinds = Submit | Cancel | Order | ChangeOrder | ScheduleOrder | ScheduleRun | Execute | Wake
         return [event for event in taken if isinstance(event, kinds)]
 
     def _failed_on(self, event: Event, raised: Exception) -> None:
@@ -210,8 +211,9 @@ class ContainedEngine(Engine):
         self.pending.remove(event)
         if isinstance(event, Submit):
             event.answer(_failed("request", event.name), self._owed)
-        elif isinstance(event, Execute):
-            self._owed.append((_failed("exec", event.asked.job), event.reply, event.json))
+        elif isinstance(event, ChangeOrder | Execute):
+            what = _WHAT.get(type(event), "exec")
+            self._owed.append((_failed(what, event.asked.job), event.reply, event.json))
         elif isinstance(event, Cancel | Order | ScheduleOrder | ScheduleRun | FromWorker | Wake):
             what = _WHAT.get(type(event), "order")
             job = event.job if isinstance(event, Cancel) else ""
@@ -391,6 +393,8 @@ def _asked(event: Event) -> tuple[str, str, str]:
             return event.tenant, "cancel", event.job
         case Order():
             return event.operator, event.verb, ""
+        case ChangeOrder():
+            return event.tenant, "change", event.asked.job
         case Execute():
             return event.tenant, "exec", event.asked.job
         case ScheduleOrder():

@@ -21,6 +21,7 @@ from moorage.scheduler.core.draft import FULL_BYTES, Draft
 from moorage.scheduler.core.events import (
     Ask,
     Batch,
+    ChangeOrder,
     Event,
     Execute,
     FromWorker,
@@ -59,6 +60,7 @@ from moorage.scheduler.core.lifecycle.starts import Starts
 from moorage.scheduler.core.lifecycle.timers import Timers
 from moorage.scheduler.core.lifecycle.transitions import Lifecycle
 from moorage.scheduler.core.lifecycle.windows import Windows
+from moorage.scheduler.core.operate.changing import Changing
 from moorage.scheduler.core.operate.executing import execute
 from moorage.scheduler.core.operate.orders import Orders
 from moorage.scheduler.core.operate.resizing import Resizing
@@ -142,7 +144,7 @@ class Engine:
             Lacking(self.fleet, reader.shape_of, config.not_here_max),
             Starts(state, self.fleet, config.start_failures_max),
         )  # fmt: skip
-        self.estimates = Estimates(reader.request_of, reader.shape_of, self.durations)
+        self.estimates = Estimates(reader.request_of, reader.shape_of, reader.limit_ms_of, self.durations)
         self.services = Services(state, self.lifecycle)
         self.admission = Admission(state, self.fleet, self.lifecycle, config, self.services)
         self.room = WaitingRoom(state, lambda draft, job: self._indexing.enter(draft, job), self.lifecycle.cancel)
@@ -156,6 +158,7 @@ class Engine:
             state, self.queue, self.planner, self.lifecycle, reader.request_of, reader.shape_of, config.half_life_ms,
             Resizing(state, reader, self.fleet),
         )  # fmt: skip
+        self._changing = Changing(state, self.queue, reader)
         self.schedules = Schedules(state, self.admission.malformed)
         self.windows = Windows(state, self.fleet, self.lifecycle)
         self.sessions = Sessions(state, self.fleet, self.lifecycle, config)
@@ -357,14 +360,14 @@ class Engine:
         self._at = step
         return not self.puts_off or draft.time_ms >= self._put_off_until(step)
 
-    def _gather(self, flight: InFlight, mono_ms: int) -> list[Order | Execute]:
+    def _gather(self, flight: InFlight, mono_ms: int) -> list[Order | ChangeOrder | Execute]:
         """Take offered events other than submits and cancels; return the operators' orders, not carried out yet.
 
         Orders on jobs and tenants run later because they must see the queue after the backoffs that end in this record.
         """
         draft, rest = flight.draft, self.pending.rest
         folded: dict[int, int] = {}  # by worker number, the number of its last report frame in this record
-        orders: list[Order | Execute] = []
+        orders: list[Order | ChangeOrder | Execute] = []
         later: list[FromWorker] = []
         joined: set[str] = set()
         taken = self.pending.taken_rest
@@ -384,7 +387,7 @@ class Engine:
                     self._from_worker(flight, event, folded)
                     if len(flight.joined) > len(joined):
                         joined.add(event.worker)
-            elif isinstance(event, Execute) or (isinstance(event, Order) and not event.worker):
+            elif isinstance(event, ChangeOrder | Execute) or (isinstance(event, Order) and not event.worker):
                 orders.append(event)
             else:
                 self._take_in(flight, event, mono_ms)
@@ -590,7 +593,7 @@ class Engine:
             self.queue.add_fresh(request.priority, shape, num, numbers, tenant)
         return outcome
 
-    def _take_orders(self, flight: InFlight, orders: list[Order | Execute]) -> None:
+    def _take_orders(self, flight: InFlight, orders: list[Order | ChangeOrder | Execute]) -> None:
         """Carry out orders, each after the backoffs that are due; orders without room wait for the next record."""
         for at, order in enumerate(orders):
             if flight.draft.full or self.timers.more_are_due(flight.draft):
@@ -599,6 +602,8 @@ class Engine:
             self._at = order
             if isinstance(order, Execute):
                 self._execute(flight, order)
+            elif isinstance(order, ChangeOrder):
+                flight.replies.append((self._changing.change(flight.draft, order), order.reply, order.json))
             else:
                 flight.replies.append((self.orders.act(flight.draft, order), order.reply, order.json))
             self._at = TIMERS

@@ -16,7 +16,7 @@ from moorage.schemas.actors import NO_OPERATOR, by_operator
 from moorage.schemas.errors import Problem
 from moorage.schemas.frames import ExecAsked, FactFrame, Goodbye, Join, Renew
 from moorage.schemas.job import Request
-from moorage.schemas.operate import Act
+from moorage.schemas.operate import Act, ChangeAsked
 from moorage.schemas.ranges import Ranges
 from moorage.schemas.schedules import ScheduleAsked
 
@@ -171,6 +171,19 @@ class Execute:
         self.json = json
 
 
+class ChangeOrder:
+    """A tenant's change of its own job in place."""
+
+    __slots__ = ("asked", "by", "json", "reply", "tenant")
+
+    def __init__(self, tenant: str, asked: ChangeAsked, reply: str = "", json: bool = True) -> None:
+        self.tenant = tenant
+        self.asked = asked
+        self.by = actor(by_tenant(tenant), asked.by)
+        self.reply = reply
+        self.json = json
+
+
 class ScheduleOrder:
     """A tenant's `add`, `pause`, `resume` or `remove` of a schedule.
 
@@ -257,7 +270,7 @@ class Resign:
 #: what is taken in the order of arrival with submits
 Arrival = Submit | QueueRead | ScheduleRun
 #: all events except these and cancels
-Rest = FromWorker | Order | ScheduleOrder | Execute | Ask | Wake | SnapshotTaken | Resign
+Rest = FromWorker | Order | ChangeOrder | ScheduleOrder | Execute | Ask | Wake | SnapshotTaken | Resign
 Event = Arrival | Cancel | Rest
 
 

@@ -6,7 +6,17 @@ of its own as well, such as `DraftTenant.load`.
 
 from __future__ import annotations
 
-from moorage.scheduler.core.ledger.state import Awaits, Job, Member, Replica, StandingOrder, Tenant, Window, Worker
+from moorage.scheduler.core.ledger.state import (
+    Awaits,
+    Bounds,
+    Job,
+    Member,
+    Replica,
+    StandingOrder,
+    Tenant,
+    Window,
+    Worker,
+)
 from moorage.schemas.ranges import Ranges
 
 
@@ -65,7 +75,7 @@ class DraftJob:
     `fresh` is without the replicas that end in this record unplaced; those that it places are still in it.
     """
 
-    __slots__ = ("after", "awaits", "count", "fresh", "gang", "hold", "part", "priority")
+    __slots__ = ("after", "awaits", "bounds", "ceiling", "count", "fresh", "gang", "hold", "part", "priority")
 
     def __init__(self, row: Job) -> None:
         self.gang = row.gang
@@ -75,6 +85,8 @@ class DraftJob:
         self.fresh: Ranges = row.fresh
         self.hold: StandingOrder | None = row.hold
         self.priority = row.priority
+        self.ceiling = row.ceiling
+        self.bounds: tuple[Bounds, ...] = row.bounds
         self.part = row.part
 
 

@@ -20,7 +20,7 @@ import msgspec
 from moorage.bus.transport import Delivery
 from moorage.scheduler.arguments import REASON_CHARS_MAX, cancel_of, check_fields, check_job, uncancel_of
 from moorage.scheduler.core.engine import Engine
-from moorage.scheduler.core.events import Batch, Execute, FromWorker, Wake
+from moorage.scheduler.core.events import Batch, ChangeOrder, Execute, FromWorker, Wake
 from moorage.scheduler.questions import question_queue
 from moorage.scheduler.questions.question_queue import QuestionQueue, RoundRobin, overloaded
 from moorage.schemas.codec import Decoder, encode, is_json, split_array
@@ -29,6 +29,7 @@ from moorage.schemas.errors import Problem, Refused, refuse
 from moorage.schemas.frames import ExecAsked, FactFrame, Goodbye, Join, Load, Renew
 from moorage.schemas.memo import Memo
 from moorage.schemas.names import JOB_ID_DIGITS, SERVICE, TENANT, WORKER, is_job, is_service, is_tenant, is_worker
+from moorage.schemas.operate import ChangeAsked
 from moorage.schemas.roles import may_answer
 from moorage.schemas.service import MemberLoad
 from moorage.schemas.subjects import API_VERBS, EXEC, Subjects
@@ -264,6 +265,9 @@ class Intake:
                 self._engine.offer(wake_of(tenant, arguments, delivery.reply, json=json))
             elif verb == EXEC:
                 self._engine.offer(execute_of(tenant, arguments, delivery.reply, json))
+            elif verb == "change":
+                change = asked_as(ChangeAsked, arguments, "moorage change --help")
+                self._engine.offer(ChangeOrder(tenant, change, delivery.reply, json))
             elif verb == "cancel":
                 self._engine.offer(cancel_of(tenant, arguments, reply=delivery.reply, json=json))
             elif verb == "uncancel":

@@ -25,6 +25,7 @@ from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.events import (
     Ask,
     Cancel,
+    ChangeOrder,
     Event,
     Execute,
     FromWorker,
@@ -48,7 +49,7 @@ from moorage.scheduler.core.rank.rankers import ranker_class
 from moorage.schemas.codec import Decoder, encode, is_json
 from moorage.schemas.errors import Refused
 from moorage.schemas.frames import ExecAsked, FactFrame, Goodbye, Join, Load, Renew
-from moorage.schemas.operate import ACTS
+from moorage.schemas.operate import ACTS, ChangeAsked
 from moorage.schemas.own_class import is_own
 from moorage.schemas.ranges import joined
 from moorage.schemas.schedules import ScheduleAsked
@@ -173,6 +174,8 @@ def _written(event: Event) -> tuple[Any, ...]:
             return "worker", event.worker, encode(event.frame, json=event.json), event.fresh
         case Order():
             return "order", event.verb, msgspec.to_builtins(event.act), event.announced, event.operator
+        case ChangeOrder():
+            return "change", event.tenant, msgspec.to_builtins(event.asked)
         case Execute():
             return "exec", event.tenant, msgspec.to_builtins(event.asked), event.stream
         case ScheduleOrder():
@@ -206,6 +209,9 @@ def _read(engine: Engine, kind: str, rest: list[Any]) -> Event:
         case "order":
             verb, arguments, *announced = rest
             return Order(verb, msgspec.convert(arguments, ACTS[verb]), "", True, *announced)
+        case "change":
+            tenant, arguments = rest
+            return ChangeOrder(tenant, msgspec.convert(arguments, ChangeAsked))
         case "exec":
             tenant, command, stream = rest
             return Execute(tenant, msgspec.convert(command, ExecAsked), stream, "", True)

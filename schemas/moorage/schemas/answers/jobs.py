@@ -56,6 +56,13 @@ class ReplicaCounts(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=Tru
     ended: dict[str, str] = {}  # ranges of replicas that ended without success, by state
 
 
+class BoundsNow(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """What its tenant has put in place of a job's request by `change`; null where the request's holds."""
+
+    max_running: int | None = None
+    timeout_s: float | None = None
+
+
 class JobRow(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """One job of `ls`. Of a job that ended long ago only `job`, `tenant` and `state` are sure."""
 
@@ -84,6 +91,7 @@ class JobRow(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     stalled: list[ReplicaStall] = []
     replicas: ReplicaCounts | None = None  # left out for a job of one replica
     resized: Resized | None = None  # the part of each GPU since an operator's `resize`
+    bounds: BoundsNow | None = None  # what a `change` has put in place of its request's
     compacted: bool = False  # whether it has left the scheduler's memory
     ended_ms: int = 0  # when it ended; 0 if it has not, or is in memory
     leases: list[tuple[str, list[int]]] = []  # with `at_ms`: worker and slots of each attempt

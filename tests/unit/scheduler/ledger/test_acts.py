@@ -37,6 +37,7 @@ SHOWN: Final[dict[str, tuple[str, ...]]] = {
     "priority": ("job", "priority", "by", "why"),
     "freeze": ("job", "replica", "word", "by", "why"),
     "exec": ("job", "replica", "by", "why"),
+    "change": ("job", "max_running", "priority", "timeout_ms", "ceiling", "by", "why"),
     "resize": ("job", "memory_mib", "compute_percent", "rate_milli", "by", "why"),
     "limit": ("tenant", "gpus", "jobs", "by", "why"),
     "share": ("tenant", "weight", "gpus", "by", "why"),

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from moorage.scheduler.core.config import Config
-from moorage.scheduler.core.events import QueueRead
+from moorage.scheduler.core.events import ChangeOrder, QueueRead
 from moorage.scheduler.core.ledger.state import (
     AVOID_MAX,
     POOLS_MAX,
@@ -24,6 +24,7 @@ from moorage.scheduler.core.ledger.state import (
 )
 from moorage.schemas.capabilities import Capabilities
 from moorage.schemas.frames import Device, Goodbye, Unwell
+from moorage.schemas.operate import ChangeAsked
 from tests.release.workloads.tables import Tables, small_bounds
 from tests.unit.scheduler.driving import Driving
 from tests.unit.scheduler.honest_worker import Worker, devices
@@ -72,6 +73,7 @@ TABLES = {
     ),
     "Job.lacking": Table("a refusal for what the host lacks", "as Job.avoid", AVOID_MAX, 1),
     "Job.resizes": Table("a resize", "the oldest goes beyond RESIZES_MAX; Compact of the job", 64, 64),
+    "Job.bounds": Table("a change", "the oldest goes beyond BOUNDS_MAX; Compact of the job", 16, 16),
     "Job.lingering": Table("EXIT without FREE", "FREE, LOSE", 4),
     "Tenant.jobs": Table("a submit", "Compact of the job", KNOWN + ENDED, ENDED),
     "Tenant.tombstones": Table("the cancel of an unknown job", "its submit, its age, a cursor past it", 8),
@@ -173,6 +175,7 @@ def a_week(drive: Year, number: int) -> None:
     drive.cancel("behind", tenant=tenant)
     drive.order("freeze", tenant=tenant, job="plain")
     drive.order("resize", tenant=tenant, job="part", compute_percent=20)
+    drive.engine.offer(ChangeOrder(tenant, ChangeAsked(job="part", timeout_s=3600)))
     drive.settle()
     drive.order("resume", tenant=tenant, job="plain")
     drive.settle()

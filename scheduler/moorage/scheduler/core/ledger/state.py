@@ -70,9 +70,11 @@ RESIZED: Final = -7
 READY: Final = -8
 NOT_READY: Final = -9
 EXEC: Final = -10
+CHANGED: Final = -11
 #: the names of the numbers in a story; negative numbers count from the end
 STORY_WORDS: Final = (
     *STATES,
+    "CHANGED",
     "EXEC",
     "NOT_READY",
     "READY",
@@ -147,6 +149,15 @@ class Scaled(NamedTuple):
     why: str
 
 
+class Bounds(NamedTuple):
+    """What a job's tenant put in place of its request's `max_running` and time limit by the record `seq`; below 0: the
+    request's."""
+
+    seq: int
+    max_running: int
+    timeout_ms: int
+
+
 class Window(NamedTuple):
     """A worker's maintenance window, in ledger milliseconds.
 
@@ -211,6 +222,8 @@ class Job:
         "back",
         "bad",
         "body",
+        "bounds",
+        "ceiling",
         "codes",
         "count",
         "deadline_ms",
@@ -299,7 +312,10 @@ class Job:
         self.ready_ms = 0  # ledger ms of when the last of them came true; 0 of a job that never waited so
         #: until it is placed: the workers reserved for it, and the jobs that were ended for it
         self.preempts: tuple[tuple[int, ...], tuple[int, ...]] | None = None
-        self.priority = -1  # set by an operator; negative: the request's priority applies
+        self.priority = -1  # set by an operator or its tenant; negative: the request's priority applies
+        #: of a priority that its tenant set: the highest that it may set. Negative: an operator set `priority`, if any
+        self.ceiling = -1
+        self.bounds: tuple[Bounds, ...] = ()  # its tenant's changes of its bounds, oldest first
         self.resizes: tuple[Resize, ...] = ()  # operators' changes of its GPU share, oldest first
         self.scaled: Scaled | None = None  # of a service whose number of members follows its calls, once it changed
         #: GPU use that workers reported: milliseconds of busy GPU, and MiB seconds of memory
@@ -331,6 +347,8 @@ class Job:
             "codes": (dict[int, int] | None, None),
             "hold": (StandingOrder | None, None),
             "priority": (int, -1),
+            "ceiling": (int, -1),
+            "bounds": (tuple[Bounds, ...], ()),
             "preempts": (tuple[tuple[int, ...], tuple[int, ...]] | None, None),
             "used": (tuple[int, int] | None, None),
             "resizes": (tuple[Resize, ...], ()),
@@ -366,6 +384,8 @@ class Job:
             row = number_of((row, "used", self.used))
         if self.resizes:
             row = number_of((row, "resizes", self.resizes))
+        if self.bounds or self.ceiling >= 0:
+            row = number_of((row, "bounds", self.bounds, self.ceiling))
         if self.lacking:
             row = number_of((row, "lacking", self.lacking))
         if self.awaits or self.ready_ms:
@@ -386,6 +406,16 @@ class Job:
     def part(self) -> tuple[int, int] | None:
         """The part of each device that an operator gave the job: MiB of memory, percent of compute; None if unset."""
         return self.resizes[-1][2:] if self.resizes else None
+
+    def bounds_at(self, fence: int | None = None) -> tuple[int, int]:
+        """Return `max_running` and the time limit in ms of an attempt with this fence, of the next one for None.
+
+        A number below 0 stands for the request's. A change is for attempts that later records place.
+        """
+        for row in reversed(self.bounds):
+            if fence is None or row.seq < fence:
+                return row.max_running, row.timeout_ms
+        return -1, -1
 
     @property
     def state(self) -> str:

@@ -218,13 +218,14 @@ class Orders:
 
     def _prioritize(self, draft: Draft, job: Job, asked: PriorityAct, by: str) -> Done:
         before = self._priority(draft, job)
-        changed = before != asked.priority
+        changed = before != asked.priority or draft.job(job).ceiling >= 0
         if changed:
             draft.add(acts.Priority(job.num, asked.priority, by, asked.why))
             if draft.job(job).hold is None:
                 shape = self.shape_of(job)
                 self.queue.move(job.num, job.tenant, (before, shape), (asked.priority, shape))
-            draft.change_job(job).priority = asked.priority
+            row = draft.change_job(job)
+            row.priority, row.ceiling = asked.priority, -1
             draft.reprioritized = True
         return self._done("priority", draft, job, changed, priority=asked.priority)
 

@@ -102,11 +102,11 @@ class WantedFrames:
         bytes_of, frames_of = self._bytes, self._frames
         for member in members:
             worker, replica = member.worker, member.replica
-            job, num = replica.job, worker.num
+            num = worker.num
             if replica.state != PLACED or not worker.session:  # the same record moved it on
                 self.add(member)
                 continue
-            body = _body_for(job, worker)
+            body = _body_for(member)
             size = bytes_of.get(num, WANTED_BYTES_MAX) + len(body) + 200
             if size <= WANTED_BYTES_MAX:
                 frame = frames_of[num][-1]
@@ -153,7 +153,7 @@ class WantedFrames:
         elif state == RUNNING and (member.freeze or is_frozen):
             self._frame(worker, 200).freeze.append(Freeze(*member.name, on=member.freeze))
         elif job.resizes and state in (CLAIMED, RUNNING) and takes_parts(member):
-            body = _body_for(job, worker)
+            body = _body_for(member)
             self._frame(worker, len(body) + 200).resize.append(self._place(member, body))
 
     def execs(self, worker: Worker, order: Exec) -> None:
@@ -195,10 +195,12 @@ def takes_parts(member: Member) -> str:
     return mode_resizes(member.worker.hello, driver, MODE_NAMES[member.mode])
 
 
-def _body_for(job: Job, worker: Worker) -> bytes:
-    """Return a job's request as its worker reads it, with the job's current share of a device."""
-    if job.resizes:
-        return encode(decode_request(job.body).with_part(job.part), json=worker.in_json)
+def _body_for(member: Member) -> bytes:
+    """Return a job's request as its worker reads it, with its current share of a device and the attempt's limit."""
+    job, worker = member.replica.job, member.worker
+    if job.resizes or job.bounds:
+        request = decode_request(job.body).with_part(job.part)
+        return encode(request.with_bounds(*job.bounds_at(member.fence)), json=worker.in_json)
     return json_body(job.body) if worker.in_json else job.body
 
 

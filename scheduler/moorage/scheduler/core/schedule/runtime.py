@@ -250,10 +250,15 @@ class Estimates:
     """Estimates the ends of one state's jobs."""
 
     def __init__(
-        self, request_of: Callable[[Job], Request], shape_of: Callable[[Job], Shape], durations: Durations
+        self,
+        request_of: Callable[[Job], Request],
+        shape_of: Callable[[Job], Shape],
+        limit_ms_of: Callable[[Job, int], int | None],
+        durations: Durations,
     ) -> None:
         self.request_of = request_of
         self.shape_of = shape_of
+        self.limit_ms_of = limit_ms_of
         self.durations = durations
 
     def most_ms(self, tenant: str, request: Request, shape: Shape, accepted_ms: int) -> int | None:
@@ -290,15 +295,15 @@ class Estimates:
         job = member.replica.job
         found: RunsAs | None = member.runs_as
         if found is None or found.shape is not job.shape:
-            found = member.runs_as = self._read(job)
+            found = member.runs_as = self._read(job, member.fence)
         if found.since_ms < 0 and member.phase >= AT_RUNNING:
             found.since_ms = began_ms(member, -1)
         return found
 
-    def _read(self, job: Job) -> RunsAs:
+    def _read(self, job: Job, fence: int) -> RunsAs:
         request, shape = self.request_of(job), self.shape_of(job)
         groups = groups_of(job.tenant, workload_of(request), shape)
-        return RunsAs(shape, groups, _limit_ms(request))
+        return RunsAs(shape, groups, self.limit_ms_of(job, fence))
 
 
 def _limit_ms(request: Request) -> int | None:

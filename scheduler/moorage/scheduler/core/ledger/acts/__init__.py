@@ -16,6 +16,7 @@ import msgspec
 from moorage.scheduler.core.ledger.acts.base import Act, Unknown
 from moorage.scheduler.core.ledger.acts.job import (
     Avoid,
+    Change,
     Compact,
     Exec,
     Expire,

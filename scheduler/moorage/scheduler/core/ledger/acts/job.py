@@ -16,6 +16,7 @@ from moorage.scheduler.core.ledger.state import (
     AT_MS,
     AT_RUNNING,
     AVOID_MAX,
+    CHANGED,
     EXEC,
     FREEZE,
     NOT_FROZEN,
@@ -23,17 +24,20 @@ from moorage.scheduler.core.ledger.state import (
     RESIZED,
     RESUME,
     SUCCEEDED,
+    Bounds,
     Scaled,
     without_job,
 )
 from moorage.schemas.frames import UNKNOWN_MS, sum_known
 from moorage.schemas.gpu import MEMORY_MIB_MAX
-from moorage.schemas.job import STATES
+from moorage.schemas.job import PRIORITY_MAX, STATES
 from moorage.schemas.ranges import is_in
 from moorage.schemas.service import MEMBERS_MAX
 
 #: changes of one job's share that are remembered, to compute its usage before each
 RESIZES_MAX: Final = 64
+#: changes of one job's bounds that are remembered: attempts that are older than the oldest keep its bounds
+BOUNDS_MAX: Final = 16
 _SUM_MAX: Final = 1 << 62
 
 
@@ -107,8 +111,41 @@ class Priority(OfJob, tag="priority"):
 
     def fold(self, folding: Folding) -> None:
         said = f"{self.priority}: {self.why}" if self.why else str(self.priority)
-        folding.ordered(self.job, PRIORITY, self.by, said).priority = self.priority
+        job = folding.ordered(self.job, PRIORITY, self.by, said)
+        job.priority, job.ceiling = self.priority, -1
         folding.state.reprioritized += 1
+
+
+class Change(OfJob, tag="change"):
+    """A job's tenant puts other bounds in place of its request's: `max_running`, the priority, the time limit.
+
+    Those below 0 stay as they are. `ceiling` is the highest priority that its tenant may set from now on, below 0 if
+    the priority stays.
+    """
+
+    IS_DECISION: ClassVar[bool] = True
+    max_running: int
+    priority: int
+    timeout_ms: int
+    ceiling: int
+    by: str
+    why: str
+
+    def check(self, checking: Checking) -> None:
+        super().check(checking)
+        if self.priority > self.ceiling or max(self.priority, self.ceiling) > PRIORITY_MAX:
+            raise FoldError(f"act {self.tag} of job {self.job} gives the priority {self.priority} of {self.ceiling}")
+
+    def fold(self, folding: Folding) -> None:
+        job = folding.ordered(self.job, CHANGED, self.by, self.why)
+        if self.priority >= 0:
+            job.priority, job.ceiling = self.priority, self.ceiling
+            folding.state.reprioritized += 1
+        most, limit_ms = job.bounds_at()
+        if self.max_running >= 0 or self.timeout_ms >= 0:
+            most = self.max_running if self.max_running >= 0 else most
+            limit_ms = self.timeout_ms if self.timeout_ms >= 0 else limit_ms
+            job.bounds = (*job.bounds, Bounds(folding.seq, most, limit_ms))[-BOUNDS_MAX:]
 
 
 class Resize(OfJob, tag="resize"):
@@ -315,4 +352,4 @@ class Used(OfJob, tag="used"):
         folding.out.jobs[job.num] = job
 
 
-JobAct = Avoid | Lacks | Preempt | Priority | Resize | Freeze | Scale | Met | Exec | Compact | Expire | Used
+JobAct = Avoid | Lacks | Preempt | Priority | Change | Resize | Freeze | Scale | Met | Exec | Compact | Expire | Used

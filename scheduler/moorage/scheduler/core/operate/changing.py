@@ -1,0 +1,138 @@
+"""Changes that a tenant makes to its own job in place: how many replicas run at once, its priority, its time limit."""
+
+from __future__ import annotations
+
+import msgspec
+
+from moorage.scheduler.core.draft import Draft
+from moorage.scheduler.core.events import ChangeOrder
+from moorage.scheduler.core.ledger import acts
+from moorage.scheduler.core.ledger.finished import job_key
+from moorage.scheduler.core.ledger.state import Bounds, Job, State
+from moorage.scheduler.core.lifecycle.admission import no_job
+from moorage.scheduler.core.overlay import DraftJob
+from moorage.scheduler.core.queue.queue import Queue
+from moorage.scheduler.core.request_reader import RequestReader
+from moorage.schemas.errors import Problem, problem
+from moorage.schemas.frames import Answer
+from moorage.schemas.job import PRIORITY_MAX, Request
+from moorage.schemas.names import word_of
+from moorage.schemas.operate import Changed
+
+
+class Changing:
+    """Carries out changes, on the state and this record's draft."""
+
+    def __init__(self, state: State, queue: Queue, reader: RequestReader) -> None:
+        self._state = state
+        self._queue = queue
+        self._reader = reader
+
+    def change(self, draft: Draft, event: ChangeOrder) -> Answer | Problem:
+        """Record what changes, and let the queue follow at once. Return the answer, or why that cannot be."""
+        asked = event.asked
+        job = self._state.job(event.tenant, asked.job)
+        if job is None or job.over or not draft.is_live(job):
+            return self._gone(event, job)
+        row, own = draft.job(job), self._reader.requests.read(job.body)[1].request
+        most, limit_ms = row.bounds[-1][1:] if row.bounds else (-1, -1)
+        before = own.with_bounds(most, limit_ms)
+        if asked.max_running is not None:
+            most = asked.max_running
+        if asked.timeout_s is not None:
+            limit_ms = round(asked.timeout_s * 1000)
+        wanted = own.with_bounds(most, limit_ms)
+        if wanted.trouble is not None and before.trouble is None:
+            field, message, found, allowed = wanted.trouble
+            return problem("invalid-argument", message, field=f"$.{field}", found=found, allowed=allowed, job=job.name)
+        ceiling = _ceiling(row)
+        if asked.priority is not None and asked.priority > ceiling:
+            return _too_high(job, asked.priority, ceiling)
+        had = row.priority if row.priority >= 0 else own.priority
+        priority = had if asked.priority is None else asked.priority
+        said = _words(before, wanted, had, priority)
+        if said:
+            self._record(draft, job, event, (before, wanted), (had, priority), said)
+        members = sum(draft.replica(replica).member is not None for replica in job.rows.values())
+        answer = Changed(
+            job=job.name,
+            changed=bool(said),
+            state=job.state,
+            priority=priority,
+            max_running=wanted.max_running,
+            timeout_s=wanted.workload.timeout_s,
+            members=members,
+        )
+        return Answer("change", 0, msgspec.to_builtins(answer))
+
+    def _record(
+        self,
+        draft: Draft,
+        job: Job,
+        event: ChangeOrder,
+        requests: tuple[Request, Request],
+        priorities: tuple[int, int],
+        said: list[str],
+    ) -> None:
+        before, wanted = requests
+        had, priority = priorities
+        row, shape = draft.change_job(job), self._reader.shape_of(job)
+        limit_s = wanted.workload.timeout_s
+        most = -1 if wanted.max_running == before.max_running else wanted.max_running or -1
+        limit_ms = -1 if limit_s is None or limit_s == before.workload.timeout_s else round(limit_s * 1000)
+        ceiling = _ceiling(row) if priority != had else -1
+        why = ", ".join(said)
+        why = f"{why}: {event.asked.reason}" if event.asked.reason else why
+        draft.add(acts.Change(job.num, most, priority if priority != had else -1, limit_ms, ceiling, event.by, why))
+        if most >= 0 or limit_ms >= 0:
+            former = row.bounds[-1][1:] if row.bounds else (-1, -1)
+            now = (new if new >= 0 else old for new, old in zip((most, limit_ms), former, strict=True))
+            row.bounds = (*row.bounds, Bounds(self._state.seq + 1, *now))
+        if most >= 0 and job.size > 1:
+            was_full = self._queue.rooms.get(job.num, 1) <= 0
+            room = most - job.on_workers
+            self._queue.bound(job.num, room, (had, shape, job.tenant))
+            if was_full and room > 0:
+                job.since_ms = draft.time_ms
+        if priority != had:
+            if row.hold is None:
+                self._queue.move(job.num, job.tenant, (had, shape), (priority, shape))
+            row.priority, row.ceiling = priority, ceiling
+            draft.reprioritized = True
+
+    def _gone(self, event: ChangeOrder, job: Job | None) -> Problem:
+        name = event.asked.job
+        if job is None and self._state.finished.find(job_key(event.tenant, name)) is None:
+            return no_job(event.tenant, name)
+        return problem(
+            "failed-precondition",
+            f"job {name} is over: there is nothing of it to change",
+            found=job.state if job is not None else "over",
+            job=name,
+            next=f"moorage again {word_of(name)} runs it once more, as a new job",
+        )
+
+
+def _ceiling(row: Job | DraftJob) -> int:
+    """Return the highest priority that a job's tenant may set: that which an operator has set, if one has."""
+    return row.ceiling if row.ceiling >= 0 else row.priority if row.priority >= 0 else PRIORITY_MAX
+
+
+def _words(before: Request, wanted: Request, had: int, priority: int) -> list[str]:
+    """Return what changes, for the job's story; [] if nothing does."""
+    said = [f"max_running {wanted.max_running}"] if wanted.max_running != before.max_running else []
+    said += [f"priority {priority}"] if priority != had else []
+    limit_s = wanted.workload.timeout_s
+    return said + ([f"timeout_s {limit_s:g}"] if limit_s is not None and limit_s != before.workload.timeout_s else [])
+
+
+def _too_high(job: Job, priority: int, ceiling: int) -> Problem:
+    return problem(
+        "failed-precondition",
+        f"an operator has set the priority of job {job.name} to {ceiling}, and its tenant may not go above that",
+        field="$.priority",
+        found=priority,
+        allowed=f"0..{ceiling}",
+        job=job.name,
+        next="ask an operator: moorage admin priority",
+    )

@@ -1,0 +1,25 @@
+"""`moorage change`: a job changed in place, by the command."""
+
+from __future__ import annotations
+
+from tests.system.cli.node import Node
+
+SWEEP = ("submit", "--job", "j", "--array", "0-3", "--max-running", "1", "--driver", "noop", "--", "hang")
+
+
+async def test_a_sweep_is_changed_in_place_and_stays_the_job_that_was_submitted(node: Node, unique: str) -> None:
+    await node.run(*SWEEP, tenant=unique)
+    ran = await node.run("change", "j", "--max-running", "3", "--priority", "60", "--time-limit", "2h", tenant=unique)
+    assert (ran.code, ran.rows[0][:1]) == (0, ["j"]), ran.err
+    assert "now: at most 3 at once, priority 60, time limit 2h" in ran.out
+    again = await node.run("change", "j", "--max-running", "3", tenant=unique)
+    assert "unchanged: at most 3 at once" in again.out
+    assert "exists already" in (await node.run(*SWEEP, tenant=unique)).err
+    await node.run("cancel", "j", tenant=unique)
+    for words, code, says in (
+        (("j",), 2, "name --max-running, --priority or --time-limit"),
+        (("j", "--priority", "101"), 2, "0..100"),
+        (("nosuch", "--priority", "1"), 3, "not-found"),
+    ):
+        refused = await node.run("change", *words, tenant=unique)
+        assert (refused.code, says in refused.err) == (code, True), refused.err
