@@ -139,7 +139,8 @@ async def test_a_job_finds_its_gpus_runs_and_frees_them(nats_url: str, unique: s
         uuids = ",".join(agent.devices[slot].uuid for slot in (1, 3))
         assert found["NVIDIA_VISIBLE_DEVICES"] == found["MOORAGE_GPU_UUIDS"] == uuids
         assert found["CUDA_VISIBLE_DEVICES"] == found["MOORAGE_GPU_INDICES"] == "1,3"
-        assert (found["MOORAGE_FENCE"], found["MOORAGE_JOB"], found["SEED"]) == ("10", "a", "7")
+        assert (found["MOORAGE_FENCE"], found["MOORAGE_JOB"], found["MOORAGE_WORKER"]) == ("10", "a", "w1")
+        assert found["SEED"] == "7"
         assert found["TRACEPARENT"] == "00-abc-def-01"
         assert leader.text(name, "err") == "problem\n"
         await until(lambda: not agent.members.held, what="nothing held")

@@ -20,7 +20,7 @@ from moorage.worker.devices.readers.drm import open_drm
 from moorage.worker.job.environment import Gang, gpu_environment, lay_over, process_environment
 from tests.unit.worker.made_up_sys import MadeUpMachine
 
-MEMBER = {"tenant": "vision", "job": "train-42", "replica": 2, "attempt": 1, "fence": 771}
+MEMBER = {"tenant": "vision", "job": "train-42", "replica": 2, "attempt": 1, "fence": 771, "worker": "node-7"}
 OF_MEMBER = {
     "MOORAGE_TENANT": "vision",
     "MOORAGE_JOB": "train-42",
@@ -28,6 +28,7 @@ OF_MEMBER = {
     "MOORAGE_INDEX": "2",
     "MOORAGE_ATTEMPT": "1",
     "MOORAGE_FENCE": "771",
+    "MOORAGE_WORKER": "node-7",
 }
 
 

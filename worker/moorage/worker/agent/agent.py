@@ -705,6 +705,7 @@ class Agent:
             self.settings.shows_uuids(devices),
             list(member.ports),
             item,
+            self.worker,
         )
 
     def _note_memory(self, driver: Driver, assignments: list[Assignment]) -> None:

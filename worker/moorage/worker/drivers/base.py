@@ -135,7 +135,7 @@ class Assignment(msgspec.Struct, frozen=True):
 
     With `by_uuid` NVIDIA devices are shown to CUDA by uuid, not by number.
 
-    `ports` are ports of this host that are the member's own as long as it lives.
+    `ports` are ports of this host that are the member's own as long as it lives; `worker` is this host's id.
 
     The member has a folder of its own, and starts in `run.cwd` below it; an absolute `run.cwd` replaces it.
     """
@@ -151,6 +151,7 @@ class Assignment(msgspec.Struct, frozen=True):
     by_uuid: bool = False
     ports: list[int] = []
     item: Item | None = None
+    worker: str = ""
 
     @property
     def run(self) -> Run:
@@ -201,6 +202,7 @@ class Assignment(msgspec.Struct, frozen=True):
             gpu_spec=self.request.effective_gpu,
             gang=gang,
             traceparent=self.traceparent,
+            worker=self.worker,
             simulated=simulated,
             has_own_mps=has_own_mps,
             by_uuid=self.by_uuid,

@@ -82,6 +82,7 @@ def gpu_environment(
     gpu_spec: GpuSpec | None = None,
     gang: Gang | None = None,
     traceparent: str = "",
+    worker: str = "",
     simulated: bool = False,
     has_own_mps: bool = False,
     by_uuid: bool = False,
@@ -103,6 +104,7 @@ def gpu_environment(
         "MOORAGE_INDEX": str(replica),
         "MOORAGE_ATTEMPT": str(attempt),
         "MOORAGE_FENCE": str(fence),
+        "MOORAGE_WORKER": worker,
     }
     if gang is not None:
         environment.update(_gang_variables(gang, replica, (spec.distributed or Distributed()).backend))
