@@ -14,17 +14,23 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import shutil
 import sys
 import time
 import traceback
 
+from moorage.client.errors import ClientError
 from tests.release.gpu.checks import CHECKS, OPERATORS
 from tests.release.gpu.nvidia_smi import NoGpu, fields_of
 from tests.release.gpu.rig import CONTROL, Failed, Rig, Skipped, operators_rig, rig
 
 WHOLE_S = 430.0
 CHECK_S = 180.0
+#: what a start of `moorage up` may take, and the cancels before its end
+STARTS_S = 30.0
+CANCELS_S = 10.0
+NO_TIME = "no time was left"
 
 
 async def made(check: str, rows: list[tuple[str, str, str]], one: Rig, left_s: float) -> None:
@@ -52,12 +58,14 @@ async def made_all(checks: list[str], rows: list[tuple[str, str, str]], one: Rig
     for check in checks:
         left_s = WHOLE_S - (time.monotonic() - began_s)
         if left_s < 5:
-            rows.append((check, "not tried", "no time was left"))
+            rows.append((check, "not tried", NO_TIME))
         else:
             await made(check, rows, one, left_s)
-    for job in (await one.client.ls(limit=100)).jobs:
-        if job.state in ("RUNNING", "FROZEN", "QUEUED"):
-            await one.client.job(job.job).cancel()
+    with contextlib.suppress(TimeoutError, ClientError):  # `moorage up` ends what is left
+        async with asyncio.timeout(CANCELS_S):
+            for job in (await one.client.ls(limit=100)).jobs:
+                if job.state in ("RUNNING", "FROZEN", "QUEUED"):
+                    await one.client.job(job.job).cancel()
 
 
 async def run(launches: int, mps: bool, only: str) -> int:
@@ -73,9 +81,18 @@ async def run(launches: int, mps: bool, only: str) -> int:
         chosen = [check for check, _ in checks if only in check]
         if checks is OPERATORS and shutil.which(CONTROL) is None:
             rows += [(check, "not tried", f"{CONTROL} is not here") for check in chosen]
+        elif chosen and WHOLE_S - (time.monotonic() - began_s) < STARTS_S:
+            rows += [(check, "not tried", NO_TIME) for check in chosen]
         elif chosen:
-            async with opened as one:
-                await made_all(chosen, rows, one, began_s)
+            try:
+                async with opened as one:
+                    await made_all(chosen, rows, one, began_s)
+            except Exception as error:  # `moorage up` or the MPS daemon did not come up: the rows so far count
+                traceback.print_exc()
+                tried = {row[0] for row in rows}
+                rows += [
+                    (check, "FAILED", f"{type(error).__name__}: {error}") for check in chosen if check not in tried
+                ]
     name, driver = gpus[0]
     print(f"| what | on {len(gpus)} x {name}, driver {driver}, {time.strftime('%d %B %Y')} | |")
     print("| --- | --- | --- |")
