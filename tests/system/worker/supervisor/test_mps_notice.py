@@ -10,10 +10,13 @@ import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from moorage.bus.lend.client import AskedBack
+from moorage.cli.jobs.lease import _end_once_asked
 from moorage.system.proctree import boottime_s
 from moorage.worker.sharing.mps.control import MpsControl, daemon_of
 from moorage.worker.supervisor.command_client import RunningCommand
@@ -145,6 +148,25 @@ async def test_the_end_of_a_command_is_announced_first(monkeypatch: pytest.Monke
         assert not lives(command.pid)
         command.close()
         assert (one.failed, one.terminated) == ([], [str(command.pid)])
+
+
+@pytest.mark.parametrize("before", ["", HANDLER], ids=["SIGTERM", "SIGKILL"])
+async def test_the_end_of_a_program_whose_lease_is_asked_back_is_announced_first(
+    monkeypatch: pytest.MonkeyPatch, before: str
+) -> None:
+    monkeypatch.setattr("moorage.worker.supervisor.mps_notice.NOTICE_S", 60.0)
+    async with scene(monkeypatch, *PATIENT) as one:
+        file, env = one.folder / "lent", one.control.environment
+        argv = (sys.executable, "-IS", "-c", f"{before}\n{CLIENT}", str(file))
+        process = await asyncio.create_subprocess_exec(*argv, env={**env, "KERNEL": "1"})
+        await poll(file.exists)
+        held: Any = SimpleNamespace(mode="mps", environment=env, lost=False)
+        asked = AskedBack("the worker is drained", boottime_s() + (120.0 if not before else 0.0))
+        held.wait_asked_back = lambda: asyncio.sleep(0, asked)
+        ending = asyncio.create_task(_end_once_asked(process, held, 0.0))
+        assert await process.wait() == -(signal.SIGKILL if before else signal.SIGTERM)
+        ending.cancel()
+        assert (one.failed, {*one.terminated}) == ([], {str(process.pid)})
 
 
 #: handles SIGTERM, and lets its client save by itself: one in a session of its own, or that ignores the signal

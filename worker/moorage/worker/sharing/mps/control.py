@@ -12,7 +12,7 @@ import contextlib
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -120,6 +120,13 @@ class MpsControl:
     async def clients(self, server: int) -> list[int]:
         """Return the pids of a server's clients; [] also if the server is gone. Raises MpsFault."""
         return await self._pids(f"get_client_list {server}", _no_server(server))
+
+    async def terminate(self, own: Collection[int]) -> None:
+        """Stop the work of those of the daemon's clients that are among `own`, before they end. Raises MpsFault."""
+        for server in await self.servers():
+            for pid in await self.clients(server):
+                if pid in own:
+                    await self.ask(f"terminate_client {server} {pid}")
 
     async def is_faulty(self, server: int) -> bool:
         """Return whether a server has a fault, and so accepts no clients. Raises MpsFault."""

@@ -74,9 +74,7 @@ class WatchedDaemons:
     async def _announce_to(self, daemon: Watched, pid: int) -> None:
         try:
             async with asyncio.timeout(NOTICE_S):
-                for server in await daemon.control.servers():
-                    if pid in await daemon.control.clients(server):
-                        await daemon.control.ask(f"terminate_client {server} {pid}")
+                await daemon.control.terminate((pid,))
         except (MpsFault, TimeoutError) as fault:
             why = str(fault) or f"no answer within {NOTICE_S:g} s"
             log.warning("mps: the daemon %s, process %d: %s: %s", daemon.where, pid, MPS_NOT_ASKED, why)
