@@ -11,6 +11,7 @@ thrown away and rebuilt from the ledger (H4): it never rolls back. The shell use
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -406,13 +407,23 @@ class Engine:
         elif isinstance(event, Wake):
             jobs = self.services.live(draft, event.tenant, event.service)
             woken = self.scaling.wake(draft, event, jobs, mono_ms) or self.services.answer(draft, event)
-            flight.replies.append((woken, event.reply, event.json))
+            flight.asks.append(Ask(partial(self._woken, event.tenant, woken), event.reply, event.json))
         elif isinstance(event, SnapshotTaken):
             self._name_snapshot(draft, event)
         elif isinstance(event, Resign):
             draft.add(acts.Resign())
         else:
             flight.asks.append(event)
+
+    def _woken(self, tenant: str, answer: Answer | Problem) -> Answer | Problem:
+        """Return the answer to a caller that found no member, with the reason if none has a place on a host now."""
+        if isinstance(answer, Problem):
+            return answer
+        data, job, explain = answer.data, self.state.job(tenant, answer.data["job"]), self._explain_waiting
+        told = explain(job) if explain is not None and job is not None and not job.held and not job.over else None
+        if told:
+            data |= {"why": ": ".join(filter(None, (told.get("why") or told.get("means"), told.get("because"))))}
+        return msgspec.structs.replace(answer, ledger=self.state.seq, data=data)
 
     def standing_draft(self) -> Draft:
         """Return a read-only draft for questions: the state, with the record in flight (if any) applied to it."""

@@ -16,10 +16,12 @@ from moorage.scheduler.core.events import Wake
 from moorage.scheduler.core.ledger import snapshot as snapshots
 from moorage.scheduler.core.lifecycle.scaling import FILLED, FULL
 from moorage.scheduler.ledger.recording import RecordedEngine, Recorder, replay
+from moorage.scheduler.questions.foresight import Foresight
 from moorage.schemas.attempt import AttemptName
 from moorage.schemas.codec import Decoder, encode
 from moorage.schemas.service import MemberLoad
 from tests.unit.scheduler.driving import SUBJECTS, Driving
+from tests.unit.scheduler.queries.test_looks import nothing
 
 UP_MS = int(Config().scale_up_s * 1000)
 DOWN_MS = int(Config().scale_down_s * 1000)
@@ -309,7 +311,9 @@ def test_of_a_service_whose_job_is_over_its_end_is_said_and_a_live_one_is_waited
     assert (answer["code"], answer["job"], answer["next"]) == ("not-found", "first", "moorage logs first")
     assert answer["message"] == "nobody serves embed: job first FAILED with code 3"
     drive.submit("second", run=run, service=service, gpu={"count": 8})
-    assert woken(drive)["data"]["job"] == "second"
+    drive.explain_waiting = Foresight(drive.engine, lambda: drive.now, nothing, nothing, nothing, forks=False).at_submit
+    told = woken(drive)["data"]
+    assert (told["job"], "no remaining worker has as many matching GPUs" in told["why"]) == ("second", True)
     drive.cancel("second")
     assert woken(drive)["message"] == "nobody serves embed: job second CANCELLED"
 
