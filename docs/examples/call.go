@@ -10,6 +10,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"log"
 	"os"
 	"os/signal"
@@ -60,13 +61,18 @@ func once(ctx context.Context, nc *nats.Conn, service string, data []byte, take 
 	}
 	defer answers.Unsubscribe()
 	msg := nats.Msg{Subject: subject, Reply: reply, Data: data, Header: nats.Header{}}
+	size := int(nc.MaxPayload() / 2) // the headers of a message need some
+	if len(data) > size {
+		msg.Data = nil // it goes in parts, as the member asks for them
+		msg.Header.Set("Moorage-Input", strconv.Itoa(len(data)))
+	}
 	if ends, ok := ctx.Deadline(); ok {
 		msg.Header.Set("Moorage-Wait-Ms", strconv.FormatInt(time.Until(ends).Milliseconds(), 10))
 	}
 	if err := nc.PublishMsg(&msg); err != nil {
 		return nil, err
 	}
-	for parts := 0; ; parts++ {
+	for parts, sent := 0, 0; ; {
 		answer, err := answers.NextMsgWithContext(ctx)
 		if errors.Is(err, nats.ErrNoResponders) { // the server's own 503
 			return wake(ctx, nc, service)
@@ -83,7 +89,21 @@ func once(ctx context.Context, nc *nats.Conn, service string, data []byte, take 
 				return nil, fmt.Errorf("%s failed: %s", service, told.Message)
 			}
 			return &told, nil
+		case answer.Header.Get("Moorage-Send") != "":
+			upto, _ := strconv.Atoi(answer.Header.Get("Moorage-Send"))
+			for ; sent < upto && sent*size < len(data); sent++ {
+				part := nats.NewMsg(answer.Header.Get("Moorage-Send-To"))
+				part.Header.Set("Moorage-Part", strconv.Itoa(sent+1))
+				part.Data = data[sent*size:]
+				if len(part.Data) > size {
+					part.Data = part.Data[:size]
+				}
+				if err := nc.PublishMsg(part); err != nil {
+					return nil, err
+				}
+			}
 		case answer.Header.Get("Moorage-Part") != "":
+			parts++
 			take(answer.Data)
 		case answer.Header.Get("Moorage-End") != "":
 			if said := answer.Header.Get("Moorage-End"); said != strconv.Itoa(parts) {
@@ -126,7 +146,13 @@ func main() {
 	defer stop()
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
-	err = call(ctx, nc, os.Args[1], []byte(os.Args[2]), func(part []byte) { fmt.Println(string(part)) })
+	data := []byte(os.Args[2])
+	if os.Args[2] == "-" {
+		if data, err = io.ReadAll(os.Stdin); err != nil {
+			log.Fatal(err)
+		}
+	}
+	err = call(ctx, nc, os.Args[1], data, func(part []byte) { fmt.Println(string(part)) })
 	nc.Flush()
 	if err != nil {
 		log.Fatal(err)

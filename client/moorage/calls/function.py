@@ -19,6 +19,7 @@ import traceback
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 import msgspec
@@ -214,7 +215,12 @@ def _read(reader: BinaryIO) -> Iterator[tuple[ToProgram, bytes]]:
         head: ToProgram = decode_to_program(line)
         if head.end:
             return
-        yield head, reader.read(head.bytes) if head.bytes else b""
+        yield head, _kept(head) if head.file else reader.read(head.bytes) if head.bytes else b""
+
+
+def _kept(head: ToProgram) -> bytes:
+    """Return the data of a call that came in parts."""
+    return Path(head.file).read_bytes()
 
 
 async def serve_async(served: Served, link: socket.socket, places: int) -> None:
@@ -232,7 +238,10 @@ async def serve_async(served: Served, link: socket.socket, places: int) -> None:
                 context._cancelled.set()
                 task.cancel()
         elif call.call:
-            body = await reader.readexactly(call.bytes) if call.bytes else b""
+            if call.file:
+                body = await asyncio.to_thread(_kept, call)
+            else:
+                body = await reader.readexactly(call.bytes) if call.bytes else b""
             context = Context(call)
             task = asyncio.get_running_loop().create_task(_run_async(served, call, body, context, writer))
             running[call.call] = task, context

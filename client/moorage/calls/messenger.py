@@ -17,6 +17,7 @@ from moorage.bus.errors import BusError, PayloadTooLarge
 from moorage.bus.subscription import Subscription
 from moorage.bus.transport import STATUS_HEADER, Delivery
 from moorage.calls.discovery import Discovery
+from moorage.calls.inputs import BadPart, Inputs, file_name, number_of
 from moorage.calls.member import Call, Member
 from moorage.calls.program import Program
 from moorage.calls.wire import FromProgram, ToProgram
@@ -29,13 +30,19 @@ from moorage.schemas.service import (
     END,
     ERROR,
     ERROR_CODE,
+    EXPIRED,
     FAILED,
     HOPS,
+    INPUT,
+    INPUT_BYTES_DEFAULT,
     MEMBER,
     PART,
+    PARTS_AHEAD,
     QUEUE,
     RAN_MS,
     ROOM_QUEUE,
+    SEND,
+    SEND_TO,
     TOO_LARGE,
     WAIT_MS,
     WAIT_MS_DEFAULT,
@@ -56,7 +63,9 @@ ROOM_S: Final = 5.0
 #: what callers may make a member remember of one call
 _WAIT_MS_MAX: Final = 24 * 3600 * 1000
 #: headers of ours that a call or an answer brings from elsewhere
-_OURS: Final = frozenset(name.lower() for name in (HOPS, WAITED_MS, MEMBER, RAN_MS, PART, END, ERROR, ERROR_CODE))
+_OURS: Final = frozenset(
+    name.lower() for name in (HOPS, WAITED_MS, MEMBER, RAN_MS, PART, END, SEND, SEND_TO, ERROR, ERROR_CODE)
+)
 
 log = logging.getLogger("moorage.calls")
 
@@ -100,7 +109,14 @@ class _Message(NamedTuple):
 class Messenger:
     """One member of a service, over a connection whose inbox is `Subjects.member_inbox`. Call `open`, then `take`."""
 
-    def __init__(self, connection: Connection, name: Name, places: int, attempt: AttemptName | None = None) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        name: Name,
+        places: int,
+        attempt: AttemptName | None = None,
+        input_bytes: int = INPUT_BYTES_DEFAULT,
+    ) -> None:
         self.name = name
         self._attempt = attempt
         self.id = secrets.token_hex(8)
@@ -115,6 +131,7 @@ class Messenger:
         self._load = name.subjects.member(name.tenant, name.service, "load")
         self._out: asyncio.Queue[_Message | Callable[[], Awaitable[None]]] = asyncio.Queue()
         self._parts: dict[int, int] = {}
+        self._inputs = Inputs(self._on_silence, input_bytes)
         self._calls: Subscription | None = None
         self._room: Subscription | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -129,6 +146,7 @@ class Messenger:
         await self._connection.subscribe(self._inbox, self._on_given)
         await self._connection.subscribe(self._have, self._on_have)
         await self._connection.subscribe(subjects.call_cancel(tenant, service), self._on_cancel)
+        await self._connection.subscribe(subjects.call_put(tenant, service, self.id, "*"), self._on_put)
         loop = asyncio.get_running_loop()
         self._tasks = [loop.create_task(each) for each in (self._send_out(), self._tick())]
 
@@ -170,6 +188,7 @@ class Messenger:
 
     async def close(self) -> None:
         """Let out what was sent, and end."""
+        self._inputs.close()
         await self._out.join()
         with contextlib.suppress(BusError):
             await self._connection.flush()
@@ -237,6 +256,40 @@ class Messenger:
         self.member.on_cancel(delivery.data.decode(errors="replace"), time.monotonic())
         self._look()
 
+    def _on_put(self, delivery: Delivery) -> None:
+        """A part of a call's data."""
+        number = number_of(delivery.subject.rpartition(".")[2]) or 0
+        try:
+            coming = self._inputs.take(number, number_of((delivery.headers or {}).get(PART)), delivery.data)
+        except BadPart as bad:
+            self._end_unrun(number, bad.error, str(bad))
+            return
+        if coming is None:
+            return
+        if coming.is_whole:
+            assert self.program is not None
+            head = ToProgram(number, 0, coming.call.headers, file_name(coming.path), coming.left_ms)
+            self.program.send(head)
+        elif coming.parts % (PARTS_AHEAD // 2) == 0:
+            self._ask_for(number, coming.call, coming.parts + PARTS_AHEAD)
+
+    def _ask_for(self, number: int, call: Call, upto: int) -> None:
+        """Let the caller send parts of its data up to this one."""
+        subject = self.name.subjects.call_put(self.name.tenant, self.name.service, self.id, number)
+        self._answer(call, b"", {SEND: str(upto), SEND_TO: subject})
+
+    def _on_silence(self, number: int) -> None:
+        self._end_unrun(number, EXPIRED, "the caller sent no more of its data")
+
+    def _end_unrun(self, number: int, error: str, why: str) -> None:
+        """Answer a call whose data did not come with an error, and free its place."""
+        self._inputs.forget(number)
+        call = self.member.running.get(number)
+        if call is not None and not call.cancelled:
+            self._fail(call, error, why)
+        self.member.on_end(number, time.monotonic())
+        self._look()
+
     # -- what comes from the program
 
     def on_frame(self, head: FromProgram, body: bytes) -> None:
@@ -249,6 +302,7 @@ class Messenger:
         if call.cancelled:
             if not head.part:
                 self._parts.pop(number, None)
+                self._inputs.forget(number)
                 self.member.on_end(number, now_s)
                 self._look()
             return
@@ -257,6 +311,7 @@ class Messenger:
             self._answer(call, body, {**_foreign(head.headers), PART: str(at)})
             return
         parts = self._parts.pop(number, 0)
+        self._inputs.forget(number)
         headers = {MEMBER: self.id, RAN_MS: str(round((now_s - call.started_s) * 1000))}
         headers[WAITED_MS] = str(call.waited(call.started_s))
         if head.error:
@@ -271,10 +326,20 @@ class Messenger:
 
     def run(self, number: int, call: Call, left_ms: int) -> None:
         assert self.program is not None
-        self.program.send(ToProgram(number, len(call.data), call.headers, left_ms), call.data)
+        if INPUT in call.headers:
+            try:
+                self._ask_for(number, call, self._inputs.begin(number, call, left_ms))
+            except BadPart as bad:
+                # `Member` is in the middle of its own work: the place is free once that is done
+                asyncio.get_running_loop().call_soon(self._end_unrun, number, bad.error, str(bad))
+            return
+        self.program.send(ToProgram(number, len(call.data), call.headers, wait_ms=left_ms), call.data)
 
     def stop(self, number: int) -> None:
         assert self.program is not None
+        if self._inputs.forget(number):  # the program has not heard of it
+            asyncio.get_running_loop().call_soon(self._end_unrun, number, EXPIRED, "")
+            return
         self.program.send(ToProgram(cancel=number))
 
     def hand(self, to: str, call: Call | None, waited_ms: int) -> None:

@@ -20,7 +20,7 @@ from moorage.calls.discovery import PREFIX
 from moorage.calls.messenger import Messenger, Name, attempt_of
 from moorage.calls.program import END_S, Program
 from moorage.calls.wire import FromProgram
-from moorage.schemas.service import CONCURRENCY_MAX, READY_VARIABLE
+from moorage.schemas.service import CONCURRENCY_MAX, INPUT_BYTES_DEFAULT, READY_VARIABLE
 
 #: of the grace, what is kept to answer the calls that do not end in it, and to end the program
 LAST_S: Final = 1.0
@@ -38,6 +38,7 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True):
     argv: Sequence[str]
     concurrency: int = 1
     grace_s: float | None = None
+    input_bytes: int = INPUT_BYTES_DEFAULT
 
     def __post_init__(self) -> None:
         if not 1 <= self.concurrency <= CONCURRENCY_MAX:
@@ -76,7 +77,7 @@ async def serve(
         on_error=on_error,
     )
     async with connection:
-        messenger = Messenger(connection, serving.name, places, attempt_of(variables))
+        messenger = Messenger(connection, serving.name, places, attempt_of(variables), serving.input_bytes)
 
         def on_frame(head: FromProgram, body: bytes) -> None:
             if head.ready:

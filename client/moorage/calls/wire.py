@@ -26,6 +26,7 @@ class ToProgram(msgspec.Struct, frozen=True, omit_defaults=True):
     call: int = 0  # number of a new call; its data are behind the line
     bytes: int = 0  # how many bytes follow the line
     headers: dict[str, str] = {}  # the caller's own
+    file: str = ""  # the file that has the data of a call, where they came in parts; gone once it is answered
     wait_ms: int = 0  # milliseconds after which its caller no longer waits
     cancel: int = 0  # number of a call whose caller no longer waits: answer it or not, it is not sent
     end: bool = False  # no call follows: the program ends once it has answered those that it has

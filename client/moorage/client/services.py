@@ -27,6 +27,7 @@ from moorage.client.errors import (
     ClientError,
     NotFound,
     NotPermitted,
+    Rejected,
     Unreachable,
     client_problem,
     rejected,
@@ -43,8 +44,13 @@ from moorage.schemas.service import (
     ERROR,
     EXPIRED,
     FAILED,
+    INPUT,
+    INPUT_BYTES_MAX,
+    INPUT_REFUSED,
     MEMBER_DIED,
     PART,
+    SEND,
+    SEND_TO,
     WAIT_MS,
     CallError,
 )
@@ -63,6 +69,9 @@ WAKE_AGAIN_S: Final = 2.0
 WHY_S: Final = 2.0
 WHY_AGAIN_S: Final = 10.0
 NO_SERVICE: Final = "no-service"
+_DIGITS_MAX: Final = 9
+#: of the largest message, how much a part of a call's data has: the headers need some
+INPUT_PART: Final = 0.5
 _CODES: Final = {BUSY: "service-busy", EXPIRED: "call-expired", MEMBER_DIED: "member-died"}
 
 _encode: Final = msgspec.json.Encoder().encode
@@ -307,7 +316,12 @@ class Service:
             answers = await self._calls.inbox()
         except BusError as error:
             raise self._error(error, timeout_s) from None
-        token, answer = answers.open(self._subject, timeout_s, is_last, is_kept=not streams, in_all=not streams)
+        sending = _Input(self._client.link, f"{self._subject}.put.", payload)
+
+        def is_last_of_all(delivery: Delivery) -> bool:
+            return not sending.is_asked(delivery) and is_last(delivery)
+
+        token, answer = answers.open(self._subject, timeout_s, is_last_of_all, is_kept=not streams, in_all=not streams)
         reply, call = answers.reply_subject(token), _UnderWay(answer)
         try:
             await self._send(payload, kind, reply, timeout_s)
@@ -316,6 +330,7 @@ class Service:
             call.is_over = not isinstance(error, RequestTimeout)
             raise self._error(error, timeout_s) from None
         finally:
+            sending.stop()
             answers.abandon(token)
             if not call.is_over:
                 self._calls.cancel(self._subject, reply)
@@ -324,7 +339,7 @@ class Service:
         """Send the call, and return the value of the answer. Raises CallRefused, CallFailed, TimedOut, Unreachable."""
         timeout_s = max(ends_s - time.monotonic(), 0.001)
         async with self._under_way(payload, kind, timeout_s, _is_last) as call:
-            *parts, last = await call.answer
+            *parts, last = [each for each in await call.answer if SEND not in (each.headers or ())]
             if _is_part(last):
                 raise CallFailed(
                     client_problem(
@@ -339,7 +354,14 @@ class Service:
         headers = {WAIT_MS: str(max(1, round(timeout_s * 1000)))}
         if kind:
             headers[CONTENT_TYPE] = kind
-        if not await self._client.link.publish(self._subject, payload, reply, headers):
+        link = self._client.link
+        try:
+            is_sent = await link.publish(self._subject, payload, reply, headers)
+        except PayloadTooLarge:
+            if len(payload) > INPUT_BYTES_MAX:
+                raise
+            is_sent = await link.publish(self._subject, b"", reply, headers | {INPUT: str(len(payload))})
+        if not is_sent:
             raise NotSent(self._subject)
 
     def _error(self, error: BusError, timeout_s: float) -> ClientError:
@@ -361,7 +383,7 @@ class Service:
                 "too-large",
                 f"the data of a call to {where} have {error.size_bytes} bytes",
                 found=error.size_bytes,
-                allowed=f"{error.bytes_max} bytes with headers, the server's max_payload",
+                allowed=f"{INPUT_BYTES_MAX} bytes",
                 next="put the data where the service can fetch them, and send their address",
             )
         return ClientError(error.problem)
@@ -400,6 +422,44 @@ class _Tries:
             return error
         told = error.problem.message + (f" yet; of its job {job}: {why}" if why else f" yet, though job {job} has it")
         return CallRefused(msgspec.structs.replace(error.problem, message=told, next=f"moorage explain {job}"))
+
+
+class _Input:
+    """The data of one call that go in parts, as far as its member asks for them."""
+
+    def __init__(self, link: Link, subjects: str, payload: bytes) -> None:
+        self._link = link
+        self._subjects = subjects  # what the subjects of parts begin with
+        self._payload = payload
+        self._upto = 0
+        self._more = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def is_asked(self, delivery: Delivery) -> bool:
+        """Return whether a message asks for parts, which then are sent."""
+        headers = delivery.headers or {}
+        if SEND not in headers:
+            return False
+        to, upto = headers.get(SEND_TO, ""), headers[SEND]
+        if to.startswith(self._subjects) and upto.isdecimal() and len(upto) <= _DIGITS_MAX:
+            self._upto = int(upto)
+            self._more.set()
+            if self._task is None:
+                self._task = asyncio.get_running_loop().create_task(self._send(to))
+        return True
+
+    def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _send(self, to: str) -> None:
+        size = int(self._link.max_payload_bytes * INPUT_PART)
+        with contextlib.suppress(BusError):  # the member gives up, and the call's own time ends its wait
+            for number, at in enumerate(range(0, len(self._payload), size), 1):
+                while number > self._upto:
+                    self._more.clear()
+                    await self._more.wait()
+                await self._link.publish(to, self._payload[at : at + size], "", {PART: str(number)})
 
 
 class NotSent(Disconnected):
@@ -467,7 +527,7 @@ def _is_part(delivery: Delivery) -> bool:
 
 
 def _value(delivery: Delivery) -> Any:
-    """Return the value of an answer. Raises CallFailed and CallRefused."""
+    """Return the value of an answer. Raises CallFailed, CallRefused, Rejected."""
     if (error := _error_of(delivery)) is not None:
         raise error
     kind = "" if delivery.headers is None else delivery.headers.get(CONTENT_TYPE, "")
@@ -477,7 +537,7 @@ def _value(delivery: Delivery) -> Any:
         raise CallFailed(client_problem("call-failed", f"the answer is not {kind}: {error}")) from None
 
 
-def _error_of(delivery: Delivery) -> CallRefused | CallFailed | None:
+def _error_of(delivery: Delivery) -> CallRefused | CallFailed | Rejected | None:
     """Return the error that an answer is; None for an answer."""
     name = None if delivery.headers is None else delivery.headers.get(ERROR)
     if name is None:
@@ -488,6 +548,9 @@ def _error_of(delivery: Delivery) -> CallRefused | CallFailed | None:
         started = CALL_ERRORS.get(name, CALL_ERRORS[FAILED])[1]
         told = CallError(name, delivery.data[:200].decode(errors="replace"), started)
     message = ": ".join(filter(None, (told.kind, told.message)))
+    if told.error == INPUT_REFUSED:
+        next_step = "put the data where the service can fetch them, and send their address"
+        return rejected("too-large", message, next=next_step)
     problem: Problem = client_problem(_CODES.get(told.error, "call-failed"), message, found=told.kind)
     if told.started:
         return CallFailed(problem)

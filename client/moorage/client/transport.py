@@ -19,6 +19,8 @@ class Link(Transport, InboxTransport, Protocol):
     server_at: str
     #: whether that server says that it is one of a cluster
     is_clustered: bool
+    #: most bytes of one message, as that server says
+    max_payload_bytes: int
 
 
 class ClientTransport(Protocol):

@@ -38,6 +38,17 @@ RAN_MS: Final = "Moorage-Ran-Ms"
 #: of an answer that comes in several messages: its number from 1; the last one has the header `END`
 PART: Final = "Moorage-Part"
 END: Final = "Moorage-End"
+#: of a call whose data come in parts, and which has none itself: how many bytes these are in all
+INPUT: Final = "Moorage-Input"
+#: of a message to such a caller: the subject for the parts, and the number of the last one that it may send now
+SEND: Final = "Moorage-Send"
+SEND_TO: Final = "Moorage-Send-To"
+#: parts of data that may be under way to a member
+PARTS_AHEAD: Final = 16
+#: most bytes of data of a call in parts: by default, and what a service may allow
+INPUT_BYTES_DEFAULT: Final = 64 << 20
+INPUT_BYTES_MAX: Final = 1 << 30
+INPUT_VARIABLE: Final = "MOORAGE_CALL_INPUT_BYTES"
 #: variables of an attempt that answers calls: how many it runs at the same time, and how long they may take at its end
 CONCURRENCY_VARIABLE: Final = "MOORAGE_CALL_CONCURRENCY"
 GRACE_VARIABLE: Final = "MOORAGE_CALL_GRACE"
@@ -58,12 +69,14 @@ EXPIRED: Final = "expired"
 MEMBER_DIED: Final = "member-died"
 FAILED: Final = "failed"
 TOO_LARGE: Final = "too-large"
+INPUT_REFUSED: Final = "input-refused"
 #: error -> (its number in `ERROR_CODE`, whether the call may have started, what it means)
 CALL_ERRORS: Final[dict[str, tuple[int, bool, str]]] = {
     BUSY: (503, False, "all members that were asked are full"),
     EXPIRED: (504, False, "the call found no free place within its caller's time"),
     MEMBER_DIED: (502, True, "the service's process ended during the call"),
     FAILED: (500, True, "the service's function raised an error"),
+    INPUT_REFUSED: (413, False, "the data of the call have more bytes than the service takes, or cannot be kept"),
     TOO_LARGE: (500, True, "the answer is larger than the server's max_payload"),
 }
 
@@ -73,9 +86,8 @@ class ServiceSpec(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=T
 
     name: str  # last word of the subject of its calls, `[a-z0-9_-]{1,48}`
     concurrency: int = 1  # calls that one attempt runs at the same time, 1..4096
-    pack: bool = (
-        False  # attempts go where the ranker puts those of other jobs, not to the hosts with the fewest of them
-    )
+    pack: bool = False  # attempts go where the ranker puts other jobs', not to the hosts with the fewest of them
+    input_bytes: int = INPUT_BYTES_DEFAULT  # most bytes of data of a call that come in parts, 1..1073741824
 
     @property
     def trouble(self) -> Trouble | None:
@@ -85,6 +97,9 @@ class ServiceSpec(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=T
         if not 1 <= self.concurrency <= CONCURRENCY_MAX:
             message = f"concurrency must be 1..{CONCURRENCY_MAX}"
             return Trouble("service.concurrency", message, self.concurrency, f"1..{CONCURRENCY_MAX}")
+        if not 1 <= self.input_bytes <= INPUT_BYTES_MAX:
+            message = f"input_bytes must be 1..{INPUT_BYTES_MAX}"
+            return Trouble("service.input_bytes", message, self.input_bytes, f"1..{INPUT_BYTES_MAX}")
         return None
 
 

@@ -195,6 +195,10 @@ class Subjects:
         """Return the subject on which a caller says that it no longer waits; the payload is its reply subject."""
         return f"{self.call(tenant, service)}.cancel"
 
+    def call_put(self, tenant: str, service: str, member: str, number: int | str) -> str:
+        """Return the subject on which a member gets the data of a call that come in parts."""
+        return f"{self.call(tenant, service)}.put.{member}.{number}"
+
     def member(self, tenant: str, service: str, verb: str) -> str:
         """Return a subject among the members of a service for a `verb`: have, want or load."""
         return f"{self.prefix}.calls.{tenant}.{service}.{verb}"
@@ -226,7 +230,8 @@ class Subjects:
                 "asked",
                 "submitter, service",
                 "service",
-                "`<service>`: a call, which one member answers; `<service>.cancel`: its caller waits no longer",
+                "`<service>`: a call, which one member answers; `<service>.cancel`: its caller waits no longer; "
+                "`<service>.put.<member>.<call>`: data in parts",
             ),
             SubjectRow(
                 f"{p}.calls.<tenant>.>",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import fcntl
+import hashlib
 import json
 import os
 import signal
@@ -21,15 +22,17 @@ async def test_a_call_sends_text_json_or_bytes_and_prints_the_answer(node: Node,
     blob = bytes(range(256))
     (tmp_path / "data.bin").write_bytes(blob)
     (tmp_path / "query.json").write_text('{"a": [1, null]}')
-    echo, count, wrong, held = (f"{name}-{unique}"[:32] for name in ("echo", "count", "wrong", "held"))
+    names = ("echo", "count", "wrong", "held", "digest")
+    echo, count, wrong, held, digest = (f"{name}-{unique}"[:32] for name in names)
     gate = Gate(tmp_path)
     async with (
         member(node.url, tmp_path, "functions:echo", "--name", echo) as one,
         member(node.url, tmp_path, "functions:count", "--name", count) as two,
         member(node.url, tmp_path, "functions:wrong", "--name", wrong) as three,
         member(node.url, tmp_path, "functions:aheld", "--name", held) as four,
+        member(node.url, tmp_path, "functions:digest", "--name", digest) as five,
     ):
-        await asyncio.gather(*(each.ready() for each in (one, two, three, four)))
+        await asyncio.gather(*(each.ready() for each in (one, two, three, four, five)))
 
         async def printed(*words: str, stdin: str = "") -> str:
             ran = await moorage("call", *words, env=node.env(), stdin=stdin, cwd=tmp_path)
@@ -43,6 +46,10 @@ async def test_a_call_sends_text_json_or_bytes_and_prints_the_answer(node: Node,
         assert await printed(echo) == ""
         told = json.loads(await printed(echo, "@data.bin", "--json"))
         assert (told["service"], base64.b64decode(told["base64"])) == (echo, blob)
+        large = os.urandom(3_000_000)
+        (tmp_path / "large.bin").write_bytes(large)
+        told = json.loads(await printed(digest, "@large.bin", "--json"))["value"]
+        assert told[:2] == [len(large), hashlib.sha256(large).hexdigest()]
         assert await printed(count, "3", "--as", "bytes") == "0\n1\n2\n"
         parts = (await printed(count, "2", "--as", "bytes", "--json")).splitlines()
         assert [json.loads(each)["value"] for each in parts] == [0, 1]

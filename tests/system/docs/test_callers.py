@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import json
+import os
 import signal
 import subprocess
 from pathlib import Path
@@ -40,14 +43,16 @@ async def test_a_caller_in_another_language_has_answers_parts_errors_and_cancels
 ) -> None:
     env = environment(tmp_path, NATS_URL=fleet.url)
     command = await asyncio.to_thread(made, kind, tmp_path, env)
-    names = {name: f"{name}-{unique}"[:32] for name in ("echo", "count", "wrong", "held")}
-    functions = {"echo": "functions:echo", "count": "functions:count", "wrong": "functions:wrong"}
+    names = {name: f"{name}-{unique}"[:32] for name in ("echo", "count", "wrong", "held", "digest")}
+    functions = {name: f"functions:{name}" for name in ("echo", "count", "wrong", "digest")}
     gate = Gate(tmp_path)
 
-    async def start(service: str, data: str) -> asyncio.subprocess.Process:
+    async def start(service: str, data: str, stdin: int | None = None) -> asyncio.subprocess.Process:
         pipe = asyncio.subprocess.PIPE
         words = (*command, service, data)
-        return await asyncio.create_subprocess_exec(*words, cwd=tmp_path, env=env, stdout=pipe, stderr=pipe)
+        return await asyncio.create_subprocess_exec(
+            *words, cwd=tmp_path, env=env, stdin=stdin, stdout=pipe, stderr=pipe
+        )
 
     async def ended(process: asyncio.subprocess.Process) -> tuple[int, str, str]:
         out, err = await asyncio.wait_for(process.communicate(), 60)
@@ -58,16 +63,22 @@ async def test_a_caller_in_another_language_has_answers_parts_errors_and_cancels
         return await ended(await start(service, data))
 
     words = [(where, "--name", names[name]) for name, where in functions.items()]
+    large = os.urandom(9_000_000)
     words.append(("functions:aheld", "--name", names["held"]))
     async with (
         member(fleet.url, tmp_path, *words[0]) as one,
         member(fleet.url, tmp_path, *words[1]) as two,
         member(fleet.url, tmp_path, *words[2]) as three,
         member(fleet.url, tmp_path, *words[3]) as four,
+        member(fleet.url, tmp_path, *words[4]) as five,
     ):
-        await asyncio.gather(*(each.ready() for each in (one, two, three, four)))
+        await asyncio.gather(*(each.ready() for each in (one, two, three, four, five)))
         assert await call(names["echo"], "zwölf") == (0, "zwölf\n", "")
         assert await call(names["count"], "3") == (0, "0\n1\n2\n", "")
+        (tmp_path / "large").write_bytes(large)
+        with (tmp_path / "large").open("rb") as file:
+            code, out, err = await ended(await start(names["digest"], "-", file.fileno()))
+        assert (code, json.loads(out)[:2]) == (0, [len(large), hashlib.sha256(large).hexdigest()]), err
         code, _, err = await call(names["wrong"], "x")
         assert code != 0
         assert "no such thing: b'x'" in err

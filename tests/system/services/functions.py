@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
 import sys
 import time
@@ -60,6 +61,10 @@ def die(data: bytes | str) -> bytes | str:
     if data == b"leave":
         os._exit(3)
     return held(data)
+
+
+def digest(data: bytes) -> list[Any]:
+    return [len(data), hashlib.sha256(data).hexdigest(), [path.name for path in Path().glob(".moorage-input-*")]]
 
 
 def wrong(data: Any) -> Any:

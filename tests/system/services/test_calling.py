@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import math
 import os
 import signal
@@ -15,6 +16,7 @@ import pytest
 from moorage.bus.connection import connect
 from moorage.bus.transport import Delivery
 from moorage.client import AsyncClient, CallFailed, CallRefused, Client, Rejected, TimedOut, services
+from moorage.schemas.service import INPUT_VARIABLE
 from tests.servers import MortalServer
 from tests.system.services.members import Gate, member, waiting
 from tests.waiting import until
@@ -59,13 +61,31 @@ async def test_data_and_answers_are_bytes_text_or_json(nats_url: str, unique: st
         ):
             with pytest.raises(Rejected, match=f"neither bytes nor text nor JSON: .*{said}"):
                 await moorage.call("echo", what)
-        with pytest.raises(Rejected, match="bytes") as large:
-            await moorage.call("echo", bytes(2_000_000))
-        assert large.value.code == "too-large"
         with pytest.raises(Rejected, match="not the name of a service"):
             moorage.service("a.b")
         with pytest.raises(Rejected, match="'7' is not the name of a service"):
             moorage.service(7)  # type: ignore[arg-type]
+
+
+async def test_data_larger_than_a_message_come_in_parts_as_large_as_the_service_takes(
+    nats_url: str, unique: str, tmp_path: Path
+) -> None:
+    large, room = os.urandom(30_000_000), {INPUT_VARIABLE: "30000000"}
+    async with (
+        client(nats_url, unique) as moorage,
+        member(nats_url, tmp_path, "functions:digest", "--name", "digest", prefix=unique, env=room) as one,
+    ):
+        await one.ready()
+        told = [len(large), hashlib.sha256(large).hexdigest()]
+        size, digest, files = await moorage.call("digest", large)
+        assert ([size, digest], len(files)) == (told, 1), "its data are a file while it runs"
+        assert [each[:2] async for each in moorage.service("digest").stream(large)] == [told]
+        both = await asyncio.gather(*(moorage.call("digest", large[number:]) for number in range(2)))
+        assert [each[0] for each in both] == [30_000_000, 29_999_999]
+        assert (await moorage.call("digest", b"small"))[2] == [], "no file is left"
+        with pytest.raises(Rejected, match="30000001 bytes, allowed are 30000000") as refused:
+            await moorage.call("digest", large + b"x")
+        assert refused.value.code == "too-large"
 
 
 async def test_a_call_ends_in_its_time_however_many_parts_come(

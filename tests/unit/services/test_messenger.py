@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any, cast
 
 import msgspec
 
 from moorage.bus.connection import Connection
 from moorage.bus.transport import Delivery
+from moorage.calls.inputs import SILENCE_S
 from moorage.calls.messenger import LOAD_QUIET_S, TICK_S, Messenger, Name
 from moorage.calls.program import Program
 from moorage.calls.serve import LAST_S, _drained
 from moorage.calls.wire import FromProgram, ToProgram
-from moorage.schemas.service import ERROR
+from moorage.schemas.service import ERROR, INPUT, PART, SEND_TO
 from moorage.testing.bus.bus import SimulatedBus, SimulatedClock
 
 NAME = Name("moorage", "acme", "embed")
@@ -27,12 +29,14 @@ class Desk:
     def __init__(self, bus: SimulatedBus) -> None:
         self.caller = bus.connect("caller")
         self.running: list[int] = []
+        self.heads: list[ToProgram] = []
         self.loads: list[float] = []
         self.messenger = Messenger(cast(Connection, bus.connect("member")), NAME, 1)
         self.messenger.program = cast(Program, self)
 
     def send(self, head: ToProgram, body: bytes = b"") -> None:
         if head.call:
+            self.heads.append(head)
             self.running.append(head.call)
 
     def hold(self, on: bool) -> None: ...
@@ -134,5 +138,51 @@ def test_calls_that_outlast_the_grace_are_answered_just_before_it_is_over() -> N
         assert (error_of(running), error_of(waiting)) == ("member-died", "busy")
         told: Any = msgspec.json.decode(waiting.result().data)
         assert told["started"] is False
+
+    member(scene)
+
+
+def test_data_in_parts_are_kept_in_order_and_given_up_after_silence(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    async def scene(desk: Desk) -> None:
+        async def begin() -> tuple[asyncio.Task[Delivery], str]:
+            """Ask to send 6 bytes; return the call, and the subject for them."""
+            asked: asyncio.Queue[Delivery] = asyncio.Queue()
+            subscribed = await desk.caller.subscribe(f"inbox.{len(calls)}", asked.put_nowait)
+            await desk.caller.publish(NAME.subject, b"", f"inbox.{len(calls)}", {INPUT: "6", "Moorage-Wait-Ms": "9000"})
+            calls.append(subscribed)
+            to = ((await asked.get()).headers or {})[SEND_TO]
+            return asyncio.get_running_loop().create_task(asked.get()), to
+
+        async def put(to: str, number: int, data: bytes) -> None:
+            await desk.caller.publish(to, data, "", {PART: str(number)})
+            await asyncio.sleep(1)
+
+        calls: list[Any] = []
+        whole, to = await begin()
+        await put(to, 1, b"abc")
+        assert (desk.running, len(list(tmp_path.iterdir()))) == ([], 1)
+        await put(to, 2, b"def")
+        assert Path(desk.heads[0].file).read_bytes() == b"abcdef"
+        desk.answer()
+        assert (await whole).headers
+        assert list(tmp_path.iterdir()) == []
+
+        lost, to = await begin()
+        await put(to, 1, b"abc")
+        await put(to, 3, b"def")
+        assert ((await lost).headers or {})[ERROR] == "expired"
+        silent, to = await begin()
+        await put(to, 1, b"abc")
+        assert not silent.done()
+        await asyncio.sleep(SILENCE_S)
+        assert ((await silent).headers or {})[ERROR] == "expired"
+        left, to = await begin()
+        await desk.caller.send([(f"{NAME.subject}.cancel", f"inbox.{len(calls) - 1}".encode(), "")])
+        await desk.full()  # the only place is free again
+        assert not left.done()
+        left.cancel()
+        assert list(tmp_path.iterdir()) == []
 
     member(scene)

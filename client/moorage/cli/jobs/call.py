@@ -17,8 +17,8 @@ Kind = Literal["text", "json", "bytes"]
 KINDS: Final = get_args(Kind)
 STDIN: Final = "-"
 FILE_MARK: Final = "@"
-#: no nats-server takes larger messages
-BYTES_MAX: Final = 64 << 20
+#: no service takes more
+BYTES_MAX: Final = 1 << 30
 
 
 def call(
@@ -101,7 +101,7 @@ def _sent(data: str, kind: Kind | None) -> Any:
             "too-large",
             f"the data of a call have more than {BYTES_MAX >> 20} MiB",
             found=data[:80],
-            allowed="the server's max_payload, 1 MiB unless it is set",
+            allowed="64 MiB, unless the service says more",
             next="put the data where the service can fetch them, and send their address",
         )
     try:

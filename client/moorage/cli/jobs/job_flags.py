@@ -77,6 +77,7 @@ _OPTIONS: Final = {
     "$.service.name": "--service",
     "$.service.concurrency": "--service",
     "$.service.pack": "--pack",
+    "$.service.input_bytes": "--service",
     "$.resources.cpu_milli": "--cpu",
     "$.resources.memory_mib": "--memory",
     "$.labels": "--label",
@@ -321,8 +322,9 @@ class JobFlags:
     service: Annotated[
         str | None,
         Parameter(
-            help="The job answers the calls of this service, as moorage serve does: N of them at a time, 1 by default.",
-            value="NAME[:N]",
+            help="The job answers the calls of this service, as moorage serve does: N of them at a time, 1 by default, "
+            "each with data of at most SIZE, 64 MiB by default.",
+            value="NAME[:N][,input=SIZE]",
         ),
     ] = None
     pack: Annotated[
@@ -569,16 +571,28 @@ def fields_of(flags: JobFlags) -> dict[str, Any]:
 
 def _service(text: str) -> dict[str, Any]:
     """Return the service of --service. Raises `Rejected`."""
-    name, colon, places = text.partition(":")
-    if colon and not (places.isascii() and places.isdigit()):
+    head, comma, more = text.partition(",")
+    name, colon, places = head.partition(":")
+    word, equals, size = more.partition("=")
+    if (colon and not (places.isascii() and places.isdigit())) or (comma and (word, equals) != ("input", "=")):
         raise rejected(
             "invalid-argument",
-            "--service: a number of calls must follow the colon",
+            "--service: a number of calls must follow the colon, and the size of their data the comma",
             found=text,
-            allowed="NAME or NAME:N",
-            next="for example --service embed:8",
+            allowed="NAME, NAME:N or NAME:N,input=SIZE",
+            next="for example --service embed:8, or embed:8,input=256MiB",
         )
-    return {"name": name, "concurrency": int(places[:8])} if colon else {"name": name}
+    made: dict[str, Any] = {"name": name}
+    if colon:
+        made["concurrency"] = int(places[:8])
+    if comma:
+        try:
+            made["input_bytes"] = size_bytes(size)
+        except ValueError as error:
+            raise rejected(
+                "invalid-argument", f"--service: {error}", found=text, next="for example --service embed:8,input=256MiB"
+            ) from None
+    return made
 
 
 #: what --ready takes

@@ -88,7 +88,7 @@ def serving_of(
     from moorage.bus.call_key import CREDS_VARIABLE, URL_VARIABLE, context_of_key
     from moorage.bus.target import find_context
     from moorage.calls.serve import Serving, function_argv
-    from moorage.schemas.service import CONCURRENCY_VARIABLE, GRACE_VARIABLE
+    from moorage.schemas.service import CONCURRENCY_VARIABLE, GRACE_VARIABLE, INPUT_BYTES_DEFAULT, INPUT_VARIABLE
 
     if bool(function) == bool(command):
         raise rejected(
@@ -111,6 +111,7 @@ def serving_of(
             argv=function_argv(function) if function else list(command),
             concurrency=int(environment.get(CONCURRENCY_VARIABLE, "1")) if concurrency is None else concurrency,
             grace_s=None if said is None else seconds(said),
+            input_bytes=int(environment.get(INPUT_VARIABLE, INPUT_BYTES_DEFAULT)),
         )
     except ValueError as error:
         raise rejected("invalid-argument", str(error), next="moorage serve --help") from None

@@ -41,6 +41,7 @@ def test_a_tenants_key_is_its_own_file_and_the_servers_address_has_no_login(secr
         "MOORAGE_CALL_SUBJECT": "gpu.eu.call.acme.embed",
         "MOORAGE_CALL_CONCURRENCY": "8",
         "MOORAGE_CALL_GRACE": "10s",
+        "MOORAGE_CALL_INPUT_BYTES": "67108864",
     }
     assert trouble_with_secrets(secrets) == ""
 

@@ -12,7 +12,14 @@ from pathlib import Path
 
 from moorage.bus.call_key import CREDS_VARIABLE, SUBJECT_VARIABLE, URL_VARIABLE
 from moorage.bus.contexts import Context
-from moorage.schemas.service import CALL_SECRETS, CONCURRENCY_VARIABLE, GRACE_VARIABLE, ServiceSpec, call_secret
+from moorage.schemas.service import (
+    CALL_SECRETS,
+    CONCURRENCY_VARIABLE,
+    GRACE_VARIABLE,
+    INPUT_VARIABLE,
+    ServiceSpec,
+    call_secret,
+)
 from moorage.schemas.subjects import Subjects
 from moorage.system.device_environment import JobEnvironment
 from moorage.system.private_files import create_private
@@ -47,6 +54,7 @@ class CallKeys:
                 SUBJECT_VARIABLE: self._subjects.call(tenant, service.name),
                 CONCURRENCY_VARIABLE: str(service.concurrency),
                 GRACE_VARIABLE: f"{grace_s:g}s",
+                INPUT_VARIABLE: str(service.input_bytes),
                 **({} if file is None else {CREDS_VARIABLE: file}),
             }
         )
