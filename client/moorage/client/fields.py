@@ -29,6 +29,7 @@ class _RunFields(TypedDict, total=False):
     user: str
     limit: Duration
     grace_s: float
+    checkpoint: str
     checkpoint_signal: str
     checkpoint_before_s: float
     stall_s: float

@@ -154,6 +154,11 @@ def result_bucket(prefix: str, tenant: str) -> str:
     return Subjects(prefix).result_bucket(tenant)
 
 
+def checkpoint_object(job: str, replica: int, attempt: int) -> str:
+    """Return the name of the object with the checkpoint that an attempt left, in the tenant's bucket of files."""
+    return f"checkpoint.{job}.{replica}.{attempt}"
+
+
 def result_object(job: str, replica: int, fence: int) -> str:
     """Return the object's name; `fence` is in the event that made the replica RUNNING and SUCCEEDED."""
     return f"{job}.{replica}.{fence}"

@@ -116,6 +116,10 @@ class Run(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omi
     #: patterns as in a .gitignore: the files of the attempt's folder that are stored at its end, before the job has
     #: SUCCEEDED
     keep: list[str] = []
+    #: folder below the attempt's folder that is stored when an attempt ends otherwise than by exit code 0, as far as
+    #: its grace allows; the replica's next attempt has it from its start. The newest two of a replica are kept, as the
+    #: files of `keep` are
+    checkpoint: str | None = None
     user: str | None = None  # user that the job runs as; null is the agent's own user
     timeout_s: float | None = None  # most seconds that one attempt may run
     grace_s: float = 10.0  # seconds from SIGTERM to SIGKILL
@@ -222,6 +226,11 @@ def _command_trouble(run: Run) -> Trouble | None:
         if ".." in parts or (first.startswith("~") and len(parts) > 1):
             message = "keep names what is below the attempt's folder, and this pattern can match nothing there"
             return Trouble(f"run.keep[{at}]", message, quoted(pattern[:80]), 'as in "out/**", "*.log"')
+    if run.checkpoint is not None and _CHECKPOINT.fullmatch(run.checkpoint) is None:
+        message = "checkpoint must be a folder below the attempt's folder"
+        return Trouble(
+            "run.checkpoint", message, quoted(run.checkpoint[:80]), "letters, digits and _.-/, as checkpoints"
+        )
     if run.user is not None and not is_user(run.user):
         return Trouble(
             "run.user", "user must be a user of the worker's host", quoted(run.user), f"a name, or 0..{UID_MAX}"
@@ -293,6 +302,10 @@ def _too_long(field: str, text: str) -> Trouble:
     name = field.rpartition(".")[2]
     allowed = f"at most {WORD_CHARS_MAX} characters"
     return Trouble(field, f"{name} may have {allowed}", text, allowed)
+
+
+#: parts of a path, none of which begins with a dot: a pattern of `keep` takes each letter for itself
+_CHECKPOINT: Final = re.compile(r"(?!.{256})[A-Za-z0-9_-][A-Za-z0-9_.-]*(/[A-Za-z0-9_-][A-Za-z0-9_.-]*)*")
 
 
 def _checkpoint_trouble(run: Run) -> Trouble | None:

@@ -28,6 +28,8 @@ _SAME_NAME: Final = (
     "priority",
     "cwd",
     "keep",
+    "checkpoint",
+    "checkpoint_signal",
     "user",
     "driver",
     "image",
@@ -53,6 +55,7 @@ _DURATIONS: Final = {
     "deadline": "deadline_s",
     "start_within": "start_within_s",
     "grace": "grace_s",
+    "checkpoint_before": "checkpoint_before_s",
     "stall": "stall_s",
 }
 #: those of them that no run can meet where they are nothing
@@ -85,6 +88,9 @@ _OPTIONS: Final = {
     "$.run.cwd": "--cwd",
     "$.run.files": "--with",
     "$.run.keep[0]": "--keep",
+    "$.run.checkpoint": "--checkpoint",
+    "$.run.checkpoint_signal": "--checkpoint-signal",
+    "$.run.checkpoint_before_s": "--checkpoint-before",
     "$.run.user": "--user",
     "$.run.driver": "--driver",
     "$.run.image": "--image",
@@ -258,6 +264,18 @@ class JobFlags:
     ] = None
     grace: Annotated[
         str | None, Parameter(help="Time between SIGTERM and SIGKILL when the job is ended.", value="DURATION")
+    ] = None
+    checkpoint: Annotated[
+        str | None,
+        Parameter(help="A folder of the job's folder that the next attempt gets from the last one.", value="FOLDER"),
+    ] = None
+    checkpoint_signal: Annotated[
+        str | None,
+        Parameter(help="Sent before a time limit, a drain or a preemption ends the job: SIGUSR1.", value="SIGNAL"),
+    ] = None
+    checkpoint_before: Annotated[
+        str | None,
+        Parameter(help="Time between that signal and the end; 60s by default.", value="DURATION"),
     ] = None
     stall: Annotated[
         str | None,

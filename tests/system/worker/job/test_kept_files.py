@@ -98,6 +98,45 @@ async def test_that_nothing_matched_is_stored_too(nats_url: str, unique: str, tm
         assert len(_left_out(info, "")) == 1
 
 
+async def test_the_next_attempt_has_the_newest_checkpoint_of_those_before(
+    nats_url: str, unique: str, tmp_path: Path
+) -> None:
+    run: dict[str, Any] = {"user": OTHER_USER} if os.geteuid() == 0 else {}
+    run |= {"checkpoint": "out/ck", "grace_s": 5.0}
+    async with (
+        bucket(nats_url, unique) as store,
+        ScriptedLeader(nats_url, unique) as leader,
+        worker(nats_url, unique, leader),
+    ):
+
+        async def attempt(number: int, script: str, text: str) -> None:
+            name = ("acme", "a", 0, number, 10 + number)
+
+            def written() -> bool:
+                return text == "".join(frame["text"] for _, frame in leader.output if frame["attempt"] == number)
+
+            await leader.want("w1", placed(name, script, **run))
+            if script.endswith("sleep 60"):
+                await until(written, what="it has begun")
+                await leader.want("w1", End(*name, why="preempted"))
+            await leader.heard("w1", "exited", name)
+            await until(written, what="its output")
+
+        async def checkpoints(look: str) -> dict[int, str]:
+            (into := tmp_path / look).mkdir()
+            found = {each: await kept(store, f"checkpoint.a.0.{each}", into) for each in range(1, 6)}
+            return {each: files["out/ck/n"] for each, files in found.items() if files}
+
+        await attempt(1, "mkdir -p out/ck; echo 1 > out/ck/n; echo x > out/x; exit 3", "")
+        await attempt(2, "cat out/ck/n; ls out; echo 2 > out/ck/n; exit 3", "1\nck\n")
+        await attempt(3, "cat out/ck/n; rm -r out; exit 3", "2\n")  # it leaves none
+        assert await checkpoints("first") == {1: "1\n", 2: "2\n"}
+        await attempt(4, "cat out/ck/n; echo 4 > out/ck/n; echo begun; sleep 60", "2\nbegun\n")
+        assert await checkpoints("second") == {2: "2\n", 4: "4\n"}
+        await attempt(5, "cat out/ck/n; echo 5 > out/ck/n", "4\n")
+        assert await checkpoints("third") == {2: "2\n", 4: "4\n"}  # who is done leaves none
+
+
 async def test_a_cancelled_job_keeps_what_there_is(nats_url: str, unique: str, tmp_path: Path) -> None:
     async with (
         bucket(nats_url, unique) as store,

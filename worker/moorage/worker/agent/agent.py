@@ -573,7 +573,9 @@ class Agent:
             if driver.capabilities.needs_argv and not member.request.workload.argv:
                 raise refuse("invalid-argument", f"the driver {driver.name} needs argv", field="$.run.argv")
             run = member.request.workload
-            if (run.files is not None or run.keep) and not driver.capabilities.brings_files:
+            if (
+                run.files is not None or run.keep or run.checkpoint is not None
+            ) and not driver.capabilities.brings_files:
                 message = f"the driver {driver.name} brings and keeps no files"
                 raise refuse("failed-precondition", message, field="$.run.files")
             self._check_reach(driver, member)

@@ -13,18 +13,26 @@ from typing import Any, Final
 
 from moorage.schemas.attempt import AttemptName
 from moorage.schemas.errors import MoorageError
-from moorage.schemas.handler import result_object
+from moorage.schemas.handler import checkpoint_object, result_object
+from moorage.schemas.job import Run
 from moorage.schemas.printable import carried
 from moorage.worker.job.attempt_folders import AttemptFolders
-from moorage.worker.job.job_files import FilesUnavailable, JobFiles
+from moorage.worker.job.job_files import FilesUnavailable, JobFiles, NotKept
 
 #: prefix of the `why`, and the code, of an attempt that ended well but whose files could not be stored
 NOT_STORED: Final = "not-stored"
 CODE_NOT_KEPT: Final = 1
 #: how long storing a member's files may delay the report of its end
 STORE_S_MAX: Final = 300.0
+#: attempts before one whose checkpoints are looked for
+EARLIER_MAX: Final = 16
 
 log = logging.getLogger("moorage.worker")
+
+
+def brings(name: AttemptName, run: Run) -> bool:
+    """Return whether an attempt's folder is to be filled before its start."""
+    return run.files is not None or (run.checkpoint is not None and name[3] > 1)
 
 
 class AttemptFiles:
@@ -35,19 +43,24 @@ class AttemptFiles:
         self._files = files
         self._storing: dict[AttemptName, asyncio.Task[None]] = {}
 
-    async def bring(self, name: AttemptName, address: str, ids: tuple[int, int] | None) -> None:
-        """Unpack the files at this address into the attempt's folder, for the owner `ids`.
+    async def bring(self, name: AttemptName, run: Run, ids: tuple[int, int] | None) -> None:
+        """Unpack the job's files and its newest checkpoint into the attempt's folder, for the owner `ids`.
 
         Raises FilesUnavailable if this worker cannot have them now, FilesRefused if no worker can. With `ids` None the
         files belong to the agent's user.
         """
         if self._files is None:
             raise FilesUnavailable("this worker has no folders for jobs")
-        await self._files.bring(name[0], address, self._folders.path(name), ids)
+        tenant, job, replica, attempt, _ = name
+        if run.files is not None:
+            await self._files.bring(tenant, run.files, self._folders.path(name), ids)
+        if run.checkpoint is not None:
+            names = _earlier(job, replica, attempt)
+            await self._files.bring_checkpoint(tenant, names, self._folders.path(name), run.checkpoint, ids)
 
     def wants_store(self, name: AttemptName) -> bool:
         """Return whether something of this attempt's folder must be stored."""
-        return bool(self._folders.keep(name))
+        return bool(self._folders.keep(name) or self._folders.checkpoint(name))
 
     def hurry(self, name: AttemptName, grace_s: float) -> bool:
         """Stop the storing of an attempt's files in `grace_s` seconds; return False if no storing is under way."""
@@ -65,15 +78,24 @@ class AttemptFiles:
         storing.
         """
         seconds = min(STORE_S_MAX, self._folders.grace_s(name)) if is_asked else STORE_S_MAX
-        self._storing[name] = asyncio.get_running_loop().create_task(self._keep(name))
+        work = self._keep(name, is_done=(code, why) == (0, "exit"))
+        self._storing[name] = asyncio.get_running_loop().create_task(work)
         return self._stored(name, code, why, seconds)
 
-    async def _keep(self, name: AttemptName) -> None:
+    async def _keep(self, name: AttemptName, *, is_done: bool) -> None:
+        """Store a checkpoint for the next attempt, unless the job is done, and then the files to keep."""
         if self._files is None:
             raise FilesUnavailable("this worker stores no files")
-        tenant, job, replica, _, fence = name
-        folder, keep = self._folders.path(name), self._folders.keep(name)
-        await self._files.keep(tenant, result_object(job, replica, fence), folder, keep)
+        tenant, job, replica, attempt, fence = name
+        folder, keep, checkpoint = self._folders.path(name), self._folders.keep(name), self._folders.checkpoint(name)
+        if checkpoint and not is_done:
+            own, earlier = checkpoint_object(job, replica, attempt), _earlier(job, replica, attempt)
+            try:
+                await self._files.keep_checkpoint(tenant, own, earlier, folder, checkpoint)
+            except NotKept as error:  # the next attempt begins at an earlier one
+                log.warning("the checkpoint of job %s was not stored: %s", job, error.problem.message)
+        if keep:
+            await self._files.keep(tenant, result_object(job, replica, fence), folder, keep)
 
     async def _stored(self, name: AttemptName, code: int, why: str, seconds: float) -> tuple[int, str]:
         storing, trouble = self._storing[name], ""
@@ -102,3 +124,8 @@ class AttemptFiles:
         for storing in list(self._storing.values()):
             storing.cancel()
             await asyncio.wait((storing,))
+
+
+def _earlier(job: str, replica: int, attempt: int) -> list[str]:
+    """Return the objects with the checkpoints of the attempts before this one, the newest first."""
+    return [checkpoint_object(job, replica, each) for each in range(attempt - 1, max(0, attempt - 1 - EARLIER_MAX), -1)]

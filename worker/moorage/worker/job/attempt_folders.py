@@ -49,7 +49,7 @@ DISK: Final = "disk"
 _GRACE_S: Final = 10.0
 #: errors for which a folder cannot be made now, and may be later
 _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EMLINK)
-#: suffix of a file next to a folder, with the patterns of the files to store
+#: suffix of a file next to a folder, with what is to be stored of it
 _KEEP: Final = ".keep"
 #: suffix of a file next to a folder, with the key of an attempt that answers calls
 _KEY: Final = ".key"
@@ -66,6 +66,13 @@ class FolderBounds(NamedTuple):
 
     bytes_max: int = FOLDER_BYTES_DEFAULT
     keep_s: float = FOLDER_KEEP_DEFAULT
+
+
+class _Stored(msgspec.Struct):
+    """What is stored of an attempt's folder at its end: files that match the patterns, and a folder."""
+
+    keep: list[str] = []
+    checkpoint: str = ""
 
 
 class FolderUnavailable(HostAtFault):
@@ -106,7 +113,7 @@ class AttemptFolders:
         self._emptying: asyncio.Task[None] | None = None
         self._ended: OrderedDict[str, float] = OrderedDict()  # CLOCK_BOOTTIME of the end, oldest first
         self._is_passable = False
-        self._keep: dict[AttemptName, list[str]] = {}
+        self._stored: dict[AttemptName, _Stored] = {}
         self._keys: set[AttemptName] = set()  # those with a key next to their folder
 
     def path(self, name: AttemptName) -> str:
@@ -115,16 +122,23 @@ class AttemptFolders:
 
     def keep(self, name: AttemptName) -> list[str]:
         """Return the patterns of the files to store before the attempt is over; [] for none."""
-        return self._keep.get(name, [])
+        stored = self._stored.get(name)
+        return [] if stored is None else stored.keep
+
+    def checkpoint(self, name: AttemptName) -> str:
+        """Return the folder below the attempt's that its next attempt is to have; "" for none."""
+        stored = self._stored.get(name)
+        return "" if stored is None else stored.checkpoint
 
     def grace_s(self, name: AttemptName) -> float:
         """Return the grace in seconds that an attempt gets if it must end; a default for an unknown attempt."""
         return self._living.get(name, _GRACE_S)
 
-    def make(self, name: AttemptName, grace_s: float, keep: Sequence[str] = ()) -> str:
+    def make(self, name: AttemptName, grace_s: float, keep: Sequence[str] = (), checkpoint: str | None = None) -> str:
         """Make the folder of an attempt, in place of an earlier one of that name, and return its path.
 
-        The agent owns it until `give`. `keep` are the patterns of the files to store. Raises FolderUnavailable,
+        The agent owns it until `give`. `keep` are the patterns of the files to store, `checkpoint` is the folder below
+        it that the next attempt is to have. Raises FolderUnavailable,
         NoFolder.
         """
         path = self.path(name)
@@ -133,9 +147,9 @@ class AttemptFolders:
         try:
             self._mkdir(path)
             self._living[name] = grace_s  # before what may fail: an attempt without a start has its folder removed, too
-            if keep:  # written for the next agent
-                self._keep[name] = list(keep)
-                Path(path + _KEEP).write_bytes(msgspec.json.encode(keep))
+            if keep or checkpoint:  # written for the next agent
+                stored = self._stored[name] = _Stored(list(keep), checkpoint or "")
+                Path(path + _KEEP).write_bytes(msgspec.json.encode(stored))
         except OSError as error:
             raise _no_folder(path, error) from None
         return path
@@ -215,7 +229,7 @@ class AttemptFolders:
         """
         if self._living.pop(name, None) is None:
             return
-        if self._keep.pop(name, None) is not None:
+        if self._stored.pop(name, None) is not None:
             Path(self.path(name) + _KEEP).unlink(missing_ok=True)
         if name in self._keys:
             self._keys.discard(name)
@@ -258,7 +272,7 @@ class AttemptFolders:
                 self._ended[folder] = now - max(wall - mtime_s, 0.0)
         for name in self._living:
             with contextlib.suppress(FileNotFoundError, msgspec.DecodeError):
-                self._keep[name] = msgspec.json.decode(Path(self.path(name) + _KEEP).read_bytes(), type=list[str])
+                self._stored[name] = msgspec.json.decode(Path(self.path(name) + _KEEP).read_bytes(), type=_Stored)
 
     async def run(self, on_full: Callable[[AttemptName, float, str], None]) -> None:
         """Remove and measure folders until cancelled. `on_full` gets an attempt that must end, its grace, and why."""

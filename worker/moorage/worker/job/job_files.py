@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import re
+import shutil
 import stat
 import tarfile
 import tempfile
@@ -20,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, Final
 
-from moorage.bus.errors import BusError
+from moorage.bus.errors import BusError, StreamGap
 from moorage.bus.jetstream import JetStream
 from moorage.bus.object_store import files_store
 from moorage.schemas.errors import Refused, problem
@@ -49,6 +50,8 @@ ENTRIES_MAX: Final = 1_000_000
 #: most entries that are named as left out, and characters of each name
 NAMED_MAX: Final = 8
 NAME_CHARS_MAX: Final = 200
+#: checkpoints of one replica that stay
+CHECKPOINTS_KEPT: Final = 2
 #: suffix of files that are being fetched, or whose fetch was given up
 _PART: Final = ".part"
 
@@ -173,6 +176,59 @@ class JobFiles:
             fetching.add_done_callback(lambda task: self._fetched(kept, task))
         await asyncio.shield(fetching)  # shielded: if this attempt ends, other attempts still wait for the files
         return kept.open("rb")
+
+    async def bring_checkpoint(
+        self, tenant: str, names: Sequence[str], into: str, folder: str, ids: tuple[int, int] | None
+    ) -> None:
+        """Unpack the first of these objects that is complete and sound, in place of what is at `into/folder`.
+
+        None at all is no error. Raises FilesUnavailable if it cannot be had here now.
+        """
+        store = files_store(self._jetstream, self._subjects, tenant)
+        with translated():
+            for name in names:
+                info = await store.find(name)
+                if info is None:
+                    continue
+                with tempfile.TemporaryFile(dir=self._folder) as spool:
+                    inflating = Inflating(spool, self.bytes_max)
+                    try:
+                        async with asyncio.timeout(FETCH_S_MAX):
+                            async for piece in store.get(info):
+                                await asyncio.to_thread(inflating.feed, piece)
+                        inflating.address()
+                        spool.seek(0)
+                        await asyncio.to_thread(_clear, into, folder)
+                        await asyncio.to_thread(unpack, spool, into, self.bytes_max, ids, folder)
+                        return
+                    except (BadArchive, StreamGap) as error:
+                        log.warning("the checkpoint %s cannot be used: %s", name, error)
+
+    async def keep_checkpoint(
+        self, tenant: str, name: str, earlier: Sequence[str], folder: str, checkpoint: str
+    ) -> None:
+        """Store the folder `checkpoint` of a folder as an object, and remove all but the newest of the `earlier` ones.
+
+        An empty one is not stored. Raises NotKept. No process may write to the folder any more.
+        """
+        path = os.path.join(folder, checkpoint)
+        try:
+            if os.path.islink(path) or not os.listdir(path):
+                return
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        except OSError as error:
+            raise NotKept(error.strerror or str(error)) from None
+        await self.keep(tenant, name, folder, [f"/{checkpoint}/**"])
+        store, kept = files_store(self._jetstream, self._subjects, tenant), 1
+        try:
+            for each in earlier:
+                if (info := await store.find(each)) is not None:
+                    kept += 1
+                    if kept > CHECKPOINTS_KEPT:
+                        await store.forget(store.subject(info.nuid))
+        except BusError as error:
+            log.warning("earlier checkpoints of %s stay until the bucket drops them: %s", name, error)
 
     async def keep(self, tenant: str, name: str, folder: str, patterns: Sequence[str]) -> None:
         """Store the files, links and empty folders of a folder that match the patterns as an object of the tenant's
@@ -311,6 +367,17 @@ class JobFiles:
         for fetching in list(self._fetching.values()):
             fetching.cancel()
             await asyncio.wait((fetching,))
+
+
+def _clear(into: str, folder: str) -> None:
+    """Remove `folder` below `into`, and in place of it the first link on the way there, of the job's own files."""
+    path = into
+    for part in PurePosixPath(folder).parts:
+        path = os.path.join(path, part)
+        if os.path.islink(path):
+            os.unlink(path)
+            return
+    shutil.rmtree(path, ignore_errors=True)
 
 
 def _has_entries(entry: str, place: int) -> bool:

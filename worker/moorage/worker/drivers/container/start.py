@@ -48,7 +48,7 @@ from moorage.worker.drivers.container.pull import PullProgress
 from moorage.worker.drivers.kit import Kit
 from moorage.worker.drivers.output_frames import Notes
 from moorage.worker.drivers.start_codes import CODE_CANNOT_START
-from moorage.worker.job.attempt_files import AttemptFiles
+from moorage.worker.job.attempt_files import AttemptFiles, brings
 from moorage.worker.job.attempt_folders import AttemptFolders
 from moorage.worker.job.environment import without_prefix
 from moorage.worker.job.secret_files import resolve_secrets, secret_variables
@@ -277,7 +277,8 @@ class Starter:
             # the engine's own folders, which may be others than this host's usual ones
             specs = await asyncio.to_thread(read_registry, [Path(each) for each in folders])
         try:
-            folder = self._folders.make(assignment.name, assignment.run.grace_s, assignment.run.keep)
+            run = assignment.run
+            folder = self._folders.make(assignment.name, run.grace_s, run.keep, run.checkpoint)
             key, published = self._host.key(assignment.name), None
             variables = self.entries.write(key, secrets) if secrets else None
             if wanted := ports_wanted(assignment.request):
@@ -321,11 +322,11 @@ class Starter:
             raise
 
     async def _fill_folder(self, member: Member, assignment: Assignment, user: str) -> None:
-        name, files, cwd = assignment.name, assignment.run.files, assignment.run.cwd
+        name, cwd = assignment.name, assignment.run.cwd
         ids = None if self._host.engine.gives_folders else await self._ids(member, user)
         try:
-            if files is not None:
-                await self._files.bring(name, files, ids)
+            if brings(name, assignment.run):
+                await self._files.bring(name, assignment.run, ids)
             # else the engine would make it, owned by root
             if cwd and not os.path.isabs(cwd) and not os.path.isdir(os.path.join(self._folders.path(name), cwd)):
                 raise CannotStart(CODE_CANNOT_START, f"cwd: the job's files have no folder {cwd}", CANNOT_RUN)

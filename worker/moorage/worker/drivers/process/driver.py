@@ -37,7 +37,7 @@ from moorage.worker.drivers.output_frames import OutputFrames
 from moorage.worker.drivers.start_codes import CODE_CANNOT_START, code_of_start
 from moorage.worker.drivers.supervisor_link import WITH_SUPERVISOR, SupervisorLink, key_of, name_of, owner_of
 from moorage.worker.freezing.members import FreezableMembers
-from moorage.worker.job.attempt_files import AttemptFiles
+from moorage.worker.job.attempt_files import AttemptFiles, brings
 from moorage.worker.job.attempt_folders import DISK, owner_ids
 from moorage.worker.job.environment import process_environment
 from moorage.worker.job.secret_files import resolve_secrets
@@ -379,7 +379,7 @@ class ProcessDriver(Driver):
 
     def _is_ready(self, assignment: Assignment) -> bool:
         """Return whether the member can start at once; if not, `_made_ready` is awaited first."""
-        return assignment.run.files is None and not self._shares_by_mps(assignment)
+        return not brings(assignment.name, assignment.run) and not self._shares_by_mps(assignment)
 
     def _shares_by_mps(self, assignment: Assignment) -> bool:
         """Return whether the member is a client of an MPS daemon that the worker runs."""
@@ -390,10 +390,10 @@ class ProcessDriver(Driver):
 
         Raises HostAtFault, and other MoorageErrors if the job is at fault.
         """
-        name, address = assignment.name, assignment.run.files
+        name = assignment.name
         user = None if member.user is None else str(member.user)
-        if address is not None:
-            await self._files.bring(name, address, owner_ids(user))
+        if brings(name, assignment.run):
+            await self._files.bring(name, assignment.run, owner_ids(user))
             self._folders.give(name, user)
         if self._mps is not None and assignment.mode == "mps":
             joined = await self._mps.join(name)
@@ -503,8 +503,8 @@ class ProcessDriver(Driver):
         )
         requested = resolve_secrets(run.env, self._secrets_dir)
         resources = request.resources
-        folder = self._folders.make(assignment.name, run.grace_s, run.keep)
-        if run.files is None:
+        folder = self._folders.make(assignment.name, run.grace_s, run.keep, run.checkpoint)
+        if not brings(assignment.name, run):
             self._folders.give(assignment.name, user)
         if not self._simulated:
             ours |= apart_from_mps(assignment.devices, assignment.mode, folder)
