@@ -5,15 +5,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import math
 import os
 import signal
 import socket
+import struct
 import sys
 import tempfile
+import zlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 import moorage
@@ -23,6 +27,7 @@ from moorage.schemas.codec import encode
 from moorage.schemas.frames import End, Place
 from moorage.system import pidfds
 from moorage.system.framing import framed
+from moorage.system.proctree import boottime_s
 from moorage.system.simulated_hosts import simulated_hosts
 from moorage.testing.conformance.leader import ScriptedLeader
 from moorage.worker.agent.run import start
@@ -143,6 +148,41 @@ async def test_a_lease_is_whole_devices_until_given_back() -> None:
             assert not lease.lost
         await until(lambda: not w.taken(), what="both devices free")
         await lease.give_back()  # again: nothing
+
+
+async def test_a_process_of_any_language_borrows_by_the_frames_of_the_protocol_page() -> None:
+    """A borrower of its own, which has nothing of moorage: its frames are made by hand."""
+    async with lender() as w:
+        reader, writer = await asyncio.open_unix_connection(w.path)
+
+        def say(**fields: Any) -> None:
+            body = msgspec.msgpack.encode(fields)
+            writer.write(struct.pack(">II", len(body), zlib.crc32(body)) + body)
+
+        async def heard() -> dict[str, Any]:
+            length, crc = struct.unpack(">II", await reader.readexactly(8))
+            body = await reader.readexactly(length)
+            assert zlib.crc32(body) == crc
+            found: dict[str, Any] = msgspec.msgpack.decode(body)
+            return found
+
+        say(kind="borrow", gpu={"count": 1, "model": ["H100"]}, purpose="by hand", protocol=1)
+        granted = await heard()
+        assert (granted["kind"], granted["worker"], granted["devices"][0]["index"]) == ("granted", "w1", 0)
+        w.server.drain(True, 60.0)
+        asked = await heard()
+        assert (asked["kind"], asked["deadline_boottime_s"] > boottime_s()) == ("asked-back", True)
+        w.server.drain(False)
+        assert (await heard())["deadline_boottime_s"] == math.inf
+        say(kind="give-back")
+        assert await heard() == {"kind": "returned"}
+        assert await reader.read() == b""
+        writer.close()
+        reader, writer = await asyncio.open_unix_connection(w.path)
+        say(kind="borrow", gpu={}, protocol=2)
+        refused = await heard()
+        assert (refused["kind"], refused["code"], refused["found"]) == ("error", "unknown-version", "2")
+        writer.close()
 
 
 async def test_a_lease_without_use_is_asked_back_by_the_rules_and_one_in_use_or_shared_is_not() -> None:
