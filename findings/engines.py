@@ -207,9 +207,10 @@ def _served(name: str, folder: Path, command: list[str]) -> Iterator[Engine]:
     try:
         engine.until(answers, "it answers")
         yield engine
-        for container in json.loads(engine.ask("GET", "/containers/json?all=1")[1]):
-            engine.ask("DELETE", f"/containers/{container['Id']}?force=1&v=1")
     finally:
+        with contextlib.suppress(OSError, ValueError):
+            for container in json.loads(engine.ask("GET", "/containers/json?all=1")[1]):
+                engine.ask("DELETE", f"/containers/{container['Id']}?force=1&v=1")
         process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(WAIT_S)
@@ -222,12 +223,27 @@ def _environment() -> dict[str, str]:
 
 @contextlib.contextmanager
 def _folder() -> Iterator[Path]:
-    """A folder with a short name, as sockets have short ones; the mounts that an engine left in it are taken down."""
+    """A folder with a short name, as sockets have short ones; the mounts that an engine left in it are taken down.
+
+    podman cleans up behind each container in a process of its own, which outlives the service. It would make its
+    storage anew in a folder that is gone, so this waits for it.
+    """
     folder = Path(tempfile.mkdtemp(prefix="finding-", dir="/tmp"))
     try:
         yield folder
     finally:
+        ends_s = time.monotonic() + WAIT_S
+        while _is_named_by_a_process(folder) and time.monotonic() < ends_s:
+            time.sleep(POLL_S)
         mounts = [line.split()[1] for line in Path("/proc/mounts").read_text().splitlines()]
         for mount in sorted((each for each in mounts if each.startswith(f"{folder}/")), reverse=True):
             subprocess.run(["umount", mount], check=False, capture_output=True)
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_named_by_a_process(folder: Path) -> bool:
+    for words in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if f"{folder}/".encode() in words.read_bytes():
+                return True
+    return False
