@@ -21,7 +21,7 @@ from moorage.scheduler.core.ledger.state import Job
 from moorage.scheduler.core.outputs.outputs import Outputs, enforced_on, gpu_names
 from moorage.scheduler.whatif.child import ask, ask_all
 from moorage.scheduler.whatif.fixes import fixes
-from moorage.scheduler.whatif.forecast import Start
+from moorage.scheduler.whatif.forecast import Start, start_of
 from moorage.scheduler.whatif.future import Future, last_of, waits, why_unknown
 from moorage.scheduler.whatif.looks import LOOKS, Outcome, band
 from moorage.scheduler.whatif.play import Held
@@ -159,7 +159,7 @@ def _together(looks: list[Plan]) -> Plan:
         else:
             median = looks[start.detail[1]]
             planned.starts, planned.on, planned.preempts = "later", median.on, median.preempts
-            planned.in_ms = Start(*start[:3], runs=(median.in_ms or {})["runs"]).as_data()
+            planned.in_ms = start_of(start, "", (median.in_ms or {})["runs"]).as_data()
     for worker in planned.empty or ():
         ends = [Outcome(ms) for look in looks if (ms := (look.empty or {}).get(worker)) is not None]
         end = band(ends)
