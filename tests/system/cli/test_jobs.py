@@ -19,6 +19,9 @@ async def test_after_last_is_the_newest_job_which_is_named(node: Node, unique: s
     assert (ran.code, "--after last is job prepare" in ran.err) == (0, True), ran.err
     shown = await node.run("show", "a", "--json", tenant=unique)
     assert shown.frame["data"]["request"]["after"] == [{"job": "prepare", "when": "any"}]
+    for verb, code in (("run", 0), ("plan", 0)):
+        ran = await node.run(verb, "--after", "last:any", "--", "true", tenant=unique)
+        assert (ran.code, "--after last is job" in ran.err) == (code, True), ran.err
     ran = await node.run("submit", "--after", "prep", "--", "true", tenant=unique)
     assert "name it by its id in full" in ran.err
 

@@ -16,6 +16,7 @@ from moorage.cli.framework.render import age, facts, waits
 from moorage.cli.jobs.acceptance import tell_warning
 from moorage.cli.jobs.explain import explained_rows, fix_lines, starts
 from moorage.cli.jobs.job_flags import NO_FLAGS, JobFlags, drivers_of, needs_argv, offered, request_of
+from moorage.cli.jobs.newest import with_any, with_newest
 from moorage.cli.jobs.sweep_flags import sweep_of
 from moorage.client.errors import rejected
 from moorage.schemas.frames import Answer
@@ -71,13 +72,17 @@ def plan(
 
     def act() -> int:
         unnamed = _ANYTHING if needs_argv(drivers_of(flags)[0]) else ()
-        sweep = sweep_of(flags, command or unnamed)
-        request = request_of(flags, command or unnamed, sweep) if command or flags != NO_FLAGS else None
+        words = command or unnamed
+        sweep = sweep_of(flags, words)
+        request = request_of(with_any(flags), words, sweep) if command or flags != NO_FLAGS else None
         quotas, shares = quotas_of(quota or ()), shares_of(share or ())
 
         async def work(client: AsyncClient) -> int | None:
             supposed = functools.partial(client.plan, drain=drain or (), add=add, quota=quotas, share=shares)
-            asked = request and await offered(supposed, flags, command or unnamed, request, sweep)
+            asked = request
+            if asked is not None:
+                wanted, asked = await with_newest(client, flags, words, asked, sweep)
+                asked = await offered(supposed, wanted, words, asked, sweep)
             return await _plan(client, asked, drain or (), add, quotas, shares, options)
 
         return with_client(options, work)

@@ -19,6 +19,7 @@ from moorage.cli.jobs.acceptance import accepted, say_below_ctrl_c, say_interrup
 from moorage.cli.jobs.bringing import with_files
 from moorage.cli.jobs.from_shell import own_program
 from moorage.cli.jobs.job_flags import NO_FLAGS, JobFlags, offered, refusing, request_of
+from moorage.cli.jobs.newest import with_any, with_newest
 from moorage.cli.jobs.progress import Progress
 from moorage.cli.jobs.selectors import ANY_JOB, HELP, LISTED, Chosen, SomeReplicas, ids_of, replica_in, with_named
 from moorage.cli.jobs.sweep_flags import sweep_of
@@ -113,11 +114,12 @@ def run(
     def act() -> int:
         sweep = sweep_of(flags, command)
         words = own_program(command, flags.driver)
-        wanted = refusing(flags)
-        request = request_of(wanted, words, sweep)
+        own = refusing(flags)
+        request = request_of(with_any(own), words, sweep)
 
         async def follow(client: AsyncClient) -> int | None:
-            chosen = await offered(client.plan, wanted, words, request, sweep)
+            wanted, asked = await with_newest(client, own, words, request, sweep)
+            chosen = await offered(client.plan, wanted, words, asked, sweep)
             if terminal:
                 chosen = _with_terminal(chosen, options)
             return await work(client, await with_files(client, flags.with_, chosen, sweep))

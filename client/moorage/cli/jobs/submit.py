@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 from moorage.cli.framework.arguments import Parameter
@@ -16,10 +15,9 @@ from moorage.cli.jobs.bringing import packed_address, send_files, with_files, wi
 from moorage.cli.jobs.from_shell import own_program
 from moorage.cli.jobs.job_file import Said, is_for_people, read_job_file
 from moorage.cli.jobs.job_flags import NO_FLAGS, ON_NO_MATCH, JobFlags, offered, refusing, request_of
-from moorage.cli.jobs.selectors import one_id
+from moorage.cli.jobs.newest import with_any, with_newest
 from moorage.cli.jobs.sweep_flags import sweep_of
 from moorage.client.errors import BatchRejected, Rejected, error_of, rejected
-from moorage.schemas.names import LAST
 
 if TYPE_CHECKING:
     from moorage.cli.jobs.instead import Change
@@ -88,31 +86,18 @@ def _submit_said(said: Said, options: RowOptions, *, dry_run: bool) -> int:
     flags = refusing(said.flags)
     command = own_program(said.command, flags.driver)
     sweep = sweep_of(flags, command)
-    last = [] if dry_run else [word for word in flags.after or () if word.partition(":")[0] == LAST]
-    # checked before a connection is made, with a job called last in place of the newest one
-    request = request_of(_after_newest(flags, LAST) if last else flags, command, sweep)
+    request = request_of(flags if dry_run else with_any(flags), command, sweep)
     if dry_run:
         emit(with_packed(flags.with_, request, sweep))
         return 0
 
     async def one(client: AsyncClient) -> int | None:
-        wanted, asked = flags, request
-        if last:
-            newest = await one_id(client, LAST, "--after")
-            say(f"--after last is job {newest}")
-            wanted = _after_newest(replace(flags, job=request.job), newest)
-            asked = request_of(wanted, command, sweep)
+        wanted, asked = await with_newest(client, flags, command, request, sweep)
         chosen = await offered(client.plan, wanted, command, asked, sweep)
         say_stdin()
         return await _one(client, await with_files(client, flags.with_, chosen, sweep), options)
 
     return with_client(options, one, sends=True)
-
-
-def _after_newest(flags: JobFlags, newest: str) -> JobFlags:
-    """Return the flags with an id in place of the word `last` of --after."""
-    after = [f"={newest}{word[len(LAST) :]}" if word.partition(":")[0] == LAST else word for word in flags.after or ()]
-    return replace(flags, after=after)
 
 
 def _submit_requests(
