@@ -120,9 +120,16 @@ class ObjectStore:
         return msgspec.structs.replace(info, seq=message.seq, stored_s=wall_seconds(message.stored_at))
 
     async def put(
-        self, name: str, pieces: Iterable[bytes], headers: Mapping[str, str], on_bytes: Callable[[int], None]
+        self,
+        name: str,
+        pieces: Iterable[bytes],
+        headers: Mapping[str, str],
+        on_bytes: Callable[[int], None],
+        also: str = "",
     ) -> None:
         """Store the pieces in order, and return once all are acknowledged. An object of that name is replaced.
+
+        `also` is another name of the same object.
 
         `on_bytes` is called with the number of bytes acknowledged so far. Raises BusError: then the pieces are removed
         if the user may, and else go with the bucket's age. If only the last append failed, an older object of that name
@@ -152,7 +159,8 @@ class ObjectStore:
                 await task
                 done += length
                 on_bytes(done)
-            await self.describe(name, nuid, size, count, digest.digest(), {_FIRST: str(first), **headers})
+            for each in (name, also) if also else (name,):
+                await self.describe(each, nuid, size, count, digest.digest(), {_FIRST: str(first), **headers})
         except BaseException:
             for task, _ in pending:
                 task.cancel()

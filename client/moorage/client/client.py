@@ -9,7 +9,7 @@ import logging
 import os
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NoReturn, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Self, TypeVar, Unpack, cast
 
 import msgspec
 
@@ -170,8 +170,7 @@ class AsyncClient:
         subject only, until a client follows the job. A `Request` keeps its own `events`. Raises `Rejected`
         (`Conflict`, `QueueFull`), `Overloaded`, `NoScheduler`, `Unreachable`, `NotPermitted`.
         """
-        if "files" in fields:
-            fields["files"] = await self.send_files(fields["files"])
+        await self._bring(fields)
         if not _says_events(what):
             fields.setdefault("events", "tenant")  # else each state costs a message that perhaps no client receives
         return await self._submitted(*self._requests.prepared(what, gpu, job, fields))
@@ -237,7 +236,8 @@ class AsyncClient:
 
         job = named(job)
         with travelling(function, how, sweep) as (words, paths):
-            fields["files"] = await self.send_files(_with_files(fields, paths))
+            fields["files"] = _with_files(fields, paths)
+            await self._bring(cast("Fields", fields))
         if check:
             checks = await self.submit([python, *words, "check"], gpu, check_of(job), **check_fields(fields))
             fields["after"] = [checks.job, *fields.get("after", ())]
@@ -287,8 +287,7 @@ class AsyncClient:
         """
         from moorage.client.follow.watch import run
 
-        if "files" in fields:
-            fields["files"] = await self.send_files(fields["files"])
+        await self._bring(fields)
         timeout_s = self._wire.wait_s if wait is None else seconds(wait)
         stories = self._wire._stories
         await stories.linger()
@@ -311,8 +310,7 @@ class AsyncClient:
         here for all is invalid, and what `submit` raises. In that last case some requests may have been accepted; if
         each names its `job`, all can be sent again and no job is submitted twice.
         """
-        if "files" in fields:
-            fields["files"] = await self.send_files(fields["files"])
+        await self._bring(fields)
         built: list[tuple[Request, bytes] | Problem] = []
         for at, what in enumerate(many):
             try:
@@ -341,6 +339,18 @@ class AsyncClient:
         if problems:
             raise BatchRejected(jobs, problems)
         return [job for job in jobs if job is not None]
+
+    async def _bring(self, fields: Fields) -> None:
+        """Send the files among these fields, in place of which their address stands then."""
+        if "files" not in fields or (isinstance(fields["files"], str) and is_files(fields["files"])):
+            return
+        from moorage.client.files_of import divided, files_of
+
+        paths, jobs = divided(fields.pop("files"))
+        if jobs:
+            fields["files_of"] = await files_of(self._wire, jobs)
+        if paths:
+            fields["files"] = await self.send_files(paths)
 
     async def send_files(self, files: Paths) -> str:
         """Send files and folders into the tenant's bucket. Return their address, which a request can have as `files`.

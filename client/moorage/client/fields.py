@@ -8,11 +8,11 @@ from typing import Any, Final, Literal, TypedDict
 
 from moorage.client.durations import Duration
 from moorage.schemas.items import ItemsFile
-from moorage.schemas.job import After, Resources, Secret
+from moorage.schemas.job import After, FilesOf, Resources, Secret
 from moorage.schemas.service import Scale, ServiceSpec
 from moorage.schemas.staying import Ready
 
-#: files and folders that are sent to a job's folder
+#: files and folders that are sent to a job's folder, and `job:ID` for the files that a job has kept
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 
@@ -24,6 +24,7 @@ class _RunFields(TypedDict, total=False):
     image: str
     cwd: str | os.PathLike[str]
     files: Paths
+    files_of: Sequence[FilesOf | Mapping[str, str]]
     items: Sequence[Any] | ItemsFile | Mapping[str, str]
     keep: Sequence[str]
     user: str

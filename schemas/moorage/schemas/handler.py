@@ -154,6 +154,11 @@ def result_bucket(prefix: str, tenant: str) -> str:
     return Subjects(prefix).result_bucket(tenant)
 
 
+def kept_object(job: str, replica: int) -> str:
+    """Return the other name of the object with the files that a replica kept which has SUCCEEDED."""
+    return f"kept.{job}.{replica}"
+
+
 def checkpoint_object(job: str, replica: int, attempt: int) -> str:
     """Return the name of the object with the checkpoint that an attempt left, in the tenant's bucket of files."""
     return f"checkpoint.{job}.{replica}.{attempt}"

@@ -90,6 +90,20 @@ class Resources(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=Tru
             raise ValueError(f"memory_mib must be 0..{2**31}, found {self.memory_mib}")
 
 
+class FilesOf(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):
+    """Files that a job has kept, for another job."""
+
+    job: str  # its id, of the same tenant
+    #: numbers of its replicas, as in `0-99`: the files of each are in `<job>/<number>`; null: they are in `<job>`
+    replicas: str | None = None
+
+    def __post_init__(self) -> None:
+        if not is_job(self.job):
+            raise ValueError(f"job must match [A-Za-z0-9_-]{{1,64}}, found {self.job[:80]!r}")
+        if self.replicas is not None:
+            parse_ranges(self.replicas)
+
+
 class Run(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):
     """The workload of every replica. Durations are in seconds.
 
@@ -109,6 +123,9 @@ class Run(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omi
     #: SHA-256 of the tar file that is unpacked into the attempt's folder before it starts. It is the name of an object
     #: in the tenant's bucket `<PREFIX>_FILES_<tenant>`, compressed by gzip
     files: str | None = None
+    #: jobs whose kept files are in the attempt's folder before it starts, as far as their replicas have SUCCEEDED by
+    #: then; it waits for none of them (see `after`). An attempt that finds no file of one of them fails: `files-gone`
+    files_of: list[FilesOf] = []
     #: what each replica works on, by its number: a list of texts or JSON values, or a file among `files`. A replica
     #: reads its item in `MOORAGE_ITEM`, a column in `MOORAGE_ITEM_<COLUMN>`; in `argv`, `{item}` and `{column}` stand
     #: for them, and `{{` for a brace. Without `replicas` and `indices` a list has a replica for each item
@@ -213,6 +230,9 @@ def _command_trouble(run: Run) -> Trouble | None:
     if run.files is not None and not is_files(run.files):
         message = "files must be the address of an archive"
         return Trouble("run.files", message, quoted(run.files), "64 hexadecimal digits: the SHA-256 of a tar file")
+    if len(run.files_of) > FILES_OF_MAX:
+        message = f"files_of may name {FILES_OF_MAX} jobs"
+        return Trouble("run.files_of", message, f"{len(run.files_of)} jobs", f"0..{FILES_OF_MAX}")
     for at, pattern in enumerate(run.keep):
         if not is_quick(pattern):
             message = (
@@ -304,6 +324,8 @@ def _too_long(field: str, text: str) -> Trouble:
     return Trouble(field, f"{name} may have {allowed}", text, allowed)
 
 
+#: jobs whose kept files one job may bring
+FILES_OF_MAX: Final = 16
 #: parts of a path, none of which begins with a dot: a pattern of `keep` takes each letter for itself
 _CHECKPOINT: Final = re.compile(r"(?!.{256})[A-Za-z0-9_-][A-Za-z0-9_.-]*(/[A-Za-z0-9_-][A-Za-z0-9_.-]*)*")
 

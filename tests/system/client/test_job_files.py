@@ -60,6 +60,30 @@ async def test_files_are_sent_once_for_all_replicas_and_for_the_next_submit(
         assert await messages(client) > once
 
 
+async def test_a_job_brings_what_another_one_has_kept(node: Node, unique: str, tmp_path: Path) -> None:
+    """It takes some 3 s."""
+    look = tmp_path / "look.sh"
+    look.write_text("cat */*/loss; ls")
+    gate = tmp_path / "gate"
+    waits = f"until [ -e {gate} ]; do sleep 0.05; done"
+    async with AsyncClient(node.url, tenant=unique) as client:
+        script = f"{waits}; echo $MOORAGE_INDEX > loss; exit $((MOORAGE_INDEX == 1))"
+        sweep = await client.submit(["sh", "-c", script], replicas=3, keep=["loss"])
+        after = {"job": sweep.job, "when": "any"}
+        seen = await client.submit(["sh", "look.sh"], files=[f"job:{sweep.job}", look], after=[after], keep=["none"])
+        bad = await client.submit(["sh", "-c", f"{waits}; exit 1"], keep=["loss"])
+        lost = await client.submit(["true"], files=f"job:{bad.job}", after=[{"job": bad.job, "when": "any"}])
+        gate.touch()
+        assert (await seen.result()).state == "SUCCEEDED"
+        text = "".join([piece.text async for piece in seen.logs()])
+        assert text == f"0\n2\n{sweep.job}\nlook.sh\n"  # those of replica 1, which failed, are not there
+        with pytest.raises(JobFailed, match=f"files-gone: no kept files of job {bad.job}"):
+            await lost.result()
+        for other in (f"job:{bad.job}", [f"job:{lost.job}"], "job:a/b"):
+            with pytest.raises(Rejected):
+                await client.submit(["true"], files=other)
+
+
 async def test_the_address_of_what_was_sent_can_be_named_in_its_place(node: Node, unique: str, tmp_path: Path) -> None:
     code = made(tmp_path / "code", "a.txt")
     async with AsyncClient(node.url, tenant=unique) as client:

@@ -17,7 +17,7 @@ from moorage.schemas.units import many
 if TYPE_CHECKING:
     from moorage.client.client import AsyncClient
     from moorage.client.sweeps import Sweep
-    from moorage.schemas.job import Request
+    from moorage.schemas.job import FilesOf, Request
 
 
 async def with_files(
@@ -26,7 +26,12 @@ async def with_files(
     """Send the files, and return the request that brings them. Say what may be meant otherwise. Raises `Rejected`."""
     warn_of_secrets(request.workload.env)
     warn_of_sbatch(request)
-    with _paths(with_, sweep) as paths:
+    from moorage.client.files_of import divided, files_of
+
+    plain, jobs = divided(with_ or ())
+    if jobs:
+        request = _with_files_of(request, await files_of(client._wire, jobs))
+    with _paths(list(map(str, plain)), sweep) as paths:
         if word := not_brought(paths, request):
             folder, name = os.path.split(os.path.normpath(word))
             fix = f"add --with {folder}, and write {name} in the command" if folder else f"add --with {name}"
@@ -45,7 +50,13 @@ async def with_files(
 
 def with_packed(with_: Sequence[str] | None, request: Request, sweep: Sweep | None = None) -> Request:
     """Return the same request as `with_files`, and send nothing. Raises `Rejected`."""
-    with _paths(with_, sweep) as paths:
+    from moorage.client.files_of import divided
+    from moorage.schemas.job import FilesOf
+
+    plain, jobs = divided(with_ or ())
+    if jobs:  # how many replicas they have, the scheduler knows
+        request = _with_files_of(request, [FilesOf(job) for job in jobs])
+    with _paths(list(map(str, plain)), sweep) as paths:
         return _bringing(request, packed_address(paths), sweep) if paths else request
 
 
@@ -63,6 +74,12 @@ def _paths(with_: Sequence[str] | None, sweep: Sweep | None) -> Iterator[list[st
     with contextlib.ExitStack() as until_sent:
         own = [] if sweep is None else until_sent.enter_context(sweep.to_send())
         yield [*(with_ or ()), *own]
+
+
+def _with_files_of(request: Request, jobs: Sequence[FilesOf]) -> Request:
+    from moorage.client.request_builder import build_request
+
+    return build_request(request, fields={"files_of": jobs})
 
 
 def _bringing(request: Request, address: str, sweep: Sweep | None) -> Request:

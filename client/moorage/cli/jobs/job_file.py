@@ -97,7 +97,7 @@ def _beside(file: str, found: _Found) -> _Found | Said:
             each=flags.each and from_folder(flags.each),
             each_line=flags.each_line and from_folder(flags.each_line),
             env_file=flags.env_file and [from_folder(path) for path in flags.env_file],
-            with_=flags.with_ and [from_folder(path) for path in flags.with_],
+            with_=flags.with_ and [path if path.startswith("job:") else from_folder(path) for path in flags.with_],
         )
     )
 

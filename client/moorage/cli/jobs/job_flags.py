@@ -87,6 +87,7 @@ _OPTIONS: Final = {
     "$.requires": "--requires",
     "$.run.cwd": "--cwd",
     "$.run.files": "--with",
+    "$.run.files_of": "--with",
     "$.run.keep[0]": "--keep",
     "$.run.checkpoint": "--checkpoint",
     "$.run.checkpoint_signal": "--checkpoint-signal",
@@ -229,7 +230,9 @@ class JobFlags:
     with_: Annotated[
         list[str] | None,
         Parameter(
-            help="A file or folder to bring to the job's folder; .moorage is left out.", names=("--with",), value="PATH"
+            help="A file or folder to bring to the job's folder, or job:ID, what that job kept.",
+            names=("--with",),
+            value="PATH",
         ),
     ] = None
     keep: Annotated[

@@ -573,9 +573,8 @@ class Agent:
             if driver.capabilities.needs_argv and not member.request.workload.argv:
                 raise refuse("invalid-argument", f"the driver {driver.name} needs argv", field="$.run.argv")
             run = member.request.workload
-            if (
-                run.files is not None or run.keep or run.checkpoint is not None
-            ) and not driver.capabilities.brings_files:
+            has_files = run.files is not None or run.files_of or run.keep or run.checkpoint is not None
+            if has_files and not driver.capabilities.brings_files:
                 message = f"the driver {driver.name} brings and keeps no files"
                 raise refuse("failed-precondition", message, field="$.run.files")
             self._check_reach(driver, member)

@@ -13,9 +13,10 @@ from typing import Any, Final
 
 from moorage.schemas.attempt import AttemptName
 from moorage.schemas.errors import MoorageError
-from moorage.schemas.handler import checkpoint_object, result_object
-from moorage.schemas.job import Run
+from moorage.schemas.handler import checkpoint_object, kept_object, result_object
+from moorage.schemas.job import FilesOf, Run
 from moorage.schemas.printable import carried
+from moorage.schemas.ranges import numbers_in, parse_ranges
 from moorage.worker.job.attempt_folders import AttemptFolders
 from moorage.worker.job.job_files import FilesUnavailable, JobFiles, NotKept
 
@@ -32,7 +33,7 @@ log = logging.getLogger("moorage.worker")
 
 def brings(name: AttemptName, run: Run) -> bool:
     """Return whether an attempt's folder is to be filled before its start."""
-    return run.files is not None or (run.checkpoint is not None and name[3] > 1)
+    return run.files is not None or bool(run.files_of) or (run.checkpoint is not None and name[3] > 1)
 
 
 class AttemptFiles:
@@ -54,6 +55,8 @@ class AttemptFiles:
         tenant, job, replica, attempt, _ = name
         if run.files is not None:
             await self._files.bring(tenant, run.files, self._folders.path(name), ids)
+        for each in run.files_of:
+            await self._files.bring_kept(tenant, _places_of(each), self._folders.path(name), ids)
         if run.checkpoint is not None:
             names = _earlier(job, replica, attempt)
             await self._files.bring_checkpoint(tenant, names, self._folders.path(name), run.checkpoint, ids)
@@ -95,7 +98,8 @@ class AttemptFiles:
             except NotKept as error:  # the next attempt begins at an earlier one
                 log.warning("the checkpoint of job %s was not stored: %s", job, error.problem.message)
         if keep:
-            await self._files.keep(tenant, result_object(job, replica, fence), folder, keep)
+            also = kept_object(job, replica) if is_done else ""
+            await self._files.keep(tenant, result_object(job, replica, fence), folder, keep, also)
 
     async def _stored(self, name: AttemptName, code: int, why: str, seconds: float) -> tuple[int, str]:
         storing, trouble = self._storing[name], ""
@@ -124,6 +128,14 @@ class AttemptFiles:
         for storing in list(self._storing.values()):
             storing.cancel()
             await asyncio.wait((storing,))
+
+
+def _places_of(files: FilesOf) -> dict[str, str]:
+    """Return the objects with a job's kept files, and the folder of each below that of the attempt."""
+    if files.replicas is None:
+        return {kept_object(files.job, 0): files.job}
+    numbers = numbers_in(parse_ranges(files.replicas))
+    return {kept_object(files.job, number): f"{files.job}/{number}" for number in numbers}
 
 
 def _earlier(job: str, replica: int, attempt: int) -> list[str]:

@@ -17,13 +17,13 @@ import stat
 import tarfile
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, Final
 
 from moorage.bus.errors import BusError, StreamGap
 from moorage.bus.jetstream import JetStream
-from moorage.bus.object_store import files_store
+from moorage.bus.object_store import ObjectInfo, ObjectStore, files_store
 from moorage.schemas.errors import Refused, problem
 from moorage.schemas.job import KEEP_STARS_MAX, is_quick, kept_pattern
 from moorage.schemas.subjects import Subjects
@@ -191,18 +191,31 @@ class JobFiles:
                 if info is None:
                     continue
                 with tempfile.TemporaryFile(dir=self._folder) as spool:
-                    inflating = Inflating(spool, self.bytes_max)
                     try:
-                        async with asyncio.timeout(FETCH_S_MAX):
-                            async for piece in store.get(info):
-                                await asyncio.to_thread(inflating.feed, piece)
-                        inflating.address()
-                        spool.seek(0)
+                        await _inflated(store, info, spool, self.bytes_max)
                         await asyncio.to_thread(_clear, into, folder)
                         await asyncio.to_thread(unpack, spool, into, self.bytes_max, ids, folder)
                         return
                     except (BadArchive, StreamGap) as error:
                         log.warning("the checkpoint %s cannot be used: %s", name, error)
+
+    async def bring_kept(self, tenant: str, places: Mapping[str, str], into: str, ids: tuple[int, int] | None) -> None:
+        """Unpack those of these objects that there are, each into its folder below `into`.
+
+        Raises FilesRefused if there is none of them, and FilesUnavailable if they cannot be had here now.
+        """
+        store, left, found = files_store(self._jetstream, self._subjects, tenant), self.bytes_max, 0
+        with translated():
+            for name, folder in places.items():
+                info = await store.find(name)
+                if info is None:
+                    continue
+                with tempfile.TemporaryFile(dir=self._folder) as spool:
+                    left, found = left - await _inflated(store, info, spool, left), found + 1
+                    await asyncio.to_thread(_make_folders, into, folder, ids)
+                    await asyncio.to_thread(unpack, spool, os.path.join(into, folder), self.bytes_max, ids)
+        if not found:
+            raise FilesRefused(f"files-gone: no kept files of job {next(iter(places.values())).partition('/')[0]}")
 
     async def keep_checkpoint(
         self, tenant: str, name: str, earlier: Sequence[str], folder: str, checkpoint: str
@@ -230,9 +243,9 @@ class JobFiles:
         except BusError as error:
             log.warning("earlier checkpoints of %s stay until the bucket drops them: %s", name, error)
 
-    async def keep(self, tenant: str, name: str, folder: str, patterns: Sequence[str]) -> None:
+    async def keep(self, tenant: str, name: str, folder: str, patterns: Sequence[str], also: str = "") -> None:
         """Store the files, links and empty folders of a folder that match the patterns as an object of the tenant's
-        bucket.
+        bucket; `also` is another name of it.
 
         A header of the object names what matches and cannot be stored, and the patterns that matched nothing. Raises
         NotKept. No process may write to the folder any more.
@@ -254,7 +267,7 @@ class JobFiles:
                     headers[LEFT_OUT] = left_out.header
                 empty_alone = not count and not left_out.count
                 store = files_store(self._jetstream, self._subjects, tenant)
-                await store.put(name, compressed(spool), headers, lambda _: None)
+                await store.put(name, compressed(spool), headers, lambda _: None, also)
         except OSError as error:
             raise NotKept(error.strerror or str(error)) from None
         except RecursionError:
@@ -367,6 +380,30 @@ class JobFiles:
         for fetching in list(self._fetching.values()):
             fetching.cancel()
             await asyncio.wait((fetching,))
+
+
+async def _inflated(store: ObjectStore, info: ObjectInfo, spool: BinaryIO, bytes_max: int) -> int:
+    """Write an object's tar file into `spool`, and return its size. Raises BadArchive, BusError, TimeoutError."""
+    inflating = Inflating(spool, bytes_max)
+    async with asyncio.timeout(FETCH_S_MAX):
+        async for piece in store.get(info):
+            await asyncio.to_thread(inflating.feed, piece)
+    inflating.address()
+    size = spool.tell()
+    spool.seek(0)
+    return size
+
+
+def _make_folders(into: str, folder: str, ids: tuple[int, int] | None) -> None:
+    """Make `folder` below `into` and the folders on the way, in place of links of the job's own files."""
+    path = into
+    for part in PurePosixPath(folder).parts:
+        path = os.path.join(path, part)
+        if os.path.islink(path):
+            os.unlink(path)
+        os.makedirs(path, exist_ok=True)
+        if ids is not None:
+            os.chown(path, *ids)
 
 
 def _clear(into: str, folder: str) -> None:

@@ -1,0 +1,69 @@
+"""Bring the files that another job kept: which of a caller's files are such jobs, checked before the submit."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterable
+from itertools import islice
+from typing import TYPE_CHECKING, Final
+
+from moorage.client.errors import rejected
+from moorage.client.fields import Paths
+from moorage.client.replicas import numbers_of
+from moorage.client.sending import bucket_of
+from moorage.schemas.handler import kept_object
+from moorage.schemas.job import TERMINAL, FilesOf
+from moorage.schemas.names import is_job
+from moorage.schemas.ranges import count_of, format_ranges, numbers_in
+
+if TYPE_CHECKING:
+    from moorage.client.connected import Connected
+
+#: what a job stands behind among the files of another one
+MARK: Final = "job:"
+#: replicas of a job that has ended which are asked for kept files before the submit
+LOOKED_AT_MAX: Final = 64
+
+
+def divided(paths: Paths) -> tuple[list[str | os.PathLike[str]], list[str]]:
+    """Return the paths among a caller's files, and the ids of jobs. Raises `Rejected` for an invalid id."""
+    given = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
+    jobs = [path.removeprefix(MARK) for path in given if isinstance(path, str) and path.startswith(MARK)]
+    for job in jobs:
+        if not is_job(job):
+            raise rejected(
+                "invalid-argument", f"{MARK} stands before the id of a job, found {job[:80]!r}", field="$.run.files_of",
+                found=job, next="for example job:sweep; a file of that name is ./job:sweep",
+            )  # fmt: skip
+    return [path for path in given if not (isinstance(path, str) and path.startswith(MARK))], jobs
+
+
+async def files_of(client: Connected, jobs: Iterable[str]) -> list[FilesOf]:
+    """Return the field of a request that brings the kept files of these jobs, which need not have ended.
+
+    Raises `NotFound`, and `Rejected` for a job that keeps none, or that has ended and whose files are kept no longer.
+    """
+    return [await _of_one(client, job) for job in jobs]
+
+
+async def _of_one(client: Connected, job: str) -> FilesOf:
+    shown = await client.read("show", {"job": job})
+    request = shown.get("request", {})
+    if request and not request.get("run", {}).get("keep"):
+        raise rejected(
+            "failed-precondition", f"job {job} keeps no files", field="$.run.files_of", found=job,
+            next="submit it with --keep 'out/**'",
+        )  # fmt: skip
+    numbers = numbers_of(request)
+    if shown["state"] in TERMINAL:
+        store = bucket_of(client)
+        names = [kept_object(job, number) for number in islice(numbers_in(numbers), LOOKED_AT_MAX)]
+        found = await asyncio.gather(*(client.again(lambda name=name: store.find(name)) for name in names))  # type: ignore[misc]
+        if count_of(numbers) <= LOOKED_AT_MAX and not any(found):
+            raise rejected(
+                "failed-precondition", f"no files of job {job} are kept: none of it has succeeded, or it was long ago",
+                field="$.run.files_of", found=job, next=f"moorage again {job}",
+            )  # fmt: skip
+    one = count_of(numbers) == 1 and request.get("indices") is None
+    return FilesOf(job, None if one else format_ranges(numbers))
