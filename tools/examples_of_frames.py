@@ -80,6 +80,11 @@ EXAMPLES: Final[list[tuple[str, str, Any]]] = [
     ("Event", "moorage.event.<tenant>.<job>", _EVENT),
     ("Events", "moorage.events.<tenant>", frames.Events("vision", 1729, [_EVENT])),
     (
+        "FleetEvent",
+        "moorage.events._fleet",
+        frames.FleetEvent("draining", 1763625600123, 1731, "node-7", by="operator:ana", why="new disks"),
+    ),
+    (
         "HistoryFrame",
         "moorage.history.<tenant>",
         frames.HistoryFrame(

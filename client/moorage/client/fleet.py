@@ -13,7 +13,8 @@ from moorage.client.connected import data_of
 from moorage.client.durations import Duration
 from moorage.client.login import who
 from moorage.schemas.codec import Decoder, encode
-from moorage.schemas.frames import FleetFrame
+from moorage.schemas.frames import FleetEvent, FleetFrame
+from moorage.schemas.subjects import FLEET
 
 if TYPE_CHECKING:
     from moorage.client.answers import Audit, FleetInfo
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 FLEET_FRAMES_MAX: Final = 16
 
 _decode_frame: Final[Decoder[FleetFrame]] = Decoder(FleetFrame)
+_decode_event: Final[Decoder[FleetEvent]] = Decoder(FleetEvent)
 
 
 class Fleet:
@@ -94,6 +96,17 @@ class Fleet:
     async def _flag(self, verb: str, worker: str, why: str) -> Done:
         arguments = {"worker": worker, "by": who(), "why": why}
         return await self._client._request(self._client._admin_subject(verb), encode(arguments), decode_act)
+
+    async def events(self) -> AsyncIterator[FleetEvent]:
+        """Yield what happens to the fleet from now on, without end: joins, losses, drains, GPUs out, takeovers.
+
+        Raises `NotPermitted` unless this is an operator.
+        """
+        client = self._client
+        subject = client.subjects.events(FLEET)
+        async with contextlib.aclosing(client._stories.frames(subject, _decode_event, FLEET_FRAMES_MAX)) as events:
+            async for event in events:
+                yield event
 
     async def frames(self) -> AsyncIterator[FleetFrame]:
         """Yield the leader's frames of the fleet, two a second, without end. A slow reader gets only the newest 16."""

@@ -25,7 +25,7 @@ from moorage.client.replicas import Which
 from moorage.client.request_builder import What
 from moorage.client.steps import Step
 from moorage.client.sync_base import ClientBase, Handle
-from moorage.schemas.frames import USE_KEPT_S, Accepted, Event, FleetFrame, UsePage
+from moorage.schemas.frames import USE_KEPT_S, Accepted, Event, FleetEvent, FleetFrame, UsePage
 from moorage.schemas.gpu import GpuSpec
 from moorage.schemas.job import Request
 from moorage.schemas.operate import Changed, Done, TenantRow
@@ -482,6 +482,10 @@ class SyncFleet(Handle["Fleet"]):
     def uncordon(self, worker: str, *, why: str = "") -> Done:
         """Undo cordon or drain. Raises `NotFound`."""
         return self._thread.call(self._twin.uncordon(worker, why=why))
+
+    def events(self) -> Iterator[FleetEvent]:
+        """Yield what happens to the fleet from now on, without end: joins, losses, drains, GPUs out, takeovers."""
+        return self._thread.iterate(self._twin.events())
 
     def frames(self) -> Iterator[FleetFrame]:
         """Yield the leader's frames of the fleet, two a second, without end. A slow reader gets only the newest 16."""

@@ -55,6 +55,8 @@ ADMIN_VERBS: Final = (
     "usage",
     "feature-level",
 )
+#: stands for a tenant in the subject of what happens to the fleet; no tenant can have this name
+FLEET: Final = "_fleet"
 #: stands for a service in the subjects on which its members hand calls to each other; no service can have this name
 MEMBERS: Final = "~"
 #: what the members of a service say to each other, or to all
@@ -222,6 +224,9 @@ class Subjects:
             SubjectRow(f"{p}.request.<tenant>.cancel", "durable", "submitter", "leader", "cancels while nobody leads"),
             SubjectRow(f"{p}.admin.<operator>.<verb>", "answered", "operator", "leader", ", ".join(ADMIN_VERBS)),
             SubjectRow(f"{p}.events.<tenant>", "broadcast", "leader", "tenant, operators", "one frame a tick"),
+            SubjectRow(
+                f"{p}.events.{FLEET}", "broadcast", "leader", "operators", "joins, losses, drains, GPUs out, takeovers"
+            ),
             SubjectRow(
                 f"{p}.event.<tenant>.<job>", "broadcast", "leader", "tenant, operators", "one event a job and tick"
             ),

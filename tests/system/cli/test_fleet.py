@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import re
 import signal
@@ -131,9 +132,26 @@ async def test_the_fleet_is_watched_by_the_leaders_frames(node: Node, unique: st
     assert await text.wait() == 130
 
 
+async def until_told(node: Node, events: Lines) -> None:
+    """Order something until it is told: only then is it sure that the events are followed."""
+
+    heard = asyncio.create_task(events.until("cordoned"))
+
+    async def told() -> bool:
+        await node.run("cordon", "sim-0001")
+        await node.run("uncordon", "sim-0001")
+        return heard.done()
+
+    await until(told, what="an event of the fleet")
+    await heard
+
+
 @pytest.mark.slow
-async def test_drain_cordon_and_uncordon_say_what_they_did(node: Node) -> None:
+async def test_drain_cordon_and_uncordon_say_what_they_did_and_who_follows_the_fleet_is_told(node: Node) -> None:
+    following = await start("events", "--fleet", env=node.env())
+    events = Lines(following.stdout)
     try:
+        await until_told(node, events)
         drained = await node.run("drain", "sim-0001")
         assert (drained.code, drained.rows[0][:2]) == (0, ["sim-0001", "draining"])
         assert "undo: moorage uncordon sim-0001" in drained.err
@@ -142,6 +160,10 @@ async def test_drain_cordon_and_uncordon_say_what_they_did(node: Node) -> None:
         assert reasoned.rows[0][1] == "draining: new disk"
         told = (await node.run("fleet")).err
         assert re.search(r"^sim-0001: draining for \d+m?s, no attempt on it: new disk \(by .*\)$", told, re.M), told
+        await events.until(": new disk\n")
+        assert re.search(r"Z\tworker sim-0001: draining by operator.*: new disk$", events.text, re.M), events.text
+        following.send_signal(signal.SIGINT)
+        assert await following.wait() == 130
         reasoned = await node.run("cordon", "sim-0001", "--why", "a loud fan")
         assert reasoned.rows[0][1] == "cordoned: a loud fan"
         told = (await node.run("fleet")).err

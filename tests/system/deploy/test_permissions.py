@@ -87,6 +87,7 @@ def rows(queue: bool) -> Iterable[Row]:
         yield Row(f"moorage.admin.ana.{verb}", "ana", "sched")
         for other in (".ben", "._"):  # another operator's name, and none
             yield Row(f"moorage.admin{other}.{verb}", "", "sched")
+    yield Row("moorage.events._fleet", "sched", "ana")
     yield Row("moorage.fleet.frame", "sched", "graf ana")
     yield Row("moorage.fleet.detail", "sched", "ana")
     yield Row("moorage.fleet.rollcall", "sched", "w1 w2")

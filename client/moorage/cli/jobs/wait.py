@@ -20,7 +20,7 @@ from moorage.cli.jobs.replica_words import Eta, shown_words
 from moorage.cli.jobs.selectors import ANY_JOB, HELP, HELP_ONE, LISTED, Chosen, ids_of, one_id, with_named
 from moorage.cli.jobs.show_cancel import at, why_of
 from moorage.cli.jobs.unkept import say_unkept
-from moorage.client.errors import ClientError
+from moorage.client.errors import ClientError, rejected
 from moorage.schemas.job import STATES
 from moorage.schemas.units import many
 
@@ -178,6 +178,10 @@ def events(
     job: Annotated[str | None, Parameter(help=HELP_ONE + " By default all jobs of the tenant.", lists=LISTED)] = None,
     /,
     *,
+    fleet: Annotated[
+        bool,
+        Parameter(help="What happens to the fleet, for operators: joins, losses, drains, GPUs out, takeovers."),
+    ] = False,
     options: RowOptions = ROWS,
 ) -> int:
     """Print state changes as they happen: of one job from its first to its last, or of the whole tenant from now on.
@@ -188,6 +192,13 @@ def events(
     """
 
     async def work(client: AsyncClient) -> int | None:
+        if fleet:
+            if job is not None:
+                raise rejected("invalid-argument", "--fleet is about no job", next="leave out the job, or --fleet")
+            async for told in client.fleet.events():
+                if not options.shown(told, [told]):
+                    tell(f"{utc_ms(told.time_ms)}\t{told.words}")
+            return None
         if job is not None:
             name = await one_id(client, job, "events")
             rows = _rows(len(name))

@@ -68,6 +68,7 @@ from moorage.scheduler.core.operate.resizing import Resizing
 from moorage.scheduler.core.operate.schedules import Schedules
 from moorage.scheduler.core.operate.worker_orders import WorkerOrders
 from moorage.scheduler.core.outputs.early import early_frames
+from moorage.scheduler.core.outputs.fleet_events import fleet_events, jobs_on
 from moorage.scheduler.core.outputs.in_flight import InFlight
 from moorage.scheduler.core.outputs.output_writer import ExplainWaiting, OutputWriter
 from moorage.scheduler.core.outputs.outputs import Message, Outputs, WantedFrames
@@ -660,8 +661,10 @@ class Engine:
         self._in_flight = None
         out = Outputs()
         first = [job for job in flight.draft.started if not job.started]
+        jobs = jobs_on(self.state, flight.record.acts)
         folded = fold(self.state, flight.record, seq)
         out.ended = folded.ended
+        out.fleet = fleet_events(self.state, flight.record.acts, jobs)
         self._follow(flight, folded, first, out, mono_ms)
         self._untold = flight, folded
         return out

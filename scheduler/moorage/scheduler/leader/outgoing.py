@@ -12,7 +12,7 @@ from moorage.scheduler.core.outputs.outputs import Message, Outputs
 from moorage.schemas.codec import encode, is_json
 from moorage.schemas.errors import problem
 from moorage.schemas.frames import VERSION
-from moorage.schemas.subjects import Subjects
+from moorage.schemas.subjects import FLEET, Subjects
 
 EVENTS_FRAME_BYTES_MAX: Final = 400 * 1024
 
@@ -37,6 +37,7 @@ def messages_of(
         if mine is None:
             mine = by_tenant[tenant] = []
         mine.append(payload)
+    messages += [(subjects.events(FLEET), encode(event), "") for event in outputs.fleet]
     for tenant, events in by_tenant.items():
         for frame in _event_frames(tenant, seq, events):
             messages.append((subjects.events(tenant), frame, ""))

@@ -53,6 +53,7 @@ class Parts:
         `own_process` says that nothing else runs in this process: then the scheduler controls the garbage collector,
         and copies the process for questions about the future. Otherwise there are no forecasts.
         """
+        self.took_over = ""  # why this process leads, or has led last
         self.own_process = own_process
         self.recorder = recorder
         self.snapshot_command = snapshot_command

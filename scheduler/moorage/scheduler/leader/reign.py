@@ -39,13 +39,16 @@ from moorage.scheduler.questions.questions import Questions
 from moorage.scheduler.questions.schedules import ScheduleVerb
 from moorage.schemas.answers.fleet import AppendFigures, ContainedFailures, FleetAnswer
 from moorage.schemas.codec import encode
-from moorage.schemas.frames import RollCall
+from moorage.schemas.frames import FleetEvent, RollCall
+from moorage.schemas.subjects import FLEET
 
 log = logging.getLogger("moorage.scheduler")
 
 FLEET_FRAME_S: Final = 0.5
 #: of so many frames for observers, one comes with a frame for operators: workers report use every 2 s
 DETAIL_EVERY: Final = 4
+#: what happened to the fleet that is a warning in the log
+WARNED: Final = frozenset(("lost", "closed", "gpu-out"))
 SNAPSHOT_LOOK_S: Final = 5.0
 SNAPSHOT_RETRY_S: Final = 60.0
 #: after a record that changed this many jobs, the event loop runs other tasks before the next one is built
@@ -149,7 +152,11 @@ class Reign:
         heard = self._scheduler.ledger_world.subscribe(self._subjects.scheduled_all, self.schedules.hear)
         self._subscriptions.append(await heard)
         self._subscriptions.append(await self._scheduler.standings.listen())
-        await self._world.send([(self._subjects.roll_call, encode(RollCall(self.engine.state.epoch)), "")])
+        state = self.engine.state
+        why = self._scheduler.took_over
+        leading = FleetEvent("leading", state.time_ms, state.seq, scheduler=self._scheduler.name, why=why)
+        roll_call = self._subjects.roll_call, encode(RollCall(state.epoch)), ""
+        await self._world.send([roll_call, (self._subjects.events(FLEET), encode(leading), "")])
         state, leader = self.engine.state, f"{self._scheduler.leader:x}-{self.engine.state.epoch}"
         discovery = Discovery(self._subjects, leader, state.leader, self.answer_now, self._facts)
         self._subscriptions += await discovery.open(self._world)
@@ -270,6 +277,8 @@ class Reign:
         self.engine.complete(outputs)
         self.queue_reader.made_room()
         self.schedules.follow()
+        for event in outputs.fleet:
+            log.log(logging.WARNING if event.what in WARNED else logging.INFO, "%s", event.words)
         decided, bytes_max = self.queue_reader.decided, self._world.max_payload_bytes
         await self._world.send(messages_of(outputs, self._subjects, seq, decided, bytes_max))
         self.gc_schedule.count_events(len(outputs.events))

@@ -119,6 +119,7 @@ class Scheduler(Parts):
         self._folded = state.seq
         self.caught_up.set()
         log.info("folded %d records up to %d in %.2f s", records, state.seq, time.monotonic() - began)
+        self.took_over = "its leader had resigned" if state.epoch else "the ledger is new"
         if not state.leader:
             return
         # the current silence is only a hint, by the server's wall clock: the fence decides which scheduler leads
@@ -146,6 +147,7 @@ class Scheduler(Parts):
                 # The silence began at the last record read. But once the ledger is readable again, its leader gets half
                 # of the time: it, too, needs a while to find that its append can be stored now.
                 heard = max(heard, time.monotonic() - silence_s / 2)
+        self.took_over = f"scheduler {state.leader} was silent for {time.monotonic() - heard:.0f} s"
 
     async def _catch_up(self, state: State) -> int:
         """Fold the ledger to its end, including records written meanwhile; return how many.
@@ -185,7 +187,7 @@ class Scheduler(Parts):
         wall_s = self.ledger.wall_s()
         await self.ledger.take_over(state, self.name, secrets.token_hex(8), int(wall_s * 1000), wall_s)
         reign = self.reign = Reign(self, state, began_ms)
-        log.info("leading epoch %d at ledger record %d", state.epoch, state.seq)
+        log.info("leading epoch %d at ledger record %d: %s", state.epoch, state.seq, self.took_over)
         reign.gc_schedule.begin()
         async with asyncio.TaskGroup() as group:
             await reign.open()

@@ -84,7 +84,7 @@ from moorage.schemas.frames.running import (
     piece,
     read_piece,
 )
-from moorage.schemas.frames.told import Accepted, Answer, Change, Event, Events, Idle, Replicas, Stalled
+from moorage.schemas.frames.told import Accepted, Answer, Change, Event, Events, FleetEvent, Idle, Replicas, Stalled
 from moorage.schemas.frames.use import (
     IDLE_POWER,
     LOW_POWER,
@@ -144,6 +144,7 @@ __all__ = [
     "FactKind",
     "Finding",
     "FleetDetail",
+    "FleetEvent",
     "FleetFrame",
     "FleetRow",
     "Freeze",

@@ -6,8 +6,10 @@ from typing import Any
 
 import msgspec
 
+from moorage.schemas.actors import words
 from moorage.schemas.capabilities import Enforced
 from moorage.schemas.frames.version import VERSION
+from moorage.schemas.units import many
 
 
 class Accepted(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field="kind", tag="accepted"):
@@ -129,3 +131,33 @@ class Answer(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_fiel
     ledger: int  # number of the record that holds a cancel; only in the answer to one
     data: Any
     v: int = VERSION
+
+
+class FleetEvent(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field="kind", tag="fleet-event"):
+    """Something that happened to the fleet, for operators, on `moorage.events._fleet`.
+
+    - `what`: a worker `joined`, `left`, or was `lost`; it is `cordoned`, `draining`, `open`, or `closed` since starts
+      fail there, and a drain is `planned`; its `gpu` is `gpu-out` or `gpu-back`; a scheduler is `leading`.
+    - `by` is the operator of an order, as in `Change`; "" for what happens by itself.
+    """
+
+    what: str
+    time_ms: int  # ms since 1970, by the ledger's clock
+    ledger: int  # number of the record that has it
+    worker: str = ""
+    gpu: str = ""  # uuid
+    jobs: int | None = None  # with lost and left: jobs that were placed or ran there
+    scheduler: str = ""  # with leading
+    by: str = ""
+    said: str = ""
+    why: str = ""
+    v: int = VERSION
+
+    @property
+    def words(self) -> str:
+        """The event in one line, without its time."""
+        whose = f"worker {self.worker}" if self.worker else f"scheduler {self.scheduler}"
+        did = f"GPU {self.gpu} {self.what[4:]}" if self.gpu else self.what
+        jobs = "" if self.jobs is None else f", {many(self.jobs, 'job')} on it"
+        actor = f" by {words(self.by, self.said)}" if self.by else ""
+        return f"{whose}: {did}{jobs}{actor}{f': {self.why}' if self.why else ''}"

@@ -37,7 +37,7 @@ from moorage.schemas import actors
 from moorage.schemas.attempt import name_in
 from moorage.schemas.capabilities import Enforced, level_number, mode_enforced, mode_resizes
 from moorage.schemas.codec import decode_request, encode, is_json
-from moorage.schemas.frames import Change, End, Event, Exec, Freeze, Held, Place, Replicas, Start, Wanted
+from moorage.schemas.frames import Change, End, Event, Exec, FleetEvent, Freeze, Held, Place, Replicas, Start, Wanted
 from moorage.schemas.job import STATES, Request
 from moorage.schemas.request_cache import RequestCache
 from moorage.schemas.subjects import Subjects
@@ -65,12 +65,13 @@ Message = tuple[str, bytes, str]  # subject, payload, reply
 class Outputs:
     """Everything sent for one record. `answers` are (reply subject, payload)."""
 
-    __slots__ = ("answers", "ended", "events", "messages")
+    __slots__ = ("answers", "ended", "events", "fleet", "messages")
 
     def __init__(self) -> None:
         self.answers: list[tuple[str, bytes]] = []
         self.messages: list[Message] = []
         self.ended: list[Job] = []  # jobs that ended with this record
+        self.fleet: list[FleetEvent] = []  # what it did to the fleet
         # tenant, job, event as JSON, whether also on its own subject
         self.events: list[tuple[str, str, bytes, bool]] = []
 
