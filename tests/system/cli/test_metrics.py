@@ -18,7 +18,14 @@ from moorage.bus.embedded import EmbeddedServer
 from moorage.cli.fleet import metrics
 from moorage.client import AsyncClient
 from moorage.client.errors import NoScheduler, client_problem
-from moorage.schemas.answers.fleet import AppendFigures, ContainedFailures, FleetAnswer
+from moorage.schemas.answers.fleet import (
+    AppendFigures,
+    ContainedFailures,
+    FleetAnswer,
+    FollowerRow,
+    SchedulerRow,
+    WorkerInfo,
+)
 from moorage.schemas.answers.operators import UsageRow
 from moorage.schemas.cells import STATES
 from moorage.schemas.errors import MoorageError, problem
@@ -213,7 +220,7 @@ async def test_alerts_stand_on_series_that_there_are(node: Node) -> None:
     assert fleet["request_queue"]["bytes_max"] > 0
     names = {family.name for family in metrics.families(metrics.Told(convert(fleet, FleetAnswer)))}
     rules = ALERTS.read_text()
-    assert set(re.findall(r"\bmoorage_\w+", rules)) <= names
+    assert {name.removesuffix("_total") for name in re.findall(r"\bmoorage_\w+", rules)} <= names
     states = set("|".join(re.findall(r'moorage_gpus\{state=~?"([^"]+)"', rules)).split("|"))
     assert states <= {*STATES.values(), "shared"}
 
@@ -229,6 +236,18 @@ def test_what_only_counts_up_is_a_counter() -> None:
     assert counters == {"moorage_failures", "moorage_ended_jobs"}
     samples = [(sample.name, sample.labels, sample.value) for sample in found["moorage_failures"].samples]
     assert ("moorage_failures_total", {"what": "submit"}, 2) in samples
+
+
+def test_who_stands_by_who_is_not_heard_what_was_refused_and_what_history_lacks_are_told() -> None:
+    schedulers = [SchedulerRow(scheduler="a", leads=True), SchedulerRow(scheduler="b")]
+    follower = FollowerRow(behind=2, gaps=[[0, 1, 30], [2, 3, 12]])
+    workers = [WorkerInfo(worker=f"n{at}", state=state) for at, state in enumerate(("up", "lost", "left", "stale"))]
+    fleet = structs.replace(EMPTY, schedulers=schedulers, follower=follower, workers=workers)
+    told = metrics.families(metrics.Told(fleet, letters={"t": 3}))
+    found = {(sample.name, *sample.labels.values()): sample.value for family in told for sample in family.samples}
+    assert (found["moorage_standbys",], found["moorage_follower_behind_records",]) == (1, 2)
+    assert (found["moorage_follower_gap_records",], found["moorage_dead_letters", "t"]) == (42, 3)
+    assert {name[1] for name in found if name[0] == "moorage_worker_not_heard"} == {"n1", "n3"}
 
 
 def test_what_gpus_gave_in_the_last_whole_hour_is_told_by_tenant_and_model() -> None:

@@ -23,6 +23,7 @@ from moorage.cli.framework.listening import address, cannot_listen, host_and_por
 from moorage.cli.framework.options import DEFAULTS, Options, guarded, with_client
 from moorage.client.errors import NoScheduler
 from moorage.schemas.answers.fleet import AppendFigures, FleetAnswer, WorkerInfo
+from moorage.schemas.answers.letters import LettersAnswer
 from moorage.schemas.answers.operators import TenantsAnswer, UsageAnswer, UsageRow, Waits
 from moorage.schemas.cells import STATES
 from moorage.schemas.errors import MoorageError
@@ -38,6 +39,9 @@ if TYPE_CHECKING:
 
 #: tenants that have series of their own, those with most GPUs
 TENANTS_MAX: Final = 200
+#: states of workers that are named one by one, at most so many of them
+NOT_HEARD: Final = frozenset(("lost", "stale", "not-heard"))
+LOST_MAX: Final = 100
 #: answers that are younger serve the next scrape, too: several monitors cost the leader one question
 FRESH_S: Final = 5.0
 #: how long a leader may take to answer
@@ -95,12 +99,14 @@ class Told(NamedTuple):
     usage: Sequence[UsageRow] = ()
     waiting: Mapping[str, int] = {}
     ended: Mapping[str, Mapping[str, int]] = {}
+    letters: Mapping[str, int] = {}
 
 
 async def _ask(client: AsyncClient) -> Told:
     fleet, answer = await client.fleet.show(), await client._wire.operate("tenants")
     told = msgspec.convert(answer.data, TenantsAnswer)
-    return Told(fleet, told.tenants, told.waits, await _last_hour(client), told.waiting, told.ended)
+    letters = msgspec.convert((await client._wire.operate("dlq", {"limit": 1})).data, LettersAnswer)
+    return Told(fleet, told.tenants, told.waits, await _last_hour(client), told.waiting, told.ended, letters.counts)
 
 
 async def _last_hour(client: AsyncClient) -> list[UsageRow]:
@@ -164,6 +170,14 @@ def families(told: Told) -> Iterator[Metric]:
             "Whether the leader ranks with the plain ranker, not with the one of its settings.",
             contained.plain_ranker,
         )
+    if fleet.schedulers is not None:
+        standbys = sum(not row.leads for row in fleet.schedulers)
+        yield _one("standbys", "Schedulers that would take over from the leader.", standbys)
+    if (follower := fleet.follower) is not None:
+        yield _one("follower_behind_records", "Records that usage and history do not have yet.", follower.behind)
+        lacking = sum(records for _, _, records in follower.gaps)
+        yield _one("follower_gap_records", "Records that they will never have: deleted unread.", lacking)
+    yield _many("dead_letters", "Queued requests that were refused, by tenant.", ("tenant",), told.letters)
     yield from _of_gpus(fleet)
     yield from _of_tenants(told.tenants)
     yield from _of_usage(told.usage)
@@ -175,6 +189,10 @@ def families(told: Told) -> Iterator[Metric]:
 def _of_gpus(fleet: FleetAnswer) -> Iterator[Metric]:
     kind, workers = ("state", "simulated"), fleet.workers
     yield _many("workers", "Workers by state.", kind, Counter((row.state, _sim(row)) for row in workers))
+    lost = [row.worker for row in workers if row.state in NOT_HEARD][:LOST_MAX]
+    yield _many(
+        "worker_not_heard", "The workers that are lost, stale or not heard.", ("worker",), dict.fromkeys(lost, 1)
+    )
     cells = Counter((STATES.get(cell, "shared"), _sim(row)) for row in workers for cell in row.cells)
     yield _many("gpus", "GPUs by state.", kind, cells)
     for name, help_, key in (
