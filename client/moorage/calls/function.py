@@ -20,7 +20,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Any, BinaryIO, Final, Protocol
 
 import msgspec
 
@@ -62,11 +62,10 @@ class CannotServe(Exception):
 
 
 class Served:
-    """The function that answers, as it was found."""
+    """The function that answers: what `target` names."""
 
-    def __init__(self, target: str) -> None:
-        """Import `package.module:name`. Raises CannotServe, and what the import and the target's own code raise."""
-        found = _found(target)
+    def __init__(self, found: Any, target: str) -> None:
+        """Make it, if it is a class. Raises CannotServe, and what the target's own code raises."""
         if inspect.isclass(found):
             made = found()
             load = getattr(made, "load", None)
@@ -144,7 +143,7 @@ def _answer(value: Any, *, answer: int = 0, part: int = 0) -> bytes:
     return frame(FromProgram(answer=answer, part=part, bytes=len(result.data), headers=headers), result.data)
 
 
-def _error(call: ToProgram, error: BaseException) -> bytes:
+def error_frame(call: ToProgram, error: BaseException) -> bytes:
     """Return the frame of a call that failed, whatever the exception: without one its caller waits for nothing."""
     try:
         message = error.problem.message if isinstance(error, MoorageError) else str(error)
@@ -152,6 +151,14 @@ def _error(call: ToProgram, error: BaseException) -> bytes:
         message = f"its message cannot be told: {type(wrong).__name__}"
     readable = message[:_MESSAGE_CHARS_MAX].encode(errors="backslashreplace").decode()  # names of files may be no text
     return frame(FromProgram(error=call.call, kind=type(error).__name__, message=readable))
+
+
+class Writer(Protocol):
+    """What a coroutine function writes its frames to: an `asyncio.StreamWriter`, or what stands in for one."""
+
+    def write(self, data: bytes) -> None: ...
+
+    async def drain(self) -> None: ...
 
 
 class _Writer:
@@ -166,7 +173,7 @@ class _Writer:
             self._link.sendall(data)
 
 
-def _run(served: Served, call: ToProgram, body: bytes, context: Context, write: Callable[[bytes], None]) -> None:
+def run(served: Served, call: ToProgram, body: bytes, context: Context, write: Callable[[bytes], None]) -> None:
     """Answer one call with a plain function or generator."""
     try:
         value = served(_data_of(call, body), context)
@@ -181,7 +188,7 @@ def _run(served: Served, call: ToProgram, body: bytes, context: Context, write: 
             told = _answer(value, answer=call.call)
     except BaseException as error:  # also sys.exit: in a thread it would end nothing but this call, and unheard
         traceback.print_exc()
-        told = _error(call, error)
+        told = error_frame(call, error)
     write(told)
 
 
@@ -201,10 +208,10 @@ def serve_plain(served: Served, link: socket.socket, places: int) -> None:
         elif call.call:
             context = Context(call)
             if pool is None:
-                _run(served, call, body, context, write)
+                run(served, call, body, context, write)
                 continue
             known[call.call] = context
-            future = pool.submit(_run, served, call, body, context, write)
+            future = pool.submit(run, served, call, body, context, write)
             future.add_done_callback(partial(_forget, known, call.call))
     if pool is not None:
         pool.shutdown(wait=True)
@@ -215,10 +222,10 @@ def _read(reader: BinaryIO) -> Iterator[tuple[ToProgram, bytes]]:
         head: ToProgram = decode_to_program(line)
         if head.end:
             return
-        yield head, _kept(head) if head.file else reader.read(head.bytes) if head.bytes else b""
+        yield head, kept(head) if head.file else reader.read(head.bytes) if head.bytes else b""
 
 
-def _kept(head: ToProgram) -> bytes:
+def kept(head: ToProgram) -> bytes:
     """Return the data of a call that came in parts."""
     return Path(head.file).read_bytes()
 
@@ -239,11 +246,11 @@ async def serve_async(served: Served, link: socket.socket, places: int) -> None:
                 task.cancel()
         elif call.call:
             if call.file:
-                body = await asyncio.to_thread(_kept, call)
+                body = await asyncio.to_thread(kept, call)
             else:
                 body = await reader.readexactly(call.bytes) if call.bytes else b""
             context = Context(call)
-            task = asyncio.get_running_loop().create_task(_run_async(served, call, body, context, writer))
+            task = asyncio.get_running_loop().create_task(run_async(served, call, body, context, writer))
             running[call.call] = task, context
             task.add_done_callback(partial(_over, call, running, writer))
     if running:
@@ -264,12 +271,10 @@ def _over(
 ) -> None:
     running.pop(call.call, None)
     if task.cancelled():  # also before its first step
-        writer.write(_error(call, asyncio.CancelledError()))
+        writer.write(error_frame(call, asyncio.CancelledError()))
 
 
-async def _run_async(
-    served: Served, call: ToProgram, body: bytes, context: Context, writer: asyncio.StreamWriter
-) -> None:
+async def run_async(served: Served, call: ToProgram, body: bytes, context: Context, writer: Writer) -> None:
     try:
         value = served(_data_of(call, body), context)
         if isinstance(value, AsyncIterator):
@@ -283,7 +288,7 @@ async def _run_async(
         raise  # `_over` tells it
     except BaseException as error:
         traceback.print_exc()
-        told = _error(call, error)
+        told = error_frame(call, error)
     writer.write(told)
 
 
@@ -295,7 +300,7 @@ def main() -> int:
     places = int(os.environ.pop(CONCURRENCY_VARIABLE))
     sys.path.insert(0, os.getcwd())
     try:
-        served = Served(sys.argv[1])
+        served = Served(_found(sys.argv[1]), sys.argv[1])
     except CannotServe as error:
         print(f"error: {sys.argv[1]} cannot be served: {error}", file=sys.stderr)
         return 1

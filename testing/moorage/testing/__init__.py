@@ -9,5 +9,6 @@ need_server("moorage.testing")  # before the imports, which would end with the n
 
 from moorage.testing.bus.clock import SimulatedClock  # noqa: E402
 from moorage.testing.sim_fleet import Ran, SimFleet, Task  # noqa: E402
+from moorage.testing.sim_service import SimService  # noqa: E402
 
-__all__ = ["Ran", "SimFleet", "SimulatedClock", "Task"]
+__all__ = ["Ran", "SimFleet", "SimService", "SimulatedClock", "Task"]

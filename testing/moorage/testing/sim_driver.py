@@ -87,7 +87,9 @@ class ScriptedDriver(Driver):
     """
 
     name = DRIVER_DEFAULT
-    capabilities = Capabilities(needs_argv=True, keeps_output=True, ends_streams=True, uses_devices=False)
+    capabilities = Capabilities(
+        needs_argv=True, keeps_output=True, ends_streams=True, uses_devices=False, answers_calls=True
+    )
 
     def __init__(self, worker: str, script: Script) -> None:
         super().__init__()

@@ -22,20 +22,23 @@ import contextlib
 import contextvars
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from moorage.bus.errors import BusError
 from moorage.bus.health import State
 from moorage.bus.jetstream import JetStream
 from moorage.bus.results import ResultStore
+from moorage.client.client import AsyncClient
 from moorage.client.errors import rejected, timed_out
+from moorage.client.tenant import TENANT_DEFAULT
 from moorage.client.transport import Link
 from moorage.scheduler.answers.views import worker_state
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.leader.reign import Reign
 from moorage.scheduler.leader.service import Scheduler
+from moorage.schemas.gpu import GpuSpec
 from moorage.schemas.handler import HANDLER_NAME
 from moorage.schemas.subjects import PREFIX_DEFAULT, Subjects
 from moorage.system.simulated_hosts import SimulatedHost, simulated_hosts
@@ -43,6 +46,7 @@ from moorage.testing.bus.bus import FaultyNetwork, SimulatedBus
 from moorage.testing.bus.clock import let_sleep
 from moorage.testing.bus.processes import Process
 from moorage.testing.sim_driver import Ran, Script, ScriptedDriver, Task, succeed
+from moorage.testing.sim_service import SimService, served_by
 from moorage.testing.sim_upkeep import SimAgent, Upkeep
 from moorage.worker.agent.fleet_host import FleetHost
 from moorage.worker.agent.journal import MemoryJournal
@@ -118,6 +122,7 @@ class SimFleet:
         self.network = network or FaultyNetwork()
         self.scheduler: Scheduler | None = None
         self._script = script
+        self._services: dict[tuple[str, str], SimService] = {}
         self._handlers = dict(handlers or {})
         self._config = config
         self._subjects = Subjects(prefix)
@@ -159,6 +164,42 @@ class SimFleet:
 
     async def __aexit__(self, *_: object) -> None:
         await self._let_go()
+
+    # -- services -----------------------------------------------------------------------------------------------
+
+    async def serve(
+        self,
+        service: str,
+        function: Callable[..., Any],
+        *,
+        replicas: int | Mapping[str, int] = 1,
+        concurrency: int = 1,
+        load_s: float = 0.0,
+        gpu: GpuSpec | str | int | None = None,
+        tenant: str = TENANT_DEFAULT,
+    ) -> SimService:
+        """Submit a job, named as the service, whose attempts answer calls with this function, as `moorage serve` does.
+
+        The function runs in this event loop: one that takes time is a coroutine function, which sleeps. `replicas` may
+        be `{"min": 0, "max": 4}`; with `min` 0 the first call starts a member. Each member needs `load_s` seconds
+        before it takes calls. The fleet must be open. Raises `Rejected`, and `CannotServe` for what is no function.
+        """
+        made = served_by(function, self._subjects.prefix, tenant, service, load_s)
+        self._services[tenant, service] = made
+        request = {
+            "service": {"name": service, "concurrency": concurrency},
+            "replicas": replicas,
+            "run": {"argv": ["serve", service], "restart": "always"},
+        }
+        async with AsyncClient(transport=self, tenant=tenant, prefix=self._subjects.prefix) as client:
+            await client.submit(request, gpu, service)
+        return made
+
+    def _run(self, task: Task) -> Ran | Awaitable[Ran]:
+        """Run an attempt: as a member, if the test serves its service, else as the script says."""
+        spec = task.request.service
+        service = None if spec is None else self._services.get((task.tenant, spec.name))
+        return self._script(task) if service is None else service.run(task, self._bus)
 
     # -- what a test may do to it -------------------------------------------------------------------------------
 
@@ -297,7 +338,7 @@ class SimFleet:
         fleet_host = FleetHost(link, self._subjects.prefix)
         labels = {f"{LABEL_PREFIX}{name}": "1" for name in self._handlers}
         settings = WorkerSettings(Path("unused"), host.name, self._subjects.prefix, labels=labels, modes=MODES)
-        drivers: list[Driver] = [ScriptedDriver(host.name, self._script), NoopDriver()]
+        drivers: list[Driver] = [ScriptedDriver(host.name, self._run), NoopDriver()]
         if self._handlers:
             store = ResultStore(JetStream(link), self._subjects.prefix)
             drivers.append(HandlerDriver(self._handlers, store, simulated=True, threads=False))
@@ -333,6 +374,8 @@ class SimFleet:
             stack.callback(self._stay_awake)
             self._stay_awake = lambda: None
             stack.push_async_callback(self._close_links)
+            for service in self._services.values():
+                stack.push_async_callback(service.close)
             stack.push_async_callback(self._end_scheduler)
             for host in self._workers.values():
                 stack.push_async_callback(self._end_worker, host)

@@ -1,0 +1,108 @@
+"""`SimFleet.serve`: a caller of services tested in virtual time, with full, killed, sleeping and streaming members."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+
+from moorage.calls.function import Context
+from moorage.client import AsyncClient, CallFailed, CallRefused, TimedOut
+from moorage.testing import SimFleet
+from tests.unit.client.test_sim_fleet import in_virtual_time
+from tests.waiting import until
+
+
+async def nap(data: Any) -> Any:
+    await asyncio.sleep(float(data))
+    return data
+
+
+def now_s() -> float:
+    return asyncio.get_running_loop().time()
+
+
+@in_virtual_time
+async def test_it_answers_with_functions_coroutines_classes_and_in_parts() -> None:
+    class Embedder:
+        def load(self) -> None:
+            self.size = 3
+
+        def call(self, data: str, context: Context) -> list[Any]:
+            if data == "wrong":
+                raise ValueError("no such word")
+            return [data] * self.size
+
+    def count(data: int) -> Iterator[int]:
+        yield from range(data)
+
+    async def slowly(data: int) -> AsyncIterator[int]:
+        for each in range(data):
+            await asyncio.sleep(60)
+            yield each
+
+    async with SimFleet("8xH100") as fleet, AsyncClient(transport=fleet) as moorage:
+        for name, function in (("embed", Embedder), ("count", count), ("slowly", slowly), ("size", len)):
+            await fleet.serve(name, function)
+        assert await moorage.call("embed", "word") == ["word"] * 3
+        with pytest.raises(CallFailed, match="ValueError: no such word"):
+            await moorage.call("embed", "wrong")
+        assert await moorage.call("count", 3) == [0, 1, 2]
+        began_s = now_s()
+        assert [each async for each in moorage.service("slowly").stream(3, timeout="2m")] == [0, 1, 2]
+        assert now_s() - began_s == pytest.approx(180, abs=5)
+        assert await moorage.call("size", os.urandom(3_000_000)) == 3_000_000, "in parts"
+
+
+@in_virtual_time
+async def test_a_full_member_says_busy_and_a_cancelled_call_frees_its_place() -> None:
+    async with SimFleet("8xH100") as fleet, AsyncClient(transport=fleet) as moorage:
+        await fleet.serve("nap", nap, gpu="1xH100")
+        assert await moorage.call("nap", 0) == 0
+        calls = [asyncio.create_task(moorage.call("nap", 60, timeout="100s")) for _ in range(4)]
+        await asyncio.sleep(1)
+        with pytest.raises(CallRefused) as refused:
+            await moorage.call("nap", 0, timeout="10s")
+        assert refused.value.code == "service-busy"
+        for call in calls[1:]:
+            call.cancel()
+        assert await calls[0] == 60
+        with pytest.raises(TimedOut):
+            await moorage.call("nap", 600, timeout="5s")
+        assert await moorage.call("nap", 0, timeout="1s") == 0
+
+
+@in_virtual_time
+async def test_a_member_that_dies_is_told_at_once_and_is_there_again() -> None:
+    async with SimFleet("2x8xH100") as fleet, AsyncClient(transport=fleet) as moorage:
+        service = await fleet.serve("nap", nap, replicas=2)
+        await until(lambda: len(service.members) == 2)
+        calls = [asyncio.create_task(moorage.call("nap", 30, timeout="60s")) for _ in range(2)]
+        await asyncio.sleep(1)
+        began_s = now_s()
+        service.kill_member()
+        done, _ = await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
+        (dead,) = done
+        assert now_s() - began_s < 1
+        with pytest.raises(CallFailed) as failed:
+            await dead
+        assert failed.value.code == "member-died"
+        await until(lambda: len(service.members) == 2)
+        assert await moorage.call("nap", 1) == 1
+        with pytest.raises(KeyError, match="no member nap/7 serves nap, but nap/"):
+            service.kill_member("nap/7")
+
+
+@in_virtual_time
+async def test_the_first_call_starts_a_member_and_the_last_one_lets_it_end() -> None:
+    async with SimFleet("8xH100") as fleet, AsyncClient(transport=fleet) as moorage:
+        service = await fleet.serve("nap", nap, replicas={"min": 0, "max": 2}, load_s=8)
+        assert service.members == []
+        began_s = now_s()
+        assert await moorage.call("nap", 0) == 0
+        assert 8 <= now_s() - began_s < 12, "a cold start"
+        await asyncio.sleep(300)
+        assert service.members == []
