@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from moorage.cli.jobs.bringing import not_brought, not_startable
-from moorage.cli.jobs.job_flags import JobFlags, fields_of, mebibytes, milli_cores, offered, refusing, request_of
+from moorage.cli.jobs.flag_values import mebibytes, milli_cores
+from moorage.cli.jobs.job_flags import JobFlags, fields_of, offered, refusing, request_of
 from moorage.client import Rejected
 from moorage.schemas.job import Request
 from moorage.schemas.plan import Plan

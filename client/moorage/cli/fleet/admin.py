@@ -11,7 +11,7 @@ from moorage.cli.framework.arguments import Parameter
 from moorage.cli.framework.console import say, tell
 from moorage.cli.framework.options import ROWS, RowOptions, guarded, with_client
 from moorage.cli.framework.render import table
-from moorage.cli.jobs.job_flags import warn_of_decimal
+from moorage.cli.jobs.flag_values import warn_of_decimal
 from moorage.cli.jobs.selectors import HELP, LISTED, SomeReplicas, ids_of, replica_in
 from moorage.client.errors import Rejected, rejected
 from moorage.schemas.actors import words
