@@ -279,7 +279,7 @@ class ItemFailed(ClientError):
         self, job: str, replica: int, state: str, exit_code: int | None, why: str, *, kind: str = "", text: str = ""
     ) -> None:
         code, what = _ENDED.get(state, _ENDED[FAILED])
-        ended = f" with code {exit_code}" if exit_code and not kind else ""
+        ended = f" with code {exit_code}" if exit_code and not kind and state == FAILED else ""
         said = ": ".join(filter(None, (f"item {replica} of job {job} {what}{ended}", kind, why)))
         next_step = f"moorage logs {word_of(job)} --replica {replica}"
         super().__init__(Problem(code, said, CLIENT_CODES[code][0], job=job, next=next_step))

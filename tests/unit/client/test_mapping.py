@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from moorage.client import Rejected, map_runner
+from moorage.client import ItemFailed, Rejected, map_runner
 from moorage.client.mapping import VALUE, _module_of, in_order, named, travelling
 from moorage.client.sweeps import sweep_of_values
 
@@ -66,6 +66,12 @@ def test_a_module_that_maps_is_refused_while_a_job_loads_it(monkeypatch: pytest.
     monkeypatch.setenv(map_runner.VARIABLE, "1")
     with pytest.raises(Rejected, match="submits a job itself"):
         named("mine")
+
+
+def test_a_failed_item_says_how_it_ended() -> None:
+    assert str(ItemFailed("j", 7, "FAILED", 9, "")) == "item 7 of job j failed with code 9"
+    assert str(ItemFailed("j", 7, "FAILED", 1, "two", kind="ValueError")) == "item 7 of job j failed: ValueError: two"
+    assert str(ItemFailed("j", 7, "CANCELLED", -15, "by ana")) == "item 7 of job j was cancelled: by ana"
 
 
 async def test_answers_that_come_early_are_held() -> None:
