@@ -20,6 +20,7 @@ from moorage.client.durations import Duration, seconds
 from moorage.client.errors import BatchRejected, Rejected, of_batch, rejected
 from moorage.client.fields import Fields, Paths
 from moorage.client.request_builder import COMMAND, RequestBuilder, What
+from moorage.schemas.actors import NO_OPERATOR
 from moorage.schemas.codec import encode
 from moorage.schemas.errors import Problem
 from moorage.schemas.frames import Accepted, Event
@@ -529,6 +530,9 @@ class AsyncClient:
             raise TypeError(f"{beside} without a request: pass the command or request as the first argument")
         request = None if what is None else self._requests.encoded(what, gpu, None, fields)[1]
         arguments = plan_arguments(request, drain, add, quota, share)
+        if self._wire.operator != NO_OPERATOR:  # its key has the verb of operators alone
+            answer = await self._wire.operate("plan", {"tenant": self.tenant, **arguments})
+            return msgspec.convert(answer.data, Plan)
         return msgspec.convert(await self._wire.read("plan", arguments), Plan)
 
     async def first_possible(self, requests: Sequence[What]) -> Request:

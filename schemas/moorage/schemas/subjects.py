@@ -37,6 +37,7 @@ MAY_EXEC: Final = "submitter with exec"
 ADMIN_VERBS: Final = (
     "fleet",
     "ls",
+    "plan",
     "drain",
     "cordon",
     "uncordon",

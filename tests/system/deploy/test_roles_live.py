@@ -168,6 +168,7 @@ async def test_a_job_runs_and_everybody_does_what_they_may(site: str, monkeypatc
         assert (await ana.job(held.job).show()).state == "QUEUED"
         assert [row.tenant for row in await ana.admin.tenants()] == ["acme"]
         assert (await ana.fleet.show()).workers[0].worker == "w1"
+        assert (await ana.plan(drain=["w1"])).starts == "none"
         # and may not hand in, nor may a tenant be operator or another tenant
         with pytest.raises(NotPermitted):
             await ana.submit(["true"], job="not-mine")

@@ -36,6 +36,7 @@ from moorage.schemas.answers.operators import Audit, TenantsAnswer
 from moorage.schemas.codec import encode
 from moorage.schemas.errors import Problem, Refused, refuse
 from moorage.schemas.frames import Answer, Looked
+from moorage.schemas.names import TENANT, is_tenant
 from moorage.schemas.operate import ACTS, FeatureLevelAct, act_of
 from moorage.schemas.ranges import Ranges
 from moorage.schemas.schedules import ScheduleAsked
@@ -245,6 +246,13 @@ class Questions:
         elif verb == "ls":
             asked = jobs_asked(arguments, operator=True)
             self._ask(verb, partial(self._lists.ask, asked.tenant, asked, reply, json), reply, json)
+        elif verb == "plan":
+            fields = dict(arguments)
+            tenant = fields.pop("tenant", "")
+            if not isinstance(tenant, str) or not is_tenant(tenant):
+                why = "an operator's plan names the tenant of the job that it is about"
+                raise refuse("invalid-argument", why, field="$.tenant", found=tenant, allowed=TENANT.pattern)
+            self._ask(verb, partial(self.foresight.plan, tenant, fields, reply, json), reply, json)
         elif verb == "tenants":
             self._ask(verb, self._tenants, reply, json)
         elif verb == "usage":
@@ -252,7 +260,7 @@ class Questions:
         elif verb in ACTS:
             self._engine.offer(self._order(operator, verb, arguments, reply, json))
         else:
-            allowed = ", ".join(("fleet", "ls", "audit", "dlq", "tenants", "usage", *ACTS))
+            allowed = ", ".join(("fleet", "ls", "plan", "audit", "dlq", "tenants", "usage", *ACTS))
             raise refuse("unknown-verb", f"{verb} is not served by this release", found=verb, allowed=allowed)
 
     def _tenants(self) -> TenantsAnswer:
