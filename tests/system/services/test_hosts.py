@@ -44,8 +44,8 @@ class Hosts:
     async def scheduler(self) -> None:
         self.schedulers.append(await self.made.scheduler(config=QUICK))
 
-    async def agent(self, name: str) -> None:
-        self.agents[name] = await self.made.agent(f"s-{name}", "2xH100", worker=name, drivers=["process"])
+    async def agent(self, name: str, gpus: str = "2xH100") -> None:
+        self.agents[name] = await self.made.agent(f"s-{name}", gpus, worker=name, drivers=["process"])
 
     async def members(self) -> dict[str, int]:
         """By worker, how many replicas run there."""
@@ -54,14 +54,16 @@ class Hosts:
 
 
 @contextlib.asynccontextmanager
-async def hosts(server: EmbeddedServer, folder: Path, **fields: object) -> AsyncIterator[Hosts]:
+async def hosts(
+    server: EmbeddedServer, folder: Path, of: int = HOSTS, gpus: int = 2, **fields: object
+) -> AsyncIterator[Hosts]:
     async with stack(server, unique_prefix()) as made, caller(made) as one:
         found = Hosts(made, one, folder)
         await found.scheduler()
-        for number in range(HOSTS):
-            await found.agent(f"w{number}")
+        for number in range(of):
+            await found.agent(f"w{number}", f"{HOSTS * gpus // of}xH100")
         await one.workers_up(*found.agents)
-        body = service("noted", replicas=HOSTS, gpu={"count": 2}, on_partition="keep", **fields)
+        body = service("noted", replicas=HOSTS, gpu={"count": gpus}, on_partition="keep", **fields)
         body["run"]["env"]["RUNS"] = str(folder / "runs")
         body["run"]["restart"] = "always"
         body["service"]["concurrency"] = 2
@@ -97,6 +99,31 @@ async def test_no_call_is_lost_while_each_host_is_drained_in_turn(nats_server: E
         runs = Counter((tmp_path / "runs").read_text().split())
         assert max(runs.values()) == 1
         assert told.total() == number
+
+
+@pytest.mark.slow
+async def test_a_drain_of_the_host_with_all_members_leaves_no_call_without_an_answer(
+    nats_server: EmbeddedServer, tmp_path: Path
+) -> None:
+    async with hosts(nats_server, tmp_path, 1, 1) as found, await connect(found.made.url, "caller") as connection:
+        one, subject = found.one, found.made.subjects.call("acme", "noted")
+        await until(lambda: _all(found, HOSTS), ANSWER_S, "all members on the host")
+        await found.agent("w1", f"{HOSTS}xH100")
+        await one.workers_up("w1")
+        told, stop = Counter[str](), False
+        numbers = itertools.count(1)
+
+        async def load() -> None:
+            while not stop:
+                told[error_of(await connection.request(subject, str(next(numbers)).encode(), ANSWER_S))] += 1
+
+        await _answers(connection, subject)
+        callers = [asyncio.create_task(load()) for _ in range(CALLERS)]
+        assert (await one.admin("drain", {"worker": "w0", "by": "ana"}))["kind"] == "done"
+        await until(lambda: _moved(found, "w1"), ANSWER_S, "all members on the other host")
+        stop = True
+        await asyncio.gather(*callers)
+        assert set(told) == {""}, told
 
 
 @pytest.mark.slow
@@ -180,6 +207,12 @@ async def _all(found: Hosts, members: int) -> bool:
 
 async def _left(found: Hosts, name: str) -> bool:
     return name not in await found.members()
+
+
+async def _moved(found: Hosts, name: str) -> bool:
+    """Whether each member has moved to this worker, and its former number is gone."""
+    rows = (await found.one.show("s-noted"))["replica_states"]
+    return [(row["replica"], row.get("worker")) for row in rows] == [(HOSTS + each, name) for each in range(HOSTS)]
 
 
 async def _a_member(found: Hosts, dice: random.Random) -> int:

@@ -400,7 +400,8 @@ def _ended_replicas(frame: Frame, found: Found, request: Request) -> dict[str, A
         return {}
     ended = unsuccessful(frame, found)
     counts = {state: count_of(numbers) for state, numbers in ended.items()}
-    counts = {SUCCEEDED: request.copies - sum(counts.values())} | counts
+    # of a service more may have ended than its request asks for: the members that moved
+    counts = {SUCCEEDED: max(0, request.copies - sum(counts.values()))} | counts
     named = {state: format_ranges(numbers, RANGES_SHOWN) for state, numbers in ended.items()}
     states = {state: count for state, count in counts.items() if count}
     return {"replicas": {"of": request.copies, "states": states, **({"ended": named} if named else {})}}

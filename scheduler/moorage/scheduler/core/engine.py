@@ -52,6 +52,7 @@ from moorage.scheduler.core.lifecycle.frozen import Frozen
 from moorage.scheduler.core.lifecycle.lacking import Lacking
 from moorage.scheduler.core.lifecycle.outcomes import Outcomes
 from moorage.scheduler.core.lifecycle.pending_events import PendingEvents
+from moorage.scheduler.core.lifecycle.relocating import Relocating
 from moorage.scheduler.core.lifecycle.retention import Retention
 from moorage.scheduler.core.lifecycle.scaling import Scaling
 from moorage.scheduler.core.lifecycle.services import Services
@@ -171,9 +172,12 @@ class Engine:
             lambda job, request, wanted: self._indexing.bound_to(job, request, wanted),
             config.scale_up_s, config.scale_down_s,
         )  # fmt: skip
+        self.relocating = Relocating(
+            state, self.lifecycle, self.services, lambda job, number: self._indexing.enter_more(job, number)
+        )
         self._indexing = Indexing(
             state, reader, self.planner, self.timers, self.admission, self.durations, self.room, self._index_failed,
-            self.scaling, self._jobs_aside(),
+            self.scaling, self.relocating, self._jobs_aside(),
         )  # fmt: skip
         explain = self._explain_waiting
         self.output_writer = OutputWriter(state, config, self.sessions, reader.request_of, self._indexing.arm, explain)
@@ -646,6 +650,7 @@ class Engine:
         self.windows.pass_time(draft)
         self.lifecycle.starts.pass_time(draft)
         self.sessions.stalls.pass_time(draft)
+        self.relocating.pass_time(draft)
         self.services.pass_time(draft, self.scaling)
         self.admission.forget_cancels(draft)
         self._indexing.queue_rejections()
@@ -679,6 +684,7 @@ class Engine:
             )
         if not flight.draft.empty:
             self.admission.moved_seq = seq
+        self.relocating.followed()
         for num in flight.awaiting:
             self.room.add(state.jobs[num])
         has_waiting = bool(self.room.jobs)

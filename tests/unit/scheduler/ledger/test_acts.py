@@ -44,6 +44,8 @@ SHOWN: Final[dict[str, tuple[str, ...]]] = {
     "met": ("ended", "waiting"),
     "preempt": ("job", "workers", "victims"),
     "scale": ("job", "wanted", "why"),
+    "relocate": ("job", "old", "new"),
+    "relocated": ("job", "gone"),
     "avoid": ("job", "worker", "slots"),
     "level": ("level", "by", "why"),
     "restored": ("formerly",),

@@ -115,7 +115,6 @@ ASKS: Final = pytest.mark.parametrize(
 WITHIN: Final = pytest.mark.parametrize("within", [{}, {"within_s": 40}], ids=["no deadline", "a deadline"])
 
 
-@not_kept_yet
 @MEMBERS
 @ASKS
 @WITHIN
@@ -130,7 +129,6 @@ def test_a_drain_moves_a_service_without_a_gap(members: int, asks: dict[str, Any
     assert site.job("a").state == "RUNNING"
 
 
-@not_kept_yet
 def test_the_replacement_is_one_more_replica_that_goes_when_the_old_one_is_over() -> None:
     site = Site(1)
     site.join_host("w1", 1)
@@ -161,7 +159,6 @@ def test_a_deadline_goes_before_a_replacement_that_finds_no_place(members: int) 
     assert site.held_on("w0") == 0
 
 
-@not_kept_yet
 def test_where_one_place_is_free_one_of_two_moves_before_the_deadline() -> None:
     site = Site(2)
     site.join_host("w1", 1)

@@ -27,6 +27,12 @@ def mark(bits: bytearray, first: int, last: int) -> None:
     bits[high] |= (2 << last % 8) - 1
 
 
+def drop(bits: bytearray, number: int) -> None:
+    """Remove a number that is there; the rest takes no more bytes than the highest one needs."""
+    bits[number // 8] &= ~(1 << number % 8)
+    del bits[len(bits.rstrip(b"\0")) :]
+
+
 def has(bits: bytearray, number: int) -> bool:
     return number // 8 < len(bits) and bool(bits[number // 8] >> number % 8 & 1)
 

@@ -19,7 +19,9 @@ from moorage.scheduler.core.ledger.state import (
     State,
     Tenant,
     Worker,
+    extra_of,
 )
+from moorage.schemas.ranges import Ranges, count_of
 
 
 class FoldError(Exception):
@@ -98,6 +100,14 @@ class Folding:
         job.story.append((job.rev, self.time, -1, 0, word, -1, 0, 0, why, 0, by))
         self.out.jobs[num] = job
         return job
+
+    def renumber(self, job: Job, numbers: Ranges) -> None:
+        """Give a job these numbers of replicas instead of those that it has."""
+        job.numbers, job.size, before = numbers, count_of(numbers), job.extra
+        job.extra = extra_of(job.size, len(job.body))
+        self.state.extra += job.extra - before
+        self.state.tenants[job.tenant].extra += job.extra - before
+        job.derived = 0, ""
 
     def shorten_story(self, job: Job) -> None:
         """Drop the oldest transitions of a long story; the history has them.

@@ -214,6 +214,7 @@ class Job:
 
     __slots__ = (
         "accepted_ms",
+        "added",
         "after",
         "always",
         "attempt",
@@ -249,6 +250,7 @@ class Job:
         "preempts",
         "priority",
         "ready_ms",
+        "relocating",
         "resizes",
         "rev",
         "row",
@@ -318,6 +320,9 @@ class Job:
         self.bounds: tuple[Bounds, ...] = ()  # its tenant's changes of its bounds, oldest first
         self.resizes: tuple[Resize, ...] = ()  # operators' changes of its GPU share, oldest first
         self.scaled: Scaled | None = None  # of a service whose number of members follows its calls, once it changed
+        #: of a service: the replica that leaves its worker once the other one serves; None if none moves
+        self.relocating: tuple[int, int] | None = None
+        self.added = 0  # how many replicas it has got beyond those of its request, each in the place of another
         #: GPU use that workers reported: milliseconds of busy GPU, and MiB seconds of memory
         self.used: tuple[int, int] | None = None
         self.story: list[Transition] = []
@@ -356,6 +361,8 @@ class Job:
             "awaits": (Awaits, ()),
             "ready_ms": (int, 0),
             "scaled": (Scaled | None, None),
+            "relocating": (tuple[int, int] | None, None),
+            "added": (int, 0),
             "avoid": (tuple[tuple[int, int], ...], ()),
         },
     )  # fmt: skip
@@ -392,6 +399,8 @@ class Job:
             row = number_of((row, "awaits", self.awaits, self.ready_ms))
         if self.scaled is not None:
             row = number_of((row, "scaled", self.scaled))
+        if self.relocating is not None or self.added:
+            row = number_of((row, "relocating", self.relocating, self.added, self.numbers))
         return number_of((row, "avoid", self.avoid)) if self.avoid else row
 
     @property

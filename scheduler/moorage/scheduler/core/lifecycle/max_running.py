@@ -14,5 +14,6 @@ def wanted_of(job: Job, request: Request) -> int:
 
 
 def most_of(job: Job, request: Request) -> int | None:
-    """Return how many replicas of a job may run at once; None for all of them."""
-    return request.max_running if request.scale is None else wanted_of(job, request)
+    """Return how many replicas of a job may run at once: one more while a member moves; None for all of them."""
+    most = request.max_running if request.scale is None else wanted_of(job, request)
+    return most if most is None or job.relocating is None else most + 1

@@ -331,10 +331,14 @@ class Scaling:
         return min(max(needs, scale.min), scale.max), why, answering
 
     def _members(self, draft: Draft, job: Job) -> Iterator[Member]:
-        """Yield the members of a job on workers that were not asked to end."""
+        """Yield the members of a job on workers that were not asked to end, without one that is to replace another."""
+        old, new = job.relocating or (-1, -1)
+        leaves = job.rows.get(old)
+        if leaves is None or leaves.member is None or not self._lifecycle.is_on_worker(draft, leaves.member):
+            new = -1  # it has done so
         for replica in job.rows.values():
             member = replica.member
-            if member is not None and self._lifecycle.is_on_worker(draft, member):
+            if member is not None and replica.index != new and self._lifecycle.is_on_worker(draft, member):
                 yield member
 
     def _move(self, draft: Draft, job: Job, request: Request, service: _Service, wanted: int, why: str) -> None:

@@ -121,6 +121,8 @@ class Services:
             pair = self.live(draft, tenant, service)
             if len(pair) != 2 or self._lifecycle.request_of(pair[1]).instead_of != pair[0].name:
                 continue
+            if any(job.relocating is not None for job in pair):
+                continue  # each has as many numbers as its request once that is over
             if pair[1].awaits or draft.job(pair[1]).hold is not None:
                 continue  # it may begin hours from now: until then the old one follows its calls
             replaced.add(pair[0].num)

@@ -15,6 +15,7 @@ from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.ledger.state import AT_MS, FENCE, ON_WORKER, PLACED, QUEUED, STATE, Job, State
 from moorage.scheduler.core.lifecycle.admission import Admission
 from moorage.scheduler.core.lifecycle.max_running import most_of
+from moorage.scheduler.core.lifecycle.relocating import Relocating
 from moorage.scheduler.core.lifecycle.scaling import Scaling
 from moorage.scheduler.core.lifecycle.timers import Timers
 from moorage.scheduler.core.queue.queue import entry
@@ -61,6 +62,7 @@ class Indexing:
         room: WaitingRoom,
         failed: Callable[[Job, Exception], None],
         scaling: Scaling,
+        relocating: Relocating,
         aside: Collection[int] = (),
     ) -> None:
         self.state = state
@@ -69,6 +71,7 @@ class Indexing:
         self.planner = planner
         self.timers = timers
         self.scaling = scaling
+        self.relocating = relocating
         self.admission = admission
         self.durations = durations
         self.room = room
@@ -173,7 +176,13 @@ class Indexing:
     def bound_to(self, job: Job, request: Request, wanted: int) -> None:
         """Let a service have this many members from now on, before the record that says so is folded."""
         key = self.requests.priority_of(job), self.requests.shape_of(job), job.tenant
-        self.queue.bound(job.num, wanted - job.on_workers, key)
+        self.queue.bound(job.num, wanted + (job.relocating is not None) - job.on_workers, key)
+
+    def enter_more(self, job: Job, number: int) -> None:
+        """Put a replica that a job has got beyond those of its request into the queue, unless the job is held."""
+        if job.hold is None and job.num not in self._aside:
+            shape, fresh = self.requests.shape_of(job), ((number, number),)
+            self.queue.add_fresh(self.requests.priority_of(job), shape, job.num, fresh, job.tenant)
 
     def enqueue(self, job: Job, request: Request, given: int, item: int) -> None:
         """Put an entry into the queue. `given` is the priority that an operator gave its job, below 0 for none."""
@@ -194,6 +203,7 @@ class Indexing:
         self.timers.arm(job, request)
         self.admission.services.add(job, request)
         self.scaling.add(job, request)
+        self.relocating.add(job)
         # one of an earlier term, or with a later revision, may have matched a worker that is away now
         may_end = job.rev == 1 and job.ledger > self.state.epoch_seq
         if may_end and self.admission.ends_unmatched(request, self.requests.shape_of(job)):

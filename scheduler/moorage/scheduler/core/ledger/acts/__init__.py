@@ -26,6 +26,8 @@ from moorage.scheduler.core.ledger.acts.job import (
     Met,
     Preempt,
     Priority,
+    Relocate,
+    Relocated,
     Resize,
     Scale,
     Used,

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Any, ClassVar, Final
 
-from moorage.scheduler.core.ledger import fairshare
+from moorage.scheduler.core.ledger import bits, fairshare
 from moorage.scheduler.core.ledger.acts.base import Act
 from moorage.scheduler.core.ledger.finished import job_key
 from moorage.scheduler.core.ledger.folding import Checking, FoldError, Folding
@@ -19,8 +19,10 @@ from moorage.scheduler.core.ledger.state import (
     CHANGED,
     EXEC,
     FREEZE,
+    IS_TERMINAL,
     NOT_FROZEN,
     PRIORITY,
+    QUEUED,
     RESIZED,
     RESUME,
     SUCCEEDED,
@@ -31,7 +33,7 @@ from moorage.scheduler.core.ledger.state import (
 from moorage.schemas.frames import UNKNOWN_MS, sum_known
 from moorage.schemas.gpu import MEMORY_MIB_MAX
 from moorage.schemas.job import PRIORITY_MAX, STATES
-from moorage.schemas.ranges import is_in
+from moorage.schemas.ranges import is_in, joined, without
 from moorage.schemas.service import MEMBERS_MAX
 
 #: changes of one job's share that are remembered, to compute its usage before each
@@ -330,6 +332,62 @@ class Scale(OfJob, tag="scale"):
         folding.out.jobs[job.num] = job
 
 
+class Relocate(OfJob, tag="relocate"):
+    """A replica is to leave its worker once another one of its job serves: one more, or one that waits for calls."""
+
+    IS_DECISION: ClassVar[bool] = True
+    old: int
+    new: int
+
+    def check(self, checking: Checking) -> None:
+        super().check(checking)
+        job = checking.state.jobs[self.job]
+        may = self.new not in job.rows or job.rows[self.new].state == QUEUED
+        may = may and (is_in(job.fresh, self.new) or self.new in job.rows or not is_in(job.numbers, self.new))
+        if job.relocating is not None or job.over or self.old not in job.rows or not may:
+            raise FoldError(f"act {self.tag} of job {self.job} moves replica {self.old} to {self.new}")
+
+    def fold(self, folding: Folding) -> None:
+        job, new = folding.job(self.job, "moves a replica of"), ((self.new, self.new),)
+        job.relocating = self.old, self.new
+        folding.out.jobs[job.num] = job
+        if is_in(job.numbers, self.new):
+            return
+        job.added += 1
+        job.live += 1
+        job.fresh = joined(sorted((*job.fresh, *new)))
+        folding.state.tenants[job.tenant].waits += 1
+        folding.renumber(job, joined(sorted((*job.numbers, *new))))
+
+
+class Relocated(OfJob, tag="relocated"):
+    """A replica moves no more. The number of one that has ended (`gone`) is no longer one of the job; -1: none is."""
+
+    IS_DECISION: ClassVar[bool] = True
+    gone: int
+
+    def check(self, checking: Checking) -> None:
+        super().check(checking)
+        job = checking.state.jobs[self.job]
+        state = job.state_of(self.gone) if self.gone >= 0 else SUCCEEDED
+        lingers = any(index == self.gone for index, _ in job.lingering or ())
+        if job.relocating is None or job.over or state is None or not IS_TERMINAL[state] or lingers:
+            raise FoldError(f"act {self.tag} of job {self.job} takes replica {self.gone} away")
+
+    def fold(self, folding: Folding) -> None:
+        job = folding.job(self.job, "moves no replica of")
+        state, job.relocating = job.state_of(self.gone), None
+        folding.out.jobs[job.num] = job
+        if self.gone < 0:
+            return
+        if job.bad and state in job.bad:
+            bits.drop(job.bad[state], self.gone)
+            job.bad = {each: found for each, found in job.bad.items() if bits.count(found)} or None
+        else:
+            job.well -= 1
+        folding.renumber(job, without(job.numbers, ((self.gone, self.gone),)))
+
+
 class Used(OfJob, tag="used"):
     """A worker reports the GPU use that it measured of an ended attempt; it is added to that of the job.
 
@@ -352,4 +410,7 @@ class Used(OfJob, tag="used"):
         folding.out.jobs[job.num] = job
 
 
-JobAct = Avoid | Lacks | Preempt | Priority | Change | Resize | Freeze | Scale | Met | Exec | Compact | Expire | Used
+JobAct = (
+    Avoid | Lacks | Preempt | Priority | Change | Resize | Freeze | Scale | Relocate | Relocated | Met | Exec | Compact
+    | Expire | Used
+)  # fmt: skip

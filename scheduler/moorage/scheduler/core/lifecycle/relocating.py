@@ -1,0 +1,168 @@
+"""A member of a service that has to leave its worker ends once its replacement serves: the job gets one more replica.
+
+Of a service one member moves at a time. Its replacement waits in the queue like any other replica, and counts towards
+limits and quotas: where these or the fleet have no room, there is none, and the member runs on until it is ended for
+another reason, such as the deadline of a drain. The number of the member, or that of a replacement that is not needed
+any more, is taken away once it is over. A service whose number of members follows its calls has numbers to spare: one
+of them is the replacement's, and the old one waits until calls need it.
+
+The ledger has which number leaves for which (`Job.relocating`), so a new leader goes on with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from moorage.scheduler.core.draft import Draft
+from moorage.scheduler.core.ledger.acts import Relocate, Relocated
+from moorage.scheduler.core.ledger.records import Count
+from moorage.scheduler.core.ledger.state import (
+    CANCELLED,
+    ENDING,
+    IS_TERMINAL,
+    MAY_END,
+    QUEUED,
+    RUNNING,
+    Job,
+    Member,
+    Replica,
+    State,
+)
+from moorage.scheduler.core.lifecycle.services import Services
+from moorage.scheduler.core.lifecycle.transitions import Lifecycle
+from moorage.schemas.job import Request
+from moorage.schemas.ranges import NUMBERS_MAX
+
+#: after a replacement that ended before it served, the next one is begun this much later
+AGAIN_MS: Final = 60_000
+
+
+def is_serving(draft: Draft, replica: Replica, request: Request) -> bool:
+    """Return whether a replica is ready for calls; one whose request does not say how to see that, once it runs."""
+    row = draft.replica(replica)
+    if row.state != RUNNING or row.member is None:
+        return False
+    return request.workload.ready is None or draft.is_ready(row.member)
+
+
+class Relocating:
+    """Moves members of services. `enter(job, number)` puts a new replica of a job into the queue."""
+
+    def __init__(
+        self, state: State, lifecycle: Lifecycle, services: Services, enter: Callable[[Job, int], None]
+    ) -> None:
+        self._state = state
+        self._lifecycle = lifecycle
+        self._services = services
+        self._enter = enter
+        self._jobs: set[int] = set()  # numbers of jobs of which a replica moves, as of the record in flight
+        self._begun: list[tuple[int, int]] = []  # job and replica numbers that this record adds
+        self._again_ms: dict[int, int] = {}  # by job number: ledger ms before which no next replacement is begun
+
+    def add(self, job: Job) -> None:
+        """Go on with what a leader before has begun."""
+        if job.relocating is not None:
+            self._jobs.add(job.num)
+
+    def followed(self) -> None:
+        """Let what the record added wait for a place, now that it is folded."""
+        for num, new in self._begun:
+            self._enter(self._state.jobs[num], new)
+        self._begun.clear()
+
+    def pass_time(self, draft: Draft) -> None:
+        """Take the next step of each move, and begin those that are wanted; to be called once a second."""
+        for num in sorted(self._jobs):
+            job = self._state.jobs.get(num)
+            if job is None or job.over:
+                self._jobs.discard(num)
+            elif job.relocating is not None and not draft.bulk_full:
+                self._go_on(draft, job, *job.relocating)
+        for worker in self._state.workers.values():
+            if draft.worker(worker).flag == "draining":
+                for member in worker.members.values():
+                    self._begin(draft, member)
+
+    def _begin(self, draft: Draft, member: Member) -> None:
+        job = member.replica.job
+        if job.num in self._jobs or job.relocating is not None or draft.full:
+            return
+        if draft.time_ms < self._again_ms.get(job.num, 0):
+            return
+        request = self._lifecycle.request_of(job)
+        if not self._moves(draft, job, request) or not self._lifecycle.is_on_worker(draft, member):
+            return
+        if request.scale is not None and (spare := self._spare(draft, job)) is not None:
+            new = spare
+        else:
+            new = request.numbers[-1][1] + job.added + 1
+            if new >= NUMBERS_MAX:
+                return
+            self._begun.append((job.num, new))
+        self._jobs.add(job.num)
+        draft.add(Relocate(job.num, member.replica.index, new))
+
+    def _moves(self, draft: Draft, job: Job, request: Request) -> bool:
+        """Return whether members of a job move: of a service, unless its next version takes its place anyway."""
+        if request.service is None or request.workload.items is not None or draft.job(job).hold is not None:
+            return False
+        return self._services.live(draft, job.tenant, request.service.name) == [job]
+
+    @staticmethod
+    def _spare(draft: Draft, job: Job) -> int | None:
+        """Return the number of the first replica that waits for nothing but calls; None if all run."""
+        back = [row.index for row in job.rows.values() if row.state == QUEUED and row.not_before <= draft.time_ms]
+        return min([*back, *(first for first, _ in draft.job(job).fresh[:1])], default=None)
+
+    def _go_on(self, draft: Draft, job: Job, old: int, new: int) -> None:
+        """Take the next step of a move."""
+        request = self._lifecycle.request_of(job)
+        was, now = self._state_of(draft, job, old), self._state_of(draft, job, new)
+        has_more = job.size > request.copies
+        if IS_TERMINAL[now]:  # it ended by itself, or is not needed any more
+            self._again_ms[job.num] = draft.time_ms + (AGAIN_MS if was in MAY_END else 0)
+            self._is_over(draft, job, new if has_more and was != CANCELLED else old if has_more else -1)
+        elif was == CANCELLED and has_more:
+            self._is_over(draft, job, old)
+        elif IS_TERMINAL[was]:
+            self._give_up(draft, job, new, has_more=has_more)
+        elif was in (QUEUED, ENDING):  # it was ended before its replacement served
+            if now == QUEUED or not has_more:
+                self._give_up(draft, job, new, has_more=has_more)
+            else:
+                self._cancel(draft, job, old, f"moved to replica {new}")
+        elif was in MAY_END:
+            member = job.rows[old].member
+            assert member is not None
+            if draft.worker(member.worker).flag != "draining" or not self._moves(draft, job, request):
+                self._give_up(draft, job, new, has_more=has_more)
+            elif (row := job.rows.get(new)) is not None and is_serving(draft, row, request):
+                why = f"moved to replica {new}: {member.worker.id} is drained"
+                if has_more:
+                    self._cancel(draft, job, old, why)
+                else:
+                    self._lifecycle.leave(draft, member, why, Count.NONE)
+
+    @staticmethod
+    def _state_of(draft: Draft, job: Job, index: int) -> int:
+        row = job.rows.get(index)
+        state = draft.replica(row).state if row is not None else job.state_of(index)
+        return CANCELLED if state is None else state
+
+    def _give_up(self, draft: Draft, job: Job, new: int, *, has_more: bool) -> None:
+        """End a replacement that is not needed; where it has no number of its own, that is a matter of the calls."""
+        if has_more:
+            self._cancel(draft, job, new, "the member that it was to replace goes on, or has ended")
+        else:
+            self._is_over(draft, job, -1)
+
+    def _cancel(self, draft: Draft, job: Job, index: int, why: str) -> None:
+        self._lifecycle.cancel(draft, job, why, ((index, index),))
+
+    def _is_over(self, draft: Draft, job: Job, gone: int) -> None:
+        """Write that a move is over, and take this number away, once its devices were seen free; -1 is none."""
+        if gone >= 0 and any(index == gone for index, _ in job.lingering or ()):
+            return
+        draft.add(Relocated(job.num, gone))
+        self._jobs.discard(job.num)
