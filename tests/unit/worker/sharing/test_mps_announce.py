@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable
+from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -16,10 +17,11 @@ from moorage.worker.sharing.mps.control import MpsControl, MpsFault
 from moorage.worker.sharing.mps.watched import MPS, WANTED_S, OperatorsMps, Watched, WatchedDaemons
 
 
-class Control:
+class Control(MpsControl):
     """The questions that a daemon answers: it has one server with these clients, hangs, or says why it cannot."""
 
     def __init__(self, clients: tuple[int, ...] = (), why: str = "", *, hangs: bool = False) -> None:
+        super().__init__("", Path(), Path())
         self._clients = clients
         self._why = why
         self._hangs = hangs
@@ -35,11 +37,12 @@ class Control:
             raise MpsFault(self._why)
         return [1]
 
-    async def clients(self, server: int) -> tuple[int, ...]:
-        return self._clients
+    async def clients(self, server: int) -> list[int]:
+        return list(self._clients)
 
-    async def ask(self, command: str) -> None:
+    async def ask(self, command: str, timeout_s: float | None = None) -> list[str]:
         self.asked.append(command)
+        return []
 
     async def is_faulty(self, server: int) -> bool:
         return self.is_broken
@@ -51,9 +54,7 @@ class Control:
 class Daemons(WatchedDaemons):
     def __init__(self, *controls: Control) -> None:
         super().__init__()
-        self._all = [
-            Watched(control=cast("MpsControl", control), where=f"at {at}") for at, control in enumerate(controls)
-        ]
+        self._all = [Watched(control=control, where=f"at {at}") for at, control in enumerate(controls)]
 
     def _watched(self) -> Iterable[Watched]:
         return self._all
