@@ -16,7 +16,7 @@ from moorage.cli.jobs.job_rows import after_rows, code_cell, ended_by_itself, wh
 from moorage.cli.jobs.replica_words import shown_words
 from moorage.cli.jobs.use import use_cell
 from moorage.cli.page import templates
-from moorage.cli.page.templates import Part, colour, drawn, link, part
+from moorage.cli.page.templates import Part, colours, drawn, link, part
 from moorage.cli.top.draw import about, fit_words, matches
 from moorage.client.durations import age, seconds
 from moorage.client.view.bars import Bar, Span, bars
@@ -395,15 +395,15 @@ def lanes(
     is how far back the lanes go."""
     right = view.at_ms
     left = right - int(1000 * seconds(span))
-    tenants: set[str] = set()
+    seen = [lease for _, devices in hosts for device in devices for lease in kept.leases(device.uuid)]
+    of_tenant = colours(lease.tenant for lease in seen if lease.until_ms is None or lease.until_ms > left)
 
     def leases(device: Device) -> Iterator[dict[str, Any]]:
         for lease in kept.leases(device.uuid):
             until = right if lease.until_ms is None else lease.until_ms
             if until > left:
-                tenants.add(lease.tenant)
                 words = f"{lease.tenant}/{lease.job} for {age(until - lease.from_ms)}"
-                piece = _rect(colour(lease.tenant), left, right, max(lease.from_ms, left), until, words)
+                piece = _rect(of_tenant[lease.tenant], left, right, max(lease.from_ms, left), until, words)
                 yield {"at": link("job", lease.tenant, lease.job), "span": piece}
 
     def unused(name: str, slot: int) -> Iterator[dict[str, str]]:
@@ -424,7 +424,7 @@ def lanes(
     ]
     spans = [{"span": each, "at": link("lanes", span=each, filter=wanted)} for each in SPANS if each != span]
     further = link("lanes", **{"from": after, "filter": wanted, "span": span}) if after else ""
-    return [part("lanes", "lanes", rows=rows, tenants=sorted(tenants), span=span, spans=spans, further=further)]
+    return [part("lanes", "lanes", rows=rows, colours=of_tenant, span=span, spans=spans, further=further)]
 
 
 def usage(rows: Sequence[UsageRow], from_ms: int, by: Sequence[str]) -> list[Part]:

@@ -3,6 +3,7 @@ and fail on a name that nobody gave them."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote, urlencode
@@ -33,9 +34,19 @@ def link(*path: str, **query: str) -> str:
     return "/" + "/".join(quote(each, safe="") for each in path) + (f"?{asked}" if asked else "")
 
 
-def colour(tenant: str) -> str:
-    """Return the class of a tenant's colour: the same on every page and in every browser."""
-    return f"t{sum(tenant.encode()) % 8}"
+#: classes of tenants' colours in the style sheet, t0 to t7
+COLOURS: Final = 8
+
+
+def colours(tenants: Iterable[str]) -> dict[str, str]:
+    """Return the class of each tenant's colour: no two have one while there are enough. A tenant that shares none with
+    others has its own in every browser."""
+    found: dict[str, str] = {}
+    for tenant in sorted(set(tenants)):
+        own = sum(tenant.encode()) % COLOURS
+        free = (each for at in range(COLOURS) if (each := f"t{(own + at) % COLOURS}") not in found.values())
+        found[tenant] = next(free, f"t{own}")
+    return found
 
 
 _TEMPLATES: Final = Environment(
@@ -46,7 +57,7 @@ _TEMPLATES: Final = Environment(
     lstrip_blocks=True,
 )
 _TEMPLATES.globals |= {"link": link, "many": many}
-_TEMPLATES.filters |= {"age": age, "utc": utc, "colour": colour}
+_TEMPLATES.filters |= {"age": age, "utc": utc}
 
 
 def drawn(of: str, part: str, /, **given: Any) -> Markup:
