@@ -30,8 +30,10 @@ from moorage.testing.conformance.leader import (
 TENANT: Final = "check"
 #: the numbers of a session, in seconds: short, so that a lease is soon over
 RENEW_S: Final = 0.3
-LEASE_S: Final = 6.0
+LEASE_S: Final = 8.0
 GRACE_S: Final = 1.0
+#: how long no scheduler leads: most of the lease is left, for a worker on a busy machine
+AWAY_S: Final = 2.0
 #: how many renewals show that a worker did not do what it must not do
 QUIET_RENEWALS: Final = 3
 #: questions of one kind within one `renew_s`, of a worker that leaves time between two tries
@@ -272,7 +274,7 @@ class WorkerCheck:
         session = self._seat.session
         await self._leader.stop_leading()  # the server tells the worker that nobody is there
         try:
-            await asyncio.sleep(LEASE_S / 2)
+            await asyncio.sleep(AWAY_S)
         finally:
             self._leader.reign += 1
             await self._leader.lead()
@@ -280,7 +282,7 @@ class WorkerCheck:
         held = [name_in(each) for each in self._seat.renewals[-1].held]
         if self._seat.session != session or name not in held:
             raise Broken(
-                f"after {LEASE_S / 2:g} s without a leader: "
+                f"after {AWAY_S:g} s without a leader: "
                 + ("it joined anew" if self._seat.session != session else f"it holds {held}, and not {name}"),
                 f"the session and its jobs go on until the lease of {LEASE_S:g} s is over",
             )
