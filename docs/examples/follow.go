@@ -38,10 +38,20 @@ type answer struct {
 	Message string `json:"message"`
 	Next    string `json:"next"`
 	Data    story  `json:"data"`
+	// seconds after which the same bytes may be sent again; 0: never
+	RetryAfterS float64 `json:"retry_after_s"`
 }
 
 var over = map[string]bool{"SUCCEEDED": true, "FAILED": true, "TIMED_OUT": true,
 	"CANCELLED": true, "EXPIRED": true, "REJECTED": true}
+
+// pause returns the seconds that an answer names, and no less than half a second.
+func pause(seconds float64) time.Duration {
+	if named := time.Duration(seconds * float64(time.Second)); named > 500*time.Millisecond {
+		return named
+	}
+	return 500 * time.Millisecond
+}
 
 // ask sends the same bytes again while no scheduler leads or can write: they name the job, so that is safe.
 func ask(nc *nats.Conn, verb, body string) answer {
@@ -58,8 +68,8 @@ func ask(nc *nats.Conn, verb, body string) answer {
 		if err := json.Unmarshal(msg.Data, &got); err != nil {
 			log.Fatal(err)
 		}
-		if got.Code == "not-leading" {
-			time.Sleep(500 * time.Millisecond)
+		if got.Code == "not-leading" || got.RetryAfterS > 0 { // "overloaded" and "queue-full" say when to come again
+			time.Sleep(pause(got.RetryAfterS))
 			continue
 		}
 		if got.Kind == "error" {
