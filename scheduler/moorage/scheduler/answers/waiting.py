@@ -140,7 +140,8 @@ def held_reason(engine: Engine, job: Job) -> Reason | None:
         most = most_of(job, request)
         if most is None or job.on_workers < most:
             return None
-        return reasons.MAX_RUNNING if request.scale is None else reasons.SCALED
+        gives_way = job.scaled is not None and job.scaled.wanted < request.copies
+        return reasons.SCALED if request.scale is not None or gives_way else reasons.MAX_RUNNING
     return reasons.SCHEDULER_FAILED if hold.actor == SCHEDULER else reasons.HELD
 
 

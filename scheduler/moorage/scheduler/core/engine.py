@@ -691,7 +691,7 @@ class Engine:
         for changed in folded.jobs.values():
             if has_waiting and not changed.live:
                 self.room.on_end(changed)
-            if (changed.size > 1 and not changed.gang) or changed.num in self.scaling:
+            if (changed.size > 1 and not changed.gang) or changed.scaled is not None or changed.num in self.scaling:
                 self._indexing.bound(changed, self.reader.request_of(changed))
             if changed.size > LISTED_MAX:
                 of = self.reader.shape_of(changed), self.reader.workload_of(changed)

@@ -138,16 +138,17 @@ def test_without_room_the_old_one_makes_room_one_by_one() -> None:
     for _ in range(4):
         assert second(drive) == ["RUNNING", "RUNNING"], "it may still find a place"
     second(drive)
-    assert second(drive) == ["RUNNING", "CANCELLING"]
+    assert second(drive) == ["RUNNING", "ENDING"]
     for _ in range(10):
-        assert second(drive) == ["RUNNING", "CANCELLING"], "one alone"
+        assert second(drive) == ["RUNNING", "ENDING"], "one alone"
     ends(drive, "a", 1)
     drive.pass_time(10_000)
     assert drive.states("b") == ["PLACED", "QUEUED"]
-    assert drive.states("a") == ["RUNNING", "CANCELLED"]
+    assert drive.states("a") == ["RUNNING", "QUEUED"]
+    assert drive.explained("a")["reason"] == "scaled"
     becomes_ready(drive, "b", 0)
     drive.pass_time(10_000)
-    assert drive.states("a") == ["CANCELLING", "CANCELLED"]
+    assert drive.states("a") == ["ENDING", "CANCELLED"]
     ends(drive, "a", 0)
     drive.pass_time(1_000)
     assert drive.states("b") == ["RUNNING", "PLACED"]
@@ -187,7 +188,7 @@ def test_none_ends_while_the_new_one_could_not_start_in_its_place() -> None:
     drive.order("release")
     drive.order("limit", gpus=1)
     drive.pass_time(2_000)
-    assert drive.states("a") == ["CANCELLING"], "its end makes room for the other one, under the limit too"
+    assert drive.states("a") == ["ENDING"], "its end makes room for the other one, under the limit too"
 
 
 def test_the_one_whose_place_the_new_one_can_have_ends() -> None:
@@ -202,7 +203,7 @@ def test_the_one_whose_place_the_new_one_can_have_ends() -> None:
     first = drive.placed_on("a").index("w0")
     serve(drive, "b", instead_of="a", replicas=2, gpu={"model": "A100"})
     drive.pass_time(7_000)
-    assert drive.states("a")[first] == "CANCELLING"
+    assert drive.states("a")[first] == "ENDING"
     assert drive.states("a")[1 - first] == "RUNNING"
 
 

@@ -37,7 +37,6 @@ DOES: Final = {
 }
 
 not_kept_yet = pytest.mark.xfail(strict=True, reason="a member is ended before its replacement is ready")
-gives_no_way_yet = pytest.mark.xfail(strict=True, reason="a member that ends for its next version does not come back")
 
 
 class Site(Driving):
@@ -302,7 +301,6 @@ def over(site: Site) -> bool:
     return any(row.attempt and row.member is None for row in site.job("b").rows.values())
 
 
-@gives_no_way_yet
 @KINDS
 @ONE_AND_TWO
 @pytest.mark.parametrize("does", ["fails at its start", "fails its check"])
@@ -317,7 +315,7 @@ def test_the_old_version_has_its_place_back_once_the_new_one_fails(kind: str, me
     assert "CANCELLED" not in site.states("a")
 
 
-@pytest.mark.parametrize("kind", [pytest.param("fixed", marks=gives_no_way_yet), "follows"])
+@KINDS
 @ONE_AND_TWO
 @pytest.mark.parametrize("when", ["it waits for the place", "it loads there"])
 def test_the_old_version_has_its_place_back_once_the_new_one_is_cancelled(kind: str, members: int, when: str) -> None:
@@ -359,7 +357,6 @@ def test_one_of_two_that_was_ready_and_ends_keeps_the_place(kind: str) -> None:
     assert (site.serving("b"), set(site.states("a"))) == (2, {"CANCELLED"})
 
 
-@gives_no_way_yet
 @ONE_AND_TWO
 def test_only_what_was_replaced_is_said_to_be(members: int) -> None:
     site = replaced(members, "fixed", "fails its check")

@@ -252,10 +252,24 @@ class Scaling:
         return sum(1 for _ in self._members(draft, job))
 
     def give_way(self, draft: Draft, job: Job, why: str, helping: list[Member]) -> None:
-        """End one of the members that help the job that replaces this one."""
-        service, count = self._services[job.num], self.count(draft, job)
-        self._end_fewest(draft, service, helping, 1, why)
-        self._move(draft, job, self._lifecycle.request_of(job), service, count - 1, why)
+        """End one of the members that help the job that replaces this one; it waits until `come_back`."""
+        request, service = self._lifecycle.request_of(job), self._services.get(job.num)
+        if service is not None:
+            count = self.count(draft, job)
+            self._end_fewest(draft, service, helping, 1, why)
+            self._move(draft, job, request, service, count - 1, why)
+            return
+        last = max(helping, key=lambda member: member.replica.index)
+        self._lifecycle.leave(draft, last, why, Count.NONE)
+        self._want(draft, job, request, wanted_of(job, request) - 1, why)
+
+    def come_back(self, draft: Draft, job: Job, why: str) -> None:
+        """Let a job that gave way have all of its replicas again; one that follows its calls has what these need."""
+        if job.scaled is None or job.over or not draft.is_live(job):
+            return
+        request = self._lifecycle.request_of(job)
+        if request.scale is None and job.scaled.wanted < request.copies:
+            self._want(draft, job, request, request.copies, why)
 
     # ---------------------------------------------------------------------------------------------- within
 
@@ -342,8 +356,11 @@ class Scaling:
                 yield member
 
     def _move(self, draft: Draft, job: Job, request: Request, service: _Service, wanted: int, why: str) -> None:
-        draft.add(Scale(job.num, wanted, why))
         service.moved_ms, service.low_ms = draft.time_ms, None
+        self._want(draft, job, request, wanted, why)
+
+    def _want(self, draft: Draft, job: Job, request: Request, wanted: int, why: str) -> None:
+        draft.add(Scale(job.num, wanted, why))
         self._bound(job, request, wanted)
 
     def _end_fewest(self, draft: Draft, service: _Service, members: list[Member], count: int, why: str) -> None:

@@ -10,11 +10,15 @@ from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.events import Submit, Wake
 from moorage.scheduler.core.ledger.state import (
     ENDING,
+    FENCE,
     HAS_DEVICES,
     LEAVING,
     ON_WORKER,
     QUEUED,
+    READY,
+    REPLICA,
     RUNNING,
+    STATE,
     Job,
     Member,
     Replica,
@@ -117,17 +121,23 @@ class Services:
         replaced: set[int] = set()
         for (tenant, service), jobs in list(self._jobs.items()):
             if len(jobs) < 2:
+                scaling.come_back(draft, jobs[0], "no next version takes its place")
                 continue
             pair = self.live(draft, tenant, service)
+            if len(pair) == 1:
+                scaling.come_back(draft, pair[0], "its next version has ended")
             if len(pair) != 2 or self._lifecycle.request_of(pair[1]).instead_of != pair[0].name:
                 continue
             if any(job.relocating is not None for job in pair):
                 continue  # each has as many numbers as its request once that is over
             if pair[1].awaits or draft.job(pair[1]).hold is not None:
                 continue  # it may begin hours from now: until then the old one follows its calls
-            replaced.add(pair[0].num)
             if draft.bulk_full:
                 continue
+            if self._has_failed(draft, pair[1]):
+                scaling.come_back(draft, pair[0], f"an attempt of job {pair[1].name} ended before it was ready")
+            else:
+                replaced.add(pair[0].num)
             if any(job.num in scaling for job in pair):
                 self._replace_scaled(draft, scaling, *pair)
             else:
@@ -138,18 +148,20 @@ class Services:
         """End as many replicas of the old job as the new one has ready in their place.
 
         Where the new one finds no place, one replica of the old one gives up its own, if that makes room for the new
-        one; the next one only once the new job has made up for it.
+        one; the next one only once the new job has made up for it. It waits until the new one is ready in its place, or
+        has failed.
         """
         ready = sum(_is_ready(draft, replica) for replica in new.rows.values())
-        goes_on = [row.index for row in old.rows.values() if draft.replica(row).state in _GOES_ON]
+        states = ((draft.replica(row).state, row.index) for row in old.rows.values())
+        goes_on = [index for _, index in sorted((state == QUEUED, each) for state, each in states if state in _GOES_ON)]
         serving = len(goes_on) + count_of(draft.job(old).fresh)
         over = old.size * ready // new.size - (old.size - serving)
         why = f"replaced by job {new.name}"
         if over > 0:
-            ends = None if over >= serving else ranges_of(sorted(goes_on)[-over:])
+            ends = None if over >= serving else ranges_of(sorted(goes_on[-over:]))
             self._lifecycle.cancel(draft, old, why, ends)
-        elif serving + ready >= old.size and (helping := self._helping(draft, scaling, old, new, ready, 1)):
-            self._end_last(draft, old, why, helping)
+        elif serving + ready >= old.size and wanted_of(old, self._lifecycle.request_of(old)) + ready >= old.size:
+            self._give_way(draft, scaling, old, new, ready, 1)
 
     def _replace_scaled(self, draft: Draft, scaling: Scaling, old: Job, new: Job) -> None:
         """End the old job once as many replicas of the new one are ready as are wanted of it: to begin with, as many as
@@ -171,14 +183,22 @@ class Services:
         least, follows = min(wanted, old.size) - ready, old.num in scaling
         goes_on = sum(draft.replica(row).state in _GOES_ON for row in old.rows.values())
         has = scaling.count(draft, old) if follows else goes_on
-        if has >= least and (helping := self._helping(draft, scaling, old, new, ready, has - least + 1)):
-            if follows:
-                scaling.give_way(draft, old, why, helping)
-            else:
-                self._end_last(draft, old, why, helping)
+        if has >= least:
+            self._give_way(draft, scaling, old, new, ready, has - least + 1)
 
-    def _end_last(self, draft: Draft, old: Job, why: str, helping: list[Member]) -> None:
-        self._lifecycle.cancel(draft, old, why, ranges_of([max(member.replica.index for member in helping)]))
+    def _give_way(self, draft: Draft, scaling: Scaling, old: Job, new: Job, ready: int, most: int) -> None:
+        """End a member of the old job for the new one, unless that has failed; `most` may end one after the other."""
+        if not self._has_failed(draft, new) and (helping := self._helping(draft, scaling, old, new, ready, most)):
+            scaling.give_way(draft, old, f"gives its place to job {new.name}, which replaces it", helping)
+
+    @staticmethod
+    def _has_failed(draft: Draft, job: Job) -> bool:
+        """Return whether the last attempt of one of a job's replicas has ended, and never was ready."""
+        ended = [row for row in job.rows.values() if row.attempt and draft.replica(row).state == QUEUED]
+        if not ended and not job.bad:
+            return False
+        ready = {(row[REPLICA], row[FENCE]) for row in job.story if row[STATE] == READY}
+        return any((row.index, row.fence) not in ready for row in ended) or (bool(job.bad) and not ready)
 
     def _helping(self, draft: Draft, scaling: Scaling, old: Job, new: Job, ready: int, most: int) -> list[Member]:
         """Return the members of the old job of which one is to end for the new one, which finds no place.

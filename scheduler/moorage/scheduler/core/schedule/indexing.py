@@ -152,7 +152,7 @@ class Indexing:
                 queue.open(num, key, job.fresh)
             else:
                 queue.closed.discard(num)  # its release puts them in
-        if most is not None and (job.size > 1 or request.scale is not None):
+        if most is not None and (job.size > 1 or request.scale is not None or job.scaled is not None):
             if num not in queue.rooms:  # a new leader's first look at it
                 job.since_ms = max(job.since_ms, _full_until_ms(job, most))
             self._let_place(job, most - job.on_workers, self.state.time_ms)

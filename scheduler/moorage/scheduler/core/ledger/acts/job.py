@@ -32,9 +32,8 @@ from moorage.scheduler.core.ledger.state import (
 )
 from moorage.schemas.frames import UNKNOWN_MS, sum_known
 from moorage.schemas.gpu import MEMORY_MIB_MAX
-from moorage.schemas.job import PRIORITY_MAX, STATES
+from moorage.schemas.job import PRIORITY_MAX, REPLICAS_MAX, STATES
 from moorage.schemas.ranges import is_in, joined, without
-from moorage.schemas.service import MEMBERS_MAX
 
 #: changes of one job's share that are remembered, to compute its usage before each
 RESIZES_MAX: Final = 64
@@ -315,7 +314,7 @@ class Expire(Act, tag="expire"):
 
 
 class Scale(OfJob, tag="scale"):
-    """So many members of a service are wanted from now on."""
+    """So many members of a service are wanted from now on: its calls say so, or its next version needs a place."""
 
     IS_DECISION: ClassVar[bool] = True
     wanted: int
@@ -323,7 +322,7 @@ class Scale(OfJob, tag="scale"):
 
     def check(self, checking: Checking) -> None:
         super().check(checking)
-        if not 0 <= self.wanted <= MEMBERS_MAX:
+        if not 0 <= self.wanted <= REPLICAS_MAX:
             raise FoldError(f"act {self.tag} of job {self.job} wants {self.wanted} members")
 
     def fold(self, folding: Folding) -> None:
