@@ -16,7 +16,6 @@ from moorage.scheduler.core.ledger.fairshare import rate_of
 from moorage.scheduler.core.ledger.ids_in_bodies import written_id
 from moorage.scheduler.core.ledger.record import Record
 from moorage.scheduler.core.ledger.records import (
-    RAN_MS_MAX,
     RECORD_BYTES_MAX,
     STEP_WIDTH,
     Op,
@@ -24,13 +23,11 @@ from moorage.scheduler.core.ledger.records import (
     exiting,
     moving,
     packed,
-    ran,
 )
 from moorage.scheduler.core.ledger.schedules import Schedule
 from moorage.scheduler.core.ledger.state import (
     AT_CLAIMED,
     AT_EXITED,
-    AT_PLACED,
     AT_RUNNING,
     BYTES_APIECE,
     CLAIMED,
@@ -55,14 +52,12 @@ from moorage.scheduler.core.ledger.state import (
     extra_of,
 )
 from moorage.scheduler.core.overlay import DraftJob, DraftReplica, DraftTenant, DraftWorker
-from moorage.schemas.frames import Fact, Stalled, result_of
+from moorage.schemas.frames import Fact, Stalled
 from moorage.schemas.printable import shown
 from moorage.schemas.ranges import Ranges, both, count_of, without
 
 #: an upper estimate of a step's encoded bytes: op, number, replica and three arguments
 STEP_BYTES: Final = 30
-#: an upper bound of what one member's reports write when they are written out: CLAIM, START and EXIT
-RUN_BYTES: Final = 3 * STEP_BYTES
 NOTE_CHARS_MAX: Final = 200
 #: room reserved for acts, evidence and the record's own fields
 SLACK_BYTES: Final = 96 * 1024
@@ -75,37 +70,12 @@ ACCEPTS_MAX: Final = 1_024
 #: have thousands of rows, and renewals, requests and placements need room in the same record
 BULK_STEPS: Final = STEPS_MAX // 2
 BULK_BYTES: Final = FULL_BYTES // 2
-_PLACE, _RUN, _DONE = int(Op.PLACE), int(Op.RUN), int(Op.DONE)
-#: exit details that add nothing to the exit code
-_WELL: Final = ("exit", "")
+_PLACE: Final = int(Op.PLACE)
 #: the ends that count towards `max_failed`
 _FAILURES: Final = (FAILED, TIMED_OUT)
 
 #: read in place of a tenant that the ledger does not know
 _NOBODY: Final = Tenant("")
-
-
-class _Run:
-    """The reports of one member in this record, collected so that one step can express all of them."""
-
-    __slots__ = ("address", "claimed", "code", "exited", "note", "ran_ms", "started", "to")
-
-    def __init__(self, claimed: bool) -> None:
-        self.claimed = claimed
-        self.started = False
-        self.exited = False
-        self.to = self.code = self.note = self.ran_ms = 0
-        self.address = 0  # the number of a note
-
-
-def _ends_well(fact: Fact) -> bool:
-    """Return whether a report of an end says that it succeeded, with or without a result."""
-    return not fact.code and (fact.detail in _WELL or result_of(fact.detail) is not None)
-
-
-def _result_in(fact: Fact) -> int | None:
-    """Return the result that a report of a good end names, see `result_of`."""
-    return None if fact.detail in _WELL else result_of(fact.detail)
 
 
 class Draft:
@@ -119,7 +89,6 @@ class Draft:
         "_phase",
         "_ready",
         "_replicas",
-        "_runs",
         "_tenants",
         "_workers",
         "accepts",
@@ -202,7 +171,6 @@ class Draft:
         self._phase: dict[Member, int] = {}
         self._masks: dict[Member, int] = {}
         self._ready: dict[Member, bool] = {}
-        self._runs: dict[Member, _Run] = {}
         self._bulk = BULK_STEPS * STEP_WIDTH, BULK_BYTES  # the steps and bytes at which `bulk_full` becomes true
 
     # ------------------------------------------------------------------------- what will be, once folded
@@ -343,10 +311,8 @@ class Draft:
     @contextlib.contextmanager
     def by(self, actor: str) -> Iterator[None]:
         """Attribute every step made inside the block to this actor (see `records.actor`; "" for none)."""
-        self.settle()
         first = len(self.steps)
         yield
-        self.settle()
         if actor and len(self.steps) > first:
             self.actors += (first, len(self.steps), self.note(actor, always=True))
             self.bytes += 2 * STEP_BYTES
@@ -415,71 +381,30 @@ class Draft:
         self.add(Untomb(tenant, job))
         self.tombstones.setdefault(tenant, {})[job] = False
 
-    def take_normal_fact(self, member: Member, fact: Fact) -> bool:
-        """Take the next report of an uneventful run (claimed, started, exited or ran, freed), and return whether it was
-        taken.
-
-        The fast path. Any other report, and any report of a gang's member, is left to the caller.
-        """
-        kind, replica, run = fact.kind, member.replica, self._runs.get(member)
-        if kind == "freed":
-            if run is None or not run.exited:
-                return False
-            self.free(member)
-        elif kind == "claimed" or (kind == "ran" and run is None):
-            if run is not None or member.phase != AT_PLACED or replica.job.gang or replica in self._replicas:
-                return False
-            if replica.state != PLACED or (kind == "ran" and not _ends_well(fact)):
-                return False
-            if kind == "ran":
-                self._succeed(replica, member, fact)
-            else:
-                self.claim(replica, member, "")
-        elif kind == "started":
-            if run is None or not run.claimed or run.started or run.exited or fact.detail:
-                return False
-            self.start(replica, member)
-        elif kind == "exited":
-            if run is None or not run.started or run.exited or not _ends_well(fact):
-                return False
-            self.exit(replica, member, SUCCEEDED, 0, "", _result_in(fact))
-        else:
-            return False
-        return True
-
-    def _succeed(self, replica: Replica, member: Member, fact: Fact) -> None:
-        """Do as `claim`, `start` and `exit` do one after another: most attempts of short jobs."""
-        run = self._runs[member] = _Run(True)
-        run.started = run.exited = True
-        run.ran_ms = min(max(fact.ran_ms, 0), RAN_MS_MAX)
-        run.to = SUCCEEDED if fact.detail in _WELL else exiting(SUCCEEDED, result_of(fact.detail))
-        self.bytes += RUN_BYTES
-        self.started.add(replica.job)
-        self._phase[member] = AT_EXITED
-        row = self._replicas[replica] = DraftReplica(replica)
-        row.state = SUCCEEDED
-        row.member = None
-
-    def claim(self, replica: Replica, member: Member, master: str) -> None:
-        if master or replica.job.gang:
-            self.step(Op.CLAIM, replica.job.num, replica.index, 0, 0, self.note(master, always=True))
-        else:
-            self._runs[member] = _Run(True)
-            self.bytes += RUN_BYTES
+    def claim(self, replica: Replica, member: Member, master: str, ran_ms: int = 0) -> None:
+        """Record that a member has its devices, and has run for so many ms already; `master` is the gang's address."""
+        self.step(Op.CLAIM, replica.job.num, replica.index, ran_ms, 0, self.note(master, always=True) if master else 0)
         self._phase[member] = AT_CLAIMED
         self._change(replica).state = CLAIMED
 
     def start(self, replica: Replica, member: Member, ran_ms: int = 0, address: str = "") -> None:
         """Record that a member has started, and has run for so many ms already; at the address its ports are
         reached."""
-        run, note = self._runs.get(member), self.note(address, always=True)
-        if run is not None and run.claimed:
-            run.started, run.ran_ms, run.address = True, ran_ms, note
-        else:
-            self.step(Op.START, replica.job.num, replica.index, ran_ms, 0, note)
+        self.step(
+            Op.START, replica.job.num, replica.index, ran_ms, 0, self.note(address, always=True) if address else 0
+        )
         self.started.add(replica.job)
         self._phase[member] = AT_RUNNING
         self._change(replica).state = RUNNING
+
+    def ran(self, replica: Replica, member: Member, ran_ms: int, result: int | None) -> None:
+        """Record that a placed member was claimed, ran for so many ms and succeeded: most attempts of short jobs."""
+        self.step(Op.RAN, replica.job.num, replica.index, exiting(SUCCEEDED, result), ran_ms)
+        self.started.add(replica.job)
+        self._phase[member] = AT_EXITED
+        row = self._change(replica)
+        row.state = SUCCEEDED
+        row.member = None
 
     def is_ready(self, member: Member) -> bool:
         """Return whether a member is ready for work after this record."""
@@ -487,14 +412,12 @@ class Draft:
 
     def ready(self, member: Member, is_ready: bool, why: str) -> None:
         """Record that the worker reports a running member ready, or not ready any more."""
-        self._settle(member)
         replica = member.replica
         self.step(Op.READY, replica.job.num, replica.index, int(is_ready), 0, self.note(why))
         self._ready[member] = is_ready
 
     def freeze(self, replica: Replica, member: Member, to: int) -> None:
         """Record that the worker reports a replica FROZEN, and its devices free, or RUNNING again."""
-        self._settle(member)
         self.step(Op.FREEZE, replica.job.num, replica.index, to)
         self._change(replica).state = to
         if to == FROZEN:
@@ -502,7 +425,6 @@ class Draft:
 
     def resume(self, replica: Replica, member: Member, why: str, *, leased: bool) -> None:
         """Record that a frozen member's devices are leased to it again, or that its worker does not give them."""
-        self._settle(member)
         self.step(Op.RESUME, replica.job.num, replica.index, int(leased), 0, self.note(why))
         self._hold(member, member.home if leased else 0)
 
@@ -515,15 +437,7 @@ class Draft:
 
     def exit(self, replica: Replica, member: Member, to: int, code: int, why: str, result: int | None = None) -> None:
         """Record that the attempt ended and its processes are gone. The member remains until its devices are free."""
-        run = self._runs.get(member)
-        if run is not None and not run.started:
-            self._settle(member)
-            run = None
-        if run is None:
-            run = self._runs[member] = _Run(False)
-            self.bytes += RUN_BYTES
-        run.exited = True
-        run.to, run.code, run.note = exiting(to, result), code, self.note(why)
+        self.step(Op.EXIT, replica.job.num, replica.index, exiting(to, result), code, self.note(why) if why else 0)
         if to in _FAILURES:
             self._fails(replica.job)
         if to == EXITED:
@@ -534,43 +448,14 @@ class Draft:
         row.member = None
 
     def free(self, member: Member) -> None:
+        """Record that the devices of a member whose attempt is over were seen free."""
         replica = member.replica
-        run = self._runs.get(member)
-        if run is not None and run.exited:
-            del self._runs[member]
-            op, code = _DONE, run.code
-            if run.claimed:
-                op = _RUN
-                if run.ran_ms:
-                    code = ran(code, run.ran_ms)
-            self.steps += (op, replica.job.num, replica.index, run.to, code, run.note)
-            self.bytes += STEP_BYTES - RUN_BYTES
-        else:
-            self.step(Op.FREE, replica.job.num, replica.index, packed(member.fence))
+        self.step(Op.FREE, replica.job.num, replica.index, packed(member.fence))
         self.gone.add(member)
         self._leave(member)
 
-    def settle(self) -> None:
-        """Write out the collected reports. Must be called before steps that follow them, and at the record's end."""
-        for member in list(self._runs):
-            self._settle(member)
-
-    def _settle(self, member: Member | None) -> None:
-        run = self._runs.pop(member, None) if member is not None else None
-        if member is None or run is None:
-            return
-        self.bytes -= RUN_BYTES
-        num, index = member.replica.job.num, member.replica.index
-        if run.started:
-            self.step(Op.BEGIN, num, index, run.ran_ms, 0, run.address)
-        elif run.claimed:
-            self.step(Op.CLAIM, num, index)
-        if run.exited:
-            self.step(Op.EXIT, num, index, run.to, run.code, run.note)
-
     def over(self, op: int, replica: Replica, member: Member, to: int, why: str, code: int = 0) -> None:
         """Write REFUSE, WITHDRAW or LOSE: the attempt ended and holds no devices any more."""
-        self._settle(member)
         self.step(op, replica.job.num, replica.index, to, code, self.note(why))
         if to in _FAILURES:
             self._fails(replica.job)
@@ -584,7 +469,6 @@ class Draft:
 
     def keep_lost(self, replica: Replica, why: str) -> None:
         """Write LOSE for a job with `on_partition` keep: the member keeps its devices."""
-        self._settle(replica.member)
         self.step(Op.LOSE, replica.job.num, replica.index, LOST_KEPT, 0, self.note(why))
         self._change(replica).state = LOST_KEPT
 
@@ -596,7 +480,6 @@ class Draft:
             tenant.rate_milli -= rate_of(member, mask)
 
     def quarantine(self, member: Member, mask: int) -> None:
-        self._settle(member)
         replica = member.replica
         self.step(Op.QUARANTINE, replica.job.num, replica.index, packed(member.fence), mask)
         if self.mask_of(member) != member.home:
@@ -607,13 +490,11 @@ class Draft:
 
         A member with a checkpoint signal gets it at once, and is ended `notice_s` later.
         """
-        self._settle(replica.member)
         self.step(Op.END, replica.job.num, replica.index, to, ending(becomes, notice_s), self.note(why))
         self._change(replica).state = to
         self.ends.add(replica.job.num)
 
     def move(self, replica: Replica, to: int, why: str, code: int = 0) -> None:
-        self._settle(replica.member)
         row = self._change(replica)
         if to in _FAILURES:
             self._fails(replica.job)
@@ -638,13 +519,10 @@ class Draft:
         return bool(moved)
 
     def backoff(self, replica: Replica, not_before: int, count: int, streak: int = 0) -> None:
-        self._settle(replica.member)
         self.step(Op.BACKOFF, replica.job.num, replica.index, not_before, count, streak)
         self._change(replica).not_before = not_before
 
     def gang(self, job: Job, phase: int, after: int = 0, count: int = 0) -> None:
-        for replica in job.rows.values():
-            self._settle(replica.member)
         self.step(Op.GANG, job.num, 0, phase, after, count)
         row = self.change_job(job)
         row.gang, row.after, row.count = phase, after, count
@@ -670,7 +548,6 @@ class Draft:
 
     def record(self, leader: int, rid: int) -> Record:
         state = self.state
-        self.settle()
         level = max([state.level, *(act.level for act in self.acts if isinstance(act, Level))])
         early = [act.tag for act in self.acts if level < act.LEVEL]
         if early:  # a defect of the scheduler: older followers would stop at such a record

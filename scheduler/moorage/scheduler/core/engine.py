@@ -330,7 +330,6 @@ class Engine:
         self.lifecycle.give_up(draft)
         self._at = "queue"
         self._sweeping.go_on(draft)
-        draft.settle()
         self._frozen.settle(draft)
         self._replan = False
         if (

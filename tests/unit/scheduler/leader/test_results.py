@@ -98,17 +98,10 @@ def test_the_step_of_a_well_ended_attempt_has_the_result_above_its_state() -> No
     drive = Driving()
     drive.worker("w0", 1, auto=False)
     drive.submit("j", gpu={})
-    drive.facts(
-        [
-            ("claimed", "j", 0, 0, ""),
-            ("started", "j", 0, 0, ""),
-            ("exited", "j", 0, 0, "result:7"),
-            ("freed", "j", 0, 0, ""),
-        ]
-    )
+    drive.facts([("ran", "j", 0, 0, "result:7")])
     [step] = [decode_record(drive.records[-1]).steps]
     state = drive.replica("j").state
-    assert step[0] == Op.RUN
+    assert step[0] == Op.RAN
     assert step[3] == exiting(state, 7)
     assert exiting(state, None) == state
     assert drive.events[-1]["changes"][-1]["result"] == 7, "also where one record has the whole run"

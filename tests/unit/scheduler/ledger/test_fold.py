@@ -185,11 +185,12 @@ def test_derivation_is_total_live_first_and_success_only_of_all() -> None:
         ({"steps": [Op.MOVE, 99, 0, 0, 0, 0]}, "names no replica"),
         ({"steps": [Op.MOVE, 1, 3, 0, 0, 0]}, "names no replica"),
         ({"steps": [Op.CLAIM, 1, 0, 0, 0, 0]}, "names no replica"),
+        ({"steps": [15, 1, 0, 0, 0, 0]}, "step 15, which this release does not know: begin with a new ledger"),
+        ({"steps": [77, 1, 0, 0, 0, 0]}, "step 77, which this release does not know: use a newer release"),
         ({"steps": [Op.MOVE_FRESH, 1, 3, STATE_NUMBER["CANCELLED"], 9, 0]}, "cannot go"),
         ({"steps": [Op.MOVE_FRESH, 1, 0, STATE_NUMBER["RUNNING"], 9, 0]}, "cannot go"),
         ({"steps": [Op.FREE, 1, 0, packed(9), 0, 0]}, "does not linger"),
         ({"steps": [Op.QUARANTINE, 1, 0, packed(9), 1, 0]}, "does not linger"),
-        ({"steps": [77, 1, 0, 0, 0, 0]}, "does not know"),
         ({"acts": [["from-the-future", 1]]}, "does not know"),
         ({"acts": [acts.Known(5, "w5", "m")]}, "not the next"),
         ({"acts": [acts.Compact([1, b"x" * 12])]}, "not the oldest ended"),
@@ -371,8 +372,8 @@ def test_validate_sees_what_is_broken(damage: str) -> None:
 def test_numbers_in_the_ledger_are_append_only() -> None:
     assert [(op.name, int(op)) for op in Op] == [
         ("PLACE", 0), ("CLAIM", 1), ("START", 2), ("EXIT", 3), ("REFUSE", 4), ("WITHDRAW", 5), ("LOSE", 6), ("FREE", 7),
-        ("END", 8), ("MOVE", 9), ("BACKOFF", 10), ("GANG", 11), ("QUARANTINE", 12), ("BEGIN", 13), ("DONE", 14),
-        ("RUN", 15), ("FREEZE", 16), ("RESUME", 17), ("MOVE_FRESH", 18), ("READY", 19), ("AWAIT", 20),
+        ("END", 8), ("MOVE", 9), ("BACKOFF", 10), ("GANG", 11), ("QUARANTINE", 12), ("FREEZE", 16), ("RESUME", 17),
+        ("MOVE_FRESH", 18), ("READY", 19), ("AWAIT", 20), ("RAN", 21),
     ]  # fmt: skip
     assert STATES == (
         "QUEUED", "PLACED", "CLAIMED", "RUNNING", "EXITED", "ENDING", "CANCELLING", "LOST_KEPT", "SUCCEEDED", "FAILED",

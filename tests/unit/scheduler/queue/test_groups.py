@@ -13,7 +13,7 @@ from moorage.scheduler.core.fleet.shape import Shape
 from moorage.scheduler.core.ledger.fold import fold
 from moorage.scheduler.core.ledger.invariants import validate
 from moorage.scheduler.core.ledger.record import decode_record, encode_record
-from moorage.scheduler.core.ledger.records import Op, code_ran, packed, ran
+from moorage.scheduler.core.ledger.records import Op
 from moorage.scheduler.core.ledger.state import AT_MS, REPLICA, STATE, State
 from moorage.scheduler.core.rank.ranker import Choice, Pack
 from moorage.schemas.frames import Fact, FactFrame, FactKind
@@ -206,7 +206,7 @@ def test_no_run_began_before_its_placement_or_the_change_before_it() -> None:
     drive.submit("j", gpu={}, replicas=2, retries=1)
     drive.tick(50)
     names = [("t", "j", at, 1, drive.member("j", at).fence) for at in range(2)]
-    facts = [Fact("ran", *names[0], 0, "exit", 30), Fact("ran", *names[1], -15, "exit", 10**18)]
+    facts = [Fact("ran", *names[1], -15, "exit", 10**18), Fact("ran", *names[0], 0, "exit", 30)]
     drive.send("w0", FactFrame(drive.workers["w0"].session, 1, facts))
     drive.tick()
     assert times(drive, "j", 1)["RUNNING"] == 51, "when it was placed"
@@ -216,36 +216,19 @@ def test_no_run_began_before_its_placement_or_the_change_before_it() -> None:
     assert drive.replica("j", 1).retries == 1
 
 
-@pytest.mark.parametrize("code", [0, 3, -15, 2**31 - 1, -(2**31) + 1])
-@pytest.mark.parametrize("ran_ms", [0, 1, 2**31 - 1])
-def test_code_and_time_of_a_run_are_read_back(code: int, ran_ms: int) -> None:
-    assert code_ran(ran(code, ran_ms)) == (code, ran_ms)
-
-
 # -------------------------------------------------------------------------------------------------- steps
 
 
-def one_by_one(payload: bytes, state: State) -> bytes:
+def one_by_one(payload: bytes) -> bytes:
     """The record with every step that says several things written as several steps."""
     record = decode_record(payload)
     steps: list[int] = []
-    placed = {member.replica: member for member in state.members()}
     for at in range(0, len(record.steps), 6):
-        op, num, index, a, b, c = record.steps[at : at + 6]
-        if op not in (Op.BEGIN, Op.DONE, Op.RUN):
-            steps += record.steps[at : at + 6]
-            continue
-        member = placed[state.jobs[num].rows[index]]
-        if op == Op.BEGIN and a:
-            steps += record.steps[at : at + 6]  # a claim of its own has the record's time
-        elif op == Op.BEGIN or (op == Op.RUN and not code_ran(b)[1]):
-            steps += (Op.CLAIM, num, index, 0, 0, 0, Op.START, num, index, 0, 0, c if op == Op.BEGIN else 0)
-        elif op == Op.RUN:
-            steps += (Op.BEGIN, num, index, code_ran(b)[1], 0, 0)
-        if op in (Op.DONE, Op.RUN):
-            steps += (Op.EXIT, num, index, a, code_ran(b)[0], c)
-            steps += (Op.FREE, num, index, packed(member.fence), 0, 0)
-    record.steps = [int(step) for step in steps]
+        op, num, index, a, b, c = step = record.steps[at : at + 6]
+        if op == Op.RAN:
+            step = [Op.CLAIM, num, index, b, 0, 0, Op.START, num, index, b, 0, 0, Op.EXIT, num, index, a, 0, c]
+        steps += map(int, step)
+    record.steps = steps
     return encode_record(record)
 
 
@@ -257,12 +240,12 @@ def test_steps_that_say_several_things_fold_as_the_several_do(seed: int) -> None
     combined = 0
     for seq, payload in enumerate(world.drive.records, 1):
         # actors name positions among the steps, so their records stay as they are
-        written = payload if decode_record(payload).actors else one_by_one(payload, long)
+        written = payload if decode_record(payload).actors else one_by_one(payload)
         combined += written != payload
         fold(short, decode_record(payload), seq)
         fold(long, decode_record(written), seq)
         assert (short.digest, short.transitions) == (long.digest, long.transitions)
-    assert combined > 2
+    assert combined
     validate(long)
     assert [(job.name, job.rev, job.story) for job in short.jobs.values()] == [
         (job.name, job.rev, job.story) for job in long.jobs.values()

@@ -81,7 +81,7 @@ def test_the_ends_of_thousands_are_told_in_several_records() -> None:
             drive.send(worker.id, frame)
     records = _until_calm(drive)
     drive.check()
-    ends = [_steps(payload, Op.RUN) for payload in records]
+    ends = [_steps(payload, Op.RAN) for payload in records]
     assert sum(ends) == 3_600
     assert max(ends) <= draft.STEPS_MAX + 64, "one frame more than the bound, at most"
     assert drive.free_gpus() == 60 * 64

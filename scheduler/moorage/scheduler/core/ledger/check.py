@@ -16,7 +16,6 @@ from moorage.scheduler.core.ledger.ids_in_bodies import id_of
 from moorage.scheduler.core.ledger.record import Record
 from moorage.scheduler.core.ledger.records import ENDS, STATE_MASK, STEP_WIDTH, Op, unpacked
 from moorage.scheduler.core.ledger.state import (
-    AFTER_RUNNING,
     CLAIMED,
     FREEZES,
     FROZEN,
@@ -26,6 +25,7 @@ from moorage.scheduler.core.ledger.state import (
     PLACED,
     QUEUED,
     RUNNING,
+    SUCCEEDED,
     TELLS_READY,
     Job,
     Replica,
@@ -33,8 +33,8 @@ from moorage.scheduler.core.ledger.state import (
 )
 from moorage.schemas.ranges import NOTHING, ONE, Ranges, both, is_in, joined, ranges_of, without
 
-_PLACE, _RUN, _CLAIM, _START, _BEGIN = map(int, (Op.PLACE, Op.RUN, Op.CLAIM, Op.START, Op.BEGIN))
-_EXIT, _DONE, _FREE, _QUARANTINE = map(int, (Op.EXIT, Op.DONE, Op.FREE, Op.QUARANTINE))
+_PLACE, _RAN, _CLAIM, _START = map(int, (Op.PLACE, Op.RAN, Op.CLAIM, Op.START))
+_EXIT, _FREE, _QUARANTINE = map(int, (Op.EXIT, Op.FREE, Op.QUARANTINE))
 _END, _MOVE, _BACKOFF, _GANG = map(int, (Op.END, Op.MOVE, Op.BACKOFF, Op.GANG))
 _FREEZE, _RESUME, _READY = map(int, (Op.FREEZE, Op.RESUME, Op.READY))
 _MOVE_FRESH: Final = int(Op.MOVE_FRESH)
@@ -42,8 +42,8 @@ _AWAIT: Final = int(Op.AWAIT)
 #: steps of a job, or of a member whose replica may have ended
 _OF_JOB: Final = frozenset({_FREE, _QUARANTINE, _GANG, _AWAIT})
 _OVER: Final = frozenset(map(int, (Op.REFUSE, Op.WITHDRAW, Op.LOSE)))
-_EXITS: Final = frozenset({_EXIT, _DONE, _RUN})
-_NOTED: Final = frozenset({_CLAIM, _START, _BEGIN, _READY, _EXIT, _DONE, _END, _MOVE, _RUN, _RESUME, *_OVER})
+_EXITS: Final = frozenset({_EXIT, _RAN})
+_NOTED: Final = frozenset({_CLAIM, _START, _READY, _EXIT, _END, _MOVE, _RESUME, *_OVER})
 #: a replica is identified by job number times this, plus its index
 _INDEX_MAX: Final = 1 << 20
 _FREE_OF_DEVICES: Final = -1
@@ -105,10 +105,10 @@ def _check_steps(state: State, record: Record, new: list[Ranges], workers: Set[i
                 states[key], holds[key] = PLACED, a
                 placed.add(num)
                 continue
-        elif op == _RUN and a & STATE_MASK in AFTER_RUNNING and not c and key not in states and num in jobs:
+        elif op == _RAN and a & STATE_MASK == SUCCEEDED and key not in states and num in jobs:
             row = jobs[num].rows.get(index)
             if row is not None and row.state == PLACED and row.member is not None:
-                states[key], holds[key] = a & STATE_MASK, _FREE_OF_DEVICES
+                states[key], holds[key], lingering[(key, row.fence)] = SUCCEEDED, _FREE_OF_DEVICES, True
                 continue
         if op in _EXITS:
             a &= STATE_MASK
@@ -172,7 +172,7 @@ def _check_steps(state: State, record: Record, new: list[Ranges], workers: Set[i
             continue
         if op != _MOVE and held == _FREE_OF_DEVICES:
             raise FoldError(f"step {op} of job {num}, replica {index}, which no worker has")
-        to = CLAIMED if op in (_CLAIM, _BEGIN) else RUNNING if op == _START else FROZEN if op == _RESUME else a
+        to = CLAIMED if op == _CLAIM else RUNNING if op == _START else FROZEN if op == _RESUME else a
         if op in (_FREEZE, _RESUME):
             before = replica.member if replica is not None else None
             has = leased.get(key, before is None or bool(before.mask))
@@ -181,18 +181,18 @@ def _check_steps(state: State, record: Record, new: list[Ranges], workers: Set[i
             else:
                 legal = now == FROZEN and a in (0, 1) and has is not bool(a)
             leased[key] = to == RUNNING or (op == _RESUME and bool(a))
-        elif op == _RUN:
-            legal = now == PLACED and a in AFTER_RUNNING
-        elif op in (_CLAIM, _START, _BEGIN, _EXIT, _DONE, _END, _MOVE) or op in _OVER:
+        elif op == _RAN:
+            legal = now == PLACED and a == SUCCEEDED
+        elif op in (_CLAIM, _START, _EXIT, _END, _MOVE) or op in _OVER:
             legal = to in LEGAL[now]
         else:
             raise FoldError(f"step {op} is not known")
         if not legal:
             raise FoldError(f"step {op}: job {num}, replica {index}, cannot go from state {now} to {to}")
-        states[key] = RUNNING if op == _BEGIN else to
-        if op in (_RUN, _DONE, _EXIT) or (op in _OVER and a != LOST_KEPT):
+        states[key] = to
+        if op in _EXITS or (op in _OVER and a != LOST_KEPT):
             holds[key] = _FREE_OF_DEVICES
-            if op == _EXIT:
+            if op in _EXITS:
                 fence = fences.get(key, replica.fence if replica is not None else state.seq + 1)
                 lingering[(key, fence)] = True
 

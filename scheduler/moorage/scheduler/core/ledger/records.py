@@ -1,6 +1,7 @@
 """The numbers in ledger records: steps, and the meaning of their arguments (`ledger.record` has the record itself).
 
-Every ledger ever written contains them: new numbers may be added at the end, none may change.
+Every ledger ever written contains them: new numbers may be added at the end, none may change. 13 to 15 are not used:
+earlier builds of 0.3 wrote them.
 """
 
 from __future__ import annotations
@@ -27,9 +28,8 @@ class Op(IntEnum):
     """The kinds of steps. A step is (op, job number, replica, a, b, c)."""
 
     PLACE = 0  #: a worker number, b slot mask, c sharing mode, and above it a rate (see `placing`)
-    CLAIM = 1  #: c note: address of rank 0 of a gang
-    #: a for how many ms it has run already, c note: where its ports are reached
-    START = 2
+    CLAIM = 1  #: a for how many ms it has run already, c note: address of rank 0 of a gang
+    START = 2  #: a as CLAIM, c note: where its ports are reached
     EXIT = 3  #: attempt over, tree gone: a next state and above it a result (see `exiting`), b exit code, c note
     REFUSE = 4  #: attempt over before it began: a next state, b exit code, c note
     WITHDRAW = 5  #: attempt over on our request, never ran: a next state, c note
@@ -40,10 +40,6 @@ class Op(IntEnum):
     BACKOFF = 10  #: a not before (ledger ms), b which count grows (see Count), c of restarts: how many in a row
     GANG = 11  #: a phase, b next state of its replicas, c which count grows at the end
     QUARANTINE = 12  #: a member whose attempt is over (see `packed`), b slot mask: the device did not become free
-    # several of the steps above about one member, in one step
-    BEGIN = 13  #: CLAIM and START: a and c as START
-    DONE = 14  #: EXIT and FREE: a, b and c as EXIT
-    RUN = 15  #: CLAIM, START, EXIT and FREE: a and c as EXIT, b its code and above it for how many ms it ran
     FREEZE = 16  #: a FROZEN, without devices from now on, or RUNNING, as its worker reports
     RESUME = 17  #: a 1: a frozen member's devices are leased to it again; 0: its worker does not give them, c note
     MOVE_FRESH = 18  #: all replicas from this one on that were never placed: a new state and code, b the last, c note
@@ -51,10 +47,11 @@ class Op(IntEnum):
     #: of a job that this record accepts: a the number of an earlier job whose end it waits for, b which end (see
     #: `Ends`); or a 0, b the ledger ms before which it may not start
     AWAIT = 20
+    RAN = 21  #: CLAIM, START and EXIT of an attempt that succeeded: a as EXIT, b for how many ms it ran
 
 
 #: steps that a worker reported; all others are decisions of the scheduler or of an actor
-REPORTED: Final = (Op.CLAIM, Op.START, Op.EXIT, Op.REFUSE, Op.WITHDRAW, Op.BEGIN, Op.DONE, Op.RUN, Op.FREEZE, Op.READY)
+REPORTED: Final = (Op.CLAIM, Op.START, Op.EXIT, Op.REFUSE, Op.WITHDRAW, Op.FREEZE, Op.READY, Op.RAN)
 
 #: shown as the actor of a transition that a worker reported
 BY_WORKER: Final = actors.WORKER
@@ -103,25 +100,8 @@ def moving(to: int, code: int) -> int:
     return code << STATE_BITS | to
 
 
-RAN_BITS: Final = 32
-_CODE_MASK: Final = (1 << RAN_BITS) - 1
-#: the longest run that a record can tell, and the greatest code
+#: the longest run that a record can tell
 RAN_MS_MAX: Final = (1 << 31) - 1
-
-
-def ran(code: int, ran_ms: int) -> int:
-    """Return the second argument of a RUN step: the exit code, and for how many ms the attempt ran."""
-    return ran_ms << RAN_BITS | code & _CODE_MASK if ran_ms else code
-
-
-def code_ran(argument: int) -> tuple[int, int]:
-    """Return the exit code and the ms in a value of `ran`."""
-    if argument >> RAN_BITS <= 0:
-        return argument, 0
-    code = argument & _CODE_MASK
-    return code - (code >> RAN_BITS - 1 << RAN_BITS), argument >> RAN_BITS
-
-
 #: the most workers that a ledger knows at a time
 WORKERS_MAX: Final = 1 << 16
 #: below the fence in a value of `packed`

@@ -51,8 +51,6 @@ LEAVING: Final = frozenset(number for number, row in enumerate(STATE_TABLE) if r
 WORKED: Final = frozenset(number for number, row in enumerate(STATE_TABLE) if row.worked)
 #: states of an attempt that does not run yet
 STARTING: Final = MAY_END - RUNS
-#: the states that may follow RUNNING when an attempt ends
-AFTER_RUNNING: Final = LEGAL[RUNNING] - {FROZEN}
 #: states in which a member may be told ready or not: a worker that comes back tells it of what it kept
 TELLS_READY: Final = RUNS | {LOST_KEPT}
 #: what a FREEZE step changes: from which state to which

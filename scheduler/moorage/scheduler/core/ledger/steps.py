@@ -23,11 +23,9 @@ from moorage.scheduler.core.ledger.records import (
     Count,
     GangPhase,
     Op,
-    code_ran,
     unpacked,
 )
 from moorage.scheduler.core.ledger.state import (
-    AFTER_RUNNING,
     AT_CLAIMED,
     AT_EXITED,
     AT_MS,
@@ -45,6 +43,7 @@ from moorage.scheduler.core.ledger.state import (
     RANGE,
     READY,
     RUNNING,
+    SUCCEEDED,
     TELLS_READY,
     Job,
     Member,
@@ -84,7 +83,8 @@ class FoldingSteps(Folding):
             try:
                 fold_step, usual = _BY_OP[op]
             except KeyError:
-                raise FoldError(f"record {seq} holds step {op}, which this release does not know") from None
+                next_ = "use a newer release" if op > max(Op) else "begin with a new ledger (0.3 is unreleased)"
+                raise FoldError(f"record {seq} holds step {op}, which this release does not know: {next_}") from None
             replica = job.rows.get(index)
             if replica is None:
                 if op != _PLACE:
@@ -155,45 +155,32 @@ class FoldingSteps(Folding):
         self.members[member] = None
         self.out.placed.append(member)
 
-    def _run(self, op: int, job: Job, replica: Replica, a: int, b: int, c: int, by: str) -> None:
-        """Fold CLAIM, START, EXIT and FREE in one step: most attempts of short jobs."""
-        member = replica.member
-        if member is None or replica.state != PLACED:
-            raise self._illegal(replica, CLAIMED)
-        to = a & STATE_MASK
-        if to not in AFTER_RUNNING:
+    def _ran(self, op: int, job: Job, replica: Replica, a: int, b: int, c: int, by: str) -> None:
+        """Fold CLAIM, START and EXIT in one step: most attempts of short jobs."""
+        member, to = replica.member, a & STATE_MASK
+        if member is None or replica.state != PLACED or to != SUCCEEDED:
             raise self._illegal(replica, to)
-        why = self._note(c) if c else ""
-        rev, time, index, attempt, state = job.rev, self.time, replica.index, replica.attempt, self.state
-        holder, mask, fence, story = member.worker, member.mask, member.fence, job.story
-        worker = holder.num
-        code, ran_ms = code_ran(b) if b else (0, 0)
-        began = self._began(job, ran_ms) if ran_ms else time
-        story += (
+        rev, index, attempt, worker, mask, fence = (
+            job.rev,
+            replica.index,
+            replica.attempt,
+            member.worker.num,
+            member.mask,
+            member.fence,
+        )
+        began = self._began(job, b)
+        job.story += (
             (rev + 1, began, index, attempt, CLAIMED, worker, mask, 0, "", fence, by),
             (rev + 2, began, index, attempt, RUNNING, worker, mask, 0, "", fence, by),
-            (rev + 3, time, index, attempt, to, worker, mask, code, why, fence, by, *_result(a)),
+            (rev + 3, self.time, index, attempt, to, worker, mask, 0, "", fence, by, *_result(a)),
         )
         job.rev = rev + 3
         job.started = True
+        self._linger(job, replica, member)
         replica.state = to
-        replica.member = None
-        if IS_TERMINAL[to]:
-            del job.rows[index]
-            job.end(index, index, to, code)
-        if to == QUEUED:
-            job.back += 1
-            state.tenants[job.tenant].waits += 1
-        state.transitions += 3
-        if holder.quarantined or state.half_life_ms or member.preemptible:
-            self._drop(member)
-            return
-        del holder.members[member.name]  # the same as `_drop`, without what cannot apply here
-        job.held -= 1
-        state.tenants[job.tenant].gpus -= mask.bit_count()
-        state.digest -= member.row
-        self.members.pop(member, None)
-        member.row = 0
+        del job.rows[index]
+        job.end(index, index, to, 0)
+        self.state.transitions += 2
 
     def _claim(self, op: int, job: Job, replica: Replica, a: int, b: int, c: int, by: str) -> None:
         member = self._held(replica, op)
@@ -201,7 +188,7 @@ class FoldingSteps(Folding):
             job.master = self.notes[c - 1]
         member.phase = AT_CLAIMED
         self.members[member] = None
-        self._move(job, replica, CLAIMED, 0, "", member, by)
+        self._move(job, replica, CLAIMED, 0, "", member, by, self._began(job, a) if a else -1)
 
     def _start(self, op: int, job: Job, replica: Replica, a: int, b: int, c: int, by: str) -> None:
         member = self._held(replica, op)
@@ -209,7 +196,7 @@ class FoldingSteps(Folding):
         self.members[member] = None
         job.started = True
         member.address = self._note(c)
-        self._move(job, replica, RUNNING, 0, member.address, member, by, since=self._began(job, a))
+        self._move(job, replica, RUNNING, 0, member.address, member, by, self._began(job, a) if a else -1)
 
     def _ready(self, op: int, job: Job, replica: Replica, a: int, b: int, c: int, by: str) -> None:
         member = self._held(replica, op)
@@ -250,28 +237,19 @@ class FoldingSteps(Folding):
         member.mask = mask
         self.members[member] = None
 
-    def _begin(self, op: int, job: Job, replica: Replica, a: int, b: int, c: int, by: str) -> None:
-        """Fold CLAIM and START in one step."""
-        self._move(job, replica, CLAIMED, 0, "", self._held(replica, op), by, since=self._began(job, a))
-        self._start(op, job, replica, a, b, c, by)
-        self.state.transitions += 1
-
     def _exit(self, op: int, job: Job, replica: Replica, a: int, b: int, c: int, by: str) -> None:
         member = self._held(replica, op)
+        self._linger(job, replica, member)
+        self._move(job, replica, a & STATE_MASK, b, self._note(c), member, by, -1, _result(a))
+
+    def _linger(self, job: Job, replica: Replica, member: Member) -> None:
+        """Take a member from its replica: its attempt is over, and its devices were not seen free yet."""
         member.phase = AT_EXITED
         self.members[member] = None
         replica.member = None
         if job.lingering is None:
             job.lingering = {}
         job.lingering[replica.index, member.fence] = member
-        self._move(job, replica, a & STATE_MASK, b, self._note(c), member, by, *_result(a))
-
-    def _done(self, op: int, job: Job, replica: Replica, a: int, b: int, c: int, by: str) -> None:
-        """Fold EXIT and FREE in one step."""
-        member = self._held(replica, op)
-        self._exit(op, job, replica, a, b, c, by)
-        self._drop(member)
-        self.state.transitions += 1
 
     def _free(self, job: Job, index: int, a: int, b: int, c: int, by: str) -> None:
         self._drop(self._lingering(job, index, a))
@@ -363,8 +341,8 @@ class FoldingSteps(Folding):
         why: str,
         member: Member | None,
         by: str,
-        *result: int,
         since: int = -1,
+        result: tuple[int, ...] = (),
     ) -> None:
         """Write a change of a replica into its job's story, `since` a ledger ms; below 0 it is this record's."""
         if to not in LEGAL[replica.state]:
@@ -465,9 +443,7 @@ _FOLD: Final[dict[Op, _FoldStep]] = {
     Op.END: FoldingSteps._end,
     Op.MOVE: FoldingSteps._moved,
     Op.BACKOFF: FoldingSteps._backoff,
-    Op.BEGIN: FoldingSteps._begin,
-    Op.DONE: FoldingSteps._done,
-    Op.RUN: FoldingSteps._run,
+    Op.RAN: FoldingSteps._ran,
     Op.FREEZE: FoldingSteps._freeze,
     Op.RESUME: FoldingSteps._resume,
     Op.READY: FoldingSteps._ready,

@@ -77,7 +77,8 @@ EXIT_CODE_MAX: Final = 2**31 - 1
 
 _LOST_REASONS: Final = frozenset({"lost", "fence"})
 _AS_ASKED: Final = frozenset({ENDED_AS_ASKED, ENDED_FROZEN})
-_ENDS: Final = frozenset({"exited", "ran"})
+#: what a report of an end has as its reason if it adds nothing to the exit code
+_WELL: Final = frozenset({"", "exit"})
 
 
 def backoff_ms(base: int, used: int, at_most: int) -> int:
@@ -157,11 +158,12 @@ class Lifecycle:
                 continue
             if fact.detail and fact.kind == "freed":
                 _note_used(draft, member, fact)
-            is_normal = fact.kind not in _ENDS or not self._always(member.replica.job)
-            if not is_normal or not draft.take_normal_fact(member, fact):
+            if fact.kind == "freed":
+                if draft.phase_of(member) == AT_EXITED:
+                    draft.free(member)
+                    freed.append(member)
+            else:
                 self._on_fact(draft, member, fact)
-            elif member in gone:
-                freed.append(member)
         if freed:
             host = self.fleet.hosts.get(worker.num)
             if host is not None:
@@ -181,10 +183,7 @@ class Lifecycle:
         kind, replica = fact.kind, member.replica
         phase = draft.phase_of(member)
         if phase == AT_EXITED:
-            if kind == "freed":
-                draft.free(member)
-                self._give(draft, member)
-            elif kind == "quarantined":
+            if kind == "quarantined":
                 self._quarantined(draft, member, fact.detail)
             return
         state = draft.replica(replica).state
@@ -194,8 +193,7 @@ class Lifecycle:
         elif kind == "started":
             self._started(draft, replica, member, state, address=fact.detail)
         elif kind == "ran":
-            self._started(draft, replica, member, state, min(max(fact.ran_ms, 0), RAN_MS_MAX))
-            self._exited(draft, replica, member, draft.replica(replica).state, _code(fact), fact.detail)
+            self._ran(draft, replica, member, state, fact)
         elif kind == "idle":
             if state == RUNNING:
                 draft.idle.append((member, fact))
@@ -243,10 +241,10 @@ class Lifecycle:
         if code and why.startswith(NOT_HERE):
             self._end_waiting(draft, replica.job, FAILED, why, code)
 
-    def _claimed(self, draft: Draft, replica: Replica, member: Member, detail: str) -> None:
+    def _claimed(self, draft: Draft, replica: Replica, member: Member, detail: str, ran_ms: int = 0) -> None:
         job = replica.job
-        gang = draft.job(job).gang == GangPhase.HOLDING
-        draft.claim(replica, member, detail if gang and replica.index == 0 and is_address(detail) else "")
+        gang = bool(job.gang) and draft.job(job).gang == GangPhase.HOLDING
+        draft.claim(replica, member, detail if gang and replica.index == 0 and is_address(detail) else "", ran_ms)
         if gang and all(draft.replica(peer).state == CLAIMED for peer in job.rows.values()):
             draft.gang(job, GangPhase.STARTED)  # one record moves all of them
 
@@ -254,18 +252,27 @@ class Lifecycle:
         self, draft: Draft, replica: Replica, member: Member, state: int, ran_ms: int = 0, address: str = ""
     ) -> None:
         if state == PLACED:
-            self._claimed(draft, replica, member, "")
+            self._claimed(draft, replica, member, "", ran_ms)
             state = draft.replica(replica).state
-        if state == CLAIMED and draft.job(replica.job).gang != GangPhase.HOLDING:
-            draft.start(replica, member, ran_ms, address if is_address(address, PORTS_MAX) else "")
+        if state == CLAIMED and not (replica.job.gang and draft.job(replica.job).gang == GangPhase.HOLDING):
+            draft.start(replica, member, ran_ms, address if address and is_address(address, PORTS_MAX) else "")
+
+    def _ran(self, draft: Draft, replica: Replica, member: Member, state: int, fact: Fact) -> None:
+        job, ran_ms, result = replica.job, min(max(fact.ran_ms, 0), RAN_MS_MAX), result_of(fact.detail)
+        well = fact.code == 0 and (fact.detail in _WELL or result is not None)
+        if well and state == PLACED and not job.gang and not self._always(job):
+            draft.ran(replica, member, ran_ms, result)
+            return
+        self._started(draft, replica, member, state, ran_ms)
+        self._exited(draft, replica, member, draft.replica(replica).state, _code(fact), fact.detail)
 
     def _exited(self, draft: Draft, replica: Replica, member: Member, state: int, code: int, detail: str) -> None:
         job, result, told = replica.job, None, detail
         detail = reason_of(detail)
         if code == 0 and result_of(detail) is not None:
             detail, result = "exit", result_of(detail)
-        well = code == 0 and detail in ("", "exit")
-        why = "" if detail in ("", "exit") else told
+        well = code == 0 and detail in _WELL
+        why = "" if detail in _WELL else told
         cause = self._cause(detail)
         if detail.startswith(START_FAILED):
             self.starts.failed(draft, member, detail)
@@ -277,7 +284,7 @@ class Lifecycle:
             state = CLAIMED
         if state == CANCELLING:
             draft.exit(replica, member, SUCCEEDED if well else CANCELLED, code, why, result)
-        elif draft.job(job).gang != GangPhase.NONE:
+        elif job.gang and draft.job(job).gang != GangPhase.NONE:
             if state == ENDING or (well and draft.job(job).gang == GangPhase.STARTED):
                 draft.exit(replica, member, EXITED, code, why, result)
                 self._settle_gang(draft, job)

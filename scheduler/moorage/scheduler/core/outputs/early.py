@@ -22,7 +22,7 @@ STEPS_MAX: Final = 64
 #: bound for all accepted jobs together, so that the placements for one worker surely fit one frame
 BODY_BYTES_MAX: Final = 64 * 1024
 #: steps for workers' reports; they cause no placements
-_QUIET: Final = frozenset(map(int, (Op.CLAIM, Op.START, Op.EXIT, Op.FREE, Op.BEGIN, Op.DONE, Op.RUN)))
+_QUIET: Final = frozenset(map(int, (Op.CLAIM, Op.START, Op.EXIT, Op.FREE, Op.RAN)))
 _MODE_MASK: Final = (1 << MODE_BITS) - 1
 
 
