@@ -16,6 +16,7 @@ from tests.release.workloads.__main__ import failure, made, shrink
 from tests.release.workloads.many import Passed
 from tests.release.workloads.plan import Step
 from tests.release.workloads.reserving import RESERVING_FROM
+from tests.release.workloads.services import SERVICES_FROM, Services
 from tests.release.workloads.stream import STREAM_FROM
 from tests.release.workloads.themes import (
     ADDED,
@@ -74,6 +75,11 @@ def test_large_jobs_start_beside_an_endless_stream_and_services(seed: int) -> No
 def test_jobs_start_beside_a_reservation_and_a_new_leader_starts_no_more(seed: int) -> None:
     found = failure(made(seed))
     assert not found, f"{found}\npython -m tests.release.workloads --seed {seed}"
+
+
+@pytest.mark.parametrize("seed", seeds(ADDED_OFTEN, ADDED_MORE, SERVICES_FROM))
+def test_members_of_services_move_one_by_one_and_no_fewer_serve(seed: int) -> None:
+    Services(seed).run()
 
 
 class Forgetting(World):

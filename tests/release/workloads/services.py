@@ -1,0 +1,118 @@
+"""Random sites with services: hosts are drained and opened, members crash, leaders change, next versions come.
+
+Every record is checked as in all worlds. Besides: a member that moves ends once its replacement serves. In calm worlds,
+where nothing but drains without a deadline and new leaders happen, never fewer members serve than before. In the end no
+member moves, and each job has as many replicas as its request says.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from typing import Any, Final
+
+from tests.unit.scheduler.lifecycle.test_services_stay_up import READY, WARM_MS, Site
+
+SERVICES_FROM: Final = 700_000
+#: for how long a site settles in the end
+REST_S: Final = 150
+MOVED: Final = re.compile(r"moved to replica (\d+): \S+ is drained")
+NO_CHECK: Final = {name: value for name, value in READY.items() if name != "ready"}
+
+
+class Services(Site):
+    """A site of one seed."""
+
+    def __init__(self, seed: int) -> None:
+        self.dice = dice = random.Random(seed)
+        self.calm = bool(seed % 2)
+        self.jobs = ["a"]
+        self.seen = 0
+        super().__init__(1)
+        self.hosts = ["w0"]
+        for number in range(1, dice.randint(2, 4)):
+            self.join_host(f"w{number}", dice.randint(1, 4))
+            self.hosts.append(f"w{number}")
+        for number in range(dice.randint(1, 3)):
+            most = dice.randint(1, 4)
+            replicas: Any = dice.choice([most, {"min": dice.randint(0, most), "max": most}])
+            fields: dict[str, Any] = {"gpu": dice.choice([{}, None]), "run": dice.choice([READY, READY, NO_CHECK])}
+            self.serve(f"s{number}", service={"name": f"of{number}"}, replicas=replicas, **fields)
+            self.jobs.append(f"s{number}")
+        for number in range(dice.randint(0, 4)):
+            self.submit(f"batch{number}", gpu={}, priority=dice.choice([10, 50, 90]))
+
+    def run(self) -> None:
+        self.pass_seconds(10)
+        before = {job: self.serving(job) for job in self.jobs if self.calm and self.is_fixed(job)}
+        for _ in range(self.dice.randint(8, 30)):
+            self.act()
+            for _ in range(self.dice.randint(1, 12)):
+                self.pass_seconds(1)
+                fewer = {job: self.serving(job) for job, count in before.items() if self.serving(job) < count}
+                assert not fewer, f"fewer serve than {before}: {fewer}"
+        for host in self.hosts:
+            self.operate("uncordon", host)
+        self.order("limit", gpus=0)
+        self.pass_seconds(REST_S)
+        for job in [self.job(name) for name in self.jobs]:
+            if job.live:
+                assert job.relocating is None, f"{job.name} moves {job.relocating}"
+                assert job.size == self.engine.reader.request_of(job).copies, f"{job.name} has {job.numbers}"
+
+    def is_fixed(self, job: str) -> bool:
+        return self.engine.reader.request_of(self.job(job)).scale is None
+
+    def act(self) -> None:
+        """Do one thing."""
+        dice, host = self.dice, self.dice.choice(self.hosts)
+        what = dice.choice(["drain", "drain", "open", "lead", "crash", "limit", "version", "cancel", "wait", "wait"])
+        if what == "drain":
+            within: dict[str, Any] = {} if self.calm or dice.random() < 0.5 else {"within_s": dice.choice([1, 40])}
+            self.operate("drain", host, **within)
+        elif what == "open":
+            self.operate("uncordon", host)
+        elif what == "lead":
+            self.lead()
+            self.renew()
+        elif self.calm:
+            return
+        elif what == "crash":
+            running = [held for held in self.workers[host].held.values() if held.phase == "running"]
+            if running:
+                self.workers[host].finish(dice.choice(running).name, dice.choice([0, 1]))
+        elif what == "limit":
+            self.order("limit", gpus=dice.choice([0, 2, 5]))
+        elif what == "cancel":
+            self.cancel(dice.choice(self.jobs))
+        elif what == "version":
+            self.replace(dice.choice(self.jobs))
+
+    def replace(self, old: str) -> None:
+        request = self.engine.reader.request_of(self.job(old))
+        if request.service is not None and self.state.job("t", f"{old}x") is None:
+            fields = {"gpu": {}, "service": {"name": request.service.name}, "replicas": 2, "run": READY}
+            if self.submit(f"{old}x", instead_of=old, **fields)["kind"] == "accepted":
+                self.jobs.append(f"{old}x")
+
+    def pass_seconds(self, seconds: int) -> None:
+        for _ in range(seconds):
+            self.pass_time(1_000, step=500)
+            for worker in self.workers.values():
+                for held in [held for held in worker.held.values() if held.phase == "running"]:
+                    ran_ms = self.now - self.since.setdefault(held.name, self.now)
+                    if ran_ms >= WARM_MS and not held.place.job.startswith("batch"):
+                        worker.look(held, ready=True)
+            self.settle()
+
+    def tick(self, ms: int = 1, *, obey: bool = True) -> Any:
+        out = super().tick(ms, obey=obey)
+        for event in self.events[self.seen :]:
+            for change in event["changes"]:
+                moved = MOVED.search(change.get("why") or "")
+                if moved and change["state"] in ("CANCELLING", "ENDING") and self.job(event["job"]).live:
+                    row = self.job(event["job"]).rows.get(int(moved[1]))
+                    assert row is not None, f"{event['job']}: {change}"
+                    assert row.member is not None, f"{event['job']}: {change}"
+        self.seen = len(self.events)
+        return out
