@@ -29,7 +29,7 @@ test: $(STAMP)  ## the unit layer and one smoke of real processes, in some three
 
 # four at once on two cores: these tests wait for most of their time
 test-system: $(STAMP)  ## real processes, engines, pages that are run, and more cases of the others; what fails runs once more alone
-	$(BIN)/python -m tests.again -n 4 --dist loadscope -m "$(BEYOND)" --deselect tests/system/test_smoke.py
+	$(BIN)/python -m tests.again -n 4 --dist loadscope --durations 40 -m "$(BEYOND)" --deselect tests/system/test_smoke.py
 
 types: $(STAMP)  ## mypy, strict, sources and tests
 	$(BIN)/mypy
