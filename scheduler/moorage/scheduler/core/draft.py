@@ -148,7 +148,7 @@ class Draft:
         self.moved = 0  # replicas that this record ends in steps of many, and of which each has its transition
         #: by tenant: unknown jobs whose cancels this record remembers (True) or forgets
         self.tombstones: dict[str, dict[str, bool]] = {}
-        self.reprioritized = False  # whether an operator changes a job's priority in this record
+        self.reprioritized: set[int] = set()  # numbers of jobs that get another priority with this record
         #: by job number: workers with devices that the job avoids from this record on. Such a job stays in its old
         #: queue group until the record is folded. Ordered, because fold numbers the new shapes in this order
         self.avoided: dict[int, set[int]] = {}

@@ -11,9 +11,11 @@ from msgspec.structs import replace
 
 from moorage.scheduler.answers import waiting
 from moorage.scheduler.core.config import Config
+from moorage.scheduler.core.events import ChangeOrder
 from moorage.scheduler.core.fleet.host import Host
 from moorage.scheduler.core.schedule import preempt
 from moorage.scheduler.core.schedule.victims import VOID_MS, Victim, _Search
+from moorage.schemas.operate import ChangeAsked
 from tests.unit.scheduler.driving import Driving
 
 ON = Config(preempt_priority=80, preempt_after=60.0)
@@ -104,9 +106,18 @@ def test_the_record_of_an_operators_priority_ends_nobody_by_the_one_before(job: 
     drive.submit("urgent", priority=90, gpu={})
     drive.offer_order("priority", job=job, priority=priority)
     drive.tick(1_000)
-    assert ended(drive, 2) == []
-    drive.tick()
     assert ended(drive, 2) == ["j0"]
+
+
+def test_tenants_that_change_priorities_with_every_record_keep_nobody_from_preempting() -> None:
+    drive = running(gpus=1)
+    drive.submit("urgent", priority=90, gpu={})
+    drive.submit("waits", gpu={}, tenant="other", priority=10)
+    for priority in (11, 12, 13):
+        for tenant, job in (("t", "j0"), ("other", "waits")):
+            drive.engine.offer(ChangeOrder(tenant, ChangeAsked(job=job, priority=priority), "", True))
+        drive.tick(1_000)
+    assert ended(drive, 1) == ["j0"]
 
 
 def test_how_long_it_took_to_begin_is_no_time_that_it_has_run() -> None:

@@ -98,7 +98,7 @@ class Changing:
             if row.hold is None:
                 self._queue.move(job.num, job.tenant, (had, shape), (priority, shape))
             row.priority, row.ceiling = priority, ceiling
-            draft.reprioritized = True
+            draft.reprioritized.add(job.num)
 
     def _gone(self, event: ChangeOrder, job: Job | None) -> Problem:
         name = event.asked.job

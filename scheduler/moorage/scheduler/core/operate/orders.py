@@ -226,7 +226,7 @@ class Orders:
                 self.queue.move(job.num, job.tenant, (before, shape), (asked.priority, shape))
             row = draft.change_job(job)
             row.priority, row.ceiling = asked.priority, -1
-            draft.reprioritized = True
+            draft.reprioritized.add(job.num)
         return self._done("priority", draft, job, changed, priority=asked.priority)
 
     def _resize(self, draft: Draft, job: Job, asked: ResizeAct, by: str) -> Done | Problem:

@@ -147,12 +147,9 @@ class Preempting:
         """At most once a second, end victims for the first jobs of groups that may preempt and found no room.
 
         A group that found no victims is tried after the others next time, so that a hopeless job does not use up the
-        searches. No two jobs of unlike groups get the same host. A record in which an operator changes a priority
-        searches no victims, since the state still has the old priorities; the next record does.
+        searches. No two jobs of unlike groups get the same host.
         """
-        if draft.time_ms - self._sought_ms < 1000:
-            return
-        if draft.reprioritized or not self.knows_fleet():
+        if draft.time_ms - self._sought_ms < 1000 or not self.knows_fleet():
             return
         state, searches, candidates = draft.state, 0, list(eligible(draft))
         self._sought_ms = draft.time_ms

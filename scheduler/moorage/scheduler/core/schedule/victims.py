@@ -99,13 +99,17 @@ class Preemption:
         self._reprioritized = -1
         self._next = 0  # the worker number at which the next search begins to read changed hosts
 
-    def defended(self, member: Member, began_ms: int) -> int:
+    def defended(self, draft: Draft, member: Member, began_ms: int) -> int:
         """Return the priority that another job has to exceed to end a member that started at `began_ms`."""
-        job = member.replica.job
-        priority = self.priority_of(job)
         if member.preemptible:
             return LOWEST
+        job = member.replica.job
+        priority = self._priority_with(draft, job)
         return priority if self.ageing is None else self.ageing.of(priority, began_ms - job.may_start_ms)
+
+    def _priority_with(self, draft: Draft, job: Job) -> int:
+        """Return a job's own priority with this record: the state still has the one before."""
+        return draft.job(job).priority if job.num in draft.reprioritized else self.priority_of(job)
 
     def read(self, draft: Draft) -> dict[int, _Read] | None:
         """Return by worker number what may be ended on each host; None until every host was read once.
@@ -119,7 +123,8 @@ class Preemption:
                 known.settled = False
         if len(self._read) > len(hosts):
             self._read = {num: read for num, read in self._read.items() if num in hosts}
-        read = self._read
+        read, jobs = self._read, draft.state.jobs
+        moved = {member.worker.num for num in draft.reprioritized for member in jobs[num].members}
         changed = [
             num
             for num, host in hosts.items()
@@ -127,6 +132,7 @@ class Preemption:
             or not found.settled
             or found.version != host.version
             or found.host is not host
+            or num in moved
         ]
         if len(changed) > self.read_max:  # those never read first, then in turns
             changed.sort(key=lambda num: (num in read, num < self._next, num))
@@ -151,7 +157,8 @@ class Preemption:
                 if draft.replica(member.replica).state not in RUNS:  # else it starts to run with this record
                     continue
             began = begins.of(member)
-            key = (self.priority_of(job) if job.gang else self.defended(member, began), job.tenant)
+            priority = self._priority_with(draft, job) if job.gang else self.defended(draft, member, began)
+            key = (priority, job.tenant)
             mask, first = found.get(key, (0, began))
             found[key] = (mask | member.home, min(first, began))
         return _Read(host, seq, settled, sorted((*key, *row) for key, row in found.items()))
@@ -408,7 +415,7 @@ class _Search:
         ):
             return None  # it has ended, is ending, or shares a device
         lasted_ms = [draft.time_ms - self.begins.of(m) for m in members]
-        priority = policy.defended(member, draft.time_ms - max(lasted_ms))
+        priority = policy.defended(draft, member, draft.time_ms - max(lasted_ms))
         if not self._allows(job.tenant, priority, draft.time_ms - min(lasted_ms)):
             return None
         if draft.replica(member.replica).state == FROZEN:  # a gang is never frozen
