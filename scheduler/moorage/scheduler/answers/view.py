@@ -110,14 +110,14 @@ class View:
         """Return what a worker's last renewal in this term reported, for audits; None if it has not renewed."""
         return self._engine.sessions.reports.get(worker_num)
 
-    def left_ms(self, job: Job, elapsed_ms: int, percent: int) -> tuple[int, int] | None:
+    def left_ms(self, job: Job, elapsed_ms: int, percent: int, fence: int) -> tuple[int, int] | None:
         """Return (ms until `percent` of the runs of the same command have ended, number of runs known).
 
-        With 0 runs it is the time limit, an upper bound; None without one. Runs of other commands, which the backfill
-        takes where it knows no better, say nothing to a person.
+        `fence` is the attempt's, which keeps the time limit of its placement. With 0 runs it is that limit, an upper
+        bound; None without one. Runs of other commands, which the backfill takes where it knows no better, say nothing
+        to a person.
         """
-        engine, limit_s = self._engine, self._engine.reader.request_of(job).workload.timeout_s
-        limit_ms = None if limit_s is None else int(limit_s * 1000)
+        engine, limit_ms = self._engine, self._engine.reader.limit_ms_of(job, fence)
         groups = groups_of(job.tenant, engine.reader.workload_of(job), engine.reader.shape_of(job))[:2]
         return engine.durations.left_ms(groups, elapsed_ms, limit_ms, percent=percent)
 

@@ -122,7 +122,7 @@ class Future(Play):
         # for a member already running, take the middle of the part, so that what waits for this one gets its quantiles;
         # for later starts draw within the part, since many of them together must differ as such runs do
         of_part = somewhere_in(part, self.look, held.tenant, held.job) if elapsed_ms is None else middle(part)
-        return View(self.engine).left_ms(job, elapsed_ms or 0, of_part)
+        return View(self.engine).left_ms(job, elapsed_ms or 0, of_part, held.fence)
 
     def told_to_end(self, held: Held) -> None:
         """Simulate that a member must end: in one look of five it takes its whole grace, in the others none.

@@ -9,10 +9,12 @@ import time
 import pytest
 
 from moorage.scheduler.core.config import Config
+from moorage.scheduler.core.events import ChangeOrder
 from moorage.scheduler.core.ledger.invariants import validate
 from moorage.scheduler.whatif import child
 from moorage.scheduler.whatif.forecast import EARLIER, LATER, Forecast, decode_forecast, forecast
 from moorage.schemas.capabilities import Capabilities
+from moorage.schemas.operate import ChangeAsked
 from tests.unit.scheduler.driving import Driving
 
 MINUTE = 60_000
@@ -178,6 +180,19 @@ def test_a_time_limit_bounds_a_start_whatever_other_commands_took() -> None:
     assert abs(starts["behind"].p90_ms - 61 * MINUTE) < 2_000
     assert starts["behind"].runs == 30
     assert {start.p10_ms for start in starts.values()} == {-1}, "the one that runs may end at any time"
+
+
+def test_what_runs_keeps_the_time_limit_from_before_a_change_and_what_starts_later_has_the_new_one() -> None:
+    drive = Driving()
+    drive.worker("w0", 1)
+    for name in ("runs", "next", "last"):
+        drive.submit(name, gpu={}, run={"driver": "noop", "timeout_s": 3600})
+        drive.settle()
+    for name in ("runs", "next"):
+        drive.engine.offer(ChangeOrder("t", ChangeAsked(job=name, timeout_s=60.0), "", True))
+    drive.tick()
+    starts = look_ahead(drive).starts["t"]
+    assert [round(starts[name].p50_ms / MINUTE) for name in ("next", "last")] == [60, 61]
 
 
 def test_waiting_replicas_of_jobs_before_it_count_and_a_sweep_has_an_end() -> None:
