@@ -131,6 +131,13 @@ def test_a_priority_is_bounded_by_that_of_an_operator_and_moves_what_waits(drive
     assert change(drive, priority=31)["code"] == "failed-precondition"
 
 
+def test_an_operators_priority_that_equals_the_requests_is_a_bound_too(drive: Driving) -> None:
+    drive.submit("j", gpu={})
+    assert drive.order("priority", job="j", priority=50)["changed"]
+    assert not drive.order("priority", job="j", priority=50)["changed"]
+    assert change(drive, priority=51)["allowed"] == "0..50"
+
+
 def test_what_cannot_be_changed(drive: Driving) -> None:
     assert change(drive, "never", priority=1)["code"] == "not-found"
     drive.submit("j", gpu={})

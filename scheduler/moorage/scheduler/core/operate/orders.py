@@ -217,11 +217,12 @@ class Orders:
         )
 
     def _prioritize(self, draft: Draft, job: Job, asked: PriorityAct, by: str) -> Done:
-        before = self._priority(draft, job)
-        changed = before != asked.priority or draft.job(job).ceiling >= 0
+        before, row = self._priority(draft, job), draft.job(job)
+        # one that equals the request's is recorded, too: the job's tenant may not go above it
+        changed = (row.priority, row.ceiling) != (asked.priority, -1)
         if changed:
             draft.add(acts.Priority(job.num, asked.priority, by, asked.why))
-            if draft.job(job).hold is None:
+            if row.hold is None:
                 shape = self.shape_of(job)
                 self.queue.move(job.num, job.tenant, (before, shape), (asked.priority, shape))
             row = draft.change_job(job)
