@@ -9,8 +9,8 @@ import pytest
 from moorage.scheduler.answers import views
 from moorage.scheduler.core.events import ChangeOrder
 from moorage.scheduler.core.ledger import acts
-from moorage.scheduler.core.ledger.acts.job import BOUNDS_MAX
 from moorage.scheduler.core.ledger.record import decode_record
+from moorage.scheduler.core.ledger.state import BOUNDS_MAX
 from moorage.schemas.codec import decode_request
 from moorage.schemas.decode_errors import asked_as
 from moorage.schemas.errors import Refused
@@ -158,7 +158,27 @@ def test_many_changes_of_a_held_job_are_bounded(drive: Driving) -> None:
     drive.order("hold", job="j")
     for most in range(1, BOUNDS_MAX + 3):
         change(drive, max_running=most, priority=most)
-    assert len(drive.job("j").bounds) == BOUNDS_MAX
+    assert len(drive.job("j").bounds) == 1
     drive.order("release", job="j")
     drive.settle()
     assert running(drive) == 4
+
+
+def test_changes_of_other_bounds_leave_an_attempt_its_time_limit_and_many_leave_it_the_oldest(drive: Driving) -> None:
+    drive.submit("j", **SWEEP)
+    drive.settle()
+    drive.order("hold", job="j")
+    fence = drive.member("j").fence
+
+    def limit_ms() -> int | None:
+        return drive.engine.reader.limit_ms_of(drive.job("j"), fence)
+
+    for most in range(2, BOUNDS_MAX + 4):
+        change(drive, max_running=most)
+    assert limit_ms() == 3_600_000
+    for number in range(1, BOUNDS_MAX):
+        change(drive, timeout_s=number)
+    assert (len(drive.job("j").bounds), limit_ms()) == (BOUNDS_MAX, 3_600_000)
+    for number in range(BOUNDS_MAX, BOUNDS_MAX + 3):
+        change(drive, timeout_s=number)
+    assert (len(drive.job("j").bounds), limit_ms()) == (BOUNDS_MAX, 3_000)

@@ -93,6 +93,8 @@ STORY_PART: Final = 64
 STORY_PART_REPLICA: Final = 4
 #: a job avoids devices of at most this many workers; beyond it the scheduler forgets some
 AVOID_MAX: Final = 16
+#: changes of a job's time limit that are remembered; attempts from before the oldest of them keep its limit
+BOUNDS_MAX: Final = 16
 #: the inflation factor of usage when counting begins, see `fairshare`
 INFLATION_ONE: Final = 1 << 32
 #: how many parts of one job's story can be found again; beyond it the oldest are forgotten
@@ -149,11 +151,24 @@ class Scaled(NamedTuple):
 
 class Bounds(NamedTuple):
     """What a job's tenant put in place of its request's `max_running` and time limit by the record `seq`; below 0: the
-    request's."""
+    request's. With `seq` 0 it holds for attempts of all earlier records, too."""
 
     seq: int
     max_running: int
     timeout_ms: int
+
+
+def bounds_after(rows: tuple[Bounds, ...], seq: int, max_running: int, timeout_ms: int) -> tuple[Bounds, ...]:
+    """Return a job's bounds after a change by the record `seq`; a number below 0 stays as it was.
+
+    Attempts differ by their time limits alone: another `max_running` takes the place of the last.
+    """
+    last = rows[-1] if rows else Bounds(seq, -1, -1)
+    most = max_running if max_running >= 0 else last.max_running
+    if rows and (timeout_ms < 0 or timeout_ms == last.timeout_ms):
+        return (*rows[:-1], last._replace(max_running=most))
+    rows = (*rows, Bounds(seq, most, timeout_ms if timeout_ms >= 0 else last.timeout_ms))
+    return rows if len(rows) <= BOUNDS_MAX else (rows[1]._replace(seq=0), *rows[2:])
 
 
 class Window(NamedTuple):

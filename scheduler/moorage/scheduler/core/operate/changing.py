@@ -8,7 +8,7 @@ from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.events import ChangeOrder
 from moorage.scheduler.core.ledger import acts
 from moorage.scheduler.core.ledger.finished import job_key
-from moorage.scheduler.core.ledger.state import Bounds, Job, State
+from moorage.scheduler.core.ledger.state import Job, State, bounds_after
 from moorage.scheduler.core.lifecycle.admission import no_job
 from moorage.scheduler.core.overlay import DraftJob
 from moorage.scheduler.core.queue.queue import Queue
@@ -85,9 +85,7 @@ class Changing:
         why = f"{why}: {event.asked.reason}" if event.asked.reason else why
         draft.add(acts.Change(job.num, most, priority if priority != had else -1, limit_ms, ceiling, event.by, why))
         if most >= 0 or limit_ms >= 0:
-            former = row.bounds[-1][1:] if row.bounds else (-1, -1)
-            now = (new if new >= 0 else old for new, old in zip((most, limit_ms), former, strict=True))
-            row.bounds = (*row.bounds, Bounds(self._state.seq + 1, *now))
+            row.bounds = bounds_after(row.bounds, self._state.seq + 1, most, limit_ms)
         if most >= 0 and job.size > 1:
             was_full = self._queue.rooms.get(job.num, 1) <= 0
             room = most - job.on_workers

@@ -26,8 +26,8 @@ from moorage.scheduler.core.ledger.state import (
     RESIZED,
     RESUME,
     SUCCEEDED,
-    Bounds,
     Scaled,
+    bounds_after,
     without_job,
 )
 from moorage.schemas.frames import UNKNOWN_MS, sum_known
@@ -37,8 +37,6 @@ from moorage.schemas.ranges import is_in, joined, without
 
 #: changes of one job's share that are remembered, to compute its usage before each
 RESIZES_MAX: Final = 64
-#: changes of one job's bounds that are remembered: attempts that are older than the oldest keep its bounds
-BOUNDS_MAX: Final = 16
 _SUM_MAX: Final = 1 << 62
 
 
@@ -142,11 +140,8 @@ class Change(OfJob, tag="change"):
         if self.priority >= 0:
             job.priority, job.ceiling = self.priority, self.ceiling
             folding.state.reprioritized += 1
-        most, limit_ms = job.bounds_at()
         if self.max_running >= 0 or self.timeout_ms >= 0:
-            most = self.max_running if self.max_running >= 0 else most
-            limit_ms = self.timeout_ms if self.timeout_ms >= 0 else limit_ms
-            job.bounds = (*job.bounds, Bounds(folding.seq, most, limit_ms))[-BOUNDS_MAX:]
+            job.bounds = bounds_after(job.bounds, folding.seq, self.max_running, self.timeout_ms)
 
 
 class Resize(OfJob, tag="resize"):
