@@ -14,10 +14,12 @@ from typing import Any, Final
 import pytest
 
 from moorage.scheduler.core.config import Config
+from moorage.scheduler.core.events import ChangeOrder
 from moorage.scheduler.core.ledger.state import RUNNING
 from moorage.scheduler.core.outputs.outputs import Outputs
 from moorage.schemas.attempt import AttemptName
 from moorage.schemas.frames import Goodbye, Unwell
+from moorage.schemas.operate import ChangeAsked
 from moorage.schemas.service import MemberLoad
 from tests.unit.scheduler.driving import H100, Driving
 from tests.unit.scheduler.honest_worker import HeldMember
@@ -126,6 +128,17 @@ def test_a_drain_moves_a_service_without_a_gap(members: int, asks: dict[str, Any
     assert site.fewest == members
     assert site.most <= members + 1, "one at a time"
     assert site.job("a").state == "RUNNING"
+
+
+def test_a_replacement_is_placed_with_the_record_that_changes_max_running() -> None:
+    site = Site(2)
+    site.join_host("w1", 1)
+    site.operate("drain", "w0")
+    while site.job("a").relocating is None:
+        site.tick(100)
+    site.engine.offer(ChangeOrder("t", ChangeAsked(job="a", max_running=2), "", True))
+    site.tick()
+    assert site.job("a").on_workers == 3
 
 
 def test_the_replacement_is_one_more_replica_that_goes_when_the_old_one_is_over() -> None:

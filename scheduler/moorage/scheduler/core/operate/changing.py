@@ -10,6 +10,7 @@ from moorage.scheduler.core.ledger import acts
 from moorage.scheduler.core.ledger.finished import job_key
 from moorage.scheduler.core.ledger.state import Job, State, bounds_after
 from moorage.scheduler.core.lifecycle.admission import no_job
+from moorage.scheduler.core.lifecycle.max_running import most_of
 from moorage.scheduler.core.overlay import DraftJob
 from moorage.scheduler.core.queue.queue import Queue
 from moorage.scheduler.core.request_reader import RequestReader
@@ -86,9 +87,10 @@ class Changing:
         draft.add(acts.Change(job.num, most, priority if priority != had else -1, limit_ms, ceiling, event.by, why))
         if most >= 0 or limit_ms >= 0:
             row.bounds = bounds_after(row.bounds, self._state.seq + 1, most, limit_ms)
-        if most >= 0 and job.size > 1:
+        bound = most_of(job, wanted)
+        if most >= 0 and job.size > 1 and bound is not None:
             was_full = self._queue.rooms.get(job.num, 1) <= 0
-            room = most - job.on_workers
+            room = bound - job.on_workers
             self._queue.bound(job.num, room, (had, shape, job.tenant))
             if was_full and room > 0:
                 job.since_ms = draft.time_ms
