@@ -116,6 +116,8 @@ class Engine:
         explain_waiting: ExplainWaiting | None = None,
     ) -> None:
         self._explain_waiting = explain_waiting
+        #: explains why a service's job waits, for the answer to a wake; None to leave that out
+        self.explain_woken: ExplainWaiting | None = None
         self.state = state
         self.config = config
         self.subjects = subjects
@@ -423,7 +425,7 @@ class Engine:
         """Return the answer to a caller that found no member, with the reason if none has a place on a host now."""
         if isinstance(answer, Problem):
             return answer
-        data, job, explain = answer.data, self.state.job(tenant, answer.data["job"]), self._explain_waiting
+        data, job, explain = answer.data, self.state.job(tenant, answer.data["job"]), self.explain_woken
         told = explain(job) if explain is not None and job is not None and not job.held and not job.over else None
         if told:
             data |= {"why": ": ".join(filter(None, (told.get("why") or told.get("means"), told.get("because"))))}

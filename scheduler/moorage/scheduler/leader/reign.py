@@ -79,6 +79,7 @@ class Reign:
         )  # fmt: skip
         recorder = scheduler.recorder
         self.engine = ContainedEngine(*begins) if recorder is None else RecordedEngine(recorder, *begins)
+        self.engine.explain_woken = lambda job: self.questions.foresight.at_wake(job)
         self.queue_reader = QueueReader(
             scheduler.world_js,
             scheduler.subjects,

@@ -44,8 +44,12 @@ FOLLOWED_AT_ONCE: Final = 16
 FOLLOWED_MAX: Final = 256
 #: a job is no longer followed this long after the last question about it
 FOLLOWED_MS: Final = 60_000
-#: one part in this many of the leader's time may go into explanations in answers to submits
-SUBMIT_SHARE: Final = 100
+#: one part in this many of the leader's time may go into explanations in answers to submits, and another in those to
+#: wakes
+UNASKED_SHARE: Final = 100
+#: answers to wakes of one job have the same explanation for so long; so many of them are remembered
+WOKEN_KEPT_MS: Final = 1_000
+WOKEN_MAX: Final = 256
 #: an estimate counts as changed if it is off by a fifth and by more than this
 CHANGED_MS: Final = 5_000
 
@@ -64,6 +68,23 @@ class _Question(NamedTuple):
     tenant: str
     job: str
     told: Callable[[Fixes | None], None]
+
+
+class _Share:
+    """Bounds the part of the leader's time that goes into explanations of one kind."""
+
+    def __init__(self) -> None:
+        self._from_s = 0.0
+
+    def spend(self, explain: Callable[[], dict[str, Any] | None]) -> dict[str, Any] | None:
+        """Return what `explain` returns; None if its kind has used up its share."""
+        began_s = time.perf_counter()
+        if began_s < self._from_s:
+            return None
+        data = explain()
+        ended_s = time.perf_counter()
+        self._from_s = ended_s + UNASKED_SHARE * (ended_s - began_s)
+        return data
 
 
 class Foresight:
@@ -96,7 +117,10 @@ class Foresight:
         self._free_from_ms = 0  # ledger ms from which on fixes are searched that no client waits for
         self._answering: set[asyncio.Task[None]] = set()
         self._followed: OrderedDict[tuple[str, str], _Followed] = OrderedDict()
-        self._submits_from_s = 0.0
+        self._of_submits = _Share()
+        self._of_wakes = _Share()
+        #: by job number: ledger ms of the last explanation for a wake, and that explanation
+        self._woken: dict[int, tuple[int, dict[str, Any] | None]] = {}
 
     # ------------------------------------------------------------------------------------------- asked
 
@@ -260,14 +284,25 @@ class Foresight:
         """
         if len(self._followed) < FOLLOWED_MAX:
             self._follow(job.tenant, job.name)
-        began_s = time.perf_counter()
-        if began_s < self._submits_from_s:
-            return None
-        data = self._unasked(job.tenant, job.name)
-        ended_s = time.perf_counter()
-        self._submits_from_s = ended_s + SUBMIT_SHARE * (ended_s - began_s)
+        data = self._of_submits.spend(lambda: self._unasked(job.tenant, job.name))
         if data is not None:
             data.pop("state", None)  # the answer has a state of its own: that of the submit
+        return data
+
+    def at_wake(self, job: Job) -> dict[str, Any] | None:
+        """Return why a service's job waits, for the answer to a wake: many callers may wake it in one second.
+
+        None if such explanations have used up their share of the leader's time, and on failure.
+        """
+        now_ms = self._now_ms()
+        at_ms, data = self._woken.get(job.num, (-WOKEN_KEPT_MS, None))
+        if now_ms - at_ms < WOKEN_KEPT_MS:
+            return data
+        data = self._of_wakes.spend(lambda: self._unasked(job.tenant, job.name))
+        if data is not None:
+            if len(self._woken) >= WOKEN_MAX:
+                self._woken.clear()
+            self._woken[job.num] = now_ms, data
         return data
 
     def _unasked(self, tenant: str, job: str, fixes: Fixes | None = None) -> dict[str, Any] | None:

@@ -16,6 +16,7 @@ from moorage.scheduler.core.events import Wake
 from moorage.scheduler.core.ledger import snapshot as snapshots
 from moorage.scheduler.core.lifecycle.scaling import FILLED, FULL
 from moorage.scheduler.ledger.recording import RecordedEngine, Recorder, replay
+from moorage.scheduler.questions import foresight as foresight_module
 from moorage.scheduler.questions.foresight import Foresight
 from moorage.schemas.attempt import AttemptName
 from moorage.schemas.codec import Decoder, encode
@@ -311,11 +312,26 @@ def test_of_a_service_whose_job_is_over_its_end_is_said_and_a_live_one_is_waited
     assert (answer["code"], answer["job"], answer["next"]) == ("not-found", "first", "moorage logs first")
     assert answer["message"] == "nobody serves embed: job first FAILED with code 3"
     drive.submit("second", run=run, service=service, gpu={"count": 8})
-    drive.explain_waiting = Foresight(drive.engine, lambda: drive.now, nothing, nothing, nothing, forks=False).at_submit
+    foresight = Foresight(drive.engine, lambda: drive.now, nothing, nothing, nothing, forks=False)
+    drive.engine.explain_woken = foresight.at_wake
     told = woken(drive)["data"]
     assert (told["job"], "no remaining worker has as many matching GPUs" in told["why"]) == ("second", True)
     drive.cancel("second")
     assert woken(drive)["message"] == "nobody serves embed: job second CANCELLED"
+
+
+def test_wakes_use_up_no_explanation_of_a_submit_and_follow_no_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After one explanation, its kind has used up its share for longer than the test lasts."""
+    monkeypatch.setattr(foresight_module, "UNASKED_SHARE", 10**9)
+    drive, _ = serving(1, replicas={"min": 0, "max": 1}, gpu={"count": 8})
+    foresight = Foresight(drive.engine, lambda: drive.now, nothing, nothing, nothing, forks=False)
+    drive.engine.explain_woken, drive.explain_waiting = foresight.at_wake, foresight.at_submit
+    first = woken(drive)["data"]["why"]
+    assert not foresight._followed
+    assert drive.submit("waits", gpu={"count": 8})["waiting"]["reason"] == "count"
+    assert woken(drive)["data"]["why"] == first, "the same words for a second"
+    drive.pass_time(1_000)
+    assert "why" not in woken(drive)["data"]
 
 
 # ----------------------------------------------------------------------------------------------------- others wait
