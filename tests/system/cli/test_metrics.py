@@ -15,6 +15,7 @@ from msgspec import convert, structs
 from prometheus_client.parser import text_string_to_metric_families
 
 from moorage.bus.embedded import EmbeddedServer
+from moorage.bus.errors import PermissionRefused
 from moorage.cli.fleet import metrics
 from moorage.client import AsyncClient
 from moorage.client.errors import NoScheduler, client_problem
@@ -29,6 +30,7 @@ from moorage.schemas.answers.fleet import (
 from moorage.schemas.answers.operators import UsageRow
 from moorage.schemas.cells import STATES
 from moorage.schemas.errors import MoorageError, problem
+from moorage.schemas.frames import Answer
 from moorage.schemas.operate import Limit, TenantRow
 from tests.system.cli.node import Lines, Node, node_on, start
 from tests.waiting import until
@@ -136,28 +138,42 @@ async def test_a_scrape_waits_for_no_silent_leader(monkeypatch: pytest.MonkeyPat
     assert scraped._families is not first
 
 
-async def test_while_the_count_of_gpu_time_is_behind_all_else_is_told() -> None:
-    class Behind:
-        _wire = property(lambda self: self)
+class Beside:
+    """A client whose leader answers all that it has in memory; `verb` fails as `told` says, or never ends for None."""
 
-        async def operate(self, verb: str, asked: object) -> None:
-            raise MoorageError(problem("behind", "the history is read up to record 3"))
+    _wire = fleet = property(lambda self: self)
 
-    assert await metrics._last_hour(cast(AsyncClient, Behind())) == []
+    def __init__(self, verb: str, told: MoorageError | None) -> None:
+        self.verb, self.told = verb, told
 
+    async def show(self) -> FleetAnswer:
+        return EMPTY
 
-async def test_a_client_that_asks_again_while_it_is_behind_keeps_nobody_from_all_else(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    class AsksAgain:
-        _wire = property(lambda self: self)
-
-        async def operate(self, verb: str, asked: object) -> None:
+    async def operate(self, verb: str, asked: object = None) -> Answer:
+        if verb == self.verb and self.told is None:
             await asyncio.Event().wait()
+        if verb == self.verb and self.told is not None:
+            raise self.told
+        return Answer(verb, 1, {"counts": {"t": 3}} if verb == "dlq" else {})
 
-    assert metrics.GPU_TIME_S_MAX < metrics.ANSWER_S_MAX / 2, "the other questions have time, too"
-    monkeypatch.setattr(metrics, "GPU_TIME_S_MAX", 0.01)
-    assert await metrics._last_hour(cast(AsyncClient, AsksAgain())) == []
+
+@pytest.mark.parametrize("verb", ["usage", "dlq"])
+@pytest.mark.parametrize("told", ["behind", "overloaded", None])
+async def test_an_answer_that_the_leader_waits_for_keeps_nobody_from_all_else(
+    verb: str, told: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert 2 * metrics.BESIDE_S_MAX < metrics.ANSWER_S_MAX, "the other questions have time, too"
+    monkeypatch.setattr(metrics, "BESIDE_S_MAX", 0.01)
+    error = None if told is None else MoorageError(problem(told, "not now"))
+    found = await metrics._ask(cast(AsyncClient, Beside(verb, error)))
+    assert (found.fleet, found.letters) == (EMPTY, None if verb == "dlq" else {"t": 3})
+    assert ("moorage_dead_letters" in {family.name for family in metrics.families(found)}) == (verb != "dlq")
+
+
+@pytest.mark.parametrize("verb", ["usage", "dlq"])
+async def test_a_key_that_may_not_ask_is_told(verb: str) -> None:
+    with pytest.raises(PermissionRefused):
+        await metrics._ask(cast(AsyncClient, Beside(verb, PermissionRefused("publish", "moorage.admin.ana." + verb))))
 
 
 async def test_scrapes_that_come_close_together_cost_the_leader_one_question(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,8 +46,8 @@ LOST_MAX: Final = 100
 FRESH_S: Final = 5.0
 #: how long a leader may take to answer
 ANSWER_S_MAX: Final = 8.0
-#: the part of it that the GPU time may take: a client asks again for long while what counts it is behind
-GPU_TIME_S_MAX: Final = 2.5
+#: the part of it that each answer may take which the leader itself has to wait for: a client asks again for long
+BESIDE_S_MAX: Final = 2.5
 #: how long a scrape waits for that answer; then it gets the result of the question before
 SCRAPE_S: Final = 1.0
 HOUR_S: Final = 3600
@@ -99,29 +99,46 @@ class Told(NamedTuple):
     usage: Sequence[UsageRow] = ()
     waiting: Mapping[str, int] = {}
     ended: Mapping[str, Mapping[str, int]] = {}
-    letters: Mapping[str, int] = {}
+    #: None: not known now
+    letters: Mapping[str, int] | None = {}
 
 
 async def _ask(client: AsyncClient) -> Told:
     fleet, answer = await client.fleet.show(), await client._wire.operate("tenants")
     told = msgspec.convert(answer.data, TenantsAnswer)
-    letters = msgspec.convert((await client._wire.operate("dlq", {"limit": 1})).data, LettersAnswer)
-    return Told(fleet, told.tenants, told.waits, await _last_hour(client), told.waiting, told.ended, letters.counts)
+    usage, letters = await _last_hour(client), await _letters(client)
+    return Told(fleet, told.tenants, told.waits, usage, told.waiting, told.ended, letters)
 
 
 async def _last_hour(client: AsyncClient) -> list[UsageRow]:
     """Return the GPU time of the last whole hour, by tenant and model; none while what counts it is behind."""
-    try:
-        async with asyncio.timeout(GPU_TIME_S_MAX):
-            answer = await client._wire.operate("usage", {"by": ["hour", "tenant", "model"], "since_s": HOUR_S})
-    except MoorageError as error:
-        if error.code != "behind":
-            raise
+    data = await _beside(client, "usage", {"by": ["hour", "tenant", "model"], "since_s": HOUR_S})
+    if data is None:
         return []
-    except TimeoutError:  # the rest is answered already, and is not to be lost with it
-        return []
-    told = msgspec.convert(answer.data, UsageAnswer)
+    told = msgspec.convert(data, UsageAnswer)
     return [row for row in told.rows if row.hour_ms == told.from_ms]
+
+
+async def _letters(client: AsyncClient) -> Mapping[str, int] | None:
+    """Return how many dead letters each tenant has; None while their stream does not answer."""
+    data = await _beside(client, "dlq", {"limit": 1})
+    return None if data is None else msgspec.convert(data, LettersAnswer).counts
+
+
+async def _beside(client: AsyncClient, verb: str, arguments: Mapping[str, Any]) -> Any:
+    """Return the data of an answer that is not from the leader's memory; None while it has none.
+
+    The rest is answered already, and is not to be lost with it. Raises `MoorageError` if this key may not ask.
+    """
+    try:
+        async with asyncio.timeout(BESIDE_S_MAX):
+            return (await client._wire.operate(verb, arguments)).data
+    except MoorageError as error:
+        if error.code == "permission-refused":
+            raise
+    except TimeoutError:
+        pass
+    return None
 
 
 def families(told: Told) -> Iterator[Metric]:
@@ -177,7 +194,8 @@ def families(told: Told) -> Iterator[Metric]:
         yield _one("follower_behind_records", "Records that usage and history do not have yet.", follower.behind)
         lacking = sum(records for _, _, records in follower.gaps)
         yield _one("follower_gap_records", "Records that they will never have: deleted unread.", lacking)
-    yield _many("dead_letters", "Queued requests that were refused, by tenant.", ("tenant",), told.letters)
+    if told.letters is not None:
+        yield _many("dead_letters", "Queued requests that were refused, by tenant.", ("tenant",), told.letters)
     yield from _of_gpus(fleet)
     yield from _of_tenants(told.tenants)
     yield from _of_usage(told.usage)
