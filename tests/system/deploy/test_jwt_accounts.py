@@ -6,6 +6,7 @@ import asyncio
 import base64
 import hashlib
 import json
+import re
 import secrets
 import socket
 from pathlib import Path
@@ -16,11 +17,13 @@ import pytest
 
 from moorage.bus.embedded import find_binary
 from moorage.bus.site import Server, Site
-from moorage.schemas.roles import Rights, inbox_of
+from moorage.schemas.roles import Rights, inbox_of, rights
+from moorage.schemas.subjects import Subjects
 from tests.leftover import ends_with_the_test
 from tests.system.cli.node import moorage, start
 from tests.waiting import until
 
+PAGE = Path(__file__).parents[3] / "docs" / "how-to" / "use-the-nats-you-have.md"
 #: no bound at all, in a JWT
 ANY = -1
 LIMITS = {"subs": ANY, "data": ANY, "payload": ANY}
@@ -103,6 +106,13 @@ def free_port() -> int:
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         return int(one.getsockname()[1])
+
+
+def test_the_page_gives_a_tenant_its_rights_and_no_more() -> None:
+    options = dict(re.findall(r"--((?:allow|deny)-\w+) '?([^'\s]+)'?", PAGE.read_text()))
+    may = rights("submitter", "vision", Subjects())
+    expected = {"allow-pub": may.publish, "allow-sub": may.subscribe, "deny-pub": may.refused}
+    assert {name: tuple(sorted(words.split(","))) for name, words in options.items()} == expected
 
 
 @pytest.mark.slow
