@@ -48,3 +48,35 @@ def test_joins_losses_orders_and_gpus_are_told_with_jobs_actors_and_reasons() ->
     worker.die()
     drive.pass_time(60_000)
     assert [word for word in drive.take() if "lost" in word] == ["worker w0: lost, 1 job on it"]
+
+
+def test_a_gpu_in_quarantine_is_out_until_it_is_released_or_freed_and_is_told_once() -> None:
+    drive = Told()
+    worker = drive.worker("w0", 2, auto=False)
+    first, second = (f"worker w0: GPU {device.uuid}" for device in worker.hello.gpu_pool)
+    for job in ("j", "k"):
+        drive.submit(job, gpu={})
+        drive.facts([("claimed", job, 0, 0, ""), ("exited", job, 0, 0, "exit")])
+    drive.take()
+    drive.facts([("quarantined", "j", 0, 0, "0"), ("quarantined", "k", 0, 0, "1")])
+    assert drive.take() == [f"{first} out: quarantined", f"{second} out: quarantined"]
+    worker.unwell = [Unwell(0, "xid", "Xid 79", False)]
+    drive.renew("w0")
+    assert drive.take() == [], "it is out already"
+    drive.operate("release", "w0", slots=[0], why="looked at it")
+    assert drive.take() == [f"{first} back by operator, unverified (says me): looked at it"]
+    drive.fact("freed", "k")
+    assert drive.take() == [f"{second} back"]
+
+
+def test_an_order_that_lifts_only_what_a_job_avoids_brings_no_gpu_back() -> None:
+    drive = Told()
+    worker = drive.worker("w0", 1)
+    drive.submit("j", gpu={})
+    drive.settle()
+    for worker.unwell in ([Unwell(0, "xid", "Xid 79", True)], []):
+        drive.renew("w0")
+        drive.settle()
+    assert [words.rpartition(" GPU ")[2].split()[1] for words in drive.take()[1:]] == ["out:", "back"]
+    assert drive.operate("release", "w0")["slots"] == [0]
+    assert drive.take() == []

@@ -670,7 +670,7 @@ class Engine:
         jobs = jobs_on(self.state, flight.record.acts)
         folded = fold(self.state, flight.record, seq)
         out.ended = folded.ended
-        out.fleet = fleet_events(self.state, flight.record.acts, jobs)
+        out.fleet = fleet_events(self.state, flight.record.acts, jobs, folded.was_out)
         self._follow(flight, folded, first, out, mono_ms)
         self._untold = flight, folded
         return out

@@ -362,7 +362,7 @@ class Host:
     @property
     def shut(self) -> int:
         """The slots that take no job even if moorage's jobs leave them: in other use, unhealthy, or in quarantine."""
-        return self.busy | self.sick | self.worker.quarantined | self.worker.unwell_mask
+        return self.busy | self.sick | self.worker.out
 
     @property
     def open(self) -> int:

@@ -39,6 +39,7 @@ class Folded:
         "jobs",
         "placed",
         "touched",
+        "was_out",
         "workers",
     )
 
@@ -50,6 +51,7 @@ class Folded:
         self.ended: list[Job] = []
         self.compacted: list[Job] = []  # ended ones that left memory
         self.workers: list[Worker] = []  # joined, left or changed
+        self.was_out: dict[Worker, int] = {}  # of those, `out` before the record
         self.forgotten: list[Worker] = []
 
 
@@ -77,8 +79,10 @@ class Folding:
         return worker
 
     def touch_worker(self, worker: Worker) -> None:
+        """Mark a worker that is to change."""
         self.rows[worker] = None
         self.out.workers.append(worker)
+        self.out.was_out.setdefault(worker, worker.out)
 
     def tenant(self, name: str) -> Tenant:
         """Return a tenant, marked as changed; it is created if it is not known."""

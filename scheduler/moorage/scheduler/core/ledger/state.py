@@ -832,6 +832,11 @@ class Worker:
         self.row = 0
 
     @property
+    def out(self) -> int:
+        """The slots of devices that are in quarantine, or that the worker reports as unhealthy."""
+        return self.quarantined | self.unwell_mask
+
+    @property
     def in_json(self) -> bool:
         """Whether the worker joined in JSON, not msgpack: then all frames to it use JSON for the whole session."""
         return "json" in self.hello

@@ -323,8 +323,8 @@ class FoldingSteps(Folding):
         held = self._lingering(job, index, a)
         if held.mask != held.home:
             self._hold(held, held.home)
-        held.worker.quarantined |= b
         self.touch_worker(held.worker)
+        held.worker.quarantined |= b
 
     # ------------------------------------------------------------------------------------- what they share
 
@@ -401,8 +401,8 @@ class FoldingSteps(Folding):
         """Remove a member whose devices were reported free."""
         worker = member.worker
         if worker.quarantined & member.mask:
-            worker.quarantined &= ~member.mask
             self.touch_worker(worker)
+            worker.quarantined &= ~member.mask
         self._remove(member)
 
     def _remove(self, member: Member) -> None:

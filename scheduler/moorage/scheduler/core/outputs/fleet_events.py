@@ -8,7 +8,7 @@ from moorage.scheduler.core.ledger import acts
 from moorage.scheduler.core.ledger.acts import AnyAct
 from moorage.scheduler.core.ledger.records import GOODBYE
 from moorage.scheduler.core.ledger.state import AT_EXITED, State, Worker
-from moorage.scheduler.core.outputs.outputs import gpu_names
+from moorage.scheduler.core.outputs.outputs import gpu_names, slots_of
 from moorage.schemas import actors
 from moorage.schemas.frames import FleetEvent
 from moorage.schemas.units import many
@@ -24,14 +24,22 @@ def jobs_on(state: State, of_record: Sequence[AnyAct]) -> dict[int, int]:
     return found
 
 
-def fleet_events(state: State, of_record: Sequence[AnyAct], jobs: Mapping[int, int]) -> list[FleetEvent]:
-    """Return the events of a record that has just been folded; `jobs` as `jobs_on` has found them before."""
+def fleet_events(
+    state: State, of_record: Sequence[AnyAct], jobs: Mapping[int, int], was_out: Mapping[Worker, int]
+) -> list[FleetEvent]:
+    """Return the events of a record that has just been folded; `jobs` as `jobs_on` has found them before.
+
+    `was_out` has what was `Worker.out` before it, of each worker that it changed.
+    """
     found: list[FleetEvent] = []
     joined = {act.worker for act in of_record if isinstance(act, acts.Join)}
     for act in of_record:
         worker = state.worker_by_num.get(getattr(act, "worker", -1))
         if worker is not None and not (isinstance(act, acts.Gone) and act.worker in joined):
             found += _of_act(state, act, worker, jobs.get(worker.num, 0))
+    for worker, before in was_out.items():
+        if worker.out != before:
+            found += _of_gpus(state, of_record, worker, before)
     return found
 
 
@@ -50,11 +58,21 @@ def _of_act(state: State, act: AnyAct, worker: Worker, jobs: int) -> Iterator[Fl
             yield FleetEvent("planned", *at, by=by, said=said, why=act.why)
         case acts.Shut():
             yield FleetEvent("closed", *at, why=act.why)
-        case acts.Health():
-            why = f"{act.ailment}: {act.detail}" if act.detail else act.ailment
-            for uuid in gpu_names(worker, 1 << act.slot, state.seq):
-                yield FleetEvent("gpu-out" if act.ailment else "gpu-back", *at, uuid, why=why)
-        case acts.Unquarantine():
-            by, said = actors.split(act.by)
-            for uuid in gpu_names(worker, act.slots, state.seq):
-                yield FleetEvent("gpu-back", *at, uuid, by=by, said=said, why=act.why)
+
+
+def _of_gpus(state: State, of_record: Sequence[AnyAct], worker: Worker, before: int) -> Iterator[FleetEvent]:
+    """Yield which GPUs went out or came back. It is told once, though a GPU may be out for several reasons."""
+    at = state.time_ms, state.seq, worker.id
+    for slot in slots_of(worker.out & ~before):
+        kind, detail, *_ = worker.unwell.get(slot, ("quarantined", ""))
+        for uuid in gpu_names(worker, 1 << slot, state.seq):
+            yield FleetEvent("gpu-out", *at, uuid, why=f"{kind}: {detail}" if detail else kind)
+    back = before & ~worker.out
+    former = gpu_names(worker, back, state.seq - 1)  # a join may have brought others, of which nothing was told
+    released = [act for act in of_record if isinstance(act, acts.Unquarantine) and act.worker == worker.num]
+    for slot in slots_of(back):
+        by, why = next(((act.by, act.why) for act in released if act.slots >> slot & 1), ("", ""))
+        name, said = actors.split(by)
+        for uuid in gpu_names(worker, 1 << slot, state.seq):
+            if uuid in former:
+                yield FleetEvent("gpu-back", *at, uuid, by=name, said=said, why=why)
