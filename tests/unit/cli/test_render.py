@@ -625,6 +625,12 @@ def test_columns_that_would_say_nothing_are_left_out_on_a_terminal_and_never_in_
         assert name == ("PRI" if "priority" in more else "TRY")
 
 
+def test_a_refused_request_of_the_queue_has_a_row_though_it_made_no_job() -> None:
+    (row,) = wait.rows_of(Event("t", "typo", 0, "REJECTED", 9, why="unknown field $.gpus"), whole=True)
+    told = {name: cell for name, cell in zip(wait.COLUMNS, row, strict=True) if cell != "-"}
+    assert told == {"JOB": "typo", "STATE": "REJECTED", "WHY": "unknown field $.gpus"}
+
+
 def test_of_many_replicas_the_changes_are_shown_of_those_that_did_not_go_well() -> None:
     def changes(replicas: int) -> list[dict[str, Any]]:
         found = [{"rev": 1, "time_ms": 0, "replica": -1, "attempt": 0, "state": "ACCEPTED"}]

@@ -21,7 +21,7 @@ from moorage.cli.jobs.selectors import ANY_JOB, HELP, HELP_ONE, LISTED, Chosen, 
 from moorage.cli.jobs.show_cancel import at, why_of
 from moorage.cli.jobs.unkept import say_unkept
 from moorage.client.errors import ClientError, rejected
-from moorage.schemas.job import STATES
+from moorage.schemas.job import REJECTED, STATES
 from moorage.schemas.units import many
 
 if TYPE_CHECKING:
@@ -237,8 +237,13 @@ def _tell(event: Event, options: RowOptions, rows: Rows) -> None:
 
 
 def rows_of(event: Event, *, whole: bool) -> list[list[Any]]:
-    """Return a row for each transition of the event, with the cells of `COLUMNS`. A `whole` time has the date, too."""
+    """Return a row for each transition of the event, with the cells of `COLUMNS`. A `whole` time has the date, too.
+
+    A request of the durable queue that was refused made no job, so it has no transitions, and no time of one.
+    """
     rows: list[list[Any]] = []
+    if event.state == REJECTED and not event.rev:
+        rows.append(["-", event.job, "-", "-", event.state, "-", "-", "-", event.why])
     for change in event.changes:
         when = utc_ms(change.time_ms)
         worker = change.worker + (" sim" if change.worker and event.simulated else "")
