@@ -7,9 +7,11 @@ import asyncio
 import pytest
 
 from moorage.client import AsyncClient, JobFailed, NotFound, Rejected, TimedOut
+from moorage.client.follow.follower import CROWD
 from moorage.client.follow.gathering import Gathering
 from moorage.client.follow.story import AHEAD_MAX
-from moorage.schemas.frames import Accepted
+from moorage.schemas.errors import problem
+from moorage.schemas.frames import Accepted, Answer, Event
 from moorage.testing import Ran, SimFleet, SimulatedClock, Task
 from moorage.testing.bus.bus import Faults
 from tests.unit.client.scripted_scheduler import ScriptedScheduler, change, shown
@@ -187,6 +189,17 @@ async def test_an_end_whose_decision_was_not_heard_is_asked_for(nats_url: str, u
         await scheduler.say_to_tenant(scheduler.event("j", "FAILED", change(4, "SUCCEEDED", code=0)))
         (result,) = await waiting
         assert (result.state, result.code, len(scheduler.asked)) == ("FAILED", 7, 2)
+
+
+async def test_a_request_that_the_durable_queue_refuses_ends_the_wait_for_its_job(nats_url: str, unique: str) -> None:
+    async with ScriptedScheduler(nats_url, unique) as scheduler, AsyncClient(nats_url, tenant=unique) as client:
+        scheduler.will("ls", Answer("ls", 9, {"jobs": []}))
+        scheduler.will_show(problem("not-found", "there is no such job"))
+        jobs, why = [client.job(f"j{at}") for at in range(CROWD)], "unknown field $.gpus"
+        async with Gathering(client._wire._stories, jobs) as gathering:
+            await scheduler.say_to_tenant(*(Event(unique, job.job, 0, "REJECTED", 9, why=why) for job in jobs))
+            ended = [job.known_result async for job in gathering.over(20)]
+        assert [(each.state, each.why) for each in ended if each is not None] == [("REJECTED", why)] * CROWD
 
 
 async def test_a_frame_that_cannot_be_read_makes_it_ask(nats_url: str, unique: str) -> None:

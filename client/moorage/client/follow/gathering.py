@@ -11,7 +11,7 @@ from moorage.client.errors import TimedOut, timed_out, word_to_explain
 from moorage.client.follow.follower import CROWD, Follower, Stories
 from moorage.client.follow.story import Story, decided, result_of, shown_event
 from moorage.schemas.frames import Answer, Change, Event
-from moorage.schemas.job import TERMINAL
+from moorage.schemas.job import REJECTED, TERMINAL
 
 if TYPE_CHECKING:
     from moorage.client.job import Job
@@ -48,7 +48,10 @@ class Gathering(Follower):
 
     def _hear(self, event: Event) -> None:
         story = self.left.get(event.job)
-        if story is None or event.rev <= story.last_rev:
+        if story is None:
+            return
+        was_refused = event.state == REJECTED and event.rev == story.last_rev == 0  # by the durable queue: it is no job
+        if event.rev <= story.last_rev and not was_refused:
             return
         self._received += 1
         story.take(event)
