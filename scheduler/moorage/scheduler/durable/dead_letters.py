@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
@@ -25,6 +24,7 @@ from moorage.scheduler.arguments import cancel_of
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.ledger.finished import job_key
 from moorage.scheduler.core.outputs.outputs import Message
+from moorage.scheduler.durable.refused_submits import RefusedSubmits
 from moorage.scheduler.pacing.answering import Answering
 from moorage.schemas.actors import by_operator, words
 from moorage.schemas.answers.letters import Letter, LetterDone, LetterRow, LettersAnswer
@@ -46,8 +46,6 @@ BYTES_MIN: Final = 1024**2
 #: settings that may change on an existing stream: they affect only what is kept
 MAY_CHANGE: Final = frozenset({"max_age", "max_bytes", "max_msgs_per_subject", *COPIES_FOLLOW})
 AT_ONCE_MAX: Final = 8
-#: refused submits of which `show` says why; the oldest are forgotten
-REFUSED_MAX: Final = 10_000
 LIST_BYTES_MAX: Final = 256 * 1024
 AGAIN_S: Final = 1.0
 #: marks answers to resent letters; a subject has no blank
@@ -80,7 +78,7 @@ class DeadLetters:
         self._engine = engine
         self._wake = wake
         self._say = say
-        self._refused: OrderedDict[tuple[str, str], Problem] = OrderedDict()  # by tenant and job id
+        self._refused = RefusedSubmits()
         self._replicas = replicas
         self._waiting: dict[str, asyncio.Future[Any]] = {}
         self._answers = Answering("acts on dead letters", AT_ONCE_MAX)
@@ -145,9 +143,7 @@ class DeadLetters:
         is_submit = letter.subject == self._subjects.request(tenant, "submit")
         if not is_submit or state.job(tenant, job) is not None or state.finished.find(job_key(tenant, job)) is not None:
             return
-        self._refused[tenant, job] = letter.problem
-        if len(self._refused) > REFUSED_MAX:
-            self._refused.popitem(last=False)
+        self._refused.note(tenant, job, letter.problem)
         event = Event(tenant, job, 0, "REJECTED", state.seq, why=letter.problem.message)
         self._say(
             [
@@ -158,7 +154,7 @@ class DeadLetters:
 
     def refusal(self, tenant: str, job: str) -> Problem | None:
         """Return why a job does not exist whose queued submit was refused in this term; None for any other."""
-        why = self._refused.get((tenant, job))
+        why = self._refused.why(tenant, job)
         if why is None:
             return None
         text = f"job {job} of tenant {tenant} does not exist: its request in the durable queue was refused"
