@@ -82,6 +82,23 @@ async def test_a_refused_request_is_listed_shown_mended_and_handed_in_again(nats
 
 
 @pytest.mark.slow
+async def test_a_typo_and_its_correction_in_one_batch_make_a_job_that_nobody_is_told_is_refused(
+    nats_server: Server, unique: str
+) -> None:
+    async with stack(nats_server, unique) as made, caller(made) as acme:
+        scheduler = await made.scheduler()
+        await acme.leader()
+        scheduler.stop()
+        await acme.queue("submit", {**request("mended", **WAITS), "gpus": 1})
+        await acme.queue("submit", request("mended", **WAITS))
+        await acme.queue("submit", {**request("typo", **WAITS), "gpus": 1})
+        scheduler.wake()
+        await until(lambda: "typo" in acme.ended, ANSWER_S, "the refusal told to the tenant")
+        await acme.reaches("mended", "QUEUED")
+        assert acme.ended == {"typo": ["REJECTED"]}
+
+
+@pytest.mark.slow
 async def test_resent_twice_is_one_job_and_an_id_made_by_the_queue_is_kept(nats_server: Server, unique: str) -> None:
     """A conflict is resent under its id and refused; a request without an id keeps the name that the queue gave it."""
     async with stack(nats_server, unique) as made, caller(made) as acme:

@@ -107,11 +107,13 @@ class DeadLetters:
         await jetstream.ensure_stream_with_room(DeadLetters.stream(subjects, replicas, keep_s), MAY_CHANGE, BYTES_MIN)
 
     async def bury(self, tenant: str, message: StoredMessage, why: Problem, evidence: str = "") -> None:
-        """Store a refused message with the reason; try again, without end, until it is stored."""
+        """Store a refused message with the reason, and tell of a submit; try again, without end, until it is stored."""
         while True:
             if await self.keep(tenant, message, why, evidence):
-                return
+                break
             await asyncio.sleep(AGAIN_S)
+        if message.subject == self._subjects.request(tenant, "submit"):
+            self.tell(tenant, job_in(why, message.data, message.seq), why)
 
     async def keep(self, tenant: str, message: StoredMessage, why: Problem, evidence: str = "") -> bool:
         """Try once to store a refused message, and return whether it is stored. A failure is logged.
@@ -126,7 +128,6 @@ class DeadLetters:
             answer = await self._js.append(self._subjects.dead_letter(tenant), encode(letter), headers)
             if isinstance(answer, Ack):
                 log.warning("request %d of tenant %s is refused: %s", message.seq, tenant, why.message)
-                self._tell(tenant, letter)
                 return True
             trouble = answer.description
             if answer.nobody_listens:  # the stream no longer exists
@@ -137,14 +138,13 @@ class DeadLetters:
         log.warning("request %d of tenant %s cannot be stored as a dead letter now: %s", message.seq, tenant, trouble)
         return False
 
-    def _tell(self, tenant: str, letter: DeadLetter) -> None:
+    def tell(self, tenant: str, job: str, why: Problem) -> None:
         """Tell the tenant that its queued submit makes no job, unless there is a job with its id."""
-        state, job = self._engine.state, _job_of(letter) or f"q{letter.sequence}"
-        is_submit = letter.subject == self._subjects.request(tenant, "submit")
-        if not is_submit or state.job(tenant, job) is not None or state.finished.find(job_key(tenant, job)) is not None:
+        state = self._engine.state
+        if state.job(tenant, job) is not None or state.finished.find(job_key(tenant, job)) is not None:
             return
-        self._refused.note(tenant, job, letter.problem)
-        event = Event(tenant, job, 0, "REJECTED", state.seq, why=letter.problem.message)
+        self._refused.note(tenant, job, why)
+        event = Event(tenant, job, 0, "REJECTED", state.seq, why=why.message)
         self._say(
             [
                 (self._subjects.event(tenant, job), encode(event), ""),
@@ -256,7 +256,7 @@ class DeadLetters:
         else:
             self._engine.offer(
                 self._engine.submitted(
-                    tenant, body, lambda: _job_of(letter) or f"q{letter.sequence}", mark, trace=letter.trace
+                    tenant, body, lambda: job_in(letter.problem, letter.body, letter.sequence), mark, trace=letter.trace
                 )
             )
         waiting: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
@@ -282,7 +282,7 @@ def _row(message: StoredMessage, letter: DeadLetter) -> LetterRow:
         subject=letter.subject,
         queued=letter.sequence,
         time_ms=int(wall_seconds(message.stored_at) * 1000),
-        job=_job_of(letter),
+        job=_job_of(letter.problem, letter.body),
         code=letter.problem.code,
         message=letter.problem.message,
         bytes=len(letter.body),
@@ -300,12 +300,17 @@ def _whole(message: StoredMessage) -> Letter:
     return Letter(**row, problem=letter.problem, evidence=letter.evidence, body=body, data=data)
 
 
-def _job_of(letter: DeadLetter) -> str:
-    """Return the job id in a letter; "" if it has none or it cannot be read."""
-    if letter.problem.job:
-        return letter.problem.job
+def job_in(why: Problem, body: bytes, sequence: int) -> str:
+    """Return the id of the job that a refused submit was to make: one without an id has its place in the queue."""
+    return _job_of(why, body) or f"q{sequence}"
+
+
+def _job_of(why: Problem, body: bytes) -> str:
+    """Return the job id in a refused request; "" if it has none or it cannot be read."""
+    if why.job:
+        return why.job
     try:
-        job = _decode_cancel(letter.body).get("job")
+        job = _decode_cancel(body).get("job")
     except Refused:
         return ""
     return job if isinstance(job, str) and is_job(job) else ""

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -28,7 +28,7 @@ from moorage.scheduler.core.containment import trace_of
 from moorage.scheduler.core.events import Cancel, QueueRead, Submit
 from moorage.scheduler.core.ledger.state import State
 from moorage.scheduler.core.outputs.outputs import Message
-from moorage.scheduler.durable.dead_letters import DeadLetters
+from moorage.scheduler.durable.dead_letters import DeadLetters, job_in
 from moorage.scheduler.durable.queue_streams import QueueStreams
 from moorage.schemas.answers.fleet import RequestQueueRow
 from moorage.schemas.codec import Decoder
@@ -105,6 +105,9 @@ class QueueReader:
         self._offered: dict[str, tuple[str, StoredMessage]] = {}  # by mark, until the core has decided
         self._refused: asyncio.Queue[tuple[str, StoredMessage, Problem, str]] = asyncio.Queue()
         self._unburied: Counter[str] = Counter()  # by tenant, the number in `_refused`
+        #: unreadable submits: tenant, last sequence of the batch, job, why. They are told once the batch is decided, as
+        #: another submit of it may make that job
+        self._untold = deque[tuple[str, int, str, Problem]](maxlen=AHEAD_MAX)
         self._some = asyncio.Event()
         self._room = asyncio.Event()
         self._held_back: list[tuple[str, str]] = []  # queues that wait for room (for jobs, or to remember cancels)
@@ -175,12 +178,18 @@ class QueueReader:
         return True
 
     def made_room(self) -> None:
-        """Resume reading after a fold, also for queues that had waited for room."""
+        """Resume reading after a fold, also for queues that had waited for room; tell what is known to be refused."""
         self._room.set()
         if self._held_back:
             for key in self._held_back:
                 self._look_at(key)
             self._held_back.clear()
+        for _ in range(len(self._untold)):
+            tenant, through, job, why = self._untold.popleft()
+            if self._folded(tenant, "submit") >= through:
+                self.letters.tell(tenant, job, why)
+            else:
+                self._untold.append((tenant, through, job, why))
 
     async def run(self) -> None:
         """Read forever: on hints, and regularly to find what hints missed. May be run again after it raised."""
@@ -420,6 +429,10 @@ class QueueReader:
         events, unread = self._decoded(tenant, verb, messages)
         lost = await self._bury_unread(tenant, unread)
         through = lost - 1 if lost else messages[-1].seq
+        if verb == "submit":
+            for message, why, _ in unread:
+                if message.seq <= through:
+                    self._untold.append((tenant, through, job_in(why, message.data, message.seq), why))
         for message, event in events:
             if message.seq <= through:
                 self._engine.offer(event)
