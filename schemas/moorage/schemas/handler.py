@@ -159,9 +159,12 @@ def kept_object(job: str, replica: int) -> str:
     return f"kept.{job}.{replica}"
 
 
-def checkpoint_object(job: str, replica: int, attempt: int) -> str:
-    """Return the name of the object with the checkpoint that an attempt left, in the tenant's bucket of files."""
-    return f"checkpoint.{job}.{replica}.{attempt}"
+def checkpoint_object(job: str, accepted_ms: int, replica: int, attempt: int) -> str:
+    """Return the name of the object with the checkpoint that an attempt left, in the tenant's bucket of files.
+
+    A later job of that id has another `accepted_ms`, and so none of its checkpoints.
+    """
+    return f"checkpoint.{job}.{accepted_ms}.{replica}.{attempt}"
 
 
 def result_object(job: str, replica: int, fence: int) -> str:

@@ -320,6 +320,7 @@ class Place(msgspec.Struct, frozen=True, gc=False, array_like=True):
     - `ends_in_s` is the time from this frame to the job's deadline. The leader ends the job then. If the request names
       a checkpoint signal, the worker sends it before.
     - `resized` is the number of the operator's order that gave the job the part in `body`; 0: it is the request's own.
+    - `accepted_ms` is the ledger's time at which the job was accepted: an id is free again some time after the end.
     """
 
     tenant: str
@@ -334,6 +335,7 @@ class Place(msgspec.Struct, frozen=True, gc=False, array_like=True):
     traceparent: str = ""
     ends_in_s: float | None = None
     resized: int = 0
+    accepted_ms: int = 0
 
 
 class Start(msgspec.Struct, frozen=True, gc=False, array_like=True):

@@ -102,20 +102,20 @@ async def test_the_next_attempt_has_the_newest_checkpoint_of_those_before(
     nats_url: str, unique: str, tmp_path: Path
 ) -> None:
     run: dict[str, Any] = {"user": OTHER_USER} if os.geteuid() == 0 else {}
-    run |= {"checkpoint": "out/ck", "grace_s": 5.0}
+    run |= {"checkpoint": "out/ck", "grace_s": 60.0}
     async with (
         bucket(nats_url, unique) as store,
         ScriptedLeader(nats_url, unique) as leader,
         worker(nats_url, unique, leader),
     ):
 
-        async def attempt(number: int, script: str, text: str) -> None:
+        async def attempt(number: int, script: str, text: str, accepted_ms: int = 7) -> None:
             name = ("acme", "a", 0, number, 10 + number)
 
             def written() -> bool:
                 return text == "".join(frame["text"] for _, frame in leader.output if frame["attempt"] == number)
 
-            await leader.want("w1", placed(name, script, **run))
+            await leader.want("w1", msgspec.structs.replace(placed(name, script, **run), accepted_ms=accepted_ms))
             if script.endswith("sleep 60"):
                 await until(written, what="it has begun")
                 await leader.want("w1", End(*name, why="preempted"))
@@ -124,7 +124,7 @@ async def test_the_next_attempt_has_the_newest_checkpoint_of_those_before(
 
         async def checkpoints(look: str) -> dict[int, str]:
             (into := tmp_path / look).mkdir()
-            found = {each: await kept(store, f"checkpoint.a.0.{each}", into) for each in range(1, 6)}
+            found = {each: await kept(store, f"checkpoint.a.7.0.{each}", into) for each in range(1, 6)}
             return {each: files["out/ck/n"] for each, files in found.items() if files}
 
         await attempt(1, "mkdir -p out/ck; echo 1 > out/ck/n; echo x > out/x; exit 3", "")
@@ -135,6 +135,7 @@ async def test_the_next_attempt_has_the_newest_checkpoint_of_those_before(
         assert await checkpoints("second") == {2: "2\n", 4: "4\n"}
         await attempt(5, "cat out/ck/n; echo 5 > out/ck/n", "4\n")
         assert await checkpoints("third") == {2: "2\n", 4: "4\n"}  # who is done leaves none
+        await attempt(6, "ls; echo none", "none\n", accepted_ms=8)  # a later job of that id
 
 
 async def test_a_cancelled_job_keeps_what_there_is(nats_url: str, unique: str, tmp_path: Path) -> None:

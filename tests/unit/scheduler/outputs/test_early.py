@@ -28,6 +28,7 @@ def test_new_jobs_are_foreseen_one_frame_a_worker(drive: Driving) -> None:
     drive.tick()
     assert drive.foreseen == len(drive.wanted) == 2
     assert sorted(place.job for frame in drive.wanted for place in frame.place) == ["a", "b", "c"]
+    assert {place.accepted_ms for frame in drive.wanted for place in frame.place} == {drive.engine.state.time_ms}
 
 
 def test_an_end_that_comes_with_the_next_request_hinders_nothing(drive: Driving) -> None:

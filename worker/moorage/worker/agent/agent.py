@@ -707,6 +707,7 @@ class Agent:
             list(member.ports),
             item,
             self.worker,
+            member.place.accepted_ms,
         )
 
     def _note_memory(self, driver: Driver, assignments: list[Assignment]) -> None:

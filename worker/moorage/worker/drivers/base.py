@@ -137,6 +137,8 @@ class Assignment(msgspec.Struct, frozen=True):
 
     `ports` are ports of this host that are the member's own as long as it lives; `worker` is this host's id.
 
+    `accepted_ms` is the time at which the job was accepted, which tells it from an earlier job of its id.
+
     The member has a folder of its own, and starts in `run.cwd` below it; an absolute `run.cwd` replaces it.
     """
 
@@ -152,6 +154,7 @@ class Assignment(msgspec.Struct, frozen=True):
     ports: list[int] = []
     item: Item | None = None
     worker: str = ""
+    accepted_ms: int = 0
 
     @property
     def run(self) -> Run:

@@ -44,11 +44,11 @@ class AttemptFiles:
         self._files = files
         self._storing: dict[AttemptName, asyncio.Task[None]] = {}
 
-    async def bring(self, name: AttemptName, run: Run, ids: tuple[int, int] | None) -> None:
+    async def bring(self, name: AttemptName, run: Run, accepted_ms: int, ids: tuple[int, int] | None) -> None:
         """Unpack the job's files and its newest checkpoint into the attempt's folder, for the owner `ids`.
 
-        Raises FilesUnavailable if this worker cannot have them now, FilesRefused if no worker can. With `ids` None the
-        files belong to the agent's user.
+        `accepted_ms` is when the job was accepted. Raises FilesUnavailable if this worker cannot have them now,
+        FilesRefused if no worker can. With `ids` None the files belong to the agent's user.
         """
         if self._files is None:
             raise FilesUnavailable("this worker has no folders for jobs")
@@ -58,7 +58,7 @@ class AttemptFiles:
         for each in run.files_of:
             await self._files.bring_kept(tenant, _places_of(each), self._folders.path(name), ids)
         if run.checkpoint is not None:
-            names = _earlier(job, replica, attempt)
+            names = _earlier(job, accepted_ms, replica, attempt)
             await self._files.bring_checkpoint(tenant, names, self._folders.path(name), run.checkpoint, ids)
 
     def wants_store(self, name: AttemptName) -> bool:
@@ -92,7 +92,9 @@ class AttemptFiles:
         tenant, job, replica, attempt, fence = name
         folder, keep, checkpoint = self._folders.path(name), self._folders.keep(name), self._folders.checkpoint(name)
         if checkpoint and not is_done:
-            own, earlier = checkpoint_object(job, replica, attempt), _earlier(job, replica, attempt)
+            accepted_ms = self._folders.accepted_ms(name)
+            own = checkpoint_object(job, accepted_ms, replica, attempt)
+            earlier = _earlier(job, accepted_ms, replica, attempt)
             try:
                 await self._files.keep_checkpoint(tenant, own, earlier, folder, checkpoint)
             except NotKept as error:  # the next attempt begins at an earlier one
@@ -138,6 +140,7 @@ def _places_of(files: FilesOf) -> dict[str, str]:
     return {kept_object(files.job, number): f"{files.job}/{number}" for number in numbers}
 
 
-def _earlier(job: str, replica: int, attempt: int) -> list[str]:
+def _earlier(job: str, accepted_ms: int, replica: int, attempt: int) -> list[str]:
     """Return the objects with the checkpoints of the attempts before this one, the newest first."""
-    return [checkpoint_object(job, replica, each) for each in range(attempt - 1, max(0, attempt - 1 - EARLIER_MAX), -1)]
+    attempts = range(attempt - 1, max(0, attempt - 1 - EARLIER_MAX), -1)
+    return [checkpoint_object(job, accepted_ms, replica, each) for each in attempts]

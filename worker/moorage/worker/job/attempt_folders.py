@@ -73,6 +73,7 @@ class _Stored(msgspec.Struct):
 
     keep: list[str] = []
     checkpoint: str = ""
+    accepted_ms: int = 0
 
 
 class FolderUnavailable(HostAtFault):
@@ -130,15 +131,27 @@ class AttemptFolders:
         stored = self._stored.get(name)
         return "" if stored is None else stored.checkpoint
 
+    def accepted_ms(self, name: AttemptName) -> int:
+        """Return when the attempt's job was accepted; 0 if nothing of the attempt is stored."""
+        stored = self._stored.get(name)
+        return 0 if stored is None else stored.accepted_ms
+
     def grace_s(self, name: AttemptName) -> float:
         """Return the grace in seconds that an attempt gets if it must end; a default for an unknown attempt."""
         return self._living.get(name, _GRACE_S)
 
-    def make(self, name: AttemptName, grace_s: float, keep: Sequence[str] = (), checkpoint: str | None = None) -> str:
+    def make(
+        self,
+        name: AttemptName,
+        grace_s: float,
+        keep: Sequence[str] = (),
+        checkpoint: str | None = None,
+        accepted_ms: int = 0,
+    ) -> str:
         """Make the folder of an attempt, in place of an earlier one of that name, and return its path.
 
         The agent owns it until `give`. `keep` are the patterns of the files to store, `checkpoint` is the folder below
-        it that the next attempt is to have. Raises FolderUnavailable,
+        it that the next attempt is to have, `accepted_ms` is when its job was accepted. Raises FolderUnavailable,
         NoFolder.
         """
         path = self.path(name)
@@ -148,7 +161,7 @@ class AttemptFolders:
             self._mkdir(path)
             self._living[name] = grace_s  # before what may fail: an attempt without a start has its folder removed, too
             if keep or checkpoint:  # written for the next agent
-                stored = self._stored[name] = _Stored(list(keep), checkpoint or "")
+                stored = self._stored[name] = _Stored(list(keep), checkpoint or "", accepted_ms)
                 Path(path + _KEEP).write_bytes(msgspec.json.encode(stored))
         except OSError as error:
             raise _no_folder(path, error) from None

@@ -59,5 +59,7 @@ def early_frames(state: State, flight: InFlight, subjects: Subjects) -> list[Mes
         slots, mode = slots_of(mask), MODE_NAMES[c & _MODE_MASK & ~PREEMPTIBLE]
         if worker.num not in frames:
             frames[worker.num] = Wanted(worker.id, worker.session, state.epoch, place=[], start=[], end=[])
-        frames[worker.num].place.append(Place(tenant, name, index, 1, seq, slots, mode, False, body, traceparent))
+        frames[worker.num].place.append(
+            Place(tenant, name, index, 1, seq, slots, mode, False, body, traceparent, accepted_ms=record.time)
+        )
     return [wanted_message(subjects, workers[num], frame) for num, frame in frames.items()]

@@ -128,6 +128,7 @@ class WantedFrames:
             job.traceparent,
             None if job.deadline_ms is None else max(0, job.deadline_ms - self._state.time_ms) / 1000,
             job.resizes[-1].seq if job.resizes else 0,
+            job.accepted_ms,
         )
 
     def add(self, member: Member, *, is_frozen: bool = False) -> None:

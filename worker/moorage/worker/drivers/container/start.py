@@ -278,7 +278,7 @@ class Starter:
             specs = await asyncio.to_thread(read_registry, [Path(each) for each in folders])
         try:
             run = assignment.run
-            folder = self._folders.make(assignment.name, run.grace_s, run.keep, run.checkpoint)
+            folder = self._folders.make(assignment.name, run.grace_s, run.keep, run.checkpoint, assignment.accepted_ms)
             key, published = self._host.key(assignment.name), None
             variables = self.entries.write(key, secrets) if secrets else None
             if wanted := ports_wanted(assignment.request):
@@ -326,7 +326,7 @@ class Starter:
         ids = None if self._host.engine.gives_folders else await self._ids(member, user)
         try:
             if brings(name, assignment.run):
-                await self._files.bring(name, assignment.run, ids)
+                await self._files.bring(name, assignment.run, assignment.accepted_ms, ids)
             # else the engine would make it, owned by root
             if cwd and not os.path.isabs(cwd) and not os.path.isdir(os.path.join(self._folders.path(name), cwd)):
                 raise CannotStart(CODE_CANNOT_START, f"cwd: the job's files have no folder {cwd}", CANNOT_RUN)

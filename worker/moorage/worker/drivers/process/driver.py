@@ -393,7 +393,7 @@ class ProcessDriver(Driver):
         name = assignment.name
         user = None if member.user is None else str(member.user)
         if brings(name, assignment.run):
-            await self._files.bring(name, assignment.run, owner_ids(user))
+            await self._files.bring(name, assignment.run, assignment.accepted_ms, owner_ids(user))
             self._folders.give(name, user)
         if self._mps is not None and assignment.mode == "mps":
             joined = await self._mps.join(name)
@@ -503,7 +503,7 @@ class ProcessDriver(Driver):
         )
         requested = resolve_secrets(run.env, self._secrets_dir)
         resources = request.resources
-        folder = self._folders.make(assignment.name, run.grace_s, run.keep, run.checkpoint)
+        folder = self._folders.make(assignment.name, run.grace_s, run.keep, run.checkpoint, assignment.accepted_ms)
         if not brings(assignment.name, run):
             self._folders.give(assignment.name, user)
         if not self._simulated:

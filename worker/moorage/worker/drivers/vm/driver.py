@@ -349,7 +349,7 @@ class VmDriver(ProcessDriver):
         self._policy.check_secrets(tenant, run.env)
         ours = assignment.environment(simulated=self._simulated, sees_only_its_own=not self._simulated)
         guest = process_environment(resolve_secrets(run.env, self._secrets_dir), ours, folder=f"/{WORK}")
-        folder = self._folders.make(assignment.name, run.grace_s, run.keep, run.checkpoint)
+        folder = self._folders.make(assignment.name, run.grace_s, run.keep, run.checkpoint, assignment.accepted_ms)
         has_gpu = self._gets_device(assignment)
         cpu_milli = (resources.cpu_milli if resources else 0) or 1000 * (GPU_CPUS if has_gpu else own.cpus)
         memory_mib = (resources.memory_mib if resources else 0) or (GPU_MEMORY_MIB if has_gpu else own.memory // _MIB)
