@@ -133,9 +133,9 @@ class Run(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omi
     #: patterns as in a .gitignore: the files of the attempt's folder that are stored at its end, before the job has
     #: SUCCEEDED
     keep: list[str] = []
-    #: folder below the attempt's folder that is stored when an attempt ends otherwise than by exit code 0, as far as
-    #: its grace allows; the replica's next attempt has it from its start. The newest two of a replica are kept, as the
-    #: files of `keep` are
+    #: folder below the attempt's folder that is stored when an attempt ends, as far as its grace allows; the replica's
+    #: next attempt has it from its start. The newest two of a replica are kept, as the files of `keep` are. Ranks of a
+    #: gang have none
     checkpoint: str | None = None
     user: str | None = None  # user that the job runs as; null is the agent's own user
     timeout_s: float | None = None  # most seconds that one attempt may run
@@ -696,6 +696,9 @@ class Request(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
             if value is not None:
                 message = f"ranks of a gang run together and are numbered from 0 on, so it has no {field}"
                 return Trouble(field, message, str(value), "leave it out, or no gang")
+        if self.workload.checkpoint is not None and self.copies > 1:
+            message = "each rank's checkpoint would be its own: ranks of a gang need a disk that all hosts see"
+            return Trouble("run.checkpoint", message, quoted(self.workload.checkpoint[:80]), "leave it out, or no gang")
         return None
 
     @property

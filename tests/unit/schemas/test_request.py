@@ -291,6 +291,14 @@ def test_several_replicas_that_are_no_gang_are_not_distributed(fields: dict[str,
     assert is_right if trouble is None else (trouble.field, is_right) == ("gpu.distributed", False)
 
 
+def test_ranks_of_a_gang_have_no_checkpoints_of_their_own() -> None:
+    gang = {"gpu": {"scheduling": "gang"}, "run": {"argv": ["true"], "checkpoint": "ck"}}
+    assert decode(replicas=1, **gang).trouble is None
+    trouble = decode(replicas=2, **gang).trouble
+    assert trouble is not None
+    assert trouble.field == "run.checkpoint"
+
+
 @pytest.mark.parametrize(
     ("one", "other", "same"),
     [

@@ -134,7 +134,7 @@ async def test_the_next_attempt_has_the_newest_checkpoint_of_those_before(
         await attempt(4, "cat out/ck/n; echo 4 > out/ck/n; echo begun; sleep 60", "2\nbegun\n")
         assert await checkpoints("second") == {2: "2\n", 4: "4\n"}
         await attempt(5, "cat out/ck/n; echo 5 > out/ck/n", "4\n")
-        assert await checkpoints("third") == {2: "2\n", 4: "4\n"}  # who is done leaves none
+        assert await checkpoints("third") == {4: "4\n", 5: "5\n"}  # another one follows if it is to start always
         await attempt(6, "ls; echo none", "none\n", accepted_ms=8)  # a later job of that id
 
 

@@ -43,6 +43,7 @@ class AttemptFiles:
         self._folders = folders
         self._files = files
         self._storing: dict[AttemptName, asyncio.Task[None]] = {}
+        self._kept: set[AttemptName] = set()  # those among them of which no more than the checkpoint is to be stored
 
     async def bring(self, name: AttemptName, run: Run, accepted_ms: int, ids: tuple[int, int] | None) -> None:
         """Unpack the job's files and its newest checkpoint into the attempt's folder, for the owner `ids`.
@@ -81,27 +82,44 @@ class AttemptFiles:
         storing.
         """
         seconds = min(STORE_S_MAX, self._folders.grace_s(name)) if is_asked else STORE_S_MAX
-        work = self._keep(name, is_done=(code, why) == (0, "exit"))
+        work = self._keep(name, is_good=(code, why) == (0, "exit"))
         self._storing[name] = asyncio.get_running_loop().create_task(work)
         return self._stored(name, code, why, seconds)
 
-    async def _keep(self, name: AttemptName, *, is_done: bool) -> None:
-        """Store a checkpoint for the next attempt, unless the job is done, and then the files to keep."""
+    async def _keep(self, name: AttemptName, *, is_good: bool) -> None:
+        """Store the files to keep, and a checkpoint: another attempt may follow a good end, too.
+
+        What is stored first is what matters more: after a bad end the checkpoint.
+        """
         if self._files is None:
             raise FilesUnavailable("this worker stores no files")
-        tenant, job, replica, attempt, fence = name
-        folder, keep, checkpoint = self._folders.path(name), self._folders.keep(name), self._folders.checkpoint(name)
-        if checkpoint and not is_done:
-            accepted_ms = self._folders.accepted_ms(name)
-            own = checkpoint_object(job, accepted_ms, replica, attempt)
-            earlier = _earlier(job, accepted_ms, replica, attempt)
-            try:
-                await self._files.keep_checkpoint(tenant, own, earlier, folder, checkpoint)
-            except NotKept as error:  # the next attempt begins at an earlier one
-                log.warning("the checkpoint of job %s was not stored: %s", job, error.problem.message)
+        tenant, job, replica, _, fence = name
+        folder, keep = self._folders.path(name), self._folders.keep(name)
+        if not is_good:
+            await self._keep_checkpoint(self._files, name)
         if keep:
-            also = kept_object(job, replica) if is_done else ""
-            await self._files.keep(tenant, result_object(job, replica, fence), folder, keep, also)
+            also = kept_object(job, replica) if is_good else ""
+            try:
+                await self._files.keep(tenant, result_object(job, replica, fence), folder, keep, also)
+            except NotKept:  # then the attempt counts as failed
+                if is_good:
+                    await self._keep_checkpoint(self._files, name)
+                raise
+        self._kept.add(name)
+        if is_good:
+            await self._keep_checkpoint(self._files, name)
+
+    async def _keep_checkpoint(self, files: JobFiles, name: AttemptName) -> None:
+        tenant, job, replica, attempt, _ = name
+        checkpoint, accepted_ms = self._folders.checkpoint(name), self._folders.accepted_ms(name)
+        if not checkpoint:
+            return
+        own = checkpoint_object(job, accepted_ms, replica, attempt)
+        earlier = _earlier(job, accepted_ms, replica, attempt)
+        try:
+            await files.keep_checkpoint(tenant, own, earlier, self._folders.path(name), checkpoint)
+        except NotKept as error:  # the next attempt begins at an earlier one
+            log.warning("the checkpoint of job %s was not stored: %s", job, error.problem.message)
 
     async def _stored(self, name: AttemptName, code: int, why: str, seconds: float) -> tuple[int, str]:
         storing, trouble = self._storing[name], ""
@@ -119,7 +137,9 @@ class AttemptFiles:
             del self._storing[name]
             storing.cancel()
             await asyncio.wait((storing,))
-        if trouble and (code, why) == (0, "exit"):
+            is_kept = name in self._kept
+            self._kept.discard(name)
+        if trouble and not is_kept and (code, why) == (0, "exit"):
             return CODE_NOT_KEPT, carried(f"{NOT_STORED}: {trouble}")
         if trouble:
             log.warning("the files that job %s keeps were not stored: %s", name[1], trouble)

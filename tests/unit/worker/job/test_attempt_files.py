@@ -1,0 +1,71 @@
+"""What is stored of an attempt's folder by how it ended, and whose failure counts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moorage.schemas.attempt import AttemptName
+from moorage.worker.job.attempt_files import AttemptFiles
+from moorage.worker.job.attempt_folders import AttemptFolders
+from moorage.worker.job.job_files import JobFiles, NotKept
+from moorage.worker.settings import WorkerSettings
+
+NAME: AttemptName = ("acme", "j", 0, 2, 9)
+
+
+class Recording(JobFiles):
+    """Notes what is to be stored; `keep` fails, or a checkpoint never comes to its end."""
+
+    def __init__(self, root: Path, fails: str = "") -> None:
+        super().__init__(None, "moorage", root, 1 << 20, 1 << 20)  # type: ignore[arg-type]
+        self.fails = fails
+        self.stored: list[str] = []
+        self.begun = asyncio.Event()
+
+    async def keep(self, tenant: str, name: str, *_: Any) -> None:
+        if self.fails == "keep":
+            raise NotKept("no room")
+        self.stored.append(name)
+
+    async def keep_checkpoint(self, tenant: str, name: str, earlier: Sequence[str], *_: Any) -> None:
+        self.begun.set()
+        if self.fails == "checkpoint":
+            await asyncio.Event().wait()
+        self.stored.append(name)
+
+
+def of(root: Path, fails: str = "") -> tuple[Recording, AttemptFiles]:
+    folders = AttemptFolders(WorkerSettings(root), "w1")
+    folders.make(NAME, 60.0, ["out"], "ck", 5)
+    files = Recording(root, fails)
+    return files, AttemptFiles(folders, files)
+
+
+@pytest.mark.parametrize(
+    ("fails", "code", "stored", "told"),
+    [
+        ("", 0, ["j.0.9", "checkpoint.j.5.0.2"], 0),  # another attempt follows if it is to start always
+        ("", 3, ["checkpoint.j.5.0.2", "j.0.9"], 3),
+        ("keep", 0, ["checkpoint.j.5.0.2"], 1),  # it is retried, and goes on from here
+    ],
+)
+async def test_a_checkpoint_is_stored_after_every_end(
+    tmp_path: Path, fails: str, code: int, stored: list[str], told: int
+) -> None:
+    files, attempts = of(tmp_path, fails)
+    assert (await attempts.store(NAME, code, "exit", False))[0] == told
+    assert files.stored == stored
+
+
+async def test_a_checkpoint_that_is_not_stored_fails_no_job_that_ended_well(tmp_path: Path) -> None:
+    files, attempts = of(tmp_path, "checkpoint")
+    over = asyncio.ensure_future(attempts.store(NAME, 0, "exit", False))
+    await files.begun.wait()
+    attempts.hurry(NAME, 0.0)
+    assert await over == (0, "exit")
+    assert files.stored == ["j.0.9"]
