@@ -12,7 +12,7 @@ from moorage.client.errors import rejected
 from moorage.client.fields import Paths
 from moorage.client.replicas import numbers_of
 from moorage.client.sending import bucket_of
-from moorage.schemas.handler import kept_object
+from moorage.schemas.handler import is_earlier, kept_object
 from moorage.schemas.job import TERMINAL, FilesOf
 from moorage.schemas.names import is_job
 from moorage.schemas.ranges import count_of, format_ranges, numbers_in
@@ -55,15 +55,16 @@ async def _of_one(client: Connected, job: str) -> FilesOf:
             "failed-precondition", f"job {job} keeps no files", field="$.run.files_of", found=job,
             next="submit it with --keep 'out/**'",
         )  # fmt: skip
-    numbers = numbers_of(request)
+    numbers, accepted_ms = numbers_of(request), shown.get("accepted_ms", 0)
     if shown["state"] in TERMINAL:
         store = bucket_of(client)
         names = [kept_object(job, number) for number in islice(numbers_in(numbers), LOOKED_AT_MAX)]
         found = await asyncio.gather(*(client.again(lambda name=name: store.find(name)) for name in names))  # type: ignore[misc]
-        if count_of(numbers) <= LOOKED_AT_MAX and not any(found):
+        are_there = any(info is not None and not is_earlier(info.headers, accepted_ms) for info in found)
+        if count_of(numbers) <= LOOKED_AT_MAX and not are_there:
             raise rejected(
                 "failed-precondition", f"no files of job {job} are kept: none of it has succeeded, or it was long ago",
                 field="$.run.files_of", found=job, next=f"moorage again {job}",
             )  # fmt: skip
     one = count_of(numbers) == 1 and request.get("indices") is None
-    return FilesOf(job, None if one else format_ranges(numbers))
+    return FilesOf(job, None if one else format_ranges(numbers), accepted_ms)

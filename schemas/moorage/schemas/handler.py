@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -30,6 +30,8 @@ TOGETHER_BYTES_MAX: Final = 16 * 1024
 #: deepest nesting of arrays and objects in a result that is stored together with others
 NESTED_MAX: Final = 200
 NOT_FINITE: Final = "NaN or infinity, which JSON cannot hold"
+#: header of a `kept_object`: when its job was accepted, ms since 1970
+ACCEPTED_HEADER: Final = "Moorage-Accepted"
 
 _encode: Final = msgspec.json.Encoder().encode
 _decode_raw: Final = msgspec.json.Decoder(msgspec.Raw).decode
@@ -157,6 +159,14 @@ def result_bucket(prefix: str, tenant: str) -> str:
 def kept_object(job: str, replica: int) -> str:
     """Return the other name of the object with the files that a replica kept which has SUCCEEDED."""
     return f"kept.{job}.{replica}"
+
+
+def is_earlier(headers: Mapping[str, Sequence[str]], accepted_ms: int) -> bool:
+    """Return whether a `kept_object` with these headers is of an earlier job than the one that was accepted then."""
+    try:  # each client of the tenant can write an object
+        return 0 < int(headers.get(ACCEPTED_HEADER, ["0"])[0]) < accepted_ms
+    except (ValueError, IndexError):
+        return True
 
 
 def checkpoint_object(job: str, accepted_ms: int, replica: int, attempt: int) -> str:

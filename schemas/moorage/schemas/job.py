@@ -96,6 +96,8 @@ class FilesOf(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
     job: str  # its id, of the same tenant
     #: numbers of its replicas, as in `0-99`: the files of each are in `<job>/<number>`; null: they are in `<job>`
     replicas: str | None = None
+    #: when that job was accepted, ms since 1970: files of an earlier job with that id are not brought; 0: of any
+    accepted_ms: int = 0
 
     def __post_init__(self) -> None:
         if not is_job(self.job):

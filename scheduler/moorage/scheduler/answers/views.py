@@ -126,6 +126,7 @@ def show(engine: Engine, tenant: str, name: str, *, follow: bool = True) -> dict
         "own_subject": follow or engine.output_writer.own_subject(job),
         **usage_of_job(engine, job),
         "accepted_ledger": job.ledger,
+        "accepted_ms": job.accepted_ms,
         "request": msgspec.to_builtins(request),
         **_run_again(engine, tenant, name, request),
         **_capabilities(engine, request),

@@ -17,12 +17,13 @@ import pytest
 from moorage.bus.object_store import ObjectStore
 from moorage.client.kept_files import _left_out, _unpacked
 from moorage.schemas.frames import End
+from moorage.schemas.handler import kept_object
 from moorage.system.archives import Inflating, unpack
 from moorage.testing.conformance.leader import ScriptedLeader
 from moorage.worker.agent.run import SUPERVISOR_FOLDER
 from moorage.worker.job import attempt_files, job_files
 from moorage.worker.job.attempt_folders import FOLDERS
-from moorage.worker.job.job_files import JobFiles, LeftOut, NotKept
+from moorage.worker.job.job_files import FilesRefused, JobFiles, LeftOut, NotKept
 from moorage.worker.supervisor.journal import read_journal
 from moorage.worker.supervisor.protocol import JOURNAL_NAME
 from tests.system.worker.agent.test_agent_process import agent_process, name_of, state_folder, worker
@@ -136,6 +137,19 @@ async def test_the_next_attempt_has_the_newest_checkpoint_of_those_before(
         await attempt(5, "cat out/ck/n; echo 5 > out/ck/n", "4\n")
         assert await checkpoints("third") == {4: "4\n", 5: "5\n"}  # another one follows if it is to start always
         await attempt(6, "ls; echo none", "none\n", accepted_ms=8)  # a later job of that id
+
+
+async def test_a_job_brings_nothing_that_an_earlier_job_of_that_id_has_kept(
+    nats_url: str, unique: str, tmp_path: Path
+) -> None:
+    folder, into = Path(fresh(tmp_path)), fresh(tmp_path, 1)
+    (folder / "loss").write_text("1")
+    async with bucket(nats_url, unique), bringing(nats_url, unique, tmp_path) as files:
+        await files.keep("acme", "x.0.9", str(folder), ["**"], kept_object("x", 0), 7)
+        with pytest.raises(FilesRefused, match="files-gone"):
+            await files.bring_kept("acme", {kept_object("x", 0): "x"}, 8, into, None)
+        await files.bring_kept("acme", {kept_object("x", 0): "x"}, 7, into, None)
+        assert (Path(into) / "x/loss").read_text() == "1"
 
 
 async def test_a_cancelled_job_keeps_what_there_is(nats_url: str, unique: str, tmp_path: Path) -> None:

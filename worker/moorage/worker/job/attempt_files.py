@@ -57,7 +57,7 @@ class AttemptFiles:
         if run.files is not None:
             await self._files.bring(tenant, run.files, self._folders.path(name), ids)
         for each in run.files_of:
-            await self._files.bring_kept(tenant, _places_of(each), self._folders.path(name), ids)
+            await self._files.bring_kept(tenant, _places_of(each), each.accepted_ms, self._folders.path(name), ids)
         if run.checkpoint is not None:
             names = _earlier(job, accepted_ms, replica, attempt)
             await self._files.bring_checkpoint(tenant, names, self._folders.path(name), run.checkpoint, ids)
@@ -100,7 +100,8 @@ class AttemptFiles:
         if keep:
             also = kept_object(job, replica) if is_good else ""
             try:
-                await self._files.keep(tenant, result_object(job, replica, fence), folder, keep, also)
+                own, accepted_ms = result_object(job, replica, fence), self._folders.accepted_ms(name)
+                await self._files.keep(tenant, own, folder, keep, also, accepted_ms)
             except NotKept:  # then the attempt counts as failed
                 if is_good:
                     await self._keep_checkpoint(self._files, name)

@@ -25,6 +25,7 @@ from moorage.bus.errors import BusError, StreamGap
 from moorage.bus.jetstream import JetStream
 from moorage.bus.object_store import ObjectInfo, ObjectStore, files_store
 from moorage.schemas.errors import Refused, problem
+from moorage.schemas.handler import ACCEPTED_HEADER, is_earlier
 from moorage.schemas.job import KEEP_STARS_MAX, is_quick, kept_pattern
 from moorage.schemas.subjects import Subjects
 from moorage.system.archives import (
@@ -199,8 +200,12 @@ class JobFiles:
                     except (BadArchive, StreamGap) as error:
                         log.warning("the checkpoint %s cannot be used: %s", name, error)
 
-    async def bring_kept(self, tenant: str, places: Mapping[str, str], into: str, ids: tuple[int, int] | None) -> None:
+    async def bring_kept(
+        self, tenant: str, places: Mapping[str, str], accepted_ms: int, into: str, ids: tuple[int, int] | None
+    ) -> None:
         """Unpack those of these objects that there are, each into its folder below `into`.
+
+        Those of a job that was accepted before `accepted_ms` count as not there.
 
         Raises FilesRefused if there is none of them, and FilesUnavailable if they cannot be had here now.
         """
@@ -208,7 +213,7 @@ class JobFiles:
         with translated():
             for name, folder in places.items():
                 info = await store.find(name)
-                if info is None:
+                if info is None or is_earlier(info.headers, accepted_ms):
                     continue
                 with tempfile.TemporaryFile(dir=self._folder) as spool:
                     left, found = left - await _inflated(store, info, spool, left), found + 1
@@ -243,9 +248,11 @@ class JobFiles:
         except BusError as error:
             log.warning("earlier checkpoints of %s stay until the bucket drops them: %s", name, error)
 
-    async def keep(self, tenant: str, name: str, folder: str, patterns: Sequence[str], also: str = "") -> None:
+    async def keep(
+        self, tenant: str, name: str, folder: str, patterns: Sequence[str], also: str = "", accepted_ms: int = 0
+    ) -> None:
         """Store the files, links and empty folders of a folder that match the patterns as an object of the tenant's
-        bucket; `also` is another name of it.
+        bucket; `also` is another name of it, `accepted_ms` is when its job was accepted.
 
         A header of the object names what matches and cannot be stored, and the patterns that matched nothing. Raises
         NotKept. No process may write to the folder any more.
@@ -260,7 +267,7 @@ class JobFiles:
                     count = await asyncio.to_thread(self._pack, spool, folder, patterns, stopped, left_out)
                 finally:
                     stopped.set()
-                headers = {"Content-Type": "application/gzip"}
+                headers = {"Content-Type": "application/gzip", ACCEPTED_HEADER: str(accepted_ms)}
                 if left_out.count:
                     log.warning("the files that %s keeps are stored without %s", name, left_out)
                 if left_out.count or left_out.unmatched:
