@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import hashlib
 import secrets
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
@@ -16,7 +17,7 @@ from typing import Any, Final
 
 import msgspec
 
-from moorage.bus.errors import BusError, JetStreamRefused, StreamGap, StreamMismatch
+from moorage.bus.errors import BusError, JetStreamRefused, NoResponders, PermissionRefused, StreamGap, StreamMismatch
 from moorage.bus.jetstream import ERR_STREAM_NOT_FOUND, JetStream, JsError, wall_seconds
 from moorage.bus.jetstream_answers import StoredMessage
 from moorage.schemas.subjects import Subjects
@@ -32,6 +33,8 @@ FIRST_BYTES: Final = 512
 #: header of an object with the sequence of its first piece
 _FIRST: Final = "Moorage-First"
 _DIGEST: Final = "SHA-256="
+#: header of a message that takes the place of all earlier ones of its subject
+_ALONE: Final = {"Nats-Rollup": "sub"}
 
 _encode: Final = msgspec.json.Encoder().encode
 
@@ -186,7 +189,7 @@ class ObjectStore:
             "digest": _DIGEST + base64.urlsafe_b64encode(digest).decode(),
             "mtime": datetime.now(UTC).isoformat(),
         }
-        return await self.append(self._description(name), _encode(described), {"Nats-Rollup": "sub"})
+        return await self.append(self._description(name), _encode(described), _ALONE)
 
     async def get(self, info: ObjectInfo) -> AsyncIterator[bytes]:
         """Yield the pieces of an object that `find` has found.
@@ -235,11 +238,15 @@ class ObjectStore:
             pass  # another client made it in the meantime, or an operator: its limits hold
 
     async def forget(self, subject: str) -> None:
-        """Remove pieces that will not be described, and would fill the bucket. Raises no BusError."""
-        try:
-            await self._jetstream.purge(self._stream, subject=subject)
-        except BusError:
-            pass  # also a user without that right: they go with the bucket's age
+        """Remove pieces that would fill the bucket, and that nobody is to read any more. Raises no BusError.
+
+        What cannot be removed goes with the bucket's age.
+        """
+        with contextlib.suppress(BusError):
+            try:
+                await self._jetstream.purge(self._stream, subject=subject)
+            except (PermissionRefused, NoResponders, JetStreamRefused):  # workers' keys may purge nothing
+                await self._jetstream.append(subject, b"", _ALONE)  # in place of all pieces
 
 
 def files_store(jetstream: JetStream, subjects: Subjects, tenant: str) -> ObjectStore:

@@ -356,6 +356,12 @@ async def test_files_of_jobs_pass_between_a_tenant_and_the_workers_alone() -> No
             with pytest.raises(BusError):
                 await JetStream(denied, denied.context.api_prefix).purge(f"OBJ_{bucket}")
         assert await store(worker).find("code") is not None
+        info = await store(worker).find("kept")
+        assert info is not None
+        await store(worker).forget(store(worker).subject(info.nuid))
+        assert await store(worker).find("kept") is None
+        state = await JetStream(scheduler).stream_info(f"OBJ_{bucket}")
+        assert state.size_bytes < 2 * len(data), "its pieces make room"
 
 
 @pytest.mark.slow
