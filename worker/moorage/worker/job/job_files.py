@@ -227,7 +227,8 @@ class JobFiles:
     ) -> None:
         """Store the folder `checkpoint` of a folder as an object, and remove all but the newest of the `earlier` ones.
 
-        An empty one is not stored. Raises NotKept. No process may write to the folder any more.
+        An empty one is not stored, nor one of which something would be missing: the next attempt begins at the newest
+        whole one. Raises NotKept. No process may write to the folder any more.
         """
         path = os.path.join(folder, checkpoint)
         try:
@@ -237,7 +238,7 @@ class JobFiles:
             return
         except OSError as error:
             raise NotKept(error.strerror or str(error)) from None
-        await self.keep(tenant, name, folder, [f"/{checkpoint}/**"])
+        await self.keep(tenant, name, folder, [f"/{checkpoint}/**"], whole=True)
         store, kept = files_store(self._jetstream, self._subjects, tenant), 1
         try:
             for each in earlier:
@@ -249,13 +250,21 @@ class JobFiles:
             log.warning("earlier checkpoints of %s stay until the bucket drops them: %s", name, error)
 
     async def keep(
-        self, tenant: str, name: str, folder: str, patterns: Sequence[str], also: str = "", accepted_ms: int = 0
+        self,
+        tenant: str,
+        name: str,
+        folder: str,
+        patterns: Sequence[str],
+        also: str = "",
+        accepted_ms: int = 0,
+        *,
+        whole: bool = False,
     ) -> None:
         """Store the files, links and empty folders of a folder that match the patterns as an object of the tenant's
         bucket; `also` is another name of it, `accepted_ms` is when its job was accepted.
 
-        A header of the object names what matches and cannot be stored, and the patterns that matched nothing. Raises
-        NotKept. No process may write to the folder any more.
+        A header of the object names what matches and cannot be stored, and the patterns that matched nothing; with
+        `whole` nothing is stored then. Raises NotKept. No process may write to the folder any more.
         """
         left_out = LeftOut()
         try:
@@ -267,6 +276,8 @@ class JobFiles:
                     count = await asyncio.to_thread(self._pack, spool, folder, patterns, stopped, left_out)
                 finally:
                     stopped.set()
+                if whole and (left_out.count or not count):
+                    raise NotKept(f"it would be stored without {left_out}" if left_out.count else "there are none")
                 headers = {"Content-Type": "application/gzip", ACCEPTED_HEADER: str(accepted_ms)}
                 if left_out.count:
                     log.warning("the files that %s keeps are stored without %s", name, left_out)
