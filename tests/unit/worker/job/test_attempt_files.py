@@ -69,3 +69,18 @@ async def test_a_checkpoint_that_is_not_stored_fails_no_job_that_ended_well(tmp_
     attempts.hurry(NAME, 0.0)
     assert await over == (0, "exit")
     assert files.stored == ["j.0.9"]
+
+
+@pytest.mark.parametrize(
+    ("written", "keep", "told"),
+    [(b'["out/**"]', ["out/**"], ""), (b'{"keep":["a"],"checkpoint":"ck"}', ["a"], ""), (b'{"ke', [], "not be stored")],
+)
+def test_what_an_earlier_build_wrote_is_stored_and_what_cannot_be_read_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, written: bytes, keep: list[str], told: str
+) -> None:
+    path = Path(AttemptFolders(WorkerSettings(tmp_path), "w1").make(NAME, 60.0, ["out"]))
+    path.with_name(path.name + ".keep").write_bytes(written)
+    after = AttemptFolders(WorkerSettings(tmp_path), "w1")
+    after.begin([NAME])
+    assert after.keep(NAME) == keep
+    assert told in caplog.text

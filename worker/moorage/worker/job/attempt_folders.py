@@ -284,8 +284,8 @@ class AttemptFolders:
             if folder.removesuffix(_KEEP) not in own:
                 self._ended[folder] = now - max(wall - mtime_s, 0.0)
         for name in self._living:
-            with contextlib.suppress(FileNotFoundError, msgspec.DecodeError):
-                self._stored[name] = msgspec.json.decode(Path(self.path(name) + _KEEP).read_bytes(), type=_Stored)
+            with contextlib.suppress(FileNotFoundError):
+                self._stored[name] = _read_stored(Path(self.path(name) + _KEEP))
 
     async def run(self, on_full: Callable[[AttemptName, float, str], None]) -> None:
         """Remove and measure folders until cancelled. `on_full` gets an attempt that must end, its grace, and why."""
@@ -373,6 +373,16 @@ def owner_ids(user: str | None) -> tuple[int, int] | None:
     except StartRefused:
         return None  # the supervisor reports the unknown user
     return None if ids is None or ids[0] == os.geteuid() else ids[:2]
+
+
+def _read_stored(path: Path) -> _Stored:
+    """Return what the agent before wrote of an attempt: nothing if it cannot be read. Raises FileNotFoundError."""
+    try:
+        stored = msgspec.json.decode(path.read_bytes(), type=list[str] | _Stored)
+    except msgspec.DecodeError as error:
+        log.error("the files that a job keeps will not be stored: %s: %s", path, error)
+        return _Stored()
+    return _Stored(stored) if isinstance(stored, list) else stored  # of an earlier build
 
 
 def _folder_of(name: AttemptName) -> str:
