@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from moorage.worker.job.job_files import JobFiles, NotKept
+from moorage.system.archives import BadArchive
+from moorage.worker.job.job_files import JobFiles, NotKept, _clear, _make_folders
 
 MIB = 1 << 20
 
@@ -31,3 +32,19 @@ async def test_a_checkpoint_that_is_not_whole_hides_no_whole_one(tmp_path: Path,
     os.mkfifo(folder / "ck/pipe")
     with pytest.raises(NotKept, match="without 'ck/pipe'"):
         await files_at(tmp_path).keep_checkpoint("acme", "checkpoint.x.7.0.2", [], str(folder), "ck")
+
+
+@pytest.mark.parametrize("own", ["x", "x/0"])
+def test_a_file_where_kept_files_are_to_be_is_the_jobs_fault(folder: Path, own: str) -> None:
+    (folder / own).parent.mkdir(exist_ok=True)
+    (folder / own).touch()
+    with pytest.raises(BadArchive, match=f"'{own}' is a file among the job's files"):
+        _make_folders(str(folder), "x/0", None)
+
+
+@pytest.mark.parametrize("own", ["out", "out/ck", "out/ck/old"])
+def test_a_checkpoint_takes_the_place_of_a_file(folder: Path, own: str) -> None:
+    (folder / own).parent.mkdir(parents=True, exist_ok=True)
+    (folder / own).touch()
+    _clear(str(folder), "out/ck")
+    (folder / "out/ck").mkdir(parents=True)

@@ -413,23 +413,28 @@ async def _inflated(store: ObjectStore, info: ObjectInfo, spool: BinaryIO, bytes
 
 
 def _make_folders(into: str, folder: str, ids: tuple[int, int] | None) -> None:
-    """Make `folder` below `into` and the folders on the way, in place of links of the job's own files."""
+    """Make `folder` below `into` and the folders on the way, in place of links of the job's own files.
+
+    Raises BadArchive if a file of the job has such a name.
+    """
     path = into
     for part in PurePosixPath(folder).parts:
         path = os.path.join(path, part)
         if os.path.islink(path):
             os.unlink(path)
+        elif os.path.exists(path) and not os.path.isdir(path):
+            raise BadArchive(f"{os.path.relpath(path, into)!r} is a file among the job's files, and is to be a folder")
         os.makedirs(path, exist_ok=True)
         if ids is not None:
             os.chown(path, *ids)
 
 
 def _clear(into: str, folder: str) -> None:
-    """Remove `folder` below `into`, and in place of it the first link on the way there, of the job's own files."""
+    """Remove `folder` below `into`, or the first link or file on the way there, of the job's own files."""
     path = into
     for part in PurePosixPath(folder).parts:
         path = os.path.join(path, part)
-        if os.path.islink(path):
+        if os.path.islink(path) or os.path.isfile(path):
             os.unlink(path)
             return
     shutil.rmtree(path, ignore_errors=True)
