@@ -23,7 +23,7 @@ from moorage.testing.conformance.leader import ScriptedLeader
 from moorage.worker.agent.run import SUPERVISOR_FOLDER
 from moorage.worker.job import attempt_files, job_files
 from moorage.worker.job.attempt_folders import FOLDERS
-from moorage.worker.job.job_files import FilesRefused, JobFiles, LeftOut, NotKept
+from moorage.worker.job.job_files import FilesRefused, FilesUnavailable, JobFiles, LeftOut, NotKept
 from moorage.worker.supervisor.journal import read_journal
 from moorage.worker.supervisor.protocol import JOURNAL_NAME
 from tests.system.worker.agent.test_agent_process import agent_process, name_of, state_folder, worker
@@ -137,6 +137,25 @@ async def test_the_next_attempt_has_the_newest_checkpoint_of_those_before(
         await attempt(5, "cat out/ck/n; echo 5 > out/ck/n", "4\n")
         assert await checkpoints("third") == {4: "4\n", 5: "5\n"}  # another one follows if it is to start always
         await attempt(6, "ls; echo none", "none\n", accepted_ms=8)  # a later job of that id
+
+
+async def test_a_checkpoint_that_is_too_large_for_a_worker_is_brought_by_another(
+    nats_url: str, unique: str, tmp_path: Path
+) -> None:
+    (folder := Path(fresh(tmp_path)) / "ck").mkdir()
+    (folder / "n").write_bytes(b"1" * 100_000)
+    for state in ("large", "small"):
+        (tmp_path / state).mkdir()
+    async with (
+        bucket(nats_url, unique),
+        bringing(nats_url, unique, tmp_path / "large") as large,
+        bringing(nats_url, unique, tmp_path / "small", bytes_max=50_000) as small,
+    ):
+        await large.keep_checkpoint("acme", "checkpoint.x.7.0.1", [], str(folder.parent), "ck")
+        with pytest.raises(FilesUnavailable, match="files_bytes here is 50000"):
+            await small.bring_checkpoint("acme", ["checkpoint.x.7.0.1"], fresh(tmp_path, 1), "ck", None)
+        await large.bring_checkpoint("acme", ["checkpoint.x.7.0.1"], into := fresh(tmp_path, 2), "ck", None)
+        assert (Path(into) / "ck/n").stat().st_size == 100_000
 
 
 async def test_a_job_brings_nothing_that_an_earlier_job_of_that_id_has_kept(

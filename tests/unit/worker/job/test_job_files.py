@@ -48,3 +48,10 @@ def test_a_checkpoint_takes_the_place_of_a_file(folder: Path, own: str) -> None:
     (folder / own).touch()
     _clear(str(folder), "out/ck")
     (folder / "out/ck").mkdir(parents=True)
+
+
+async def test_what_takes_more_than_files_bytes_as_a_tar_file_is_not_stored(tmp_path: Path, folder: Path) -> None:
+    for number in range(20):
+        (folder / f"{number}").write_bytes(b"x" * 1000)
+    with pytest.raises(NotKept, match="more than 20480 bytes as a tar file"):
+        await files_at(tmp_path, 20480).keep("acme", "x.0.9", str(folder), ["**"])

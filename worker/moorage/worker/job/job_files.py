@@ -53,6 +53,8 @@ NAMED_MAX: Final = 8
 NAME_CHARS_MAX: Final = 200
 #: checkpoints of one replica that stay
 CHECKPOINTS_KEPT: Final = 2
+#: header of a checkpoint: bytes of its tar file
+_TAR_BYTES: Final = "Moorage-Tar-Bytes"
 #: suffix of files that are being fetched, or whose fetch was given up
 _PART: Final = ".part"
 
@@ -183,7 +185,7 @@ class JobFiles:
     ) -> None:
         """Unpack the first of these objects that is complete and sound, in place of what is at `into/folder`.
 
-        None at all is no error. Raises FilesUnavailable if it cannot be had here now.
+        None at all is no error. Raises FilesUnavailable if it cannot be had here now, or is too large for this worker.
         """
         store = files_store(self._jetstream, self._subjects, tenant)
         with translated():
@@ -191,6 +193,8 @@ class JobFiles:
                 info = await store.find(name)
                 if info is None:
                     continue
+                if (size := _tar_bytes(info)) > self.bytes_max:  # the worker that stored it takes more, or took more
+                    raise FilesUnavailable(f"the checkpoint takes {size} bytes, files_bytes here is {self.bytes_max}")
                 with tempfile.TemporaryFile(dir=self._folder) as spool:
                     try:
                         await _inflated(store, info, spool, self.bytes_max)
@@ -276,9 +280,13 @@ class JobFiles:
                     count = await asyncio.to_thread(self._pack, spool, folder, patterns, stopped, left_out)
                 finally:
                     stopped.set()
+                if (size := spool.seek(0, os.SEEK_END)) > self.bytes_max:
+                    raise NotKept(f"more than {self.bytes_max} bytes as a tar file (files_bytes)")
                 if whole and (left_out.count or not count):
                     raise NotKept(f"it would be stored without {left_out}" if left_out.count else "there are none")
-                headers = {"Content-Type": "application/gzip", ACCEPTED_HEADER: str(accepted_ms)}
+                headers = {
+                    "Content-Type": "application/gzip", ACCEPTED_HEADER: str(accepted_ms), _TAR_BYTES: str(size)
+                }  # fmt: skip
                 if left_out.count:
                     log.warning("the files that %s keeps are stored without %s", name, left_out)
                 if left_out.count or left_out.unmatched:
@@ -410,6 +418,14 @@ async def _inflated(store: ObjectStore, info: ObjectInfo, spool: BinaryIO, bytes
     size = spool.tell()
     spool.seek(0)
     return size
+
+
+def _tar_bytes(info: ObjectInfo) -> int:
+    """Return the size of an object's tar file as its header says; 0 if it says none."""
+    try:
+        return int(info.headers.get(_TAR_BYTES, ["0"])[0])
+    except (ValueError, IndexError):
+        return 0
 
 
 def _make_folders(into: str, folder: str, ids: tuple[int, int] | None) -> None:
