@@ -25,7 +25,7 @@ class Control(MpsControl):
         self._clients = clients
         self._why = why
         self._hangs = hangs
-        self.is_broken = False
+        self.is_gone = False
         self.looks = 0
         self.asked: list[str] = []
 
@@ -33,8 +33,8 @@ class Control(MpsControl):
         self.looks += 1
         if self._hangs:
             await asyncio.Event().wait()
-        if self._why:
-            raise MpsFault(self._why)
+        if self._why or self.is_gone:
+            raise MpsFault(self._why or "no such pipe")
         return [1]
 
     async def clients(self, server: int) -> list[int]:
@@ -45,7 +45,7 @@ class Control(MpsControl):
         return []
 
     async def is_faulty(self, server: int) -> bool:
-        return self.is_broken
+        return False
 
     def blamed(self) -> list[int]:
         return []
@@ -71,7 +71,7 @@ def test_a_daemon_that_hangs_or_fails_keeps_no_word_from_another(caplog: pytest.
     assert all("mps-not-asked" in each for each in told)
 
 
-def test_a_failed_daemon_of_an_operator_is_watched_while_jobs_want_to_share_by_it(
+def test_a_failed_daemon_of_an_operator_serves_no_job_and_is_watched_while_jobs_want_to_share_by_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     control, daemons = Control(), OperatorsMps()
@@ -79,6 +79,8 @@ def test_a_failed_daemon_of_an_operator_is_watched_while_jobs_want_to_share_by_i
     member: Any = SimpleNamespace(
         name=("acme", "a", 0, 1, 1), place=SimpleNamespace(mode=MPS), request=SimpleNamespace(effective_gpu=None)
     )
+    lost: list[str] = []
+    daemons.attach(lambda names, _: lost.extend(name[1] for name in names), lambda _: None)
 
     async def looks_in(seconds: float) -> int:
         before = control.looks
@@ -88,15 +90,23 @@ def test_a_failed_daemon_of_an_operator_is_watched_while_jobs_want_to_share_by_i
     async def scene() -> None:
         await daemons.open()
         daemons.admit(member, None)
-        control.is_broken = True
         await asyncio.sleep(60)
-        with pytest.raises(MoorageError, match="has a fault"):
+        daemons.forget(member.name)
+        assert await looks_in(WANTED_S) <= 1, "it is well, and nobody shares by it"
+        control.is_gone = True
+        daemons.admit(member, None)
+        await asyncio.sleep(60)
+        assert lost == ["a"], "it has answered, so a job does not run on without it"
+        with pytest.raises(MoorageError, match="no such pipe"):
             daemons.admit(member, None)
         assert await looks_in(WANTED_S / 2) > 0
         await asyncio.sleep(WANTED_S)
         assert await looks_in(WANTED_S) == 0
-        daemons.admit(member, None)
+        with pytest.raises(MoorageError, match="no such pipe"):
+            daemons.admit(member, None)
+        control.is_gone = False
         assert await looks_in(60) > 0, "a job that wants it is a reason to look at it again"
+        daemons.admit(member, None)
         await daemons.close()
 
     SimulatedClock().run(scene())

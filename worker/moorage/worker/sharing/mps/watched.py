@@ -151,8 +151,8 @@ class _Operators(Watched):
 class OperatorsMps(WatchedDaemons):
     """The daemons that operators run: those that the requests of this worker's members name, or the default one.
 
-    They are watched, and not started, stopped or limited. One that never answered is not judged: its directories alone
-    are there, and CUDA runs without MPS.
+    They are watched, and not started, stopped or limited. One that never answered this agent is not judged: its
+    directories alone are there, and CUDA runs without MPS.
     """
 
     def __init__(self) -> None:
@@ -204,12 +204,9 @@ class OperatorsMps(WatchedDaemons):
     def _watched(self) -> Iterable[Watched]:
         used = {id(daemon) for daemon in self._sharers.values()}
         since_s = asyncio.get_running_loop().time() - WANTED_S
-        self._daemons = {
-            key: each
-            for key, each in self._daemons.items()
-            if id(each) in used or (each.why and each.wanted_s > since_s)
-        }
-        return self._daemons.values()
+        # one that has answered is judged from then on, also if it is gone by the time that a job wants it again
+        self._daemons = {key: each for key, each in self._daemons.items() if each.has_answered or id(each) in used}
+        return [each for each in self._daemons.values() if id(each) in used or (each.why and each.wanted_s > since_s)]
 
     async def _check(self, daemon: Watched) -> None:
         assert isinstance(daemon, _Operators)
