@@ -26,9 +26,11 @@ from moorage.worker.supervisor.terminal import CTRL_D
 #: how long a command may take until the engine says which process it is
 SEEN_S: Final = 10.0
 LOOK_S: Final = 0.02
-#: how long more output is awaited of a command that was over at once: a process that it left may keep its streams open.
-#: Docker 20.10 itself ends them after 2 s
+#: how long output is awaited in all of a command that was over at once: a process that it left may keep its streams
+#: open. Docker 20.10 itself ends them after 2 s
 LATE_S: Final = 3.0
+#: and how much output of such a command is taken, a few times what pipe, engine and socket hold: what it left may write
+LATE_BYTES_MAX: Final = 4 * 1024 * 1024
 _HEADER_BYTES: Final = 8
 #: how an engine begins the sentence that it writes as the output of a command which it could not start
 _NOT_STARTED: Final = re.compile(r"(OCI runtime exec failed|Error: (runc|crun)): ")
@@ -48,7 +50,8 @@ class ContainerExecution(Execution):
         self._read: list[tuple[Mark, bytes]] = []  # output that was looked at before `run`
         self._frame: tuple[Mark, int] = (Mark.OUT, 0)  # the stream of the frame that is being read, and its bytes left
         self._code: int | None = None  # of a command that was over before it could be guarded
-        self._is_late = False  # no more of its output is awaited
+        self._late_s = LATE_S  # how much longer its output is awaited
+        self._late_bytes = LATE_BYTES_MAX  # how much more of it is taken
 
     @classmethod
     async def begin(cls, host: ContainerHost, container: str, asked: Exec, size: Terminal) -> Self:
@@ -63,8 +66,8 @@ class ContainerExecution(Execution):
             made._reader, made._writer = await engine.start_command(made._command, is_terminal=asked.tty)
             async with asyncio.timeout(SEEN_S):
                 made._code = await made._be_guarded(host, container)
-                if made._code in (CODE_CANNOT_START, CODE_NOT_FOUND):
-                    await made._check_started(asked)
+            if made._code in (CODE_CANNOT_START, CODE_NOT_FOUND):
+                await made._check_started(asked)
             made.resize(size)
         except (EngineDown, EngineError, SupervisorGone, TimeoutError) as error:
             if made is not None:
@@ -92,15 +95,13 @@ class ContainerExecution(Execution):
     async def _check_started(self, asked: Exec) -> None:
         """Raise `CannotExecute` if the output of a command that is over is the engine's, which could not start it.
 
-        Engines answer such a start with 200. What a command itself has written is kept for `run`.
+        Engines answer such a start with 200. What a command itself has written is kept for `run`: its first line here.
         """
-        assert self._reader is not None
-
-        async def keep(mark: Mark, data: bytes) -> None:
-            self._read.append((mark, data))
-
-        await self._take_late(self._reader, keep)
-        said = b"".join(data for _, data in self._read).decode(errors="replace")
+        first = b""
+        while b"\n" not in first and len(first) < PIECE_BYTES_MAX and (piece := await self._late_piece()):
+            self._read.append(piece)
+            first += piece[1]
+        said = first.decode(errors="replace")
         if _NOT_STARTED.match(said):
             sentence = said.splitlines()[0].strip()
             found = next(iter(asked.argv), "")
@@ -113,7 +114,8 @@ class ContainerExecution(Execution):
             for mark, data in self._read:
                 await take(mark, data)
             if self._code is not None:
-                await self._take_late(self._reader, take)
+                while late := await self._late_piece():
+                    await take(*late)
                 return self._code
             while piece := await self._piece(self._reader):
                 await take(*piece)
@@ -125,18 +127,22 @@ class ContainerExecution(Execution):
         except (EngineDown, EngineError, OSError, asyncio.IncompleteReadError) as error:
             raise refuse("internal", f"lost the engine, which ran the command: {error}") from None
 
-    async def _take_late(self, reader: asyncio.StreamReader, take: Take) -> None:
-        """Take the output of a command that is over, until its end, or until none has come for `LATE_S`."""
-        while not self._is_late:
-            try:
-                async with asyncio.timeout(LATE_S):
-                    piece = await self._piece(reader)
-            except TimeoutError:
-                piece = None
-            if piece is None:
-                self._is_late = True
-            else:
-                await take(*piece)
+    async def _late_piece(self) -> tuple[Mark, bytes] | None:
+        """Return the next piece of output of a command that is over; None at its end, or at one of the two bounds.
+
+        The time alone that is spent here counts: a slow caller loses no output.
+        """
+        assert self._reader is not None
+        if self._late_s <= 0 or self._late_bytes <= 0:
+            return None
+        loop = asyncio.get_running_loop()
+        began_s, piece = loop.time(), None
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._late_s):
+                piece = await self._piece(self._reader)
+        self._late_s -= loop.time() - began_s
+        self._late_bytes -= len(piece[1]) if piece else 0
+        return piece
 
     async def _piece(self, reader: asyncio.StreamReader) -> tuple[Mark, bytes] | None:
         """Return the next piece of output; None at its end. It may be cancelled and called again."""
