@@ -48,7 +48,8 @@ class Input:
 class Inputs:
     """The data that one member receives, by the number of the call, and the files of those that run.
 
-    `on_silence` is called with the number of a call whose caller sends nothing for `SILENCE_S`.
+    `on_silence` is called with the number of a call whose caller sends nothing for `SILENCE_S`. The files are in
+    `folder`, or else where the member runs.
     """
 
     def __init__(
@@ -105,12 +106,18 @@ class Inputs:
             self._listen(number, coming)
         return coming
 
-    def forget(self, number: int) -> bool:
-        """Delete what came of a call; return whether its data were still coming."""
-        was_coming = self._stop(number)
+    def forget(self, number: int) -> None:
+        """Delete what came of a call."""
+        self._stop(number)
         path = self._files.pop(number, None)
         if path is not None:
             path.unlink(missing_ok=True)
+
+    def forget_coming(self, number: int) -> bool:
+        """Delete what came of a call, unless the program has it; return whether its data were still coming."""
+        was_coming = number in self._coming
+        if was_coming:
+            self.forget(number)
         return was_coming
 
     def close(self) -> None:
@@ -118,11 +125,10 @@ class Inputs:
         for number in list(self._files):
             self.forget(number)
 
-    def _stop(self, number: int) -> bool:
+    def _stop(self, number: int) -> None:
         coming = self._coming.pop(number, None)
         if coming is not None and coming.timer is not None:
             coming.timer.cancel()
-        return coming is not None
 
     def _listen(self, number: int, coming: Input) -> None:
         if coming.timer is not None:

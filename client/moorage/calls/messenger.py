@@ -8,6 +8,7 @@ import logging
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
 from typing import Final, NamedTuple
 
 import msgspec
@@ -116,6 +117,7 @@ class Messenger:
         places: int,
         attempt: AttemptName | None = None,
         input_bytes: int = INPUT_BYTES_DEFAULT,
+        folder: Path | None = None,
     ) -> None:
         self.name = name
         self._attempt = attempt
@@ -131,7 +133,7 @@ class Messenger:
         self._load = name.subjects.member(name.tenant, name.service, "load")
         self._out: asyncio.Queue[_Message | Callable[[], Awaitable[None]]] = asyncio.Queue()
         self._parts: dict[int, int] = {}
-        self._inputs = Inputs(self._on_silence, input_bytes)
+        self._inputs = Inputs(self._on_silence, input_bytes, folder)
         self._calls: Subscription | None = None
         self._room: Subscription | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -337,7 +339,7 @@ class Messenger:
 
     def stop(self, number: int) -> None:
         assert self.program is not None
-        if self._inputs.forget(number):  # the program has not heard of it
+        if self._inputs.forget_coming(number):  # the program has not heard of it
             asyncio.get_running_loop().call_soon(self._end_unrun, number, EXPIRED, "")
             return
         self.program.send(ToProgram(cancel=number))

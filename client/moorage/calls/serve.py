@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -77,7 +78,9 @@ async def serve(
         on_error=on_error,
     )
     async with connection:
-        messenger = Messenger(connection, serving.name, places, attempt_of(variables), serving.input_bytes)
+        attempt = attempt_of(variables)
+        folder = None if attempt is None else Path(variables.get("HOME", ""))  # the attempt's own, which goes with it
+        messenger = Messenger(connection, serving.name, places, attempt, serving.input_bytes, folder)
 
         def on_frame(head: FromProgram, body: bytes) -> None:
             if head.ready:

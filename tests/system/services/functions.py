@@ -64,7 +64,7 @@ def die(data: bytes | str) -> bytes | str:
 
 
 def digest(data: bytes) -> list[Any]:
-    return [len(data), hashlib.sha256(data).hexdigest(), [path.name for path in Path().glob(".moorage-input-*")]]
+    return [len(data), hashlib.sha256(data).hexdigest(), [path.name for path in Path.home().glob(".moorage-input-*")]]
 
 
 def wrong(data: Any) -> Any:

@@ -70,15 +70,18 @@ async def test_data_and_answers_are_bytes_text_or_json(nats_url: str, unique: st
 async def test_data_larger_than_a_message_come_in_parts_as_large_as_the_service_takes(
     nats_url: str, unique: str, tmp_path: Path
 ) -> None:
-    large, room = os.urandom(30_000_000), {INPUT_VARIABLE: "30000000"}
+    large, home = os.urandom(30_000_000), tmp_path / "home"
+    home.mkdir()
+    job = {"MOORAGE_JOB": "j", "MOORAGE_REPLICA": "0", "MOORAGE_ATTEMPT": "1", "MOORAGE_FENCE": "1"}
+    env = {"HOME": str(home), "MOORAGE_TENANT": "default", INPUT_VARIABLE: "30000000", **job}
     async with (
         client(nats_url, unique) as moorage,
-        member(nats_url, tmp_path, "functions:digest", "--name", "digest", prefix=unique, env=room) as one,
+        member(nats_url, tmp_path, "functions:digest", "--name", "digest", prefix=unique, env=env) as one,
     ):
         await one.ready()
         told = [len(large), hashlib.sha256(large).hexdigest()]
         size, digest, files = await moorage.call("digest", large)
-        assert ([size, digest], len(files)) == (told, 1), "its data are a file while it runs"
+        assert ([size, digest], len(files)) == (told, 1), "its data are a file in the attempt's folder while it runs"
         assert [each[:2] async for each in moorage.service("digest").stream(large)] == [told]
         both = await asyncio.gather(*(moorage.call("digest", large[number:]) for number in range(2)))
         assert [each[0] for each in both] == [30_000_000, 29_999_999]

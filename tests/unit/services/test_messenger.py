@@ -142,7 +142,9 @@ def test_calls_that_outlast_the_grace_are_answered_just_before_it_is_over() -> N
     member(scene)
 
 
-def test_data_in_parts_are_kept_in_order_and_given_up_after_silence(tmp_path: Path, monkeypatch: Any) -> None:
+def test_data_in_parts_are_kept_in_order_until_the_answer_and_given_up_after_silence(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
     monkeypatch.chdir(tmp_path)
 
     async def scene(desk: Desk) -> None:
@@ -169,6 +171,17 @@ def test_data_in_parts_are_kept_in_order_and_given_up_after_silence(tmp_path: Pa
         assert (await whole).headers
         assert list(tmp_path.iterdir()) == []
 
+        async def cancel() -> None:
+            await desk.caller.send([(f"{NAME.subject}.cancel", f"inbox.{len(calls) - 1}".encode(), "")])
+            await asyncio.sleep(1)
+
+        read, to = await begin()
+        await put(to, 1, b"abcdef")
+        await cancel()
+        assert Path(desk.heads[-1].file).read_bytes() == b"abcdef", "the program may be reading it"
+        desk.answer()
+        assert (read.cancel(), list(tmp_path.iterdir())) == (True, [])
+
         lost, to = await begin()
         await put(to, 1, b"abc")
         await put(to, 3, b"def")
@@ -179,7 +192,7 @@ def test_data_in_parts_are_kept_in_order_and_given_up_after_silence(tmp_path: Pa
         await asyncio.sleep(SILENCE_S)
         assert ((await silent).headers or {})[ERROR] == "expired"
         left, to = await begin()
-        await desk.caller.send([(f"{NAME.subject}.cancel", f"inbox.{len(calls) - 1}".encode(), "")])
+        await cancel()
         await desk.full()  # the only place is free again
         assert not left.done()
         left.cancel()
