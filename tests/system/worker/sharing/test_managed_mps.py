@@ -142,14 +142,20 @@ class Scene:
 
 @contextlib.asynccontextmanager
 async def scene(
-    url: str, prefix: str, monkeypatch: pytest.MonkeyPatch, *boards: Board, opens: bool = True, **more: Any
+    url: str,
+    prefix: str,
+    monkeypatch: pytest.MonkeyPatch,
+    *boards: Board,
+    opens: bool = True,
+    notice: str = "60",
+    **more: Any,
 ) -> AsyncIterator[Scene]:
-    """`opens` says whether the worker is started."""
+    """`opens` says whether the worker is started, `notice` how many seconds an end waits for a daemon's answer."""
     monkeypatch.setattr(watched, "CHECK_S", 1.0)
     for module, name in ((control, "ASK_S"), (managed, "START_S"), (managed, "END_S")):
         monkeypatch.setattr(module, name, 60.0)  # the played program is slow on a busy machine
     spawn = supervisor_client._spawn
-    monkeypatch.setattr(supervisor_client, "_spawn", lambda state, words: spawn(state, (*words, "--notice", "8")))
+    monkeypatch.setattr(supervisor_client, "_spawn", lambda state, words: spawn(state, (*words, "--notice", notice)))
     with tempfile.TemporaryDirectory(prefix="mps-") as name:
         folder = Path(name)
         folder.chmod(0o777)  # jobs of another user write into it
@@ -249,7 +255,7 @@ async def test_a_daemon_that_cannot_serve_is_this_hosts_fault_and_leaves_nothing
 async def test_the_jobs_of_a_daemon_that_fails_are_lost_and_the_next_gets_another(
     nats_url: str, unique: str, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    async with scene(nats_url, unique, monkeypatch) as one:
+    async with scene(nats_url, unique, monkeypatch, notice="8") as one:  # one that is wedged never answers
         await one.client("first")
         [daemon] = one.daemons
         await one.share("elsewhere", slot=1)
