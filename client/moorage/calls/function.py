@@ -26,7 +26,6 @@ import msgspec
 
 from moorage.calls.wire import (
     BODY_BYTES_MAX,
-    FD_VARIABLE,
     FromProgram,
     ToProgram,
     decode_to_program,
@@ -34,7 +33,7 @@ from moorage.calls.wire import (
 )
 from moorage.schemas.errors import MoorageError
 from moorage.schemas.handler import Result, decode_result, encode_result
-from moorage.schemas.service import CONCURRENCY_VARIABLE, CONTENT_TYPE
+from moorage.schemas.service import CONCURRENCY_VARIABLE, CONTENT_TYPE, FD_VARIABLE
 from moorage.system.loops import loop_factory
 
 _MESSAGE_CHARS_MAX: Final = 2000

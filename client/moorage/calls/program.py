@@ -14,8 +14,8 @@ import socket
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from moorage.calls.wire import FD_VARIABLE, BadFrame, Frames, FromProgram, ToProgram, frame
-from moorage.schemas.service import CONCURRENCY_VARIABLE
+from moorage.calls.wire import BadFrame, Frames, FromProgram, ToProgram, frame
+from moorage.schemas.service import CONCURRENCY_VARIABLE, FD_VARIABLE
 
 #: what a program that is told to end may take before it is killed
 END_S: Final = 2.0

@@ -13,8 +13,6 @@ import msgspec
 
 from moorage.schemas.unreadable import UNREADABLE
 
-#: the program's end of the socket: a number of an open file
-FD_VARIABLE: Final = "MOORAGE_CALL_FD"
 #: a longer line is no frame; the server's max_payload bounds the bytes behind it
 LINE_BYTES_MAX: Final = 256 * 1024
 BODY_BYTES_MAX: Final = 64 * 1024 * 1024

@@ -52,6 +52,8 @@ INPUT_VARIABLE: Final = "MOORAGE_CALL_INPUT_BYTES"
 #: variables of an attempt that answers calls: how many it runs at the same time, and how long they may take at its end
 CONCURRENCY_VARIABLE: Final = "MOORAGE_CALL_CONCURRENCY"
 GRACE_VARIABLE: Final = "MOORAGE_CALL_GRACE"
+#: the variable of a program that `moorage serve` has started: its end of a socket, as the number of an open file
+FD_VARIABLE: Final = "MOORAGE_CALL_FD"
 #: the variable that names the file which `moorage serve` keeps while it takes calls, for `run.ready.call`; and that
 #: file, in the attempt's own folder
 READY_VARIABLE: Final = "MOORAGE_READY"

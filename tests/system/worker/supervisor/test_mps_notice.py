@@ -169,14 +169,14 @@ async def test_the_end_of_a_program_whose_lease_is_asked_back_is_announced_first
         assert (one.failed, {*one.terminated}) == ([], {str(process.pid)})
 
 
-#: handles SIGTERM, and lets its client save by itself: one in a session of its own, or that ignores the signal
+#: handles SIGTERM, and lets its client finish: a program of `moorage serve`, or one that ignores the signal
 LAUNCHERS = {
-    "own session": "start_new_session=True",
+    "served": "start_new_session=True, env={**os.environ, 'MOORAGE_CALL_FD': '3'}",
     "ignored": "preexec_fn=lambda: signal.signal(signal.SIGTERM, signal.SIG_IGN)",
 }
 LAUNCHER = (
     "import os, signal, subprocess, sys; signal.signal(signal.SIGTERM, lambda *_: {asked});"
-    " subprocess.Popen(sys.argv[1:], {how}).wait()"
+    " client = subprocess.Popen(sys.argv[1:], {how}); client.wait()"
 )
 
 
@@ -197,12 +197,24 @@ async def test_what_no_sigterm_ends_computes_until_it_is_killed(
         assert one.failed == []
 
 
-async def test_what_its_launcher_leaves_gets_sigterm_once_that_is_announced(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("how", "asked", "code"),
+    [
+        ("start_new_session=True", "client.terminate()", 0),
+        ("start_new_session=True", "os._exit(4)", 4),
+        (LAUNCHERS["served"], "os._exit(4)", 4),
+    ],
+    ids=["passes it on", "leaves it", "leaves what is served"],
+)
+async def test_what_its_launcher_ends_or_leaves_gets_sigterm_once_that_is_announced(
+    monkeypatch: pytest.MonkeyPatch, how: str, asked: str, code: int
+) -> None:
     async with scene(monkeypatch, *PATIENT) as one:
-        launcher = LAUNCHER.format(how=LAUNCHERS["own session"], asked="os._exit(4)")
+        launcher = LAUNCHER.format(how=how, asked=asked)
         await one.begin("a", script=f'exec {sys.executable} -IS -c "{launcher}" "$@"')
         await one.end("a", 120.0)
-        assert ((await one.rig.ended("a")).exit_code, len(one.terminated), one.failed) == (4, 1, [])
+        ended = await one.rig.ended("a")
+        assert (ended.exit_code, len({*one.terminated}), one.failed, ended.mps_not_asked) == (code, 1, [], "")
 
 
 @pytest.mark.parametrize("is_ending", [False, True])

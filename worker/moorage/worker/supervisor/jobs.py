@@ -529,13 +529,14 @@ class Jobs:
     def _announce(self, member: Member, then: Callable[[Member], None], *, everyone: bool) -> None:
         """Announce to a member's MPS daemon that its processes end: those that SIGTERM ends, or with `everyone` all.
 
+        Also those that a launcher may end with the SIGTERM that it gets: the neighbours would fail with each of them.
         Call `then` once that is done or has failed; at once for a member without a daemon. If all of them were
         announced a moment ago, or an announcement failed then, the daemon is not asked again.
         """
 
         def processes() -> list[Process]:
             found = self._rest(member, self._orphans())
-            ending = {each.pid for each in found} if everyone else ended_by_it(found, member.pid or 0)
+            ending = {each.pid for each in found} if everyone else ended_by_it(found, member.pid or 0, passed_on=True)
             return [each for each in found if each.pid in ending]
 
         def again(_: object) -> None:

@@ -16,11 +16,13 @@ import stat
 from collections.abc import Collection, Mapping
 from typing import Final
 
-from moorage.system.proctree import TICKS_PER_S, Process, boottime_s, kill_process
+from moorage.schemas.service import FD_VARIABLE
+from moorage.system.proctree import TICKS_PER_S, Process, boottime_s, kill_process, read_environ
 from moorage.worker.supervisor.checkpoint import ignores, takes
 
 #: most descriptors of one process that are searched for the pipe that feeds another
 DESCRIPTORS_MAX: Final = 4096
+_SERVED: Final = f"{FD_VARIABLE}=".encode()
 
 
 class Sigterm:
@@ -83,18 +85,34 @@ class Sigterm:
                 os.kill(self._group, number)  # its session does not exist yet
 
 
-def ended_by_it(processes: Collection[Process], group: int) -> set[int]:
-    """Return the pids of those of a job's processes that SIGTERM ends: they get it, and do not handle or ignore it."""
+def ended_by_it(processes: Collection[Process], group: int, *, passed_on: bool = False) -> set[int]:
+    """Return the pids of those of a job's processes that SIGTERM ends: they get it, and do not handle or ignore it.
+
+    With `passed_on` also those to which a launcher above them may pass it on. A program of `moorage serve` is none of
+    these: that lets it finish.
+    """
     takers = {each.pid for each in processes if takes(each.pid, signal.SIGTERM) is not False}
     parents = {each.pid: each.parent for each in processes}
     readers = _readers(processes, takers)
-    return {
-        each.pid
-        for each in processes
-        if each.pid not in takers and each.pid not in readers
-        if each.group == group or takers.isdisjoint(_above(each.pid, parents))
-        if not ignores(each.pid, signal.SIGTERM)
-    }
+    found: set[int] = set()
+    for process in processes:
+        if process.pid in takers or ignores(process.pid, signal.SIGTERM):
+            continue
+        above = _above(process.pid, parents)
+        if process.group == group or takers.isdisjoint(above):
+            gets = process.pid not in readers
+        else:
+            gets = passed_on and not any(_is_served_with(pid) for pid in (process.pid, *above))
+        if gets:
+            found.add(process.pid)
+    return found
+
+
+def _is_served_with(pid: int) -> bool:
+    """Return whether `moorage serve` has started a process, or one above it."""
+    with contextlib.suppress(PermissionError):  # a set-user-ID program
+        return any(entry.startswith(_SERVED) for entry in read_environ(pid) or ())
+    return False
 
 
 def _above(pid: int, parents: Mapping[int, int]) -> list[int]:
