@@ -103,6 +103,8 @@ class Services(Site):
                     ran_ms = self.now - self.since.setdefault(held.name, self.now)
                     if ran_ms >= WARM_MS and not held.place.job.startswith("batch"):
                         worker.look(held, ready=True)
+            self.offer_facts()
+            self.tick(self.dice.choice([1, 1_000]))  # with them the record may look at what moves, or not
             self.settle()
 
     def tick(self, ms: int = 1, *, obey: bool = True) -> Any:

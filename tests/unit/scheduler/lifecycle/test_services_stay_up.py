@@ -94,6 +94,13 @@ class Site(Driving):
             idle = MemberLoad(f"m{held.place.fence}-{held.place.replica}", 1, 0, 0, 0, False, 0, 0, 0, 0, 0, 0, *name)
             self.engine.offer_member_load("t", idle, self.now)
 
+    def offer_facts(self) -> None:
+        """Send what the workers have gathered, for the next record."""
+        for worker in self.workers.values():
+            if worker.session and (frame := worker.fact_frame()) is not None:
+                self.send(worker.id, frame)
+                worker.fact_answered(frame.no)
+
     def serving(self, job: str) -> int:
         """How many members of a job run and are ready."""
         found = self.state.job("t", job)

@@ -161,8 +161,9 @@ class Relocating:
         self._lifecycle.cancel(draft, job, why, ((index, index),))
 
     def _is_over(self, draft: Draft, job: Job, gone: int) -> None:
-        """Write that a move is over, and take this number away, once its devices were seen free; -1 is none."""
-        if gone >= 0 and any(index == gone for index, _ in job.lingering or ()):
+        """Write that a move is over, and take this number away, -1 for none: once the record of its end is folded."""
+        state = job.state_of(gone) if gone >= 0 else CANCELLED
+        if state is None or not IS_TERMINAL[state] or any(index == gone for index, _ in job.lingering or ()):
             return
         draft.add(Relocated(job.num, gone))
         self._jobs.discard(job.num)
