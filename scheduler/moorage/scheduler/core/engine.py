@@ -315,7 +315,8 @@ class Engine:
         self._built_ms = mono_ms
         self.orders.resume_turns(draft)
         orders = self._gather(flight, mono_ms)
-        if mono_ms - self._looked_ms >= 1000 and self._begins(SECOND, draft):
+        looks = mono_ms - self._looked_ms >= 1000 and self._begins(SECOND, draft)
+        if looks:
             self._looked_ms = mono_ms
             self._each_second(flight, mono_ms)
         draft.begin_bulk()
@@ -330,6 +331,9 @@ class Engine:
             self._take_orders(flight, orders)
         self._take_submits(flight)
         self.lifecycle.give_up(draft)
+        if looks:
+            self._at = SECOND
+            self.relocating.pass_time(draft)  # behind all that may end a member or its job in this record
         self._at = "queue"
         self._sweeping.go_on(draft)
         self._frozen.settle(draft)
@@ -651,7 +655,6 @@ class Engine:
         self.windows.pass_time(draft)
         self.lifecycle.starts.pass_time(draft)
         self.sessions.stalls.pass_time(draft)
-        self.relocating.pass_time(draft)
         self.services.pass_time(draft, self.scaling)
         self.admission.forget_cancels(draft)
         self._indexing.queue_rejections()

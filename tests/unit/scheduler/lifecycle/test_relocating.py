@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+import pytest
+
 from moorage.schemas.job import STATES
 from tests.unit.scheduler.lifecycle.test_services_stay_up import READY, WATCHED_S, Site
 
@@ -42,3 +44,24 @@ def test_the_end_of_a_moved_member_may_come_in_a_record_that_looks() -> None:
     assert (state(site, 0), state(site, 1)) == ("CANCELLED", "RUNNING")
     site.watch(3)
     assert site.job("a").numbers == ((1, 1),)
+
+
+@pytest.mark.parametrize("how", ["cancel", "deadline_s", "max_failed"])
+def test_what_ends_a_service_in_the_record_that_would_move_it_ends_all_of_it(how: str) -> None:
+    fields: dict[str, Any] = {"deadline_s": {"deadline_s": 60}, "max_failed": {"max_failed": 1}}.get(how, {})
+    members = 2 if how == "max_failed" else 1
+    run = {**RUNS["run"], "restart": "never"} if how == "max_failed" else RUNS["run"]
+    site = Site(members, run=run, **fields)
+    site.join_host("w1", members)
+    if (deadline_ms := site.job("a").deadline_ms) is not None:
+        site.watch(60, lambda: site.now + 2_000 >= deadline_ms)
+    site.tick(1)
+    site.offer_operate("drain", "w0")
+    if how == "cancel":
+        site.offer_cancel("a")
+    elif how == "max_failed":
+        site.workers["w0"].finish(next(iter(site.workers["w0"].held)), 1)
+        site.offer_facts()
+    site.tick(1_000 if deadline_ms is None else deadline_ms - site.now)
+    site.watch(20)
+    assert site.job("a").over, site.job("a").counts

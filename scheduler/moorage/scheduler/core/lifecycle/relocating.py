@@ -72,7 +72,10 @@ class Relocating:
         self._begun.clear()
 
     def pass_time(self, draft: Draft) -> None:
-        """Take the next step of each move, and begin those that are wanted; to be called once a second."""
+        """Take the next step of each move, and begin those that are wanted; to be called once a second.
+
+        That is behind all else in the record that may end a member: for what the record begins here, it is too late.
+        """
         for num in sorted(self._jobs):
             job = self._state.jobs.get(num)
             if job is None or job.over:
