@@ -7,6 +7,7 @@ from typing import Any, Final
 import pytest
 
 from moorage.schemas.job import STATES
+from moorage.schemas.ranges import is_in
 from tests.unit.scheduler.lifecycle.test_services_stay_up import READY, WATCHED_S, Site
 
 #: a service that says nothing of being ready serves once it runs
@@ -65,3 +66,36 @@ def test_what_ends_a_service_in_the_record_that_would_move_it_ends_all_of_it(how
     site.tick(1_000 if deadline_ms is None else deadline_ms - site.now)
     site.watch(20)
     assert site.job("a").over, site.job("a").counts
+
+
+def test_a_gpu_in_quarantine_holds_up_no_other_move_and_no_next_version() -> None:
+    site = moving(2)
+    w0 = site.workers["w0"]
+    w0.auto = False
+    site.watch(WATCHED_S, lambda: state(site, 0) == "CANCELLING")
+    [held] = [held for held in w0.held.values() if held.place.replica == 0]
+    w0.finish(held.name, -15, "end", freed=False)
+    w0.say("quarantined", held.place, 0, str(held.place.slots[0]))
+    site.watch(3)
+    assert (site.state.workers["w0"].quarantined.bit_count(), is_in(site.job("a").numbers, 0)) == (1, False)
+    site.take_snapshot()
+    site.lead()
+    site.renew()
+    w0.auto = True
+    site.watch(WATCHED_S)
+    assert (site.serving("a"), len(site.workers["w1"].held), site.job("a").relocating) == (2, 2, None)
+    site.operate("release", "w0")
+    site.watch(3)
+    assert site.job("a").held == 2
+    site.take_snapshot()
+
+
+def test_a_member_that_is_kept_on_a_lost_host_moves_no_more() -> None:
+    site = Site(1, on_partition="keep")
+    site.operate("drain", "w0")
+    site.watch(3)
+    assert site.job("a").relocating == (0, 1)
+    site.workers["w0"].session = ""
+    assert site.watch(300, lambda: state(site, 0) == "LOST_KEPT")
+    site.watch(3)
+    assert (site.job("a").relocating, site.job("a").numbers) == (None, ((0, 0),))

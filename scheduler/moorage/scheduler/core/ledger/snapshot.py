@@ -17,6 +17,7 @@ from moorage.scheduler.core.ledger import fairshare
 from moorage.scheduler.core.ledger.finished import ROW_BYTES, FinishedTable
 from moorage.scheduler.core.ledger.schedules import Schedule
 from moorage.scheduler.core.ledger.state import (
+    CANCELLED,
     QUEUED,
     Job,
     Member,
@@ -142,9 +143,9 @@ def _load_job(state: State, values: Sequence[Any], replicas: list[Sequence[Any]]
 def _ended(job: Job, index: int) -> Replica:
     """Return a replica that has ended, for its members whose devices are not free yet."""
     replica, state = Replica(job, index), job.state_of(index)
-    if state is None:
+    if state is None and not job.added:
         raise BadSnapshot(f"a worker has replica {index} of job {job.tenant}/{job.name}, which has none")
-    replica.state = state
+    replica.state = CANCELLED if state is None else state  # one that moved: its number is no longer one of the job
     return replica
 
 

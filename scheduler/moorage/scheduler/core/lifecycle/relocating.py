@@ -3,8 +3,9 @@
 Of a service one member moves at a time. Its replacement waits in the queue like any other replica, and counts towards
 limits and quotas: where these or the fleet have no room, there is none, and the member runs on until it is ended for
 another reason, such as the deadline of a drain. The number of the member, or that of a replacement that is not needed
-any more, is taken away once it is over. A service whose number of members follows its calls has numbers to spare: one
-of them is the replacement's, and the old one waits until calls need it.
+any more, is taken away once it is over, though its attempt may keep devices in quarantine. A service whose number of
+members follows its calls has numbers to spare: one of them is the replacement's, and the old one waits until calls need
+it.
 
 The ledger has which number leaves for which (`Job.relocating`), so a new leader goes on with it.
 """
@@ -21,6 +22,7 @@ from moorage.scheduler.core.ledger.state import (
     CANCELLED,
     ENDING,
     IS_TERMINAL,
+    LOST_KEPT,
     MAY_END,
     QUEUED,
     RUNNING,
@@ -128,7 +130,7 @@ class Relocating:
             self._is_over(draft, job, new if has_more and was != CANCELLED else old if has_more else -1)
         elif was == CANCELLED and has_more:
             self._is_over(draft, job, old)
-        elif IS_TERMINAL[was]:
+        elif IS_TERMINAL[was] or was == LOST_KEPT:  # the latter waits for its worker, or an operator
             self._give_up(draft, job, new, has_more=has_more)
         elif was in (QUEUED, ENDING):  # it was ended before its replacement served
             if now == QUEUED or not has_more:
@@ -166,7 +168,7 @@ class Relocating:
     def _is_over(self, draft: Draft, job: Job, gone: int) -> None:
         """Write that a move is over, and take this number away, -1 for none: once the record of its end is folded."""
         state = job.state_of(gone) if gone >= 0 else CANCELLED
-        if state is None or not IS_TERMINAL[state] or any(index == gone for index, _ in job.lingering or ()):
+        if state is None or not IS_TERMINAL[state]:
             return
         draft.add(Relocated(job.num, gone))
         self._jobs.discard(job.num)

@@ -355,7 +355,10 @@ class Relocate(OfJob, tag="relocate"):
 
 
 class Relocated(OfJob, tag="relocated"):
-    """A replica moves no more. The number of one that has ended (`gone`) is no longer one of the job; -1: none is."""
+    """A replica moves no more. The number of one that has ended (`gone`) is no longer one of the job; -1: none is.
+
+    The devices of its attempt may not be free yet: these are found by the number and the fence.
+    """
 
     IS_DECISION: ClassVar[bool] = True
     gone: int
@@ -364,8 +367,7 @@ class Relocated(OfJob, tag="relocated"):
         super().check(checking)
         job = checking.state.jobs[self.job]
         state = job.state_of(self.gone) if self.gone >= 0 else SUCCEEDED
-        lingers = any(index == self.gone for index, _ in job.lingering or ())
-        if job.relocating is None or job.over or state is None or not IS_TERMINAL[state] or lingers:
+        if job.relocating is None or job.over or state is None or not IS_TERMINAL[state]:
             raise FoldError(f"act {self.tag} of job {self.job} takes replica {self.gone} away")
 
     def fold(self, folding: Folding) -> None:
