@@ -6,6 +6,7 @@ from typing import Any, Final
 
 import pytest
 
+from moorage.scheduler.core.events import Cancel
 from moorage.schemas.job import STATES
 from moorage.schemas.ranges import is_in
 from tests.unit.scheduler.lifecycle.test_services_stay_up import READY, WATCHED_S, Site
@@ -26,6 +27,11 @@ def tick_until(site: Site, index: int, wanted: str) -> None:
             return
         site.tick(100)
     raise AssertionError(f"replica {index} is {state(site, index)}, never {wanted}")
+
+
+def cancel_replica(site: Site, index: int) -> None:
+    site.engine.offer(Cancel("t", "a", "cancelled", replicas=((index, index),)))
+    site.tick()
 
 
 def moving(members: int = 1, **fields: Any) -> Site:
@@ -99,3 +105,26 @@ def test_a_member_that_is_kept_on_a_lost_host_moves_no_more() -> None:
     assert site.watch(300, lambda: state(site, 0) == "LOST_KEPT")
     site.watch(3)
     assert (site.job("a").relocating, site.job("a").numbers) == (None, ((0, 0),))
+
+
+@pytest.mark.parametrize("gpus", [0, 1], ids=["its replacement waits", "its replacement loads"])
+def test_a_cancel_of_one_replica_that_moves_is_for_good(gpus: int) -> None:
+    site = Site(2)
+    site.join_host("w1", 1)
+    if not gpus:
+        site.operate("cordon", "w1")
+    site.operate("drain", "w0")
+    assert site.watch(10, lambda: site.job("a").relocating == (0, 2) and site.held_on("w1") == gpus)
+    cancel_replica(site, 0)
+    site.watch(10)
+    site.operate("uncordon", "w1")
+    site.watch(WATCHED_S)
+    assert site.job("a").size == 2
+    assert site.job("a").counts == {"RUNNING": 1, "CANCELLED": 1}
+
+
+def test_a_cancel_of_another_replica_changes_nothing_of_the_move() -> None:
+    site = moving(2)
+    cancel_replica(site, 1)
+    site.watch(WATCHED_S)
+    assert (site.job("a").numbers, site.job("a").counts) == (((1, 2),), {"RUNNING": 1, "CANCELLED": 1})

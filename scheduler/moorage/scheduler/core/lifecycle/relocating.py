@@ -20,12 +20,16 @@ from moorage.scheduler.core.ledger.acts import Relocate, Relocated
 from moorage.scheduler.core.ledger.records import Count
 from moorage.scheduler.core.ledger.state import (
     CANCELLED,
+    CANCELLING,
     ENDING,
     IS_TERMINAL,
     LOST_KEPT,
     MAY_END,
     QUEUED,
+    REPLICA,
     RUNNING,
+    STATE,
+    WHY,
     Job,
     Member,
     Replica,
@@ -38,6 +42,8 @@ from moorage.schemas.ranges import NUMBERS_MAX
 
 #: after a replacement that ended before it served, the next one is begun this much later
 AGAIN_MS: Final = 60_000
+#: how the reason of a cancel begins by which a move ends its member
+MOVED: Final = "moved to replica "
 
 
 def is_serving(draft: Draft, replica: Replica, request: Request) -> bool:
@@ -46,6 +52,12 @@ def is_serving(draft: Draft, replica: Replica, request: Request) -> bool:
     if row.state != RUNNING or row.member is None:
         return False
     return request.workload.ready is None or draft.is_ready(row.member)
+
+
+def _has_moved(job: Job, index: int) -> bool:
+    """Return whether a replica was cancelled because another one serves in its place, not by anybody's order."""
+    cancels = (row[WHY] for row in job.story if row[REPLICA] == index and row[STATE] in (CANCELLING, CANCELLED))
+    return any(why.startswith(MOVED) for why in cancels)
 
 
 class Relocating:
@@ -125,25 +137,26 @@ class Relocating:
         request = self._lifecycle.request_of(job)
         was, now = self._state_of(draft, job, old), self._state_of(draft, job, new)
         has_more = job.size > request.copies
+        moved = _has_moved(job, old)
         if IS_TERMINAL[now]:  # it ended by itself, or is not needed any more
             self._again_ms[job.num] = draft.time_ms + (AGAIN_MS if was in MAY_END else 0)
-            self._is_over(draft, job, new if has_more and was != CANCELLED else old if has_more else -1)
-        elif was == CANCELLED and has_more:
+            self._is_over(draft, job, (old if moved else new) if has_more else -1)
+        elif moved:
             self._is_over(draft, job, old)
-        elif IS_TERMINAL[was] or was == LOST_KEPT:  # the latter waits for its worker, or an operator
+        elif IS_TERMINAL[was] or was in (CANCELLING, LOST_KEPT):  # the last waits for its worker, or an operator
             self._give_up(draft, job, new, has_more=has_more)
         elif was in (QUEUED, ENDING):  # it was ended before its replacement served
             if now == QUEUED or not has_more:
                 self._give_up(draft, job, new, has_more=has_more)
             else:
-                self._cancel(draft, job, old, f"moved to replica {new}")
+                self._cancel(draft, job, old, f"{MOVED}{new}")
         elif was in MAY_END:
             member = job.rows[old].member
             assert member is not None
             if draft.worker(member.worker).flag != "draining" or not self._moves(draft, job, request):
                 self._give_up(draft, job, new, has_more=has_more)
             elif (row := job.rows.get(new)) is not None and is_serving(draft, row, request):
-                why = f"moved to replica {new}: {member.worker.id} is drained"
+                why = f"{MOVED}{new}: {member.worker.id} is drained"
                 if has_more:
                     self._cancel(draft, job, old, why)
                 else:
