@@ -9,7 +9,7 @@ import pytest
 from moorage.scheduler.core.events import Cancel
 from moorage.schemas.job import STATES
 from moorage.schemas.ranges import is_in
-from tests.unit.scheduler.lifecycle.test_services_stay_up import READY, WATCHED_S, Site
+from tests.unit.scheduler.lifecycle.test_services_stay_up import DOES, READY, WATCHED_S, Site
 
 #: a service that says nothing of being ready serves once it runs
 RUNS: Final = {"run": {name: value for name, value in READY.items() if name != "ready"}}
@@ -128,3 +128,21 @@ def test_a_cancel_of_another_replica_changes_nothing_of_the_move() -> None:
     cancel_replica(site, 1)
     site.watch(WATCHED_S)
     assert (site.job("a").numbers, site.job("a").counts) == (((1, 2),), {"RUNNING": 1, "CANCELLED": 1})
+
+
+@pytest.mark.parametrize("how", ["start_after_s", "held", "fails again and again"])
+def test_a_drain_moves_members_while_the_next_version_does_not_take_their_place(how: str) -> None:
+    site = Site(1)
+    fields: dict[str, Any] = {"start_after_s": {"start_after_s": 36_000}}.get(how, {})
+    if how == "fails again and again":
+        site.does["b"] = DOES["fails at its start"]
+    site.serve("b", instead_of="a", **fields)
+    if how == "held":
+        site.order("hold", job="b")
+    site.watch(WATCHED_S)
+    assert site.serving("a") == 1
+    site.fewest = 1
+    site.join_host("w1", 2)
+    site.operate("drain", "w0")
+    site.watch(WATCHED_S)
+    assert (site.fewest, site.serving("a"), site.held_on("w0")) == (1, 1, 0)

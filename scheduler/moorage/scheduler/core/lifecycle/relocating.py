@@ -124,7 +124,8 @@ class Relocating:
         """Return whether members of a job move: of a service, unless its next version takes its place anyway."""
         if request.service is None or request.workload.items is not None or draft.job(job).hold is not None:
             return False
-        return self._services.live(draft, job.tenant, request.service.name) == [job]
+        live = self._services.live(draft, job.tenant, request.service.name)
+        return live[:1] == [job] and not any(self._services.replaces(draft, each) for each in live[1:])
 
     @staticmethod
     def _spare(draft: Draft, job: Job) -> int | None:

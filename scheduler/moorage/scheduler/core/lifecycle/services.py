@@ -130,8 +130,8 @@ class Services:
                 continue
             if any(job.relocating is not None for job in pair):
                 continue  # each has as many numbers as its request once that is over
-            if pair[1].awaits or draft.job(pair[1]).hold is not None:
-                continue  # it may begin hours from now: until then the old one follows its calls
+            if _is_put_off(draft, pair[1]):
+                continue  # until it may begin, the old one follows its calls
             if draft.bulk_full:
                 continue
             if self._has_failed(draft, pair[1]):
@@ -191,6 +191,11 @@ class Services:
         if not self._has_failed(draft, new) and (helping := self._helping(draft, scaling, old, new, ready, most)):
             scaling.give_way(draft, old, f"gives its place to job {new.name}, which replaces it", helping)
 
+    def replaces(self, draft: Draft, new: Job) -> bool:
+        """Return whether the next version of a service takes the place of the old one now: it may begin, and has not
+        failed."""
+        return not _is_put_off(draft, new) and not self._has_failed(draft, new)
+
     @staticmethod
     def _has_failed(draft: Draft, job: Job) -> bool:
         """Return whether the last attempt of one of a job's replicas has ended, and never was ready."""
@@ -234,6 +239,11 @@ class Services:
 
 def _serves(request: Request, service: str) -> bool:
     return request.service is not None and request.service.name == service
+
+
+def _is_put_off(draft: Draft, job: Job) -> bool:
+    """Return whether a job waits for other jobs, a time or an operator, so that it may begin hours from now."""
+    return bool(job.awaits) or draft.job(job).hold is not None
 
 
 def _is_ready(draft: Draft, replica: Replica) -> bool:
