@@ -383,3 +383,24 @@ def test_only_what_was_replaced_is_said_to_be(members: int) -> None:
     site.watch(WATCHED_S)
     ends = [change for event in site.events if event["job"] == "a" for change in event["changes"]]
     assert not [change for change in ends if change["state"] == "CANCELLED"]
+
+
+@pytest.mark.parametrize("how", ["requeued", "fenced", "its host began anew", "its host is gone"])
+def test_a_next_version_whose_attempt_did_not_end_by_itself_has_not_failed(how: str) -> None:
+    site = Site(1)
+    site.join_host("w1", 1)
+    site.serve("b", instead_of="a")
+    site.settle()
+    w1 = site.workers["w1"]
+    assert site.states("b") == ["RUNNING"], "it is not ready yet"
+    site.operate("cordon", "w1")
+    if how == "requeued":
+        site.order("requeue", job="b")
+    elif how == "its host is gone":
+        w1.session = ""
+    else:
+        w1.fence() if how == "fenced" else w1.die()
+        site.join(w1)
+    site.settle()
+    assert site.watch(300, lambda: site.serving("b") == 1), "the old version gave way to it"
+    assert site.held_on("w0") == 1

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import Final
 
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.events import Submit, Wake
+from moorage.scheduler.core.ledger.records import BY_WORKER
 from moorage.scheduler.core.ledger.state import (
+    BY,
     ENDING,
     FENCE,
     HAS_DEVICES,
@@ -19,17 +21,20 @@ from moorage.scheduler.core.ledger.state import (
     REPLICA,
     RUNNING,
     STATE,
+    WHY,
     Job,
     Member,
     Replica,
     State,
+    Transition,
     exit_code_of,
 )
 from moorage.scheduler.core.lifecycle.max_running import wanted_of
 from moorage.scheduler.core.lifecycle.scaling import Scaling
+from moorage.scheduler.core.lifecycle.suspects import WITH_SUPERVISOR
 from moorage.scheduler.core.lifecycle.transitions import Lifecycle
-from moorage.schemas.errors import Problem, problem
-from moorage.schemas.frames import Answer
+from moorage.schemas.errors import ENDED_AS_ASKED, ENDED_FROZEN, UPGRADED, Problem, problem, reason_of
+from moorage.schemas.frames import START_FAILED, Answer
 from moorage.schemas.job import Request
 from moorage.schemas.names import word_of
 from moorage.schemas.ranges import count_of, ranges_of
@@ -38,6 +43,8 @@ from moorage.schemas.ranges import count_of, ranges_of
 ROOM_MS: Final = 5_000
 #: states of a replica that serves, or will do so without another decision
 _GOES_ON: Final = (ON_WORKER - LEAVING) | {QUEUED}
+#: how a worker tells the ends of attempts that are not the job's doing
+_NOT_BY_ITSELF: Final = {ENDED_AS_ASKED, ENDED_FROZEN, UPGRADED, WITH_SUPERVISOR, "lost", "fence", "supervisor-died"}
 #: so many of a tenant's newest jobs are looked at for the last one of a service, and so many services are named
 LOOKED_MAX: Final = 1_000
 NAMED_MAX: Final = 20
@@ -198,12 +205,16 @@ class Services:
 
     @staticmethod
     def _has_failed(draft: Draft, job: Job) -> bool:
-        """Return whether the last attempt of one of a job's replicas has ended, and never was ready."""
+        """Return whether the last attempt of one of a job's replicas ended by itself, and never was ready."""
         ended = [row for row in job.rows.values() if row.attempt and draft.replica(row).state == QUEUED]
         if not ended and not job.bad:
             return False
-        ready = {(row[REPLICA], row[FENCE]) for row in job.story if row[STATE] == READY}
-        return any((row.index, row.fence) not in ready for row in ended) or (bool(job.bad) and not ready)
+        attempts: dict[tuple[int, int], list[Transition]] = {}
+        for row in job.story:
+            attempts.setdefault((row[REPLICA], row[FENCE]), []).append(row)
+        if any(_ended_by_itself(attempts.get((row.index, row.fence), ())) for row in ended):
+            return True
+        return bool(job.bad) and not any(row[STATE] == READY for row in job.story)
 
     def _helping(self, draft: Draft, scaling: Scaling, old: Job, new: Job, ready: int, most: int) -> list[Member]:
         """Return the members of the old job of which one is to end for the new one, which finds no place.
@@ -239,6 +250,16 @@ class Services:
 
 def _serves(request: Request, service: str) -> bool:
     return request.service is not None and request.service.name == service
+
+
+def _ended_by_itself(attempt: Sequence[Transition]) -> bool:
+    """Return whether an attempt could not be started, or ended before it was ready: not as asked, nor by its host."""
+    states = {row[STATE] for row in attempt}
+    if not attempt or attempt[-1][STATE] != QUEUED or states & {READY, ENDING}:
+        return False
+    why = reason_of(attempt[-1][WHY])
+    by_worker = attempt[-1][BY] == BY_WORKER  # else it was lost with its worker, or does not hold it
+    return why.startswith(START_FAILED) or (RUNNING in states and by_worker and why not in _NOT_BY_ITSELF)
 
 
 def _is_put_off(draft: Draft, job: Job) -> bool:
