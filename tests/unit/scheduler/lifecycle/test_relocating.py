@@ -146,3 +146,20 @@ def test_a_drain_moves_members_while_the_next_version_does_not_take_their_place(
     site.operate("drain", "w0")
     site.watch(WATCHED_S)
     assert (site.fewest, site.serving("a"), site.held_on("w0")) == (1, 1, 0)
+
+
+@pytest.mark.parametrize("fields", [{"replicas": 4, "max_running": 2}, {"replicas": {"min": 2, "max": 4}}])
+@pytest.mark.parametrize("crashed", [False, True], ids=["", "another one gets the place"])
+def test_a_member_moves_where_fewer_run_than_there_are_replicas(crashed: bool, fields: dict[str, Any]) -> None:
+    site = Site(2, **fields)
+    if crashed:
+        site.workers["w0"].finish(next(iter(site.workers["w0"].held)), 1)
+        site.settle()
+        site.watch(3)
+    site.fewest, site.most = site.serving("a"), 0
+    site.operate("drain", "w0")
+    site.watch(2)
+    site.join_host("w1", 3)
+    site.watch(WATCHED_S)
+    assert (site.held_on("w0"), site.held_on("w1"), site.serving("a")) == (0, 2, 2)
+    assert (site.fewest, site.most, site.job("a").size) == (2, 3, 4)

@@ -3,9 +3,9 @@
 Of a service one member moves at a time. Its replacement waits in the queue like any other replica, and counts towards
 limits and quotas: where these or the fleet have no room, there is none, and the member runs on until it is ended for
 another reason, such as the deadline of a drain. The number of the member, or that of a replacement that is not needed
-any more, is taken away once it is over, though its attempt may keep devices in quarantine. A service whose number of
-members follows its calls has numbers to spare: one of them is the replacement's, and the old one waits until calls need
-it.
+any more, is taken away once it is over, though its attempt may keep devices in quarantine. A service of which not all
+replicas run, by its calls or its `max_running`, has numbers to spare: one of them is the replacement's, and the old one
+waits until it is its turn.
 
 The ledger has which number leaves for which (`Job.relocating`), so a new leader goes on with it.
 """
@@ -35,6 +35,7 @@ from moorage.scheduler.core.ledger.state import (
     Replica,
     State,
 )
+from moorage.scheduler.core.lifecycle.max_running import most_of
 from moorage.scheduler.core.lifecycle.services import Services
 from moorage.scheduler.core.lifecycle.transitions import Lifecycle
 from moorage.schemas.job import Request
@@ -58,6 +59,13 @@ def _has_moved(job: Job, index: int) -> bool:
     """Return whether a replica was cancelled because another one serves in its place, not by anybody's order."""
     cancels = (row[WHY] for row in job.story if row[REPLICA] == index and row[STATE] in (CANCELLING, CANCELLED))
     return any(why.startswith(MOVED) for why in cancels)
+
+
+def _is_spare(draft: Draft, job: Job, index: int, request: Request) -> bool:
+    """Return whether as many replicas serve besides this one as may run while none moves."""
+    most = most_of(job, request)
+    serving = sum(is_serving(draft, row, request) for row in job.rows.values() if row.index != index)
+    return most is not None and serving >= most - 1
 
 
 class Relocating:
@@ -110,7 +118,8 @@ class Relocating:
         request = self._lifecycle.request_of(job)
         if not self._moves(draft, job, request) or not self._lifecycle.is_on_worker(draft, member):
             return
-        if request.scale is not None and (spare := self._spare(draft, job)) is not None:
+        bounded = request.scale is not None or request.max_running is not None
+        if bounded and (spare := self._spare(draft, job)) is not None:
             new = spare
         else:
             new = request.numbers[-1][1] + job.added + 1
@@ -162,6 +171,11 @@ class Relocating:
                     self._cancel(draft, job, old, why)
                 else:
                     self._lifecycle.leave(draft, member, why, Count.NONE)
+                    self._is_over(draft, job, -1)  # else it could take the place of one more itself
+            elif now == QUEUED and _is_spare(draft, job, old, request):
+                why = f"another replica serves in its place: {member.worker.id} is drained"
+                self._lifecycle.leave(draft, member, why, Count.NONE)
+                self._give_up(draft, job, new, has_more=has_more)
 
     @staticmethod
     def _state_of(draft: Draft, job: Job, index: int) -> int:
