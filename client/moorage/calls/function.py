@@ -131,8 +131,10 @@ def _positional(function: Callable[..., Any]) -> int:
 
 
 def _data_of(call: ToProgram, body: bytes) -> Any:
-    """Return a call's data: JSON and text as values if the caller says that they are, else bytes. Raises ValueError."""
-    return decode_result(Result(call.headers.get(CONTENT_TYPE, ""), body))
+    """Return a call's data: JSON and text as values if the caller says that they are, else bytes. Raises ValueError,
+    and OSError or MemoryError for data that came in parts and cannot be read."""
+    data = Path(call.file).read_bytes() if call.file else body
+    return decode_result(Result(call.headers.get(CONTENT_TYPE, ""), data))
 
 
 def _answer(value: Any, *, answer: int = 0, part: int = 0) -> bytes:
@@ -221,12 +223,7 @@ def _read(reader: BinaryIO) -> Iterator[tuple[ToProgram, bytes]]:
         head: ToProgram = decode_to_program(line)
         if head.end:
             return
-        yield head, kept(head) if head.file else reader.read(head.bytes) if head.bytes else b""
-
-
-def kept(head: ToProgram) -> bytes:
-    """Return the data of a call that came in parts."""
-    return Path(head.file).read_bytes()
+        yield head, reader.read(head.bytes) if head.bytes else b""
 
 
 async def serve_async(served: Served, link: socket.socket, places: int) -> None:
@@ -244,10 +241,7 @@ async def serve_async(served: Served, link: socket.socket, places: int) -> None:
                 context._cancelled.set()
                 task.cancel()
         elif call.call:
-            if call.file:
-                body = await asyncio.to_thread(kept, call)
-            else:
-                body = await reader.readexactly(call.bytes) if call.bytes else b""
+            body = await reader.readexactly(call.bytes) if call.bytes else b""
             context = Context(call)
             task = asyncio.get_running_loop().create_task(run_async(served, call, body, context, writer))
             running[call.call] = task, context
@@ -275,7 +269,8 @@ def _over(
 
 async def run_async(served: Served, call: ToProgram, body: bytes, context: Context, writer: Writer) -> None:
     try:
-        value = served(_data_of(call, body), context)
+        data = await asyncio.to_thread(_data_of, call, body) if call.file else _data_of(call, body)
+        value = served(data, context)
         if isinstance(value, AsyncIterator):
             async for each in value:
                 writer.write(_answer(each, part=call.call))

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, Final, cast
 
 from moorage.bus.connection import Connection
-from moorage.calls.function import Context, Served, error_frame, kept, run, run_async
+from moorage.calls.function import Context, Served, error_frame, run, run_async
 from moorage.calls.messenger import Messenger, Name
 from moorage.calls.program import Program
 from moorage.calls.wire import Frames, ToProgram
@@ -111,7 +111,6 @@ class _Function:
             context._cancelled.set()
             task.cancel()
         elif head.call:
-            body = kept(head) if head.file else body
             context = Context(head)
             task = asyncio.get_running_loop().create_task(self._run(head, body, context))
             self._running[head.call] = task, context
