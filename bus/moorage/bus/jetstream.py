@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -292,7 +292,7 @@ class JetStream:
         *,
         to_seq: int | None = None,
         batch_bytes: int = BATCH_BYTES,
-    ) -> AsyncIterator[StoredMessage]:
+    ) -> AsyncGenerator[StoredMessage, None]:
         """Yield the messages from `from_seq` on, in order, up to `to_seq`, or up to the end as it was at the start.
 
         Without a filter, every sequence must follow the one before. A jump raises `StreamGap`; so does an end that

@@ -11,14 +11,14 @@ import base64
 import contextlib
 import hashlib
 import secrets
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 
 import msgspec
 
 from moorage.bus.errors import BusError, JetStreamRefused, NoResponders, PermissionRefused, StreamGap, StreamMismatch
-from moorage.bus.jetstream import ERR_STREAM_NOT_FOUND, JetStream, JsError, wall_seconds
+from moorage.bus.jetstream import BATCH_BYTES, ERR_STREAM_NOT_FOUND, JetStream, JsError, wall_seconds
 from moorage.bus.jetstream_answers import StoredMessage
 from moorage.schemas.subjects import Subjects
 from moorage.schemas.unreadable import UNREADABLE
@@ -191,17 +191,21 @@ class ObjectStore:
         }
         return await self.append(self._description(name), _encode(described), _ALONE)
 
-    async def get(self, info: ObjectInfo) -> AsyncIterator[bytes]:
-        """Yield the pieces of an object that `find` has found.
+    async def get(self, info: ObjectInfo, batch_bytes: int = BATCH_BYTES) -> AsyncGenerator[bytes, None]:
+        """Yield the pieces of an object that `find` has found, asked for in batches of so many bytes.
 
         Raises BusError: StreamGap, after the last piece, if pieces are missing or have another digest.
         """
         digest, size = hashlib.sha256(), 0
         if info.chunks:
-            async for piece in self._jetstream.read_range(self._stream, self.subject(info.nuid), to_seq=info.seq):
-                digest.update(piece.data)
-                size += len(piece.data)
-                yield piece.data
+            found = self._jetstream.read_range(
+                self._stream, self.subject(info.nuid), to_seq=info.seq, batch_bytes=batch_bytes
+            )
+            async with contextlib.aclosing(found) as pieces:
+                async for piece in pieces:
+                    digest.update(piece.data)
+                    size += len(piece.data)
+                    yield piece.data
         said = info.digest.removeprefix(_DIGEST)
         if size != info.size or said.rstrip("=") != base64.urlsafe_b64encode(digest.digest()).decode().rstrip("="):
             raise StreamGap(self._stream, info.seq, 0)

@@ -233,7 +233,8 @@ class AsyncClient:
         python: str,
         check: bool,
     ) -> Job:
-        from moorage.client.mapping import VALUE, check_fields, check_of, named, travelling
+        from moorage.client.map_runner import VALUE
+        from moorage.client.mapping import check_fields, check_of, named, travelling
 
         job = named(job)
         with travelling(function, how, sweep) as (words, paths):

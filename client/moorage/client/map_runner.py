@@ -21,8 +21,8 @@ FOLDER = "moorage-map"
 RUNNER = "moorage_map_runner.py"
 ITEMS = "moorage-items.jsonl"
 PICKLE = "function.pickle"
-#: what the function returned, or raised
-VALUE = "value.json"
+#: what the function returned, or raised: by its name and place the first in the archive of what is kept
+VALUE = ".moorage-value.json"
 #: bytes of a value as JSON
 VALUE_BYTES_MAX = 64 << 20
 #: as EX_CONFIG of sysexits.h
@@ -85,7 +85,7 @@ def main(words: Sequence[str], root: Path) -> int:
     with (root / ITEMS).open(encoding="utf-8") as file:
         item = json.loads(next(itertools.islice(file, number, None)))
     written = outcome(function, item)
-    (root / FOLDER / VALUE).write_bytes(written)
+    (root / VALUE).write_bytes(written)
     return int(written.startswith(b'{"error"'))
 
 

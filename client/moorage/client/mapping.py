@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 Travel = Literal["module", "cloudpickle"]
 #: whether failures are raised in their turn, or given in their places
 Errors = Literal["raise", "return"]
-VALUE: Final = f"{map_runner.FOLDER}/{map_runner.VALUE}"
 #: bytes around a value in its file
 _ENVELOPE_BYTES: Final = 64
 #: shortest time between two questions about the replicas, in seconds
@@ -164,7 +163,7 @@ async def outcomes(
     function.
     """
     request = (await client.read("show", {"job": job})).get("request", {})
-    if VALUE not in request.get("run", {}).get("keep", ()):
+    if map_runner.VALUE not in request.get("run", {}).get("keep", ()):
         raise rejected(
             "failed-precondition", f"job {job} calls no function, so it has no answers", job=job,
             next=f"moorage show {word_of(job)}",
@@ -244,7 +243,7 @@ async def _answer(client: Connected, job: str, row: Mapping[str, Any]) -> Any:
 
 async def _kept_outcome(client: Connected, name: str) -> _Outcome | None:
     """Return what a replica has kept; None if that is not there, or is something else."""
-    found = await stored_file(client, name, VALUE, map_runner.VALUE_BYTES_MAX + _ENVELOPE_BYTES)
+    found = await stored_file(client, name, map_runner.VALUE, map_runner.VALUE_BYTES_MAX + _ENVELOPE_BYTES)
     with contextlib.suppress(*UNREADABLE):
         return None if found is None else _decode_outcome(found)
     return None

@@ -3,40 +3,40 @@
 from __future__ import annotations
 
 import asyncio
-import tarfile
-import tempfile
-from typing import IO, TYPE_CHECKING
+import contextlib
+from typing import TYPE_CHECKING, Final
 
 from moorage.client.kept_files import KEPT_BYTES_MAX
 from moorage.client.sending import bucket_of
-from moorage.system.archives import BadArchive, Inflating
+from moorage.system.archives import BadArchive, FoundFile, Inflating
 
 if TYPE_CHECKING:
     from moorage.client.connected import Connected
+
+#: bytes that are asked for at once: most files are small, and what was asked for comes
+_BATCH_BYTES: Final = 512 * 1024
 
 
 async def stored_file(client: Connected, name: str, path: str, bytes_max: int) -> bytes | None:
     """Return a file at this `path` in the archive of this `name`, cut at `bytes_max`; None if either is not there.
 
-    Raises what `Connected.again` raises.
+    What is behind it in the archive is not read. Raises what `Connected.again` raises.
     """
     store = bucket_of(client)
-    info = await client.again(lambda: store.find(name))
-    if info is None:
-        return None
-    with tempfile.TemporaryFile() as plain:
-        inflating = Inflating(plain, KEPT_BYTES_MAX)
-        try:
-            async for piece in store.get(info):
-                await asyncio.to_thread(inflating.feed, piece)
-            inflating.address()
-            return await asyncio.to_thread(_read, plain, path, bytes_max)
-        except (BadArchive, KeyError, tarfile.TarError):
+
+    async def read() -> bytes | None:
+        info = await store.find(name)
+        if info is None:
             return None
+        file = FoundFile(path, bytes_max)
+        inflating = Inflating(file, KEPT_BYTES_MAX)
+        async with contextlib.aclosing(store.get(info, _BATCH_BYTES)) as pieces:
+            async for piece in pieces:
+                await asyncio.to_thread(inflating.feed, piece)
+                if (content := file.content()) is not None:
+                    return content
+        return file.content(at_end=True)
 
-
-def _read(plain: IO[bytes], path: str, bytes_max: int) -> bytes | None:
-    plain.seek(0)
-    with tarfile.open(fileobj=plain) as archive:
-        file = archive.extractfile(path)
-        return None if file is None else file.read(bytes_max)
+    with contextlib.suppress(BadArchive):
+        return await client.again(read)
+    return None

@@ -15,7 +15,7 @@ import tarfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
-from typing import IO, BinaryIO, Final
+from typing import IO, Final, Protocol, cast
 
 #: files, folders and links of one archive
 MEMBERS_MAX: Final = 100_000
@@ -35,6 +35,8 @@ _SAMPLE_BYTES: Final = 64 * 1024
 
 #: a member that only holds what stands in the header of the next one, such as a long name
 _HEADER_BYTES_MAX: Final = 64 * 1024
+#: so much behind a header's begin has all of it, with the members before it that only hold its names
+_AHEAD_BYTES: Final = 4 * _HEADER_BYTES_MAX
 _HEADERS: Final = (
     tarfile.GNUTYPE_LONGNAME,
     tarfile.GNUTYPE_LONGLINK,
@@ -223,13 +225,91 @@ def compressed(tar: IO[bytes]) -> Iterator[bytes]:
     yield deflater.flush()
 
 
+class FoundFile:
+    """Takes the content of a tar file in pieces, and of it keeps one plain file, cut at `bytes_max`.
+
+    What passes by before is not held, so that this takes a few hundred KiB of memory beside the file.
+    """
+
+    def __init__(self, path: str, bytes_max: int) -> None:
+        self._path = PurePosixPath(path)
+        self._bytes_max = bytes_max
+        self._held = bytearray()
+        self._begin = 0  # where in the tar file the held part begins
+        self._at = 0
+        self._archive: tarfile.TarFile | None = None
+        self._place: tuple[int, int] | None = None
+        self._count = 0
+
+    def write(self, data: bytes, /) -> None:
+        """Take the next piece."""
+        self._held += data
+
+    def content(self, *, at_end: bool = False) -> bytes | None:
+        """Return the file once it has come, None before. Raises BadArchive if there is none, at the latest `at_end`."""
+        if self._place is None:
+            self._look(at_end)
+        if self._place is None:
+            return None
+        begin, size = self._place
+        self._drop(begin)
+        if len(self._held) < size:
+            if at_end:
+                raise BadArchive("its end is missing")
+            return None
+        return bytes(self._held[:size])
+
+    def _look(self, at_end: bool) -> None:
+        """Look at the members whose headers have come."""
+        while self._place is None:
+            header = 0 if self._archive is None else self._archive.offset
+            self._drop(header - 1)  # `tarfile` looks whether there is something before a header
+            if not at_end and self._begin + len(self._held) < header + _AHEAD_BYTES:
+                return
+            try:
+                if self._archive is None:
+                    self._archive = tarfile.open(fileobj=cast(IO[bytes], self), mode="r:", tarinfo=_Member)  # noqa: SIM115
+                member = self._archive.next()
+            except (tarfile.TarError, EOFError, ValueError, OverflowError) as error:
+                raise BadArchive(f"it is not a tar file: {error}") from None
+            self._count += 1
+            if member is None or self._count > MEMBERS_MAX:
+                raise BadArchive(f"it has no file {self._path}")
+            if member.isreg() and not member.issparse() and PurePosixPath(member.name) == self._path:
+                self._place = member.offset_data, min(member.size, self._bytes_max)
+
+    def _drop(self, before: int) -> None:
+        passed = min(max(before - self._begin, 0), len(self._held))
+        del self._held[:passed]
+        self._begin += passed
+
+    # -- for `tarfile`
+
+    def seek(self, place: int, whence: int = os.SEEK_SET, /) -> int:
+        self._at = place
+        return place
+
+    def tell(self) -> int:
+        return self._at
+
+    def read(self, size: int = -1, /) -> bytes:
+        begin = self._at - self._begin
+        piece = bytes(self._held[begin:] if size < 0 else self._held[begin : begin + size])
+        self._at += len(piece)
+        return piece
+
+
+class Sink(Protocol):
+    def write(self, data: bytes, /) -> object: ...
+
+
 class Inflating:
     """Takes a gzip stream in pieces and writes its content, at most `bytes_max` bytes, into a file.
 
     At the end it has the SHA-256 of the content.
     """
 
-    def __init__(self, into: BinaryIO, bytes_max: int) -> None:
+    def __init__(self, into: Sink, bytes_max: int) -> None:
         self._into = into
         self._left = bytes_max
         self._bytes_max = bytes_max

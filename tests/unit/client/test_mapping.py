@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import sys
+import tarfile
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from moorage.bus.jetstream import JetStream
 from moorage.client import ItemFailed, Rejected, map_runner
-from moorage.client.mapping import VALUE, _module_of, in_order, named, travelling
+from moorage.client.mapping import _module_of, in_order, named, travelling
 from moorage.client.sweeps import sweep_of_values
+from moorage.worker.job.job_files import JobFiles, LeftOut
 
 
 def halve(item: float) -> Any:
@@ -29,7 +34,7 @@ def ran(folder: Path, words: list[str], monkeypatch: pytest.MonkeyPatch, number:
     monkeypatch.setenv(map_runner.VARIABLE, "")
     monkeypatch.setattr(sys, "path", [str(folder / map_runner.FOLDER), *sys.path[1:]])
     code = map_runner.main(words, folder)
-    return code, json.loads((folder / VALUE).read_bytes()) if (folder / VALUE).exists() else None
+    return code, json.loads((folder / map_runner.VALUE).read_bytes()) if (folder / map_runner.VALUE).exists() else None
 
 
 def test_the_runner_calls_the_function_with_the_item_of_its_number(
@@ -72,6 +77,17 @@ def test_a_failed_item_says_how_it_ended() -> None:
     assert str(ItemFailed("j", 7, "FAILED", 9, "")) == "item 7 of job j failed with code 9"
     assert str(ItemFailed("j", 7, "FAILED", 1, "two", kind="ValueError")) == "item 7 of job j failed: ValueError: two"
     assert str(ItemFailed("j", 7, "CANCELLED", -15, "by ana")) == "item 7 of job j was cancelled: by ana"
+
+
+def test_a_value_is_the_first_of_what_is_kept_so_that_what_is_behind_is_not_read(tmp_path: Path) -> None:
+    for name in (map_runner.VALUE, "a.pt", "a/b.pt", f"{map_runner.FOLDER}/c"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(name.encode())
+    files, packed = JobFiles(cast(JetStream, None), "moorage", tmp_path, 1 << 20, 0), io.BytesIO()
+    files._pack(packed, str(tmp_path), ["**", map_runner.VALUE], threading.Event(), LeftOut())
+    packed.seek(0)
+    with tarfile.open(fileobj=packed) as archive:
+        assert archive.getnames()[0] == map_runner.VALUE
 
 
 async def test_answers_that_come_early_are_held() -> None:

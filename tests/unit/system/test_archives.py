@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from moorage.system import archives
-from moorage.system.archives import BadArchive, Inflating, unpack
+from moorage.system.archives import BadArchive, FoundFile, Inflating, unpack
 
 MIB = 1 << 20
 
@@ -141,6 +141,25 @@ def test_a_bomb_is_given_up_at_its_bound_and_what_is_no_gzip_at_once() -> None:
     assert len(into.getvalue()) <= MIB
     with pytest.raises(BadArchive, match="not compressed by gzip"):
         Inflating(io.BytesIO(), MIB).feed(b"plain")
+
+
+@pytest.mark.parametrize("name", ["a/found", "a/" + "long/" * 60 + "found"])
+@pytest.mark.parametrize("size", [0, 1, 512, 3 * MIB])
+def test_one_file_is_found_as_an_archive_passes_by_and_is_there_once_it_has_come(name: str, size: int) -> None:
+    wanted, large = os.urandom(size), 5 * MIB
+    before = (folder("a"), member("a/large", bytes(large)), link("a/found2", "large"))
+    data = tar(*before, member(name, wanted), member("b", bytes(8 * MIB))).getvalue()
+    found, held, at = FoundFile(name, 2 * MIB), 0, 0
+    while found.content() is None:
+        found.write(data[at : at + 70_001])
+        at, held = at + 70_001, max(held, len(found._held) if at < large else 0)
+    assert found.content() == wanted[: 2 * MIB]
+    assert (held < MIB, at < large + size + MIB) == (True, True)
+    for path, end in (("c", len(data)), (name, large), ("a/found2", len(data)), ("b", len(data) - 4 * MIB)):
+        lacking = FoundFile(path, 9 * MIB)
+        lacking.write(data[:end])
+        with pytest.raises(BadArchive):
+            lacking.content(at_end=True)
 
 
 KINDS = (tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK, tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE)
