@@ -15,8 +15,12 @@ async def test_a_sweep_is_changed_in_place_and_stays_the_job_that_was_submitted(
     again = await node.run("change", "j", "--max-running", "3", tenant=unique)
     assert "unchanged: at most 3 at once" in again.out
     assert "exists already" in (await node.run(*SWEEP, tenant=unique)).err
-    await node.run("cancel", "j", tenant=unique)
+    await node.run(*SWEEP[:2], "k", *SWEEP[3:], tenant=unique)
+    both = await node.run("change", "j,k", "last", "--priority", "61", tenant=unique)
+    assert ([row[0] for row in both.rows], both.code) == (["j", "k"], 0), both.err
+    await node.run("cancel", "j,k", tenant=unique)
     for words, code, says in (
+        (("--priority", "60"), 2, "no job is named"),
         (("j",), 2, "name --max-running, --priority or --time-limit"),
         (("j", "--priority", "101"), 2, "0..100"),
         (("nosuch", "--priority", "1"), 3, "not-found"),

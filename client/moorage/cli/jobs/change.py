@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Annotated
 
 from moorage.cli.framework.arguments import Parameter
 from moorage.cli.framework.console import say, tell
-from moorage.cli.framework.options import ROWS, RowOptions, guarded, with_client
+from moorage.cli.framework.options import ROWS, RowOptions, guarded
 from moorage.cli.framework.render import age
 from moorage.cli.jobs.job_flags import JobFlags, fields_of
-from moorage.cli.jobs.selectors import HELP, LISTED, one_id
+from moorage.cli.jobs.selectors import HELP, LISTED, ids_of, with_named
 from moorage.client.errors import rejected
 from moorage.client.login import who
 from moorage.schemas.units import many
@@ -45,8 +45,7 @@ def change(
         limit_s = None if time_limit is None else fields_of(JobFlags(time_limit=time_limit))["limit"]
 
         async def work(client: AsyncClient) -> int | None:
-            for word in jobs:
-                name = await one_id(client, word, "change", acts=True)
+            for name in await ids_of(client, jobs, acts=True):
                 job = client.job(name)
                 now = await job.change(
                     max_running=max_running, priority=priority, limit=limit_s, reason=reason, by=who()
@@ -58,7 +57,7 @@ def change(
                     say(f"the limit holds from the next attempt on: {many(now.members, 'attempt')} keep what they have")
             return None
 
-        return with_client(options, work, sends=True)
+        return with_named(options, jobs, work, sends=True)
 
     return guarded(options, act)
 
