@@ -9,9 +9,12 @@ import pytest
 
 from moorage.cli import main
 from moorage.cli.framework.exit_codes import EXIT_USAGE
+from moorage.cli.jobs.job_flags import JobFlags, request_of
+from moorage.cli.jobs.newest import with_any, with_newest
 from moorage.cli.jobs.selectors import PAGE, Chosen, ask_each, ids_of, ids_to_cancel, one_id, replica_in, words_of
 from moorage.client import AsyncClient, ClientError, NotFound, Rejected
 from moorage.client.job_ids import fresh_job_id
+from moorage.schemas.job import After
 from moorage.testing import SimFleet
 from tests.unit.client.test_sim_fleet import in_virtual_time
 
@@ -42,6 +45,20 @@ async def test_ids_beginnings_last_and_all() -> None:
         ):
             assert await ids_of(client, words) == names, words
         assert await one_id(client, "ev", "logs") == "eval-1"
+
+
+@in_virtual_time
+async def test_the_newest_job_is_one_of_several_that_a_job_waits_for() -> None:
+    async with AsyncClient(transport=SimFleet("8xH100")) as client:
+        await some_jobs(client)
+        await client.submit(["x"], job="newest")
+        flags = JobFlags(job="b", after=["train-4,last:any", "eval-1"])
+        request = request_of(with_any(flags), ["true"])
+        said = io.StringIO()
+        with contextlib.redirect_stderr(said):
+            _, asked = await with_newest(client, flags, ["true"], request, None)
+        assert asked.after == [After("train-4"), After("newest", "any"), After("eval-1")]
+        assert said.getvalue() == "--after last is job newest\n"
 
 
 @in_virtual_time

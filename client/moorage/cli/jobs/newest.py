@@ -35,9 +35,13 @@ async def with_newest(
 
 
 def _names_newest(flags: JobFlags) -> bool:
-    return any(word.partition(":")[0] == LAST for word in flags.after or ())
+    return any(word.partition(":")[0] == LAST for word in _words(flags))
 
 
 def _after(flags: JobFlags, job: str) -> JobFlags:
-    after = [f"={job}{word[len(LAST) :]}" if word.partition(":")[0] == LAST else word for word in flags.after or ()]
+    after = [f"={job}{word[len(LAST) :]}" if word.partition(":")[0] == LAST else word for word in _words(flags)]
     return replace(flags, after=after)
+
+
+def _words(flags: JobFlags) -> list[str]:
+    return [word for text in flags.after or () for word in text.split(",")]
