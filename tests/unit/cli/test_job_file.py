@@ -9,10 +9,14 @@ from typing import Any
 import pytest
 
 from moorage.cli import main
+from moorage.cli.framework.options import Work
+from moorage.cli.jobs import submit
 from moorage.cli.jobs.job_file import Said, read_job_file
 from moorage.cli.jobs.job_flags import JobFlags
-from moorage.client import Rejected
+from moorage.client import AsyncClient, Rejected
 from moorage.client.packing import pack
+from moorage.testing import SimFleet
+from tests.unit.client.test_sim_fleet import in_virtual_time
 
 SWEEP = """\
 # eight at a time
@@ -216,8 +220,32 @@ def test_requests_of_a_file_take_files_and_what_to_keep(capsys: pytest.CaptureFi
     told = dry(capsys, "-f", "a.json", "--with", ".", "--keep", "out/**")
     assert len({request["run"]["files"] for request in told}) == 1
     assert [request["run"]["keep"] for request in told] == [["out/**"], ["out/**"]]
-    assert [request.get("on_no_match", "wait") for request in told] == ["wait", "reject"]
+    assert [request["on_no_match"] for request in told] == ["wait", "reject"], "said always: it is no default of a file"
+    assert dry(capsys, "--on-no-match", "wait", "--", "true")[0]["on_no_match"] == "wait"
     assert main.run(["submit", "-f", "a.json", "--gpu", "1", "--dry-run"]) == 2
     assert "a file of requests holds all of them, but for --with and --keep" in capsys.readouterr().err
     assert main.run(["submit", "--instead-of", "a", "--gpu", "1", "--dry-run"]) == 2
     assert "leave out -f and --dry-run" in capsys.readouterr().err
+    for words in (["-f", "a.json"], ["--", "true"]):
+        assert main.run(["submit", "--dry-run", "--with", "job:sweep", *words]) == 2
+        assert "which files job sweep keeps, the scheduler knows" in capsys.readouterr().err
+
+
+def test_requests_of_a_file_bring_what_a_job_has_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`job:sweep` was taken for a path, and looked for on this machine."""
+    works: list[Work] = []
+    monkeypatch.setattr(submit, "with_client", lambda _, work, sends: works.append(work))
+    monkeypatch.setattr(submit, "detachable", lambda work, _: work)  # which wants signals
+    Path("a.json").write_text('[{"job": "a", "run": {"argv": ["a"]}}]')
+    assert main.run(["submit", "-f", "a.json", "--with", "job:sweep"]) == 0
+
+    @in_virtual_time
+    async def scene() -> None:
+        async with AsyncClient(transport=SimFleet("8xH100")) as client:
+            await client.submit(["x"], job="sweep", indices="0-1", keep=["out/**"])
+            assert not await works[0](client)
+            shown = await client._wire.read("show", {"job": "a"})
+        (brought,) = shown["request"]["run"]["files_of"]
+        assert (brought["job"], brought["replicas"]) == ("sweep", "0-1")
+
+    scene()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from moorage.cli.framework.console import is_live, say
 from moorage.cli.jobs.from_shell import warn_of_sbatch, warn_of_secrets
+from moorage.client.errors import rejected
 from moorage.schemas.units import many
 
 if TYPE_CHECKING:
@@ -51,13 +52,21 @@ async def with_files(
 def with_packed(with_: Sequence[str] | None, request: Request, sweep: Sweep | None = None) -> Request:
     """Return the same request as `with_files`, and send nothing. Raises `Rejected`."""
     from moorage.client.files_of import divided
-    from moorage.schemas.job import FilesOf
 
     plain, jobs = divided(with_ or ())
-    if jobs:  # how many replicas they have, the scheduler knows
-        request = _with_files_of(request, [FilesOf(job) for job in jobs])
+    refuse_jobs(jobs)
     with _paths(list(map(str, plain)), sweep) as paths:
         return _bringing(request, packed_address(paths), sweep) if paths else request
+
+
+def refuse_jobs(jobs: Sequence[str]) -> None:
+    """Raise `Rejected` if a request brings files of jobs where nobody is asked: which replicas these have, the
+    scheduler knows."""
+    if jobs:
+        raise rejected(
+            "invalid-argument", f"which files job {jobs[0]} keeps, the scheduler knows, and --dry-run asks nobody",
+            found=f"job:{jobs[0]}", next="leave out --dry-run, or this --with",
+        )  # fmt: skip
 
 
 def packed_address(paths: Sequence[str]) -> str:

@@ -11,7 +11,7 @@ from moorage.cli.framework.exit_codes import EXIT_FAILED, exit_code_of
 from moorage.cli.framework.interrupts import detachable
 from moorage.cli.framework.options import ROWS, RowOptions, guarded, with_client
 from moorage.cli.jobs.acceptance import accepted, say_accepted, say_below_ctrl_c, say_interrupted, say_stdin
-from moorage.cli.jobs.bringing import packed_address, send_files, with_files, with_packed
+from moorage.cli.jobs.bringing import packed_address, refuse_jobs, send_files, with_files, with_packed
 from moorage.cli.jobs.from_shell import own_program
 from moorage.cli.jobs.job_file import Said, is_for_people, read_job_file
 from moorage.cli.jobs.job_flags import NO_FLAGS, ON_NO_MATCH, JobFlags, offered, refusing, request_of
@@ -88,7 +88,7 @@ def _submit_said(said: Said, options: RowOptions, *, dry_run: bool) -> int:
     sweep = sweep_of(flags, command)
     request = request_of(flags if dry_run else with_any(flags), command, sweep)
     if dry_run:
-        emit(with_packed(flags.with_, request, sweep))
+        emit(_of_file(with_packed(flags.with_, request, sweep)))
         return 0
 
     async def one(client: AsyncClient) -> int | None:
@@ -109,31 +109,44 @@ def _submit_requests(
     dry_run: bool,
 ) -> int:
     """Submit requests as they are on the wire, with the files of --with and --keep."""
+    from moorage.client.files_of import divided, files_of
     from moorage.client.job_ids import fresh_job_id
     from moorage.client.request_builder import build_request
 
     _check_flags_of_requests(flags, command)
     fields: dict[str, Any] = {"keep": flags.keep} if flags.keep else {}
-    if flags.with_:
-        fields["files"] = packed_address(flags.with_)
+    plain, jobs = divided(flags.with_ or ())
+    paths = list(map(str, plain))
+    if paths:
+        fields["files"] = packed_address(paths)
     default = {"on_no_match": ON_NO_MATCH}
     bodies = content if isinstance(content, list) else [content]
     named = [{"job": fresh_job_id(), **default, **body} for body in bodies]
     if dry_run:
+        refuse_jobs(jobs)
         for body in named:
-            emit(build_request(body, fields=fields))
+            emit(_of_file(build_request(body, fields=fields)))
         return 0
     only = None if isinstance(content, list) else build_request(named[0], fields=fields)
 
     async def work(client: AsyncClient) -> int | None:
-        if flags.with_:
-            fields["files"] = await send_files(client, flags.with_, "")
+        if paths:
+            fields["files"] = await send_files(client, paths, "")
+        if jobs:
+            fields["files_of"] = await files_of(client._wire, jobs)
         if only is not None:
             return await _one(client, build_request(only, fields=fields), options)
         ids = [body["job"] for body in named]
         return await detachable(_many(client, named, fields, options, ids), lambda: say_interrupted(ids))
 
     return with_client(options, work, sends=True)
+
+
+def _of_file(request: Request) -> dict[str, Any]:
+    """Return a request as -f takes it back: `on_no_match` stands there always, as a file has another default of it."""
+    import msgspec
+
+    return {**msgspec.to_builtins(request), "on_no_match": request.on_no_match}
 
 
 def _check_flags_of_requests(flags: JobFlags, command: Sequence[str]) -> None:
@@ -185,7 +198,7 @@ async def _one_of(client: AsyncClient, change: Change, options: RowOptions) -> i
                 f"job {gone} may have been cancelled, and job {request.job} in its place was not submitted. "
                 "Submit this request, with moorage submit -f FILE"
             )
-        report(msgspec.json.encode(request).decode())
+        report(msgspec.json.encode(_of_file(request)).decode())
 
     try:
         return await detachable(ask(), say_rest)
