@@ -61,8 +61,8 @@ func once(ctx context.Context, nc *nats.Conn, service string, data []byte, take 
 	}
 	defer answers.Unsubscribe()
 	msg := nats.Msg{Subject: subject, Reply: reply, Data: data, Header: nats.Header{}}
-	size := int(nc.MaxPayload() / 2) // the headers of a message need some
-	if len(data) > size {
+	size := int(nc.MaxPayload() / 2)
+	if len(data) > int(nc.MaxPayload())-16*1024 { // the headers of a message need some
 		msg.Data = nil // it goes in parts, as the member asks for them
 		msg.Header.Set("Moorage-Input", strconv.Itoa(len(data)))
 	}

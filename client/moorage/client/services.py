@@ -166,11 +166,24 @@ async def _opened(link: Link) -> Answers:
 class _UnderWay:
     """A call that was sent: the future of its answer, and whether there is nothing to cancel any more."""
 
-    __slots__ = ("answer", "is_over")
+    __slots__ = ("_input", "answer", "is_over")
 
-    def __init__(self, answer: asyncio.Future[list[Delivery]]) -> None:
+    def __init__(self, answer: asyncio.Future[list[Delivery]], input: _Input) -> None:
         self.answer = answer
         self.is_over = False
+        self._input = input
+
+    def value(self, delivery: Delivery) -> Any:
+        """Return the value of an answer, or of a part of it. Raises CallFailed, CallRefused, Rejected."""
+        value = _value(delivery)
+        if self._input.was_overlooked:
+            problem = client_problem(
+                "call-failed",
+                "the data of the call go in parts, of which its member took none: it answered without them",
+                next_step="start the service's job again with this version of moorage",
+            )
+            raise CallFailed(problem)
+        return value
 
 
 class Service:
@@ -293,12 +306,12 @@ class Service:
                     delivery = parts.get_nowait()
                 if not _is_part(delivery):
                     call.is_over = True
-                    value = _value(delivery)
+                    value = call.value(delivery)
                     if not _all_there(delivery, seen):
                         yield value
                     return
                 seen += 1
-                yield _value(delivery)
+                yield call.value(delivery)
 
     def _timeout_s(self, timeout: Duration | None) -> float:
         return self._client.timeout_s if timeout is None else seconds(timeout)
@@ -322,9 +335,9 @@ class Service:
             return not sending.is_asked(delivery) and is_last(delivery)
 
         token, answer = answers.open(self._subject, timeout_s, is_last_of_all, is_kept=not streams, in_all=not streams)
-        reply, call = answers.reply_subject(token), _UnderWay(answer)
+        reply, call = answers.reply_subject(token), _UnderWay(answer, sending)
         try:
-            await self._send(payload, kind, reply, timeout_s)
+            sending.is_announced = await self._send(payload, kind, reply, timeout_s)
             yield call
         except BusError as error:
             call.is_over = not isinstance(error, RequestTimeout)
@@ -347,22 +360,25 @@ class Service:
                     )
                 )
             call.is_over = True
-        value, values = _value(last), [_value(part) for part in parts]
+            value, values = call.value(last), [call.value(part) for part in parts]
         return values if _all_there(last, len(parts)) else value
 
-    async def _send(self, payload: bytes, kind: str, reply: str, timeout_s: float) -> None:
+    async def _send(self, payload: bytes, kind: str, reply: str, timeout_s: float) -> bool:
+        """Send the call, and return whether its data are still to come, in parts."""
         headers = {WAIT_MS: str(max(1, round(timeout_s * 1000)))}
         if kind:
             headers[CONTENT_TYPE] = kind
-        link = self._client.link
+        link, in_parts = self._client.link, False
         try:
             is_sent = await link.publish(self._subject, payload, reply, headers)
         except PayloadTooLarge:
             if len(payload) > INPUT_BYTES_MAX:
                 raise
+            in_parts = True
             is_sent = await link.publish(self._subject, b"", reply, headers | {INPUT: str(len(payload))})
         if not is_sent:
             raise NotSent(self._subject)
+        return in_parts
 
     def _error(self, error: BusError, timeout_s: float) -> ClientError:
         """Return the exception for what the bus says."""
@@ -425,15 +441,22 @@ class _Tries:
 
 
 class _Input:
-    """The data of one call that go in parts, as far as its member asks for them."""
+    """The data of one call that go in parts, as far as its member asks for them. `is_announced` is set where they do:
+    then the call itself went without data."""
 
     def __init__(self, link: Link, subjects: str, payload: bytes) -> None:
+        self.is_announced = False
         self._link = link
         self._subjects = subjects  # what the subjects of parts begin with
         self._payload = payload
         self._upto = 0
         self._more = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+
+    @property
+    def was_overlooked(self) -> bool:
+        """Whether no member has asked for data which only go in parts."""
+        return self.is_announced and self._task is None
 
     def is_asked(self, delivery: Delivery) -> bool:
         """Return whether a message asks for parts, which then are sent."""

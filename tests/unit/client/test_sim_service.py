@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from moorage.bus.transport import Delivery
 from moorage.calls.function import Context
 from moorage.client import AsyncClient, CallFailed, CallRefused, TimedOut
 from moorage.testing import SimFleet
@@ -55,6 +56,23 @@ async def test_it_answers_with_functions_coroutines_classes_and_in_parts() -> No
         assert [each async for each in moorage.service("slowly").stream(3, timeout="2m")] == [0, 1, 2]
         assert now_s() - began_s == pytest.approx(180, abs=5)
         assert await moorage.call("size", os.urandom(3_000_000)) == 3_000_000, "in parts"
+
+
+@in_virtual_time
+async def test_an_answer_of_a_member_that_took_none_of_the_data_is_none() -> None:
+    async with SimFleet("8xH100") as fleet, AsyncClient(transport=fleet) as moorage:
+        link, answering = moorage._wire.link, set[asyncio.Task[bool]]()
+
+        def answer(delivery: Delivery) -> None:
+            answering.add(asyncio.create_task(link.publish(delivery.reply, str(len(delivery.data)).encode(), "", {})))
+
+        await link.subscribe(moorage._wire.subjects.call(moorage.tenant, "old"), answer)
+        assert await moorage.call("old", b"abc") == b"3"
+        with pytest.raises(CallFailed, match="of which its member took none") as failed:
+            await moorage.call("old", os.urandom(3_000_000))
+        assert failed.value.fixes == ("start the service's job again with this version of moorage",)
+        with pytest.raises(CallFailed, match="of which its member took none"):
+            [each async for each in moorage.service("old").stream(os.urandom(3_000_000))]
 
 
 @in_virtual_time
