@@ -39,10 +39,16 @@ async def failed_numbers(client: Connected, shown: Mapping[str, Any], most: int 
     return [row["replica"] for row in rows]
 
 
-async def failed_replicas(client: Connected, shown: Mapping[str, Any], most: int = NAMED_MAX) -> list[FailedReplica]:
-    """Return a job's failed replicas, the first `most`, with their items and last lines, as far as these are kept."""
+async def failed_replicas(
+    client: Connected, shown: Mapping[str, Any], most: int = NAMED_MAX, stored_max: int | None = None
+) -> list[FailedReplica]:
+    """Return a job's failed replicas, the first `most`, with their items and last lines, as far as these are kept.
+
+    Items are not looked for among files of the job that take more than `stored_max` bytes in the bucket.
+    """
     rows = await _failed_rows(client, shown, most)
-    items = await _items_of(client, shown.get("request", {}), [row["replica"] for row in rows]) if rows else {}
+    numbers = [row["replica"] for row in rows]
+    items = await _items_of(client, shown.get("request", {}), numbers, stored_max) if rows else {}
     at_once = asyncio.Semaphore(ASKED_AT_ONCE)
 
     async def one(row: Mapping[str, Any]) -> FailedReplica:
@@ -68,13 +74,15 @@ async def _failed_rows(client: Connected, shown: Mapping[str, Any], most: int) -
     return [row for row in rows if row["state"] in FAILURES][:most]
 
 
-async def _items_of(client: Connected, request: Mapping[str, Any], numbers: list[int]) -> dict[int, Any]:
-    """Return the items with these numbers; {} if the job has none, or if their file is no longer kept."""
+async def _items_of(
+    client: Connected, request: Mapping[str, Any], numbers: list[int], stored_max: int | None
+) -> dict[int, Any]:
+    """Return the items with these numbers; {} if the job has none, or if their file cannot be had."""
     run = request.get("run", {})
     items = run.get("items")
     if isinstance(items, Mapping):
         file, address = msgspec.convert(items, ItemsFile), run.get("files")
-        content = await stored_file(client, address, file.file, FILES_BYTES_MAX) if address else None
+        content = await stored_file(client, address, file.file, FILES_BYTES_MAX, stored_max) if address else None
         try:
             found = items_in(io.BytesIO(content or b""), file.format)
             every = [item.value for _, item in islice(found, max(numbers) + 1)]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, Unpack
 import msgspec
 
 from moorage.client.durations import Duration, age, seconds
-from moorage.client.errors import ClientError, FailedReplica, ItemFailed, JobFailed, NotFound
+from moorage.client.errors import FailedReplica, ItemFailed, JobFailed, NotFound
 from moorage.client.fields import Fields
 from moorage.client.follow.story import LISTED_MAX, Result
 from moorage.client.follow.watch import Watch
@@ -22,6 +22,7 @@ from moorage.client.output import Joiner, Piece, Tail, read_page
 from moorage.client.replicas import Which, field_of, numbers_of, replicas_of
 from moorage.client.steps import Step, step_of
 from moorage.schemas.capabilities import driver_of
+from moorage.schemas.errors import MoorageError
 from moorage.schemas.frames import USE_KEPT_S, Accepted, Event
 from moorage.schemas.gpu import format_token
 from moorage.schemas.job import ACCEPTED, CANCELLED, EXPIRED, FAILED, REJECTED, SUCCEEDED, TIMED_OUT
@@ -45,6 +46,9 @@ log = logging.getLogger("moorage.client")
 
 #: failed replicas that a `JobFailed` has
 FAILED_MAX: Final = 20
+#: how long it waits for what is known of them, and the most bytes of the job's files among which it looks for the items
+FAILED_S_MAX: Final = 10.0
+ITEMS_STORED_MAX: Final = 16 << 20
 
 H = TypeVar("H")
 
@@ -245,6 +249,8 @@ class Job:
         return self._result
 
     async def _followed_to_its_end(self, timeout_s: float, on_progress: OnProgress | None) -> Result:
+        loop = asyncio.get_running_loop()
+        ends_s = loop.time() + timeout_s
         stories, request, tail = self._client._stories, self._request, Tail()
         heard, self._story = self._story, None
         driver = "" if request is None else request.workload.driver
@@ -275,19 +281,20 @@ class Job:
                 tail.take_of(stories.results, self._result)
             asked = watch._data.get("request") if request is None else request
             last_lines = await tail.or_kept(self._client.read, self._result)
-            raise JobFailed(self._result, last_lines, asked, await self._failed())
+            raise JobFailed(self._result, last_lines, asked, await self._failed(ends_s - loop.time()))
         await self._add_value(watch._data, progress)
         return self._result
 
-    async def _failed(self) -> list[FailedReplica]:
-        """Return the first of several replicas that failed; [] if it cannot be asked now."""
+    async def _failed(self, left_s: float) -> list[FailedReplica]:
+        """Return the first of several replicas that failed; [] if that cannot be asked now, or not in this time."""
         from moorage.client.failures import failed_replicas
 
         assert self._result is not None
         if not any(change.replica > 0 for change in self._result.changes) and self._result.changes:
             return []
-        with contextlib.suppress(ClientError):
-            return await failed_replicas(self._client, await self._shown(), FAILED_MAX)
+        with contextlib.suppress(MoorageError, OSError, TimeoutError):
+            async with asyncio.timeout(min(left_s, FAILED_S_MAX)):
+                return await failed_replicas(self._client, await self._shown(), FAILED_MAX, ITEMS_STORED_MAX)
         return []
 
     async def _add_value(self, shown: dict[str, Any], heard: Heard | None) -> None:

@@ -17,16 +17,19 @@ if TYPE_CHECKING:
 _BATCH_BYTES: Final = 512 * 1024
 
 
-async def stored_file(client: Connected, name: str, path: str, bytes_max: int) -> bytes | None:
+async def stored_file(
+    client: Connected, name: str, path: str, bytes_max: int, stored_max: int | None = None
+) -> bytes | None:
     """Return a file at this `path` in the archive of this `name`, cut at `bytes_max`; None if either is not there.
 
-    What is behind it in the archive is not read. Raises what `Connected.again` raises.
+    An archive that takes more than `stored_max` bytes in the bucket counts as not there. What is behind the file
+    in the archive is not read. Raises what `Connected.again` raises.
     """
     store = bucket_of(client)
 
     async def read() -> bytes | None:
         info = await store.find(name)
-        if info is None:
+        if info is None or (stored_max is not None and info.size > stored_max):
             return None
         file = FoundFile(path, bytes_max)
         inflating = Inflating(file, KEPT_BYTES_MAX)

@@ -5,20 +5,27 @@ from __future__ import annotations
 import io
 import json
 import math
+import os
 import sys
 import tarfile
 import threading
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
 from moorage.bus.jetstream import JetStream
-from moorage.client import ItemFailed, Rejected, map_runner
+from moorage.client import AsyncClient, ItemFailed, Rejected, map_runner
 from moorage.client.mapping import _module_of, in_order, named, travelling
+from moorage.client.sending import bucket_of
+from moorage.client.stored_file import stored_file
 from moorage.client.sweeps import sweep_of_values
+from moorage.system.archives import compressed
+from moorage.testing import SimFleet
 from moorage.worker.job.job_files import JobFiles, LeftOut
+from tests.unit.client.test_sim_fleet import in_virtual_time
 
 
 def halve(item: float) -> Any:
@@ -88,6 +95,30 @@ def test_a_value_is_the_first_of_what_is_kept_so_that_what_is_behind_is_not_read
     packed.seek(0)
     with tarfile.open(fileobj=packed) as archive:
         assert archive.getnames()[0] == map_runner.VALUE
+
+
+@in_virtual_time
+async def test_one_stored_file_is_read_unless_all_of_them_take_too_much() -> None:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as archive:
+        for name, content in (("value", b"7"), ("large", os.urandom(3 << 20))):
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+    async with AsyncClient(transport=SimFleet("1xH100")) as client:
+        store = bucket_of(client._wire)
+        await store.put("kept", compressed(packed), {}, lambda _: None)
+        await store.put("none", [b"no archive"], {}, lambda _: None)
+        read = partial(stored_file, client._wire)
+        assert (await read("kept", "value", 9), await read("kept", "value", 9, 4 << 20)) == (b"7", b"7")
+        assert len(await read("kept", "large", 9) or b"") == 9
+        for name, path, most in (
+            ("kept", "value", 1 << 20),
+            ("kept", "other", None),
+            ("none", "a", None),
+            ("a", "a", 1),
+        ):
+            assert await read(name, path, 9, most) is None
 
 
 async def test_answers_that_come_early_are_held() -> None:

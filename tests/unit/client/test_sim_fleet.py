@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 import threading
 import traceback
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import msgspec
 import pytest
@@ -94,6 +95,28 @@ async def test_its_output_is_there_for_whoever_asks_later() -> None:
             await again.result()
         assert failed.value.log_tail == "one\ntwo\ntrouble"
         assert "".join(traceback.format_exception_only(failed.value)).endswith("ends with:\n  one\n  two\n  trouble\n")
+
+
+def test_a_failed_sweep_fails_in_time_whatever_becomes_of_the_question_for_its_failures(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def lacks_a_disk(*_: object) -> NoReturn:
+        raise OSError(errno.ENOSPC, "no space left")
+
+    async def never(*_: object) -> None:
+        await asyncio.Event().wait()
+
+    async def scene() -> None:
+        script = lambda task: Ran(3)  # noqa: E731
+        async with AsyncClient(transport=SimFleet("2xH100", script=script)) as moorage:
+            for failures in (lacks_a_disk, never):
+                monkeypatch.setattr("moorage.client.failures.failed_replicas", failures)
+                job = await moorage.submit(["x"], replicas=2)
+                with pytest.raises(JobFailed) as failed:
+                    await job.result(wait="30s")
+                assert failed.value.failed == ()
+
+    SimulatedClock().run(scene())
 
 
 def test_warnings_of_a_submit_are_logged(caplog: pytest.LogCaptureFixture) -> None:
