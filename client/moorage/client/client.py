@@ -234,16 +234,17 @@ class AsyncClient:
         check: bool,
     ) -> Job:
         from moorage.client.map_runner import VALUE
-        from moorage.client.mapping import check_fields, check_of, named, travelling
+        from moorage.client.mapping import check_fields, check_of, listed, named, travelling
 
-        job = named(job)
+        job = named(job, check=check)
+        keep, after = [VALUE, *listed(fields, "keep")], listed(fields, "after")
         with travelling(function, how, sweep) as (words, paths):
             fields["files"] = _with_files(fields, paths)
             await self._bring(cast("Fields", fields))
         if check:
             checks = await self.submit([python, *words, "check"], gpu, check_of(job), **check_fields(fields))
-            fields["after"] = [checks.job, *fields.get("after", ())]
-        fields["keep"] = [VALUE, *fields.get("keep", ())]
+            fields["after"] = [checks.job, *after]
+        fields["keep"] = keep
         fields.setdefault("max_failed", None)
         return await self.submit([python, *words], gpu, job, **fields)
 

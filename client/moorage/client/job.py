@@ -26,7 +26,7 @@ from moorage.schemas.errors import MoorageError
 from moorage.schemas.frames import USE_KEPT_S, Accepted, Event
 from moorage.schemas.gpu import format_token
 from moorage.schemas.job import ACCEPTED, CANCELLED, EXPIRED, FAILED, REJECTED, SUCCEEDED, TIMED_OUT
-from moorage.schemas.names import JOB_CHARS_MAX
+from moorage.schemas.names import is_job
 from moorage.schemas.ranges import count_of, numbers_in
 
 if TYPE_CHECKING:
@@ -49,6 +49,8 @@ FAILED_MAX: Final = 20
 #: how long it waits for what is known of them, and the most bytes of the job's files among which it looks for the items
 FAILED_S_MAX: Final = 10.0
 ITEMS_STORED_MAX: Final = 16 << 20
+#: how long an interrupted wait for answers waits for its cancel, in seconds
+CANCEL_S_MAX: Final = 5.0
 
 H = TypeVar("H")
 
@@ -366,11 +368,13 @@ class Job:
     ) -> AsyncGenerator[tuple[int, Any], None]:
         from moorage.client.mapping import outcomes
 
+        was_looked_at = False
         try:
             found = outcomes(self._client, self.job, lambda: self.events(wait), on_progress)
             async with contextlib.aclosing(found) as pairs:
                 async for number, answer in pairs:
-                    if isinstance(answer, ItemFailed) and answer.state == CANCELLED:
+                    if not was_looked_at and isinstance(answer, ItemFailed) and answer.state == CANCELLED:
+                        was_looked_at = True
                         await self._raise_of_check()
                     yield number, answer
         except asyncio.CancelledError:
@@ -380,23 +384,41 @@ class Job:
 
     async def _raise_of_check(self) -> None:
         """Raise `JobFailed` if the job's function could not be loaded."""
-        from moorage.client.mapping import check_of
+        from moorage.client.mapping import check_of, waits_for
 
-        check = Job(self._client, check_of(self.job)[:JOB_CHARS_MAX])
+        check = check_of(self.job)
+        if not waits_for((await self._shown()).get("request", {}), check):
+            return
         with contextlib.suppress(NotFound):
-            if (await check._shown())["state"] in (FAILED, TIMED_OUT, EXPIRED, REJECTED):
-                await check.result()
+            job = Job(self._client, check)
+            if (await job._shown())["state"] in (FAILED, TIMED_OUT, EXPIRED, REJECTED):
+                await job.result()
 
     async def _cancel_with_check(self) -> None:
         from moorage.client.mapping import check_of
 
-        for job in (self.job, check_of(self.job)[:JOB_CHARS_MAX]):
-            with contextlib.suppress(NotFound):
+        jobs = [job for job in (self.job, check_of(self.job)) if is_job(job)]
+        if all(await asyncio.gather(*map(self._was_cancelled, jobs))):
+            log.warning(
+                "job %s is cancelled, as the wait for its answers was interrupted; what it has: job(%r).answers(errors="
+                "'return'), what is left: job(%r).again(failed=True)", self.job, self.job, self.job,
+            )  # fmt: skip
+        else:
+            log.warning(
+                "the wait for the answers of job %s was interrupted, and no scheduler confirmed that it is cancelled; "
+                "it may go on: moorage cancel %s", self.job, ",".join(jobs),
+            )  # fmt: skip
+
+    async def _was_cancelled(self, job: str) -> bool:
+        """Cancel a job whose answers nobody waits for any more; return whether that is confirmed soon."""
+        try:
+            async with asyncio.timeout(CANCEL_S_MAX):
                 await Job(self._client, job).cancel("the wait for its answers was interrupted")
-        log.warning(
-            "job %s is cancelled, as the wait for its answers was interrupted; what it has: job(%r).answers(errors="
-            "'return'), what is left: job(%r).again(failed=True)", self.job, self.job, self.job,
-        )  # fmt: skip
+        except NotFound:  # it has no check, or ended long ago
+            return True
+        except (MoorageError, RuntimeError, TimeoutError):  # whatever it is, the interruption goes on
+            return False
+        return True
 
     async def cancel(self, reason: str = "", by: str = "", *, replica: Which = None, before: bool = False) -> Cancelled:
         """Cancel the job, at any stage. Return whether it is cancelled, once this is in the ledger.

@@ -32,7 +32,7 @@ from moorage.client.sweeps import Sweep
 from moorage.schemas.frames import Event
 from moorage.schemas.handler import result_object
 from moorage.schemas.job import SUCCEEDED, TERMINAL
-from moorage.schemas.names import word_of
+from moorage.schemas.names import JOB_CHARS_MAX, word_of
 from moorage.schemas.ranges import format_ranges, numbers_in, ranges_of
 from moorage.schemas.unreadable import UNREADABLE
 
@@ -45,6 +45,8 @@ Travel = Literal["module", "cloudpickle"]
 Errors = Literal["raise", "return"]
 #: bytes around a value in its file
 _ENVELOPE_BYTES: Final = 64
+#: what the id of a job ends with that loads the function for another one
+_CHECK: Final = "-check"
 #: shortest time between two questions about the replicas, in seconds
 ASK_S: Final = 0.2
 #: most values that are read from the bucket at once
@@ -69,7 +71,12 @@ _decode_outcome: Final = msgspec.json.Decoder(_Outcome).decode
 
 def check_of(job: str) -> str:
     """Return the id of the job that loads the function for another one."""
-    return f"{job}-check"
+    return f"{job}{_CHECK}"
+
+
+def waits_for(request: Mapping[str, Any], job: str) -> bool:
+    """Return whether a request, as `show` has it, names a job in its `after`."""
+    return any((each["job"] if isinstance(each, Mapping) else each) == job for each in request.get("after", ()))
 
 
 def check_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -77,12 +84,30 @@ def check_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if name not in _OF_ITEMS}
 
 
-def named(job: str | None) -> str:
-    """Return the id of a mapped job. Raises `Rejected` inside such a job, whose function's module maps as well."""
+def listed(fields: Mapping[str, Any], name: str) -> list[Any]:
+    """Return the entries of a field. Raises `Rejected` for a text, whose letters would be the entries."""
+    found = fields.get(name, ())
+    if isinstance(found, str):
+        raise rejected(
+            "invalid-argument", f"{name} is a list, and not a text", field=f"$.{name}", found=found,
+            next=f"{name}=[{found!r}]",
+        )  # fmt: skip
+    return list(found)
+
+
+def named(job: str | None, *, check: bool) -> str:
+    """Return the id of a mapped job. Raises `Rejected` for one that leaves no room for that of its `check`, and inside
+    such a job, whose function's module maps as well."""
     if map_runner.VARIABLE in os.environ:
         raise rejected(
             "failed-precondition", "a job loads this module for its function, and the module submits a job itself",
             next="put what submits below: if __name__ == '__main__':",
+        )  # fmt: skip
+    if check and job is not None and len(job) > JOB_CHARS_MAX - len(_CHECK):
+        raise rejected(
+            "invalid-argument", f"the id of a mapped job has to leave room for {_CHECK}, the end of its check's id",
+            field="$.job", found=job, allowed=f"1..{JOB_CHARS_MAX - len(_CHECK)} characters",
+            next="shorten it, or leave the check out: check=False",
         )  # fmt: skip
     return fresh_job_id() if job is None else job
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import math
@@ -17,13 +18,15 @@ from typing import Any, cast
 import pytest
 
 from moorage.bus.jetstream import JetStream
-from moorage.client import AsyncClient, ItemFailed, Rejected, map_runner
+from moorage.client import AsyncClient, ItemFailed, Job, Rejected, Unreachable, map_runner
+from moorage.client.connected import Connected
 from moorage.client.mapping import _module_of, in_order, named, travelling
 from moorage.client.sending import bucket_of
 from moorage.client.stored_file import stored_file
 from moorage.client.sweeps import sweep_of_values
+from moorage.schemas.errors import Problem
 from moorage.system.archives import compressed
-from moorage.testing import SimFleet
+from moorage.testing import Ran, SimFleet
 from moorage.worker.job.job_files import JobFiles, LeftOut
 from tests.unit.client.test_sim_fleet import in_virtual_time
 
@@ -74,10 +77,10 @@ def test_a_module_of_one_file_is_sent_and_an_installed_one_is_not() -> None:
 
 
 def test_a_module_that_maps_is_refused_while_a_job_loads_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert named("mine") == "mine"
+    assert named("mine", check=True) == "mine"
     monkeypatch.setenv(map_runner.VARIABLE, "1")
     with pytest.raises(Rejected, match="submits a job itself"):
-        named("mine")
+        named("mine", check=True)
 
 
 def test_a_failed_item_says_how_it_ended() -> None:
@@ -119,6 +122,71 @@ async def test_one_stored_file_is_read_unless_all_of_them_take_too_much() -> Non
             ("a", "a", 1),
         ):
             assert await read(name, path, 9, most) is None
+
+
+@in_virtual_time
+async def test_what_would_be_misread_is_refused_before_anything_is_submitted() -> None:
+    async with AsyncClient(transport=SimFleet("1xH100")) as client:
+        for fields, why in (
+            ({"keep": "out"}, "keep is a list"),
+            ({"after": "prep", "check": False}, "after is a list"),
+            ({"job": 59 * "a"}, "leave room for -check"),
+        ):
+            with pytest.raises(Rejected, match=why):
+                await client.map(json.dumps, [1], **fields)
+        assert (await client.ls()).jobs == []
+        assert (await client.map(json.dumps, [1], job=64 * "a", check=False)).job == 64 * "a"
+
+
+def test_the_check_of_a_cancelled_job_is_looked_at_once_and_only_if_it_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[str] = []
+    read = Connected.read
+
+    async def noted(client: Connected, verb: str, asked: dict[str, Any]) -> dict[str, Any]:
+        shown.extend([asked["job"]] if verb == "show" else [])
+        return await read(client, verb, asked)
+
+    monkeypatch.setattr(Connected, "read", noted)
+
+    @in_virtual_time
+    async def scene() -> None:
+        async with AsyncClient(transport=SimFleet("1xH100", script=lambda _: Ran(seconds=1000))) as client:
+            for check in (True, False):
+                shown.clear()
+                job = await client.map(json.dumps, range(5), check=check)
+                await job.cancel()
+                assert [answer.state async for answer in job.answers(errors="return")] == ["CANCELLED"] * 5
+                assert shown.count(f"{job.job}-check") == check
+
+    scene()
+
+
+@pytest.mark.parametrize("is_heard", [False, True])
+def test_an_interruption_goes_on_whether_or_not_the_cancel_is_heard(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, is_heard: bool
+) -> None:
+    async def unheard(job: Job, _: str) -> None:
+        if job.job.endswith("-check"):
+            raise Unreachable(Problem("unreachable", "the connection is down"))
+        await asyncio.Event().wait()
+
+    if not is_heard:
+        monkeypatch.setattr(Job, "cancel", unheard)
+
+    @in_virtual_time
+    async def scene() -> None:
+        async with AsyncClient(transport=SimFleet("1xH100", script=lambda _: Ran(seconds=1000))) as client:
+            job = await client.map(json.dumps, [1, 2], job="a")
+            waits: asyncio.Future[Any] = asyncio.ensure_future(anext(job.answers()))
+            await asyncio.sleep(10)
+            waits.cancel()
+            await asyncio.wait({waits}, timeout=60)
+            assert waits.cancelled()
+            assert ((await job.show()).state == "CANCELLED") is is_heard
+
+    scene()
+    told = "job a is cancelled, as" if is_heard else "it may go on: moorage cancel a,a-check"
+    assert told in caplog.text
 
 
 async def test_answers_that_come_early_are_held() -> None:
