@@ -11,6 +11,7 @@ group, at most `HOPS_MAX` times, and then its caller hears `busy`.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Collection
 from typing import Final, Protocol
 
 import msgspec
@@ -219,22 +220,25 @@ class Member:
         if self.room:
             self._say_have(now_s)
 
-    def died(self, now_s: float) -> None:
-        """The service's process is over: what ran is answered so, and what waits is for other members to fetch."""
+    def died(self, now_s: float, unheard: Collection[int] = ()) -> None:
+        """The service's process is over: what ran is answered so, and what waits is for other members to fetch.
+
+        Calls with the numbers `unheard` have a place, and the process never heard of them: they are refused.
+        """
         self.dead = True
         running, self.running = self.running, {}
-        for call in running.values():
+        for number, call in running.items():
             self._ended += 1
             if not call.cancelled:
-                self._outside.refuse(call, MEMBER_DIED, 0)
+                self._outside.refuse(call, BUSY if number in unheard else MEMBER_DIED, 0)
         self.drain(now_s)
 
-    def give_up(self, now_s: float) -> None:
-        """Refuse what still waits, and answer what still runs as died: the member ends now."""
+    def give_up(self, now_s: float, unheard: Collection[int] = ()) -> None:
+        """Refuse what still waits, and answer what still runs as `died` does: the member ends now."""
         while self.room:
             self._refuse_busy(self.room.popleft())
         self._look_at_room()
-        self.died(now_s)
+        self.died(now_s, unheard)
 
     # -- within
 

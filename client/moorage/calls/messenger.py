@@ -176,7 +176,7 @@ class Messenger:
 
     async def died(self) -> None:
         """The program is over: answer what ran, let the others fetch what waits for `ROOM_S`, refuse the rest."""
-        self.member.died(time.monotonic())
+        self.member.died(time.monotonic(), self._inputs.forget_unheard())
         self._look()
         await self._leave()
         with contextlib.suppress(TimeoutError):
@@ -186,7 +186,7 @@ class Messenger:
 
     def give_up(self) -> None:
         """Answer what still waits or runs with an error."""
-        self.member.give_up(time.monotonic())
+        self.member.give_up(time.monotonic(), self._inputs.forget_unheard())
 
     async def close(self) -> None:
         """Let out what was sent, and end."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import msgspec
+import pytest
 
 from moorage.bus.connection import Connection
 from moorage.bus.transport import Delivery
@@ -196,6 +197,29 @@ def test_data_in_parts_are_kept_in_order_until_the_answer_and_given_up_after_sil
         await desk.full()  # the only place is free again
         assert not left.done()
         left.cancel()
+        assert list(tmp_path.iterdir()) == []
+
+    member(scene)
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_a_call_whose_data_never_came_whole_has_not_run_when_its_member_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_killed: bool
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    async def scene(desk: Desk) -> None:
+        said: asyncio.Queue[Delivery] = asyncio.Queue()
+        await desk.caller.subscribe("inbox.a", said.put_nowait)
+        await desk.caller.publish(NAME.subject, b"", "inbox.a", {INPUT: "6"})
+        await desk.caller.publish(((await said.get()).headers or {})[SEND_TO], b"abc", "", {PART: "1"})
+        await asyncio.sleep(1)
+        if is_killed:
+            await desk.messenger.died()
+        else:
+            desk.messenger.give_up()
+        told: Any = msgspec.json.decode((await said.get()).data)
+        assert (told["error"], told["started"]) == ("busy", False), "its caller may send it again"
         assert list(tmp_path.iterdir()) == []
 
     member(scene)
