@@ -329,6 +329,7 @@ class Engine:
             self.room.tell(draft)
         if orders:
             self._take_orders(flight, orders)
+            self.planner.preempting.policy.reprioritize(draft)
         self._take_submits(flight)
         self.lifecycle.give_up(draft)
         if looks:

@@ -7,7 +7,9 @@ import random
 import pytest
 
 from moorage.scheduler.core.config import Config
-from moorage.scheduler.core.schedule.victims import Preemption
+from moorage.scheduler.core.draft import Draft
+from moorage.scheduler.core.fleet.host import Host
+from moorage.scheduler.core.schedule.victims import Preemption, _Begins, _Read
 from tests.turns import turns
 from tests.unit.scheduler.driving import Driving
 from tests.unit.scheduler.schedule.test_preemption import ON, urgent
@@ -33,6 +35,22 @@ def seek_always(drive: Driving) -> None:
     """A gang of more ranks than there are GPUs: victims are looked for every second, in vain."""
     drive.submit("never", priority=85, replicas=len(drive.workers) + 1, gpu={"scheduling": "gang"})
     drive.pass_time(5_000)
+
+
+def test_another_priority_has_only_the_hosts_of_its_job_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    drive = wide([70] * 6)
+    seek_always(drive)
+    policy, read = policy_of(drive), set[str]()
+    read_anew = policy._read_anew
+
+    def noted(draft: Draft, host: Host, begins: _Begins) -> _Read:
+        read.add(host.worker.id)
+        return read_anew(draft, host, begins)
+
+    monkeypatch.setattr(policy, "_read_anew", noted)
+    drive.order("priority", job="j2", priority=60)
+    drive.pass_time(3_000)
+    assert read == {"w2"}
 
 
 def ended(drive: Driving) -> list[str]:

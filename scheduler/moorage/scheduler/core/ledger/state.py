@@ -1005,7 +1005,6 @@ class State:
         self.preemptibles = 0  # soft: the number of members that are preemptible
         self.windows: dict[int, Worker] = {}  # by number: workers with a maintenance window
         self.shut: dict[int, Worker] = {}  # by number: workers that are closed because starts fail on them
-        self.reprioritized = 0  # soft: how often a job got another priority
         self.half_life_ms = 0  # of usage; 0: usage is not counted and tenants have no shares
         self.counts_from_ms = 0
         self.inflation = INFLATION_ONE  # the weight of current usage, see `fairshare`

@@ -96,7 +96,8 @@ class Preemption:
         self.read_max = READ_MAX
         # by worker number; departed hosts are removed once there are more entries than hosts
         self._read: dict[int, _Read] = {}
-        self._reprioritized = -1
+        #: numbers of workers with members whose priority has changed since they were read
+        self._reprioritized: set[int] = set()
         self._next = 0  # the worker number at which the next search begins to read changed hosts
 
     def defended(self, draft: Draft, member: Member, began_ms: int) -> int:
@@ -111,20 +112,20 @@ class Preemption:
         """Return a job's own priority with this record: the state still has the one before."""
         return draft.job(job).priority if job.num in draft.reprioritized else self.priority_of(job)
 
+    def reprioritize(self, draft: Draft) -> None:
+        """Have the hosts read again on which the jobs run that get another priority with this record."""
+        jobs = [draft.state.jobs[num] for num in draft.reprioritized]
+        self._reprioritized.update(member.worker.num for job in jobs for member in job.members)
+
     def read(self, draft: Draft) -> dict[int, _Read] | None:
         """Return by worker number what may be ended on each host; None until every host was read once.
 
         At most `read_max` changed hosts are read now; others are as of their last read.
         """
         hosts = self.fleet.hosts
-        if self._reprioritized != draft.state.reprioritized:
-            self._reprioritized = draft.state.reprioritized
-            for known in self._read.values():
-                known.settled = False
         if len(self._read) > len(hosts):
             self._read = {num: read for num, read in self._read.items() if num in hosts}
-        read, jobs = self._read, draft.state.jobs
-        moved = {member.worker.num for num in draft.reprioritized for member in jobs[num].members}
+        read, reprioritized = self._read, self._reprioritized
         changed = [
             num
             for num, host in hosts.items()
@@ -132,12 +133,13 @@ class Preemption:
             or not found.settled
             or found.version != host.version
             or found.host is not host
-            or num in moved
+            or num in reprioritized
         ]
         if len(changed) > self.read_max:  # those never read first, then in turns
             changed.sort(key=lambda num: (num in read, num < self._next, num))
             changed = changed[: self.read_max]
             self._next = changed[-1] + 1
+        self._reprioritized = reprioritized.difference(changed) & hosts.keys()
         begins = _Begins(draft.time_ms)
         for num in changed:
             read[num] = self._read_anew(draft, hosts[num], begins)

@@ -112,7 +112,6 @@ class Priority(OfJob, tag="priority"):
         said = f"{self.priority}: {self.why}" if self.why else str(self.priority)
         job = folding.ordered(self.job, PRIORITY, self.by, said)
         job.priority, job.ceiling = self.priority, -1
-        folding.state.reprioritized += 1
 
 
 class Change(OfJob, tag="change"):
@@ -139,7 +138,6 @@ class Change(OfJob, tag="change"):
         job = folding.ordered(self.job, CHANGED, self.by, self.why)
         if self.priority >= 0:
             job.priority, job.ceiling = self.priority, self.ceiling
-            folding.state.reprioritized += 1
         if self.max_running >= 0 or self.timeout_ms >= 0:
             job.bounds = bounds_after(job.bounds, folding.seq, self.max_running, self.timeout_ms)
 
