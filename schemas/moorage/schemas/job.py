@@ -126,7 +126,8 @@ class Run(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omi
     #: in the tenant's bucket `<PREFIX>_FILES_<tenant>`, compressed by gzip
     files: str | None = None
     #: jobs whose kept files are in the attempt's folder before it starts, as far as their replicas have SUCCEEDED by
-    #: then; it waits for none of them (see `after`). An attempt that finds no file of one of them fails: `files-gone`
+    #: then; it waits for none of them (see `after`). An attempt that finds no file of one of them fails: `files-gone`.
+    #: At most 16 jobs, with 10,000 replicas in all
     files_of: list[FilesOf] = []
     #: what each replica works on, by its number: a list of texts or JSON values, or a file among `files`. A replica
     #: reads its item in `MOORAGE_ITEM`, a column in `MOORAGE_ITEM_<COLUMN>`; in `argv`, `{item}` and `{column}` stand
@@ -235,6 +236,10 @@ def _command_trouble(run: Run) -> Trouble | None:
     if len(run.files_of) > FILES_OF_MAX:
         message = f"files_of may name {FILES_OF_MAX} jobs"
         return Trouble("run.files_of", message, f"{len(run.files_of)} jobs", f"0..{FILES_OF_MAX}")
+    brought = sum(1 if each.replicas is None else count_of(parse_ranges(each.replicas)) for each in run.files_of)
+    if brought > FILES_OF_REPLICAS_MAX:
+        message = f"files_of may name {FILES_OF_REPLICAS_MAX} replicas in all"
+        return Trouble("run.files_of", message, f"{brought} replicas", f"0..{FILES_OF_REPLICAS_MAX}")
     for at, pattern in enumerate(run.keep):
         if not is_quick(pattern):
             message = (
@@ -326,6 +331,8 @@ def _too_long(field: str, text: str) -> Trouble:
     return Trouble(field, f"{name} may have {allowed}", text, allowed)
 
 
+#: replicas whose kept files one job may bring: a worker asks for each
+FILES_OF_REPLICAS_MAX: Final = 10_000
 #: jobs whose kept files one job may bring
 FILES_OF_MAX: Final = 16
 #: parts of a path, none of which begins with a dot: a pattern of `keep` takes each letter for itself

@@ -291,6 +291,12 @@ def test_several_replicas_that_are_no_gang_are_not_distributed(fields: dict[str,
     assert is_right if trouble is None else (trouble.field, is_right) == ("gpu.distributed", False)
 
 
+@pytest.mark.parametrize(("last", "is_right"), [(9_998, True), (9_999, False)])
+def test_kept_files_of_so_many_replicas_are_brought(last: int, is_right: bool) -> None:
+    trouble = decode(run={"argv": ["true"], "files_of": [{"job": "a"}, {"job": "b", "replicas": f"0-{last}"}]}).trouble
+    assert is_right if trouble is None else (trouble.field, trouble.found) == ("run.files_of", "10001 replicas")
+
+
 def test_ranks_of_a_gang_have_no_checkpoints_of_their_own() -> None:
     gang = {"gpu": {"scheduling": "gang"}, "run": {"argv": ["true"], "checkpoint": "ck"}}
     assert decode(replicas=1, **gang).trouble is None

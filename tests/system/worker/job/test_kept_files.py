@@ -159,7 +159,7 @@ async def test_a_checkpoint_that_is_too_large_for_a_worker_is_brought_by_another
 
 
 async def test_a_job_brings_nothing_that_an_earlier_job_of_that_id_has_kept(
-    nats_url: str, unique: str, tmp_path: Path
+    nats_url: str, unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, into = Path(fresh(tmp_path)), fresh(tmp_path, 1)
     (folder / "loss").write_text("1")
@@ -169,6 +169,9 @@ async def test_a_job_brings_nothing_that_an_earlier_job_of_that_id_has_kept(
             await files.bring_kept("acme", {kept_object("x", 0): "x"}, 8, into, None)
         await files.bring_kept("acme", {kept_object("x", 0): "x"}, 7, into, None)
         assert (Path(into) / "x/loss").read_text() == "1"
+        monkeypatch.setattr(job_files, "FETCH_S_MAX", 0.0)  # for all replicas together, those without files among them
+        with pytest.raises(FilesUnavailable, match="not fetched within 0 s"):
+            await files.bring_kept("acme", {kept_object("x", 1): "x/1"}, 7, into, None)
 
 
 async def test_a_cancelled_job_keeps_what_there_is(nats_url: str, unique: str, tmp_path: Path) -> None:

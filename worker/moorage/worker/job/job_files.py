@@ -211,16 +211,19 @@ class JobFiles:
 
         Those of a job that was accepted before `accepted_ms` count as not there.
 
-        Raises FilesRefused if there is none of them, and FilesUnavailable if they cannot be had here now.
+        Raises FilesRefused if there is none of them, and FilesUnavailable if they cannot be had here now, all together
+        within `FETCH_S_MAX`.
         """
         store, left, found = files_store(self._jetstream, self._subjects, tenant), self.bytes_max, 0
+        until_s = asyncio.get_running_loop().time() + FETCH_S_MAX
         with translated():
             for name, folder in places.items():
-                info = await store.find(name)
+                async with asyncio.timeout_at(until_s):
+                    info = await store.find(name)
                 if info is None or is_earlier(info.headers, accepted_ms):
                     continue
                 with tempfile.TemporaryFile(dir=self._folder) as spool:
-                    left, found = left - await _inflated(store, info, spool, left), found + 1
+                    left, found = left - await _inflated(store, info, spool, left, until_s), found + 1
                     await asyncio.to_thread(_make_folders, into, folder, ids)
                     await asyncio.to_thread(unpack, spool, os.path.join(into, folder), self.bytes_max, ids)
         if not found:
@@ -408,10 +411,15 @@ class JobFiles:
             await asyncio.wait((fetching,))
 
 
-async def _inflated(store: ObjectStore, info: ObjectInfo, spool: BinaryIO, bytes_max: int) -> int:
-    """Write an object's tar file into `spool`, and return its size. Raises BadArchive, BusError, TimeoutError."""
+async def _inflated(
+    store: ObjectStore, info: ObjectInfo, spool: BinaryIO, bytes_max: int, until_s: float | None = None
+) -> int:
+    """Write an object's tar file into `spool`, and return its size. Raises BadArchive, BusError, TimeoutError.
+
+    `until_s` is how long it may take, as the loop's time; None: `FETCH_S_MAX` from now on.
+    """
     inflating = Inflating(spool, bytes_max)
-    async with asyncio.timeout(FETCH_S_MAX):
+    async with asyncio.timeout_at(asyncio.get_running_loop().time() + FETCH_S_MAX if until_s is None else until_s):
         async for piece in store.get(info):
             await asyncio.to_thread(inflating.feed, piece)
     inflating.address()
