@@ -33,6 +33,12 @@ def lesson(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     del sys.modules["lesson"]
 
 
+@pytest.fixture
+def unique() -> str:
+    """One tenant for all of them: its bucket takes its room of the node's disk."""
+    return "mapping"
+
+
 def test_a_function_gives_values_and_exceptions_by_item(node: Node, unique: str, lesson: Any) -> None:
     seen: list[Progress] = []
     with Client(node.url, tenant=unique) as client:

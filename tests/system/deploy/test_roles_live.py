@@ -254,7 +254,7 @@ async def test_a_damaged_key_and_that_of_another_user_are_one_line() -> None:
 @pytest.mark.slow
 async def test_the_page_shows_each_key_what_it_may_see() -> None:
     job = "/job/acme/speaks"
-    refused = "<pre>output is the tenant&#x27;s</pre>"
+    refused = "<pre>output is the tenant&#39;s</pre>"
     async with everybody() as made, made.client("submitter.acme") as acme:
         await acme.submit(["sh", "-c", "echo said aloud; sleep 600"], job="speaks", gpu="2xT4")
 

@@ -184,6 +184,8 @@ def _run_block(block: Block, expected: Block | None, folder: Path, terminal: Cal
             here.type(text)
             if expected is not None:
                 here.until(lambda found: first_missing(expected.body, found) == "", expected.body.strip())
+            elif "moorage worker " in text:  # whoever reads on sees it, too
+                here.until(lambda found: "joined as" in found, "the worker joins")
             return
         ends = time.monotonic() + LOOK_AGAIN_S_MAX
         while True:

@@ -15,7 +15,7 @@ import tempfile
 import time
 from collections import Counter
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
 
@@ -28,8 +28,10 @@ from moorage.cli.framework.interrupts import end_in_order
 from moorage.client.client import AsyncClient
 from moorage.client.errors import ClientError, NoScheduler, Overloaded, Rejected
 from moorage.schemas.job import TERMINAL
-from moorage.testing.demo.drawn_jobs import Planned, fleet_file, hosts, planned
-from moorage.testing.demo.judge import Verdict, judge
+
+if TYPE_CHECKING:
+    from moorage.testing.demo.drawn_jobs import Planned
+    from moorage.testing.demo.judge import Verdict
 
 TENANT: Final = "demo"
 #: until all hosts have joined
@@ -242,6 +244,10 @@ def main(
 
 
 async def _run(folder: Path, jobs: int, workers: int, seed: int, json: bool) -> int:
+    # imported late: the room testing needs the extra server
+    from moorage.testing.demo.drawn_jobs import fleet_file, hosts, planned
+    from moorage.testing.demo.judge import judge
+
     stack = Stack(folder)
     fleet = hosts(workers, seed)
     plans = list(planned(fleet, jobs, seed, stack.record))
