@@ -79,14 +79,19 @@ class Agains:
         self, tenant: str, asked: AgainAsked, request: Request, state: str, bad: dict[str, Ranges]
     ) -> dict[str, Any] | Problem:
         numbers = whole = request.numbers
-        divides = request.copies > 1 and not request.is_gang and request.scale is None
+        undivided = _undivided(request)
         if asked.failed:
             if state == SUCCEEDED or not (bad or state in TERMINAL):
                 return _none_failed(asked.job, state)
-            if divides:
+            if request.copies > 1 and not undivided:
                 numbers = joined(sorted(pair for ranges in bad.values() for pair in ranges))
         if asked.replicas is not None:
             only = replicas_asked({"replicas": asked.replicas}) or NOTHING
+            if undivided and only != whole:
+                return problem(
+                    "failed-precondition", f"job {asked.job} is {undivided}: it is run again as a whole", job=asked.job,
+                    field="$.replicas", found=asked.replicas, next="leave out replicas",
+                )  # fmt: skip
             if unknown := without(only, whole):
                 return problem(
                     "failed-precondition", f"job {asked.job} has no replica {format_ranges(unknown, RANGES_SAID)}",
@@ -94,12 +99,6 @@ class Agains:
                     allowed=format_ranges(whole, RANGES_SAID), next=f"moorage show {word_of(asked.job)}",
                 )  # fmt: skip
             ended, numbers = numbers, both(numbers, only)
-            if numbers not in (NOTHING, whole) and not divides:
-                why = "a gang, whose ranks start together" if request.is_gang else "a service of changing size"
-                return problem(
-                    "failed-precondition", f"job {asked.job} is {why}, and is run again as a whole", job=asked.job,
-                    field="$.replicas", found=asked.replicas, next="leave out replicas",
-                )  # fmt: skip
             if not numbers:
                 return problem(
                     "failed-precondition", f"none of these replicas of job {asked.job} ended without success",
@@ -118,6 +117,15 @@ class Agains:
         answer = AgainAnswer(name, asked.job, count_of(numbers), body, earlier)
         plain: dict[str, Any] = msgspec.to_builtins(answer)
         return plain
+
+
+def _undivided(request: Request) -> str:
+    """Return what a job is of which no part is run again by itself; "" for other jobs."""
+    if request.is_gang:
+        return "a gang, whose ranks start together"
+    if request.service is not None and request.workload.items is None:
+        return "a service, whose members may have moved to other numbers"
+    return ""
 
 
 def _gone(name: str) -> Problem:

@@ -108,14 +108,26 @@ async def test_a_condition_of_the_first_time_is_left_out(drive: Writing) -> None
 
 
 @scene()
-async def test_a_service_that_follows_its_calls_is_run_again_as_a_whole(drive: Writing) -> None:
-    drive.worker("w0", 8, auto=False)
-    drive.submit("embed", gpu={}, replicas={"min": 2, "max": 4}, service={"name": "embed"}, run={"argv": ["serve"]})
-    drive.cancel("embed")
-    run_all(drive, "embed", dict.fromkeys(range(4), 3))
-    request = (await again(drive, "embed", failed=True))["request"]
-    assert (request["replicas"]["min"], request["replicas"]["max"]) == (2, 4)
-    assert "indices" not in request
+async def test_a_service_is_run_again_as_a_whole(drive: Writing) -> None:
+    can = {"process": {"answers_calls": True, "reaches": True}}
+    drive.worker("w0", 4, auto=False, capabilities=can)
+    services: dict[str, Any] = {"fixed": 2, "follows": {"min": 2, "max": 4}}
+    for name, replicas in services.items():
+        drive.submit(name, gpu={}, replicas=replicas, service={"name": name}, run={"argv": ["serve"]})
+        drive.facts([(kind, name, index, 0, "") for kind in ("claimed", "started") for index in (0, 1)])
+    drive.operate("drain", "w0")
+    drive.pass_time(3_000)
+    drive.worker("w1", 4, auto=False, capabilities=can)
+    drive.tick()
+    for name, replicas in services.items():
+        moved = max(drive.job(name).rows)
+        assert moved == 2
+        drive.cancel(name)
+        run_all(drive, name, dict.fromkeys(drive.job(name).rows, 3))
+        request = (await again(drive, name, failed=True))["request"]
+        assert (request["replicas"], "indices" in request) == (replicas, False)
+        refused = await again(drive, name, replicas=str(moved))
+        assert (refused.field, "as a whole" in refused.message) == ("$.replicas", True)
 
 
 @scene()
