@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import msgspec
+
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.ledger.finished import job_key
 from moorage.scheduler.core.ledger.state import (
@@ -47,6 +49,7 @@ def find_log(engine: Engine, tenant: str, asked: LogsAsked) -> Kept | LogPage | 
         if engine.state.finished.find(job_key(tenant, asked.job)) is not None:
             return None
         return no_job(tenant, asked.job)
+    asked = msgspec.structs.replace(asked, replica=job.meant(asked.replica))
     state = job.state_of(asked.replica)
     if state is None:
         return no_replica(asked, job.numbers)

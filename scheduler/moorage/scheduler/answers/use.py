@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from moorage.scheduler.answers.logs import Kept, no_replica
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.ledger.state import AT_RUNNING, Job, Member
@@ -24,6 +26,7 @@ def find_use(engine: Engine, tenant: str, asked: UseAsked) -> Kept | Problem:
             job=asked.job,
             next=f"moorage show {word_of(asked.job)} has what an ended job has used",
         )
+    asked = msgspec.structs.replace(asked, replica=job.meant(asked.replica))
     if not is_in(job.numbers, asked.replica):
         return no_replica(asked, job.numbers)
     row = job.rows.get(asked.replica)

@@ -6,7 +6,10 @@ from typing import Any, Final
 
 import pytest
 
-from moorage.scheduler.core.events import Cancel
+from moorage.scheduler.answers.logs import Kept, find_log
+from moorage.scheduler.answers.use import find_use
+from moorage.scheduler.core.events import Cancel, Execute
+from moorage.schemas.frames import ExecAsked, LogsAsked, UseAsked
 from moorage.schemas.job import STATES
 from moorage.schemas.ranges import is_in
 from tests.unit.scheduler.lifecycle.test_services_stay_up import DOES, READY, WATCHED_S, Site
@@ -163,3 +166,14 @@ def test_a_member_moves_where_fewer_run_than_there_are_replicas(crashed: bool, f
     site.watch(WATCHED_S)
     assert (site.held_on("w0"), site.held_on("w1"), site.serving("a")) == (0, 2, 2)
     assert (site.fewest, site.most, site.job("a").size) == (2, 3, 4)
+
+
+def test_replica_0_of_a_service_of_one_is_the_one_that_moved() -> None:
+    site = moving()
+    site.watch(WATCHED_S)
+    assert site.job("a").numbers == ((1, 1),)
+    asks = [find_log(site.engine, "t", LogsAsked("a")), find_use(site.engine, "t", UseAsked("a"))]
+    assert [each.ask.replica if isinstance(each, Kept) else each for each in asks] == [1, 1]
+    site.engine.offer(Execute("t", ExecAsked("a", ["true"]), "5e55" * 8, "exec", True))
+    site.tick()
+    assert site.answers["exec"]["data"]["replica"] == 1

@@ -29,7 +29,7 @@ WARM_MS: Final = 2_000
 WATCHED_S: Final = 60
 L40S: Final = "NVIDIA L40S"
 READY: Final[dict[str, Any]] = {"driver": "process", "argv": ["serve"], "ready": {"call": True}, "restart": "always"}
-CALLS: Final = {"process": {"answers_calls": True, "reaches": True}}
+CALLS: Final = {"process": {"answers_calls": True, "reaches": True, "execs": True}}
 PREEMPTS: Final = Config(preempt_priority=80, preempt_after=60.0)
 #: what an attempt of a version does: after how many ms it ends, and how
 DOES: Final = {

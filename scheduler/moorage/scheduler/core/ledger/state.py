@@ -508,6 +508,11 @@ class Job:
             return QUEUED
         return next((state for state, each in (self.bad or {}).items() if bits.has(each, index)), SUCCEEDED)
 
+    def meant(self, index: int) -> int:
+        """Return the number of the replica that a caller means: 0, which they say by default, is the only one of a job
+        of one, such as a service whose member has moved."""
+        return index if index or self.size > 1 else self.numbers[0][0]
+
     @property
     def waits(self) -> int:
         """The number of QUEUED replicas."""

@@ -39,8 +39,8 @@ def execute(draft: Draft, state: State, event: Execute, request_of: Callable[[Jo
     job = state.job(event.tenant, asked.job)
     if job is None:
         return _no_job(state, event)
-    request = request_of(job)
-    if not is_in(job.numbers, asked.replica):
+    request, index = request_of(job), job.meant(asked.replica)
+    if not is_in(job.numbers, index):
         return problem(
             "not-found",
             f"job {job.name} has no replica {asked.replica}",
@@ -60,11 +60,11 @@ def execute(draft: Draft, state: State, event: Execute, request_of: Callable[[Jo
             job=job.name,
             next=f"moorage shell {word_of(job.name)} opens a shell beside it",
         )
-    row = job.rows.get(asked.replica)
+    row = job.rows.get(index)
     member = None if row is None else row.member
-    now = job.state_of(asked.replica) if row is None else draft.replica(row).state
+    now = job.state_of(index) if row is None else draft.replica(row).state
     if member is None or now != RUNNING or member.phase != AT_RUNNING:
-        return _not_running(job, asked.replica, now)
+        return _not_running(job, index, now)
     driver = request.workload.driver
     can = member.worker.can(driver)
     if not can.get("execs"):
@@ -77,9 +77,9 @@ def execute(draft: Draft, state: State, event: Execute, request_of: Callable[[Jo
             next=can.get("exec_instead") or "moorage logs shows its output, moorage use what it uses of its GPUs",
         )
     said = ATTACHED if asked.attach else _one_line(carried(shlex.join(asked.argv)))
-    draft.add(acts.Exec(job.num, asked.replica, event.by, said))
+    draft.add(acts.Exec(job.num, index, event.by, said))
     order = Exec(*member.name, event.stream, asked.argv, asked.tty, asked.term)
-    return Executing(member, order, ExecGiven(job.name, asked.replica, member.attempt, member.worker.id, event.stream))
+    return Executing(member, order, ExecGiven(job.name, index, member.attempt, member.worker.id, event.stream))
 
 
 def _one_line(command: str) -> str:
