@@ -66,6 +66,7 @@ bench: $(STAMP)  ## measure, and write bench/RESULTS.md; other measurements: pyt
 
 release-check: test test-system types lint site  ## what a release needs beyond CI: hours on two cores
 	$(BIN)/python -m pytest -n 4 --dist loadscope -m "slow and not image" tests/release
+	$(BIN)/python -m pytest -n 4 -m "unit and release" tests/unit/scheduler
 	tests/other_pythons python3.12 python3.13 debian13 -- -m "not slow"
 	tests/kubernetes/build
 	$(BIN)/python -m pytest tests/system/worker/drivers/test_kubernetes_driver.py tests/system/worker/drivers/test_conformance.py tests/system/deploy/test_kubernetes.py -k kubernetes

@@ -331,7 +331,7 @@ def world(hosts: list[tuple[str, int, str, int]], jobs: list[dict[str, Any]], as
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(HOSTS, st.lists(ASKS, max_size=6), ASKS)
 def test_every_fix_starts_the_job_on_the_same_state(
     hosts: list[tuple[str, int, str, int]], jobs: list[dict[str, Any]], asks: dict[str, Any]

@@ -201,7 +201,7 @@ def check(seed: int) -> Counter[str]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.integers(0, 1 << 32))
 def test_every_fix_starts_the_job_with_all_policies_on(seed: int) -> None:
     check(seed)
@@ -211,6 +211,7 @@ SEEDS = 80
 
 
 @pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.timeout(600)
 def test_each_kind_of_fix_is_met_and_tried() -> None:
     """Seeds that are always the same: what the property test meets by chance is met here for sure."""

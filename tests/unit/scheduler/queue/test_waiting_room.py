@@ -424,7 +424,7 @@ def told_by(record: Record) -> int:
 
 
 @pytest.mark.parametrize("goes_well", [True, False])
-@pytest.mark.parametrize("many", [3_000, pytest.param(100_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("many", [3_000, pytest.param(100_000, marks=(pytest.mark.slow, pytest.mark.release))])
 def test_very_many_behind_one_are_told_in_turns(many: int, goes_well: bool) -> None:
     drive = Driving(Config(jobs_max=2 * many, ended_max=10))
     drive.checks = False
@@ -447,7 +447,7 @@ def test_very_many_behind_one_are_told_in_turns(many: int, goes_well: bool) -> N
     assert len(drive.engine.queue) - len(queued) <= 1, "the entry of what was cancelled is swept away later"
 
 
-@pytest.mark.parametrize("many", [2_000, pytest.param(100_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("many", [2_000, pytest.param(100_000, marks=(pytest.mark.slow, pytest.mark.release))])
 def test_a_very_long_chain_ends_link_by_link_in_turns(many: int) -> None:
     drive = Driving(Config(jobs_max=2 * many))
     drive.checks = False
