@@ -279,7 +279,7 @@ async def test_the_page_shows_each_key_what_it_may_see() -> None:
         shown = [text.partition("<body>")[2] for text in observer.values()]
         assert not any(word in text for text in shown for word in ("acme", "speaks", "aloud"))
         for path in ("/queue", job, "/lanes", "/usage"):
-            assert "takes an operator&#x27;s key" in observer[path], observer[path]
+            assert "takes an operator&#39;s key" in observer[path], observer[path]
         ana = await pages("--nats", "operator.ana")
         assert "acme/speaks" in ana["/queue"]
         assert "acme/speaks" in ana["/worker/w1"]
