@@ -221,7 +221,14 @@ class MachineFolders(AttemptFolders):
     def lets_users(self) -> bool:
         return True
 
-    def make(self, name: AttemptName, grace_s: float, keep: Sequence[str] = (), checkpoint: str | None = None) -> str:
+    def make(
+        self,
+        name: AttemptName,
+        grace_s: float,
+        keep: Sequence[str] = (),
+        checkpoint: str | None = None,
+        accepted_ms: int = 0,
+    ) -> str:
         return self.path(name)
 
     def give(self, name: AttemptName, user: str | None) -> None:

@@ -32,7 +32,8 @@ class RefusedSubmits:
             self._forget(max(self._of, key=lambda name: len(self._of[name])))
 
     def why(self, tenant: str, job: str) -> Problem | None:
-        return self._of.get(tenant, {}).get(job)
+        jobs = self._of.get(tenant)
+        return None if jobs is None else jobs.get(job)
 
     def _forget(self, tenant: str) -> None:
         """Forget the oldest refusal of a tenant."""

@@ -79,7 +79,7 @@ class Reign:
         )  # fmt: skip
         recorder = scheduler.recorder
         self.engine = ContainedEngine(*begins) if recorder is None else RecordedEngine(recorder, *begins)
-        self.engine.explain_woken = lambda job: self.questions.foresight.at_wake(job)
+        self.engine.explain_woken = self._explain_woken
         self.queue_reader = QueueReader(
             scheduler.world_js,
             scheduler.subjects,
@@ -132,6 +132,10 @@ class Reign:
     def _explain_waiting(self, job: Job) -> dict[str, Any] | None:
         """Return why a job waits, for the answer to its submit; None as in `Foresight.at_submit`."""
         return self.questions.foresight.at_submit(job)
+
+    def _explain_woken(self, job: Job) -> dict[str, Any] | None:
+        """Return why a job waits, for the answer to a caller that wakes its service; None as in `Foresight.at_wake`."""
+        return self.questions.foresight.at_wake(job)
 
     # ---------------------------------------------------------------------------------------- in and out
 

@@ -15,7 +15,7 @@ from moorage.schemas.ranges import is_in
 from tests.unit.scheduler.lifecycle.test_services_stay_up import DOES, READY, WATCHED_S, Site
 
 #: a service that says nothing of being ready serves once it runs
-RUNS: Final = {"run": {name: value for name, value in READY.items() if name != "ready"}}
+RUNS: Final[dict[str, Any]] = {"run": {name: value for name, value in READY.items() if name != "ready"}}
 
 
 def state(site: Site, index: int) -> str | None:

@@ -27,7 +27,7 @@ class Recording(JobFiles):
         self.stored: list[str] = []
         self.begun = asyncio.Event()
 
-    async def keep(self, tenant: str, name: str, *_: Any) -> None:
+    async def keep(self, tenant: str, name: str, *_: Any, **__: Any) -> None:
         if self.fails == "keep":
             raise NotKept("no room")
         self.stored.append(name)
