@@ -25,6 +25,7 @@ from moorage.client.output import Piece
 from moorage.client.sending import bucket_of, send
 from moorage.schemas.errors import problem
 from moorage.schemas.frames import Answer, Change
+from moorage.schemas.handler import ACCEPTED_HEADER, kept_object
 from moorage.system.archives import compressed
 from tests.system.cli.node import Node
 from tests.unit.client.scripted_scheduler import ScriptedScheduler, shown
@@ -73,6 +74,8 @@ async def test_a_job_brings_what_another_one_has_kept(node: Node, unique: str, t
         seen = await client.submit(["sh", "look.sh"], files=[f"job:{sweep.job}", look], after=[after], keep=["none"])
         bad = await client.submit(["sh", "-c", f"{waits}; exit 1"], keep=["loss"])
         lost = await client.submit(["true"], files=f"job:{bad.job}", after=[{"job": bad.job, "when": "any"}])
+        # an earlier job of that id has kept some
+        await bucket_of(client._wire).put(kept_object(bad.job, 0), [b"x"], {ACCEPTED_HEADER: "1"}, lambda _: None)
         gate.touch()
         assert (await seen.result()).state == "SUCCEEDED"
         text = "".join([piece.text async for piece in seen.logs()])
