@@ -162,7 +162,8 @@ async def scene(
         stub = Stub(folder, *(boards or (Board(GPU), Board(OTHER, pci="00000000:18:00.0"))))
         played = Played(folder / "bin")
         monkeypatch.setenv("PATH", f"{played.folder}:{os.environ['PATH']}")
-        async with ScriptedLeader(url, prefix) as leader, state_folder() as state:
+        # the fence announces the ends that it brings: it is farther away than a notice takes
+        async with ScriptedLeader(url, prefix, lease_s=600) as leader, state_folder() as state:
             with stub.load():
                 one = Scene(url, prefix, leader, stub, played, state)
                 try:
