@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
+from typing import Any
 
 import pytest
 
@@ -89,6 +91,21 @@ async def test_a_wait_for_a_job_that_is_called_like_a_code_says_how_to_explain_t
                 with pytest.raises(TimedOut) as told:
                     await late
                 assert told.value.problem.next.startswith(f"moorage explain '={name}'")
+
+
+@in_virtual_time
+async def test_jobs_that_end_while_a_leader_leaves_a_question_open_are_all_there() -> None:
+    async with AsyncClient(transport=SimFleet("8xH100", script=by_words)) as moorage:
+        jobs = await moorage.submit_many([["0", "5"]] * 2, gpu=1)
+
+        async def silent(verb: str, arguments: Mapping[str, Any]) -> Answer:
+            await asyncio.Event().wait()
+            raise AssertionError
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(moorage._wire, "answer", silent)
+            results = await moorage.wait([moorage.job(job.job) for job in jobs], "20s")
+        assert [each.state for each in results] == ["SUCCEEDED"] * 2
 
 
 @in_virtual_time

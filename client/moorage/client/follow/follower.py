@@ -585,6 +585,9 @@ class Follower:
             if self._asks_first:
                 raise
             self._due |= dict.fromkeys(due)
+        except TimedOut:
+            if not self._is_over:  # else all have ended while this waited
+                raise
         if first:
             self._ask_at_s, self._silence_s = 0.0, REPAIR_S_FIRST
         if not self._due.keys().isdisjoint(due):

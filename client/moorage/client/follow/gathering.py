@@ -88,7 +88,7 @@ class Gathering(Follower):
         return [name for name in names if name not in listed]
 
     def _too_late(self) -> TimedOut:
-        name = next(iter(self.left))
+        name = next(iter(self.left), "")
         return timed_out(
             f"{len(self.left)} of {len(self._jobs)} jobs have not ended after {self._timeout_s:g} s; they go on",
             job=name,
