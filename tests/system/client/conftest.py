@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from tests.system.cli.conftest import node, node_loop
+from tests.system.cli.conftest import node, node_loop, node_of_its_own
 
-__all__ = ["node", "node_loop"]
+__all__ = ["node", "node_loop", "node_of_its_own"]

@@ -33,10 +33,10 @@ def lesson(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     del sys.modules["lesson"]
 
 
-@pytest.fixture
-def unique() -> str:
-    """One tenant for all of them: its bucket takes its room of the node's disk."""
-    return "mapping"
+@pytest.fixture(name="node", scope="module")
+def _node(node_of_its_own: Node) -> Node:
+    """A tenant's bucket takes its room of the server's disk, and those of other tests stay."""
+    return node_of_its_own
 
 
 def test_a_function_gives_values_and_exceptions_by_item(node: Node, unique: str, lesson: Any) -> None:
