@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Iterable
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
@@ -59,7 +60,7 @@ async def _of_one(client: Connected, job: str) -> FilesOf:
     if shown["state"] in TERMINAL:
         store = bucket_of(client)
         names = [kept_object(job, number) for number in islice(numbers_in(numbers), LOOKED_AT_MAX)]
-        found = await asyncio.gather(*(client.again(lambda name=name: store.find(name)) for name in names))  # type: ignore[misc]
+        found = await asyncio.gather(*(client.again(partial(store.find, name)) for name in names))
         are_there = any(info is not None and not is_earlier(info.headers, accepted_ms) for info in found)
         if count_of(numbers) <= LOOKED_AT_MAX and not are_there:
             raise rejected(

@@ -98,6 +98,7 @@ class Relocating:
 
         That is behind all else in the record that may end a member: for what the record begins here, it is too late.
         """
+        self._again_ms = {num: due_ms for num, due_ms in self._again_ms.items() if due_ms > draft.time_ms}
         for num in sorted(self._jobs):
             job = self._state.jobs.get(num)
             if job is None or job.over:
@@ -113,7 +114,7 @@ class Relocating:
         job = member.replica.job
         if job.num in self._jobs or job.relocating is not None or draft.full:
             return
-        if draft.time_ms < self._again_ms.get(job.num, 0):
+        if job.num in self._again_ms:
             return
         request = self._lifecycle.request_of(job)
         if not self._moves(draft, job, request) or not self._lifecycle.is_on_worker(draft, member):
@@ -149,7 +150,8 @@ class Relocating:
         has_more = job.size > request.copies
         moved = _has_moved(job, old)
         if IS_TERMINAL[now]:  # it ended by itself, or is not needed any more
-            self._again_ms[job.num] = draft.time_ms + (AGAIN_MS if was in MAY_END else 0)
+            if was in MAY_END:
+                self._again_ms[job.num] = draft.time_ms + AGAIN_MS
             self._is_over(draft, job, (old if moved else new) if has_more else -1)
         elif moved:
             self._is_over(draft, job, old)
