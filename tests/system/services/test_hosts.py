@@ -88,7 +88,7 @@ async def test_no_call_is_lost_while_each_host_is_drained_in_turn(nats_server: E
         await _answers(connection, subject)
         callers = [asyncio.create_task(load()) for _ in range(CALLERS)]
         for name in found.agents:
-            answer = await one.admin("drain", {"worker": name, "within_s": 30, "by": "ana"})
+            answer = await one.admin("drain", {"worker": name, "within_s": 5, "by": "ana"})
             assert answer["kind"] == "done", answer
             await until(lambda name=name: _left(found, name), ANSWER_S, f"no member on {name}")
             assert (await one.admin("uncordon", {"worker": name, "by": "ana"}))["kind"] == "done"
