@@ -116,7 +116,7 @@ class Bench:
         epoch = Record(FORMAT, 1, LEADER, 0, self.now, 0, acts=[acts.Epoch("bench", "bench", 0.0)])
         fold(self.state, epoch, 1)
         self.engine = Engine(self.state, Config(), SUBJECTS, LEADER, self.now)
-        self.intake = Intake(self.engine, SUBJECTS, self._refused, self._refused, self._refused)
+        self.intake = Intake(self.engine, SUBJECTS, self._refused, self._refused, self._refused, self._refused)
         self.sessions: dict[str, str] = {}
         self.numbers: dict[str, int] = {}
         self.ended = self.records = self.record_bytes = self.body_bytes = self.frames = 0

@@ -63,7 +63,7 @@ async def test_nothing_leaves_before_the_acknowledgement(nats_server: Server, un
         )
         joined = await client.request(subjects.worker("w1", "join"), encode(Join("m", "b", 1, hello)), 5)
         assert msgspec.json.decode(joined.data)["kind"] == "joined"
-        for subject in (subjects.worker("w1", "wanted"), subjects.event("acme", "held"), "answer.here"):
+        for subject in (subjects.worker("w1", "wanted"), subjects.event("acme", "held"), "answer.*"):
             await client.subscribe(subject, heard.append)
 
         jetstream.gate.clear()
@@ -90,11 +90,15 @@ async def test_nothing_leaves_before_the_acknowledgement(nats_server: Server, un
         await client.send([(subjects.api("acme", "submit"), SUBMIT.replace(b'"held"', b'"held2"'), "answer.here")])
         flight = await until(lambda: jetstream.waiting and scheduler.reign and scheduler.reign.engine._in_flight)
         await until(lambda: flight.early[1], what="its placement is foreseen")
+        # so do questions, which may be answered with the record in the state: a question asked, and then a refusal
+        await client.send([(subjects.api("acme", "ls"), b"{}", "answer.later")])
+        refused = await client.request(subjects.api("acme", "submit"), b'{"job":"bad"}', 5)
+        assert msgspec.json.decode(refused.data)["code"] == "invalid-argument"
         await world.flush()
         await client.flush()
         assert heard == [], "something left while the record that holds it was appended"
         jetstream.gate.set()
-        await until(lambda: len({delivery.subject for delivery in heard}) == 3, what="answer, placement and event")
+        await until(lambda: len({delivery.subject for delivery in heard}) == 4, what="answers, placement and event")
     finally:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)

@@ -30,6 +30,7 @@ from moorage.scheduler.core.ledger.state import State
 from moorage.scheduler.core.outputs.outputs import Message
 from moorage.scheduler.durable.dead_letters import DeadLetters, job_in
 from moorage.scheduler.durable.queue_streams import QueueStreams
+from moorage.scheduler.pacing.gate import Gate
 from moorage.schemas.answers.fleet import RequestQueueRow
 from moorage.schemas.codec import Decoder
 from moorage.schemas.errors import Problem, Refused, problem
@@ -85,12 +86,14 @@ class QueueReader:
         say: Callable[[list[Message]], None],
         replicas: int,
         streams: QueueStreams,
+        gate: Gate,
     ) -> None:
         self._js = jetstream
         self._subjects = subjects
         self._engine = engine
         self._wake = wake
         self._streams = streams
+        self._gate = gate
         self._former_read = set[tuple[str, str]]()  # queues with nothing left in the former shared stream
         self._former: StreamInfo | None = None
         #: set once `_former` and the list of streams are known; reading earlier would skip messages of the former
@@ -516,6 +519,7 @@ class QueueReader:
         key = (stream, tenant, verb)
         if not cursor or self._purged.get(key) == cursor:
             return
+        await self._gate.recorded()  # else the record with the cursor might never be stored, and the requests be lost
         try:
             await self._js.purge(stream, subject=self._subjects.request(tenant, verb), below_seq=cursor + 1)
             self._purged[key] = cursor

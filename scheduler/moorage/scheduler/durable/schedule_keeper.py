@@ -16,6 +16,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable
+from copy import copy
 from typing import Final
 
 from moorage.bus.errors import BusError
@@ -25,6 +26,7 @@ from moorage.scheduler.core.events import ScheduleRun
 from moorage.scheduler.core.ledger.due_times import is_interval, is_too_far, next_due_ms
 from moorage.scheduler.core.ledger.schedules import Schedule
 from moorage.scheduler.durable.schedule_stream import Key, Run, ScheduleStream, Wish
+from moorage.scheduler.pacing.gate import Gate
 from moorage.scheduler.pacing.reminders import Reminders
 
 log = logging.getLogger("moorage.schedules")
@@ -43,8 +45,9 @@ SERVER_FIRST_S: Final = 5.0
 class ScheduleKeeper:
     """The schedules of one term. `wake` is called when a run was offered."""
 
-    def __init__(self, stream: ScheduleStream, engine: Engine, wake: Callable[[], None]) -> None:
+    def __init__(self, stream: ScheduleStream, engine: Engine, wake: Callable[[], None], gate: Gate) -> None:
         self.stream = stream
+        self.gate = gate
         self._engine = engine
         self._wake = wake
         #: the wishes in the stream; None if it has to be read
@@ -116,16 +119,19 @@ class ScheduleKeeper:
         if time.monotonic() - self._read_at_s >= LOOK_EVERY_S:
             self._kept = None
         while self._kept is None or self._kept_at != state.wishes:
+            at, ran_through, wanted = state.wishes, state.ran_through, self._wanted()
+            known = {(tenant, name) for tenant, rows in state.schedules.items() for name in rows}
+            await self.gate.recorded()
             if is_unread := self._kept is None:
-                await self.stream.ensure(state.ran_through)
+                await self.stream.ensure(ran_through)
                 self._kept = await self.stream.wishes()
                 self._read_at_s = time.monotonic()
             assert self._kept is not None
-            at, kept, wanted = state.wishes, self._kept, self._wanted()
+            kept = self._kept
             for key in [key for key in kept if key not in wanted]:
                 await self.stream.withdraw(key, kept[key])
-                if state.schedule(*key) is None:
-                    await self.stream.forget_run(key, max(state.ran_through, self._offered.get(key, 0)))
+                if key not in known:
+                    await self.stream.forget_run(key, max(ran_through, self._offered.get(key, 0)))
                 del kept[key]
             for key, row in wanted.items():
                 before = kept.get(key)
@@ -193,6 +199,7 @@ class ScheduleKeeper:
         """Make a run of what is due by `now_ms`: one, however many were missed. Raises `BusError`."""
         wish = row.wish
         if next_ms := next_due_ms(row, now_ms):  # else it would be due again at once
+            await self.gate.recorded()
             self.offer(Run(key, wish, await self.stream.make_run(key, wish, next_ms=next_ms), next_ms))
 
     def _due_ms(self, key: Key, row: Schedule) -> int:
@@ -205,9 +212,9 @@ class ScheduleKeeper:
         return row.next_ms or (next_due_ms(row, since_ms) if since_ms else 0)
 
     def _wanted(self) -> dict[Key, Schedule]:
-        """Return the schedules that are to run; a copy, as the state changes meanwhile."""
+        """Return the schedules that are to run; copies, as the state changes meanwhile."""
         return {
-            (tenant, name): row
+            (tenant, name): copy(row)
             for tenant, rows in self._engine.state.schedules.items()
             for name, row in rows.items()
             if not row.paused

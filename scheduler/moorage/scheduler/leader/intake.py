@@ -73,7 +73,7 @@ class Intake:
     """The queue of undecoded messages, and their decoding.
 
     `on_read` is called for questions (tenant, verb, arguments, reply subject, whether JSON), `on_admin` for operators'
-    verbs (operator, then the same).
+    verbs (operator, then the same). `answer` sends what depends on the state, `refuse` what does not.
     """
 
     def __init__(
@@ -81,12 +81,14 @@ class Intake:
         engine: Engine,
         subjects: Subjects,
         answer: Callable[[str, bytes], None],
+        refuse: Callable[[str, bytes], None],
         on_read: Callable[[str, str, dict[str, Any], str, bool], None],
         on_admin: Callable[[str, str, dict[str, Any], str, bool], None],
     ) -> None:
         self._engine = engine
         self._prefix = subjects.prefix
         self._answer = answer
+        self._refuse_now = refuse
         self._on_read = on_read
         self._on_admin = on_admin
         self._raw: deque[Delivery] = deque()  # of workers and operators
@@ -200,7 +202,7 @@ class Intake:
 
     def _refuse(self, delivery: Delivery, refused: Refused) -> None:
         if delivery.reply:
-            self._answer(delivery.reply, encode(refused.problem, json=is_json(delivery.data)))
+            self._refuse_now(delivery.reply, encode(refused.problem, json=is_json(delivery.data)))
 
     def _take(self, delivery: Delivery, mono_ms: int) -> None:
         parts = delivery.subject[self._skip :].split(".")

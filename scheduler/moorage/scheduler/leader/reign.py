@@ -34,6 +34,7 @@ from moorage.scheduler.leader.parts import Parts
 from moorage.scheduler.ledger.ledger import LedgerOlder
 from moorage.scheduler.ledger.recording import RecordedEngine
 from moorage.scheduler.ledger.snapshot_follower import SnapshotsGone, take_snapshot
+from moorage.scheduler.pacing.gate import Gate
 from moorage.scheduler.pacing.write_stall import StalledRequests
 from moorage.scheduler.questions.questions import Questions
 from moorage.scheduler.questions.schedules import ScheduleVerb
@@ -73,6 +74,7 @@ class Reign:
         self._subjects = scheduler.subjects
         self._config = scheduler.config
         self._began_ms = began_ms
+        self._gate = Gate()
         self._began_time_ms = state.time_ms
         begins = (
             state, scheduler.config, scheduler.subjects, scheduler.leader, monotonic_ms(), self._explain_waiting
@@ -88,10 +90,11 @@ class Reign:
             self.say,
             scheduler.replicas,
             scheduler.queue_streams,
+            self._gate,
         )
         self.follower = scheduler.follower()
         stream = ScheduleStream(scheduler.ledger_world, scheduler.subjects, scheduler.replicas)
-        self.schedules = ScheduleKeeper(stream, self.engine, self._wake)
+        self.schedules = ScheduleKeeper(stream, self.engine, self._wake, self._gate)
         self.questions = Questions(
             self,
             scheduler.world,
@@ -103,12 +106,14 @@ class Reign:
             forks=scheduler.own_process,
         )
         asked = self.questions
-        self.intake = Intake(self.engine, scheduler.subjects, self.answer_now, asked.read, asked.admin)
+        self.intake = Intake(
+            self.engine, scheduler.subjects, self.answer_now, self._refuse_now, asked.read, asked.admin
+        )
         self.stalled = StalledRequests(
             scheduler.ledger.appending,
             scheduler.subjects,
             self._fresh_s,
-            self.answer_now,
+            self._refuse_now,
             self._on_delivery,
             lambda: self.engine.waiting + self.intake.waiting,
         )
@@ -117,11 +122,13 @@ class Reign:
         self._draining = False
         self._subscriptions: list[Any] = []
         self._now: list[tuple[str, bytes]] = []
+        self._held: list[tuple[str, bytes]] = []  # made while a record is in flight, and sent once it is acknowledged
         self._sending_now: asyncio.Task[None] | None = None
         self._sent_ms = monotonic_ms()  # when the last acknowledged append was sent
         self._built_ms = 0
         self._skipped_ms = 0  # time that a simulation skipped
         self.records = 0
+        self.recorded_seq = state.seq  # the last record of this term, or before it, that is known to be stored
         self._purged_through = 0  # records up to it are purged
         self._purged_but = ""  # the newest snapshot when older ones were purged
         self._append_s = 0.0  # how long their appends took, together
@@ -194,8 +201,18 @@ class Reign:
         self._kick.set()
 
     def answer_now(self, reply: str, payload: bytes) -> None:
-        """Send an answer that needs no record (a refusal, a question's answer) at once, also during an append."""
+        """Send an answer that needs no record at once, or once the record in flight is acknowledged."""
+        self._send_recorded([(reply, payload)])
+
+    def _refuse_now(self, reply: str, payload: bytes) -> None:
+        """Send a refusal that says nothing of the state at once, also during an append."""
         self._send_soon([(reply, payload)])
+
+    def _send_recorded(self, messages: list[tuple[str, bytes]]) -> None:
+        if self._gate.is_open:
+            self._send_soon(messages)
+        else:
+            self._held += messages
 
     def _send_soon(self, messages: list[tuple[str, bytes]]) -> None:
         self._now += messages
@@ -245,11 +262,13 @@ class Reign:
                 continue
             has_submit = view.has_submit
             payload = self._build(now)
+            self._gate.shut()
             self._loop.call_soon(engine.prepare_early)
             began_s = time.monotonic()
             seq = await ledger.append_record(engine.state, engine.rid, payload, names_snapshot=engine.names_snapshot)
             self._append_s += time.monotonic() - began_s
             self._sent_ms = now
+            self._open_gate(seq)
             self.stalled.release()
             self.records += 1
             if not has_submit:
@@ -266,6 +285,13 @@ class Reign:
             if not engine.state.leader:
                 self.resigned.set()
                 return
+
+    def _open_gate(self, seq: int) -> None:
+        self.recorded_seq = seq
+        self._gate.open()
+        if self._held:
+            held, self._held = self._held, []
+            self._send_soon(held)
 
     def _build(self, now: int) -> bytes:
         payload = self.engine.build(self._time_ms(now), now)
@@ -380,7 +406,7 @@ class Reign:
 
     def say(self, messages: list[Message]) -> None:
         """Send messages soon, without waiting until they are sent."""
-        self._send_soon([(subject, payload) for subject, payload, _ in messages])
+        self._send_recorded([(subject, payload) for subject, payload, _ in messages])
 
     def add_figures(self, fleet: FleetAnswer) -> FleetAnswer:
         """Add to the answer `fleet` how the term, the ledger and the queue do."""
@@ -411,11 +437,14 @@ class Reign:
                 said = "observers get no fleet frame: it has %d bytes, and the nats-server takes at most %d"
                 log.warning(f"{said}; raise its max_payload", len(frame), bytes_max)
                 told = True
+            await self._gate.recorded()
             await self._world.send([(self._subjects.fleet_frame, frame, "")])
             if number % DETAIL_EVERY == 0:
                 for _ in details.catch_up():
                     await asyncio.sleep(0)
-                await self._world.send([(self._subjects.fleet_detail, details.frame(), "")])
+                detail = details.frame()
+                await self._gate.recorded()
+                await self._world.send([(self._subjects.fleet_detail, detail, "")])
 
     async def snapshot(self) -> None:
         """Have a follower process write a snapshot every `snapshot_records` records, and name it in the ledger.
@@ -455,6 +484,7 @@ class Reign:
         ledger, newest, before = self._scheduler.ledger, self.engine.state.snapshot, self.engine.state.snapshot_before
         if newest is None or before is None:
             return
+        await self._gate.recorded()
         through, kept_from = before[1], self.follower.position.kept_from
         if kept_from < through and not ledger.appending.told and not await ledger.is_half_full():
             through = kept_from
@@ -476,7 +506,7 @@ class Reign:
         snapshots = self._scheduler.snapshots
         try:
             await snapshots.ensure()
-            return SnapshotTaken(*await snapshots.write(self.engine.state))
+            return SnapshotTaken(*await snapshots.write(self.engine.state, self._gate))
         except (BadSnapshot, BusError) as error:
             log.warning("no snapshot of the ledger was written: %s", error)
             return None

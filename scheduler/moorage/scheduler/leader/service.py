@@ -57,7 +57,7 @@ class Scheduler(Parts):
     def _standing(self) -> tuple[int, bool]:
         """Return the last folded ledger record, and whether this process leads."""
         reign = self.reign
-        return (self._folded, False) if reign is None else (reign.engine.state.seq, self.leading.is_set())
+        return (self._folded, False) if reign is None else (reign.recorded_seq, self.leading.is_set())
 
     async def _make_streams(self) -> None:
         """Create or check the streams of the queue, the dead letters and the snapshots. Raises `BusError`."""

@@ -75,6 +75,18 @@ class LedgerGap(LedgerBroken):
     """Records were deleted before they were read. If they were purged, a newer snapshot has them (ledger-rules H22)."""
 
 
+class _Fence:
+    """What an append says of the ledger before it; messages that are stepped over move it on."""
+
+    __slots__ = ("epoch", "epoch_seq", "ledger_id", "seq")
+
+    def __init__(self, state: State) -> None:
+        self.seq = state.seq
+        self.epoch_seq = state.epoch_seq  # of the last message on the epoch's subject
+        self.epoch = state.epoch
+        self.ledger_id = state.ledger_id
+
+
 class Ledger:
     """The ledger as one scheduler reads and writes it. `leader` is its random number, which marks its records."""
 
@@ -247,7 +259,7 @@ class Ledger:
         fold(state, record, message.seq)
         return True
 
-    def _skip(self, state: State, message: StoredMessage) -> None:
+    def _skip(self, state: State | _Fence, message: StoredMessage) -> None:
         """Step over an invalid message or a stale leader's record.
 
         If it is on the epoch's subject, the fence must name it from now on.
@@ -285,6 +297,7 @@ class Ledger:
     async def append_record(self, state: State, rid: int, payload: bytes, *, names_snapshot: bool = False) -> int:
         """Append an encoded record of this term and return its sequence; the caller folds it. Raises `Deposed`.
 
+        The state is read before the append is sent, and may have the record in it from then on.
         A record that names a snapshot has a subject of its own, so that recovery finds it.
         """
         subject = self._subjects.ledger_snapshot if names_snapshot else self._subjects.ledger_record
@@ -355,9 +368,11 @@ class Ledger:
 
         Steps over invalid messages at the end of the stream, so that the fence names its true end. Raises `Deposed`.
         """
+        fence = _Fence(state)
         self.appending.begin()
         try:
-            seq = await self._append_until_stored(state, epoch, rid, payload, subject)
+            seq = await self._append_until_stored(fence, epoch, rid, payload, subject)
+            state.epoch_seq = fence.epoch_seq
             if self.appending.told:
                 log.warning(
                     "the ledger accepts records again; it accepted none for %.0f s",
@@ -368,12 +383,12 @@ class Ledger:
             self.appending.end()
             self._stalled.clear()
 
-    async def _append_until_stored(self, state: State, epoch: int, rid: int, payload: bytes, subject: str) -> int:
+    async def _append_until_stored(self, fence: _Fence, epoch: int, rid: int, payload: bytes, subject: str) -> int:
         wait_s, first, cut_off = RETRY_WAIT_S, True, False
         while True:
             headers = {
-                EXPECTED_LAST_SEQUENCE: str(state.seq),
-                EXPECTED_LAST_SUBJECT_SEQUENCE: str(state.epoch_seq),
+                EXPECTED_LAST_SEQUENCE: str(fence.seq),
+                EXPECTED_LAST_SUBJECT_SEQUENCE: str(fence.epoch_seq),
                 EXPECTED_LAST_SUBJECT_SEQUENCE_SUBJECT: self._subjects.ledger_epoch,
                 MESSAGE_ID: f"{epoch}.{self._leader:x}.{rid}",
             }
@@ -392,7 +407,7 @@ class Ledger:
                 self._warn(f"append {rid} of epoch {epoch} is unclear (stored or not): {_words_of(answer)}")
             cut_off = not connected
             self.appending.trouble = _trouble_of(answer) if connected else NOT_CONNECTED
-            found = await self._read_back(state, epoch, rid, subject)
+            found = await self._read_back(fence, epoch, rid, subject)
             if found is not None:
                 return found
             self._log_stall(answer, connected=connected)
@@ -418,7 +433,7 @@ class Ledger:
             for_s = self.appending.for_s(time.monotonic())
             log.error("%s%s", todo, f" (for {for_s:.0f} s now)" if for_s >= AGAIN_S else "")
 
-    async def _read_back(self, state: State, epoch: int, rid: int, subject: str) -> int | None:
+    async def _read_back(self, fence: _Fence, epoch: int, rid: int, subject: str) -> int | None:
         """Read through the stream leader whether the record is stored after all; return its sequence if so.
 
         None means that the record is not there now, or the end cannot be read. It may still arrive, so the caller sends
@@ -427,7 +442,7 @@ class Ledger:
         """
         while True:
             try:
-                message = await self._js.get_message(self._subjects.ledger_stream, state.seq + 1, READ_BACK_PATIENCE_S)
+                message = await self._js.get_message(self._subjects.ledger_stream, fence.seq + 1, READ_BACK_PATIENCE_S)
             except BusError as error:
                 if self._js.is_connected:
                     self._warn(f"the ledger's end cannot be read now: {error}")
@@ -436,17 +451,17 @@ class Ledger:
                 return None
             self.appending.headless = False
             if message is None:
-                await self._check_epoch(state, epoch, subject)
+                await self._check_epoch(fence, epoch, subject)
                 return None
             record = self._decode(message)
             if record is not None and record.leader == self._leader and record.rid == rid and record.epoch == epoch:
                 return message.seq
             # also during a takeover, for the epoch that is to end: its leader lives, and was acknowledged
-            if record is not None and record.epoch >= state.epoch:
+            if record is not None and record.epoch >= fence.epoch:
                 raise Deposed(f"record {message.seq} begins or belongs to epoch {record.epoch}")
-            self._skip(state, message)
+            self._skip(fence, message)
 
-    async def _check_epoch(self, state: State, epoch: int, subject: str) -> None:
+    async def _check_epoch(self, fence: _Fence, epoch: int, subject: str) -> None:
         """Raise `Deposed` if an operator has restored or replaced the ledger meanwhile.
 
         Such a ledger has a newer epoch or another id. It may end before this record's place; but once it had as many
@@ -463,8 +478,8 @@ class Ledger:
         if record is not None and record.epoch > epoch:
             raise Deposed(f"epoch {record.epoch} has begun in a restored ledger")
         begun = next((act.ledger_id for act in record.acts if isinstance(act, acts.Epoch)), "") if record else ""
-        if begun and state.ledger_id and begun != state.ledger_id:
-            raise Deposed(f"ledger {begun} has replaced {state.ledger_id}")
+        if begun and fence.ledger_id and begun != fence.ledger_id:
+            raise Deposed(f"ledger {begun} has replaced {fence.ledger_id}")
 
 
 @contextlib.contextmanager

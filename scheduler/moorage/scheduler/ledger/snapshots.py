@@ -20,6 +20,7 @@ from moorage.bus.jetstream import COPIES_FOLLOW, MESSAGE_ID, Ack, JetStream, JsE
 from moorage.scheduler.core.ledger.snapshot import BadSnapshot, dump, load, snapshot_digest
 from moorage.scheduler.core.ledger.state import State
 from moorage.scheduler.ledger.ledger import Ledger, LedgerBroken, LedgerGap
+from moorage.scheduler.pacing.gate import Gate
 from moorage.schemas.subjects import PREFIX_DEFAULT, Subjects
 
 log = logging.getLogger("moorage.snapshots")
@@ -54,12 +55,15 @@ class Snapshots:
         }
         await self._js.ensure_stream(config, COPIES_FOLLOW)
 
-    async def write(self, state: State) -> tuple[str, int, str]:
+    async def write(self, state: State, gate: Gate | None = None) -> tuple[str, int, str]:
         """Write the state in chunks and read them back, since the ledger will be purged up to this snapshot.
 
-        Returns name, sequence and digest for the record that names it. Raises `BadSnapshot`, `BusError`.
+        `gate` is that of the term, if it is a leader's state. Returns name, sequence and digest for the record that
+        names it. Raises `BadSnapshot`, `BusError`.
         """
-        data, seq = dump(state), state.seq  # it may be the state of a leader, which changes meanwhile
+        data, seq = dump(state), state.seq  # the state of a leader changes meanwhile
+        if gate is not None:
+            await gate.recorded()
         name, digest = f"{seq}-{os.urandom(4).hex()}", snapshot_digest(data)
         subject = self._subjects.snapshot(name)
         for start in range(0, len(data), CHUNK_BYTES):

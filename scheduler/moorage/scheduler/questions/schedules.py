@@ -99,8 +99,9 @@ class ScheduleVerb:
         row, key = self._engine.state.schedule(tenant, asked.name), (tenant, asked.name)
         if row is None:
             raise Refused(no_schedule(tenant, asked.name))
-        wish = row.wish
-        await self._keeper.stream.ensure(self._engine.state.ran_through)
+        wish, ran_through = row.wish, self._engine.state.ran_through
+        await self._keeper.gate.recorded()
+        await self._keeper.stream.ensure(ran_through)
         sequence = await self._keeper.stream.make_run(key, wish, once=asked.key)
         self._keeper.offer(Run(key, wish, sequence, 0), reply, json=json)
 

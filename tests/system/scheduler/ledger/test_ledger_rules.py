@@ -139,7 +139,7 @@ def test_nothing_is_placed_on_a_worker_before_it_was_heard_in_this_reign() -> No
 def test_a_lease_session_is_128_random_bits() -> None:
     """H38: who knows it may speak to its worker, so that nobody may guess it or know it from another one."""
     drive = Driving()
-    intake = Intake(drive.engine, SUBJECTS, lambda *_: None, lambda *_: None, lambda *_: None)
+    intake = Intake(drive.engine, SUBJECTS, lambda *_: None, lambda *_: None, lambda *_: None, lambda *_: None)
     given: list[str] = []
     for name in ("w0", "w1", "w2"):
         join = msgspec.json.encode(Join("machine", "boot", 1, Hello(name, "boot")))

@@ -146,7 +146,7 @@ def test_every_known_model_is_one_by_its_whole_name() -> None:
 
 def test_what_comes_in_on_the_endpoint_has_its_percentage_in_the_ledger() -> None:
     drive, answers = Driving(), dict[str, bytes]()
-    intake = Intake(drive.engine, SUBJECTS, answers.__setitem__, lambda *_: None, lambda *_: None)
+    intake = Intake(drive.engine, SUBJECTS, answers.__setitem__, answers.__setitem__, lambda *_: None, lambda *_: None)
     subject = SUBJECTS.api("t", "submit")
     for name, model in (("j", "H100 80GB"), ("k", "nobody")):
         intake.put(Delivery(subject, f"_INBOX.{name}", _body({"tflops": "494.7"}, model, job=name)))

@@ -325,7 +325,7 @@ def _intake(drive: Driving, answers: dict[str, bytes]) -> Intake:
     def refused(*_: object) -> None:
         raise AssertionError(_)
 
-    return Intake(drive.engine, SUBJECTS, answers.__setitem__, refused, refused)
+    return Intake(drive.engine, SUBJECTS, answers.__setitem__, answers.__setitem__, refused, refused)
 
 
 def _array(names: list[str]) -> bytes:
@@ -448,7 +448,7 @@ def test_questions_are_answered_behind_all_else_tenants_in_turn_and_never_withou
     def on_read(tenant: str, verb: str, arguments: dict[str, Any], reply: str, json: bool) -> None:
         read.append((tenant, verb, reply))
 
-    reader = Intake(drive.engine, SUBJECTS, answers.__setitem__, on_read, lambda *_: None)
+    reader = Intake(drive.engine, SUBJECTS, answers.__setitem__, answers.__setitem__, on_read, lambda *_: None)
     for index in range(60):
         reader.put(Delivery(SUBJECTS.api("crowd", "ls"), f"_INBOX.{index}", b"{}"))
     reader.put(Delivery(SUBJECTS.api("t", "show"), "_INBOX.own", b'{"job":"j"}'))
