@@ -28,8 +28,6 @@ class Discovery:
         self._subject = subject
         self._started = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         self._service = service
-        self._errors = 0
-        self._last_error = ""
         self._identity = {
             "name": service,
             "id": member.name,
@@ -43,11 +41,6 @@ class Discovery:
         names = ("", f".{self._service}", f".{self._service}.{self._member.name}")
         return [f"{PREFIX}.{verb}{name}" for verb in VERBS for name in names]
 
-    def count_error(self, code: int, message: str) -> None:
-        """Count a call that is answered with an error, whether the service or the member made it."""
-        self._errors += 1
-        self._last_error = f"{code}:{message}"
-
     def answer(self, asked: str, now_s: float) -> bytes:
         """Return the answer to a question on this subject: PING, INFO or STATS."""
         verb = asked.split(".")[1]
@@ -56,12 +49,12 @@ class Discovery:
         if verb == "INFO":
             frame |= {"description": f"{self._service}, served by moorage", "endpoints": [{**endpoint, "metadata": {}}]}
         elif verb == "STATS":
-            load = self._member.load(now_s)
+            load, meter = self._member.load(now_s), self._member.meter
             taken = load.ended + load.refused + load.expired + load.handed
             endpoint |= {
                 "num_requests": taken,
-                "num_errors": self._errors,
-                "last_error": self._last_error,
+                "num_errors": meter.errors,
+                "last_error": meter.last_error,
                 "processing_time": load.ran_ms * _NS,
                 "average_processing_time": load.ran_ms * _NS // max(1, load.ended),
                 "data": load,

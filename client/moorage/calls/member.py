@@ -16,6 +16,7 @@ from typing import Final, Protocol
 
 import msgspec
 
+from moorage.calls.meter import Meter
 from moorage.schemas.service import BUSY, EXPIRED, HOPS_MAX, MEMBER_DIED, MemberLoad
 
 #: an unanswered `want` is repeated: in a cluster one can be lost
@@ -111,8 +112,7 @@ class Member:
         self._have_said_s = float("-inf")
         self._room_is_open = False
         self._mean_ms = 0.0
-        self._refused = self._expired = self._handed = self._ended = 0
-        self._waited_ms = self._ran_ms = 0
+        self.meter = Meter()
 
     @property
     def is_empty(self) -> bool:
@@ -135,9 +135,11 @@ class Member:
     def load(self, now_s: float) -> MemberLoad:
         """Return what this member says of itself."""
         oldest_ms = max((call.waited(now_s) for call in self.room), default=0)
+        meter = self.meter
         return MemberLoad(
             self.name, self.places, len(self.running), len(self.room), oldest_ms, self.draining,
-            self._refused, self._expired, self._handed, self._ended, self._waited_ms, self._ran_ms,
+            meter.refused, meter.expired, meter.handed, meter.ended, meter.waited_ms, meter.ran_ms,
+            counts=meter.counts(),
         )  # fmt: skip
 
     # -- what comes
@@ -169,7 +171,7 @@ class Member:
             self._outside.hand(to, None, 0)
             return
         call = self.room.popleft()
-        self._handed += 1
+        self.meter.handed += 1
         self._outside.hand(to, call, call.waited(now_s))
         if self.room:
             self._say_have(now_s)
@@ -181,8 +183,7 @@ class Member:
         if call is not None:
             ran_ms = (now_s - call.started_s) * 1000
             self._mean_ms = ran_ms if self._mean_ms == 0 else self._mean_ms + _MEAN_PART * (ran_ms - self._mean_ms)
-            self._ran_ms += round(ran_ms)
-            self._ended += 1
+            self.meter.finished(ran_ms)
         self._fill(now_s)
         return None if call is None or call.cancelled else call
 
@@ -228,7 +229,7 @@ class Member:
         self.dead = True
         running, self.running = self.running, {}
         for number, call in running.items():
-            self._ended += 1
+            self.meter.finished((now_s - call.started_s) * 1000)
             if not call.cancelled:
                 self._outside.refuse(call, BUSY if number in unheard else MEMBER_DIED, 0)
         self.drain(now_s)
@@ -250,7 +251,7 @@ class Member:
         """Run a call if there is a place, or say that its time is over; return False if it has to wait."""
         left_ms = call.left_ms(now_s)
         if left_ms <= 0:
-            self._expired += 1
+            self.meter.expired += 1
             self._outside.refuse(call, EXPIRED, 0)
             return True
         if self._is_full:
@@ -260,7 +261,7 @@ class Member:
         self._number += 1
         call.started_s = now_s
         self.running[self._number] = call
-        self._waited_ms += call.waited(now_s)
+        self.meter.began(call.waited(now_s))
         self._outside.run(self._number, call, left_ms)
         return True
 
@@ -281,7 +282,7 @@ class Member:
         return now_s - next(iter(self._cancelled.values())) > CANCELLED_KEPT_S
 
     def _refuse_busy(self, call: Call) -> None:
-        self._refused += 1
+        self.meter.refused += 1
         in_ms = (len(self.room) + 1) / self.places * self._mean_ms
         self._outside.refuse(call, BUSY, min(max(1, round(in_ms)), _RETRY_MS_MAX))
 
@@ -315,7 +316,7 @@ class Member:
         for _ in range(len(self.room)):
             call = self.room.popleft()
             if call.left_ms(now_s) <= 0:
-                self._expired += 1
+                self.meter.expired += 1
                 self._outside.refuse(call, EXPIRED, 0)
             else:
                 self.room.append(call)

@@ -386,7 +386,7 @@ class Messenger:
     ) -> tuple[bytes, dict[str, str]]:
         """Count an answer that is an error, and return its body and its headers."""
         code, started, _ = CALL_ERRORS[error]
-        self._discovery.count_error(code, f"{kind}: {message}" if kind else message)
+        self.member.meter.failed(code, f"{kind}: {message}" if kind else message)
         body = encode(CallError(error, message, started, retry_after_ms, kind))
         headers = {ERROR_CODE: str(code), ERROR: error, MEMBER: self.id, CONTENT_TYPE: "application/json"}
         return body, headers

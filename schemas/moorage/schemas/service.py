@@ -66,6 +66,14 @@ HOPS_MAX: Final = 2
 #: longest wait for a place, for callers that name none
 WAIT_MS_DEFAULT: Final = 30_000
 
+#: upper bounds of the classes in which a member counts its calls by their times, in milliseconds; one more is above all
+CALL_MS: Final = (1, 5, 20, 50, 100, 250, 500, 1_000, 2_500, 10_000, 60_000)
+#: the same for its batches by their calls
+BATCH_SIZES: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+#: codes of errors that are counted one by one, the first ones; calls with another one count as `OTHER_CODES`
+CALL_CODES_MAX: Final = 16
+OTHER_CODES: Final = "(others)"
+
 BUSY: Final = "busy"
 EXPIRED: Final = "expired"
 MEMBER_DIED: Final = "member-died"
@@ -140,10 +148,20 @@ class CallError(msgspec.Struct, frozen=True, omit_defaults=True):
     kind: str = ""  # name of the exception that the function raised
 
 
+class CallCounts(msgspec.Struct, frozen=True, gc=False):
+    """What a member has counted from its start, in classes; see `CALL_MS` and `BATCH_SIZES` for their bounds."""
+
+    errors: dict[str, int] = {}  # calls answered with an error, by its code; at most `CALL_CODES_MAX` and the others
+    waited: tuple[int, ...] = ()  # calls that have begun, by how long they had waited
+    ran: tuple[int, ...] = ()  # calls that have ended, by how long they ran
+    batches: tuple[int, ...] = ()  # batches given to the service, by their calls
+    batched: int = 0  # calls in these
+
+
 class MemberLoad(msgspec.Struct, frozen=True):
     """What a member of a service says of itself: once a second while it has calls, and each 10 s while it has none.
 
-    `refused` and those behind it count from its start, but for the last four, which name the attempt that it is.
+    `refused` and those behind it count from its start, but for the four that name the attempt which it is.
     """
 
     member: str  # its id
@@ -162,3 +180,4 @@ class MemberLoad(msgspec.Struct, frozen=True):
     replica: int = 0
     fence: int = 0
     attempt: int = 0  # 0 of members of a release that says none
+    counts: CallCounts = CallCounts()

@@ -1,0 +1,51 @@
+"""What a member counts of its calls, and how its load frame and `STATS` say it."""
+
+from __future__ import annotations
+
+import msgspec
+
+from moorage.calls.discovery import Discovery
+from moorage.calls.meter import Meter
+from moorage.schemas.codec import encode
+from moorage.schemas.service import BATCH_SIZES, CALL_CODES_MAX, CALL_MS, OTHER_CODES, CallCounts, MemberLoad
+from tests.unit.services.test_member import call, member
+
+
+def test_a_member_counts_its_calls_by_time_and_its_errors_by_code() -> None:
+    m, _ = member(places=1, room=1)
+    m.on_call(call("a"), 0.0)
+    m.on_call(call("b"), 0.0)
+    m.on_call(call("refused", hops=2), 0.0)
+    m.on_end(1, 0.005)
+    m.on_end(2, 70.0)
+    m.meter.failed(503, "all members that were asked are full")
+    load = m.load(70.0)
+    assert (load.ended, load.refused, load.waited_ms, load.ran_ms) == (2, 1, 5, 70_000)
+    assert load.counts.waited == (1, 1, *[0] * (len(CALL_MS) - 1)), "a bound counts what is equal to it"
+    assert load.counts.ran == (0, 1, *[0] * (len(CALL_MS) - 2), 1), "and one class is for what is above all"
+    assert load.counts.errors == {"503": 1}
+    assert msgspec.json.decode(encode(load), type=MemberLoad) == load
+    stats = msgspec.json.decode(Discovery(m, "embed", "t", "moorage.call.t.embed").answer("$SRV.STATS", 70.0))
+    (endpoint,) = stats["endpoints"]
+    assert (endpoint["num_errors"], endpoint["last_error"]) == (1, "503:all members that were asked are full")
+
+
+def test_batches_are_counted_by_their_calls_and_codes_are_bounded() -> None:
+    meter = Meter()
+    for size in (1, 3, 4, 1000):
+        meter.batch(size)
+    for code in range(400, 400 + 2 * CALL_CODES_MAX):
+        meter.failed(code, "")
+    meter.failed(400, "")
+    counts = meter.counts()
+    assert counts.batches == (1, 0, 2, *[0] * (len(BATCH_SIZES) - 3), 1)
+    assert counts.batched == 1008
+    assert counts.errors["400"] == 2
+    assert counts.errors[OTHER_CODES] == CALL_CODES_MAX
+    assert len(counts.errors) == CALL_CODES_MAX + 1
+
+
+def test_the_load_of_a_member_that_counts_nothing_in_classes_is_read() -> None:
+    before = b'{"member":"m","places":1,"running":0,"waiting":0,"oldest_ms":0,"draining":false,"refused":0,"expired":0,'
+    load = msgspec.json.decode(before + b'"handed":0,"ended":0,"waited_ms":0,"ran_ms":0}', type=MemberLoad)
+    assert load.counts == CallCounts()
