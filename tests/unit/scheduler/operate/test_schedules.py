@@ -199,12 +199,18 @@ def test_a_run_that_is_refused_is_told_and_the_next_one_is_tried(drive: Scheduli
 
 
 def test_a_run_that_came_late_says_when_it_was_due(drive: Scheduling) -> None:
-    drive.ask("add", overlap="queue")
-    due = drive.now + 60_000
-    drive.hear(1, next_ms=due)
+    drive.ask("add", cron="0 0 * * *", overlap="queue")
+    day = 86_400_000
+    first = (drive.now // day + 1) * day
+    drive.now = first + 7_200_000
+    drive.hear(1, next_ms=first + day)
+    assert drive.row()["due_ms"] == first, "no earlier run has told when it is due"
+    drive.hear(2)
+    assert "due_ms" not in drive.row(), "somebody asked for this one"
+    due = first + day
     drive.now = due + 7_200_000
-    drive.hear(2, next_ms=due + 86_400_000)
-    assert [drive.row()[name] for name in ("due_ms", "last_ms", "next_ms")] == [due, drive.now, due + 86_400_000]
+    drive.hear(3, next_ms=due + day)
+    assert [drive.row()[name] for name in ("due_ms", "last_ms", "next_ms")] == [due, drive.now, due + day]
 
 
 @pytest.mark.parametrize(

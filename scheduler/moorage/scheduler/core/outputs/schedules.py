@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from moorage.scheduler.core.ledger.due_times import newest_due_ms, upcoming_ms
+from moorage.scheduler.core.ledger.due_times import newest_due_ms, next_due_ms, upcoming_ms
 from moorage.scheduler.core.ledger.schedules import Schedule
 from moorage.scheduler.core.ledger.state import State
 from moorage.schemas import actors
@@ -33,12 +33,23 @@ def schedule_row(state: State, row: Schedule, *, with_request: bool = False) -> 
         job=row.job,
         state=job.state if job is not None else "",
         last_ms=row.last_ms,
-        due_ms=newest_due_ms(row, row.due_ms, min(row.last_ms, row.next_ms - 1)) if row.due_ms else 0,
+        due_ms=_due_ms(row),
         next_ms=0 if row.paused else row.next_ms or upcoming_ms(row, max(state.time_ms, row.since_ms)),
         request=msgspec.to_builtins(decode_request(row.body)) if with_request else None,
     )
     found: dict[str, Any] = msgspec.to_builtins(shown)
     return found
+
+
+def _due_ms(row: Schedule) -> int:
+    """Return when the newest run was due, in ms since 1970; 0 if that is not known, or if somebody asked for it.
+
+    No earlier run says when a schedule's first one was due, so that is counted from when the schedule was added.
+    """
+    due_ms = row.due_ms
+    if not due_ms and row.next_ms and row.runs + row.skipped == 1:
+        due_ms = next_due_ms(row, row.since_ms)
+    return newest_due_ms(row, due_ms, min(row.last_ms, row.next_ms - 1)) if due_ms else 0
 
 
 def schedules_of(state: State, tenant: str) -> list[dict[str, Any]]:
