@@ -793,6 +793,29 @@ def test_reject_at_once_when_everybody_was_heard(asks: dict[str, Any]) -> None:
     assert drive.state.job("t", "j") is None
 
 
+@pytest.mark.parametrize(
+    "asks",
+    [
+        {"gpu": {"model": "L40S"}},
+        {"gpu": {}, "requires": {"rack": ["1"]}},
+        {"gpu": {"scheduling": "gang"}, "replicas": 3},
+    ],
+)
+def test_a_job_waits_for_a_worker_that_is_away(asks: dict[str, Any]) -> None:
+    drive = Driving()
+    drive.worker("w0", 2)
+    worker = drive.worker("w1", 1, models=["NVIDIA L40S"], labels={"rack": "1"})
+    worker.die()
+    worker.session = ""
+    drive.pass_time(40_000)
+    waits = drive.submit("waits", on_no_match="reject", **asks)
+    assert waits["warnings"][0].endswith("; a worker that is away could run it")
+    assert drive.submit("never", on_no_match="reject", gpu={"count": 9})["code"] == "failed-precondition"
+    drive.join(worker)
+    drive.settle()
+    assert "QUEUED" not in drive.states("waits")
+
+
 def test_an_empty_fleet_rejects_nothing_at_submit_nor_later() -> None:
     drive = Driving()
     answer = drive.submit("j", gpu={"model": "H200"}, on_no_match="reject")

@@ -16,7 +16,7 @@ from moorage.scheduler.core.lifecycle import forgetting, sessions
 from moorage.scheduler.core.outputs.outputs import changes_since
 from moorage.scheduler.leader.fleet_frames import FleetFrames
 from moorage.schemas.frames import Goodbye, LedgerCopies
-from tests.unit.scheduler.driving import Driving
+from tests.unit.scheduler.driving import H100, Driving
 
 KEEP_S = 3_600
 AWAY_MS = (KEEP_S + forgetting.FORGET_EVERY_S + 2) * 1000
@@ -47,13 +47,16 @@ def known(drive: Driving) -> list[str]:
 
 def test_a_worker_that_stays_away_is_forgotten_with_all_that_is_known_of_it(drive: Driving) -> None:
     frames = FleetFrames(drive.engine)
-    for name in ("w0", "w1", "w2"):
-        drive.worker(name, 1)
+    for name, model in (("w0", H100), ("w1", "NVIDIA L40S"), ("w2", H100)):
+        drive.worker(name, 1, model)
     list(frames.catch_up())
     goes(drive, "w1")
     later(drive, (KEEP_S - 10) * 1000)
     assert known(drive) == ["w0", "w1", "w2"], "it may come back"
+    asks = {"gpu": {"model": "L40S"}, "on_no_match": "reject"}
+    assert drive.submit("waits", **asks)["kind"] == "accepted"
     later(drive)
+    assert drive.submit("refused", **asks)["code"] == "failed-precondition"
     assert known(drive) == ["w0", "w2"]
     list(frames.catch_up())
     assert b"w1" not in frames.frame(LedgerCopies())

@@ -442,14 +442,15 @@ class Fleet:
             if not fit.reason:
                 yield cls, fit
 
-    def could_hold(self, shape: Shape, missing: int) -> bool:
-        """Return whether all hosts, if they were empty and healthy, could hold so many replicas of a shape."""
+    def lack(self, shape: Shape, replicas: int) -> int:
+        """Return how many of so many replicas of a shape all hosts together could not hold, if they were empty and
+        healthy; 0 or less if they could hold them all."""
         for cls, _ in self.capable(shape):
             for alike in cls.sizes.values():  # hosts of one size give the same answer
-                missing -= len(alike) * next(iter(alike.values())).replicas_of(shape, "ever")
-                if missing <= 0:
-                    return True
-        return False
+                replicas -= len(alike) * next(iter(alike.values())).replicas_of(shape, "ever")
+                if replicas <= 0:
+                    return replicas
+        return replicas
 
     def usable(self, shape: Shape, excluded: frozenset[int] = frozenset()) -> Iterator[tuple[Host, Fit]]:
         """Yield the usable hosts outside `excluded` that a shape fits, with how; they may have no room now."""

@@ -21,6 +21,7 @@ from moorage.scheduler.core.ledger.acts import Untomb
 from moorage.scheduler.core.ledger.finished import job_key, request_digest
 from moorage.scheduler.core.ledger.records import by_tenant
 from moorage.scheduler.core.ledger.state import CANCELLED, LAST_PART, REJECTED, TIME, Awaits, Job, State
+from moorage.scheduler.core.lifecycle.away import Away
 from moorage.scheduler.core.lifecycle.services import Services
 from moorage.scheduler.core.lifecycle.transitions import Lifecycle
 from moorage.scheduler.core.lifecycle.unmatched import Unmatched
@@ -43,6 +44,7 @@ FORGET_MAX: Final = 256
 
 
 NO_MATCH: Final = "no-match"
+AWAY: Final = "a worker that is away could run it"
 NO_GPUS: Final = Capabilities(gpu_enabled=False)
 NOT_HEARD: Final = "fleet-not-yet-heard"
 HELD: Final = "tenant-held"
@@ -115,6 +117,7 @@ class Admission:
         self._close = config.jobs_max - config.jobs_max // LAST_PART
         self._capable: Memo[int, tuple[int, bool]] = Memo(MATCHED_MAX)
         self._unmatched = Unmatched(fleet)
+        self._away = Away(state)
         self.moved_seq = state.seq  # sequence of the last record that was not a bare heartbeat
         self._heard_at = -1  # the number of the fleet's inventory when all workers had been heard from
         #: for `_of_draft`: whether all workers were heard from; None until a submit asks, as it reads every worker
@@ -338,7 +341,7 @@ class Admission:
             made.warnings += (NOT_HEARD, why)  # may be rejected later, once all workers were heard from
             return made
         if not self.ends_unmatched(event.request, event.shape):
-            made.warnings.append(why)
+            made.warnings.append(f"{why}; {AWAY}" if self._may_be_back(event.shape) else why)
             return made
         return self._no_match(event) if event.sequence == 0 else NewJob(event, [*made.warnings, why], REJECTED, why)
 
@@ -435,15 +438,16 @@ class Admission:
         known = self._capable.get(shape.index)
         if known is not None and known[0] == self.fleet.inventory:
             return known[1]
-        return self._capable.put(shape.index, (self.fleet.inventory, self._could_ever(shape)))[1]
+        return self._capable.put(shape.index, (self.fleet.inventory, self._lack(shape) <= 0))[1]
 
-    def _could_ever(self, shape: Shape) -> bool:
+    def _lack(self, shape: Shape) -> int:
+        """Return how many of a shape's replicas that run together the known fleet could not hold; 0 or less for none."""
         missing, hosts = shape.together, self.fleet.hosts
         for num, mask in shape.avoid:
             if (host := hosts.get(num)) is not None:
                 missing += host.replicas_of(shape, "ever") - host.replicas_of(shape, "ever", mask)
         missing += sum(hosts[num].replicas_of(shape, "ever") for num in shape.refusing & hosts.keys())
-        return self.fleet.could_hold(shape, missing)
+        return self.fleet.lack(shape, missing)
 
     def all_heard(self) -> bool:
         """Return whether every worker with a session was heard from in this term.
@@ -473,11 +477,19 @@ class Admission:
         """Return whether a job is not to wait for a worker that could run it, since no known worker ever could.
 
         Because its request says so, or because every worker that would do has told that it may not change user: that is
-        as if each of them had refused it. No job of an empty fleet ends so.
+        as if each of them had refused it. No job of an empty fleet ends so, and none that a worker could run which is
+        away, as a host that restarts.
         """
         if not self.fleet.hosts or self.could_ever(shape):
             return False
-        return request.on_no_match == "reject" or self._unmatched.reason(shape) == reasons.NO_USERS.name
+        if request.on_no_match != "reject" and self._unmatched.reason(shape) != reasons.NO_USERS.name:
+            return False
+        return not self._may_be_back(shape)
+
+    def _may_be_back(self, shape: Shape) -> bool:
+        """Return whether a shape that the known fleet could not hold could be held once workers that are away are
+        back."""
+        return self._away.lack(shape, self._lack(shape)) <= 0
 
     def reject_unmatched(self, draft: Draft, job: Job, shape: Shape) -> None:
         """Reject a job's queued replicas if `ends_unmatched`; else do nothing.

@@ -434,7 +434,7 @@ class Scaling:
 
     def _could_hold(self, shape: Shape) -> bool:
         """Return whether the fleet, if empty, would hold a gang. Any other job is looked at host by host."""
-        return shape.together == 1 or self._fleet.could_hold(shape, shape.together)
+        return shape.together == 1 or self._fleet.lack(shape, shape.together) <= 0
 
     def _find_rooms(self, draft: Draft) -> dict[int, _Room]:
         """Return what the hosts of services have that take jobs once as many members of each have left as it has above
