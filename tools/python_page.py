@@ -63,6 +63,7 @@ CLIENT_API: Final[dict[str, tuple[str, ...]]] = {
         "moorage.schemas.plan",
         "moorage.schemas.frames.use",
     ),
+    "Services": ("moorage.client.services", "moorage.schemas.served"),
     "Schedules": ("moorage.client.schedules", "moorage.schemas.schedules"),
     "A request": ("moorage.schemas.job", "moorage.schemas.gpu"),
     STEPS: ("moorage.client.steps",),

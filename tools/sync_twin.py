@@ -68,6 +68,7 @@ if TYPE_CHECKING:
     from moorage.schemas.frames import Device
     from moorage.schemas.gpu import Sharing
     from moorage.schemas.plan import Plan
+    from moorage.schemas.served import Answer
 '''
 
 

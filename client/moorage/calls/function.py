@@ -33,6 +33,7 @@ from moorage.calls.wire import (
 )
 from moorage.schemas.errors import MoorageError
 from moorage.schemas.handler import Result, decode_result, encode_result
+from moorage.schemas.served import Answer, CallError, checked_headers
 from moorage.schemas.service import CONCURRENCY_VARIABLE, CONTENT_TYPE, FD_VARIABLE
 from moorage.system.loops import loop_factory
 
@@ -139,19 +140,34 @@ def _data_of(call: ToProgram, body: bytes) -> Any:
 
 def _answer(value: Any, *, answer: int = 0, part: int = 0) -> bytes:
     """Return the frame of a value: the answer of the call with this number, or a part of it."""
+    own: dict[str, str] = {}
+    if isinstance(value, Answer):
+        value, own = value.value, checked_headers(value.headers)
     result = encode_result(value)
-    headers = {CONTENT_TYPE: result.content_type}
+    headers = {CONTENT_TYPE: result.content_type, **own}
     return frame(FromProgram(answer=answer, part=part, bytes=len(result.data), headers=headers), result.data)
 
 
 def error_frame(call: ToProgram, error: BaseException) -> bytes:
     """Return the frame of a call that failed, whatever the exception: without one its caller waits for nothing."""
+    own = error if isinstance(error, CallError) else None
     try:
-        message = error.problem.message if isinstance(error, MoorageError) else str(error)
+        if own is not None:
+            message = str(own.message)
+        else:
+            message = error.problem.message if isinstance(error, MoorageError) else str(error)
     except Exception as wrong:
         message = f"its message cannot be told: {type(wrong).__name__}"
     readable = message[:_MESSAGE_CHARS_MAX].encode(errors="backslashreplace").decode()  # names of files may be no text
-    return frame(FromProgram(error=call.call, kind=type(error).__name__, message=readable))
+    head = FromProgram(error=call.call, kind=type(error).__name__, message=readable)
+    return frame(head if own is None else msgspec.structs.replace(head, code=own.code, headers=own.headers))
+
+
+def _failed(call: ToProgram, error: BaseException) -> bytes:
+    """Return the frame of a call whose function raised; what it did not mean to raise is in the log."""
+    if not isinstance(error, CallError):
+        traceback.print_exception(error)
+    return error_frame(call, error)
 
 
 class Writer(Protocol):
@@ -188,8 +204,7 @@ def run(served: Served, call: ToProgram, body: bytes, context: Context, write: C
         else:
             told = _answer(value, answer=call.call)
     except BaseException as error:  # also sys.exit: in a thread it would end nothing but this call, and unheard
-        traceback.print_exc()
-        told = error_frame(call, error)
+        told = _failed(call, error)
     write(told)
 
 
@@ -281,8 +296,7 @@ async def run_async(served: Served, call: ToProgram, body: bytes, context: Conte
     except asyncio.CancelledError:
         raise  # `_over` tells it
     except BaseException as error:
-        traceback.print_exc()
-        told = error_frame(call, error)
+        told = _failed(call, error)
     writer.write(told)
 
 

@@ -25,6 +25,7 @@ from moorage.calls.wire import FromProgram, ToProgram
 from moorage.schemas.attempt import AttemptName
 from moorage.schemas.codec import encode
 from moorage.schemas.roles import may_answer
+from moorage.schemas.served import is_header
 from moorage.schemas.service import (
     CALL_ERRORS,
     CONTENT_TYPE,
@@ -37,10 +38,12 @@ from moorage.schemas.service import (
     INPUT,
     INPUT_BYTES_DEFAULT,
     MEMBER,
+    OWN_CODES,
     PART,
     PARTS_AHEAD,
     QUEUE,
     RAN_MS,
+    RESERVED_HEADERS,
     ROOM_QUEUE,
     SEND,
     SEND_TO,
@@ -48,7 +51,7 @@ from moorage.schemas.service import (
     WAIT_MS,
     WAIT_MS_DEFAULT,
     WAITED_MS,
-    CallError,
+    CallErrorBody,
 )
 from moorage.schemas.subjects import Subjects
 
@@ -63,10 +66,8 @@ LOAD_QUIET_S: Final = 10.0
 ROOM_S: Final = 5.0
 #: what callers may make a member remember of one call
 _WAIT_MS_MAX: Final = 24 * 3600 * 1000
-#: headers of ours that a call or an answer brings from elsewhere
-_OURS: Final = frozenset(
-    name.lower() for name in (HOPS, WAITED_MS, MEMBER, RAN_MS, PART, END, SEND, SEND_TO, ERROR, ERROR_CODE)
-)
+#: most characters of a program's own error in its header
+_ERROR_CHARS_MAX: Final = 200
 
 log = logging.getLogger("moorage.calls")
 
@@ -222,7 +223,7 @@ class Messenger:
         return Call(
             delivery.reply,
             delivery.data,
-            {name: value for name, value in headers.items() if name.lower() not in _OURS},
+            {name: value for name, value in headers.items() if name.lower() not in RESERVED_HEADERS},
             delivery.received_monotonic_s,
             wait_ms,
             _number(said.get(WAITED_MS.lower()), 0, _WAIT_MS_MAX),
@@ -317,7 +318,7 @@ class Messenger:
         headers = {MEMBER: self.id, RAN_MS: str(round((now_s - call.started_s) * 1000))}
         headers[WAITED_MS] = str(call.waited(call.started_s))
         if head.error:
-            self._fail(call, FAILED, head.message, kind=head.kind)
+            self._fail_by_program(call, head)
         else:
             end = {END: str(parts)} if parts or head.in_parts else {}
             self._answer(call, body, {**_foreign(head.headers), **headers, **end})
@@ -381,13 +382,23 @@ class Messenger:
     def _fail(self, call: Call, error: str, message: str, *, retry_after_ms: int = 0, kind: str = "") -> None:
         self._answer(call, *self._failure(error, message, retry_after_ms, kind))
 
+    def _fail_by_program(self, call: Call, head: FromProgram) -> None:
+        """Answer a call with the error of the program, which may have a code and headers of its own."""
+        if head.code not in OWN_CODES:
+            self._fail(call, FAILED, head.message, kind=head.kind)
+            return
+        body, headers = self._failure(FAILED, head.message, kind=head.kind, code=head.code)
+        own = _foreign(head.headers, without=CONTENT_TYPE)
+        self._answer(call, body, {**own, **headers, ERROR: _line(head.message)})
+
     def _failure(
-        self, error: str, message: str, retry_after_ms: int = 0, kind: str = ""
+        self, error: str, message: str, retry_after_ms: int = 0, kind: str = "", code: int = 0
     ) -> tuple[bytes, dict[str, str]]:
-        """Count an answer that is an error, and return its body and its headers."""
-        code, started, _ = CALL_ERRORS[error]
+        """Count an answer that is an error, and return its body and its headers. `code` goes before the error's."""
+        usual, started, _ = CALL_ERRORS[error]
+        code = code or usual
         self.member.meter.failed(code, f"{kind}: {message}" if kind else message)
-        body = encode(CallError(error, message, started, retry_after_ms, kind))
+        body = encode(CallErrorBody(error, message, started, retry_after_ms, kind))
         headers = {ERROR_CODE: str(code), ERROR: error, MEMBER: self.id, CONTENT_TYPE: "application/json"}
         return body, headers
 
@@ -468,17 +479,17 @@ def _passed_on(call: Call, waited_ms: int) -> dict[str, str]:
     return {**call.headers, WAIT_MS: str(call.wait_ms), WAITED_MS: str(waited_ms), HOPS: str(call.hops)}
 
 
-def _foreign(headers: Mapping[str, str]) -> dict[str, str]:
-    """Return the headers that a program may give an answer: none of ours, and none that would break the message."""
+def _foreign(headers: Mapping[str, str], without: str = "") -> dict[str, str]:
+    """Return the headers that a program may give an answer, but for one."""
     return {
-        name: value
-        for name, value in headers.items()
-        if name.lower() not in _OURS and _is_name(name) and value.isprintable()
+        name: value for name, value in headers.items() if is_header(name, value) and name.lower() != without.lower()
     }
 
 
-def _is_name(name: str) -> bool:
-    return name.isascii() and name.isprintable() and name != "" and not set(name) & {":", " "}
+def _line(message: str) -> str:
+    """Return the text of a program's own error as a header has it."""
+    text = "".join(each if each.isprintable() else " " for each in message[:_ERROR_CHARS_MAX]).strip()
+    return text or FAILED
 
 
 def _number(text: str | None, default: int, most: int) -> int:

@@ -41,6 +41,7 @@ class FromProgram(msgspec.Struct, frozen=True, omit_defaults=True):
     bytes: int = 0  # how many bytes follow the line
     headers: dict[str, str] = {}  # for the caller
     message: str = ""  # of an error: what went wrong
+    code: int = 0  # of an error: the program's own number for it, 400..599
     kind: str = ""  # of an error: its class, such as ValueError
 
 

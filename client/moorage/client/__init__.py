@@ -75,14 +75,17 @@ if TYPE_CHECKING:
     from moorage.schemas.job import Request, Resources, Run, Secret
     from moorage.schemas.plan import Plan
     from moorage.schemas.schedules import ScheduleRow
+    from moorage.schemas.served import Answer, CallError
 
 __all__ = [
     "Accepted",
+    "Answer",
     "AskedBack",
     "AsyncClient",
     "Audit",
     "BadContext",
     "BatchRejected",
+    "CallError",
     "CallFailed",
     "CallRefused",
     "Cancelled",
@@ -219,6 +222,7 @@ _HOME: Final = {
     "moorage.schemas.job": ("Request", "Resources", "Run", "Secret"),
     "moorage.schemas.plan": ("Plan",),
     "moorage.schemas.schedules": ("ScheduleRow",),
+    "moorage.schemas.served": ("Answer", "CallError"),
     "moorage.bus.lend.client": ("AskedBack",),
 }
 _MODULE_OF: Final = {name: module for module, names in _HOME.items() for name in names}

@@ -192,8 +192,14 @@ class CallRefused(ClientError):
 class CallFailed(ClientError):
     """The call of a service started, and has no answer: `code` is call-failed or member-died.
 
-    `kind` names the exception of the service's function, such as ValueError.
+    `kind` names the exception of the service's function, such as ValueError. `status` and `headers` are those of a
+    `CallError` of the function; of any other error `status` is 500, or 502 for member-died.
     """
+
+    def __init__(self, problem: Problem, *, status: int = 500, headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(problem)
+        self.status = status
+        self.headers = dict(headers or {})
 
     @property
     def kind(self) -> str:

@@ -36,12 +36,14 @@ from moorage.client.errors import (
 from moorage.schemas.errors import Problem
 from moorage.schemas.handler import NOT_FINITE, Result, decode_result, not_told
 from moorage.schemas.names import SERVICE, is_service
+from moorage.schemas.served import Answer
 from moorage.schemas.service import (
     BUSY,
     CALL_ERRORS,
     CONTENT_TYPE,
     END,
     ERROR,
+    ERROR_CODE,
     EXPIRED,
     FAILED,
     INPUT,
@@ -52,7 +54,7 @@ from moorage.schemas.service import (
     SEND,
     SEND_TO,
     WAIT_MS,
-    CallError,
+    CallErrorBody,
 )
 from moorage.schemas.unreadable import UNREADABLE
 
@@ -75,7 +77,7 @@ INPUT_PART: Final = 0.5
 _CODES: Final = {BUSY: "service-busy", EXPIRED: "call-expired", MEMBER_DIED: "member-died"}
 
 _encode: Final = msgspec.json.Encoder().encode
-_decode_error: Final = msgspec.json.Decoder(CallError).decode
+_decode_error: Final = msgspec.json.Decoder(CallErrorBody).decode
 
 
 class Calls:
@@ -222,6 +224,13 @@ class Service:
         may run more than once. If nobody serves, the scheduler is asked for a member (`replicas` with `min` 0); if it
         says that no job has the service, the call is refused at once.
         """
+        return (await self.answer(data, timeout=timeout, idempotent=idempotent)).value
+
+    async def answer(self, data: Any = None, *, timeout: Duration | None = None, idempotent: bool = False) -> Answer:
+        """Call the service once as `call`, and return its answer with the headers; those of its end, if it has parts.
+
+        They are the service's own, and those of the member: how long the call waited (`Moorage-Waited-Ms`), for one.
+        """
         payload, kind = _encoded(data)
         tries = _Tries(self._calls, self.name, time.monotonic() + self._timeout_s(timeout), idempotent=idempotent)
         while True:
@@ -348,8 +357,8 @@ class Service:
             if not call.is_over:
                 self._calls.cancel(self._subject, reply)
 
-    async def _once(self, payload: bytes, kind: str, ends_s: float) -> Any:
-        """Send the call, and return the value of the answer. Raises CallRefused, CallFailed, TimedOut, Unreachable."""
+    async def _once(self, payload: bytes, kind: str, ends_s: float) -> Answer:
+        """Send the call, and return the answer. Raises CallRefused, CallFailed, TimedOut, Unreachable."""
         timeout_s = max(ends_s - time.monotonic(), 0.001)
         async with self._under_way(payload, kind, timeout_s, _is_last) as call:
             *parts, last = [each for each in await call.answer if SEND not in (each.headers or ())]
@@ -361,7 +370,7 @@ class Service:
                 )
             call.is_over = True
             value, values = call.value(last), [call.value(part) for part in parts]
-        return values if _all_there(last, len(parts)) else value
+        return Answer(values if _all_there(last, len(parts)) else value, last.headers or {})
 
     async def _send(self, payload: bytes, kind: str, reply: str, timeout_s: float) -> bool:
         """Send the call, and return whether its data are still to come, in parts."""
@@ -562,19 +571,24 @@ def _value(delivery: Delivery) -> Any:
 
 def _error_of(delivery: Delivery) -> CallRefused | CallFailed | Rejected | None:
     """Return the error that an answer is; None for an answer."""
-    name = None if delivery.headers is None else delivery.headers.get(ERROR)
+    headers = delivery.headers or {}
+    name = headers.get(ERROR)
     if name is None:
         return None
     try:
         told = _decode_error(delivery.data)
     except UNREADABLE:  # of a member that is not moorage's own
         started = CALL_ERRORS.get(name, CALL_ERRORS[FAILED])[1]
-        told = CallError(name, delivery.data[:200].decode(errors="replace"), started)
-    message = ": ".join(filter(None, (told.kind, told.message)))
+        told = CallErrorBody(name, delivery.data[:200].decode(errors="replace"), started)
+    usual = CALL_ERRORS.get(told.error, CALL_ERRORS[FAILED])[0]
+    code = headers.get(ERROR_CODE, "")
+    status = int(code) if code.isdecimal() and len(code) <= _DIGITS_MAX else usual
+    is_own = told.error == FAILED and status != usual
+    message = ": ".join(filter(None, (str(status) if is_own else told.kind, told.message)))
     if told.error == INPUT_REFUSED:
         next_step = "put the data where the service can fetch them, and send their address"
         return rejected("too-large", message, next=next_step)
     problem: Problem = client_problem(_CODES.get(told.error, "call-failed"), message, found=told.kind)
     if told.started:
-        return CallFailed(problem)
+        return CallFailed(problem, status=status, headers=headers)
     return CallRefused(msgspec.structs.replace(problem, retry_after_s=told.retry_after_ms / 1000 or None))

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from moorage.schemas.frames import Device
     from moorage.schemas.gpu import Sharing
     from moorage.schemas.plan import Plan
+    from moorage.schemas.served import Answer
 
 
 class SyncJob(Handle[Job]):
@@ -382,6 +383,12 @@ class SyncService(Handle["Service"]):
     def call(self, data: Any = None, *, timeout: Duration | None = None, idempotent: bool = False) -> Any:
         """Call the service once, and return its answer; one in parts as a list of them."""
         return self._thread.call(self._twin.call(data, timeout=timeout, idempotent=idempotent))
+
+    def answer(self, data: Any = None, *, timeout: Duration | None = None, idempotent: bool = False) -> Answer:
+        """Call the service once as `call`, and return its answer with the headers; those of its end, if it has
+        parts.
+        """
+        return self._thread.call(self._twin.answer(data, timeout=timeout, idempotent=idempotent))
 
     def map(
         self,

@@ -89,6 +89,12 @@ CALL_ERRORS: Final[dict[str, tuple[int, bool, str]]] = {
     INPUT_REFUSED: (413, False, "the data of the call have more bytes than the service takes, or cannot be kept"),
     TOO_LARGE: (500, True, "the answer is larger than the server's max_payload"),
 }
+#: codes that a service may give its own errors
+OWN_CODES: Final = range(400, 600)
+#: headers, in small letters, that neither a program nor a caller sets: members do
+RESERVED_HEADERS: Final = frozenset(
+    name.lower() for name in (HOPS, WAITED_MS, MEMBER, RAN_MS, PART, END, SEND, SEND_TO, ERROR, ERROR_CODE)
+)
 
 
 class ServiceSpec(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):
@@ -138,7 +144,7 @@ class Scale(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, o
             raise ValueError(f"replicas.wait_target_ms must be 1..{WAIT_TARGET_MS_MAX}, found {self.wait_target_ms}")
 
 
-class CallError(msgspec.Struct, frozen=True, omit_defaults=True):
+class CallErrorBody(msgspec.Struct, frozen=True, omit_defaults=True):
     """The body of an answer with an error. `started`: the call may have run, in part or whole."""
 
     error: str  # one of `CALL_ERRORS`

@@ -11,6 +11,8 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
+from moorage.client import Answer, CallError
+
 
 def echo(data: Any) -> Any:
     return data
@@ -69,6 +71,19 @@ def digest(data: bytes) -> list[Any]:
 
 def wrong(data: Any) -> Any:
     raise ValueError(f"no such thing: {data!r}")
+
+
+class NoSuchWord(CallError):
+    """A service may have classes of its own for its errors."""
+
+
+def own(data: Any) -> Any:
+    """Answer with headers, or with an error of the service's own."""
+    if data == b"bad":
+        raise NoSuchWord(422, "no such\nword: é", {"X-Field": "word", "Content-Type": "text/plain"})
+    if data == b"code":
+        raise CallError(200, "no error")
+    return Answer({"size": len(data)}, {"Moorage-Part": "7"} if data == b"part" else {"X-Model": "tiny"})
 
 
 class Untold(Exception):

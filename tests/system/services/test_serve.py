@@ -17,6 +17,7 @@ from nats.micro.service import ServiceInfo, ServicePing, ServiceStats
 from moorage.bus.connection import Connection, connect
 from moorage.bus.errors import NoResponders, RequestTimeout
 from moorage.bus.transport import Delivery
+from moorage.client import AsyncClient, CallFailed
 from tests.servers import MortalServer
 from tests.system.services.members import Gate, MemberProcess, body_of, call, error_of, member, member_of, waiting
 from tests.waiting import until
@@ -135,6 +136,28 @@ async def test_what_a_function_does_wrong_is_its_callers_answer(site: Site) -> N
         too_large = await call(caller, site.subject("large"), str(caller.max_payload_bytes).encode())
         assert error_of(too_large) == "too-large"
         assert error_of(await call(caller, site.subject("large"), b"10")) == ""
+
+
+async def test_a_function_answers_with_headers_and_with_errors_of_its_own(site: Site) -> None:
+    async with site.serving("own") as (caller, [one]):
+        answer = await call(caller, site.subject("own"), b"ab")
+        assert (answer.data, (answer.headers or {})["X-Model"]) == (b'{"size":2}', "tiny")
+        answer = await call(caller, site.subject("own"), b"bad")
+        headers = answer.headers or {}
+        assert (headers["Nats-Service-Error-Code"], error_of(answer)) == ("422", "no such word: é")
+        assert (headers["X-Field"], headers["Content-Type"]) == ("word", "application/json")
+        told = {"error": "failed", "message": "no such\nword: é", "started": True, "kind": "NoSuchWord"}
+        assert body_of(answer) == told
+        for data in (b"code", b"part"):  # a code that is none, a header that is the member's
+            answer = await call(caller, site.subject("own"), data)
+            assert (error_of(answer), body_of(answer)["kind"]) == ("failed", "ValueError")
+        assert "NoSuchWord" not in one.said, "it is no fault of the service: its log has no traceback"
+        async with AsyncClient(site.url, tenant="default", prefix=site.prefix) as moorage:
+            answered = await moorage.service("own").answer(b"ab")
+            assert (answered.value, answered.headers["X-Model"]) == ({"size": 2}, "tiny")
+            with pytest.raises(CallFailed, match=r"^422: no such\nword: é") as failed:
+                await moorage.call("own", b"bad")
+            assert (failed.value.status, failed.value.headers["X-Field"]) == (422, "word")
 
 
 @pytest.mark.parametrize("serving", ["odd", "odd --concurrency 2", "aodd"])

@@ -1,0 +1,55 @@
+"""What a Python function of a service may return or raise beside a plain value: headers, and errors of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from moorage.schemas.service import OWN_CODES, RESERVED_HEADERS
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """The answer of a service with its headers. A function returns or yields one to set headers; `Service.answer`
+    returns one."""
+
+    value: Any
+    headers: Mapping[str, str] = {}
+
+
+class CallError(Exception):
+    """An error of the service's own, which a function raises and its caller gets, without a traceback in the log.
+
+    `code` is 400..599, as in HTTP: what is 500 or more is the service's fault. `headers` go with the answer. Raises
+    ValueError for another code, and for headers that an answer cannot have.
+    """
+
+    def __init__(self, code: int, message: str, headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(code, message)
+        if code not in OWN_CODES:
+            raise ValueError(f"the code of a CallError must be {OWN_CODES[0]}..{OWN_CODES[-1]}, found {code!r}")
+        self.code = code
+        self.message = message
+        self.headers = {} if headers is None else checked_headers(headers)
+
+    def __str__(self) -> str:
+        return f"{self.code}: {self.message}"
+
+
+def checked_headers(headers: Mapping[str, str]) -> dict[str, str]:
+    """Return a copy of the headers of an answer. Raises ValueError for one that an answer cannot have."""
+    for name, value in headers.items():
+        if not is_header(name, value):
+            raise ValueError(
+                f"{name!r}: {value!r} cannot be a header of an answer: the name must be ASCII without spaces and "
+                "colons and none of moorage's own, the value one line of text"
+            )
+    return dict(headers)
+
+
+def is_header(name: object, value: object) -> bool:
+    """Return whether an answer may have this header: it is none of moorage's own, and breaks no message."""
+    if not isinstance(name, str) or not isinstance(value, str) or name.lower() in RESERVED_HEADERS:
+        return False
+    return name.isascii() and name.isprintable() and name != "" and not set(name) & {":", " "} and value.isprintable()
