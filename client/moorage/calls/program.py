@@ -11,7 +11,7 @@ import contextlib
 import os
 import signal
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final
 
 from moorage.calls.wire import BadFrame, Frames, FromProgram, ToProgram, frame
@@ -22,14 +22,24 @@ END_S: Final = 2.0
 #: how long the last frames of a program that has ended are waited for
 LAST_WORDS_S: Final = 0.5
 
+#: is awaited before a program is killed, with its pid and the seconds that this may take
+BeforeKill = Callable[[int, float], Awaitable[None]]
+
 
 class Program(asyncio.Protocol):
     """A started program. `on_frame` gets its frames. `on_over` is called once, with what happened, when it has ended or
     broken the protocol."""
 
-    def __init__(self, on_frame: Callable[[FromProgram, bytes], None], on_over: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        on_frame: Callable[[FromProgram, bytes], None],
+        on_over: Callable[[str], None],
+        before_kill: BeforeKill | None = None,
+    ) -> None:
         self._on_frame = on_frame
         self._on_over: Callable[[str], None] | None = on_over
+        self._before_kill = before_kill
+        self._killing: asyncio.Task[None] | None = None
         self._frames = Frames()
         self._transport: asyncio.Transport | None = None
         self._process: asyncio.subprocess.Process | None = None
@@ -92,19 +102,23 @@ class Program(asyncio.Protocol):
             async with asyncio.timeout(grace_s):
                 await self._process.wait()
         except TimeoutError:
-            self.kill()
+            await self.kill(grace_s)
             await self._process.wait()
         if self._watching is not None:
             await asyncio.wait((self._watching,))
         return self._process.returncode or 0
 
-    def kill(self) -> None:
-        """Kill the program and what it has started in its session."""
-        if self._process is not None and self._process.returncode is None:
-            try:
-                os.killpg(self._process.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
+    async def kill(self, announced_s: float = END_S) -> None:
+        """Kill the program and what it has started in its session, after at most `announced_s` of `before_kill`."""
+        if self._process is None or self._process.returncode is not None:
+            return
+        try:
+            if self._before_kill is not None:
+                await self._before_kill(self.pid, announced_s)
+        finally:
+            if self._process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(self.pid, signal.SIGKILL)
 
     # -- asyncio.Protocol
 
@@ -113,7 +127,7 @@ class Program(asyncio.Protocol):
             for head, body in self._frames.feed(data):
                 self._on_frame(head, body)
         except BadFrame as error:
-            self.kill()
+            self._killing = asyncio.get_running_loop().create_task(self.kill())
             self._over(f"the program does not keep to the protocol: {error}")
 
     def eof_received(self) -> bool:

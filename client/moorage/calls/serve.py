@@ -19,7 +19,7 @@ from moorage.bus.contexts import Context
 from moorage.bus.errors import BusError, PermissionRefused
 from moorage.calls.discovery import PREFIX
 from moorage.calls.messenger import Messenger, Name, attempt_of
-from moorage.calls.program import END_S, Program
+from moorage.calls.program import END_S, BeforeKill, Program
 from moorage.calls.wire import FromProgram
 from moorage.schemas.service import CONCURRENCY_MAX, INPUT_BYTES_DEFAULT, READY_VARIABLE
 
@@ -55,9 +55,11 @@ async def serve(
     serving: Serving,
     environment: Mapping[str, str] | None = None,
     on_ready: Callable[[Messenger], None] | None = None,
+    before_kill: BeforeKill | None = None,
 ) -> int:
     """Serve until SIGTERM or SIGINT (then drain, and return 0) or the end of the program (then return its code, 1 if
-    that is 0, 128 and the signal's number for a signal). `on_ready` is called once calls are taken.
+    that is 0, 128 and the signal's number for a signal). `on_ready` is called once calls are taken, `before_kill`
+    before a program that does not end by itself is killed.
 
     Raises BusError if there is no server, or the key may not serve, and OSError if the program cannot be started.
     """
@@ -93,7 +95,7 @@ async def serve(
             said.append(why)
             over.set()
 
-        program = messenger.program = Program(on_frame, on_over)
+        program = messenger.program = Program(on_frame, on_over, before_kill)
         with _signals(loop, asked.set):
             await messenger.open()
             await program.start(serving.argv, places, variables)
@@ -115,7 +117,7 @@ async def serve(
                 await program.finish(END_S if serving.grace_s is None else min(LAST_S, serving.grace_s * LAST_PART) / 2)
                 return 0
             finally:
-                program.kill()
+                await program.kill()
 
 
 @contextlib.contextmanager

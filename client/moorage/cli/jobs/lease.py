@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import shutil
 import signal
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from moorage.cli.framework.arguments import Parameter
@@ -15,7 +13,7 @@ from moorage.cli.framework.console import report, say
 from moorage.cli.framework.exit_codes import exit_code_of_start
 from moorage.cli.framework.interrupts import ENDING
 from moorage.cli.framework.options import LOCAL, LocalOptions, guarded
-from moorage.schemas.errors import MPS_NOT_ASKED
+from moorage.cli.local.mps_ends import announce_end
 
 if TYPE_CHECKING:
     from asyncio.subprocess import Process
@@ -133,30 +131,17 @@ async def _end_once_asked(process: Process, held: Lease, grace_s: float) -> None
     from moorage.worker.supervisor.checkpoint import takes
     from moorage.worker.supervisor.mps_notice import NOTICE_S
 
+    async def announce() -> None:
+        if held.mode == "mps":
+            await announce_end(process.pid, held.environment, NOTICE_S)
+
     loop = asyncio.get_running_loop()
     kills_s = loop.time() + left_s
     with contextlib.suppress(ProcessLookupError):
         if takes(process.pid, signal.SIGTERM) is False:
-            await _announce(process, held, NOTICE_S)
+            await announce()
         process.terminate()
         await asyncio.sleep(kills_s - min(NOTICE_S, left_s / 2) - loop.time())
-        await _announce(process, held, NOTICE_S)
+        await announce()
         await asyncio.sleep(kills_s - loop.time())
         process.kill()
-
-
-async def _announce(process: Process, held: Lease, within_s: float) -> None:
-    """Stop the work of the program if it is a client of an MPS daemon: else the daemon's other clients fail with it."""
-    from moorage.schemas.reserved_variables import MPS_DIRECTORIES
-    from moorage.system.proctree import descendants
-    from moorage.worker.sharing.mps.control import PROGRAM, MpsControl, MpsFault
-
-    pipe, log = (held.environment.get(name, "") for name in MPS_DIRECTORIES)
-    if held.mode != "mps" or not pipe:
-        return
-    control = MpsControl(shutil.which(PROGRAM) or PROGRAM, Path(pipe), Path(log))
-    try:
-        async with asyncio.timeout(within_s):
-            await control.terminate(descendants([process.pid]))
-    except (MpsFault, TimeoutError) as fault:
-        report(f"{MPS_NOT_ASKED}: {str(fault) or f'no answer within {within_s:g} s'}")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 from moorage.cli.framework.arguments import Parameter
 from moorage.cli.framework.console import say
 from moorage.cli.framework.options import OF_LEDGER, LedgerOptions, guarded
+from moorage.cli.local.mps_ends import announce_end
 from moorage.client.durations import seconds
 from moorage.client.errors import rejected
 from moorage.schemas.subjects import PREFIX_DEFAULT
@@ -61,9 +62,12 @@ def serve(
         def on_ready(messenger: Messenger) -> None:
             say(f"serves {messenger.name.subject}: {messenger.member.places} at a time, member {messenger.id}")
 
+        async def before_kill(pid: int, within_s: float) -> None:
+            await announce_end(pid, os.environ, within_s)
+
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
             try:
-                return runner.run(serve_calls(made, on_ready=on_ready))
+                return runner.run(serve_calls(made, on_ready=on_ready, before_kill=before_kill))
             except OSError as error:
                 said = f"{made.argv[0]} cannot be started: {error.strerror or error}"
                 raise rejected("failed-precondition", said, next="give a program of this machine after --") from None

@@ -16,13 +16,16 @@ from typing import Any
 import pytest
 
 from moorage.bus.lend.client import AskedBack
+from moorage.calls.program import Program
 from moorage.cli.jobs.lease import _end_once_asked
+from moorage.cli.local.mps_ends import announce_end
 from moorage.system.proctree import boottime_s
 from moorage.worker.sharing.mps.control import MpsControl, daemon_of
 from moorage.worker.supervisor.command_client import RunningCommand
 from moorage.worker.supervisor.commands import Execute
 from moorage.worker.supervisor.protocol import EndMember, MpsDaemon, StartMember
 from tests.nvidia.mps import CLIENT, Played
+from tests.system.services.members import member
 from tests.system.worker.supervisor_rig import Rig, lives, poll, rig_at, sh
 
 HANDLER = "import signal; signal.signal(signal.SIGTERM, lambda *_: signal.pause())"
@@ -167,6 +170,48 @@ async def test_the_end_of_a_program_whose_lease_is_asked_back_is_announced_first
         assert await process.wait() == -(signal.SIGKILL if before else signal.SIGTERM)
         ending.cancel()
         assert (one.failed, {*one.terminated}) == ([], {str(process.pid)})
+
+
+#: a program of `moorage serve` that does not end when it is told to, or breaks the protocol
+SERVED = """
+import os, socket, sys, threading, time
+link = socket.socket(fileno=int(os.environ["MOORAGE_CALL_FD"]))
+def say():
+    while not os.path.exists(sys.argv[1]): time.sleep(0.01)
+    link.sendall(%r)
+threading.Thread(target=say, daemon=True).start()
+"""
+
+
+@pytest.mark.parametrize("said", [b'{"ready": 1}\n', b"nonsense\n"], ids=["overdue", "nonsense"])
+async def test_the_end_of_a_served_program_is_announced_before_its_sigkill(
+    monkeypatch: pytest.MonkeyPatch, said: bytes
+) -> None:
+    monkeypatch.setattr("moorage.worker.supervisor.mps_notice.NOTICE_S", 60.0)
+    async with scene(monkeypatch, *PATIENT) as one:
+        env = one.control.environment
+        told = asyncio.Event()
+        program = Program(lambda *_: told.set(), lambda _: told.set(), lambda pid, _: announce_end(pid, env, 60.0))
+        argv = (sys.executable, "-IS", "-c", SERVED % said + CLIENT, str(one.folder / "served"))
+        await program.start(argv, 1, {**env, "KERNEL": "1"})
+        await told.wait()
+        assert await program.finish(0.0 if b"ready" in said else 600.0) == -signal.SIGKILL
+        assert (one.failed, {*one.terminated}) == ([], {str(program.pid)})
+
+
+async def test_moorage_serve_announces_the_end_of_its_program(
+    monkeypatch: pytest.MonkeyPatch, nats_url: str, unique: str, tmp_path: Path
+) -> None:
+    async with scene(monkeypatch, *PATIENT) as one:
+        env = {**one.control.environment, "KERNEL": "1"}
+        argv = (sys.executable, "-IS", "-c", SERVED % b'{"ready": 1}\n' + CLIENT, str(one.folder / "served"))
+        async with member(nats_url, tmp_path, "--name", "x", "--", *argv, prefix=unique, env=env) as serving:
+            await serving.ready()
+            pid = str(serving.program())
+            serving.process.terminate()
+            assert await serving.ended() == 0
+        # its daemon has a second, which the played one may need more of on a busy machine
+        assert pid in one.terminated or "mps-not-asked: no answer within 1 s" in serving.said
 
 
 #: handles SIGTERM, and lets its client finish: a program of `moorage serve`, or one that ignores the signal
