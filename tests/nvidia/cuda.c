@@ -79,6 +79,33 @@ static void tell(int device) {
     rename(part, path);
 }
 
+/* `0=2048M,1=3G` (also `0 3G`, one a line, as the played daemon writes): the bytes of a device; ~0 for none. */
+static unsigned long long limit_in(const char *text, int device) {
+    int number, read;
+    unsigned long long size;
+    char unit;
+    while (text && sscanf(text, "%d%*[= ]%llu%c%n", &number, &size, &unit, &read) == 3) {
+        if (number == device) return size * MIB * (unit == 'G' ? 1024 : 1);
+        text += read + strspn(text + read, ",\n");
+    }
+    return ~0ull;
+}
+
+/* What a client of an MPS daemon may have of a device: its own limit lowers the daemon's, and never raises it, as an
+   H200 showed on 2026-11-27. */
+static unsigned long long mps_limit(int device) {
+    char path[4200], text[1024] = "";
+    const char *pipe = getenv("CUDA_MPS_PIPE_DIRECTORY");
+    snprintf(path, sizeof path, "%s/limits", pipe ? pipe : "");
+    FILE *file = pipe ? fopen(path, "r") : NULL;
+    if (!file) return ~0ull;
+    size_t length = fread(text, 1, sizeof text - 1, file);
+    fclose(file);
+    text[length] = 0;
+    unsigned long long all = limit_in(text, device), own = limit_in(getenv("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"), device);
+    return own < all ? own : all;
+}
+
 static int process_state(int pid);
 
 /* Whether so much more fits on the device; if so it is taken. A process that is locked waits. */
@@ -88,6 +115,7 @@ static int take(int device, unsigned long long bytes) {
     int fits = line && stub_used(state, visible[device]) + bytes <= stub_number(line, "total", 81559) * MIB;
     free(line);
     free(state);
+    fits = fits && holds[device] + bytes <= mps_limit(device);
     if (!fits) return NO_MEMORY;
     holds[device] += bytes;
     tell(device);
@@ -115,6 +143,8 @@ int cuMemGetInfo_v2(size_t *free_bytes, size_t *total) {
     if (!line) { free(state); return NO_DEVICE; }
     *total = stub_number(line, "total", 81559) * MIB;
     *free_bytes = *total - stub_used(state, visible[current]);
+    unsigned long long left = mps_limit(current) - holds[current];
+    if (left < *free_bytes) *free_bytes = left;
     free(line);
     free(state);
     return OK;

@@ -1,7 +1,8 @@
 """NVIDIA's MPS control daemon, played: the program `nvidia-cuda-mps-control`, with the answers of version 550.163.01.
 
 `test_mps_control.py` asks it and the real one the same. With `-f` it is the daemon of its pipe directory:
-it has the same sockets, and a server, which is a process, once the first client is there. A client is a process that
+it has the same sockets, and a server, which is a process, once the first client is there. Its limits of memory stand
+in the file `limits` of that directory, to which the stub of libcuda keeps. A client is a process that
 connects and says `CLIENT`; that is the played part. One that has said `KERNEL` has work on the GPU: if it goes and was
 not terminated before, its server has a fault until all clients are gone, and the others fail, as an H200 showed on
 2026-11-27; their pids are in the file `failed`. Without `-f` it sends its standard input to the daemon.
@@ -84,6 +85,14 @@ class Daemon:
         self.events = selectors.DefaultSelector()
         self.over = False
 
+    def limits(self) -> None:
+        """Write down what its clients may have of each device: the stub of libcuda keeps to the file."""
+        with open(f"{PIPE}/limits.new", "w") as file:
+            file.writelines(
+                f"{device} {mib}M\n" for device, mib in (self.server_mib if self.server else self.mib).items()
+            )
+        os.rename(f"{PIPE}/limits.new", f"{PIPE}/limits")
+
     def main(self) -> int:
         if "dies" in mood():
             print("no device", flush=True)
@@ -109,6 +118,7 @@ class Daemon:
             listeners[-1].listen(64)
         with open(f"{PIPE}/nvidia-cuda-mps-control.pid", "w") as file:
             file.write(str(os.getpid()))
+        self.limits()
         for each in listeners:
             self.events.register(each, selectors.EVENT_READ)
         while not self.over:
@@ -163,6 +173,7 @@ class Daemon:
         if "slow" in now:
             time.sleep(0.3)
         said = self.said(words, now)
+        self.limits()
         peer.sendall("".join(f"{line}\n" for line in said).encode() + END)
         if words[0] == "quit":
             if self.server:

@@ -17,6 +17,7 @@ import pytest
 from moorage.worker.sharing.mps import control
 from moorage.worker.sharing.mps.control import Limits, MpsControl, MpsFault, shows
 from tests.nvidia.mps import CLIENT, Played, real_program
+from tests.nvidia.stub import Board, Stub
 from tests.waiting import until
 
 GPU = "GPU-11111111-2222-3333-4444-555555555555"
@@ -125,6 +126,33 @@ async def test_limits_are_set_and_read_back(kind: str, short: Path) -> None:
         assert await it.ask("get_default_device_pinned_mem_limit 0") == ["70M"], "a number without a unit is of MiB"
         with pytest.raises(MpsFault, match="would be no limit"):
             await it.limit(Limits(0, 50))
+
+
+#: says the free and the total MiB of its GPU once its context is there, and whether 1,000 MiB more fit
+MEMORY = """
+import ctypes
+cuda, context, at = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p(), ctypes.c_uint64()
+free, total = ctypes.c_size_t(), ctypes.c_size_t()
+assert cuda.cuInit(0) == cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == cuda.cuCtxSetCurrent(context) == 0
+assert cuda.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total)) == 0
+print(free.value >> 20, total.value >> 20, cuda.cuMemAlloc_v2(ctypes.byref(at), ctypes.c_size_t(1000 << 20)) == 0)
+"""
+
+
+async def test_a_clients_own_limit_lowers_the_daemons_and_never_raises_it(short: Path) -> None:
+    """As an H200 showed on 2026-11-27. A context of the stub takes 300 MiB."""
+    stub = Stub(short / "stub", Board(GPU))
+
+    def client(**own: str) -> list[str]:
+        env = {**stub.environment, **it.environment, **own}
+        return subprocess.run([sys.executable, "-IS", "-c", MEMORY], env=env, stdout=-1, text=True).stdout.split()
+
+    async with daemon("played", short) as it:
+        assert client() == [str(81559 - 300 - 1), "81559", "True"], "no limit, and 1 MiB of the device is its own"
+        await it.limit(Limits(3072, 50))
+        assert client() == ["2772", "81559", "True"], "CUDA tells the limit as free, and the device as total"
+        assert client(**Limits(5120, 50).environment) == ["2772", "81559", "True"]
+        assert client(**Limits(1024, 50).environment) == ["724", "81559", "False"]
 
 
 @pytest.mark.parametrize(
