@@ -16,6 +16,7 @@ from moorage.scheduler.core.ledger.fairshare import rate_of
 from moorage.scheduler.core.ledger.ids_in_bodies import written_id
 from moorage.scheduler.core.ledger.record import Record
 from moorage.scheduler.core.ledger.records import (
+    NO_JOB,
     RECORD_BYTES_MAX,
     STEP_WIDTH,
     Op,
@@ -71,6 +72,9 @@ ACCEPTS_MAX: Final = 1_024
 BULK_STEPS: Final = STEPS_MAX // 2
 BULK_BYTES: Final = FULL_BYTES // 2
 _PLACE: Final = int(Op.PLACE)
+_ACT: Final = int(Op.ACT)
+_ACCEPT: Final = int(Op.ACCEPT)
+_A_OF_LAST: Final = 3 - STEP_WIDTH  #: where the last step has its argument a
 #: the ends that count towards `max_failed`
 _FAILURES: Final = (FAILED, TIMED_OUT)
 
@@ -145,7 +149,8 @@ class Draft:
         self.numbered = 0  # workers that the ledger did not know before
         self.started: set[Job] = set()  # jobs whose first replica starts with this record
         self.left_queue = 0  # entries of the queue that this record ends
-        self.moved = 0  # replicas that this record ends in steps of many, and of which each has its transition
+        #: how many more transitions this record has than steps: one step may end many replicas, one of no job none
+        self.moved = 0
         #: by tenant: unknown jobs whose cancels this record remembers (True) or forgets
         self.tombstones: dict[str, dict[str, bool]] = {}
         self.reprioritized: set[int] = set()  # numbers of jobs that get another priority with this record
@@ -321,6 +326,11 @@ class Draft:
         self.steps += (op, num, index, a, b, c)
         self.bytes += STEP_BYTES
 
+    def _step_of_none(self, op: int) -> None:
+        """Say that an act, or new jobs, were decided after the steps before."""
+        self.step(op, NO_JOB, 0)
+        self.moved -= 1
+
     def lacks(self, job: Job, worker: Worker) -> None:
         """Record that a worker lacks what a job needs."""
         self.add(Lacks(job.num, worker.num))
@@ -339,6 +349,8 @@ class Draft:
             workers.discard(worker.num)
 
     def add(self, act: AnyAct) -> None:
+        if self.steps or self.accepts:
+            self._step_of_none(_ACT)
         self.acts.append(act)
         if isinstance(act, Freeze):
             self.freezes.setdefault(act.job, []).append(act)
@@ -349,9 +361,14 @@ class Draft:
         accepts, size, count = self.accepts, len(body), count_of(numbers)
         replicas = count if len(numbers) == 1 and not numbers[0][0] else [[first, last] for first, last in numbers]
         written = written_id(name, body)
-        if accepts and accepts[-1][0] == tenant:
+        steps = self.steps
+        if is_later := bool(steps) and steps[-STEP_WIDTH] != _ACCEPT:
+            self._step_of_none(_ACCEPT)
+        if accepts and accepts[-1][0] == tenant and not is_later:
             accepts[-1][1].extend((written, body, replicas, traceparent))
         else:  # fold numbers jobs in this order, so a tenant may have several items
+            if steps:
+                steps[_A_OF_LAST] += 1
             accepts.append((tenant, [written, body, replicas, traceparent]))
             self.bytes += len(tenant) + 8
         row = self.change_tenant(tenant)

@@ -15,8 +15,18 @@ from moorage.scheduler.core.ledger.fold import fold
 from moorage.scheduler.core.ledger.folding import FoldError
 from moorage.scheduler.core.ledger.invariants import Broken, validate
 from moorage.scheduler.core.ledger.record import Record, decode_record, encode_record
-from moorage.scheduler.core.ledger.records import FORMAT, GangPhase, Op, packed
-from moorage.scheduler.core.ledger.state import AT_EXITED, LEGAL, Replica, State, new_member
+from moorage.scheduler.core.ledger.records import FORMAT, STEP_WIDTH, GangPhase, Op, packed
+from moorage.scheduler.core.ledger.state import (
+    AT_EXITED,
+    CLAIMED,
+    HELD,
+    LEGAL,
+    RUNNING,
+    STATE,
+    Replica,
+    State,
+    new_member,
+)
 from moorage.schemas.job import STATE_NUMBER, STATES, TERMINAL, TRANSITIONS, derive_state
 from tests.unit.scheduler.driving import Driving
 from tests.unit.scheduler.faulty_world import FaultyWorld
@@ -369,11 +379,31 @@ def test_validate_sees_what_is_broken(damage: str) -> None:
         validate(state)
 
 
+def test_acts_and_new_jobs_are_folded_where_they_were_decided() -> None:
+    """A report, then a hold, then a new job: the record has them in this order, and so has the job's story."""
+    drive = Driving()
+    drive.worker("w0", 1, auto=False)
+    drive.submit("j", gpu={})
+    drive.facts([("claimed", "j", 0, 0, ""), ("started", "j", 0, 0, "")], tick=False)
+    drive.offer_order("hold", tenant="t", job="j")
+    drive.offer_submit("k", gpu={})
+    drive.tick()
+    steps = decode_record(drive.records[-1]).steps
+    assert steps[::STEP_WIDTH] == [Op.CLAIM, Op.START, Op.ACT, Op.ACCEPT]
+    assert [row[STATE] for row in drive.job("j").story[-3:]] == [CLAIMED, RUNNING, HELD]
+    bad: list[dict[str, Any]] = [{"steps": [Op.ACT, -1, 0, 0, 0, 0]}, {"steps": [Op.ACCEPT, -1, 0, 1, 0, 0]}]
+    for fields in bad:
+        for follow in (check, lambda state, record: fold(state, record, 3)):
+            state = begun()
+            with pytest.raises(FoldError, match="more acts or new jobs"):
+                follow(state, following(state, **fields))
+
+
 def test_numbers_in_the_ledger_are_append_only() -> None:
     assert [(op.name, int(op)) for op in Op] == [
         ("PLACE", 0), ("CLAIM", 1), ("START", 2), ("EXIT", 3), ("REFUSE", 4), ("WITHDRAW", 5), ("LOSE", 6), ("FREE", 7),
         ("END", 8), ("MOVE", 9), ("BACKOFF", 10), ("GANG", 11), ("QUARANTINE", 12), ("FREEZE", 16), ("RESUME", 17),
-        ("MOVE_FRESH", 18), ("READY", 19), ("AWAIT", 20), ("RAN", 21),
+        ("MOVE_FRESH", 18), ("READY", 19), ("AWAIT", 20), ("RAN", 21), ("ACT", 22), ("ACCEPT", 23),
     ]  # fmt: skip
     assert STATES == (
         "QUEUED", "PLACED", "CLAIMED", "RUNNING", "EXITED", "ENDING", "CANCELLING", "LOST_KEPT", "SUCCEEDED", "FAILED",

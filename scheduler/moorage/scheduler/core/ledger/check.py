@@ -1,8 +1,9 @@
 """Checks before a record is sent that it can be folded: every later leader must be able to fold it.
 
-`check` reads the acts, facts, accepts and steps, and changes nothing. It does not check what the leader takes from its
-own state: the format, the epoch and the digest. It follows the steps like `FoldingSteps`, but only with what a step
-depends on: a replica's state, whether it holds devices, and which members linger.
+`check` reads the acts, facts, accepts and steps, and changes nothing. Acts and new jobs are checked before the steps,
+wherever they stand. It does not check what the leader takes from its own state: the format, the epoch and the digest.
+It follows the steps like `FoldingSteps`, but only with what a step depends on: a replica's state, whether it holds
+devices, and which members linger.
 """
 
 from __future__ import annotations
@@ -10,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Set
 from typing import Final
 
-from moorage.scheduler.core.ledger.fold import numbers_of
+from moorage.scheduler.core.ledger.fold import decided_first, numbers_of
 from moorage.scheduler.core.ledger.folding import Checking, FoldError
 from moorage.scheduler.core.ledger.ids_in_bodies import id_of
 from moorage.scheduler.core.ledger.record import Record
-from moorage.scheduler.core.ledger.records import ENDS, STATE_MASK, STEP_WIDTH, Op, unpacked
+from moorage.scheduler.core.ledger.records import ENDS, NO_JOB, STATE_MASK, STEP_WIDTH, Op, unpacked
 from moorage.scheduler.core.ledger.state import (
     CLAIMED,
     FREEZES,
@@ -42,6 +43,7 @@ _AWAIT: Final = int(Op.AWAIT)
 #: steps of a job, or of a member whose replica may have ended
 _OF_JOB: Final = frozenset({_FREE, _QUARANTINE, _GANG, _AWAIT})
 _OVER: Final = frozenset(map(int, (Op.REFUSE, Op.WITHDRAW, Op.LOSE)))
+_IN_ORDER: Final = frozenset(map(int, (Op.ACT, Op.ACCEPT)))
 _EXITS: Final = frozenset({_EXIT, _RAN})
 _NOTED: Final = frozenset({_CLAIM, _START, _READY, _EXIT, _END, _MOVE, _RESUME, *_OVER})
 #: a replica is identified by job number times this, plus its index
@@ -54,6 +56,7 @@ def check(state: State, record: Record) -> None:
     if len(record.steps) % STEP_WIDTH:
         raise FoldError("the record ends within a step")
     checking = Checking(state)
+    decided_first(record)
     for act in record.acts:
         act.check(checking)
     workers = checking.workers
@@ -110,6 +113,8 @@ def _check_steps(state: State, record: Record, new: list[Ranges], workers: Set[i
             if row is not None and row.state == PLACED and row.member is not None:
                 states[key], holds[key], lingering[(key, row.fence)] = SUCCEEDED, _FREE_OF_DEVICES, True
                 continue
+        if op in _IN_ORDER and num == NO_JOB:
+            continue
         if op in _EXITS:
             a &= STATE_MASK
         job = jobs.get(num)

@@ -6,16 +6,22 @@ record of an older epoch changes nothing but the sequence (third line of the fen
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable
+from itertools import islice
+from typing import Any, Final
 
 from moorage.scheduler.core.ledger import fairshare
 from moorage.scheduler.core.ledger.folding import Folded, FoldError
 from moorage.scheduler.core.ledger.ids_in_bodies import id_of
 from moorage.scheduler.core.ledger.record import Record
-from moorage.scheduler.core.ledger.records import FORMAT, FORMAT_MIN
+from moorage.scheduler.core.ledger.records import FORMAT, FORMAT_MIN, STEP_WIDTH, Op
 from moorage.scheduler.core.ledger.state import IS_TERMINAL, STORY_MAX, State, new_job
 from moorage.scheduler.core.ledger.steps import FoldingSteps
 from moorage.schemas.ranges import ONE, Ranges, first_numbers, joined
+
+_ACT: Final = int(Op.ACT)
+_ACCEPT: Final = int(Op.ACCEPT)
+MORE_NAMED: Final = "the steps of a record name more acts or new jobs than it has"
 
 
 def fold(state: State, record: Record, seq: int) -> Folded:
@@ -44,27 +50,30 @@ def fold(state: State, record: Record, seq: int) -> Folded:
 class _Folding(FoldingSteps):
     """Folds one record; collects the changed rows, so that each row is hashed once."""
 
-    __slots__ = ()
+    __slots__ = ("_accepts", "_acts")
 
     def run(self, record: Record) -> None:
         state = self.state
         state.time_ms = record.time
         if state.half_life_ms and fairshare.advance(state):
             self.rows.update(dict.fromkeys(state.tenants.values()))
-        for act in record.acts:
-            act.fold(self)
+        self._acts, self._accepts = iter(record.acts), iter(record.accepts)
+        if record.acts or record.accepts:
+            acts_first, accepts_first = decided_first(record)
+            for act in islice(self._acts, acts_first):
+                act.fold(self)
+            if accepts_first:
+                self._accept(islice(self._accepts, accepts_first))
         if record.epoch != state.epoch:
             raise FoldError(f"record {self.seq} is of epoch {record.epoch}, which no epoch record before it began")
-        if record.accepts:
-            self._accept(record.accepts)
+        if record.steps:
+            self._steps(record.steps, record.actors)
         if record.facts:
             facts = record.facts
             for at in range(0, len(facts), 2):
                 worker = state.worker_by_num[facts[at]]
                 worker.no = facts[at + 1]
                 self.rows[worker] = None
-        if record.steps:
-            self._steps(record.steps, record.actors)
         self._renew_digest()
         state.seq = self.seq
 
@@ -110,7 +119,17 @@ class _Folding(FoldingSteps):
 
     # --------------------------------------------------------------------------------------- accepts
 
-    def _accept(self, accepts: list[tuple[str, list[Any]]]) -> None:
+    def _in_order(self, op: int, a: int) -> None:
+        """Fold the acts, or the new jobs, that were decided between two steps."""
+        self.state.transitions -= 1
+        if op == _ACT and (act := next(self._acts, None)) is not None:
+            act.fold(self)
+        elif op == _ACCEPT and (accepts := list(islice(self._accepts, a))):
+            self._accept(accepts)
+        else:
+            raise FoldError(MORE_NAMED)
+
+    def _accept(self, accepts: Iterable[tuple[str, list[Any]]]) -> None:
         state, accepted, changed = self.state, self.out.accepted, self.out.jobs
         jobs, num, time, seq = state.jobs, state.next_num, self.time, self.seq
         for tenant_name, flat in accepts:  # with fair share a tenant may have hundreds of items of one job each
@@ -135,6 +154,20 @@ class _Folding(FoldingSteps):
             tenant.waits += waits
             self.rows[tenant] = None
         state.next_num = num
+
+
+def decided_first(record: Record) -> tuple[int, int]:
+    """Return how many of a record's acts, and of its `accepts`, no step names: they come before all steps.
+
+    Raises `FoldError` if the steps name more than there are.
+    """
+    ops = record.steps[::STEP_WIDTH]
+    acts, accepts = len(record.acts) - ops.count(_ACT), len(record.accepts)
+    if _ACCEPT in ops:
+        accepts -= sum(record.steps[at * STEP_WIDTH + 3] for at, op in enumerate(ops) if op == _ACCEPT)
+    if acts < 0 or accepts < 0:
+        raise FoldError(MORE_NAMED)
+    return acts, accepts
 
 
 def numbers_of(replicas: int | list[list[int]]) -> Ranges:

@@ -20,7 +20,9 @@ class Record(msgspec.Struct, array_like=True, gc=False):
     - (`leader`, `rid`) is the record's name, by which its leader recognises it after an unclear answer.
     - `accepts` has for each tenant a flat list: job, body, replicas, traceparent, …; jobs are numbered in this order.
       The job's id is empty if the body begins with it (see `ids_in_bodies`).
-    - `facts` is flat: worker number, and number of its last report frame that is folded with this record.
+    - `acts` and `accepts` are folded where an ACT or ACCEPT step says that they were decided; those that no step names
+      were decided before all steps, the acts first.
+    - `facts` is flat: worker number, and number of its last report frame that is folded with this record, after it.
     - `evidence` is flat, four numbers for each decision: the first job, the number of replicas placed, the hosts known,
       and the free devices left on the last host.
     - `actors` is flat: the first index and the end index of a range of `steps`, and the note that names their actor

@@ -22,6 +22,8 @@ FORMAT_MIN: Final = 1
 SEQUENCES_AHEAD: Final = 1 << 32
 RECORD_BYTES_MAX: Final = 512 * 1024
 STEP_WIDTH: Final = 6
+#: stands in place of a job's number in ACT and ACCEPT steps
+NO_JOB: Final = -1
 
 
 class Op(IntEnum):
@@ -48,6 +50,8 @@ class Op(IntEnum):
     #: `Ends`); or a 0, b the ledger ms before which it may not start
     AWAIT = 20
     RAN = 21  #: CLAIM, START and EXIT of an attempt that succeeded: a as EXIT, b for how many ms it ran
+    ACT = 22  #: of no job: the next act of the record stands here
+    ACCEPT = 23  #: of no job: the next new jobs of the record stand here, a how many of its `accepts`
 
 
 #: steps that a worker reported; all others are decisions of the scheduler or of an actor

@@ -14,6 +14,7 @@ from moorage.scheduler.core.ledger.records import (
     BY_WORKER,
     ENDS,
     MODE_BITS,
+    NO_JOB,
     NOTICE_BITS,
     PREEMPTIBLE,
     REPORTED,
@@ -72,7 +73,11 @@ class FoldingSteps(Folding):
             try:
                 changed[num] = job = jobs[num]
             except KeyError:
-                raise self._unnamed(op, num, index) from None
+                if num != NO_JOB:
+                    raise self._unnamed(op, num, index) from None
+                self._in_order(op, a)
+                at += STEP_WIDTH
+                continue
             by = ""
             if names:
                 by = names.get(at, "")
@@ -92,6 +97,10 @@ class FoldingSteps(Folding):
                 replica = self._first_placed(job, index)
             replicas[replica] = None
             fold_step(self, op, job, replica, a, b, c, by or usual)
+
+    def _in_order(self, op: int, a: int) -> None:
+        """Fold what a step of no job names; `fold` does."""
+        raise NotImplementedError
 
     def _unnamed(self, op: int, num: int, index: int) -> FoldError:
         return FoldError(f"record {self.seq}: step {op} names no replica: job {num}, replica {index}")

@@ -48,7 +48,7 @@ def early_frames(state: State, flight: InFlight, subjects: Subjects) -> list[Mes
     workers = state.worker_by_num
     steps = iter(record.steps)
     for op, job, index, a, mask, c in zip(steps, steps, steps, steps, steps, steps, strict=True):
-        if op in _QUIET and job < state.next_num:
+        if op == Op.ACCEPT or (op in _QUIET and job < state.next_num):
             continue
         worker = workers[a] if op == Op.PLACE else None
         if worker is None or job not in new or not worker.session:
