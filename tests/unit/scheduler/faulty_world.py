@@ -385,7 +385,7 @@ class FaultyWorld:
                     calls = (pick((0, 0, 1, 2)), pick((0, 0, 3)), pick((0, 0, 900)), pick((False, False, True)))
                     sums = (drive.now // 7, 0, 0, drive.now // 3, drive.now // 9, drive.now)
                     load = MemberLoad(f"m{row.fence}", 1, *calls, *sums, job.name, row.index, row.fence)
-                    drive.engine.offer_member_load(job.tenant, load, drive.now)
+                    drive.engine.offer_member_load(job.tenant, "s", load, drive.now)
 
     def _submitted(self, reply: str, tenant: str, name: str) -> None:
         self.waiting[reply] = (tenant, name)

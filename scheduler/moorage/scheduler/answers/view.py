@@ -19,8 +19,8 @@ from moorage.scheduler.core.queue.order import QueueOrder
 from moorage.scheduler.core.queue.queue import REPLICA_BITS, Group, entry
 from moorage.scheduler.core.schedule.plan import Reservation
 from moorage.scheduler.core.schedule.runtime import groups_of
-from moorage.schemas.answers.operators import WaitRow, Waits
-from moorage.schemas.frames import Stalled
+from moorage.schemas.answers.operators import ServiceCalls, WaitRow, Waits
+from moorage.schemas.frames import ServiceLately, Stalled
 
 #: with more entries than the first number, jobs that ended while queued may be counted too, which is cheaper; with more
 #: than the second, entries are counted, not jobs
@@ -105,6 +105,16 @@ class View:
     def outcomes(self) -> dict[str, dict[str, int]]:
         """How many jobs ended in this term, by tenant and final state."""
         return self._engine.outcomes.as_data()
+
+    @property
+    def calls(self) -> list[ServiceCalls]:
+        """What became of the calls of each service in this term."""
+        return self._engine.call_totals.rows(self._engine.built_ms)
+
+    @property
+    def calls_lately(self) -> list[ServiceLately]:
+        """Who serves now, and what became of the calls of about the last minute."""
+        return self._engine.call_totals.lately(self._engine.built_ms)
 
     def report_of(self, worker_num: int) -> Report | None:
         """Return what a worker's last renewal in this term reported, for audits; None if it has not renewed."""

@@ -503,7 +503,8 @@ def tenants(engine: Engine) -> TenantsAnswer:
     """Return the tenants with live jobs, leases or operators' orders, those with most GPUs first.
 
     At most `LS_MAX` are listed; `of` is their number. `waits` is how long the jobs waited that started in this term,
-    for monitors (see `waited`), and `ended` how many jobs ended in it, by tenant and state.
+    for monitors (see `waited`), `ended` how many jobs ended in it, by tenant and state, and `services` what became of
+    calls.
     """
     state = engine.state
     rows = [
@@ -515,7 +516,9 @@ def tenants(engine: Engine) -> TenantsAnswer:
     ]
     rows.sort(key=lambda row: (-row.gpus, -row.jobs, row.tenant))
     view = View(engine)
-    return TenantsAnswer(tenants=rows[:LS_MAX], of=len(rows), waits=view.waits, ended=view.outcomes)
+    return TenantsAnswer(
+        tenants=rows[:LS_MAX], of=len(rows), waits=view.waits, ended=view.outcomes, services=view.calls
+    )
 
 
 def by_name(engine: Engine) -> list[Worker]:

@@ -47,6 +47,7 @@ from moorage.scheduler.core.ledger.record import encode_record
 from moorage.scheduler.core.ledger.records import Op
 from moorage.scheduler.core.ledger.state import LISTED_MAX, Job, State
 from moorage.scheduler.core.lifecycle.admission import Admission, NewJob
+from moorage.scheduler.core.lifecycle.call_totals import CallTotals
 from moorage.scheduler.core.lifecycle.forgetting import Forgetting
 from moorage.scheduler.core.lifecycle.frozen import Frozen
 from moorage.scheduler.core.lifecycle.lacking import Lacking
@@ -124,6 +125,7 @@ class Engine:
         self.leader = leader
         self.waited = Waited()
         self.outcomes = Outcomes()
+        self.call_totals = CallTotals()
         self.pending = PendingEvents()
         self._rid = 0
         self._began_ms = mono_ms
@@ -172,7 +174,7 @@ class Engine:
         self.scaling = Scaling(
             state, self.fleet, self.lifecycle, self.planner.order, reader.priority_of,
             lambda job, request, wanted: self._indexing.bound_to(job, request, wanted),
-            config.scale_up_s, config.scale_down_s,
+            config.scale_up_s, config.scale_down_s, self.call_totals.woken,
         )  # fmt: skip
         self.relocating = Relocating(
             state, self.lifecycle, self.services, lambda job, number: self._indexing.enter_more(job, number)
@@ -269,9 +271,10 @@ class Engine:
         """Apply a load frame to the fleet view at once; load is never recorded in the ledger."""
         self.sessions.load(worker_id, frame, mono_ms)
 
-    def offer_member_load(self, tenant: str, frame: MemberLoad, mono_ms: int) -> None:
-        """Take what a member of a tenant's service has to do; it is never recorded in the ledger."""
+    def offer_member_load(self, tenant: str, service: str, frame: MemberLoad, mono_ms: int) -> None:
+        """Take what a member of a tenant's service has to do, and has done; it is never recorded in the ledger."""
         self.scaling.heard(tenant, frame, mono_ms)
+        self.call_totals.heard(tenant, service, frame, mono_ms)
 
     def refuses(self, tenant: str, verb: str) -> Problem | None:
         """Return with which problem a tenant's requests of this verb are refused unread now; None if they are not.

@@ -80,6 +80,7 @@ class FleetDetails:
                 jobs=jobs[:LISTED_MAX],
                 jobs_of=len(jobs),
                 ended=view.outcomes,
+                services=view.calls_lately,
             )
         )
 

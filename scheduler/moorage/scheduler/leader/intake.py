@@ -214,7 +214,7 @@ class Intake:
         elif room == "load":
             self._engine.offer_load(parts[1], _decode_load(delivery.data), mono_ms)
         elif room == "calls":
-            self._engine.offer_member_load(parts[1], _decode_calls(delivery.data), mono_ms)
+            self._engine.offer_member_load(parts[1], parts[2], _decode_calls(delivery.data), mono_ms)
         elif room == "admin" and len(parts) == 3:
             operator, verb = parts[1:]
             arguments = _decode_any(delivery.data) if delivery.data else {}

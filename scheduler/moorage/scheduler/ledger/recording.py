@@ -147,9 +147,9 @@ class RecordedEngine(ContainedEngine):
         self._recorder.put("load", worker_id, _encode(frame), mono_ms)
         super().offer_load(worker_id, frame, mono_ms)
 
-    def offer_member_load(self, tenant: str, frame: MemberLoad, mono_ms: int) -> None:
-        self._recorder.put("calls", tenant, _encode(frame), mono_ms)
-        super().offer_member_load(tenant, frame, mono_ms)
+    def offer_member_load(self, tenant: str, service: str, frame: MemberLoad, mono_ms: int) -> None:
+        self._recorder.put("calls", tenant, service, _encode(frame), mono_ms)
+        super().offer_member_load(tenant, service, frame, mono_ms)
 
     def build(self, time_ms: int, mono_ms: int) -> bytes:
         payload = super().build(time_ms, mono_ms)
@@ -371,7 +371,7 @@ class _ReplayedReign:
             case "load":
                 engine.offer_load(rest[0], _load(rest[1]), rest[2])
             case "calls":
-                engine.offer_member_load(rest[0], _calls(rest[1]), rest[2])
+                engine.offer_member_load(rest[0], rest[1], _calls(rest[2]), rest[3])
             case "build":
                 self._built, self._recorded = engine.build(rest[0], rest[1]), rest[2]
             case "commit":

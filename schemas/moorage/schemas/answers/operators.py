@@ -24,6 +24,30 @@ class Waits(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     rows: list[WaitRow] = always(list[WaitRow])
 
 
+class ServiceCalls(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """What became of the calls of one service in this leader's term, for monitors.
+
+    It is added up from the load frames of the members, so it lacks what a leader did not hear: the last second of a
+    member that was killed, and what came before the first frame that it heard. Lists count in the classes of
+    `CALL_MS` and `BATCH_SIZES`, with one more above the last bound.
+    """
+
+    tenant: str
+    service: str  # `(others)`, with that tenant, for those beyond the first 200 of the term
+    members: int = always(int)  # members that take calls now
+    calls: int = always(int)  # calls that are over, however they ended
+    refused: int = always(int)  # calls answered with `busy`
+    expired: int = always(int)  # calls answered with `expired`
+    woken: int = always(int)  # times that a caller had its first member started
+    errors: dict[str, int] = always(dict[str, int])  # calls answered with an error, by its code
+    waited: list[int] = always(list[int])  # calls that have begun, by how long they had waited
+    waited_ms: int = always(int)
+    ran: list[int] = always(list[int])  # calls that have begun and are over, by how long they ran
+    ran_ms: int = always(int)
+    batches: list[int] = always(list[int])  # batches given to the service, by their calls
+    batched: int = always(int)  # calls in these
+
+
 class TenantsAnswer(msgspec.Struct, omit_defaults=True, kw_only=True):
     """The tenants with live jobs, leases or operators' orders, those with most GPUs first; and counts for monitors."""
 
@@ -32,6 +56,7 @@ class TenantsAnswer(msgspec.Struct, omit_defaults=True, kw_only=True):
     waits: Waits = always(Waits)
     ended: dict[str, dict[str, int]] = always(dict[str, dict[str, int]])  # jobs that ended, by tenant and state
     waiting: dict[str, int] = always(dict[str, int])  # replicas that wait, by reason
+    services: list[ServiceCalls] = always(list[ServiceCalls])  # by tenant and name; `(others)` is the last one
 
 
 class Drift(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):

@@ -55,7 +55,7 @@ from moorage.schemas.frames.lease_session import (
     used_detail,
     used_of,
 )
-from moorage.schemas.frames.listing import LISTED_MAX, AgainAnswer, AgainAsked, FleetDetail, LsAsked
+from moorage.schemas.frames.listing import LISTED_MAX, AgainAnswer, AgainAsked, FleetDetail, LsAsked, ServiceLately
 from moorage.schemas.frames.output import (
     LOG_OFFSET_MAX,
     LOG_PAGE_BYTES_DEFAULT,
@@ -177,6 +177,7 @@ __all__ = [
     "ResultLine",
     "Results",
     "RollCall",
+    "ServiceLately",
     "SlotLoad",
     "Stalled",
     "Standing",

@@ -109,6 +109,21 @@ class AgainAnswer(msgspec.Struct, frozen=True):
     again: list[str] = []
 
 
+class ServiceLately(msgspec.Struct, frozen=True):
+    """The members of a service now, and its calls of about the last minute."""
+
+    tenant: str
+    service: str
+    members: int  # members that take calls
+    places: int  # calls that these run at the same time
+    running: int  # calls that run
+    waiting: int  # calls that wait in members' rooms
+    calls: int  # calls that are over, however they ended
+    errors: int  # calls answered with an error
+    waited_ms: int | None  # nine of ten calls had waited no longer; 0 without calls, None for longer than 60,000
+    ran_ms: int | None  # nine of ten calls ran no longer; 0 and None as above
+
+
 class FleetDetail(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind", tag="fleet-detail"):
     """What operators see beyond the public frame: one frame every 2 s, on a subject that they alone may read.
 
@@ -129,3 +144,6 @@ class FleetDetail(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="ki
     jobs_of: int = 0
     #: jobs that ended in this leader's term, by tenant and state
     ended: dict[str, dict[str, int]] = {}
+    #: services with members or with calls in the last minute, at most 201: those with errors first, then those with
+    #: most calls
+    services: list[ServiceLately] = []

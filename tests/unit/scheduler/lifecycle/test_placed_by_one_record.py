@@ -121,7 +121,7 @@ def load_of(drive: Driving, one: One, running: int, waiting: int) -> None:
     member = drive.member("j", replica, tenant)
     name = member.replica.job.name, replica, member.fence, member.attempt
     load = MemberLoad(f"{tenant}{replica}", 1, running, waiting, 0, False, 0, 0, 0, 0, 0, 0, *name)
-    drive.engine.offer_member_load(tenant, load, drive.now)
+    drive.engine.offer_member_load(tenant, "s", load, drive.now)
 
 
 def serve(drive: Driving, seconds: int, calls: dict[One, int]) -> None:

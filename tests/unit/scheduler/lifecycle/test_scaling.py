@@ -20,7 +20,7 @@ from moorage.scheduler.questions import foresight as foresight_module
 from moorage.scheduler.questions.foresight import Foresight
 from moorage.schemas.attempt import AttemptName
 from moorage.schemas.codec import Decoder, encode
-from moorage.schemas.service import MemberLoad
+from moorage.schemas.service import CallCounts, MemberLoad
 from tests.unit.scheduler.driving import SUBJECTS, Driving
 from tests.unit.scheduler.queries.test_looks import nothing
 
@@ -61,7 +61,7 @@ class Service:
                 self.refused[which], 0, 0, self.ended[which], 0, self.ended[which] * run_ms,
                 self.name, index, member.fence, member.attempt,
             )  # fmt: skip
-            self.drive.engine.offer_member_load(self.tenant, load, self.drive.now)
+            self.drive.engine.offer_member_load(self.tenant, "s", load, self.drive.now)
 
     def serve(self, seconds: int, calls: float, **said: int) -> list[int]:
         """Serve for a while; return how many members there were at the end of each second."""
@@ -169,7 +169,7 @@ def test_the_member_with_the_fewest_calls_ends() -> None:
             if index in service.members():
                 fence = drive.member("embed", index).fence
                 load = MemberLoad(f"m{fence}", 1, running, 0, 0, False, 0, 0, 0, 9, 0, 9, "embed", index, fence)
-                drive.engine.offer_member_load("t", load, drive.now)
+                drive.engine.offer_member_load("t", "s", load, drive.now)
         drive.pass_time(1000)
         drive.settle()
     assert 1 in service.members()
@@ -215,7 +215,7 @@ def test_who_claims_to_be_a_member_and_is_none_changes_nothing() -> None:
                                      ("t", "other", 0, fence), ("t", "", 0, 0)):  # fmt: skip
         load = MemberLoad("m", 1, 1, 50, 9_999, False, 99, 0, 0, 0, 0, 0, job, index, said)
         for _ in range(3):
-            drive.engine.offer_member_load(tenant, load, drive.now)
+            drive.engine.offer_member_load(tenant, "s", load, drive.now)
             drive.pass_time(UP_MS)
     assert service.members() == [0]
 
@@ -545,7 +545,7 @@ def test_as_many_are_wanted_that_one_more_would_not_help(a_second: float, run_ms
             running, waiting = int(backlog_ms > 0), max(0, round(backlog_ms / run_ms) - 1)
             sums = (0, 0, 0, calls.ended[at], 0, round(calls.ran_ms[at]))
             load = MemberLoad(f"m{fence}", 1, running, waiting, 0, False, *sums, "embed", index, fence)
-            drive.engine.offer_member_load("t", load, drive.now)
+            drive.engine.offer_member_load("t", "s", load, drive.now)
         drive.pass_time(1000)
         drive.settle()
     members, at_a_time = len(service.members()), a_second * run_ms / 1000
@@ -571,17 +571,23 @@ def test_a_thousand_services_cost_the_leader_little() -> None:
     members = [row for number in range(1_000) for row in drive.job(f"s{number}").rows.values()]
     decode, spent_s = Decoder[MemberLoad](MemberLoad), []
     for second in range(10):
+        done = second * 25
+        counts = CallCounts({"500": second}, (done, *[0] * 11), (done, *[0] * 11), (0,) * 10)
         frames = [
-            encode(
-                MemberLoad(
-                    "m", 1, 1, 0, 0, False, 0, 0, 0, second * 25, 0, second * 500, row.job.name, row.index, row.fence
-                )
+            (
+                row.job.name,
+                encode(
+                    MemberLoad(
+                        "m", 1, 1, 0, 0, False, 0, 0, 0, done, 0, 20 * done, row.job.name, row.index, row.fence,
+                        counts=counts,
+                    )
+                ),
             )
             for row in members
-        ]
+        ]  # fmt: skip
         began_s = time.process_time()
-        for frame in frames:
-            drive.engine.offer_member_load("t", decode(frame), drive.now)
+        for service, frame in frames:
+            drive.engine.offer_member_load("t", service, decode(frame), drive.now)
         drive.engine.scaling.pass_time(Draft(drive.state, drive.now), drive.now)
         spent_s.append(time.process_time() - began_s)
         drive.tick(1000)

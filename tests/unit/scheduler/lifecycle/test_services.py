@@ -274,7 +274,7 @@ def following(gpus: int, **fields: Any) -> Driving:
         member = drive.member("a")
         busy = MemberLoad("m", 1, 1, 0, 300, False, 0, 0, 0, 0, 0, 0, "a", 0, member.fence)
         for _ in range(2):
-            drive.engine.offer_member_load("t", busy, drive.now)
+            drive.engine.offer_member_load("t", "s", busy, drive.now)
             drive.pass_time(1_000)
     become_ready(drive, "a")
     assert runs(drive, "a") == 2
@@ -336,7 +336,7 @@ def grown(**fields: Any) -> Driving:
             if state == "RUNNING":
                 fence = drive.member("a", index).fence
                 load = MemberLoad(f"m{index}", 1, 1, 2, 900, False, 0, 0, 0, 0, 0, 0, "a", index, fence)
-                drive.engine.offer_member_load("t", load, drive.now)
+                drive.engine.offer_member_load("t", "s", load, drive.now)
         drive.pass_time(1_000)
         become_ready(drive, "a")
     assert runs(drive, "a") == 4
@@ -375,7 +375,7 @@ def test_one_that_is_being_replaced_takes_no_place_that_the_other_waits_for() ->
     assert (runs(drive, "a"), runs(drive, "b")) == (2, 1)
     load = MemberLoad("m", 1, 1, 2, 900, False, 0, 0, 0, 0, 0, 0, "a", 0, drive.member("a").fence)
     for _ in range(20):
-        drive.engine.offer_member_load("t", load, drive.now)
+        drive.engine.offer_member_load("t", "s", load, drive.now)
         drive.pass_time(1_000)
     assert drive.explained("b")["scaled"]["wanted"] == 2
     assert drive.explained("a")["scaled"]["wanted"] == 2
@@ -394,7 +394,7 @@ def test_until_the_new_one_may_start_the_old_one_follows_its_calls(kept_by: str)
             load = MemberLoad(
                 f"m{index}", 1, 1, 2, 900, False, 0, 0, 0, 0, 0, 0, "a", index, drive.member("a", index).fence
             )
-            drive.engine.offer_member_load("t", load, drive.now)
+            drive.engine.offer_member_load("t", "s", load, drive.now)
         drive.pass_time(1_000)
     assert drive.explained("a")["scaled"]["wanted"] == 3
     become_ready(drive, "a")

@@ -92,7 +92,7 @@ class Site(Driving):
             self.workers[worker].look(held, ready=True)
             name = held.place.job, held.place.replica, held.place.fence, held.place.attempt
             idle = MemberLoad(f"m{held.place.fence}-{held.place.replica}", 1, 0, 0, 0, False, 0, 0, 0, 0, 0, 0, *name)
-            self.engine.offer_member_load("t", idle, self.now)
+            self.engine.offer_member_load("t", "s", idle, self.now)
 
     def offer_facts(self) -> None:
         """Send what the workers have gathered, for the next record."""

@@ -120,7 +120,8 @@ class _Room(NamedTuple):
 class Scaling:
     """Follows the calls of services. `bound(job, request, wanted)` lets the queue place as many replicas as are wanted.
 
-    `up_s` and `down_s` are the least seconds between two steps up, and down.
+    `up_s` and `down_s` are the least seconds between two steps up, and down. `woken(tenant, service, mono_ms)` is
+    called when a caller has the first member of a service started.
     """
 
     def __init__(
@@ -133,6 +134,7 @@ class Scaling:
         bound: Callable[[Job, Request, int], None],
         up_s: float,
         down_s: float,
+        woken: Callable[[str, str, int], None],
     ) -> None:
         self._state = state
         self._fleet = fleet
@@ -142,6 +144,7 @@ class Scaling:
         self._bound = bound
         self._up_ms = int(up_s * 1000)
         self._down_ms = int(down_s * 1000)
+        self._woken = woken
         self._services: dict[int, _Service] = {}  # by job number
         # in this pass, by worker number: the members above `min`, and what hosts have once these have left
         self._leaving: dict[int, set[Member]] = {}
@@ -199,6 +202,7 @@ class Scaling:
             if not wanted and service.moved_ms < draft.time_ms:
                 wanted = 1
                 self._move(draft, job, request, service, wanted, "woken by a caller")
+                self._woken(asked.tenant, asked.service, mono_ms)
             data = {"service": asked.service, "job": job.name, "wanted": max(1, wanted)}
             return Answer("wake", 0, data)
         return None
