@@ -41,7 +41,7 @@ class Preemptions:
     def __init__(self, violated: Callable[[str], None], config: Config) -> None:
         self._violated = violated
         self._config = config
-        self._held: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}
+        self._held: dict[int, tuple[tuple[int, ...], ...]] = {}
         self._victims: dict[tuple[str, str, int], _Victim] = {}
         self.begun = 0  # jobs that others were ended for
         self.ended = 0  # attempts that were ended for somebody
@@ -55,7 +55,7 @@ class Preemptions:
         self._held = {num: job.preempts for num, job in state.preempting.items() if job.preempts is not None}
 
     def after(self, state: State) -> None:
-        for num, (workers, _) in self._held.items():
+        for num, (workers, *_) in self._held.items():
             holder = state.jobs.get(num)
             for worker in workers if holder is not None else ():
                 for member in state.worker_by_num[worker].members.values():

@@ -1,4 +1,4 @@
-"""Random sites with services: hosts are drained and opened, members crash, leaders change, next versions come.
+"""Random sites with services: hosts are drained, members crash, leaders change, next versions and urgent jobs come.
 
 Every record is checked as in all worlds. Besides: a member that moves ends once its replacement serves. In calm worlds,
 where nothing but drains without a deadline and new leaders happen, never fewer members serve than before. In the end no
@@ -11,12 +11,17 @@ import random
 import re
 from typing import Any, Final
 
+from moorage.scheduler.core.config import Config
 from tests.unit.scheduler.lifecycle.test_services_stay_up import READY, WARM_MS, Site
 
 SERVICES_FROM: Final = 700_000
 #: for how long a site settles in the end
 REST_S: Final = 150
-MOVED: Final = re.compile(r"moved to replica (\d+): \S+ is drained")
+ACTS: Final = (
+    "drain", "drain", "open", "lead", "crash", "limit", "version", "cancel", "urgent", "urgent", "over", "wait", "wait"
+)  # fmt: skip
+MOVED: Final = re.compile(r"moved to replica (\d+): ")
+PREEMPTS: Final = Config(preempt_priority=80, preempt_after=10.0)
 NO_CHECK: Final = {name: value for name, value in READY.items() if name != "ready"}
 
 
@@ -28,7 +33,7 @@ class Services(Site):
         self.calm = bool(seed % 2)
         self.jobs = ["a"]
         self.seen = 0
-        super().__init__(1)
+        super().__init__(1, None if self.calm else PREEMPTS)
         self.hosts = ["w0"]
         for number in range(1, dice.randint(2, 4)):
             self.join_host(f"w{number}", dice.randint(1, 4))
@@ -66,7 +71,7 @@ class Services(Site):
     def act(self) -> None:
         """Do one thing."""
         dice, host = self.dice, self.dice.choice(self.hosts)
-        what = dice.choice(["drain", "drain", "open", "lead", "crash", "limit", "version", "cancel", "wait", "wait"])
+        what = dice.choice(ACTS)
         if what == "drain":
             within: dict[str, Any] = {} if self.calm or dice.random() < 0.5 else {"within_s": dice.choice([1, 40])}
             self.operate("drain", host, **within)
@@ -85,6 +90,11 @@ class Services(Site):
             self.order("limit", gpus=dice.choice([0, 2, 5]))
         elif what == "cancel":
             self.cancel(dice.choice(self.jobs))
+        elif what == "urgent":
+            self.submit(f"urgent{self.now}", gpu={"count": dice.randint(1, 2)}, priority=90)
+        elif what == "over":
+            for job in [job.name for job in self.state.jobs.values() if job.name.startswith("urgent") and job.live]:
+                self.cancel(job)
         elif what == "version":
             self.replace(dice.choice(self.jobs))
 
@@ -101,7 +111,7 @@ class Services(Site):
             for worker in self.workers.values():
                 for held in [held for held in worker.held.values() if held.phase == "running"]:
                     ran_ms = self.now - self.since.setdefault(held.name, self.now)
-                    if ran_ms >= WARM_MS and not held.place.job.startswith("batch"):
+                    if ran_ms >= WARM_MS and not held.place.job.startswith(("batch", "urgent")):
                         worker.look(held, ready=True)
             self.offer_facts()
             self.tick(self.dice.choice([1, 1_000]))  # with them the record may look at what moves, or not

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 import tomllib
 from typing import Final
@@ -14,7 +13,6 @@ PAGE: Final = (ROOT / "docs" / "promises.md").read_text()
 PROMISES_MAX: Final = 45
 WORDS_MAX: Final = 25
 ROWS: Final = re.findall(r"^\| `([a-z-]+)` \| (.+) \| `([^`]+)` \|$", PAGE, re.MULTILINE)
-NOT_KEPT_YET: Final = re.findall(r"^- .*?(?=\n- |\n\n)", PAGE, re.MULTILINE | re.DOTALL)
 
 
 def test_every_promise_is_told_once_in_short_sentences_with_a_test_that_exists() -> None:
@@ -27,19 +25,6 @@ def test_every_promise_is_told_once_in_short_sentences_with_a_test_that_exists()
         long = [part for part in re.split(r"(?<=[.:;]) ", text) if len(part.split()) > WORDS_MAX]
         wrong += [f"{name}: more than {WORDS_MAX} words: {part}" for part in long]
     assert wrong == []
-
-
-def test_what_is_not_kept_yet_has_tests_that_are_expected_to_fail() -> None:
-    """Once it is kept, its words are those of a promise."""
-    assert len(NOT_KEPT_YET) == PAGE.count("\n- ")
-    for words in NOT_KEPT_YET:
-        tests = re.findall(r"`(tests/[^`]+)`", words)
-        assert tests, words
-        for test in tests:
-            file, _, name = test.partition("::")
-            found = getattr(importlib.import_module(file.removesuffix(".py").replace("/", ".")), name)
-            marks = [mark for mark in getattr(found, "pytestmark", []) if mark.name == "xfail"]
-            assert [mark.kwargs["strict"] for mark in marks] == [True], f"{test} is not expected to fail"
 
 
 def test_every_promise_keeps_a_test_in_ci() -> None:

@@ -204,7 +204,10 @@ class Engine:
         policy = Preemption(
             self.fleet, self.reader.shape_of, self.reader.priority_of, int(config.preempt_after * 1000), config.ages
         )
-        return Preempting(policy, self.lifecycle, config.preempt_priority, config.reclaim, self._knows_fleet)
+        return Preempting(
+            policy, self.lifecycle, config.preempt_priority, config.reclaim, self._knows_fleet,
+            lambda draft, member: self.relocating.moves(draft, member),
+        )  # fmt: skip
 
     def _knows_fleet(self) -> bool:
         """Return whether every worker was heard from in this term, or had time to renew."""

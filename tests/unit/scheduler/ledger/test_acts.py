@@ -43,6 +43,7 @@ SHOWN: Final[dict[str, tuple[str, ...]]] = {
     "share": ("tenant", "weight", "gpus", "by", "why"),
     "met": ("ended", "waiting"),
     "preempt": ("job", "workers", "victims"),
+    "stays": ("job", "victim", "replica", "by_ms"),
     "scale": ("job", "wanted", "why"),
     "relocate": ("job", "old", "new"),
     "relocated": ("job", "gone"),

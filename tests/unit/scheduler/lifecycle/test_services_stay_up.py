@@ -1,7 +1,5 @@
 """A service stays up while its members move, and while a next version takes its place, in virtual time.
 
-What is marked as an expected failure is promised and not kept yet: the page of promises names it as that.
-
 Workers are honest: they start what is placed and end what they are asked to end, at once. A member is ready `WARM_MS`
 after its start, if its version can be.
 """
@@ -37,8 +35,6 @@ DOES: Final = {
     "fails its check": (4_000, "not-ready"),
     "ends later": (4_000, "exit"),
 }
-
-not_kept_yet = pytest.mark.xfail(strict=True, reason="a member is ended before its replacement is ready")
 
 
 class Site(Driving):
@@ -200,21 +196,50 @@ def test_a_replacement_counts_towards_its_tenants_limit(limit: dict[str, int]) -
     assert (site.held_on("w0"), site.held_on("w1")) == (0, 2)
 
 
-@not_kept_yet
-@pytest.mark.parametrize("members", [1, 2])
-def test_preemption_waits_for_the_replacement_as_long_as_the_grace_allows(members: int) -> None:
-    site = Site(members, PREEMPTS, gpu={"model": ["H100", "L40S"]}, run={**READY, "grace_s": 30})
+def preempted(members: int, grace_s: int = 30) -> Site:
+    """A service whose host another job has the right to, with room on another one."""
+    site = Site(members, PREEMPTS, gpu={"model": ["H100", "L40S"]}, run={**READY, "grace_s": grace_s})
     site.join_host("w1", members, L40S)
     site.watch(70)
     site.submit("urgent", priority=90, gpu={"model": "H100", "count": members})
+    return site
+
+
+@pytest.mark.parametrize("members", [1, 2])
+@pytest.mark.parametrize("leads", ["", "a new one leads"])
+def test_preemption_waits_for_the_replacement_as_long_as_the_grace_allows(members: int, leads: str) -> None:
+    site = preempted(members)
+    if leads:
+        assert site.watch(10, lambda: site.held_on("w1") > 0)
+        site.take_snapshot()
+        site.lead()
+        site.renew()
     site.watch(WATCHED_S)
     assert site.states("urgent") == ["RUNNING"]
     assert (site.fewest, site.held_on("w1")) == (members, members)
+    assert (site.job("a").size, site.job("a").relocating) == (members, None)
+
+
+def test_the_grace_of_a_preempted_member_ends_it_though_its_replacement_is_not_ready() -> None:
+    site = preempted(1, grace_s=5)
+    site.does["a"] = (10**9, "not-ready")
+    assert site.watch(10, lambda: site.states("urgent") == ["RUNNING"])
+    assert (site.fewest, site.held_on("w1")) == (0, 1)
+
+
+def test_a_preempted_member_goes_on_once_the_other_job_waits_no_more() -> None:
+    site = preempted(1)
+    assert site.watch(10, lambda: site.held_on("w1") == 1)
+    site.cancel("urgent")
+    site.watch(WATCHED_S)
+    assert (site.fewest, site.held_on("w0"), site.held_on("w1")) == (1, 1, 0)
+    assert site.job("a").numbers == ((0, 0),)
 
 
 @pytest.mark.parametrize("members", [1, 2])
 def test_preemption_ends_what_finds_no_other_place(members: int) -> None:
-    site = Site(members, PREEMPTS, run={**READY, "grace_s": 10})
+    """Long before its grace is over, which no replacement would use."""
+    site = Site(members, PREEMPTS, run={**READY, "grace_s": 600})
     site.watch(70)
     site.submit("urgent", priority=90, gpu={"count": members})
     site.watch(20)

@@ -325,8 +325,9 @@ class Job:
         #: `records.Ends`); or 0, and the ledger ms before which it may not start
         self.awaits: Awaits = ()
         self.ready_ms = 0  # ledger ms of when the last of them came true; 0 of a job that never waited so
-        #: until it is placed: the workers reserved for it, and the jobs that were ended for it
-        self.preempts: tuple[tuple[int, ...], tuple[int, ...]] | None = None
+        #: until it is placed: the workers reserved for it, and the jobs that were ended for it; then, if any of their
+        #: members may stay until another one serves: job, replica and ledger ms of the end for each
+        self.preempts: tuple[tuple[int, ...], ...] | None = None
         self.priority = -1  # set by an operator or its tenant; negative: the request's priority applies
         #: of a priority that its tenant set: the highest that it may set. Negative: an operator set `priority`, if any
         self.ceiling = -1
@@ -367,7 +368,7 @@ class Job:
             "priority": (int, -1),
             "ceiling": (int, -1),
             "bounds": (tuple[Bounds, ...], ()),
-            "preempts": (tuple[tuple[int, ...], tuple[int, ...]] | None, None),
+            "preempts": (tuple[tuple[int, ...], ...] | None, None),
             "used": (tuple[int, int] | None, None),
             "resizes": (tuple[Resize, ...], ()),
             "lacking": (tuple[int, ...], ()),

@@ -1,19 +1,21 @@
 """A member of a service that has to leave its worker ends once its replacement serves: the job gets one more replica.
 
+It has to leave a worker that is drained, and one where it is preempted: then it ends at the latest after its grace.
+
 Of a service one member moves at a time. Its replacement waits in the queue like any other replica, and counts towards
-limits and quotas: where these or the fleet have no room, there is none, and the member runs on until it is ended for
-another reason, such as the deadline of a drain. The number of the member, or that of a replacement that is not needed
-any more, is taken away once it is over, though its attempt may keep devices in quarantine. A service of which not all
-replicas run, by its calls or its `max_running`, has numbers to spare: one of them is the replacement's, and the old one
-waits until it is its turn.
+limits and quotas: where these or the fleet have no room, there is none. Then a member that is preempted ends, and one
+on a drained worker runs on until it is ended for another reason, such as the deadline of the drain. The number of the
+member, or that of a replacement that is not needed any more, is taken away once it is over, though its attempt may keep
+devices in quarantine. A service of which not all replicas run, by its calls or its `max_running`, has numbers to spare:
+one of them is the replacement's, and the old one waits until it is its turn.
 
 The ledger has which number leaves for which (`Job.relocating`), so a new leader goes on with it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Iterator
+from typing import Final, NamedTuple
 
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.ledger.acts import Relocate, Relocated
@@ -43,8 +45,29 @@ from moorage.schemas.ranges import NUMBERS_MAX
 
 #: after a replacement that ended before it served, the next one is begun this much later
 AGAIN_MS: Final = 60_000
+#: a member that is preempted ends once its replacement has found no place in so many looks, one each second
+LOOKS_MAX: Final = 2
 #: how the reason of a cancel begins by which a move ends its member
 MOVED: Final = "moved to replica "
+
+
+class Leaves(NamedTuple):
+    """A member that has to leave its worker, why, and the ledger ms at which it ends all the same; None for none."""
+
+    member: Member
+    why: str
+    by_ms: int | None
+
+
+def staying_for(state: State, job: Job) -> Iterator[tuple[Member, int]]:
+    """Yield the members of services that end for a job once others serve, each with the ledger ms of its end."""
+    if job.preempts is None or len(job.preempts) < 3:
+        return
+    hosts, _, stay = job.preempts
+    for num, index, by_ms in zip(stay[::3], stay[1::3], stay[2::3], strict=True):
+        row = victim.rows.get(index) if (victim := state.jobs.get(num)) is not None else None
+        if row is not None and row.member is not None and row.member.worker.num in hosts and row.state in MAY_END:
+            yield row.member, by_ms
 
 
 def is_serving(draft: Draft, replica: Replica, request: Request) -> bool:
@@ -80,6 +103,7 @@ class Relocating:
         self._enter = enter
         self._jobs: set[int] = set()  # numbers of jobs of which a replica moves, as of the record in flight
         self._begun: list[tuple[int, int]] = []  # job and replica numbers that this record adds
+        self._looks: dict[int, int] = {}  # by job number: in how many looks its replacement had no place
         self._again_ms: dict[int, int] = {}  # by job number: ledger ms before which no next replacement is begun
 
     def add(self, job: Job) -> None:
@@ -99,25 +123,49 @@ class Relocating:
         That is behind all else in the record that may end a member: for what the record begins here, it is too late.
         """
         self._again_ms = {num: due_ms for num, due_ms in self._again_ms.items() if due_ms > draft.time_ms}
+        leaves = {(each.member.replica.job.num, each.member.replica.index): each for each in self._leaves(draft)}
         for num in sorted(self._jobs):
             job = self._state.jobs.get(num)
             if job is None or job.over:
                 self._jobs.discard(num)
+                self._looks.pop(num, None)
             elif job.relocating is not None and not draft.bulk_full:
-                self._go_on(draft, job, *job.relocating)
+                self._go_on(draft, job, *job.relocating, leaves.get((num, job.relocating[0])))
+        for each in leaves.values():
+            self._begin(draft, each)
+
+    def moves(self, draft: Draft, member: Member) -> bool:
+        """Return whether a member serves, and may go on until another one does."""
+        job = member.replica.job
+        request = self._lifecycle.request_of(job)
+        is_kept = self._moves(draft, job, request) and is_serving(draft, member.replica, request)
+        return is_kept and job.num not in self._again_ms
+
+    def _leaves(self, draft: Draft) -> Iterator[Leaves]:
+        """Yield the members that have to leave their workers."""
         for worker in self._state.workers.values():
             if draft.worker(worker).flag == "draining":
-                for member in worker.members.values():
-                    self._begin(draft, member)
+                why = f"{worker.id} is drained"
+                current = (member for member in worker.members.values() if member.replica.member is member)
+                yield from (Leaves(member, why, None) for member in current)
+        for job in self._state.preempting.values():
+            for member, by_ms in staying_for(self._state, job):
+                whom = f"job {job.name}" if member.replica.job.tenant == job.tenant else f"tenant {job.tenant}"
+                yield Leaves(member, f"preempted by {whom}", by_ms)
 
-    def _begin(self, draft: Draft, member: Member) -> None:
+    def _begin(self, draft: Draft, leaves: Leaves) -> None:
+        """Begin the move of a member; end it if it is preempted, and does not move."""
+        member, why, by_ms = leaves
         job = member.replica.job
-        if job.num in self._jobs or job.relocating is not None or draft.full:
+        if not self._lifecycle.is_on_worker(draft, member) or draft.full:
             return
-        if job.num in self._again_ms:
+        if by_ms is not None and (draft.time_ms >= by_ms or not self.moves(draft, member)):
+            self._lifecycle.leave(draft, member, why, Count.NONE)
+            return
+        if job.num in self._jobs or job.relocating is not None or job.num in self._again_ms:
             return
         request = self._lifecycle.request_of(job)
-        if not self._moves(draft, job, request) or not self._lifecycle.is_on_worker(draft, member):
+        if not self._moves(draft, job, request):
             return
         bounded = request.scale is not None or request.max_running is not None
         if bounded and (spare := self._spare(draft, job)) is not None:
@@ -128,6 +176,7 @@ class Relocating:
                 return
             self._begun.append((job.num, new))
         self._jobs.add(job.num)
+        self._looks[job.num] = 0
         draft.add(Relocate(job.num, member.replica.index, new))
 
     def _moves(self, draft: Draft, job: Job, request: Request) -> bool:
@@ -143,7 +192,7 @@ class Relocating:
         back = [row.index for row in job.rows.values() if row.state == QUEUED and row.not_before <= draft.time_ms]
         return min([*back, *(first for first, _ in draft.job(job).fresh[:1])], default=None)
 
-    def _go_on(self, draft: Draft, job: Job, old: int, new: int) -> None:
+    def _go_on(self, draft: Draft, job: Job, old: int, new: int, leaves: Leaves | None) -> None:
         """Take the next step of a move."""
         request = self._lifecycle.request_of(job)
         was, now = self._state_of(draft, job, old), self._state_of(draft, job, new)
@@ -165,19 +214,24 @@ class Relocating:
         elif was in MAY_END:
             member = job.rows[old].member
             assert member is not None
-            if draft.worker(member.worker).flag != "draining" or not self._moves(draft, job, request):
+            if leaves is None or not self._moves(draft, job, request):
                 self._give_up(draft, job, new, has_more=has_more)
             elif (row := job.rows.get(new)) is not None and is_serving(draft, row, request):
-                why = f"{MOVED}{new}: {member.worker.id} is drained"
+                why = f"{MOVED}{new}: {leaves.why}"
                 if has_more:
                     self._cancel(draft, job, old, why)
                 else:
                     self._lifecycle.leave(draft, member, why, Count.NONE)
                     self._is_over(draft, job, -1)  # else it could take the place of one more itself
             elif now == QUEUED and _is_spare(draft, job, old, request):
-                why = f"another replica serves in its place: {member.worker.id} is drained"
+                why = f"another replica serves in its place: {leaves.why}"
                 self._lifecycle.leave(draft, member, why, Count.NONE)
                 self._give_up(draft, job, new, has_more=has_more)
+            elif now == QUEUED and leaves.by_ms is not None:
+                self._looks[job.num] = looks = self._looks.get(job.num, 0) + 1
+                if looks >= LOOKS_MAX:
+                    self._lifecycle.leave(draft, member, leaves.why, Count.NONE)
+                    self._give_up(draft, job, new, has_more=has_more)
 
     @staticmethod
     def _state_of(draft: Draft, job: Job, index: int) -> int:
@@ -202,3 +256,4 @@ class Relocating:
             return
         draft.add(Relocated(job.num, gone))
         self._jobs.discard(job.num)
+        self._looks.pop(job.num, None)

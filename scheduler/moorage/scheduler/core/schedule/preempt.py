@@ -12,9 +12,10 @@ from typing import Final, NamedTuple
 
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.fleet.shape import Shape
-from moorage.scheduler.core.ledger.acts import Preempt
+from moorage.scheduler.core.ledger.acts import Preempt, Stays
 from moorage.scheduler.core.ledger.records import Count
 from moorage.scheduler.core.ledger.state import LEAVING, Job, Member, State
+from moorage.scheduler.core.lifecycle.relocating import staying_for
 from moorage.scheduler.core.lifecycle.transitions import Lifecycle
 from moorage.scheduler.core.queue.queue import REPLICA_BITS, Group, Key
 from moorage.scheduler.core.schedule.victims import LOWEST, VOID_MS, Choice, Preemption, Right
@@ -47,6 +48,8 @@ def leaving_for(state: State, job: Job) -> Iterator[Member]:
             replica = member.replica
             if replica.job.num in jobs and (replica.member is not member or replica.state in LEAVING):
                 yield member
+    for member, _ in staying_for(state, job):
+        yield member
 
 
 class Candidate(NamedTuple):
@@ -81,7 +84,7 @@ class Preempting:
     Any job that is not preemptible itself may end preemptible ones. Jobs of at least `priority` may preempt jobs of
     lower priority; above 100, none may. With `reclaim`, jobs may also end others to get their tenant's guaranteed GPUs
     back. `knows_fleet` says whether every worker was heard from in this term, or had time to renew: a worker not heard
-    from may have room.
+    from may have room. `stays` says whether a member serves until another one does in its place, or its grace is over.
     """
 
     def __init__(
@@ -91,12 +94,14 @@ class Preempting:
         priority: int,
         reclaim: bool,
         knows_fleet: Callable[[], bool],
+        stays: Callable[[Draft, Member], bool],
     ) -> None:
         self.policy = policy
         self.lifecycle = lifecycle
         self.priority = priority
         self.reclaim = reclaim
         self.knows_fleet = knows_fleet
+        self.stays = stays
         self._sought_ms = 0
         #: by the kind of the group: ledger ms of the last search without result
         self._in_vain: dict[Kind, int] = {}
@@ -155,6 +160,7 @@ class Preempting:
         self._sought_ms = draft.time_ms
         most = max(SEARCHES_MIN, LOOKS_MAX // max(1, len(self.policy.fleet.hosts)))
         under_way = self._under_way(draft)
+        self.policy.ending = {each for job in state.preempting.values() for each, _ in staying_for(state, job)}
         found_now = dict[Kind, set[int]]()
         kinds = {candidate.kind for candidate in candidates}
         vain = self._in_vain = {kind: at for kind, at in self._in_vain.items() if kind in kinds}
@@ -217,6 +223,9 @@ class Preempting:
             members = (m for worker in draft.state.workers.values() for m in worker.members.values())
             self._asked = {m.replica.job.num for m in members if draft.replica(m.replica).state in LEAVING}
         self._asked |= draft.ends
+        for job in draft.state.preempting.values():
+            for member, _ in staying_for(draft.state, job):
+                found.ending[member.replica.job.tenant] += member.home.bit_count()
         for num in list(self._asked):
             gpus = sum(m.mask.bit_count() for m in self._ending_of(draft, jobs.get(num)))
             if gpus:
@@ -253,9 +262,15 @@ class Preempting:
         victims = sorted({victim.job.num for victim in found.victims})
         draft.add(Preempt(right.job.num, sorted(found.hosts), victims))
         for victim in found.victims:
+            member = victim.members[0]
+            if self.stays(draft, member):
+                by_ms = draft.time_ms + int(self.lifecycle.request_of(victim.job).workload.grace_s * 1000)
+                draft.add(Stays(right.job.num, victim.job.num, member.replica.index, by_ms))
+                self.policy.ending.add(member)
+                continue
             why = self._why(right, victim.job, victim.priority)
             # ends its gang too, with the notice that the request asks for
-            self.lifecycle.leave(draft, victim.members[0], why, Count.NONE)
+            self.lifecycle.leave(draft, member, why, Count.NONE)
 
     @staticmethod
     def _why(right: Right, victim: Job, priority: int) -> str:

@@ -94,6 +94,7 @@ class Preemption:
         self.ageing = ageing
         self.compared_max = COMPARED_MAX
         self.read_max = READ_MAX
+        self.ending: set[Member] = set()  # members of services that end already, once others serve
         # by worker number; departed hosts are removed once there are more entries than hosts
         self._read: dict[int, _Read] = {}
         #: numbers of workers with members whose priority has changed since they were read
@@ -409,7 +410,7 @@ class _Search:
     def _may_end(self, job: Job, member: Member) -> Victim | None:
         draft, right, policy = self.draft, self.right, self.policy
         members = tuple(r.member for r in job.rows.values() if r.member is not None) if job.gang else (member,)
-        if job is right.job or not members:
+        if job is right.job or not members or member in policy.ending:
             return None
         if any(
             draft.replica(m.replica).member is not m or m.mode > EXCLUSIVE or draft.replica(m.replica).state not in RUNS

@@ -30,6 +30,7 @@ from moorage.scheduler.core.ledger.acts.job import (
     Relocated,
     Resize,
     Scale,
+    Stays,
     Used,
 )
 from moorage.scheduler.core.ledger.acts.ledger import Behind, Epoch, LedgerAct, Level, Resign, Restored, Snapshot

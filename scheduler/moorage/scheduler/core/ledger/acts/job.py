@@ -100,6 +100,23 @@ class Preempt(OfJob, tag="preempt"):
         folding.out.jobs[job.num] = job
 
 
+class Stays(OfJob, tag="stays"):
+    """A member of a service that ends for a job goes on until another one serves, at the latest until `by_ms`."""
+
+    IS_DECISION: ClassVar[bool] = True
+    victim: int
+    replica: int
+    by_ms: int
+
+    def fold(self, folding: Folding) -> None:
+        job = folding.job(self.job, "lets a member stay for")
+        if job.preempts is None:
+            raise FoldError(f"act {self.tag} of job {self.job}, for which none ends")
+        hosts, victims, *stay = job.preempts
+        job.preempts = hosts, victims, (*(stay[0] if stay else ()), self.victim, self.replica, self.by_ms)
+        folding.out.jobs[job.num] = job
+
+
 class Priority(OfJob, tag="priority"):
     """An operator gives a job another priority."""
 
@@ -405,6 +422,6 @@ class Used(OfJob, tag="used"):
 
 
 JobAct = (
-    Avoid | Lacks | Preempt | Priority | Change | Resize | Freeze | Scale | Relocate | Relocated | Met | Exec | Compact
-    | Expire | Used
+    Avoid | Lacks | Preempt | Stays | Priority | Change | Resize | Freeze | Scale | Relocate | Relocated | Met | Exec
+    | Compact | Expire | Used
 )  # fmt: skip
