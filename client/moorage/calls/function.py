@@ -16,7 +16,7 @@ import socket
 import sys
 import threading
 import traceback
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -56,6 +56,10 @@ class Context:
     def cancelled(self) -> bool:
         return self._cancelled.is_set()
 
+    def cancel(self) -> None:
+        """Say that its caller waits no longer."""
+        self._cancelled.set()
+
 
 class CannotServe(Exception):
     """The target is none: the message says why, and what to write."""
@@ -84,7 +88,7 @@ class Served:
         #: whether it can hear that its caller waits no longer, while it runs
         self.hears_cancel = self._takes_context or inspect.isgeneratorfunction(found)
 
-    def __call__(self, data: Any, context: Context) -> Any:
+    def __call__(self, data: Any, context: Context | Sequence[Context]) -> Any:
         return self._function(data, context) if self._takes_context else self._function(data)
 
 
@@ -131,14 +135,14 @@ def _positional(function: Callable[..., Any]) -> int:
                for each in parameters)  # fmt: skip
 
 
-def _data_of(call: ToProgram, body: bytes) -> Any:
+def data_of(call: ToProgram, body: bytes) -> Any:
     """Return a call's data: JSON and text as values if the caller says that they are, else bytes. Raises ValueError,
     and OSError or MemoryError for data that came in parts and cannot be read."""
     data = Path(call.file).read_bytes() if call.file else body
     return decode_result(Result(call.headers.get(CONTENT_TYPE, ""), data))
 
 
-def _answer(value: Any, *, answer: int = 0, part: int = 0) -> bytes:
+def answer_frame(value: Any, *, answer: int = 0, part: int = 0) -> bytes:
     """Return the frame of a value: the answer of the call with this number, or a part of it."""
     own: dict[str, str] = {}
     if isinstance(value, Answer):
@@ -178,7 +182,7 @@ class Writer(Protocol):
     async def drain(self) -> None: ...
 
 
-class _Writer:
+class FrameWriter:
     """Writes frames whole, from any thread."""
 
     def __init__(self, link: socket.socket) -> None:
@@ -193,16 +197,16 @@ class _Writer:
 def run(served: Served, call: ToProgram, body: bytes, context: Context, write: Callable[[bytes], None]) -> None:
     """Answer one call with a plain function or generator."""
     try:
-        value = served(_data_of(call, body), context)
+        value = served(data_of(call, body), context)
         if isinstance(value, Iterator):
             for each in value:
                 if context.cancelled:
                     value = None
                     break
-                write(_answer(each, part=call.call))
+                write(answer_frame(each, part=call.call))
             told = frame(FromProgram(answer=call.call, in_parts=True))
         else:
-            told = _answer(value, answer=call.call)
+            told = answer_frame(value, answer=call.call)
     except BaseException as error:  # also sys.exit: in a thread it would end nothing but this call, and unheard
         told = _failed(call, error)
     write(told)
@@ -211,16 +215,16 @@ def run(served: Served, call: ToProgram, body: bytes, context: Context, write: C
 def serve_plain(served: Served, link: socket.socket, places: int) -> None:
     """Answer calls with a plain function: in this thread if there is one place and nothing to hear meanwhile, else in
     as many threads as places."""
-    write = _Writer(link)
+    write = FrameWriter(link)
     reader = link.makefile("rb")
     known: dict[int, Context] = {}
     pool = ThreadPoolExecutor(places, "call") if places > 1 or served.hears_cancel else None
     write(frame(FromProgram(ready=places)))
-    for call, body in _read(reader):
+    for call, body in read_calls(reader):
         if call.cancel:
             context = known.get(call.cancel)
             if context is not None:
-                context._cancelled.set()
+                context.cancel()
         elif call.call:
             context = Context(call)
             if pool is None:
@@ -233,7 +237,7 @@ def serve_plain(served: Served, link: socket.socket, places: int) -> None:
         pool.shutdown(wait=True)
 
 
-def _read(reader: BinaryIO) -> Iterator[tuple[ToProgram, bytes]]:
+def read_calls(reader: BinaryIO) -> Iterator[tuple[ToProgram, bytes]]:
     while line := reader.readline():
         head: ToProgram = decode_to_program(line)
         if head.end:
@@ -253,7 +257,7 @@ async def serve_async(served: Served, link: socket.socket, places: int) -> None:
         if call.cancel:
             task, context = running.get(call.cancel, (None, None))
             if task is not None and context is not None:
-                context._cancelled.set()
+                context.cancel()
                 task.cancel()
         elif call.call:
             body = await reader.readexactly(call.bytes) if call.bytes else b""
@@ -284,15 +288,15 @@ def _over(
 
 async def run_async(served: Served, call: ToProgram, body: bytes, context: Context, writer: Writer) -> None:
     try:
-        data = await asyncio.to_thread(_data_of, call, body) if call.file else _data_of(call, body)
+        data = await asyncio.to_thread(data_of, call, body) if call.file else data_of(call, body)
         value = served(data, context)
         if isinstance(value, AsyncIterator):
             async for each in value:
-                writer.write(_answer(each, part=call.call))
+                writer.write(answer_frame(each, part=call.call))
                 await writer.drain()
             told = frame(FromProgram(answer=call.call, in_parts=True))
         else:
-            told = _answer(await value, answer=call.call)
+            told = answer_frame(await value, answer=call.call)
     except asyncio.CancelledError:
         raise  # `_over` tells it
     except BaseException as error:
@@ -300,7 +304,11 @@ async def run_async(served: Served, call: ToProgram, body: bytes, context: Conte
     writer.write(told)
 
 
-def main() -> int:
+def main(
+    plain: Callable[[Served, socket.socket, int], None] = serve_plain,
+    in_loop: Callable[[Served, socket.socket, int], Coroutine[Any, Any, None]] = serve_async,
+) -> int:
+    """Answer calls until the member says that this ends: with `plain`, or `in_loop` for a coroutine function."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the member says when to end
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     link = socket.socket(fileno=int(os.environ.pop(FD_VARIABLE)))
@@ -319,9 +327,9 @@ def main() -> int:
     try:
         if served.is_async:
             with asyncio.Runner(loop_factory=loop_factory()) as runner:
-                runner.run(serve_async(served, link, places))
+                runner.run(in_loop(served, link, places))
         else:
-            serve_plain(served, link, places)
+            plain(served, link, places)
     except (BrokenPipeError, ConnectionResetError, msgspec.DecodeError):
         return 1  # the member is gone
     return 0

@@ -16,6 +16,7 @@ from typing import Final, Protocol
 
 import msgspec
 
+from moorage.calls.batches import Batches
 from moorage.calls.meter import Meter
 from moorage.schemas.service import BUSY, EXPIRED, HOPS_MAX, MEMBER_DIED, MemberLoad
 
@@ -49,7 +50,7 @@ class Call(msgspec.Struct, eq=False, gc=False):
     wait_ms: int
     waited_ms: int = 0
     hops: int = 0
-    started_s: float = 0.0
+    started_s: float = -1.0  # less than 0 until it begins, which is when its batch does
     cancelled: bool = False
 
     def waited(self, now_s: float) -> int:
@@ -99,6 +100,7 @@ class Member:
     def __init__(self, name: str, outside: Outside, places: int, room: int | None = None) -> None:
         self.name = name
         self.places = places
+        self.batches: Batches | None = None
         self._room_fixed = room
         self.draining = False
         self.dead = False
@@ -113,6 +115,18 @@ class Member:
         self._room_is_open = False
         self._mean_ms = 0.0
         self.meter = Meter()
+
+    def run_in_batches(self, batches: Batches) -> None:
+        """Run calls in these batches from now on; `places` counts calls all the same."""
+        self.batches = batches
+        self.allow(batches.places)
+
+    def allow(self, places: int) -> None:
+        """Run so many calls at the same time, or batches of them."""
+        self.places = places
+        if self.batches is not None:
+            self.batches.places = places
+            self.places = places * self.batches.most
 
     @property
     def is_empty(self) -> bool:
@@ -180,7 +194,9 @@ class Member:
     def on_end(self, number: int, now_s: float) -> Call | None:
         """The service has answered a call. Return it, or None if its caller no longer waits."""
         call = self.running.pop(number, None)
-        if call is not None:
+        if self.batches is not None:
+            self.batches.end(number)
+        if call is not None and call.started_s >= 0:
             ran_ms = (now_s - call.started_s) * 1000
             self._mean_ms = ran_ms if self._mean_ms == 0 else self._mean_ms + _MEAN_PART * (ran_ms - self._mean_ms)
             self.meter.finished(ran_ms)
@@ -202,6 +218,14 @@ class Member:
         while self._cancelled and (len(self._cancelled) >= CANCELLED_MAX or self._is_old(now_s)):
             del self._cancelled[next(iter(self._cancelled))]
         self._cancelled[reply] = now_s
+
+    def on_batch(self, numbers: Collection[int], now_s: float) -> None:
+        """These calls, which have their places, begin together."""
+        for number in numbers:
+            call = self.running[number]
+            call.started_s = now_s
+            self.meter.began(call.waited(now_s))
+        self.meter.batch(len(numbers))
 
     def tick(self, now_s: float) -> None:
         """Time has passed: calls expire, `have` and `want` are repeated."""
@@ -227,9 +251,12 @@ class Member:
         Calls with the numbers `unheard` have a place, and the process never heard of them: they are refused.
         """
         self.dead = True
+        if self.batches is not None:
+            unheard = [*unheard, *self.batches.forget_waiting()]
         running, self.running = self.running, {}
         for number, call in running.items():
-            self.meter.finished((now_s - call.started_s) * 1000)
+            if call.started_s >= 0:
+                self.meter.finished((now_s - call.started_s) * 1000)
             if not call.cancelled:
                 self._outside.refuse(call, BUSY if number in unheard else MEMBER_DIED, 0)
         self.drain(now_s)
@@ -245,7 +272,8 @@ class Member:
 
     @property
     def _is_full(self) -> bool:
-        return self.dead or len(self.running) >= self.places
+        batches_run = self.batches is not None and self.batches.is_full
+        return self.dead or batches_run or len(self.running) >= self.places
 
     def _begin(self, call: Call, now_s: float) -> bool:
         """Run a call if there is a place, or say that its time is over; return False if it has to wait."""
@@ -259,9 +287,10 @@ class Member:
         if self._cancelled.pop(call.reply, None) is not None:
             return True
         self._number += 1
-        call.started_s = now_s
         self.running[self._number] = call
-        self.meter.began(call.waited(now_s))
+        if self.batches is None:
+            call.started_s = now_s
+            self.meter.began(call.waited(now_s))
         self._outside.run(self._number, call, left_ms)
         return True
 

@@ -20,13 +20,14 @@ from moorage.bus.transport import STATUS_HEADER, Delivery
 from moorage.calls.discovery import Discovery
 from moorage.calls.inputs import BadPart, Inputs, file_name, number_of
 from moorage.calls.member import Call, Member
-from moorage.calls.program import Program
+from moorage.calls.program import Link
 from moorage.calls.wire import FromProgram, ToProgram
 from moorage.schemas.attempt import AttemptName
 from moorage.schemas.codec import encode
 from moorage.schemas.roles import may_answer
 from moorage.schemas.served import is_header
 from moorage.schemas.service import (
+    BAD_BATCH,
     CALL_ERRORS,
     CONTENT_TYPE,
     END,
@@ -124,7 +125,7 @@ class Messenger:
         self._attempt = attempt
         self.id = secrets.token_hex(8)
         self.member = Member(self.id, self, places)
-        self.program: Program | None = None
+        self.program: Link | None = None
         self._connection = connection
         self._subject = name.subject
         self._discovery = Discovery(self.member, name.service, name.tenant, name.subject)
@@ -385,7 +386,7 @@ class Messenger:
     def _fail_by_program(self, call: Call, head: FromProgram) -> None:
         """Answer a call with the error of the program, which may have a code and headers of its own."""
         if head.code not in OWN_CODES:
-            self._fail(call, FAILED, head.message, kind=head.kind)
+            self._fail(call, BAD_BATCH if head.bad_batch else FAILED, head.message, kind=head.kind)
             return
         body, headers = self._failure(FAILED, head.message, kind=head.kind, code=head.code)
         own = _foreign(head.headers, without=CONTENT_TYPE)

@@ -12,7 +12,7 @@ import os
 import signal
 import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Final
+from typing import Final, Protocol
 
 from moorage.calls.wire import BadFrame, Frames, FromProgram, ToProgram, frame
 from moorage.schemas.service import CONCURRENCY_VARIABLE, FD_VARIABLE
@@ -24,6 +24,16 @@ LAST_WORDS_S: Final = 0.5
 
 #: is awaited before a program is killed, with its pid and the seconds that this may take
 BeforeKill = Callable[[int, float], Awaitable[None]]
+
+
+class Link(Protocol):
+    """The way to what answers calls: a started program, or what stands before it or in for it."""
+
+    def send(self, head: ToProgram, body: bytes = b"") -> None: ...
+
+    def send_all(self, frames: Sequence[tuple[ToProgram, bytes]]) -> None: ...
+
+    def hold(self, on: bool) -> None: ...
 
 
 class Program(asyncio.Protocol):
@@ -84,8 +94,12 @@ class Program(asyncio.Protocol):
 
     def send(self, head: ToProgram, body: bytes = b"") -> None:
         """Send a frame. Does nothing once the program has ended."""
+        self.send_all([(head, body)])
+
+    def send_all(self, frames: Sequence[tuple[ToProgram, bytes]]) -> None:
+        """Send frames in one piece, which the program reads at once."""
         if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(frame(head, body))
+            self._transport.write(b"".join(frame(head, body) for head, body in frames))
 
     def hold(self, on: bool) -> None:
         """Read nothing of the program for now (`on`), or again: it waits once the socket is full."""

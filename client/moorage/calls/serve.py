@@ -17,11 +17,13 @@ import msgspec
 from moorage.bus.connection import connect
 from moorage.bus.contexts import Context
 from moorage.bus.errors import BusError, PermissionRefused
+from moorage.calls.batcher import OnFrame, in_batches
+from moorage.calls.batches import Batches
 from moorage.calls.discovery import PREFIX
 from moorage.calls.messenger import Messenger, Name, attempt_of
 from moorage.calls.program import END_S, BeforeKill, Program
 from moorage.calls.wire import FromProgram
-from moorage.schemas.service import CONCURRENCY_MAX, INPUT_BYTES_DEFAULT, READY_VARIABLE
+from moorage.schemas.service import CONCURRENCY_MAX, INPUT_BYTES_DEFAULT, READY_VARIABLE, BatchSpec, too_many
 
 #: of the grace, what is kept to answer the calls that do not end in it, and to end the program
 LAST_S: Final = 1.0
@@ -40,15 +42,19 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True):
     concurrency: int = 1
     grace_s: float | None = None
     input_bytes: int = INPUT_BYTES_DEFAULT
+    batch: BatchSpec | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.concurrency <= CONCURRENCY_MAX:
             raise ValueError(f"concurrency must be 1..{CONCURRENCY_MAX}, found {self.concurrency}")
+        if self.batch is not None and (wrong := self.batch.trouble or too_many(self.concurrency, self.batch)):
+            raise ValueError(f"{wrong.message}: found {wrong.found}, allowed are {wrong.allowed}")
 
 
-def function_argv(target: str) -> list[str]:
-    """Return the program that serves with a Python function."""
-    return [sys.executable, "-u", "-m", "moorage.calls.function", target]
+def function_argv(target: str, batch: BatchSpec | None = None) -> list[str]:
+    """Return the program that serves with a Python function: of one call, or of a list of them."""
+    module = "function" if batch is None else "batched_function"
+    return [sys.executable, "-u", "-m", f"moorage.calls.{module}", target]
 
 
 async def serve(
@@ -86,16 +92,19 @@ async def serve(
 
         def on_frame(head: FromProgram, body: bytes) -> None:
             if head.ready:
-                messenger.member.places = min(places, max(1, head.ready))
+                messenger.member.allow(min(places, max(1, head.ready)))
                 ready.set()
             else:
-                messenger.on_frame(head, body)
+                answered(head, body)
 
         def on_over(why: str) -> None:
             said.append(why)
             over.set()
 
         program = messenger.program = Program(on_frame, on_over, before_kill)
+        answered: OnFrame = messenger.on_frame
+        if serving.batch is not None:
+            answered = in_batches(messenger, program, Batches(serving.batch, places))
         with _signals(loop, asked.set):
             await messenger.open()
             await program.start(serving.argv, places, variables)

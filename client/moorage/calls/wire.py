@@ -26,6 +26,7 @@ class ToProgram(msgspec.Struct, frozen=True, omit_defaults=True):
     headers: dict[str, str] = {}  # the caller's own
     file: str = ""  # the file that has the data of a call, where they came in parts; gone once it is answered
     wait_ms: int = 0  # milliseconds after which its caller no longer waits
+    more: bool = False  # of a call: the next frame is another call of the same batch
     cancel: int = 0  # number of a call whose caller no longer waits: answer it or not, it is not sent
     end: bool = False  # no call follows: the program ends once it has answered those that it has
 
@@ -43,6 +44,7 @@ class FromProgram(msgspec.Struct, frozen=True, omit_defaults=True):
     message: str = ""  # of an error: what went wrong
     code: int = 0  # of an error: the program's own number for it, 400..599
     kind: str = ""  # of an error: its class, such as ValueError
+    bad_batch: bool = False  # of an error: the answers of a batch were none for each of its calls
 
 
 class BadFrame(Exception):

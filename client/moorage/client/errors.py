@@ -51,6 +51,7 @@ CLIENT_CODES: Final[dict[str, tuple[Fault, str]]] = {
     "call-expired": ("fleet", "no member of the service had a free place in the caller's time, so it did not start"),
     "member-died": ("fleet", "the process that ran the call ended before it answered"),
     "call-failed": ("caller", "the service ran the call and answered with an error"),
+    "bad-batch": ("caller", "the service's function answered its batch of calls with no list of as many answers"),
     "already-running": ("caller", "another `moorage up` runs on this data folder"),
     "child-failed": ("moorage", "a process of `moorage up` keeps dying"),
 }

@@ -51,6 +51,8 @@ _NEXT: Final = {
     "instead_of": "name the service, as service={'name': 'embed'} or --service embed; or leave instead_of out",
     "service.name": "name it as embed or text-to-speech",
     "service.concurrency": "say how many calls one attempt runs at the same time, as 8",
+    "service.batch.most": "say how many calls a batch has at most, as {'most': 32, 'wait_ms': 5} or --batch 32,5ms",
+    "service.batch.wait_ms": "say how long a call waits for others, as {'most': 32, 'wait_ms': 5} or --batch 32,5ms",
     "service.input_bytes": "give at most 1 GiB, as 1073741824 or --service embed:8,input=1GiB",
     "replicas": "give a number, or a service whose calls it follows: service={'name': …}, --service NAME",
     "indices": "leave out the gang; or give the number of its ranks, as replicas=4 or --replicas 4",

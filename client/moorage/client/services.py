@@ -38,6 +38,7 @@ from moorage.schemas.handler import NOT_FINITE, Result, decode_result, not_told
 from moorage.schemas.names import SERVICE, is_service
 from moorage.schemas.served import Answer
 from moorage.schemas.service import (
+    BAD_BATCH,
     BUSY,
     CALL_ERRORS,
     CONTENT_TYPE,
@@ -74,7 +75,7 @@ NO_SERVICE: Final = "no-service"
 _DIGITS_MAX: Final = 9
 #: of the largest message, how much a part of a call's data has: the headers need some
 INPUT_PART: Final = 0.5
-_CODES: Final = {BUSY: "service-busy", EXPIRED: "call-expired", MEMBER_DIED: "member-died"}
+_CODES: Final = {BUSY: "service-busy", EXPIRED: "call-expired", MEMBER_DIED: "member-died", BAD_BATCH: "bad-batch"}
 
 _encode: Final = msgspec.json.Encoder().encode
 _decode_error: Final = msgspec.json.Decoder(CallErrorBody).decode

@@ -19,6 +19,9 @@ QUEUE: Final = "calls"
 ROOM_QUEUE: Final = "room"
 #: most calls that one member runs at the same time
 CONCURRENCY_MAX: Final = 4096
+#: most calls in a batch, and the longest time that the first of them waits for others
+BATCH_MAX: Final = 1024
+BATCH_WAIT_MS_MAX: Final = 10_000
 
 #: most attempts of a service whose number follows its calls, and the longest wait that it may aim at
 MEMBERS_MAX: Final = 1024
@@ -49,8 +52,10 @@ PARTS_AHEAD: Final = 16
 INPUT_BYTES_DEFAULT: Final = 64 << 20
 INPUT_BYTES_MAX: Final = 1 << 30
 INPUT_VARIABLE: Final = "MOORAGE_CALL_INPUT_BYTES"
-#: variables of an attempt that answers calls: how many it runs at the same time, and how long they may take at its end
+#: variables of an attempt that answers calls: how many it runs at the same time, how they make batches, as `32,5`, and
+#: how long they may take at its end
 CONCURRENCY_VARIABLE: Final = "MOORAGE_CALL_CONCURRENCY"
+BATCH_VARIABLE: Final = "MOORAGE_CALL_BATCH"
 GRACE_VARIABLE: Final = "MOORAGE_CALL_GRACE"
 #: the variable of a program that `moorage serve` has started: its end of a socket, as the number of an open file
 FD_VARIABLE: Final = "MOORAGE_CALL_FD"
@@ -78,6 +83,7 @@ BUSY: Final = "busy"
 EXPIRED: Final = "expired"
 MEMBER_DIED: Final = "member-died"
 FAILED: Final = "failed"
+BAD_BATCH: Final = "bad-batch"
 TOO_LARGE: Final = "too-large"
 INPUT_REFUSED: Final = "input-refused"
 #: error -> (its number in `ERROR_CODE`, whether the call may have started, what it means)
@@ -86,6 +92,7 @@ CALL_ERRORS: Final[dict[str, tuple[int, bool, str]]] = {
     EXPIRED: (504, False, "the call found no free place within its caller's time"),
     MEMBER_DIED: (502, True, "the service's process ended during the call"),
     FAILED: (500, True, "the service's function raised an error"),
+    BAD_BATCH: (500, True, "the service's function returned no list with an answer for each call of its batch"),
     INPUT_REFUSED: (413, False, "the data of the call have more bytes than the service takes, or cannot be kept"),
     TOO_LARGE: (500, True, "the answer is larger than the server's max_payload"),
 }
@@ -97,13 +104,35 @@ RESERVED_HEADERS: Final = frozenset(
 )
 
 
+class BatchSpec(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):
+    """How a member takes calls together: its function gets a list of them, and answers with a list."""
+
+    most: int  # most calls in a batch, 1..1024
+    wait_ms: int = 0  # longest time in milliseconds that a call waits for others, 0..10000; 0 takes what waits already
+
+    @property
+    def trouble(self) -> Trouble | None:
+        """What is wrong with it; None if nothing is."""
+        if not 1 <= self.most <= BATCH_MAX:
+            return Trouble("service.batch.most", f"most must be 1..{BATCH_MAX}", self.most, f"1..{BATCH_MAX}")
+        if not 0 <= self.wait_ms <= BATCH_WAIT_MS_MAX:
+            message = f"wait_ms must be 0..{BATCH_WAIT_MS_MAX}"
+            return Trouble("service.batch.wait_ms", message, self.wait_ms, f"0..{BATCH_WAIT_MS_MAX}")
+        return None
+
+    def __str__(self) -> str:
+        """As `BATCH_VARIABLE` has it."""
+        return f"{self.most},{self.wait_ms}"
+
+
 class ServiceSpec(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):
     """The service whose calls each attempt of the job answers."""
 
     name: str  # last word of the subject of its calls, `[a-z0-9_-]{1,48}`
-    concurrency: int = 1  # calls that one attempt runs at the same time, 1..4096
+    concurrency: int = 1  # calls, or batches of them, that one attempt runs at the same time, 1..4096
     pack: bool = False  # attempts go where the ranker puts other jobs', not to the hosts with the fewest of them
     input_bytes: int = INPUT_BYTES_DEFAULT  # most bytes of data of a call that come in parts, 1..1073741824
+    batch: BatchSpec | None = None  # calls are taken together, as `{"most": 32, "wait_ms": 5}`; null: each by itself
 
     @property
     def trouble(self) -> Trouble | None:
@@ -116,7 +145,23 @@ class ServiceSpec(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=T
         if not 1 <= self.input_bytes <= INPUT_BYTES_MAX:
             message = f"input_bytes must be 1..{INPUT_BYTES_MAX}"
             return Trouble("service.input_bytes", message, self.input_bytes, f"1..{INPUT_BYTES_MAX}")
+        return None if self.batch is None else self.batch.trouble or too_many(self.concurrency, self.batch)
+
+
+def too_many(concurrency: int, batch: BatchSpec) -> Trouble | None:
+    """Return what is wrong with so many batches at the same time; None if nothing is."""
+    if concurrency * batch.most <= CONCURRENCY_MAX:
         return None
+    message = f"{concurrency} batches of {batch.most} calls are too many at the same time"
+    return Trouble("service.concurrency", message, concurrency, f"1..{CONCURRENCY_MAX // batch.most}")
+
+
+def batch_of(variable: str) -> BatchSpec | None:
+    """Return what `BATCH_VARIABLE` says; None for "". Raises ValueError for what it cannot be."""
+    if not variable:
+        return None
+    most, wait_ms = variable.split(",")
+    return BatchSpec(int(most), int(wait_ms))
 
 
 def call_secret(tenant: str) -> str:

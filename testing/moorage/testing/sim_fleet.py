@@ -174,6 +174,7 @@ class SimFleet:
         *,
         replicas: int | Mapping[str, int] = 1,
         concurrency: int = 1,
+        batch: Mapping[str, int] | None = None,
         load_s: float = 0.0,
         gpu: GpuSpec | str | int | None = None,
         tenant: str = TENANT_DEFAULT,
@@ -182,12 +183,13 @@ class SimFleet:
 
         The function runs in this event loop: one that takes time is a coroutine function, which sleeps. `replicas` may
         be `{"min": 0, "max": 4}`; with `min` 0 the first call starts a member. Each member needs `load_s` seconds
-        before it takes calls. The fleet must be open. Raises `Rejected`, and `CannotServe` for what is no function.
+        before it takes calls. With `batch`, as `{"most": 32, "wait_ms": 5}`, it gets a list and returns a list.
+        The fleet must be open. Raises `Rejected`, and `CannotServe` for what is no function.
         """
         made = served_by(function, self._subjects.prefix, tenant, service, load_s)
         self._services[tenant, service] = made
         request = {
-            "service": {"name": service, "concurrency": concurrency},
+            "service": {"name": service, "concurrency": concurrency, "batch": batch},
             "replicas": replicas,
             "run": {"argv": ["serve", service], "restart": "always"},
         }

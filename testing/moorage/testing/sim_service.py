@@ -4,15 +4,17 @@ test's own in place of a program."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final, cast
 
 from moorage.bus.connection import Connection
+from moorage.calls.batched_function import BatchTasks, Taken
+from moorage.calls.batcher import in_batches
+from moorage.calls.batches import Batches
 from moorage.calls.function import Context, Served, error_frame, run, run_async
 from moorage.calls.messenger import Messenger, Name
-from moorage.calls.program import Program
-from moorage.calls.wire import Frames, ToProgram
+from moorage.calls.wire import Frames, FromProgram, ToProgram
 from moorage.schemas.subjects import Subjects
 from moorage.testing.bus.bus import SimulatedBus
 from moorage.testing.sim_driver import Ran, Task
@@ -62,8 +64,10 @@ class SimService:
         link = cast(Connection, bus.connect(task.worker, inbox_prefix=inbox))
         attempt = (task.tenant, task.job, task.replica, task.attempt, task.fence)
         messenger = Messenger(link, self._name, spec.concurrency, attempt, spec.input_bytes)
-        program = _Function(self._served, messenger)
-        messenger.program = cast(Program, program)
+        program = _Function(self._served)
+        messenger.program, program.on_frame = program, messenger.on_frame
+        if spec.batch is not None:
+            program.on_frame = in_batches(messenger, program, Batches(spec.batch, spec.concurrency))
         killed, member = asyncio.Event(), f"{task.job}/{task.replica}"
         try:
             await asyncio.sleep(self._load_s)
@@ -99,22 +103,27 @@ async def _leave(messenger: Messenger, program: _Function, link: Connection) -> 
 class _Function:
     """The program of one member: a function, in this event loop. A plain one cannot be stopped while it runs."""
 
-    def __init__(self, served: Served, messenger: Messenger) -> None:
+    def __init__(self, served: Served) -> None:
+        self.on_frame: Callable[[FromProgram, bytes], None]
         self._served = served
-        self._messenger = messenger
         self._frames = Frames()
         self._running: dict[int, tuple[asyncio.Task[None], Context]] = {}
+        self._batches = BatchTasks(served, self)
 
     def send(self, head: ToProgram, body: bytes = b"") -> None:
+        self._batches.cancel(head.cancel)
         if head.cancel in self._running:
             task, context = self._running[head.cancel]
-            context._cancelled.set()
+            context.cancel()
             task.cancel()
         elif head.call:
             context = Context(head)
             task = asyncio.get_running_loop().create_task(self._run(head, body, context))
             self._running[head.call] = task, context
             task.add_done_callback(partial(self._over, head))
+
+    def send_all(self, frames: Sequence[tuple[ToProgram, bytes]]) -> None:
+        self._batches.begin([Taken(head, body, Context(head)) for head, body in frames])
 
     def _over(self, head: ToProgram, task: asyncio.Task[None]) -> None:
         self._running.pop(head.call, None)
@@ -125,7 +134,7 @@ class _Function:
         """Nothing is held: the simulated bus takes all there is."""
 
     def kill(self) -> None:
-        for task, _ in self._running.values():
+        for task in self._batches.tasks.union(task for task, _ in self._running.values()):
             task.cancel()
 
     async def _run(self, head: ToProgram, body: bytes, context: Context) -> None:
@@ -136,7 +145,7 @@ class _Function:
 
     def write(self, data: bytes) -> None:
         for head, body in self._frames.feed(data):
-            self._messenger.on_frame(head, body)
+            self.on_frame(head, body)
 
     async def drain(self) -> None:
         await asyncio.sleep(0)

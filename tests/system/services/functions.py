@@ -152,6 +152,21 @@ class Model:
         return [self.loaded == os.getpid(), data]
 
 
+def batch(items: list[bytes]) -> list[Any]:
+    """Answer each of a batch with its size and the item; one is an error, one fails all, one spoils the list."""
+    if b"raise" in items:
+        raise OSError("no more")
+    if b"short" in items:
+        return items[1:]
+    return [ValueError("mine") if item == b"error" else [len(items), item.decode()] for item in items]
+
+
+def steps(items: list[bytes]) -> Iterator[list[Any]]:
+    """Answer each of a batch in as many parts as it says."""
+    for step in range(max(map(int, items))):
+        yield [step if step < int(item) else StopIteration for item in items]
+
+
 NUMBER = 7
 
 

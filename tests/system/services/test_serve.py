@@ -160,6 +160,40 @@ async def test_a_function_answers_with_headers_and_with_errors_of_its_own(site: 
             assert (failed.value.status, failed.value.headers["X-Field"]) == (422, "word")
 
 
+async def test_a_batch_gives_each_caller_its_own_answer_and_a_cancelled_call_leaves_it(site: Site) -> None:
+    """With a wait of ten seconds a batch begins when it is whole, however busy the machine is."""
+    whole = "--batch 3,10s"
+    async with site.serving(f"batch {whole}", f"steps {whole}") as (caller, _):
+        loads: list[Delivery] = []
+        await caller.subscribe(f"{site.prefix}.calls.default.batch.load", loads.append)
+
+        async def together(*items: bytes, service: str = "batch") -> list[Delivery]:
+            return list(await asyncio.gather(*(call(caller, site.subject(service), item) for item in items)))
+
+        assert [body_of(each) for each in await together(b"a", b"b", b"c")] == [[3, "a"], [3, "b"], [3, "c"]]
+        own = await together(b"a", b"error", b"c")
+        assert [body_of(each) for each in own][::2] == [[3, "a"], [3, "c"]]
+        assert (error_of(own[1]), body_of(own[1])["kind"]) == ("failed", "ValueError")
+        raised = await together(b"a", b"raise", b"c")
+        assert [(error_of(each), body_of(each)["kind"]) for each in raised] == [("failed", "OSError")] * 3
+        short = await together(b"a", b"short", b"c")
+        said = "the function got 3 calls, and must return a list of 3: found a list of 2"
+        assert [(error_of(each), body_of(each)["message"]) for each in short] == [("bad-batch", said)] * 3
+
+        subject, inbox = site.subject("batch"), f"_INBOX.{site.prefix}.gone"
+        await caller.send([(subject, b"gone", inbox), (f"{subject}.cancel", inbox.encode(), "")])
+        assert {body_of(each)[0] for each in await together(b"a", b"b", b"c")} == {3}
+        made = [
+            caller.request_many(site.subject("steps"), b"%d" % n, 60, lambda got: "Moorage-End" in (got.headers or {}))
+            for n in (0, 1, 3)
+        ]
+        assert [[part.data for part in parts] for parts in await asyncio.gather(*made)] == [
+            [b""], [b"0", b""], [b"0", b"1", b"2", b""]
+        ]  # fmt: skip
+        await until(lambda: bool(loads) and body_of(loads[-1])["counts"]["batched"] == 15, what="batches are counted")
+        assert body_of(loads[-1])["counts"]["batches"][:3] == [0, 0, 5]
+
+
 @pytest.mark.parametrize("serving", ["odd", "odd --concurrency 2", "aodd"])
 async def test_a_call_is_answered_whatever_its_function_raises(site: Site, serving: str) -> None:
     """Without an answer its caller would wait for nothing, and the call keep its place for ever."""

@@ -57,6 +57,10 @@ from moorage.schemas.plan import Plan
                 "driver_config": {"docker": {"image": "a", "gpu_device_ids": ["x/y=0"]}, "vm": {}},
             },
         ),
+        (
+            {"service": "embed:2", "batch": "32,5ms"},
+            {"service": {"name": "embed", "concurrency": 2, "batch": {"most": 32, "wait_ms": 5}}},
+        ),
     ],
 )
 def test_each_flag_is_a_field(flags: dict[str, Any], fields: dict[str, Any]) -> None:
@@ -161,6 +165,13 @@ def test_an_array_with_steps_is_written_out(array: str, indices: str, more: dict
         ({"service": "embed:x"}, "--service: a number of calls must follow", "for example --service embed:8"),
         ({"service": "embed:0"}, "--service: concurrency must be 1..4096", "say how many"),
         ({"service": f"embed:{'9' * 5000}"}, "--service: concurrency must be 1..4096", "say how many"),
+        ({"batch": "32"}, "--batch is about the calls of a service", "name the service with --service"),
+        ({"service": "e", "batch": "many"}, "--batch needs the most calls of a batch", "for example --batch 32, or"),
+        ({"service": "e", "batch": "32,5"}, "--batch needs the most calls of a batch", "for example --batch 32, or"),
+        ({"service": "e", "batch": "32,soon"}, "--batch: not a duration: 'soon'", "for example --batch 32"),
+        ({"service": "e", "batch": "0"}, "--batch: most must be 1..1024", "say how many calls a batch has"),
+        ({"service": "e", "batch": "2,1m"}, "--batch: wait_ms must be 0..10000", "say how long a call waits"),
+        ({"service": "e:99", "batch": "99"}, "--service: 99 batches of 99 calls are too many", "say how many calls"),
         ({"stall": "soon"}, "--stall: not a duration", "write it as 90s"),
     ],
 )

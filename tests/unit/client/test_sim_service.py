@@ -124,3 +124,46 @@ async def test_the_first_call_starts_a_member_and_the_last_one_lets_it_end() -> 
         assert 8 <= now_s() - began_s < 12, "a cold start"
         await asyncio.sleep(300)
         assert service.members == []
+
+
+@in_virtual_time
+async def test_calls_run_in_batches_and_the_wait_for_others_is_not_added_under_load() -> None:
+    ran: list[list[int]] = []
+
+    async def step(items: list[int]) -> list[int]:
+        ran.append(items)
+        await asyncio.sleep(10)
+        return [item * 2 for item in items]
+
+    async with SimFleet("8xH100") as fleet, AsyncClient(transport=fleet) as moorage:
+        service = await fleet.serve("step", step, batch={"most": 3, "wait_ms": 5000})
+        await until(lambda: bool(service.members))
+
+        async def timed(item: int) -> float:
+            began_s = now_s()
+            assert await moorage.call("step", item, timeout="60s") == item * 2
+            return now_s() - began_s
+
+        assert await timed(1) == pytest.approx(15, abs=0.5), "alone, it waits for others"
+        calls = [asyncio.create_task(timed(item)) for item in range(3)]
+        await asyncio.sleep(2)
+        calls += [asyncio.create_task(timed(item)) for item in (3, 4)]
+        assert [round(each) for each in await asyncio.gather(*calls)] == [10, 10, 10, 18, 18]
+        assert ran == [[1], [0, 1, 2], [3, 4]]
+        given_up, other = (asyncio.create_task(timed(item)) for item in (5, 6))
+        await asyncio.sleep(1)
+        given_up.cancel()
+        await other
+        assert ran[3:] == [[6]]
+        died = [asyncio.create_task(timed(item)) for item in (7, 8)]
+        await asyncio.sleep(6)
+        service.kill_member()
+        for call in died:
+            with pytest.raises(CallFailed, match="ended during the call"):
+                await call
+        await until(lambda: bool(service.members))
+        waits = asyncio.create_task(timed(9))
+        await asyncio.sleep(2)
+        service.kill_member()
+        await waits
+        assert ran[4:] == [[7, 8], [9]], "what waited for its batch had not started, so it is sent again"

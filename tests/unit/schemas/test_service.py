@@ -9,7 +9,7 @@ import pytest
 
 from moorage.schemas.job import Request
 from moorage.schemas.roles import may_answer, rights
-from moorage.schemas.service import CALL_ERRORS, Scale, ServiceSpec
+from moorage.schemas.service import CALL_ERRORS, BatchSpec, Scale, ServiceSpec, batch_of
 from moorage.schemas.subjects import Subjects
 
 RUN = {"argv": ["moorage", "serve", "embedder:embed"]}
@@ -25,6 +25,10 @@ def test_a_service_is_a_name_and_a_number_of_calls_at_a_time() -> None:
     assert made.service == ServiceSpec("embed", 8)
     assert msgspec.to_builtins(request(service={"name": "embed"}))["service"] == {"name": "embed"}
     assert "service" not in msgspec.to_builtins(request())
+    batched = request(service={"name": "embed", "concurrency": 128, "batch": {"most": 32, "wait_ms": 5}})
+    assert batched.trouble is None
+    assert batched.service is not None
+    assert batch_of(str(batched.service.batch)) == batched.service.batch == BatchSpec(32, 5)
 
 
 def test_the_number_of_a_services_members_follows_its_calls_between_two_bounds() -> None:
@@ -64,6 +68,11 @@ def test_bounds_that_are_none_are_refused(scale: dict[str, Any]) -> None:
         ({"service": {"name": "x" * 49}}, "service.name"),
         ({"service": {"name": "a", "concurrency": 0}}, "service.concurrency"),
         ({"service": {"name": "a", "concurrency": 4097}}, "service.concurrency"),
+        ({"service": {"name": "a", "batch": {"most": 0}}}, "service.batch.most"),
+        ({"service": {"name": "a", "batch": {"most": 1025}}}, "service.batch.most"),
+        ({"service": {"name": "a", "batch": {"most": 8, "wait_ms": 10001}}}, "service.batch.wait_ms"),
+        ({"service": {"name": "a", "batch": {"most": 8, "wait_ms": -1}}}, "service.batch.wait_ms"),
+        ({"service": {"name": "a", "concurrency": 129, "batch": {"most": 32}}}, "service.concurrency"),
         ({"service": {"name": "a"}, "run": {"driver": "handler", "argv": ["f"]}}, "run.driver"),
         ({"service": {"name": "a"}, "run": {"driver": "noop"}}, "run.driver"),
         ({"service": {"name": "a"}, "replicas": 2, "gpu": {"scheduling": "gang"}}, "service"),

@@ -8,6 +8,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, get_args, get_type_hints
 
 from moorage.cli.framework.arguments import DURATION, Parameter
+from moorage.cli.framework.batches import batch
 from moorage.cli.framework.console import say
 from moorage.cli.jobs.flag_values import (
     after,
@@ -318,6 +319,15 @@ class JobFlags:
             of="service",
         ),
     ] = None
+    batch: Annotated[
+        str | None,
+        Flag(
+            help="With --service: its function gets a list of at most N calls, and answers with a list. A call waits "
+            "at most this time for others, by default for none. N calls then count as one of --service NAME:N.",
+            value="N[,DURATION]",
+            of="service.batch",
+        ),
+    ] = None
     pack: Annotated[
         bool,
         Flag(
@@ -463,10 +473,17 @@ def fields_of(flags: JobFlags) -> dict[str, Any]:
             )  # fmt: skip
     if flags.service is not None:
         fields["service"] = service(flags.service) | ({"pack": True} if flags.pack else {})
+        if flags.batch is not None:
+            fields["service"]["batch"] = batch(flags.batch)
     elif flags.pack:
         raise rejected(
             "invalid-argument", "--pack is about the members of a service", field="$.service",
             next="name the service with --service, or leave --pack out: other jobs are packed anyway",
+        )  # fmt: skip
+    elif flags.batch is not None:
+        raise rejected(
+            "invalid-argument", "--batch is about the calls of a service", field="$.service",
+            next="name the service with --service, or leave --batch out",
         )  # fmt: skip
     if resources := _resources(flags):
         fields["resources"] = resources

@@ -358,7 +358,12 @@ def frozen_words(data: dict[str, Any]) -> str:
 
 def service_words(service: dict[str, Any] | None) -> str:
     """Return which service's calls the job answers, and how many at a time; "" if it answers none."""
-    return f"{service['name']}, {many(service.get('concurrency', 1), 'call')} at a time" if service else ""
+    if not service:
+        return ""
+    calls = many(service.get("concurrency", 1), "call")
+    if batch := service.get("batch"):
+        calls = f"{service.get('concurrency', 1)} × {many(batch['most'], 'call')}"
+    return f"{service['name']}, {calls} at a time"
 
 
 def items_words(request: dict[str, Any]) -> str:

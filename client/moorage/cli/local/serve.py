@@ -29,6 +29,14 @@ def serve(
     concurrency: Annotated[
         int | None, Parameter(help="Calls that run at the same time. A job has it from its request. Default: 1.")
     ] = None,
+    batch: Annotated[
+        str | None,
+        Parameter(
+            help="The function gets a list of at most N calls, which wait at most this time for others. A job has it "
+            "from its request.",
+            value="N[,DURATION]",
+        ),
+    ] = None,
     grace: Annotated[
         str | None,
         Parameter(help="How long calls may take once this is to end. Default: as long as they need.", value="DURATION"),
@@ -44,7 +52,8 @@ def serve(
     A call is a NATS request on moorage.call.TENANT.NAME. Run any number of members, as the replicas of a job with
     --service: each call runs at one of them, at most once, and full members hand waiting calls to idle ones. In such a
     job the command finds server, key and service by itself. The function gets the data of a call and returns the
-    answer. A class is made once, its load is called if it has one, and its call answers. A generator answers in parts.
+    answer; with --batch, a list and a list. A class is made once, its load is called if it has one, and its call
+    answers. A generator answers in parts.
     SIGTERM lets the calls that are here finish; other members take the next ones.
     """
 
@@ -54,8 +63,8 @@ def serve(
         from moorage.system.loops import loop_factory
 
         made = serving_of(
-            os.environ, function, command, name=name, concurrency=concurrency, grace=grace, tenant=tenant,
-            prefix=prefix, nats=options.settled().nats,
+            os.environ, function, command, name=name, concurrency=concurrency, batch=batch, grace=grace,
+            tenant=tenant, prefix=prefix, nats=options.settled().nats,
         )  # fmt: skip
         begin_log("INFO", "text")
 
@@ -82,6 +91,7 @@ def serving_of(
     *,
     name: str | None = None,
     concurrency: int | None = None,
+    batch: str | None = None,
     grace: str | None = None,
     tenant: str | None = None,
     prefix: str = PREFIX_DEFAULT,
@@ -92,7 +102,16 @@ def serving_of(
     from moorage.bus.call_key import CREDS_VARIABLE, URL_VARIABLE, context_of_key
     from moorage.bus.target import find_context
     from moorage.calls.serve import Serving, function_argv
-    from moorage.schemas.service import CONCURRENCY_VARIABLE, GRACE_VARIABLE, INPUT_BYTES_DEFAULT, INPUT_VARIABLE
+    from moorage.cli.framework.batches import batch as batch_said
+    from moorage.schemas.service import (
+        BATCH_VARIABLE,
+        CONCURRENCY_VARIABLE,
+        GRACE_VARIABLE,
+        INPUT_BYTES_DEFAULT,
+        INPUT_VARIABLE,
+        BatchSpec,
+        batch_of,
+    )
 
     if bool(function) == bool(command):
         raise rejected(
@@ -109,10 +128,12 @@ def serving_of(
         context = find_context(nats)
     said = grace or environment.get(GRACE_VARIABLE)
     try:
+        batches = batch_of(environment.get(BATCH_VARIABLE, "")) if batch is None else BatchSpec(**batch_said(batch))
         return Serving(
             context=context,
             name=served,
-            argv=function_argv(function) if function else list(command),
+            argv=function_argv(function, batches) if function else list(command),
+            batch=batches,
             concurrency=int(environment.get(CONCURRENCY_VARIABLE, "1")) if concurrency is None else concurrency,
             grace_s=None if said is None else seconds(said),
             input_bytes=int(environment.get(INPUT_VARIABLE, INPUT_BYTES_DEFAULT)),

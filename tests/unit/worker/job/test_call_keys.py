@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from moorage.bus.contexts import Context
-from moorage.schemas.service import ServiceSpec
+from moorage.schemas.service import BatchSpec, ServiceSpec
 from moorage.worker.job.attempt_folders import AttemptFolders
 from moorage.worker.job.call_keys import CallKeys
 from moorage.worker.job.secret_files import SecretRefused, trouble_with_secrets
@@ -35,11 +35,13 @@ def test_a_tenants_key_is_its_own_file_and_the_servers_address_has_no_login(secr
     assert keys.key("acme") == b"SUAKEY\n"
     with pytest.raises(SecretRefused, match="secret 'calls/beta': there is no such file"):
         keys.key("beta")
-    assert keys.variables("acme", ServiceSpec("embed", 8), 10.0, "/x.key") == {
+    service = ServiceSpec("embed", 8, batch=BatchSpec(32, 5))
+    assert keys.variables("acme", service, 10.0, "/x.key") == {
         "MOORAGE_NATS_URL": "nats://h1:4222",
         "MOORAGE_NATS_CREDS": "/x.key",
         "MOORAGE_CALL_SUBJECT": "gpu.eu.call.acme.embed",
         "MOORAGE_CALL_CONCURRENCY": "8",
+        "MOORAGE_CALL_BATCH": "32,5",
         "MOORAGE_CALL_GRACE": "10s",
         "MOORAGE_CALL_INPUT_BYTES": "67108864",
     }

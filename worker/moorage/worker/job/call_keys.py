@@ -13,6 +13,7 @@ from pathlib import Path
 from moorage.bus.call_key import CREDS_VARIABLE, SUBJECT_VARIABLE, URL_VARIABLE
 from moorage.bus.contexts import Context
 from moorage.schemas.service import (
+    BATCH_VARIABLE,
     CALL_SECRETS,
     CONCURRENCY_VARIABLE,
     GRACE_VARIABLE,
@@ -55,6 +56,7 @@ class CallKeys:
                 CONCURRENCY_VARIABLE: str(service.concurrency),
                 GRACE_VARIABLE: f"{grace_s:g}s",
                 INPUT_VARIABLE: str(service.input_bytes),
+                **({} if service.batch is None else {BATCH_VARIABLE: str(service.batch)}),
                 **({} if file is None else {CREDS_VARIABLE: file}),
             }
         )

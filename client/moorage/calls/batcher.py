@@ -1,0 +1,91 @@
+"""The way of calls from a member to its program where they run in batches: holds them until their batch begins."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from moorage.calls.batches import Batches
+from moorage.calls.messenger import Messenger
+from moorage.calls.program import Link
+from moorage.calls.wire import FromProgram, ToProgram
+
+OnFrame = Callable[[FromProgram, bytes], None]
+
+
+class Batcher:
+    """Stands before a program: each batch is sent to it in one piece, call by call."""
+
+    def __init__(self, messenger: Messenger, program: Link, batches: Batches) -> None:
+        self._messenger = messenger
+        self._program = program
+        self._batches = batches
+        self._held: dict[int, tuple[ToProgram, bytes]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._at_s = 0.0  # when the timer fires, which may be too early: a batch that began took what it was for
+
+    def send(self, head: ToProgram, body: bytes = b"") -> None:
+        if head.call:
+            now_s = time.monotonic()
+            call = self._messenger.member.running[head.call]
+            self._held[head.call] = head, body
+            self._batches.add(head.call, call.waited(now_s), head.wait_ms, now_s)
+            # a batch that is not whole begins in a turn of its own: what was read together goes into it together
+            if self._batches.is_whole:
+                self._begin_due()
+            else:
+                self._set_timer()
+        elif self._batches.leave(head.cancel):
+            del self._held[head.cancel]
+            # the member is in the middle of its own work
+            asyncio.get_running_loop().call_soon(self.on_frame, FromProgram(error=head.cancel), b"")
+        else:
+            self._program.send(head, body)
+
+    def send_all(self, frames: Sequence[tuple[ToProgram, bytes]]) -> None:
+        for head, body in frames:
+            self.send(head, body)
+
+    def hold(self, on: bool) -> None:
+        self._program.hold(on)
+
+    def on_frame(self, head: FromProgram, body: bytes) -> None:
+        """A frame of the program: the last answer of a batch lets the next one begin."""
+        self._messenger.on_frame(head, body)
+        self._begin_due()
+
+    def _begin_due(self) -> None:
+        now_s = time.monotonic()
+        while numbers := self._batches.next(now_s):
+            self._messenger.member.on_batch(numbers, now_s)
+            *others, last = (self._held.pop(number) for number in numbers)
+            more = [(msgspec.structs.replace(head, more=True), body) for head, body in others]
+            self._program.send_all([*more, last])
+        self._set_timer()
+
+    def _set_timer(self) -> None:
+        """Begin the next batch when it is due."""
+        due_s = self._batches.due_s
+        if due_s is None:
+            return
+        if self._timer is not None:
+            if self._at_s <= due_s:
+                return
+            self._timer.cancel()
+        self._at_s = due_s
+        self._timer = asyncio.get_running_loop().call_later(max(0.0, due_s - time.monotonic()), self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self._begin_due()
+
+
+def in_batches(messenger: Messenger, program: Link, batches: Batches) -> OnFrame:
+    """Let a member run its calls in batches; return what is to get the program's frames from now on."""
+    messenger.member.run_in_batches(batches)
+    batcher = Batcher(messenger, program, batches)
+    messenger.program = batcher
+    return batcher.on_frame
