@@ -11,7 +11,7 @@ import msgspec
 from moorage.schemas.answers.fleet import FleetAnswer
 from moorage.schemas.answers.jobs import Explained, HistoryAnswer, JobsAnswer, ShownJob
 from moorage.schemas.answers.letters import Letter, LetterDone, LettersAnswer
-from moorage.schemas.answers.operators import Audit, TenantsAnswer, UsageAnswer
+from moorage.schemas.answers.operators import ActsAnswer, Audit, TenantsAnswer, UsageAnswer
 from moorage.schemas.plan import Plan
 from tools.wire_types import fields_table
 
@@ -26,6 +26,7 @@ DATA: Final[dict[str, type[msgspec.Struct]]] = {
     "admin.fleet": FleetAnswer,
     "admin.tenants": TenantsAnswer,
     "admin.audit": Audit,
+    "admin.acts": ActsAnswer,
     "admin.dlq list": LettersAnswer,
     "admin.dlq show": Letter,
     "admin.dlq drop": LetterDone,

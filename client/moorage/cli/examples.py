@@ -210,6 +210,10 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
         "moorage admin tenants",
         "moorage admin tenants --format '{tenant} {gpus}'",
     ),
+    "admin acts": (
+        "moorage admin acts --since 7d",
+        "moorage admin acts --by ana --verb drain",
+    ),
     "admin nats-config": (
         "moorage admin nats-config --out site --tenant vision --worker n01",
         "moorage admin nats-config --out site --tenant vision --auth mtls",

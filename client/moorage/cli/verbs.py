@@ -85,6 +85,7 @@ VERBS: Final[dict[str, tuple[Verb, ...]]] = {
         Verb(
             "admin tenants", "moorage.cli.fleet.admin:tenants", "Tenants, with what they use, their limits and holds."
         ),
+        Verb("admin acts", "moorage.cli.fleet.admin:acts", "Orders of operators: when, who, what and why."),
         Verb(
             "admin nats-config",
             "moorage.cli.fleet.nats_config:nats_config",

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from moorage.bus.lend.client import AskedBack
     from moorage.client.answers import (
+        ActRow,
+        ActsAnswer,
         Audit,
         Cancelled,
         Drift,
@@ -79,6 +81,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Accepted",
+    "ActRow",
+    "ActsAnswer",
     "Answer",
     "AskedBack",
     "AsyncClient",
@@ -158,6 +162,8 @@ __all__ = [
 
 _HOME: Final = {
     "moorage.client.answers": (
+        "ActRow",
+        "ActsAnswer",
         "Audit",
         "Cancelled",
         "Drift",

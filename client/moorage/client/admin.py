@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from moorage.client.durations import Duration, seconds
 from moorage.client.errors import Rejected
 from moorage.client.login import who
 from moorage.client.pages import pages
 from moorage.client.replicas import Which, field_of
-from moorage.schemas.answers.operators import TenantsAnswer
+from moorage.schemas.answers.operators import ActsAnswer, TenantsAnswer
 from moorage.schemas.errors import Refused
 from moorage.schemas.frames import LISTED_MAX
 from moorage.schemas.operate import DlqAct, Done, TenantRow, act_of
@@ -118,6 +119,16 @@ class Admin:
         """
         answer = await self._client.operate("tenants")
         return msgspec.convert(answer.data, TenantsAnswer).tenants
+
+    async def acts(self, *, since: Duration | None = None, by: str = "", verb: str = "") -> ActsAnswer:
+        """Return the newest orders of operators that changed something, at most 500, the oldest of them first.
+
+        `since` is how far back to begin, `by` an operator's name, `verb` that of an order, as `drain`. Acts on dead
+        letters are in the scheduler's log, and not among these.
+        """
+        asked = {"since_s": None if since is None else seconds(since), "by": by or None, "verb": verb or None}
+        answer = await self._client.operate("acts", asked)
+        return msgspec.convert(answer.data, ActsAnswer)
 
     async def jobs(
         self,

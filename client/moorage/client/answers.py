@@ -15,6 +15,8 @@ from moorage.schemas.answers.jobs import Explained, JobsAnswer, ShownJob
 from moorage.schemas.answers.jobs import JobRow as JobRow
 from moorage.schemas.answers.jobs import ReplicaInfo as ReplicaInfo
 from moorage.schemas.answers.jobs import Used as Used
+from moorage.schemas.answers.operators import ActRow as ActRow
+from moorage.schemas.answers.operators import ActsAnswer as ActsAnswer
 from moorage.schemas.answers.operators import Audit as Audit
 from moorage.schemas.answers.operators import Drift as Drift
 

@@ -25,6 +25,7 @@ from moorage.client.replicas import Which
 from moorage.client.request_builder import What
 from moorage.client.steps import Step
 from moorage.client.sync_base import ClientBase, Handle
+from moorage.schemas.answers.operators import ActsAnswer
 from moorage.schemas.frames import USE_KEPT_S, Accepted, Event, FleetEvent, FleetFrame, UsePage
 from moorage.schemas.gpu import GpuSpec
 from moorage.schemas.job import Request
@@ -565,6 +566,10 @@ class SyncAdmin(Handle["Admin"]):
     def tenants(self) -> list[TenantRow]:
         """Return the tenants with jobs that have not ended, leases, holds, limits or shares."""
         return self._thread.call(self._twin.tenants())
+
+    def acts(self, *, since: Duration | None = None, by: str = "", verb: str = "") -> ActsAnswer:
+        """Return the newest orders of operators that changed something, at most 500, the oldest of them first."""
+        return self._thread.call(self._twin.acts(since=since, by=by, verb=verb))
 
     def jobs(
         self,

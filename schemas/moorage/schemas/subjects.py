@@ -52,6 +52,7 @@ ADMIN_VERBS: Final = (
     "resize",
     "dlq",
     "audit",
+    "acts",
     "tenants",
     "usage",
     "feature-level",

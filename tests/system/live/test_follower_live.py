@@ -20,8 +20,10 @@ from moorage.bus.jetstream import JetStream
 from moorage.scheduler.follower import beside
 from moorage.scheduler.follower.beside import FollowerBeside
 from moorage.scheduler.follower.follower import Question
+from moorage.scheduler.follower.operators_acts import OperatorsActs
 from moorage.scheduler.follower.saves import Overtaken, Saves, Written
 from moorage.scheduler.ledger.snapshot_follower import Command
+from moorage.schemas.answers.operators import ActRow
 from moorage.schemas.codec import Decoder
 from moorage.schemas.frames import HistoryFrame
 from moorage.schemas.job import TERMINAL
@@ -211,16 +213,19 @@ async def test_of_two_followers_one_saves_and_a_damaged_save_is_not_read(
             await saves.open()
             assert await saves.read() is None
         drive.worker("w0", gpus=8)
+        row = ActRow(seq=1, at_ms=1, by="operator:ana", verb="hold", tenant="t")
+        acts = OperatorsActs([row])
         for number in range(3):
             drive.submit(f"j{number}", gpu={})
-            await one.write(drive.shadow, drive.usage, Written(7, [(1, [(1, 2, 3, [0])], 0)]))
+            await one.write(drive.shadow, drive.usage, Written(7, [(1, [(1, 2, 3, [0])], 0)]), acts)
         with pytest.raises(Overtaken):
-            await two.write(drive.shadow, drive.usage, Written())
+            await two.write(drive.shadow, drive.usage, Written(), acts)
         await two.open()
         read = await two.read()
         assert read is not None
         assert (read[0].seq, read[0].digest) == (drive.state.seq, drive.state.digest)
         assert read.usage.answer(None, {}) == drive.usage.answer(None, {})
+        assert read.acts.dump() == acts.dump()
         assert (read.history.last, read.history.jobs) == (7, [(1, [(1, 2, 3, [0])], 0)])
         info = await jetstream.stream_info(subjects.follower_stream, subjects.follower_all)
         assert info.subjects[subjects.follower_chunk] == 2, "two saves are kept"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 from moorage.cli.framework.arguments import Parameter
 from moorage.cli.framework.console import say, tell
 from moorage.cli.framework.options import ROWS, RowOptions, guarded, with_client
-from moorage.cli.framework.render import table
+from moorage.cli.framework.render import table, utc
 from moorage.cli.jobs.flag_values import warn_of_decimal
 from moorage.cli.jobs.selectors import HELP, LISTED, SomeReplicas, ids_of, replica_in
 from moorage.client.errors import Rejected, rejected
@@ -21,6 +21,7 @@ from moorage.schemas.units import many
 
 if TYPE_CHECKING:
     from moorage.client.client import AsyncClient
+    from moorage.schemas.answers.operators import ActRow
     from moorage.schemas.operate import Done, Hold, Limit, Share
 
 
@@ -353,6 +354,51 @@ def tenants(*, options: RowOptions = ROWS) -> int:
         return None
 
     return with_client(options, work)
+
+
+def acts(
+    *,
+    since: Annotated[str | None, Parameter(help="How far back to begin: 2h, 7d.", value="DURATION")] = None,
+    by: Annotated[str, Parameter(help="Only those of this operator, or of this name without keys.", value="NAME")] = "",
+    verb: Annotated[str, Parameter(help="Only this order: drain, limit, hold …", value="VERB")] = "",
+    options: RowOptions = ROWS,
+) -> int:
+    """List the newest orders of operators that changed something, at most 500: when, who, what and why.
+
+    Kept are the newest 10,000. Acts on dead letters are in the scheduler's log.
+    """
+
+    async def work(client: AsyncClient) -> None:
+        import msgspec
+
+        from moorage.client.durations import seconds
+        from moorage.schemas.answers.operators import ActsAnswer
+
+        asked = {"since_s": None if since is None else seconds(since), "by": by or None, "verb": verb or None}
+        answer = await client._wire.operate("acts", asked)
+        told = msgspec.convert(answer.data, ActsAnswer)
+        if options.shown(answer, told.acts):
+            return
+        if told.acts:
+            header = ["UTC", "BY", "VERB", "WHAT", "WHY"]
+            cells = [[utc(row.at_ms), words(row.by, row.said), row.verb, about(row), row.why] for row in told.acts]
+            tell(table(header, cells, optional=("WHY",), shortened=("WHAT",)))
+        else:
+            say("no operator has changed anything" + (f" since {utc(told.from_ms)}" if told.from_ms else ""))
+        if told.left_out:
+            say(f"{told.left_out} older ones are not shown: narrow it by --since, --by or --verb")
+        for from_ms, until_ms in told.gaps:
+            say(f"not known: from {utc(from_ms)} to {utc(until_ms)}; moorage doctor says why")
+
+    return with_client(options, work)
+
+
+def about(row: ActRow) -> str:
+    """Return what an order is about, in words: `acme/train 60`, `n07 left by 2026-11-20T12:00:00Z`."""
+    where = f"{row.tenant}/{row.job}" if row.job else row.worker or row.tenant
+    times = {"from": row.from_ms, "left by": row.leave_ms, "until": row.until_ms}
+    moments = [f"{name} {utc(ms)}" for name, ms in times.items() if ms and (name != "from" or ms != row.at_ms)]
+    return " ".join(filter(None, (where, row.what, ", ".join(moments))))
 
 
 # --------------------------------------------------------------------------------------------------------------- inside

@@ -1,9 +1,10 @@
-"""The follower: it folds the ledger beside the leader, writes the history of jobs, and counts GPU time.
+"""The follower: it folds the ledger beside the leader, writes the history of jobs, counts GPU time, notes orders.
 
 It saves the state and what it counted and wrote at a record, and goes on from there after a restart: no record counts
-twice, and no transition is written twice. It answers questions about GPU time, and where the history of a job is. The
-leader keeps the records behind the older save, up to half of the ledger's bound. If it had to delete records that the
-follower had not read, the follower goes on from the ledger's newest snapshot, and tells the gap.
+twice, and no transition is written twice. It answers questions about GPU time, operators' orders, and where the
+history of a job is. The leader keeps the records behind the older save, up to half of the ledger's bound. If it had to
+delete records that the follower had not read, the follower goes on from the ledger's newest snapshot, and tells the
+gap.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from moorage.bus.jetstream import JetStream
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.ledger.state import State
 from moorage.scheduler.follower.history import History
+from moorage.scheduler.follower.operators_acts import OperatorsActs
 from moorage.scheduler.follower.saves import Overtaken, Saved, Saves, Written
 from moorage.scheduler.follower.usage import Gap, Usage
 from moorage.scheduler.ledger.ledger import Ledger, LedgerBroken, LedgerGap
@@ -47,8 +49,8 @@ RETRY_AFTER_S: Final = 1.0
 class Question(msgspec.Struct, array_like=True):
     """A question, asked when the leader had folded record `seq`.
 
-    `usage` is about the GPU time of a tenant (None: of all); `where` about the frames with the story of the `job`;
-    `written` is answered once the history has all stories up to that record.
+    `usage` is about the GPU time of a tenant (None: of all), `acts` about operators' orders; `where` about the frames
+    with the story of the `job`; `written` is answered once the history has all stories up to that record.
     """
 
     verb: str
@@ -95,6 +97,7 @@ class Follower:
         self._save_records = save_records
         self._state = State()
         self._usage = Usage(self._state)
+        self._acts = OperatorsActs()
         self._history = History(world, subjects, config, replicas)
         self._saved_seq = 0
         self._trouble, self._next = "", ""
@@ -150,7 +153,7 @@ class Follower:
         """Read the newest save. If it is none of this ledger, begin at the ledger's newest snapshot."""
         await self._saves.open()
         saved = await self._saves.read()
-        self._state, self._usage, written = saved or _nothing()
+        self._state, self._usage, written, self._acts = saved or _nothing()
         ledger_id = (await self._ledger.last_reign()).ledger_id if saved is not None else ""
         if ledger_id and ledger_id != self._state.ledger_id:
             newest = await recover(self._ledger, self._snapshots)
@@ -159,7 +162,7 @@ class Follower:
                 await self._bridge()
                 return
             log.warning("what the follower of the ledger has counted is of another ledger, %s", self._state.ledger_id)
-            self._state, self._usage, written = _nothing()
+            self._state, self._usage, written, self._acts = _nothing()
         await self._history.begin(self._state, written.last, written.jobs)
         self._saved_seq = self._state.seq if saved is not None else -self._save_records  # the first save is due at once
 
@@ -180,8 +183,9 @@ class Follower:
         await self._history.write()
 
     async def _fold_through(self, last: int) -> None:
-        async for seq, _, folded in self._ledger.fold_range(self._state, last):
+        async for seq, record, folded in self._ledger.fold_range(self._state, last):
             self._usage.fold(folded)
+            self._acts.fold(self._state, record, folded)
             if self._history.take(folded):
                 await self._history.write()
             if seq % FOLD_AT_ONCE == 0:
@@ -209,7 +213,8 @@ class Follower:
 
     async def _save(self) -> None:
         await self._history.write()
-        await self._saves.write(self._state, self._usage, Written(self._history.last, self._history.told()))
+        written = Written(self._history.last, self._history.told())
+        await self._saves.write(self._state, self._usage, written, self._acts)
         self._saved_seq = self._state.seq
 
     # ------------------------------------------------------------------------------------------- questions
@@ -236,6 +241,9 @@ class Follower:
             return {}
         if question.verb == "usage":
             return self._usage.answer(question.tenant, question.arguments)
+        if question.verb == "acts":
+            gaps = [(gap.from_ms, gap.until_ms) for gap in self._usage.gaps]
+            return self._acts.answer(question.arguments, self._state.time_ms, gaps)
         found = self._history.where(question.tenant or "", question.arguments["job"])
         if found is None:
             return behind(1)
@@ -256,4 +264,4 @@ def behind(records: int) -> Problem:
 
 def _nothing() -> Saved:
     state = State()
-    return Saved(state, Usage(state), Written())
+    return Saved(state, Usage(state), Written(), OperatorsActs())

@@ -15,6 +15,7 @@ import msgspec
 from moorage.bus.jetstream import COPIES_FOLLOW, EXPECTED_LAST_SEQUENCE, Ack, JetStream
 from moorage.scheduler.core.ledger.snapshot import BadSnapshot, dump, load, snapshot_digest
 from moorage.scheduler.core.ledger.state import State
+from moorage.scheduler.follower.operators_acts import OperatorsActs
 from moorage.scheduler.follower.usage import Usage
 from moorage.scheduler.history.story import Parts
 from moorage.schemas.subjects import Subjects
@@ -55,14 +56,17 @@ class _Body(msgspec.Struct, array_like=True):
     state: bytes
     usage: bytes
     history: Written
+    acts: bytes = b""
 
 
 class Saved(NamedTuple):
-    """What a save has: the state, what was counted up to it, and what of its jobs was written to the history."""
+    """What a save has: the state, what was counted up to it, what of its jobs was written to the history, and the
+    newest orders of operators."""
 
     state: State
     usage: Usage
     history: Written
+    acts: OperatorsActs
 
 
 _encode: Final = msgspec.msgpack.Encoder().encode
@@ -120,14 +124,14 @@ class Saves:
             try:
                 body = _decode(data)
                 state = load(body.state)
-                return Saved(state, Usage.load(body.usage, state), body.history)
+                return Saved(state, Usage.load(body.usage, state), body.history, OperatorsActs.load(body.acts))
             except (BadSnapshot, *UNREADABLE, LookupError, TypeError) as error:
                 log.warning("the follower's save of record %d cannot be read: %r", save.seq, error)
         return None
 
-    async def write(self, state: State, usage: Usage, history: Written) -> None:
+    async def write(self, state: State, usage: Usage, history: Written, acts: OperatorsActs) -> None:
         """Write a save and delete those older than the one before. Raises `Overtaken`, `BusError`."""
-        data, seq = _encode(_Body(dump(state), usage.dump(), history)), state.seq
+        data, seq = _encode(_Body(dump(state), usage.dump(), history, acts.dump())), state.seq
         first = self._last + 1
         for start in range(0, len(data), CHUNK_BYTES):
             await self._append(self._subjects.follower_chunk, data[start : start + CHUNK_BYTES])

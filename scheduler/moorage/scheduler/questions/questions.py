@@ -124,7 +124,7 @@ class Questions:
             asked = jobs_asked(arguments, operator=False)
             self._ask(verb, partial(self._lists.ask, tenant, asked, reply, json), reply, json)
         elif verb == "usage":
-            self._ask(verb, partial(self._usage, tenant, arguments, reply, json), reply, json)
+            self._ask(verb, partial(self._ask_follower, verb, tenant, arguments, reply, json), reply, json)
         elif verb == "schedule":
             self._schedule(tenant, ScheduleAsked.of(arguments), reply, json)
         elif verb in ("show", "explain", "history", "again"):
@@ -202,10 +202,12 @@ class Questions:
         """
         self._engine.offer(Ask(lambda: self._framed(verb, contained(answer)), reply, json))
 
-    def _usage(self, tenant: str | None, arguments: dict[str, Any], reply: str, json: bool) -> Problem | None:
+    def _ask_follower(
+        self, verb: str, tenant: str | None, arguments: dict[str, Any], reply: str, json: bool
+    ) -> Problem | None:
         """Ask the follower, which answers later; return the problem if it cannot be asked now."""
-        question = Question("usage", self._engine.state.seq, tenant, arguments)
-        return self._leader.follower.ask(question, lambda data: self._answer_read("usage", data, reply, json))
+        question = Question(verb, self._engine.state.seq, tenant, arguments)
+        return self._leader.follower.ask(question, lambda data: self._answer_read(verb, data, reply, json))
 
     async def _where(self, tenant: str, job: str) -> Place:
         """Return where the story of a job is, as the follower says. Raises `Refused`."""
@@ -255,12 +257,12 @@ class Questions:
             self._ask(verb, partial(self.foresight.plan, tenant, fields, reply, json), reply, json)
         elif verb == "tenants":
             self._ask(verb, self._tenants, reply, json)
-        elif verb == "usage":
-            self._ask(verb, partial(self._usage, None, arguments, reply, json), reply, json)
+        elif verb in ("usage", "acts"):
+            self._ask(verb, partial(self._ask_follower, verb, None, arguments, reply, json), reply, json)
         elif verb in ACTS:
             self._engine.offer(self._order(operator, verb, arguments, reply, json))
         else:
-            allowed = ", ".join(("fleet", "ls", "plan", "audit", "dlq", "tenants", "usage", *ACTS))
+            allowed = ", ".join(("fleet", "ls", "plan", "audit", "acts", "dlq", "tenants", "usage", *ACTS))
             raise refuse("unknown-verb", f"{verb} is not served by this release", found=verb, allowed=allowed)
 
     def _tenants(self) -> TenantsAnswer:

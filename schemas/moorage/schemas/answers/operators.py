@@ -1,4 +1,4 @@
-"""What `admin.tenants`, `admin.audit` and `usage` answer, the last one to tenants, too."""
+"""What `admin.tenants`, `admin.audit`, `admin.acts` and `usage` answer, the last one to tenants, too."""
 
 from __future__ import annotations
 
@@ -93,6 +93,34 @@ class Audit(msgspec.Struct, omit_defaults=True, kw_only=True):
     looked: int = always(int)  # number of workers that have checked their devices
     not_looked: list[str] = always(list[str])  # workers that have not
     left_out: int = always(int)  # number of further differences on devices
+
+
+class ActRow(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """An order of an operator that changed something, as the ledger has it."""
+
+    seq: int  # number of its record
+    at_ms: int  # ledger time of the record
+    by: str  # operator:NAME as the key proves, or operator without keys
+    verb: str  # as drain; release and resume undo hold and freeze
+    said: str = ""  # the name that the caller gave
+    tenant: str = ""
+    job: str = ""
+    worker: str = ""
+    what: str = ""  # what it set, or the uuids of GPUs, as text
+    why: str = ""  # the reason that the operator gave
+    from_ms: int = 0  # of a drain with a window: when it begins
+    leave_ms: int = 0  # when jobs have left
+    until_ms: int = 0  # when the worker opens again by itself
+
+
+class ActsAnswer(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """The newest orders of operators, the oldest of them first: at most 500."""
+
+    acts: list[ActRow] = always(list[ActRow])
+    left_out: int = always(int)  # older ones that were asked for, too
+    from_ms: int = always(int)  # of orders since then, as asked for or as far back as known; 0: of all
+    until_ms: int = always(int)  # the ledger time now
+    gaps: list[list[int]] = []  # times (from, until) of which no order is known
 
 
 class UsageRow(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):

@@ -65,11 +65,12 @@ class Windows:
         self.flag(draft, worker, flag, by, why)
         return True
 
-    def clear(self, draft: Draft, worker: Worker) -> bool:
+    def clear(self, draft: Draft, worker: Worker, by: str, why: str) -> bool:
         """Remove a worker's window, and leave its flag as it is; return False if there was no window."""
         if draft.worker(worker).window is None:
             return False
-        self._write(draft, worker, None)
+        draft.change_worker(worker).window = None
+        draft.add(acts.Window(worker.num, by=by, why=why))
         return True
 
     # ----------------------------------------------------------------------------------------------- as time passes

@@ -45,7 +45,7 @@ class WorkerOrders:
         flag = "cordoned" if isinstance(act, CordonAct) else "open"
         changed = self._windows.order(draft, worker, flag, by, act.why)
         if flag == "open":
-            changed |= self._windows.clear(draft, worker)
+            changed |= self._windows.clear(draft, worker, by, act.why)
             self._health.lifecycle.starts.left(worker)
             self._health.ask_anew(draft, worker)
         return replace(done, changed=changed)

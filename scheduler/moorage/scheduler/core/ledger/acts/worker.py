@@ -160,7 +160,10 @@ class Shut(OfWorker, tag="shut"):
 
 
 class Window(OfWorker, tag="window"):
-    """A worker gets a maintenance window, in ledger ms (see `state.Window`), or with `leave_ms` 0 loses its window."""
+    """A worker gets a maintenance window, in ledger ms (see `state.Window`), or with `leave_ms` 0 loses its window.
+
+    One that is over, or that a later order replaces, is lost without a `by`.
+    """
 
     IS_DECISION: ClassVar[bool] = True
     from_ms: int = 0

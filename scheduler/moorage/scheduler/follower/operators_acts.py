@@ -1,0 +1,182 @@
+"""The newest orders of operators, from each record of the ledger. Pure: no I/O, no clock.
+
+A drain that begins or ends by its own window is in the ledger again, as of the operator who asked for it: that is no
+further order, and not listed. Orders that changed nothing are in no record.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from moorage.scheduler.core.ledger import acts
+from moorage.scheduler.core.ledger.folding import Folded
+from moorage.scheduler.core.ledger.record import Record
+from moorage.scheduler.core.ledger.records import STEP_WIDTH
+from moorage.scheduler.core.ledger.state import AT_MS, BY, FREEZE, REPLICA, WHY, State
+from moorage.scheduler.core.outputs.outputs import gpu_names
+from moorage.schemas import actors
+from moorage.schemas.answers.operators import ActRow, ActsAnswer
+from moorage.schemas.errors import Problem, problem
+from moorage.schemas.operate import ACTS
+from moorage.schemas.units import many
+
+#: orders that are remembered
+ACTS_MAX: Final = 10_000
+#: orders in one answer
+ANSWERED_MAX: Final = 500
+SINCE_S_MAX: Final = 366 * 86_400
+_NEXT: Final = "moorage admin acts --help"
+_REQUEUED: Final = "requeued"
+
+_encode: Final = msgspec.msgpack.Encoder().encode
+_decode: Final = msgspec.msgpack.Decoder(list[ActRow]).decode
+
+
+class OperatorsActs:
+    """The orders of the records that were folded into `state`, the oldest first."""
+
+    def __init__(self, rows: Sequence[ActRow] = ()) -> None:
+        self._rows: deque[ActRow] = deque(rows, ACTS_MAX)
+
+    def fold(self, state: State, record: Record, folded: Folded) -> None:
+        """Take the orders of a record that has just been folded into `state`."""
+        if record.acts or record.actors:
+            self._rows.extend(_orders(state, record, folded))
+
+    def dump(self) -> bytes:
+        return _encode(list(self._rows))
+
+    @classmethod
+    def load(cls, saved: bytes) -> OperatorsActs:
+        """Return what `dump` has written; b"" is nothing. Raises msgspec's errors for other bytes."""
+        return cls(_decode(saved) if saved else ())
+
+    def answer(
+        self, arguments: Mapping[str, Any], now_ms: int, gaps: Sequence[tuple[int, int]] = ()
+    ) -> dict[str, Any] | Problem:
+        """Return the newest orders of the last `since_s` seconds, by one operator, of one verb; without these, all.
+
+        An operator without a key of its own is found by the name that it gave. `gaps` are times (from, until), in
+        ledger ms, whose records nobody read.
+        """
+        since_s, by, verb = (arguments.get(name) for name in ("since_s", "by", "verb"))
+        if since_s is not None and (
+            isinstance(since_s, bool) or not isinstance(since_s, int | float) or not 0 <= since_s <= SINCE_S_MAX
+        ):
+            said = f"since_s must be a number of seconds, 0..{SINCE_S_MAX}"
+            return problem("invalid-argument", said, field="$.since_s", found=since_s, next=_NEXT)
+        if by is not None and not isinstance(by, str):
+            said = "by must be the name of an operator"
+            return problem("invalid-argument", said, field="$.by", found=str(by)[:80], next=_NEXT)
+        if verb is not None and (not isinstance(verb, str) or verb not in ACTS):
+            said = f"verb must be one of {', '.join(sorted(ACTS))}"
+            return problem("invalid-argument", said, field="$.verb", found=str(verb)[:80], next=_NEXT)
+        from_ms = 0 if since_s is None else now_ms - int(since_s * 1000)
+        found = [
+            row
+            for row in self._rows
+            if row.at_ms >= from_ms and verb in (None, row.verb) and (by is None or _is_by(row, by))
+        ]
+        answer = ActsAnswer(
+            acts=found[-ANSWERED_MAX:],
+            left_out=max(0, len(found) - ANSWERED_MAX),
+            from_ms=max(from_ms, self._rows[0].at_ms if len(self._rows) == ACTS_MAX else 0),
+            until_ms=now_ms,
+            gaps=[[begin, end] for begin, end in gaps if end >= from_ms],
+        )
+        plain: dict[str, Any] = msgspec.to_builtins(answer)
+        return plain
+
+
+def _is_by(row: ActRow, name: str) -> bool:
+    if row.by == actors.OPERATOR:
+        return name in (row.by, row.said)
+    return name in (row.by, row.by.partition(":")[2])
+
+
+def _orders(state: State, record: Record, folded: Folded) -> Iterator[ActRow]:
+    windows = {act.worker: act for act in record.acts if isinstance(act, acts.Window)}
+    for act in record.acts:
+        actor = getattr(act, "by", "")
+        if _is_operator(actor) and (told := _told(state, folded, act, windows)):
+            by, said = actors.split(actor)
+            yield ActRow(seq=state.seq, at_ms=state.time_ms, by=by, said=said, why=getattr(act, "why", ""), **told)
+    for first, end, note in zip(record.actors[::3], record.actors[1::3], record.actors[2::3], strict=True):
+        actor = record.notes[note - 1]
+        if _is_operator(actor):
+            nums = dict.fromkeys(record.steps[first + 1 : end : STEP_WIDTH])
+            for num in nums:
+                yield from _requeued(state, num, actor)
+
+
+def _is_operator(actor: str) -> bool:
+    return actors.split(actor)[0].partition(":")[0] == actors.OPERATOR
+
+
+def _told(state: State, folded: Folded, act: Any, windows: Mapping[int, acts.Window]) -> dict[str, Any]:
+    """Return the verb of an order and what it is about; {} if it is a part of another one."""
+    match act:
+        case acts.Hold() | acts.Unhold():
+            verb = "hold" if isinstance(act, acts.Hold) else "release"
+            return {"verb": verb, **(_job(state, act.job) if act.job else {"tenant": act.tenant})}
+        case acts.Limit():
+            what = f"{_most(act.gpus, 'GPU')}, {_most(act.jobs, 'job')}"
+            return {"verb": "limit", "tenant": act.tenant, "what": what}
+        case acts.Share():
+            what = f"weight {act.weight or 1}, {many(act.gpus, 'GPU')} guaranteed"
+            return {"verb": "share", "tenant": act.tenant, "what": what}
+        case acts.Priority():
+            return {"verb": "priority", **_job(state, act.job), "what": str(act.priority)}
+        case acts.Resize():
+            what = f"{act.compute_percent} % of compute" + (f", {act.memory_mib} MiB" if act.memory_mib else "")
+            return {"verb": "resize", **_job(state, act.job), "what": what}
+        case acts.Freeze():
+            return {"verb": "freeze" if act.word == FREEZE else "resume", **_job(state, act.job)}
+        case acts.Level():
+            return {"verb": "feature-level", "what": str(act.level)}
+        case acts.Unquarantine():
+            worker = state.worker_by_num.get(act.worker)
+            gpus = gpu_names(worker, act.slots, state.seq) if worker is not None else []
+            return {"verb": "release", "worker": _worker(state, folded, act.worker), "what": ", ".join(gpus)}
+        case acts.Window():
+            times = {"from_ms": act.from_ms, "leave_ms": act.leave_ms, "until_ms": act.until_ms}
+            about = {"verb": "drain" if act.leave_ms else "uncordon", "worker": _worker(state, folded, act.worker)}
+            return {**about, **times}
+        case acts.Flag():
+            window, worker = windows.get(act.worker), state.worker_by_num.get(act.worker)
+            if window is not None and (window.by or act.flag == "open"):
+                return {}  # the window says it, or has ended by itself
+            if window is None and act.flag == "draining" and worker is not None and worker.window is not None:
+                return {}  # its window begins
+            verb = {"open": "uncordon", "cordoned": "cordon", "draining": "drain"}[act.flag]
+            return {"verb": verb, "worker": _worker(state, folded, act.worker)}
+    return {}
+
+
+def _requeued(state: State, num: int, actor: str) -> Iterator[ActRow]:
+    job = state.jobs.get(num)
+    rows = [row for row in job.story if row[AT_MS] == state.time_ms and row[BY] == actor] if job is not None else []
+    if rows:
+        by, said = actors.split(actor)
+        why = rows[0][WHY].removeprefix(_REQUEUED).removeprefix(": ")
+        what = many(len({row[REPLICA] for row in rows}), "replica")
+        told: dict[str, Any] = {"verb": "requeue", "what": what, **_job(state, num)}
+        yield ActRow(seq=state.seq, at_ms=state.time_ms, by=by, said=said, why=why, **told)
+
+
+def _job(state: State, num: int) -> dict[str, str]:
+    job = state.jobs.get(num)
+    return {"tenant": job.tenant, "job": job.name} if job is not None else {}
+
+
+def _worker(state: State, folded: Folded, num: int) -> str:
+    worker = state.worker_by_num.get(num) or next((each for each in folded.forgotten if each.num == num), None)
+    return worker.id if worker is not None else ""
+
+
+def _most(bound: int, what: str) -> str:
+    return many(bound, what) if bound else f"no limit of {what}s"

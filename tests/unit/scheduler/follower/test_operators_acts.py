@@ -1,0 +1,121 @@
+"""The orders of operators that a follower of the ledger knows: each once, by whom, about what, and why."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from moorage.scheduler.core.events import Order
+from moorage.scheduler.core.ledger.fold import fold
+from moorage.scheduler.core.ledger.record import decode_record
+from moorage.scheduler.core.ledger.state import State
+from moorage.scheduler.follower import operators_acts
+from moorage.scheduler.follower.operators_acts import OperatorsActs
+from moorage.schemas.capabilities import Capabilities
+from moorage.schemas.errors import Problem
+from moorage.schemas.frames import Unwell
+from moorage.schemas.operate import act_of
+from tests.unit.scheduler.driving import Driving
+
+HOUR_MS = 3_600_000
+
+
+class Ordering(Driving):
+    """Orders of operators, and what a follower that reads the ledger knows of them."""
+
+    def said(self, verb: str, operator: str = "ana", /, **words: Any) -> None:
+        self.engine.offer(Order(verb, act_of(verb, {"by": "me", **words}), "r", True, {"me": 9}, operator))
+        self.tick()
+        assert "code" not in self.answers["r"], self.answers["r"]
+
+    def table(self) -> OperatorsActs:
+        """What one reads that had to begin again halfway from its save."""
+        state, made = State(), OperatorsActs()
+        for seq, payload in enumerate(self.records, 1):
+            record = decode_record(payload)
+            made.fold(state, record, fold(state, record, seq))
+            if seq == len(self.records) // 2:
+                made = OperatorsActs.load(made.dump())
+        return made
+
+    def asked(self, **arguments: Any) -> dict[str, Any]:
+        answer = self.table().answer(arguments, self.state.time_ms)
+        assert not isinstance(answer, Problem)
+        return answer
+
+    def told(self, **arguments: Any) -> list[str]:
+        words = ("verb", "tenant", "job", "worker", "what", "why")
+        return [" ".join(row[word] for word in words if word in row) for row in self.asked(**arguments)["acts"]]
+
+
+def test_each_order_is_listed_with_what_it_is_about_and_nobody_elses_acts() -> None:
+    drive = Ordering()
+    worker = drive.worker("w0", 4, capabilities={"noop": Capabilities(freezes=True)})
+    drive.submit("j", replicas=2, gpu={})
+    drive.settle()
+    drive.said("hold", tenant="t", job="j", why="look")
+    drive.said("release", tenant="t", job="j")
+    drive.said("hold", tenant="u")
+    drive.said("priority", tenant="t", job="j", priority=70)
+    drive.said("freeze", tenant="t", job="j")
+    drive.said("resume", tenant="t", job="j")
+    drive.said("limit", tenant="u", gpus=4)
+    drive.said("share", tenant="u", weight=2, gpus=1)
+    drive.said("requeue", tenant="t", job="j", why="stuck")
+    drive.cancel("j")
+    drive.settle()
+    worker.unwell = [Unwell(1, "xid", "Xid 79", False)]
+    drive.renew("w0")
+    drive.said("release", worker="w0", slots=[1])
+    assert drive.told() == [
+        "hold t j look", "release t j", "hold u", "priority t j 70", "freeze t j", "resume t j",
+        "limit u 4 GPUs, no limit of jobs", "share u weight 2, 1 GPU guaranteed", "requeue t j 2 replicas stuck",
+        f"release w0 {worker.hello.gpu_pool[1].uuid}",
+    ]  # fmt: skip
+
+
+def test_a_drain_is_one_order_and_what_its_window_does_none() -> None:
+    drive = Ordering()
+    drive.worker("w0", 1)
+    drive.said("cordon", worker="w0", why="a fan")
+    drive.said("uncordon", worker="w0")
+    drive.said("drain", worker="w0")
+    drive.said("drain", worker="w0", within_s=60, for_s=120)
+    drive.pass_time(200_000)
+    assert drive.state.workers["w0"].flag == "open", "its window is over"
+    drive.said("drain", worker="w0", from_s=60)
+    drive.pass_time(100_000)
+    assert drive.state.workers["w0"].flag == "draining", "its window has begun"
+    drive.said("drain", worker="w0")
+    drive.said("drain", worker="w0", from_s=3600)
+    drive.said("uncordon", worker="w0")
+    assert drive.told() == [
+        "cordon w0 a fan", "uncordon w0", "drain w0", "drain w0", "drain w0", "drain w0", "drain w0", "uncordon w0",
+    ]  # fmt: skip
+    drains = [row for row in drive.asked()["acts"] if "leave_ms" in row]
+    assert [row.get("until_ms", 0) - row["from_ms"] for row in drains if "until_ms" in row] == [120_000]
+    assert [row["leave_ms"] - row["at_ms"] for row in drains] == [60_000, 60_000, 3_600_000]
+
+
+def test_orders_are_chosen_by_time_operator_and_verb(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(operators_acts, "ANSWERED_MAX", 2)
+    drive = Ordering()
+    drive.worker("w0", 1)
+    drive.said("cordon", worker="w0")
+    drive.said("uncordon", "ben", worker="w0")
+    drive.pass_time(HOUR_MS)
+    drive.said("cordon", "_", worker="w0")
+    assert [row["by"] for row in drive.asked()["acts"]] == ["operator:ben", "operator"]
+    assert drive.asked()["left_out"] == 1
+    assert drive.told(since_s=60) == ["cordon w0"]
+    assert drive.told(by="ana") == drive.told(by="operator:ana") == ["cordon w0"]
+    assert drive.told(by="me") == ["cordon w0"], "without a key of its own, the name that it gave"
+    assert drive.told(verb="uncordon") == ["uncordon w0"]
+
+
+@pytest.mark.parametrize("wrong", [{"since_s": "1h"}, {"since_s": -1}, {"by": 7}, {"verb": "fleet"}, {"verb": []}])
+def test_a_wrong_question_is_refused_with_its_field(wrong: dict[str, Any]) -> None:
+    answer = OperatorsActs().answer(wrong, 0)
+    assert isinstance(answer, Problem)
+    assert answer.field == f"$.{next(iter(wrong))}"
