@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import msgspec
 
 from moorage.client import map_runner
+from moorage.client.changed import changed
 from moorage.client.errors import ItemFailed, rejected
 from moorage.client.handlers import OnProgress, Progress
 from moorage.client.job_ids import fresh_job_id
@@ -195,18 +196,10 @@ async def outcomes(
         )  # fmt: skip
     left = list(numbers_in(numbers_of(request)))
     done, failed, of = 0, 0, len(left)
-    changed = asyncio.Event()
-
-    async def listen() -> None:
-        async for _ in changes():
-            changed.set()
-
-    listening = asyncio.create_task(listen())
-    listening.add_done_callback(lambda _: changed.set())
-    try:
+    async with changed(changes) as (event, listening):
         while left:
             over = listening.done()
-            changed.clear()
+            event.clear()
             asked = left[:ASKED_MAX]
             shown = await client.read("show", {"job": job, "replicas": format_ranges(ranges_of(asked))})
             rows = {row["replica"]: row for row in shown["replica_states"]}
@@ -227,13 +220,8 @@ async def outcomes(
             left = [number for number in left if number not in found]
             if left and not over:
                 if not ended:
-                    await changed.wait()
+                    await event.wait()
                 await asyncio.sleep(ASK_S)
-    finally:
-        listening.cancel()
-        await asyncio.wait({listening})
-        if not listening.cancelled():
-            listening.exception()
 
 
 async def in_order(pairs: AsyncIterator[tuple[int, Any]], numbers: Iterator[int]) -> AsyncGenerator[Any, None]:

@@ -9,6 +9,7 @@ from contextlib import suppress
 from html import escape
 from typing import Any, Final
 
+from moorage.client.changed import changed
 from moorage.schemas.errors import MoorageError
 from moorage.schemas.job import QUEUED, TERMINAL
 
@@ -70,28 +71,15 @@ async def followed(
     changes: Callable[[], AsyncIterator[object]], draw: Callable[[], Awaitable[str]], put: Callable[[str], None]
 ) -> None:
     """Put what `draw` returns after changes, at most every `DRAW_S`, until they end or the client is closed."""
-    changed = asyncio.Event()
-
-    async def listen() -> None:
-        async for _ in changes():
-            changed.set()
-
-    listening = asyncio.create_task(listen())
-    listening.add_done_callback(lambda _: changed.set())
-    try:
+    async with changed(changes) as (event, listening):
         over = False
         while not over:
-            await changed.wait()
-            changed.clear()
-            over = listening.done()
+            await event.wait()
+            event.clear()
+            over = listening.done()  # the client was closed, or the job is over: the picture stays as it is
             with suppress(MoorageError, RuntimeError):  # what cannot be asked now is asked at the next change
                 put(await draw())
             await asyncio.sleep(DRAW_S)
-    finally:
-        listening.cancel()
-        await asyncio.wait({listening})
-        if not listening.cancelled():
-            listening.exception()  # as the client was closed: the picture stays as it is
 
 
 def picture(job: str, known: Mapping[str, str], explained: Mapping[str, Any]) -> str:

@@ -18,12 +18,18 @@ async def test_a_sweep_is_changed_in_place_and_stays_the_job_that_was_submitted(
     await node.run(*SWEEP[:2], "k", *SWEEP[3:], tenant=unique)
     both = await node.run("change", "j,k", "last", "--priority", "61", tenant=unique)
     assert ([row[0] for row in both.rows], both.code) == (["j", "k"], 0), both.err
-    await node.run("cancel", "j,k", tenant=unique)
+    await node.run("cancel", "k", tenant=unique)
+    await node.run("wait", "k", tenant=unique)
+    live = await node.run("change", "*", "--priority", "62", tenant=unique)
+    assert ([row[0] for row in live.rows], live.code) == (["j"], 0), live.err
+    await node.run("cancel", "j", tenant=unique)
+    await node.run("wait", "j", tenant=unique)
     for words, code, says in (
         (("--priority", "60"), 2, "no job is named"),
         (("j",), 2, "name --max-running, --priority or --time-limit"),
         (("j", "--priority", "101"), 2, "0..100"),
         (("nosuch", "--priority", "1"), 3, "not-found"),
+        (("*", "--priority", "1"), 3, "that has not ended"),
     ):
         refused = await node.run("change", *words, tenant=unique)
         assert (refused.code, says in refused.err) == (code, True), refused.err

@@ -12,7 +12,7 @@ from moorage.cli.framework.console import say, tell
 from moorage.cli.framework.options import ROWS, RowOptions, guarded, with_client
 from moorage.cli.framework.render import table, utc
 from moorage.cli.jobs.flag_values import warn_of_decimal
-from moorage.cli.jobs.selectors import HELP, LISTED, SomeReplicas, ids_of, replica_in
+from moorage.cli.jobs.selectors import HELP, LISTED, LIVE, SomeReplicas, ids_of, replica_in
 from moorage.client.errors import Rejected, rejected
 from moorage.schemas.actors import words
 from moorage.schemas.errors import MoorageError
@@ -413,7 +413,7 @@ async def _each(
     undo: str = "",
 ) -> None:
     """Act on each job, and print what was done. The verb `undo` is named as the way to take it back."""
-    names, changed = await ids_of(client, jobs, acts=True), list[str]()
+    names, changed = await ids_of(client, jobs, acts=True, states=LIVE), list[str]()
     for name in names:
         done = await act(name)
         if done.changed:

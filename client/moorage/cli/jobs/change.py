@@ -9,7 +9,7 @@ from moorage.cli.framework.console import say, tell
 from moorage.cli.framework.options import ROWS, RowOptions, guarded
 from moorage.cli.framework.render import age
 from moorage.cli.jobs.job_flags import JobFlags, fields_of
-from moorage.cli.jobs.selectors import HELP, LISTED, ids_of, with_named
+from moorage.cli.jobs.selectors import HELP, LISTED, LIVE, ids_of, with_named
 from moorage.client.errors import rejected
 from moorage.client.login import who
 from moorage.schemas.units import many
@@ -45,7 +45,7 @@ def change(
         limit_s = None if time_limit is None else fields_of(JobFlags(time_limit=time_limit))["limit"]
 
         async def work(client: AsyncClient) -> int | None:
-            for name in await ids_of(client, jobs, acts=True):
+            for name in await ids_of(client, jobs, acts=True, states=LIVE):
                 job = client.job(name)
                 now = await job.change(
                     max_running=max_running, priority=priority, limit=limit_s, reason=reason, by=who()

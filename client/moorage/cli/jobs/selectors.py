@@ -4,7 +4,8 @@ train-42      the job with this id, or, for verbs that change nothing, the only 
 =last         the job with exactly this id, even if it reads like one of the words below
 last          the newest job
 all           every job that has not ended
-train-*-r1    every job whose id matches, * being any characters (in quotes: a shell expands *); cancel skips ended jobs
+train-*-r1    every job whose id matches, * being any characters (in quotes: a shell expands *); cancel and change
+              skip ended jobs
 a,b,last      each of these
 
 --label sweep=lr, --state queued   in place of words, or with all or a pattern: only jobs with this label, in this state
@@ -158,18 +159,23 @@ async def ask_each(client: AsyncClient, texts: Sequence[str], ask: Callable[[str
 
 
 async def ids_of(
-    client: AsyncClient, texts: Sequence[str], chosen: Chosen = ANY_JOB, *, acts: bool = False
+    client: AsyncClient,
+    texts: Sequence[str],
+    chosen: Chosen = ANY_JOB,
+    *,
+    acts: bool = False,
+    states: Sequence[str] = (),
 ) -> list[str]:
     """Return the ids that the words and options mean, each of an existing job; [] if `all` means none now.
 
-    With `acts` the verb changes something: the beginning of an id that was chosen then stands for no other job. Raises
-    `NotFound`, `Rejected`.
+    With `acts` the verb changes something: the beginning of an id that was chosen then stands for no other job. With
+    `states` a pattern or option chooses only jobs in one of these. Raises `NotFound`, `Rejected`.
     """
 
     names: list[str] = []
     for word in words_of(texts, chosen):
         if not word or means_several(word):
-            names += await _listed(client, word, chosen)
+            names += await _listed(client, word, chosen, states if word != LAST else ())
         else:
             names.append(await _ask_one(client, word, partial(_known, client), acts=acts))
     return list(dict.fromkeys(names))
