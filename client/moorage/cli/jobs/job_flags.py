@@ -294,8 +294,8 @@ class JobFlags:
     on_no_match: Annotated[
         Literal["wait", "reject"] | None,
         Flag(
-            help="What to do with the job if no known worker could ever run it, not even one that is away: run and submit "
-            "refuse it by default, schedule add waits."
+            help="What to do with the job if no known worker could ever run it, not even one that is away: run and "
+            "submit refuse it by default, schedule add waits."
         ),
     ] = None
     on_partition: Annotated[

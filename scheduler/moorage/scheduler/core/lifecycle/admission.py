@@ -441,7 +441,8 @@ class Admission:
         return self._capable.put(shape.index, (self.fleet.inventory, self._lack(shape) <= 0))[1]
 
     def _lack(self, shape: Shape) -> int:
-        """Return how many of a shape's replicas that run together the known fleet could not hold; 0 or less for none."""
+        """Return how many replicas of a shape, of those that run together, the known fleet could not hold; or 0, or
+        less."""
         missing, hosts = shape.together, self.fleet.hosts
         for num, mask in shape.avoid:
             if (host := hosts.get(num)) is not None:
