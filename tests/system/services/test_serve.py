@@ -180,8 +180,17 @@ async def test_a_batch_gives_each_caller_its_own_answer_and_a_cancelled_call_lea
         said = "the function got 3 calls, and must return a list of 3: found a list of 2"
         assert [(error_of(each), body_of(each)["message"]) for each in short] == [("bad-batch", said)] * 3
 
+        one = member_of(own[0])
+
+        async def runs(number: int) -> None:
+            while body_of(await call(caller, f"$SRV.STATS.batch.{one}"))["endpoints"][0]["data"]["running"] != number:
+                pass
+
         subject, inbox = site.subject("batch"), f"_INBOX.{site.prefix}.gone"
-        await caller.send([(subject, b"gone", inbox), (f"{subject}.cancel", inbox.encode(), "")])
+        await caller.send([(subject, b"gone", inbox)])
+        await runs(1)
+        await caller.send([(f"{subject}.cancel", inbox.encode(), "")])
+        await runs(0)
         assert {body_of(each)[0] for each in await together(b"a", b"b", b"c")} == {3}
         made = [
             caller.request_many(site.subject("steps"), b"%d" % n, 60, lambda got: "Moorage-End" in (got.headers or {}))
