@@ -1,6 +1,6 @@
 // Calls a service once from Go, and prints the parts of its answer, mostly one.
 //
-//	go mod init call && go get github.com/nats-io/nats.go && go run call.go SERVICE DATA
+//	go mod init call && go get github.com/nats-io/nats.go && go run call.go SERVICE DATA [PRIORITY]
 //
 // What did not start is sent again within the time; what may have run never is. A call that ends early is cancelled.
 package main
@@ -30,10 +30,11 @@ type problem struct {
 	RetryAfterMs int    `json:"retry_after_ms"`
 }
 
-// call gives each part of the answer to take. The context bounds it, and ends it early.
-func call(ctx context.Context, nc *nats.Conn, service string, data []byte, take func([]byte)) error {
+// call gives each part of the answer to take. The context bounds it, and ends it early. The priority is 0 to 100, or ""
+// for 50.
+func call(ctx context.Context, nc *nats.Conn, service string, data []byte, priority string, take func([]byte)) error {
 	for pause := 20 * time.Millisecond; ; pause *= 2 {
-		refused, err := once(ctx, nc, service, data, take)
+		refused, err := once(ctx, nc, service, data, priority, take)
 		if refused == nil || err != nil {
 			return err
 		}
@@ -53,7 +54,7 @@ func call(ctx context.Context, nc *nats.Conn, service string, data []byte, take 
 }
 
 // once sends the call. It returns why it did not start, or the error that ended it.
-func once(ctx context.Context, nc *nats.Conn, service string, data []byte, take func([]byte)) (*problem, error) {
+func once(ctx context.Context, nc *nats.Conn, service string, data []byte, priority string, take func([]byte)) (*problem, error) {
 	subject, reply := "moorage.call."+tenant+"."+service, nats.NewInbox()
 	answers, err := nc.SubscribeSync(reply)
 	if err != nil {
@@ -65,6 +66,9 @@ func once(ctx context.Context, nc *nats.Conn, service string, data []byte, take 
 	if len(data) > int(nc.MaxPayload())-16*1024 { // the headers of a message need some
 		msg.Data = nil // it goes in parts, as the member asks for them
 		msg.Header.Set("Moorage-Input", strconv.Itoa(len(data)))
+	}
+	if priority != "" {
+		msg.Header.Set("Moorage-Priority", priority)
 	}
 	if ends, ok := ctx.Deadline(); ok {
 		msg.Header.Set("Moorage-Wait-Ms", strconv.FormatInt(time.Until(ends).Milliseconds(), 10))
@@ -81,12 +85,13 @@ func once(ctx context.Context, nc *nats.Conn, service string, data []byte, take 
 			nc.Publish(subject+".cancel", []byte(reply))
 			return nil, fmt.Errorf("%s: no answer, the call may have run: %w", service, err)
 		}
+		code := answer.Header.Get("Nats-Service-Error-Code")
 		switch {
-		case answer.Header.Get("Nats-Service-Error-Code") != "":
+		case code != "":
 			var told problem
 			json.Unmarshal(answer.Data, &told)
-			if told.Started {
-				return nil, fmt.Errorf("%s failed: %s", service, told.Message)
+			if told.Started || (code != "503" && code != "504") { // another code, as 422, may be the service's own
+				return nil, fmt.Errorf("%s failed with %s: %s", service, code, told.Message)
 			}
 			return &told, nil
 		case answer.Header.Get("Moorage-Send") != "":
@@ -152,7 +157,11 @@ func main() {
 			log.Fatal(err)
 		}
 	}
-	err = call(ctx, nc, os.Args[1], data, func(part []byte) { fmt.Println(string(part)) })
+	priority := ""
+	if len(os.Args) > 3 {
+		priority = os.Args[3]
+	}
+	err = call(ctx, nc, os.Args[1], data, priority, func(part []byte) { fmt.Println(string(part)) })
 	nc.Flush()
 	if err != nil {
 		log.Fatal(err)

@@ -3,14 +3,13 @@
 Pure: no socket, no clock. What is to be done goes to `Outside`; times are arguments, in seconds of any steady clock.
 
 All members of a service are in one queue group, so the server gives each call to one of them, full or not. A full
-member lets idle ones fetch: a call without a free place waits in the member's small room, and the member says `have`
-to all. An idle one asks `want`, and the answer is the call itself. If the room is full, the call goes back to the
-group, at most `HOPS_MAX` times, and then its caller hears `busy`.
+member lets idle ones fetch: a call without a free place waits in the member's room, and the member says `have` to all.
+An idle one asks `want`, and the answer is the call itself. If the room is full, the call that comes last goes back to
+the group, at most `HOPS_MAX` times, and then its caller hears `busy`.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Collection
 from typing import Final, Protocol
 
@@ -18,7 +17,8 @@ import msgspec
 
 from moorage.calls.batches import Batches
 from moorage.calls.meter import Meter
-from moorage.schemas.service import BUSY, EXPIRED, HOPS_MAX, MEMBER_DIED, MemberLoad
+from moorage.calls.room import AGE_S, Room
+from moorage.schemas.service import BUSY, EXPIRED, HOPS_MAX, MEMBER_DIED, PRIORITY_DEFAULT, MemberLoad
 
 #: an unanswered `want` is repeated: in a cluster one can be lost
 WANT_AGAIN_S: Final = 0.05
@@ -41,7 +41,7 @@ CANCELLED_KEPT_S: Final = 5.0
 
 class Call(msgspec.Struct, eq=False, gc=False):
     """A call as a member holds it. `came_s` is when it came here; until then it had waited `waited_ms` in other rooms
-    and was sent on `hops` times. Its caller lets it wait `wait_ms` in all."""
+    and was sent on `hops` times. Its caller lets it wait `wait_ms` in all; 0 lets it run only if a place is free."""
 
     reply: str
     data: bytes
@@ -50,6 +50,7 @@ class Call(msgspec.Struct, eq=False, gc=False):
     wait_ms: int
     waited_ms: int = 0
     hops: int = 0
+    priority: int = PRIORITY_DEFAULT
     started_s: float = -1.0  # less than 0 until it begins, which is when its batch does
     cancelled: bool = False
 
@@ -60,6 +61,11 @@ class Call(msgspec.Struct, eq=False, gc=False):
     def left_ms(self, now_s: float) -> int:
         """Return how many milliseconds it may still wait; 0 or less once its caller waits no longer."""
         return self.wait_ms - self.waited(now_s)
+
+    @property
+    def rank_s(self) -> float:
+        """Its place among calls that wait: when it came first of all, earlier by its priority."""
+        return self.came_s - self.waited_ms / 1000 - self.priority * AGE_S
 
 
 class Outside(Protocol):
@@ -105,7 +111,7 @@ class Member:
         self.draining = False
         self.dead = False
         self.running: dict[int, Call] = {}
-        self.room: deque[Call] = deque()
+        self.room: Room[Call] = Room()
         self._outside = outside
         self._number = 0
         self._cancelled: dict[str, float] = {}  # callers that gave up a call that is not here, or not yet
@@ -169,8 +175,8 @@ class Member:
         if call is None:
             self._have_heard_s = float("-inf")
         elif not self._begin(call, now_s):
-            # a place was taken meanwhile. The call waited longer than those here, and is not lost for want of room
-            self.room.appendleft(call)
+            # a place was taken meanwhile. The call is not lost for want of room
+            self.room.add(call, now_s)
             self._say_have(now_s)
 
     def on_have(self, now_s: float) -> None:
@@ -184,7 +190,7 @@ class Member:
         if not self.room:
             self._outside.hand(to, None, 0)
             return
-        call = self.room.popleft()
+        call = self.room.take_next()
         self.meter.handed += 1
         self._outside.hand(to, call, call.waited(now_s))
         if self.room:
@@ -205,11 +211,9 @@ class Member:
 
     def on_cancel(self, reply: str, now_s: float) -> None:
         """The caller with this reply subject no longer waits. The call may still come: from the group, or handed on."""
-        for call in self.room:
-            if call.reply == reply:
-                self.room.remove(call)
-                self._look_at_room()
-                return
+        if self.room.take(reply) is not None:
+            self._look_at_room()
+            return
         for number, call in self.running.items():
             if call.reply == reply:
                 call.cancelled = True
@@ -264,7 +268,7 @@ class Member:
     def give_up(self, now_s: float, unheard: Collection[int] = ()) -> None:
         """Refuse what still waits, and answer what still runs as `died` does: the member ends now."""
         while self.room:
-            self._refuse_busy(self.room.popleft())
+            self._refuse_busy(self.room.take_next())
         self._look_at_room()
         self.died(now_s, unheard)
 
@@ -278,7 +282,8 @@ class Member:
     def _begin(self, call: Call, now_s: float) -> bool:
         """Run a call if there is a place, or say that its time is over; return False if it has to wait."""
         left_ms = call.left_ms(now_s)
-        if left_ms <= 0:
+        is_now_or_never = call.wait_ms == 0 and not self._is_full
+        if left_ms <= 0 and not is_now_or_never:
             self.meter.expired += 1
             self._outside.refuse(call, EXPIRED, 0)
             return True
@@ -291,17 +296,28 @@ class Member:
         if self.batches is None:
             call.started_s = now_s
             self.meter.began(call.waited(now_s))
-        self._outside.run(self._number, call, left_ms)
+        self._outside.run(self._number, call, max(0, left_ms))
         return True
 
     def _keep(self, call: Call, now_s: float) -> None:
-        """Let a call wait here, or send it on, or refuse it."""
+        """Let a call wait here; if that is one too many, the one that comes last waits elsewhere, or is refused."""
         if self._cancelled.pop(call.reply, None) is not None:
             return
-        if len(self.room) < self.room_max and not self.dead:
-            self.room.append(call)
+        if self.dead:
+            self._send_away(call, now_s)
+            return
+        self.room.add(call, now_s)
+        is_kept = True
+        while self.room.has_more_than(self.room_max):
+            last = self.room.take_last()
+            is_kept = is_kept and last is not call
+            self._send_away(last, now_s)
+        if is_kept:
             self._say_have(now_s)
-        elif call.hops < HOPS_MAX:
+
+    def _send_away(self, call: Call, now_s: float) -> None:
+        """Send a call on, or refuse it."""
+        if call.hops < HOPS_MAX:
             call.hops += 1
             self._outside.send_on(call, call.waited(now_s))
         else:
@@ -318,7 +334,7 @@ class Member:
     def _fill(self, now_s: float) -> None:
         """Run what waits here while there is a place; then ask the other members."""
         while self.room and not self._is_full:
-            self._begin(self.room.popleft(), now_s)
+            self._begin(self.room.take_next(), now_s)
         self._look_at_room()
         self._fetch(now_s)
 
@@ -342,10 +358,6 @@ class Member:
             self._outside.open_room(self._room_is_open)
 
     def _expire(self, now_s: float) -> None:
-        for _ in range(len(self.room)):
-            call = self.room.popleft()
-            if call.left_ms(now_s) <= 0:
-                self.meter.expired += 1
-                self._outside.refuse(call, EXPIRED, 0)
-            else:
-                self.room.append(call)
+        for call in self.room.take_expired(now_s):
+            self.meter.expired += 1
+            self._outside.refuse(call, EXPIRED, 0)

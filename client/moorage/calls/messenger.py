@@ -28,6 +28,7 @@ from moorage.schemas.roles import may_answer
 from moorage.schemas.served import is_header
 from moorage.schemas.service import (
     BAD_BATCH,
+    BAD_HEADER,
     CALL_ERRORS,
     CONTENT_TYPE,
     END,
@@ -42,6 +43,8 @@ from moorage.schemas.service import (
     OWN_CODES,
     PART,
     PARTS_AHEAD,
+    PRIORITY,
+    PRIORITY_MAX,
     QUEUE,
     RAN_MS,
     RESERVED_HEADERS,
@@ -50,9 +53,10 @@ from moorage.schemas.service import (
     SEND_TO,
     TOO_LARGE,
     WAIT_MS,
-    WAIT_MS_DEFAULT,
+    WAIT_S_MAX,
     WAITED_MS,
     CallErrorBody,
+    QueueSpec,
 )
 from moorage.schemas.subjects import Subjects
 
@@ -66,7 +70,7 @@ LOAD_QUIET_S: Final = 10.0
 #: how long after its program's end a member lets the others fetch what waits here
 ROOM_S: Final = 5.0
 #: what callers may make a member remember of one call
-_WAIT_MS_MAX: Final = 24 * 3600 * 1000
+_WAIT_MS_MAX: Final = round(WAIT_S_MAX * 1000)
 #: most characters of a program's own error in its header
 _ERROR_CHARS_MAX: Final = 200
 
@@ -120,11 +124,14 @@ class Messenger:
         attempt: AttemptName | None = None,
         input_bytes: int = INPUT_BYTES_DEFAULT,
         folder: Path | None = None,
+        queue: QueueSpec | None = None,
     ) -> None:
         self.name = name
         self._attempt = attempt
         self.id = secrets.token_hex(8)
-        self.member = Member(self.id, self, places)
+        queue = queue or QueueSpec()
+        self.member = Member(self.id, self, places, queue.most)
+        self._wait_ms = round(queue.wait_s * 1000)
         self.program: Link | None = None
         self._connection = connection
         self._subject = name.subject
@@ -215,21 +222,29 @@ class Messenger:
     # -- what comes from NATS
 
     def _call_of(self, delivery: Delivery) -> Call | None:
-        """Return a call, or None if there is no inbox to which it may be answered."""
+        """Return a call; None if there is no inbox to which it may be answered, or its headers say what they cannot."""
         if not delivery.reply or not may_answer(self.name.prefix, self._subject, delivery.reply):
             return None
         headers = delivery.headers or {}
         said = {name.lower(): value for name, value in headers.items()} if headers else {}
-        wait_ms = _number(said.get(WAIT_MS.lower()), WAIT_MS_DEFAULT, _WAIT_MS_MAX)
-        return Call(
+        call = Call(
             delivery.reply,
             delivery.data,
             {name: value for name, value in headers.items() if name.lower() not in RESERVED_HEADERS},
             delivery.received_monotonic_s,
-            wait_ms,
+            self._wait_ms,
             _number(said.get(WAITED_MS.lower()), 0, _WAIT_MS_MAX),
             _number(said.get(HOPS.lower()), 0, _WAIT_MS_MAX),
         )
+        try:
+            if (wait := said.get(WAIT_MS.lower())) is not None:
+                call.wait_ms = min(_checked(WAIT_MS, wait), _WAIT_MS_MAX)
+            if (priority := said.get(PRIORITY.lower())) is not None:
+                call.priority = _checked(PRIORITY, priority, PRIORITY_MAX)
+        except ValueError as wrong:
+            self._fail(call, BAD_HEADER, str(wrong))
+            return None
+        return call
 
     def _on_call(self, delivery: Delivery) -> None:
         call = self._call_of(delivery)
@@ -491,6 +506,15 @@ def _line(message: str) -> str:
     """Return the text of a program's own error as a header has it."""
     text = "".join(each if each.isprintable() else " " for each in message[:_ERROR_CHARS_MAX]).strip()
     return text or FAILED
+
+
+def _checked(name: str, text: str, most: int | None = None) -> int:
+    """Return the number that a caller has put into a header. Raises ValueError."""
+    number = number_of(text)
+    if number is None or (most is not None and number > most):
+        allowed = "from 0 on" if most is None else f"from 0 to {most}"
+        raise ValueError(f"{name} must be a whole number {allowed}, found {text[:40]!r}")
+    return number
 
 
 def _number(text: str | None, default: int, most: int) -> int:

@@ -23,7 +23,14 @@ from moorage.calls.discovery import PREFIX
 from moorage.calls.messenger import Messenger, Name, attempt_of
 from moorage.calls.program import END_S, BeforeKill, Program
 from moorage.calls.wire import FromProgram
-from moorage.schemas.service import CONCURRENCY_MAX, INPUT_BYTES_DEFAULT, READY_VARIABLE, BatchSpec, too_many
+from moorage.schemas.service import (
+    CONCURRENCY_MAX,
+    INPUT_BYTES_DEFAULT,
+    READY_VARIABLE,
+    BatchSpec,
+    QueueSpec,
+    too_many,
+)
 
 #: of the grace, what is kept to answer the calls that do not end in it, and to end the program
 LAST_S: Final = 1.0
@@ -43,11 +50,13 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True):
     grace_s: float | None = None
     input_bytes: int = INPUT_BYTES_DEFAULT
     batch: BatchSpec | None = None
+    queue: QueueSpec | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.concurrency <= CONCURRENCY_MAX:
             raise ValueError(f"concurrency must be 1..{CONCURRENCY_MAX}, found {self.concurrency}")
-        if self.batch is not None and (wrong := self.batch.trouble or too_many(self.concurrency, self.batch)):
+        wrong = None if self.batch is None else self.batch.trouble or too_many(self.concurrency, self.batch)
+        if wrong := wrong or (None if self.queue is None else self.queue.trouble):
             raise ValueError(f"{wrong.message}: found {wrong.found}, allowed are {wrong.allowed}")
 
 
@@ -88,7 +97,7 @@ async def serve(
     async with connection:
         attempt = attempt_of(variables)
         folder = None if attempt is None else Path(variables.get("HOME", ""))  # the attempt's own, which goes with it
-        messenger = Messenger(connection, serving.name, places, attempt, serving.input_bytes, folder)
+        messenger = Messenger(connection, serving.name, places, attempt, serving.input_bytes, folder, serving.queue)
 
         def on_frame(head: FromProgram, body: bytes) -> None:
             if head.ready:

@@ -608,18 +608,27 @@ class AsyncClient:
     # ------------------------------------------------------------------------------------------------- services
 
     async def call(
-        self, service: str, data: Any = None, *, timeout: Duration | None = None, idempotent: bool = False
+        self,
+        service: str,
+        data: Any = None,
+        *,
+        timeout: Duration | None = None,
+        idempotent: bool = False,
+        priority: int | None = None,
     ) -> Any:
         """Call a service once, and return its answer, as `Service.call`, which raises the same."""
-        return await self.service(service).call(data, timeout=timeout, idempotent=idempotent)
+        return await self.service(service, priority=priority).call(data, timeout=timeout, idempotent=idempotent)
 
-    def service(self, name: str) -> Service:
-        """Return a handle on a service of the tenant, to call it; asks nothing. Raises `Rejected`."""
+    def service(self, name: str, *, priority: int | None = None) -> Service:
+        """Return a handle on a service of the tenant, to call it; asks nothing. Raises `Rejected`.
+
+        `priority`, 0..100, is that of its calls while they wait for a place; 50 without it.
+        """
         from moorage.client.services import Calls, Service
 
         if self._calls is None:
             self._calls = Calls(self._wire)
-        return Service(self._wire, self._calls, name)
+        return Service(self._wire, self._calls, name, priority)
 
     # ------------------------------------------------------------------------------------------------- schedules
 

@@ -53,6 +53,8 @@ _NEXT: Final = {
     "service.concurrency": "say how many calls one attempt runs at the same time, as 8",
     "service.batch.most": "say how many calls a batch has at most, as {'most': 32, 'wait_ms': 5} or --batch 32,5ms",
     "service.batch.wait_ms": "say how long a call waits for others, as {'most': 32, 'wait_ms': 5} or --batch 32,5ms",
+    "service.queue.most": "say how many calls wait at a member, as {'most': 200} or --queue 200",
+    "service.queue.wait_s": "say how long a call waits, as {'most': 200, 'wait_s': 10} or --queue 200,10s",
     "service.input_bytes": "give at most 1 GiB, as 1073741824 or --service embed:8,input=1GiB",
     "replicas": "give a number, or a service whose calls it follows: service={'name': …}, --service NAME",
     "indices": "leave out the gang; or give the number of its ranks, as replicas=4 or --replicas 4",

@@ -780,13 +780,23 @@ class Client(ClientBase):
         lending = self._twin.lease(gpu, purpose=purpose, wait=wait, socket=socket, on_asked_back=on_asked_back)
         return self._lent(lending)
 
-    def call(self, service: str, data: Any = None, *, timeout: Duration | None = None, idempotent: bool = False) -> Any:
+    def call(
+        self,
+        service: str,
+        data: Any = None,
+        *,
+        timeout: Duration | None = None,
+        idempotent: bool = False,
+        priority: int | None = None,
+    ) -> Any:
         """Call a service once, and return its answer, as `Service.call`, which raises the same."""
-        return self._thread.call(self._twin.call(service, data, timeout=timeout, idempotent=idempotent))
+        return self._thread.call(
+            self._twin.call(service, data, timeout=timeout, idempotent=idempotent, priority=priority)
+        )
 
-    def service(self, name: str) -> SyncService:
+    def service(self, name: str, *, priority: int | None = None) -> SyncService:
         """Return a handle on a service of the tenant, to call it; asks nothing. Raises `Rejected`."""
-        return SyncService(self._thread, self._twin.service(name))
+        return SyncService(self._thread, self._twin.service(name, priority=priority))
 
     @property
     def schedules(self) -> SyncSchedules:

@@ -32,6 +32,10 @@ ERROR_CODE: Final = "Nats-Service-Error-Code"
 ERROR: Final = "Nats-Service-Error"
 #: of a call: the milliseconds after which its caller no longer waits for it to start
 WAIT_MS: Final = "Moorage-Wait-Ms"
+#: of a call: how soon it has a place among those that wait, 0..100, the highest first
+PRIORITY: Final = "Moorage-Priority"
+PRIORITY_DEFAULT: Final = 50
+PRIORITY_MAX: Final = 100
 #: of a call that a full member has sent on: how often; and how many milliseconds it has waited in rooms
 HOPS: Final = "Moorage-Hops"
 WAITED_MS: Final = "Moorage-Waited-Ms"
@@ -52,6 +56,8 @@ PARTS_AHEAD: Final = 16
 INPUT_BYTES_DEFAULT: Final = 64 << 20
 INPUT_BYTES_MAX: Final = 1 << 30
 INPUT_VARIABLE: Final = "MOORAGE_CALL_INPUT_BYTES"
+#: the variable of how many calls wait and how long, as `200,30`
+QUEUE_VARIABLE: Final = "MOORAGE_CALL_QUEUE"
 #: variables of an attempt that answers calls: how many it runs at the same time, how they make batches, as `32,5`, and
 #: how long they may take at its end
 CONCURRENCY_VARIABLE: Final = "MOORAGE_CALL_CONCURRENCY"
@@ -68,8 +74,11 @@ CALL_SECRETS: Final = "calls"
 CONTENT_TYPE: Final = "Content-Type"
 #: a full member sends a call on this often; then it answers `busy`
 HOPS_MAX: Final = 2
-#: longest wait for a place, for callers that name none
-WAIT_MS_DEFAULT: Final = 30_000
+#: longest wait for a place in seconds, for callers that name none; and what a service may say instead
+WAIT_S_DEFAULT: Final = 30.0
+WAIT_S_MAX: Final = 86_400.0
+#: most calls that wait at one member, where its service says how many
+QUEUE_MAX: Final = 10_000
 
 #: upper bounds of the classes in which a member counts its calls by their times, in milliseconds; one more is above all
 CALL_MS: Final = (1, 5, 20, 50, 100, 250, 500, 1_000, 2_500, 10_000, 60_000)
@@ -86,6 +95,7 @@ FAILED: Final = "failed"
 BAD_BATCH: Final = "bad-batch"
 TOO_LARGE: Final = "too-large"
 INPUT_REFUSED: Final = "input-refused"
+BAD_HEADER: Final = "bad-header"
 #: error -> (its number in `ERROR_CODE`, whether the call may have started, what it means)
 CALL_ERRORS: Final[dict[str, tuple[int, bool, str]]] = {
     BUSY: (503, False, "all members that were asked are full"),
@@ -94,6 +104,7 @@ CALL_ERRORS: Final[dict[str, tuple[int, bool, str]]] = {
     FAILED: (500, True, "the service's function raised an error"),
     BAD_BATCH: (500, True, "the service's function returned no list with an answer for each call of its batch"),
     INPUT_REFUSED: (413, False, "the data of the call have more bytes than the service takes, or cannot be kept"),
+    BAD_HEADER: (400, False, "a header of the call has a value that it cannot have"),
     TOO_LARGE: (500, True, "the answer is larger than the server's max_payload"),
 }
 #: codes that a service may give its own errors
@@ -125,6 +136,34 @@ class BatchSpec(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=Tru
         return f"{self.most},{self.wait_ms}"
 
 
+class QueueSpec(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):
+    """The calls that wait at one member of a service for a place. More than that are refused as `busy`."""
+
+    #: most calls that wait at one member, 0..10000; null is twice its places, or as many as begin within 50 ms
+    most: int | None = None
+    wait_s: float = WAIT_S_DEFAULT  # seconds that a call waits whose caller says no time, 0..86400
+
+    @property
+    def trouble(self) -> Trouble | None:
+        """What is wrong with it; None if nothing is."""
+        if self.most is not None and not 0 <= self.most <= QUEUE_MAX:
+            return Trouble("service.queue.most", f"most must be 0..{QUEUE_MAX}", self.most, f"0..{QUEUE_MAX}")
+        if not 0 <= self.wait_s <= WAIT_S_MAX:
+            allowed = f"0..{WAIT_S_MAX:g}"
+            return Trouble("service.queue.wait_s", f"wait_s must be {allowed}", self.wait_s, allowed)
+        return None
+
+    def __str__(self) -> str:
+        """As `QUEUE_VARIABLE` has it."""
+        return f"{'' if self.most is None else self.most},{self.wait_s:g}"
+
+
+def queue_of(variable: str) -> QueueSpec:
+    """Return what `QUEUE_VARIABLE` says. Raises ValueError for what it cannot be."""
+    most, _, wait_s = variable.partition(",")
+    return QueueSpec(int(most) if most else None, float(wait_s) if wait_s else WAIT_S_DEFAULT)
+
+
 class ServiceSpec(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):
     """The service whose calls each attempt of the job answers."""
 
@@ -133,6 +172,8 @@ class ServiceSpec(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=T
     pack: bool = False  # attempts go where the ranker puts other jobs', not to the hosts with the fewest of them
     input_bytes: int = INPUT_BYTES_DEFAULT  # most bytes of data of a call that come in parts, 1..1073741824
     batch: BatchSpec | None = None  # calls are taken together, as `{"most": 32, "wait_ms": 5}`; null: each by itself
+    #: calls that wait for a place, as `{"most": 200, "wait_s": 30}`; null is the same as {}
+    queue: QueueSpec | None = None
 
     @property
     def trouble(self) -> Trouble | None:
@@ -145,6 +186,8 @@ class ServiceSpec(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=T
         if not 1 <= self.input_bytes <= INPUT_BYTES_MAX:
             message = f"input_bytes must be 1..{INPUT_BYTES_MAX}"
             return Trouble("service.input_bytes", message, self.input_bytes, f"1..{INPUT_BYTES_MAX}")
+        if self.queue is not None and (wrong := self.queue.trouble) is not None:
+            return wrong
         return None if self.batch is None else self.batch.trouble or too_many(self.concurrency, self.batch)
 
 

@@ -175,6 +175,7 @@ class SimFleet:
         replicas: int | Mapping[str, int] = 1,
         concurrency: int = 1,
         batch: Mapping[str, int] | None = None,
+        queue: Mapping[str, float] | None = None,
         load_s: float = 0.0,
         gpu: GpuSpec | str | int | None = None,
         tenant: str = TENANT_DEFAULT,
@@ -184,12 +185,13 @@ class SimFleet:
         The function runs in this event loop: one that takes time is a coroutine function, which sleeps. `replicas` may
         be `{"min": 0, "max": 4}`; with `min` 0 the first call starts a member. Each member needs `load_s` seconds
         before it takes calls. With `batch`, as `{"most": 32, "wait_ms": 5}`, it gets a list and returns a list.
+        before it takes calls. `queue` says how many calls wait at each, and how long, as `{"most": 200, "wait_s": 30}`.
         The fleet must be open. Raises `Rejected`, and `CannotServe` for what is no function.
         """
         made = served_by(function, self._subjects.prefix, tenant, service, load_s)
         self._services[tenant, service] = made
         request = {
-            "service": {"name": service, "concurrency": concurrency, "batch": batch},
+            "service": {"name": service, "concurrency": concurrency, "batch": batch, "queue": queue},
             "replicas": replicas,
             "run": {"argv": ["serve", service], "restart": "always"},
         }

@@ -63,7 +63,7 @@ class SimService:
         inbox = self._name.subjects.member_inbox(task.tenant)
         link = cast(Connection, bus.connect(task.worker, inbox_prefix=inbox))
         attempt = (task.tenant, task.job, task.replica, task.attempt, task.fence)
-        messenger = Messenger(link, self._name, spec.concurrency, attempt, spec.input_bytes)
+        messenger = Messenger(link, self._name, spec.concurrency, attempt, spec.input_bytes, queue=spec.queue)
         program = _Function(self._served)
         messenger.program, program.on_frame = program, messenger.on_frame
         if spec.batch is not None:

@@ -47,9 +47,9 @@ async def test_a_caller_in_another_language_has_answers_parts_errors_and_cancels
     functions = {name: f"functions:{name}" for name in ("echo", "count", "wrong", "digest")}
     gate = Gate(tmp_path)
 
-    async def start(service: str, data: str, stdin: int | None = None) -> asyncio.subprocess.Process:
+    async def start(service: str, data: str, *more: str, stdin: int | None = None) -> asyncio.subprocess.Process:
         pipe = asyncio.subprocess.PIPE
-        words = (*command, service, data)
+        words = (*command, service, data, *more)
         return await asyncio.create_subprocess_exec(
             *words, cwd=tmp_path, env=env, stdin=stdin, stdout=pipe, stderr=pipe
         )
@@ -59,8 +59,8 @@ async def test_a_caller_in_another_language_has_answers_parts_errors_and_cancels
         assert process.returncode is not None
         return process.returncode, out.decode(), err.decode()
 
-    async def call(service: str, data: str) -> tuple[int, str, str]:
-        return await ended(await start(service, data))
+    async def call(service: str, data: str, *more: str) -> tuple[int, str, str]:
+        return await ended(await start(service, data, *more))
 
     words = [(where, "--name", names[name]) for name, where in functions.items()]
     large = os.urandom(9_000_000)
@@ -77,11 +77,16 @@ async def test_a_caller_in_another_language_has_answers_parts_errors_and_cancels
         assert await call(names["count"], "3") == (0, "0\n1\n2\n", "")
         (tmp_path / "large").write_bytes(large)
         with (tmp_path / "large").open("rb") as file:
-            code, out, err = await ended(await start(names["digest"], "-", file.fileno()))
+            code, out, err = await ended(await start(names["digest"], "-", stdin=file.fileno()))
         assert (code, json.loads(out)[:2]) == (0, [len(large), hashlib.sha256(large).hexdigest()]), err
         code, _, err = await call(names["wrong"], "x")
         assert code != 0
         assert "no such thing: b'x'" in err
+        assert await call(names["echo"], "soon", "100") == (0, "soon\n", "")
+        code, _, err = await call(names["echo"], "x", "101")
+        assert code != 0
+        assert "from 0 to 100, found '101'" in err
+        assert "in time" not in err, "it is not sent again"
         code, _, err = await call(f"none-{unique}"[:32], "x")
         assert code != 0
         assert "has the service none-" in err
@@ -96,10 +101,12 @@ async def test_a_caller_in_another_language_has_answers_parts_errors_and_cancels
         for each in running:  # one runs, two wait in the room, and one is between two tries
             each.send_signal(signal.SIGINT)
         assert all([(await ended(each))[0] for each in running])
-        assert (tmp_path / full.data.decode() / "runs").stat().st_size == 1, "none begins after its caller has left"
+        begun = tmp_path / full.data.decode() / "runs"
+        before = begun.stat().st_size
         left = Gate(tmp_path)  # nobody opens this one: its call keeps the only place until it is cancelled
         leaving = await start(names["held"], left.data.decode())
         await left.runs()
         leaving.send_signal(signal.SIGINT)
         assert (await ended(leaving))[0] != 0
         assert await call(names["held"], gate.data.decode()) == (0, f"{gate.data.decode()}\n", "")
+        assert begun.stat().st_size == before, "none begins after its caller has left"

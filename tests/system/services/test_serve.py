@@ -111,6 +111,21 @@ async def test_when_all_are_full_a_bare_caller_hears_busy_and_when_to_come_again
         assert told["retry_after_ms"] >= 1
 
 
+async def test_as_many_bare_callers_wait_as_the_service_says(site: Site) -> None:
+    subject = site.subject("aheld")
+    async with site.serving("aheld --queue 9,2s") as (caller, _):
+        gate, headers = site.gate(), {"Moorage-Wait-Ms": "60000"}
+        running = asyncio.create_task(call(caller, subject, gate.data))
+        await gate.runs()
+        calls = [asyncio.create_task(call(caller, subject, gate.data, headers)) for _ in range(8)]
+        late = asyncio.create_task(call(caller, subject, gate.data))
+        first = await call(caller, subject, gate.data, {**headers, "Moorage-Priority": "0"})
+        assert error_of(first) == "busy", "the tenth of the lowest priority"
+        assert error_of(await late) == "expired", "after 2 s"
+        gate.open()
+        assert set(map(error_of, await asyncio.gather(running, *calls))) == {""}
+
+
 async def test_a_call_that_finds_no_place_in_its_callers_time_never_starts(site: Site) -> None:
     subject = site.subject("aheld")
     async with site.serving("aheld") as (caller, _):

@@ -58,8 +58,15 @@ from moorage.schemas.plan import Plan
             },
         ),
         (
-            {"service": "embed:2", "batch": "32,5ms"},
-            {"service": {"name": "embed", "concurrency": 2, "batch": {"most": 32, "wait_ms": 5}}},
+            {"service": "embed:2", "batch": "32,5ms", "queue": "200,10s"},
+            {
+                "service": {
+                    "name": "embed",
+                    "concurrency": 2,
+                    "batch": {"most": 32, "wait_ms": 5},
+                    "queue": {"most": 200, "wait_s": 10.0},
+                }
+            },
         ),
     ],
 )
@@ -171,6 +178,9 @@ def test_an_array_with_steps_is_written_out(array: str, indices: str, more: dict
         ({"service": "e", "batch": "32,soon"}, "--batch: not a duration: 'soon'", "for example --batch 32"),
         ({"service": "e", "batch": "0"}, "--batch: most must be 1..1024", "say how many calls a batch has"),
         ({"service": "e", "batch": "2,1m"}, "--batch: wait_ms must be 0..10000", "say how long a call waits"),
+        ({"queue": "32"}, "--queue is about the calls of a service", "name the service with --service"),
+        ({"service": "e", "queue": "5s"}, "--queue needs the most calls that wait", "for example --queue 200, or"),
+        ({"service": "e", "queue": "10001"}, "--queue: most must be 0..10000", "say how many calls wait"),
         ({"service": "e:99", "batch": "99"}, "--service: 99 batches of 99 calls are too many", "say how many calls"),
         ({"stall": "soon"}, "--stall: not a duration", "write it as 90s"),
     ],

@@ -9,7 +9,7 @@ import pytest
 
 from moorage.schemas.job import Request
 from moorage.schemas.roles import may_answer, rights
-from moorage.schemas.service import CALL_ERRORS, BatchSpec, Scale, ServiceSpec, batch_of
+from moorage.schemas.service import CALL_ERRORS, BatchSpec, QueueSpec, Scale, ServiceSpec, batch_of, queue_of
 from moorage.schemas.subjects import Subjects
 
 RUN = {"argv": ["moorage", "serve", "embedder:embed"]}
@@ -29,6 +29,12 @@ def test_a_service_is_a_name_and_a_number_of_calls_at_a_time() -> None:
     assert batched.trouble is None
     assert batched.service is not None
     assert batch_of(str(batched.service.batch)) == batched.service.batch == BatchSpec(32, 5)
+    for queue in ({}, {"most": 0}, {"most": 10_000, "wait_s": 0.5}, {"wait_s": 86_400}):
+        waiting = request(service={"name": "embed", "queue": queue})
+        assert waiting.trouble is None
+        assert waiting.service is not None
+        assert queue_of(str(waiting.service.queue)) == waiting.service.queue
+    assert queue_of("") == QueueSpec()
 
 
 def test_the_number_of_a_services_members_follows_its_calls_between_two_bounds() -> None:
@@ -73,6 +79,10 @@ def test_bounds_that_are_none_are_refused(scale: dict[str, Any]) -> None:
         ({"service": {"name": "a", "batch": {"most": 8, "wait_ms": 10001}}}, "service.batch.wait_ms"),
         ({"service": {"name": "a", "batch": {"most": 8, "wait_ms": -1}}}, "service.batch.wait_ms"),
         ({"service": {"name": "a", "concurrency": 129, "batch": {"most": 32}}}, "service.concurrency"),
+        ({"service": {"name": "a", "queue": {"most": -1}}}, "service.queue.most"),
+        ({"service": {"name": "a", "queue": {"most": 10_001}}}, "service.queue.most"),
+        ({"service": {"name": "a", "queue": {"wait_s": -1}}}, "service.queue.wait_s"),
+        ({"service": {"name": "a", "queue": {"wait_s": 86_401}}}, "service.queue.wait_s"),
         ({"service": {"name": "a"}, "run": {"driver": "handler", "argv": ["f"]}}, "run.driver"),
         ({"service": {"name": "a"}, "run": {"driver": "noop"}}, "run.driver"),
         ({"service": {"name": "a"}, "replicas": 2, "gpu": {"scheduling": "gang"}}, "service"),
@@ -130,4 +140,4 @@ def test_subjects_of_a_service() -> None:
 
 def test_only_errors_after_a_start_may_have_had_an_effect() -> None:
     not_started = {name for name, (_, started, _) in CALL_ERRORS.items() if not started}
-    assert not_started == {"busy", "expired", "input-refused"}
+    assert not_started == {"busy", "expired", "input-refused", "bad-header"}

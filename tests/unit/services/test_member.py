@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from moorage.calls.member import CANCELLED_MAX, GIVEN_S_MAX, Call, Member
+from moorage.calls.room import Room
 from moorage.schemas.service import BUSY, EXPIRED, HOPS_MAX, MEMBER_DIED
 
 
@@ -51,6 +52,11 @@ def call(reply: str, now_s: float = 0.0, wait_ms: int = 1000, **more: Any) -> Ca
     return Call(reply, b"", {}, now_s, wait_ms, **more)
 
 
+def ran(outside: Recorded) -> list[str]:
+    """The calls that began meanwhile, in order."""
+    return [done[2] for done in outside.take() if done[0] == "run"]
+
+
 def member(places: int = 1, room: int | None = None) -> tuple[Member, Recorded]:
     outside = Recorded()
     return Member("m", outside, places, room), outside
@@ -81,6 +87,96 @@ def test_a_full_room_sends_on_and_then_says_busy_with_when_to_come_again() -> No
     m.on_call(call("e", 1.0, hops=HOPS_MAX), 1.0)
     assert outside.take() == [("send_on", "d0", 1, 0), ("send_on", "d1", 2, 0), ("refuse", "e", BUSY, 400)]
     assert m.load(1.0).refused == 1
+
+
+def test_the_highest_priority_has_the_first_free_place_and_each_second_of_waiting_counts_as_ten_points() -> None:
+    m, outside = member(room=6)
+    calls = {
+        "runs": (50, 0.0),
+        "low": (0, 0.0),
+        "b": (50, 1.0),
+        "c": (50, 1.0),
+        "high": (100, 2.0),
+        "later": (100, 10.1),
+    }
+    for reply, (priority, came_s) in calls.items():
+        m.on_call(call(reply, came_s, wait_ms=60_000, priority=priority), came_s)
+    m.on_given(call("given", 9.9, wait_ms=60_000, waited_ms=9_900, priority=1), 9.9)
+    for number in range(1, len(calls) + 1):
+        m.on_end(number, 10.2)
+    assert ran(outside) == ["runs", "high", "b", "c", "given", "low", "later"]
+
+
+def test_a_call_of_the_lowest_priority_is_served_in_a_stream_of_the_highest() -> None:
+    """Two calls of the highest come for each one that ends: the room is never empty, and grows."""
+    m, outside = member(room=1000)
+    m.on_call(call("runs"), 0.0)
+    m.on_call(call("low", wait_ms=60_000, priority=0), 0.0)
+    for at in range(1, 300):
+        now_s = at * 0.1
+        for each in range(2):
+            m.on_call(call(f"high {at} {each}", now_s, wait_ms=60_000, priority=100), now_s)
+        m.on_end(at, now_s)
+    assert 150 <= ran(outside).index("low") <= 250, "behind those who came in the first 10 s, and no others"
+
+
+def test_a_full_room_sends_away_the_call_that_comes_last_and_not_the_one_that_came_last() -> None:
+    m, outside = member(room=2)
+    for reply, priority in (("runs", 50), ("low", 10), ("b", 50)):
+        m.on_call(call(reply, priority=priority), 0.0)
+    outside.take()
+    m.on_call(call("high", priority=90), 0.0)
+    m.on_call(call("low too", priority=10, hops=HOPS_MAX), 0.0)
+    assert outside.take() == [("send_on", "low", 1, 0), ("have",), ("refuse", "low too", BUSY, 1)]
+    for number in (1, 2, 3):
+        m.on_end(number, 0.1)
+    assert ran(outside) == ["high", "b"]
+
+
+def test_a_room_is_full_of_bytes_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("moorage.calls.room.ROOM_BYTES_MAX", 10)
+    m, outside = member(room=100)
+    for reply, size in (("runs", 99), ("a", 6), ("b", 4), ("c", 1)):
+        m.on_call(Call(reply, bytes(size), {}, 0.0, 1000), 0.0)
+    assert ("send_on", "c", 1, 0) in outside.take()
+    m.on_cancel("a", 0.0)
+    m.on_call(Call("d", bytes(6), {}, 0.0, 1000), 0.0)
+    assert outside.take() == [("have",)]
+
+
+def test_a_call_that_does_not_wait_runs_where_a_place_is_free_and_expires_where_none_is() -> None:
+    m, outside = member()
+    m.on_call(call("a", wait_ms=0), 0.001)
+    m.on_call(call("b", wait_ms=0), 0.001)
+    assert outside.take() == [("run", 1, "a", 0), ("refuse", "b", EXPIRED, 0)]
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_room_is_a_list_that_is_sorted_by_rank(seed: int) -> None:
+    dice, room, kept, now_s = random.Random(seed), Room[Call](), list[Call](), 0.0
+    for at in range(600):
+        now_s += dice.expovariate(10)
+        match dice.choice(("add", "add", "add", "next", "last", "take", "expire")):
+            case "add":
+                priority, wait_ms = dice.choice((0, 50, 50, 100)), dice.choice((100, 5000))
+                made = call(f"r{at}", now_s, wait_ms=wait_ms, priority=priority, waited_ms=at % 7)
+                room.add(made, now_s)
+                kept.append(made)
+                kept.sort(key=lambda each: each.rank_s)
+            case "next" if kept:
+                assert room.take_next() is kept.pop(0)
+            case "last" if kept:
+                assert room.take_last() is kept.pop()
+            case "take" if kept:
+                one = kept.pop(dice.randrange(len(kept)))
+                assert room.take(one.reply) is one
+            case "expire":
+                over = [each for each in kept if each.left_ms(now_s) <= 0]
+                assert room.take_expired(now_s) == over
+                kept = [each for each in kept if each not in over]
+        assert list(room) == kept
+        assert not room.has_more_than(len(kept))
+    assert room.take("nobody") is None
 
 
 def test_a_room_has_as_many_calls_as_begin_soon() -> None:

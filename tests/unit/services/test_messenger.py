@@ -17,7 +17,7 @@ from moorage.calls.messenger import LOAD_QUIET_S, TICK_S, Messenger, Name
 from moorage.calls.program import Program
 from moorage.calls.serve import LAST_S, _drained
 from moorage.calls.wire import FromProgram, ToProgram
-from moorage.schemas.service import ERROR, INPUT, PART, SEND_TO
+from moorage.schemas.service import ERROR, INPUT, PART, SEND_TO, QueueSpec
 from moorage.testing.bus.bus import SimulatedBus, SimulatedClock
 
 NAME = Name("moorage", "acme", "embed")
@@ -27,12 +27,12 @@ LONG_S = 100
 class Desk:
     """One member with one place, and a caller. Its program runs what it gets until the test answers."""
 
-    def __init__(self, bus: SimulatedBus) -> None:
+    def __init__(self, bus: SimulatedBus, queue: QueueSpec | None = None) -> None:
         self.caller = bus.connect("caller")
         self.running: list[int] = []
         self.heads: list[ToProgram] = []
         self.loads: list[float] = []
-        self.messenger = Messenger(cast(Connection, bus.connect("member")), NAME, 1)
+        self.messenger = Messenger(cast(Connection, bus.connect("member")), NAME, 1, queue=queue)
         self.messenger.program = cast(Program, self)
 
     def send(self, head: ToProgram, body: bytes = b"") -> None:
@@ -45,8 +45,9 @@ class Desk:
     def answer(self) -> None:
         self.messenger.on_frame(FromProgram(answer=self.running.pop(0)), b"")
 
-    def call(self, wait_ms: int = 3_600_000) -> asyncio.Task[Delivery]:
-        asking = self.caller.request(NAME.subject, b"", 100 * LONG_S, {"Moorage-Wait-Ms": str(wait_ms)})
+    def call(self, wait_ms: int | str | None = 3_600_000, **headers: str) -> asyncio.Task[Delivery]:
+        said = {} if wait_ms is None else {"Moorage-Wait-Ms": str(wait_ms)}
+        asking = self.caller.request(NAME.subject, b"", 100 * LONG_S, said | headers)
         return asyncio.get_running_loop().create_task(asking)
 
     async def full(self) -> asyncio.Task[Delivery]:
@@ -65,11 +66,11 @@ def now_s() -> float:
     return asyncio.get_running_loop().time()
 
 
-def member(scene: Callable[[Desk], Awaitable[None]]) -> None:
+def member(scene: Callable[[Desk], Awaitable[None]], queue: QueueSpec | None = None) -> None:
     """Play a scene with a member that takes calls."""
 
     async def main() -> None:
-        desk = Desk(SimulatedBus())
+        desk = Desk(SimulatedBus(), queue)
         load = NAME.subjects.member(NAME.tenant, NAME.service, "load")
         await desk.caller.subscribe(load, lambda _: desk.loads.append(now_s()))
         await desk.messenger.open()
@@ -93,6 +94,42 @@ def test_a_call_waits_as_long_as_its_caller_says_and_no_longer() -> None:
         desk.answer()
         await running
         assert (error_of(running), desk.running) == ("", []), "the call that expired is not run behind it"
+
+    member(scene)
+
+
+def test_many_bare_callers_wait_as_long_as_each_says_or_as_the_service_does() -> None:
+    async def scene(desk: Desk) -> None:
+        running = await desk.full()
+        began_s = now_s()
+        calls = {wait_ms: [desk.call(wait_ms) for _ in range(10)] for wait_ms in (None, 90_000, 0)}
+        for wait_ms, after_s in ((0, 0), (None, 5), (90_000, 90)):
+            await asyncio.wait(calls[wait_ms])
+            assert {error_of(each) for each in calls[wait_ms]} == {"expired"}, "and none was busy"
+            assert 0 <= round(now_s() - began_s - after_s, 3) <= 2 * TICK_S
+        desk.answer()
+        await running
+
+    member(scene, QueueSpec(30, 5.0))
+
+
+def test_a_bare_caller_says_a_priority_and_hears_what_a_header_cannot_be() -> None:
+    async def scene(desk: Desk) -> None:
+        running = await desk.full()
+        wrong = [desk.call("2s"), desk.call(**{"moorage-priority": "101"}), desk.call(**{"Moorage-Priority": "high"})]
+        await asyncio.wait(wrong)
+        assert {error_of(each) for each in wrong} == {"bad-header"}
+        assert b"Moorage-Priority must be a whole number from 0 to 100, found '101'" in wrong[1].result().data
+        low, high = desk.call(**{"Moorage-Priority": "20"}), desk.call(**{"moorage-priority": "80"})
+        await asyncio.sleep(1)
+        desk.answer()
+        await running
+        await asyncio.sleep(1)
+        desk.answer()
+        await high
+        assert not low.done()
+        desk.answer()
+        await low
 
     member(scene)
 

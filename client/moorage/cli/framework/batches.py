@@ -1,25 +1,34 @@
-"""The text of --batch, which a request's flags and `moorage serve` take."""
+"""The texts of --batch and --queue, which a request's flags and `moorage serve` take."""
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any
 
 from moorage.cli.framework.arguments import lacks_unit
 from moorage.client.durations import seconds
 from moorage.client.errors import Rejected, rejected
 
-_NEXT: Final = "for example --batch 32, or --batch 32,5ms"
-
 
 def batch(text: str) -> dict[str, int]:
     """Return the batches of --batch, as the field of a request has them. Raises `Rejected`."""
+    about = "--batch needs the most calls of a batch, and may say how long one waits for others"
+    most, wait_s = _number_and_time(text, about, "for example --batch 32, or --batch 32,5ms")
+    return {"most": most} | ({} if wait_s is None else {"wait_ms": round(wait_s * 1000)})
+
+
+def queue(text: str) -> dict[str, Any]:
+    """Return the waiting calls of --queue, as the field of a request has them. Raises `Rejected`."""
+    about = "--queue needs the most calls that wait at a member, and may say how long"
+    most, wait_s = _number_and_time(text, about, "for example --queue 200, or --queue 200,10s")
+    return {"most": most} | ({} if wait_s is None else {"wait_s": wait_s})
+
+
+def _number_and_time(text: str, about: str, example: str) -> tuple[int, float | None]:
     most, comma, wait = text.partition(",")
     if not (most.isascii() and most.isdigit()) or (comma and lacks_unit(wait)):
-        raise rejected(
-            "invalid-argument", "--batch needs the most calls of a batch, and may say how long one waits for others",
-            found=text, allowed="N or N,DURATION", next=_NEXT,
-        )  # fmt: skip
+        raise rejected("invalid-argument", about, found=text, allowed="N or N,DURATION", next=example)
     try:
-        return {"most": int(most[:8])} | ({"wait_ms": round(seconds(wait) * 1000)} if comma else {})
+        return int(most[:8]), seconds(wait) if comma else None
     except Rejected as refused:
-        raise rejected("invalid-argument", f"--batch: {refused.problem.message}", found=text, next=_NEXT) from None
+        option = about.partition(" ")[0]
+        raise rejected("invalid-argument", f"{option}: {refused.problem.message}", found=text, next=example) from None

@@ -40,6 +40,10 @@ def call(
         str,
         Parameter(help="How long to wait for the answer, or for each part of it: 500ms, 2m.", value="DURATION"),
     ] = "30s",
+    priority: Annotated[
+        int | None,
+        Parameter(help="0 to 100: a higher one has a place before those that wait with a lower one. Default: 50."),
+    ] = None,
     options: Options = DEFAULTS,
 ) -> int:
     """Call a service once, and print its answer; of an answer in parts each part as it comes.
@@ -53,7 +57,7 @@ def call(
     async def work(client: AsyncClient) -> int | None:
         from contextlib import aclosing
 
-        called = client.service(service)
+        called = client.service(service, priority=priority)
         printed = _Printed()
         async with aclosing(called.stream(sent, timeout=within)) as parts:  # type: ignore[type-var]
             async for part in parts:

@@ -8,7 +8,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, get_args, get_type_hints
 
 from moorage.cli.framework.arguments import DURATION, Parameter
-from moorage.cli.framework.batches import batch
+from moorage.cli.framework.batches import batch, queue
 from moorage.cli.framework.console import say
 from moorage.cli.jobs.flag_values import (
     after,
@@ -328,6 +328,15 @@ class JobFlags:
             of="service.batch",
         ),
     ] = None
+    queue: Annotated[
+        str | None,
+        Flag(
+            help="With --service: N calls wait at each of its members for a place, and those whose callers say no time "
+            "at most this long, 30s by default. By default twice as many wait as run; more are refused.",
+            value="N[,DURATION]",
+            of="service.queue",
+        ),
+    ] = None
     pack: Annotated[
         bool,
         Flag(
@@ -475,15 +484,18 @@ def fields_of(flags: JobFlags) -> dict[str, Any]:
         fields["service"] = service(flags.service) | ({"pack": True} if flags.pack else {})
         if flags.batch is not None:
             fields["service"]["batch"] = batch(flags.batch)
+        if flags.queue is not None:
+            fields["service"]["queue"] = queue(flags.queue)
     elif flags.pack:
         raise rejected(
             "invalid-argument", "--pack is about the members of a service", field="$.service",
             next="name the service with --service, or leave --pack out: other jobs are packed anyway",
         )  # fmt: skip
-    elif flags.batch is not None:
+    elif flags.batch is not None or flags.queue is not None:
+        option = "--queue" if flags.batch is None else "--batch"
         raise rejected(
-            "invalid-argument", "--batch is about the calls of a service", field="$.service",
-            next="name the service with --service, or leave --batch out",
+            "invalid-argument", f"{option} is about the calls of a service", field="$.service",
+            next=f"name the service with --service, or leave {option} out",
         )  # fmt: skip
     if resources := _resources(flags):
         fields["resources"] = resources

@@ -37,6 +37,14 @@ def serve(
             value="N[,DURATION]",
         ),
     ] = None,
+    queue: Annotated[
+        str | None,
+        Parameter(
+            help="Calls that wait for a place, and how long those whose callers say no time. A job has it from its "
+            "request. Default: twice as many as run, 30s.",
+            value="N[,DURATION]",
+        ),
+    ] = None,
     grace: Annotated[
         str | None,
         Parameter(help="How long calls may take once this is to end. Default: as long as they need.", value="DURATION"),
@@ -63,7 +71,7 @@ def serve(
         from moorage.system.loops import loop_factory
 
         made = serving_of(
-            os.environ, function, command, name=name, concurrency=concurrency, batch=batch, grace=grace,
+            os.environ, function, command, name=name, concurrency=concurrency, batch=batch, queue=queue, grace=grace,
             tenant=tenant, prefix=prefix, nats=options.settled().nats,
         )  # fmt: skip
         begin_log("INFO", "text")
@@ -92,6 +100,7 @@ def serving_of(
     name: str | None = None,
     concurrency: int | None = None,
     batch: str | None = None,
+    queue: str | None = None,
     grace: str | None = None,
     tenant: str | None = None,
     prefix: str = PREFIX_DEFAULT,
@@ -103,14 +112,18 @@ def serving_of(
     from moorage.bus.target import find_context
     from moorage.calls.serve import Serving, function_argv
     from moorage.cli.framework.batches import batch as batch_said
+    from moorage.cli.framework.batches import queue as queue_said
     from moorage.schemas.service import (
         BATCH_VARIABLE,
         CONCURRENCY_VARIABLE,
         GRACE_VARIABLE,
         INPUT_BYTES_DEFAULT,
         INPUT_VARIABLE,
+        QUEUE_VARIABLE,
         BatchSpec,
+        QueueSpec,
         batch_of,
+        queue_of,
     )
 
     if bool(function) == bool(command):
@@ -137,6 +150,7 @@ def serving_of(
             concurrency=int(environment.get(CONCURRENCY_VARIABLE, "1")) if concurrency is None else concurrency,
             grace_s=None if said is None else seconds(said),
             input_bytes=int(environment.get(INPUT_VARIABLE, INPUT_BYTES_DEFAULT)),
+            queue=queue_of(environment.get(QUEUE_VARIABLE, "")) if queue is None else QueueSpec(**queue_said(queue)),
         )
     except ValueError as error:
         raise rejected("invalid-argument", str(error), next="moorage serve --help") from None

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from moorage.bus.contexts import Context
-from moorage.schemas.service import BatchSpec, ServiceSpec
+from moorage.schemas.service import BatchSpec, QueueSpec, ServiceSpec
 from moorage.worker.job.attempt_folders import AttemptFolders
 from moorage.worker.job.call_keys import CallKeys
 from moorage.worker.job.secret_files import SecretRefused, trouble_with_secrets
@@ -45,6 +45,8 @@ def test_a_tenants_key_is_its_own_file_and_the_servers_address_has_no_login(secr
         "MOORAGE_CALL_GRACE": "10s",
         "MOORAGE_CALL_INPUT_BYTES": "67108864",
     }
+    waiting = ServiceSpec("embed", queue=QueueSpec(200, 10.0))
+    assert keys.variables("acme", waiting, 10.0, None)["MOORAGE_CALL_QUEUE"] == "200,10"
     assert trouble_with_secrets(secrets) == ""
 
 

@@ -18,6 +18,7 @@ from moorage.schemas.service import (
     CONCURRENCY_VARIABLE,
     GRACE_VARIABLE,
     INPUT_VARIABLE,
+    QUEUE_VARIABLE,
     ServiceSpec,
     call_secret,
 )
@@ -57,6 +58,7 @@ class CallKeys:
                 GRACE_VARIABLE: f"{grace_s:g}s",
                 INPUT_VARIABLE: str(service.input_bytes),
                 **({} if service.batch is None else {BATCH_VARIABLE: str(service.batch)}),
+                **({} if service.queue is None else {QUEUE_VARIABLE: str(service.queue)}),
                 **({} if file is None else {CREDS_VARIABLE: file}),
             }
         )

@@ -1,0 +1,95 @@
+"""The waiting room of one member: calls by priority, which grows while they wait, and then by the order they came."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort_left
+from collections.abc import Iterator
+from typing import Final, Generic, Protocol, TypeVar
+
+#: waiting this long, in seconds, counts as much as one point of priority: so nobody starves
+AGE_S: Final = 0.1
+#: most bytes of data that wait, whatever the number of their calls
+ROOM_BYTES_MAX: Final = 256 << 20
+
+
+class Waiting(Protocol):
+    """A call as the room sees it. Calls with a smaller `rank_s` come first; it never changes."""
+
+    reply: str
+    data: bytes
+
+    @property
+    def rank_s(self) -> float: ...
+
+    def left_ms(self, now_s: float) -> int:
+        """Return how many milliseconds it may still wait; 0 or less once its time is over."""
+        ...
+
+
+C = TypeVar("C", bound=Waiting)
+
+
+class Room(Generic[C]):
+    """Calls that wait, the next one first. All methods but iteration take time that does not grow with their number,
+    or only as a copy of pointers does."""
+
+    def __init__(self) -> None:
+        self._calls: list[C] = []  # the next one is the last
+        self._by_reply: dict[str, C] = {}
+        self._bytes = 0
+        self._expires_s = float("inf")  # no call here expires before
+
+    def __len__(self) -> int:
+        return len(self._calls)
+
+    def __iter__(self) -> Iterator[C]:
+        return reversed(self._calls)
+
+    def add(self, call: C, now_s: float) -> None:
+        insort_left(self._calls, call, key=_order)
+        self._by_reply[call.reply] = call
+        self._bytes += len(call.data)
+        self._expires_s = min(self._expires_s, now_s + call.left_ms(now_s) / 1000)
+
+    def has_more_than(self, most: int) -> bool:
+        """Return whether more calls wait than may: so many, with `ROOM_BYTES_MAX` of data."""
+        return len(self._calls) > most or self._bytes > ROOM_BYTES_MAX
+
+    def take_next(self) -> C:
+        return self._forget(self._calls.pop())
+
+    def take_last(self) -> C:
+        """Take the call that comes behind all others."""
+        return self._forget(self._calls.pop(0))
+
+    def take(self, reply: str) -> C | None:
+        """Take the call with this reply subject, if it waits here."""
+        call = self._by_reply.get(reply)
+        if call is None:
+            return None
+        at = bisect_left(self._calls, _order(call), key=_order)
+        while self._calls[at] is not call:
+            at += 1
+        return self._forget(self._calls.pop(at))
+
+    def take_expired(self, now_s: float) -> list[C]:
+        """Take all calls whose time is over."""
+        if now_s < self._expires_s:
+            return []
+        expired = [call for call in self if call.left_ms(now_s) <= 0]
+        if expired:
+            self._calls = [call for call in self._calls if call.left_ms(now_s) > 0]
+            for call in expired:
+                self._forget(call)
+        self._expires_s = min((now_s + call.left_ms(now_s) / 1000 for call in self._calls), default=float("inf"))
+        return expired
+
+    def _forget(self, call: C) -> C:
+        self._bytes -= len(call.data)
+        if self._by_reply.get(call.reply) is call:
+            del self._by_reply[call.reply]
+        return call
+
+
+def _order(call: Waiting) -> float:
+    return -call.rank_s
