@@ -27,6 +27,8 @@ class _RunFields(TypedDict, total=False):
     files_of: Sequence[FilesOf | Mapping[str, str]]
     items: Sequence[Any] | ItemsFile | Mapping[str, str]
     keep: Sequence[str]
+    setup: str
+    setup_s: float
     user: str
     limit: Duration
     grace_s: float

@@ -44,7 +44,9 @@ if TYPE_CHECKING:
     from moorage.client.connected import Connected
 
 #: fields of a request that a handler's request cannot have
-NOT_OF_HANDLERS: Final = frozenset({"driver", "image", "cwd", "user", "files", "files_of", "keep", "checkpoint"})
+NOT_OF_HANDLERS: Final = frozenset(
+    {"driver", "image", "cwd", "user", "files", "files_of", "keep", "checkpoint", "setup", "setup_s"}
+)
 #: longest incomplete line of output that is kept, since its rest may make it a line of a handler
 LINE_CHARS_MAX: Final = 128 * 1024
 

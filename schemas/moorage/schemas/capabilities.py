@@ -62,6 +62,7 @@ class Capabilities(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     #: a job may have ports of its worker (`run.ports`), which can look whether it is ready (`run.ready`)
     reaches: bool = False
     brings_files: bool = False  # a job may bring files, and keep what it writes into its folder
+    sets_up: bool = False  # a job may have a command that prepares the host before its first attempt (`run.setup`)
     outlives_agent: bool = False  # members run on without the agent, and their ends are kept until it has told them
     freezes: bool = False  # members can be frozen, with the memory of their GPUs in the host's RAM, and resumed
     execs: bool = False  # a command can be run in a running member, with its user, folder, environment and devices
@@ -96,6 +97,7 @@ KNOWN: Final[Mapping[str, Capabilities]] = {
         answers_calls=True,
         reaches=True,
         brings_files=True,
+        sets_up=True,
         outlives_agent=True,
         execs=True,
         holds_stdin=True,

@@ -71,6 +71,7 @@ ENDS: Final[dict[str, str]] = {
     "not-here": "the workers that refused it lack what it needs: a secret, user, folder, program or image; its `why`"
     " names that and the workers",
     "cannot-run": "its request is wrong for every worker of its driver: the message says what to change",
+    "setup-failed": "its setup command failed on a worker, whose output moorage logs shows",
     "timeout": "it ran longer than its timeout_s, or its deadline passed while it ran",
     "over-memory": "it held more of a shared GPU's memory than its share, and was ended (a CUDA context counts)",
     "mps-fault": "one of its processes had a fatal GPU error, which ended the MPS server that other jobs share",

@@ -40,6 +40,8 @@ WORD_CHARS_MAX: Final = 256
 KEEP_MAX: Final = 64
 #: parts of such a pattern with two stars: the time of a match multiplies with each
 KEEP_STARS_MAX: Final = 2
+#: the variable that names the folder which `run.setup` fills
+SETUP_VARIABLE: Final = "MOORAGE_SETUP"
 #: bytes of a path, with the NUL behind it: PATH_MAX of limits.h
 PATH_BYTES_MAX: Final = 4096
 #: the greatest user id: 2**32 - 1 is -1, which setuid(2) takes for no user
@@ -140,6 +142,14 @@ class Run(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omi
     #: next attempt has it from its start. The newest two of a replica are kept, as the files of `keep` are. Ranks of a
     #: gang have none
     checkpoint: str | None = None
+    #: command line for `/bin/sh -c` that prepares a worker, before the first attempt that starts there. It runs as the
+    #: job does, with its user, image, files, variables and resources, and without devices. What it writes to the folder
+    #: `MOORAGE_SETUP`, whose `bin` is the first in `PATH`, stays for the other attempts there, and for later jobs of
+    #: the tenant with the same driver, image, user, `files` and `setup`. Exit code 75, a signal (also as a shell tells
+    #: it, above 128) or want of room sends the job to another worker; any other code but 0 ends it: `setup-failed`.
+    #: For processes and containers alone
+    setup: str | None = None
+    setup_s: float = 1800.0  # most seconds that it may run
     user: str | None = None  # user that the job runs as; null is the agent's own user
     timeout_s: float | None = None  # most seconds that one attempt may run
     grace_s: float = 10.0  # seconds from SIGTERM to SIGKILL
@@ -171,6 +181,7 @@ class Run(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omi
         check_duration("timeout_s", self.timeout_s)
         check_duration("grace_s", self.grace_s)
         check_duration("checkpoint_before_s", self.checkpoint_before_s)
+        check_duration("setup_s", self.setup_s)
         check_duration("stall_s", self.stall_s)
         if self.stall_s is not None and self.stall_s < 1:
             raise ValueError(f"stall_s must be at least 1 second, found {self.stall_s:g}")
@@ -258,6 +269,11 @@ def _command_trouble(run: Run) -> Trouble | None:
         return Trouble(
             "run.checkpoint", message, quoted(run.checkpoint[:80]), "letters, digits and _.-/, as checkpoints"
         )
+    if run.setup is not None and (not run.setup.strip() or "\0" in run.setup):
+        return Trouble("run.setup", "setup must be a command line for /bin/sh", quoted(run.setup[:80]), "null for none")
+    if run.setup is not None and run.driver in KNOWN and not KNOWN[run.driver].sets_up:  # of the others workers say it
+        message = f"jobs of the driver {run.driver} have no setup"
+        return Trouble("run.setup", message, quoted(run.driver), "process, docker or podman; null for none")
     if run.user is not None and not is_user(run.user):
         return Trouble(
             "run.user", "user must be a user of the worker's host", quoted(run.user), f"a name, or 0..{UID_MAX}"

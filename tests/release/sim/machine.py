@@ -228,6 +228,7 @@ class MachineFolders(AttemptFolders):
         keep: Sequence[str] = (),
         checkpoint: str | None = None,
         accepted_ms: int = 0,
+        setup: str = "",
     ) -> str:
         return self.path(name)
 

@@ -17,7 +17,7 @@ from tests.unit.docs.markdown import DOCS, page, pages
 NOT_RUN: Final = {
     "README.md": 1,  # the installation
     "docs/how-to/be-told-in-slack-or-by-mail.md": 1,  # a mail server of the reader's own
-    "docs/how-to/bring-a-python-environment.md": 2,  # uv and conda, with packages of the reader's own
+    "docs/how-to/bring-a-python-environment.md": 3,  # pip, uv and conda, with packages of the reader's own
     "docs/how-to/call-a-warm-service.md": 1,  # a model on a GPU
     "docs/how-to/freeze-unused-jobs.md": 1,  # a setting of the host
     "docs/how-to/from-python.md": 1,  # the installation

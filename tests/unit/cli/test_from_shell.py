@@ -63,16 +63,17 @@ def test_a_python_of_the_active_environment_is_named_by_its_path(
         (folder / name).chmod(0o644 if name == "odd" else 0o755)
     monkeypatch.delenv("VIRTUAL_ENV", raising=False)
     monkeypatch.delenv("CONDA_PREFIX", raising=False)
-    assert own_program(["python", "a.py"], None) == ["python", "a.py"]
+    assert own_program(["python", "a.py"], None, None) == ["python", "a.py"]
     for variable in ("VIRTUAL_ENV", "CONDA_PREFIX"):
         with monkeypatch.context() as active:
             active.setenv(variable, str(tmp_path))
-            assert own_program(["python", "a.py"], None) == [f"{folder}/python", "a.py"]
-            assert own_program(["torchrun"], "process") == [f"{folder}/torchrun"]
+            assert own_program(["python", "a.py"], None, None) == [f"{folder}/python", "a.py"]
+            assert own_program(["python", "a.py"], None, "true") == ["python", "a.py"], "the setup's own"
+            assert own_program(["torchrun"], "process", None) == [f"{folder}/torchrun"]
             assert f"torchrun is {folder}/torchrun, of the environment that is active here" in capsys.readouterr().err
             for command in (["bash"], ["odd"], ["/usr/bin/python"], ["sh", "-c", "python"], []):
-                assert own_program(command, None) == command
-            assert own_program(["python"], "docker") == ["python"]
+                assert own_program(command, None, None) == command
+            assert own_program(["python"], "docker", None) == ["python"]
     assert capsys.readouterr().err == ""
 
 

@@ -55,6 +55,7 @@ FOLDER_BYTES_DEFAULT: Final = 100 * _GIB
 FOLDER_KEEP_DEFAULT: Final = 600.0
 FILES_BYTES_DEFAULT: Final = _GIB
 FILES_CACHE_DEFAULT: Final = 4 * _GIB
+SETUP_BYTES_DEFAULT: Final = 64 * _GIB
 LIMITER_CONTEXT_DEFAULT: Final = 512 * _MIB
 #: modes that a worker offers by default; mps needs a daemon, so an operator (or a simulated worker) adds it
 MODES_DEFAULT: Final = ("exclusive", "time-slice")
@@ -309,6 +310,15 @@ class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             le=1 << 50,
         ),
     ] = FILES_CACHE_DEFAULT
+    setup_bytes: Annotated[
+        int,
+        setting(
+            "Size limit of what the setups of jobs left here, for each driver; the least recently used go first.",
+            unit="bytes",
+            ge=_MIB,
+            le=1 << 50,
+        ),
+    ] = SETUP_BYTES_DEFAULT
     result_keep: Annotated[
         float,
         setting(

@@ -37,6 +37,7 @@ FIXES: Final[dict[str, str]] = {
     "start-failed": "mend what the message names (a program, a folder, a user that the worker has): moorage show {job}",
     "not-here": "mend what the message names, or put it on a worker; then moorage again {job}",
     "cannot-run": "moorage again {job}, with what the message names changed",
+    "setup-failed": "moorage logs {job} has what its setup wrote; then moorage again {job}, with another --setup",
     "timeout": "give it longer: moorage again {job} --failed --time-limit 2h; what it did before: moorage logs {job}",
 }
 

@@ -101,10 +101,10 @@ def warn_of_secrets(env: Mapping[str, object]) -> None:
         say(f"warning[secret]: {shown}; if it is a secret: --secret {names[0]}={_stored_as(names[0])}")
 
 
-def own_program(command: Sequence[str], driver: str | None) -> Sequence[str]:
+def own_program(command: Sequence[str], driver: str | None, setup: str | None) -> Sequence[str]:
     """Return the command with the path of its program, if that is the Python of the active venv or conda environment,
-    or a script of it, such as torchrun. Say so: the path has to exist on the worker."""
-    if not command or os.sep in command[0] or driver not in (None, DRIVER_DEFAULT):
+    or a script of it, such as torchrun. Say so: the path has to exist on the worker. A `setup` brings its own."""
+    if not command or os.sep in command[0] or driver not in (None, DRIVER_DEFAULT) or setup is not None:
         return command
     for variable in _PREFIXES:
         folder = os.path.join(os.environ.get(variable, ""), "bin")

@@ -200,6 +200,17 @@ class JobFlags:
         list[str] | None,
         Flag(help="Files to keep of its folder, as 'out/**'; see moorage get.", value="PATTERN"),
     ] = None
+    setup: Annotated[
+        str | None,
+        Flag(
+            help="A shell command that prepares a worker, once before the first replica there; what it writes to "
+            "$MOORAGE_SETUP stays for the others.",
+            value="CMD",
+        ),
+    ] = None
+    setup_limit: Annotated[
+        str | None, Flag(help="Longest time that --setup may run; 30m by default.", value="DURATION", field="setup_s")
+    ] = None
     user: Annotated[str | None, Flag(help="Run the job as this user of the worker's host.", value="NAME")] = None
     driver: Annotated[
         str | None,

@@ -113,7 +113,7 @@ def run(
 
     def act() -> int:
         sweep = sweep_of(flags, command)
-        words = own_program(command, flags.driver)
+        words = own_program(command, flags.driver, flags.setup)
         own = refusing(flags)
         request = request_of(with_any(own), words, sweep)
 

@@ -77,7 +77,7 @@ def add(
             why = f"the {sweep.size} items take more than {inline_bytes(flags.driver) >> 10} KiB"
             message = f"{why}, so they would be a file, and files are kept for some days only"
             raise rejected("invalid-argument", message, field="--each", next=f"fewer or shorter items; or {NO_FILES}")
-        words = own_program(command, flags.driver)
+        words = own_program(command, flags.driver, flags.setup)
         request = request_of(flags, words, sweep)
         warn_of_secrets(request.workload.env)
 

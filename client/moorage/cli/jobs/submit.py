@@ -84,7 +84,7 @@ def submit(
 
 def _submit_said(said: Said, options: RowOptions, *, dry_run: bool) -> int:
     flags = refusing(said.flags)
-    command = own_program(said.command, flags.driver)
+    command = own_program(said.command, flags.driver, flags.setup)
     sweep = sweep_of(flags, command)
     request = request_of(flags if dry_run else with_any(flags), command, sweep)
     if dry_run:

@@ -18,8 +18,10 @@ NOT_PERMITTED: Final = "not-permitted: "
 NOT_HERE: Final = "not-here: "
 #: and where no worker could run it, because the request itself is wrong: it fails
 CANNOT_RUN: Final = "cannot-run: "
+#: and where the job's setup failed by its own fault, behind which stands why: all its replicas that wait fail
+SETUP_FAILED: Final = "setup-failed: "
 #: a refusal that begins so is about the job and not about its GPUs: they stay free for others
-ABOUT_THE_JOB: Final = (NOT_PERMITTED, NOT_HERE, CANNOT_RUN)
+ABOUT_THE_JOB: Final = (NOT_PERMITTED, NOT_HERE, CANNOT_RUN, SETUP_FAILED)
 #: and where this worker failed to start the job, by a fault that may pass
 START_FAILED: Final = "start-failed"
 #: an attempt that a supervisor's death ended may have killed it. The worker runs such jobs one after another: each gets
@@ -117,9 +119,10 @@ class Fact(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
     - `claimed`: of rank 0 of a gang, `detail` is `address:port`, where the gang meets.
     - `refused`: `detail` is why. If it begins with `cannot-run: `, the request is at fault, and the job ends. With
-      `not-here: ` or `not-permitted: `, the job goes to another worker and its GPUs stay open; a job that several
-      workers refuse with `not-here: ` and a code ends. Otherwise the placement is tried again after a pause. `code` is
-      the exit code of a start that was tried, 126 or 127, and 0 if none was.
+      `setup-failed: ` its `setup` is, and all of its replicas that wait end. With `not-here: ` or `not-permitted: `,
+      the job goes to another worker and its GPUs stay open; a job that several workers refuse with `not-here: ` and a
+      code ends. Otherwise the placement is tried again after a pause. `code` is the exit code of a start that was
+      tried: 126, 127 or that of the setup; and 0 if none was.
     - `started`: `detail` is where the ports are reached that the worker gave it, as `10.0.0.5:20000,20001`; empty
       without ports.
     - `ready`: the check of its request's `ready` says that it is ready for work. `not-ready`: it said so before, and

@@ -206,7 +206,7 @@ async def test_folders_that_could_not_be_removed_are_found_by_the_next_sweep_the
     for name in names(5):
         Path(ours.make(name, 1.0), "file").touch()
         ours.attempt_ended(name)
-    remove, calls = attempt_folders._remove, list[list[str]]()
+    remove, calls = attempt_folders.remove, list[list[str]]()
 
     def fails_once(paths: list[str]) -> None:
         calls.append([path.rsplit("/", 1)[1].split(".")[1] for path in paths])
@@ -214,7 +214,7 @@ async def test_folders_that_could_not_be_removed_are_found_by_the_next_sweep_the
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         remove(paths)
 
-    monkeypatch.setattr(attempt_folders, "_remove", fails_once)
+    monkeypatch.setattr(attempt_folders, "remove", fails_once)
     with pytest.raises(OSError, match="Too many open files"):
         await ours.sweep()
     assert await ours.sweep() == 3

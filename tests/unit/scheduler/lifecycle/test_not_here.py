@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from moorage.scheduler.core.config import Config
-from moorage.schemas.frames import CANNOT_RUN, NOT_HERE
+from moorage.schemas.frames import CANNOT_RUN, NOT_HERE, SETUP_FAILED
 from moorage.schemas.reasons import REASONS
 from tests.unit.scheduler.driving import Driving
 
@@ -196,6 +196,16 @@ def test_a_request_that_is_wrong_for_every_host_ends_at_once_with_its_code() -> 
 # ------------------------------------------------------------------------------------ what a worker knows as it joins
 
 NO_USERS: dict[str, Any] = {"capabilities": {"process": {"users": False}}, "own_user": ["ana", "1000"]}
+
+
+def test_a_setup_that_failed_ends_every_replica_that_waits_with_its_code() -> None:
+    drive = fleet(2)
+    drive.submit("j", gpu={}, replicas=6, max_running=2)
+    drive.facts([("claimed", "j", 1, 0, ""), ("started", "j", 1, 0, "")])
+    drive.fact("refused", "j", 0, code=3, detail=SETUP_FAILED + "exit code 3: no such package")
+    assert drive.states("j") == ["FAILED", "RUNNING", *["FAILED"] * 4]
+    drive.fact("exited", "j", 1)
+    assert drive.explained("j")["code"] == 3
 
 
 @pytest.mark.parametrize("user", ["daemon", "1"])

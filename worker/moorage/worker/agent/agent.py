@@ -577,6 +577,9 @@ class Agent:
             if has_files and not driver.capabilities.brings_files:
                 message = f"the driver {driver.name} brings and keeps no files"
                 raise refuse("failed-precondition", message, field="$.run.files")
+            if run.setup is not None and not driver.capabilities.sets_up:
+                message = f"jobs of the driver {driver.name} have no setup"
+                raise refuse("failed-precondition", message, field="$.run.setup")
             self._check_reach(driver, member)
             driver.check_block(member.request)
             member.config = driver.read_config(member.request)

@@ -18,6 +18,7 @@ for a member that has just ended: then there is nothing to do, because `Ended` i
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -30,14 +31,14 @@ from moorage.schemas.errors import ENDED_AS_ASKED, MoorageError, refuse
 from moorage.schemas.frames import CANNOT_RUN, NOT_HERE, Device, Exec, LogPage, ReadLog, Start, Terminal
 from moorage.schemas.gpu import Share, Sharing
 from moorage.schemas.items import Item
-from moorage.schemas.job import Request, Run
+from moorage.schemas.job import SETUP_VARIABLE, Request, Run
 from moorage.schemas.staying import port_variable
 from moorage.system.device_environment import HostAtFault, JobEnvironment
 from moorage.worker.devices.readers.base import Inventory
 from moorage.worker.devices.readers.machine import CombinedInventory
 from moorage.worker.drivers.start_codes import CODE_CANNOT_START
 from moorage.worker.job.attempt_folders import FolderBounds
-from moorage.worker.job.environment import Gang, gpu_environment, not_here
+from moorage.worker.job.environment import Gang, SetupFailed, gpu_environment, not_here
 from moorage.worker.job.output_cleaner import OutputBounds
 from moorage.worker.session.member_messages import (
     Ended,
@@ -95,6 +96,8 @@ def never_ran(name: AttemptName, error: Exception) -> NotStarted | StartFailed:
     if not isinstance(error, MoorageError):  # no request may end an agent: every worker that gets it would go down
         log.error("job %s of tenant %s could not be prepared to start", name[1], name[0], exc_info=error)
         return StartFailed([(name, CODE_CANNOT_START, "moorage failed on this request")])
+    if isinstance(error, SetupFailed):
+        return NotStarted([(name, error.problem.message)], error.exit_code)
     why = not_here(error) or error.problem.message
     if why.startswith((NOT_HERE, CANNOT_RUN)):
         return NotStarted([(name, why)], CODE_CANNOT_START)
@@ -139,6 +142,8 @@ class Assignment(msgspec.Struct, frozen=True):
 
     `accepted_ms` is the time at which the job was accepted, which tells it from an earlier job of its id.
 
+    `setup` is the folder that the job's setup fills, or has filled; "" if it has none.
+
     The member has a folder of its own, and starts in `run.cwd` below it; an absolute `run.cwd` replaces it.
     """
 
@@ -155,10 +160,26 @@ class Assignment(msgspec.Struct, frozen=True):
     item: Item | None = None
     worker: str = ""
     accepted_ms: int = 0
+    setup: str = ""
+
+    @property
+    def is_setup(self) -> bool:
+        """Whether it is the setup of a job, which fills that folder."""
+        return bool(self.setup) and self.run.setup is None
 
     @property
     def run(self) -> Run:
         return self.request.workload
+
+    def with_setup(self, environment: JobEnvironment, at: str, path: str) -> JobEnvironment:
+        """Return the variables with those of the job's setup: its folder is `at`, and its programs are found first.
+
+        `path` is the PATH that an image has by itself.
+        """
+        if not self.setup:
+            return environment
+        path = f"{at}/bin{os.pathsep}{environment.get('PATH', path)}"
+        return JobEnvironment(environment | {SETUP_VARIABLE: at, "PATH": path})
 
     @property
     def part(self) -> tuple[Request, list[Device], str]:

@@ -74,6 +74,7 @@ class _Stored(msgspec.Struct):
     keep: list[str] = []
     checkpoint: str = ""
     accepted_ms: int = 0
+    setup: str = ""  # the folder of its setup, which it uses
 
 
 class FolderUnavailable(HostAtFault):
@@ -131,6 +132,10 @@ class AttemptFolders:
         stored = self._stored.get(name)
         return "" if stored is None else stored.checkpoint
 
+    def setups(self) -> set[str]:
+        """Return the folders of the setups that living attempts use."""
+        return {stored.setup for stored in self._stored.values()}
+
     def accepted_ms(self, name: AttemptName) -> int:
         """Return when the attempt's job was accepted; 0 if nothing of the attempt is stored."""
         stored = self._stored.get(name)
@@ -147,12 +152,13 @@ class AttemptFolders:
         keep: Sequence[str] = (),
         checkpoint: str | None = None,
         accepted_ms: int = 0,
+        setup: str = "",
     ) -> str:
         """Make the folder of an attempt, in place of an earlier one of that name, and return its path.
 
         The agent owns it until `give`. `keep` are the patterns of the files to store, `checkpoint` is the folder below
-        it that the next attempt is to have, `accepted_ms` is when its job was accepted. Raises FolderUnavailable,
-        NoFolder.
+        it that the next attempt is to have, `accepted_ms` is when its job was accepted, `setup` is the folder of its
+        setup. Raises FolderUnavailable, NoFolder.
         """
         path = self.path(name)
         for left in (_folder_of(name), _folder_of(name) + _KEEP):  # of an agent that died: they would be removed
@@ -160,8 +166,8 @@ class AttemptFolders:
         try:
             self._mkdir(path)
             self._living[name] = grace_s  # before what may fail: an attempt without a start has its folder removed, too
-            if keep or checkpoint:  # written for the next agent
-                stored = self._stored[name] = _Stored(list(keep), checkpoint or "", accepted_ms)
+            if keep or checkpoint or setup:  # written for the next agent
+                stored = self._stored[name] = _Stored(list(keep), checkpoint or "", accepted_ms, setup)
                 Path(path + _KEEP).write_bytes(msgspec.json.encode(stored))
         except OSError as error:
             raise _no_folder(path, error) from None
@@ -174,7 +180,7 @@ class AttemptFolders:
             os.makedirs(self.root, self._root_mode, exist_ok=True)
             os.mkdir(path, _MODE)
         except FileExistsError:  # an agent died between this call and the start
-            _remove([path])
+            remove([path])
             os.mkdir(path, _MODE)
 
     def lets_users(self) -> bool:
@@ -318,7 +324,7 @@ class AttemptFolders:
         for at in range(0, len(doomed), AT_ONCE):
             # those that are left in the list: an attempt that starts again meanwhile has its folder taken off it
             some = [folder for folder in doomed[at : at + AT_ONCE] if folder in self._ended]
-            await asyncio.to_thread(_remove, [f"{self.root}/{folder}" for folder in some])
+            await asyncio.to_thread(remove, [f"{self.root}/{folder}" for folder in some])
             for folder in some:  # only now: where no process can be made, the next sweep must find them again
                 self._ended.pop(folder, None)
             removed += some
@@ -331,7 +337,7 @@ class AttemptFolders:
         """Return the attempts whose folders are too large, each with its grace and the reason for its end."""
         paths = {self.path(name): name for name in self._living}
         found: list[tuple[AttemptName, float, str]] = []
-        for path, used in (await asyncio.to_thread(_used, list(paths))).items():
+        for path, used in (await asyncio.to_thread(bytes_used, list(paths))).items():
             name = paths.get(path)
             if used > self.bounds.bytes_max and name in self._living:
                 mib = 1 << 20
@@ -360,7 +366,7 @@ def clear_unknown(root: Path, is_known: Callable[[str], bool]) -> None:
         unknown = [entry.path for entry in os.scandir(root) if not is_known(entry.name)]
     except FileNotFoundError:
         return
-    _remove(unknown)
+    remove(unknown)
 
 
 def owner_ids(user: str | None) -> tuple[int, int] | None:
@@ -402,7 +408,7 @@ def _left_of(root: Path, over: Sequence[str]) -> list[str]:
     return left
 
 
-def _used(paths: Sequence[str]) -> dict[str, int]:
+def bytes_used(paths: Sequence[str]) -> dict[str, int]:
     """Return the bytes on disk below each folder, with hard links counted once.
 
     A folder that disappears is left out.
@@ -417,7 +423,7 @@ def _used(paths: Sequence[str]) -> dict[str, int]:
     return used
 
 
-def _remove(paths: Sequence[str]) -> None:
+def remove(paths: Sequence[str | Path]) -> None:
     """Remove these folders, including those without permissions for their owner. Some may be left, without an error."""
     if not paths:
         return

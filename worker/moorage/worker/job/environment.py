@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from moorage.schemas.errors import MoorageError, Refused, problem
-from moorage.schemas.frames import ABOUT_THE_JOB, NOT_HERE, START_FAILED, Device
+from moorage.schemas.frames import ABOUT_THE_JOB, NOT_HERE, SETUP_FAILED, START_FAILED, Device
 from moorage.schemas.gpu import Distributed, GpuSpec, Sharing
 from moorage.schemas.reserved_variables import GANG_DEFAULTS, MPS_DIRECTORIES, is_reserved
 from moorage.system.device_environment import JobEnvironment, apply_tf_paths, device_environment
@@ -45,6 +45,14 @@ class LacksHere(Refused):
 
     def __init__(self, why: str, *, found: object = None, next_step: str = "") -> None:
         super().__init__(problem("failed-precondition", why, found=found, next=next_step))
+
+
+class SetupFailed(Refused):
+    """The setup of a job failed, and would fail on every host. `exit_code` is what the job ends with."""
+
+    def __init__(self, exit_code: int, why: str) -> None:
+        super().__init__(problem("failed-precondition", f"{SETUP_FAILED}{why}"))
+        self.exit_code = exit_code
 
 
 def not_here(error: MoorageError) -> str:

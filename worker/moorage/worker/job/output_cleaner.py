@@ -11,6 +11,7 @@ files or none: the next process reads the folder again.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import re
@@ -117,6 +118,13 @@ class OutputCleaner:
         self._ended[digest] = boottime_s()
         if len(self._ended) >= SWEEP_AT_ENDS:
             self._soon.set()
+
+    def share(self, key: str, to: str) -> None:
+        """Have the output of an ended member count also as that of `to`, which never ran."""
+        for stream in _FILES:
+            with contextlib.suppress(OSError):
+                os.link(*(self._folder / f"{member_digest(each)}.{stream}" for each in (key, to)))
+        self.ended(to)
 
     def is_cleared(self, ended_ms: int) -> bool:
         """Return whether the output of a member may have been deleted by the limits.

@@ -56,7 +56,16 @@ from moorage.scheduler.core.lifecycle.starts import Starts
 from moorage.scheduler.core.lifecycle.suspects import WITH_SUPERVISOR, charged, lost_with_supervisor
 from moorage.schemas.attempt import AttemptName
 from moorage.schemas.errors import ENDED_AS_ASKED, ENDED_FROZEN, UPGRADED, is_as_asked, reason_of
-from moorage.schemas.frames import ABOUT_THE_JOB, CANNOT_RUN, NOT_HERE, START_FAILED, Fact, result_of, used_of
+from moorage.schemas.frames import (
+    ABOUT_THE_JOB,
+    CANNOT_RUN,
+    NOT_HERE,
+    SETUP_FAILED,
+    START_FAILED,
+    Fact,
+    result_of,
+    used_of,
+)
 from moorage.schemas.job import Request
 from moorage.schemas.ranges import Ranges, is_in
 from moorage.schemas.staying import PORTS_MAX
@@ -224,7 +233,7 @@ class Lifecycle:
         """Take a refusal: its reason says whether the request, this worker, its rules or the moment are at fault."""
         replica, why = member.replica, fact.detail or "refused"
         said = fact.code if 0 < fact.code < 256 else CODE_CANNOT_RUN
-        code = said if why.startswith(CANNOT_RUN) else 0
+        code = said if why.startswith((CANNOT_RUN, SETUP_FAILED)) else 0
         if fact.code or why.startswith(START_FAILED):
             self.starts.failed(draft, member, why)
         if not why.startswith(ABOUT_THE_JOB):
@@ -238,7 +247,7 @@ class Lifecycle:
                 if over is not None:
                     why, code = over, said
         self._never_ran(draft, Op.REFUSE, replica, member, state, why, Count.REFUSAL, code)
-        if code and why.startswith(NOT_HERE):
+        if code and why.startswith((NOT_HERE, SETUP_FAILED)):
             self._end_waiting(draft, replica.job, FAILED, why, code)
 
     def _claimed(self, draft: Draft, replica: Replica, member: Member, detail: str, ran_ms: int = 0) -> None:

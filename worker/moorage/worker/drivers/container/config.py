@@ -43,6 +43,8 @@ _MIB: Final = 1 << 20
 TIME_SLICING_AT: Final = "/etc/nvidia/gpu-time-slicing.yaml"
 #: where a container has the folder of its attempt
 FOLDER_AT: Final = "/work"
+#: where a container has the folder of its job's setup
+SETUP_AT: Final = "/setup"
 #: where a container that answers calls finds its key
 CALL_KEY_AT: Final = "/run/moorage-calls.key"
 #: -1 means no change of user
@@ -356,6 +358,9 @@ def config_of(
     }
     if key:  # writable, so that podman gives it to the container's user
         host["Mounts"].append({"Type": "bind", "Source": os.path.abspath(key), "Target": CALL_KEY_AT})
+    if assignment.setup:
+        source, is_job = os.path.abspath(assignment.setup), not assignment.is_setup
+        host["Mounts"].append({"Type": "bind", "Source": source, "Target": SETUP_AT, "ReadOnly": is_job})
     if path := _time_slicing(request):
         host["Mounts"].append({"Type": "bind", "Source": path, "Target": TIME_SLICING_AT, "ReadOnly": True})
     if assignment.mode == MPS and not simulated:
@@ -378,6 +383,7 @@ def config_of(
     base = UNBUFFERED | ({"HOME": FOLDER_AT} if folder else {})
     env = lay_over(base | {name: value for name, value in run.env.items() if isinstance(value, str)}, ours)
     env = JobEnvironment(apply_tf_paths_over({"PATH": PATH_DEFAULT} | dict(image.variables), env))
+    env = assignment.with_setup(env, SETUP_AT, image.variables.get("PATH", PATH_DEFAULT))
     if limit is not None:
         env = JobEnvironment(limit.laid_over(env, image.variables.get("LD_PRELOAD", "")))
         host["Mounts"] += limit.mounts

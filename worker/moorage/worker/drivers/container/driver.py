@@ -18,11 +18,11 @@ import msgspec
 
 from moorage.schemas.attempt import AttemptName, name_in
 from moorage.schemas.capabilities import COUNTED, KERNEL, LIVE, Capabilities
-from moorage.schemas.errors import refuse
+from moorage.schemas.errors import MoorageError, refuse
 from moorage.schemas.frames import Exec, LogPage, ReadLog, Terminal
 from moorage.schemas.gpu import Share
 from moorage.schemas.job import Request, Secret
-from moorage.worker.drivers.base import CODE_LOST, LOST, Assignment, Driver, Living, kept_within
+from moorage.worker.drivers.base import CODE_LOST, LOST, Assignment, Driver, DriverEvent, Living, kept_within
 from moorage.worker.drivers.container.config import (
     MPS,
     ContainerSettings,
@@ -35,7 +35,7 @@ from moorage.worker.drivers.container.config import (
 from moorage.worker.drivers.container.engine import Engine, EngineDown, EngineError
 from moorage.worker.drivers.container.entry import PROGRAM_AT, VARIABLES_AT
 from moorage.worker.drivers.container.exec_command import ContainerExecution
-from moorage.worker.drivers.container.faults import CannotStart, start_fault
+from moorage.worker.drivers.container.faults import CannotStart, fault_of, start_fault
 from moorage.worker.drivers.container.follow import Follower
 from moorage.worker.drivers.container.host import RETRY_S, ContainerHost, Member
 from moorage.worker.drivers.container.output import LiveOutput, clear_marks
@@ -46,6 +46,7 @@ from moorage.worker.drivers.engine_watch import EngineWatch
 from moorage.worker.drivers.execution import Execution
 from moorage.worker.drivers.kit import Kit, keep_to
 from moorage.worker.drivers.output_frames import Notes
+from moorage.worker.drivers.setups import Setups
 from moorage.worker.drivers.supervisor_link import name_of, owner_of
 from moorage.worker.job.attempt_files import AttemptFiles
 from moorage.worker.job.attempt_folders import AttemptFolders
@@ -78,6 +79,7 @@ class ContainerDriver(Driver):
         keeps_output=True,
         ends_streams=True,
         brings_files=True,
+        sets_up=True,
         outlives_agent=True,
         execs=True,
         holds_stdin=True,
@@ -112,6 +114,7 @@ class ContainerDriver(Driver):
         self._host = ContainerHost(self.api(own.engine), kit.supervisor, kit.worker, self.name)
         self._folders = AttemptFolders(kit.settings, owner_of(kit.worker, self.name), is_mounted=True)
         self._files = AttemptFiles(self._folders, kit.files)
+        self._setups = Setups(self, kit, self._folders, is_mounted=True)
         self._ports = Ports(kit.supervisor.state, self._host.owner, kit.settings.address)
         streams = kit.settings.stream_output
         self._notes = Notes(self.publish if streams else None)
@@ -166,6 +169,7 @@ class ContainerDriver(Driver):
         self._look_after.append(asyncio.get_running_loop().create_task(self._folders.run(self.end)))
         if self.limits is not None:
             self.limits.begin(each.name for each in known)
+        self._setups.begin()
         self._removal.begin(self._removal.sweep())
         for member in known:
             self._run(member, self._adopt(member))
@@ -185,6 +189,7 @@ class ContainerDriver(Driver):
             _, tasks = await asyncio.wait(tasks, timeout=RETRY_S)
         if self.limits is not None:
             self.limits.close()
+        await self._setups.close()
         self._host.close_terminals()
         await self._files.close()
         await self._host.engine.close()
@@ -195,6 +200,14 @@ class ContainerDriver(Driver):
         limits = about is None or "memory" in about.limits
         network = has_network(self._own)
         return msgspec.structs.replace(super().can(), memory_limit=limits, answers_calls=network, reaches=network)
+
+    def report(self, event: DriverEvent) -> None:
+        if (left := self._setups.heard(event)) is not None:
+            super().report(left)
+
+    def publish(self, name: AttemptName, payload: bytes) -> None:
+        if not self._setups.takes(name, payload):
+            super().publish(name, payload)
 
     def folder_of(self, name: AttemptName) -> str:
         return self._folders.path(name)
@@ -209,7 +222,7 @@ class ContainerDriver(Driver):
         check_request(request, self._own)
 
     def start(self, assignments: list[Assignment]) -> None:
-        for assignment in assignments:
+        for assignment in map(self._setups.placed, assignments):
             member = self._host.members[assignment.name] = Member(assignment.name)
             self._run(member, self._start(member, assignment))
 
@@ -368,6 +381,8 @@ class ContainerDriver(Driver):
         try:
             if member.is_ending:
                 raise CannotStart(None, ENDED_FIRST)
+            if assignment.run.setup is not None:
+                assignment = await self._set_up(assignment)
             await self._starter.start(member, assignment)
         except asyncio.CancelledError:
             if not member.is_ending:
@@ -390,6 +405,13 @@ class ContainerDriver(Driver):
             self.report(Started([name]))
             self._notes.started(name, self._ports.of(self._host.key(name)))
             await self._follow(member)
+
+    async def _set_up(self, assignment: Assignment) -> Assignment:
+        """Wait until the job's setup has run here. Raises CannotStart."""
+        try:
+            return await self._setups.ready(assignment)
+        except MoorageError as error:
+            raise fault_of(error) from None
 
     async def _not_started(self, member: Member, refused: CannotStart) -> None:
         """Report a start that failed, and remove its container.

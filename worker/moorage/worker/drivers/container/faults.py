@@ -6,11 +6,11 @@ import re
 from typing import Final
 
 from moorage.schemas.errors import MoorageError
-from moorage.schemas.frames import NOT_HERE, START_FAILED
+from moorage.schemas.frames import NOT_HERE, SETUP_FAILED, START_FAILED
 from moorage.system.device_environment import HostAtFault
 from moorage.worker.drivers.container.engine import EngineError
 from moorage.worker.drivers.start_codes import CODE_CANNOT_START, CODE_NOT_FOUND
-from moorage.worker.job.environment import not_here, without_prefix
+from moorage.worker.job.environment import SetupFailed, not_here, without_prefix
 
 #: where an engine's message begins to speak of the job's program: as runc, then as crun says it
 _PROGRAM: Final = re.compile(
@@ -75,6 +75,8 @@ def fault_of(error: MoorageError) -> CannotStart:
     """Return the fault for an error of what prepares a start."""
     if isinstance(error, HostAtFault):
         return CannotStart(None, without_prefix(error))
+    if isinstance(error, SetupFailed):
+        return CannotStart(error.exit_code, error.problem.message.removeprefix(SETUP_FAILED), SETUP_FAILED)
     if not_here(error):
         return lacks(error.problem.message)
     return CannotStart(CODE_CANNOT_START, without_prefix(error))

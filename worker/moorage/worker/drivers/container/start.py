@@ -47,6 +47,7 @@ from moorage.worker.drivers.container.ports import Ports, ports_wanted
 from moorage.worker.drivers.container.pull import PullProgress
 from moorage.worker.drivers.kit import Kit
 from moorage.worker.drivers.output_frames import Notes
+from moorage.worker.drivers.setups import give
 from moorage.worker.drivers.start_codes import CODE_CANNOT_START
 from moorage.worker.job.attempt_files import AttemptFiles, brings
 from moorage.worker.job.attempt_folders import AttemptFolders
@@ -278,7 +279,9 @@ class Starter:
             specs = await asyncio.to_thread(read_registry, [Path(each) for each in folders])
         try:
             run = assignment.run
-            folder = self._folders.make(assignment.name, run.grace_s, run.keep, run.checkpoint, assignment.accepted_ms)
+            folder = self._folders.make(
+                assignment.name, run.grace_s, run.keep, run.checkpoint, assignment.accepted_ms, assignment.setup
+            )
             key, published = self._host.key(assignment.name), None
             variables = self.entries.write(key, secrets) if secrets else None
             if wanted := ports_wanted(assignment.request):
@@ -332,8 +335,12 @@ class Starter:
                 raise CannotStart(CODE_CANNOT_START, f"cwd: the job's files have no folder {cwd}", CANNOT_RUN)
             if ids is not None:
                 self._folders.give_to_container(name, ids)
+                if assignment.is_setup:
+                    give(assignment.setup, ids)
         except MoorageError as error:
             raise fault_of(error) from None
+        except OSError as error:
+            raise CannotStart(None, f"{assignment.setup}: {error.strerror or error}") from None
 
     async def _inform_supervisor(self, member: Member, assignment: Assignment, mps: MpsDaemon | None) -> None:
         """Inform the supervisor of a created container, and of the MPS daemon that it is a client of.

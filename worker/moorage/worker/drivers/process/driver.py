@@ -29,17 +29,27 @@ from moorage.system.device_environment import (
     check_sharing,
 )
 from moorage.worker.devices.refused_nodes import GpuNodes, NodesUnknown
-from moorage.worker.drivers.base import CODE_LOST, Assignment, Driver, Living, ended_unstarted, kept_within, never_ran
+from moorage.worker.drivers.base import (
+    CODE_LOST,
+    Assignment,
+    Driver,
+    DriverEvent,
+    Living,
+    ended_unstarted,
+    kept_within,
+    never_ran,
+)
 from moorage.worker.drivers.call_access import call_access
 from moorage.worker.drivers.execution import Execution, LocalExecution
 from moorage.worker.drivers.kit import Kit, keep_to
 from moorage.worker.drivers.output_frames import OutputFrames
+from moorage.worker.drivers.setups import Setups
 from moorage.worker.drivers.start_codes import CODE_CANNOT_START, code_of_start
 from moorage.worker.drivers.supervisor_link import WITH_SUPERVISOR, SupervisorLink, key_of, name_of, owner_of
 from moorage.worker.freezing.members import FreezableMembers
 from moorage.worker.job.attempt_files import AttemptFiles, brings
 from moorage.worker.job.attempt_folders import DISK, owner_ids
-from moorage.worker.job.environment import process_environment
+from moorage.worker.job.environment import PATH_DEFAULT, process_environment
 from moorage.worker.job.secret_files import resolve_secrets
 from moorage.worker.session.member_messages import (
     Ended,
@@ -99,6 +109,7 @@ class ProcessDriver(Driver):
         answers_calls=True,
         reaches=True,
         brings_files=True,
+        sets_up=True,
         outlives_agent=True,
         execs=True,
         holds_stdin=True,
@@ -136,6 +147,7 @@ class ProcessDriver(Driver):
             self._freezing = FreezableMembers(kit.freezer, kit.gate(self.limits), self.report, self.members_of)
         self._is_fenced = False
         self._files = AttemptFiles(self._folders, kit.files)
+        self._setups = Setups(self, kit, self._folders)
         self._bringing: dict[AttemptName, asyncio.Task[None]] = {}
         self._storing: dict[AttemptName, asyncio.Task[None]] = {}
         self._look_after: list[asyncio.Task[None]] = []
@@ -185,6 +197,7 @@ class ProcessDriver(Driver):
                 phase = {"waiting": "starting", "unproven": "stuck"}.get(state, "running")
                 living.append(Living(name, phase, frozen=name in frozen))
         self._look_after.append(asyncio.get_running_loop().create_task(self._folders.run(self.end)))
+        self._setups.begin()
         return living
 
     async def close(self) -> None:
@@ -197,10 +210,19 @@ class ProcessDriver(Driver):
             await asyncio.wait((task,))
         if self._freezing is not None:
             await self._freezing.close()
+        await self._setups.close()
         await self._files.close()
         if self.limits is not None:
             self.limits.close()
         await self._link.close(self._owner)
+
+    def report(self, event: DriverEvent) -> None:
+        if (left := self._setups.heard(event)) is not None:
+            super().report(left)
+
+    def publish(self, name: AttemptName, payload: bytes) -> None:
+        if not self._setups.takes(name, payload):
+            super().publish(name, payload)
 
     def can(self) -> Capabilities:
         users = os.geteuid() == 0 and self._folders.lets_users()
@@ -214,7 +236,7 @@ class ProcessDriver(Driver):
 
     def start(self, assignments: list[Assignment]) -> None:
         members: list[StartMember] = []
-        for assignment in assignments:
+        for assignment in map(self._setups.placed, assignments):
             try:
                 member = self._start_member(assignment)
                 if self._is_ready(assignment):
@@ -379,7 +401,8 @@ class ProcessDriver(Driver):
 
     def _is_ready(self, assignment: Assignment) -> bool:
         """Return whether the member can start at once; if not, `_made_ready` is awaited first."""
-        return not brings(assignment.name, assignment.run) and not self._shares_by_mps(assignment)
+        is_set_up = assignment.run.setup is None
+        return is_set_up and not brings(assignment.name, assignment.run) and not self._shares_by_mps(assignment)
 
     def _shares_by_mps(self, assignment: Assignment) -> bool:
         """Return whether the member is a client of an MPS daemon that the worker runs."""
@@ -392,6 +415,8 @@ class ProcessDriver(Driver):
         """
         name = assignment.name
         user = None if member.user is None else str(member.user)
+        if assignment.run.setup is not None:
+            await self._setups.ready(assignment)
         if brings(name, assignment.run):
             await self._files.bring(name, assignment.run, assignment.accepted_ms, owner_ids(user))
             self._folders.give(name, user)
@@ -503,7 +528,9 @@ class ProcessDriver(Driver):
         )
         requested = resolve_secrets(run.env, self._secrets_dir)
         resources = request.resources
-        folder = self._folders.make(assignment.name, run.grace_s, run.keep, run.checkpoint, assignment.accepted_ms)
+        folder = self._folders.make(
+            assignment.name, run.grace_s, run.keep, run.checkpoint, assignment.accepted_ms, assignment.setup
+        )
         if not brings(assignment.name, run):
             self._folders.give(assignment.name, user)
         if not self._simulated:
@@ -520,6 +547,7 @@ class ProcessDriver(Driver):
         if limit and self._mps is None:
             ours.pop(MPS_MEMORY_LIMIT, None)  # the limiter's can be changed while the job runs
         env = process_environment(requested, ours, user=user, cwd=cwd, folder=folder)
+        env = assignment.with_setup(env, assignment.setup, PATH_DEFAULT)
         if limit:
             env = JobEnvironment(limit.laid_over(env))
         return StartMember(

@@ -123,6 +123,7 @@ class VmDriver(ProcessDriver):
         devices=KERNEL,  # a guest has what it was handed, and no process of its host
         answers_calls=False,
         reaches=False,
+        sets_up=False,
         execs=False,
         holds_stdin=False,
         exec_instead="run a server for shells in the VM, as sshd",

@@ -1,0 +1,130 @@
+"""A setup prepares a worker once for all attempts that need it, and its faults are the job's or the host's."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from moorage.schemas.frames import End
+from moorage.testing.conformance.leader import ScriptedLeader
+from moorage.worker.agent.run import SUPERVISOR_FOLDER
+from moorage.worker.drivers import setups
+from moorage.worker.drivers.setups import SETUPS
+from moorage.worker.supervisor.capped_output import output_path
+from tests.system.worker.agent.test_agent_process import agent_process, is_alive, name_of, pid_of, state_folder, worker
+from tests.system.worker.job.test_attempt_folders import OTHER_USER, placed
+from tests.waiting import until
+
+USER: dict[str, Any] = {"user": OTHER_USER} if os.geteuid() == 0 else {}
+SETUP = "(echo $CUDA_VISIBLE_DEVICES.; id -u; date +%N) > $MOORAGE_SETUP/seen"
+READ = "cat $MOORAGE_SETUP/seen; echo $CUDA_VISIBLE_DEVICES"
+
+
+async def test_a_setup_runs_once_as_the_job_without_devices(nats_url: str, unique: str) -> None:
+    async with ScriptedLeader(nats_url, unique) as leader, worker(nats_url, unique, leader):
+        seen: list[str] = []
+        for jobs in (["a", "b"], ["c"]):
+            names = [name_of(job, fence=10 + len(seen) + at) for at, job in enumerate(jobs)]
+            places = [placed(name, READ, setup=SETUP, **USER) for name in names]
+            await leader.want("w1", *(msgspec.structs.replace(each, slots=[at]) for at, each in enumerate(places)))
+            for at, name in enumerate(names):
+                assert (await leader.heard("w1", "exited", name)).code == 0
+                said = await until(lambda name=name: leader.text(name), what="what it saw")
+                devices, uid, when, own = said.splitlines()
+                assert (devices, uid, own) == (".", OTHER_USER if USER else str(os.geteuid()), str(at))
+                seen.append(when)
+        assert len(set(seen)) == 1
+
+
+@pytest.mark.parametrize(
+    ("setup", "code", "detail"),
+    [
+        ("echo more; echo no such package >&2; exit 3", 3, "setup-failed: exit code 3: no such package"),
+        ("echo not now; exit 75", 126, "not-here: setup: exit code 75: not now"),
+        ("kill -9 $$", 126, "not-here: setup: signal 9"),
+        ("sh -c 'kill -9 $$'; exit $?", 126, "not-here: setup: exit code 137: Killed"),
+        ("sleep 60", 124, "setup-failed: it did not end within 0.3 s"),
+    ],
+)
+async def test_whose_fault_it_is(nats_url: str, unique: str, setup: str, code: int, detail: str) -> None:
+    async with ScriptedLeader(nats_url, unique) as leader, worker(nats_url, unique, leader) as (_, agent):
+        name, state = name_of(), agent.settings.state_dir
+        await leader.want("w1", placed(name, "echo ran", setup=setup, setup_s=0.3 if "sleep" in setup else 60.0))
+        refused = await leader.heard("w1", "refused", name)
+        assert (refused.code, refused.detail) == (code, detail)
+        if setup.startswith("echo more"):
+            kept = output_path(state / SUPERVISOR_FOLDER, "w1|acme/a/0/1/10", "stdout")
+            assert kept.read_text() == "more\n"
+        await until(lambda: list((state / SETUPS / "w1").iterdir()) == [], what="nothing of it is left")
+
+
+async def test_a_setup_ends_with_the_last_attempt_that_waits_for_it(nats_url: str, unique: str, tmp_path: Path) -> None:
+    pid, names = tmp_path / "pid", [name_of(job, fence=fence) for job, fence in (("a", 10), ("b", 11))]
+    async with ScriptedLeader(nats_url, unique) as leader, worker(nats_url, unique, leader):
+        for slot, name in enumerate(names):
+            place = placed(name, "true", setup=f"echo $$ > {pid}; exec sleep 60")
+            await leader.want("w1", msgspec.structs.replace(place, slots=[slot]))
+        process = await pid_of(pid)
+        for name in names:
+            assert is_alive(process)
+            await leader.want("w1", End(*name, why="cancelling"))
+            assert (await leader.heard("w1", "exited", name)).detail == "end"
+        await until(lambda: not is_alive(process), what="its end")
+
+
+async def test_the_next_agent_begins_a_setup_again(nats_url: str, unique: str, tmp_path: Path) -> None:
+    pid, go, runs = tmp_path / "pid", tmp_path / "go", tmp_path / "runs"
+    setup = f"echo $$ > {pid}; echo x >> {runs}; while [ ! -e {go} ]; do sleep 0.05; done; touch $MOORAGE_SETUP/done"
+    async with ScriptedLeader(nats_url, unique) as leader, state_folder() as state:
+        async with agent_process(state, nats_url, unique) as agent:
+            await leader.joined("w1")
+            await leader.want("w1", placed(name_of(), "true", setup=setup))
+            process = await pid_of(pid)
+            agent.send_signal(signal.SIGKILL)
+            await agent.wait()
+        async with agent_process(state, nats_url, unique):
+            await leader.joined("w1", 2)
+            assert not is_alive(process)
+            go.touch()
+            again = name_of("b", fence=11)
+            await leader.want("w1", placed(again, "ls $MOORAGE_SETUP", setup=setup))
+            assert (await leader.heard("w1", "exited", again)).code == 0
+            assert runs.read_text() == "x\nx\n"
+
+
+async def test_the_least_recently_used_goes_and_none_in_use(
+    nats_url: str, unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(setups, "PIN_S", 0.0)
+    fill = "head -c 600000 /dev/zero > $MOORAGE_SETUP/{}"
+    async with (
+        ScriptedLeader(nats_url, unique) as leader,
+        worker(nats_url, unique, leader, setup_bytes=1 << 20) as (_, agent),
+    ):
+
+        def there() -> list[str]:
+            root = agent.settings.state_dir / SETUPS / "w1"
+            return sorted(path.name for folder in root.iterdir() if folder.is_dir() for path in folder.iterdir())
+
+        living = name_of("living", fence=10)
+        await leader.want("w1", placed(living, "sleep 60", setup=fill.format("a")))
+        await leader.heard("w1", "started", living)
+        for number, left in ((1, ["a", "b1"]), (2, ["a", "b2"])):
+            name = name_of(f"b{number}", fence=10 + number)
+            place = placed(name, "true", setup=fill.format(f"b{number}"))
+            await leader.want("w1", msgspec.structs.replace(place, slots=[1]))
+            assert (await leader.heard("w1", "exited", name)).code == 0
+            await until(lambda left=left: there() == left, what="what is left")
+        large = name_of("large", fence=20)
+        await leader.want(
+            "w1",
+            msgspec.structs.replace(
+                placed(large, "true", setup="head -c 2000000 /dev/zero > $MOORAGE_SETUP/c"), slots=[1]
+            ),
+        )
+        assert "setup_bytes" in (await leader.heard("w1", "refused", large)).detail
