@@ -47,6 +47,15 @@ def _rate(of: str) -> str:
     return f"rate(moorage_{of}[5m])"
 
 
+def _by_service(of: str, *more: str) -> str:
+    return f"sum by ({', '.join(('tenant', 'service', *more))}) ({_rate(f'service_{of}')})"
+
+
+def _calls_quantile(of: str) -> str:
+    by = "sum by (le, tenant, service)"
+    return f"histogram_quantile(0.9, {by} ({_rate(f'service_{of}_seconds_bucket')}))"
+
+
 def _most(query: str) -> str:
     return f"topk({TENANTS_SHOWN}, {query})"
 
@@ -117,6 +126,30 @@ ROWS: Final[dict[str, tuple[Panel, ...]]] = {
             "Jobs that failed in an hour, by tenant",
             "short",
             {_most(f"sum by (tenant) (increase(moorage_ended_jobs_total{FAILED}[1h]))"): "{{tenant}}"},
+        ),
+    ),
+    "Services": (
+        Panel("Calls in a second", "reqps", {_most(_by_service("calls_total")): "{{tenant}}/{{service}}"}),
+        Panel(
+            "Calls answered with an error, in a second",
+            "reqps",
+            {_most(_by_service("errors_total", "code")): "{{tenant}}/{{service}}, {{code}}"},
+        ),
+        Panel(
+            "Nine of ten calls waited, and ran",
+            "s",
+            {
+                _most(_calls_quantile("wait")): "{{tenant}}/{{service}} waited",
+                _most(_calls_quantile("run")): "{{tenant}}/{{service}} ran",
+            },
+        ),
+        Panel(
+            "Members, and services woken in an hour",
+            "short",
+            {
+                _most("moorage_service_members"): "{{tenant}}/{{service}}",
+                _most("increase(moorage_service_woken_total[1h]) > 0"): "{{tenant}}/{{service}}, woken",
+            },
         ),
     ),
     "What runs it": (

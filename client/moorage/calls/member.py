@@ -261,6 +261,8 @@ class Member:
         for number, call in running.items():
             if call.started_s >= 0:
                 self.meter.finished((now_s - call.started_s) * 1000)
+            elif not call.cancelled:  # its place was in a batch that did not begin
+                self.meter.refused += 1
             if not call.cancelled:
                 self._outside.refuse(call, BUSY if number in unheard else MEMBER_DIED, 0)
         self.drain(now_s)

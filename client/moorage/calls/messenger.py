@@ -56,6 +56,7 @@ from moorage.schemas.service import (
     WAIT_S_MAX,
     WAITED_MS,
     CallErrorBody,
+    MemberLoad,
     QueueSpec,
 )
 from moorage.schemas.subjects import Subjects
@@ -198,15 +199,16 @@ class Messenger:
         self.member.give_up(time.monotonic(), self._inputs.forget_unheard())
 
     async def close(self) -> None:
-        """Let out what was sent, and end."""
+        """Let out what was sent, say last what became of the calls, and end."""
         self._inputs.close()
         await self._out.join()
-        with contextlib.suppress(BusError):
-            await self._connection.flush()
         for task in self._tasks:
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks)
+        await self._say_load(self.member.load(time.monotonic()))
+        with contextlib.suppress(BusError):
+            await self._connection.flush()
 
     async def _leave(self) -> None:
         calls, self._calls = self._calls, None
@@ -478,16 +480,22 @@ class Messenger:
 
     async def _tell_load(self) -> None:
         said, said_s = None, 0.0
-        _, job, replica, attempt, fence = self._attempt or ("", "", 0, 0, 0)
         while True:
             now_s = time.monotonic()
             load = self.member.load(now_s)
-            if load != said or now_s - said_s >= LOAD_QUIET_S:
-                frame = msgspec.structs.replace(load, job=job, replica=replica, attempt=attempt, fence=fence)
-                with contextlib.suppress(BusError):  # the server is away: the next one says the same
-                    await self._connection.send([(self._load, encode(frame), "")])
-                    said, said_s = load, now_s
+            if (load != said or now_s - said_s >= LOAD_QUIET_S) and await self._say_load(load):
+                said, said_s = load, now_s
             await asyncio.sleep(LOAD_S)
+
+    async def _say_load(self, load: MemberLoad) -> bool:
+        """Send what the member has to do and has done; return False if the server is away."""
+        _, job, replica, attempt, fence = self._attempt or ("", "", 0, 0, 0)
+        frame = msgspec.structs.replace(load, job=job, replica=replica, attempt=attempt, fence=fence)
+        try:
+            await self._connection.send([(self._load, encode(frame), "")])
+        except BusError:
+            return False
+        return True
 
 
 def _passed_on(call: Call, waited_ms: int) -> dict[str, str]:

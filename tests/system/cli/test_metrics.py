@@ -33,6 +33,7 @@ from moorage.schemas.errors import MoorageError, problem
 from moorage.schemas.frames import Answer
 from moorage.schemas.operate import Limit, TenantRow
 from tests.system.cli.node import Lines, Node, node_on, start
+from tests.system.services.members import FUNCTIONS
 from tests.waiting import until
 
 ALERTS = Path(__file__).parents[3] / "deploy" / "prometheus" / "alerts.yml"
@@ -114,6 +115,53 @@ async def test_how_long_jobs_waited_is_a_histogram_by_gpus_and_by_tenant(node: N
     assert total(after, "moorage_tenant_wait_seconds_bucket", tenant=unique, le="+Inf") == 2
     assert total(after, "moorage_tenant_wait_seconds_bucket", tenant=unique, le="600") == 2
     assert 0 <= total(after, "moorage_tenant_wait_seconds_sum", tenant=unique) < 600
+
+
+@pytest.mark.slow
+async def test_calls_are_counted_by_service_and_shown_on_top(node: Node, unique: str) -> None:
+    """Members that no job started, one after the other: the second one counts from zero, and the totals go on."""
+
+    async def counted(**of: str) -> Series:
+        series = read((await node.run("metrics")).out)
+        return {
+            key: value
+            for key, value in series.items()
+            if key[0].startswith("moorage_service_") and of.items() <= dict(key[1]).items()
+        }
+
+    async def calls(*data: str) -> None:
+        for each in data:
+            assert (await node.run("call", "odd", "-", tenant=unique, stdin=each)).code == (1 if each == "exit" else 0)
+
+    async def until_counted(number: int) -> None:
+        async def is_counted() -> bool:
+            return total(await counted(service="odd"), "moorage_service_calls_total", tenant=unique) == number
+
+        await until(is_counted, what=f"{number} calls are counted")
+
+    path = {"PYTHONPATH": str(FUNCTIONS.parent)}
+    for number, data in ((3, ("a", "b", "exit")), (4, ("c",))):
+        serving = await start("serve", "--name", "odd", "--tenant", unique, "functions:odd", env=node.env() | path)
+        await Lines(serving.stderr).until("serves")
+        await calls(*data)
+        await until_counted(number)
+        if number == 3:
+            serving.terminate()
+            await serving.communicate()
+    found = await counted(tenant=unique, service="odd")
+    for name, value in (("errors_total", 1), ("members", 1), ("woken_total", 0), ("refused_total", 0)):
+        assert total(found, f"moorage_service_{name}") == value
+    for name in ("wait_seconds", "run_seconds"):
+        assert (
+            total(found, f"moorage_service_{name}_count")
+            == total(found, f"moorage_service_{name}_bucket", le="+Inf")
+            == 4
+        )
+    (shown,) = [row for row in (await node.run("top", "--json")).frame["services"] if row["tenant"] == unique]
+    assert (shown["service"], shown["members"], shown["calls"], shown["errors"]) == ("odd", 1, 4, 1)
+    assert f"{unique}/odd 4 (1 failed) of 1 member" in (await node.run("top", "--once")).out
+    serving.terminate()
+    await serving.communicate()
 
 
 async def test_a_scrape_waits_for_no_silent_leader(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -249,7 +297,8 @@ def test_what_only_counts_up_is_a_counter() -> None:
     told = metrics.Told(fleet, ended={"t": {"FAILED": 3}})
     found = {family.name: family for family in metrics.families(told)}
     counters = {name for name, family in found.items() if family.type == "counter"}
-    assert counters == {"moorage_failures", "moorage_ended_jobs"}
+    of_services = {f"moorage_service_{name}" for name in ("calls", "errors", "refused", "woken")}
+    assert counters == {"moorage_failures", "moorage_ended_jobs"} | of_services
     samples = [(sample.name, sample.labels, sample.value) for sample in found["moorage_failures"].samples]
     assert ("moorage_failures_total", {"what": "submit"}, 2) in samples
 

@@ -8,7 +8,9 @@ import pytest
 from msgspec import structs
 from rich.cells import cell_len
 
+from moorage.cli.page import draw as page
 from moorage.cli.top.draw import AT_FIRST, JOBS, WAITS, Line, Wishes, as_text, draw, panes_at_first, shared_out
+from moorage.schemas.frames import ServiceLately
 from tests.system.cli.node import Node, moorage
 from tests.system.cli.top_view import a_view
 from tests.waiting import until
@@ -61,6 +63,23 @@ def test_eighty_by_twenty_four_answers_the_four_questions_without_a_key() -> Non
     assert "t0         3      1m  job-0  8xH100     ~4s  busy: 8 more on one host" in text
     assert "t0         3     6      0  12m  idle-0 on n01" in text
     assert "n00 _▄█2··!#" in text
+
+
+def test_a_line_has_the_calls_of_the_last_minute_of_as_many_services_as_have_room() -> None:
+    rows = [ServiceLately("acme", f"s{at}", 2, 8, 1, 0, 740, 0, 5, 20) for at in range(5)]
+    failing = structs.replace(rows[0], service="embed", errors=3)
+    view = structs.replace(a_view(), services=[failing, *rows])
+    (line,) = [line for line in texts(draw(view, 80, 24, Wishes()).lines) if line.startswith("calls/min")]
+    assert line == "calls/min  acme/embed 740 (3 failed) of 2 members  +5 more"
+    (line,) = [line for line in texts(draw(view, 160, 24, Wishes()).lines) if line.startswith("calls/min")]
+    assert line.endswith("acme/s2 740 of 2 members  +2 more")
+    assert len(line) <= 160
+    (services,) = [part.html for part in page.fleet(view) if part.id == "services"]
+    assert services.count("<tr>") == 1 + len(view.services)
+    assert "acme/embed" in services
+    slow = structs.replace(failing, ran_ms=None, waited_ms=0)
+    (services,) = [part.html for part in page.fleet(structs.replace(view, services=[slow])) if part.id == "services"]
+    assert '<td class="n">-</td><td class="n">over 1m</td>' in " ".join(services.split()).replace("> <", "><")
 
 
 def test_what_has_no_room_is_counted_and_each_part_keeps_some_of_it() -> None:

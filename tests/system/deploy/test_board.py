@@ -30,8 +30,8 @@ from tools.board import ROWS, board, metrics, named
 DEPLOY: Final = Path(__file__).resolve().parents[3] / "deploy"
 FILE: Final = DEPLOY / "grafana" / "moorage.json"
 QUERIES: Final = [query for panels in ROWS.values() for panel in panels for query in panel.queries]
-#: of an hour that is over, or of faults that a sound fleet of one server has not
-NOTHING_YET: Final = re.compile(r"_gpu_seconds|moorage_failures|ledger_copies|state(!=|=~)")
+#: of an hour that is over, of services, or of faults that a sound fleet of one server has not
+NOTHING_YET: Final = re.compile(r"_gpu_seconds|moorage_failures|moorage_service_|ledger_copies|state(!=|=~)")
 SCRAPED_S: Final = 60.0
 
 

@@ -17,11 +17,13 @@ from moorage.calls.messenger import LOAD_QUIET_S, TICK_S, Messenger, Name
 from moorage.calls.program import Program
 from moorage.calls.serve import LAST_S, _drained
 from moorage.calls.wire import FromProgram, ToProgram
-from moorage.schemas.service import ERROR, INPUT, PART, SEND_TO, QueueSpec
+from moorage.schemas.codec import Decoder
+from moorage.schemas.service import ERROR, INPUT, PART, SEND_TO, MemberLoad, QueueSpec
 from moorage.testing.bus.bus import SimulatedBus, SimulatedClock
 
 NAME = Name("moorage", "acme", "embed")
 LONG_S = 100
+decode: Decoder[MemberLoad] = Decoder(MemberLoad)
 
 
 class Desk:
@@ -31,7 +33,7 @@ class Desk:
         self.caller = bus.connect("caller")
         self.running: list[int] = []
         self.heads: list[ToProgram] = []
-        self.loads: list[float] = []
+        self.loads: list[MemberLoad] = []
         self.messenger = Messenger(cast(Connection, bus.connect("member")), NAME, 1, queue=queue)
         self.messenger.program = cast(Program, self)
 
@@ -72,7 +74,7 @@ def member(scene: Callable[[Desk], Awaitable[None]], queue: QueueSpec | None = N
     async def main() -> None:
         desk = Desk(SimulatedBus(), queue)
         load = NAME.subjects.member(NAME.tenant, NAME.service, "load")
-        await desk.caller.subscribe(load, lambda _: desk.loads.append(now_s()))
+        await desk.caller.subscribe(load, lambda said: desk.loads.append(decode(said.data)))
         await desk.messenger.open()
         await desk.messenger.take()
         try:
@@ -143,6 +145,11 @@ def test_it_says_what_it_has_to_do_when_that_changes_and_else_each_ten_seconds()
         await desk.full()
         await asyncio.sleep(1)
         assert len(desk.loads) == before + 1
+        await desk.messenger.died()
+        before = len(desk.loads)
+        await desk.messenger.close()
+        await asyncio.sleep(1)
+        assert [load.counts.errors for load in desk.loads[before:]] == [{"502": 1}], "at its end it says the rest"
 
     member(scene)
 

@@ -2,7 +2,7 @@
 
 It asks the leader as any operator does, so the scheduler itself needs no open port. Names follow
 https://prometheus.io/docs/practices/naming/. No label holds a job or a user's label, and the number of tenants is
-bounded, so the number of series does not grow with what is submitted.
+bounded, as is that of services, so the number of series does not grow with what is submitted.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ from moorage.cli.framework.options import DEFAULTS, Options, guarded, with_clien
 from moorage.client.errors import NoScheduler
 from moorage.schemas.answers.fleet import AppendFigures, FleetAnswer, WorkerInfo
 from moorage.schemas.answers.letters import LettersAnswer
-from moorage.schemas.answers.operators import TenantsAnswer, UsageAnswer, UsageRow, Waits
+from moorage.schemas.answers.operators import ServiceCalls, TenantsAnswer, UsageAnswer, UsageRow, Waits
 from moorage.schemas.cells import STATES
 from moorage.schemas.errors import MoorageError
 from moorage.schemas.optional import optional
 from moorage.schemas.release import RELEASE
+from moorage.schemas.service import BATCH_SIZES, CALL_MS
 from moorage.system.notify import managed
 
 if TYPE_CHECKING:
@@ -51,6 +52,8 @@ BESIDE_S_MAX: Final = 2.5
 #: how long a scrape waits for that answer; then it gets the result of the question before
 SCRAPE_S: Final = 1.0
 HOUR_S: Final = 3600
+#: by the values of labels: the number in each class of a histogram, and the sum of all
+_Counted = dict[tuple[str, ...], tuple[Sequence[int], float]]
 
 
 def metrics(
@@ -99,6 +102,7 @@ class Told(NamedTuple):
     usage: Sequence[UsageRow] = ()
     waiting: Mapping[str, int] = {}
     ended: Mapping[str, Mapping[str, int]] = {}
+    services: Sequence[ServiceCalls] = ()
     #: None: not known now
     letters: Mapping[str, int] | None = {}
 
@@ -107,7 +111,7 @@ async def _ask(client: AsyncClient) -> Told:
     fleet, answer = await client.fleet.show(), await client._wire.operate("tenants")
     told = msgspec.convert(answer.data, TenantsAnswer)
     usage, letters = await _last_hour(client), await _letters(client)
-    return Told(fleet, told.tenants, told.waits, usage, told.waiting, told.ended, letters)
+    return Told(fleet, told.tenants, told.waits, usage, told.waiting, told.ended, told.services, letters)
 
 
 async def _last_hour(client: AsyncClient) -> list[UsageRow]:
@@ -202,6 +206,7 @@ def families(told: Told) -> Iterator[Metric]:
     if (waits := told.waits) is not None:
         yield _histogram("wait_seconds", "From a job's acceptance to its first start, by GPUs asked.", "gpus", waits)
         yield _histogram("tenant_wait_seconds", "The same by tenant.", "tenant", waits)
+    yield from _of_services(told.services)
 
 
 def _of_gpus(fleet: FleetAnswer) -> Iterator[Metric]:
@@ -254,6 +259,34 @@ def _of_usage(rows: Sequence[UsageRow]) -> Iterator[Metric]:
         yield _many(f"tenant_{name}", help_, ("tenant", "model"), values)
 
 
+def _of_services(rows: Sequence[ServiceCalls]) -> Iterator[Metric]:
+    label, by = ("tenant", "service"), {(row.tenant, row.service): row for row in rows}
+    help_ = "Members of a service that take calls now."
+    yield _many("service_members", help_, label, {key: row.members for key, row in by.items()})
+    for name, help_, field in (
+        ("calls", "Calls of a service that are over, in this leader's term, however they ended.", "calls"),
+        ("refused", "Calls that were refused, because all members that were asked are full.", "refused"),
+        ("woken", "How often a caller had the first member of a service started.", "woken"),
+    ):
+        values = {key: getattr(row, field) for key, row in by.items()}
+        yield _many(f"service_{name}", help_, label, values, counts=True)
+    errors = {(*key, code): number for key, row in by.items() for code, number in row.errors.items()}
+    help_ = "Calls of a service that were answered with an error, by its code."
+    yield _many("service_errors", help_, (*label, "code"), errors, counts=True)
+    seconds = [f"{ms / 1000:g}" for ms in CALL_MS]
+    for name, help_, bounds, classes, total, unit in (
+        ("wait_seconds", "How long calls of a service waited for a place.", seconds, "waited", "waited_ms", 1000),
+        ("run_seconds", "How long calls of a service ran.", seconds, "ran", "ran_ms", 1000),
+        ("batch_calls", "Calls in a batch that a service got.", list(map(str, BATCH_SIZES)), "batches", "batched", 1),
+    ):
+        counted: _Counted = {
+            key: (getattr(row, classes), getattr(row, total) / unit)
+            for key, row in by.items()
+            if any(getattr(row, classes))
+        }
+        yield _classes(f"service_{name}", help_, label, bounds, counted)
+
+
 def _one(name: str, help_: str, value: float) -> Metric:
     return _many(name, help_, (), {(): value})
 
@@ -279,14 +312,27 @@ def _appends(told: AppendFigures) -> Metric:
 def _histogram(name: str, help_: str, label: str, waits: Waits) -> Metric:
     """Return the waits as a histogram by one label, `tenant` or `gpus`; the rows that differ only in the other one are
     added up."""
-    from prometheus_client.metrics_core import HistogramMetricFamily
-
-    family = HistogramMetricFamily(f"moorage_{name}", help_, labels=(label,))
-    bounds = [*(f"{bound:g}" for bound in waits.buckets_s), "+Inf"]
+    counted: _Counted = {}
     for value in sorted({getattr(row, label) for row in waits.rows}):
         rows = [row for row in waits.rows if getattr(row, label) == value]
         jobs = [sum(counts) for counts in zip(*(row.jobs for row in rows), strict=True)]
-        family.add_metric((value,), list(zip(bounds, accumulate(jobs), strict=True)), sum(row.sum_s for row in rows))
+        counted[value,] = jobs, sum(row.sum_s for row in rows)
+    return _classes(name, help_, (label,), [f"{bound:g}" for bound in waits.buckets_s], counted)
+
+
+def _classes(
+    name: str,
+    help_: str,
+    labels: tuple[str, ...],
+    bounds: Sequence[str],
+    counted: _Counted,
+) -> Metric:
+    """Return a histogram with these upper bounds of its classes, and one more class above the last."""
+    from prometheus_client.metrics_core import HistogramMetricFamily
+
+    family = HistogramMetricFamily(f"moorage_{name}", help_, labels=labels)
+    for values, (numbers, total) in counted.items():
+        family.add_metric(values, list(zip([*bounds, "+Inf"], accumulate(numbers), strict=True)), total)
     return family
 
 

@@ -25,8 +25,9 @@ from moorage.client.view.model import SILENT_MS, is_leased
 from moorage.client.view.view import Trouble, View, Waiting, WorkerCells
 from moorage.schemas.answers.operators import UsageRow
 from moorage.schemas.cells import STATES as SIGNS
-from moorage.schemas.frames import Device, Load
+from moorage.schemas.frames import Device, Load, ServiceLately
 from moorage.schemas.job import TERMINAL
+from moorage.schemas.service import CALL_MS
 from moorage.schemas.units import many
 
 #: troubles on one page, rows of a table, bars of a job, GPUs in lanes
@@ -106,7 +107,24 @@ def fleet(view: View, wanted: str = "") -> list[Part]:
     if waits := view.waiting[:WAITING_FIRST]:
         parts.append(part("fleet", "waits", words=_waits_words(view, view.waiting), rows=waits))
     parts += [part("fleet", "numbers", view=view, fits=fit_words(view.fits)), *_map(view, workers)]
+    parts.append(part("fleet", "services", rows=[_service(row) for row in view.services[:ROWS_MAX]]))
     return [*parts, part("fleet", "unused", view=view, rows=view.idle[:ROWS_MAX])]
+
+
+def _service(row: ServiceLately) -> dict[str, Any]:
+    def within(ms: int | None) -> str:
+        return f"over {age(CALL_MS[-1])}" if ms is None else f"{ms} ms" if ms else "-"
+
+    return {
+        "name": f"{row.tenant}/{row.service}",
+        "members": row.members,
+        "running": f"{row.running} of {row.places}",
+        "waiting": row.waiting,
+        "calls": row.calls,
+        "errors": row.errors,
+        "waited": within(row.waited_ms),
+        "ran": within(row.ran_ms),
+    }
 
 
 def _troubles(troubles: Sequence[Trouble], hosts: Collection[str]) -> list[dict[str, Any]]:

@@ -17,7 +17,7 @@ from moorage.cli.jobs.use import use_cell
 from moorage.client.durations import age
 from moorage.client.view.view import Fit, Idle, Trouble, View, Waiting, WorkerCells
 from moorage.schemas.cells import FOREIGN, FREE, LEASED, LOST, SICK
-from moorage.schemas.frames import DISK_FULL
+from moorage.schemas.frames import DISK_FULL, ServiceLately
 from moorage.schemas.job import QUEUED
 from moorage.schemas.printable import in_one_line
 from moorage.schemas.units import many
@@ -176,7 +176,7 @@ def _head(view: View, columns: int, wishes: Wishes) -> list[Line]:
     shown += [f"{number} {name}" for name, number in counts.odd()]
     second: Line = [("  ".join(shown), "")]
     verdict = [] if WRONG in wishes.panes and view.troubles else _verdict(view)  # the part says it, line by line
-    lines = [first, second, *_fits(view.fits, columns), *verdict]
+    lines = [first, second, *_fits(view.fits, columns), *_services(view.services, columns), *verdict]
     return lines + [[(f"not shown: {what}", "dim")] for what in view.unseen[:2]]
 
 
@@ -218,6 +218,29 @@ def fit_words(fits: Sequence[Fit]) -> list[tuple[str, str]]:
     words = {**model_words([fit.model for fit in fits]), "": "GPU of any model"}
     most = [f"{fit.largest}x{words[fit.model]}" if fit.largest else f"no {words[fit.model]}" for fit in fits]
     return [(word, f"{fit.free} of {fit.gpus} free") for word, fit in zip(most, fits, strict=True)]
+
+
+def _services(services: Sequence[ServiceLately], columns: int) -> list[Line]:
+    """Return a line with what became of the calls of the last minute, of as many services as have room in it."""
+    if not services:
+        return []
+    words = [f"{each.tenant}/{each.service} {service_words(each)}" for each in services]
+    line = "calls/min"
+    for at, word in enumerate(words):
+        left = len(words) - at - 1
+        more = f"{_GAP}+{left} more" if left else ""
+        if at and len(line) + len(_GAP) + len(word) + len(more) > columns:
+            line += f"{_GAP}+{left + 1} more"
+            break
+        line += _GAP + word
+    style = "yellow" if services[0].errors else ""
+    return [[("calls/min", "bold"), (line[len("calls/min") :], style)]]
+
+
+def service_words(service: ServiceLately) -> str:
+    """Return the calls of the last minute and what went wrong with them: `740 (3 failed) of 2 members`."""
+    failed = f" ({service.errors} failed)" if service.errors else ""
+    return f"{service.calls}{failed} of {many(service.members, 'member')}"
 
 
 def _verdict(view: View) -> list[Line]:

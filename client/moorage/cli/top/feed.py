@@ -37,7 +37,7 @@ WHYS_MAX: Final = 8
 WHY_S: Final = 10.0
 #: how long the first picture waits for loads where nothing else tells of use: a worker tells every 2 s
 LOADS_S: Final = 2.5
-#: how long the first picture waits for the leader's frame, of which two come a second
+#: how long the first picture waits for the leader's frame, of which two come a second, and for the one for operators
 FRAME_S: Final = 5.0
 
 _Heard = FleetFrame | Hello | Load | Standing | FleetDetail
@@ -55,6 +55,7 @@ class Feed:
         self._subscribed: list[Subscribed] = []
         self.operates = self.lists = True  # whether this key may ask what operators ask, and what tenants ask
         self.is_troubled = False  # whether the last round of questions failed
+        self._hears_detail = True
         self._refused: NotPermitted | None = None
         self._explained: dict[tuple[str, str], float] = {}
 
@@ -66,6 +67,7 @@ class Feed:
             try:
                 self._subscribed.append(await self._wire.subscribe(subject, self._on_frame))
             except NotPermitted as error:
+                self._hears_detail = False
                 if subject == subjects.fleet_frame:
                     self.model.sees_fleet, self._refused = False, error
 
@@ -177,7 +179,7 @@ class Feed:
         return past_view(at_ms, list(rows.values()), ended, workers)
 
     async def first(self) -> None:
-        """Ask once, and wait for the leader's frame; also for the loads, where nothing else tells of use.
+        """Ask once, and wait for the leader's frames; also for the loads, where nothing else tells of use.
 
         Raises `NoScheduler` if no leader sends a frame.
         """
@@ -185,6 +187,8 @@ class Feed:
         if self.model.sees_fleet and not await self.until(lambda: self.model.frame is not None, FRAME_S):
             why = f"no scheduler leads: no frame of the fleet came within {FRAME_S:g} s"
             raise NoScheduler(problem("no-scheduler", why))
+        if self.operates and self._hears_detail:
+            await self.until(lambda: self.model.detail is not None, FRAME_S)
         if not self.lists:
             await self.until(self._has_loads, LOADS_S)
 

@@ -73,6 +73,11 @@ class Model:
         return self._frame
 
     @property
+    def detail(self) -> FleetDetail | None:
+        """The leader's last frame for operators; None before the first."""
+        return self._detail
+
+    @property
     def loads(self) -> frozenset[str]:
         """The workers whose load was heard."""
         return frozenset(self._loads)
@@ -164,6 +169,7 @@ class Model:
             workers=workers,
             jobs=sorted(self._jobs or (), key=lambda row: (row["state"] != QUEUED, -row["age_ms"])),
             sparks={name: list(readings) for name, readings in self._sparks.items()},
+            services=[] if self._detail is None else self._detail.services,
             unseen=list(self.unseen),
             sees_fleet=self.sees_fleet,
         )

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from moorage.scheduler.answers.view import View
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.events import Wake
@@ -61,7 +62,7 @@ class Service:
                 self.refused[which], 0, 0, self.ended[which], 0, self.ended[which] * run_ms,
                 self.name, index, member.fence, member.attempt,
             )  # fmt: skip
-            self.drive.engine.offer_member_load(self.tenant, "s", load, self.drive.now)
+            self.drive.engine.offer_member_load(self.tenant, load.job, load, self.drive.now)
 
     def serve(self, seconds: int, calls: float, **said: int) -> list[int]:
         """Serve for a while; return how many members there were at the end of each second."""
@@ -277,6 +278,7 @@ def test_a_service_without_calls_has_no_member_and_a_caller_wakes_it(most: int) 
     woken(drive)
     drive.settle()
     assert len(service.members()) == 1
+    assert [row.woken for row in View(drive.engine).calls] == [2], "not the caller that came while it started"
 
 
 def test_two_callers_wake_one_member() -> None:
