@@ -221,14 +221,15 @@ class ObjectStore:
         """Append a message to the bucket's stream, and return its sequence once it is acknowledged. Raises BusError."""
         answer = await self._jetstream.append(subject, payload, headers)
         if isinstance(answer, JsError) and answer.nobody_listens:
-            await self._make()
+            await self.make()
             answer = await self._jetstream.append(subject, payload, headers)
         if isinstance(answer, JsError):
             action = f"keep an object in {self._bucket}"
             raise JetStreamRefused(action, answer.code, answer.err_code, answer.description)
         return answer.seq
 
-    async def _make(self) -> None:
+    async def make(self) -> None:
+        """Make the bucket if it does not exist, smaller if the server lacks room. Raises BusError."""
         config = {
             "name": self._stream,
             "subjects": [f"$O.{self._bucket}.C.>", f"$O.{self._bucket}.M.>"],
@@ -253,14 +254,15 @@ class ObjectStore:
                 await self._jetstream.append(subject, b"", _ALONE)  # in place of all pieces
 
 
-def files_store(jetstream: JetStream, subjects: Subjects, tenant: str) -> ObjectStore:
+def files_store(jetstream: JetStream, subjects: Subjects, tenant: str, replicas: int = 1) -> ObjectStore:
     """Return the bucket for the files that a tenant's jobs bring and leave. If it is full, the oldest files go
-    first."""
+    first. `replicas` is the number of copies if it is made here."""
     config = {
         "description": "files that jobs of moorage bring and leave",
         "discard": "old",
         "max_age": FILES_KEEP_S * 10**9,
         "max_bytes": FILES_BUCKET_BYTES,
+        "num_replicas": replicas,
     }
     return ObjectStore(jetstream, subjects.files_bucket(tenant), config)
 

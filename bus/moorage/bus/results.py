@@ -125,13 +125,26 @@ class ResultStore:
             raise
 
     def _of(self, tenant: str) -> ObjectStore:
-        config = {
-            "description": "results of handlers, kept by moorage workers",
-            "discard": "new",
-            "max_age": int(self._keep_s * _SECOND_NS),
-            "max_bytes": self._bytes_max,
-        }
-        return ObjectStore(self._jetstream, result_bucket(self._prefix, tenant), config)
+        return results_bucket(self._jetstream, self._prefix, tenant, self._keep_s, self._bytes_max)
+
+
+def results_bucket(
+    jetstream: JetStream,
+    prefix: str,
+    tenant: str,
+    keep_s: float = RESULT_KEEP_DEFAULT,
+    bytes_max: int = RESULT_BYTES_DEFAULT,
+    replicas: int = 1,
+) -> ObjectStore:
+    """Return the bucket for results of a tenant's functions; the last three are settings of one that is made here."""
+    config = {
+        "description": "results of handlers, kept by moorage workers",
+        "discard": "new",
+        "max_age": int(keep_s * _SECOND_NS),
+        "max_bytes": bytes_max,
+        "num_replicas": replicas,
+    }
+    return ObjectStore(jetstream, result_bucket(prefix, tenant), config)
 
 
 def _found_in(message: bytes, name: str) -> Result | None:

@@ -85,8 +85,9 @@ def _with_port(host: str, port: int) -> str:
 class Site(msgspec.Struct, frozen=True, kw_only=True):
     """The users of a site and how they connect. Raises ValueError, naming the field that is wrong.
 
-    With `shared`, all tenants are in one account. With `results`, submitters may read the results of functions. `execs`
-    are the tenants whose submitters may run commands in their running jobs.
+    With `shared`, all tenants are in one account. Otherwise, with `results`, results of functions and files of jobs
+    pass between workers and submitters, in buckets that schedulers make. `execs` are the tenants whose submitters may
+    run commands in their running jobs.
     """
 
     tenants: tuple[str, ...]
@@ -98,16 +99,12 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
     prefix: str = PREFIX_DEFAULT
     auth: Auth = "nkey"
     shared: bool = False
-    results: bool = False
+    results: bool = True
     execs: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if len(self.servers) not in SERVERS_ALLOWED or len(set(self.servers)) != len(self.servers):
             raise ValueError(f"a site has 1, 3 or 5 different servers, found {len(set(self.servers))}")
-        if self.shared and self.results:
-            raise ValueError(
-                "--results and --shared exclude each other: they need each tenant to have an account of its own"
-            )
         for kind in ("tenants", "workers", "schedulers", "operators", "observers"):
             found: tuple[str, ...] = getattr(self, kind)
             if not found and kind in ("tenants", "schedulers"):
@@ -140,6 +137,11 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
         return not self.clustered and not self.shared
 
     @property
+    def has_buckets(self) -> bool:
+        """Whether tenants have buckets for results and files."""
+        return self.results and not self.shared
+
+    @property
     def identities(self) -> list[Identity]:
         """All users, those of the ledger's account last."""
         found = [Identity("submitter", name) for name in self.tenants]
@@ -154,7 +156,7 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
         """Return what a user may do; None for a user of the ledger's account, which only schedulers use."""
         if identity.role == "ledger":
             return None
-        results_of = self.tenants if self.results else ()
+        results_of = self.tenants if self.has_buckets else ()
         queues_of = self.tenants if self.queue else ()
         return rights(
             identity.role,

@@ -63,6 +63,6 @@ async def send(client: Connected, paths: Paths, on_sent: OnSent | None = None) -
             await client.again(lambda: bucket.put(packed.address, compressed(packed.file), headers, told))
         except NotPermitted as error:  # usually a user that may write to the bucket, but may not create it
             name = client.subjects.files_bucket(client.tenant)
-            next_step = f"an operator makes the bucket once: nats --context scheduler.main object add {name}"
+            next_step = f"the scheduler makes the bucket {name} within ten seconds; its log says why if it cannot"
             raise NotPermitted(msgspec.structs.replace(error.problem, next=next_step)) from None
         return Sent(packed.address, True, packed.warnings)

@@ -43,7 +43,7 @@ def test_a_package_that_is_missing_is_named_with_the_command_that_installs_it(
     assert "fix: pip install cryptography" in said  # not by the name of moorage, which may come from a clone
 
 
-@pytest.mark.parametrize("more", [(), ("--shared",), ("--auth", "mtls"), ("--results",), ("--prefix", "gpu.eu")])
+@pytest.mark.parametrize("more", [(), ("--shared",), ("--auth", "mtls"), ("--no-results",), ("--prefix", "gpu.eu")])
 def test_a_server_takes_what_is_written_and_every_user_has_a_context(
     more: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -204,7 +204,6 @@ def test_no_secret_is_in_a_configuration_or_in_what_is_printed(
         (("--server", "[fe80::1%eth0]"), "is not the address of a server"),
         (("--server", "h1,h2"), "'h1,h2' is not the address of a server"),
         (("--server", "h1:63536"), "the port at most 63535"),
-        (("--shared", "--results"), "each tenant to have an account of its own"),
         (("--prefix", "a b"), "'a b' is not a valid prefix"),
         (("--auth", "env", "--worker", "w-1", "--worker", "w_1"), "the same variable"),
     ],

@@ -41,9 +41,9 @@ WHO: Final = {
 }
 #: the layouts: settings of the site, and whether submitters have the durable queue
 LAYOUTS: Final[dict[str, tuple[dict[str, Any], bool]]] = {
-    "account-per-tenant": ({}, True),
+    "account-per-tenant": ({"results": False}, True),
     "shared-account": ({"shared": True}, False),
-    "cluster": ({"servers": 3}, False),
+    "cluster": ({"servers": 3, "results": False}, False),
     "cluster-shared": ({"servers": 3, "shared": True}, False),
 }
 
@@ -333,7 +333,7 @@ async def test_files_of_jobs_pass_between_a_tenant_and_the_workers_alone() -> No
         return files_store(JetStream(connection, connection.context.api_prefix), Subjects(), "acme")
 
     async with (
-        running(results=True) as site,
+        running() as site,
         await site.connect("scheduler.main") as scheduler,
         await site.connect("worker.w1") as worker,
         await site.connect("submitter.acme") as acme,
@@ -369,7 +369,7 @@ async def test_results_of_functions_are_written_by_workers_and_read_by_their_ten
     """Over accounts, in several pieces; a worker can make no stream, and nobody bends what the server answers."""
     prefix, name, result = "moorage", "train-1.0.7", Result("text/plain", b"x" * 300_000)
     async with (
-        running(results=True) as site,
+        running() as site,
         await site.witness(USERS) as users,
         await site.connect("scheduler.main") as scheduler,
         await site.connect("worker.w1") as worker,

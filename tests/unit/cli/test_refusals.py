@@ -13,7 +13,10 @@ from moorage.schemas.errors import Problem
 @pytest.mark.parametrize(
     ("subject", "advice"),
     [
-        ("$js.api.stream.msg.get.obj_moorage_files_vision", "moorage admin nats-config --results"),
+        (
+            "$js.api.stream.msg.get.obj_moorage_files_vision",
+            "moorage admin nats-config, without --shared and --no-results",
+        ),
         ("moorage.api.speech.submit", "this key is tenant vision's: --tenant vision"),
     ],
 )

@@ -71,8 +71,8 @@ def nats_config(
         Parameter(help="How users authenticate: NKeys, certificates, or passwords in the server's environment."),
     ] = "nkey",
     shared: Annotated[bool, Parameter(help="All tenants share one account, and have no durable queue.")] = False,
-    results: Annotated[
-        bool, Parameter(help="Let results of functions and files of jobs pass between workers and tenants.")
+    no_results: Annotated[
+        bool, Parameter(help="Tenants get no room on the server for results of functions and files of jobs.")
     ] = False,
     exec: Annotated[
         list[str] | None,
@@ -116,7 +116,7 @@ def nats_config(
                 prefix=prefix,
                 auth=auth,
                 shared=shared,
-                results=results,
+                results=not no_results,
                 execs=tuple(exec or ()),
             )
         except ValueError as error:
@@ -216,7 +216,7 @@ def _context(site: Site, identity: Identity, folder: Path) -> dict[str, str]:
     fields = {"description": f"{identity.role} {identity.name}", "url": url_of(site.servers)}
     if identity.role != "ledger":
         fields["inbox_prefix"] = inbox_of(identity.role, identity.name, site.subjects)
-    if identity.role == "submitter" and site.results:
+    if identity.role == "submitter" and site.has_buckets:
         fields["jetstream_api_prefix"] = RESULT_API
     if site.auth == "nkey":
         fields["nkey"] = str(folder / KEYS / f"{identity.key}.nk")

@@ -192,7 +192,7 @@ def _refused(options: Options, error: MoorageError) -> MoorageError:
     if role == "submitter" and subject.lower().startswith("$js."):  # NATS tells subjects in lower case
         said = (
             "files and results want a right of their own: those who run this fleet give it with"
-            " moorage admin nats-config --results, and make the tenant's bucket once"
+            " moorage admin nats-config, without --shared and --no-results"
         )
         return NotPermitted(msgspec.structs.replace(told, next=said))
     if role == "submitter" and name != named_tenant(options.settled().tenant) and ".api." in subject:

@@ -240,6 +240,7 @@ class QueueReader:
             wait_s = SWEEP_EVERY_S
             try:
                 await self._count()
+                await self._streams.ensure_buckets()
             except BusError as error:
                 log.warning("the size of the durable queue cannot be read now: %s", error)
                 await self._make_again(error)

@@ -8,15 +8,19 @@ it, so that sequences, cursors and the ids `q<sequence>` continue.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 import msgspec
 
 from moorage.bus.connection import Connection
-from moorage.bus.errors import JetStreamRefused, NoResponders, PermissionRefused
+from moorage.bus.errors import BusError, JetStreamRefused, NoResponders, PermissionRefused
 from moorage.bus.jetstream import COPIES_FOLLOW, ERR_STREAM_NOT_FOUND, JetStream
 from moorage.bus.jetstream_answers import StreamInfo
+from moorage.bus.object_store import files_store
+from moorage.bus.results import results_bucket
+from moorage.scheduler.pacing.reminders import Reminders
 from moorage.schemas.codec import REQUEST_BYTES_MAX
 from moorage.schemas.names import is_tenant
 from moorage.schemas.roles import USER_INFO
@@ -35,6 +39,8 @@ HEADERS_BYTES_MAX: Final = 4096
 #: settings that may change on an existing stream: no stored message depends on them
 MAY_CHANGE: Final = frozenset({"max_bytes", "max_msg_size", "duplicate_window", *COPIES_FOLLOW})
 USER_INFO_S: Final = 2.0
+
+log = logging.getLogger(__name__)
 
 _decode: Final = msgspec.json.Decoder(dict[str, Any]).decode
 
@@ -68,7 +74,14 @@ class UserInfo(msgspec.Struct):
 
     def own_queues(self, subjects: Subjects) -> frozenset[str]:
         """Return the tenants with a stream of their own: those for which this user may create one."""
-        head = f"$JS.API.STREAM.CREATE.{subjects.request_stream_of('')}"
+        return self._may_create(subjects.request_stream_of(""))
+
+    def own_buckets(self, subjects: Subjects) -> frozenset[str]:
+        """Return the tenants with buckets of their own for files and results, which this user may create."""
+        return self._may_create(f"OBJ_{subjects.files_bucket('')}")
+
+    def _may_create(self, stream: str) -> frozenset[str]:
+        head = f"$JS.API.STREAM.CREATE.{stream}"
         found = [each[len(head) :] for each in self.allowed or () if each.startswith(head)]
         return frozenset(tenant for tenant in found if is_tenant(tenant))
 
@@ -101,12 +114,16 @@ class QueueStreams:
         self._replicas = replicas
         self._world = world
         self.tenants = frozenset[str]()
+        self._buckets_of = frozenset[str]()  # tenants whose buckets are to be there
+        self._made = set[str]()
+        self._refused = Reminders()
 
     async def refresh(self) -> bool:
         """Ask again which tenants have their own stream; return whether that changed. Raises `BusError`."""
         before = self.tenants
         if self._world is not None:
-            self.tenants = (await user_info(self._world)).own_queues(self._subjects)
+            info = await user_info(self._world)
+            self.tenants, self._buckets_of = info.own_queues(self._subjects), info.own_buckets(self._subjects)
         return self.tenants != before
 
     def of(self, tenant: str) -> str:
@@ -134,6 +151,22 @@ class QueueStreams:
         for tenant in sorted(self.tenants):
             config = stream_config(self._subjects, self._replicas, tenant)
             await self._js.ensure_stream_with_room(config, MAY_CHANGE, BYTES_MIN, behind)
+
+    async def ensure_buckets(self) -> None:
+        """Create the buckets for files and results of tenants that may not create them, if they do not exist.
+
+        A worker or a submitter with that right could choose which subjects the bucket captures. What cannot be created
+        now is logged, and tried again with the next call.
+        """
+        for tenant in sorted(self._buckets_of - self._made):
+            try:
+                await files_store(self._js, self._subjects, tenant, self._replicas).make()
+                await results_bucket(self._js, self._subjects.prefix, tenant, replicas=self._replicas).make()
+            except BusError as error:
+                if self._refused.due(words := f"the buckets of tenant {tenant} cannot be created now: {error}"):
+                    log.warning("%s", words)
+            else:
+                self._made.add(tenant)
 
     async def former(self) -> StreamInfo | None:
         """Return the shared stream if tenants have streams of their own and it exists; else None. Raises `BusError`."""
