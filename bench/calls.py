@@ -64,7 +64,7 @@ async def one_round(moorage: AsyncClient, at_once: int) -> tuple[float, float, f
 
 @contextlib.asynccontextmanager
 async def service(
-    function: str, members: int, concurrency: int = 1
+    function: str, members: int, concurrency: int = 1, *more: str
 ) -> AsyncIterator[tuple[AsyncClient, list[asyncio.subprocess.Process]]]:
     """A server, so many members of the service `echo` in processes of their own, and a caller of it."""
     async with contextlib.AsyncExitStack() as stack:
@@ -75,7 +75,8 @@ async def service(
         words = ["serve", "served:echo", "--name", "echo", "--tenant", "bench", "--nats", server.url]
         started = [
             await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "moorage.cli", *words, "--concurrency", str(concurrency), cwd=folder,
+                sys.executable, "-m", "moorage.cli", *words, "--concurrency", str(concurrency), *more,
+                cwd=folder,
                 stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL,
             )
             for _ in range(members)

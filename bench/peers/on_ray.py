@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import statistics
 import sys
 import time
@@ -179,6 +180,40 @@ def serve(slots: int) -> dict[str, float]:
     return found
 
 
+def batches(slots: int) -> dict[str, float]:
+    """Ray Serve's `@serve.batch`: the made model of `bench/load.py`, in a thread beside the replica's event loop."""
+    from ray import serve as ray_serve
+
+    root = str(Path(__file__).resolve().parents[2])
+    os.environ["PYTHONPATH"] = root  # of the replica
+    sys.path.append(root)
+    from bench import load
+
+    class Batched:
+        @ray_serve.batch(max_batch_size=load.MOST, batch_wait_timeout_s=load.BATCH_WAIT_S)
+        async def step(self, inputs: list[bytes]) -> list[bytes]:
+            return await asyncio.to_thread(load.step, inputs)
+
+        async def __call__(self, data: bytes) -> bytes:
+            return await self.step(data)
+
+    _start(slots)
+    options = {"max_ongoing_requests": 2 * max(load.CALLERS), "ray_actor_options": {"num_cpus": 0}}
+    handle = ray_serve.run(ray_serve.deployment(Batched, **options).bind())
+
+    async def all_of_it() -> dict[str, float]:
+        async def call(data: bytes) -> bytes:
+            answer: bytes = await handle.remote(data)
+            return answer
+
+        await asyncio.gather(*(call(b"0") for _ in range(200)))
+        return await load.closed_loop(call)
+
+    found = asyncio.run(all_of_it())
+    ray_serve.shutdown()
+    return found
+
+
 def _start(slots: int) -> None:
     ray.init(num_cpus=2, num_gpus=slots, include_dashboard=False, log_to_driver=False, logging_level="error")
 
@@ -189,6 +224,7 @@ FIGURES: dict[str, Callable[[int], dict[str, float]]] = {
     "groups": groups,
     "actors": actors,
     "serve": serve,
+    "batches": batches,
 }
 
 if __name__ == "__main__":
