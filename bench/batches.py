@@ -18,7 +18,7 @@ from typing import Any, Final
 from bench.book import busy_percent, keep
 from bench.calls import service
 from bench.kept import ROOT
-from bench.load import BATCH_WAIT_S, CEILING, MOST, closed_loop
+from bench.load import BATCH_WAIT_S, CALLERS, CEILING, MOST, closed_loop
 from bench.peers.environments import NoPeer, measured, python_of
 from moorage.system.loops import loop_factory
 
@@ -30,7 +30,7 @@ ALONE: Final = BATCHED.replace("step", "single")
 
 async def ours(function: str, *words: str) -> dict[str, float]:
     """Return rates and waits of our service."""
-    async with service(function, 1, 1, *words) as (moorage, _):
+    async with service(function, 1, 1, "--queue", str(max(CALLERS)), *words) as (moorage, _):
 
         async def call(data: bytes) -> bytes:
             answer = await moorage.call("echo", data)

@@ -189,12 +189,14 @@ def batches(slots: int) -> dict[str, float]:
     sys.path.append(root)
     from bench import load
 
+    batch = ray_serve.batch(max_batch_size=load.MOST, batch_wait_timeout_s=load.BATCH_WAIT_S)
+
     class Batched:
-        @ray_serve.batch(max_batch_size=load.MOST, batch_wait_timeout_s=load.BATCH_WAIT_S)
+        @batch  # type: ignore[untyped-decorator]
         async def step(self, inputs: list[bytes]) -> list[bytes]:
             return await asyncio.to_thread(load.step, inputs)
 
-        async def __call__(self, data: bytes) -> bytes:
+        async def __call__(self, data: bytes) -> Any:
             return await self.step(data)
 
     _start(slots)

@@ -68,8 +68,9 @@ OUT_MAX: Final = 2000
 #: how often it says what it has to do: while that changes, and while it does not
 LOAD_S: Final = 1.0
 LOAD_QUIET_S: Final = 10.0
-#: how long after its program's end a member lets the others fetch what waits here
-ROOM_S: Final = 5.0
+#: how long after its program's end a member lets the others fetch what waits here: idle ones do at once, and those that
+#: have calls of their own may never, so that callers had better hear it soon and call again
+ROOM_S: Final = 1.0
 #: what callers may make a member remember of one call
 _WAIT_MS_MAX: Final = round(WAIT_S_MAX * 1000)
 #: most characters of a program's own error in its header

@@ -246,6 +246,21 @@ def test_data_in_parts_are_kept_in_order_until_the_answer_and_given_up_after_sil
     member(scene)
 
 
+def test_what_waits_at_a_member_that_died_is_told_within_a_second_if_nobody_fetches_it() -> None:
+    """Members that always have calls of their own fetch none: callers heard it after five seconds."""
+
+    async def scene(desk: Desk) -> None:
+        running, waiting = await desk.full(), desk.call()
+        await asyncio.sleep(1)
+        began_s, dying = now_s(), asyncio.create_task(desk.messenger.died())
+        await waiting
+        assert error_of(waiting) == "busy"
+        assert now_s() - began_s == pytest.approx(1, abs=0.2)
+        await asyncio.gather(running, dying)
+
+    member(scene)
+
+
 @pytest.mark.parametrize("is_killed", [False, True])
 def test_a_call_whose_data_never_came_whole_has_not_run_when_its_member_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_killed: bool
