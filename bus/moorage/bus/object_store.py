@@ -42,6 +42,8 @@ _encode: Final = msgspec.json.Encoder().encode
 #: what a bucket for files of jobs keeps that is made here: each object so long, and the newest ones of so many bytes
 FILES_KEEP_S: Final = 7 * 86400
 FILES_BUCKET_BYTES: Final = 4 << 30
+#: what one for checkpoints has: three of the largest, since one is stored before an older one goes
+CHECKPOINTS_BUCKET_BYTES: Final = 32 << 30
 
 
 class ObjectInfo(msgspec.Struct, frozen=True):
@@ -265,6 +267,17 @@ def files_store(jetstream: JetStream, subjects: Subjects, tenant: str, replicas:
         "num_replicas": replicas,
     }
     return ObjectStore(jetstream, subjects.files_bucket(tenant), config)
+
+
+def checkpoints_store(jetstream: JetStream, subjects: Subjects, tenant: str) -> ObjectStore:
+    """Return the bucket for the checkpoints of a tenant's jobs. If it is full, the oldest go first."""
+    config = {
+        "description": "checkpoints of jobs of moorage",
+        "discard": "old",
+        "max_age": FILES_KEEP_S * 10**9,
+        "max_bytes": CHECKPOINTS_BUCKET_BYTES,
+    }
+    return ObjectStore(jetstream, subjects.checkpoints_bucket(tenant), config)
 
 
 def _of_size(pieces: Iterable[bytes]) -> Iterable[bytes]:

@@ -139,8 +139,8 @@ class Run(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omi
     #: SUCCEEDED
     keep: list[str] = []
     #: folder below the attempt's folder that is stored when an attempt ends, as far as its grace allows; the replica's
-    #: next attempt has it from its start. The newest two of a replica are kept, as the files of `keep` are. Ranks of a
-    #: gang have none
+    #: next attempt has it from its start. The newest two of a replica are kept, for a week, or until it has succeeded.
+    #: Ranks of a gang have none
     checkpoint: str | None = None
     #: command line for `/bin/sh -c` that prepares a worker, before the first attempt that starts there. It runs as the
     #: job does, with its user, image, files, variables and resources, and without devices. What it writes to the folder

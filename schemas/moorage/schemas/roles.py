@@ -92,12 +92,13 @@ def rights(
     """Return what one user may do. `name` is the tenant of a submitter or service, a worker's id, or else
     the user's own name.
 
-    `queue` gives a submitter the durable queue. `results_of` are the tenants for which buckets of results and of files
-    exist: their functions' results are written by workers and read by the tenant, and their jobs' files are written and
-    read by both. For these two, the server itself answers, on whatever subject the asker names. So only submitters with
-    an account of their own have them, where no other user's subject can be named, and the queue only if it is not
-    replicated (one wrong header stops it for everybody). `queues_of` are the tenants with a stream of their own for the
-    queue, which schedulers make and read. `execs` lets a submitter run commands in its running jobs.
+    `queue` gives a submitter the durable queue. `results_of` are the tenants for which buckets of results, files and
+    checkpoints exist: their functions' results are written by workers and read by the tenant, their jobs' files are
+    written and read by both, and checkpoints by workers alone. For the first two, the server itself answers, on
+    whatever subject the asker names. So only submitters with an account of their own have them, where no other user's
+    subject can be named, and the queue only if it is not replicated (one wrong header stops it for everybody).
+    `queues_of` are the tenants with a stream of their own for the queue, which schedulers make and read. `execs` lets a
+    submitter run commands in its running jobs.
     """
     words = set(ROLES[role][1])
     if role == "submitter" and execs:
@@ -121,14 +122,15 @@ def rights(
         publish |= _DISCOVERY
     elif role == "worker":
         publish |= {f"$O.{subjects.result_bucket(tenant)}.>" for tenant in results_of}
-        publish |= {f"$O.{subjects.files_bucket(tenant)}.>" for tenant in results_of}
         for tenant in results_of:
-            publish |= set(object_reads(subjects.files_bucket(tenant), "$JS.API"))
+            for bucket in (subjects.files_bucket(tenant), subjects.checkpoints_bucket(tenant)):
+                publish |= {f"$O.{bucket}.>", *object_reads(bucket, "$JS.API")}
     elif role == "scheduler":
         streams = [subjects.request_stream, subjects.dead_letter_stream, subjects.history_stream]
         streams += [subjects.request_stream_of(tenant) for tenant in queues_of]
         streams += [f"OBJ_{subjects.result_bucket(tenant)}" for tenant in results_of]
         streams += [f"OBJ_{subjects.files_bucket(tenant)}" for tenant in results_of]
+        streams += [f"OBJ_{subjects.checkpoints_bucket(tenant)}" for tenant in results_of]
         publish.add(USER_INFO)
         publish |= {f"$JS.API.STREAM.{verb}.{stream}" for verb in _STREAM_VERBS for stream in streams}
         publish |= {f"$JS.API.DIRECT.GET.{stream}" for stream in streams}

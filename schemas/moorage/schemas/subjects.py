@@ -191,6 +191,10 @@ class Subjects:
         """Return the tenant's bucket for files that jobs bring and leave; its stream is `OBJ_<bucket>`."""
         return f"{self._upper}_FILES_{tenant}"
 
+    def checkpoints_bucket(self, tenant: str) -> str:
+        """Return the tenant's bucket for checkpoints of its jobs; its stream is `OBJ_<bucket>`."""
+        return f"{self._upper}_CHECKPOINTS_{tenant}"
+
     def call(self, tenant: str, service: str) -> str:
         """Return the subject of a service's calls, which its members answer."""
         return f"{self.prefix}.call.{tenant}.{service}"

@@ -229,6 +229,8 @@ class MachineFolders(AttemptFolders):
         checkpoint: str | None = None,
         accepted_ms: int = 0,
         setup: str = "",
+        *,
+        goes_on: bool = True,
     ) -> str:
         return self.path(name)
 

@@ -94,7 +94,7 @@ def test_a_value_is_the_first_of_what_is_kept_so_that_what_is_behind_is_not_read
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(name.encode())
     files, packed = JobFiles(cast(JetStream, None), "moorage", tmp_path, 1 << 20, 0), io.BytesIO()
-    files._pack(packed, str(tmp_path), ["**", map_runner.VALUE], threading.Event(), LeftOut())
+    files._pack(packed, str(tmp_path), ["**", map_runner.VALUE], threading.Event(), LeftOut(), files.bucket("acme"))
     packed.seek(0)
     with tarfile.open(fileobj=packed) as archive:
         assert archive.getnames()[0] == map_runner.VALUE

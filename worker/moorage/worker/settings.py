@@ -55,6 +55,7 @@ FOLDER_BYTES_DEFAULT: Final = 100 * _GIB
 FOLDER_KEEP_DEFAULT: Final = 600.0
 FILES_BYTES_DEFAULT: Final = _GIB
 FILES_CACHE_DEFAULT: Final = 4 * _GIB
+CHECKPOINT_BYTES_DEFAULT: Final = 10 * _GIB
 SETUP_BYTES_DEFAULT: Final = 64 * _GIB
 LIMITER_CONTEXT_DEFAULT: Final = 512 * _MIB
 #: modes that a worker offers by default; mps needs a daemon, so an operator (or a simulated worker) adds it
@@ -310,6 +311,9 @@ class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             le=1 << 50,
         ),
     ] = FILES_CACHE_DEFAULT
+    checkpoint_bytes: Annotated[
+        int, setting("Size limit of an attempt's checkpoint folder, as a tar file.", unit="bytes", ge=_MIB, le=1 << 40)
+    ] = CHECKPOINT_BYTES_DEFAULT
     setup_bytes: Annotated[
         int,
         setting(

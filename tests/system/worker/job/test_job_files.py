@@ -61,9 +61,12 @@ def gzipped(data: bytes) -> bytes:
 
 
 @contextlib.asynccontextmanager
-async def bucket(nats_url: str, prefix: str, tenant: str = "acme", **config: Any) -> AsyncIterator[ObjectStore]:
-    connection = await connect(nats_url, "files")
-    jetstream, name = JetStream(connection), Subjects(prefix).files_bucket(tenant)
+async def bucket(
+    nats_url: str, prefix: str, tenant: str = "acme", *, checkpoints: bool = False, **config: Any
+) -> AsyncIterator[ObjectStore]:
+    connection, subjects = await connect(nats_url, "files"), Subjects(prefix)
+    jetstream = JetStream(connection)
+    name = subjects.checkpoints_bucket(tenant) if checkpoints else subjects.files_bucket(tenant)
     try:
         yield ObjectStore(jetstream, name, {"discard": "old", "max_bytes": 64 * MIB, **config})
     finally:
@@ -83,7 +86,12 @@ async def sent(store: ObjectStore, data: bytes, address: str = "") -> str:
 async def bringing(nats_url: str, prefix: str, state: Path, **bounds: int) -> AsyncIterator[JobFiles]:
     connection = await connect(nats_url, "worker")
     files = JobFiles(
-        JetStream(connection), prefix, state, bounds.get("bytes_max", 8 * MIB), bounds.get("cache", 64 * MIB)
+        JetStream(connection),
+        prefix,
+        state,
+        bounds.get("bytes_max", 8 * MIB),
+        bounds.get("cache", 64 * MIB),
+        bounds.get("checkpoint_bytes", 8 * MIB),
     )
     files.open()
     try:

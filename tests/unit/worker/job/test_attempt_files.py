@@ -25,6 +25,7 @@ class Recording(JobFiles):
         super().__init__(None, "moorage", root, 1 << 20, 1 << 20)  # type: ignore[arg-type]
         self.fails = fails
         self.stored: list[str] = []
+        self.dropped: list[str] = []
         self.begun = asyncio.Event()
 
     async def keep(self, tenant: str, name: str, *_: Any, **__: Any) -> None:
@@ -38,10 +39,13 @@ class Recording(JobFiles):
             await asyncio.Event().wait()
         self.stored.append(name)
 
+    async def drop_checkpoints(self, tenant: str, names: Sequence[str], but: int = 0) -> None:
+        self.dropped += names
 
-def of(root: Path, fails: str = "") -> tuple[Recording, AttemptFiles]:
+
+def of(root: Path, fails: str = "", *, goes_on: bool = True) -> tuple[Recording, AttemptFiles]:
     folders = AttemptFolders(WorkerSettings(root), "w1")
-    folders.make(NAME, 60.0, ["out"], "ck", 5)
+    folders.make(NAME, 60.0, ["out"], "ck", 5, goes_on=goes_on)
     files = Recording(root, fails)
     return files, AttemptFiles(folders, files)
 
@@ -60,6 +64,19 @@ async def test_a_checkpoint_is_stored_after_every_end(
     files, attempts = of(tmp_path, fails)
     assert (await attempts.store(NAME, code, "exit", False))[0] == told
     assert files.stored == stored
+
+
+@pytest.mark.parametrize(("code", "dropped"), [(0, ["checkpoint.j.5.0.1"]), (3, [])])
+async def test_checkpoints_of_a_replica_that_succeeded_go_once_the_ledger_has_its_end(
+    tmp_path: Path, code: int, dropped: list[str]
+) -> None:
+    files, attempts = of(tmp_path, goes_on=False)
+    await attempts.store(NAME, code, "exit", False)
+    assert files.dropped == []
+    attempts.forget([NAME])
+    await attempts.settled()
+    assert files.dropped == dropped
+    assert ("checkpoint.j.5.0.2" in files.stored) == bool(code), "none is stored that nobody needs"
 
 
 async def test_a_checkpoint_that_is_not_stored_fails_no_job_that_ended_well(tmp_path: Path) -> None:

@@ -187,7 +187,14 @@ async def _start(
     where = connection.context.safe_url if len(hosts or ()) <= JOINS_TOLD_MAX else ""
     link = SupervisorLink(settings.state_dir / SUPERVISOR_FOLDER, bounds=bounds, on_broken=host.broke)
     stream = JetStream(connection, connection.context.api_prefix)
-    files = JobFiles(stream, settings.prefix, settings.state_dir, settings.files_bytes, settings.files_cache)
+    files = JobFiles(
+        stream,
+        settings.prefix,
+        settings.state_dir,
+        settings.files_bytes,
+        settings.files_cache,
+        settings.checkpoint_bytes,
+    )
     with used_as_state(settings.state_dir):
         files.open()
     worker.files = files

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from typing import Any, Final
 
 from moorage.schemas.attempt import AttemptName
@@ -43,6 +43,9 @@ class AttemptFiles:
         self._folders = folders
         self._files = files
         self._storing: dict[AttemptName, asyncio.Task[None]] = {}
+        #: by attempt of which no other follows: the objects with the checkpoints of its replica
+        self._needless: dict[AttemptName, list[str]] = {}
+        self._dropping: set[asyncio.Task[None]] = set()
         self._kept: set[AttemptName] = set()  # those among them of which no more than the checkpoint is to be stored
 
     async def bring(self, name: AttemptName, run: Run, accepted_ms: int, ids: tuple[int, int] | None) -> None:
@@ -87,13 +90,13 @@ class AttemptFiles:
         return self._stored(name, code, why, seconds)
 
     async def _keep(self, name: AttemptName, *, is_good: bool) -> None:
-        """Store the files to keep, and a checkpoint: another attempt may follow a good end, too.
+        """Store the files to keep, and a checkpoint if another attempt may follow.
 
         What is stored first is what matters more: after a bad end the checkpoint.
         """
         if self._files is None:
             raise FilesUnavailable("this worker stores no files")
-        tenant, job, replica, _, fence = name
+        tenant, job, replica, attempt, fence = name
         folder, keep = self._folders.path(name), self._folders.keep(name)
         if not is_good:
             await self._keep_checkpoint(self._files, name)
@@ -107,8 +110,10 @@ class AttemptFiles:
                     await self._keep_checkpoint(self._files, name)
                 raise
         self._kept.add(name)
-        if is_good:
+        if is_good and self._folders.goes_on(name):
             await self._keep_checkpoint(self._files, name)
+        elif is_good and self._folders.checkpoint(name):
+            self._needless[name] = _earlier(job, self._folders.accepted_ms(name), replica, attempt)
 
     async def _keep_checkpoint(self, files: JobFiles, name: AttemptName) -> None:
         tenant, job, replica, attempt, _ = name
@@ -146,8 +151,25 @@ class AttemptFiles:
             log.warning("the files that job %s keeps were not stored: %s", name[1], trouble)
         return code, why
 
+    def forget(self, names: Sequence[AttemptName]) -> None:
+        """Remove the checkpoints of those replicas whose ends are in the ledger, and which have succeeded."""
+        for name in names:
+            needless = self._needless.pop(name, None)
+            if needless and self._files is not None:
+                work = self._files.drop_checkpoints(name[0], needless)
+                task: asyncio.Task[None] = asyncio.get_running_loop().create_task(work)
+                self._dropping.add(task)
+                task.add_done_callback(self._dropping.discard)
+
+    async def settled(self) -> None:
+        """Wait until the checkpoints that are being removed are gone."""
+        await asyncio.gather(*self._dropping)
+
     async def close(self) -> None:
         """Stop all storing; the next agent begins it again."""
+        for dropping in list(self._dropping):
+            dropping.cancel()
+            await asyncio.wait((dropping,))
         for storing in list(self._storing.values()):
             storing.cancel()
             await asyncio.wait((storing,))

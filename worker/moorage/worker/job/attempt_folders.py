@@ -75,6 +75,7 @@ class _Stored(msgspec.Struct):
     checkpoint: str = ""
     accepted_ms: int = 0
     setup: str = ""  # the folder of its setup, which it uses
+    goes_on: bool = True  # whether another attempt follows an end with code 0, and needs the checkpoint
 
 
 class FolderUnavailable(HostAtFault):
@@ -132,6 +133,11 @@ class AttemptFolders:
         stored = self._stored.get(name)
         return "" if stored is None else stored.checkpoint
 
+    def goes_on(self, name: AttemptName) -> bool:
+        """Return whether the attempt's checkpoint may be needed after an end with code 0."""
+        stored = self._stored.get(name)
+        return stored is not None and stored.goes_on
+
     def setups(self) -> set[str]:
         """Return the folders of the setups that living attempts use."""
         return {stored.setup for stored in self._stored.values()}
@@ -153,12 +159,14 @@ class AttemptFolders:
         checkpoint: str | None = None,
         accepted_ms: int = 0,
         setup: str = "",
+        *,
+        goes_on: bool = True,
     ) -> str:
         """Make the folder of an attempt, in place of an earlier one of that name, and return its path.
 
         The agent owns it until `give`. `keep` are the patterns of the files to store, `checkpoint` is the folder below
         it that the next attempt is to have, `accepted_ms` is when its job was accepted, `setup` is the folder of its
-        setup. Raises FolderUnavailable, NoFolder.
+        setup. `goes_on`: another attempt follows an end with code 0, too. Raises FolderUnavailable, NoFolder.
         """
         path = self.path(name)
         for left in (_folder_of(name), _folder_of(name) + _KEEP):  # of an agent that died: they would be removed
@@ -167,7 +175,7 @@ class AttemptFolders:
             self._mkdir(path)
             self._living[name] = grace_s  # before what may fail: an attempt without a start has its folder removed, too
             if keep or checkpoint or setup:  # written for the next agent
-                stored = self._stored[name] = _Stored(list(keep), checkpoint or "", accepted_ms, setup)
+                stored = self._stored[name] = _Stored(list(keep), checkpoint or "", accepted_ms, setup, goes_on)
                 Path(path + _KEEP).write_bytes(msgspec.json.encode(stored))
         except OSError as error:
             raise _no_folder(path, error) from None

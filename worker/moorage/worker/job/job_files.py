@@ -19,11 +19,11 @@ import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO, Final
+from typing import BinaryIO, Final, NamedTuple
 
 from moorage.bus.errors import BusError, StreamGap
 from moorage.bus.jetstream import JetStream
-from moorage.bus.object_store import ObjectInfo, ObjectStore, files_store
+from moorage.bus.object_store import ObjectInfo, ObjectStore, checkpoints_store, files_store
 from moorage.schemas.errors import Refused, problem
 from moorage.schemas.handler import ACCEPTED_HEADER, is_earlier
 from moorage.schemas.job import KEEP_STARS_MAX, is_quick, kept_pattern
@@ -41,6 +41,7 @@ from moorage.system.archives import (
 )
 from moorage.system.device_environment import HostAtFault
 from moorage.system.disk_room import spare_bytes
+from moorage.worker.settings import CHECKPOINT_BYTES_DEFAULT
 
 #: below the state folder
 CACHE: Final = "files"
@@ -122,18 +123,35 @@ class LeftOut:
         return json.dumps({"count": self.count, "names": self._named, "unmatched": unmatched})
 
 
+class Bucket(NamedTuple):
+    """A bucket of the object store, and the setting that bounds an object in it."""
+
+    store: ObjectStore
+    bytes_max: int
+    setting: str
+
+
 class JobFiles:
     """The files of one worker's jobs.
 
-    `bytes_max` limits the files of one job, `cache_bytes` the tar files that are kept.
+    `bytes_max` limits the files of one job, `cache_bytes` the tar files that are kept, `checkpoint_bytes` a checkpoint.
     """
 
-    def __init__(self, jetstream: JetStream, prefix: str, state: Path, bytes_max: int, cache_bytes: int) -> None:
+    def __init__(
+        self,
+        jetstream: JetStream,
+        prefix: str,
+        state: Path,
+        bytes_max: int,
+        cache_bytes: int,
+        checkpoint_bytes: int = CHECKPOINT_BYTES_DEFAULT,
+    ) -> None:
         self._jetstream = jetstream
         self._subjects = Subjects(prefix)
         self._folder = state / CACHE
         self.bytes_max = bytes_max
         self._cache_bytes = cache_bytes
+        self._checkpoint_bytes = checkpoint_bytes
         self._fetching: dict[Path, asyncio.Task[None]] = {}
 
     def open(self) -> None:
@@ -187,19 +205,19 @@ class JobFiles:
 
         None at all is no error. Raises FilesUnavailable if it cannot be had here now, or is too large for this worker.
         """
-        store = files_store(self._jetstream, self._subjects, tenant)
+        store, most = self._checkpoints(tenant), self._checkpoint_bytes
         with translated():
             for name in names:
                 info = await store.find(name)
                 if info is None:
                     continue
-                if (size := _tar_bytes(info)) > self.bytes_max:  # the worker that stored it takes more, or took more
-                    raise FilesUnavailable(f"the checkpoint takes {size} bytes, files_bytes here is {self.bytes_max}")
+                if (size := _tar_bytes(info)) > most:  # the worker that stored it takes more, or took more
+                    raise FilesUnavailable(f"the checkpoint takes {size} bytes, checkpoint_bytes here is {most}")
                 with tempfile.TemporaryFile(dir=self._folder) as spool:
                     try:
-                        await _inflated(store, info, spool, self.bytes_max)
+                        await _inflated(store, info, spool, most)
                         await asyncio.to_thread(_clear, into, folder)
-                        await asyncio.to_thread(unpack, spool, into, self.bytes_max, ids, folder)
+                        await asyncio.to_thread(unpack, spool, into, most, ids, folder)
                         return
                     except (BadArchive, StreamGap) as error:
                         log.warning("the checkpoint %s cannot be used: %s", name, error)
@@ -245,16 +263,29 @@ class JobFiles:
             return
         except OSError as error:
             raise NotKept(error.strerror or str(error)) from None
-        await self.keep(tenant, name, folder, [f"/{checkpoint}/**"], whole=True)
-        store, kept = files_store(self._jetstream, self._subjects, tenant), 1
+        store, most = self._checkpoints(tenant), self._checkpoint_bytes
+        kept_in = Bucket(store, most, "checkpoint_bytes")
+        await self._keep(kept_in, name, folder, [f"/{checkpoint}/**"], whole=True)
+        await self.drop_checkpoints(tenant, earlier, but=CHECKPOINTS_KEPT - 1)
+
+    async def drop_checkpoints(self, tenant: str, names: Sequence[str], but: int = 0) -> None:
+        """Remove those of these checkpoints that there are, `but` the first so many of them. Raises nothing."""
+        store = self._checkpoints(tenant)
         try:
-            for each in earlier:
-                if (info := await store.find(each)) is not None:
-                    kept += 1
-                    if kept > CHECKPOINTS_KEPT:
+            for name in names:
+                if (info := await store.find(name)) is not None:
+                    but -= 1
+                    if but < 0:
                         await store.forget(store.subject(info.nuid))
         except BusError as error:
-            log.warning("earlier checkpoints of %s stay until the bucket drops them: %s", name, error)
+            log.warning("checkpoints such as %s stay until the bucket drops them: %s", names[0], error)
+
+    def bucket(self, tenant: str) -> Bucket:
+        """Return the bucket for the files that a tenant's jobs keep."""
+        return Bucket(files_store(self._jetstream, self._subjects, tenant), self.bytes_max, "files_bytes")
+
+    def _checkpoints(self, tenant: str) -> ObjectStore:
+        return checkpoints_store(self._jetstream, self._subjects, tenant)
 
     async def keep(
         self,
@@ -264,15 +295,27 @@ class JobFiles:
         patterns: Sequence[str],
         also: str = "",
         accepted_ms: int = 0,
-        *,
-        whole: bool = False,
     ) -> None:
         """Store the files, links and empty folders of a folder that match the patterns as an object of the tenant's
         bucket; `also` is another name of it, `accepted_ms` is when its job was accepted.
 
-        A header of the object names what matches and cannot be stored, and the patterns that matched nothing; with
-        `whole` nothing is stored then. Raises NotKept. No process may write to the folder any more.
+        A header of the object names what matches and cannot be stored, and the patterns that matched nothing. Raises
+        NotKept. No process may write to the folder any more.
         """
+        await self._keep(self.bucket(tenant), name, folder, patterns, also, accepted_ms)
+
+    async def _keep(
+        self,
+        bucket: Bucket,
+        name: str,
+        folder: str,
+        patterns: Sequence[str],
+        also: str = "",
+        accepted_ms: int = 0,
+        *,
+        whole: bool = False,
+    ) -> None:
+        """Do the same as `keep`, in this bucket. With `whole` nothing is stored if something would be missing."""
         left_out = LeftOut()
         try:
             if spare_bytes(self._folder) <= 0:
@@ -280,11 +323,11 @@ class JobFiles:
             with tempfile.TemporaryFile(dir=self._folder) as spool:
                 stopped = threading.Event()
                 try:
-                    count = await asyncio.to_thread(self._pack, spool, folder, patterns, stopped, left_out)
+                    count = await asyncio.to_thread(self._pack, spool, folder, patterns, stopped, left_out, bucket)
                 finally:
                     stopped.set()
-                if (size := spool.seek(0, os.SEEK_END)) > self.bytes_max:
-                    raise NotKept(f"more than {self.bytes_max} bytes as a tar file (files_bytes)")
+                if (size := spool.seek(0, os.SEEK_END)) > bucket.bytes_max:
+                    raise NotKept(f"more than {bucket.bytes_max} bytes as a tar file ({bucket.setting})")
                 if whole and (left_out.count or not count):
                     raise NotKept(f"it would be stored without {left_out}" if left_out.count else "there are none")
                 headers = {
@@ -295,8 +338,7 @@ class JobFiles:
                 if left_out.count or left_out.unmatched:
                     headers[LEFT_OUT] = left_out.header
                 empty_alone = not count and not left_out.count
-                store = files_store(self._jetstream, self._subjects, tenant)
-                await store.put(name, compressed(spool), headers, lambda _: None, also)
+                await bucket.store.put(name, compressed(spool), headers, lambda _: None, also)
         except OSError as error:
             raise NotKept(error.strerror or str(error)) from None
         except RecursionError:
@@ -306,7 +348,13 @@ class JobFiles:
                 raise NotKept(error.problem.message) from None
 
     def _pack(
-        self, into: BinaryIO, folder: str, patterns: Sequence[str], stopped: threading.Event, left_out: LeftOut
+        self,
+        into: BinaryIO,
+        folder: str,
+        patterns: Sequence[str],
+        stopped: threading.Event,
+        left_out: LeftOut,
+        bucket: Bucket,
     ) -> int:
         """Write a tar file of what matches, until `stopped`; return how many members it has. Raises NotKept, OSError.
 
@@ -357,8 +405,9 @@ class JobFiles:
                         left_out.add(name, why)
                         continue
                     count, size = count + 1, size + (about.st_size if stat.S_ISREG(about.st_mode) else 0)
-                    if count > MEMBERS_MAX or size > self.bytes_max:
-                        raise NotKept(f"more than {MEMBERS_MAX} files or {self.bytes_max} bytes (files_bytes)")
+                    if count > MEMBERS_MAX or size > bucket.bytes_max:
+                        most = f"{MEMBERS_MAX} files or {bucket.bytes_max} bytes ({bucket.setting})"
+                        raise NotKept(f"more than {most}")
                     _add(archive, name, entry, place, owner)
         left_out.unmatched = [*unmatched]
         return count

@@ -247,6 +247,7 @@ class ContainerDriver(Driver):
 
     def forget(self, names: list[AttemptName]) -> None:
         self._host.link.forget([self._host.key(name) for name in names])
+        self._files.forget(names)
 
     def uid_of(self, tenant: str, request: Request) -> int | None:
         return uid_of(tenant, request, self._own, self._policy)

@@ -280,8 +280,9 @@ class Starter:
         try:
             run = assignment.run
             folder = self._folders.make(
-                assignment.name, run.grace_s, run.keep, run.checkpoint, assignment.accepted_ms, assignment.setup
-            )
+                assignment.name, run.grace_s, run.keep, run.checkpoint, assignment.accepted_ms, assignment.setup,
+                goes_on=run.restart == "always",
+            )  # fmt: skip
             key, published = self._host.key(assignment.name), None
             variables = self.entries.write(key, secrets) if secrets else None
             if wanted := ports_wanted(assignment.request):

@@ -284,6 +284,7 @@ class ProcessDriver(Driver):
 
     def forget(self, names: list[AttemptName]) -> None:
         self._link.forget([self._key(name) for name in names])
+        self._files.forget(names)
 
     def set_fence(self, deadline_s: float, grace_s: float) -> None:
         self._link.set_fence(self._owner, deadline_s, grace_s)
@@ -529,8 +530,9 @@ class ProcessDriver(Driver):
         requested = resolve_secrets(run.env, self._secrets_dir)
         resources = request.resources
         folder = self._folders.make(
-            assignment.name, run.grace_s, run.keep, run.checkpoint, assignment.accepted_ms, assignment.setup
-        )
+            assignment.name, run.grace_s, run.keep, run.checkpoint, assignment.accepted_ms, assignment.setup,
+            goes_on=run.restart == "always",
+        )  # fmt: skip
         if not brings(assignment.name, run):
             self._folders.give(assignment.name, user)
         if not self._simulated:
