@@ -23,7 +23,7 @@ from moorage.bus.connection import Connection, connect
 from moorage.bus.contexts import Context, load_context
 from moorage.bus.embedded import find_binary
 from moorage.bus.errors import BusError, CannotConnect, NotAuthorized
-from moorage.bus.site import ROUTES_BEHIND, Identity, Server, Site, server_name
+from moorage.bus.site import MONITOR_BEHIND, ROUTES_BEHIND, Identity, Server, Site, server_name
 from moorage.cli.fleet.nats_config import CONTEXTS, write
 from moorage.schemas.roles import inbox
 from tests.waiting import until
@@ -101,7 +101,9 @@ def free_servers(count: int, host: str = HOST) -> tuple[Server, ...]:
         with contextlib.suppress(OSError), socket.socket(family) as one, socket.socket(family) as other:
             one.bind((host, port))
             other.bind((host, port + ROUTES_BEHIND))
-            if all(abs(port - each.port) not in (0, ROUTES_BEHIND) for each in found):
+            with socket.socket() as third:
+                third.bind((HOST, port + MONITOR_BEHIND))
+            if all(abs(port - each.port) not in (0, ROUTES_BEHIND, MONITOR_BEHIND) for each in found):
                 found.append(Server(host, port))
     return tuple(found)
 

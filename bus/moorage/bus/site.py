@@ -28,6 +28,8 @@ Auth = Literal["nkey", "mtls", "env"]
 PORT_DEFAULT: Final = 4222
 #: a cluster port for each client port
 ROUTES_BEHIND: Final = 2000
+#: a port for monitoring, on loopback, for each client port: 8222 for 4222, as nats-server's own pages have it
+MONITOR_BEHIND: Final = 4000
 SERVERS_ALLOWED: Final = (1, 3, 5)
 USERS_MAX: Final = 10_000
 #: a page of output is read from a disk before it is answered
@@ -274,6 +276,8 @@ def server(site: Site, at: int, *, store: str, folder: str = "", route_password:
         f"# Made by `moorage admin nats-config`: server {at + 1} of {len(site.servers)}.",
         f'server_name: "{ORGANISATION}-{at + 1}"',
         f'listen: "{me.listen(me.port)}"',
+        "# what the server does, for this machine alone: /healthz, /jsz, /connz",
+        f'http: "127.0.0.1:{me.port + MONITOR_BEHIND}"',
         f"max_payload: {MAX_PAYLOAD_BYTES}",
         f"max_pending: {MAX_PENDING_BYTES}",
         f'ping_interval: "{PING_INTERVAL_S}s"',

@@ -203,7 +203,7 @@ def test_no_secret_is_in_a_configuration_or_in_what_is_printed(
         (("--server", "[:]:4222"), "'[:]:4222' is not the address of a server"),
         (("--server", "[fe80::1%eth0]"), "is not the address of a server"),
         (("--server", "h1,h2"), "'h1,h2' is not the address of a server"),
-        (("--server", "h1:63536"), "the port at most 63535"),
+        (("--server", "h1:61536"), "the port at most 61535"),
         (("--prefix", "a b"), "'a b' is not a valid prefix"),
         (("--auth", "env", "--worker", "w-1", "--worker", "w_1"), "the same variable"),
     ],

@@ -228,9 +228,9 @@ def _context(site: Site, identity: Identity, folder: Path) -> dict[str, str]:
 
 def _server(text: str) -> Server:
     """Return host and port of `host` or `host:port`. An address of IPv6 stands in brackets. Raises ValueError."""
-    from moorage.bus.site import PORT_DEFAULT, ROUTES_BEHIND, Server
+    from moorage.bus.site import MONITOR_BEHIND, PORT_DEFAULT, Server
 
-    port_max = 65535 - ROUTES_BEHIND
+    port_max = 65535 - MONITOR_BEHIND
     found = _SERVER.fullmatch(text)
     port = int(found["port"] or PORT_DEFAULT) if found else 0
     if found is None or not 0 < port <= port_max or not _is_address(found["six"]):

@@ -1,0 +1,118 @@
+"""The page's own commands, on five played machines: keys, units, each server killed in turn, a backup, a restore.
+
+`played_machine.py` is what the commands meet in place of machines: real servers, schedulers and a worker by the units.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from moorage.bus.embedded import find_binary
+from moorage.bus.site import MONITOR_BEHIND
+from moorage.worker.supervisor.client import Supervised, SupervisorError
+from tests.sites import free_servers
+from tests.unit.docs.markdown import DOCS, page
+
+pytestmark = pytest.mark.slow
+
+PAGE: Final = DOCS / "how-to" / "run-a-production-cluster.md"
+PLAYED: Final = Path(__file__).with_name("played_machine.py")
+WALK_S: Final = 600.0
+SERVERS: Final = ("h1", "h2", "h3")
+WORKERS: Final = ("n01", "n02")
+
+
+@contextlib.asynccontextmanager
+async def played() -> AsyncIterator[Path]:
+    """A folder with machines, short enough for sockets in it; nothing runs in them at the end."""
+    with tempfile.TemporaryDirectory(prefix="cluster-") as name:
+        async with _in_folder(Path(name)) as machines:
+            yield machines
+
+
+@contextlib.asynccontextmanager
+async def _in_folder(folder: Path) -> AsyncIterator[Path]:
+    ports = free_servers(len(SERVERS) + 2)
+    found = {name: {"8222": each.port + MONITOR_BEHIND} for name, each in zip(SERVERS, ports, strict=False)}
+    found[""] = {"9470": ports[-2].port, "9480": ports[-1].port}
+    (folder / "ports.json").write_text(json.dumps(found))
+    for name in (*SERVERS, *WORKERS, "mine"):
+        for below in ("etc/moorage", "var/lib/moorage"):
+            (folder / name / below).mkdir(parents=True)
+    for below in ("pids", "bin"):
+        (folder / below).mkdir()
+    for name in ("ssh", "systemctl", "chown", "curl"):
+        command = folder / "bin" / name
+        command.write_text(f'#!/bin/sh\nexec {sys.executable} -S {PLAYED} {name} "$@"\n')
+        command.chmod(0o755)
+    (folder / "bin/nats-server").symlink_to(find_binary())
+    try:
+        yield folder
+    finally:
+        for file in sorted((folder / "pids").iterdir(), reverse=True):  # workers, then what they ask
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(int(file.read_text()), signal.SIGKILL)
+        for name in WORKERS:
+            with contextlib.suppress(SupervisorError, OSError):
+                state = folder / name / "var/lib/moorage/supervisor"
+                await (await Supervised.connect(state, spawn_if_absent=False)).shutdown(0.0)
+
+
+def typed(machines: Path, body: str) -> str:
+    """The page's commands for these machines."""
+    body = body.replace("cd /etc/moorage", f"cd {machines}/mine/etc/moorage")
+    for here in ("--out /etc/moorage", "XDG_CONFIG_HOME=/etc/moorage", "--store /var/lib/moorage"):
+        body = body.replace(here, here.replace("/etc", f"{machines}/mine/etc").replace("/var", f"{machines}/mine/var"))
+    ports = json.loads((machines / "ports.json").read_text())
+    for name in SERVERS:
+        body = body.replace(f"--server {name}", f"--server 127.0.0.1:{ports[name]['8222'] - MONITOR_BEHIND}")
+    body = body.replace('run_as = "jobs"', 'simulate = "1x1xT4"').replace("-- nvidia-smi", "-- true")
+    return body.replace("24222", str(free_servers(1)[0].port))
+
+
+async def run(machines: Path, script: str) -> str:
+    """What the commands print; the first that fails ends them."""
+    env = {key: value for key, value in os.environ.items() if not key.startswith(("MOORAGE_", "NATS_"))}
+    env |= {
+        "PATH": f"{machines}/bin:{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "PLAYED": str(machines),
+        "TMPDIR": str(machines),
+        "HOME": str(machines),
+    }
+    said = machines / "said"
+    with said.open("wb") as out:
+        shell = await asyncio.create_subprocess_exec(
+            "bash", "-e", "-o", "pipefail", "-c", script, env=env, stdin=asyncio.subprocess.DEVNULL, stdout=out,
+            stderr=out,
+        )  # fmt: skip
+    try:
+        code = await asyncio.wait_for(shell.wait(), WALK_S)
+    except BaseException:
+        shell.kill()
+        print(said.read_text())
+        raise
+    assert code == 0, said.read_text() + "".join(log.read_text()[-1500:] for log in sorted(machines.glob("*.log")))
+    return said.read_text()
+
+
+async def test_three_servers_are_set_up_killed_in_turn_backed_up_and_restored_elsewhere() -> None:
+    blocks = [block.body for block in page(PAGE).blocks if "test_production_cluster" in block.not_run]
+    assert len(blocks) == 6
+    async with played() as machines:
+        said = await run(machines, "\n".join([*(typed(machines, body) for body in blocks), "wait || true"]))
+    assert "all 3 copies of the ledger are up to date" in said, said
+    assert said.count("SUCCEEDED  on n0") == 1 + len(SERVERS), said
+    assert said.count('{"status":"ok"}') == len(SERVERS), said
+    restored = said.rpartition("restored with")[2]
+    assert restored.count("\tSUCCEEDED\t") == 1 + len(SERVERS), said
