@@ -46,7 +46,7 @@ from moorage.schemas.errors import Problem, Refused, problem, refuse
 from moorage.schemas.settings import DEFAULT, Found, declared, read_file, told, unknown_variables
 from moorage.schemas.settings_file import find_file
 from moorage.schemas.subjects import Subjects
-from moorage.system.logged import begin_log
+from moorage.system.logged import begin_log, log_problem
 from moorage.system.loops import loop_factory
 from moorage.system.notify import managed
 
@@ -94,6 +94,7 @@ async def serve(settings: SchedulerSettings, target: str | None, *, says_replica
         "--history-keep": settings.history_keep,
         "--history-bytes": settings.history_bytes,
         "--log-level": settings.log_level,
+        "--log-format": settings.log_format,
     }
     follows = command_of("follower.process", settings, target, *map(str, chain.from_iterable(numbers.items())))
     if target:
@@ -105,7 +106,7 @@ async def serve(settings: SchedulerSettings, target: str | None, *, says_replica
         subjects=Subjects(prefix),
         replicas=replicas,
         name=settings.name,
-        snapshot_command=command_of("ledger.snapshots", settings, target),
+        snapshot_command=command_of("ledger.snapshots", settings, target, "--log-format", settings.log_format),
         follower_command=follows,
         snapshot_records=settings.snapshot_records,
         own_process=True,
@@ -177,6 +178,8 @@ def command_of(module: str, settings: SchedulerSettings, target: str | None, *mo
 
 def print_problem(told: Problem) -> None:
     """Print to stderr why the scheduler ended."""
+    if log_problem(told):
+        return
     print(f"error[{told.code}]: {told.message}", file=sys.stderr)
     if told.next:
         print(f"fix: {told.next}", file=sys.stderr)

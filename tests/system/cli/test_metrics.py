@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import signal
 import socket
 import urllib.request
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Final, cast
 
 import pytest
@@ -15,7 +17,7 @@ from msgspec import convert, structs
 from prometheus_client.parser import text_string_to_metric_families
 
 from moorage.bus.embedded import EmbeddedServer
-from moorage.bus.errors import PermissionRefused
+from moorage.bus.errors import BUS_CODES, PermissionRefused
 from moorage.cli.fleet import metrics
 from moorage.client import AsyncClient
 from moorage.client.errors import NoScheduler, client_problem
@@ -29,13 +31,14 @@ from moorage.schemas.answers.fleet import (
 )
 from moorage.schemas.answers.operators import UsageRow
 from moorage.schemas.cells import STATES
-from moorage.schemas.errors import MoorageError, problem
+from moorage.schemas.errors import CODES, MoorageError, Problem, problem
 from moorage.schemas.frames import Answer
 from moorage.schemas.operate import Limit, TenantRow
-from tests.system.cli.node import Lines, Node, node_on, start
+from tests.system.cli.node import Lines, Node, moorage, node_on, start
 from tests.system.services.members import FUNCTIONS
 from tests.waiting import until
 
+FAULTS: Final = {code: fault for code, (fault, _) in {**CODES, **BUS_CODES}.items()}
 ALERTS = Path(__file__).parents[3] / "deploy" / "prometheus" / "alerts.yml"
 Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
@@ -250,6 +253,47 @@ async def test_a_service_that_starts_before_any_leader_says_that_none_is_up(fres
     assert total(await scrape(address), "moorage_up") == 0
     serving.terminate()
     await serving.communicate()
+
+
+@pytest.mark.parametrize("code", ["overloaded", "disconnected", "permission-refused"])
+async def test_it_serves_while_the_leader_or_its_server_cannot_answer_but_not_with_a_key_that_may_not_ask(
+    monkeypatch: pytest.MonkeyPatch, code: str
+) -> None:
+    async def fails(_: object) -> metrics.Told:
+        raise MoorageError(Problem(code, "x", FAULTS[code]))
+
+    monkeypatch.setattr(metrics, "_ask", fails)
+    began: list[object] = []
+
+    def start_http_server(*at: object) -> None:
+        began.append(at)
+        raise OSError("the test ends here")
+
+    with pytest.raises(MoorageError) as ended:
+        await metrics._serve(cast(AsyncClient, None), SimpleNamespace(start_http_server=start_http_server), "h", 1)
+    assert (bool(began), ended.value.code == code) == ((False, True) if code == "permission-refused" else (True, False))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("verb", "code"),
+    [
+        (("metrics", "--listen", "0"), "cannot-connect"),
+        (("page", "--listen", "0"), "cannot-connect"),
+        (("scheduler", "--tflops-file", "/nonexistent/t.toml"), "bad-settings"),
+        (("worker", "--id", "n1", "--simulate", "1x1xT4", "--state", "/dev/null/n1"), "failed-precondition"),
+    ],
+    ids=lambda given: given[0] if isinstance(given, tuple) else "",
+)
+async def test_the_last_words_of_a_service_are_an_entry_too_with_a_log_of_json(
+    verb: tuple[str, ...], code: str
+) -> None:
+    ran = await moorage(*verb, "--log-format", "json", env={"NATS_URL": "nats://127.0.0.1:1"})
+    assert ran.code != 0
+    entries = [json.loads(line) for line in ran.err.splitlines()]
+    assert (entries[-1]["level"], code in entries[-1]["message"], "fix: " in entries[-1]["message"]) == (
+        "ERROR", True, True,
+    ), ran.err  # fmt: skip
 
 
 async def test_where_nobody_may_listen_is_told_with_what_to_do(node: Node) -> None:

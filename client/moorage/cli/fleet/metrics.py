@@ -20,8 +20,7 @@ import msgspec
 from moorage.cli.framework.arguments import Parameter
 from moorage.cli.framework.console import say
 from moorage.cli.framework.listening import address, cannot_listen, host_and_port
-from moorage.cli.framework.options import DEFAULTS, Options, guarded, with_client
-from moorage.client.errors import NoScheduler
+from moorage.cli.framework.options import DEFAULTS, FormatOfLog, Options, guarded, with_client
 from moorage.schemas.answers.fleet import AppendFigures, FleetAnswer, WorkerInfo
 from moorage.schemas.answers.letters import LettersAnswer
 from moorage.schemas.answers.operators import ServiceCalls, TenantsAnswer, UsageAnswer, UsageRow, Waits
@@ -30,6 +29,7 @@ from moorage.schemas.errors import MoorageError
 from moorage.schemas.optional import optional
 from moorage.schemas.release import RELEASE
 from moorage.schemas.service import BATCH_SIZES, CALL_MS
+from moorage.system.logged import begin_log
 from moorage.system.notify import managed
 
 if TYPE_CHECKING:
@@ -64,6 +64,7 @@ def metrics(
             help="Serve them at /metrics on this port until Ctrl-C; on 127.0.0.1 by default.", value="[ADDRESS:]PORT"
         ),
     ] = None,
+    log_format: FormatOfLog = "text",
     options: Options = DEFAULTS,
 ) -> int:
     """Print what a monitor watches, in Prometheus's text format; or with --listen, serve it at an address to be
@@ -84,6 +85,9 @@ def metrics(
                 sys.stdout.write(library.generate_latest(_Fixed(told)).decode())
             else:
                 await _serve(client, library, *where)
+
+        if where is not None:
+            begin_log("INFO", log_format)
 
         return with_client(options, work)
 
@@ -408,7 +412,9 @@ async def _serve(client: AsyncClient, library: Any, host: str, port: int) -> Non
     that address."""
     try:
         await _ask(client)
-    except NoScheduler as error:
+    except MoorageError as error:
+        if error.problem.fault == "caller":  # a key without this right has it no later either
+            raise
         say(f"no leader answers yet: {error}")
     try:
         server, thread = library.start_http_server(port, host, _Scraped(client))

@@ -148,7 +148,18 @@ def error_line(error: MoorageError) -> str:
 
 
 def tell_error(problem: Problem, fixes: tuple[str, ...] = ()) -> None:
+    import msgspec
+
     from moorage.cli.framework.wrapping import folded
+    from moorage.system.logged import log_problem
+
+    if not fixes and not problem.next:
+        from moorage.cli.framework.codes import FIXES
+
+        fixes = (FIXES[problem.code],) if problem.code in FIXES else ()
+    fixes = tuple(filter(None, dict.fromkeys(fixes or (problem.next,))))[:FIXES_MAX]
+    if log_problem(msgspec.structs.replace(problem, next="; ".join(fixes))):
+        return
 
     def write(text: str) -> None:
         report(folded(text, sys.stderr))
@@ -166,11 +177,7 @@ def tell_error(problem: Problem, fixes: tuple[str, ...] = ()) -> None:
         write("  " + ", ".join(evidence))
     if problem.retry_after_s is not None:
         report(f"  again in {problem.retry_after_s:g} s")
-    if not fixes and not problem.next:
-        from moorage.cli.framework.codes import FIXES
-
-        fixes = (FIXES[problem.code],) if problem.code in FIXES else ()
-    for fix in [*filter(None, dict.fromkeys(fixes or (problem.next,)))][:FIXES_MAX]:
+    for fix in fixes:
         line = f"{paint('fix:', 'cyan', sys.stderr)} {in_one_line(fix)}"
         report(line) if fix.startswith("moorage ") else write(line)  # a command is pasted as one line
     report(paint(f"more: moorage errors {problem.code}", "dim", sys.stderr))

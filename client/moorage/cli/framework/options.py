@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, Self
 
 from moorage.cli.framework import console
 from moorage.cli.framework.arguments import Parameter
@@ -30,6 +30,9 @@ Format = Annotated[
 ]
 Quiet = Annotated[
     bool, Parameter(help="Only answers, output and errors: no progress, hints or warnings.", names=("-q", "--quiet"))
+]
+FormatOfLog = Annotated[
+    Literal["text", "json"], Parameter(help="What is written to stderr: text, or a JSON object a line.")
 ]
 Color = Annotated[Colour | None, Parameter(help="NO_COLOR and CLICOLOR_FORCE are honoured. By default auto.")]
 

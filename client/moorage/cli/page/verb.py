@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ipaddress
+import logging
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -14,9 +15,10 @@ from moorage.cli.framework.arguments import Parameter
 from moorage.cli.framework.console import say
 from moorage.cli.framework.interrupts import ENDING
 from moorage.cli.framework.listening import address, cannot_listen, host_and_port, no_address
-from moorage.cli.framework.options import DEFAULTS, Options, client_of, guarded, with_client
+from moorage.cli.framework.options import DEFAULTS, FormatOfLog, Options, client_of, guarded, with_client
 from moorage.client.errors import rejected
 from moorage.schemas.errors import MoorageError, problem
+from moorage.system.logged import begin_log
 
 if TYPE_CHECKING:
     from moorage.cli.page.doors import Doors
@@ -51,6 +53,7 @@ def page(
     secret_file: Annotated[
         Path | None, Parameter(help="Keep the link's secret here, so that the link holds after a restart.")
     ] = None,
+    log_format: FormatOfLog = "text",
     options: Options = DEFAULTS,
 ) -> int:
     """Serve the fleet as a page for browsers, which need neither a key nor NATS, until Ctrl-C.
@@ -69,6 +72,9 @@ def page(
         outputs = dict(map(_of_tenant, output_of or ()))
         for package in ("starlette", "uvicorn", "jinja2"):
             optional(package, "'moorage[page]'")
+
+        begin_log("INFO", log_format)
+        logging.getLogger("uvicorn").setLevel("WARNING")
 
         async def work(client: AsyncClient) -> None:
             from moorage.cli.page.doors import Doors
@@ -108,7 +114,7 @@ async def _serve(
         try:
             await source.feed.first()
         except MoorageError as error:
-            if error.code not in ("no-scheduler", "unreachable"):
+            if error.problem.fault == "caller":
                 raise
             say(f"no leader answers yet: {error}")
         shown = f"{address(*listener.getsockname()[:2])}/"

@@ -22,6 +22,7 @@ from moorage.scheduler.core.ledger.state import State
 from moorage.scheduler.ledger.ledger import Ledger, LedgerBroken, LedgerGap
 from moorage.scheduler.pacing.gate import Gate
 from moorage.schemas.subjects import PREFIX_DEFAULT, Subjects
+from moorage.system.logged import begin_log
 
 log = logging.getLogger("moorage.snapshots")
 
@@ -140,7 +141,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--prefix", default=PREFIX_DEFAULT)
     parser.add_argument("--replicas", type=int, default=1)
+    parser.add_argument("--log-format", default="text")
     arguments = parser.parse_args()
+    begin_log("WARNING", arguments.log_format)
     os.nice(10)
     try:
         target = ledger_url() or os.environ.get(NATS_VARIABLE)
