@@ -153,17 +153,18 @@ def run(served: Served, batch: Batch, write: Callable[[bytes], None]) -> None:
     """Answer a batch with a plain function or generator."""
     try:
         if data := batch.data():
-            value = served(data, batch.contexts)
-            if isinstance(value, Iterator):
-                for each in value:
-                    batch.part(each)
-                    write(batch.frames())
-                    if batch.is_over:
-                        value = None  # closes the generator
-                        break
-                batch.end_parts()
-            else:
-                batch.answer(value)
+            with served.span(*batch.contexts):
+                value = served(data, batch.contexts)
+                if isinstance(value, Iterator):
+                    for each in value:
+                        batch.part(each)
+                        write(batch.frames())
+                        if batch.is_over:
+                            value = None  # closes the generator
+                            break
+                    batch.end_parts()
+                else:
+                    batch.answer(value)
     except BaseException as error:  # also sys.exit, as of a call by itself
         batch.fail(error)
     write(batch.frames())
@@ -173,19 +174,20 @@ async def run_async(served: Served, batch: Batch, writer: Writer) -> None:
     """Answer a batch with a coroutine function, or an asynchronous generator."""
     try:
         if data := await asyncio.to_thread(batch.data) if batch.has_files else batch.data():
-            value = served(data, batch.contexts)
-            if isinstance(value, AsyncIterator):
-                async for each in value:
-                    batch.part(each)
-                    writer.write(batch.frames())
-                    await writer.drain()
-                    if batch.is_over:
-                        if isinstance(value, AsyncGenerator):
-                            await value.aclose()
-                        break
-                batch.end_parts()
-            else:
-                batch.answer(await value)
+            with served.span(*batch.contexts):
+                value = served(data, batch.contexts)
+                if isinstance(value, AsyncIterator):
+                    async for each in value:
+                        batch.part(each)
+                        writer.write(batch.frames())
+                        await writer.drain()
+                        if batch.is_over:
+                            if isinstance(value, AsyncGenerator):
+                                await value.aclose()
+                            break
+                    batch.end_parts()
+                else:
+                    batch.answer(await value)
     except asyncio.CancelledError:
         raise  # the task's end says so, also if it never began
     except BaseException as error:

@@ -18,6 +18,7 @@ import threading
 import traceback
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Protocol
@@ -36,8 +37,15 @@ from moorage.schemas.handler import Result, decode_result, encode_result
 from moorage.schemas.served import Answer, CallError, checked_headers
 from moorage.schemas.service import CONCURRENCY_VARIABLE, CONTENT_TYPE, FD_VARIABLE
 from moorage.system.loops import loop_factory
+from moorage.system.spans import served_span
 
 _MESSAGE_CHARS_MAX: Final = 2000
+#: attributes of spans, for a member that is an attempt of a job
+_ATTRIBUTES: Final = {
+    f"moorage.{name.lower()}": value
+    for name in ("TENANT", "JOB", "REPLICA")
+    if (value := os.environ.get(f"MOORAGE_{name}"))
+}
 
 
 class Context:
@@ -82,11 +90,16 @@ class Served:
                 raise CannotServe(f"the class {target} has no method call")
         if not callable(found):
             raise CannotServe(f"{target} is a {type(found).__name__}: name a function, or a class with a method call")
+        self._target = target
         self._function: Callable[..., Any] = found
         self.is_async = inspect.iscoroutinefunction(found) or inspect.isasyncgenfunction(found)
         self._takes_context = _positional(found) > 1
         #: whether it can hear that its caller waits no longer, while it runs
         self.hears_cancel = self._takes_context or inspect.isgeneratorfunction(found)
+
+    def span(self, *contexts: Context) -> AbstractContextManager[None]:
+        """Return a span around the function's work for these calls, where their spans are exported."""
+        return served_span(self._target, [context.headers for context in contexts], _ATTRIBUTES)
 
     def __call__(self, data: Any, context: Context | Sequence[Context]) -> Any:
         return self._function(data, context) if self._takes_context else self._function(data)
@@ -197,16 +210,17 @@ class FrameWriter:
 def run(served: Served, call: ToProgram, body: bytes, context: Context, write: Callable[[bytes], None]) -> None:
     """Answer one call with a plain function or generator."""
     try:
-        value = served(data_of(call, body), context)
-        if isinstance(value, Iterator):
-            for each in value:
-                if context.cancelled:
-                    value = None
-                    break
-                write(answer_frame(each, part=call.call))
-            told = frame(FromProgram(answer=call.call, in_parts=True))
-        else:
-            told = answer_frame(value, answer=call.call)
+        with served.span(context):
+            value = served(data_of(call, body), context)
+            if isinstance(value, Iterator):
+                for each in value:
+                    if context.cancelled:
+                        value = None
+                        break
+                    write(answer_frame(each, part=call.call))
+                told = frame(FromProgram(answer=call.call, in_parts=True))
+            else:
+                told = answer_frame(value, answer=call.call)
     except BaseException as error:  # also sys.exit: in a thread it would end nothing but this call, and unheard
         told = _failed(call, error)
     write(told)
@@ -289,14 +303,15 @@ def _over(
 async def run_async(served: Served, call: ToProgram, body: bytes, context: Context, writer: Writer) -> None:
     try:
         data = await asyncio.to_thread(data_of, call, body) if call.file else data_of(call, body)
-        value = served(data, context)
-        if isinstance(value, AsyncIterator):
-            async for each in value:
-                writer.write(answer_frame(each, part=call.call))
-                await writer.drain()
-            told = frame(FromProgram(answer=call.call, in_parts=True))
-        else:
-            told = answer_frame(await value, answer=call.call)
+        with served.span(context):
+            value = served(data, context)
+            if isinstance(value, AsyncIterator):
+                async for each in value:
+                    writer.write(answer_frame(each, part=call.call))
+                    await writer.drain()
+                told = frame(FromProgram(answer=call.call, in_parts=True))
+            else:
+                told = answer_frame(await value, answer=call.call)
     except asyncio.CancelledError:
         raise  # `_over` tells it
     except BaseException as error:

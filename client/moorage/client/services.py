@@ -61,6 +61,7 @@ from moorage.schemas.service import (
     CallErrorBody,
 )
 from moorage.schemas.unreadable import UNREADABLE
+from moorage.system.spans import caller_span
 
 if TYPE_CHECKING:
     from moorage.client.connected import Connected
@@ -229,6 +230,7 @@ class Service:
         self._client = client
         self._calls = calls
         self._subject = client.subjects.call(client.tenant, name)
+        self._attributes = {"moorage.tenant": client.tenant, "moorage.service": name}
 
     def __repr__(self) -> str:
         return f"<Service {self.name} of {self._client.tenant}>"
@@ -361,17 +363,18 @@ class Service:
 
         token, answer = answers.open(self._subject, timeout_s, is_last_of_all, is_kept=not streams, in_all=not streams)
         reply, call = answers.reply_subject(token), _UnderWay(answer, sending)
-        try:
-            sending.is_announced = await self._send(payload, kind, reply, timeout_s)
-            yield call
-        except BusError as error:
-            call.is_over = not isinstance(error, RequestTimeout)
-            raise self._error(error, timeout_s) from None
-        finally:
-            sending.stop()
-            answers.abandon(token)
-            if not call.is_over:
-                self._calls.cancel(self._subject, reply)
+        with caller_span(f"call {self.name}", self._attributes) as headers:
+            try:
+                sending.is_announced = await self._send(payload, kind, reply, timeout_s, headers)
+                yield call
+            except BusError as error:
+                call.is_over = not isinstance(error, RequestTimeout)
+                raise self._error(error, timeout_s) from None
+            finally:
+                sending.stop()
+                answers.abandon(token)
+                if not call.is_over:
+                    self._calls.cancel(self._subject, reply)
 
     async def _once(self, payload: bytes, kind: str, ends_s: float) -> Answer:
         """Send the call, and return the answer. Raises CallRefused, CallFailed, TimedOut, Unreachable."""
@@ -388,9 +391,9 @@ class Service:
             value, values = call.value(last), [call.value(part) for part in parts]
         return Answer(values if _all_there(last, len(parts)) else value, last.headers or {})
 
-    async def _send(self, payload: bytes, kind: str, reply: str, timeout_s: float) -> bool:
+    async def _send(self, payload: bytes, kind: str, reply: str, timeout_s: float, headers: dict[str, str]) -> bool:
         """Send the call, and return whether its data are still to come, in parts."""
-        headers = {WAIT_MS: str(max(1, round(timeout_s * 1000)))}
+        headers = headers | {WAIT_MS: str(max(1, round(timeout_s * 1000)))}
         if kind:
             headers[CONTENT_TYPE] = kind
         if self.priority is not None:

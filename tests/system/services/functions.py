@@ -177,3 +177,24 @@ def noted(data: bytes) -> bytes:
     os.close(number)
     time.sleep((int(data) % 30) / 1000)
     return data[::-1]
+
+
+class Traced:
+    """Answers with the trace and the parent of the span in which it runs, as hexadecimal numbers."""
+
+    def load(self) -> None:
+        from opentelemetry import trace
+        from opentelemetry.sdk.trace import TracerProvider
+
+        trace.set_tracer_provider(TracerProvider())
+
+    def call(self, data: Any) -> list[str]:
+        from opentelemetry import trace
+        from opentelemetry.sdk.trace import Span
+
+        span = trace.get_current_span()
+        assert isinstance(span, Span)
+        if data == "fail":
+            raise ValueError("as asked")
+        parent = f"{span.parent.span_id:016x}" if span.parent else ""
+        return [span.name, f"{span.context.trace_id:032x}", parent]
