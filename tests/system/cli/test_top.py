@@ -10,7 +10,7 @@ from rich.cells import cell_len
 
 from moorage.cli.page import draw as page
 from moorage.cli.top.draw import AT_FIRST, JOBS, WAITS, Line, Wishes, as_text, draw, panes_at_first, shared_out
-from moorage.schemas.frames import ServiceLately
+from moorage.schemas.frames import FailedLately, ServiceLately
 from tests.system.cli.node import Node, moorage
 from tests.system.cli.top_view import a_view
 from tests.waiting import until
@@ -65,7 +65,7 @@ def test_eighty_by_twenty_four_answers_the_four_questions_without_a_key() -> Non
     assert "n00 _▄█2··!#" in text
 
 
-def test_a_line_has_the_calls_of_the_last_minute_of_as_many_services_as_have_room() -> None:
+def test_a_line_has_what_failed_lately_and_one_the_calls_of_as_many_services_as_have_room() -> None:
     rows = [ServiceLately("acme", f"s{at}", 2, 8, 1, 0, 740, 0, 5, 20) for at in range(5)]
     failing = structs.replace(rows[0], service="embed", errors=3)
     view = structs.replace(a_view(), services=[failing, *rows])
@@ -74,6 +74,13 @@ def test_a_line_has_the_calls_of_the_last_minute_of_as_many_services_as_have_roo
     (line,) = [line for line in texts(draw(view, 160, 24, Wishes()).lines) if line.startswith("calls/min")]
     assert line.endswith("acme/s2 740 of 2 members  +2 more")
     assert len(line) <= 160
+    failed = [FailedLately("vision", 3, "train-42", "TIMED_OUT", 240_000), FailedLately("nlp", 1, "a", "FAILED", 5_000)]
+    ill = structs.replace(view, failed=failed)
+    lines = texts(draw(ill, 80, 24, Wishes()).lines)
+    assert "failed  vision 3, train-42 TIMED_OUT 4m ago  nlp 1, a FAILED 5s ago" in lines
+    assert len(lines) == 24
+    (html,) = [part.html for part in page.fleet(ill) if part.id == "failed"]
+    assert '<a href="/job/vision/train-42"' in html
     (services,) = [part.html for part in page.fleet(view) if part.id == "services"]
     assert services.count("<tr>") == 1 + len(view.services)
     assert "acme/embed" in services

@@ -106,6 +106,7 @@ def fleet(view: View, wanted: str = "") -> list[Part]:
     workers = [worker for worker in view.workers if worker.state != "left" and matches(about(worker), wanted)]
     if waits := view.waiting[:WAITING_FIRST]:
         parts.append(part("fleet", "waits", words=_waits_words(view, view.waiting), rows=waits))
+    parts.append(part("fleet", "failed", rows=view.failed[:WAITING_FIRST], tenants=len(view.failed)))
     parts += [part("fleet", "numbers", view=view, fits=fit_words(view.fits)), *_map(view, workers)]
     parts.append(part("fleet", "services", rows=[_service(row) for row in view.services[:ROWS_MAX]]))
     return [*parts, part("fleet", "unused", view=view, rows=view.idle[:ROWS_MAX])]

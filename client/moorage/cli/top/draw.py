@@ -17,7 +17,7 @@ from moorage.cli.jobs.use import use_cell
 from moorage.client.durations import age
 from moorage.client.view.view import Fit, Idle, Trouble, View, Waiting, WorkerCells
 from moorage.schemas.cells import FOREIGN, FREE, LEASED, LOST, SICK
-from moorage.schemas.frames import DISK_FULL, ServiceLately
+from moorage.schemas.frames import DISK_FULL, FailedLately, ServiceLately
 from moorage.schemas.job import QUEUED
 from moorage.schemas.printable import in_one_line
 from moorage.schemas.units import many
@@ -176,7 +176,11 @@ def _head(view: View, columns: int, wishes: Wishes) -> list[Line]:
     shown += [f"{number} {name}" for name, number in counts.odd()]
     second: Line = [("  ".join(shown), "")]
     verdict = [] if WRONG in wishes.panes and view.troubles else _verdict(view)  # the part says it, line by line
-    lines = [first, second, *_fits(view.fits, columns), *_services(view.services, columns), *verdict]
+    failed = [f"{each.tenant} {failed_words(each)}" for each in view.failed]
+    calls = [f"{each.tenant}/{each.service} {service_words(each)}" for each in view.services]
+    ill = "yellow" if view.services and view.services[0].errors else ""
+    lately = [*_in_a_line("failed", failed, columns, "yellow"), *_in_a_line("calls/min", calls, columns, ill)]
+    lines = [first, second, *_fits(view.fits, columns), *lately, *verdict]
     return lines + [[(f"not shown: {what}", "dim")] for what in view.unseen[:2]]
 
 
@@ -220,12 +224,11 @@ def fit_words(fits: Sequence[Fit]) -> list[tuple[str, str]]:
     return [(word, f"{fit.free} of {fit.gpus} free") for word, fit in zip(most, fits, strict=True)]
 
 
-def _services(services: Sequence[ServiceLately], columns: int) -> list[Line]:
-    """Return a line with what became of the calls of the last minute, of as many services as have room in it."""
-    if not services:
+def _in_a_line(title: str, words: Sequence[str], columns: int, style: str) -> list[Line]:
+    """Return a line with as many of the words as have room in it, and how many more there are; no line without any."""
+    if not words:
         return []
-    words = [f"{each.tenant}/{each.service} {service_words(each)}" for each in services]
-    line = "calls/min"
+    line = title
     for at, word in enumerate(words):
         left = len(words) - at - 1
         more = f"{_GAP}+{left} more" if left else ""
@@ -233,8 +236,12 @@ def _services(services: Sequence[ServiceLately], columns: int) -> list[Line]:
             line += f"{_GAP}+{left + 1} more"
             break
         line += _GAP + word
-    style = "yellow" if services[0].errors else ""
-    return [[("calls/min", "bold"), (line[len("calls/min") :], style)]]
+    return [[(title, "bold"), (line[len(title) :], style)]]
+
+
+def failed_words(failed: FailedLately) -> str:
+    """Return how many jobs of a tenant failed in the last hour, and the last one: `3, train-42 TIMED_OUT 4m ago`."""
+    return f"{failed.jobs}, {_middle(failed.job, 20)} {failed.state} {age(failed.age_ms)} ago"
 
 
 def service_words(service: ServiceLately) -> str:

@@ -169,6 +169,7 @@ class Model:
             workers=workers,
             jobs=sorted(self._jobs or (), key=lambda row: (row["state"] != QUEUED, -row["age_ms"])),
             sparks={name: list(readings) for name, readings in self._sparks.items()},
+            failed=[] if self._detail is None else self._detail.failed,
             services=[] if self._detail is None else self._detail.services,
             unseen=list(self.unseen),
             sees_fleet=self.sees_fleet,

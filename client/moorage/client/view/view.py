@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from moorage.client.durations import age
-from moorage.schemas.frames import ServiceLately
+from moorage.schemas.frames import FailedLately, ServiceLately
 
 
 class Trouble(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -150,6 +150,8 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     jobs: list[dict[str, Any]]
     #: the use of a running job's GPUs in the last moments, the mean in percent, oldest first; by tenant and job
     sparks: dict[str, list[int]] = {}
+    #: tenants whose jobs failed within the last hour, the last one first
+    failed: list[FailedLately] = []
     #: services with members or calls in the last minute: those with errors first, then those with most calls
     services: list[ServiceLately] = []
     #: of a moment of the past: use and health are not known, and `ended` jobs by state in the hour before it

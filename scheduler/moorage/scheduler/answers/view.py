@@ -20,7 +20,7 @@ from moorage.scheduler.core.queue.queue import REPLICA_BITS, Group, entry
 from moorage.scheduler.core.schedule.plan import Reservation
 from moorage.scheduler.core.schedule.runtime import groups_of
 from moorage.schemas.answers.operators import ServiceCalls, WaitRow, Waits
-from moorage.schemas.frames import ServiceLately, Stalled
+from moorage.schemas.frames import FailedLately, ServiceLately, Stalled
 
 #: with more entries than the first number, jobs that ended while queued may be counted too, which is cheaper; with more
 #: than the second, entries are counted, not jobs
@@ -105,6 +105,11 @@ class View:
     def outcomes(self) -> dict[str, dict[str, int]]:
         """How many jobs ended in this term, by tenant and final state."""
         return self._engine.outcomes.as_data()
+
+    @property
+    def failed_lately(self) -> list[FailedLately]:
+        """The tenants whose jobs failed within the last hour, as far as this leader saw it."""
+        return self._engine.outcomes.failed_lately(self._state.time_ms)
 
     @property
     def calls(self) -> list[ServiceCalls]:

@@ -711,7 +711,7 @@ class Engine:
             if (job := state.jobs.get(num)) is not None:
                 self._indexing.reshape(job)
                 self.sessions.health.avoids(job)
-        self.outcomes.add(folded.ended)
+        self.outcomes.add(folded.ended, state.time_ms)
         for job in folded.ended[:LEARNED_MAX]:
             self.durations.learn(job, self.reader.shape_of(job), self.reader.workload_of(job))
         wanted = WantedFrames(state, self.subjects)

@@ -80,6 +80,7 @@ class FleetDetails:
                 jobs=jobs[:LISTED_MAX],
                 jobs_of=len(jobs),
                 ended=view.outcomes,
+                failed=view.failed_lately[:LISTED_MAX],
                 services=view.calls_lately,
             )
         )

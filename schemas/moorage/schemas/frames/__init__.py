@@ -56,7 +56,15 @@ from moorage.schemas.frames.lease_session import (
     used_detail,
     used_of,
 )
-from moorage.schemas.frames.listing import LISTED_MAX, AgainAnswer, AgainAsked, FleetDetail, LsAsked, ServiceLately
+from moorage.schemas.frames.listing import (
+    LISTED_MAX,
+    AgainAnswer,
+    AgainAsked,
+    FailedLately,
+    FleetDetail,
+    LsAsked,
+    ServiceLately,
+)
 from moorage.schemas.frames.output import (
     LOG_OFFSET_MAX,
     LOG_PAGE_BYTES_DEFAULT,
@@ -144,6 +152,7 @@ __all__ = [
     "FactAck",
     "FactFrame",
     "FactKind",
+    "FailedLately",
     "Finding",
     "FleetDetail",
     "FleetEvent",

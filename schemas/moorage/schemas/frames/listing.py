@@ -124,6 +124,16 @@ class ServiceLately(msgspec.Struct, frozen=True):
     ran_ms: int | None  # nine of ten calls ran no longer; 0 and None as above
 
 
+class FailedLately(msgspec.Struct, frozen=True):
+    """The jobs of a tenant that failed, timed out or expired within the last hour, as far as this leader saw it."""
+
+    tenant: str
+    jobs: int  # how many, at most 5,000 of all tenants
+    job: str  # the last one
+    state: str  # its final state
+    age_ms: int  # how long ago it ended
+
+
 class FleetDetail(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind", tag="fleet-detail"):
     """What operators see beyond the public frame: one frame every 2 s, on a subject that they alone may read.
 
@@ -144,6 +154,8 @@ class FleetDetail(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="ki
     jobs_of: int = 0
     #: jobs that ended in this leader's term, by tenant and state
     ended: dict[str, dict[str, int]] = {}
+    #: tenants whose jobs failed within the last hour, the last one first, at most 1,000
+    failed: list[FailedLately] = []
     #: services with members or with calls in the last minute, at most 201: those with errors first, then those with
     #: most calls
     services: list[ServiceLately] = []
