@@ -1,8 +1,8 @@
 """Random sites with services: hosts are drained, members crash, leaders change, next versions and urgent jobs come.
 
 Every record is checked as in all worlds. Besides: a member that moves ends once its replacement serves. In calm worlds,
-where nothing but drains without a deadline and new leaders happen, never fewer members serve than before. In the end no
-member moves, and each job has as many replicas as its request says.
+where nothing but drains without a deadline and new leaders happen, never fewer members serve than before. Whoever comes
+first leaves a service its `min`. In the end no member moves, and each job has as many replicas as its request says.
 """
 
 from __future__ import annotations
@@ -12,13 +12,18 @@ import re
 from typing import Any, Final
 
 from moorage.scheduler.core.config import Config
+from moorage.scheduler.core.events import Wake
+from moorage.scheduler.core.ledger.state import MAY_END, Job
+from moorage.schemas.service import MemberLoad
+from tests.unit.scheduler.honest_worker import HeldMember
 from tests.unit.scheduler.lifecycle.test_services_stay_up import READY, WARM_MS, Site
 
 SERVICES_FROM: Final = 700_000
 #: for how long a site settles in the end
 REST_S: Final = 150
 ACTS: Final = (
-    "drain", "drain", "open", "lead", "crash", "limit", "version", "cancel", "urgent", "urgent", "over", "wait", "wait"
+    "drain", "drain", "open", "lead", "crash", "limit", "version", "cancel", "urgent", "urgent", "over", "wake", "wake",
+    "wait", "wait",
 )  # fmt: skip
 MOVED: Final = re.compile(r"moved to replica (\d+): ")
 PREEMPTS: Final = Config(preempt_priority=80, preempt_after=10.0)
@@ -36,12 +41,12 @@ class Services(Site):
         super().__init__(1, None if self.calm else PREEMPTS)
         self.hosts = ["w0"]
         for number in range(1, dice.randint(2, 4)):
-            self.join_host(f"w{number}", dice.randint(1, 4))
+            self.join_host(f"w{number}", dice.randint(1, 3))
             self.hosts.append(f"w{number}")
         for number in range(dice.randint(1, 3)):
             most = dice.randint(1, 4)
-            replicas: Any = dice.choice([most, {"min": dice.randint(0, most), "max": most}])
-            fields: dict[str, Any] = {"gpu": dice.choice([{}, None]), "run": dice.choice([READY, READY, NO_CHECK])}
+            replicas: Any = dice.choice([most, {"min": dice.randint(0, most), "max": most + 2}])
+            fields: dict[str, Any] = {"gpu": dice.choice([{}, {}, None]), "run": dice.choice([READY, READY, NO_CHECK])}
             self.serve(f"s{number}", service={"name": f"of{number}"}, replicas=replicas, **fields)
             self.jobs.append(f"s{number}")
         for number in range(dice.randint(0, 4)):
@@ -68,6 +73,10 @@ class Services(Site):
     def is_fixed(self, job: str) -> bool:
         return self.engine.reader.request_of(self.job(job)).scale is None
 
+    def least(self, job: Job) -> int:
+        scale = self.engine.reader.request_of(job).scale
+        return 0 if scale is None else scale.min
+
     def act(self) -> None:
         """Do one thing."""
         dice, host = self.dice, self.dice.choice(self.hosts)
@@ -80,6 +89,9 @@ class Services(Site):
         elif what == "lead":
             self.lead()
             self.renew()
+        elif what == "wake":
+            for job in self.jobs:
+                self.engine.offer(Wake("t", job.replace("s", "of")))
         elif self.calm:
             return
         elif what == "crash":
@@ -91,7 +103,7 @@ class Services(Site):
         elif what == "cancel":
             self.cancel(dice.choice(self.jobs))
         elif what == "urgent":
-            self.submit(f"urgent{self.now}", gpu={"count": dice.randint(1, 2)}, priority=90)
+            self.submit(f"urgent{self.now}", gpu={"count": dice.choice([1, 2, 4])}, priority=90)
         elif what == "over":
             for job in [job.name for job in self.state.jobs.values() if job.name.startswith("urgent") and job.live]:
                 self.cancel(job)
@@ -113,14 +125,26 @@ class Services(Site):
                     ran_ms = self.now - self.since.setdefault(held.name, self.now)
                     if ran_ms >= WARM_MS and not held.place.job.startswith(("batch", "urgent")):
                         worker.look(held, ready=True)
+                        self.say(held)
             self.offer_facts()
             self.tick(self.dice.choice([1, 1_000]))  # with them the record may look at what moves, or not
             self.settle()
+
+    def say(self, held: HeldMember) -> None:
+        """A member says what it has to do, for minutes much, and for minutes nothing."""
+        place, calls = held.place, self.dice.choice([1, 2]) if self.now // 100_000 % 3 else 0
+        name = place.job, place.replica, place.fence, place.attempt
+        load = MemberLoad(f"m{place.fence}", 1, min(1, calls), calls // 2, 0, False, 0, 0, 0, 0, 0, 0, *name)
+        self.engine.offer_member_load("t", load, self.now)
 
     def tick(self, ms: int = 1, *, obey: bool = True) -> Any:
         out = super().tick(ms, obey=obey)
         for event in self.events[self.seen :]:
             for change in event["changes"]:
+                if (change.get("why") or "").endswith("and comes first") and change["state"] == "ENDING":
+                    job = self.job(event["job"])
+                    left = sum(row.state in MAY_END for row in job.rows.values())
+                    assert left >= self.least(job), f"{event['job']}: {change}"
                 moved = MOVED.search(change.get("why") or "")
                 if moved and change["state"] in ("CANCELLING", "ENDING") and self.job(event["job"]).live:
                     row = self.job(event["job"]).rows.get(int(moved[1]))

@@ -152,7 +152,9 @@ class Engine:
             Starts(state, self.fleet, config.start_failures_max),
         )  # fmt: skip
         self.estimates = Estimates(reader.request_of, reader.shape_of, reader.limit_ms_of, self.durations)
-        self.services = Services(state, self.lifecycle)
+        self.services = Services(
+            state, self.lifecycle, lambda draft, new, old: self.planner.preempting.replacing(draft, new, old)
+        )
         self.admission = Admission(state, self.fleet, self.lifecycle, config, self.services)
         self.room = WaitingRoom(state, lambda draft, job: self._indexing.enter(draft, job), self.lifecycle.cancel)
         self._frozen = Frozen(self.fleet, self.lifecycle)
@@ -172,7 +174,7 @@ class Engine:
         self.retention = Retention(state, reader.requests, config, self.room.telling)
         self._forgetting = Forgetting(state, int(config.history_keep * 1000))
         self.scaling = Scaling(
-            state, self.fleet, self.lifecycle, self.planner.order, reader.priority_of,
+            state, self.lifecycle, self.planner.order, reader.priority_of,
             lambda job, request, wanted: self._indexing.bound_to(job, request, wanted),
             config.scale_up_s, config.scale_down_s, self.call_totals.woken,
         )  # fmt: skip
@@ -206,7 +208,7 @@ class Engine:
         )
         return Preempting(
             policy, self.lifecycle, config.preempt_priority, config.reclaim, self._knows_fleet,
-            lambda draft, member: self.relocating.moves(draft, member),
+            lambda draft, member: self.relocating.moves(draft, member), lambda: self.scaling,
         )  # fmt: skip
 
     def _knows_fleet(self) -> bool:

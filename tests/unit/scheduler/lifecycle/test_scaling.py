@@ -355,6 +355,20 @@ def test_members_above_the_fewest_end_for_a_job_that_comes_first() -> None:
     assert drive.states("later") == ["QUEUED"]
 
 
+@pytest.mark.parametrize("urgent", [{}, {"sharing": "mps", "share": {"compute_percent": 50}}])
+def test_members_that_share_a_gpu_end_for_a_job_that_comes_first(urgent: dict[str, Any]) -> None:
+    share = {"sharing": "mps", "share": {"compute_percent": 50}}
+    drive, service = serving(1, replicas={"min": 0, "max": 2}, gpu=share)
+    woken(drive)
+    drive.settle()
+    assert service.serve(40, 2.0)[-1] == 2
+    drive.submit("urgent", priority=60, gpu=urgent)
+    assert service.serve(20, 2.0)[-1] == (1 if urgent else 0)
+    assert drive.states("urgent") == ["RUNNING"]
+    drive.submit("later", gpu={})
+    assert service.serve(20, 2.0)[-1] == (1 if urgent else 0), "it came later"
+
+
 def drive_changes(drive: Driving) -> list[dict[str, Any]]:
     return [change for event in drive.events for change in event.get("changes", [])]
 

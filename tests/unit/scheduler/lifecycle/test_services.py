@@ -361,6 +361,14 @@ def test_a_larger_one_gets_the_places_of_several_and_no_more(limit: int) -> None
     assert set(drive.states("a")) <= {"CANCELLING", "CANCELLED"}
 
 
+def test_a_member_that_shares_its_gpu_gives_way_too() -> None:
+    share = {"sharing": "mps", "share": {"compute_percent": 50}}
+    drive = served(1, replicas=2, gpu=share)
+    serve(drive, "b", instead_of="a", replicas=2, gpu=share)
+    drive.pass_time(8_000)
+    assert drive.states("a") == ["RUNNING", "ENDING"]
+
+
 def test_a_preemptible_one_ends_none_for_room_that_it_may_not_preempt() -> None:
     drive = served(2, replicas=2, preemptible=True)
     serve(drive, "b", instead_of="a", preemptible=True, gpu={"count": 2})

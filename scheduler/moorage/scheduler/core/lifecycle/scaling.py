@@ -8,26 +8,19 @@ heard the members before it takes one away.
 *Wanted* are as many as the calls (those that run and wait, as a mean, and what was refused) fill to 70 to 80 % of their
 places, and one more than there are while calls wait longer than the request says, or are refused. One step up each
 `scale_up_s`, once all members that are wanted answer calls: those that start will help. One step down each
-`scale_down_s`, once fewer would have done for so long. A member above `min` also ends, one each `scale_up_s`, while
-another job waits for what it has, and comes before this one in the queue: by priority, its tenant's turn, or arrival.
-It ends only if that, with the other members above `min` on its host that would end for that job too, makes room for it.
+`scale_down_s`, once fewer would have done for so long. Members above `min` may also end for a job that comes before
+this one in the queue, as preemptible jobs do for any other (`schedule.victims`). Such a member is still wanted, and
+waits for a place as others do.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
-from functools import reduce
-from heapq import nsmallest
-from itertools import islice
-from operator import or_
 from typing import Final, NamedTuple
 
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.events import Wake
-from moorage.scheduler.core.fleet.fleet import Fleet
-from moorage.scheduler.core.fleet.host import EXCLUSIVE, MEMBERS_MAX, Host
 from moorage.scheduler.core.fleet.shape import Shape
 from moorage.scheduler.core.ledger.acts import Scale
 from moorage.scheduler.core.ledger.records import Count
@@ -35,7 +28,7 @@ from moorage.scheduler.core.ledger.state import Job, Member, State
 from moorage.scheduler.core.lifecycle.max_running import wanted_of
 from moorage.scheduler.core.lifecycle.transitions import Lifecycle
 from moorage.scheduler.core.queue.order import QueueOrder
-from moorage.scheduler.core.queue.queue import VOID, Group, Key, entry
+from moorage.scheduler.core.queue.queue import Group, Key, entry
 from moorage.schemas.attempt import AttemptName
 from moorage.schemas.frames import Answer
 from moorage.schemas.job import Request
@@ -50,8 +43,6 @@ FILLED: Final = 0.7
 MEAN_MS: Final = 10_000
 #: a member that was not heard for so long does not answer calls
 SILENT_MS: Final = 25_000
-#: of the groups of the queue that found no place, so many are compared with each service: the first ones
-STUCK_MAX: Final = 16
 #: less than this is no call at a time
 _NO_CALLS: Final = 0.01
 
@@ -90,7 +81,7 @@ class _Heard:
 class _Service:
     """What is known of one job whose number of members follows its calls. Times are monotonic milliseconds."""
 
-    __slots__ = ("called_ms", "heard", "low_ms", "moved_ms", "pressed", "stuck_ms")
+    __slots__ = ("called_ms", "heard", "low_ms", "moved_ms", "pressed")
 
     def __init__(self) -> None:
         self.heard: dict[AttemptName, _Heard] = {}
@@ -98,23 +89,21 @@ class _Service:
         self.low_ms: int | None = None  # since when fewer members would do
         self.moved_ms = -1  # ledger ms of the last step that was written
         self.pressed = ""  # what went wrong since the last step: calls waited too long, or were refused
-        self.stuck_ms: int | None = None  # when another job last waited for what a member has
 
 
-class _Stuck(NamedTuple):
-    """A group of the queue that found no place; smaller ones come first."""
+class Yields(NamedTuple):
+    """A job with members above `min`: where it stands in the queue, its number, how many may end, and its shape."""
 
     key: Key
     item: int
-    group: Group
+    num: int
+    most: int
+    shape: Shape
 
-
-class _Room(NamedTuple):
-    """What a host has for other jobs once some members have left it."""
-
-    slots: int
-    cpu_milli: int
-    memory_mib: int
+    def to(self, key: Key, item: int, shape: Shape) -> bool:
+        """Return whether members end for an entry of the queue: it comes first, and none would preempt it again."""
+        again = shape.preemptible and not self.shape.preemptible
+        return (key, item) < self[:2] and not again and bool(self.shape.count or not shape.count)
 
 
 class Scaling:
@@ -127,7 +116,6 @@ class Scaling:
     def __init__(
         self,
         state: State,
-        fleet: Fleet,
         lifecycle: Lifecycle,
         order: QueueOrder,
         priority_of: Callable[[Job], int],
@@ -137,7 +125,6 @@ class Scaling:
         woken: Callable[[str, str, int], None],
     ) -> None:
         self._state = state
-        self._fleet = fleet
         self._lifecycle = lifecycle
         self._order = order
         self._priority_of = priority_of
@@ -146,13 +133,8 @@ class Scaling:
         self._down_ms = int(down_s * 1000)
         self._woken = woken
         self._services: dict[int, _Service] = {}  # by job number
-        # in this pass, by worker number: the members above `min`, and what hosts have once these have left
-        self._leaving: dict[int, set[Member]] = {}
-        self._rooms: dict[int, _Room] = {}
-        # and by first entry of a group that waits: once those have left that end for it
-        self._rooms_for: dict[tuple[int, int], _Room] = {}
-        #: where services stand in the queue, by job number
-        self._standings: dict[int, tuple[Key, int]] = {}
+        #: numbers of the jobs that had members above `min` when their calls were last looked at
+        self.above: set[int] = set()
         #: numbers of jobs that another one replaces: these get no more members, whose places the other one may need
         self.replaced: Collection[int] = ()
 
@@ -214,15 +196,14 @@ class Scaling:
         """
         if not self._services:
             return False
-        stuck, moved = self._stuck(), False
-        self._leaving, self._rooms_for, self._standings = {}, {}, {}
-        self._rooms = self._find_rooms(draft) if stuck else {}
+        moved = False
+        self.above.clear()
         for num, service in list(self._services.items()):
             job = self._state.jobs.get(num)
             if job is None or job.over:
                 del self._services[num]
             elif job.hold is None and not draft.full:
-                moved |= self._look(draft, job, service, stuck, mono_ms)
+                moved |= self._look(draft, job, service, mono_ms)
         return moved
 
     def begin_with(self, draft: Draft, job: Job, count: int, why: str) -> bool:
@@ -237,35 +218,31 @@ class Scaling:
         self._move(draft, job, request, service, count, why)
         return True
 
-    def helping(self, draft: Draft, job: Job, shape: Shape, most: int) -> list[Member]:
-        """Return the members of a job of which each makes room for another job of this shape by its end: alone, or with
-        others of the job on its host that end after it, `most` in all."""
-        hosts, found, members = self._fleet.hosts, list[Member](), list(self._members(draft, job))
-        for member in members:
-            host = hosts.get(member.worker.num)
-            if host is None or not host.usable:
-                continue
-            others = (each for each in members if each.worker is member.worker and each is not member)
-            leaving = [member, *islice(others, most - 1)]
-            if self._helps(shape, member, self._room(draft, host, leaving, shape)):
-                found.append(member)
-        return found
-
     def count(self, draft: Draft, job: Job) -> int:
         """Return how many members a job has on workers that were not asked to end."""
         return sum(1 for _ in self._members(draft, job))
 
-    def give_way(self, draft: Draft, job: Job, why: str, helping: list[Member]) -> None:
-        """End one of the members that help the job that replaces this one; it waits until `come_back`."""
+    def give_way(self, draft: Draft, job: Job, why: str, member: Member) -> None:
+        """End a member for the job that replaces this one; it waits until `come_back`."""
         request, service = self._lifecycle.request_of(job), self._services.get(job.num)
+        count = self.count(draft, job) if service is not None else wanted_of(job, request)
+        self._lifecycle.leave(draft, member, why, Count.NONE)
         if service is not None:
-            count = self.count(draft, job)
-            self._end_fewest(draft, service, helping, 1, why)
-            self._move(draft, job, request, service, count - 1, why)
-            return
-        last = max(helping, key=lambda member: member.replica.index)
-        self._lifecycle.leave(draft, last, why, Count.NONE)
-        self._want(draft, job, request, wanted_of(job, request) - 1, why)
+            service.moved_ms, service.low_ms = draft.time_ms, None
+        self._want(draft, job, request, count - 1, why)
+
+    def yielding(self, draft: Draft) -> list[Yields]:
+        """Return the jobs with members above `min`, which end for jobs that come before these in the queue."""
+        found = list[Yields]()
+        for num in sorted(self.above):
+            job = self._state.jobs.get(num)
+            scale = self._lifecycle.request_of(job).scale if job is not None else None
+            if job is None or scale is None or draft.job(job).hold is not None:
+                continue
+            count = self.count(draft, job) - scale.min
+            if count > 0:
+                found.append(Yields(*self._standing(draft, job), num, count, self._lifecycle.shape_of(job)))
+        return found
 
     def come_back(self, draft: Draft, job: Job, why: str) -> None:
         """Let a job that gave way have all of its replicas again; one that follows its calls has what these need."""
@@ -277,7 +254,7 @@ class Scaling:
 
     # ---------------------------------------------------------------------------------------------- within
 
-    def _look(self, draft: Draft, job: Job, service: _Service, stuck: Collection[_Stuck], mono_ms: int) -> bool:
+    def _look(self, draft: Draft, job: Job, service: _Service, mono_ms: int) -> bool:
         """Take the step of one service that is due, if any."""
         request = self._lifecycle.request_of(job)
         scale = request.scale
@@ -289,13 +266,8 @@ class Scaling:
         if len(members) > wanted:  # one that was asked to end, and cut off before it did, has come back
             self._end_fewest(draft, service, members, len(members) - wanted, f"more than the {wanted} that are wanted")
             return True
-        if stuck:
-            first = self._first_for(draft, job, members, stuck)
-            if first is not None:
-                service.stuck_ms = mono_ms
-                if len(members) > scale.min and since_ms >= self._up_ms:
-                    self._yield_to(draft, job, request, service, members, first)
-                    return True
+        if len(members) > scale.min:
+            self.above.add(job.num)
         if not members and wanted:
             service.low_ms = None
             return False
@@ -304,9 +276,7 @@ class Scaling:
             service.low_ms = None
         elif service.low_ms is None:
             service.low_ms = mono_ms
-        is_stuck = service.stuck_ms is not None and mono_ms - service.stuck_ms < self._up_ms
-        is_kept_back = is_stuck or job.num in self.replaced
-        if needs > wanted and since_ms >= self._up_ms and answering >= wanted and not is_kept_back:
+        if needs > wanted and since_ms >= self._up_ms and answering >= wanted and job.num not in self.replaced:
             self._move(draft, job, request, service, wanted + 1, why)
             return True
         low_ms = 0 if service.low_ms is None else mono_ms - service.low_ms
@@ -377,129 +347,11 @@ class Scaling:
         for member in sorted(members, key=calls)[: max(0, count)]:
             self._lifecycle.leave(draft, member, why, Count.NONE)
 
-    def _yield_to(
-        self, draft: Draft, job: Job, request: Request, service: _Service, members: list[Member], first: _Stuck
-    ) -> None:
-        """End one member for a job that waits, and comes before this one."""
-        mine = first.group.tenant == job.tenant
-        whom = "an earlier or more urgent job" if mine else f"tenant {first.group.tenant}"
-        why = f"{whom} waits for what a member has, and comes first"
-        helping = [member for member in members if self._helps_as_others_end(draft, first, member)]
-        self._end_fewest(draft, service, helping, 1, f"scaled to {len(members) - 1}: {why}")
-        self._move(draft, job, request, service, len(members) - 1, why)
-
-    def _stuck(self) -> list[_Stuck]:
-        """Return the first groups of the queue that found no place, in order."""
-        groups = (group for group in self._order.queue.groups.values() if group.entries and group.verdict is not VOID)
-        key = self._order.key
-        first = nsmallest(STUCK_MAX, (_Stuck(key(group), group.entries[0], group) for group in groups))
-        return [each for each in first if self._could_hold(each.group.shape)]
-
-    def _first_for(self, draft: Draft, job: Job, members: list[Member], stuck: Collection[_Stuck]) -> _Stuck | None:
-        """Return the first group that waits for what some member of the job has, and comes before the job itself."""
-        standing = self._standing(draft, job)
-        for each in stuck:
-            if (each.key, each.item) >= standing:
-                return None
-            if not self._yields(draft, job, each) or not self._order.may(draft, each.group):
-                continue
-            if any(self._helps_as_others_end(draft, each, member) for member in members):
-                return each
-        return None
-
     def _standing(self, draft: Draft, job: Job) -> tuple[Key, int]:
         """Return where a service stands in the queue."""
-        found = self._standings.get(job.num)
-        if found is None:
-            mine, item = Group(self._priority_of(job), self._lifecycle.shape_of(job), job.tenant), entry(job.num, 0)
-            mine.entries.append(item)
-            key, tenant = self._order.key(mine), draft.tenant(job.tenant)
-            if 0 < tenant.gpus <= tenant.guaranteed:
-                key = (0, *key[1:])  # what it has is its tenant's own
-            found = self._standings[job.num] = key, item
-        return found
-
-    def _yields(self, draft: Draft, job: Job, stuck: _Stuck) -> bool:
-        """Return whether members of a service end for this group: it comes first, and none would preempt it again."""
-        again = stuck.group.shape.preemptible and not self._lifecycle.shape_of(job).preemptible
-        return not again and (stuck.key, stuck.item) < self._standing(draft, job)
-
-    def _helps_as_others_end(self, draft: Draft, stuck: _Stuck, member: Member) -> bool:
-        """Return whether a member has what this group may use, and its host has room once those above `min` have left
-        it that end for this group."""
-        shape, num = stuck.group.shape, member.worker.num
-        if not self._helps(shape, member, self._rooms.get(num)):
-            return False  # nor if all end
-        exact = (stuck.item, num)
-        if exact not in self._rooms_for:
-            leaving = [each for each in self._leaving[num] if self._yields(draft, each.replica.job, stuck)]
-            self._rooms_for[exact] = self._room(draft, self._fleet.hosts[num], leaving, shape)
-        return self._helps(shape, member, self._rooms_for[exact])
-
-    def _could_hold(self, shape: Shape) -> bool:
-        """Return whether the fleet, if empty, would hold a gang. Any other job is looked at host by host."""
-        return shape.together == 1 or self._fleet.lack(shape, shape.together) <= 0
-
-    def _find_rooms(self, draft: Draft) -> dict[int, _Room]:
-        """Return what the hosts of services have that take jobs once as many members of each have left as it has above
-        `min`."""
-        leaving = self._leaving
-        for num in self._services:
-            job = self._state.jobs.get(num)
-            if job is None:
-                continue
-            members, scale = list(self._members(draft, job)), self._lifecycle.request_of(job).scale
-            spare = len(members) - scale.min if scale is not None and job.hold is None else 0
-            seen = Counter[int]()
-            for member in members:
-                here = leaving.setdefault(member.worker.num, set())
-                if seen[member.worker.num] < spare:
-                    here.add(member)
-                seen[member.worker.num] += 1
-        hosts = self._fleet.hosts
-        return {
-            num: self._room(draft, hosts[num], members, None)
-            for num, members in leaving.items()
-            if num in hosts and hosts[num].usable
-        }
-
-    def _room(self, draft: Draft, host: Host, leaving: Collection[Member], shape: Shape | None) -> _Room:
-        """Return what a host has once these members have left it, with those that are ending, and those that a job of
-        this shape preempts; None for any shape."""
-        preempts, lifecycle = shape is None or not shape.preemptible, self._lifecycle
-        gone = [
-            member
-            for member in host.worker.members.values()
-            if member in leaving
-            or (member.preemptible and preempts)
-            or not (lifecycle.is_on_worker(draft, member) or lifecycle.lingers(draft, member))
-        ]
-        masks = [draft.mask_of(member) for member in gone if member not in draft.gone]
-        shapes = [self._lifecycle.shape_of(member.replica.job) for member in gone if member not in draft.gone]
-        freed = reduce(or_, masks, 0)
-        for slot, device in host.shared.items():
-            if sum(mask >> slot & 1 for mask in masks) < device.users:
-                freed &= ~(1 << slot)
-        cpu_milli = host.cpu_free + sum(shape.cpu_milli for shape in shapes)
-        return _Room(host.opened_by(gone, freed), cpu_milli, host.memory_free + sum(s.memory_mib for s in shapes))
-
-    def _helps(self, shape: Shape, member: Member, room: _Room | None) -> bool:
-        """Return whether a member has what a job of this shape may use, and that job fits into this room of its host.
-
-        For a sharer only the slot counts.
-        """
-        num = member.worker.num
-        host = self._fleet.hosts.get(num)
-        if host is None or room is None or num in shape.refusing or shape.driver in host.down:
-            return False
-        fit = host.cls.fit(shape)
-        slots = fit.mask & ~dict(shape.avoid).get(num, 0) if shape.avoid else fit.mask
-        most = MEMBERS_MAX
-        if shape.count and shape.mode == EXCLUSIVE:
-            most = (room.slots & slots).bit_count() // shape.count
-        if most <= 0 or fit.reason or host.within(shape, most, room.cpu_milli, room.memory_mib) <= 0:
-            return False
-        if shape.count:
-            return bool(member.home & slots & host.lent & ~host.shut)
-        has = self._lifecycle.shape_of(member.replica.job)
-        return bool((shape.cpu_milli and has.cpu_milli) or (shape.memory_mib and has.memory_mib))
+        mine, item = Group(self._priority_of(job), self._lifecycle.shape_of(job), job.tenant), entry(job.num, 0)
+        mine.entries.append(item)
+        key, tenant = self._order.key(mine), draft.tenant(job.tenant)
+        if 0 < tenant.gpus <= tenant.guaranteed:
+            key = (0, *key[1:])  # what it has is its tenant's own
+        return key, item

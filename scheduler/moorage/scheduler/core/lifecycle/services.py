@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from typing import Final
 
@@ -51,11 +51,17 @@ NAMED_MAX: Final = 20
 
 
 class Services:
-    """Which live jobs have which service; none of it is in the ledger, as the requests say it."""
+    """Which live jobs have which service; none of it is in the ledger, as the requests say it.
 
-    def __init__(self, state: State, lifecycle: Lifecycle) -> None:
+    `replacing(draft, new, old)` returns the members of an old version whose end makes room for the new one.
+    """
+
+    def __init__(
+        self, state: State, lifecycle: Lifecycle, replacing: Callable[[Draft, Job, Job], list[Member] | None]
+    ) -> None:
         self._state = state
         self._lifecycle = lifecycle
+        self._replacing = replacing
         self._jobs: dict[tuple[str, str], list[Job]] = {}
 
     def add(self, job: Job, request: Request) -> None:
@@ -145,58 +151,53 @@ class Services:
                 scaling.come_back(draft, pair[0], f"an attempt of job {pair[1].name} ended before it was ready")
             else:
                 replaced.add(pair[0].num)
-            if any(job.num in scaling for job in pair):
-                self._replace_scaled(draft, scaling, *pair)
-            else:
-                self._replace(draft, scaling, *pair)
+            self._replace(draft, scaling, *pair)
         scaling.replaced = replaced
 
     def _replace(self, draft: Draft, scaling: Scaling, old: Job, new: Job) -> None:
-        """End as many replicas of the old job as the new one has ready in their place.
+        """Let as many replicas of the old job go as the new one has ready in their place; all, once all are ready.
 
-        Where the new one finds no place, one replica of the old one gives up its own, if that makes room for the new
-        one; the next one only once the new job has made up for it. It waits until the new one is ready in its place, or
-        has failed.
+        A new job that follows its calls begins with as many members as the old one has. Where the new one finds no
+        place, one replica of the old one gives up its own, if that makes room for the new one; the next one only once
+        the new job has made up for it. It waits until the new one is ready in its place, or has failed.
         """
-        ready = sum(_is_ready(draft, replica) for replica in new.rows.values())
-        states = ((draft.replica(row).state, row.index) for row in old.rows.values())
-        goes_on = [index for _, index in sorted((state == QUEUED, each) for state, each in states if state in _GOES_ON)]
-        serving = len(goes_on) + count_of(draft.job(old).fresh)
-        over = old.size * ready // new.size - (old.size - serving)
-        why = f"replaced by job {new.name}"
-        if over > 0:
-            ends = None if over >= serving else ranges_of(sorted(goes_on[-over:]))
-            self._lifecycle.cancel(draft, old, why, ends)
-        elif serving + ready >= old.size and wanted_of(old, self._lifecycle.request_of(old)) + ready >= old.size:
-            self._give_way(draft, scaling, old, new, ready, 1)
-
-    def _replace_scaled(self, draft: Draft, scaling: Scaling, old: Job, new: Job) -> None:
-        """End the old job once as many replicas of the new one are ready as are wanted of it: to begin with, as many as
-        of the old one. The number of members of one of them follows its calls.
-
-        Where the new one finds no place, one member of the old one gives up its own, as in `_replace`.
-        """
-        was = wanted_of(old, self._lifecycle.request_of(old))
-        if scaling.begin_with(draft, new, was, f"as many as of job {old.name}, which it replaces"):
+        wanted, follows = wanted_of(old, self._lifecycle.request_of(old)), old.num in scaling
+        if scaling.begin_with(draft, new, wanted, f"as many as of job {old.name}, which it replaces"):
             return
-        wanted = wanted_of(new, self._lifecycle.request_of(new))
+        target = wanted_of(new, self._lifecycle.request_of(new))
         ready = sum(_is_ready(draft, replica) for replica in new.rows.values())
         why = f"replaced by job {new.name}"
-        if ready >= wanted:
+        if ready >= target:
             self._lifecycle.cancel(draft, old, why)
             return
-        if any(self._is_leaving(draft, row) for row in old.rows.values()):
-            return  # its place may be enough
-        least, follows = min(wanted, old.size) - ready, old.num in scaling
-        goes_on = sum(draft.replica(row).state in _GOES_ON for row in old.rows.values())
-        has = scaling.count(draft, old) if follows else goes_on
-        if has >= least:
-            self._give_way(draft, scaling, old, new, ready, has - least + 1)
+        base = min(target, old.size) if follows else old.size
+        least = base - base * ready // target
+        states = ((draft.replica(row).state, row.index) for row in old.rows.values())
+        goes_on = [index for _, index in sorted((state == QUEUED, each) for state, each in states if state in _GOES_ON)]
+        has = scaling.count(draft, old) if follows else len(goes_on) + count_of(draft.job(old).fresh)
+        if not follows and has > least:
+            self._lifecycle.cancel(draft, old, why, ranges_of(sorted(goes_on[least - has :])))
+        elif not any(self._is_leaving(draft, row) for row in old.rows.values()):  # else its place may be enough
+            self._give_way(draft, scaling, old, new, ready, min(has, wanted) - least + 1)
 
     def _give_way(self, draft: Draft, scaling: Scaling, old: Job, new: Job, ready: int, most: int) -> None:
-        """End a member of the old job for the new one, unless that has failed; `most` may end one after the other."""
-        if not self._has_failed(draft, new) and (helping := self._helping(draft, scaling, old, new, ready, most)):
-            scaling.give_way(draft, old, f"gives its place to job {new.name}, which replaces it", helping)
+        """End a member of the old job for the new one, unless that has failed; `most` may end one after the other.
+
+        None ends if the new one could not start then either: for want of room, or as its tenant is held or at its
+        limit.
+        """
+        tenant = draft.tenant(new.tenant)
+        if most <= 0 or tenant.hold is not None or self._has_failed(draft, new):
+            return
+        if not self._finds_no_place(draft, new, ready):
+            return
+        members = self._replacing(draft, new, old)
+        over = tenant.gpus + self._lifecycle.shape_of(new).gpus - tenant.gpus_max if tenant.gpus_max else 0
+        if members == [] and over > 0:  # there is room for it, beyond the limit
+            current = (row.member for row in reversed(old.rows.values()))
+            members = [each for each in current if each is not None and self._lifecycle.is_on_worker(draft, each)][:1]
+        if members and len(members) <= most and draft.mask_of(members[0]).bit_count() * most >= over:
+            scaling.give_way(draft, old, f"gives its place to job {new.name}, which replaces it", members[0])
 
     def replaces(self, draft: Draft, new: Job) -> bool:
         """Return whether the next version of a service takes the place of the old one now: it may begin, and has not
@@ -215,19 +216,6 @@ class Services:
         if any(_ended_by_itself(attempts.get((row.index, row.fence), ())) for row in ended):
             return True
         return bool(job.bad) and not any(row[STATE] == READY for row in job.story)
-
-    def _helping(self, draft: Draft, scaling: Scaling, old: Job, new: Job, ready: int, most: int) -> list[Member]:
-        """Return the members of the old job of which one is to end for the new one, which finds no place.
-
-        `most` may end for it, one after the other. There are none if it could not start then either: for want of room,
-        or as its tenant is held or at its limit.
-        """
-        tenant, shape = draft.tenant(new.tenant), self._lifecycle.shape_of(new)
-        if tenant.hold is not None or not self._finds_no_place(draft, new, ready):
-            return []
-        over = tenant.gpus + shape.gpus - tenant.gpus_max if tenant.gpus_max else 0
-        helping = scaling.helping(draft, old, shape, most)
-        return [each for each in helping if draft.mask_of(each).bit_count() * most >= over]
 
     def _is_leaving(self, draft: Draft, replica: Replica) -> bool:
         """Return whether a replica was asked to end, and its place comes free by itself."""

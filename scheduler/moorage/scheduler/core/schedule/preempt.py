@@ -11,14 +11,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final, NamedTuple
 
 from moorage.scheduler.core.draft import Draft
+from moorage.scheduler.core.fleet.host import EXCLUSIVE
 from moorage.scheduler.core.fleet.shape import Shape
 from moorage.scheduler.core.ledger.acts import Preempt, Stays
 from moorage.scheduler.core.ledger.records import Count
 from moorage.scheduler.core.ledger.state import LEAVING, Job, Member, State
 from moorage.scheduler.core.lifecycle.relocating import staying_for
+from moorage.scheduler.core.lifecycle.scaling import Scaling, Yields
 from moorage.scheduler.core.lifecycle.transitions import Lifecycle
 from moorage.scheduler.core.queue.queue import REPLICA_BITS, Group, Key
-from moorage.scheduler.core.schedule.victims import LOWEST, VOID_MS, Choice, Preemption, Right
+from moorage.scheduler.core.schedule.victims import ABOVE, LOWEST, VOID_MS, Choice, Preemption, Right
 
 #: the most jobs for which others are being ended at one time
 STANDING_MAX: Final = 16
@@ -95,6 +97,7 @@ class Preempting:
         reclaim: bool,
         knows_fleet: Callable[[], bool],
         stays: Callable[[Draft, Member], bool],
+        scaling: Callable[[], Scaling],
     ) -> None:
         self.policy = policy
         self.lifecycle = lifecycle
@@ -102,6 +105,7 @@ class Preempting:
         self.reclaim = reclaim
         self.knows_fleet = knows_fleet
         self.stays = stays
+        self.scaling = scaling
         self._sought_ms = 0
         #: by the kind of the group: ledger ms of the last search without result
         self._in_vain: dict[Kind, int] = {}
@@ -111,7 +115,7 @@ class Preempting:
 
     def allowed(self, draft: Draft) -> bool:
         """Return whether a job may end others now."""
-        return self.reclaim or self.priority <= 100 or draft.state.preemptibles > 0
+        return self.reclaim or self.priority <= 100 or draft.state.preemptibles > 0 or bool(self.scaling().above)
 
     def held(self, draft: Draft, shape: Shape, priority: int, tenant: str) -> frozenset[int]:
         """Return the hosts reserved for jobs other than those of this shape, priority and tenant."""
@@ -161,7 +165,7 @@ class Preempting:
         most = max(SEARCHES_MIN, LOOKS_MAX // max(1, len(self.policy.fleet.hosts)))
         under_way = self._under_way(draft)
         self.policy.ending = {each for job in state.preempting.values() for each, _ in staying_for(state, job)}
-        found_now = dict[Kind, set[int]]()
+        found_now, yielding = dict[Kind, set[int]](), self.scaling().yielding(draft)
         kinds = {candidate.kind for candidate in candidates}
         vain = self._in_vain = {kind: at for kind, at in self._in_vain.items() if kind in kinds}
         hopeless = set[Kind]()
@@ -172,7 +176,7 @@ class Preempting:
                 continue
             if searches >= most or len(state.preempting) + searches >= STANDING_MAX:
                 return
-            rights = self._rights(draft, job, group, under_way)
+            rights = self._rights(draft, job, candidate, under_way, yielding)
             if not rights:
                 continue
             searches += 1
@@ -189,6 +193,16 @@ class Preempting:
             else:
                 hopeless.add(kind)
                 vain[kind] = draft.time_ms
+
+    def replacing(self, draft: Draft, new: Job, old: Job) -> list[Member] | None:
+        """Return the members of the old version of a service whose end makes room for a replica of the new one.
+
+        None if it could not start then either; none are needed if there is room for it.
+        """
+        shape, right = self.policy.shape_of(new), Right(new, ABOVE + 1, reclaims=False, only=old)
+        with self.policy.fleet.avoiding(shape.avoid):
+            found = self.policy.choose(draft, shape, right, shape.refusing, {})
+        return None if found is None else [victim.members[0] for victim in found.victims]
 
     def _taken_now(self, found: Mapping[Kind, set[int]], kind: Kind) -> set[int]:
         """Return the hosts that jobs got in this pass, but those where another of this kind may end more.
@@ -239,17 +253,21 @@ class Preempting:
         held = [draft.replica(replica).member for replica in job.rows.values()] if job is not None else []
         return [m for m in held if m is not None and draft.replica(m.replica).state in LEAVING]
 
-    def _rights(self, draft: Draft, job: Job, group: Group, under_way: UnderWay) -> list[Right]:
+    def _rights(
+        self, draft: Draft, job: Job, candidate: Candidate, under_way: UnderWay, yielding: list[Yields]
+    ) -> list[Right]:
         """Return by what rights a job may end others, in the order to try them; empty if it has none.
 
-        Preemptible jobs go first. Then it takes back its tenant's guaranteed GPUs. If that gives it no room, its
-        priority decides, also among the jobs of its own tenant.
+        Members of services above their `min` and preemptible jobs go first. Then it takes back its tenant's guaranteed
+        GPUs. If that gives it no room, its priority decides, also among the jobs of its own tenant.
         """
-        need, rights = group.shape.gpus, list[Right]()
-        if group.shape.preemptible:
-            return rights
-        if draft.state.preemptibles:
-            rights.append(Right(job, LOWEST + 1, reclaims=False))
+        key, item, group, _ = candidate
+        need, shape, rights = group.shape.gpus, group.shape, list[Right]()
+        yields = {each.num: each.most for each in yielding if each.to(key, item, shape)}
+        if shape.preemptible or (yields and shape.mode > EXCLUSIVE):
+            return [Right(job, ABOVE + 1, reclaims=False, yields=yields)] if yields else []
+        if draft.state.preemptibles or yields:
+            rights.append(Right(job, LOWEST + 1, reclaims=False, yields=yields))
         tenant = draft.tenant(job.tenant)
         own = tenant.guaranteed - tenant.gpus - under_way.awaited[job.tenant]
         if self.reclaim and 0 < need <= own:
@@ -263,7 +281,7 @@ class Preempting:
         draft.add(Preempt(right.job.num, sorted(found.hosts), victims))
         for victim in found.victims:
             member = victim.members[0]
-            if self.stays(draft, member):
+            if victim.priority != ABOVE and self.stays(draft, member):
                 by_ms = draft.time_ms + int(self.lifecycle.request_of(victim.job).workload.grace_s * 1000)
                 draft.add(Stays(right.job.num, victim.job.num, member.replica.index, by_ms))
                 self.policy.ending.add(member)
@@ -276,6 +294,9 @@ class Preempting:
     def _why(right: Right, victim: Job, priority: int) -> str:
         """Return the reason shown to the victim's tenant; it does not name another tenant's job."""
         mine = right.job.tenant == victim.tenant
+        if priority == ABOVE:
+            whom = "an earlier or more urgent job" if mine else f"tenant {right.job.tenant}"
+            return f"{whom} waits for what a member has, and comes first"
         whom = f"job {right.job.name}" if mine else f"tenant {right.job.tenant}"
         if priority == LOWEST:
             return f"preempted by {whom}: it is preemptible"

@@ -3,6 +3,9 @@
 Preemptible jobs end for any other; all else only where a setting allows it. Freed hosts belong to the job for which
 they were freed (see `Verdicts.taken_back`); the ledger records that in `Job.preempts` before the first victim is asked
 to end. Shared devices are left alone, and no job gets a share by preemption: ending one sharer frees no whole device.
+
+Members of a service above its `min` end for any job that comes before it in the queue, and members of an old version
+for the next one: these also where devices are shared.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from moorage.scheduler.core.fleet.fleet import Fleet
 from moorage.scheduler.core.fleet.host import EXCLUSIVE, Host
 from moorage.scheduler.core.fleet.shape import Shape
 from moorage.scheduler.core.ledger.began import began_ms, begins_of
-from moorage.scheduler.core.ledger.state import FROZEN, LEAVING, RUNS, Job, Member
+from moorage.scheduler.core.ledger.state import FROZEN, LEAVING, MAY_END, RUNS, Job, Member
 
 #: how many hosts are compared by lost work when all of them have victims of the lowest priority; those with the most
 #: open devices. Hosts with victims of a lower priority are always found
@@ -29,18 +32,25 @@ READ_MAX: Final = 2_048
 VOID_MS: Final = 10_000
 #: the priority that a preemptible job defends: any other job's is higher
 LOWEST: Final = -1
+#: what a member of a service above its `min` defends against a job that comes first: it ends before preemptible jobs
+ABOVE: Final = -2
+_NONE: Final[Mapping[int, int]] = {}
 
 
 class Right(NamedTuple):
     """Why a job may end others: a higher priority, or GPUs guaranteed to its tenant that others borrow.
 
     With `spares`, it takes no other tenant below that tenant's guarantee: those GPUs would be taken back at once.
+    `yields` are jobs that stand behind it in the queue, with the number of their members above `min`. `only` is the job
+    that it replaces, of which alone members end.
     """
 
     job: Job
     priority: int
     reclaims: bool
     spares: bool = False
+    yields: Mapping[int, int] = _NONE
+    only: Job | None = None
 
 
 class Victim:
@@ -60,8 +70,9 @@ class Victim:
 
     @property
     def rank(self) -> tuple[int, int, int, int]:
-        """The sort key of victims: lowest priority first, then least work lost, then number."""
-        return (self.priority, self.cost, self.job.num, self.members[0].replica.index)
+        """The sort key of victims: lowest priority first, then least work lost, then number; of a service the last."""
+        index = self.members[0].replica.index
+        return (self.priority, self.cost, self.job.num, -index if self.priority == ABOVE else index)
 
 
 class Choice(NamedTuple):
@@ -180,9 +191,9 @@ class Preemption:
         They make room for a gang, or for up to `wanted` replicas of another job. `ending` are GPUs by tenant that are
         ending already: still leased, but they cannot be taken back again.
         """
-        if shape.mode > EXCLUSIVE:
+        if shape.mode > EXCLUSIVE and right.priority != ABOVE + 1:
             return None
-        read = self.read(draft)
+        read = self.read(draft) if right.only is None else {}
         if read is None:
             return None
         search = _Search(self, draft, shape, right, excluded, ending, max(wanted, shape.together))
@@ -254,6 +265,9 @@ class _Search:
         self.right = right
         self.hosts = {host.worker.num: host for host, _ in policy.fleet.usable(shape, excluded)}
         self.begins = _Begins(draft.time_ms)
+        self.given = self._given()
+        if right.only is not None:
+            self.hosts = {num: self.hosts[num] for num in self.given}
         self.borrowed: dict[str, int] = {}  # by tenant, GPUs that may be taken back, before this search
         self.known: dict[tuple[int, int], Victim | None] = {}
         self.chosen: dict[tuple[int, int], Victim] = {}
@@ -264,9 +278,19 @@ class _Search:
         }
         self.room = sum(self.rooms.values())
 
+    def _given(self) -> dict[int, int]:
+        """Return by worker number the devices of the members that end whatever they defend; 0 for no devices."""
+        given, jobs = dict[int, int](), [self.draft.state.jobs[num] for num in self.right.yields]
+        for job in jobs if self.right.only is None else [self.right.only]:
+            for member in job.members:
+                host = self.hosts.get(member.worker.num)
+                if host is not None and self.shape.driver not in host.down:
+                    given[host.worker.num] = given.get(host.worker.num, 0) | member.home
+        return given
+
     def run(self, read: Mapping[int, _Read]) -> Choice | None:
-        if self.room >= self.shape.together:
-            return None  # there is room already: what keeps it from starting will pass
+        if self.room >= self.shape.together:  # what keeps it from starting will pass
+            return None if self.right.only is None else Choice([], frozenset(), 0)
         order, scanned = self._order(read), 0
         heap: list[tuple[tuple[int, int], int, list[Victim]]] = []
         while self.room < self.wanted:
@@ -301,7 +325,11 @@ class _Search:
 
     def _order(self, read: Mapping[int, _Read]) -> list[tuple[int, int, int]]:
         """Return the hosts whose victims may make room, best first: (`_level`, minus open devices, worker number)."""
-        levels = ((self._level(host, read[num].rows), host) for num, host in self.hosts.items())
+        given = {num: [(ABOVE, "", mask, 0)] for num, mask in self.given.items()}
+        levels = (
+            (self._level(host, [*given.get(num, ()), *(read[num].rows if read else ())]), host)
+            for num, host in self.hosts.items()
+        )
         return sorted((level, -host.open.bit_count(), host.worker.num) for level, host in levels if level is not None)
 
     def _level(self, host: Host, rows: list[tuple[int, str, int, int]]) -> int | None:
@@ -331,8 +359,10 @@ class _Search:
 
     def _allows(self, tenant: str, priority: int, began_ms: int) -> bool:
         """Return whether a member of this tenant with this defended priority and start may be ended."""
+        if priority == ABOVE or self.right.only is not None:
+            return priority == ABOVE
         if priority == LOWEST:
-            return not self.right.reclaims
+            return not self.right.reclaims and self.right.priority > LOWEST
         if self.draft.time_ms - began_ms < self.policy.runtime_ms:
             return False
         if self.right.reclaims:
@@ -362,10 +392,17 @@ class _Search:
         shape, mine = self.shape, [m for v in victims for m in v.members if m.worker is host.worker]
         room = 1 << 30
         if shape.count:
-            freed = 0
+            freed, fit = 0, host.cls.fit(shape).mask
             for member in mine:
                 freed |= self.draft.mask_of(member)
-            room = host.cls.rooms(host.cls.fit(shape).mask & host.opened_by(mine, freed), shape)
+            if shape.mode > EXCLUSIVE:  # what a sharer leaves on a device is enough for another one, as far as is known
+                slots = fit & host.lent & ~host.shut
+                room = sum(bool(member.home & slots) for member in mine)
+            else:
+                for slot, device in host.shared.items() if freed else ():
+                    if sum(self.draft.mask_of(member) >> slot & 1 for member in mine) < device.users:
+                        freed &= ~(1 << slot)
+                room = host.cls.rooms(fit & host.opened_by(mine, freed), shape)
         if shape.cpu_milli and host.cpu_milli:
             cpu = host.cpu_free + sum(self.policy.shape_of(m.replica.job).cpu_milli for m in mine)
             room = min(room, cpu // shape.cpu_milli)
@@ -412,21 +449,31 @@ class _Search:
         members = tuple(r.member for r in job.rows.values() if r.member is not None) if job.gang else (member,)
         if job is right.job or not members or member in policy.ending:
             return None
+        is_given = job is right.only or job.num in right.yields
+        states = MAY_END if is_given else RUNS
         if any(
-            draft.replica(m.replica).member is not m or m.mode > EXCLUSIVE or draft.replica(m.replica).state not in RUNS
+            draft.replica(m.replica).member is not m
+            or draft.replica(m.replica).state not in states
+            or (m.mode > EXCLUSIVE and not is_given)
             for m in ((*members, member) if job.gang else members)
         ):
             return None  # it has ended, is ending, or shares a device
         lasted_ms = [draft.time_ms - self.begins.of(m) for m in members]
-        priority = policy.defended(draft, member, draft.time_ms - max(lasted_ms))
+        priority = ABOVE if is_given else policy.defended(draft, member, draft.time_ms - max(lasted_ms))
         if not self._allows(job.tenant, priority, draft.time_ms - min(lasted_ms)):
             return None
-        if draft.replica(member.replica).state == FROZEN:  # a gang is never frozen
+        if is_given:
+            lasted_ms = [1 for _ in members]  # calls are no work that is lost: as few as possible end
+        elif draft.replica(member.replica).state == FROZEN:  # a gang is never frozen
             lasted_ms = [0]
         return Victim(members, priority, lasted_ms)
 
     def _may_take(self, victim: Victim, beside: Iterable[Victim]) -> bool:
-        """Return whether the tenant of a victim keeps its guarantee, if it has to, without it and those `beside`."""
+        """Return whether a victim may end with those `beside`: its service keeps `min`, its tenant its guarantee."""
+        if (most := self.right.yields.get(victim.job.num)) is not None:
+            of_job = [each for each in (*self.chosen.values(), *beside) if each.job is victim.job]
+            if len(of_job) >= most:
+                return False
         name = victim.job.tenant
         if not self._spares(name) or not (self.right.reclaims or victim.gpus):
             return True
