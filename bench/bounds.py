@@ -144,6 +144,12 @@ BOUNDS: Final = (
     _most("calls", "calls, 80 % p99 ms", 150),
     _most("calls", "calls / Ray Serve, 80 % p99 ms", 1),
     _most("calls", "calls, p99 while one of four ends / without", 3),
+    # calls in batches: the wait for others is 5 ms, and its timer may be late by half of one
+    _least("batches", "batches / without, 64 calls/s", 8),
+    _least("batches", "batches / ceiling, 64 calls/s", 0.9),
+    _most("batches", "batches - without, 1 p50 ms", 5.5),
+    *(_least("batches", f"batches / Ray Serve, {number} calls/s", 1) for number in (8, 64, 256)),
+    *(_most("batches", f"batches / Ray Serve, {number} p50 ms", 1) for number in (8, 64, 256)),
     # beside others
     _least("peers", "jobs/s: moorage, no-op, 2,048 slots / Ray, warm tasks, 8 slots", 6, 12),
     _least("peers", "jobs/s: moorage, no-op, 2,048 slots / Dask distributed, 8 slots", 5, 10),
