@@ -15,6 +15,7 @@ import (
 	"os"
 	"os/signal"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -55,13 +56,14 @@ func call(ctx context.Context, nc *nats.Conn, service string, data []byte, prior
 
 // once sends the call. It returns why it did not start, or the error that ended it.
 func once(ctx context.Context, nc *nats.Conn, service string, data []byte, priority string, take func([]byte)) (*problem, error) {
-	subject, reply := "moorage.call."+tenant+"."+service, nats.NewInbox()
+	name, _, _ := strings.Cut(service, ".") // of text.embed, the service is text
+	subject, reply := "moorage.call."+tenant+"."+name, nats.NewInbox()
 	answers, err := nc.SubscribeSync(reply)
 	if err != nil {
 		return nil, err
 	}
 	defer answers.Unsubscribe()
-	msg := nats.Msg{Subject: subject, Reply: reply, Data: data, Header: nats.Header{}}
+	msg := nats.Msg{Subject: "moorage.call." + tenant + "." + service, Reply: reply, Data: data, Header: nats.Header{}}
 	size := int(nc.MaxPayload() / 2)
 	if len(data) > int(nc.MaxPayload())-16*1024 { // the headers of a message need some
 		msg.Data = nil // it goes in parts, as the member asks for them
@@ -79,7 +81,7 @@ func once(ctx context.Context, nc *nats.Conn, service string, data []byte, prior
 	for parts, sent := 0, 0; ; {
 		answer, err := answers.NextMsgWithContext(ctx)
 		if errors.Is(err, nats.ErrNoResponders) { // the server's own 503
-			return wake(ctx, nc, service)
+			return wake(ctx, nc, name)
 		}
 		if err != nil {
 			nc.Publish(subject+".cancel", []byte(reply))

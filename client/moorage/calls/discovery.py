@@ -7,6 +7,7 @@ where an operator gives that right.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -23,9 +24,12 @@ _NS: Final = 1_000_000
 class Discovery:
     """One member as an instance of a NATS service."""
 
-    def __init__(self, member: Member, service: str, tenant: str, subject: str) -> None:
+    def __init__(
+        self, member: Member, service: str, tenant: str, subject: str, endpoints: Callable[[], Collection[str]] = tuple
+    ) -> None:
         self._member = member
         self._subject = subject
+        self._endpoints = endpoints
         self._started = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         self._service = service
         self._identity = {
@@ -47,7 +51,16 @@ class Discovery:
         frame: dict[str, Any] = {"type": f"io.nats.micro.v1.{verb.lower()}_response", **self._identity}
         endpoint: dict[str, Any] = {"name": "call", "subject": self._subject, "queue_group": QUEUE}
         if verb == "INFO":
-            frame |= {"description": f"{self._service}, served by moorage", "endpoints": [{**endpoint, "metadata": {}}]}
+            frame |= {
+                "description": f"{self._service}, served by moorage",
+                "endpoints": [
+                    {**endpoint, **named, "metadata": {}}
+                    for named in (
+                        {},
+                        *({"name": each, "subject": f"{self._subject}.{each}"} for each in self._endpoints()),
+                    )
+                ],
+            }
         elif verb == "STATS":
             load, meter = self._member.load(now_s), self._member.meter
             taken = load.ended + load.refused + load.expired + load.handed

@@ -2,7 +2,8 @@
 
 It is run as `python -m moorage.calls.function package.module:name`, with its socket in `MOORAGE_CALL_FD`. The name is a
 function, a coroutine function, a generator (its values are the parts of the answer), or a class: that is made once, its
-`load` is called, if it has one, and its `call` answers the calls.
+`load` is called, if it has one, and its `call` answers the calls; its methods that are an `endpoint` answer those for
+them.
 """
 
 from __future__ import annotations
@@ -34,8 +35,9 @@ from moorage.calls.wire import (
 )
 from moorage.schemas.errors import MoorageError
 from moorage.schemas.handler import Result, decode_result, encode_result
-from moorage.schemas.served import Answer, CallError, checked_headers
-from moorage.schemas.service import CONCURRENCY_VARIABLE, CONTENT_TYPE, FD_VARIABLE
+from moorage.schemas.names import SERVICE, is_service
+from moorage.schemas.served import ENDPOINT_MARK, Answer, CallError, checked_headers
+from moorage.schemas.service import CONCURRENCY_VARIABLE, CONTENT_TYPE, FD_VARIABLE, NOT_ENDPOINTS
 from moorage.system.loops import loop_factory
 from moorage.system.spans import served_span
 
@@ -51,12 +53,14 @@ _ATTRIBUTES: Final = {
 class Context:
     """What a function may know of its call, as its second argument if it takes one.
 
-    `headers` are the caller's. `wait_ms` is how long its caller waits, in milliseconds from the start. `cancelled` is
-    set once the caller waits no longer; a coroutine is also cancelled then.
+    `headers` are the caller's; `endpoint` is the method that it calls, "" for the service itself. `wait_ms` is how long
+    its caller waits, in milliseconds from the start. `cancelled` is set once the caller waits no longer; a coroutine is
+    also cancelled then.
     """
 
     def __init__(self, call: ToProgram) -> None:
         self.headers = call.headers
+        self.endpoint = call.endpoint
         self.wait_ms = call.wait_ms
         self._cancelled = threading.Event()
 
@@ -74,7 +78,7 @@ class CannotServe(Exception):
 
 
 class Served:
-    """The function that answers: what `target` names."""
+    """What answers the calls: a function, or the methods of an object. `endpoints` are the names of the marked ones."""
 
     def __init__(self, found: Any, target: str) -> None:
         """Make it, if it is a class. Raises CannotServe, and what the target's own code raises."""
@@ -85,24 +89,52 @@ class Served:
                 loading = load()
                 if inspect.isawaitable(loading):
                     raise CannotServe(f"{target}.load must be a plain method")
-            found = getattr(made, "call", None)
-            if found is None:
-                raise CannotServe(f"the class {target} has no method call")
-        if not callable(found):
-            raise CannotServe(f"{target} is a {type(found).__name__}: name a function, or a class with a method call")
+            functions = {name: getattr(made, name) for name in _endpoints_of(found, target)}
+            if hasattr(made, "call"):
+                functions[""] = made.call
+            if not functions:
+                raise CannotServe(f"the class {target} has no method call, and none that is an @endpoint")
+        else:
+            functions = {"": found}
+        for each in functions.values():
+            if not callable(each):
+                kind = type(each).__name__
+                raise CannotServe(f"{target} is a {kind}: name a function, or a class with a method call")
         self._target = target
-        self._function: Callable[..., Any] = found
-        self.is_async = inspect.iscoroutinefunction(found) or inspect.isasyncgenfunction(found)
-        self._takes_context = _positional(found) > 1
+        self._functions: dict[str, Callable[..., Any]] = functions
+        self.endpoints = [name for name in functions if name]
+        kinds = {inspect.iscoroutinefunction(each) or inspect.isasyncgenfunction(each) for each in functions.values()}
+        if len(kinds) > 1:
+            raise CannotServe(f"{target}: either all methods that answer calls are async, or none is")
+        [self.is_async] = kinds
+        self._takes_context = {name: _positional(each) > 1 for name, each in functions.items()}
         #: whether it can hear that its caller waits no longer, while it runs
-        self.hears_cancel = self._takes_context or inspect.isgeneratorfunction(found)
+        self.hears_cancel = any(
+            self._takes_context[name] or inspect.isgeneratorfunction(each) for name, each in functions.items()
+        )
 
     def span(self, *contexts: Context) -> AbstractContextManager[None]:
         """Return a span around the function's work for these calls, where their spans are exported."""
         return served_span(self._target, [context.headers for context in contexts], _ATTRIBUTES)
 
     def __call__(self, data: Any, context: Context | Sequence[Context]) -> Any:
-        return self._function(data, context) if self._takes_context else self._function(data)
+        endpoint = context.endpoint if isinstance(context, Context) else ""
+        function = self._functions.get(endpoint)
+        if function is None:
+            raise CallError(404, f"call one of its methods: {', '.join(self.endpoints)}")
+        return function(data, context) if self._takes_context[endpoint] else function(data)
+
+
+def _endpoints_of(found: type, target: str) -> list[str]:
+    """Return the names of the methods of a class that are marked as endpoints. Raises CannotServe."""
+    names = [name for name in dir(found) if getattr(getattr(found, name, None), ENDPOINT_MARK, False)]
+    for name in names:
+        if not is_service(name) or name in NOT_ENDPOINTS:
+            raise CannotServe(
+                f"the method {name} of {target} cannot be an @endpoint: its name must be {SERVICE.pattern} and none of "
+                + ", ".join(NOT_ENDPOINTS)
+            )
+    return names
 
 
 def _found(target: str) -> Any:
@@ -233,7 +265,7 @@ def serve_plain(served: Served, link: socket.socket, places: int) -> None:
     reader = link.makefile("rb")
     known: dict[int, Context] = {}
     pool = ThreadPoolExecutor(places, "call") if places > 1 or served.hears_cancel else None
-    write(frame(FromProgram(ready=places)))
+    write(frame(FromProgram(ready=places, endpoints=served.endpoints)))
     for call, body in read_calls(reader):
         if call.cancel:
             context = known.get(call.cancel)
@@ -263,7 +295,7 @@ async def serve_async(served: Served, link: socket.socket, places: int) -> None:
     """Answer calls with a coroutine function, or an asynchronous generator, as tasks of one loop."""
     reader, writer = await asyncio.open_connection(sock=link, limit=BODY_BYTES_MAX)  # a line has the caller's headers
     running: dict[int, tuple[asyncio.Task[None], Context]] = {}
-    writer.write(frame(FromProgram(ready=places)))
+    writer.write(frame(FromProgram(ready=places, endpoints=served.endpoints)))
     while line := await reader.readline():
         call = decode_to_program(line)
         if call.end:
@@ -332,6 +364,8 @@ def main(
     sys.path.insert(0, os.getcwd())
     try:
         served = Served(_found(sys.argv[1]), sys.argv[1])
+        if served.endpoints and plain is not serve_plain:
+            raise CannotServe("its methods are called one by one, and take no batches: leave out --batch")
     except CannotServe as error:
         print(f"error: {sys.argv[1]} cannot be served: {error}", file=sys.stderr)
         return 1

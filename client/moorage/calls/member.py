@@ -51,6 +51,7 @@ class Call(msgspec.Struct, eq=False, gc=False):
     waited_ms: int = 0
     hops: int = 0
     priority: int = PRIORITY_DEFAULT
+    endpoint: str = ""
     started_s: float = -1.0  # less than 0 until it begins, which is when its batch does
     cancelled: bool = False
 

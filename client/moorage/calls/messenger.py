@@ -32,14 +32,18 @@ from moorage.schemas.service import (
     CALL_ERRORS,
     CONTENT_TYPE,
     END,
+    ENDPOINT,
     ERROR,
     ERROR_CODE,
     EXPIRED,
     FAILED,
     HOPS,
+    HOPS_MAX,
     INPUT,
     INPUT_BYTES_DEFAULT,
     MEMBER,
+    NO_ENDPOINT,
+    NOT_ENDPOINTS,
     OWN_CODES,
     PART,
     PARTS_AHEAD,
@@ -137,7 +141,7 @@ class Messenger:
         self.program: Link | None = None
         self._connection = connection
         self._subject = name.subject
-        self._discovery = Discovery(self.member, name.service, name.tenant, name.subject)
+        self._discovery = Discovery(self.member, name.service, name.tenant, name.subject, lambda: self.endpoints)
         self._inbox = f"{name.subjects.member_inbox(name.tenant)}.member.{self.id}"
         self._have = name.subjects.member(name.tenant, name.service, "have")
         self._want = name.subjects.member(name.tenant, name.service, "want")
@@ -145,7 +149,9 @@ class Messenger:
         self._out: asyncio.Queue[_Message | Callable[[], Awaitable[None]]] = asyncio.Queue()
         self._parts: dict[int, int] = {}
         self._inputs = Inputs(self._on_silence, input_bytes, folder)
-        self._calls: Subscription | None = None
+        #: the methods of the service that its program has
+        self.endpoints: frozenset[str] = frozenset()
+        self._calls: list[Subscription] = []
         self._room: Subscription | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._leaving: set[asyncio.Task[None]] = set()
@@ -165,7 +171,8 @@ class Messenger:
 
     async def take(self) -> None:
         """Join the queue group: calls come from now on. Raises `PermissionRefused`."""
-        self._calls = await self._connection.subscribe(self._subject, self._on_call, QUEUE)
+        for subject in (self._subject, *([f"{self._subject}.*"] if self.endpoints else [])):
+            self._calls.append(await self._connection.subscribe(subject, self._on_call, QUEUE))
         self._tasks.append(asyncio.get_running_loop().create_task(self._tell_load()))
         first, *rest = self._discovery.subjects
         try:
@@ -212,10 +219,10 @@ class Messenger:
             await self._connection.flush()
 
     async def _leave(self) -> None:
-        calls, self._calls = self._calls, None
-        if calls is not None:
+        calls, self._calls = self._calls, []
+        for each in calls:
             with contextlib.suppress(BusError):
-                await calls.drain()
+                await each.drain()
 
     async def _emptied(self) -> None:
         while not self.member.is_empty:
@@ -250,25 +257,52 @@ class Messenger:
         return call
 
     def _on_call(self, delivery: Delivery) -> None:
+        endpoint = delivery.subject[len(self._subject) + 1 :]
+        if endpoint in NOT_ENDPOINTS:  # a caller that gives up, which all members hear
+            return
         call = self._call_of(delivery)
         if call is not None:
-            self.member.on_call(call, time.monotonic())
+            call.endpoint = endpoint
+            if self._has_its_endpoint(call):
+                self.member.on_call(call, time.monotonic())
             self._look()
 
     def _on_given(self, delivery: Delivery) -> None:
         """The answer to a `want`: a call with its caller's inbox as the reply, or an empty one, or the server's 503."""
-        is_none = not delivery.reply or STATUS_HEADER in (delivery.headers or {})
-        self.member.on_given(None if is_none else self._call_of(delivery), time.monotonic())
+        headers = delivery.headers or {}
+        is_none = not delivery.reply or STATUS_HEADER in headers
+        call = None if is_none else self._call_of(delivery)
+        if call is not None:
+            call.endpoint = headers.get(ENDPOINT, "")
+            call = call if self._has_its_endpoint(call) else None
+        self.member.on_given(call, time.monotonic())
         self._look()
+
+    def _has_its_endpoint(self, call: Call) -> bool:
+        """Return whether the program has the method that a call is for. If not, another version may: it is sent on."""
+        if not call.endpoint or call.endpoint in self.endpoints:
+            return True
+        if call.hops < HOPS_MAX:
+            call.hops += 1
+            self.send_on(call, call.waited(time.monotonic()))
+        else:
+            there = ", ".join(sorted(self.endpoints)) or "none"
+            told = f"{self.name.service} has no method {call.endpoint[:48]!r}; its methods: {there}"
+            self._fail(call, NO_ENDPOINT, told)
+        return False
 
     def _on_have(self, _: Delivery) -> None:
         self.member.on_have(time.monotonic())
         self._look()
 
     def _on_want(self, delivery: Delivery) -> None:
-        if delivery.reply:
+        if not delivery.reply:
+            return
+        if self.endpoints <= set(delivery.data.decode(errors="replace").split()):
             self.member.on_want(delivery.reply, time.monotonic())
             self._look()
+        else:  # it is of another version of the service, and lacks a method
+            self.hand(delivery.reply, None, 0)
 
     def _on_discovery(self, delivery: Delivery) -> None:
         if delivery.reply and may_answer(self.name.prefix, delivery.subject, delivery.reply):
@@ -290,7 +324,8 @@ class Messenger:
             return
         if coming.is_whole:
             assert self.program is not None
-            head = ToProgram(number, 0, coming.call.headers, file_name(coming.path), coming.left_ms)
+            call = coming.call
+            head = ToProgram(number, 0, call.headers, file_name(coming.path), coming.left_ms, endpoint=call.endpoint)
             self.program.send(head)
         elif coming.parts % (PARTS_AHEAD // 2) == 0:
             self._ask_for(number, coming.call, coming.parts + PARTS_AHEAD)
@@ -355,7 +390,8 @@ class Messenger:
                 # `Member` is in the middle of its own work: the place is free once that is done
                 asyncio.get_running_loop().call_soon(self._end_unrun, number, bad.error, str(bad))
             return
-        self.program.send(ToProgram(number, len(call.data), call.headers, wait_ms=left_ms), call.data)
+        head = ToProgram(number, len(call.data), call.headers, wait_ms=left_ms, endpoint=call.endpoint)
+        self.program.send(head, call.data)
 
     def stop(self, number: int) -> None:
         assert self.program is not None
@@ -374,10 +410,11 @@ class Messenger:
         self._put(self._have, b"", "", None)
 
     def want(self) -> None:
-        self._put(self._want, b"", self._inbox, None)
+        self._put(self._want, " ".join(self.endpoints).encode(), self._inbox, None)
 
     def send_on(self, call: Call, waited_ms: int) -> None:
-        self._put(self._subject, call.data, call.reply, _passed_on(call, waited_ms))
+        subject = f"{self._subject}.{call.endpoint}" if call.endpoint else self._subject
+        self._put(subject, call.data, call.reply, _passed_on(call, waited_ms))
 
     def refuse(self, call: Call, error: str, retry_after_ms: int) -> None:
         self._fail(call, error, CALL_ERRORS[error][2], retry_after_ms=retry_after_ms)
@@ -501,7 +538,8 @@ class Messenger:
 
 def _passed_on(call: Call, waited_ms: int) -> dict[str, str]:
     """Return the headers of a call for another member: the caller's, and what it has been through."""
-    return {**call.headers, WAIT_MS: str(call.wait_ms), WAITED_MS: str(waited_ms), HOPS: str(call.hops)}
+    own = {ENDPOINT: call.endpoint} if call.endpoint else {}
+    return {**call.headers, **own, WAIT_MS: str(call.wait_ms), WAITED_MS: str(waited_ms), HOPS: str(call.hops)}
 
 
 def _foreign(headers: Mapping[str, str], without: str = "") -> dict[str, str]:

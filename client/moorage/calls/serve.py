@@ -101,6 +101,7 @@ async def serve(
 
         def on_frame(head: FromProgram, body: bytes) -> None:
             if head.ready:
+                messenger.endpoints = frozenset(head.endpoints)
                 messenger.member.allow(min(places, max(1, head.ready)))
                 ready.set()
             else:

@@ -28,6 +28,7 @@ class ToProgram(msgspec.Struct, frozen=True, omit_defaults=True):
     wait_ms: int = 0  # milliseconds after which its caller no longer waits
     more: bool = False  # of a call: the next frame is another call of the same batch
     cancel: int = 0  # number of a call whose caller no longer waits: answer it or not, it is not sent
+    endpoint: str = ""  # of a call: the service's method that it is for; "" for the service itself
     end: bool = False  # no call follows: the program ends once it has answered those that it has
 
 
@@ -35,6 +36,7 @@ class FromProgram(msgspec.Struct, frozen=True, omit_defaults=True):
     """A frame from the program: it is `ready`, or an `answer`, a `part` of one, or an `error`."""
 
     ready: int = 0  # it takes calls from now on, at most this many at the same time
+    endpoints: list[str] = []  # with `ready`: names of the methods that it has, beside the service itself
     answer: int = 0  # number of a call that is answered; the answer is behind the line
     part: int = 0  # number of a call of which a part is answered; more follows, and an `answer` at the end
     error: int = 0  # number of a call that failed

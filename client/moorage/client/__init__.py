@@ -77,7 +77,7 @@ if TYPE_CHECKING:
     from moorage.schemas.job import Request, Resources, Run, Secret
     from moorage.schemas.plan import Plan
     from moorage.schemas.schedules import ScheduleRow
-    from moorage.schemas.served import Answer, CallError
+    from moorage.schemas.served import Answer, CallError, endpoint
 
 __all__ = [
     "Accepted",
@@ -158,6 +158,7 @@ __all__ = [
     "Used",
     "Watch",
     "WorkerInfo",
+    "endpoint",
 ]
 
 _HOME: Final = {
@@ -228,7 +229,7 @@ _HOME: Final = {
     "moorage.schemas.job": ("Request", "Resources", "Run", "Secret"),
     "moorage.schemas.plan": ("Plan",),
     "moorage.schemas.schedules": ("ScheduleRow",),
-    "moorage.schemas.served": ("Answer", "CallError"),
+    "moorage.schemas.served": ("Answer", "CallError", "endpoint"),
     "moorage.bus.lend.client": ("AskedBack",),
 }
 _MODULE_OF: Final = {name: module for module, names in _HOME.items() for name in names}

@@ -52,6 +52,8 @@ from moorage.schemas.service import (
     INPUT_BYTES_MAX,
     INPUT_REFUSED,
     MEMBER_DIED,
+    NO_ENDPOINT,
+    NOT_ENDPOINTS,
     PART,
     PRIORITY,
     PRIORITY_MAX,
@@ -194,7 +196,8 @@ class _UnderWay:
 
 
 class Service:
-    """A service of the tenant, called through an open client: `client.service("embed")`.
+    """A service of the tenant, called through an open client: `client.service("embed")`. A method of one is called the
+    same way, by both names: `client.service("text.embed")`.
 
     With `priority`, 0..100, its calls have a place before those of a lower one that wait at the same member; a call
     without has 50. Each second of waiting counts as 10 points more, so that nobody waits for ever.
@@ -209,12 +212,13 @@ class Service:
     """
 
     def __init__(self, client: Connected, calls: Calls, name: str, priority: int | None = None) -> None:
-        if not isinstance(name, str) or not is_service(name):
+        service, dot, endpoint = name.partition(".") if isinstance(name, str) else ("", "", "")
+        if not is_service(service) or (dot and (not is_service(endpoint) or endpoint in NOT_ENDPOINTS)):
             raise rejected(
                 "invalid-argument",
-                f"{str(name)[:80]!r} is not the name of a service",
+                f"{str(name)[:80]!r} is not the name of a service, or of one and a method",
                 found=str(name),
-                allowed=SERVICE.pattern,
+                allowed=f"{SERVICE.pattern}, or two of these with a dot between them",
                 next="name the service as its job does",
             )
         if priority is not None and priority not in range(PRIORITY_MAX + 1):
@@ -229,7 +233,9 @@ class Service:
         self.priority = priority
         self._client = client
         self._calls = calls
-        self._subject = client.subjects.call(client.tenant, name)
+        self._service = service
+        self._subject = client.subjects.call(client.tenant, service)
+        self._called = f"{self._subject}.{endpoint}" if endpoint else self._subject
         self._attributes = {"moorage.tenant": client.tenant, "moorage.service": name}
 
     def __repr__(self) -> str:
@@ -250,7 +256,7 @@ class Service:
         They are the service's own, and those of the member: how long the call waited (`Moorage-Waited-Ms`), for one.
         """
         payload, kind = _encoded(data)
-        tries = _Tries(self._calls, self.name, time.monotonic() + self._timeout_s(timeout), idempotent=idempotent)
+        tries = _Tries(self._calls, self._service, time.monotonic() + self._timeout_s(timeout), idempotent=idempotent)
         while True:
             try:
                 return await self._once(payload, kind, tries.ends_s)
@@ -296,7 +302,7 @@ class Service:
         """
         payload, kind = _encoded(data)
         timeout_s = self._timeout_s(timeout)
-        tries = _Tries(self._calls, self.name, time.monotonic() + timeout_s)
+        tries = _Tries(self._calls, self._service, time.monotonic() + timeout_s)
         while True:
             try:
                 async with contextlib.aclosing(self._parts(payload, kind, timeout_s)) as parts:
@@ -400,12 +406,12 @@ class Service:
             headers[PRIORITY] = str(self.priority)
         link, in_parts = self._client.link, False
         try:
-            is_sent = await link.publish(self._subject, payload, reply, headers)
+            is_sent = await link.publish(self._called, payload, reply, headers)
         except PayloadTooLarge:
             if len(payload) > INPUT_BYTES_MAX:
                 raise
             in_parts = True
-            is_sent = await link.publish(self._subject, b"", reply, headers | {INPUT: str(len(payload))})
+            is_sent = await link.publish(self._called, b"", reply, headers | {INPUT: str(len(payload))})
         if not is_sent:
             raise NotSent(self._subject)
         return in_parts
@@ -609,8 +615,8 @@ def _error_of(delivery: Delivery) -> CallRefused | CallFailed | Rejected | None:
     if told.error == INPUT_REFUSED:
         next_step = "put the data where the service can fetch them, and send their address"
         return rejected("too-large", message, next=next_step)
-    if told.error == BAD_HEADER:
-        return rejected("invalid-argument", message, next="use a client of the same version as the service")
+    if told.error in (BAD_HEADER, NO_ENDPOINT):
+        return rejected("invalid-argument", message, next="call it as this version of the service says")
     problem: Problem = client_problem(_CODES.get(told.error, "call-failed"), message, found=told.kind)
     if told.started:
         return CallFailed(problem, status=status, headers=headers)

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Final, TypeVar
 
 import msgspec
 
 from moorage.schemas.service import OWN_CODES, RESERVED_HEADERS
+
+F = TypeVar("F", bound=Callable[..., Any])
+#: the mark of `endpoint`
+ENDPOINT_MARK: Final = "__moorage_endpoint__"
+
+
+def endpoint(method: F) -> F:
+    """Mark a method of a served class: callers of the service `text` call its method `embed` as `text.embed`."""
+    setattr(method, ENDPOINT_MARK, True)
+    return method
 
 
 class Answer(msgspec.Struct, frozen=True):

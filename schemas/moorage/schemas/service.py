@@ -32,6 +32,10 @@ ERROR_CODE: Final = "Nats-Service-Error-Code"
 ERROR: Final = "Nats-Service-Error"
 #: of a call: the milliseconds after which its caller no longer waits for it to start
 WAIT_MS: Final = "Moorage-Wait-Ms"
+#: of a call for one of the service's methods that a member hands to another: which one
+ENDPOINT: Final = "Moorage-Endpoint"
+#: words behind a service's name in a subject that are no methods of it
+NOT_ENDPOINTS: Final = ("cancel", "put")
 #: of a call: how soon it has a place among those that wait, 0..100, the highest first
 PRIORITY: Final = "Moorage-Priority"
 PRIORITY_DEFAULT: Final = 50
@@ -96,6 +100,7 @@ BAD_BATCH: Final = "bad-batch"
 TOO_LARGE: Final = "too-large"
 INPUT_REFUSED: Final = "input-refused"
 BAD_HEADER: Final = "bad-header"
+NO_ENDPOINT: Final = "no-endpoint"
 #: error -> (its number in `ERROR_CODE`, whether the call may have started, what it means)
 CALL_ERRORS: Final[dict[str, tuple[int, bool, str]]] = {
     BUSY: (503, False, "all members that were asked are full"),
@@ -104,6 +109,7 @@ CALL_ERRORS: Final[dict[str, tuple[int, bool, str]]] = {
     FAILED: (500, True, "the service's function raised an error"),
     BAD_BATCH: (500, True, "the service's function returned no list with an answer for each call of its batch"),
     INPUT_REFUSED: (413, False, "the data of the call have more bytes than the service takes, or cannot be kept"),
+    NO_ENDPOINT: (404, False, "the service has no method of this name"),
     BAD_HEADER: (400, False, "a header of the call has a value that it cannot have"),
     TOO_LARGE: (500, True, "the answer is larger than the server's max_payload"),
 }
@@ -111,7 +117,7 @@ CALL_ERRORS: Final[dict[str, tuple[int, bool, str]]] = {
 OWN_CODES: Final = range(400, 600)
 #: headers, in small letters, that neither a program nor a caller sets: members do
 RESERVED_HEADERS: Final = frozenset(
-    name.lower() for name in (HOPS, WAITED_MS, MEMBER, RAN_MS, PART, END, SEND, SEND_TO, ERROR, ERROR_CODE)
+    name.lower() for name in (HOPS, WAITED_MS, ENDPOINT, MEMBER, RAN_MS, PART, END, SEND, SEND_TO, ERROR, ERROR_CODE)
 )
 
 

@@ -68,6 +68,7 @@ class SimService:
         messenger.program, program.on_frame = program, messenger.on_frame
         if spec.batch is not None:
             program.on_frame = in_batches(messenger, program, Batches(spec.batch, spec.concurrency))
+        messenger.endpoints = frozenset(self._served.endpoints)
         killed, member = asyncio.Event(), f"{task.job}/{task.replica}"
         try:
             await asyncio.sleep(self._load_s)

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
-from moorage.client import Answer, CallError
+from moorage.client import Answer, CallError, endpoint
 
 
 def echo(data: Any) -> Any:
@@ -165,6 +165,21 @@ def steps(items: list[bytes]) -> Iterator[list[Any]]:
     """Answer each of a batch in as many parts as it says."""
     for step in range(max(map(int, items))):
         yield [step if step < int(item) else StopIteration for item in items]
+
+
+class text:
+    """Two methods, and nothing for the service itself; the tests name a service as what it serves."""
+
+    @endpoint
+    def size(self, data: Any) -> int:
+        return len(data)
+
+    @endpoint
+    def turned(self, data: Any, context: Any) -> list[Any]:
+        return [data[::-1], context.endpoint]
+
+    def hidden(self, data: Any) -> None:
+        raise AssertionError("it is no endpoint")
 
 
 NUMBER = 7

@@ -17,7 +17,7 @@ from nats.micro.service import ServiceInfo, ServicePing, ServiceStats
 from moorage.bus.connection import Connection, connect
 from moorage.bus.errors import NoResponders, RequestTimeout
 from moorage.bus.transport import Delivery
-from moorage.client import AsyncClient, CallFailed
+from moorage.client import AsyncClient, CallFailed, Rejected
 from tests.servers import MortalServer
 from tests.system.services.members import Gate, MemberProcess, body_of, call, error_of, member, member_of, waiting
 from tests.waiting import until
@@ -216,6 +216,24 @@ async def test_a_batch_gives_each_caller_its_own_answer_and_a_cancelled_call_lea
         ]  # fmt: skip
         await until(lambda: bool(loads) and body_of(loads[-1])["counts"]["batched"] == 15, what="batches are counted")
         assert body_of(loads[-1])["counts"]["batches"][:3] == [0, 0, 5]
+
+
+async def test_each_method_that_is_an_endpoint_is_called_by_its_name(site: Site) -> None:
+    async with (
+        site.serving("text") as (caller, _),
+        AsyncClient(site.url, tenant="default", prefix=site.prefix) as moorage,
+    ):
+        assert (await call(caller, site.subject("text.size"), b"abc")).data == b"3"
+        assert await moorage.call("text.turned", "abc") == ["cba", "turned"]
+        large = "x" * 2 * caller.max_payload_bytes
+        assert await moorage.call("text.size", large) == len(large)
+        hidden = await call(caller, site.subject("text.hidden"), b"x")
+        assert (hidden.headers or {})["Nats-Service-Error-Code"] == "404"
+        assert body_of(hidden)["message"] == "text has no method 'hidden'; its methods: size, turned"
+        with pytest.raises(Rejected, match="its methods: size, turned"):
+            await moorage.call("text.hidden", "x")
+        with pytest.raises(CallFailed, match="404: call one of its methods: size, turned"):
+            await moorage.call("text", "x")
 
 
 @pytest.mark.parametrize("serving", ["odd", "odd --concurrency 2", "aodd"])

@@ -140,4 +140,4 @@ def test_subjects_of_a_service() -> None:
 
 def test_only_errors_after_a_start_may_have_had_an_effect() -> None:
     not_started = {name for name, (_, started, _) in CALL_ERRORS.items() if not started}
-    assert not_started == {"busy", "expired", "input-refused", "bad-header"}
+    assert not_started == {"busy", "expired", "input-refused", "bad-header", "no-endpoint"}

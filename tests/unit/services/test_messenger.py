@@ -47,9 +47,9 @@ class Desk:
     def answer(self) -> None:
         self.messenger.on_frame(FromProgram(answer=self.running.pop(0)), b"")
 
-    def call(self, wait_ms: int | str | None = 3_600_000, **headers: str) -> asyncio.Task[Delivery]:
+    def call(self, wait_ms: int | str | None = 3_600_000, endpoint: str = "", **headers: str) -> asyncio.Task[Delivery]:
         said = {} if wait_ms is None else {"Moorage-Wait-Ms": str(wait_ms)}
-        asking = self.caller.request(NAME.subject, b"", 100 * LONG_S, said | headers)
+        asking = self.caller.request(f"{NAME.subject}{endpoint}", b"", 100 * LONG_S, said | headers)
         return asyncio.get_running_loop().create_task(asking)
 
     async def full(self) -> asyncio.Task[Delivery]:
@@ -113,6 +113,35 @@ def test_many_bare_callers_wait_as_long_as_each_says_or_as_the_service_does() ->
         await running
 
     member(scene, QueueSpec(30, 5.0))
+
+
+def test_a_call_for_a_method_goes_from_member_to_member_that_has_it() -> None:
+    """Of two versions of a service, one has no method `embed`: its idle members fetch no call from the other one's."""
+
+    async def main() -> None:
+        bus = SimulatedBus()
+        old, new, idle = Desk(bus), Desk(bus), Desk(bus)
+        for each in (new, idle):
+            each.messenger.endpoints = frozenset({"embed"})
+        await old.messenger.open()
+        await new.messenger.open()
+        await new.messenger.take()
+        full, waiting = await new.full(), new.call(endpoint=".embed")
+        await asyncio.sleep(10)
+        assert (old.heads, waiting.done()) == ([], False)
+        await idle.messenger.open()
+        await asyncio.sleep(1)
+        assert [head.endpoint for head in idle.heads] == ["embed"]
+        idle.answer()
+        new.answer()
+        wrong = new.call(endpoint=".other")
+        await asyncio.wait((full, waiting, wrong))
+        assert [error_of(each) for each in (full, waiting, wrong)] == ["", "", "no-endpoint"]
+        assert b"embed has no method 'other'; its methods: embed" in wrong.result().data
+        for each in (old, new, idle):
+            await each.messenger.close()
+
+    SimulatedClock().run(main())
 
 
 def test_a_bare_caller_says_a_priority_and_hears_what_a_header_cannot_be() -> None:

@@ -22,7 +22,9 @@ BYTES_MAX: Final = 1 << 30
 
 
 def call(
-    service: Annotated[str, Parameter(help="The service's name, as --service of its job has it.")],
+    service: Annotated[
+        str, Parameter(help="The service's name, as --service of its job has it; NAME.METHOD for one of its methods.")
+    ],
     data: Annotated[
         str, Parameter(help="What to send: a text, - for standard input, or @FILE. By default nothing.")
     ] = "",
