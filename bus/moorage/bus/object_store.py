@@ -42,6 +42,8 @@ _encode: Final = msgspec.json.Encoder().encode
 #: what a bucket for files of jobs keeps that is made here: each object so long, and the newest ones of so many bytes
 FILES_KEEP_S: Final = 7 * 86400
 FILES_BUCKET_BYTES: Final = 4 << 30
+#: what one for files of schedules has, which stay until the schedule is removed
+SCHEDULES_BUCKET_BYTES: Final = 1 << 30
 #: what one for checkpoints has: three of the largest, since one is stored before an older one goes
 CHECKPOINTS_BUCKET_BYTES: Final = 32 << 30
 
@@ -278,6 +280,16 @@ def checkpoints_store(jetstream: JetStream, subjects: Subjects, tenant: str) -> 
         "max_bytes": CHECKPOINTS_BUCKET_BYTES,
     }
     return ObjectStore(jetstream, subjects.checkpoints_bucket(tenant), config)
+
+
+def schedules_store(jetstream: JetStream, subjects: Subjects, tenant: str) -> ObjectStore:
+    """Return the bucket for the files of a tenant's schedules. If it is full, nothing more is taken."""
+    config = {
+        "description": "files of schedules of moorage",
+        "discard": "new",
+        "max_bytes": SCHEDULES_BUCKET_BYTES,
+    }
+    return ObjectStore(jetstream, subjects.schedules_bucket(tenant), config)
 
 
 def _of_size(pieces: Iterable[bytes]) -> Iterable[bytes]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import msgspec
 
 from moorage.bus.jetstream import JetStream
-from moorage.bus.object_store import FILES_KEEP_S, ObjectStore, files_store
+from moorage.bus.object_store import FILES_KEEP_S, ObjectStore, files_store, schedules_store
 from moorage.client.errors import NotPermitted
 from moorage.client.fields import Paths
 from moorage.client.packing import Packed, pack
@@ -41,17 +41,26 @@ def bucket_of(client: Connected) -> ObjectStore:
     return files_store(jetstream, client.subjects, client.tenant)
 
 
-async def send(client: Connected, paths: Paths, on_sent: OnSent | None = None) -> Sent:
+def bucket_of_schedules(client: Connected) -> ObjectStore:
+    """Return the bucket for the files of schedules of the client's tenant."""
+    context = client.context
+    jetstream = JetStream(client.link, "$JS.API" if context is None else context.api_prefix)
+    return schedules_store(jetstream, client.subjects, client.tenant)
+
+
+async def send(client: Connected, paths: Paths, on_sent: OnSent | None = None, *, of_schedule: bool = False) -> Sent:
     """Pack and send files and folders. `on_sent` gets the archive and the number of compressed bytes stored so far.
+
+    Those `of_schedule` stay until they are removed, the others for some days.
 
     Raises `Rejected` for files that cannot be packed, and what `Connected.again` raises.
     """
     given = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
     packed = await asyncio.to_thread(pack, given)
     with packed.file:
-        bucket = bucket_of(client)
+        bucket = bucket_of_schedules(client) if of_schedule else bucket_of(client)
         found = await client.again(lambda: bucket.find(packed.address))
-        if found is not None and time.time() - found.stored_s < AGAIN_AFTER_S:
+        if found is not None and (of_schedule or time.time() - found.stored_s < AGAIN_AFTER_S):
             return Sent(packed.address, False, packed.warnings)
 
         def told(size: int) -> None:
@@ -62,7 +71,8 @@ async def send(client: Connected, paths: Paths, on_sent: OnSent | None = None) -
         try:
             await client.again(lambda: bucket.put(packed.address, compressed(packed.file), headers, told))
         except NotPermitted as error:  # usually a user that may write to the bucket, but may not create it
-            name = client.subjects.files_bucket(client.tenant)
+            subjects, tenant = client.subjects, client.tenant
+            name = subjects.schedules_bucket(tenant) if of_schedule else subjects.files_bucket(tenant)
             next_step = f"the scheduler makes the bucket {name} within ten seconds; its log says why if it cannot"
             raise NotPermitted(msgspec.structs.replace(error.problem, next=next_step)) from None
         return Sent(packed.address, True, packed.warnings)

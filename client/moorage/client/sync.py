@@ -435,6 +435,10 @@ class SyncSchedules(Handle["Schedules"]):
         """Do the same as `add` with a whole request; its `job` is left out, as each run has an id of its own."""
         return self._thread.call(self._twin.add_request(name, cron, request, tz=tz, overlap=overlap))
 
+    def send_files(self, files: Paths) -> str:
+        """Send files and folders of a schedule that is to be added, and return their address."""
+        return self._thread.call(self._twin.send_files(files))
+
     def ls(self) -> list[ScheduleRow]:
         """Return the tenant's schedules in the order of their names, without their requests."""
         return self._thread.call(self._twin.ls())
@@ -456,7 +460,7 @@ class SyncSchedules(Handle["Schedules"]):
         return SyncJob(self._thread, self._thread.call(self._twin.run_now(name)))
 
     def remove(self, name: str) -> ScheduleRow:
-        """Forget a schedule, and return it as it was; the jobs that it made are not touched."""
+        """Forget a schedule with its files, and return it as it was; the jobs that it made are not touched."""
         return self._thread.call(self._twin.remove(name))
 
 

@@ -115,8 +115,9 @@ def rights(
         if not queue:
             publish -= {subjects.request(name, "submit"), subjects.request(name, "cancel")}
         if name in results_of:
-            publish |= {*object_reads(subjects.result_bucket(name)), *object_reads(subjects.files_bucket(name))}
-            publish.add(f"$O.{subjects.files_bucket(name)}.>")
+            publish |= set(object_reads(subjects.result_bucket(name)))
+            for bucket in (subjects.files_bucket(name), subjects.schedules_bucket(name)):
+                publish |= {f"$O.{bucket}.>", *object_reads(bucket)}
     elif role == "operator":
         publish |= {subjects.api("*", verb) for verb in OPERATOR_READS}
         publish |= _DISCOVERY
@@ -125,12 +126,13 @@ def rights(
         for tenant in results_of:
             for bucket in (subjects.files_bucket(tenant), subjects.checkpoints_bucket(tenant)):
                 publish |= {f"$O.{bucket}.>", *object_reads(bucket, "$JS.API")}
+            publish |= set(object_reads(subjects.schedules_bucket(tenant), "$JS.API"))
     elif role == "scheduler":
         streams = [subjects.request_stream, subjects.dead_letter_stream, subjects.history_stream]
         streams += [subjects.request_stream_of(tenant) for tenant in queues_of]
         streams += [f"OBJ_{subjects.result_bucket(tenant)}" for tenant in results_of]
-        streams += [f"OBJ_{subjects.files_bucket(tenant)}" for tenant in results_of]
-        streams += [f"OBJ_{subjects.checkpoints_bucket(tenant)}" for tenant in results_of]
+        for bucket_of in (subjects.files_bucket, subjects.checkpoints_bucket, subjects.schedules_bucket):
+            streams += [f"OBJ_{bucket_of(tenant)}" for tenant in results_of]
         publish.add(USER_INFO)
         publish |= {f"$JS.API.STREAM.{verb}.{stream}" for verb in _STREAM_VERBS for stream in streams}
         publish |= {f"$JS.API.DIRECT.GET.{stream}" for stream in streams}

@@ -32,15 +32,13 @@ SERVER_MIN: Final = (2, 14)
 CRON_WORDS: Final = "five fields of cron, six with seconds first, @every 90s, @hourly, @daily, @weekly, @monthly"
 #: what a run does while the last one goes on
 Overlap = Literal["skip", "queue"]
-#: what to do in place of files with each run
-NO_FILES: Final = "put them into an image, or into a folder that the hosts share, and start there (cwd, --cwd)"
 #: fields of a request that belong to one submit, or that do not last as long as a schedule
 NOT_SCHEDULED: Final = {
     "job": "each run has an id of its own",
     "if_seq": "it is about one moment of the ledger",
     "after": "a job that it names is forgotten some day, and no run starts from then on",
     "start_after_s": "cron says when a run is made",
-    "run.files": f"files of jobs are kept for some days only; {NO_FILES}",
+    "run.files_of": "what a job has kept is there for some days only",
 }
 
 
@@ -72,7 +70,9 @@ class ScheduleAsked(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
     """What a tenant asks of its schedules: `ls`, or one by its `name`.
 
     - `add` needs `cron` and `request`, as `submit` takes it, without `job`, `if_seq`, `after`, `start_after_s`,
-      `run.files`. The same again changes nothing; other content under a name that is taken is refused with `conflict`.
+      `run.files_of`. Its `run.files` are in the bucket `<PREFIX>_SCHEDULES_<tenant>`, which is bounded in all and drops
+      nothing; whoever removes the schedule removes them. The same again changes nothing; other content under a name
+      that is taken is refused with `conflict`.
     - `pause` ends its runs until `resume`; jobs that run go on. `remove` forgets it.
     - `run-now` makes a run at once, also of one that is paused, and answers with its job.
     - Refused with `not-found`; with `failed-precondition` for more than 1,000 schedules, for a run while the last one

@@ -195,6 +195,10 @@ class Subjects:
         """Return the tenant's bucket for checkpoints of its jobs; its stream is `OBJ_<bucket>`."""
         return f"{self._upper}_CHECKPOINTS_{tenant}"
 
+    def schedules_bucket(self, tenant: str) -> str:
+        """Return the tenant's bucket for files of its schedules; its stream is `OBJ_<bucket>`."""
+        return f"{self._upper}_SCHEDULES_{tenant}"
+
     def call(self, tenant: str, service: str) -> str:
         """Return the subject of a service's calls, which its members answer."""
         return f"{self.prefix}.call.{tenant}.{service}"

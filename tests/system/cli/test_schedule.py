@@ -9,6 +9,7 @@ import pytest
 from moorage.cli.framework.render import utc
 from moorage.cli.jobs.schedule import _next
 from moorage.client import AsyncClient, Conflict, NotFound, Rejected
+from moorage.client.sending import bucket_of_schedules
 from moorage.schemas.schedules import ScheduleRow
 from tests.system.cli.node import Node
 
@@ -67,13 +68,11 @@ async def test_a_schedule_is_added_shown_run_paused_and_removed(node: Node, uniq
         (("--if-seq", "3"), "a schedule takes no --if-seq"),
         (("--at", "22:00"), "a schedule takes no --at"),
         (("--after", "prep"), "a schedule takes no --after"),
-        (("--with", "a.txt"), "a schedule takes no --with, as files are kept for some days only"),
     ],
 )
 async def test_what_belongs_to_one_submit_is_refused(node: Node, unique: str, more: tuple[str, ...], says: str) -> None:
     refused = await node.run(*NIGHTLY, *more, "--", "hang", tenant=unique)
     assert (refused.code, refused.err.splitlines()[0]) == (2, f"error[invalid-argument]: {says}")
-    assert ("folder that the hosts share" in refused.err) == ("--with" in more)
 
 
 async def test_a_schedule_of_a_sweep_has_its_items(node: Node, unique: str, tmp_path: Path) -> None:
@@ -83,14 +82,33 @@ async def test_a_schedule_of_a_sweep_has_its_items(node: Node, unique: str, tmp_
     assert (await node.run(*NIGHTLY, *sweep, tenant=unique)).code == 0
     request = (await node.run("schedule", "show", "nightly", "--json", tenant=unique)).frame["request"]
     assert (request["run"]["items"], request["replicas"]) == (["a", "b"], 2)
-    items.write_text("".join(f"{number:01000d}\n" for number in range(100)))
-    refused = await node.run(*NIGHTLY, "--driver", "process", *sweep, tenant=unique)
-    assert (refused.code, refused.err.splitlines()[0]) == (
-        2,
-        "error[invalid-argument]: the 100 items take more than 16 KiB, so they would be a file, and files are kept for "
-        "some days only",
-    )
-    assert "folder that the hosts share" in refused.err
+
+
+async def test_a_schedule_keeps_its_files_until_the_last_one_with_them_is_removed(
+    node: Node, unique: str, tmp_path: Path
+) -> None:
+    (tmp_path / "a.txt").write_text("of the schedule\n")
+    (items := tmp_path / "items.txt").write_text("".join(f"{number:01000d}\n" for number in range(100)))
+    async with AsyncClient(node.url, tenant=unique) as client:
+        schedules, bucket = client.schedules, bucket_of_schedules(client._wire)
+        with_it = ("--with", str(tmp_path / "a.txt"), "--", "grep", "-q", "schedule", "a.txt")
+        for name in ("one", "two"):
+            assert (await node.run("schedule", "add", name, "--cron", "@yearly", *with_it, tenant=unique)).code == 0
+        await schedules.add("sdk", "@yearly", ["cat", "a.txt"], files=tmp_path / "a.txt")
+        address = (await schedules.show("one")).request["run"]["files"]  # type: ignore[index]
+        assert (await (await schedules.run_now("one")).result()).state == "SUCCEEDED"
+        with pytest.raises(Conflict):
+            await schedules.add("one", "@daily", ["cat", "a.txt"], files=tmp_path / "a.txt")
+        for name in ("one", "two", "sdk"):
+            assert await bucket.find(address) is not None
+            await schedules.remove(name)
+        assert await bucket.find(address) is None
+        refused = await node.run(*NIGHTLY, "--with", "job:x", "--", "true", tenant=unique)
+        assert (refused.code, "job:x" in refused.err) == (2, True)
+        sweep = ("--driver", "process", "--each-line", str(items), "--", "true", "{item}")
+        added = await node.run(*NIGHTLY, *sweep, tenant=unique)
+        assert added.code == 0, added.err
+        assert (await schedules.show("nightly")).request["run"]["items"]["file"]  # type: ignore[index]
 
 
 async def test_a_job_at_a_time_waits_for_it_and_says_so(node: Node, unique: str) -> None:
@@ -119,8 +137,6 @@ async def test_schedules_from_python(node: Node, unique: str) -> None:
         with pytest.raises(Rejected, match="does not know the time") as wrong:
             await schedules.add("wrong", "0 25 * * *", ["true"])
         assert wrong.value.problem.field == "$.cron"
-        with pytest.raises(Rejected, match="brings no files"):
-            await schedules.add("wrong", "@daily", ["true"], files="a.txt")
         with pytest.raises(Rejected, match="must match"):
             await schedules.add("a.b", "@daily", ["true"])
         jobs = [await schedules.run_now("often") for _ in range(2)]

@@ -46,7 +46,7 @@ def test_a_submitters_rights_name_its_tenant_alone(mine: str, other: str) -> Non
     for subject in (*may.publish, *may.subscribe):
         assert mine in subject, subject
         assert subject.split(".")[2] == mine or subject.endswith(
-            (f"RESULT_{mine}", f"FILES_{mine}", f"FILES_{mine}.>")
+            (f"RESULT_{mine}", f"FILES_{mine}", f"FILES_{mine}.>", f"SCHEDULES_{mine}", f"SCHEDULES_{mine}.>")
         ), subject
 
 

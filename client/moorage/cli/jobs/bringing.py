@@ -22,14 +22,23 @@ if TYPE_CHECKING:
 
 
 async def with_files(
-    client: AsyncClient, with_: Sequence[str] | None, request: Request, sweep: Sweep | None = None
+    client: AsyncClient,
+    with_: Sequence[str] | None,
+    request: Request,
+    sweep: Sweep | None = None,
+    *,
+    of_schedule: bool = False,
 ) -> Request:
-    """Send the files, and return the request that brings them. Say what may be meant otherwise. Raises `Rejected`."""
+    """Send the files, and return the request that brings them. Say what may be meant otherwise. Raises `Rejected`.
+
+    Those `of_schedule` stay until the schedule is removed."""
     warn_of_secrets(request.workload.env)
     warn_of_sbatch(request)
     from moorage.client.files_of import divided, files_of
 
     plain, jobs = divided(with_ or ())
+    if jobs and of_schedule:
+        await client.schedules.send_files(list(with_ or ()))  # which refuses them
     if jobs:
         request = _with_files_of(request, await files_of(client._wire, jobs))
     with _paths(list(map(str, plain)), sweep) as paths:
@@ -46,7 +55,10 @@ async def with_files(
         elif file := not_startable(paths, request):
             why = f"{file} is no program, as its x bit is not set, so each attempt fails with code 126"
             say(f"warning[files]: {why}: chmod +x {file}, or name what reads it first, as in sh {file}")
-        return _bringing(request, await send_files(client, paths, request.job or ""), sweep) if paths else request
+        if not paths:
+            return request
+        address = await send_files(client, paths, request.job or "", of_schedule=of_schedule)
+        return _bringing(request, address, sweep)
 
 
 def with_packed(with_: Sequence[str] | None, request: Request, sweep: Sweep | None = None) -> Request:
@@ -98,7 +110,7 @@ def _bringing(request: Request, address: str, sweep: Sweep | None) -> Request:
     return build_request(request, fields={"files": address, **items})
 
 
-async def send_files(client: AsyncClient, paths: Sequence[str], job: str) -> str:
+async def send_files(client: AsyncClient, paths: Sequence[str], job: str, *, of_schedule: bool = False) -> str:
     """Send files, with their progress on a terminal, and return their address. Raises `Rejected`."""
     from moorage.cli.jobs.progress import Progress
     from moorage.client.sending import send
@@ -110,6 +122,7 @@ async def send_files(client: AsyncClient, paths: Sequence[str], job: str) -> str
         lambda packed, size: progress.stands(
             f"sending {many(packed.files, 'file')}, {packed.size >> 20} MiB: {size >> 20} MiB compressed so far"
         ),
+        of_schedule=of_schedule,
     )
     progress.erase()
     for warning in sent.warnings:

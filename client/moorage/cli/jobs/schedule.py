@@ -8,7 +8,8 @@ from moorage.cli.framework.arguments import Parameter
 from moorage.cli.framework.console import say, tell
 from moorage.cli.framework.options import ROWS, RowOptions, guarded, with_client
 from moorage.cli.framework.render import facts, table, utc
-from moorage.cli.jobs.from_shell import own_program, warn_of_secrets
+from moorage.cli.jobs.bringing import with_files
+from moorage.cli.jobs.from_shell import own_program
 from moorage.cli.jobs.job_flags import NO_FLAGS, JobFlags, offered, request_of
 from moorage.cli.jobs.sweep_flags import sweep_of
 from moorage.client.errors import rejected
@@ -59,30 +60,21 @@ def add(
     """
 
     def act() -> int:
-        from moorage.client.sweeps import inline_bytes
-        from moorage.schemas.schedules import NO_FILES
-
         for given, option, fix in (
             (flags.job, "--job", "leave it out: each run has an id of its own"),
             (flags.if_seq, "--if-seq", "leave it out: it is about one moment of the ledger"),
             (flags.at, "--at", "leave it out: --cron says when a run is made"),
             (flags.after, "--after", "leave it out: a job that it names is forgotten some day, and no run would start"),
-            (flags.with_, "--with, as files are kept for some days only", NO_FILES),
         ):
             if given is not None:
-                field = option.partition(",")[0]
-                raise rejected("invalid-argument", f"a schedule takes no {option}", field=field, next=fix)
+                raise rejected("invalid-argument", f"a schedule takes no {option}", field=option, next=fix)
         sweep = sweep_of(flags, command)
-        if sweep is not None and sweep.file is not None:
-            why = f"the {sweep.size} items take more than {inline_bytes(flags.driver) >> 10} KiB"
-            message = f"{why}, so they would be a file, and files are kept for some days only"
-            raise rejected("invalid-argument", message, field="--each", next=f"fewer or shorter items; or {NO_FILES}")
         words = own_program(command, flags.driver, flags.setup)
         request = request_of(flags, words, sweep)
-        warn_of_secrets(request.workload.env)
 
         async def work(client: AsyncClient) -> int | None:
             chosen = await offered(client.plan, flags, words, request, sweep)
+            chosen = await with_files(client, flags.with_, chosen, sweep, of_schedule=True)
             row = await client.schedules.add_request(name, cron, chosen, tz=tz, overlap=overlap)
             if not options.shown(row, [row]):
                 tell(name)

@@ -23,7 +23,7 @@ from typing import BinaryIO, Final, NamedTuple
 
 from moorage.bus.errors import BusError, StreamGap
 from moorage.bus.jetstream import JetStream
-from moorage.bus.object_store import ObjectInfo, ObjectStore, checkpoints_store, files_store
+from moorage.bus.object_store import ObjectInfo, ObjectStore, checkpoints_store, files_store, schedules_store
 from moorage.schemas.errors import Refused, problem
 from moorage.schemas.handler import ACCEPTED_HEADER, is_earlier
 from moorage.schemas.job import KEEP_STARS_MAX, is_quick, kept_pattern
@@ -420,6 +420,9 @@ class JobFiles:
     async def _fetch(self, kept: Path, tenant: str, address: str) -> None:
         store = files_store(self._jetstream, self._subjects, tenant)
         info = await store.find(address)
+        if info is None:
+            store = schedules_store(self._jetstream, self._subjects, tenant)
+            info = await store.find(address)
         if info is None:
             raise FilesRefused("they are not, or no longer, in the tenant's bucket: submit the job again with them")
         part = kept.with_name(kept.name + _PART)
