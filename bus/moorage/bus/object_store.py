@@ -271,23 +271,27 @@ def files_store(jetstream: JetStream, subjects: Subjects, tenant: str, replicas:
     return ObjectStore(jetstream, subjects.files_bucket(tenant), config)
 
 
-def checkpoints_store(jetstream: JetStream, subjects: Subjects, tenant: str) -> ObjectStore:
-    """Return the bucket for the checkpoints of a tenant's jobs. If it is full, the oldest go first."""
+def checkpoints_store(jetstream: JetStream, subjects: Subjects, tenant: str, replicas: int = 1) -> ObjectStore:
+    """Return the bucket for the checkpoints of a tenant's jobs. If it is full, the oldest go first. `replicas` is the
+    number of copies if it is made here."""
     config = {
         "description": "checkpoints of jobs of moorage",
         "discard": "old",
         "max_age": FILES_KEEP_S * 10**9,
         "max_bytes": CHECKPOINTS_BUCKET_BYTES,
+        "num_replicas": replicas,
     }
     return ObjectStore(jetstream, subjects.checkpoints_bucket(tenant), config)
 
 
-def schedules_store(jetstream: JetStream, subjects: Subjects, tenant: str) -> ObjectStore:
-    """Return the bucket for the files of a tenant's schedules. If it is full, nothing more is taken."""
+def schedules_store(jetstream: JetStream, subjects: Subjects, tenant: str, replicas: int = 1) -> ObjectStore:
+    """Return the bucket for the files of a tenant's schedules. If it is full, nothing more is taken. `replicas` is the
+    number of copies if it is made here."""
     config = {
         "description": "files of schedules of moorage",
         "discard": "new",
         "max_bytes": SCHEDULES_BUCKET_BYTES,
+        "num_replicas": replicas,
     }
     return ObjectStore(jetstream, subjects.schedules_bucket(tenant), config)
 

@@ -18,7 +18,7 @@ from moorage.bus.connection import Connection
 from moorage.bus.errors import BusError, JetStreamRefused, NoResponders, PermissionRefused
 from moorage.bus.jetstream import COPIES_FOLLOW, ERR_STREAM_NOT_FOUND, JetStream
 from moorage.bus.jetstream_answers import StreamInfo
-from moorage.bus.object_store import files_store
+from moorage.bus.object_store import checkpoints_store, files_store, schedules_store
 from moorage.bus.results import results_bucket
 from moorage.scheduler.pacing.reminders import Reminders
 from moorage.schemas.codec import REQUEST_BYTES_MAX
@@ -153,20 +153,28 @@ class QueueStreams:
             await self._js.ensure_stream_with_room(config, MAY_CHANGE, BYTES_MIN, behind)
 
     async def ensure_buckets(self) -> None:
-        """Create the buckets for files and results of tenants that may not create them, if they do not exist.
+        """Create the buckets of tenants that may not create them, if they do not exist.
 
-        A worker or a submitter with that right could choose which subjects the bucket captures. What cannot be created
-        now is logged, and tried again with the next call.
+        Those for checkpoints are the largest, and take what the others leave. A worker or a submitter with that right
+        could choose which subjects the bucket captures. What cannot be created now is logged, and tried again with the
+        next call.
         """
-        for tenant in sorted(self._buckets_of - self._made):
+        js, subjects, replicas = self._js, self._subjects, self._replicas
+        missing, refused = sorted(self._buckets_of - self._made), set[str]()
+        stores = [
+            *((tenant, files_store(js, subjects, tenant, replicas)) for tenant in missing),
+            *((tenant, results_bucket(js, subjects.prefix, tenant, replicas=replicas)) for tenant in missing),
+            *((tenant, schedules_store(js, subjects, tenant, replicas)) for tenant in missing),
+            *((tenant, checkpoints_store(js, subjects, tenant, replicas)) for tenant in missing),
+        ]
+        for tenant, store in stores:
             try:
-                await files_store(self._js, self._subjects, tenant, self._replicas).make()
-                await results_bucket(self._js, self._subjects.prefix, tenant, replicas=self._replicas).make()
+                await store.make()
             except BusError as error:
+                refused.add(tenant)
                 if self._refused.due(words := f"the buckets of tenant {tenant} cannot be created now: {error}"):
                     log.warning("%s", words)
-            else:
-                self._made.add(tenant)
+        self._made.update(set(missing) - refused)
 
     async def former(self) -> StreamInfo | None:
         """Return the shared stream if tenants have streams of their own and it exists; else None. Raises `BusError`."""
