@@ -6,7 +6,7 @@ from typing import Final
 #: a verb of ours, and the words that people who come from elsewhere type for it
 _SAID_FOR: Final = {
     "run": "srun",
-    "submit": "sbatch qsub create launch enqueue apply",
+    "submit": "sbatch qsub create launch enqueue apply sweep",
     "show": "describe inspect info",
     "ls": "squeue qstat sacct queue ps jobs list status",
     "logs": "tail output",

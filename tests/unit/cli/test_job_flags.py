@@ -136,7 +136,11 @@ def test_an_array_with_steps_is_written_out(array: str, indices: str, more: dict
         ({"priority": 101}, "--priority: priority must be 0..100", ""),
         ({"cwd": "../here"}, "--cwd: cwd must be an absolute path on the worker", "give the full path"),
         ({"job": "a b"}, "--job: job must match", ""),
-        ({"gang": True, "spread": True}, "--gang and --spread cannot be used together", "take one"),
+        (
+            {"gang": True, "spread": True},
+            "--gang and --spread cannot be used together: a gang takes",
+            "leave out --spread",
+        ),
         ({"gang": True}, "--gang and --spread need --gpu", "add --gpu 1xH100"),
         ({"spread": True, "pack": True, "service": "e"}, "--spread and --pack cannot be used together", "take one"),
         ({"pack": True}, "--pack is about the members of a service", "name the service with --service"),

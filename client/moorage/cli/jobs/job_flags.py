@@ -469,7 +469,11 @@ def scheduling_of(flags: JobFlags) -> Literal["gang", "spread"] | None:
     both = [word for word, is_set in (("gang", flags.gang), ("spread", flags.spread), ("pack", flags.pack)) if is_set]
     if len(both) > 1:
         words = " and ".join(f"--{word}" for word in both[:2])
-        raise rejected("invalid-argument", f"{words} cannot be used together", next="take one of them")
+        why, fix = f"{words} cannot be used together", "take one of them"
+        if both[:2] == ["gang", "spread"]:
+            why += ": a gang takes as few hosts as it can, so that its ranks are near each other"
+            fix = "leave out --spread; ranks that take whole hosts, as in 2x8xH100, are on different ones"
+        raise rejected("invalid-argument", why, next=fix)
     return "gang" if flags.gang else "spread" if flags.spread else None
 
 

@@ -130,7 +130,7 @@ def why_not(child: Child, stage: str, number: int) -> str:
     else:
         why = f"no program {program} in PATH {_told(child.search.encode(_ENCODING, _ENCODING_ERRORS))}"
         if child.argv[0] == b"python":
-            why += "; many hosts have only python3: name that, or the python of an environment by its path"
+            why += "; hosts often have only python3: name it, or an environment's python by its path"
     if len(child.argv) == 1 and b" " in child.argv[0]:
         why += "; it is one word: leave the quotes out, or use sh -c"
     return why
