@@ -60,7 +60,10 @@ def past_moment(moment: str, now: datetime) -> float:
     """
     text = moment.strip()
     if not _MOMENT.fullmatch(text):
-        return now.timestamp() - seconds(text)
+        try:
+            return now.timestamp() - seconds(text)
+        except Rejected:
+            raise _no_past(moment, "no time and no duration") from None
     try:
         if "-" in text or "T" in text:
             at_s = _date_and_time(text, now).timestamp()

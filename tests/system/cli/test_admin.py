@@ -63,6 +63,7 @@ async def _is(job: object, state: str, attempt: int = 0) -> bool:
 async def test_a_limit_bounds_a_tenant_and_is_told(node: Node, unique: str) -> None:
     limited = await node.run("admin", "limit", "--gpus", "1", "--jobs", "2", "--why", "trial", tenant=unique)
     assert (limited.code, limited.rows) == (0, [[f"tenant {unique}", "at most 1 GPU and 2 jobs"]])
+    assert f"note: tenant {unique} has no jobs now" in limited.err, "its name may be mistyped"
     try:
         for name in ("a", "b"):
             flags = ("--gpu", "1xH100", "--job", name)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from moorage.cli.fleet.nats_config import WORKER_SETTINGS
 from moorage.schemas.settings import made, read_file, settle
 from moorage.worker.drivers.policy import ROOT_FIX, ROOT_OPEN
 from moorage.worker.settings import SECTION, WorkerSettings
-from tests.system.cli.node import Lines, Node, start
+from tests.system.cli.node import Lines, Node, moorage, start
 
 
 @pytest.mark.parametrize("words", [(), ("--root-jobs", "refuse")])
@@ -50,6 +51,19 @@ def test_the_doctor_says_whether_jobs_of_a_worker_may_run_as_root(
         assert (check.verdict, check.fix) == (status, ROOT_FIX if status == "warn" else "")
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     assert checks_host.root_jobs() is None
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root's workers can start jobs as root")
+@pytest.mark.parametrize(("role", "asks"), [("operator.ana", False), ("worker.n1", True)])
+async def test_the_doctor_asks_that_of_no_machine_on_which_a_person_uses_a_key(
+    tmp_path: Path, role: str, asks: bool
+) -> None:
+    """On an operator's own machine it warned of a worker that was not there."""
+    (tmp_path / "nats/context").mkdir(parents=True)
+    context = {"url": "nats://127.0.0.1:1", "inbox_prefix": f"_INBOX.{role}"}
+    (tmp_path / f"nats/context/{role}.json").write_text(json.dumps(context))
+    ran = await moorage("doctor", "--nats", role, env={"XDG_CONFIG_HOME": str(tmp_path)})
+    assert ("\troot jobs\t" in ran.out) == asks, ran.out
 
 
 def test_the_settings_that_nats_config_writes_for_workers_refuse_jobs_as_root(tmp_path: Path) -> None:

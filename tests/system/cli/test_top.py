@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import pytest
-from msgspec import structs
+from msgspec import structs, to_builtins
 from rich.cells import cell_len
 
 from moorage.cli.page import draw as page
 from moorage.cli.top.draw import AT_FIRST, JOBS, WAITS, Line, Wishes, as_text, draw, panes_at_first, shared_out
+from moorage.cli.top.feed import Feed
+from moorage.client import AsyncClient
 from moorage.schemas.frames import FailedLately, ServiceLately
 from tests.system.cli.node import Node, moorage
 from tests.system.cli.top_view import a_view
@@ -156,6 +159,7 @@ async def test_once_prints_the_fleet_of_a_running_node(node: Node, unique: str) 
         return unique in rows and "reason" in rows[unique]
 
     await until(waits, deadline_s=60, what="the third job waits and is explained")
+    await is_told_for_how_long(node, unique)
     ran = await node.run("top", "--once")
     assert ran.code == 0
     lines = ran.out.splitlines()
@@ -173,9 +177,26 @@ async def test_once_prints_the_fleet_of_a_running_node(node: Node, unique: str) 
     assert "0 of 8 GPUs leased" in before.out
     later = await node.run("top", "--once", "--at", "2999-01-01T00:00")
     assert (later.code, "not a time in the past" in later.err) == (2, True)
+    words = await node.run("top", "--once", "--at", "yesterday")
+    assert (words.code, "allowed 14:03, 2026-11-21T14:03" in words.err) == (2, True), words.err
     none = await node.run("top", "--once", "--filter", "no-such-thing")
     assert "with no-such-thing: 0" in none.out
     await node.run("cancel", "one,two,three", tenant=unique)
+
+
+async def is_told_for_how_long(node: Node, tenant: str) -> None:
+    """The leader tells it every two seconds: a picture that did not wait for it said `now`."""
+
+    def lasts(rows: list[dict[str, Any]]) -> bool:
+        return any(row["for_ms"] >= 1000 for row in rows if row["tenant"] == tenant)
+
+    async with AsyncClient(node.url) as client:
+        feed = Feed(client)
+        await feed.open()
+        heard = await feed.until(lambda: lasts(to_builtins(feed.view().idle)), 60)
+        await feed.close()
+    assert heard
+    assert lasts((await node.run("top", "--once", "--json")).frame["idle"])
 
 
 async def test_without_a_terminal_or_a_scheduler_it_says_what_to_do(node: Node, nats_url: str) -> None:

@@ -100,6 +100,19 @@ def test_what_is_none_is_refused(line: str) -> None:
     [
         ("get", "JOB is missing", ("moorage ls", "moorage get --help")),
         ("cordon", "WORKER is missing", ("moorage fleet", "moorage cordon --help")),
+        (
+            "admin nats-config --out x",
+            "--tenant is missing",
+            (
+                "moorage admin nats-config --out site --tenant vision --worker n01",
+                "moorage admin nats-config --help",
+            ),
+        ),
+        (
+            "cordon n1 --for 2h",
+            "no option --for: cordon lasts until uncordon, and its jobs go on",
+            ("moorage drain WORKER --for 2h",),
+        ),
     ],
 )
 def test_what_is_missing_is_named_with_what_lists_it(line: str, why: str, fixes: tuple[str, ...]) -> None:

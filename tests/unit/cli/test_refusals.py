@@ -24,7 +24,7 @@ def test_files_of_ones_own_tenant_want_a_right_and_not_another_tenant(
     monkeypatch: pytest.MonkeyPatch, subject: str, advice: str
 ) -> None:
     """`--with` was answered "this key is tenant vision's: --tenant vision" to that very tenant."""
-    monkeypatch.setattr(options, "_whose_key", lambda _: ("submitter", "vision"))
+    monkeypatch.setattr(options, "whose_key", lambda _: ("submitter", "vision"))
     monkeypatch.setenv(TENANT_VARIABLE, "vision" if subject.startswith("$") else "speech")
     error = NotPermitted(Problem("permission-refused", f"this NATS user may not publish to {subject}"))
     told = options._refused(options.Options(), error)

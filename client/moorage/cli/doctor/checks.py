@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from typing import Final
 
 from moorage.cli.doctor.check import failed
-from moorage.cli.framework.options import TIMEOUT_DEFAULT, Options
+from moorage.cli.framework.options import TIMEOUT_DEFAULT, Options, whose_key
 from moorage.client.durations import seconds
 from moorage.client.view.checks import Check
 from moorage.schemas.errors import MoorageError
 from moorage.schemas.optional import need_server
+
+#: roles of keys that people have
+PEOPLE: Final = frozenset(("submitter", "operator", "observer"))
 
 
 async def all_checks(options: Options) -> AsyncIterator[Check]:
@@ -42,7 +46,8 @@ async def all_checks(options: Options) -> AsyncIterator[Check]:
         for check in (
             *of_host,
             host.secrets(),
-            host.root_jobs(),
+            # whoever asks with the key of a person runs no worker with these settings
+            None if whose_key(options)[0] in PEOPLE else host.root_jobs(),
             await host.limiter(),
             host.mps(),
             host.huge_pages(),

@@ -36,6 +36,8 @@ class TenantOptions(RowOptions):
 
 OF_TENANT: Final = TenantOptions()
 WHY: Final = "The reason; show, explain and the ledger have it."
+#: tenants that a note names
+OTHERS_MAX: Final = 8
 QUEUE: Final = "The tenant's whole queue, future jobs included, instead of single jobs."
 
 
@@ -287,6 +289,7 @@ def limit(
                     f"the tenant leases {many(done.gpus, 'GPU')} now, and the jobs on them go on; no waiting job with "
                     f"GPUs starts until it leases fewer than {done.limit.gpus}"
                 )
+            await _warn_of_unknown(client)
         return None
 
     return guarded(options, lambda: with_client(_of_a_tenant(options, "limit"), work))
@@ -314,6 +317,7 @@ def share(
             with contextlib.suppress(MoorageError):  # the share is set: a warning that cannot be made is no error
                 if gpus and (warning := beyond_fleet(gpus, (await client.fleet.show()).data)):
                     say(warning)
+            await _warn_of_unknown(client)
         return None
 
     return guarded(options, lambda: with_client(_of_a_tenant(options, "share"), work))
@@ -360,7 +364,7 @@ def acts(
     *,
     since: Annotated[str | None, Parameter(help="How far back to begin: 2h, 7d.", value="DURATION")] = None,
     by: Annotated[str, Parameter(help="Only those of this operator, or of this name without keys.", value="NAME")] = "",
-    verb: Annotated[str, Parameter(help="Only this order: drain, limit, hold …", value="VERB")] = "",
+    verb: Annotated[str, Parameter(help="Only this order, as drain, limit or hold.", value="VERB")] = "",
     options: RowOptions = ROWS,
 ) -> int:
     """List the newest orders of operators that changed something, at most 500: when, who, what and why.
@@ -402,6 +406,15 @@ def about(row: ActRow) -> str:
 
 
 # --------------------------------------------------------------------------------------------------------------- inside
+
+
+async def _warn_of_unknown(client: AsyncClient) -> None:
+    """Say so if the tenant has no jobs: its name may be mistyped, since the scheduler knows tenants by their jobs."""
+    with contextlib.suppress(MoorageError):  # what was ordered is done
+        rows = await client.admin.tenants()
+        if not any(row.jobs for row in rows if row.tenant == client.tenant):
+            others = ", ".join([row.tenant for row in rows if row.jobs][:OTHERS_MAX])
+            say(f"note: tenant {client.tenant} has no jobs now" + (f"; those that have: {others}" if others else ""))
 
 
 async def _each(

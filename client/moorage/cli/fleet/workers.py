@@ -253,6 +253,8 @@ async def _watch(client: AsyncClient, options: RowOptions) -> None:
             legend = [paint(line, "dim", sys.stdout) for line in folded(LEGEND, sys.stdout).splitlines()]
             screen.draw(lines, tail=legend, unseen=unseen)
         elif text != before:
+            if not before:
+                say("\t".join(_COLUMNS))
             tell(text)
         before = text
 
@@ -307,6 +309,10 @@ def packed(workers: Sequence[FleetRow], columns: int, lines: int) -> tuple[list[
 
 def _is_well(worker: FleetRow) -> bool:
     return worker.state == "up" and not _ODD.intersection(worker.cells)
+
+
+#: of what `_frame_line` returns
+_COLUMNS: Final = ("KIND", "QUEUED", "RUNNING", "WORKERS", "FREE", "GPUS")
 
 
 def _frame_line(frame: FleetFrame) -> str:

@@ -149,8 +149,12 @@ class _Reader(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         what, required, missing = message.partition("the following arguments are required: ")
         if required and not what:
-            listing = [self.lists[name] for name in missing.split(", ") if self.lists.get(name)]
-            raise Missing(f"{missing} is missing", *(f"moorage {verb}" for verb in listing), f"{self.prog} --help")
+            from moorage.cli.examples import EXAMPLES
+
+            listing = [f"moorage {self.lists[name]}" for name in missing.split(", ") if self.lists.get(name)]
+            verb = self.prog.removeprefix("moorage ")
+            samples = EXAMPLES.get(verb, ())[:1] if missing.startswith("--") else ()
+            raise Missing(f"{missing} is missing", *listing, *samples, f"{self.prog} --help")
         said = message.removeprefix("argument ")
         option = said.partition(": ")[0]
         told = [f"{option} takes: {self.helps[option]}"] if option in self.helps else []
@@ -279,6 +283,9 @@ def _unknown(verb: str, words: Sequence[str], word: str, arguments: Sequence[Arg
         return CannotRead(
             f"no option {option}: the cron says it", "moorage schedule add NAME --cron '@every 3s' -- COMMAND"
         )
+    if verb == "cordon" and option in ("--for", "--within", "--from"):
+        why = f"no option {option}: cordon lasts until uncordon, and its jobs go on"
+        return CannotRead(why, f"moorage drain WORKER {option} 2h")
     import shlex
 
     known = [name for one in arguments for name in one.names]

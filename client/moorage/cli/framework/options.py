@@ -174,7 +174,7 @@ def guarded(options: LocalOptions | LedgerOptions | Options, act: Callable[[], i
         if error.code == "permission-refused" and isinstance(options, Options):
             error = _refused(options, error)
         if error.code == "no-scheduler" and isinstance(options, Options):
-            error = _unanswered(error, *_whose_key(options))
+            error = _unanswered(error, *whose_key(options))
         return fail(error, json=options.json)
 
 
@@ -191,7 +191,7 @@ def _refused(options: Options, error: MoorageError) -> MoorageError:
         return NotPermitted(
             msgspec.structs.replace(told, next=f"name your tenant: --tenant NAME, or {TENANT_VARIABLE}")
         )
-    role, name = _whose_key(options)
+    role, name = whose_key(options)
     if role == "submitter" and subject.lower().startswith("$js."):  # NATS tells subjects in lower case
         said = (
             "files and results want a right of their own: those who run this fleet give it with"
@@ -227,7 +227,7 @@ def _unanswered(error: MoorageError, role: str, name: str) -> MoorageError:
     return NoScheduler(error.problem, fixes)
 
 
-def _whose_key(options: Options) -> tuple[str, str]:
+def whose_key(options: Options) -> tuple[str, str]:
     """Return the role and the name of the key in use, as `whose` does."""
     from moorage.bus.target import find_context
     from moorage.client.tenant import whose

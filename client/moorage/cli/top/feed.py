@@ -191,6 +191,8 @@ class Feed:
             await self.until(lambda: self.model.detail is not None, FRAME_S)
         if not self.lists:
             await self.until(self._has_loads, LOADS_S)
+        if self.operates and self.model.sees_fleet and self.view().idle:  # for how long is in a frame alone
+            await self.until(lambda: self.model.knows_how_long, LOADS_S)
 
     def _has_loads(self) -> bool:
         frame = self.model.frame

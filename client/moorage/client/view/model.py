@@ -111,6 +111,11 @@ class Model:
         if self._detail is None:
             self._draw_sparks(rows)
 
+    @property
+    def knows_how_long(self) -> bool:
+        """Whether the leader has said for how long jobs have done nothing."""
+        return self._detail is not None
+
     def told_detail(self, frame: FleetDetail) -> None:
         """Take the frame for operators."""
         self._detail = frame
