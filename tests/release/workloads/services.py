@@ -135,7 +135,7 @@ class Services(Site):
         place, calls = held.place, self.dice.choice([1, 2]) if self.now // 100_000 % 3 else 0
         name = place.job, place.replica, place.fence, place.attempt
         load = MemberLoad(f"m{place.fence}", 1, min(1, calls), calls // 2, 0, False, 0, 0, 0, 0, 0, 0, *name)
-        self.engine.offer_member_load("t", load, self.now)
+        self.engine.offer_member_load("t", place.job, load, self.now)
 
     def tick(self, ms: int = 1, *, obey: bool = True) -> Any:
         out = super().tick(ms, obey=obey)
