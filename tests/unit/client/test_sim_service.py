@@ -167,3 +167,10 @@ async def test_calls_run_in_batches_and_the_wait_for_others_is_not_added_under_l
         service.kill_member()
         await waits
         assert ran[4:] == [[7, 8], [9]], "what waited for its batch had not started, so it is sent again"
+
+        await fleet.serve("sizes", lambda items: list(map(len, items)), batch={"most": 2, "wait_ms": 10_000})
+        await moorage.call("sizes", b"")
+        began_s = now_s()
+        sizes = await asyncio.gather(moorage.call("sizes", os.urandom(3_000_000)), moorage.call("sizes", b"abc"))
+        assert list(sizes) == [3_000_000, 3], "data in parts join their batch once they are whole"
+        assert now_s() - began_s < 5
