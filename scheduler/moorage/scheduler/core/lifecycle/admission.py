@@ -115,7 +115,7 @@ class Admission:
         self.config = config
         self.services = services
         self._close = config.jobs_max - config.jobs_max // LAST_PART
-        self._capable: Memo[int, tuple[int, bool]] = Memo(MATCHED_MAX)
+        self._capable: Memo[int, tuple[int, int]] = Memo(MATCHED_MAX)
         self._unmatched = Unmatched(fleet)
         self._away = Away(state)
         self.moved_seq = state.seq  # sequence of the last record that was not a bare heartbeat
@@ -435,14 +435,17 @@ class Admission:
 
         Not on workers that refused it, and devices that failed under it. The answer is cached until the fleet changes.
         """
-        known = self._capable.get(shape.index)
-        if known is not None and known[0] == self.fleet.inventory:
-            return known[1]
-        return self._capable.put(shape.index, (self.fleet.inventory, self._lack(shape) <= 0))[1]
+        return self._lack(shape) <= 0
 
     def _lack(self, shape: Shape) -> int:
         """Return how many replicas of a shape, of those that run together, the known fleet could not hold; or 0, or
         less."""
+        known = self._capable.get(shape.index)
+        if known is not None and known[0] == self.fleet.inventory:
+            return known[1]
+        return self._capable.put(shape.index, (self.fleet.inventory, self._counted_lack(shape)))[1]
+
+    def _counted_lack(self, shape: Shape) -> int:
         missing, hosts = shape.together, self.fleet.hosts
         for num, mask in shape.avoid:
             if (host := hosts.get(num)) is not None:
