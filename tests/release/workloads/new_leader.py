@@ -10,7 +10,7 @@ Three differences are rules:
 - *Of more than 64 of a tenant's jobs that ask for the same some are tried in turn beside a reservation.* So the hold of
   some lets others be tried.
 - *A plan is made once a second*: what outlives all that is known may have made the start a little later since, and
-  under fair share more may be owed to a tenant.
+  more may be owed to another tenant than to that of the reservation.
 
 A plan searches hosts for eight kinds of overdue jobs, some of them in turn; that of the new leader searches for all.
 """
@@ -122,6 +122,6 @@ def _is_kept(world: World, new: Driving, who: Waiting, every: list[Waiting]) -> 
         return False
     if old.short_ms or not is_tried(who, every):
         return True
-    if new.state.half_life_ms:
+    if old.tenant != who.job.tenant:
         return True  # time alone lets in a tenant to which more is owed: the old leader's next record, too
     return other is not None and old.start_ms < other.start_ms <= old.start_ms + NOTICED_MS

@@ -424,9 +424,12 @@ def _goes_first(world: World, other: Waiting, who: Waiting, every: list[Waiting]
 
 
 def comes_before(world: World, other: Waiting, who: Waiting, every: list[Waiting]) -> bool:
-    """By priority, with its age where jobs age, then by arrival. Under fair share either may come first."""
+    """Of two jobs of one tenant: by priority, with its age where jobs age, then by arrival.
+
+    If the tenant is guaranteed GPUs, either may come first: the guarantee may have room for one of them.
+    """
     state, config = world.drive.state, world.drive.config
-    if state.half_life_ms:
+    if state.tenants[who.job.tenant].guaranteed:
         return True
 
     def key(one: Waiting) -> tuple[int, int, int]:
@@ -462,13 +465,13 @@ def is_kept_back(world: World, who: Waiting, every: list[Waiting], closed: set[i
 def _takes_over(world: World, who: Waiting, owner: Waiting) -> bool:
     """Whether a job need not wait for another one's reservation, as it may end that one, or is due for it itself.
 
-    By priority alone: where jobs age, or tenants have shares, either may come first. A gang is due a while later.
+    By priority alone: where jobs age, or tenants are guaranteed GPUs, either may come first. A gang is due later.
     """
     config, state = world.drive.config, world.drive.state
     if config.ages is not None or who.priority <= owner.priority:
         return False
     overdue_ms = state.time_ms - who.job.may_start_ms - int(config.reserve_after * 1000)
-    is_due = not state.half_life_ms and who.together == 1 and overdue_ms > LOOK_MS
+    is_due = not any(row.guaranteed for row in state.tenants.values()) and who.together == 1 and overdue_ms > LOOK_MS
     return who.priority >= config.preempt_priority or is_due
 
 

@@ -56,8 +56,9 @@ def confirm(world: World, found: dict[str, list[Waiting]]) -> list[str]:
             elif said == "reserved" and who.together == 1:
                 closed = taken_back(world, who) | reserved(world, who, for_good=False)
                 ok = reason != "no room" and not starts(world, who, closed)
-            elif said == "placing":  # with shares, time alone may let its tenant in: the next record places it
-                ok = reason == "reserved" and world.drive.state.half_life_ms > 0
+            elif said == "placing":  # time alone may let another tenant in: the next record places it
+                held = world.drive.engine.planner.verdicts.reservation
+                ok = reason == "reserved" and held is not None and held.tenant != who.job.tenant
             else:
                 ok = said in TOLD["no room for all of it" if who.together > 1 and reason == "no room" else reason]
             if not ok:

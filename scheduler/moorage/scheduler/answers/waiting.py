@@ -230,7 +230,7 @@ def _in_line(engine: Engine, job: Job) -> dict[str, Any]:
     if job.hold is None:
         data |= {"position": place["position"], **_aged(engine, job, priority)}
         turn = view.turn_of(job.tenant)
-        if turn is not None:
+        if turn is not None and turn[1] > 1:
             data["turn"], data["tenants"] = turn
     data["queued"], data["queued_of"] = place["queued"] - (job.hold is not None), place["queued_of"]
     return data

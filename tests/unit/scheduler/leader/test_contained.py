@@ -270,7 +270,7 @@ def test_the_jobs_of_a_group_that_fails_are_held_until_an_operator_releases_them
     cure = raises_for(
         monkeypatch, Placing, "_place_one", lambda *given: given[1].time_ms > began_ms and given[2].count == 3
     )
-    drive.submit("other", tenant="u", gpu={"count": 2})
+    drive.submit("other", tenant="u", gpu={"count": 2}, priority=40)
     drive.run_out("w0")
     drive.settle()
     assert state_of(drive, "other", "u") == "RUNNING"

@@ -65,13 +65,12 @@ def test_three_to_one_over_ten_minutes(gpus: int) -> None:
     assert cluster.got["a"] / cluster.got["b"] == pytest.approx(3, rel=0.05)
 
 
-def test_explain_tells_whose_turn_is_next() -> None:
+def test_explain_tells_whose_turn_is_next_without_an_operator() -> None:
     cluster = Saturated(1)
     drive, worker = cluster.drive, cluster.drive.workers["w0"]
     drive.submit("alone", tenant="a", gpu={})
     drive.submit("mine", tenant="a", gpu={})
-    assert "turn" not in drive.explained("mine", "a"), "nobody has a share"
-    drive.order("share", tenant="a", weight=1)
+    assert "turn" not in drive.explained("mine", "a"), "no other tenant waits"
     drive.settle()
     drive.pass_time(10_000)
     drive.submit("theirs", tenant="b", gpu={})
@@ -96,13 +95,12 @@ def test_three_tenants_of_which_one_has_no_weight_and_another_job_size() -> None
     assert cluster.got["c"] / cluster.got["b"] == pytest.approx(1, rel=0.1)
 
 
-def test_before_anybody_has_a_share_arrival_counts_and_nothing_is_counted() -> None:
+def test_tenants_share_alike_without_an_operator_however_early_one_came() -> None:
     cluster = Saturated(4)
     cluster.backlog("a", 40)
     cluster.drive.tick()
-    cluster.run(MINUTE, "b", step=2_000, ends=1)
-    assert cluster.got["b"] == 0
-    assert not cluster.drive.state.half_life_ms
+    cluster.run(5 * MINUTE, "ab", step=2_000, ends=1)
+    assert cluster.got["a"] / cluster.got["b"] == pytest.approx(1, rel=0.1)
 
 
 @pytest.mark.slow

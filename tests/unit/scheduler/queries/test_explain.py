@@ -464,7 +464,7 @@ def test_for_whom_hosts_are_held_back() -> None:
     drive.worker("w0", 4)
     drive.submit("runs", gpu={"count": 2}, run={"driver": "noop", "timeout_s": 1_000})
     drive.settle()
-    drive.submit("big", gpu={"count": 4})
+    drive.submit("big", gpu={"count": 4}, priority=60)
     drive.pass_time(PATIENCE_MS + 2_000)
     drive.submit("mine", gpu={})
     drive.submit("theirs", tenant="u", gpu={})

@@ -268,7 +268,7 @@ def test_another_tenants_job_is_not_named() -> None:
     drive.worker("w0", 2)
     drive.submit("runs", gpu={}, tenant="u", run=limited(1_000))
     drive.settle()
-    drive.submit("secret", gpu={"count": 2}, tenant="u")
+    drive.submit("secret", gpu={"count": 2}, tenant="u", priority=60)
     drive.pass_time(PATIENCE_MS + 2_000)
     drive.submit("j", gpu={})
     told = drive.explained("j")

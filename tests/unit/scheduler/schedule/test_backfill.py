@@ -227,7 +227,7 @@ def test_a_short_one_is_filled_in_behind_many_jobs_of_another_tenant_that_ask_al
     drive.worker("w0", 16)
     drive.submit("runs", gpu={"count": 2}, run=limited(36_000))
     drive.settle()
-    drive.submit("big", gpu={"count": 16})
+    drive.submit("big", gpu={"count": 16}, priority=60)
     drive.pass_time(PATIENCE_MS + 2_000)
     for number in range(runtime.DEPTH_MAX + 6):
         drive.offer_submit(f"unbound{number}", tenant="y", gpu={})
@@ -404,9 +404,9 @@ def test_the_hosts_that_a_reservation_leaves_are_open_to_the_jobs_that_waited_fo
     drive.settle()
     drive.submit("big", gpu={"count": 8})
     drive.pass_time(PATIENCE_MS + 2_000)
-    drive.submit("services", tenant="v", gpu={"count": 3}, replicas=2)
+    drive.submit("services", gpu={"count": 3}, replicas=2)
     drive.settle()
-    assert sorted(drive.states("services", "v")) == ["QUEUED", "RUNNING"], "one host is reserved"
+    assert sorted(drive.states("services")) == ["QUEUED", "RUNNING"], "one host is reserved"
     held = drive.engine.planner.verdicts.reservation
     assert held is not None
     others = frozenset(drive.engine.fleet.hosts) - held.hosts
@@ -417,7 +417,7 @@ def test_the_hosts_that_a_reservation_leaves_are_open_to_the_jobs_that_waited_fo
     assert now is not None
     assert (now.item, now.hosts) == (held.item, others)
     drive.settle()
-    assert drive.states("services", "v") == ["RUNNING", "RUNNING"]
+    assert drive.states("services") == ["RUNNING", "RUNNING"]
 
 
 def test_what_was_kept_out_is_not_tried_again_while_no_plan_lets_more_pass(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -508,7 +508,7 @@ def test_a_job_is_filled_in_once_an_earlier_run_says_how_long_it_takes_though_no
     drive.submit("runs", tenant="v", gpu={"count": 4, "model": "H100"}, run=limited(36_000))
     drive.submit("first", **alike)
     drive.settle()
-    drive.submit("big", tenant="v", gpu={"count": 8, "model": "H100"})
+    drive.submit("big", tenant="v", gpu={"count": 8, "model": "H100"}, priority=60)
     drive.pass_time(PATIENCE_MS + 2_000)
     assert drive.engine.planner.verdicts.reservation is not None
     drive.submit("next", labels={"workload": "train"}, gpu={"model": "H100"})

@@ -149,9 +149,9 @@ def test_one_of_many_tenants_that_wait_for_the_same_is_a_turn_of_one(
     turns: list[Group] = []
     serve = drive.engine.planner._serve
 
-    def counted(draft: Draft, group: Group, others: tuple[Key, int] | None, *, alike: bool) -> Served:
+    def counted(draft: Draft, group: Group, others: tuple[Key, int] | None) -> Served:
         turns.append(group)
-        return serve(draft, group, others, alike=alike)
+        return serve(draft, group, others)
 
     monkeypatch.setattr(drive.engine.planner, "_serve", counted)
     drive.workers["w0"].finish(next(iter(drive.workers["w0"].held)), 0)
@@ -162,28 +162,6 @@ def test_one_of_many_tenants_that_wait_for_the_same_is_a_turn_of_one(
     drive.submit("late", tenant="t7", gpu={"count": 1})
     drive.submit("larger", tenant="t8", gpu={"count": 2})
     assert [group.shape.count for group in turns] == [2], "nothing has opened for the others"
-
-
-def test_tenants_that_take_turns_fill_a_host_with_one_choice(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They ask for the same, and only arrival orders them: a choice for each job took twice the time."""
-    drive = Driving(Config(ranker="pack"))
-    for number in range(2):
-        drive.worker(f"w{number}", 8)
-    looked: list[Shape] = []
-    choose = drive.engine.planner.placing.ranker.choose
-
-    def counted(fleet: Fleet, shape: Shape, avoid: dict[int, int], excluded: frozenset[int]) -> Choice | None:
-        looked.append(shape)
-        return choose(fleet, shape, avoid, excluded)
-
-    monkeypatch.setattr(drive.engine.planner.placing.ranker, "choose", counted)
-    for number in range(24):
-        drive.offer_submit(f"j{number}", tenant="ab"[number % 2], gpu={})
-    drive.tick()
-    waiting = [number for number in range(24) if drive.states(f"j{number}", "ab"[number % 2]) == ["QUEUED"]]
-    assert len(waiting) == 8
-    assert min(waiting) >= 8, "at most the room of one host is out of the order of arrival"
-    assert len(looked) <= 5
 
 
 def test_who_ends_in_time_is_filled_in_behind_another_tenant_that_asks_alike_and_may_not_be() -> None:

@@ -293,9 +293,8 @@ class Orders:
         return self._done_of(draft, "share", changed, name, share=as_share(weight, gpus, tenant.share))
 
     def resume_turns(self, draft: Draft) -> None:
-        """Continue the fair share of earlier terms, if any, with this leader's setting of the half-life."""
-        if self.state.half_life_ms:
-            self._take_turns(draft)
+        """Count usage with this leader's setting of the half-life: tenants are served in turns from the first on."""
+        self._take_turns(draft)
 
     def _take_turns(self, draft: Draft) -> None:
         """Count usage with this leader's half-life from now on."""

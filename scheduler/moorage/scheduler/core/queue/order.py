@@ -1,9 +1,8 @@
 """The order of the queue: whether an entry still waits, its sort key, and what its tenant may start.
 
-Without shares and ageing the key is the priority. With ageing it is the effective priority. Once an operator has set
-shares, guaranteed GPUs come before borrowed ones, then the priority, then the tenant that is owed most. Equal keys are
-served by arrival. Placements of the current record are part of a tenant's usage at once, so that many free GPUs are
-shared out in one pass.
+The key is the priority, with ageing the effective priority. Guaranteed GPUs come before borrowed ones, then the
+priority, then the tenant that is owed most. Equal keys are served by arrival. Placements of the current record are part
+of a tenant's usage at once, so that many free GPUs are shared out in one pass.
 """
 
 from __future__ import annotations
@@ -147,8 +146,14 @@ class QueueOrder:
         self._full.clear()
 
     def is_fair(self, draft: Draft) -> bool:
-        """Return whether fair share orders the queue: an operator has set a share."""
+        """Return whether fair share orders the queue: usage is counted, from a leader's first record on."""
         return draft.state.half_life_ms > 0
+
+    def is_shared(self) -> bool:
+        """Return whether jobs of several tenants wait, which fair share then orders in this pass."""
+        groups = iter(self.queue.groups.values())
+        first = next(groups, None)
+        return self.turns is not None and first is not None and any(group.tenant != first.tenant for group in groups)
 
     # ------------------------------------------------------------------------------------ what still waits
 

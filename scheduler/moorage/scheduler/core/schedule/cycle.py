@@ -60,7 +60,7 @@ class Served(NamedTuple):
 
 
 class Planner:
-    """Places the jobs that fit now, ordered by priority, fair share (if shares are set) and arrival.
+    """Places the jobs that fit now, ordered by priority, fair share and arrival.
 
     `could_ever` says whether the fleet could hold a shape if it were empty. `patience_ms` is the wait after which hosts
     may be reserved for a job.
@@ -129,7 +129,7 @@ class Planner:
                 continue
             after = min(ready[1:3]) if len(ready) > 1 else None  # the smallest in the heap after its root
             others, kind = after[:2] if after is not None else None, verdicts.kind_of(group)
-            served = self._serve(draft, group, others, alike=self._alike(ready[0], after))
+            served = self._serve(draft, group, others)
             if served.end is End.NO_ROOM:
                 verdicts.no_room_for(draft, kind, group)
             placed += served.placed
@@ -221,18 +221,8 @@ class Planner:
         heapify(left)
         return left
 
-    def _alike(self, one: tuple[Key, int, Group], other: tuple[Key, int, Group] | None) -> bool:
-        """Return whether two groups of the heap ask for the same, and nothing but arrival orders them."""
-        if other is None or self.order.turns is not None:
-            return False
-        return (one[0], one[2].shape) == (other[0], other[2].shape)
-
-    def _serve(self, draft: Draft, group: Group, others: tuple[Key, int] | None, *, alike: bool) -> Served:
-        """Place jobs from the front of one queue group until `others`, the first job of another group, comes first.
-
-        If that one is `alike`, the chosen host is filled before it has its turn: one choice for each job would cost
-        twice the time.
-        """
+    def _serve(self, draft: Draft, group: Group, others: tuple[Key, int] | None) -> Served:
+        """Place jobs from the front of one queue group until `others`, the first job of another group, comes first."""
         order, queue, placing = self.order, self.queue, self.placing
         placed, filled, first, end = 0, 0, 0, End.ALL_SERVED
         last: Choice | None = None
@@ -263,7 +253,7 @@ class Planner:
             most = group.size if room == math.inf or not need else int(room // need)
             most = min(most, order.most(group, others))
             if group.entries and room >= need and most > 0:
-                more, last = placing.place_more(draft, group, choice, most, None if alike else others)
+                more, last = placing.place_more(draft, group, choice, most, others)
                 placed += more
                 room -= more * need
                 order.count(draft, group, more)

@@ -133,7 +133,7 @@ def plan(known: Known, draft: Draft, last: Reservation | None = None) -> Answer:
         if due_ms > now_ms:
             return Answer(None, min(until_ms, due_ms))
         again_ms = STEP_MS if found.short_ms else max(STEP_MS, (found.start_ms - now_ms) // LATER_PART)
-        if known.order.turns is not None:
+        if known.order.is_shared():
             again_ms = min(again_ms, max(STEP_MS, draft.state.half_life_ms // OWED_PART))
         return Answer(found, min(until_ms, now_ms + again_ms))
     return Answer(None, until_ms)
@@ -227,7 +227,7 @@ def _hosts_for(known: Known, claim: Claim, last: Reservation | None, now_ms: int
 def _due_ms(known: Known, draft: Draft, claim: Claim) -> int:
     """Return from when on hosts are reserved for the first claim: later than now for a gang that lets others go on."""
     needed, of = hosts_needed(known.fleet, claim.group.shape)
-    if known.order.turns is not None or not 1 < needed <= of:
+    if known.order.is_shared() or not 1 < needed <= of:
         return draft.time_ms
     overdue_ms = claim.since_ms + known.patience_ms
     starts = list(_starts_before(known, claim))

@@ -204,15 +204,15 @@ class Verdicts:
         """Return whether jobs of this priority, shape and tenant may use the reserved hosts.
 
         They may if the reserved job has the same priority and shape, if they may preempt it, or if their tenant is owed
-        more.
+        more and their priority is not lower.
         """
         if held.priority == priority and held.shape is shape:
             return True
         if held.shape.preemptible and not shape.preemptible and shape.mode <= EXCLUSIVE:
             return True  # it would end again for them as soon as it runs; for a sharer no job ends
         turns = self._order.turns
-        if turns is not None and turns.is_owed(tenant, held.tenant):
-            return True
+        if turns is not None and priority >= held.priority and turns.is_owed(tenant, held.tenant):
+            return True  # the priority comes before the share, here as in the queue's order
         return self._preempting.priority <= priority > self._order.standing_of(held.priority, held.item)
 
     def _let_in(self, group: Group) -> list[Host]:
