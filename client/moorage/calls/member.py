@@ -18,6 +18,7 @@ import msgspec
 from moorage.calls.batches import Batches
 from moorage.calls.meter import Meter
 from moorage.calls.room import AGE_S, Room
+from moorage.schemas.attempt import AttemptName
 from moorage.schemas.service import BUSY, EXPIRED, HOPS_MAX, MEMBER_DIED, PRIORITY_DEFAULT, MemberLoad
 
 #: an unanswered `want` is repeated: in a cluster one can be lost
@@ -104,8 +105,11 @@ class Member:
     caller of a slow service hears `busy` soon, and a fast one refuses no burst that it answers at once.
     """
 
-    def __init__(self, name: str, outside: Outside, places: int, room: int | None = None) -> None:
+    def __init__(
+        self, name: str, outside: Outside, places: int, room: int | None = None, attempt: AttemptName | None = None
+    ) -> None:
         self.name = name
+        self._attempt = attempt or ("", "", 0, 0, 0)
         self.places = places
         self.batches: Batches | None = None
         self._room_fixed = room
@@ -157,10 +161,11 @@ class Member:
         """Return what this member says of itself."""
         oldest_ms = max((call.waited(now_s) for call in self.room), default=0)
         meter = self.meter
+        _, job, replica, attempt, fence = self._attempt
         return MemberLoad(
             self.name, self.places, len(self.running), len(self.room), oldest_ms, self.draining,
             meter.refused, meter.expired, meter.handed, meter.ended, meter.waited_ms, meter.ran_ms,
-            counts=meter.counts(),
+            job=job, replica=replica, attempt=attempt, fence=fence, counts=meter.counts(),
         )  # fmt: skip
 
     # -- what comes

@@ -11,8 +11,6 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
-import msgspec
-
 from moorage.bus.connection import Connection
 from moorage.bus.errors import BusError, PayloadTooLarge
 from moorage.bus.subscription import Subscription
@@ -133,10 +131,9 @@ class Messenger:
         queue: QueueSpec | None = None,
     ) -> None:
         self.name = name
-        self._attempt = attempt
         self.id = secrets.token_hex(8)
         queue = queue or QueueSpec()
-        self.member = Member(self.id, self, places, queue.most)
+        self.member = Member(self.id, self, places, queue.most, attempt)
         self._wait_ms = round(queue.wait_s * 1000)
         self.program: Link | None = None
         self._connection = connection
@@ -527,10 +524,8 @@ class Messenger:
 
     async def _say_load(self, load: MemberLoad) -> bool:
         """Send what the member has to do and has done; return False if the server is away."""
-        _, job, replica, attempt, fence = self._attempt or ("", "", 0, 0, 0)
-        frame = msgspec.structs.replace(load, job=job, replica=replica, attempt=attempt, fence=fence)
         try:
-            await self._connection.send([(self._load, encode(frame), "")])
+            await self._connection.send([(self._load, encode(load), "")])
         except BusError:
             return False
         return True

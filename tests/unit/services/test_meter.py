@@ -5,10 +5,11 @@ from __future__ import annotations
 import msgspec
 
 from moorage.calls.discovery import Discovery
+from moorage.calls.member import Member
 from moorage.calls.meter import Meter
 from moorage.schemas.codec import encode
 from moorage.schemas.service import BATCH_SIZES, CALL_CODES_MAX, CALL_MS, OTHER_CODES, CallCounts, MemberLoad
-from tests.unit.services.test_member import call, member
+from tests.unit.services.test_member import Recorded, call, member
 
 
 def test_a_member_counts_its_calls_by_time_and_its_errors_by_code() -> None:
@@ -25,9 +26,13 @@ def test_a_member_counts_its_calls_by_time_and_its_errors_by_code() -> None:
     assert load.counts.ran == (0, 1, *[0] * (len(CALL_MS) - 2), 1), "and one class is for what is above all"
     assert load.counts.errors == {"503": 1}
     assert msgspec.json.decode(encode(load), type=MemberLoad) == load
+    m = Member("m", Recorded(), 1, attempt=("acme", "embedder", 2, 3, 7))
+    m.meter.failed(503, "all members that were asked are full")
     stats = msgspec.json.decode(Discovery(m, "embed", "t", "moorage.call.t.embed").answer("$SRV.STATS", 70.0))
     (endpoint,) = stats["endpoints"]
     assert (endpoint["num_errors"], endpoint["last_error"]) == (1, "503:all members that were asked are full")
+    told = {name: endpoint["data"][name] for name in ("job", "replica", "attempt", "fence")}
+    assert told == {"job": "embedder", "replica": 2, "attempt": 3, "fence": 7}
 
 
 def test_batches_are_counted_by_their_calls_and_codes_are_bounded() -> None:
