@@ -11,7 +11,7 @@ import pytest
 
 from moorage.bus.transport import Delivery
 from moorage.calls.function import Context
-from moorage.client import AsyncClient, CallFailed, CallRefused, TimedOut
+from moorage.client import AsyncClient, CallFailed, CallRefused, Rejected, TimedOut, endpoint
 from moorage.testing import SimFleet
 from tests.unit.client.test_sim_fleet import in_virtual_time
 from tests.waiting import until
@@ -37,6 +37,10 @@ async def test_it_answers_with_functions_coroutines_classes_and_in_parts() -> No
                 raise ValueError("no such word")
             return [data] * self.size
 
+        @endpoint
+        def turned(self, data: str) -> str:
+            return data[::-1]
+
     def count(data: int) -> Iterator[int]:
         yield from range(data)
 
@@ -49,6 +53,7 @@ async def test_it_answers_with_functions_coroutines_classes_and_in_parts() -> No
         for name, function in (("embed", Embedder), ("count", count), ("slowly", slowly), ("size", len)):
             await fleet.serve(name, function)
         assert await moorage.call("embed", "word") == ["word"] * 3
+        assert await moorage.call("embed.turned", "word") == "drow"
         with pytest.raises(CallFailed, match="ValueError: no such word"):
             await moorage.call("embed", "wrong")
         assert await moorage.call("count", 3) == [0, 1, 2]
@@ -73,6 +78,24 @@ async def test_an_answer_of_a_member_that_took_none_of_the_data_is_none() -> Non
         assert failed.value.fixes == ("start the service's job again with this version of moorage",)
         with pytest.raises(CallFailed, match="of which its member took none"):
             [each async for each in moorage.service("old").stream(os.urandom(3_000_000))]
+
+
+@in_virtual_time
+async def test_calls_wait_in_a_queue_of_the_services_size_by_their_priority() -> None:
+    async with SimFleet("8xH100") as fleet, AsyncClient(transport=fleet) as moorage:
+        embed = await fleet.serve("embed", nap, queue={"most": 50})
+        await until(lambda: embed.members, what="a member serves")
+        began, ended = asyncio.create_task(moorage.call("embed", 5, timeout="1h")), list[int]()
+
+        async def call(priority: int) -> None:
+            await moorage.service("embed", priority=priority).call(1, timeout="1h")
+            ended.append(priority)
+
+        await asyncio.sleep(1)
+        await asyncio.gather(began, *(call(priority) for priority in range(50)))
+        assert ended == sorted(ended, reverse=True)
+        with pytest.raises(Rejected, match="no whole number from 0 to 100"):
+            moorage.service("embed", priority=101)
 
 
 @in_virtual_time

@@ -363,7 +363,8 @@ def service_words(service: dict[str, Any] | None) -> str:
     calls = many(service.get("concurrency", 1), "call")
     if batch := service.get("batch"):
         calls = f"{service.get('concurrency', 1)} × {many(batch['most'], 'call')}"
-    return f"{service['name']}, {calls} at a time"
+    most = (service.get("queue") or {}).get("most")
+    return f"{service['name']}, {calls} at a time" + ("" if most is None else f", {most} may wait for each member")
 
 
 def items_words(request: dict[str, Any]) -> str:
