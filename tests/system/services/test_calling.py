@@ -62,7 +62,9 @@ async def test_data_and_answers_are_bytes_text_or_json(nats_url: str, unique: st
             with pytest.raises(Rejected, match=f"neither bytes nor text nor JSON: .*{said}"):
                 await moorage.call("echo", what)
         with pytest.raises(Rejected, match="not the name of a service"):
-            moorage.service("a.b")
+            moorage.service("a.b.c")
+        with pytest.raises(Rejected, match=r"'a\.cancel' is not the name of a service, or of one and a method"):
+            moorage.service("a.cancel")
         with pytest.raises(Rejected, match="'7' is not the name of a service"):
             moorage.service(7)  # type: ignore[arg-type]
 
