@@ -192,7 +192,6 @@ class Bench:
 
     def _committed(self) -> list[Any]:
         outputs = self.engine.commit(self.state.seq + 1, self.now)
-        self.engine.complete(outputs)
         self.ended += sum(1 for event in outputs.events if b'"state":"SUCCEEDED","ledger"' in event[2])
         messages: list[Any] = self._send(outputs, self.state.seq)
         self.gc_schedule.count_events(len(outputs.events))

@@ -96,7 +96,7 @@ class Leader:
         payload = engine.build(self.state.time_ms + 1, 0)
         names = engine.names_snapshot
         seq = await self.ledger.append_record(self.state, engine.rid, payload, names_snapshot=names)
-        engine.complete(engine.commit(seq, 0))
+        engine.commit(seq, 0)
         return seq
 
 

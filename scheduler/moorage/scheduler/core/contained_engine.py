@@ -11,8 +11,8 @@ What is at hand when something raises is set aside, and the record is built agai
 - a timer, or a step of the record for which none of these was at hand, waits for a pause.
 
 Nothing of the failed record is in the state, since only `fold` changes that. All tables (queue, reservation, fleet,
-timers) are made anew from the state, as in a takeover. A failure after the acknowledgement costs only answers, for
-which clients ask again. The ledger has nothing of this but the holds. It depends on the inputs alone, so a recording
+timers) are made anew from the state, as in a takeover. A failure after the fold costs only answers, for which clients
+ask again. The ledger has nothing of this but the holds. It depends on the inputs alone, so a recording
 raises, and goes on, at the same places.
 """
 
@@ -329,7 +329,7 @@ class ContainedEngine(Engine):
                     _, event.request, event.shape = self.reader.read(event.body)
         self._replan = True
 
-    # -------------------------------------------------------------------------------- after the acknowledgement
+    # --------------------------------------------------------------------------------------------- after the fold
 
     def _follow(self, flight: InFlight, folded: Folded, first: list[Job], out: Outputs, mono_ms: int) -> None:
         try:
@@ -338,9 +338,9 @@ class ContainedEngine(Engine):
             self.containment.note("output", f"after record {self.state.seq}", "", raised, self._now_ms)
             self._rebuild(mono_ms)
 
-    def complete(self, out: Outputs) -> None:
+    def _answer(self, flight: InFlight, folded: Folded, out: Outputs) -> None:
         try:
-            super().complete(out)
+            super()._answer(flight, folded, out)
         except Exception as raised:
             self.containment.note("output", f"answers of record {self.state.seq}", "", raised, self._now_ms)
             out.answers = [answer for answer in out.answers if answer[0]]

@@ -1,6 +1,6 @@
 """A record while it is being built: the steps so far, and what the state will be once they are folded.
 
-The state changes only when an acknowledged record is folded (ledger-rules H4). Code that decides several things about
+The state changes only when a whole record is folded. Code that decides several things about
 one replica in one record must therefore read the replica from the draft, not from the state.
 """
 

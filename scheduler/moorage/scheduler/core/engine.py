@@ -1,10 +1,12 @@
 """The core's entry point: takes events, builds records of decisions, and returns what to send once they are stored.
 
-`offer` takes an event. `build` makes the next record from the events offered so far. When the ledger has acknowledged
-it, `commit` folds it into the state and returns the frames for workers, and `complete` adds answers and events.
+`offer` takes an event. `build` makes the next record from the events offered so far. `fold_ahead` folds it into the
+state while the ledger stores it, and makes what follows from it; once the record is acknowledged, `commit` returns that
+to be sent.
 
-Between `build` and `commit` exactly one record is in flight (ledger-rules H1). If its fate is unknown, the engine is
-thrown away and rebuilt from the ledger (H4): it never rolls back. The shell uses only the methods here, `state`,
+Between `build` and `commit` exactly one record is in flight (ledger-rules H1). If its fate is unknown, or its place in
+the ledger another than foreseen, the engine is thrown away and rebuilt from the ledger (H4): it never rolls back. The
+shell uses only the methods here, `state`,
 `fleet`, `config`, `subjects`, and the `View` in `answers`.
 """
 
@@ -69,11 +71,10 @@ from moorage.scheduler.core.operate.orders import Orders
 from moorage.scheduler.core.operate.resizing import Resizing
 from moorage.scheduler.core.operate.schedules import Schedules
 from moorage.scheduler.core.operate.worker_orders import WorkerOrders
-from moorage.scheduler.core.outputs.early import early_frames
 from moorage.scheduler.core.outputs.fleet_events import fleet_events, jobs_on
 from moorage.scheduler.core.outputs.in_flight import InFlight
 from moorage.scheduler.core.outputs.output_writer import ExplainWaiting, OutputWriter
-from moorage.scheduler.core.outputs.outputs import Message, Outputs, WantedFrames
+from moorage.scheduler.core.outputs.outputs import Outputs, WantedFrames
 from moorage.scheduler.core.queue.order import QueueOrder
 from moorage.scheduler.core.queue.queue import Queue, entry
 from moorage.scheduler.core.queue.sweeping import Sweeping
@@ -98,6 +99,10 @@ from moorage.schemas.subjects import Subjects
 TRACE_CHARS_MAX: Final = 128
 #: the most events (apart from submits and cancels) in one record, including those that write nothing, such as renewals
 EVENTS_MAX: Final = 2_048
+
+
+class Displaced(Exception):
+    """A record is stored, but not in the place for which it was folded: the term ends, and begins again from there."""
 
 
 class Engine:
@@ -128,8 +133,8 @@ class Engine:
         self.call_totals = CallTotals()
         self.pending = PendingEvents()
         self._rid = 0
+        self._in_flight: InFlight | None = None
         self._began_ms = mono_ms
-        self._untold: tuple[InFlight, Folded] | None = None
         self._at: Event | str = ""  # the event, or the step of `build`, in progress
         self._begin()
         self._make_parts(mono_ms)
@@ -189,7 +194,6 @@ class Engine:
         self.output_writer = OutputWriter(state, config, self.sessions, reader.request_of, self._indexing.arm, explain)
         self._worker_orders = WorkerOrders(state, self.windows, self.sessions.health)
         self.stale_ledger = StaleLedgerGuard(state, self.sessions, config, self._began_ms)
-        self._in_flight: InFlight | None = None
         self._looked_ms = 0
         self._scaled_ms = mono_ms
         self._built_ms = mono_ms
@@ -446,7 +450,10 @@ class Engine:
 
     def standing_draft(self) -> Draft:
         """Return a read-only draft for questions: the state, with the record in flight (if any) applied to it."""
-        return self._in_flight.draft if self._in_flight is not None else Draft(self.state, self.state.time_ms)
+        flight = self._in_flight
+        if flight is not None and flight.outputs is None:
+            return flight.draft
+        return Draft(self.state, self.state.time_ms)
 
     def _name_snapshot(self, draft: Draft, event: SnapshotTaken) -> None:
         """Record the newest snapshot and repeat the previous one, so that recovery finds both in one record."""
@@ -459,18 +466,6 @@ class Engine:
         """Whether the record in flight names a snapshot."""
         flight = self._in_flight
         return flight is not None and any(isinstance(act, acts.Snapshot) for act in flight.draft.acts)
-
-    def prepare_early(self) -> None:
-        """Prepare the frames that `early` returns, while the append is under way and the leader would only wait."""
-        flight = self._in_flight
-        if flight is not None:
-            flight.early = self.state.seq + 1, early_frames(self.state, flight, self.subjects)
-
-    def early(self, seq: int) -> list[Message]:
-        """Return the frames to send before `commit` of the record acknowledged at `seq`; [] if none were prepared."""
-        assert self._in_flight is not None
-        at, frames = self._in_flight.early
-        return frames if at == seq and not self.sessions.ahead else []
 
     def behind(self, mono_ms: int) -> str:
         """Return why this ledger is an older backup, "" if it is not known to be. Call it after an acknowledgement."""
@@ -671,21 +666,45 @@ class Engine:
 
     # ------------------------------------------------------------------------------------------ commit
 
+    def fold_ahead(self, mono_ms: int) -> None:
+        """Fold the record in flight, if there is one, in the place that it is to have; make what is sent once it has.
+
+        What this raises ends the term.
+        """
+        flight = self._in_flight
+        if flight is not None and flight.outputs is None:
+            self._fold(flight, self.state.seq + 1, mono_ms)
+
     def commit(self, seq: int, mono_ms: int) -> Outputs:
-        """Fold the record in flight, acknowledged at `seq`; return the frames for workers. `complete` must follow."""
+        """Return what to send now that the record in flight is acknowledged at `seq`; it is folded now if it was not.
+
+        Raises `Displaced` if it was folded for another place.
+        """
         flight = self._in_flight
         assert flight is not None
-        assert flight.record is not None
+        if flight.outputs is None:
+            self._fold(flight, seq, mono_ms)
+        elif self.state.seq != seq:
+            raise Displaced(f"a record was folded as record {self.state.seq}, and stored as {seq}")
         self._in_flight = None
-        out = Outputs()
+        assert flight.outputs is not None
+        heard = [event for event, _, _ in flight.renewed] + [event for event, _ in flight.joined]
+        for event in heard:  # a lease is counted from the acknowledgement
+            worker = self.state.workers.get(event.worker)
+            if worker is not None and (host := self.fleet.hosts.get(worker.num)) is not None:
+                host.last_ms = mono_ms
+        return flight.outputs
+
+    def _fold(self, flight: InFlight, seq: int, mono_ms: int) -> None:
+        assert flight.record is not None
+        out = flight.outputs = Outputs()
         first = [job for job in flight.draft.started if not job.started]
         jobs = jobs_on(self.state, flight.record.acts)
         folded = fold(self.state, flight.record, seq)
         out.ended = folded.ended
         out.fleet = fleet_events(self.state, flight.record.acts, jobs, folded.was_out)
         self._follow(flight, folded, first, out, mono_ms)
-        self._untold = flight, folded
-        return out
+        self._answer(flight, folded, out)
 
     def _follow(self, flight: InFlight, folded: Folded, first: list[Job], out: Outputs, mono_ms: int) -> None:
         """Derive outputs and soft state from the record just folded; `first` are the jobs that first run with it."""
@@ -723,7 +742,6 @@ class Engine:
         for member in dict.fromkeys(folded.touched):
             wanted.add(member)
         for event, frame, host in flight.renewed:
-            host.last_ms = mono_ms
             window, is_draining = host.worker.window, host.worker.flag == "draining"
             left_s = None if window is None else max(0.0, (window.leave_ms - state.time_ms) / 1000)
             renewed = Renewed(frame.n, state.epoch, draining=is_draining, drain_s=left_s if is_draining else None)
@@ -738,10 +756,8 @@ class Engine:
             wanted.execs(member.worker, order)
         out.messages += wanted.messages()
 
-    def complete(self, out: Outputs) -> None:
-        """Add the remaining answers and all events to the outputs of `commit`."""
-        assert self._untold is not None
-        (flight, folded), self._untold = self._untold, None
+    def _answer(self, flight: InFlight, folded: Folded, out: Outputs) -> None:
+        """Add the remaining answers and all events to the outputs of the record just folded."""
         for answer, reply, json in flight.replies:
             if isinstance(answer, Answer):
                 answer = msgspec.structs.replace(answer, ledger=self.state.seq)

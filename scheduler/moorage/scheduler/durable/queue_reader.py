@@ -508,13 +508,17 @@ class QueueReader:
         """Delete, forever, messages up to the folded cursors; repeating or losing a purge does no harm."""
         while True:
             await asyncio.sleep(PURGE_EVERY_S)
-            for tenant in list(self._engine.state.tenants.values()):
-                for verb, cursor in (("submit", tenant.submit_cursor), ("cancel", tenant.cancel_cursor)):
-                    streams = [self._streams.of(tenant.name)]
-                    if self._former is not None and self._former.messages:
-                        streams.append(self._subjects.request_stream)
-                    for stream in streams:
-                        await self._purge_behind(stream, tenant.name, verb, cursor)
+            await self.purge_read()
+
+    async def purge_read(self) -> None:
+        """Delete the messages that recorded cursors have passed."""
+        for tenant in list(self._engine.state.tenants.values()):
+            for verb, cursor in (("submit", tenant.submit_cursor), ("cancel", tenant.cancel_cursor)):
+                streams = [self._streams.of(tenant.name)]
+                if self._former is not None and self._former.messages:
+                    streams.append(self._subjects.request_stream)
+                for stream in streams:
+                    await self._purge_behind(stream, tenant.name, verb, cursor)
 
     async def _purge_behind(self, stream: str, tenant: str, verb: str, cursor: int) -> None:
         key = (stream, tenant, verb)

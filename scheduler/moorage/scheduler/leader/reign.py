@@ -127,6 +127,7 @@ class Reign:
         self._sent_ms = monotonic_ms()  # when the last acknowledged append was sent
         self._built_ms = 0
         self._skipped_ms = 0  # time that a simulation skipped
+        self._failed: Exception | None = None
         self.records = 0
         self.recorded_seq = state.seq  # the last record of this term, or before it, that is known to be stored
         self._purged_through = 0  # records up to it are purged
@@ -250,7 +251,7 @@ class Reign:
     async def loop(self) -> None:
         """Write one record after the other, until one resigns; what arrives during an append goes into the next record.
 
-        Raises `Deposed`, and `LedgerOlder` once workers know of later terms than the ledger.
+        Raises `Deposed`, `Displaced`, and `LedgerOlder` once workers know of later terms than the ledger.
         """
         engine, view, ledger = self.engine, View(self.engine), self._scheduler.ledger
         while True:
@@ -263,28 +264,35 @@ class Reign:
             has_submit = view.has_submit
             payload = self._build(now)
             self._gate.shut()
-            self._loop.call_soon(engine.prepare_early)
+            self._loop.call_soon(self._fold_ahead)
             began_s = time.monotonic()
             seq = await ledger.append_record(engine.state, engine.rid, payload, names_snapshot=engine.names_snapshot)
             self._append_s += time.monotonic() - began_s
             self._sent_ms = now
-            self._open_gate(seq)
             self.stalled.release()
             self.records += 1
             if not has_submit:
                 self._submits_delayed = self._submits_delayed + 1 if view.has_submit else 0
-            if early := engine.early(seq):
-                await self._world.send(early)
+            if self._failed is not None:
+                raise self._failed
             outputs = engine.commit(seq, self.mono_ms())
+            self._open_gate(seq)
             if why := engine.behind(self.mono_ms()):
                 await ledger.mark_behind(engine.state, engine.rid + 1, why)
                 raise LedgerOlder(why)
-            await self._send_outputs(outputs, seq, early)
+            await self._send_outputs(outputs, seq)
             if len(outputs.events) >= LONG_RECORD:
                 await asyncio.sleep(0)
             if not engine.state.leader:
                 self.resigned.set()
                 return
+
+    def _fold_ahead(self) -> None:
+        """Fold the record in flight, and make what is sent for it, while the append is under way."""
+        try:
+            self.engine.fold_ahead(self.mono_ms())
+        except Exception as raised:  # its state is half folded: the term ends, once the append is over
+            self._failed = raised
 
     def _open_gate(self, seq: int) -> None:
         self.recorded_seq = seq
@@ -300,12 +308,11 @@ class Reign:
             log.error("the scheduler failed, and goes on without it: %s %s\n%s", told.where, told.what, told.trace)
         return payload
 
-    async def _send_outputs(self, outputs: Outputs, seq: int, sent: list[Message]) -> None:
-        """Send the outputs of record `seq`: first the workers' frames, unless exactly those were `sent` early."""
+    async def _send_outputs(self, outputs: Outputs, seq: int) -> None:
+        """Send the outputs of record `seq`: first the workers' frames."""
         wanted, outputs.messages = outputs.messages, []
-        if wanted != sent:
+        if wanted:
             await self._world.send(wanted)
-        self.engine.complete(outputs)
         self.queue_reader.made_room()
         self.schedules.follow()
         for event in outputs.fleet:

@@ -14,6 +14,7 @@ import time
 from typing import Final
 
 from moorage.bus.errors import BusError
+from moorage.scheduler.core.engine import Displaced
 from moorage.scheduler.core.ledger.state import State
 from moorage.scheduler.durable.dead_letters import DeadLetters
 from moorage.scheduler.durable.queue_reader import read_through
@@ -40,6 +41,7 @@ class Scheduler(Parts):
 
     reign: Reign | None = None
     _folded = 0  # the last ledger record that this standby folded
+    _displaced = -1  # the epoch of a term of this process that ended because its record stands elsewhere than foreseen
     _is_new = False  # whether the ledger was empty when this process began
 
     async def run(self) -> None:
@@ -105,8 +107,10 @@ class Scheduler(Parts):
             except ExceptionGroup as group:
                 if (ends := group.subgroup((LedgerBroken, BusError))) is not None:
                     raise ends.exceptions[0] from None
-                if group.split(Deposed)[1] is not None:
+                if group.split((Deposed, Displaced))[1] is not None:
                     raise
+                if group.subgroup(Displaced) is not None and self.reign is not None:
+                    self._displaced = self.reign.engine.state.epoch
                 log.warning("this scheduler no longer leads: %s", group.exceptions[0])
             finally:
                 self.leading.clear()
@@ -121,6 +125,9 @@ class Scheduler(Parts):
         log.info("folded %d records up to %d in %.2f s", records, state.seq, time.monotonic() - began)
         self.took_over = "its leader had resigned" if state.epoch else "the ledger is new"
         if not state.leader:
+            return
+        if state.epoch == self._displaced:
+            self.took_over = "a message of another program stands before a record of its own"
             return
         # the current silence is only a hint, by the server's wall clock: the fence decides which scheduler leads
         silence_s = self.config.takeover_s + random.uniform(0, self.config.takeover_s / 8)

@@ -156,6 +156,10 @@ class RecordedEngine(ContainedEngine):
         self._recorder.put("build", time_ms, mono_ms, payload)
         return payload
 
+    def fold_ahead(self, mono_ms: int) -> None:
+        self._recorder.put("fold", mono_ms)
+        super().fold_ahead(mono_ms)
+
     def commit(self, seq: int, mono_ms: int) -> Outputs:
         self._recorder.put("commit", seq, mono_ms)
         return super().commit(seq, mono_ms)
@@ -374,10 +378,13 @@ class _ReplayedReign:
                 engine.offer_member_load(rest[0], rest[1], _calls(rest[2]), rest[3])
             case "build":
                 self._built, self._recorded = engine.build(rest[0], rest[1]), rest[2]
+            case "fold":
+                if self._built == self._recorded:
+                    engine.fold_ahead(rest[0])
             case "commit":
                 same = self._built == self._recorded
                 if same:
-                    engine.complete(engine.commit(rest[0], rest[1]))
+                    engine.commit(rest[0], rest[1])
                 return Replayed(rest[0], decode_record(self._recorded), same, engine.state)
         return None
 

@@ -102,7 +102,6 @@ def test_a_renewal_is_answered_by_an_append_that_was_sent_after_it_came() -> Non
     payload = drive.engine.build(drive.now + 1, drive.now + 1)
     early = drive.send("w0", worker.renew_frame())  # while that record is under way
     out = drive.engine.commit(drive.store(payload), drive.now + 1)
-    drive.engine.complete(out)
     assert [reply for reply, _ in out.answers] == []
     drive.tick()
     assert drive.answers[early]["kind"] == "renewed"

@@ -10,7 +10,7 @@ from moorage.scheduler.core.fleet.host import Host
 from moorage.scheduler.core.ledger.record import Record
 from moorage.scheduler.core.ledger.state import Member
 from moorage.scheduler.core.lifecycle.admission import NewJob
-from moorage.scheduler.core.outputs.outputs import Message
+from moorage.scheduler.core.outputs.outputs import Outputs
 from moorage.schemas.frames import Exec, Renew
 
 
@@ -22,10 +22,10 @@ class InFlight:
         "asks",
         "awaiting",
         "draft",
-        "early",
         "execs",
         "joined",
         "new",
+        "outputs",
         "record",
         "renewed",
         "replies",
@@ -43,8 +43,8 @@ class InFlight:
         self.awaiting: list[int] = []  # numbers of new jobs that wait for something else than a host
         # requests of batches whose answer this record decides, other than new jobs
         self.answered: list[tuple[Batch, int]] = []
-        #: the sequence that the record will have, and the frames to send then at once
-        self.early: tuple[int, list[Message]] = (0, [])
+        #: what is sent once the record is acknowledged; None until it is folded
+        self.outputs: Outputs | None = None
 
     def reply_submit(self, event: Submit, outcome: Any) -> None:
         """Answer a request that is not a new job, at once or with its batch."""

@@ -1,0 +1,40 @@
+"""A record is folded while it is stored: what leaves then is the same as if it were folded once it is."""
+
+from __future__ import annotations
+
+import pytest
+
+from moorage.scheduler.core.engine import Displaced
+from tests.unit.scheduler.driving import Driving
+
+
+def with_a_record(ahead_ms: int) -> Driving:
+    """A leader with a record in flight: a renewal, and a new job with a place; folded ahead unless that is 0."""
+    drive = Driving()
+    worker = drive.worker("w0", 2)
+    drive.settle()
+    drive.send("w0", worker.renew_frame())
+    drive.offer_submit("a", gpu={}, deadline_s=60.0)
+    drive.store(drive.engine.build(drive.now + 1, drive.now + 1))
+    if ahead_ms:
+        drive.engine.fold_ahead(drive.now + ahead_ms)
+    return drive
+
+
+def test_a_record_folded_ahead_says_what_one_folded_behind_says() -> None:
+    ahead, behind = with_a_record(2), with_a_record(0)
+    outs = [drive.engine.commit(len(drive.records), drive.now + 900) for drive in (ahead, behind)]
+    assert outs[0].messages
+    for of in ("messages", "answers", "events", "fleet"):
+        assert getattr(outs[0], of) == getattr(outs[1], of)
+    assert ahead.state.digest == behind.state.digest == ahead.shadow.digest
+    for drive in (ahead, behind):
+        assert drive.engine.fleet.hosts[0].last_ms == drive.now + 900, "a lease is counted from the acknowledgement"
+        drive.engine.fold_ahead(drive.now)  # late: no record is in flight
+        drive.tick()
+
+
+def test_a_record_that_was_stored_elsewhere_says_nothing() -> None:
+    drive = with_a_record(2)
+    with pytest.raises(Displaced, match="stored as"):
+        drive.engine.commit(len(drive.records) + 1, drive.now + 3)
