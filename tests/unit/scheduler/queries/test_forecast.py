@@ -200,12 +200,12 @@ def test_waiting_replicas_of_jobs_before_it_count_and_a_sweep_has_an_end() -> No
     drive.worker("w0", 4)
     learned(drive, [10] * 5)
     submit(drive, "mine", replicas=44)
-    submit(drive, "bobs", tenant="u", replicas=8)
+    submit(drive, "bobs", "eval", replicas=8)
     found = look_ahead(drive)
     assert abs(found.starts["t"]["mine"].p50_ms - 10 * MINUTE) < 2_000
-    assert abs(found.starts["u"]["bobs"].p50_ms - 110 * MINUTE) < 20_000
+    assert abs(found.starts["t"]["bobs"].p50_ms - 110 * MINUTE) < 20_000
     assert abs(found.ends["t"]["mine"].p50_ms - 110 * MINUTE) < 20_000
-    assert "u" not in found.ends, "nobody knows how long those take"
+    assert "bobs" not in found.ends["t"], "nobody knows how long those take"
 
 
 def test_a_gang_and_what_is_ahead_of_it_in_the_queue() -> None:

@@ -119,17 +119,17 @@ def test_a_moment_without_a_host_undoes_no_reservation_and_a_while_does() -> Non
 
 
 @pytest.mark.parametrize("shares", [False, True])
-def test_where_tenants_have_shares_nobody_is_let_on(shares: bool) -> None:
-    """A gang that became the first after an hour has hosts closed at once only where tenants have turns."""
+def test_where_tenants_take_turns_nobody_is_let_on(shares: bool) -> None:
+    """A gang that became the first after an hour has hosts closed at once only where jobs of several tenants wait."""
     drive = Driving()
-    if shares:
-        drive.order("share", tenant="t", weight=1)
     for index in range(4):
         drive.worker(f"w{index}", 8)
         drive.submit(f"r{index}", gpu={"count": 8}, run=lasting(20 * 3600))
     drive.settle()
     for name, asks in (("first", {"gpu": {"count": 8}}), ("gang", {"gpu": {"count": 8, **GANG}, "replicas": 3})):
         drive.submit(name, run=lasting(600), **asks)
+    if shares:
+        drive.submit("other", tenant="u", priority=1, gpu={"count": 8}, run=lasting(600))
     drive.pass_time(3600_000, step=60_000)
     name, hosts = held_for(drive) or ("", set())
     assert name == "first"

@@ -43,7 +43,8 @@ _AWAIT: Final = int(Op.AWAIT)
 #: steps of a job, or of a member whose replica may have ended
 _OF_JOB: Final = frozenset({_FREE, _QUARANTINE, _GANG, _AWAIT})
 _OVER: Final = frozenset(map(int, (Op.REFUSE, Op.WITHDRAW, Op.LOSE)))
-_IN_ORDER: Final = frozenset(map(int, (Op.ACT, Op.ACCEPT)))
+_ACCEPT: Final = int(Op.ACCEPT)
+_IN_ORDER: Final = frozenset({int(Op.ACT), _ACCEPT})
 _EXITS: Final = frozenset({_EXIT, _RAN})
 _NOTED: Final = frozenset({_CLAIM, _START, _READY, _EXIT, _END, _MOVE, _RESUME, *_OVER})
 #: a replica is identified by job number times this, plus its index
@@ -114,6 +115,8 @@ def _check_steps(state: State, record: Record, new: list[Ranges], workers: Set[i
                 states[key], holds[key], lingering[(key, row.fence)] = SUCCEEDED, _FREE_OF_DEVICES, True
                 continue
         if op in _IN_ORDER and num == NO_JOB:
+            if op == _ACCEPT and a < 1:
+                raise FoldError(f"step {op} takes {a} new jobs")
             continue
         if op in _EXITS:
             a &= STATE_MASK
