@@ -163,7 +163,8 @@ async def test_once_prints_the_fleet_of_a_running_node(node: Node, unique: str) 
     ran = await node.run("top", "--once")
     assert ran.code == 0
     lines = ran.out.splitlines()
-    assert len(lines) == 24
+    assert len(lines) <= 24
+    assert all(lines), "no blank lines where nothing has to be at the bottom"
     assert max(map(len, lines)) <= 80
     assert lines[0].startswith("moorage  sim: all GPUs are simulated  leader ")
     assert any(line.startswith("fits now") and "H100" in line for line in lines)

@@ -116,7 +116,7 @@ def panes_at_first(columns: int, rows: int) -> frozenset[int]:
 
 
 def draw(view: View, columns: int, rows: int, wishes: Wishes) -> Drawn:
-    """Return at most `rows` lines of at most `columns` of a terminal."""
+    """Return at most `rows` lines of at most `columns` of a terminal; on the live screen, exactly so many."""
     columns, rows = max(columns, COLUMNS_MIN), max(rows, ROWS_MIN)
     head = [_cut(line, columns) for line in _head(view, columns, wishes)]
     foot = _cut(_foot(wishes), columns)
@@ -131,7 +131,8 @@ def draw(view: View, columns: int, rows: int, wishes: Wishes) -> Drawn:
         body = _beside(beside, _column(view, left, columns - half - 3, room, wishes, targets), half)
     else:
         body = _column(view, numbers, columns, room, wishes, targets)
-    body += [[] for _ in range(room - len(body))]
+    if wishes.live:  # its foot is at the bottom
+        body += [[] for _ in range(room - len(body))]
     lines = [*head, *body[:room], foot]
     if wishes.ascii:
         lines = [[(text.translate(_ASCII), style) for text, style in line] for line in lines]

@@ -48,8 +48,8 @@ def top(
 
     It only reads, unless --operate is given. An operator's key shows all, a tenant's the jobs of the tenant, an
     observer's the fleet without jobs. Keys: 1 to 5 show and hide a part, / filters, : goes to a name or a time, s
-    sorts, Enter opens a job, ? helps, q quits. With --once, in a pipe, a picture of 80 columns and 24 rows is printed;
-    with --json, what it shows. The live screen needs the extra top.
+    sorts, Enter opens a job, ? helps, q quits. With --once, in a pipe, a picture of 80 columns and at most 24 rows is
+    printed; with --json, what it shows. The live screen needs the extra top.
     """
 
     at_ms: int | None = None
