@@ -348,7 +348,7 @@ def test_a_file_that_the_command_starts_and_that_is_no_program(
     [
         ("16G", "warning[memory]: 16G is 15,259 MiB, as G is 1e9 bytes; 16Gi is 16,384 MiB\n"),
         ("1.5G", "warning[memory]: 1.5G is 1,431 MiB, as G is 1e9 bytes; 1.5Gi is 1,536 MiB\n"),
-        ("16GB", ""),
+        ("16GB", "warning[memory]: 16GB is 15,259 MiB, as G is 1e9 bytes; 16Gi is 16,384 MiB\n"),
         ("16Gi", ""),
         ("16GiB", ""),
         ("512M", ""),

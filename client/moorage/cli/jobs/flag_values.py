@@ -14,7 +14,7 @@ from moorage.client.errors import Rejected, rejected
 from moorage.schemas.units import size_bytes
 
 _MIB: Final = 1024 * 1024
-_DECIMAL: Final = re.compile(r"[\d.]+ ?G")
+_DECIMAL: Final = re.compile(r"([\d.]+ ?G)B?", re.IGNORECASE)
 #: each STEP-th number, as arrays of Slurm and PBS have it
 _STEPS: Final = re.compile(r"(\d{1,7})-(\d{1,7}):(\d{1,7})", re.ASCII)
 #: what --ready takes
@@ -236,7 +236,7 @@ def mebibytes(size: str) -> int:
 def warn_of_decimal(size: str, mib: int) -> None:
     """Say how many MiB a size such as `16G` was read as, and what `16Gi` would be, which most tools mean by it."""
     if found := _DECIMAL.fullmatch(size.strip()):
-        binary = f"{found[0]}i"
+        binary = f"{found[1]}i"
         say(f"warning[memory]: {found[0]} is {mib:,} MiB, as G is 1e9 bytes; {binary} is {mebibytes(binary):,} MiB")
 
 
