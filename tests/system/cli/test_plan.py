@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 
 import pytest
 
@@ -19,7 +20,7 @@ async def test_now_never_and_with_other_hosts(node: Node, unique: str) -> None:
     assert now.code == 0, now.err
     facts = dict(row[:2] for row in now.rows)
     assert facts["starts"] == "now"
-    assert facts["on"].startswith("sim-")
+    assert re.fullmatch(r"sim-000\d  2 GPUs", facts["on"])
     assert "--if-seq" in now.err
     unnamed = await node.run("plan", "--gpu", "2", "--replicas", "2", tenant=unique)
     assert (unnamed.code, dict(row[:2] for row in unnamed.rows)["starts"]) == (0, "now"), "without a command"

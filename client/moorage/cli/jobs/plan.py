@@ -20,6 +20,7 @@ from moorage.cli.jobs.newest import with_any, with_newest
 from moorage.cli.jobs.sweep_flags import sweep_of
 from moorage.client.errors import rejected
 from moorage.schemas.frames import Answer
+from moorage.schemas.units import many
 
 if TYPE_CHECKING:
     from moorage.client.client import AsyncClient
@@ -155,7 +156,7 @@ def _tell(planned: Plan, with_job: bool, imagined: bool) -> None:
     """Print the plan. `imagined` says that it is for another fleet or other rights than there are, so a submit would do
     something else."""
     rows: list[tuple[str, Any]] = [("starts", _starts(planned) if with_job else "")]
-    rows += [("on", f"{place['worker']}  {' '.join(place['gpus'])}".rstrip()) for place in planned.places]
+    rows += [("on", _place(place["worker"], len(place["gpus"]))) for place in planned.places]
     for name, what in (("preempts", planned.preempts), ("would start", planned.starting)):
         if what is not None:
             rows.append((name, _jobs(what)))
@@ -176,6 +177,11 @@ def _tell(planned: Plan, with_job: bool, imagined: bool) -> None:
         say(
             f"to submit the job only if nothing has changed since this plan: moorage submit --if-seq {planned.ledger} …"
         )
+
+
+def _place(worker: str, gpus: int) -> str:
+    """Return a worker with the number of GPUs that a replica would have there; --json has which."""
+    return f"{worker}  {many(gpus, 'GPU')}" if gpus else worker
 
 
 def _empty(after_ms: int | None) -> str:
