@@ -128,18 +128,22 @@ def _body(what: object) -> dict[str, Any]:
 
 
 def _set_gpus(body: dict[str, Any], gpu: GpuSpec | str | int) -> None:
-    """Set the request's GPUs, and its replicas if the token has more than one. Raises `Rejected` if it has others."""
+    """Set the request's GPUs, and its replicas if the token has more than one.
+
+    Raises `Rejected` if the request says otherwise how many it has: `2x4xH100` with two items may mean two hosts each.
+    """
     replicas, spec = gpu_spec(gpu)
     body["gpu"] = msgspec.to_builtins(spec)
     if replicas == 1:
         return
-    if body.get("replicas", 1) not in (1, replicas):
+    each = "item" if (body.get("run") or {}).get("items") is not None else "index" if body.get("indices") else ""
+    if each or body.get("replicas", 1) not in (1, replicas):
+        has = f"has one for each {each}" if each else f"has {body['replicas']}"
         raise rejected(
-            "invalid-argument",
-            f"the GPU token has {replicas} replicas, and the field replicas has {body['replicas']}",
-            field="$.replicas",
-            next="give the number once",
-        )
+            "invalid-argument", f"{gpu} asks for {replicas} replicas, and the job {has}", field="$.gpu", found=str(gpu),
+            next=f"leave out the first number: {str(gpu).partition('x')[2]} are the GPUs of one replica; a trial on "
+            "several hosts is a job of its own, with --gang",
+        )  # fmt: skip
     body["replicas"] = replicas
 
 

@@ -95,7 +95,7 @@ def test_a_request_from_its_parts() -> None:
         (["x"], 0, {}, "$.gpu"),
         (["x"], ["1xH100"], {}, "$.gpu"),
         (["x"], "1xH100", {"replicas": 0}, "$.replicas"),
-        (["x"], "2x1xH100", {"replicas": 3}, "$.replicas"),
+        (["x"], "2x1xH100", {"replicas": 3}, "$.gpu"),
         (["x"], None, {"limit": -1.0}, "$.run.timeout_s"),
         ({"run": {"argv": ["x"]}, "nonsense": 1}, None, {}, "$.nonsense"),
         ([], None, {}, "$.run.argv"),
