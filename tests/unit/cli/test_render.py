@@ -324,6 +324,7 @@ def test_a_model_has_a_word_that_means_no_other() -> None:
     [
         ("{job} {state}", "a RUNNING"),
         ("{job:<4}|{code}", "a   |-"),
+        ("{changes.0.code}", "139"),
         ("{gpus.1}", "y"),
         ("{request.run.argv}", '["true"]'),
         ("{{}}\\t{simulated}", "{}\ttrue"),
@@ -334,6 +335,7 @@ def test_a_format_is_filled_with_fields_as_json_has_them(template: str, text: st
         "job": "a",
         "state": "RUNNING",
         "code": None,
+        "changes": [{"code": -11}],
         "gpus": ["x", "y"],
         "request": {"run": {"argv": ["true"]}},
         "simulated": True,

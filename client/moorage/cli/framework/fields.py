@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
+from moorage.cli.framework.exit_codes import shell_code
 from moorage.client.errors import Rejected, rejected
 from moorage.schemas.nearest import nearest
 
@@ -23,7 +24,7 @@ LEFT_OUT: Final = frozenset(
 
 class _Fields(string.Formatter):
     """Reads the fields of a template. `{request.run.argv}` and `{changes.0.state}` look into JSON objects and lists,
-    and never at attributes of Python objects."""
+    and never at attributes of Python objects. An exit code is as a shell gives it, as in the tables."""
 
     def get_field(self, field_name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, str]:
         value: Any = kwargs
@@ -38,6 +39,8 @@ class _Fields(string.Formatter):
                 value = value[int(part)]
             else:
                 raise _no_field(field_name, part, value)
+        if part == "code" and isinstance(value, int):
+            value = shell_code(value)
         return value, field_name
 
     def format_field(self, value: Any, format_spec: str) -> str:
