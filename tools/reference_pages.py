@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import Final
 
-from moorage.cli.framework.codes import ends, error_codes, fix_of, reasons
+from moorage.cli.framework.codes import STATES, ends, error_codes, fix_of, reasons
 from moorage.cli.framework.exit_codes import EXIT_CODES
 from moorage.cli.framework.settings import sections
 from moorage.cli.main import main
@@ -23,25 +23,6 @@ from moorage.worker.drivers import BUILT_IN
 from moorage.worker.drivers.base import Driver
 
 PAGES: Final = Path(__file__).resolve().parents[1] / "docs"
-#: what a replica in this state is doing, for the reader of a job's transitions
-STATES: Final[dict[str, str]] = {
-    "QUEUED": "waits for a place; `explain` says for what",
-    "PLACED": "GPUs of a worker are proposed to it; its pool has not answered yet",
-    "CLAIMED": "the worker's pool holds the GPUs; in a gang, it waits for the others",
-    "RUNNING": "the worker has started it",
-    "EXITED": "a rank of a gang has ended well and waits for the others",
-    "ENDING": "it is being ended, because its gang failed or its time is over",
-    "CANCELLING": "it is being ended because it was cancelled",
-    "LOST_KEPT": "its worker is lost, and it may still run there: `on_partition` is keep, or its driver cannot end it"
-    " without the agent. It is placed nowhere else until the worker reports, or until it is requeued or cancelled",
-    "SUCCEEDED": "over, with code 0",
-    "FAILED": "over, with an error, and no retry is left",
-    "TIMED_OUT": "over: it ran longer than `timeout_s` or `deadline_s`",
-    "CANCELLED": "over, because it was cancelled, or a job that it names in `after` did not end as it asks",
-    "EXPIRED": "over: it could not start within `start_within_s`, or before its deadline",
-    "REJECTED": "over: no worker could ever run it, and `on_no_match` is reject",
-    "FROZEN": "its processes are frozen, and it holds no GPU: its GPU memory is in its host's RAM until it is resumed",
-}
 _WIDTH: Final = "110"
 _SETTINGS_HEAD: Final = "| key | what it is | default | allowed |\n| --- | --- | --- | --- |\n"
 

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from moorage.bus.errors import BUS_CODES
-from moorage.cli.framework.codes import FIXES, NOTES, ends, error_codes, reasons
+from moorage.cli.framework.codes import FIXES, NOTES, ends, error_codes, reasons, states
 from moorage.cli.framework.exit_codes import EXIT_OF_CODE
 from moorage.cli.study.lookup import page
 from moorage.cli.verbs import VERBS
@@ -49,6 +49,9 @@ async def test_errors_are_a_table_a_page_and_frames() -> None:
     assert (frame["kind"], frame["fault"], frame["exit_code"]) == ("code", "", None)
     assert frame["fix"]
     assert (await moorage("explain", "busy", "--json")).frame == frame
+    assert (await moorage("explain", "TIMED_OUT")).out.startswith("TIMED_OUT: over: it ran longer than")
+    assert "TIMED_OUT, the state of a job: over" in (await moorage("explain", "timed-out")).out, "which is an error"
+    assert (await moorage("errors", "TIMED_OUT")).rows[1] == ["means", states()["TIMED_OUT"].means]
     assert (await moorage("errors", "queue-full", "--format", "{code} {exit_code}")).out == "queue-full 1\n"
 
 

@@ -7,7 +7,7 @@ import sys
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from moorage.cli.framework.arguments import Parameter
-from moorage.cli.framework.codes import FIXES, code_of, fix_of, frame
+from moorage.cli.framework.codes import FIXES, code_of, fix_of, frame, states
 from moorage.cli.framework.console import say, tell
 from moorage.cli.framework.exit_codes import shell_code
 from moorage.cli.framework.options import ROWS, RowOptions, guarded
@@ -46,7 +46,10 @@ _decode_frame: Final[Decoder[FleetFrame]] = Decoder(FleetFrame)
 def explain(
     *what: Annotated[
         str,
-        Parameter(help="Jobs (moorage help jobs), or one code: of an error or of a reason for waiting.", lists=LISTED),
+        Parameter(
+            help="Jobs (moorage help jobs), or one code: of an error, of a reason for waiting, or a state.",
+            lists=LISTED,
+        ),
     ],
     watch: Annotated[bool, Parameter(help="Print again whenever the answer changes, until the job has ended.")] = False,
     options: RowOptions = ROWS,
@@ -58,6 +61,9 @@ def explain(
     if len(what) == 1 and not watch and (code := code_of(what[0])) is not None:
         fault = f" (fault: {code.fault})" if code.fault else ""
         text = f"{code.code}: {code.means}{fault}"
+        state = states().get(code.code.upper().replace("-", "_"))
+        if state is not None and state != code:
+            text += f"\n{state.code}, the state of a job: {state.means}"
         return guarded(options, lambda: None if options.shown(frame(code), [frame(code)]) else tell(text))
 
     async def work(client: AsyncClient) -> int | None:
