@@ -633,6 +633,21 @@ def test_a_refused_request_of_the_queue_has_a_row_though_it_made_no_job() -> Non
     assert told == {"JOB": "typo", "STATE": "REJECTED", "WHY": "unknown field $.gpus"}
 
 
+def test_a_claimed_job_with_a_setup_says_that_its_setup_comes_first() -> None:
+    data: dict[str, Any] = {
+        "job": "a",
+        "tenant": "t",
+        "state": "CLAIMED",
+        "request": {"run": {"setup": "pip install torch"}},
+    }
+    told = "setup\tcomes first on its worker: pip install torch (its output: moorage logs a)"
+    assert told in show_cancel.job_words(data)
+    some = {"state": "RUNNING", "replica_states": [{"state": "RUNNING"}, {"state": "CLAIMED"}]}
+    assert told in show_cancel.job_words(data | some)
+    assert told not in show_cancel.job_words(data | {"state": "RUNNING"})
+    assert told not in show_cancel.job_words(data | {"request": {"run": {}}})
+
+
 def test_of_many_replicas_the_changes_are_shown_of_those_that_did_not_go_well() -> None:
     def changes(replicas: int) -> list[dict[str, Any]]:
         found = [{"rev": 1, "time_ms": 0, "replica": -1, "attempt": 0, "state": "ACCEPTED"}]

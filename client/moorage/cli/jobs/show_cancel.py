@@ -44,7 +44,7 @@ from moorage.client.errors import ClientError, NotFound, stopped_early
 from moorage.client.login import who
 from moorage.schemas.actors import words
 from moorage.schemas.capabilities import Enforced
-from moorage.schemas.job import ACCEPTED, RUNNING, TERMINAL
+from moorage.schemas.job import ACCEPTED, CLAIMED, RUNNING, TERMINAL
 from moorage.schemas.names import EXACTLY, SIMULATED_UUID, word_of
 from moorage.schemas.ranges import RANGES_SAID, count_of, format_ranges, parse_ranges
 from moorage.schemas.units import many
@@ -261,6 +261,7 @@ def job_words(data: dict[str, Any]) -> str:
             ("worker", worker_cell(data)),
             ("replicas", _replicas(data)),
             ("members", members_words(data)),
+            ("setup", setup_words(data)),
             ("ready", ready_words(data)),
             ("address", address_words(data)),
             ("restarts", restarts_words(data)),
@@ -377,6 +378,16 @@ def items_words(request: dict[str, Any]) -> str:
     indices = request.get("indices")
     some = "" if indices is None else f"{count_of(parse_ranges(indices))} of "
     return f"{some}{len(items)}, in its request"
+
+
+def setup_words(data: dict[str, Any]) -> str:
+    """Return what is done on a worker before a replica starts there, while one is that has been claimed; else ""."""
+    setup = data.get("request", {}).get("run", {}).get("setup")
+    if setup is None or all(row["state"] != CLAIMED for row in [data, *data.get("replica_states", ())]):
+        return ""
+    return (
+        f"comes first on its worker: {setup.strip().splitlines()[0]} (its output: moorage logs {word_of(data['job'])})"
+    )
 
 
 def ready_words(data: dict[str, Any]) -> str:
