@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from moorage.cli.jobs.from_shell import own_program, variables, warn_of_sbatch, warn_of_secrets
+from moorage.cli.jobs.from_shell import own_program, variables, warn_of_deadline, warn_of_sbatch, warn_of_secrets
 from moorage.client import Rejected
 from moorage.client.request_builder import build_request
 
@@ -87,3 +87,14 @@ def test_a_script_for_sbatch_is_told_that_its_options_are_comments(
     assert capsys.readouterr().err == ""
     warn_of_sbatch(build_request(["bash", "job.sh"]))
     assert "warning[sbatch]: the #SBATCH lines of job.sh are comments here" in capsys.readouterr().err
+
+
+def test_a_time_that_the_deadline_cuts_short_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    for fields in ({"limit": "1h"}, {"limit": "10m", "deadline_s": 600.0}, {"deadline_s": 60.0}):
+        warn_of_deadline(build_request(["true"], fields=fields))
+    assert capsys.readouterr().err == ""
+    warn_of_deadline(build_request(["true"], fields={"limit": "1h", "start_within_s": 7200.0, "deadline_s": 600.0}))
+    assert capsys.readouterr().err.splitlines() == [
+        "warning[deadline]: --deadline 10m ends the job before --time-limit 1h is over",
+        "warning[deadline]: --deadline 10m ends the job before --start-within 2h is over",
+    ]

@@ -1,4 +1,5 @@
-"""What a job takes from the shell of its submit: variables, and the Python of the active environment."""
+"""What a job takes from the shell of its submit: variables, and the Python of the active environment; and what of its
+command line is likely to be meant otherwise."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from moorage.cli.framework.console import say
 from moorage.cli.framework.files import cannot_read
+from moorage.client.durations import age
 from moorage.client.errors import Rejected, rejected
 from moorage.schemas.capabilities import DRIVER_DEFAULT
 
@@ -128,6 +130,16 @@ def warn_of_sbatch(request: Request) -> None:
                 f"warning[sbatch]: the #SBATCH lines of {word} are comments here: give them as options, such as --gpu "
                 "for --gres, --time-limit for --time and --job for --job-name (moorage help sbatch)"
             )
+
+
+def warn_of_deadline(request: Request) -> None:
+    """Say which of the times that a request allows are more than its deadline leaves."""
+    if request.deadline_s is None:
+        return
+    for option, given_s in (("--time-limit", request.workload.timeout_s), ("--start-within", request.start_within_s)):
+        if given_s is not None and given_s > request.deadline_s:
+            deadline, given = age(1000 * request.deadline_s), age(1000 * given_s)
+            say(f"warning[deadline]: --deadline {deadline} ends the job before {option} {given} is over")
 
 
 def _head(path: str) -> bytes:
