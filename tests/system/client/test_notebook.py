@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
-from typing import Any, Final, NamedTuple
+from collections.abc import Iterator
+from typing import Final
 
 import pytest
-from jupyter_client.blocking.client import BlockingKernelClient
-from jupyter_client.manager import start_new_kernel
 
-#: bound for a hang, in seconds
-LATE_S: Final = 90
+from tests.system.client.kernel import Cell, Notebook, notebook_in
+
 BEGIN: Final = """
 import asyncio, threading
 from moorage.client import AsyncClient, Client
@@ -22,53 +20,11 @@ m = Client(transport=SimFleet("2x4xH100", script=script), tenant="vision").open(
 """
 
 
-class Cell(NamedTuple):
-    """What a cell has shown: its output, its error, and the pictures of its last line, the first one first."""
-
-    printed: str
-    error: str
-    pictures: list[dict[str, str]]
-
-
-class Notebook:
-    def __init__(self, kernel: BlockingKernelClient) -> None:
-        self._kernel = kernel
-
-    def run(self, code: str, until: Callable[[list[dict[str, str]]], object] = bool) -> Cell:
-        """Run a cell; if it shows a picture, wait `until` its pictures are as wanted."""
-        cell = self._kernel.execute(code)
-        printed, error, idle, pictures = "", "", False, list[dict[str, str]]()
-        while not idle or (pictures and not until(pictures)):
-            message: Any = self._kernel.get_iopub_msg(timeout=LATE_S)
-            kind, content = message["msg_type"], message["content"]
-            if kind == "status" and message["parent_header"].get("msg_id") == cell:
-                idle = content["execution_state"] == "idle"
-            elif kind == "stream":
-                printed += content["text"]
-            elif kind == "error":
-                error = f"{content['ename']}: {content['evalue']}"
-            elif kind in ("execute_result", "display_data", "update_display_data"):
-                pictures.append(content["data"])
-        return Cell(printed, error, pictures)
-
-
 @pytest.fixture(scope="module")
 def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
-    with pytest.MonkeyPatch.context() as patch:
-        for name in ("IPYTHONDIR", "JUPYTER_RUNTIME_DIR", "JUPYTER_DATA_DIR"):
-            patch.setenv(name, str(tmp_path_factory.mktemp(name)))
-        yield from _notebook()
-
-
-def _notebook() -> Iterator[Notebook]:
-    manager, kernel = start_new_kernel(kernel_name="python3", startup_timeout=LATE_S)
-    try:
-        notebook = Notebook(kernel)
+    with notebook_in(tmp_path_factory.mktemp("notebook")) as notebook:
         assert notebook.run(BEGIN) == Cell("", "", [])
         yield notebook
-    finally:
-        kernel.stop_channels()
-        manager.shutdown_kernel(now=True)
 
 
 def test_a_client_in_a_cell_blocks_and_says_nothing(notebook: Notebook) -> None:
