@@ -232,13 +232,15 @@ def settle(
     file: SettingsFile = NO_FILE,
     defaults: Mapping[str, Any] | None = None,
     flags_named: Mapping[str, str] | None = None,
+    others: Mapping[str, type[msgspec.Struct]] | None = None,
 ) -> dict[str, Found]:
     """Return every key of a section with its value: from a flag, else the environment, else the file, else the default.
 
     `flags` and `defaults` are by key; a flag that is None was not given, and an empty variable is ignored. `defaults`
     replace the declared ones.
-    `flags_named` says by key how errors name a flag that is not the service's own, as `--set jobs_max`. Raises Refused
-    with bad-settings, which names the key, what was found and what is allowed.
+    `flags_named` says by key how errors name a flag that is not the service's own, as `--set jobs_max`. `others` are
+    the other sections: an unknown key may be one of theirs. Raises Refused with bad-settings, which names the key,
+    what was found and what is allowed.
     """
     env = os.environ if env is None else env
     keys = declared(section, struct)
@@ -252,7 +254,8 @@ def settle(
                 f"[{section}] has no key {name!r}, in {file.path}",
                 found=name,
                 allowed="" if listed else ", ".join(keys) or "no key",
-                next=_nearest(name, keys)
+                next=_section_of(name, others or {})
+                or _nearest(name, keys)
                 or (f"moorage doctor --example lists the keys of [{section}]" if listed else "take it out"),
             )
     found: dict[str, Found] = {}
@@ -479,6 +482,12 @@ def _decode(kind: type, value: object) -> object:
     if kind is Path and isinstance(value, str) and value:
         return Path(value).expanduser().absolute()  # a supervisor, say, has another current folder
     raise ValueError("write a path as text")
+
+
+def _section_of(key: str, sections: Mapping[str, type[msgspec.Struct]]) -> str:
+    """Return which of these sections a key belongs to, "" if to none."""
+    having = " or ".join(f"[{name}]" for name, struct in sections.items() if key in declared(name, struct))
+    return f"{key} is a setting of {having}" if having else ""
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:

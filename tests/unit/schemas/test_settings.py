@@ -179,6 +179,12 @@ def test_no_section_takes_an_unknown_key(name: str, tmp_path: Path) -> None:
         the_file(file_with(tmp_path, f"[{name}]\nnonsense = 1\n"))
 
 
+def test_a_key_of_another_section_is_told_where_it_belongs(tmp_path: Path) -> None:
+    with pytest.raises(Refused, match=r"\[worker\] has no key 'lease_s'") as refused:
+        the_file(file_with(tmp_path, "[worker]\nlease_s = 9\n"))
+    assert refused.value.problem.next == "lease_s is a setting of [scheduler]"
+
+
 def test_a_file_that_cannot_be_read_is_told(tmp_path: Path) -> None:
     for path, why in (
         (tmp_path / "none.toml", "No such file"),

@@ -83,9 +83,9 @@ def the_file(given: str | Path | None = None, env: Mapping[str, str] | None = No
     if path is None:
         return NO_FILE
     file = read_file(path)
-    for name, struct in sections().items():
+    for name, struct in (known := sections()).items():
         if name in file.tables:
-            settle(name, struct, env={}, file=file)
+            settle(name, struct, env={}, file=file, others=known)
     return file
 
 
