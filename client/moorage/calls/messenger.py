@@ -360,6 +360,8 @@ class Messenger:
                 self.member.on_end(number, now_s)
                 self._look()
             return
+        if call.started_s < 0:  # its batch has not begun: the program cannot know of it
+            return
         if head.part:
             at = self._parts[number] = self._parts.get(number, 0) + 1
             self._answer(call, body, {**_foreign(head.headers), PART: str(at)})

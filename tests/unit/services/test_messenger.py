@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,13 +12,15 @@ import pytest
 
 from moorage.bus.connection import Connection
 from moorage.bus.transport import Delivery
+from moorage.calls.batcher import in_batches
+from moorage.calls.batches import Batches
 from moorage.calls.inputs import SILENCE_S
 from moorage.calls.messenger import LOAD_QUIET_S, TICK_S, Messenger, Name
 from moorage.calls.program import Program
 from moorage.calls.serve import LAST_S, _drained
 from moorage.calls.wire import FromProgram, ToProgram
 from moorage.schemas.codec import Decoder
-from moorage.schemas.service import ERROR, INPUT, PART, SEND_TO, MemberLoad, QueueSpec
+from moorage.schemas.service import ERROR, INPUT, PART, SEND_TO, BatchSpec, MemberLoad, QueueSpec
 from moorage.testing.bus.bus import SimulatedBus, SimulatedClock
 
 NAME = Name("moorage", "acme", "embed")
@@ -41,6 +43,10 @@ class Desk:
         if head.call:
             self.heads.append(head)
             self.running.append(head.call)
+
+    def send_all(self, frames: Sequence[tuple[ToProgram, bytes]]) -> None:
+        for head, body in frames:
+            self.send(head, body)
 
     def hold(self, on: bool) -> None: ...
 
@@ -309,5 +315,26 @@ def test_a_call_whose_data_never_came_whole_has_not_run_when_its_member_ends(
         told: Any = msgspec.json.decode((await said.get()).data)
         assert (told["error"], told["started"]) == ("busy", False), "its caller may send it again"
         assert list(tmp_path.iterdir()) == []
+
+    member(scene)
+
+
+def test_a_frame_for_a_call_whose_batch_has_not_begun_is_none() -> None:
+    """A program that counts on its own answered it: its batch never began, and the member was full for ever."""
+
+    async def scene(desk: Desk) -> None:
+        on_frame = in_batches(desk.messenger, cast(Program, desk), Batches(BatchSpec(2, 5_000), 1))
+        first = desk.call()
+        await asyncio.sleep(1)
+        assert desk.running == []
+        for early in (FromProgram(part=1), FromProgram(error=1), FromProgram(answer=1)):
+            on_frame(early, b"")
+        second = desk.call()
+        await asyncio.sleep(1)
+        assert (desk.running, first.done()) == ([1, 2], False)
+        for number in desk.running:
+            on_frame(FromProgram(answer=number), b"")
+        await asyncio.gather(first, second)
+        assert (error_of(first), error_of(second)) == ("", "")
 
     member(scene)
