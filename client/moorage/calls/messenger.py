@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 from moorage.bus.connection import Connection
 from moorage.bus.errors import BusError, PayloadTooLarge
 from moorage.bus.subscription import Subscription
-from moorage.bus.transport import STATUS_HEADER, Delivery
+from moorage.bus.transport import Delivery
 from moorage.calls.discovery import Discovery
 from moorage.calls.inputs import BadPart, Inputs, file_name, number_of
 from moorage.calls.member import Call, Member
@@ -267,8 +267,7 @@ class Messenger:
     def _on_given(self, delivery: Delivery) -> None:
         """The answer to a `want`: a call with its caller's inbox as the reply, or an empty one, or the server's 503."""
         headers = delivery.headers or {}
-        is_none = not delivery.reply or STATUS_HEADER in headers
-        call = None if is_none else self._call_of(delivery)
+        call = self._call_of(delivery) if delivery.reply else None
         if call is not None:
             call.endpoint = headers.get(ENDPOINT, "")
             call = call if self._has_its_endpoint(call) else None

@@ -115,9 +115,25 @@ CALL_ERRORS: Final[dict[str, tuple[int, bool, str]]] = {
 }
 #: codes that a service may give its own errors
 OWN_CODES: Final = range(400, 600)
-#: headers, in small letters, that neither a program nor a caller sets: members do
+#: headers with which the server itself answers: an empty message with `Status: 503` means that nobody listens
+SERVER_HEADERS: Final = ("Status", "Description")
+#: headers, in small letters, that neither a program nor a caller sets: members do, and the server
 RESERVED_HEADERS: Final = frozenset(
-    name.lower() for name in (HOPS, WAITED_MS, ENDPOINT, MEMBER, RAN_MS, PART, END, SEND, SEND_TO, ERROR, ERROR_CODE)
+    name.lower()
+    for name in (
+        HOPS,
+        WAITED_MS,
+        ENDPOINT,
+        MEMBER,
+        RAN_MS,
+        PART,
+        END,
+        SEND,
+        SEND_TO,
+        ERROR,
+        ERROR_CODE,
+        *SERVER_HEADERS,
+    )
 )
 
 

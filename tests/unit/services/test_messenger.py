@@ -20,6 +20,7 @@ from moorage.calls.program import Program
 from moorage.calls.serve import LAST_S, _drained
 from moorage.calls.wire import FromProgram, ToProgram
 from moorage.schemas.codec import Decoder
+from moorage.schemas.served import checked_headers
 from moorage.schemas.service import ERROR, INPUT, PART, SEND_TO, BatchSpec, MemberLoad, QueueSpec
 from moorage.testing.bus.bus import SimulatedBus, SimulatedClock
 
@@ -338,3 +339,29 @@ def test_a_frame_for_a_call_whose_batch_has_not_begun_is_none() -> None:
         assert (error_of(first), error_of(second)) == ("", "")
 
     member(scene)
+
+
+def test_the_headers_with_which_a_server_says_that_nobody_listens_are_no_service_s_and_no_caller_s() -> None:
+    """An empty answer with such a status was taken for nobody's: the call, which had run, was sent once more."""
+
+    async def main() -> None:
+        bus = SimulatedBus()
+        busy, idle = Desk(bus), Desk(bus)
+        await busy.messenger.open()
+        await busy.messenger.take()
+        full, waiting = await busy.full(), busy.call(Status="503", description="mine", Other="kept")
+        await asyncio.sleep(1)
+        await idle.messenger.open()
+        await asyncio.sleep(1)
+        assert [head.headers for head in idle.heads] == [{"Moorage-Wait-Ms": "3600000", "Other": "kept"}]
+        idle.messenger.on_frame(FromProgram(answer=idle.running.pop(), headers={"status": "503", "Status": "503"}), b"")
+        busy.answer()
+        await asyncio.gather(full, waiting)
+        assert {"Status", "status"} & set(waiting.result().headers or {}) == set()
+        for each in (busy, idle):
+            await each.messenger.close()
+
+    SimulatedClock().run(main())
+    for name in ("Status", "description"):
+        with pytest.raises(ValueError, match="none of moorage's own"):
+            checked_headers({name: "503"})
