@@ -191,7 +191,7 @@ class CallRefused(ClientError):
 
 
 class CallFailed(ClientError):
-    """The call of a service started, and has no answer: `code` is call-failed or member-died.
+    """The call of a service started, and has no answer: `code` is call-failed, bad-batch or member-died.
 
     `kind` names the exception of the service's function, such as ValueError. `status` and `headers` are those of a
     `CallError` of the function; of any other error `status` is 500, or 502 for member-died.

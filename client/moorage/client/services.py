@@ -83,6 +83,9 @@ _DIGITS_MAX: Final = 9
 INPUT_PART: Final = 0.5
 _CODES: Final = {BUSY: "service-busy", EXPIRED: "call-expired", MEMBER_DIED: "member-died", BAD_BATCH: "bad-batch"}
 
+#: codes of a function's own fault: it would fail the same way once more
+_FAILS_AGAIN: Final = ("call-failed", "bad-batch")
+
 _encode: Final = msgspec.json.Encoder().encode
 _decode_error: Final = msgspec.json.Decoder(CallErrorBody).decode
 
@@ -244,8 +247,8 @@ class Service:
     async def call(self, data: Any = None, *, timeout: Duration | None = None, idempotent: bool = False) -> Any:
         """Call the service once, and return its answer; one in parts as a list of them.
 
-        What did not start is tried again within the time-out. With `idempotent` also what may have run: then the call
-        may run more than once. If nobody serves, the scheduler is asked for a member (`replicas` with `min` 0); if it
+        What did not start is tried again within the time-out. With `idempotent` also what may have run, unless its
+        function failed: then the call may run more than once. If nobody serves, the scheduler is asked for a member (`replicas` with `min` 0); if it
         says that no job has the service, the call is refused at once.
         """
         return (await self.answer(data, timeout=timeout, idempotent=idempotent)).value
@@ -454,7 +457,7 @@ class _Tries:
 
     async def again(self, error: CallRefused | CallFailed | Unreachable) -> None:
         """Wait until the next try. Raises the error if there is none."""
-        may_again = isinstance(error, CallRefused) or (self._idempotent and error.code != "call-failed")
+        may_again = isinstance(error, CallRefused) or (self._idempotent and error.code not in _FAILS_AGAIN)
         after_s = max(self._wait_s, error.retry_after_s) if isinstance(error, CallRefused) else self._wait_s
         after_s *= random.uniform(0.5, 1.5)
         if not may_again or time.monotonic() + after_s >= self.ends_s:

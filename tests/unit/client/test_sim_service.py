@@ -197,3 +197,18 @@ async def test_calls_run_in_batches_and_the_wait_for_others_is_not_added_under_l
         sizes = await asyncio.gather(moorage.call("sizes", os.urandom(3_000_000)), moorage.call("sizes", b"abc"))
         assert list(sizes) == [3_000_000, 3], "data in parts join their batch once they are whole"
         assert now_s() - began_s < 5
+
+
+@in_virtual_time
+async def test_a_batch_that_its_function_failed_is_not_tried_again_however_idempotent() -> None:
+    ran: list[Any] = []
+
+    def short(items: list[Any]) -> list[Any]:
+        ran.extend(items)
+        return []
+
+    async with SimFleet("8xH100") as fleet, AsyncClient(transport=fleet) as moorage:
+        await fleet.serve("short", short, batch={"most": 2, "wait_ms": 0})
+        with pytest.raises(CallFailed, match="found a list of 0") as failed:
+            await moorage.call("short", 1, idempotent=True)
+        assert (failed.value.code, ran) == ("bad-batch", [1])
