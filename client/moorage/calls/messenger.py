@@ -27,6 +27,7 @@ from moorage.schemas.served import is_header
 from moorage.schemas.service import (
     BAD_BATCH,
     BAD_HEADER,
+    BUSY,
     CALL_ERRORS,
     CONTENT_TYPE,
     END,
@@ -494,6 +495,10 @@ class Messenger:
         try:
             await self._connection.publish(*message[:3], message.headers)
         except PayloadTooLarge as error:
+            if message.reply:  # a call that is passed on, which nobody has run: its caller may send it again
+                body, headers = self._failure(BUSY, "the call is too large to be passed on to another member")
+                await self._connection.publish(message.reply, body, "", headers)
+                return
             why = f"the answer has {error.size_bytes} bytes, the server takes {error.bytes_max}: answer in parts"
             body, headers = self._failure(TOO_LARGE, why)
             await self._connection.publish(message.subject, body, "", headers)

@@ -22,7 +22,7 @@ from moorage.calls.wire import FromProgram, ToProgram
 from moorage.schemas.codec import Decoder
 from moorage.schemas.served import checked_headers
 from moorage.schemas.service import ERROR, INPUT, PART, SEND_TO, BatchSpec, MemberLoad, QueueSpec
-from moorage.testing.bus.bus import SimulatedBus, SimulatedClock
+from moorage.testing.bus.bus import MAX_PAYLOAD_BYTES, SimulatedBus, SimulatedClock
 
 NAME = Name("moorage", "acme", "embed")
 LONG_S = 100
@@ -365,3 +365,31 @@ def test_the_headers_with_which_a_server_says_that_nobody_listens_are_no_service
     for name in ("Status", "description"):
         with pytest.raises(ValueError, match="none of moorage's own"):
             checked_headers({name: "503"})
+
+
+def test_a_call_that_is_too_large_to_be_passed_on_is_refused_as_busy() -> None:
+    """Nobody heard of it any more, and its caller waited for its whole time."""
+
+    async def main(is_handed: bool) -> None:
+        bus = SimulatedBus()
+        busy, idle = Desk(bus, QueueSpec(1 if is_handed else 0)), Desk(bus)
+        await busy.messenger.open()
+        await busy.messenger.take()
+        full = await busy.full()
+        data = bytes(MAX_PAYLOAD_BYTES - 40)
+        large = asyncio.create_task(busy.caller.request(NAME.subject, data, LONG_S, {"Moorage-Wait-Ms": "90000"}))
+        await asyncio.sleep(1)
+        await idle.messenger.open()
+        await asyncio.sleep(1)
+        told: Any = msgspec.json.decode((await large).data)
+        assert (error_of(large), told["started"], idle.heads) == ("busy", False, [])
+        small = busy.call()
+        await asyncio.sleep(1)
+        assert len(idle.heads) == int(is_handed), "it asks again"
+        for each in (busy, idle):
+            each.messenger.give_up()
+            await each.messenger.close()
+        await asyncio.gather(full, small)
+
+    for is_handed in (True, False):
+        SimulatedClock().run(main(is_handed))
