@@ -19,7 +19,7 @@ from moorage.calls.batches import Batches
 from moorage.calls.meter import Meter
 from moorage.calls.room import AGE_S, Room
 from moorage.schemas.attempt import AttemptName
-from moorage.schemas.service import BUSY, EXPIRED, HOPS_MAX, MEMBER_DIED, PRIORITY_DEFAULT, MemberLoad
+from moorage.schemas.service import BUSY, EXPIRED, HOPS_MAX, MEMBER_DIED, PRIORITY_DEFAULT, PRIORITY_MAX, MemberLoad
 
 #: an unanswered `want` is repeated: in a cluster one can be lost
 WANT_AGAIN_S: Final = 0.05
@@ -66,8 +66,11 @@ class Call(msgspec.Struct, eq=False, gc=False):
 
     @property
     def rank_s(self) -> float:
-        """Its place among calls that wait: when it came first of all, earlier by its priority."""
-        return self.came_s - self.waited_ms / 1000 - self.priority * AGE_S
+        """Its place among calls that wait: when it came first of all, earlier by its priority.
+
+        What it has waited elsewhere, which its caller could make up, counts for no more than the highest priority.
+        """
+        return self.came_s - min(self.waited_ms / 1000, PRIORITY_MAX * AGE_S) - self.priority * AGE_S
 
 
 class Outside(Protocol):

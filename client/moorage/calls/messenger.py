@@ -252,6 +252,7 @@ class Messenger:
         except ValueError as wrong:
             self._fail(call, BAD_HEADER, str(wrong))
             return None
+        call.waited_ms = min(call.waited_ms, call.wait_ms)  # no member passes on a call that has waited for longer
         return call
 
     def _on_call(self, delivery: Delivery) -> None:

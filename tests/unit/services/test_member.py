@@ -479,3 +479,9 @@ def test_each_call_is_answered_once_through_drains_and_deaths(seed: int) -> None
     assert net.kinds["ok"] > calls * 0.6
     assert net.kinds["nobody"] == 0
     assert all(each.is_empty for each in net.members)
+
+
+def test_a_wait_that_a_caller_makes_up_counts_for_no_more_than_the_highest_priority() -> None:
+    made_up = call("made-up", 10.0, 86_400_000, waited_ms=80_000_000, priority=0)
+    calls = [made_up, call("high", 9.9, priority=100), call("low", 10.1, priority=0)]
+    assert [each.reply for each in sorted(calls, key=lambda each: each.rank_s)] == ["high", "made-up", "low"]

@@ -393,3 +393,14 @@ def test_a_call_that_is_too_large_to_be_passed_on_is_refused_as_busy() -> None:
 
     for is_handed in (True, False):
         SimulatedClock().run(main(is_handed))
+
+
+def test_a_call_has_waited_no_longer_than_its_caller_waits_whatever_its_headers_say() -> None:
+    async def scene(desk: Desk) -> None:
+        running = desk.call(0, **{"Moorage-Waited-Ms": "86400000"})
+        await asyncio.sleep(1)
+        desk.answer()
+        await running
+        assert desk.messenger.member.load(0).waited_ms == 0
+
+    member(scene)
