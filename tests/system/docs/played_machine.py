@@ -16,7 +16,6 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.request
 from pathlib import Path
 
 HERE = Path(os.environ["PLAYED"])
@@ -105,6 +104,8 @@ def systemctl(verb: str, *words: str) -> int:
 
 
 def curl(*words: str) -> int:
+    import urllib.request  # the other commands start without it
+
     try:
         with urllib.request.urlopen(words[-1], timeout=5) as answer:
             print(answer.read().decode())
