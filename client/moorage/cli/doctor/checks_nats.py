@@ -18,6 +18,7 @@ from moorage.client.durations import seconds
 from moorage.client.errors import no_server
 from moorage.client.view.checks import SERVERS_NEEDED, Check
 from moorage.schemas.errors import MoorageError
+from moorage.schemas.roles import USER_INFO
 from moorage.schemas.units import many
 
 if TYPE_CHECKING:
@@ -33,6 +34,8 @@ _LEDGERS: Final = "_LEDGER"
 _CONF_BYTES_MAX: Final = 64 * 1024
 #: roles that use the servers and do not run them
 _CLIENTS: Final = ("submitter", "observer", "worker")
+#: roles without the right to ask the server about themselves or JetStream: a question is an error in its log
+_ASK_NOT: Final = (*_CLIENTS, "operator", "service")
 #: nats-server's errors.json: no server of the cluster leads JetStream; there is no such stream
 _ERR_NO_JETSTREAM_LEADER: Final = 10008
 _ERR_STREAM_NOT_FOUND: Final = 10059
@@ -65,7 +68,7 @@ async def of_nats(context: Context, options: Options) -> AsyncIterator[Check]:
             yield failed("nats", error)
         else:
             yield _round_trip(connection, (time.monotonic() - began) * 1000)
-        user = await _asked(connection, "$SYS.REQ.USER.INFO")
+        user = await _asked(connection, USER_INFO) if role_of(context) not in _ASK_NOT else {}
         yield _user(user)
         yield _clock(user)
         is_cluster = connection.is_clustered
@@ -161,6 +164,8 @@ def _clock(info: dict[str, Any]) -> Check:
 
 
 async def _jetstream(connection: Connection, context: Context) -> Check:
+    if role_of(context) in _ASK_NOT:
+        return Check("jetstream", "ok", "this user needs no JetStream; only schedulers do")
     api, is_about = context.api_prefix, "the account"
     info = await _asked(connection, f"{api}.INFO")
     if not info and role_of(context) in ("scheduler", ""):  # a scheduler may ask for the streams that it reads
@@ -169,8 +174,6 @@ async def _jetstream(connection: Connection, context: Context) -> Check:
         is_about = stream = Subjects().dead_letter_stream  # which each scheduler makes
         info = await _asked(connection, f"{api}.STREAM.INFO.{stream}")
     if not info:
-        if role_of(context) in (*_CLIENTS, "operator"):
-            return Check("jetstream", "ok", "this user needs no JetStream; only schedulers do")
         return Check(
             "jetstream",
             "warn",
