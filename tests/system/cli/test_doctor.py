@@ -251,7 +251,7 @@ async def test_the_doctor_tells_of_a_server_without_jetstream(tmp_path: Path) ->
     [url] = msgspec.json.decode(ports.read_bytes())["nats"]
     told = await moorage("doctor", "--nats", url, "--timeout", "3s")
     rows = {row[1]: row for row in told.rows}
-    assert rows["jetstream"][0] == "warn"
+    assert rows["jetstream"][0] == "fail"
     assert "it is off on this server" in rows["jetstream"][2]
     assert told.code == 1, "nobody leads there"
     ended = await moorage("scheduler", "--nats", url)
@@ -261,7 +261,7 @@ async def test_the_doctor_tells_of_a_server_without_jetstream(tmp_path: Path) ->
 
 @pytest.mark.parametrize(
     ("code", "verdict", "says"),
-    [(10008, "fail", "find the nats-servers of the cluster that do not run"), (10039, "warn", "jetstream: enabled")],
+    [(10008, "fail", "find the nats-servers of the cluster that do not run"), (10039, "fail", "jetstream: enabled")],
 )
 async def test_the_doctor_tells_a_cluster_without_a_quorum_from_jetstream_that_is_off(
     nats_url: str, unique: str, code: int, verdict: str, says: str

@@ -194,7 +194,7 @@ async def _jetstream(connection: Connection, context: Context) -> Check:
             "turn JetStream on: jetstream {} in the server's file, and jetstream: enabled in the account; the "
             "ledger needs it"
         )
-        return Check("jetstream", "warn", found, fix)
+        return Check("jetstream", "fail", found, fix)
     if (state := info.get("state")) is not None:
         return Check(
             "jetstream", "ok", f"JetStream answers; its stream {is_about} has {many(state['messages'], 'message')}"
