@@ -23,7 +23,7 @@ from moorage.calls.wire import FromProgram, ToProgram
 from moorage.schemas.attempt import AttemptName
 from moorage.schemas.codec import encode
 from moorage.schemas.roles import may_answer
-from moorage.schemas.served import is_header
+from moorage.schemas.served import is_header, too_large
 from moorage.schemas.service import (
     BAD_BATCH,
     BAD_HEADER,
@@ -363,6 +363,12 @@ class Messenger:
             return
         if call.started_s < 0:  # its batch has not begun: the program cannot know of it
             return
+        wrong = too_large(head.headers)
+        if head.part and wrong:  # the rest of the answer is not sent
+            self._fail(call, TOO_LARGE, wrong)
+            call.cancelled = True
+            self.stop(number)
+            return
         if head.part:
             at = self._parts[number] = self._parts.get(number, 0) + 1
             self._answer(call, body, {**_foreign(head.headers), PART: str(at)})
@@ -371,7 +377,9 @@ class Messenger:
         self._inputs.forget(number)
         headers = {MEMBER: self.id, RAN_MS: str(round((now_s - call.started_s) * 1000))}
         headers[WAITED_MS] = str(call.waited(call.started_s))
-        if head.error:
+        if wrong:
+            self._fail(call, TOO_LARGE, wrong)
+        elif head.error:
             self._fail_by_program(call, head)
         else:
             end = {END: str(parts)} if parts or head.in_parts else {}

@@ -7,7 +7,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from moorage.schemas.service import OWN_CODES, RESERVED_HEADERS
+from moorage.schemas.service import OWN_CODES, OWN_HEADERS_BYTES_MAX, RESERVED_HEADERS
 
 F = TypeVar("F", bound=Callable[..., Any])
 #: the mark of `endpoint`
@@ -55,7 +55,17 @@ def checked_headers(headers: Mapping[str, str]) -> dict[str, str]:
                 f"{name!r}: {value!r} cannot be a header of an answer: the name must be ASCII without spaces and "
                 "colons and none of moorage's own, the value one line of text"
             )
+    if wrong := too_large(headers):
+        raise ValueError(wrong)
     return dict(headers)
+
+
+def too_large(headers: Mapping[str, str]) -> str:
+    """Return what is wrong with the size of an answer's headers; "" if nothing is."""
+    size = sum(len(name.encode()) + len(value.encode()) for name, value in headers.items())
+    if size <= OWN_HEADERS_BYTES_MAX:
+        return ""
+    return f"the headers of the answer have {size} bytes, allowed are {OWN_HEADERS_BYTES_MAX}"
 
 
 def is_header(name: object, value: object) -> bool:

@@ -111,10 +111,12 @@ CALL_ERRORS: Final[dict[str, tuple[int, bool, str]]] = {
     INPUT_REFUSED: (413, False, "the data of the call have more bytes than the service takes, or cannot be kept"),
     NO_ENDPOINT: (404, False, "the service has no method of this name"),
     BAD_HEADER: (400, False, "a header of the call has a value that it cannot have"),
-    TOO_LARGE: (500, True, "the answer is larger than the server's max_payload"),
+    TOO_LARGE: (500, True, "the answer is larger than the server's max_payload, or its headers are too large"),
 }
 #: codes that a service may give its own errors
 OWN_CODES: Final = range(400, 600)
+#: most bytes of the names and values of the headers that a service gives one answer
+OWN_HEADERS_BYTES_MAX: Final = 32 * 1024
 #: headers with which the server itself answers: an empty message with `Status: 503` means that nobody listens
 SERVER_HEADERS: Final = ("Status", "Description")
 #: headers, in small letters, that neither a program nor a caller sets: members do, and the server

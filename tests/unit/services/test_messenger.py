@@ -14,13 +14,14 @@ from moorage.bus.connection import Connection
 from moorage.bus.transport import Delivery
 from moorage.calls.batcher import in_batches
 from moorage.calls.batches import Batches
+from moorage.calls.function import answer_frame
 from moorage.calls.inputs import SILENCE_S
 from moorage.calls.messenger import LOAD_QUIET_S, TICK_S, Messenger, Name
 from moorage.calls.program import Program
 from moorage.calls.serve import LAST_S, _drained
 from moorage.calls.wire import FromProgram, ToProgram
 from moorage.schemas.codec import Decoder
-from moorage.schemas.served import checked_headers
+from moorage.schemas.served import Answer, CallError, checked_headers
 from moorage.schemas.service import ERROR, INPUT, PART, SEND_TO, BatchSpec, MemberLoad, QueueSpec
 from moorage.testing.bus.bus import MAX_PAYLOAD_BYTES, SimulatedBus, SimulatedClock
 
@@ -404,3 +405,27 @@ def test_a_call_has_waited_no_longer_than_its_caller_waits_whatever_its_headers_
         assert desk.messenger.member.load(0).waited_ms == 0
 
     member(scene)
+
+
+def test_headers_that_are_too_large_fail_their_call_alone() -> None:
+    """A function's were more than a line of the socket may have: its member took the program for broken."""
+    large = {"X-Large": "ä" * 16_384}
+
+    async def scene(desk: Desk) -> None:
+        for frames in ([FromProgram(answer=1)], [FromProgram(part=2), FromProgram(answer=2)], [FromProgram(error=3)]):
+            asked = await desk.full()
+            head, *rest = (msgspec.structs.replace(each, headers=large, code=422) for each in frames)
+            desk.messenger.on_frame(head, b"")
+            await asked
+            assert error_of(asked) == "too-large"
+            assert b"have 32775 bytes, allowed are 32768" in asked.result().data
+            for each in rest:
+                desk.messenger.on_frame(each, b"")
+            desk.running.clear()
+        assert desk.messenger.member.is_empty
+
+    member(scene)
+    with pytest.raises(ValueError, match="have 32775 bytes"):
+        CallError(422, "no", large)
+    with pytest.raises(ValueError, match="have 32775 bytes"):
+        answer_frame(Answer(b"", large))
