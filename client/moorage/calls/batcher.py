@@ -32,7 +32,7 @@ class Batcher:
             now_s = time.monotonic()
             call = self._messenger.member.running[head.call]
             self._held[head.call] = head, body
-            self._batches.add(head.call, call.waited(now_s), head.wait_ms, now_s)
+            self._batches.add(head.call, call.waited(now_s), call.left_ms(now_s), now_s)
             # a batch that is not whole begins in a turn of its own: what was read together goes into it together
             if self._batches.is_whole:
                 self._begin_due()

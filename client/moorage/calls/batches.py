@@ -9,6 +9,8 @@ many batches run as may, no call gets a place, so that they wait in the member's
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from moorage.schemas.service import BatchSpec
 
 
@@ -33,6 +35,11 @@ class Batches:
     def is_whole(self) -> bool:
         """Whether a batch of `most` calls may begin."""
         return len(self._waiting) >= self.most and not self.is_full
+
+    @property
+    def waiting(self) -> Collection[int]:
+        """The numbers of the calls that wait for others."""
+        return self._waiting.keys()
 
     @property
     def due_s(self) -> float | None:

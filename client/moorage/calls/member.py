@@ -158,7 +158,7 @@ class Member:
     @property
     def needs_ticks(self) -> bool:
         """Whether `tick` has something to look at."""
-        return bool(self.room) or self._asked_s is not None
+        return bool(self.room) or self._asked_s is not None or bool(self.batches and self.batches.waiting)
 
     def load(self, now_s: float) -> MemberLoad:
         """Return what this member says of itself."""
@@ -372,3 +372,13 @@ class Member:
         for call in self.room.take_expired(now_s):
             self.meter.expired += 1
             self._outside.refuse(call, EXPIRED, 0)
+        if self.batches is None or not self.batches.is_full:
+            return
+        # their data came in parts, after the last place for a batch was taken
+        for number in list(self.batches.waiting):
+            call = self.running[number]
+            if call.left_ms(now_s) <= 0 and not call.cancelled:
+                self.meter.expired += 1
+                self._outside.refuse(call, EXPIRED, 0)
+                call.cancelled = True
+                self._outside.stop(number)

@@ -325,6 +325,7 @@ class Messenger:
             call = coming.call
             head = ToProgram(number, 0, call.headers, file_name(coming.path), coming.left_ms, endpoint=call.endpoint)
             self.program.send(head)
+            self._look()
         elif coming.parts % (PARTS_AHEAD // 2) == 0:
             self._ask_for(number, coming.call, coming.parts + PARTS_AHEAD)
 

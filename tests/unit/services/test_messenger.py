@@ -429,3 +429,29 @@ def test_headers_that_are_too_large_fail_their_call_alone() -> None:
         CallError(422, "no", large)
     with pytest.raises(ValueError, match="have 32775 bytes"):
         answer_frame(Answer(b"", large))
+
+
+def test_a_call_whose_data_came_in_parts_waits_for_its_batch_no_longer_than_its_caller(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    async def scene(desk: Desk) -> None:
+        on_frame = in_batches(desk.messenger, cast(Program, desk), Batches(BatchSpec(2, 0), 1))
+        said: asyncio.Queue[Delivery] = asyncio.Queue()
+        await desk.caller.subscribe("inbox.a", said.put_nowait)
+        await desk.caller.publish(NAME.subject, b"", "inbox.a", {INPUT: "6", "Moorage-Wait-Ms": "9000"})
+        to = ((await said.get()).headers or {})[SEND_TO]
+        running, began_s = await desk.full(), now_s()
+        await desk.caller.publish(to, b"abcdef", "", {PART: "1"})
+        last = await said.get()
+        assert (last.headers or {})[ERROR] == "expired"
+        assert now_s() - began_s == pytest.approx(8, abs=0.2)
+        assert list(tmp_path.iterdir()) == []
+        assert desk.messenger.member.load(0).expired == 1
+        on_frame(FromProgram(answer=desk.running.pop()), b"")
+        await running
+        await desk.full()
+        assert said.empty()
+
+    member(scene)
