@@ -169,7 +169,7 @@ class Messenger:
 
     async def take(self) -> None:
         """Join the queue group: calls come from now on. Raises `PermissionRefused`."""
-        for subject in (self._subject, *([f"{self._subject}.*"] if self.endpoints else [])):
+        for subject in (self._subject, f"{self._subject}.*"):  # also without methods: who calls one hears that
             self._calls.append(await self._connection.subscribe(subject, self._on_call, QUEUE))
         self._tasks.append(asyncio.get_running_loop().create_task(self._tell_load()))
         first, *rest = self._discovery.subjects

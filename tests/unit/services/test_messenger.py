@@ -455,3 +455,16 @@ def test_a_call_whose_data_came_in_parts_waits_for_its_batch_no_longer_than_its_
         assert said.empty()
 
     member(scene)
+
+
+def test_who_calls_a_method_of_a_service_without_methods_hears_that_there_is_none() -> None:
+    async def scene(desk: Desk) -> None:
+        wrong = desk.call(endpoint=".foo")
+        await asyncio.wait((wrong,))
+        assert error_of(wrong) == "no-endpoint"
+        assert b"embed has no method 'foo'; its methods: none" in wrong.result().data
+        await desk.caller.send([(f"{NAME.subject}.cancel", b"inbox.a", "")])
+        await asyncio.sleep(1)
+        assert desk.heads == []
+
+    member(scene)
