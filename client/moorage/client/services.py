@@ -224,7 +224,7 @@ class Service:
                 allowed=f"{SERVICE.pattern}, or two of these with a dot between them",
                 next="name the service as its job does",
             )
-        if priority is not None and priority not in range(PRIORITY_MAX + 1):
+        if priority is not None and (type(priority) is not int or priority not in range(PRIORITY_MAX + 1)):
             raise rejected(
                 "invalid-argument",
                 "the priority of a call is no whole number from 0 to 100",

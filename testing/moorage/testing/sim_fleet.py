@@ -185,7 +185,7 @@ class SimFleet:
         The function runs in this event loop: one that takes time is a coroutine function, which sleeps. `replicas` may
         be `{"min": 0, "max": 4}`; with `min` 0 the first call starts a member. Each member needs `load_s` seconds
         before it takes calls. With `batch`, as `{"most": 32, "wait_ms": 5}`, it gets a list and returns a list.
-        before it takes calls. `queue` says how many calls wait at each, and how long, as `{"most": 200, "wait_s": 30}`.
+        `queue` says how many calls wait at each, and how long, as `{"most": 200, "wait_s": 30}`.
         The fleet must be open. Raises `Rejected`, and `CannotServe` for what is no function.
         """
         made = served_by(function, self._subjects.prefix, tenant, service, load_s)

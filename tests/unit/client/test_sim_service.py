@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator, Iterator
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -96,6 +96,9 @@ async def test_calls_wait_in_a_queue_of_the_services_size_by_their_priority() ->
         assert ended == sorted(ended, reverse=True)
         with pytest.raises(Rejected, match="no whole number from 0 to 100"):
             moorage.service("embed", priority=101)
+        for no_number in (True, 50.0):
+            with pytest.raises(Rejected, match="no whole number"):
+                moorage.service("embed", priority=cast(Any, no_number))
 
 
 @in_virtual_time
