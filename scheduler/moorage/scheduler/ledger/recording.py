@@ -21,7 +21,7 @@ import msgspec
 
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.contained_engine import ContainedEngine
-from moorage.scheduler.core.engine import Engine
+from moorage.scheduler.core.engine import Displaced, Engine
 from moorage.scheduler.core.events import (
     Ask,
     Cancel,
@@ -241,7 +241,8 @@ class CannotReplay(Exception):
 class Replayed(NamedTuple):
     """A record as recorded; `same` says whether it was built again with the same bytes.
 
-    `state` is the state after the record if so, else before it; replaying the next record changes it.
+    `state` is the state after the record if so, else before it; replaying the next record changes it. Where the record
+    ended its term, since it is stored elsewhere than foreseen, it is the state that was thrown away then.
     """
 
     seq: int
@@ -355,8 +356,8 @@ def replay(path: Path) -> Iterator[Replayed]:
             raise CannotReplay(f"{path.name} is damaged: its {kind!r} cannot be read: {error}") from error
         if replayed is not None:
             yield replayed
-            if not replayed.same:
-                reign = None  # from here on the decisions have diverged
+            if not replayed.same or (reign is not None and reign.ended):
+                reign = None  # from here on the decisions have diverged, or the next term begins
 
 
 class _ReplayedReign:
@@ -365,6 +366,7 @@ class _ReplayedReign:
     def __init__(self, engine: ContainedEngine) -> None:
         self._engine = engine
         self._built = self._recorded = b""  # the last record, as built now and as recorded
+        self.ended = False  # by a record that is stored elsewhere than foreseen
 
     def take(self, kind: str, rest: list[Any]) -> Replayed | None:
         """Repeat one frame; return the record that it completes, or None."""
@@ -384,7 +386,10 @@ class _ReplayedReign:
             case "commit":
                 same = self._built == self._recorded
                 if same:
-                    engine.commit(rest[0], rest[1])
+                    try:
+                        engine.commit(rest[0], rest[1])
+                    except Displaced:
+                        self.ended = True
                 return Replayed(rest[0], decode_record(self._recorded), same, engine.state)
         return None
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from moorage.scheduler.core.engine import Displaced
-from tests.unit.scheduler.driving import Driving
+from moorage.scheduler.core.ledger.state import State
+from moorage.scheduler.ledger.recording import RecordedEngine, Recorder, replay
+from tests.unit.scheduler.driving import SUBJECTS, Driving
 
 
 def with_a_record(ahead_ms: int) -> Driving:
@@ -38,3 +42,36 @@ def test_a_record_that_was_stored_elsewhere_says_nothing() -> None:
     drive = with_a_record(2)
     with pytest.raises(Displaced, match="stored as"):
         drive.engine.commit(len(drive.records) + 1, drive.now + 3)
+
+
+class Recorded(Driving):
+    """Each of its terms is written to a recording."""
+
+    checks = False
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+        super().__init__()
+
+    def make_engine(self, state: State) -> RecordedEngine:
+        return RecordedEngine(self.recorder, state, self.config, SUBJECTS, 7 + state.epoch, self.now, None)
+
+
+def test_a_recording_is_replayed_past_a_record_that_was_stored_elsewhere(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path / "recording")
+    drive = Recorded(recorder)
+    drive.worker("w0", 2)
+    drive.settle()
+    drive.offer_submit("a", gpu={})
+    drive.store(drive.engine.build(drive.now + 1, drive.now + 1))
+    drive.engine.fold_ahead(drive.now + 2)
+    elsewhere = len(drive.records) + 1
+    with pytest.raises(Displaced):
+        drive.engine.commit(elsewhere, drive.now + 3)
+    drive.lead()
+    drive.settle()
+    recorder.close()
+    replayed = [(one.seq, one.same, one.record.epoch) for one in replay(tmp_path / "recording")]
+    at = replayed.index((elsewhere, True, 1))
+    assert {epoch for _, _, epoch in replayed[: at + 1]} == {1}
+    assert {(same, epoch) for _, same, epoch in replayed[at + 1 :]} == {(True, 2)}
