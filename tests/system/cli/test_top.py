@@ -161,6 +161,7 @@ async def test_once_prints_the_fleet_of_a_running_node(node: Node, unique: str) 
     await until(waits, deadline_s=60, what="the third job waits and is explained")
     await is_told_for_how_long(node, unique)
     ran = await node.run("top", "--once")
+    assert "? lost" in ran.out.splitlines()[-1], "all signs have room in 80 columns"
     assert ran.code == 0
     lines = ran.out.splitlines()
     assert len(lines) <= 24

@@ -44,7 +44,7 @@ _BLOCKS: Final = "▁▂▃▄▅▆▇█"
 SPARK_CELLS: Final = 10
 #: a GPU that is leased and does nothing
 UNUSED: Final = "_"
-SIGNS: Final = "· free  ▁-█ leased, by use  # leased  _ unused  2-9 sharers  ! sick  x foreign  ? lost"
+SIGNS: Final = "· free  ▁-█ use  # leased  _ unused  2-9 sharers  ! sick  x foreign  ? lost"
 UNSEEN: Final = "not shown to this key"
 #: behind the name of a worker, where there are many: its state
 MARKS: Final = {
@@ -265,7 +265,7 @@ def _verdict(view: View) -> list[Line]:
 
 def _foot(wishes: Wishes) -> Line:
     if not wishes.live:
-        return [(f"signs  {SIGNS}", "dim")]
+        return [(SIGNS, "dim")]
     said = f"filter {wishes.filter}  " if wishes.filter else ""
     keys = "  ".join(f"{number} {name.split(',')[0]}" for number, name in PANES.items())
     return [(said, "bold"), (f"{keys}  : go  / filter  ? help  q quit", "dim")]
