@@ -29,6 +29,8 @@ from moorage.scheduler.core.ledger.record import Record, encode_record
 from moorage.scheduler.core.ledger.records import FORMAT
 from moorage.scheduler.core.ledger.snapshot import dump
 from moorage.scheduler.core.ledger.state import State
+from moorage.scheduler.follower.beside import FollowerBeside
+from moorage.scheduler.follower.follower import Position
 from moorage.scheduler.leader import reign, service
 from moorage.scheduler.ledger.ledger import Deposed, Ledger, LedgerBroken
 from moorage.scheduler.ledger.snapshot_follower import Command, take_snapshot
@@ -592,6 +594,37 @@ async def test_no_snapshot_is_written_or_removed_while_the_name_of_the_last_one_
         assert engine.state.snapshot is not None
         for name, _, digest in filter(None, (engine.state.snapshot, engine.state.snapshot_before)):
             await here.snapshots.read(name, digest)
+
+
+@pytest.mark.slow
+async def test_a_full_ledger_gets_room_by_what_was_acknowledged_while_its_follower_is_behind(
+    nats_server: Server, unique: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The record that waits for room does not hold up the purge that makes it."""
+    monkeypatch.setattr(reign, "SNAPSHOT_LOOK_S", 0.05)
+    monkeypatch.setenv("MOORAGE_LEDGER_URL", nats_server.ledger_url)
+    async with (
+        desk(nats_server, unique) as here,
+        stack(nats_server, unique) as made,
+        caller(made) as acme,
+        leader_with_snapshots(nats_server, here.subjects) as scheduler,
+    ):
+        monkeypatch.setattr(FollowerBeside, "position", Position())  # it has saved nothing
+        assert scheduler.reign is not None
+        state = scheduler.reign.engine.state
+
+        async def two_snapshots() -> bool:
+            await acme.submit(f"job-{secrets.token_hex(4)}")
+            return state.snapshot_before is not None
+
+        await until(two_snapshots, 90, "two snapshots")
+        info = await here.js.stream_info(here.subjects.ledger_stream)
+        assert info.messages == info.last_seq, "the ledger waits for its follower"
+        update = f"$JS.API.STREAM.UPDATE.{here.subjects.ledger_stream}"
+        await here.connection.request(update, msgspec.json.encode({**info.config, "max_msgs": info.messages}), 5)
+        await until(lambda: scheduler.ledger.appending.told, 30, "a record that finds no room")
+        await until(lambda: not scheduler.ledger.appending.told and state.seq > info.last_seq + 2, 30, "room")
+        await acme.submit("behind")
 
 
 # ------------------------------------------------------------------------------------------------------- two schedulers

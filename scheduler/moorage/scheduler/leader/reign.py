@@ -130,6 +130,7 @@ class Reign:
         self._failed: Exception | None = None
         self.records = 0
         self.recorded_seq = state.seq  # the last record of this term, or before it, that is known to be stored
+        self._recorded_snapshots = state.snapshot, state.snapshot_before  # that such records name
         self._purged_through = 0  # records up to it are purged
         self._purged_but = ""  # the newest snapshot when older ones were purged
         self._append_s = 0.0  # how long their appends took, together
@@ -295,7 +296,9 @@ class Reign:
             self._failed = raised
 
     def _open_gate(self, seq: int) -> None:
+        state = self.engine.state
         self.recorded_seq = seq
+        self._recorded_snapshots = state.snapshot, state.snapshot_before
         self._gate.open()
         if self._held:
             held, self._held = self._held, []
@@ -465,13 +468,14 @@ class Reign:
         taken: SnapshotTaken | None = None
         while True:
             await asyncio.sleep(SNAPSHOT_LOOK_S)
-            if taken is not None and (state.snapshot is None or state.snapshot[0] != taken.name):
-                continue  # the record that names it is not stored yet: a purge now would delete what it names
             try:
-                await self._shorten()
+                await self._shorten(taken)
             except BusError as error:
                 log.warning("old records of the ledger cannot be deleted now: %s", error)
-            last = state.snapshot[1] if state.snapshot is not None else 0
+            newest, _ = self._recorded_snapshots
+            if taken is not None and (newest is None or newest[0] != taken.name):
+                continue  # the record that names it is not stored yet
+            last = newest[1] if newest is not None else 0
             if state.seq - last >= scheduler.snapshot_records:
                 try:
                     taken = await take_snapshot(scheduler.snapshot_command)
@@ -483,15 +487,16 @@ class Reign:
                     self.engine.offer(taken)
                     self._wake()
 
-    async def _shorten(self) -> None:
+    async def _shorten(self, taken: SnapshotTaken | None) -> None:
         """Delete the records before the last snapshot but one, and the snapshots before it. Raises `BusError`.
 
-        Records that the follower of the ledger may read again stay, until the ledger is half full or takes no record.
+        Only snapshots that acknowledged records name count: a record in flight may wait for the room that this makes.
+        `taken` stays, whose record may be in flight. Records that the follower of the ledger may read again stay, until
+        the ledger is half full or takes no record.
         """
-        ledger, newest, before = self._scheduler.ledger, self.engine.state.snapshot, self.engine.state.snapshot_before
+        ledger, (newest, before) = self._scheduler.ledger, self._recorded_snapshots
         if newest is None or before is None:
             return
-        await self._gate.recorded()
         through, kept_from = before[1], self.follower.position.kept_from
         if kept_from < through and not ledger.appending.told and not await ledger.is_half_full():
             through = kept_from
@@ -500,7 +505,8 @@ class Reign:
             self._purged_through = through
             log.info("snapshot %s counts; the ledger begins behind record %d", newest[0], through)
         if newest[0] != self._purged_but:
-            await self._scheduler.snapshots.purge_all_but({newest[0], before[0]})
+            kept = {newest[0], before[0]} | ({taken.name} if taken is not None else set())
+            await self._scheduler.snapshots.purge_all_but(kept)
             self._purged_but = newest[0]
 
     async def _snapshot_of_memory(self) -> SnapshotTaken | None:
