@@ -370,7 +370,7 @@ class Service:
         def is_last_of_all(delivery: Delivery) -> bool:
             return not sending.is_asked(delivery) and is_last(delivery)
 
-        token, answer = answers.open(self._subject, timeout_s, is_last_of_all, is_kept=not streams, in_all=not streams)
+        token, answer = answers.open(self._called, timeout_s, is_last_of_all, is_kept=not streams, in_all=not streams)
         reply, call = answers.reply_subject(token), _UnderWay(answer, sending)
         with caller_span(f"call {self.name}", self._attributes) as headers:
             try:

@@ -252,6 +252,15 @@ async def test_a_damaged_key_and_that_of_another_user_are_one_line() -> None:
 
 
 @pytest.mark.slow
+async def test_a_call_that_a_key_may_not_make_is_refused_at_once() -> None:
+    async with running() as site:
+        for name in ("echo", "echo.words"):
+            words = ("call", name, "x", "--within", "60s", "--nats", "operator.ana", "--tenant", "acme")
+            ran = await moorage(*words, env=site.environment)
+            assert f"may not publish to moorage.call.acme.{name}" in ran.err, ran.err
+
+
+@pytest.mark.slow
 async def test_the_page_shows_each_key_what_it_may_see() -> None:
     job = "/job/acme/speaks"
     refused = "<pre>output is the tenant&#39;s</pre>"
