@@ -248,8 +248,8 @@ class Service:
         """Call the service once, and return its answer; one in parts as a list of them.
 
         What did not start is tried again within the time-out. With `idempotent` also what may have run, unless its
-        function failed: then the call may run more than once. If nobody serves, the scheduler is asked for a member (`replicas` with `min` 0); if it
-        says that no job has the service, the call is refused at once.
+        function failed: then the call may run more than once. If nobody serves, the scheduler is asked for a member
+        (`replicas` with `min` 0); if it says that no job has the service, the call is refused at once.
         """
         return (await self.answer(data, timeout=timeout, idempotent=idempotent)).value
 
