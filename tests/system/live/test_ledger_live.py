@@ -373,6 +373,37 @@ async def test_junk_where_the_guard_or_the_naming_record_stands_stops_nobody(
         assert (state.digest, state.epoch) == (other.state.digest, 2)
 
 
+@pytest.mark.slow
+async def test_junk_that_comes_again_and_again_ends_one_term_and_keeps_nobody_from_work(
+    nats_server: Server, unique: str
+) -> None:
+    """It stands before most records. Only the first of them was folded where it would have been without."""
+    async with stack(nats_server, unique) as made, caller(made) as acme, desk(nats_server, unique) as here:
+        await made.scheduler(config=QUICK)
+        await acme.leader()
+        await made.agent("a", "8xH100")
+        await acme.workers_up("sim-0000")
+
+        async def litter() -> None:
+            while True:
+                assert isinstance(await here.js.append(here.subjects.ledger_record, b"junk"), Ack)
+                await asyncio.sleep(0.05)
+
+        littering = asyncio.create_task(litter())
+        try:
+            for number in range(20):
+                await acme.submit(f"job-{number}")
+            for number in range(20):
+                await acme.reaches(f"job-{number}", "SUCCEEDED")
+            assert not littering.done()
+            state, ledger = await here.folded()
+            assert ledger.junk > 20
+            assert state.epoch <= 2
+        finally:
+            littering.cancel()
+            await asyncio.gather(littering, return_exceptions=True)
+
+
 # --------------------------------------------------------------------------------------------------------- snapshots
 
 
@@ -758,7 +789,7 @@ async def test_junk_in_the_ledger_is_no_sign_of_its_leaders_life(nats_server: Se
         while not leads.done():
             assert isinstance(await here.js.append(here.subjects.ledger_record, b"junk"), Ack)
             await asyncio.wait([leads], timeout=0.1)
-        assert (await leads)["epoch"] == 2
+        assert (await leads)["epoch"] in (2, 3)  # the junk may have ended the first of its terms
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import secrets
 import socket
@@ -54,6 +55,7 @@ class Parts:
         and copies the process for questions about the future. Otherwise there are no forecasts.
         """
         self.took_over = ""  # why this process leads, or has led last
+        self.displaced_s = -math.inf  # when a record of its was last stored elsewhere than foreseen, monotonic
         self.own_process = own_process
         self.recorder = recorder
         self.snapshot_command = snapshot_command

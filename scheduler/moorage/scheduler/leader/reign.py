@@ -55,6 +55,10 @@ SNAPSHOT_RETRY_S: Final = 60.0
 #: after a record that changed this many jobs, the event loop runs other tasks before the next one is built
 LONG_RECORD: Final = 256
 
+#: after a record that is stored elsewhere than foreseen, records are folded once they are stored, for so long: whoever
+#: writes into the ledger's stream again and again ends one term, not each
+UNFORESEEN_S: Final = 60.0
+
 #: if this many records in a row had no submit, and a submit arrived during the append of each, the next record waits up
 #: to SHARE_WAIT_S for a submit, so that both need one append (event loops have no finer timers)
 SHARE_AFTER: Final = 3
@@ -265,10 +269,13 @@ class Reign:
             has_submit = view.has_submit
             payload = self._build(now)
             self._gate.shut()
-            self._loop.call_soon(self._fold_ahead)
-            began_s = time.monotonic()
+            began_s, foreseen = time.monotonic(), engine.state.seq + 1
+            if began_s - self._scheduler.displaced_s >= UNFORESEEN_S:
+                self._loop.call_soon(self._fold_ahead)
             seq = await ledger.append_record(engine.state, engine.rid, payload, names_snapshot=engine.names_snapshot)
             self._append_s += time.monotonic() - began_s
+            if seq != foreseen:
+                self._scheduler.displaced_s = time.monotonic()
             self._sent_ms = now
             self.stalled.release()
             self.records += 1

@@ -407,9 +407,12 @@ class Ledger:
                 self._warn(f"append {rid} of epoch {epoch} is unclear (stored or not): {_words_of(answer)}")
             cut_off = not connected
             self.appending.trouble = _trouble_of(answer) if connected else NOT_CONNECTED
+            after = fence.seq
             found = await self._read_back(fence, epoch, rid, subject)
             if found is not None:
                 return found
+            if fence.seq > after:
+                continue  # at once: what is stepped over may come again and again
             self._log_stall(answer, connected=connected)
             await asyncio.sleep(wait_s)
             wait_s = min(wait_s * 2, RETRY_WAIT_S_MAX)
