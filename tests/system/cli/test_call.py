@@ -29,7 +29,7 @@ async def test_a_call_sends_text_json_or_bytes_and_prints_the_answer(node: Node,
         member(node.url, tmp_path, "functions:echo", "--name", echo) as one,
         member(node.url, tmp_path, "functions:count", "--name", count) as two,
         member(node.url, tmp_path, "functions:wrong", "--name", wrong) as three,
-        member(node.url, tmp_path, "functions:aheld", "--name", held) as four,
+        member(node.url, tmp_path, "functions:aheld", "--name", held, "--concurrency", "1") as four,
         member(node.url, tmp_path, "functions:digest", "--name", digest) as five,
     ):
         await asyncio.gather(*(each.ready() for each in (one, two, three, four, five)))
@@ -72,10 +72,16 @@ async def test_a_call_sends_text_json_or_bytes_and_prints_the_answer(node: Node,
         waiting.send_signal(signal.SIGINT)
         assert await asyncio.wait_for(waiting.wait(), 60) != 0
 
-        calling = await start("call", held, os.fsdecode(gate.data), env=node.env())
-        await gate.runs()
-        calling.send_signal(signal.SIGINT)
-        assert await asyncio.wait_for(calling.wait(), 60) == 130
+        ran = await moorage("call", held, os.fsdecode(gate.data), "--within", "1s", env=node.env(), cwd=tmp_path)
+        assert ran.code != 0
+        assert "error[timed-out]" in ran.err
+        assert "fix: wait longer with --within\n" in ran.err
+
+        for at, number in enumerate((signal.SIGINT, signal.SIGTERM, signal.SIGINT), 2):
+            calling = await start("call", held, os.fsdecode(gate.data), env=node.env())
+            await gate.runs(at)  # in the only place: the one before is cancelled
+            calling.send_signal(number)
+            assert await asyncio.wait_for(calling.wait(), 60) == 128 + number
         gate.open()
 
 

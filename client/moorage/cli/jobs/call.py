@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, get_args
 
 from moorage.cli.framework.arguments import Parameter
 from moorage.cli.framework.console import emit, say
+from moorage.cli.framework.interrupts import detachable
 from moorage.cli.framework.options import DEFAULTS, Options, guarded, with_client
 
 if TYPE_CHECKING:
@@ -59,21 +60,26 @@ def call(
     async def work(client: AsyncClient) -> int | None:
         from contextlib import aclosing
 
+        from moorage.client.errors import TimedOut, timed_out
+
         called = client.service(service, priority=priority)
         printed = _Printed()
-        async with aclosing(called.stream(sent, timeout=within)) as parts:  # type: ignore[type-var]
-            async for part in parts:
-                if options.json:
-                    emit(_frame(service, part))
-                else:
-                    printed.write(part)
+        try:
+            async with aclosing(called.stream(sent, timeout=within)) as parts:  # type: ignore[type-var]
+                async for part in parts:
+                    if options.json:
+                        emit(_frame(service, part))
+                    else:
+                        printed.write(part)
+        except TimedOut as error:
+            raise timed_out(error.why, next_step="wait longer with --within") from None
         printed.end()
         return None
 
     def act() -> int:
         nonlocal sent
         sent = _sent(data, kind)  # before there is a connection, and a loop that a slow writer would hold up
-        return with_client(options, work)
+        return with_client(options, lambda client: detachable(work(client), lambda: None))
 
     return guarded(options, act)
 
