@@ -313,6 +313,11 @@ def test_of_a_service_whose_job_is_over_its_end_is_said_and_a_live_one_is_waited
     answer = woken(drive)
     assert (answer["code"], answer["job"], answer["next"]) == ("not-found", "first", "moorage logs first")
     assert answer["message"] == "nobody serves embed: job first FAILED with code 3"
+    for at, (code, said) in enumerate(((-9, "FAILED with code 137"), (0, "SUCCEEDED"))):
+        drive.submit(f"other-{at}", run=run, service=service, gpu={})
+        drive.settle()
+        drive.run_out("w0", code)
+        assert woken(drive)["message"] == f"nobody serves embed: job other-{at} {said}"
     drive.submit("second", run=run, service=service, gpu={"count": 8})
     foresight = Foresight(drive.engine, lambda: drive.now, nothing, nothing, nothing, forks=False)
     drive.engine.explain_woken = foresight.at_wake

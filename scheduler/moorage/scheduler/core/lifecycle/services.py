@@ -108,7 +108,7 @@ class Services:
         last = self._newest_of(asked.tenant, asked.service)
         if last is not None:
             code = exit_code_of(last)
-            ended = f"job {last.name} {last.state}" + (f" with code {code}" if code is not None else "")
+            ended = f"job {last.name} {last.state}" + (f" with code {code if code > 0 else 128 - code}" if code else "")
             step = f"moorage logs {word_of(last.name)}"
             return problem("not-found", f"nobody serves {service}: {ended}", found=service, job=last.name, next=step)
         mine = [name for tenant, name in self._jobs if tenant == asked.tenant]
