@@ -306,7 +306,7 @@ SCHEDULER_FAILED: Final = add(
 MAX_RUNNING: Final = add(
     "max-running",
     "as many of its replicas run as its own max_running lets run at once; the next starts as soon as one has ended",
-    "wait, or submit it again with a higher max_running",
+    "wait, or moorage change {job} --max-running N",
 )
 AFTER: Final = add(
     "after",

@@ -43,6 +43,11 @@ def test_a_new_reason_is_one_entry_and_its_filter(monkeypatch: pytest.MonkeyPatc
     assert "| `no-tape` | no worker has a tape | put a tape into a worker of JOB |" in reference_pages.errors()
 
 
+def test_a_job_at_its_max_running_is_changed_in_place() -> None:
+    told = {"job": "sweep", "state": "QUEUED", "reason": "max-running"}
+    assert fix_lines(told) == ["fix: wait, or moorage change sweep --max-running N"]
+
+
 def test_a_filter_that_is_asked_later_is_nearer_to_a_fit() -> None:
     drive = Driving()
     drive.worker("w0", 0)
