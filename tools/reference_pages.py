@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import Final
 
-from moorage.cli.framework.codes import STATES, ends, error_codes, fix_of, reasons
+from moorage.cli.framework.codes import STATES, ends, error_codes, fix_of, of_calls, reasons
 from moorage.cli.framework.exit_codes import EXIT_CODES
 from moorage.cli.framework.settings import sections
 from moorage.cli.main import main
@@ -73,6 +73,11 @@ def errors() -> str:
     parts.append("| reason | what it means | what helps |\n| --- | --- | --- |\n")
     for name, code in ends().items():
         parts.append(f"| `{name}` | {code.means} | {fix_of(name).format(job='JOB')} |\n")
+    parts.append("\n# Errors of calls\n\n")
+    parts.append("What only a caller of a service without the SDK hears, in `Nats-Service-Error`.\n\n")
+    parts.append("| code | what it means | what helps |\n| --- | --- | --- |\n")
+    for name, code in of_calls().items():
+        parts.append(f"| `{name}` | {code.means} | {fix_of(name)} |\n")
     return "".join(parts)
 
 

@@ -12,21 +12,23 @@ import msgspec
 import pytest
 
 from moorage.bus.errors import BUS_CODES
-from moorage.cli.framework.codes import FIXES, NOTES, ends, error_codes, reasons, states
+from moorage.cli.framework.codes import FIXES, NOTES, ends, error_codes, of_calls, reasons, states
 from moorage.cli.framework.exit_codes import EXIT_OF_CODE
 from moorage.cli.study.lookup import page
 from moorage.cli.verbs import VERBS
 from moorage.client.errors import CLIENT_CODES
 from moorage.schemas.errors import CODES, ENDS
 from moorage.schemas.reasons import REASONS
+from moorage.schemas.service import CALL_ERRORS
 from tests.system.cli.node import Node, environment, moorage
 from tools.generate import schemas
 
 
 def test_every_code_has_a_page_and_every_fix_and_exit_code_a_code() -> None:
-    known = {**error_codes(), **reasons(), **ends()}
-    assert set(known) == {*CODES, *BUS_CODES, *CLIENT_CODES, *REASONS, *ENDS}
-    assert len(known) == len(error_codes()) + len(reasons()) + len(ends()), "one word, one meaning"
+    kinds = error_codes(), reasons(), ends(), of_calls()
+    known = {name: code for kind in kinds for name, code in kind.items()}
+    assert set(known) == {*CODES, *BUS_CODES, *CLIENT_CODES, *REASONS, *ENDS, *CALL_ERRORS}
+    assert len(known) == sum(map(len, kinds)), "one word, one meaning"
     for code in known.values():
         text = page(code)
         assert code.means in text
@@ -52,6 +54,9 @@ async def test_errors_are_a_table_a_page_and_frames() -> None:
     assert (await moorage("explain", "TIMED_OUT")).out.startswith("TIMED_OUT: over: it ran longer than")
     assert "TIMED_OUT, the state of a job: over" in (await moorage("explain", "timed-out")).out, "which is an error"
     assert (await moorage("errors", "TIMED_OUT")).rows[1] == ["means", states()["TIMED_OUT"].means]
+    assert ["kind", "what a caller of a service without the SDK hears, in Nats-Service-Error"] in (
+        await moorage("errors", "no-endpoint")
+    ).rows
     assert (await moorage("errors", "queue-full", "--format", "{code} {exit_code}")).out == "queue-full 1\n"
 
 

@@ -33,6 +33,10 @@ FIXES: Final[dict[str, str]] = {
     "job-expired": "moorage explain JOB while it waits; give it longer, or ask for what moorage fleet shows as free",
     "job-rejected": "moorage fleet shows what there is",
     "job-failed": "moorage show JOB",
+    # of what bare callers hear
+    "expired": "call again, or give the call longer in Moorage-Wait-Ms",
+    "input-refused": "put the data where the service can fetch them, and send their address",
+    "no-endpoint": "call it as this version of the service says",
     # of ends
     "start-failed": "mend what the message names (a program, a folder, a user that the worker has): moorage show {job}",
     "not-here": "mend what the message names, or put it on a worker; then moorage again {job}",
@@ -43,6 +47,7 @@ FIXES: Final[dict[str, str]] = {
 
 #: what a person may take for granted and is otherwise
 NOTES: Final[dict[str, str]] = {
+    "busy": "a caller of a service without the SDK hears this word, too: all members that were asked are full",
     "job-expired": "start_within_s bounds the wait: a job that has not started then is EXPIRED; moorage explain says "
     "earlier if it is not expected to start in time",
     "queue-full": "nothing of the request was recorded; the durable queue takes it and waits: "
@@ -80,13 +85,13 @@ _OF_JOBS: Final = ("job-failed", "job-timed-out", "job-cancelled", "job-expired"
 
 
 class Code(NamedTuple):
-    """A code: of an error, of why a job waits, of why an attempt ended, or a state of a job. `fault` says whose fault
-    an error is, and is "" for the others."""
+    """A code: of an error, of why a job waits, of why an attempt ended, a state of a job, or what a bare caller of a
+    service hears. `fault` says whose fault an error is, and is "" for the others."""
 
     code: str
     fault: str
     means: str
-    of: Literal["error", "waiting", "end", "state"] = "error"
+    of: Literal["error", "waiting", "end", "state", "call"] = "error"
 
     @property
     def exit_code(self) -> int | None:
@@ -117,6 +122,14 @@ def ends() -> dict[str, Code]:
     from moorage.schemas.errors import ENDS
 
     return {code: Code(code, "", means, "end") for code, means in ENDS.items()}
+
+
+def of_calls() -> dict[str, Code]:
+    """Return every error that only callers without the SDK hear of a service, in `Nats-Service-Error`."""
+    from moorage.schemas.service import CALL_ERRORS
+
+    others = {**error_codes(), **reasons()}
+    return {code: Code(code, "", means, "call") for code, (*_, means) in CALL_ERRORS.items() if code not in others}
 
 
 def states() -> dict[str, Code]:

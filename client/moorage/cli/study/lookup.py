@@ -7,7 +7,7 @@ from collections.abc import Collection
 from typing import Annotated, Final
 
 from moorage.cli.framework.arguments import Parameter
-from moorage.cli.framework.codes import NOTES, Code, ends, error_codes, fix_of, frame, reasons, states
+from moorage.cli.framework.codes import NOTES, Code, ends, error_codes, fix_of, frame, of_calls, reasons, states
 from moorage.cli.framework.console import emit, tell
 from moorage.cli.framework.exit_codes import EXIT_FAILED
 from moorage.cli.framework.options import LOCAL, LOCAL_ROWS, LocalOptions, LocalRowOptions, guarded
@@ -25,7 +25,7 @@ def errors(
     """List the codes of errors, of waiting and of ends: what they mean, whose fault it is, and the exit codes."""
 
     def act() -> int | None:
-        every = {**error_codes(), **reasons(), **ends()}
+        every = {**error_codes(), **reasons(), **ends(), **of_calls()}
         known = list(every.values()) if code is None else [(every | states()).get(code)]
         if known == [None]:
             raise _nothing("code", code or "", every, "moorage errors")
@@ -48,6 +48,7 @@ def errors(
 _KINDS: Final = {
     "waiting": "a reason for waiting: the job is queued and goes on by itself",
     "state": "a state of a job, and of each of its replicas",
+    "call": "what a caller of a service without the SDK hears, in Nats-Service-Error",
     "end": "how an attempt of a job ended: the first word of its why",
 }
 
