@@ -21,12 +21,17 @@ _STEPS: Final = re.compile(r"(\d{1,7})-(\d{1,7}):(\d{1,7})", re.ASCII)
 _CHECKS: Final = "tcp:PORT, http:PORT/PATH, file:PATH or call, and behind it ,within=2m and ,every=5s"
 
 
+#: in advice for both, the SDK's way to write what an option says, which follows
+_OF_THE_SDK: Final = re.compile(r"(service=)?\{[^}]*\}(, | or )(?=--)")
+
+
 def of_option(option: str, refused: Rejected, way_on: str = "") -> Rejected:
     """Return the refusal of a value with the name of its option, and another way on if there is one."""
     import msgspec
 
     told = refused.problem
-    return Rejected(msgspec.structs.replace(told, message=f"{option}: {told.message}", next=way_on or told.next))
+    next_step = way_on or _OF_THE_SDK.sub("", told.next)
+    return Rejected(msgspec.structs.replace(told, message=f"{option}: {told.message}", next=next_step))
 
 
 def replicas(text: str) -> int | dict[str, int]:

@@ -512,6 +512,11 @@ def fields_of(flags: JobFlags) -> dict[str, Any]:
             "invalid-argument", f"{option} is about the calls of a service", field="$.service",
             next=f"name the service with --service, or leave {option} out",
         )  # fmt: skip
+    if flags.setup_limit is not None and flags.setup is None:
+        raise rejected(
+            "invalid-argument", "--setup-limit is about the command of --setup", field="$.run.setup_s",
+            next="give the command with --setup, or leave --setup-limit out",
+        )  # fmt: skip
     if resources := _resources(flags):
         fields["resources"] = resources
     env: dict[str, Any] = dict(variables(flags.env or (), flags.env_file or ()))
