@@ -50,8 +50,8 @@ CLIENT_CODES: Final[dict[str, tuple[Fault, str]]] = {
     "service-busy": ("fleet", "all members of the service that were asked are full, so the call did not start"),
     "call-expired": ("fleet", "no member of the service had a free place in the caller's time, so it did not start"),
     "member-died": ("fleet", "the process that ran the call ended before it answered"),
-    "call-failed": ("caller", "the service ran the call and answered with an error"),
-    "bad-batch": ("caller", "the service's function answered its batch of calls with no list of as many answers"),
+    "call-failed": ("service", "the service ran the call and answered with an error"),
+    "bad-batch": ("service", "the service's function answered its batch of calls with no list of as many answers"),
     "already-running": ("caller", "another `moorage up` runs on this data folder"),
     "child-failed": ("moorage", "a process of `moorage up` keeps dying"),
 }
@@ -197,14 +197,17 @@ class CallFailed(ClientError):
     `CallError` of the function; of any other error `status` is 500, or 502 for member-died.
     """
 
-    def __init__(self, problem: Problem, *, status: int = 500, headers: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, problem: Problem, *, status: int = 500, headers: Mapping[str, str] | None = None, kind: str = ""
+    ) -> None:
         super().__init__(problem)
+        self._kind = kind
         self.status = status
         self.headers = dict(headers or {})
 
     @property
     def kind(self) -> str:
-        return self.problem.found
+        return self._kind or self.problem.found
 
 
 class FailedReplica(msgspec.Struct, frozen=True):

@@ -620,7 +620,7 @@ def _error_of(delivery: Delivery) -> CallRefused | CallFailed | Rejected | None:
         return rejected("too-large", message, next=next_step)
     if told.error in (BAD_HEADER, NO_ENDPOINT):
         return rejected("invalid-argument", message, next="call it as this version of the service says")
-    problem: Problem = client_problem(_CODES.get(told.error, "call-failed"), message, found=told.kind)
+    problem: Problem = client_problem(_CODES.get(told.error, "call-failed"), message, found="" if is_own else told.kind)
     if told.started:
-        return CallFailed(problem, status=status, headers=headers)
+        return CallFailed(problem, status=status, headers=headers, kind=told.kind)
     return CallRefused(msgspec.structs.replace(problem, retry_after_s=told.retry_after_ms / 1000 or None))

@@ -12,7 +12,7 @@ import msgspec
 
 from moorage.schemas.printable import in_one_line, shown
 
-Fault = Literal["caller", "fleet", "moorage"]
+Fault = Literal["caller", "service", "fleet", "moorage"]
 
 #: code -> (whose fault, what it means in one sentence). The reference page is generated from this table.
 CODES: Final[dict[str, tuple[Fault, str]]] = {

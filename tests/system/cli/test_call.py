@@ -22,8 +22,8 @@ async def test_a_call_sends_text_json_or_bytes_and_prints_the_answer(node: Node,
     blob = bytes(range(256))
     (tmp_path / "data.bin").write_bytes(blob)
     (tmp_path / "query.json").write_text('{"a": [1, null]}')
-    names = ("echo", "count", "wrong", "held", "digest")
-    echo, count, wrong, held, digest = (f"{name}-{unique}"[:32] for name in names)
+    names = ("echo", "count", "wrong", "held", "digest", "own")
+    echo, count, wrong, held, digest, own = (f"{name}-{unique}"[:32] for name in names)
     gate = Gate(tmp_path)
     async with (
         member(node.url, tmp_path, "functions:echo", "--name", echo) as one,
@@ -31,8 +31,9 @@ async def test_a_call_sends_text_json_or_bytes_and_prints_the_answer(node: Node,
         member(node.url, tmp_path, "functions:wrong", "--name", wrong) as three,
         member(node.url, tmp_path, "functions:aheld", "--name", held, "--concurrency", "1") as four,
         member(node.url, tmp_path, "functions:digest", "--name", digest) as five,
+        member(node.url, tmp_path, "functions:own", "--name", own) as six,
     ):
-        await asyncio.gather(*(each.ready() for each in (one, two, three, four, five)))
+        await asyncio.gather(*(each.ready() for each in (one, two, three, four, five, six)))
 
         async def printed(*words: str, stdin: str = "") -> str:
             ran = await moorage("call", *words, env=node.env(), stdin=stdin, cwd=tmp_path)
@@ -63,6 +64,13 @@ async def test_a_call_sends_text_json_or_bytes_and_prints_the_answer(node: Node,
             ran = await moorage("call", *words, env=node.env(), cwd=tmp_path)
             assert (ran.code, ran.out) == (code, "")
             assert said in ran.err
+
+        ran = await moorage("call", own, "bad", "--as", "bytes", "--json", env=node.env(), cwd=tmp_path)
+        told = json.loads(ran.out)
+        assert (told["code"], told["fault"], told["status"], told["headers"]["X-Field"]) == (
+            "call-failed", "service", 422, "word",
+        )  # fmt: skip
+        assert (ran.code, "found" in ran.err) == (1, False)
 
         waiting = await start("call", echo, "-", env=node.env())
         assert waiting.stdin is not None

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, get_args
 
 from moorage.cli.framework.arguments import Parameter
-from moorage.cli.framework.console import emit, say
+from moorage.cli.framework.console import emit, say, tell_error
+from moorage.cli.framework.exit_codes import exit_code_of
 from moorage.cli.framework.interrupts import detachable
 from moorage.cli.framework.options import DEFAULTS, Options, guarded, with_client
 
@@ -60,7 +61,9 @@ def call(
     async def work(client: AsyncClient) -> int | None:
         from contextlib import aclosing
 
-        from moorage.client.errors import TimedOut, timed_out
+        from msgspec import to_builtins
+
+        from moorage.client.errors import CallFailed, TimedOut, timed_out
 
         called = client.service(service, priority=priority)
         printed = _Printed()
@@ -73,6 +76,12 @@ def call(
                         printed.write(part)
         except TimedOut as error:
             raise timed_out(error.why, next_step="wait longer with --within") from None
+        except CallFailed as error:
+            if not options.json:
+                raise
+            emit({**to_builtins(error.problem), "status": error.status, "headers": error.headers})
+            tell_error(error.problem, error.fixes)
+            return exit_code_of(error)
         printed.end()
         return None
 

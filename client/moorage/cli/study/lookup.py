@@ -62,7 +62,12 @@ def _exit_code(code: Code) -> int | str | None:
 
 def page(code: Code) -> str:
     """Return everything that is known of a code, as text."""
-    where = {"caller": "the caller's", "fleet": "the fleet's, not yours", "moorage": "moorage's own: report it"}
+    where = {
+        "caller": "the caller's",
+        "service": "the service's: its function's",
+        "fleet": "the fleet's, not yours",
+        "moorage": "moorage's own: report it",
+    }
     fix = fix_of(code.code).format(job="JOB", asks="the request")
     return facts(
         [
