@@ -50,6 +50,8 @@ class GatedJetStream(JetStream):
 class Scene:
     """A scheduler that leads over two connections, its gated ledger, a client, and what the client heard."""
 
+    running: asyncio.Task[None]
+
     def __init__(self, world: Connection, ledger_world: Connection, client: Connection, subjects: Subjects) -> None:
         self.world = world
         self.ledger_world = ledger_world
@@ -100,6 +102,7 @@ async def leading(nats_server: Server, unique: str) -> AsyncIterator[Scene]:
     client = await connect(nats_server.url, "client")
     scene = Scene(world, ledger_world, client, Subjects(unique))
     subjects, running = scene.subjects, asyncio.create_task(scene.scheduler.run())
+    scene.running = running
     try:
         await asyncio.wait_for(scene.scheduler.leading.wait(), ANSWER_S)
         hello = Hello(
@@ -181,3 +184,20 @@ async def test_a_record_that_stands_elsewhere_than_foreseen_ends_the_term_which_
         assert {delivery.subject for delivery in scene.heard} <= {subjects.worker("w1", "wanted")}
         again = await scene.client.request(subjects.api("acme", "submit"), SUBMIT, ANSWER_S)
         assert msgspec.json.decode(again.data)["kind"] == "accepted"
+
+
+async def test_a_resignation_that_stands_elsewhere_than_foreseen_is_one(nats_server: Server, unique: str) -> None:
+    """The process was asked to stop: it leads no further term, and waits for nothing."""
+    async with leading(nats_server, unique) as scene:
+        subjects, scheduler, ledger_js = scene.subjects, scene.scheduler, JetStream(scene.ledger_world)
+        scene.jetstream.gate.clear()
+        scene.jetstream.held = b"resign"
+        resigning = asyncio.create_task(scheduler.resign())
+        await scene.folded()
+        assert isinstance(await ledger_js.append(subjects.ledger_record, b"junk"), Ack)
+        scene.jetstream.gate.set()
+        await asyncio.wait_for(resigning, 2)
+        await asyncio.wait_for(scene.running, ANSWER_S)
+        newest = await ledger_js.get_last(subjects.ledger_stream, subjects.ledger_epoch)
+        assert newest is not None
+        assert newest.seq == 1, "it began another term"

@@ -42,6 +42,7 @@ class Scheduler(Parts):
     reign: Reign | None = None
     _folded = 0  # the last ledger record that this standby folded
     _displaced = -1  # the epoch of a term of this process that ended because its record stands elsewhere than foreseen
+    _resigning = False  # whether `resign` was asked of this process while it led
     _is_new = False  # whether the ledger was empty when this process began
 
     async def run(self) -> None:
@@ -110,11 +111,16 @@ class Scheduler(Parts):
                 if group.split((Deposed, Displaced))[1] is not None:
                     raise
                 if group.subgroup(Displaced) is not None and self.reign is not None:
-                    self._displaced = self.reign.engine.state.epoch
+                    ended = self.reign.engine.state
+                    self._displaced = ended.epoch
+                    if not ended.leader:  # its resignation is stored all the same
+                        self.reign.resigned.set()
                 log.warning("this scheduler no longer leads: %s", group.exceptions[0])
             finally:
                 self.leading.clear()
                 self.reign = None
+            if self._resigning:
+                return
             state = await recover(self.ledger, self.snapshots)
 
     async def _stand_by(self, state: State) -> None:
@@ -171,10 +177,12 @@ class Scheduler(Parts):
     async def resign(self) -> None:
         """Stop leading with a last record that says so, so that a standby need not wait for silence.
 
-        Waits for that record `RESIGN_S` at most, and logs a timeout. Does nothing if this process does not lead.
+        Waits for that record `RESIGN_S` at most, and logs a timeout. Does nothing if this process does not lead. It
+        leads no more, even where the term ends otherwise before.
         """
         reign = self.reign
         if reign is not None:
+            self._resigning = True
             reign.resign()
             try:
                 async with asyncio.timeout(RESIGN_S):
