@@ -78,7 +78,7 @@ REST: Final = "Leases, handlers, GPUs"
 #: their methods are those of another class, without `await`
 TWINS: Final = {"Client": "AsyncClient", "SyncJob": "Job", "SyncWatch": "Watch", "SyncForward": "Forward"}
 #: classes that a user makes objects of, whose fields are no table
-CONSTRUCTED: Final = frozenset({"AsyncClient", "EmbeddedWorker", "SimFleet", "SimulatedClock"})
+CONSTRUCTED: Final = frozenset({"AsyncClient", "CallError", "EmbeddedWorker", "SimFleet", "SimulatedClock"})
 #: what other parts of moorage call, and no user does
 INTERNAL: Final[dict[str, frozenset[str]]] = {
     "GpuSpec": frozenset({"trouble", "levels_required", "enforced", "models", "effective_vendor", "slice_profile"}),
