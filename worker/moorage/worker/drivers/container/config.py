@@ -398,10 +398,13 @@ def config_of(
         config["ExposedPorts"] = {port: {} for port in bindings}
     if run.stdin == "stream":
         config |= {"Tty": True, "OpenStdin": True}
-    if run.argv:
+    if assignment.is_setup:  # a shell command, whatever program the image starts by itself
+        config |= {"Entrypoint": list(run.argv[:-1]), "Cmd": list(run.argv[-1:])}
+    elif run.argv:
         config["Cmd"] = list(run.argv)
     if variables is not None:
-        words = [*image.entry_point, *(run.argv or image.command)]
+        entry_point = () if assignment.is_setup else image.entry_point
+        words = [*entry_point, *(run.argv or image.command)]
         if not words:
             raise refuse("invalid-argument", "neither the job nor its image names a program", field="$.run.argv")
         config |= words_of(words)
