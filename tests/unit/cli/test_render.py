@@ -633,6 +633,24 @@ def test_a_refused_request_of_the_queue_has_a_row_though_it_made_no_job() -> Non
     assert told == {"JOB": "typo", "STATE": "REJECTED", "WHY": "unknown field $.gpus"}
 
 
+def test_show_has_what_its_request_says_and_how_an_attempt_before_ended() -> None:
+    run = {"timeout_s": 7200, "restart": "always", "files": "a1", "checkpoint": "ckpt"}
+    change = {"rev": 3, "time_ms": 9, "replica": 0, "attempt": 1, "state": "QUEUED", "worker": "w", "code": 3}
+    data: dict[str, Any] = {
+        "job": "a",
+        "tenant": "t",
+        "state": "QUEUED",
+        "request": {"retries": 2, "run": run},
+        "changes": [change],
+    }
+    told = show_cancel.job_words(data)
+    rows = [tuple(line.split("\t")) for line in told.splitlines()]
+    for row in (("time limit", "2h"), ("retries", "2"), ("restart", "always"), ("files", "a1"), ("checkpoint", "ckpt")):
+        assert row in rows
+    assert "it ended by itself, with code 3" in told
+    assert "ended by itself" not in show_cancel.job_words(data | {"changes": [change | {"why": "end"}]})
+
+
 def test_a_claimed_job_with_a_setup_says_that_its_setup_comes_first() -> None:
     data: dict[str, Any] = {
         "job": "a",
@@ -644,7 +662,7 @@ def test_a_claimed_job_with_a_setup_says_that_its_setup_comes_first() -> None:
     assert told in show_cancel.job_words(data)
     some = {"state": "RUNNING", "replica_states": [{"state": "RUNNING"}, {"state": "CLAIMED"}]}
     assert told in show_cancel.job_words(data | some)
-    assert told not in show_cancel.job_words(data | {"state": "RUNNING"})
+    assert "setup\tpip install torch\n" in show_cancel.job_words(data | {"state": "RUNNING"}) + "\n"
     assert told not in show_cancel.job_words(data | {"request": {"run": {}}})
 
 

@@ -155,13 +155,27 @@ def worker_cell(row: dict[str, Any]) -> str:
     )
 
 
+def asked_rows(request: dict[str, Any]) -> list[tuple[str, Any]]:
+    """Return what a request says of its run that is not the default, but for what has a row of its own."""
+    run = request.get("run", {})
+    limit_s = run.get("timeout_s")
+    return [
+        ("time limit", None if limit_s is None else age(limit_s * 1000)),
+        ("retries", request.get("retries")),
+        ("restart", run.get("restart")),
+        ("files", run.get("files")),
+        ("checkpoint", run.get("checkpoint")),
+    ]
+
+
 def ended_by_itself(state: str, code: int | None, why: str) -> str:
     """Return the reason of an end, also of a command that ended by itself with a code, of which no reason is kept.
 
     The bare word `end` says only that the worker ended it as asked, which the state says.
     """
     if not why or is_as_asked(why):
-        return f"it ended by itself, with code {shell_code(code)}" if state == "FAILED" and code else ""
+        has_failed = state == "FAILED" or (state == "QUEUED" and not why)  # queued again, with the code of that attempt
+        return f"it ended by itself, with code {shell_code(code)}" if has_failed and code else ""
     return why
 
 

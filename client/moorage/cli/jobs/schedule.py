@@ -11,6 +11,7 @@ from moorage.cli.framework.render import facts, table, utc
 from moorage.cli.jobs.bringing import with_files
 from moorage.cli.jobs.from_shell import own_program
 from moorage.cli.jobs.job_flags import NO_FLAGS, JobFlags, offered, request_of
+from moorage.cli.jobs.job_rows import asked_rows
 from moorage.cli.jobs.sweep_flags import sweep_of
 from moorage.client.errors import rejected
 from moorage.schemas.units import many
@@ -123,6 +124,7 @@ def show(name: _Name, /, *, options: RowOptions = ROWS) -> int:
             ("schedule", row.name),
             ("cron", f"{row.cron} {row.tz or 'UTC'}{', paused' if row.paused else ''}"),
             ("runs", " ".join(run.get("argv", ())) or run.get("driver", "")),
+            *asked_rows(row.request or {}),
             ("while the last one goes", "left out" if row.overlap == "skip" else "started behind it"),
             ("added", f"{utc(row.since_ms)} by {words(row.by, row.said)}"),
             (

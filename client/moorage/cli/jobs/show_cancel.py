@@ -18,6 +18,7 @@ from moorage.cli.framework.screen import Screen
 from moorage.cli.jobs.acceptance import say_cancel_interrupted
 from moorage.cli.jobs.job_rows import (
     after_rows,
+    asked_rows,
     code_cell,
     ended_by_itself,
     members_words,
@@ -260,6 +261,7 @@ def job_words(data: dict[str, Any]) -> str:
             ("run again as", ", ".join(data.get("again", ()))),
             ("service", service_words(request.get("service"))),
             ("priority", data.get("priority")),
+            *asked_rows(request),
             ("age", age(data["age_ms"]) if "age_ms" in data else ""),
             ("worker", worker_cell(data)),
             ("replicas", _replicas(data)),
@@ -384,13 +386,14 @@ def items_words(request: dict[str, Any]) -> str:
 
 
 def setup_words(data: dict[str, Any]) -> str:
-    """Return what is done on a worker before a replica starts there, while one is that has been claimed; else ""."""
+    """Return what prepares a worker before a replica starts there; "" for nothing. Says so while one waits for it."""
     setup = data.get("request", {}).get("run", {}).get("setup")
-    if setup is None or all(row["state"] != CLAIMED for row in [data, *data.get("replica_states", ())]):
+    if setup is None:
         return ""
-    return (
-        f"comes first on its worker: {setup.strip().splitlines()[0]} (its output: moorage logs {word_of(data['job'])})"
-    )
+    first = str(setup.strip().splitlines()[0])
+    if all(row["state"] != CLAIMED for row in [data, *data.get("replica_states", ())]):
+        return first
+    return f"comes first on its worker: {first} (its output: moorage logs {word_of(data['job'])})"
 
 
 def ready_words(data: dict[str, Any]) -> str:
