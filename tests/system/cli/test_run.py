@@ -155,6 +155,8 @@ async def test_a_command_that_is_not_there_is_told(node: Node, unique: str) -> N
     ran = await node.run("run", "--gpu", "1", "--", "/no/such/tool", tenant=unique)
     assert ran.code == 127
     assert "not-here: no /no/such/tool on the worker" in ran.err
+    ran = await node.run("run", "--gpu", "1", "--", "nosuchtool", tenant=unique)
+    assert "fix: give its full path, or bring it with --with and write ./NAME\n" in ran.err
     ran = await node.run("run", "--gpu", "1", "--", "echo hi", tenant=unique)
     assert "no program 'echo hi' in PATH /usr" in ran.err
     assert "one word" in ran.err

@@ -147,6 +147,13 @@ def fix_of(code: str) -> str:
     return REASONS[code].fix if code in REASONS else FIXES.get(code, "")
 
 
+def fix_of_end(why: str) -> str:
+    """Return what helps against an end with this `why`, with {job} not filled in; "" if that is not known."""
+    if why.startswith("not-here:") and " no program " in why and "it is one word" not in why:
+        return "give its full path, or bring it with --with and write ./NAME"
+    return fix_of(why.partition(":")[0])
+
+
 def frame(code: Code) -> dict[str, Any]:
     """Return what `--json` prints about a code."""
     return {"kind": "code", **code._asdict(), "exit_code": code.exit_code, "fix": fix_of(code.code)}

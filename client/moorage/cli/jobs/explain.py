@@ -7,7 +7,7 @@ import sys
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from moorage.cli.framework.arguments import Parameter
-from moorage.cli.framework.codes import FIXES, code_of, fix_of, frame, states
+from moorage.cli.framework.codes import FIXES, code_of, fix_of, fix_of_end, frame, states
 from moorage.cli.framework.console import say, tell
 from moorage.cli.framework.exit_codes import shell_code
 from moorage.cli.framework.options import ROWS, RowOptions, guarded
@@ -245,13 +245,13 @@ def fix_lines(data: dict[str, Any]) -> list[str]:
     if data.get("stalled"):
         return [f"fix: {FIXES['stalled'].format(job=word)}"]
     if data.get("state") in _LOOK:
-        why = str(data.get("why", "")).partition(":")[0]
         look = _LOOK[data["state"]] if not data.get("compacted") else "moorage show {job}"
         if stopped_early(data.get("why") or ""):
             look = "moorage show {job} --failed; to run all that is left: moorage again {job} --failed --max-failed all"
         elif data["state"] == "FAILED" and "replicas" in data:
             look = "moorage show {job} --failed"
-        return [f"fix: {(fix_of(why) or look).format(job=word)}"]
+        fix = fix_of_end(str(data.get("why", ""))) or look
+        return [f"fix: {fix.format(job=word)}"]
     tried = [_fix_line(fix, data) for fix in data.get("fixes", [])]
     fix = fix_of(data.get("reason", ""))
     if tried or not fix:

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from moorage.cli.framework.arguments import Parameter
+from moorage.cli.framework.codes import fix_of_end
 from moorage.cli.framework.console import emit, is_live, paint, report, say, tell_error
 from moorage.cli.framework.exit_codes import exit_code_of, exit_code_of_result
 from moorage.cli.framework.interrupts import AGAIN_S, detachable, was_ctrl_c
@@ -374,6 +375,8 @@ async def _follow(
         tell_error(failed.problem, failed.fixes)
     else:
         say(paint(failed.why, "red", sys.stderr))
+        if result.why.startswith("not-here:"):
+            say(f"fix: {fix_of_end(result.why).format(job=word_of(job))}")
     return exit_code_of_result(result)
 
 

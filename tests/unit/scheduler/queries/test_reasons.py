@@ -48,6 +48,13 @@ def test_a_job_at_its_max_running_is_changed_in_place() -> None:
     assert fix_lines(told) == ["fix: wait, or moorage change sweep --max-running N"]
 
 
+def test_a_program_that_no_worker_has_is_named_by_its_path_or_brought() -> None:
+    told = {"job": "j", "state": "FAILED", "why": "not-here: no program nope in PATH /bin (w0)"}
+    assert fix_lines(told) == ["fix: give its full path, or bring it with --with and write ./NAME"]
+    told["why"] = "not-here: no folder /data (w0)"
+    assert fix_lines(told) == ["fix: mend what the message names, or put it on a worker; then moorage again j"]
+
+
 def test_a_filter_that_is_asked_later_is_nearer_to_a_fit() -> None:
     drive = Driving()
     drive.worker("w0", 0)
