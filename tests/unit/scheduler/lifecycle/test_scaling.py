@@ -301,6 +301,18 @@ def test_of_a_service_that_no_job_has_it_is_said_and_what_there_is(tenant: str, 
     assert answer["message"] == f"no job of tenant {tenant} has the service {name}"
 
 
+def test_who_calls_a_job_by_its_id_hears_the_name_of_its_service() -> None:
+    drive = Driving()
+    drive.worker("w0", 1, capabilities=CALLS)
+    drive.submit("mix3", run={"driver": "process", "argv": ["serve"]}, service={"name": "mix"}, gpu={})
+    answer = woken(drive, "mix3")
+    assert (answer["code"], answer["message"], answer["next"]) == (
+        "not-found",
+        "mix3 is a job; its service is mix",
+        "call mix",
+    )
+
+
 def test_of_a_service_whose_job_is_over_its_end_is_said_and_a_live_one_is_waited_for() -> None:
     """Also of a job with a fixed number of members, and of one that waits."""
     drive = Driving()

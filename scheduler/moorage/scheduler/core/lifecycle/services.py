@@ -112,7 +112,12 @@ class Services:
             step = f"moorage logs {word_of(last.name)}"
             return problem("not-found", f"nobody serves {service}: {ended}", found=service, job=last.name, next=step)
         mine = [name for tenant, name in self._jobs if tenant == asked.tenant]
-        names = sorted(name for name in mine if self.live(draft, asked.tenant, name))
+        served = {name: jobs for name in mine if (jobs := self.live(draft, asked.tenant, name))}
+        names = sorted(served)
+        meant = next((name for name in names if any(job.name == service for job in served[name])), None)
+        if meant is not None:
+            message = f"{service} is a job; its service is {meant}"
+            return problem("not-found", message, found=service, job=service, next=f"call {meant}")
         return problem(
             "not-found",
             f"no job of tenant {asked.tenant} has the service {service}",
