@@ -146,7 +146,7 @@ class Run(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omi
     #: job does, with its user, image, files, variables and resources, and without devices. What it writes to the folder
     #: `MOORAGE_SETUP`, whose `bin` is the first in `PATH`, stays for the other attempts there, and for later jobs of
     #: the tenant with the same driver, image, user, `files` and `setup`. Exit code 75, a signal (also as a shell tells
-    #: it, above 128) or want of room sends the job to another worker; any other code but 0 ends it: `setup-failed`.
+    #: it, 129 to 192) or want of room sends the job to another worker; any other code but 0 ends it: `setup-failed`.
     #: For processes and containers alone
     setup: str | None = None
     setup_s: float = 1800.0  # most seconds that it may run

@@ -45,6 +45,7 @@ async def test_a_setup_runs_once_as_the_job_without_devices(nats_url: str, uniqu
     ("setup", "code", "detail"),
     [
         ("echo more; echo no such package >&2; exit 3", 3, "setup-failed: exit code 3: no such package"),
+        ("exit 255", 255, "setup-failed: exit code 255"),
         ("echo not now; exit 75", 126, "not-here: setup: exit code 75: not now"),
         ("kill -9 $$", 126, "not-here: setup: signal 9"),
         ("sh -c 'kill -9 $$'; exit $?", 126, "not-here: setup: exit code 137: Killed"),
@@ -57,10 +58,23 @@ async def test_whose_fault_it_is(nats_url: str, unique: str, setup: str, code: i
         await leader.want("w1", placed(name, "echo ran", setup=setup, setup_s=0.3 if "sleep" in setup else 60.0))
         refused = await leader.heard("w1", "refused", name)
         assert (refused.code, refused.detail) == (code, detail)
-        if setup.startswith("echo more"):
-            kept = output_path(state / SUPERVISOR_FOLDER, "w1|acme/a/0/1/10", "stdout")
-            assert kept.read_text() == "more\n"
         await until(lambda: list((state / SETUPS / "w1").iterdir()) == [], what="nothing of it is left")
+
+
+async def test_all_that_waited_have_what_a_failed_setup_wrote(nats_url: str, unique: str, tmp_path: Path) -> None:
+    go, names = tmp_path / "go", [name_of(job, fence=fence) for job, fence in (("a", 10), ("b", 11))]
+    setup = f"echo more; echo no such package >&2; while [ ! -e {go} ]; do sleep 0.05; done; exit 3"
+    async with ScriptedLeader(nats_url, unique) as leader, worker(nats_url, unique, leader) as (_, agent):
+        for slot, name in enumerate(names):
+            await leader.want("w1", msgspec.structs.replace(placed(name, "true", setup=setup), slots=[slot]))
+            told = leader.subjects.log(*name[:3])
+            await until(lambda told=told: any(at == told for at, _ in leader.output), what="the note that it waits")
+        go.touch()
+        for name in names:
+            assert (await leader.heard("w1", "refused", name)).code == 3
+            key = f"w1|acme/{name[1]}/0/1/{name[4]}"
+            kept = output_path(agent.settings.state_dir / SUPERVISOR_FOLDER, key, "stdout")
+            assert kept.read_text() == "more\n"
 
 
 async def test_a_setup_ends_with_the_last_attempt_that_waits_for_it(nats_url: str, unique: str, tmp_path: Path) -> None:

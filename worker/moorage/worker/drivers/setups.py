@@ -36,8 +36,8 @@ from moorage.worker.session.member_messages import Ended, MpsNotAsked, NotStarte
 SETUPS: Final = ".setups"
 #: exit code of a setup that may succeed elsewhere, or later: EX_TEMPFAIL of sysexits.h
 TRY_ELSEWHERE: Final = 75
-#: a shell's exit code for a command that a signal ended is above it
-SHELL_SIGNAL: Final = 128
+#: a shell's exit codes for a command that a signal ended
+SHELL_SIGNALS: Final = range(129, 193)
 #: seconds for which a folder stays after its last use, however full the folders are: its attempt may be starting
 PIN_S: Final = 600.0
 #: attempts that are told what a setup writes
@@ -268,13 +268,13 @@ class Setups:
         return gone
 
     async def _fault(self, setup: _Setup, assignment: Assignment, code: int, why: str) -> Refused:
-        """Return what to raise for a setup that ended so; its output then counts as that of the attempt that began it.
+        """Return what to raise for a setup that ended so; its output then counts as that of the attempts that waited.
 
         The host is at fault for code 75, a signal and want of room.
         """
         line = await self._last_line(setup)
-        to = key_of(self._owner, assignment.name)
-        self._link.keeper.share(key_of(self._owner, setup.name), to)
+        for name in {assignment.name, *setup.waiting}:
+            self._link.keeper.share(key_of(self._owner, setup.name), key_of(self._owner, name))
         said = f": {line}" if line else ""
         if why.startswith(SETUP_FAILED):  # it did not start
             return SetupFailed(code, why.removeprefix(SETUP_FAILED))
@@ -287,7 +287,7 @@ class Setups:
         if why != "exit":
             return HostAtFault(f"setup: {why.removeprefix(f'{START_FAILED}: ')}")
         ended = f"signal {-code}" if code < 0 else f"exit code {code}"
-        if code == TRY_ELSEWHERE or code < 0 or code > SHELL_SIGNAL or spare_bytes(self.root) <= 0:
+        if code == TRY_ELSEWHERE or code < 0 or code in SHELL_SIGNALS or spare_bytes(self.root) <= 0:
             return LacksHere(f"setup: {ended}{said}")
         return SetupFailed(code, f"{ended}{said}")
 
