@@ -278,7 +278,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     folder_bytes: Annotated[
         int,
         setting(
-            "Size limit of an attempt's folder on disk; an attempt that exceeds it is ended.",
+            "Size limit of an attempt's folder on disk, and of a setup's; what exceeds it is ended.",
             unit="bytes",
             ge=_MIB,
             le=1 << 50,
@@ -317,7 +317,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     setup_bytes: Annotated[
         int,
         setting(
-            "Size limit of what the setups of jobs left here, for each driver; the least recently used go first.",
+            "Size limit of what jobs' setups left, for each driver; the least recently used go first.",
             unit="bytes",
             ge=_MIB,
             le=1 << 50,

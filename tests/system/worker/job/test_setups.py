@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from moorage.testing.conformance.leader import ScriptedLeader
 from moorage.worker.agent.run import SUPERVISOR_FOLDER
 from moorage.worker.drivers import setups
 from moorage.worker.drivers.setups import SETUPS
+from moorage.worker.job import attempt_folders
 from moorage.worker.supervisor.capped_output import output_path
 from tests.system.worker.agent.test_agent_process import agent_process, is_alive, name_of, pid_of, state_folder, worker
 from tests.system.worker.job.test_attempt_folders import OTHER_USER, placed
@@ -142,3 +144,64 @@ async def test_the_least_recently_used_goes_and_none_in_use(
             ),
         )
         assert "setup_bytes" in (await leader.heard("w1", "refused", large)).detail
+
+
+async def test_a_full_disk_gets_back_what_no_job_uses(
+    nats_url: str, unique: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(setups, "PIN_S", 0.0)
+    monkeypatch.setattr(attempt_folders, "MEASURE_S", 0.05)
+    async with ScriptedLeader(nats_url, unique) as leader, worker(nats_url, unique, leader) as (_, agent):
+
+        def there() -> list[str]:
+            root = agent.settings.state_dir / SETUPS / "w1"
+            return sorted(path.name for folder in root.iterdir() if folder.is_dir() for path in folder.iterdir())
+
+        for at, (job, script) in enumerate((("a", "true"), ("b", "true"), ("c", "sleep 60"))):
+            name = name_of(job, fence=10 + at)
+            await leader.want("w1", placed(name, script, setup=f"touch $MOORAGE_SETUP/{job}"))
+            await leader.heard("w1", "started" if script == "sleep 60" else "exited", name)
+        assert there() == ["a", "b", "c"]
+        monkeypatch.setattr(setups, "spare_bytes", lambda root: 0 if "b" in there() else 1)
+        await until(lambda: there() == ["c"], what="what is left")
+
+
+async def test_a_setup_that_writes_too_much_is_ended(
+    nats_url: str, unique: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attempt_folders, "MEASURE_S", 0.05)
+    async with ScriptedLeader(nats_url, unique) as leader, worker(nats_url, unique, leader, folder_bytes=1 << 20):
+        name = name_of()
+        fill = "head -c 3000000 /dev/zero > $MOORAGE_SETUP/a; sleep 60"
+        await leader.want("w1", placed(name, "true", setup=fill, grace_s=0.1))
+        refused = await leader.heard("w1", "refused", name)
+        assert re.fullmatch(
+            "not-here: setup: disk: its folder takes [12] MiB, folder_bytes is 1 MiB", refused.detail
+        )  # of a look, which may come while it still writes
+
+
+async def test_setups_of_workers_that_are_gone_go_too(nats_url: str, unique: str) -> None:
+    async with ScriptedLeader(nats_url, unique) as leader, state_folder() as state:
+        for owner in ("w1", "of-a-worker-that-is-gone"):
+            (state / SETUPS / owner / "acme.1").mkdir(parents=True)
+            (state / SETUPS / owner / "acme.1.done").write_text("0")
+        async with agent_process(state, nats_url, unique):
+            await leader.joined("w1")
+            assert sorted(os.listdir(state / SETUPS)) == ["w1"]
+            assert sorted(os.listdir(state / SETUPS / "w1")) == ["acme.1", "acme.1.done"]
+
+
+async def test_a_setup_is_on_the_disk_before_it_counts_as_complete(
+    nats_url: str, unique: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced, fsync = list[str](), os.fsync
+
+    def noted(file: int) -> None:
+        synced.append(os.readlink(f"/proc/self/fd/{file}"))
+        fsync(file)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    async with ScriptedLeader(nats_url, unique) as leader, worker(nats_url, unique, leader):
+        await leader.want("w1", placed(name_of(), "true", setup="true"))
+        assert (await leader.heard("w1", "exited", name_of())).code == 0
+        assert [each for each in synced if f"/{SETUPS}/" in each]

@@ -36,6 +36,7 @@ from moorage.worker.devices.refused_nodes import GpuNodes
 from moorage.worker.drivers.kit import Kit
 from moorage.worker.drivers.loading import Found, find
 from moorage.worker.drivers.policy import ROOT_FIX, ROOT_OPEN, Policy
+from moorage.worker.drivers.setups import SETUPS
 from moorage.worker.drivers.supervisor_link import SupervisorLink, owner_of
 from moorage.worker.freezing.freezer import freezer_for
 from moorage.worker.job.attempt_folders import FOLDERS, clear_unknown
@@ -211,7 +212,8 @@ async def _start(
         await worker.compute_modes.open(_whole_gpus(worker.agents[0]), has_mps=has_mps)
     if settings.folder_dir is None:
         is_known = functools.partial(_is_known, agents=worker.agents, state=settings.state_dir)
-        await asyncio.to_thread(clear_unknown, settings.state_dir / FOLDERS, is_known)
+        for folder in (FOLDERS, SETUPS):
+            await asyncio.to_thread(clear_unknown, settings.state_dir / folder, is_known)
     for agent in worker.agents:
         agent.where = where
         await host.add(agent)

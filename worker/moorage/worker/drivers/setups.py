@@ -12,6 +12,7 @@ import contextlib
 import hashlib
 import logging
 import os
+import subprocess
 import time
 from pathlib import Path
 from typing import Any, Final
@@ -24,6 +25,7 @@ from moorage.schemas.frames import ABOUT_THE_JOB, SETUP_FAILED, START_FAILED, Ou
 from moorage.schemas.job import Request
 from moorage.system.device_environment import HostAtFault
 from moorage.system.disk_room import spare_bytes
+from moorage.system.private_files import replace_private
 from moorage.worker.drivers.base import Assignment, Driver, DriverEvent
 from moorage.worker.drivers.kit import Kit
 from moorage.worker.drivers.output_frames import Notes
@@ -210,6 +212,7 @@ class Setups:
             except OSError as error:
                 raise HostAtFault(f"no folder for the setup: {folder}: {error.strerror or error}") from None
             self._own[setup.name] = setup
+            self._folders.filled[folder] = setup.name
             log.info("job %s: setting up: %s", assignment.name[1], _first_line(assignment.run.setup or ""))
             self._driver.start([setup.assignment])
             code, why = await setup.over
@@ -221,6 +224,7 @@ class Setups:
             return True
         finally:
             del self._running[folder]
+            self._folders.filled.pop(folder, None)
             if not _mark_of(folder).exists() and os.path.isdir(folder):
                 gone = self._set_aside(Path(folder))
                 with contextlib.suppress(RuntimeError):  # no thread, or the agent stops: the next one removes it
@@ -228,6 +232,7 @@ class Setups:
 
     async def _make(self, folder: str, assignment: Assignment) -> None:
         """Make the empty folder of a setup, for its user. Raises OSError, HostAtFault, NoFolder."""
+        await self.sweep()
         if os.path.lexists(folder):  # its file was removed by hand
             await asyncio.to_thread(remove, [self._set_aside(Path(folder))])
         os.makedirs(self.root, 0o700 if self._is_mounted else 0o711, exist_ok=True)
@@ -244,21 +249,29 @@ class Setups:
         size = (await asyncio.to_thread(bytes_used, [folder])).get(folder, 0)
         if size > self._bytes_max:
             raise LacksHere(f"the setup takes {size >> 20} MiB, setup_bytes is {self._bytes_max >> 20} MiB")
-        mark = _mark_of(folder)
-        mark.with_suffix(_GONE).write_text(str(size))
-        mark.with_suffix(_GONE).rename(mark)
-        await asyncio.to_thread(remove, self._surplus())
+        await asyncio.to_thread(_record, folder, size)
+        with contextlib.suppress(OSError, RuntimeError):  # the next sweep removes them
+            await self.sweep()
+
+    async def sweep(self) -> None:
+        """Remove folders until all are within their bound and the disk has room, or none is left that may go."""
+        while gone := self._surplus():
+            await asyncio.to_thread(remove, gone)
 
     def _surplus(self) -> list[Path]:
-        """Set aside the folders beyond the bound, the least recently used first, and none that may be in use."""
+        """Set aside the folders beyond the bound, the least recently used first, and none that may be in use.
+
+        On a full disk the first is set aside in any case. Raises OSError.
+        """
         in_use, found = self._folders.setups(), list[tuple[float, int, Path]]()
         for mark in self.root.glob(f"*{_DONE}"):
             with contextlib.suppress(OSError, ValueError):
                 found.append((mark.stat().st_mtime, int(mark.read_text()), mark))
         left, gone = sum(size for _, size, _ in found), list[Path]()
+        is_full = bool(found) and spare_bytes(self.root) <= 0
         for used_s, size, mark in sorted(found):
             folder = mark.with_suffix("")
-            if left <= self._bytes_max:
+            if left <= self._bytes_max and not (is_full and not gone):
                 break
             if str(folder) in in_use or time.time() - used_s < PIN_S:
                 continue
@@ -350,6 +363,12 @@ def _request_of(request: Request) -> Request:
         request, run=run, gpu=None, resource_requirements=None, template=None, driver_config=blocks, service=None,
         instead_of=None, on_partition="kill", replicas=1, indices=None,
     )  # fmt: skip
+
+
+def _record(folder: str, size: int) -> None:
+    """Record that a folder is complete; both are on the disk by then, so that a crash leaves no half of one."""
+    subprocess.run(["sync", "-f", "--", folder], stderr=subprocess.DEVNULL, check=False)
+    replace_private(_mark_of(folder), str(size))
 
 
 def _mark_of(folder: str | Path) -> Path:

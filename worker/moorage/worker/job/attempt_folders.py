@@ -20,7 +20,7 @@ import stat
 import subprocess
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -118,6 +118,8 @@ class AttemptFolders:
         self._is_passable = False
         self._stored: dict[AttemptName, _Stored] = {}
         self._keys: set[AttemptName] = set()  # those with a key next to their folder
+        #: the folders that setups fill now, each with the attempt that does: they are measured as its own folder is
+        self.filled: dict[str, AttemptName] = {}
 
     def path(self, name: AttemptName) -> str:
         """Return the path of an attempt's folder, whether it exists or not."""
@@ -301,12 +303,21 @@ class AttemptFolders:
             with contextlib.suppress(FileNotFoundError):
                 self._stored[name] = _read_stored(Path(self.path(name) + _KEEP))
 
-    async def run(self, on_full: Callable[[AttemptName, float, str], None]) -> None:
-        """Remove and measure folders until cancelled. `on_full` gets an attempt that must end, its grace, and why."""
+    async def run(
+        self,
+        on_full: Callable[[AttemptName, float, str], None],
+        and_sweep: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        """Remove and measure folders until cancelled. `on_full` gets an attempt that must end, its grace, and why.
+
+        `and_sweep` removes others that share the disk, once these are removed.
+        """
         while True:
             began_s = boottime_s()
             try:
                 await self.sweep()
+                if and_sweep is not None:
+                    await and_sweep()
                 for name, grace_s, why in await self.measure():
                     on_full(name, grace_s, why)
             # no process, thread or descriptor left: try again later
@@ -343,7 +354,7 @@ class AttemptFolders:
 
     async def measure(self) -> list[tuple[AttemptName, float, str]]:
         """Return the attempts whose folders are too large, each with its grace and the reason for its end."""
-        paths = {self.path(name): name for name in self._living}
+        paths = {self.path(name): name for name in self._living} | self.filled
         found: list[tuple[AttemptName, float, str]] = []
         for path, used in (await asyncio.to_thread(bytes_used, list(paths))).items():
             name = paths.get(path)

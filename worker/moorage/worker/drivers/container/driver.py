@@ -166,7 +166,7 @@ class ContainerDriver(Driver):
         self._starter.entries.clear()
         self._ports.begin(host.key(each.name) for each in known)
         self._folders.begin(each.name for each in known)
-        self._look_after.append(asyncio.get_running_loop().create_task(self._folders.run(self.end)))
+        self._look_after.append(asyncio.get_running_loop().create_task(self._folders.run(self.end, self._setups.sweep)))
         if self.limits is not None:
             self.limits.begin(each.name for each in known)
         self._setups.begin()

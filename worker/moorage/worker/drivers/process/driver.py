@@ -196,7 +196,7 @@ class ProcessDriver(Driver):
                     self._taken_over(name)
                 phase = {"waiting": "starting", "unproven": "stuck"}.get(state, "running")
                 living.append(Living(name, phase, frozen=name in frozen))
-        self._look_after.append(asyncio.get_running_loop().create_task(self._folders.run(self.end)))
+        self._look_after.append(asyncio.get_running_loop().create_task(self._folders.run(self.end, self._setups.sweep)))
         self._setups.begin()
         return living
 
