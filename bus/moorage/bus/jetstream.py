@@ -148,8 +148,8 @@ class JetStream:
         """Do the same as `ensure_stream`, but with a smaller `max_bytes` if the server cannot reserve that much: a
         quarter of it, then a quarter of that, and at least `bytes_min`.
 
-        An existing stream is never made smaller for want of room. `max_bytes` has to be in `config` and in
-        `may_update`. Raises as `ensure_stream`.
+        An existing stream is never made smaller for want of room. `max_bytes` has to be in `config`. Raises as
+        `ensure_stream`.
         """
         name, size = config["name"], config["max_bytes"]
         while True:

@@ -233,7 +233,10 @@ class ObjectStore:
         return answer.seq
 
     async def make(self) -> None:
-        """Make the bucket if it does not exist, smaller if the server lacks room. Raises BusError."""
+        """Make the bucket if it does not exist, smaller if the server lacks room. Raises BusError.
+
+        An existing one keeps its settings: a smaller bound would drop the oldest objects.
+        """
         config = {
             "name": self._stream,
             "subjects": [f"$O.{self._bucket}.C.>", f"$O.{self._bucket}.M.>"],
@@ -242,7 +245,7 @@ class ObjectStore:
             **self._config,
         }
         try:
-            await self._jetstream.ensure_stream_with_room(config, frozenset({"max_bytes"}), BUCKET_BYTES_MIN)
+            await self._jetstream.ensure_stream_with_room(config, frozenset(), BUCKET_BYTES_MIN)
         except StreamMismatch:
             pass  # another client made it in the meantime, or an operator: its limits hold
 
