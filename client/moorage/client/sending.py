@@ -73,6 +73,9 @@ async def send(client: Connected, paths: Paths, on_sent: OnSent | None = None, *
         except NotPermitted as error:  # usually a user that may write to the bucket, but may not create it
             subjects, tenant = client.subjects, client.tenant
             name = subjects.schedules_bucket(tenant) if of_schedule else subjects.files_bucket(tenant)
-            next_step = f"the scheduler makes the bucket {name} within ten seconds; its log says why if it cannot"
+            next_step = (
+                f"a new tenant has the bucket {name} ten seconds after the reload; if this lasts, ask an operator: the"
+                " scheduler's log says why it is not made, most often for want of room on the nats-server's disk"
+            )
             raise NotPermitted(msgspec.structs.replace(error.problem, next=next_step)) from None
         return Sent(packed.address, True, packed.warnings)

@@ -12,11 +12,11 @@ import msgspec
 import pytest
 
 from moorage.bus.connection import Connection, connect
-from moorage.bus.errors import BusError
+from moorage.bus.errors import BusError, JetStreamRefused
 from moorage.bus.jetstream import JetStream
 from moorage.scheduler.core.ledger.state import State, Tenant
 from moorage.scheduler.durable import queue_reader
-from moorage.scheduler.durable.queue_streams import BYTES_MIN, stream_config
+from moorage.scheduler.durable.queue_streams import BYTES_MIN, info_of, stream_config
 from moorage.scheduler.leader.service import Scheduler
 from moorage.scheduler.ledger.backup import BackupRefused, _check_queue
 from moorage.schemas.subjects import Subjects
@@ -156,6 +156,38 @@ async def test_rights_that_name_a_tenants_stream_move_its_queue_there_under_a_le
                 return (await former()).messages == 0
 
             await until(purged, ANSWER_S, "the former stream is empty")
+
+
+async def test_a_tenant_for_whose_queue_there_is_no_room_stops_nobody_elses(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Under a leader and at its start; once there is room, the tenant has its queue."""
+    monkeypatch.setattr(queue_reader, "SWEEP_EVERY_S", 0.1)
+    ensure, full = JetStream.ensure_stream_with_room, SUBJECTS.request_stream_of("acme")
+    is_full = True
+
+    async def with_room(self: JetStream, config: dict[str, Any], *rest: Any) -> Any:
+        if is_full and config["name"] == full:
+            raise JetStreamRefused(f"create stream {full}", 500, 10047, "insufficient storage resources available")
+        return await ensure(self, config, *rest)
+
+    monkeypatch.setattr(JetStream, "ensure_stream_with_room", with_room)
+    async with (
+        running() as site,
+        await site.connect("submitter.acme") as acme,
+        await site.connect("submitter.beta") as beta,
+        leads(site) as scheduler,
+    ):
+        js = JetStream(scheduler.world)
+        assert "error" not in await publish(beta, "beta", "b1")
+        await until(lambda: state_of(scheduler).job("beta", "b1"), what="beta's job")
+        await until(lambda: "tenant acme has no durable queue now" in caplog.text, what="the log says it")
+        assert caplog.text.count("tenant acme has no durable queue now") == 1
+        await until(lambda: info_of(js, f"OBJ_{SUBJECTS.files_bucket('beta')}"), what="the buckets are made")
+        is_full = False
+        await until(lambda: info_of(js, full), what="acme's queue")
+        assert "error" not in await publish(acme, "acme", "a1")
+        await until(lambda: state_of(scheduler).job("acme", "a1"), what="acme's job")
 
 
 async def test_a_restore_goes_by_each_tenants_own_stream(nats_server: Server, unique: str) -> None:

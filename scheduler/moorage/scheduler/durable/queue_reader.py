@@ -252,12 +252,14 @@ class QueueReader:
         if await self._streams.refresh():
             self._known.clear()
             self._to_make = True
-        if self._to_make:
+        if self._to_make or self._streams.lacking:
             await self._streams.ensure(self._behind)
             self._to_make = False
         self._former = await self._streams.former()
         self._known.set()
-        counted = [(tenant, self._streams.of(tenant)) for tenant in sorted(self._streams.tenants)]
+        counted = [
+            (tenant, self._streams.of(tenant)) for tenant in sorted(self._streams.tenants - self._streams.lacking)
+        ]
         for tenant, stream in counted or [("", self._subjects.request_stream)]:
             info = await self._js.stream_info(stream, self._subjects.request_all)
             self._watch(tenant, info)
@@ -286,6 +288,8 @@ class QueueReader:
                 continue
             if self._former is not None and self._former.messages:
                 return  # its sequences are those of another stream
+            if name in self._streams.lacking:
+                continue
             subject = self._subjects.request(name, "submit")
             info = await self._js.stream_info(self._streams.of(name), subject)
             if info.subjects.get(subject):
@@ -460,6 +464,8 @@ class QueueReader:
                 return messages
             self._former_read.add(key)
             await self._known.wait()
+        if tenant in self._streams.lacking:
+            return []
         return await self._js.direct_get_batch(self._streams.of(tenant), seq=seq, next_by_subject=subject, batch=most)
 
     def _decoded(

@@ -114,6 +114,7 @@ class QueueStreams:
         self._replicas = replicas
         self._world = world
         self.tenants = frozenset[str]()
+        self.lacking = frozenset[str]()  # those whose stream cannot be made now
         self._buckets_of = frozenset[str]()  # tenants whose buckets are to be there
         self._made = set[str]()
         self._refused = Reminders()
@@ -134,7 +135,8 @@ class QueueStreams:
         """Create the streams, smaller if the server lacks room, or check them; `first_seq` says where a new one begins.
 
         If tenants have their own streams, the shared one is not created, and an existing one accepts nothing more. May
-        be repeated after it stopped anywhere. Raises `BusError`.
+        be repeated after it stopped anywhere. Raises `BusError`; but a tenant whose stream the server refuses is logged
+        and `lacking`, unless it refuses all.
         """
         if not self.tenants:
             config = stream_config(self._subjects, self._replicas)
@@ -148,9 +150,18 @@ class QueueStreams:
         async def behind() -> int:
             return max(await first_seq(), 1 + (former.last_seq if former is not None else 0))
 
+        lacking = set[str]()
         for tenant in sorted(self.tenants):
             config = stream_config(self._subjects, self._replicas, tenant)
-            await self._js.ensure_stream_with_room(config, MAY_CHANGE, BYTES_MIN, behind)
+            try:
+                await self._js.ensure_stream_with_room(config, MAY_CHANGE, BYTES_MIN, behind)
+            except JetStreamRefused as refused:
+                lacking.add(tenant)
+                if self._refused.due(words := f"tenant {tenant} has no durable queue now: {refused}"):
+                    log.warning("%s", words)
+                if len(lacking) == len(self.tenants):
+                    raise
+        self.lacking = frozenset(lacking)
 
     async def ensure_buckets(self) -> None:
         """Create the buckets of tenants that may not create them, if they do not exist.
