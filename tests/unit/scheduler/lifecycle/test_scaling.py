@@ -500,15 +500,37 @@ def test_a_preemptible_job_ends_no_member_that_would_preempt_it_again(both: bool
     assert drive.states("earlier") == (["RUNNING"] if both else ["QUEUED"])
 
 
-def test_a_tenant_that_has_used_less_comes_first() -> None:
+def test_a_tenant_that_has_used_less_gets_members_of_another_until_both_have_the_same() -> None:
     drive, service = serving(gpus=4)
-    for tenant in ("t", "u"):
-        drive.order("share", tenant=tenant, weight=1)
     service.serve(60, 4.0)
     drive.submit("theirs", tenant="u", gpu={"count": 1}, replicas=4)
     found = service.serve(120, 4.0)
-    assert found[-1] == 1, "until the other tenant has used as much"
-    assert drive.states("theirs", "u").count("RUNNING") == 3
+    assert found[-1] == 2
+    assert drive.states("theirs", "u").count("RUNNING") == 2
+
+
+@pytest.mark.parametrize(("gpus", "shares"), [(4, {"t": 2, "u": 2}), (9, {"t": 3, "u": 3, "v": 3})])
+def test_full_services_of_several_tenants_come_to_rest(gpus: int, shares: dict[str, int]) -> None:
+    """Each wants all GPUs. None takes a member that it would then have to give back."""
+    drive, first = serving(gpus=gpus, tenant="t")
+    first.serve(60, 8.0)
+    services = [first]
+    for tenant in list(shares)[1:]:
+        scaled(drive, tenant=tenant)
+        drive.settle()
+        services.append(Service(drive, tenant=tenant))
+
+    def serve(seconds: int) -> int:
+        for _ in range(seconds):
+            for service in services:
+                service.say(8.0)
+            drive.pass_time(1000)
+            drive.settle()
+        return sum(row.attempt for tenant in shares for row in drive.job("embed", tenant).rows.values())
+
+    before = serve(120)
+    assert {service.tenant: len(service.members()) for service in services} == shares
+    assert serve(120) == before, "none ended for another"
 
 
 def test_on_hold_it_changes_nothing() -> None:

@@ -92,11 +92,13 @@ class _Service:
 
 
 class Yields(NamedTuple):
-    """A job with members above `min`: where it stands in the queue, its number, how many may end, and its shape."""
+    """A job with members above `min`: where it stands in the queue, its number and tenant, how many of them may end for
+    one that comes before it, and its shape."""
 
     key: Key
     item: int
     num: int
+    tenant: str
     most: int
     shape: Shape
 
@@ -241,7 +243,7 @@ class Scaling:
                 continue
             count = self.count(draft, job) - scale.min
             if count > 0:
-                found.append(Yields(*self._standing(draft, job), num, count, self._lifecycle.shape_of(job)))
+                found.append(Yields(*self._standing(draft, job), num, job.tenant, count, self._lifecycle.shape_of(job)))
         return found
 
     def come_back(self, draft: Draft, job: Job, why: str) -> None:

@@ -14,6 +14,7 @@ from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.fleet.host import EXCLUSIVE
 from moorage.scheduler.core.fleet.shape import Shape
 from moorage.scheduler.core.ledger.acts import Preempt, Stays
+from moorage.scheduler.core.ledger.fairshare import WEIGHT_DEFAULT
 from moorage.scheduler.core.ledger.records import Count
 from moorage.scheduler.core.ledger.state import LEAVING, Job, Member, State
 from moorage.scheduler.core.lifecycle.relocating import staying_for
@@ -263,7 +264,7 @@ class Preempting:
         """
         key, item, group, _ = candidate
         need, shape, rights = group.shape.gpus, group.shape, list[Right]()
-        yields = {each.num: each.most for each in yielding if each.to(key, item, shape)}
+        yields = self._given(draft, job, key, under_way, [each for each in yielding if each.to(key, item, shape)])
         if shape.preemptible or (yields and shape.mode > EXCLUSIVE):
             return [Right(job, ABOVE + 1, reclaims=False, yields=yields)] if yields else []
         if draft.state.preemptibles or yields:
@@ -275,6 +276,28 @@ class Preempting:
         if group.priority >= self.priority:
             rights.append(Right(job, group.priority, reclaims=False, spares=self.reclaim and need > 0))
         return rights
+
+    @staticmethod
+    def _given(draft: Draft, job: Job, key: Key, under_way: UnderWay, yielding: Iterable[Yields]) -> dict[int, int]:
+        """Return by job number how many members above `min` may end for a job that comes before them.
+
+        Where only their shares put one tenant before the other, a tenant gives no more than leaves it, for its weight,
+        with as much as the other one has then. So the one that got them is not the one to give them back.
+        """
+        found, taker = dict[int, int](), draft.tenant(job.tenant)
+        has, given = taker.gpus + under_way.awaited[job.tenant], Counter[str]()
+        for each in yielding:
+            most, gpus = each.most, each.shape.gpus
+            if each.tenant != job.tenant and each.key[:2] == key[:2] and gpus:
+                giver = draft.tenant(each.tenant)
+                left = giver.gpus - under_way.ending[each.tenant] - given[each.tenant]
+                mine, theirs = taker.weight or WEIGHT_DEFAULT, giver.weight or WEIGHT_DEFAULT
+                most = min(most, (left * mine - has * theirs) // ((mine + theirs) * gpus))
+                given[each.tenant] += max(0, most) * gpus
+                has += max(0, most) * gpus
+            if most > 0:
+                found[each.num] = most
+        return found
 
     def _end(self, draft: Draft, right: Right, found: Choice) -> None:
         victims = sorted({victim.job.num for victim in found.victims})
