@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import random
-import time
+import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -612,7 +613,7 @@ def test_as_many_are_wanted_that_one_more_would_not_help(a_second: float, run_ms
 
 
 def test_a_thousand_services_cost_the_leader_little() -> None:
-    """2,000 members that speak once a second, on 2,000 hosts: of a second of a core, at most a tenth."""
+    """2,000 members that speak once a second, on 2,000 hosts: some 110 calls of functions for each frame."""
     drive = Driving()
     drive.checks = False
     for number in range(2_000):
@@ -624,8 +625,8 @@ def test_a_thousand_services_cost_the_leader_little() -> None:
         drive.tick(100)
         drive.settle(3)
     members = [row for number in range(1_000) for row in drive.job(f"s{number}").rows.values()]
-    decode, spent_s = Decoder[MemberLoad](MemberLoad), []
-    for second in range(10):
+    decode, counted = Decoder[MemberLoad](MemberLoad), list[int]()
+    for second in range(3):
         done = second * 25
         counts = CallCounts({"500": second}, (done, *[0] * 11), (done, *[0] * 11), (0,) * 10)
         frames = [
@@ -640,10 +641,12 @@ def test_a_thousand_services_cost_the_leader_little() -> None:
             )
             for row in members
         ]  # fmt: skip
-        began_s = time.process_time()
+        made = Counter[str]()
+        sys.setprofile(lambda _, event, __, made=made: made.update((event,)))
         for service, frame in frames:
             drive.engine.offer_member_load("t", service, decode(frame), drive.now)
         drive.engine.scaling.pass_time(Draft(drive.state, drive.now), drive.now)
-        spent_s.append(time.process_time() - began_s)
+        sys.setprofile(None)
+        counted.append((made["call"] + made["c_call"]) // len(frames))
         drive.tick(1000)
-    assert min(spent_s) < 0.05, "receiving them costs as much again"
+    assert max(counted) < 150, counted
