@@ -1,6 +1,6 @@
 """`fold(state, record, seq)`: applies a record to the state. No policy, clock, randomness, floats or set order.
 
-The leader folds its own record after the acknowledgement; a standby, a restart and a replay fold the same bytes. A
+The leader folds its own record while the ledger stores it; a standby, a restart and a replay fold the same bytes. A
 record of an older epoch changes nothing but the sequence (third line of the fence, ledger-rules H1).
 """
 

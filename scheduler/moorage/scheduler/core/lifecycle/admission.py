@@ -117,7 +117,7 @@ class Admission:
         self._close = config.jobs_max - config.jobs_max // LAST_PART
         self._capable: Memo[int, tuple[int, int]] = Memo(MATCHED_MAX)
         self._unmatched = Unmatched(fleet)
-        self._away = Away(state)
+        self._away = Away(state, fleet)
         self.moved_seq = state.seq  # sequence of the last record that was not a bare heartbeat
         self._heard_at = -1  # the number of the fleet's inventory when all workers had been heard from
         #: for `_of_draft`: whether all workers were heard from; None until a submit asks, as it reads every worker

@@ -14,8 +14,10 @@ from moorage.scheduler.core.ledger.state import State
 class Away:
     """Keeps what these workers had when they left, as a fleet of its own, on which nothing runs."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: State, fleet: Fleet) -> None:
         self._state = state
+        self._known = fleet
+        self._looked = (-1, 0)  # as of which workers `_fleet` is: another one came, left or was forgotten since
         self._fleet = Fleet()
         self._left_ms: dict[int, int] = {}  # by the number of a worker in `_fleet`
 
@@ -26,6 +28,10 @@ class Away:
         return self._fleet.lack(shape, replicas)
 
     def _look(self) -> None:
+        as_of = (self._known.inventory, len(self._state.workers))
+        if as_of == self._looked:
+            return
+        self._looked = as_of
         left_ms = {
             worker.num: worker.left_ms for worker in self._state.workers.values() if worker.hello and not worker.session
         }
