@@ -100,6 +100,21 @@ class ObjectStore:
                 return None
         return info
 
+    async def bytes_max(self) -> int | None:
+        """Return the most bytes that the bucket keeps, None where it has no bound, is not there, or no right to ask.
+
+        Raises BusError.
+        """
+        try:
+            most: int = (await self._jetstream.stream_info(self._stream)).config.get("max_bytes", -1)
+        except PermissionRefused:
+            return None
+        except JetStreamRefused as error:
+            if error.err_code == ERR_STREAM_NOT_FOUND:
+                return None
+            raise
+        return most if most > 0 else None
+
     async def message(self, name: str, seq: int | None = None) -> StoredMessage | None:
         """Return the message with this sequence, else (`seq` None) the one that describes the object of that name.
 

@@ -65,6 +65,8 @@ ENDED_FROZEN: Final = "ended while frozen"
 UPGRADED: Final = "upgraded"
 #: stands behind the reason of an end, after a semicolon: see `ENDS`
 MPS_NOT_ASKED: Final = "mps-not-asked"
+#: stands there, too
+CHECKPOINT_NOT_STORED: Final = "checkpoint-not-stored"
 #: how an attempt ended that did not end by itself, as the first word of its `why`: what each means
 ENDS: Final[dict[str, str]] = {
     "start-failed": "the command could not be started: the message says at which step, and why",
@@ -77,6 +79,8 @@ ENDS: Final[dict[str, str]] = {
     "mps-fault": "one of its processes had a fatal GPU error, which ended the MPS server that other jobs share",
     MPS_NOT_ASKED: "behind another reason: its MPS daemon was not asked, or did not answer, before its processes ended."
     " If one of them computed, the jobs that share the daemon may fail",
+    CHECKPOINT_NOT_STORED: "behind another reason: its checkpoint could not be stored, so the next attempt begins"
+    " at an earlier one",
     "idle": "its GPUs showed no use for longer than its worker's idle_reclaim_s allows, so its worker ended it",
     "stalled": "it wrote no output and its GPUs did no work for its stall_s, and its on_stall is end: it counts as a"
     " failure",
@@ -93,8 +97,8 @@ ENDS: Final[dict[str, str]] = {
 
 
 def reason_of(detail: str) -> str:
-    """Return why an attempt ended by its worker's word, without what the word says of its MPS daemon."""
-    return detail.partition(f"; {MPS_NOT_ASKED}: ")[0]
+    """Return why an attempt ended by its worker's word, without what the word says of its MPS daemon and checkpoint."""
+    return detail.partition(f"; {MPS_NOT_ASKED}: ")[0].partition(f"; {CHECKPOINT_NOT_STORED}: ")[0]
 
 
 def is_as_asked(detail: str) -> bool:

@@ -126,6 +126,8 @@ def rights(
         for tenant in results_of:
             for bucket in (subjects.files_bucket(tenant), subjects.checkpoints_bucket(tenant)):
                 publish |= {f"$O.{bucket}.>", *object_reads(bucket, "$JS.API")}
+            # what is larger than the bucket must not drive out what is there
+            publish.add(f"$JS.API.STREAM.INFO.OBJ_{subjects.checkpoints_bucket(tenant)}")
             publish |= set(object_reads(subjects.schedules_bucket(tenant), "$JS.API"))
     elif role == "scheduler":
         streams = [subjects.request_stream, subjects.dead_letter_stream, subjects.history_stream]

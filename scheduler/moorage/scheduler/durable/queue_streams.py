@@ -183,7 +183,8 @@ class QueueStreams:
                 await store.make()
             except BusError as error:
                 refused.add(tenant)
-                if self._refused.due(words := f"the buckets of tenant {tenant} cannot be created now: {error}"):
+                remedy = "; run moorage nats-config again" if isinstance(error, PermissionRefused) else ""
+                if self._refused.due(words := f"the buckets of tenant {tenant} cannot be created now: {error}{remedy}"):
                     log.warning("%s", words)
         self._made.update(set(missing) - refused)
 

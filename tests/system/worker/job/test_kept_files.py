@@ -14,8 +14,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from moorage.bus.object_store import ObjectStore
+from moorage.bus.errors import PermissionRefused
+from moorage.bus.object_store import ObjectInfo, ObjectStore
 from moorage.client.kept_files import _left_out, _unpacked
+from moorage.schemas.errors import reason_of
 from moorage.schemas.frames import End
 from moorage.schemas.handler import kept_object
 from moorage.system.archives import Inflating, unpack
@@ -371,3 +373,55 @@ async def test_packing_ends_with_the_wait_for_it(tmp_path: Path, monkeypatch: py
     (tmp_path / "out").touch()
     with pytest.raises(NotKept):
         packed(tmp_path, tmp_path, given[0])
+
+
+async def test_a_checkpoint_that_is_larger_than_its_bucket_drives_out_no_other(
+    nats_url: str, unique: str, tmp_path: Path
+) -> None:
+    (folder := Path(fresh(tmp_path)) / "ck").mkdir()
+    (folder / "n").write_bytes(os.urandom(100_000))
+    (tmp_path / "state").mkdir()
+    async with (
+        bucket(nats_url, unique, checkpoints=True, max_bytes=500_000) as store,
+        bringing(nats_url, unique, tmp_path / "state") as files,
+    ):
+        await store.make()
+        await files.keep_checkpoint("acme", "checkpoint.x.7.0.1", [], str(folder.parent), "ck")
+        (folder / "n").write_bytes(os.urandom(600_000))
+        with pytest.raises(NotKept, match=r"it takes 60\d+ bytes compressed, and its whole bucket 500000"):
+            await files.keep_checkpoint("acme", "checkpoint.y.7.0.1", [], str(folder.parent), "ck")
+        assert await store.find("checkpoint.x.7.0.1") is not None
+
+
+async def test_a_user_hears_that_a_checkpoint_was_not_stored(nats_url: str, unique: str) -> None:
+    async with (
+        ScriptedLeader(nats_url, unique) as leader,
+        worker(nats_url, unique, leader, checkpoint_bytes=1 << 20),
+    ):
+        name = name_of()
+        large = "mkdir ck && head -c 2000000 /dev/zero > ck/big; exit 3"
+        await leader.want("w1", placed(name, large, checkpoint="ck", grace_s=5.0))
+        exited = await leader.heard("w1", "exited", name)
+        assert exited.code == 3
+        assert exited.detail.startswith("exit; checkpoint-not-stored: files: more than")
+        assert reason_of(exited.detail) == "exit"
+
+
+async def test_rights_of_an_earlier_release_stop_no_attempt(
+    nats_url: str, unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They have no bucket for checkpoints, and none for schedules."""
+    find = ObjectStore.find
+
+    async def refused(self: ObjectStore, name: str) -> ObjectInfo | None:
+        if "FILES" not in self.subject(""):
+            raise PermissionRefused("publish", self.subject(""))
+        return await find(self, name)
+
+    monkeypatch.setattr(ObjectStore, "find", refused)
+    (tmp_path / "state").mkdir()
+    async with bringing(nats_url, unique, tmp_path / "state") as files:
+        await files.bring_checkpoint("acme", ["checkpoint.x.7.0.1"], fresh(tmp_path), "ck", None)
+        assert "nats-config again" in caplog.text
+        with pytest.raises(FilesRefused, match="submit the job again"):
+            await files.bring("acme", "a" * 64, fresh(tmp_path, 1), None)

@@ -59,6 +59,8 @@ def alone(stage: str = "PLACED", **fields: object) -> Driving:
         ("RUNNING", "exited", 1, "exit", "FAILED"),
         ("RUNNING", "exited", -9, "fence", "QUEUED"),  # a loss: three are allowed
         ("RUNNING", "exited", -9, "timeout; mps-not-asked: no answer within 1 s", "TIMED_OUT"),
+        ("RUNNING", "exited", -9, "timeout; checkpoint-not-stored: files: no room", "TIMED_OUT"),
+        ("RUNNING", "exited", 1, "exit; checkpoint-not-stored: files: no room", "FAILED"),
         ("RUNNING", "exited", -9, "lost", "QUEUED"),
         ("RUNNING", "exited", -15, "upgraded", "QUEUED"),
         ("RUNNING", "not-held", 0, "", "QUEUED"),
@@ -74,6 +76,13 @@ def test_a_fact_moves_a_replica(stage: str, kind: FactKind, code: int, detail: s
         assert drive.replica("j").attempt == 2
     else:
         assert drive.states("j") == [becomes]
+
+
+def test_that_a_checkpoint_was_not_stored_stands_in_the_story_of_a_plain_exit() -> None:
+    drive = alone("RUNNING")
+    told = "exit; checkpoint-not-stored: files: no room"
+    drive.fact("exited", "j", code=1, detail=told)
+    assert views.summary(drive.engine, drive.job("j"))["why"] == told
 
 
 @pytest.mark.parametrize("detail", ["end", "end; mps-not-asked: no answer within 1 s"])

@@ -12,7 +12,7 @@ from collections.abc import Coroutine, Sequence
 from typing import Any, Final
 
 from moorage.schemas.attempt import AttemptName
-from moorage.schemas.errors import MoorageError
+from moorage.schemas.errors import CHECKPOINT_NOT_STORED, MoorageError
 from moorage.schemas.handler import checkpoint_object, kept_object, result_object
 from moorage.schemas.job import FilesOf, Run
 from moorage.schemas.printable import carried
@@ -46,6 +46,8 @@ class AttemptFiles:
         #: by attempt of which no other follows: the objects with the checkpoints of its replica
         self._needless: dict[AttemptName, list[str]] = {}
         self._dropping: set[asyncio.Task[None]] = set()
+        #: attempts whose checkpoint is not stored (yet), and why, "" if that is not known
+        self._unstored: dict[AttemptName, str] = {}
         self._kept: set[AttemptName] = set()  # those among them of which no more than the checkpoint is to be stored
 
     async def bring(self, name: AttemptName, run: Run, accepted_ms: int, ids: tuple[int, int] | None) -> None:
@@ -80,7 +82,8 @@ class AttemptFiles:
         """Begin to store the files of an ended attempt, and return a coroutine that waits for it.
 
         Its result is the attempt's code and reason. But if storing failed after an attempt that ended well (code 0),
-        the result is `CODE_NOT_KEPT` and a reason that begins with `NOT_STORED`. If the coroutine is cancelled, storing
+        the result is `CODE_NOT_KEPT` and a reason that begins with `NOT_STORED`. If a checkpoint was not stored after
+        any other end, the reason ends with `CHECKPOINT_NOT_STORED` and why. If the coroutine is cancelled, storing
         stops and nothing is reported. `is_asked` is set if the attempt was asked to end: then its grace also limits the
         storing.
         """
@@ -122,10 +125,14 @@ class AttemptFiles:
             return
         own = checkpoint_object(job, accepted_ms, replica, attempt)
         earlier = _earlier(job, accepted_ms, replica, attempt)
+        self._unstored[name] = ""
         try:
             await files.keep_checkpoint(tenant, own, earlier, self._folders.path(name), checkpoint)
         except NotKept as error:  # the next attempt begins at an earlier one
             log.warning("the checkpoint of job %s was not stored: %s", job, error.problem.message)
+            self._unstored[name] = error.problem.message
+        else:
+            del self._unstored[name]
 
     async def _stored(self, name: AttemptName, code: int, why: str, seconds: float) -> tuple[int, str]:
         storing, trouble = self._storing[name], ""
@@ -145,11 +152,13 @@ class AttemptFiles:
             await asyncio.wait((storing,))
             is_kept = name in self._kept
             self._kept.discard(name)
+            unstored = self._unstored.pop(name, None)
+        behind = "" if unstored is None else f"; {CHECKPOINT_NOT_STORED}: {unstored or trouble}"
         if trouble and not is_kept and (code, why) == (0, "exit"):
-            return CODE_NOT_KEPT, carried(f"{NOT_STORED}: {trouble}")
+            return CODE_NOT_KEPT, carried(f"{NOT_STORED}: {trouble}{behind}")
         if trouble:
             log.warning("the files that job %s keeps were not stored: %s", name[1], trouble)
-        return code, why
+        return code, why if (code, why) == (0, "exit") else carried(f"{why}{behind}")
 
     def forget(self, names: Sequence[AttemptName]) -> None:
         """Remove the checkpoints of those replicas whose ends are in the ledger, and which have succeeded."""

@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, Final, NamedTuple
 
-from moorage.bus.errors import BusError, StreamGap
+from moorage.bus.errors import BusError, PermissionRefused, StreamGap
 from moorage.bus.jetstream import JetStream
 from moorage.bus.object_store import ObjectInfo, ObjectStore, checkpoints_store, files_store, schedules_store
 from moorage.schemas.errors import Refused, problem
@@ -56,6 +56,8 @@ NAME_CHARS_MAX: Final = 200
 CHECKPOINTS_KEPT: Final = 2
 #: header of a checkpoint: bytes of its tar file
 _TAR_BYTES: Final = "Moorage-Tar-Bytes"
+#: what helps where a bucket is refused that is newer than the site's rights
+RIGHTS_ANEW: Final = "an operator runs moorage nats-config again and reloads the servers"
 #: suffix of files that are being fetched, or whose fetch was given up
 _PART: Final = ".part"
 
@@ -203,12 +205,17 @@ class JobFiles:
     ) -> None:
         """Unpack the first of these objects that is complete and sound, in place of what is at `into/folder`.
 
-        None at all is no error. Raises FilesUnavailable if it cannot be had here now, or is too large for this worker.
+        None at all is no error, nor one that this worker has no right to. Raises FilesUnavailable if it cannot be had
+        here now, or is too large for this worker.
         """
         store, most = self._checkpoints(tenant), self._checkpoint_bytes
         with translated():
             for name in names:
-                info = await store.find(name)
+                try:
+                    info = await store.find(name)
+                except PermissionRefused as error:  # the rights are of a release that had no such bucket
+                    log.warning("no checkpoint can be read: %s; %s", error.problem.message, RIGHTS_ANEW)
+                    return
                 if info is None:
                     continue
                 if (size := _tar_bytes(info)) > most:  # the worker that stored it takes more, or took more
@@ -337,15 +344,20 @@ class JobFiles:
                     log.warning("the files that %s keeps are stored without %s", name, left_out)
                 if left_out.count or left_out.unmatched:
                     headers[LEFT_OUT] = left_out.header
+                if whole:
+                    await _fits(bucket.store, spool, size)
                 empty_alone = not count and not left_out.count
                 await bucket.store.put(name, compressed(spool), headers, lambda _: None, also)
+                if whole and await bucket.store.find(name) is None:
+                    raise NotKept("the bucket dropped a part of them as they were stored: it is too small")
         except OSError as error:
             raise NotKept(error.strerror or str(error)) from None
         except RecursionError:
             raise NotKept("the folders are nested too deeply to be packed") from None
         except BusError as error:
             if not empty_alone:  # else nothing is lost but the word that nothing matched
-                raise NotKept(error.problem.message) from None
+                remedy = f"; {RIGHTS_ANEW}" if isinstance(error, PermissionRefused) else ""
+                raise NotKept(f"{error.problem.message}{remedy}") from None
 
     def _pack(
         self,
@@ -422,7 +434,10 @@ class JobFiles:
         info = await store.find(address)
         if info is None:
             store = schedules_store(self._jetstream, self._subjects, tenant)
-            info = await store.find(address)
+            with contextlib.suppress(
+                PermissionRefused
+            ):  # rights of a release that had no such bucket: nothing is there
+                info = await store.find(address)
         if info is None:
             raise FilesRefused("they are not, or no longer, in the tenant's bucket: submit the job again with them")
         part = kept.with_name(kept.name + _PART)
@@ -478,6 +493,16 @@ async def _inflated(
     size = spool.tell()
     spool.seek(0)
     return size
+
+
+async def _fits(store: ObjectStore, spool: BinaryIO, size: int) -> None:
+    """Raise NotKept if this tar file of `size` bytes is larger than the bucket once it is compressed; or BusError."""
+    most = await store.bytes_max()
+    if most is None or size <= most // 2:  # it surely fits, whatever compression and headers add
+        return
+    packed = await asyncio.to_thread(lambda: sum(map(len, compressed(spool))))
+    if packed > most - (most >> 6):  # its messages have headers, too
+        raise NotKept(f"it takes {packed} bytes compressed, and its whole bucket {most}")
 
 
 def _tar_bytes(info: ObjectInfo) -> int:

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from moorage.schemas.attempt import AttemptName, name_in
 from moorage.schemas.capabilities import Capabilities
-from moorage.schemas.errors import ENDED_AS_ASKED, ENDED_FROZEN, MPS_NOT_ASKED, Refused
+from moorage.schemas.errors import CHECKPOINT_NOT_STORED, ENDED_AS_ASKED, ENDED_FROZEN, MPS_NOT_ASKED, Refused
 from moorage.schemas.frames import (
     SUSPECT_S,
     UNKNOWN_MS,
@@ -539,12 +539,13 @@ class MemberTable:
             return
         self._enter(member, "exited")
         self._unleased.pop(name, None)
+        reason, behind, unstored = reason.partition(f"; {CHECKPOINT_NOT_STORED}: ")
         if reason == ENDED_AS_ASKED and (member.why.startswith(_OWN_REASONS) or member.why == LOST):
             reason = member.why
         elif reason == ENDED_AS_ASKED and member.frozen:
             reason = ENDED_FROZEN
         asked = f"; {MPS_NOT_ASKED}: {member.mps_not_asked}" if member.mps_not_asked and reason != "exit" else ""
-        member.code, member.why = code, f"{reason[:DETAIL_CHARS_MAX]}{asked}"[:DETAIL_CHARS_MAX]
+        member.code, member.why = code, f"{reason[:DETAIL_CHARS_MAX]}{asked}{behind}{unstored}"[:DETAIL_CHARS_MAX]
         self._judge(name, reason)
         self.outbox.exited(Fact("exited", *name, code, member.why), round(1000 * (self._now - member.began_s)))
         self._await_free(member)

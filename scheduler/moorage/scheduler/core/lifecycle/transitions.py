@@ -55,7 +55,7 @@ from moorage.scheduler.core.lifecycle.refusals import every_slot
 from moorage.scheduler.core.lifecycle.starts import Starts
 from moorage.scheduler.core.lifecycle.suspects import WITH_SUPERVISOR, charged, lost_with_supervisor
 from moorage.schemas.attempt import AttemptName
-from moorage.schemas.errors import ENDED_AS_ASKED, ENDED_FROZEN, UPGRADED, is_as_asked, reason_of
+from moorage.schemas.errors import CHECKPOINT_NOT_STORED, ENDED_AS_ASKED, ENDED_FROZEN, UPGRADED, is_as_asked, reason_of
 from moorage.schemas.frames import (
     ABOUT_THE_JOB,
     CANNOT_RUN,
@@ -281,7 +281,7 @@ class Lifecycle:
         if code == 0 and result_of(detail) is not None:
             detail, result = "exit", result_of(detail)
         well = code == 0 and detail in _WELL
-        why = "" if detail in _WELL else told
+        why = "" if detail in _WELL and CHECKPOINT_NOT_STORED not in told else told
         cause = self._cause(detail)
         if detail.startswith(START_FAILED):
             self.starts.failed(draft, member, detail)
