@@ -205,3 +205,26 @@ async def test_a_setup_is_on_the_disk_before_it_counts_as_complete(
         await leader.want("w1", placed(name_of(), "true", setup="true"))
         assert (await leader.heard("w1", "exited", name_of())).code == 0
         assert [each for each in synced if f"/{SETUPS}/" in each]
+
+
+async def test_a_job_reads_what_its_setup_made_and_cannot_change_it(nats_url: str, unique: str, tmp_path: Path) -> None:
+    theirs = tmp_path / "theirs"
+    theirs.touch(0o600)
+    setup = (
+        f"cd $MOORAGE_SETUP; umask 007; mkdir d; echo it > d/f; chmod 660 d/f; ln -s {theirs} link; umask 077; mkdir e"
+    )
+    script = """
+        cd $MOORAGE_SETUP; cat d/f; ls e
+        for try in ': >> d/f' ': > d/g' ': > g' 'rm -rf d' 'mv d h'; do sh -c "$try" 2>/dev/null && echo "$try"; done
+        echo $(ls . d)
+    """
+    async with ScriptedLeader(nats_url, unique) as leader, worker(nats_url, unique, leader):
+        name = name_of()
+        await leader.want("w1", placed(name, script, setup=setup, **USER))
+        assert (await leader.heard("w1", "exited", name)).code == 0
+        await until(lambda: leader.text(name) == "it\n.: d e link d: f\n", what="what it saw and could")
+        assert (theirs.stat().st_mode & 0o777, theirs.stat().st_uid) == (0o600, os.geteuid())
+        own = name_of("own", fence=11)
+        await leader.want("w1", placed(own, "stat -c %A $MOORAGE_SETUP $MOORAGE_SETUP/f", setup="> $MOORAGE_SETUP/f"))
+        assert (await leader.heard("w1", "exited", own)).code == 0
+        await until(lambda: leader.text(own) == "dr-x------\n-r--r--r--\n", what="that nothing is writable")

@@ -220,7 +220,7 @@ class Setups:
                 if why == ENDED_AS_ASKED:
                     return False
                 raise await self._fault(setup, assignment, code, why)
-            await self._complete(folder)
+            await self._complete(folder, assignment)
             return True
         finally:
             del self._running[folder]
@@ -239,13 +239,21 @@ class Setups:
         os.mkdir(folder, 0o700)
         if self._is_mounted:
             return  # only the engine knows the user
-        user = self._policy.user_of(assignment.name[0]) or assignment.run.user
-        if (ids := owner_ids(user)) is not None:
+        if (ids := self._ids(assignment)) is not None:
             os.chown(folder, *ids)
             let_pass(self.root, self._ours)
 
-    async def _complete(self, folder: str) -> None:
-        """Record that a folder is complete, and remove others until all are within their bound. Raises LacksHere."""
+    def _ids(self, assignment: Assignment) -> tuple[int, int] | None:
+        """Return uid and gid of a setup of processes; None for the agent's own."""
+        return owner_ids(self._policy.user_of(assignment.name[0]) or assignment.run.user)
+
+    async def _complete(self, folder: str, assignment: Assignment) -> None:
+        """Record that a folder is complete, and remove others until all are within their bound. Raises LacksHere.
+
+        From now on its user may only read it; a container has it by a mount that is read-only.
+        """
+        if not self._is_mounted:
+            await asyncio.to_thread(_seal, folder, self._ids(assignment))
         size = (await asyncio.to_thread(bytes_used, [folder])).get(folder, 0)
         if size > self._bytes_max:
             raise LacksHere(f"the setup takes {size >> 20} MiB, setup_bytes is {self._bytes_max >> 20} MiB")
@@ -363,6 +371,22 @@ def _request_of(request: Request) -> Request:
         request, run=run, gpu=None, resource_requirements=None, template=None, driver_config=blocks, service=None,
         instead_of=None, on_partition="kill", replicas=1, indices=None,
     )  # fmt: skip
+
+
+def _seal(folder: str, ids: tuple[int, int] | None) -> None:
+    """Let the user of a complete folder read it and not change it; the agent's own user can undo that. Raises OSError.
+
+    What is opened to readers is so with the user's own rights: a hard link there may be to a file of somebody else's.
+    """
+    words = ["chmod", "-R", "a-w" if ids is None else "a+rX,go-w", "--", folder]
+    if ids is None:
+        subprocess.run(words, stderr=subprocess.DEVNULL, check=False)
+        return
+    uid, gid = ids
+    subprocess.run(words, stderr=subprocess.DEVNULL, check=False, user=uid, group=gid, extra_groups=[])
+    ours = ["chown", "-hR", f"--from={uid}", str(os.geteuid()), "--", folder]
+    subprocess.run(ours, stderr=subprocess.DEVNULL, check=False)
+    os.chmod(folder, 0o750)  # no other user comes in
 
 
 def _record(folder: str, size: int) -> None:
