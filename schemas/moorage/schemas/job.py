@@ -145,7 +145,8 @@ class Run(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omi
     #: command line for `/bin/sh -c` that prepares a worker, before the first attempt that starts there. It runs as the
     #: job does, with its user, image, files, variables and resources, and without devices. What it writes to the folder
     #: `MOORAGE_SETUP`, whose `bin` is the first in `PATH`, stays for the other attempts there, and for later jobs of
-    #: the tenant with the same driver, image, user, `files` and `setup`. Exit code 75, a signal (also as a shell tells
+    #: the tenant with the same driver, image (by what its name stands for there), user, `files`, `setup` and variables
+    #: of `env`, secrets aside. Exit code 75, a signal (also as a shell tells
     #: it, 129 to 192) or want of room sends the job to another worker; any other code but 0 ends it: `setup-failed`.
     #: For processes and containers alone
     setup: str | None = None

@@ -43,6 +43,18 @@ async def test_a_setup_runs_once_as_the_job_without_devices(nats_url: str, uniqu
         assert len(set(seen)) == 1
 
 
+async def test_other_variables_have_a_setup_of_their_own(nats_url: str, unique: str) -> None:
+    setup, read = 'echo "$VERSION" > $MOORAGE_SETUP/seen', "cat $MOORAGE_SETUP/seen"
+    async with ScriptedLeader(nats_url, unique) as leader, worker(nats_url, unique, leader) as (_, agent):
+        for at, version in enumerate(("2.3", "2.4", "2.3")):
+            name = name_of(f"v{at}", fence=10 + at)
+            await leader.want("w1", placed(name, read, setup=setup, env={"VERSION": version}))
+            assert (await leader.heard("w1", "exited", name)).code == 0
+            await until(lambda name=name: leader.text(name), what="what it saw")
+            assert leader.text(name) == f"{version}\n"
+        assert len(list((agent.settings.state_dir / SETUPS / "w1").glob("*.done"))) == 2
+
+
 @pytest.mark.parametrize(
     ("setup", "code", "detail"),
     [

@@ -99,14 +99,21 @@ class Setups:
                 task.cancel()
                 await asyncio.wait((task,))
 
-    def placed(self, assignment: Assignment) -> Assignment:
+    def placed(self, assignment: Assignment, image_id: str = "") -> Assignment:
         """Return the assignment with the path of its setup's folder, which need not be there yet; without a setup, the
-        assignment itself."""
+        assignment itself.
+
+        `image_id` is what its image's name stands for here. Secrets count by no part: a new one needs no new setup.
+        """
         run, tenant = assignment.run, assignment.name[0]
         if run.setup is None:
             return assignment
         user = self._policy.user_of(tenant) or run.user or ""
-        words = (self._driver.name, assignment.request.image, user, run.files or "", run.setup)
+        variables = sorted((name, value) for name, value in run.env.items() if isinstance(value, str))
+        words = (
+            self._driver.name, assignment.request.image, image_id, user, run.files or "", run.setup,
+            *(word for pair in variables for word in pair),
+        )  # fmt: skip
         key = hashlib.sha256("\0".join(words).encode(errors="surrogatepass")).hexdigest()[:32]
         return msgspec.structs.replace(assignment, setup=f"{self.root}/{tenant}.{key}")
 
@@ -130,10 +137,7 @@ class Setups:
                 setup.waiting.remove(name)
                 if not setup.waiting and not setup.task.done():
                     self._driver.end(setup.name, assignment.run.grace_s, "nothing waits for it")
-        left_s = assignment.ends_in_s
-        if left_s is not None:
-            left_s = max(0.0, left_s - (asyncio.get_running_loop().time() - began_s))
-        return msgspec.structs.replace(assignment, ends_in_s=left_s)
+        return until_deadline(assignment, began_s)
 
     def heard(self, event: DriverEvent) -> DriverEvent | None:
         """Take what an event of the driver says of setups; return what is left for the agent, None for nothing."""
@@ -352,6 +356,14 @@ def give(folder: str, ids: tuple[int, int]) -> None:
         os.chown(folder, *ids)
     else:
         os.chmod(folder, 0o777)
+
+
+def until_deadline(assignment: Assignment, began_s: float) -> Assignment:
+    """Return an assignment of this time of the loop's clock, with the time that is left of it now."""
+    if assignment.ends_in_s is None:
+        return assignment
+    left_s = assignment.ends_in_s - (asyncio.get_running_loop().time() - began_s)
+    return msgspec.structs.replace(assignment, ends_in_s=max(0.0, left_s))
 
 
 def _request_of(request: Request) -> Request:

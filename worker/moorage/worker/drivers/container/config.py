@@ -57,19 +57,21 @@ _UNPUBLISHED: Final = ("none", "host")
 
 
 class Image(NamedTuple):
-    """The program of an image: its entry point, command, user and variables; empty if it names none."""
+    """The program of an image: its entry point, command, user and variables, empty if it names none; and its id."""
 
     entry_point: Sequence[str] = ()
     command: Sequence[str] = ()
     user: str = ""
     variables: Mapping[str, str] = MappingProxyType({})
+    id: str = ""
 
     @classmethod
     def of(cls, inspected: Mapping[str, Any]) -> Image:
         """Return the program of an image from an engine's inspection of it."""
         config = inspected.get("Config") or {}
         variables = dict(each.partition("=")[::2] for each in config.get("Env") or ())
-        return cls(config.get("Entrypoint") or (), config.get("Cmd") or (), config.get("User") or "", variables)
+        words = config.get("Entrypoint") or (), config.get("Cmd") or ()
+        return cls(*words, config.get("User") or "", variables, inspected.get("Id") or "")
 
 
 class ImageSettings(msgspec.Struct, frozen=True):

@@ -46,7 +46,7 @@ from moorage.worker.drivers.engine_watch import EngineWatch
 from moorage.worker.drivers.execution import Execution
 from moorage.worker.drivers.kit import Kit, keep_to
 from moorage.worker.drivers.output_frames import Notes
-from moorage.worker.drivers.setups import Setups
+from moorage.worker.drivers.setups import Setups, until_deadline
 from moorage.worker.drivers.supervisor_link import name_of, owner_of
 from moorage.worker.job.attempt_files import AttemptFiles
 from moorage.worker.job.attempt_folders import AttemptFolders
@@ -222,7 +222,7 @@ class ContainerDriver(Driver):
         check_request(request, self._own)
 
     def start(self, assignments: list[Assignment]) -> None:
-        for assignment in map(self._setups.placed, assignments):
+        for assignment in assignments:
             member = self._host.members[assignment.name] = Member(assignment.name)
             self._run(member, self._start(member, assignment))
 
@@ -383,7 +383,7 @@ class ContainerDriver(Driver):
             if member.is_ending:
                 raise CannotStart(None, ENDED_FIRST)
             if assignment.run.setup is not None:
-                assignment = await self._set_up(assignment)
+                assignment = await self._set_up(member, assignment)
             await self._starter.start(member, assignment)
         except asyncio.CancelledError:
             if not member.is_ending:
@@ -407,10 +407,13 @@ class ContainerDriver(Driver):
             self._notes.started(name, self._ports.of(self._host.key(name)))
             await self._follow(member)
 
-    async def _set_up(self, assignment: Assignment) -> Assignment:
-        """Wait until the job's setup has run here. Raises CannotStart."""
+    async def _set_up(self, member: Member, assignment: Assignment) -> Assignment:
+        """Wait until the job's setup has run here, in its image as it is now. Raises as the start does."""
+        began_s = asyncio.get_running_loop().time()
+        image_id = await self._starter.image_id(member, assignment)
+        assignment = until_deadline(assignment, began_s)
         try:
-            return await self._setups.ready(assignment)
+            return await self._setups.ready(self._setups.placed(assignment, image_id))
         except MoorageError as error:
             raise fault_of(error) from None
 

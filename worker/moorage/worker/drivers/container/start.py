@@ -16,8 +16,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-import msgspec
-
 from moorage.schemas.errors import MoorageError
 from moorage.schemas.frames import CANNOT_RUN, Device
 from moorage.schemas.job import Secret
@@ -47,7 +45,7 @@ from moorage.worker.drivers.container.ports import Ports, ports_wanted
 from moorage.worker.drivers.container.pull import PullProgress
 from moorage.worker.drivers.kit import Kit
 from moorage.worker.drivers.output_frames import Notes
-from moorage.worker.drivers.setups import give
+from moorage.worker.drivers.setups import give, until_deadline
 from moorage.worker.drivers.start_codes import CODE_CANNOT_START
 from moorage.worker.job.attempt_files import AttemptFiles, brings
 from moorage.worker.job.attempt_folders import AttemptFolders
@@ -145,9 +143,7 @@ class Starter:
             if self._limits is not None and limit is not None:
                 await self._give_limit(self._limits, member, user)
             await self._fill_folder(member, assignment, user)
-            if assignment.ends_in_s is not None:
-                left_s = assignment.ends_in_s - (asyncio.get_running_loop().time() - began_s)
-                assignment = msgspec.structs.replace(assignment, ends_in_s=max(0.0, left_s))
+            assignment = until_deadline(assignment, began_s)
             member.is_known = True
             daemon = None
             if assignment.mode == MPS and not self._simulated:
@@ -182,6 +178,11 @@ class Starter:
             return secret_variables(run.env, self._settings.secrets_dir)
         except MoorageError as error:
             raise fault_of(error) from None
+
+    async def image_id(self, member: Member, assignment: Assignment) -> str:
+        """Return the id of the image that a container would have now. Raises CannotStart, EngineDown, EngineError."""
+        self._check(assignment)
+        return (await self._image(member, assignment.request.image)).id
 
     async def _image(self, member: Member, name: str) -> Image:
         """Return the image, pulled first if the setting `pull` says so. Raises CannotStart if it cannot be had."""
