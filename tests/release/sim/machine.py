@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import random
 import shutil
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, cast
@@ -215,7 +215,11 @@ class MachineFolders(AttemptFolders):
     def begin(self, living: Iterable[AttemptName]) -> None:
         """Find none."""
 
-    async def run(self, on_full: Callable[[AttemptName, float, str], None]) -> None:
+    async def run(
+        self,
+        on_full: Callable[[AttemptName, float, str], None],
+        and_sweep: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
         """Measure none."""
 
     def lets_users(self) -> bool:
