@@ -252,17 +252,39 @@ class ObjectStore:
 
         An existing one keeps its settings: a smaller bound would drop the oldest objects.
         """
-        config = {
+        try:
+            await self._jetstream.ensure_stream_with_room(self._settings(), frozenset(), BUCKET_BYTES_MIN)
+        except StreamMismatch:
+            pass  # another client made it in the meantime, or an operator: its limits hold
+
+    @property
+    def bytes_wanted(self) -> int:
+        """The size with which the bucket is made where there is room."""
+        size: int = self._config["max_bytes"]
+        return size
+
+    async def is_there(self) -> bool:
+        """Return whether the bucket exists. Raises BusError."""
+        try:
+            await self._jetstream.stream_info(self._stream)
+        except JetStreamRefused as error:
+            if error.err_code == ERR_STREAM_NOT_FOUND:
+                return False
+            raise
+        return True
+
+    async def make_of(self, bytes_max: int) -> None:
+        """Make the bucket with just this size, or give it that size if it is one that was made so. Raises BusError."""
+        await self._jetstream.ensure_stream({**self._settings(), "max_bytes": bytes_max}, frozenset({"max_bytes"}))
+
+    def _settings(self) -> dict[str, Any]:
+        return {
             "name": self._stream,
             "subjects": [f"$O.{self._bucket}.C.>", f"$O.{self._bucket}.M.>"],
             "allow_rollup_hdrs": True,
             "allow_direct": True,
             **self._config,
         }
-        try:
-            await self._jetstream.ensure_stream_with_room(config, frozenset(), BUCKET_BYTES_MIN)
-        except StreamMismatch:
-            pass  # another client made it in the meantime, or an operator: its limits hold
 
     async def forget(self, subject: str) -> None:
         """Remove pieces that would fill the bucket, and that nobody is to read any more. Raises no BusError.

@@ -14,6 +14,9 @@ from moorage.bus.connection import connect
 from moorage.bus.embedded import ACCOUNT, ACCOUNT_LEDGER, HOST, USER, USER_LEDGER
 from moorage.bus.errors import ERR_NO_ROOM, JetStreamRefused
 from moorage.bus.jetstream import Ack, JetStream
+from moorage.bus.object_store import ObjectStore
+from moorage.scheduler.durable import queue_streams
+from moorage.scheduler.durable.queue_streams import QueueStreams
 from moorage.scheduler.main import EXIT_UNREACHABLE
 from moorage.schemas.subjects import Subjects
 from tests.cluster import Node, free_ports
@@ -168,3 +171,19 @@ async def test_without_room_for_what_is_accepted_a_scheduler_says_what_to_do(
             assert await scheduler.process.wait() == EXIT_UNREACHABLE
             assert "error[jetstream-refused]: create stream" in scheduler.words()
             assert "fix: make room on the nats-server's disk" in scheduler.words()
+
+
+async def test_tenants_share_the_room_for_their_buckets(
+    small: SmallServer, unique: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None of four has all of it, an operator's own stays as it is, and a queue has room behind them."""
+    monkeypatch.setattr(queue_streams, "BUCKET_BYTES_MIN", MIB)
+    subjects, tenants = Subjects(unique), ["acme", "beta", "gamma", "own"]
+    async with opened(small) as js:
+        names = [f"OBJ_{subjects.files_bucket(each)}" for each in tenants]
+        await js.ensure_stream(stream(names[3], 2 * MIB))
+        stores = {each: ObjectStore(js, subjects.files_bucket(each), {"max_bytes": 32 * MIB}) for each in tenants}
+        streams = QueueStreams(js, subjects, 1)
+        assert await streams._make_alike(stores) == set()
+        sizes = [(await js.stream_info(name)).config["max_bytes"] for name in names]
+        assert sizes == [8 * MIB, 8 * MIB, 8 * MIB, 2 * MIB]
