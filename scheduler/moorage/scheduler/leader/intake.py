@@ -54,7 +54,9 @@ REQUESTS_PART: Final = 4
 
 _decode_from_worker: Final = Decoder[Any](Join | Goodbye | FactFrame | Renew)
 _decode_load: Final = Decoder[Load](Load)
-_decode_calls: Final = Decoder[MemberLoad](MemberLoad)
+#: bytes of a member's frame, which comes from a tenant's program; a true one has at most about a quarter of it
+LOAD_BYTES_MAX: Final = 8 * 1024
+_decode_calls: Final = Decoder[MemberLoad](MemberLoad, LOAD_BYTES_MAX)
 _decode_any: Final = Decoder[dict[str, Any]](dict[str, Any], 64 * 1024)
 
 _KIND_OF_VERB: Final = {"join": (Join, Goodbye), "renew": (Renew,), "fact": (FactFrame,)}
@@ -211,9 +213,9 @@ class Intake:
             self._from_worker(parts[1], parts[2], delivery)
         elif room == "api" and len(parts) == 3:
             self._api(parts[1], parts[2], delivery)
-        elif room == "load":
+        elif room == "load" and len(parts) > 1:
             self._engine.offer_load(parts[1], _decode_load(delivery.data), mono_ms)
-        elif room == "calls":
+        elif room == "calls" and len(parts) == 4 and is_service(parts[2]):
             self._engine.offer_member_load(parts[1], parts[2], _decode_calls(delivery.data), mono_ms)
         elif room == "admin" and len(parts) == 3:
             operator, verb = parts[1:]

@@ -8,8 +8,17 @@ import msgspec
 import pytest
 
 from moorage.scheduler.core.lifecycle import call_totals
-from moorage.scheduler.core.lifecycle.call_totals import FIGURE_MAX, FORGET_MS, LATELY_MS, SERVICES_MAX, CallTotals
+from moorage.scheduler.core.lifecycle.call_totals import (
+    FIGURE_MAX,
+    FORGET_MS,
+    LATELY_MS,
+    NOW_MAX,
+    SERVICES_MAX,
+    SERVICES_OF_TENANT_MAX,
+    CallTotals,
+)
 from moorage.scheduler.core.lifecycle.scaling import SILENT_MS
+from moorage.scheduler.leader.intake import LOAD_BYTES_MAX
 from moorage.schemas.answers.operators import ServiceCalls
 from moorage.schemas.codec import encode
 from moorage.schemas.service import CALL_CODES_MAX, CALL_MS, OTHER_CODES, CallCounts, MemberLoad
@@ -68,6 +77,8 @@ def test_an_attempt_that_begins_again_counts_from_zero(again: MemberLoad, calls:
         load(-1),
         load(FIGURE_MAX + 1),
         load(11, ran=(-1, *[0] * (TIMES - 1))),
+        load(11, places=NOW_MAX + 1),
+        load(11, waiting=-1),
         load(11, errors={str(code): 1 for code in range(CALL_CODES_MAX + 2)}),
     ],
 )
@@ -86,7 +97,7 @@ def test_totals_are_bounded_in_services_codes_attempts_and_size(monkeypatch: pyt
     totals = CallTotals()
     for number in range(SERVICES_MAX + 2):
         for ended in (0, 1):
-            totals.heard("t", f"s{number}", load(ended), 0)
+            totals.heard(f"t{number // SERVICES_OF_TENANT_MAX}", f"s{number}", load(ended), 0)
     rows = totals.rows(0)
     assert len(rows) == SERVICES_MAX + 1
     assert (rows[-1].tenant, rows[-1].service, rows[-1].calls) == ("(others)", "(others)", 2)
@@ -102,6 +113,31 @@ def test_totals_are_bounded_in_services_codes_attempts_and_size(monkeypatch: pyt
     assert (row.calls, row.members) == (1, 2), "one that was forgotten begins where it is heard again"
     most = [load(number) for _ in range(2**14) for number in (0, FIGURE_MAX)]
     assert encode(heard(CallTotals(), *most))
+
+
+def test_two_members_of_one_attempt_are_two() -> None:
+    """A job that starts a member for each of its GPUs: their frames come in turns."""
+    row = heard(CallTotals(), load(0), load(0, member="n"), *(load(5), load(7, member="n")) * 5)
+    assert (row.calls, row.members) == (12, 2)
+
+
+def test_one_tenant_takes_not_all_places() -> None:
+    totals = CallTotals()
+    for number in range(SERVICES_OF_TENANT_MAX + 1):
+        totals.heard("t", f"s{number}", load(0), 0)
+    totals.heard("u", "theirs", load(0), 0)
+    assert [(row.tenant, row.service) for row in totals.rows(0)][-2:] == [("u", "theirs"), ("(others)", "(others)")]
+
+
+def test_errors_of_callers_and_what_they_try_again_are_no_failures() -> None:
+    totals = CallTotals()
+    heard(totals, load(0), load(10, errors={"404": 3, "503": 2, "500": 1, "504": 1}))
+    assert totals.lately(2000)[0].errors == 2
+
+
+def test_the_largest_true_frame_is_read_and_a_longer_one_is_not() -> None:
+    many = CallCounts({str(100 + code): FIGURE_MAX for code in range(CALL_CODES_MAX)}, *((FIGURE_MAX,) * TIMES,) * 2)
+    assert len(encode(load(FIGURE_MAX, counts=many))) < LOAD_BYTES_MAX / 4
 
 
 def test_an_attempt_that_was_silent_for_long_is_forgotten() -> None:

@@ -2,7 +2,8 @@
 
 Soft state: the totals begin at zero in each term, like counters in Prometheus. A member counts from its own start, so
 the first frame that this leader hears of an attempt is only where it begins. What follows is added as differences; a
-lower value, or another member of the same attempt, is a new start from zero.
+lower value is a new start from zero, and so is another member of the same attempt. Frames come from tenants' programs,
+so all that is kept of them is bounded.
 """
 
 from __future__ import annotations
@@ -23,10 +24,15 @@ from moorage.schemas.service import BATCH_SIZES, CALL_CODES_MAX, CALL_MS, MEMBER
 
 #: services with totals of their own, the first ones of the term; the others share one row
 SERVICES_MAX: Final = 200
+#: and of one tenant
+SERVICES_OF_TENANT_MAX: Final = 50
 #: an attempt that was not heard for so long is forgotten. If it is heard again, that frame is where it begins
 FORGET_MS: Final = 600_000
-#: a larger number is none that a member can have counted: its frame is ignored
-FIGURE_MAX: Final = 2**40
+#: a larger number is none that a member can have counted, also of milliseconds of thousands of calls at the same time:
+#: its frame is ignored
+FIGURE_MAX: Final = 2**53
+#: the same of calls that are there now, and of places for them
+NOW_MAX: Final = 1_000_000
 #: larger totals are sent as this one: what follows them may be read as a float
 TOTAL_MAX: Final = 2**53
 #: about what is called lately, and the steps in which it moves on
@@ -56,8 +62,13 @@ class _Figures(NamedTuple):
         return sum(self.numbers[_ENDED : _EXPIRED + 1])
 
 
-class _Attempt(NamedTuple):
-    load: MemberLoad
+class _Member(NamedTuple):
+    """What a member said last, and when."""
+
+    is_draining: bool
+    places: int
+    running: int
+    waiting: int
     figures: _Figures
     at_ms: int
 
@@ -70,27 +81,30 @@ class _Mark(NamedTuple):
 
 
 class _Service:
-    """The totals of one service, and its attempts, the one that was heard last at the end."""
+    """The totals of one service, and its members, the one that was heard last at the end."""
 
     def __init__(self) -> None:
         self.total = _Figures()
         self.woken = 0
         self.heard_ms: int | None = None  # None before the first frame
-        self._attempts: dict[Hashable, _Attempt] = {}
+        self._members: dict[tuple[Hashable, str], _Member] = {}  # by attempt and member
         self._marks: deque[_Mark] = deque()
 
-    def hear(self, key: Hashable, load: MemberLoad, figures: _Figures, now_ms: int) -> None:
+    def hear(self, attempt: Hashable, load: MemberLoad, figures: _Figures, now_ms: int) -> None:
         self.heard_ms = now_ms
-        last = self._attempts.pop(key, None)
-        self._attempts[key] = _Attempt(load, figures, now_ms)
-        while len(self._attempts) > MEMBERS_MAX or self._first.at_ms < now_ms - FORGET_MS:
-            del self._attempts[next(iter(self._attempts))]
+        key = (attempt, load.member)
+        last = self._members.pop(key, None)
+        begins = last is None and not any(other == attempt for other, _ in self._members)
+        self._members[key] = _Member(load.draining, load.places, load.running, load.waiting, figures, now_ms)
+        while len(self._members) > MEMBERS_MAX or self._first.at_ms < now_ms - FORGET_MS:
+            del self._members[next(iter(self._members))]
         if not self._marks or now_ms - self._marks[-1].at_ms >= STEP_MS:
             self._marks.append(_Mark(now_ms, self.total))
             self._forget_marks(now_ms)
-        if last is not None:
-            is_new = last.load.member != load.member or _is_lower(figures, last.figures)
-            self.add(figures if is_new else _difference(figures, last.figures))
+        if last is not None and not _is_lower(figures, last.figures):
+            self.add(_difference(figures, last.figures))
+        elif not begins:
+            self.add(figures)
 
     def add(self, more: _Figures) -> None:
         self.total = _sum(self.total, more)
@@ -119,24 +133,24 @@ class _Service:
         """Return who answers now, and what became of the calls of about the last minute."""
         self._forget_marks(now_ms)
         since = _difference(self.total, self._marks[0].figures) if self._marks else _Figures()
-        current = [each.load for each in self._attempts.values() if now_ms - each.at_ms < SILENT_MS]
-        taking = [load for load in current if not load.draining]
+        current = [each for each in self._members.values() if now_ms - each.at_ms < SILENT_MS]
+        taking = [each for each in current if not each.is_draining]
         return ServiceLately(
             tenant,
             service,
             members=len(taking),
-            places=sum(load.places for load in taking),
-            running=sum(load.running for load in current),
-            waiting=sum(load.waiting for load in current),
+            places=sum(each.places for each in taking),
+            running=sum(each.running for each in current),
+            waiting=sum(each.waiting for each in current),
             calls=since.calls,
-            errors=sum(since.errors.values()),
+            errors=sum(number for code, number in since.errors.items() if _is_of_service(code)),
             waited_ms=_most(since.numbers[_WAITED]),
             ran_ms=_most(since.numbers[_RAN]),
         )
 
     @property
-    def _first(self) -> _Attempt:
-        return next(iter(self._attempts.values()))
+    def _first(self) -> _Member:
+        return next(iter(self._members.values()))
 
     def _forget_marks(self, now_ms: int) -> None:
         while self._marks and now_ms - self._marks[0].at_ms > LATELY_MS:
@@ -183,7 +197,10 @@ class CallTotals:
         found = self._services.get((tenant, service))
         if found is not None:
             return found
-        if len(self._services) >= SERVICES_MAX and not self._give_up_one(now_ms):
+        of_tenant = sum(other == tenant for other, _ in self._services)
+        if of_tenant >= SERVICES_OF_TENANT_MAX or (
+            len(self._services) >= SERVICES_MAX and not self._give_up_one(now_ms)
+        ):
             found = self._others
         else:
             found = self._services[tenant, service] = _Service()
@@ -218,8 +235,14 @@ def _figures_of(load: MemberLoad) -> _Figures | None:
         *_classes(counts.batches, BATCH_SIZES),
     )
     all_of_it = (*numbers, *errors.values())
-    is_true = min(all_of_it) >= 0 and max(all_of_it) <= FIGURE_MAX
+    now = (load.places, load.running, load.waiting)
+    is_true = min(*all_of_it, *now) >= 0 and max(all_of_it) <= FIGURE_MAX and max(now) <= NOW_MAX
     return _Figures(numbers, errors) if is_true and len(errors) <= CALL_CODES_MAX + 1 else None
+
+
+def _is_of_service(code: str) -> bool:
+    """Return whether a call failed by its service: not by its caller, and not as one that the caller tries again."""
+    return not (code.startswith("4") and len(code) == 3) and code != "503"
 
 
 def _classes(counted: tuple[int, ...], bounds: Sequence[int]) -> tuple[int, ...]:
