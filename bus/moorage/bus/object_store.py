@@ -129,6 +129,17 @@ class ObjectStore:
                 return None
             raise
 
+    async def stored(self) -> list[tuple[str, ObjectInfo]]:
+        """Return the names and descriptions of the objects, also of those whose pieces are gone. Raises BusError."""
+        head, found = self._description(""), list[tuple[str, ObjectInfo]]()
+        async with contextlib.aclosing(self._jetstream.read_range(self._stream, f"{head}*")) as messages:
+            async for message in messages:
+                with contextlib.suppress(ValueError):
+                    name = base64.urlsafe_b64decode(message.subject.removeprefix(head)).decode()
+                    if (info := self.described(message, name)) is not None:
+                        found.append((name, info))
+        return found
+
     def described(self, message: StoredMessage, name: str) -> ObjectInfo | None:
         """Return the description of the object of that name in this message; None if it describes none."""
         if message.subject != self._description(name):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Unpack
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Unpack
 
 import msgspec
 
@@ -15,13 +17,17 @@ from moorage.client.login import who
 from moorage.client.request_builder import COMMAND, What, build_request
 from moorage.schemas.errors import Refused
 from moorage.schemas.gpu import GpuSpec
-from moorage.schemas.job import Request
+from moorage.schemas.job import STATE_TABLE, Request
 from moorage.schemas.names import is_files
 from moorage.schemas.schedules import Overlap, ScheduleAsked, ScheduleRow
 
 if TYPE_CHECKING:
     from moorage.client.connected import Connected
     from moorage.client.job import Job
+
+#: how long files stay that no schedule has (yet), in seconds
+LEFT_S: Final = 3600.0
+_JOBS_MAX: Final = 1000
 
 
 class Schedules:
@@ -56,10 +62,14 @@ class Schedules:
         if (files := fields.pop("files", None)) is not None:
             is_sent = isinstance(files, str) and is_files(files)
             fields["files"] = files if is_sent else await self.send_files(files)
+            files = None if is_sent else files
         if isinstance(what, COMMAND) or (isinstance(what, Mapping) and "events" not in what):
             fields.setdefault("events", "tenant")
         request = build_request(what, gpu, None, fields)
-        return await self.add_request(name, cron, request, tz=tz, overlap=overlap)
+        row = await self.add_request(name, cron, request, tz=tz, overlap=overlap)
+        if files is not None and await lacks_files(self._client, request):
+            await self.send_files(files)
+        return row
 
     async def add_request(
         self, name: str, cron: str, request: Request, *, tz: str = "", overlap: Overlap = "skip"
@@ -117,25 +127,43 @@ class Schedules:
         return Job(self._client, answer["job"])
 
     async def remove(self, name: str) -> ScheduleRow:
-        """Forget a schedule with its files, and return it as it was; the jobs that it made are not touched."""
+        """Forget a schedule, and return it as it was; the jobs that it made are not touched.
+
+        Its files go now, or with a later removal if such a job may need them."""
         files = _files_of(await self.show(name))
         removed = _row((await self._ask("remove", name))["schedule"])
         await self._drop(files)
         return removed
 
     async def _drop(self, files: str | None) -> None:
-        """Remove files that no schedule has any more."""
+        """Remove files that no schedule has any more, and no job that one has made and that is not over.
+
+        Besides these `files`, those go that have been there for an hour: what a removal left for its jobs, or what a
+        client sent that did not get to add its schedule.
+        """
         if files is None:
             return
         from moorage.client.sending import bucket_of_schedules
 
-        for each in await self.ls():
+        rows = await self.ls()
+        asked = {
+            "states": [row.name for row in STATE_TABLE if not row.terminal],
+            "limit": _JOBS_MAX,
+            "history": False,
+            "labels": {"schedule": "*"},
+        }
+        jobs = (await self._client.read("ls", asked))["jobs"]
+        if len(jobs) >= _JOBS_MAX or {each["labels"]["schedule"] for each in jobs} - {row.name for row in rows}:
+            return  # a job of a schedule that was removed may start yet
+        used = set[str | None]()
+        for each in rows:
             with contextlib.suppress(NotFound):  # removed meanwhile
-                if _files_of(await self.show(each.name)) == files:
-                    return
+                used.add(_files_of(await self.show(each.name)))
         bucket = bucket_of_schedules(self._client)
-        if (found := await self._client.again(lambda: bucket.find(files))) is not None:
-            await bucket.forget(bucket.subject(found.nuid))
+        for name, info in await self._client.again(bucket.stored):
+            is_due = name == files or time.time() - info.stored_s > LEFT_S
+            if is_due and name not in used and (await self._client.again(partial(bucket.find, name))) is not None:
+                await bucket.forget(bucket.subject(info.nuid))
 
     async def _ask(self, act: str, name: str = "", **arguments: Any) -> dict[str, Any]:
         given = {"act": act, **({"name": name} if name else {}), **arguments, "by": who()}
@@ -144,6 +172,14 @@ class Schedules:
         except Refused as refused:
             raise Rejected(refused.problem) from None
         return await self._client.read("schedule", msgspec.to_builtins(asked))
+
+
+async def lacks_files(client: Connected, request: Request) -> bool:
+    """Return whether the files of a request are gone: their last schedule may be removed as another is added."""
+    from moorage.client.sending import bucket_of_schedules
+
+    files, bucket = request.workload.files, bucket_of_schedules(client)
+    return files is not None and await client.again(lambda: bucket.find(files)) is None
 
 
 def _files_of(row: ScheduleRow) -> str | None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from moorage.cli.framework.render import utc
 from moorage.cli.jobs.schedule import _next
-from moorage.client import AsyncClient, Conflict, NotFound, Rejected
+from moorage.client import AsyncClient, Conflict, JobFailed, NotFound, Rejected
+from moorage.client.schedules import Schedules
 from moorage.client.sending import bucket_of_schedules
+from moorage.schemas.job import Request
 from moorage.schemas.schedules import ScheduleRow
 from tests.system.cli.node import Node
 
@@ -109,6 +112,46 @@ async def test_a_schedule_keeps_its_files_until_the_last_one_with_them_is_remove
         added = await node.run(*NIGHTLY, *sweep, tenant=unique)
         assert added.code == 0, added.err
         assert (await schedules.show("nightly")).request["run"]["items"]["file"]  # type: ignore[index]
+
+
+async def test_files_of_a_removed_schedule_stay_for_its_jobs_and_then_go(
+    node: Node, unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.txt").write_text(f"{unique}\n")
+    (tmp_path / "b.txt").write_text(f"other {unique}\n")
+    async with AsyncClient(node.url, tenant=unique) as client:
+        schedules, bucket = client.schedules, bucket_of_schedules(client._wire)
+        await schedules.add("one", "@yearly", ["sleep", "600"], files=tmp_path / "a.txt")
+        address = (await schedules.show("one")).request["run"]["files"]  # type: ignore[index]
+        job = await schedules.run_now("one")
+        await schedules.remove("one")
+        assert await bucket.find(address) is not None, "the job may not have started"
+        await job.cancel()
+        with pytest.raises(JobFailed):
+            await job.result()
+        await schedules.add("two", "@yearly", ["true"], files=tmp_path / "b.txt")
+        monkeypatch.setattr("moorage.client.schedules.LEFT_S", 0.0)
+        await schedules.remove("two")
+        assert await bucket.find(address) is None
+
+
+async def test_files_that_another_removes_before_the_schedule_is_added_are_sent_again(
+    node: Node, unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.txt").write_text(f"{unique}\n")
+    async with AsyncClient(node.url, tenant=unique) as client:
+        schedules, bucket = client.schedules, bucket_of_schedules(client._wire)
+        add = Schedules.add_request
+
+        async def late(self: Schedules, name: str, cron: str, request: Request, **more: Any) -> ScheduleRow:
+            info = await bucket.find(request.workload.files or "")
+            assert info is not None
+            await bucket.forget(bucket.subject(info.nuid))
+            return await add(self, name, cron, request, **more)
+
+        monkeypatch.setattr(Schedules, "add_request", late)
+        row = await schedules.add("one", "@yearly", ["true"], files=tmp_path / "a.txt")
+        assert await bucket.find((await schedules.show(row.name)).request["run"]["files"]) is not None  # type: ignore[index]
 
 
 async def test_a_job_at_a_time_waits_for_it_and_says_so(node: Node, unique: str) -> None:

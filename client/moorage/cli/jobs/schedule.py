@@ -14,6 +14,7 @@ from moorage.cli.jobs.job_flags import NO_FLAGS, JobFlags, offered, request_of
 from moorage.cli.jobs.job_rows import asked_rows
 from moorage.cli.jobs.sweep_flags import sweep_of
 from moorage.client.errors import rejected
+from moorage.client.schedules import lacks_files
 from moorage.schemas.units import many
 
 if TYPE_CHECKING:
@@ -74,9 +75,11 @@ def add(
         request = request_of(flags, words, sweep)
 
         async def work(client: AsyncClient) -> int | None:
-            chosen = await offered(client.plan, flags, words, request, sweep)
-            chosen = await with_files(client, flags.with_, chosen, sweep, of_schedule=True)
+            plain = await offered(client.plan, flags, words, request, sweep)
+            chosen = await with_files(client, flags.with_, plain, sweep, of_schedule=True)
             row = await client.schedules.add_request(name, cron, chosen, tz=tz, overlap=overlap)
+            if await lacks_files(client._wire, chosen):
+                await with_files(client, flags.with_, plain, sweep, of_schedule=True)
             if not options.shown(row, [row]):
                 tell(name)
                 say(f"its runs: moorage schedule show {name}; one at once: moorage schedule run-now {name}")
