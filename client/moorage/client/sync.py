@@ -460,7 +460,7 @@ class SyncSchedules(Handle["Schedules"]):
         return SyncJob(self._thread, self._thread.call(self._twin.run_now(name)))
 
     def remove(self, name: str) -> ScheduleRow:
-        """Forget a schedule with its files, and return it as it was; the jobs that it made are not touched."""
+        """Forget a schedule, and return it as it was; the jobs that it made are not touched."""
         return self._thread.call(self._twin.remove(name))
 
 
