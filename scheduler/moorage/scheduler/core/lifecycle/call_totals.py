@@ -11,7 +11,7 @@ from __future__ import annotations
 import operator
 import re
 from bisect import bisect_left
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Final, NamedTuple
@@ -88,16 +88,18 @@ class _Service:
         self.woken = 0
         self.heard_ms: int | None = None  # None before the first frame
         self._members: dict[tuple[Hashable, str], _Member] = {}  # by attempt and member
+        self._attempts = Counter[Hashable]()  # how many members each has
         self._marks: deque[_Mark] = deque()
 
     def hear(self, attempt: Hashable, load: MemberLoad, figures: _Figures, now_ms: int) -> None:
         self.heard_ms = now_ms
         key = (attempt, load.member)
         last = self._members.pop(key, None)
-        begins = last is None and not any(other == attempt for other, _ in self._members)
+        begins = last is None and attempt not in self._attempts
         self._members[key] = _Member(load.draining, load.places, load.running, load.waiting, figures, now_ms)
+        self._attempts[attempt] += last is None
         while len(self._members) > MEMBERS_MAX or self._first.at_ms < now_ms - FORGET_MS:
-            del self._members[next(iter(self._members))]
+            self._forget(next(iter(self._members)))
         if not self._marks or now_ms - self._marks[-1].at_ms >= STEP_MS:
             self._marks.append(_Mark(now_ms, self.total))
             self._forget_marks(now_ms)
@@ -105,6 +107,12 @@ class _Service:
             self.add(_difference(figures, last.figures))
         elif not begins:
             self.add(figures)
+
+    def _forget(self, key: tuple[Hashable, str]) -> None:
+        del self._members[key]
+        self._attempts[key[0]] -= 1
+        if not self._attempts[key[0]]:
+            del self._attempts[key[0]]
 
     def add(self, more: _Figures) -> None:
         self.total = _sum(self.total, more)
@@ -163,6 +171,7 @@ class CallTotals:
     def __init__(self) -> None:
         self._services: dict[tuple[str, str], _Service] = {}
         self._others = _Service()
+        self._of_tenant = Counter[str]()  # how many services each has
         self._full_until_ms = 0  # until then, none of the services has been silent for long
 
     def heard(self, tenant: str, service: str, load: MemberLoad, now_ms: int) -> None:
@@ -197,13 +206,12 @@ class CallTotals:
         found = self._services.get((tenant, service))
         if found is not None:
             return found
-        of_tenant = sum(other == tenant for other, _ in self._services)
-        if of_tenant >= SERVICES_OF_TENANT_MAX or (
-            len(self._services) >= SERVICES_MAX and not self._give_up_one(now_ms)
-        ):
+        is_full = len(self._services) >= SERVICES_MAX and not self._give_up_one(now_ms)
+        if is_full or self._of_tenant[tenant] >= SERVICES_OF_TENANT_MAX:
             found = self._others
         else:
             found = self._services[tenant, service] = _Service()
+            self._of_tenant[tenant] += 1
         found.heard_ms = now_ms
         return found
 
@@ -216,6 +224,7 @@ class CallTotals:
         if now_ms < self._full_until_ms:
             return False
         del self._services[key]
+        self._of_tenant[key[0]] -= 1
         self._others.add(oldest.total)
         self._others.woken += oldest.woken
         self._others.heard_ms = now_ms
