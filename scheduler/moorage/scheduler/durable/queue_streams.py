@@ -239,7 +239,7 @@ class QueueStreams:
                 failed(tenant, error)
         if size < wanted and made:
             what = f"{size >> 20} MiB for a bucket of tenants {', '.join(sorted(made)[:NAMED_MAX])}"
-            log.warning("the server reserves %s, not the %d MiB that were asked for", what, wanted >> 20)
+            log.info("the server reserves %s, not the %d MiB that were asked for", what, wanted >> 20)
         return refused
 
     async def former(self) -> StreamInfo | None:

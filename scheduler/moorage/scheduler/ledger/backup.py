@@ -19,7 +19,7 @@ from typing import Final
 import msgspec
 
 from moorage.bus.connection import Connection, connect
-from moorage.bus.errors import JetStreamRefused
+from moorage.bus.errors import ERR_NO_ROOM, JetStreamRefused
 from moorage.bus.jetstream import COPIES_FOLLOW, JetStream, StreamInfo
 from moorage.bus.server_version import check_oldest
 from moorage.scheduler.core.ledger.invariants import Broken, validate
@@ -218,7 +218,7 @@ async def restore(
         own = await _own_queues(world, subjects, state)
         queue_from, stale = await _check_queue(of_users, subjects, state, own)
         replaced = await _replaced(jetstream, subjects)
-        await try_copies(jetstream, subjects, replicas, ROOM_BYTES + ROOM_TIMES * header.size_bytes)
+        await _check_room(jetstream, subjects, replicas, ROOM_BYTES + ROOM_TIMES * header.size_bytes)
         kept = [(jetstream, each) for each in (subjects.follower_stream, subjects.schedule_stream)]
         kept += [(of_users, each) for each in _streams_of_users(subjects, own) if each not in stale]
         await _copy(kept, replicas, say)
@@ -382,6 +382,21 @@ def _streams_of_users(subjects: Subjects, own_queues: frozenset[str]) -> list[st
     """Return the names of the streams in the users' account that a scheduler makes."""
     own = [subjects.request_stream_of(tenant) for tenant in sorted(own_queues)]
     return [subjects.request_stream, *own, subjects.dead_letter_stream, subjects.history_stream]
+
+
+async def _check_room(jetstream: JetStream, subjects: Subjects, replicas: int, size: int) -> None:
+    """Raise `BackupRefused` if servers have no room for so many copies of a ledger of `size` bytes; or `BusError`."""
+    try:
+        await try_copies(jetstream, subjects, replicas, size)
+    except JetStreamRefused as refused:
+        if refused.err_code not in ERR_NO_ROOM:
+            raise
+        raise _refused(
+            f"the servers refuse {replicas} copies of the ledger, each of {size >> 20} MiB ({refused.description});"
+            " nothing is changed",
+            refused.problem.next or "make room on the servers' disks",
+            found=f"copies: {replicas}",
+        ) from None
 
 
 async def _copy(streams: Iterable[tuple[JetStream, str]], replicas: int, say: Say) -> None:
