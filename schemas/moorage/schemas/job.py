@@ -472,7 +472,8 @@ class Request(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
     retries_on_lost: int = 3  # number of further attempts after its worker was lost
     #: action if its worker is cut off: end it and start it elsewhere, or let it live and wait for that worker
     on_partition: Literal["kill", "keep"] = "kill"
-    #: action if no known worker could ever run it: wait or reject; one that is away is known for `history_keep`
+    #: action if no known worker could ever run it: wait or reject; one that is away is known for `history_keep`, and
+    #: what was accepted because of it waits on after that
     on_no_match: Literal["wait", "reject"] = "wait"
     events: Literal["job", "tenant"] = "job"  # subjects of its events: its own and the tenant's, or the tenant's alone
     labels: dict[str, str] = {}  # the caller's own notes

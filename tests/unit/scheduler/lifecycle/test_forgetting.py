@@ -58,6 +58,8 @@ def test_a_worker_that_stays_away_is_forgotten_with_all_that_is_known_of_it(driv
     later(drive)
     assert drive.submit("refused", **asks)["code"] == "failed-precondition"
     assert known(drive) == ["w0", "w2"]
+    told = drive.explained("waits")
+    assert (drive.states("waits"), told["reason"]) == (["QUEUED"], "model"), "what was accepted waits on"
     list(frames.catch_up())
     assert b"w1" not in frames.frame(LedgerCopies())
     assert 1 not in drive.engine.sessions.reports
