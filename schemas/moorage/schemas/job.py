@@ -483,8 +483,8 @@ class Request(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
     resource_requirements: ResourceRequirements | None = None
     #: the same as `driver_config`, `run.image`, `run.env` and `labels`, as OpenShell asks
     template: Template | None = None
-    #: whether it ends within its grace, and is queued again, as soon as a job that is not preemptible could start in
-    #: its place, or a frozen job needs its GPUs again. It may also have the GPUs of frozen jobs, which others may not
+    #: whether it is ended, with its notice and grace, and queued again, as soon as a job that is not preemptible could
+    #: start in its place, or a frozen job needs its GPUs. It may have the GPUs of frozen jobs too, which others may not
     preemptible: bool = False
     #: the service whose calls its attempts answer, as `{"name": "embed", "concurrency": 8}`; null is none
     service: ServiceSpec | None = None

@@ -287,7 +287,7 @@ RESERVED: Final = add(
 PREEMPTING: Final = add(
     "preempting",
     "running jobs were asked to end for it, and it waits until they have ended",
-    "wait: the jobs that make room for it end within their grace periods",
+    "wait: those that make room for it end with their notice and grace, members of services up to a grace later",
 )
 HELD: Final = add(
     "held",

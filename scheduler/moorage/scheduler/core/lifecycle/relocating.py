@@ -1,6 +1,7 @@
 """A member of a service that has to leave its worker ends once its replacement serves: the job gets one more replica.
 
-It has to leave a worker that is drained, and one where it is preempted: then it ends at the latest after its grace.
+It has to leave a worker that is drained, and one where it is preempted: then it is asked to end at the latest
+after its grace, and has its notice and its grace to do so.
 
 Of a service one member moves at a time. Its replacement waits in the queue like any other replica, and counts towards
 limits and quotas: where these or the fleet have no room, there is none. Then a member that is preempted ends, and one
