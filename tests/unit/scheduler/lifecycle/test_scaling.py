@@ -510,14 +510,19 @@ def test_a_tenant_that_has_used_less_gets_members_of_another_until_both_have_the
     assert drive.states("theirs", "u").count("RUNNING") == 2
 
 
-@pytest.mark.parametrize(("gpus", "shares"), [(4, {"t": 2, "u": 2}), (9, {"t": 3, "u": 3, "v": 3})])
-def test_full_services_of_several_tenants_come_to_rest(gpus: int, shares: dict[str, int]) -> None:
-    """Each wants all GPUs. None takes a member that it would then have to give back."""
-    drive, first = serving(gpus=gpus, tenant="t")
+@pytest.mark.parametrize("asks", [{}, {"gpu": None, "resources": {"cpu_milli": 1000}}])
+@pytest.mark.parametrize(("of", "shares"), [(4, {"t": 2, "u": 2}), (9, {"t": 3, "u": 3, "v": 3})])
+def test_full_services_of_several_tenants_come_to_rest(of: int, shares: dict[str, int], asks: dict[str, Any]) -> None:
+    """Each wants all GPUs, or CPUs. None takes a member that it would then have to give back."""
+    drive = Driving()
+    drive.worker("w0", of, capabilities=CALLS, cpu_milli=1000 * of)
+    assert scaled(drive, tenant="t", **asks)["kind"] == "accepted"
+    drive.settle()
+    first = Service(drive, tenant="t")
     first.serve(60, 8.0)
     services = [first]
     for tenant in list(shares)[1:]:
-        scaled(drive, tenant=tenant)
+        scaled(drive, tenant=tenant, **asks)
         drive.settle()
         services.append(Service(drive, tenant=tenant))
 

@@ -93,7 +93,7 @@ class _Service:
 
 class Yields(NamedTuple):
     """A job with members above `min`: where it stands in the queue, its number and tenant, how many of them may end for
-    one that comes before it, and its shape."""
+    one that comes before it, its shape, and what one of them counts towards its tenant's share."""
 
     key: Key
     item: int
@@ -101,6 +101,7 @@ class Yields(NamedTuple):
     tenant: str
     most: int
     shape: Shape
+    rate_milli: int
 
     def to(self, key: Key, item: int, shape: Shape) -> bool:
         """Return whether members end for an entry of the queue: it comes first, and none would preempt it again."""
@@ -243,7 +244,9 @@ class Scaling:
                 continue
             count = self.count(draft, job) - scale.min
             if count > 0:
-                found.append(Yields(*self._standing(draft, job), num, job.tenant, count, self._lifecycle.shape_of(job)))
+                shape = self._lifecycle.shape_of(job)
+                rate_milli = self._order.rate_milli(shape)
+                found.append(Yields(*self._standing(draft, job), num, job.tenant, count, shape, rate_milli))
         return found
 
     def come_back(self, draft: Draft, job: Job, why: str) -> None:

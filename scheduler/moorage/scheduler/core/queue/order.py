@@ -253,6 +253,10 @@ class QueueOrder:
         """
         return UNBOUNDED if self.turns is None else self.turns.most(group, others)
 
+    def rate_milli(self, shape: Shape) -> int:
+        """Return what a replica of this shape counts towards its tenant's share, in thousandths of a GPU."""
+        return self._rates.of(shape)
+
     def mode(self, shape: Shape) -> int:
         """Return the mode of a PLACE step for this shape."""
         return self.turns.mode(shape) if self.turns is not None else shape.mode

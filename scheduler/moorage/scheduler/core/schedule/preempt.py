@@ -14,7 +14,7 @@ from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.fleet.host import EXCLUSIVE
 from moorage.scheduler.core.fleet.shape import Shape
 from moorage.scheduler.core.ledger.acts import Preempt, Stays
-from moorage.scheduler.core.ledger.fairshare import WEIGHT_DEFAULT
+from moorage.scheduler.core.ledger.fairshare import GPU_MILLI, WEIGHT_DEFAULT
 from moorage.scheduler.core.ledger.records import Count
 from moorage.scheduler.core.ledger.state import LEAVING, Job, Member, State
 from moorage.scheduler.core.lifecycle.relocating import staying_for
@@ -285,16 +285,16 @@ class Preempting:
         with as much as the other one has then. So the one that got them is not the one to give them back.
         """
         found, taker = dict[int, int](), draft.tenant(job.tenant)
-        has, given = taker.gpus + under_way.awaited[job.tenant], Counter[str]()
+        has, given = taker.rate_milli + GPU_MILLI * under_way.awaited[job.tenant], Counter[str]()
         for each in yielding:
-            most, gpus = each.most, each.shape.gpus
-            if each.tenant != job.tenant and each.key[:2] == key[:2] and gpus:
+            most, rate = each.most, each.rate_milli
+            if each.tenant != job.tenant and each.key[:2] == key[:2] and rate:
                 giver = draft.tenant(each.tenant)
-                left = giver.gpus - under_way.ending[each.tenant] - given[each.tenant]
+                left = giver.rate_milli - GPU_MILLI * under_way.ending[each.tenant] - given[each.tenant]
                 mine, theirs = taker.weight or WEIGHT_DEFAULT, giver.weight or WEIGHT_DEFAULT
-                most = min(most, (left * mine - has * theirs) // ((mine + theirs) * gpus))
-                given[each.tenant] += max(0, most) * gpus
-                has += max(0, most) * gpus
+                most = min(most, (left * mine - has * theirs) // ((mine + theirs) * rate))
+                given[each.tenant] += max(0, most) * rate
+                has += max(0, most) * rate
             if most > 0:
                 found[each.num] = most
         return found
