@@ -6,8 +6,7 @@ to be sent.
 
 Between `build` and `commit` exactly one record is in flight (ledger-rules H1). If its fate is unknown, or its place in
 the ledger another than foreseen, the engine is thrown away and rebuilt from the ledger (H4): it never rolls back. The
-shell uses only the methods here, `state`,
-`fleet`, `config`, `subjects`, and the `View` in `answers`.
+shell uses only the methods here, `state`, `fleet`, `config`, `subjects`, and the `View` in `answers`.
 """
 
 from __future__ import annotations

@@ -292,9 +292,9 @@ class Preempting:
                 giver = draft.tenant(each.tenant)
                 left = giver.rate_milli - GPU_MILLI * under_way.ending[each.tenant] - given[each.tenant]
                 mine, theirs = taker.weight or WEIGHT_DEFAULT, giver.weight or WEIGHT_DEFAULT
-                most = min(most, (left * mine - has * theirs) // ((mine + theirs) * rate))
-                given[each.tenant] += max(0, most) * rate
-                has += max(0, most) * rate
+                most = max(0, min(most, (left * mine - has * theirs) // ((mine + theirs) * rate)))
+                given[each.tenant] += most * rate
+                has += most * rate
             if most > 0:
                 found[each.num] = most
         return found
