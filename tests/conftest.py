@@ -159,8 +159,10 @@ def fresh_server(fresh_data_dir: Path) -> Iterator[EmbeddedServer]:
 
 @pytest.fixture
 def unique(request: pytest.FixtureRequest) -> Iterator[str]:
-    """A prefix of the test's own; the streams under it, on the session's server, are gone after it."""
-    prefix = "t" + secrets.token_hex(6)
-    yield prefix
+    """A prefix or a tenant of the test's own; its streams on the session's server or node are gone after it."""
+    name = "t" + secrets.token_hex(6)
+    yield name
     if (server := request.node.funcargs.get("nats_server")) is not None:
-        asyncio.run(delete_streams(server, prefix))
+        asyncio.run(delete_streams((server.url, server.ledger_url), name))
+    if (node := request.node.funcargs.get("node")) is not None:
+        asyncio.run(delete_streams((node.url,), name))

@@ -6,6 +6,7 @@ A test that is marked `any_server` and asks for `nats_server`, `nats_url` or `mo
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -59,17 +60,18 @@ async def stream_is_there(connection: Connection, stream: str) -> None:
     await until(there, 120, f"the stream {stream}")
 
 
-async def delete_streams(server: Server, prefix: str) -> None:
-    """All streams whose name begins so: each keeps its bound reserved, and those of many tests fill a small disk.
+async def delete_streams(urls: Iterable[str], unique: str) -> None:
+    """All streams of a test's prefix, and of the tenant of that name: each keeps its bound reserved, and those of many
+    tests fill a small disk.
 
     Quiet where the server is gone.
     """
-    for url in (server.url, server.ledger_url):
+    for url in urls:
         with contextlib.suppress(BusError):
             async with await connect(url, "test", give_up_after_s=0) as connection:
                 answer = await connection.request("$JS.API.STREAM.NAMES", b"", ANSWER_S)
                 for name in msgspec.json.decode(answer.data)["streams"] or ():
-                    if name.startswith(prefix.upper()):
+                    if name.startswith(unique.upper()) or name.endswith(f"_{unique}"):
                         await JetStream(connection).delete_stream(name)
 
 

@@ -224,7 +224,8 @@ class Stack:
             with contextlib.suppress(SupervisorError, OSError):
                 supervised = await Supervised.connect(state / SUPERVISOR_FOLDER, spawn_if_absent=False)
                 await supervised.shutdown(0.0)
-        await delete_streams(self.server, self.subjects.ledger_stream.removesuffix("LEDGER"))
+        urls = (self.server.url, self.server.ledger_url)
+        await delete_streams(urls, self.subjects.ledger_stream.removesuffix("LEDGER"))
 
     def words(self) -> str:
         """What every process said, for a test that failed."""
