@@ -16,9 +16,9 @@ from moorage.bus.link import OnRegained
 #: a server that has not answered by then is reported as missing
 SLOW_AFTER_S: Final = 1.0
 #: the same refusal is logged once in this time, and at most so many different ones: their texts hold words that
-#: others choose, such as a reply subject
+#: others choose, such as a reply subject. All subscriptions of one process fit, some 20 of a scheduler
 REFUSED_AGAIN_S: Final = 600.0
-REFUSED_MAX: Final = 16
+REFUSED_MAX: Final = 100
 
 
 class Refusals:
