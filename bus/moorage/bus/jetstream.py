@@ -144,14 +144,19 @@ class JetStream:
         may_update: frozenset[str],
         bytes_min: int,
         first_seq: Callable[[], Awaitable[int]] | None = None,
+        *,
+        keeps_larger: bool = False,
     ) -> StreamInfo:
         """Do the same as `ensure_stream`, but with a smaller `max_bytes` if the server cannot reserve that much: a
         quarter of it, then a quarter of that, and at least `bytes_min`.
 
-        An existing stream is never made smaller for want of room. `max_bytes` has to be in `config`. Raises as
-        `ensure_stream`.
+        An existing stream is never made smaller for want of room; with `keeps_larger` it is never made smaller: an
+        operator has enlarged it. `max_bytes` has to be in `config`. Raises as `ensure_stream`.
         """
-        name, size = config["name"], config["max_bytes"]
+        name, wanted = config["name"], config["max_bytes"]
+        if keeps_larger and (found := await self._info(_stream_name(name), {})) is not None:
+            wanted = max(wanted, found.config.get("max_bytes", -1))
+        size = wanted
         while True:
             try:
                 found = await self.ensure_stream({**config, "max_bytes": size}, may_update, first_seq)
@@ -166,13 +171,13 @@ class JetStream:
                 else:
                     raise
             else:
-                if size != config["max_bytes"]:
+                if size != wanted:
                     room = f"{size >> 20} MiB" if size > 0 else "nothing"
                     log.warning(
                         "the server reserves %s for the stream %s, not the %d MiB that were asked for",
                         room,
                         name,
-                        config["max_bytes"] >> 20,
+                        wanted >> 20,
                     )
                 return found
 

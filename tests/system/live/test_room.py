@@ -15,7 +15,8 @@ from moorage.bus.embedded import ACCOUNT, ACCOUNT_LEDGER, HOST, USER, USER_LEDGE
 from moorage.bus.errors import ERR_NO_ROOM, JetStreamRefused
 from moorage.bus.jetstream import Ack, JetStream
 from moorage.bus.object_store import ObjectStore
-from moorage.scheduler.durable import queue_streams
+from moorage.scheduler.durable import dead_letters, queue_streams
+from moorage.scheduler.durable.dead_letters import DeadLetters
 from moorage.scheduler.durable.queue_streams import QueueStreams
 from moorage.scheduler.main import EXIT_UNREACHABLE
 from moorage.schemas.subjects import Subjects
@@ -99,6 +100,34 @@ async def test_a_stream_that_is_there_is_never_made_smaller_for_want_of_room(sma
             made = await js.ensure_stream_with_room(stream("ours", wanted), MAY_CHANGE, MIB)
             assert made.config["max_bytes"] == 24 * MIB
         assert (await js.stream_info("ours")).messages == 12
+
+
+async def test_queues_and_dead_letters_that_an_operator_enlarged_stay_as_large(
+    small: SmallServer, unique: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queue_streams, "BYTES_MAX", 16 * MIB)
+    monkeypatch.setattr(queue_streams, "TENANT_BYTES_MAX", 16 * MIB)
+    monkeypatch.setattr(dead_letters, "BYTES_MAX", MIB)
+    shared, own = Subjects(unique), Subjects(f"{unique}-own")
+    sizes = {shared.dead_letter_stream: 2, shared.request_stream: 24, own.request_stream_of("acme"): 24}
+
+    async def first_seq() -> int:
+        return 1
+
+    async with opened(small) as js:
+        of_tenants = QueueStreams(js, own, 1)
+        of_tenants.tenants = frozenset({"acme"})
+
+        async def start() -> None:
+            await DeadLetters.ensure(js, shared, 1, 60.0)
+            await QueueStreams(js, shared, 1).ensure(first_seq)
+            await of_tenants.ensure(first_seq)
+
+        await start()
+        for name, size in sizes.items():
+            await js.ensure_stream({"name": name, "max_bytes": size * MIB}, MAY_CHANGE)
+        await start()
+        assert {name: await reserved(js, name) // MIB for name in sizes} == sizes
 
 
 async def test_where_there_is_less_than_the_least_it_is_refused(small: SmallServer) -> None:

@@ -103,8 +103,10 @@ class DeadLetters:
 
     @staticmethod
     async def ensure(jetstream: JetStream, subjects: Subjects, replicas: int, keep_s: float) -> None:
-        """Create the stream, smaller than `BYTES_MAX` if the server lacks room, or check it. Raises `BusError`."""
-        await jetstream.ensure_stream_with_room(DeadLetters.stream(subjects, replicas, keep_s), MAY_CHANGE, BYTES_MIN)
+        """Create the stream, smaller than `BYTES_MAX` if the server lacks room, or check it. One that an operator has
+        enlarged keeps its size. Raises `BusError`."""
+        config = DeadLetters.stream(subjects, replicas, keep_s)
+        await jetstream.ensure_stream_with_room(config, MAY_CHANGE, BYTES_MIN, keeps_larger=True)
 
     async def bury(self, tenant: str, message: StoredMessage, why: Problem, evidence: str = "") -> None:
         """Store a refused message with the reason, and tell of a submit; try again, without end, until it is stored."""

@@ -142,13 +142,13 @@ class QueueStreams:
     async def ensure(self, first_seq: Callable[[], Awaitable[int]]) -> None:
         """Create the streams, smaller if the server lacks room, or check them; `first_seq` says where a new one begins.
 
-        If tenants have their own streams, the shared one is not created, and an existing one accepts nothing more. May
-        be repeated after it stopped anywhere. Raises `BusError`; but a tenant whose stream the server refuses is logged
-        and `lacking`, unless it refuses all.
+        One that an operator has enlarged keeps its size. If tenants have their own streams, the shared one is not
+        created, and an existing one accepts nothing more. May be repeated after it stopped anywhere. Raises `BusError`;
+        but a tenant whose stream the server refuses is logged and `lacking`, unless it refuses all.
         """
         if not self.tenants:
             config = stream_config(self._subjects, self._replicas)
-            await self._js.ensure_stream_with_room(config, MAY_CHANGE, BYTES_MIN, first_seq)
+            await self._js.ensure_stream_with_room(config, MAY_CHANGE, BYTES_MIN, first_seq, keeps_larger=True)
             return
         former = await self.former()
         if former is not None:
@@ -162,7 +162,7 @@ class QueueStreams:
         for tenant in sorted(self.tenants):
             config = stream_config(self._subjects, self._replicas, tenant)
             try:
-                await self._js.ensure_stream_with_room(config, MAY_CHANGE, BYTES_MIN, behind)
+                await self._js.ensure_stream_with_room(config, MAY_CHANGE, BYTES_MIN, behind, keeps_larger=True)
             except JetStreamRefused as refused:
                 lacking.add(tenant)
                 if self._refused.due(words := f"tenant {tenant} has no durable queue now: {refused}"):
