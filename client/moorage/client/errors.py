@@ -256,7 +256,10 @@ class JobFailed(ClientError):
         fixes = () if limit is None else (f"allow more: {limit.flag}, in a request {limit.field}",)
         if any(map(stopped_early, (result.why, *(change.why for change in result.changes)))):
             fixes = (f"run all that is left: moorage again {word_of(result.job)} --failed --max-failed all",)
-        problem = Problem(code, text, CLIENT_CODES[code][0], job=result.job, next=f"moorage show {word_of(result.job)}")
+        look = f"moorage show {word_of(result.job)}"
+        if result.replaced_by is not None:
+            look = f"moorage logs {word_of(result.replaced_by)}"
+        problem = Problem(code, text, CLIENT_CODES[code][0], job=result.job, next=look)
         super().__init__(problem, fixes)
         self.result = result
         self.log_tail = log_tail

@@ -33,6 +33,8 @@ FILES: Final = re.compile(r"[0-9a-f]{64}")
 is_files = FILES.fullmatch
 is_tenant = TENANT.fullmatch
 is_job = JOB.fullmatch
+#: the reason of the end of a job that another one replaces: with the other one's id
+REPLACED_BY: Final = "replaced by job {}"
 is_worker = WORKER.fullmatch
 is_service = SERVICE.fullmatch
 
@@ -41,6 +43,12 @@ def exactly(job: str) -> str:
     """Return the word that names the job with exactly this id on a command line; in quotes, since zsh replaces an
     unquoted =ID with the path of a program."""
     return f"'{EXACTLY}{job}'"
+
+
+def replaced_by(why: str) -> str | None:
+    """Return the id of the job that replaced one which ended with this reason; None if it ended for another one."""
+    job = why.rpartition(" ")[2]
+    return job if is_job(job) and why == REPLACED_BY.format(job) else None
 
 
 def word_of(job: str) -> str:

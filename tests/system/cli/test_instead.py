@@ -136,7 +136,7 @@ async def test_a_fix_pasted_into_the_shell_starts_the_job(node: Node, unique: st
             assert pasted.code == 0, pasted.err
             assert (await client.job(pasted.out.strip()).result("90s")).state == "SUCCEEDED"
             gone = await job.show()
-            assert (gone.state, gone.why) == ("CANCELLED", f"job {pasted.out.strip()} is submitted instead")
+            assert (gone.state, gone.why) == ("CANCELLED", f"replaced by job {pasted.out.strip()}")
 
 
 @pytest.mark.slow

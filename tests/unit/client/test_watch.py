@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from moorage.cli.jobs.progress import Progress
-from moorage.client import AsyncClient, Event, NotFound, TimedOut
+from moorage.client import AsyncClient, Event, JobFailed, NotFound, TimedOut
 from moorage.client.follow import follower
 from moorage.client.follow.follower import CROWD
 from moorage.client.follow.watch import Watch
@@ -411,6 +411,25 @@ async def test_what_is_run_has_no_subject_of_its_own_unless_it_says_so(nats_url:
         await scheduler.say_to_tenant(*(scheduler.event(f"j{number}", "SUCCEEDED", *story) for number in range(CROWD)))
         for result in await asyncio.gather(*running, chosen):
             assert (result.state, len(result.changes)) == ("SUCCEEDED", 2)
+
+
+async def test_what_is_run_as_a_service_is_heard_of_all_its_members_and_names_the_job_that_replaced_it(
+    nats_url: str, unique: str
+) -> None:
+    """A member that moves to another host is one more replica, also of a service of one."""
+    async with ScriptedScheduler(nats_url, unique) as scheduler, AsyncClient(nats_url, tenant=unique) as client:
+        scheduler.will("submit", Accepted("s", 9, "QUEUED"))
+        running = asyncio.create_task(client.run(["x"], job="s", service={"name": "s"}, events="job", wait="90s"))
+        await until(lambda: scheduler.asked, what="it is submitted")
+        for replica in (0, 1):
+            output = Output(1, "out", 0, f"of {replica}\n")
+            await scheduler.say_raw(scheduler.subjects.log(unique, "s", replica), encode(output))
+        end = change(2, "CANCELLED", why="replaced by job v-2")
+        await scheduler.say("s", "CANCELLED", change(1, "ACCEPTED"), end)
+        with pytest.raises(JobFailed, match="job s was cancelled: replaced by job v-2") as failed:
+            await running
+        assert failed.value.result.stdout == "of 0\nof 1\n"
+        assert (failed.value.problem.next, failed.value.result.replaced_by) == ("moorage logs v-2", "v-2")
 
 
 #: of a driver that no client knows before it is told

@@ -18,6 +18,7 @@ from moorage.cli.jobs.job_flags import NO_FLAGS, ON_NO_MATCH, JobFlags, offered,
 from moorage.cli.jobs.newest import with_any, with_newest
 from moorage.cli.jobs.sweep_flags import sweep_of
 from moorage.client.errors import BatchRejected, Rejected, error_of, rejected
+from moorage.schemas.names import REPLACED_BY
 
 if TYPE_CHECKING:
     from moorage.cli.jobs.instead import Change
@@ -170,7 +171,7 @@ async def _one_of(client: AsyncClient, change: Change, options: RowOptions) -> i
         nonlocal gone, cancelled, request
         gone, request = await change(client)
         if gone:
-            why = f"job {request.job} is submitted instead"
+            why = REPLACED_BY.format(request.job)
             await client._wire.read("cancel", {"job": gone, "reason": why, "by": ""})
             cancelled = True
         await _submit(client, request, options)

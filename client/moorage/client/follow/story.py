@@ -12,7 +12,7 @@ import msgspec
 from moorage.schemas.errors import is_as_asked
 from moorage.schemas.frames import Answer, Change, Event, Replicas
 from moorage.schemas.job import CANCELLED, CANCELLING, ENDING, EXITED, FAILED, SUCCEEDED, TERMINAL
-from moorage.schemas.names import SIMULATED_UUID
+from moorage.schemas.names import SIMULATED_UUID, replaced_by
 from moorage.schemas.units import many
 
 #: sends a verb with its arguments, and returns the data of the answer: `Connected.read`
@@ -29,6 +29,7 @@ class Result(msgspec.Struct, frozen=True):
     `code` is the exit status of the attempt that decided the job's end: minus the signal if negative, 0 if all replicas
     succeeded, None if none is known, as when no attempt ran or its worker was lost. `value` is the return value of a
     handler, or a list of them if the job has several replicas; None for other jobs, and if the handler returned none.
+    `replaced_by` is the id of the job that took its place (`instead_of`); None if it ended for another reason.
     Only `run` sets `stdout`, `stderr` and `lost_bytes`, the number of bytes known to be missing in them.
     """
 
@@ -41,6 +42,10 @@ class Result(msgspec.Struct, frozen=True):
     stderr: str = ""
     lost_bytes: int = 0
     value: Any = None
+
+    @property
+    def replaced_by(self) -> str | None:
+        return replaced_by(self.why) if self.state == CANCELLED else None
 
     def __repr__(self) -> str:
         words = [self.job, self.state, "" if self.code is None else f"code {self.code}", self.why]

@@ -138,8 +138,9 @@ class Watch(Follower):
         else:
             self._own = await self._subscribe(client.subjects.event(client.tenant, self.job), self._on_event)
         if self._output:
-            # a wildcard costs the server more, so the only replica of a job is named
-            only = self._only or (request.numbers if request is not None else NOTHING)
+            # a wildcard costs the server more, so the only replica of a job is named; a service gets further ones
+            numbers = NOTHING if request is None or request.service is not None else request.numbers
+            only = self._only or numbers
             replica: int | Literal["*"] = only[0][0] if count_of(only) == 1 else "*"
             self._logs = await self._subscribe(client.subjects.log(client.tenant, self.job, replica), self._on_output)
 

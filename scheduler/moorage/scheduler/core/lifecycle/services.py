@@ -36,7 +36,7 @@ from moorage.scheduler.core.lifecycle.transitions import Lifecycle
 from moorage.schemas.errors import ENDED_AS_ASKED, ENDED_FROZEN, UPGRADED, Problem, problem, reason_of
 from moorage.schemas.frames import START_FAILED, Answer
 from moorage.schemas.job import Request
-from moorage.schemas.names import word_of
+from moorage.schemas.names import REPLACED_BY, word_of
 from moorage.schemas.ranges import count_of, ranges_of
 
 #: a job that found no place for so long, while nothing of it starts, gets the place of a replica that it replaces
@@ -171,7 +171,7 @@ class Services:
             return
         target = wanted_of(new, self._lifecycle.request_of(new))
         ready = sum(_is_ready(draft, replica) for replica in new.rows.values())
-        why = f"replaced by job {new.name}"
+        why = REPLACED_BY.format(new.name)
         if ready >= target:
             self._lifecycle.cancel(draft, old, why)
             return
