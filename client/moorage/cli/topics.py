@@ -66,7 +66,7 @@ def _sbatch() -> str:
         [
             ("--job-name=train", "--job train: the job's id, of one job only"),
             ("--gpus=2, --gres=gpu:h100:2", "--gpu 2xH100"),
-            ("--nodes=4 --gpus-per-node=8", "--gpu 4x8xH100 --gang: a replica is one start of the command"),
+            ("--nodes=4 --gpus-per-node=8", "--hosts 4 --gpu 8xH100: a replica is one start of the command"),
             ("--cpus-per-task=8", "--cpu 8"),
             ("--mem=64G", "--memory 64Gi"),
             ("--time=12:00:00", "--time-limit 12h"),

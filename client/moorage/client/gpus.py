@@ -23,6 +23,7 @@ def Gpu(
     memory: str | int = "",
     share: str = "",
     scheduling: Scheduling | None = None,
+    distinct_hosts: bool = False,
     vendor: str | None = None,
     compute_capability: str | None = None,
     prefer: Literal["pack", "spread"] | None = None,
@@ -31,8 +32,9 @@ def Gpu(
 
     `memory` is nominal (`80G`) or exact (`70000M`, or a number of MiB). `share` is the part of a token after its `@`:
     `time-slice`, `mps`, `mps=50%,4G`. `vendor` None means any vendor if a model is given, else nvidia.
-    `compute_capability` is the lowest accepted one, as `8.0`. `prefer` is for shared GPUs: `pack` chooses the fullest
-    device with room, `spread` an unused device first. Raises `Rejected`.
+    `compute_capability` is the lowest accepted one, as `8.0`. With `distinct_hosts`, each replica of a gang has a host
+    of its own. `prefer` is for shared GPUs: `pack` chooses the fullest device with room, `spread` an unused device
+    first. Raises `Rejected`.
     """
     if not _MODELS.fullmatch(model):
         raise rejected(
@@ -46,8 +48,9 @@ def Gpu(
     _, spec = gpu_spec(f"{count}x{model}{asked and ':'}{asked}{share and '@'}{share}")
     try:
         return msgspec.structs.replace(
-            spec, scheduling=scheduling, vendor=vendor, min_compute_capability=compute_capability, prefer=prefer
-        )
+            spec, scheduling=scheduling, distinct_hosts=distinct_hosts, vendor=vendor,
+            min_compute_capability=compute_capability, prefer=prefer,
+        )  # fmt: skip
     except ValueError as error:
         raise rejected("invalid-argument", str(error), field="$.gpu", found=compute_capability) from None
 

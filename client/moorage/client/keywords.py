@@ -15,6 +15,7 @@ _HERE: Final = {
     "gpus": "GPUs are gpu='2xH100'",
     "count": "a number of GPUs is gpu='2xH100', a number of copies is replicas=2",
     "gang": "a gang is gpu=GpuSpec(count=2, scheduling='gang'), with replicas=…",
+    "hosts": "replicas on a host each are gpu=GpuSpec(scheduling='gang', distinct_hosts=True), with replicas=…",
     "scheduling": "it is part of the GPUs: gpu=GpuSpec(count=2, scheduling='gang')",
     "run": "what to run is the first argument, a list of words",
     "argv": "what to run is the first argument, a list of words",

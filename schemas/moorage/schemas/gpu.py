@@ -100,6 +100,8 @@ class GpuSpec(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
     #: when replicas start: each as there is room, all at once or none, or as there is room on the hosts with the fewest
     #: of them; null is the last for a service, else the first
     scheduling: Scheduling | None = None
+    #: whether each replica of a gang has a host of its own; without it, as many as fit may be on one host
+    distinct_hosts: bool = False
     #: a sharer's GPU: the one with the most other sharers, or with the fewest; null: as the ranker chooses
     prefer: Literal["pack", "spread"] | None = None
     distributed: Distributed | None = None  # settings of the processes of a gang, or of one replica
@@ -142,6 +144,11 @@ class GpuSpec(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
         if self.mode is not None and self.mode not in MODES:
             allowed = f"{', '.join(MODES)}, or null"
             return Trouble("gpu.mode", f"mode must be one of {allowed}", quoted(self.mode), allowed)
+        if self.distinct_hosts and self.effective_scheduling != "gang":
+            message = "distinct_hosts is about the replicas of a gang, which start together or not at all"
+            return Trouble(
+                "gpu.distinct_hosts", message, quoted(self.effective_scheduling), "scheduling gang, or false"
+            )
         if self.prefer is not None and self.effective_sharing == "exclusive":
             return Trouble("gpu.prefer", "prefer needs sharing mps or time-slice", self.prefer, "null without sharing")
         if self.profile is not None and (trouble := self._profile_trouble(self.profile)) is not None:

@@ -78,6 +78,11 @@ def test_the_words_of_a_gang_on_several_hosts_are_those_of_its_token() -> None:
     gang = drive.fixes("j")[0]
     assert as_words(gang) == "--gpu 8x8xH100 --gang"
     same(asks, gang)
+    asks = {"gpu": {"scheduling": "gang", "distinct_hosts": True}, "replicas": 9, "run": {"driver": "noop"}}
+    drive.submit("apart", **asks)
+    near = drive.fixes("apart")[0]
+    assert as_words(near) == "--gpu 9x1xany --gang"
+    same(asks, near)
 
 
 @pytest.mark.slow
@@ -104,7 +109,7 @@ def test_what_no_token_can_say_stays_as_it_was_asked() -> None:
     assert (found.gpu.vendor, found.gpu.scheduling, found.gpu.model) == ("amd", "gang", "MI300X")
     assert (found.replicas, found.requires, found.labels) == (3, asked["requires"], asked["labels"])
     flags = JobFlags(requires=["a="])
-    assert changed(asked, flags, (), fields_of(flags), None, {}).requires == {"c": ["d"]}
+    assert changed(asked, flags, (), fields_of(flags), {}, {}).requires == {"c": ["d"]}
 
 
 @pytest.mark.slow

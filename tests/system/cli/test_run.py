@@ -62,6 +62,16 @@ async def test_a_gang_in_a_pipe_is_one_line_once_it_has_ended(node: Node, unique
     assert "\tsim-" in listed.out  # where it ran, though its last change is of no worker
 
 
+async def test_each_rank_of_a_gang_on_two_hosts_has_its_own_and_a_third_host_is_refused(
+    node: Node, unique: str
+) -> None:
+    script = ("--gpu", "1xH100", "--", "sh", "-c", "echo $MOORAGE_WORKER")
+    ran = await node.run("run", "--no-prefix", "--hosts", "2", *script, tenant=unique)
+    assert (ran.code, sorted(ran.out.split())) == (0, ["sim-0000", "sim-0001"]), ran.err
+    ran = await node.run("run", "--hosts", "3", *script, tenant=unique)
+    assert "the whole fleet would hold 2 of its 3 replicas at once, each on a host of its own" in ran.err
+
+
 @pytest.mark.slow
 async def test_output_of_replicas_names_them_in_run_and_logs_unless_asked_not_to(node: Node, unique: str) -> None:
     script = ("sh", "-c", "echo of $RANK; printf half; sleep 0.1; echo ' a line'; printf end")

@@ -42,7 +42,7 @@ def test_fact_01_an_empty_gpu_object() -> None:
         1, "nvidia", "exclusive", "best-effort",
     )  # fmt: skip
     rest = {name: getattr(gpu, name) for name in gpu.__struct_fields__ if name != "count"}
-    assert set(rest.values()) == {None}
+    assert set(rest.values()) == {None, False}
 
 
 def test_fact_02_no_gpu_object_is_no_gpu_request() -> None:

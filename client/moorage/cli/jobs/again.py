@@ -117,7 +117,7 @@ def again(
                 new = replace(flags, job=job or answer.job)
                 after = [{**each, "job": ids[each["job"]]} for each in chain[name] if each["job"] in ids]
                 request = changed(
-                    answer.request, new, (), dict(fields), None, {"after": after, **fresh} if after else fresh
+                    answer.request, new, (), dict(fields), {}, {"after": after, **fresh} if after else fresh
                 )
                 request = await _with_its_files(client, new, request)
                 asked = request.job or ""

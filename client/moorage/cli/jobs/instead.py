@@ -49,7 +49,7 @@ def instead(job: str, flags: JobFlags, command: Sequence[str], but: str | None) 
             found=job,
             next='--but \'{"driver_config": {"process": {"gpu_device_ids": ["0"]}}}\'',
         )
-    fields, scheduling, fresh = fields_of(flags), scheduling_of(flags), fields_in(but)
+    fields, together, fresh = fields_of(flags), scheduling_of(flags), fields_in(but)
 
     async def change(client: AsyncClient) -> tuple[str, Request]:
         name = await one_id(client, job, "submit --instead-of", acts=True)
@@ -58,7 +58,7 @@ def instead(job: str, flags: JobFlags, command: Sequence[str], but: str | None) 
         replaces = states != {QUEUED} and shown.get("request", {}).get("service") is not None
         if replaces and shown["state"] not in TERMINAL:
             own = {**fresh, "instead_of": name}
-            request = changed(shown["request"], flags, command, dict(fields), scheduling, own)
+            request = changed(shown["request"], flags, command, dict(fields), together, own)
             return "", await with_files(client, flags.with_, request) if flags.with_ else request
         if states != {QUEUED}:
             raise rejected(
@@ -67,7 +67,7 @@ def instead(job: str, flags: JobFlags, command: Sequence[str], but: str | None) 
                 found=name,
                 next="submit another job, or cancel this job first",
             )
-        request = changed(shown["request"], flags, command, dict(fields), scheduling, fresh)
+        request = changed(shown["request"], flags, command, dict(fields), together, fresh)
         if flags.with_:
             request = await with_files(client, flags.with_, request)
         planned = await client.plan(request)
@@ -87,7 +87,7 @@ def changed(
     flags: JobFlags,
     command: Sequence[str],
     fields: dict[str, Any],
-    scheduling: str | None,
+    together: dict[str, Any],
     fresh: dict[str, Any],
 ) -> Request:
     """Return a job's request with the given flags, command and fields in place of its own. Raises `Rejected`."""
@@ -123,8 +123,8 @@ def changed(
         body.pop("resource_requirements", None)
         if replicas != 1:
             body["replicas"] = replicas
-    if scheduling is not None:
-        body["gpu"] = {**(body.get("gpu") or {}), "scheduling": scheduling}
+    if together:
+        body["gpu"] = {**(body.get("gpu") or {}), **together}
     body |= fresh
     return build_request({name: value for name, value in body.items() if value is not None}, None, flags.job, fields)
 

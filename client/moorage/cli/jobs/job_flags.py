@@ -150,6 +150,14 @@ class JobFlags:
         ),
     ] = None
     gang: Annotated[bool, Parameter(help="All replicas start together, or none does.")] = False
+    hosts: Annotated[
+        int | None,
+        Parameter(
+            help="A gang of so many replicas, each on a host of its own: 2 hosts with 4 GPUs each are --hosts 2 "
+            "--gpu 4xH100.",
+            value="NUMBER",
+        ),
+    ] = None
     spread: Annotated[
         bool, Parameter(help="Prefer a different host for each replica; where none has room, several run on one.")
     ] = False
@@ -383,14 +391,15 @@ def request_of(flags: JobFlags, command: Sequence[str], sweep: Sweep | None = No
             next="name it after --, as: moorage run --gpu 1xH100 -- sleep 60",
         )
     request = _built(list(command), flags, fields)
-    scheduling = scheduling_of(flags)
-    if scheduling is None:
+    together = scheduling_of(flags)
+    if not together:
         return request
     if request.gpu is None:
-        raise rejected("invalid-argument", "--gang and --spread need --gpu", field="$.gpu", next="add --gpu 1xH100")
+        message = "--gang, --hosts and --spread need --gpu"
+        raise rejected("invalid-argument", message, field="$.gpu", next="add --gpu 1xH100")
     import msgspec
 
-    return build_request(request, msgspec.structs.replace(request.gpu, scheduling=scheduling))
+    return build_request(request, msgspec.structs.replace(request.gpu, **together))
 
 
 def drivers_of(flags: JobFlags) -> list[str]:
@@ -463,18 +472,46 @@ def _built(command: list[str], flags: JobFlags, fields: dict[str, Any]) -> Reque
         raise of_option(option, refused, _NUMBERS if has_no_numbers else "") from None
 
 
-def scheduling_of(flags: JobFlags) -> Literal["gang", "spread"] | None:
-    """Return the scheduling that --gang or --spread asks for; None without both. Raises `Rejected` if both are
-    given."""
+def scheduling_of(flags: JobFlags) -> dict[str, Any]:
+    """Return the fields of `gpu` that --gang, --hosts or --spread sets; none without them. Raises `Rejected` if two of
+    them do not go together."""
+    if flags.hosts is not None and (flags.spread or flags.pack):
+        word = "spread" if flags.spread else "pack"
+        raise rejected(
+            "invalid-argument", f"--hosts and --{word} cannot be used together", next=f"leave out --{word}",
+        )  # fmt: skip
     both = [word for word, is_set in (("gang", flags.gang), ("spread", flags.spread), ("pack", flags.pack)) if is_set]
     if len(both) > 1:
         words = " and ".join(f"--{word}" for word in both[:2])
         why, fix = f"{words} cannot be used together", "take one of them"
         if both[:2] == ["gang", "spread"]:
             why += ": a gang takes as few hosts as it can, so that its ranks are near each other"
-            fix = "leave out --spread; ranks that take whole hosts, as in 2x8xH100, are on different ones"
+            fix = "leave out --spread; with --hosts 2, each of two ranks has a host of its own"
         raise rejected("invalid-argument", why, next=fix)
-    return "gang" if flags.gang else "spread" if flags.spread else None
+    if flags.gang or flags.hosts is not None:
+        return {"scheduling": "gang", "distinct_hosts": flags.hosts is not None}
+    return {"scheduling": "spread", "distinct_hosts": False} if flags.spread else {}
+
+
+def _ranks(flags: JobFlags, hosts: int) -> int:
+    """Return the number of replicas that --hosts asks for. Raises `Rejected` if other flags ask for another number."""
+    from moorage.client.gpus import gpu_spec
+
+    for option, given in (("--array", flags.array), ("--each", flags.each), ("--each-line", flags.each_line)):
+        if given is not None:
+            raise rejected(
+                "invalid-argument", f"{option} and --hosts cannot be used together: a gang runs once, on all its hosts",
+                found=given, next="submit each trial as a job of its own, with --hosts",
+            )  # fmt: skip
+    of_token = 1 if flags.gpu is None else gpu_spec(flags.gpu)[0]
+    if hosts < 1 or of_token not in (1, hosts) or flags.replicas not in (None, str(hosts)):
+        also = f"--replicas {flags.replicas}" if flags.replicas not in (None, str(hosts)) else f"--gpu {flags.gpu}"
+        raise rejected(
+            "invalid-argument", f"--hosts {hosts} is a gang of {hosts} replicas, one on each host", found=also,
+            allowed="1..1024 hosts", next="--hosts 2 --gpu 4xH100 is two replicas with 4 GPUs each; torchrun starts "
+            "as many processes in each as it has GPUs",
+        )  # fmt: skip
+    return hosts
 
 
 def fields_of(flags: JobFlags) -> dict[str, Any]:
@@ -495,6 +532,8 @@ def fields_of(flags: JobFlags) -> dict[str, Any]:
                 "invalid-argument", "--array NUMBERS%N and --max-running say the same", found=flags.array,
                 next="take one of them",
             )  # fmt: skip
+    if flags.hosts is not None:
+        fields["replicas"] = _ranks(flags, flags.hosts)
     if flags.service is not None:
         fields["service"] = service(flags.service) | ({"pack": True} if flags.pack else {})
         if flags.batch is not None:

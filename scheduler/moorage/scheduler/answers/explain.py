@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from moorage.scheduler.core.fleet.filters import FILTERS, nearest_to_a_fit
 from moorage.scheduler.core.fleet.fleet import Fleet
-from moorage.scheduler.core.fleet.host import Host, size_of_largest, too_few_lent
+from moorage.scheduler.core.fleet.host import Host, apart, size_of_largest, too_few_lent
 from moorage.scheduler.core.fleet.shape import Shape
 from moorage.scheduler.core.ledger.state import Worker
 from moorage.schemas import actors, reasons
@@ -106,7 +106,8 @@ def explain(
             reason = reasons.LEAVING
         elif _now(roomy, shape) >= shape.together:
             reason = reasons.RESERVED
-        return Explanation(reason, counts, open_hosts, because=f"room for {now} of its {shape.together} replicas")
+        because = f"room for {now} of its {shape.together} replicas{apart(shape)}"
+        return Explanation(reason, counts, open_hosts, because=because)
     return Explanation(reasons.PLACING, counts, [])
 
 
@@ -142,9 +143,8 @@ def _large_enough(hosts: list[Host], shape: Shape, counts: dict[str, int]) -> li
         because = f"{_asked_of_host(shape)}; the most that one has is {size_of_largest(hosts)}"
         return Explanation(reasons.HOST_SIZE, counts, [], because=because)
     if (ever := sum(rooms)) < shape.together:
-        return Explanation(
-            reasons.GANG_SIZE, counts, [], because=f"empty, they would hold {ever} of its {shape.together}"
-        )
+        because = f"empty, they would hold {ever} of its {shape.together}{apart(shape)}"
+        return Explanation(reasons.GANG_SIZE, counts, [], because=because)
     return sized
 
 

@@ -2,9 +2,10 @@
 
 A job that waits for others, or for a time, could start only without that. Of all others the order is: a time limit that
 lets it in, any device, another model, any vendor, a lower compute capability, less memory, another slice, a whole GPU
-instead of a slice, a shared GPU or another share, a lower level of enforcement, fewer cores or less host memory, no
-gang, fewer replicas, a gang on several hosts instead of more GPUs than one host has, fewer GPUs, one label less. These
-are candidates: each is tried before it is suggested (see `fixes`). Requests that would be refused are left out.
+instead of a slice, a shared GPU or another share, a lower level of enforcement, fewer cores or less host memory,
+several replicas of a gang on one host, no gang, fewer replicas, a gang on several hosts instead of more GPUs than one
+host has, fewer GPUs, one label less. These are candidates: each is tried before it is suggested (see `fixes`). Requests
+that would be refused are left out.
 """
 
 from __future__ import annotations
@@ -62,8 +63,11 @@ class Change(NamedTuple):
         if {"gpu", "replicas"} & set(self.fields):
             gpu, before = self.request.effective_gpu, self.before.effective_gpu
             token = format_token(gpu, self.request.copies)
-            if gang := gpu is not None and before is not None and gpu.scheduling == "gang" != before.scheduling:
-                before = msgspec.structs.replace(before, scheduling="gang")
+            gang = False
+            if gpu is not None and before is not None and gpu.scheduling == "gang":
+                gang = (before.scheduling, before.distinct_hosts) != ("gang", gpu.distinct_hosts)
+            if gang and before is not None:
+                before = msgspec.structs.replace(before, scheduling="gang", distinct_hosts=False)
             if said_anew(before, token) == gpu:
                 data |= {"gpu": token, "gang": True} if gang else {"gpu": token}
         return data
@@ -323,10 +327,17 @@ def _host(fleet: Fleet, request: Request) -> Iterator[_Change]:
         yield say, msgspec.structs.replace(request, resources=Resources(cores, gib)), ("resources",)
 
 
+def _same_hosts(fleet: Fleet, request: Request) -> Iterator[_Change]:
+    gpu = request.effective_gpu
+    if gpu is not None and gpu.distinct_hosts:
+        yield "several replicas on one host", _with_gpu(request, distinct_hosts=False), ("gpu",)
+
+
 def _gang(fleet: Fleet, request: Request) -> Iterator[_Change]:
     gpu = request.effective_gpu
     if gpu is not None and gpu.effective_scheduling == "gang" and request.copies > 1:
-        yield "best effort: what fits starts now, the rest later", _with_gpu(request, scheduling=None), ("gpu",)
+        changed = _with_gpu(request, scheduling=None, distinct_hosts=False)
+        yield "best effort: what fits starts now, the rest later", changed, ("gpu",)
 
 
 def _replicas(fleet: Fleet, request: Request) -> Iterator[_Change]:
@@ -394,6 +405,6 @@ def _labels(fleet: Fleet, request: Request) -> Iterator[_Change]:
 
 
 _KINDS: Final[tuple[_Kind, ...]] = (
-    _any_device, _models, _vendor, _compute, _memory, _slice, _no_slice, _share, _level, _host, _gang, _replicas,
-    _several_hosts, _count, _labels,
+    _any_device, _models, _vendor, _compute, _memory, _slice, _no_slice, _share, _level, _host, _same_hosts, _gang,
+    _replicas, _several_hosts, _count, _labels,
 )  # fmt: skip

@@ -22,12 +22,12 @@ from moorage.schemas.memo import Memo
 
 NO_GPU: Final = int(Mode.NONE)
 EXCLUSIVE: Final = int(Mode.EXCLUSIVE)
+#: members of one worker, bounded so that its renewal, its join and its loss each fit into one frame or record
+MEMBERS_MAX: Final = 4096
 #: shapes whose fit is cached for each class
 FITS_MAX: Final = 50_000
 #: ways of asking for devices whose slots are cached
 RANKS_MAX: Final = 1_024
-#: members of one worker, bounded so that its renewal, its join and its loss each fit into one frame or record
-MEMBERS_MAX: Final = 4096
 #: so many load frames in a row may be missed, and nothing new is placed on the host
 LOADS_MISSED_MAX: Final = 3
 When = Literal["ever", "emptied", "now"]
@@ -220,15 +220,16 @@ class HostClass:
     def rooms(self, slots: int, shape: Shape, beside: Iterable[int] = ()) -> int:
         """Return for how many replicas these devices are enough: matching empty slots, and shared ones.
 
-        `beside` has for how many sharers each shared device has room. CPU and memory are not considered.
+        `beside` has for how many sharers each shared device has room. CPU and memory are not considered. Never more
+        than one host may take of a gang.
         """
         if not shape.count:
             return MEMBERS_MAX
         if shape.mode <= EXCLUSIVE:
-            return slots.bit_count() // shape.count
+            return min(shape.on_host_max, slots.bit_count() // shape.count)
         if shape.count == 1:
-            return sum(beside) + self._places(slots, shape)
-        return groups(shape.count, [*beside, *self.places_of(slots, shape).values()])
+            return min(shape.on_host_max, sum(beside) + self._places(slots, shape))
+        return min(shape.on_host_max, groups(shape.count, [*beside, *self.places_of(slots, shape).values()]))
 
     def rooms_at_most(self, shape: Shape) -> int:
         """Return a bound of `rooms` for whole devices over all usable hosts, by how many each has free."""
@@ -513,6 +514,11 @@ def too_few_lent(hosts: Iterable[Host], shape: Shape) -> str:
     if any(host.cls.rooms(slots, shape) for host, slots in lent):
         return ""
     return f"the most matching GPUs that one worker lends is {max(slots.bit_count() for _, slots in lent)}"
+
+
+def apart(shape: Shape) -> str:
+    """Return a text to put behind a number of replicas that hosts hold, if one host takes only one; else ""."""
+    return ", each on a host of its own" if shape.on_host_max == 1 else ""
 
 
 def size_of_largest(hosts: list[Host]) -> str:

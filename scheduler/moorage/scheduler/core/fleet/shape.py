@@ -11,6 +11,7 @@ from moorage.scheduler.core.ledger.records import MODE_OF, Mode
 from moorage.schemas.gpu import APPLE, GpuSpec, capability_of, mig_profile, model_matches, takes_part
 from moorage.schemas.job import Request
 
+_ANY_NUMBER: Final = 1 << 30
 #: the table is emptied when it has this many shapes
 SHAPES_MAX: Final = 100_000
 #: the table is also emptied when the words of its shapes take this many bytes: requests may have many or long words,
@@ -28,7 +29,10 @@ DeviceAsked = tuple[str, tuple[str, ...], int, int, int, int | None, bool, str |
 
 
 class Shape:
-    """What a replica asks for. `together` is the number of replicas to place at once: of a gang all, else 1."""
+    """What a replica asks for. `together` is the number of replicas to place at once: of a gang all, else 1.
+
+    `on_host_max` is how many of them one host may take: 1 of a gang on distinct hosts.
+    """
 
     __slots__ = (
         "answers_calls",
@@ -52,6 +56,7 @@ class Shape:
         "mode",
         "models",
         "not_apple",
+        "on_host_max",
         "ports",
         "preemptible",
         "prefer",
@@ -119,6 +124,7 @@ class Shape:
         scheduling = gpu.effective_scheduling if gpu else "best-effort"
         self.spread = request.spreads
         self.together = request.copies if scheduling == "gang" else 1
+        self.on_host_max = 1 if gpu and gpu.distinct_hosts else _ANY_NUMBER
         self.gpus = self.count * self.together  # the number of GPUs that it takes at once
 
     def device_rank(self, vendor: str, name: str, memory_mib: int, compute: int, index: int) -> int:
@@ -156,6 +162,7 @@ def shape_key(request: Request) -> ShapeKey:
             gpu.scheduling,
             gpu.time_slice_index,
             request.copies if gpu.scheduling == "gang" else 0,
+            gpu.distinct_hosts,
             request.device_ids,
             gpu.mode,
             gpu.prefer,

@@ -8,7 +8,7 @@ from typing import Final
 
 from moorage.scheduler.core.fleet.filters import FILTERS, NAMES_SHOWN_MAX, Offer, nearest_to_a_fit, shown
 from moorage.scheduler.core.fleet.fleet import Fleet
-from moorage.scheduler.core.fleet.host import HostClass, size_of_largest, too_few_lent
+from moorage.scheduler.core.fleet.host import HostClass, apart, size_of_largest, too_few_lent
 from moorage.scheduler.core.fleet.shape import Shape
 from moorage.scheduler.core.fleet.spelling import inside, spelled
 from moorage.schemas.gpu import bare_model, model_matches
@@ -102,7 +102,7 @@ class Unmatched:
         sizes = [(next(iter(alike.values())), len(alike)) for cls in classes for alike in cls.sizes.values()]
         rooms = sum(host.replicas_of(shape, "ever") * count for host, count in sizes)
         if rooms:
-            return f"the whole fleet would hold {rooms} of its {shape.together} replicas at once"
+            return f"the whole fleet would hold {rooms} of its {shape.together} replicas at once{apart(shape)}"
         hosts = [host for host, _ in sizes]
         return too_few_lent(hosts, shape) or (
             f"the most that one worker with such GPUs has is {size_of_largest(hosts)} of memory"

@@ -161,6 +161,8 @@ class Placing:
                 return None
             fleet.take(choice.host, shape, choice.mask)
             taken.append(choice)
+            if shape.on_host_max == 1:
+                excluded |= {choice.host.worker.num}
         for index, choice in enumerate(taken):
             draft.placed(num, index, choice.host.worker.num, choice.mask, self._order.mode(shape))
         draft.step_gang(num, GangPhase.HOLDING)
