@@ -172,6 +172,8 @@ NOT_WRITTEN = "no history is written and no GPU time counted now: the stream has
         ("follower", counted(0, (0, 1, 7), (HOUR, 2 * HOUR, 1)), "warn", "(such gaps: 2)", ""),
         ("follower", counted(9, **STALLED, next="name another"), "warn", NOT_WRITTEN, "name another"),
         ("follower", counted(9, **STALLED, next=""), "warn", NOT_WRITTEN, "the log of the scheduler says"),
+        ("clocks", {"schedulers": [{"scheduler": "s2", "clock_off_s": 4.9}]}, "", "", ""),
+        ("clocks", {"schedulers": [{"scheduler": "s2", "clock_off_s": -3600}]}, "warn", "s2 is 1h behind", "chrony"),
         ("queue-room", {}, "", "", ""),
         ("queue-room", queued(799), "ok", "holds 3 messages and is 79 % full (of 1000 MiB)", ""),
         ("queue-room", queued(800), "warn", "holds 3 messages and is 80 % full (of 1000 MiB)", ""),
@@ -465,6 +467,23 @@ async def test_the_doctor_says_whether_the_engine_of_a_driver_answers(
         settings.write_text(f'[worker]\ndrivers = ["podman"]\n[driver.podman]\nsocket = "{home.socket}"\n')
         (told,) = await checks_host.engines()
         assert (told.verdict, told.found) == ("ok", f"podman answers at {home.socket}")
+
+
+@pytest.mark.parametrize(
+    ("time_ms", "verdict", "found"),
+    [
+        (None, "ok", "not compared with the leader's"),
+        (1_001_000, "ok", "is 0ms behind that of scheduler s1"),  # it answered in between
+        (999_000, "ok", "is 1s ahead of that of scheduler s1"),
+        (940_000, "warn", "is 1m ahead of that of scheduler s1"),
+        (1_062_000, "warn", "is 1m behind that of scheduler s1"),
+    ],
+)
+def test_the_doctor_tells_an_operator_how_far_its_clock_is_from_the_leaders(
+    time_ms: int | None, verdict: str, found: str
+) -> None:
+    check = checks_fleet.clock_beside(FleetAnswer(leader="s1", time_ms=time_ms), 1_000.0, 1_002.0)
+    assert (check.verdict, found in check.found) == (verdict, True), check
 
 
 def test_the_doctor_tells_a_clock_in_words_that_one_can_read() -> None:

@@ -514,6 +514,7 @@ async def test_each_key_hears_what_it_may_do_in_place_of_what_it_may_not(tmp_pat
             assert "moorage.events" not in told.out
             if key == "operator.ana":
                 assert "only a user with a tenant's key can submit jobs" in told.out
+                assert "of that of scheduler " in told.out or "behind that of scheduler " in told.out
                 assert heard.read_text().count(" Violation ") == refused, "it asks nothing that it may not"
         assert "this user may read and submit jobs of tenant acme" in told.out
         told = await moorage("doctor", "--nats", "submitter.acme", "--tenant", "beta", env=env)

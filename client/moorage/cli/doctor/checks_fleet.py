@@ -4,10 +4,11 @@ workers."""
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
-from moorage.cli.doctor.check import ANSWER_S_MAX, failed, role_of
+from moorage.cli.doctor.check import ANSWER_S_MAX, clock, failed, role_of
 from moorage.cli.framework.options import Options
 from moorage.cli.framework.render import age
 from moorage.client.errors import NoScheduler, NotPermitted
@@ -78,12 +79,11 @@ async def _of_other_roles(client: AsyncClient) -> AsyncIterator[Check]:
     """Check what a key may do that submits nothing: an operator's asks about the fleet, an observer's reads fleet
     frames."""
     try:
-        async with asyncio.timeout(ANSWER_S_MAX):
-            fleet = await client.fleet.show()
+        checks = await _of_whole_fleet(client)
     except (MoorageError, TimeoutError):
         pass
     else:
-        for check in of_fleet(fleet):
+        for check in checks:
             yield check
         return
     try:
@@ -96,6 +96,25 @@ async def _of_other_roles(client: AsyncClient) -> AsyncIterator[Check]:
     for check in of_leader(FleetAnswer(ledger_copies=frame.ledger_copies)):
         yield check
     yield _workers(frame.workers)
+
+
+async def _of_whole_fleet(client: AsyncClient) -> list[Check]:
+    """Return the checks of the leader's answer `fleet`; to an operator the server does not tell its time, so the
+    leader's counts. Raises `MoorageError` and TimeoutError."""
+    began_s = time.time()
+    async with asyncio.timeout(ANSWER_S_MAX):
+        fleet = await client.fleet.show()
+    is_operator = role_of(client._wire.context) == "operator"
+    return [*([clock_beside(fleet, began_s, time.time())] if is_operator else []), *of_fleet(fleet)]
+
+
+def clock_beside(fleet: FleetAnswer, from_s: float, until_s: float) -> Check:
+    """Check this host's clock by that of the leader, which answered between these two seconds of this clock."""
+    if fleet.time_ms is None:
+        return Check("clock", "ok", "this host's clock is not compared with the leader's, which does not tell its time")
+    leaders_s = fleet.time_ms / 1000
+    off_s = from_s - leaders_s if leaders_s < from_s else min(0.0, until_s - leaders_s)
+    return clock(off_s, f"that of scheduler {fleet.leader}")
 
 
 async def _may_hear(client: AsyncClient) -> Check:
@@ -176,8 +195,7 @@ async def _queue(client: AsyncClient, is_cluster: bool) -> Check:
 
 async def _of_operators(client: AsyncClient, ledger: int) -> AsyncIterator[Check]:
     try:
-        async with asyncio.timeout(ANSWER_S_MAX):
-            fleet = await client.fleet.show()
+        checks = await _of_whole_fleet(client)
     except (NotPermitted, NoScheduler):  # the leader has answered this user: here it is an account without the subject
         operator = Check(
             "operator",
@@ -190,7 +208,7 @@ async def _of_operators(client: AsyncClient, ledger: int) -> AsyncIterator[Check
     except MoorageError as error:
         operator = failed("operator", error, "warn")
     else:
-        for check in of_fleet(fleet):
+        for check in checks:
             yield check
         return
     yield Check("leader", "ok", f"a scheduler leads and answers; last ledger record {ledger}")

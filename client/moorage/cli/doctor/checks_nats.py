@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from moorage.cli.doctor.check import ANSWER_S_MAX, failed, role_of
+from moorage.cli.doctor.check import ANSWER_S_MAX, clock, failed, role_of
 from moorage.cli.framework.disk import DISK_FREE_MIN, disk_of
 from moorage.cli.framework.options import CONNECT_TIMEOUT_S_MAX, TIMEOUT_DEFAULT, Options
-from moorage.cli.framework.render import age
 from moorage.client.durations import seconds
 from moorage.client.errors import no_server
 from moorage.client.view.checks import SERVERS_NEEDED, Check
@@ -25,8 +24,6 @@ if TYPE_CHECKING:
     from moorage.bus.connection import Connection
     from moorage.bus.contexts import Context
 
-#: this machine's wall clock against the server's
-CLOCK_OFF_S_MAX: Final = 1.0
 #: a round trip that makes renewals and appends slow
 ROUND_TRIP_MS_MAX: Final = 100.0
 #: how the account of the ledger is called, behind the prefix of its subjects (`bus/site.py`)
@@ -70,7 +67,8 @@ async def of_nats(context: Context, options: Options) -> AsyncIterator[Check]:
             yield _round_trip(connection, (time.monotonic() - began) * 1000)
         user = await _asked(connection, USER_INFO) if role_of(context) not in _ASK_NOT else {}
         yield _user(user)
-        yield _clock(user)
+        if role_of(context) != "operator":  # whom the leader tells its time
+            yield _clock(user)
         is_cluster = connection.is_clustered
         yield await _jetstream(connection, context)
         if role_of(context) not in _CLIENTS:  # of others' servers they can neither see nor change it
@@ -149,18 +147,14 @@ def _clock(info: dict[str, Any]) -> Check:
         return Check(
             "clock",
             "ok",
-            "this host's clock is not compared with the server's: this user may not ask for that, a scheduler's may",
+            "this host's clock is not compared with another one: this user may not ask for that, an operator may",
         )
     try:
         off_s = time.time() - wall_seconds(info["server"]["time"])
     except (KeyError, ValueError):
         fix = "run chrony or ntpd on this host and on the server's; a scheduler logs a warning if the clocks differ"
         return Check("clock", "warn", "this host's clock cannot be compared: the server does not report its time", fix)
-    found = f"this host's clock is {age(abs(off_s) * 1000)} {'ahead of' if off_s > 0 else 'behind'} the server's"
-    if abs(off_s) > CLOCK_OFF_S_MAX:
-        fix = "run chrony or ntpd: at a takeover the next leader computes deadlines from its host's clock"
-        return Check("clock", "warn", f"{found}; they may differ by at most {CLOCK_OFF_S_MAX:g} s", fix)
-    return Check("clock", "ok", found)
+    return clock(off_s, "the server's")
 
 
 async def _jetstream(connection: Connection, context: Context) -> Check:

@@ -21,6 +21,8 @@ NAMES_MAX: Final = 3
 FULL_PERCENT: Final = 80
 #: records that the ledger's follower may be behind: a restarted one has read more within seconds
 BEHIND_MAX: Final = 100_000
+#: a standby's clock against the leader's: its announcement may come late by less
+STANDBY_OFF_S_MAX: Final = 5.0
 SERVERS_NEEDED: Final = "the ledger accepts records only while more than half of the servers run"
 
 Verdict = Literal["ok", "warn", "fail"]
@@ -48,6 +50,8 @@ def of_leader(figures: FleetAnswer) -> Iterator[Check]:
         yield _copies(figures.ledger_copies)
     if (schedulers := _schedulers(figures.schedulers or [])) is not None:
         yield schedulers
+    if (clocks := _clocks(figures.schedulers or [])) is not None:
+        yield clocks
     if (ranking := _ranking(figures.schedulers or [])) is not None:
         yield ranking
     if (queue := figures.request_queue) is not None:
@@ -143,6 +147,24 @@ def _schedulers(rows: Sequence[SchedulerRow]) -> Check | None:
         "give all schedulers the same settings file, and restart the standbys with other settings; else "
         "those settings hold after a takeover",
     )
+
+
+def _clocks(rows: Sequence[SchedulerRow]) -> Check | None:
+    """Check that the standbys have the leader's time: the next leader continues ledger time from its host's clock.
+
+    Return None if all of them have it, or without a standby.
+    """
+    wrong = [row for row in rows if abs(row.clock_off_s) > STANDBY_OFF_S_MAX]
+    if not wrong:
+        return None
+    told = [f"{row.scheduler} is {off_by(row.clock_off_s)}" for row in wrong[:NAMES_MAX]]
+    found = f"the clocks of standby schedulers differ from the leader's: {', '.join(told)}"
+    return Check("clocks", "warn", found, "run chrony or ntpd on the hosts of all schedulers and nats-servers")
+
+
+def off_by(seconds: float) -> str:
+    """Return how much a clock differs, as text: `3s ahead`, `2h behind`."""
+    return f"{age(abs(seconds) * 1000)} {'ahead' if seconds > 0 else 'behind'}"
 
 
 def follows(behind: int, gaps: list[list[int]], trouble: str = "", fix: str = "") -> Check:

@@ -427,7 +427,7 @@ class Reign:
 
     def add_figures(self, fleet: FleetAnswer) -> FleetAnswer:
         """Add to the answer `fleet` how the term, the ledger and the queue do."""
-        fleet.feature_level = self.engine.state.level
+        fleet.feature_level, fleet.time_ms = self.engine.state.level, int(time.time() * 1000)
         fleet.schedulers = self._scheduler.standings.rows()
         fleet.contained = ContainedFailures(**self.engine.failures(self.time_ms()))
         fleet.follower = self.follower.figures(self.engine.state.seq)

@@ -176,6 +176,7 @@ class SchedulerRow(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
     ledger: int = always(int)  # the last record that it has read
     leads: bool = False
     settings: dict[str, Any] = {}  # its settings that are no default
+    clock_off_s: float = 0.0  # seconds by which its wall clock is ahead of the leader's; negative: behind
 
 
 class FleetAnswer(msgspec.Struct, omit_defaults=True, kw_only=True):
@@ -183,6 +184,7 @@ class FleetAnswer(msgspec.Struct, omit_defaults=True, kw_only=True):
 
     epoch: int = always(int)  # the leader's epoch
     leader: str = always(str)  # name of the leader
+    time_ms: int | None = None  # the leader's wall clock as it answered, ms since 1970
     ledger: int = always(int)  # number of the ledger's last record
     workers: list[WorkerInfo] = always(list[WorkerInfo])  # the workers of this page
     next: str = ""  # the last worker of this page, if there are more: ask again with it as `after`

@@ -189,7 +189,7 @@ class Standing(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind"
 
     It has the scheduler's release, the newest feature level that it can write and fold, and the ledger record up to
     which it has folded. `settings` are those of its numbers, orders and rankers that differ from the defaults: only the
-    leader's take effect.
+    leader's take effect. `time_ms` is its wall clock, in ms since 1970; 0 if it does not say.
     """
 
     scheduler: str
@@ -199,3 +199,4 @@ class Standing(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind"
     leads: bool = False
     settings: dict[str, str | int | float | bool | None] = {}
     v: int = VERSION
+    time_ms: int = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 
@@ -32,6 +33,32 @@ def test_whoever_lives_is_known_however_many_went() -> None:
         await asyncio.sleep(HEARD_S + 1)
         await say("lives")
         assert [said.scheduler for said in standings.lately()] == ["lives"]
+
+    SimulatedClock().run(play())
+
+
+def test_a_leader_names_whose_clock_is_wrong_by_more_than_an_announcement_may_come_late(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def play() -> None:
+        bus = SimulatedBus()
+        ours, others = Standings(bus.connect("a"), SUBJECTS, "a"), bus.connect("others")
+        await ours.listen()
+        announcing = asyncio.create_task(ours.announce(lambda: (1, True)))
+        off_s = {"ahead": (3_600, 3_600, 3_600), "behind": (-60, -60, -60), "late": (0, -60, 0), "old": (0, 0, 0)}
+        for each in range(3):
+            for name, by_s in off_s.items():
+                time_ms = 0 if name == "old" else int((time.time() + by_s[each]) * 1000)
+                said = Standing(name, RELEASE, 1, 0, time_ms=time_ms)
+                await others.send([(SUBJECTS.standing, encode(said), "")])
+            await asyncio.sleep(2 * SAY_S)
+        assert [record.getMessage() for record in caplog.records] == [
+            "the clock of standby ahead is 3600 s ahead of this leader's: run chrony or ntpd on both hosts",
+            "the clock of standby behind is 60 s behind this leader's: run chrony or ntpd on both hosts",
+        ]
+        rows = {row.scheduler: round(row.clock_off_s) for row in ours.rows()}
+        assert rows == {"a": 0, "ahead": 3_600, "behind": -60, "late": 0, "old": 0}
+        announcing.cancel()
 
     SimulatedClock().run(play())
 
