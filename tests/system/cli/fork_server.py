@@ -1,10 +1,10 @@
-"""A process that has imported the command, and forks a child for each call of it: run as a script by `forks.py`.
+"""A process that has imported what its children run, and forks one for each call: run as a script by `forks.py`.
 
-Its arguments are a child's `sys.argv[0]`, and the function that is the command, as `module:function`. A call comes
-over the socket that is this process's stdin, with four descriptors: the child's stdin, stdout and stderr, and a socket
-for the answer, which is the child's pidfd at once and its status at its end. The child sets up what an interpreter sets
-up as it starts, leaves `serve`, and is the main program from there on: exceptions, `atexit` and the exit code are the
-interpreter's own.
+Its arguments are a child's `sys.argv[0]`, the function that a child runs, as `module:function`, and what is imported
+for that, a name of `LOADS`. A call comes over the socket that is this process's stdin, with four descriptors: the
+child's stdin, stdout and stderr, and a socket for the answer, which is the child's pidfd at once and its status at its
+end. The child sets up what an interpreter sets up as it starts, leaves `serve`, and is the main program from there on:
+exceptions, `atexit` and the exit code are the interpreter's own.
 """
 
 from __future__ import annotations
@@ -13,10 +13,13 @@ import importlib
 import io
 import json
 import os
+import runpy
 import select
+import signal
 import socket
 import struct
 import sys
+from collections.abc import Callable
 from typing import Any, Final
 
 #: the command's modules: those of all verbs that need no server, and what commands import as they run
@@ -28,13 +31,14 @@ BESIDE_VERBS: Final = (
     "moorage.testing.sim_fleet",  # with it the scheduler's and the worker's, for simulate and doctor
     "moorage.testing.simulate.trace",
 )
+#: the modules of a scheduler and of a worker's agent
+SERVICES: Final = ("moorage.scheduler.main", "moorage.scheduler.leader.service", "moorage.worker.agent.run")
 #: a request's length, and a status
 NUMBER: Final = struct.Struct("!i")
 DESCRIPTORS: Final = 4
 
 
-def load() -> None:
-    """Import the command."""
+def load_command() -> None:
     from moorage.cli import main, start  # noqa: F401
     from moorage.cli.verbs import OF_SERVER, all_verbs
 
@@ -43,12 +47,31 @@ def load() -> None:
             verb.load()
     for module in BESIDE_VERBS:
         importlib.import_module(module)
-    # a thread would be in no child, and may hold a lock
-    assert len(os.listdir("/proc/self/task")) == 1, "a module of the command starts a thread as it is imported"
+
+
+def load_services() -> None:
+    for module in SERVICES:
+        importlib.import_module(module)
+
+
+LOADS: Final[dict[str, Callable[[], None]]] = {"command": load_command, "services": load_services}
+
+
+def interpret() -> None:
+    """Do what the interpreter does with `-m MODULE` or `-c PROGRAM`, and the arguments behind it."""
+    kind, what, *rest = sys.argv[1:]
+    sys.argv[:] = ["-c", *rest]
+    if kind == "-m":
+        runpy.run_module(what, run_name="__main__", alter_sys=True)
+    else:
+        exec(compile(what, "<string>", "exec"), {"__name__": "__main__"})
 
 
 def serve(calls: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
-    """Fork a child for each call. Returns in a child, with its request and streams; and None once no call will come."""
+    """Fork a child for each call. Returns in a child, with its request and streams.
+
+    Returns None once no call will come: then the children are ended.
+    """
     answers: dict[int, tuple[int, socket.socket]] = {}
     poll = select.poll()  # epoll would be one for the children, too
     poll.register(calls, select.POLLIN)
@@ -61,6 +84,8 @@ def serve(calls: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
                 continue
             header, descriptors, _, _ = socket.recv_fds(calls, NUMBER.size, DESCRIPTORS)
             if not header:
+                for pidfd in answers:
+                    signal.pidfd_send_signal(pidfd, signal.SIGKILL)
                 return None
             request = json.loads(_read(calls, *NUMBER.unpack(header)))
             answer = socket.socket(fileno=descriptors.pop())
@@ -119,8 +144,10 @@ def become(request: dict[str, Any], streams: list[int], program: str) -> None:
 if __name__ == "__main__":
     import contextlib
 
-    program, where = sys.argv[1:]
-    load()
+    program, where, loads = sys.argv[1:]
+    LOADS[loads]()
+    # a thread would be in no child, and may hold a lock
+    assert len(os.listdir("/proc/self/task")) == 1, "a module starts a thread as it is imported"
     module, _, function = where.partition(":")
     main = getattr(importlib.import_module(module), function)
     call = None

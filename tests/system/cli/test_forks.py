@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -66,19 +67,26 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
-@pytest.fixture(scope="module")
-def server(program: Path) -> Iterator[forks.ForkServer]:
-    env = environment(PYTHONPATH=str(program.parent), OTHER="that one")
-    running = forks.ForkServer(env, program, "probe:main")
-    yield running
+@pytest.fixture(scope="module", params=["command", "services"])
+def server(program: Path, request: pytest.FixtureRequest) -> Iterator[tuple[forks.ForkServer, tuple[str, ...]]]:
+    """A server, and what it needs to be given before the program's own arguments."""
+    env = environment(PYTHONPATH=os.pathsep.join([str(program.parent), forks.ROOTS]), OTHER="that one")
+    if request.param == "command":
+        running, begins = forks.ForkServer(env, program, "probe:main"), tuple[str, ...]()
+    else:
+        running, begins = forks.ForkServer(env, "-c", "fork_server:interpret", "services"), ("-m", "probe")
+    yield running, begins
     running.end()
 
 
 @pytest.mark.parametrize("ends", ["0", "7", "in words", "exception", "signal"])
 async def test_a_program_finds_in_a_fork_what_it_finds_in_a_new_process(
-    program: Path, server: forks.ForkServer, tmp_path: Path, ends: str
+    program: Path, server: tuple[forks.ForkServer, tuple[str, ...]], tmp_path: Path, ends: str
 ) -> None:
-    env = environment(PYTHONPATH=str(program.parent), ONLY="this one", NOT_UTF8="\udce9")
+    running, begins = server
+    env = environment(
+        PYTHONPATH=os.pathsep.join([str(program.parent), forks.ROOTS]), ONLY="this one", NOT_UTF8="\udce9"
+    )
     process = ends_with_the_test(
         await asyncio.create_subprocess_exec(
             sys.executable, "-m", "probe", ends, "ä \udce9", env=env, cwd=tmp_path,
@@ -87,8 +95,8 @@ async def test_a_program_finds_in_a_fork_what_it_finds_in_a_new_process(
     )  # fmt: skip
     given = b"words\n" * 100_000  # more than a pipe takes
     out, err = await process.communicate(given)
-    assert server.can(env)
-    code, forked_out, forked_err = await forks.run(server, (ends, "ä \udce9"), env, tmp_path, given)
+    assert running.can(env)
+    code, forked_out, forked_err = await forks.run(running, (*begins, ends, "ä \udce9"), env, tmp_path, given)
     new, *behind = out.splitlines()
     forked, *forked_behind = forked_out.splitlines()
     assert json.loads(forked) == json.loads(new)

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, Final
@@ -22,6 +21,7 @@ from moorage.scheduler.leader.service import Scheduler
 from moorage.schemas.subjects import Subjects
 from moorage.worker.supervisor.client import Supervised, SupervisorError
 from tests.sites import RunningSite, running
+from tests.system.cli import forks
 from tests.system.cli.node import Ran, moorage
 from tests.system.live.stack import ANSWER_S, BRIEF, RealProcess
 from tests.waiting import until
@@ -59,10 +59,7 @@ async def works(site: RunningSite, folder: Path) -> AsyncIterator[None]:
     log = folder / "worker.log"
     words = ("worker", "--nats", "worker.w1", "--id", "w1", "--simulate", "1x2xT4", "--state", str(folder / "w1"))
     with log.open("wb") as out:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "moorage.cli", *words, env={**os.environ, **site.environment},
-            stdin=asyncio.subprocess.DEVNULL, stdout=out, stderr=out,
-        )  # fmt: skip
+        process = await forks.python("-m", "moorage.cli", *words, env={**os.environ, **site.environment}, out=out)
     made = RealProcess(process, log)
     try:
         yield

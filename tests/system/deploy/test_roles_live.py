@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import shutil
-import sys
 import tempfile
 from collections.abc import AsyncIterator
 from functools import partial
@@ -32,6 +30,7 @@ from moorage.worker.supervisor.client import Supervised, SupervisorError
 from moorage.worker.supervisor.protocol import SOCKET_NAME
 from tests.servers import stream_is_there
 from tests.sites import RunningSite, running, settled
+from tests.system.cli import forks
 from tests.system.cli.node import moorage
 from tests.system.cli.pages import served
 from tests.system.live.stack import ANSWER_S, RealProcess, request
@@ -88,10 +87,7 @@ class Everybody:
         log = self.folder / f"{words[0]}.log"
         environment = {**os.environ, **self.site.environment, **variables}
         with log.open("ab") as out:
-            process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "moorage.cli", *words, cwd=self.folder, env=environment,
-                stdin=asyncio.subprocess.DEVNULL, stdout=out, stderr=out,
-            )  # fmt: skip
+            process = await forks.python("-m", "moorage.cli", *words, env=environment, out=out, cwd=self.folder)
         self.processes.append(RealProcess(process, log))
 
     def client(self, key: str, tenant: str = "acme") -> AsyncClient:

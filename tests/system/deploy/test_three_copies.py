@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, Final
@@ -21,6 +20,7 @@ from moorage.client.view.checks import Check
 from moorage.schemas.errors import MoorageError
 from moorage.schemas.subjects import Subjects
 from tests.sites import RunningSite, running
+from tests.system.cli import forks
 from tests.system.live.stack import ANSWER_S, RealProcess
 from tests.waiting import until
 
@@ -35,10 +35,8 @@ async def scheduler(site: RunningSite, log: Path, *words: str, **variables: str)
     """A scheduler as the pages start it, with the site's keys; killed at the end."""
     environment = {**os.environ, **site.environment, "MOORAGE_LEDGER_URL": "ledger.main", **variables}
     with log.open("wb") as out:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "moorage.cli", "scheduler", "--nats", "scheduler.main", *words, cwd=log.parent,
-            env=environment, stdin=asyncio.subprocess.DEVNULL, stdout=out, stderr=out,
-        )  # fmt: skip
+        argv = ("-m", "moorage.cli", "scheduler", "--nats", "scheduler.main", *words)
+        process = await forks.python(*argv, env=environment, out=out, cwd=log.parent)
     made = RealProcess(process, log)
     try:
         yield made

@@ -1,8 +1,8 @@
 """A moorage of real processes for one test: schedulers and agents to kill, stop and start again, and plain NATS to ask.
 
-Nothing here is a stand-in: `SchedulerProcess` is `python -m moorage.scheduler` (or the same `Scheduler` with other
-numbers), `AgentProcess` an agent with its real supervisor. Each test has a subject prefix of its own, so that one
-nats-server serves them all.
+Nothing here is a stand-in: a scheduler is `python -m moorage.scheduler` (or the same `Scheduler` with other numbers),
+an agent has its real supervisor. Both are forks of a process that has imported them, which takes a second of processor
+time. Each test has a subject prefix of its own, so that one nats-server serves them all.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import json
 import os
 import secrets
 import signal
-import sys
 import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -23,7 +22,6 @@ import msgspec
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
-import moorage
 from moorage.schemas.job import TERMINAL
 from moorage.schemas.subjects import Subjects
 from moorage.system.proctree import read_process
@@ -32,6 +30,7 @@ from moorage.worker.agent.run import SUPERVISOR_FOLDER
 from moorage.worker.supervisor.client import Supervised, SupervisorError
 from tests.asking import answered
 from tests.servers import Server, delete_streams
+from tests.system.cli import forks
 from tests.waiting import until
 
 #: every answer of these tests is due long before; only a defect makes one wait so long
@@ -50,7 +49,6 @@ QUICK: Final[dict[str, float]] = {
 }
 #: with a lease that is soon over, for tests that wait for the loss of a worker
 BRIEF: Final[dict[str, float]] = QUICK | {"lease_s": 5.0}
-_ROOTS: Final = os.pathsep.join(str(Path(path).parent) for path in moorage.__path__)
 
 _QUICK_SCHEDULER: Final = """
 import asyncio, logging, sys
@@ -73,6 +71,12 @@ asyncio.run(main(sys.argv[1], sys.argv[2], msgspec.json.decode(sys.argv[3])))
 _OTHER_PROTOCOL: Final = """
 from moorage.worker.supervisor import client
 client.PROTOCOL = {}
+"""
+
+_POISONED: Final = """
+import runpy, sys
+sys.path.append(sys.argv.pop(1))
+runpy.run_module("tests.system.live.poisoned_scheduler", run_name="__main__")
 """
 
 #: `python -m moorage.scheduler` that looks at things more often than it would
@@ -104,7 +108,7 @@ asyncio.run(main())
 class RealProcess:
     """A process whose words go to a file, to be read when a test fails; `end` leaves none behind."""
 
-    def __init__(self, process: asyncio.subprocess.Process, log: Path) -> None:
+    def __init__(self, process: asyncio.subprocess.Process | forks.Service, log: Path) -> None:
         self.process = process
         self.log = log
 
@@ -136,15 +140,7 @@ class RealProcess:
 
 async def _spawn(arguments: list[str], log: Path, **environment: str) -> RealProcess:
     with log.open("ab") as out:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            *arguments,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=out,
-            stderr=out,
-            env=os.environ | {"PYTHONPATH": _ROOTS} | environment,
-        )
-    return RealProcess(process, log)
+        return RealProcess(await forks.python(*arguments, env=os.environ | environment, out=out), log)
 
 
 class Stack:
@@ -171,9 +167,8 @@ class Stack:
         """Start a scheduler with a defect at this place, see `tests.system.live.poisoned_scheduler`."""
         log = self.folder / f"scheduler-{len(self.processes)}.log"
         numbers = msgspec.json.encode(config).decode()
-        arguments = ["-m", "tests.system.live.poisoned_scheduler", place, self.url, self.subjects.prefix, numbers]
-        root = os.pathsep.join([str(Path(__file__).resolve().parents[3]), _ROOTS])
-        return self._keep(await _spawn(arguments, log, MOORAGE_LEDGER_URL=self.ledger_url, PYTHONPATH=root))
+        arguments = ["-c", _POISONED, str(Path(__file__).resolve().parents[3]), place, self.url, self.subjects.prefix]
+        return self._keep(await _spawn([*arguments, numbers], log, MOORAGE_LEDGER_URL=self.ledger_url))
 
     async def set_scheduler(
         self, name: str, settings: dict[str, float], url: str, ledger_url: str, hasty: dict[str, float] | None = None

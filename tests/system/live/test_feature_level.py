@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
-import sys
 from typing import Any, Final
 
 import pytest
 
 from moorage.scheduler.core.ledger.records import FORMAT
 from tests.servers import Server
-from tests.system.live.stack import _ROOTS, QUICK, Caller, RealProcess, Stack, caller, stack
+from tests.system.cli import forks
+from tests.system.live.stack import QUICK, Caller, RealProcess, Stack, caller, stack
 from tests.waiting import until
 
 #: this release's scheduler, but for one thing: it knows one format more
@@ -33,11 +32,9 @@ async def next_release(made: Stack, name: str) -> RealProcess:
     arguments = ["-c", _NEXT, "--nats", made.url, "--prefix", made.subjects.prefix, "--name", name]
     for key, value in QUICK.items():
         arguments += [f"--{key.replace('_', '-')}", f"{value:g}"]
-    environment = os.environ | {"PYTHONPATH": _ROOTS, "MOORAGE_LEDGER_URL": made.ledger_url}
     with log.open("ab") as out:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, *arguments, stdout=out, stderr=out, env=environment
-        )
+        environment = os.environ | {"MOORAGE_LEDGER_URL": made.ledger_url}
+        process = await forks.python(*arguments, env=environment, out=out)
     made.processes.append(RealProcess(process, log))
     return made.processes[-1]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import sys
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -15,7 +14,8 @@ import msgspec
 from moorage.bus.connection import Connection
 from moorage.bus.transport import Delivery
 from moorage.schemas.service import ERROR, MEMBER
-from tests.leftover import ends_with_the_test
+from tests.system.cli import forks
+from tests.system.cli.node import environment
 from tests.waiting import until
 
 ANSWER_S: Final = 60.0
@@ -54,7 +54,7 @@ async def waiting(caller: Connection, prefix: str, service: str) -> asyncio.Even
 class MemberProcess:
     """A process `moorage serve`, and what it wrote."""
 
-    def __init__(self, process: asyncio.subprocess.Process, log: Path) -> None:
+    def __init__(self, process: asyncio.subprocess.Process | forks.Service, log: Path) -> None:
         self.process = process
         self.log = log
 
@@ -85,14 +85,10 @@ async def member(
 ) -> AsyncIterator[MemberProcess]:
     """`moorage serve` with these words on this server, ended with the block."""
     log = folder / f"member-{len(list(folder.glob('member-*')))}.log"
-    clean = {key: value for key, value in os.environ.items() if not key.startswith(("NATS_", "MOORAGE_"))}
+    argv = ("-m", "moorage.cli", "serve", "--nats", url, "--prefix", prefix, *words)
     with log.open("wb") as out:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "moorage.cli", "serve", "--nats", url, "--prefix", prefix, *words,
-            stdin=asyncio.subprocess.DEVNULL, stdout=out, stderr=out, cwd=FUNCTIONS.parent,
-            env={**clean, "XDG_CONFIG_HOME": "/nonexistent", **(env or {})},
-        )  # fmt: skip
-    made = MemberProcess(ends_with_the_test(process), log)
+        process = await forks.python(*argv, env={**environment(), **(env or {})}, out=out, cwd=FUNCTIONS.parent)
+    made = MemberProcess(process, log)
     try:
         yield made
     finally:
