@@ -156,6 +156,7 @@ class Messenger:
         self._is_held = False
         self._ticking = asyncio.Event()
         self._changed = asyncio.Event()
+        self._called = asyncio.Event()
 
     async def open(self) -> None:
         """Subscribe to what members say to each other. Raises `PermissionRefused`."""
@@ -517,6 +518,8 @@ class Messenger:
 
     def _look(self) -> None:
         self._changed.set()
+        if not self.member.is_empty:
+            self._called.set()
         if self.member.needs_ticks:
             self._ticking.set()
 
@@ -530,13 +533,27 @@ class Messenger:
                 self._ticking.clear()
 
     async def _tell_load(self) -> None:
-        said, said_s = None, 0.0
+        said, said_s, by_call = None, 0.0, False
         while True:
             now_s = time.monotonic()
             load = self.member.load(now_s)
             if (load != said or now_s - said_s >= LOAD_QUIET_S) and await self._say_load(load):
                 said, said_s = load, now_s
-            await asyncio.sleep(LOAD_S)
+            # who has no calls says the first one at once: it may sleep, and is to be woken
+            if by_call or not self.member.is_empty:
+                by_call = False
+                await asyncio.sleep(LOAD_S)
+            else:
+                by_call = await self._is_called_within(LOAD_S)
+
+    async def _is_called_within(self, seconds: float) -> bool:
+        self._called.clear()
+        try:
+            async with asyncio.timeout(seconds):
+                await self._called.wait()
+        except TimeoutError:
+            return False
+        return True
 
     async def _say_load(self, load: MemberLoad) -> bool:
         """Send what the member has to do and has done; return False if the server is away."""

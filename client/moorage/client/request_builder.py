@@ -55,6 +55,8 @@ _NEXT: Final = {
     "service.batch.wait_ms": "say how long a call waits for others, as {'most': 32, 'wait_ms': 5} or --batch 32,5ms",
     "service.queue.most": "say how many calls wait at a member, as {'most': 200} or --queue 200",
     "service.queue.wait_s": "say how long a call waits, as {'most': 200, 'wait_s': 10} or --queue 200,10s",
+    "service.sleep_after_s": "say after how many seconds without calls a member sleeps, as 300 or --sleep-after 5m",
+    "service.awake_s": "say how many seconds a member keeps its GPUs, as 30 or --awake-at-least 30s",
     "service.input_bytes": "give at most 1 GiB, as 1073741824 or --service embed:8,input=1GiB",
     "replicas": "give a number, or a service whose calls it follows: service={'name': …}, --service NAME",
     "indices": "leave out the gang; or give the number of its ranks, as replicas=4 or --replicas 4",

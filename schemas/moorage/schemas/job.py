@@ -781,7 +781,22 @@ class Request(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True,
             return Trouble("run.driver", message, quoted(driver), f"{DRIVER_DEFAULT}, for one")
         if self.is_gang:
             return Trouble("service", "the ranks of a gang are no members of a service", "gang", "null with a gang")
+        if self.service.sleep_after_s and not self.ends_idle and not self.sleeps:
+            message = "only a job that has its GPUs alone can sleep without calls"
+            return Trouble("service.sleep_after_s", message, self.service.sleep_after_s, "0, or replicas.min 0")
         return self.service.trouble
+
+    @property
+    def sleeps(self) -> bool:
+        """Whether its members give up their GPUs while no calls come, where their driver can freeze them."""
+        gpu = self.effective_gpu
+        has_alone = gpu is not None and gpu.effective_sharing == "exclusive"
+        return self.service is not None and self.service.sleep_after_s > 0 and has_alone
+
+    @property
+    def ends_idle(self) -> bool:
+        """Whether its last member may end while no calls come."""
+        return self.scale is not None and self.scale.min == 0
 
     @property
     def _instead_trouble(self) -> Trouble | None:

@@ -97,6 +97,12 @@ NO_CALLS: Final = add(
     "ask for a driver with answers_calls (moorage fleet --json), or have an operator give its containers a network",
     ends=Ends.NEVER,
 )
+NO_SLEEP: Final = add(
+    "no-sleep",
+    "its service sleeps without calls, and no remaining worker can freeze jobs of its driver",
+    "leave out sleep_after_s, or have it scale to zero: replicas.min 0, as --replicas 0-4",
+    ends=Ends.NEVER,
+)
 NO_PORTS: Final = add(
     "no-ports",
     "it asks for run.ports or run.ready, and no remaining worker gives that to jobs of its driver",

@@ -81,6 +81,10 @@ HOPS_MAX: Final = 2
 #: longest wait for a place in seconds, for callers that name none; and what a service may say instead
 WAIT_S_DEFAULT: Final = 30.0
 WAIT_S_MAX: Final = 86_400.0
+#: longest time without calls until a member sleeps, the same in which it is awake at least, and the usual one
+SLEEP_AFTER_S_MAX: Final = 2_592_000
+AWAKE_S_MAX: Final = 86_400
+AWAKE_S_DEFAULT: Final = 30
 #: most calls that wait at one member, where its service says how many
 QUEUE_MAX: Final = 10_000
 
@@ -198,6 +202,11 @@ class ServiceSpec(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=T
     batch: BatchSpec | None = None  # calls are taken together, as `{"most": 32, "wait_ms": 5}`; null: each by itself
     #: calls that wait for a place, as `{"most": 200, "wait_s": 30}`; null is the same as {}
     queue: QueueSpec | None = None
+    #: seconds without a call after which a member sleeps, 0..2592000: its GPU memory is in the host's RAM until the
+    #: next call. Where its driver cannot do that, and replicas.min is 0, the last member ends. 0 is never
+    sleep_after_s: float = 0
+    #: seconds for which a member that was woken keeps its GPUs, though another one that sleeps is called, 0..86400
+    awake_s: float = AWAKE_S_DEFAULT
 
     @property
     def trouble(self) -> Trouble | None:
@@ -210,6 +219,11 @@ class ServiceSpec(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=T
         if not 1 <= self.input_bytes <= INPUT_BYTES_MAX:
             message = f"input_bytes must be 1..{INPUT_BYTES_MAX}"
             return Trouble("service.input_bytes", message, self.input_bytes, f"1..{INPUT_BYTES_MAX}")
+        if not 0 <= self.sleep_after_s <= SLEEP_AFTER_S_MAX:
+            message = f"sleep_after_s must be 0..{SLEEP_AFTER_S_MAX}"
+            return Trouble("service.sleep_after_s", message, self.sleep_after_s, f"0..{SLEEP_AFTER_S_MAX}")
+        if not 0 <= self.awake_s <= AWAKE_S_MAX:
+            return Trouble("service.awake_s", f"awake_s must be 0..{AWAKE_S_MAX}", self.awake_s, f"0..{AWAKE_S_MAX}")
         if self.queue is not None and (wrong := self.queue.trouble) is not None:
             return wrong
         return None if self.batch is None else self.batch.trouble or too_many(self.concurrency, self.batch)
@@ -278,6 +292,8 @@ class CallCounts(msgspec.Struct, frozen=True, gc=False):
 
 class MemberLoad(msgspec.Struct, frozen=True):
     """What a member of a service says of itself: once a second while it has calls, and each 10 s while it has none.
+
+    The first call after a second without any is said at once.
 
     `refused` and those behind it count from its start, but for the four that name the attempt which it is.
     """

@@ -356,6 +356,24 @@ class JobFlags:
             of="service.queue",
         ),
     ] = None
+    sleep_after: Annotated[
+        str | None,
+        Flag(
+            help="With --service: a member without calls for so long is frozen, and gives up its GPUs until the next "
+            "call. Where that cannot be, with --replicas 0-N, the last member ends.",
+            value=DURATION,
+            of="service.sleep_after_s",
+        ),
+    ] = None
+    awake_at_least: Annotated[
+        str | None,
+        Flag(
+            help="With --sleep-after: a member keeps its GPUs for so long, 30s by default, before another service that "
+            "sleeps and is called has them.",
+            value=DURATION,
+            of="service.awake_s",
+        ),
+    ] = None
     pack: Annotated[
         bool,
         Flag(
@@ -365,6 +383,8 @@ class JobFlags:
 
 
 NO_FLAGS: Final = JobFlags()
+#: options of a service that are durations, and their fields
+_SLEEPS: Final = {"sleep_after": "sleep_after_s", "awake_at_least": "awake_s"}
 #: what somebody at a command line means by a request that no worker could ever run: a slip
 ON_NO_MATCH: Final = "reject"
 
@@ -540,13 +560,16 @@ def fields_of(flags: JobFlags) -> dict[str, Any]:
             fields["service"]["batch"] = batch(flags.batch)
         if flags.queue is not None:
             fields["service"]["queue"] = queue(flags.queue)
+        for option, field in _SLEEPS.items():
+            if (given := getattr(flags, option)) is not None:
+                fields["service"][field] = _duration(option, given)
     elif flags.pack:
         raise rejected(
             "invalid-argument", "--pack is about the members of a service", field="$.service",
             next="name the service with --service, or leave --pack out: other jobs are packed anyway",
         )  # fmt: skip
-    elif flags.batch is not None or flags.queue is not None:
-        option = "--queue" if flags.batch is None else "--batch"
+    elif given := [name for name in ("batch", "queue", *_SLEEPS) if getattr(flags, name) is not None]:
+        option = "--" + given[0].replace("_", "-")
         raise rejected(
             "invalid-argument", f"{option} is about the calls of a service", field="$.service",
             next=f"name the service with --service, or leave {option} out",

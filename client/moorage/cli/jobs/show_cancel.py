@@ -370,7 +370,9 @@ def service_words(service: dict[str, Any] | None) -> str:
     if batch := service.get("batch"):
         calls = f"{service.get('concurrency', 1)} × {many(batch['most'], 'call')}"
     most = (service.get("queue") or {}).get("most")
-    return f"{service['name']}, {calls} at a time" + ("" if most is None else f", {most} may wait for each member")
+    waits = "" if most is None else f", {most} may wait for each member"
+    sleeps = f", sleeps after {age(idle_s)} without a call" if (idle_s := service.get("sleep_after_s")) else ""
+    return f"{service['name']}, {calls} at a time{waits}{sleeps}"
 
 
 def items_words(request: dict[str, Any]) -> str:

@@ -172,11 +172,16 @@ def _why_frozen(engine: Engine, job: Job) -> str:
     for member in job.members:
         is_current = member.replica.member is member and member.replica.state == FROZEN
         if is_current and member.mask != member.home:
+            sleeps = engine.reader.request_of(job).sleeps
             if member.freeze:
-                return "it is frozen until " + ("it uses its GPUs" if member.wakes else "an operator resumes it")
+                use = "it is called" if sleeps else "it uses its GPUs"
+                return "it is frozen until " + (use if member.wakes else "an operator resumes it")
             if (hold := job.hold or tenant.hold) is not None:
                 return f"it is to run on, and is {held_by(hold)}"
-            if any(other.mask & member.home for other in member.worker.members.values()):
+            holders = [other for other in member.worker.members.values() if other.mask & member.home]
+            if holders and all(engine.reader.request_of(other.replica.job).sleeps for other in holders):
+                return "it is called, and waits for its turn on its GPUs: the service there is to sleep first"
+            if holders:
                 return "it is to run on, and waits for the end of the job on its GPUs"
             if 0 < tenant.gpus_max < tenant.gpus + member.home.bit_count():
                 return f"it is to run on, and tenant {job.tenant} has {tenant.gpus} of {tenant.gpus_max} GPUs leased"

@@ -59,6 +59,7 @@ from moorage.scheduler.core.lifecycle.retention import Retention
 from moorage.scheduler.core.lifecycle.scaling import Scaling
 from moorage.scheduler.core.lifecycle.services import Services
 from moorage.scheduler.core.lifecycle.sessions import Sessions, has_room, lose_bytes
+from moorage.scheduler.core.lifecycle.sleeping import Sleeping
 from moorage.scheduler.core.lifecycle.stale_ledger import StaleLedgerGuard
 from moorage.scheduler.core.lifecycle.starts import Starts
 from moorage.scheduler.core.lifecycle.timers import Timers
@@ -177,6 +178,7 @@ class Engine:
         self.sessions = Sessions(state, self.fleet, self.lifecycle, config)
         self.retention = Retention(state, reader.requests, config, self.room.telling)
         self._forgetting = Forgetting(state, int(config.history_keep * 1000))
+        self.sleeping = Sleeping(state, self.fleet, self.lifecycle)
         self.scaling = Scaling(
             state, self.lifecycle, self.planner.order, reader.priority_of,
             lambda job, request, wanted: self._indexing.bound_to(job, request, wanted),
@@ -282,6 +284,7 @@ class Engine:
     def offer_member_load(self, tenant: str, service: str, frame: MemberLoad, mono_ms: int) -> None:
         """Take what a member of a tenant's service has to do, and has done; it is never recorded in the ledger."""
         self.scaling.heard(tenant, frame, mono_ms)
+        self.sleeping.heard(tenant, frame, mono_ms)
         self.call_totals.heard(tenant, service, frame, mono_ms)
 
     def refuses(self, tenant: str, verb: str) -> Problem | None:
@@ -296,7 +299,7 @@ class Engine:
         """Whether events need a record now, not only with the next heartbeat. Renewals alone do not."""
         pending = self.pending
         urgent = pending.submits or pending.cancels.size or pending.urgent or self._indexing.rejects or self.room.tells
-        return bool(urgent or self._hurry or (self._replan and not self.queue.is_empty))
+        return bool(urgent or self._hurry or self.sleeping.is_called or (self._replan and not self.queue.is_empty))
 
     @property
     def waiting(self) -> int:
@@ -349,6 +352,10 @@ class Engine:
         self._at = "queue"
         self._sweeping.go_on(draft)
         self._frozen.settle(draft)
+        is_called, self.sleeping.is_called = self.sleeping.is_called, False
+        if (looks or is_called) and self._begins(SCALING, draft):
+            self.sleeping.pass_time(draft, mono_ms)
+            self._frozen.settle(draft)
         self._replan = False
         if (
             self.stale_ledger.may_place(draft.time_ms, mono_ms)

@@ -107,6 +107,10 @@ def _lets_answer(offer: Offer, shape: Shape) -> bool:
     return not shape.answers_calls or shape.driver in offer.kit.call_drivers
 
 
+def _lets_sleep(offer: Offer, shape: Shape) -> bool:
+    return not shape.must_sleep or shape.driver in offer.kit.freeze_drivers
+
+
 def _reaches(offer: Offer, shape: Shape) -> bool:
     return not shape.reached or (shape.driver in offer.kit.reach_drivers and offer.kit.ports >= shape.ports)
 
@@ -266,6 +270,7 @@ _IN_ORDER: Final = (
         reasons.NO_MEMORY_LIMIT, "host", _limits_memory, _with_driver("has the memory controller that limits its jobs")
     ),
     Filter(reasons.NO_CALLS, "host", _lets_answer, _with_driver("lets its jobs reach the server, to answer calls")),
+    Filter(reasons.NO_SLEEP, "host", _lets_sleep, _with_driver("can freeze its jobs, as NVIDIA's driver 570 does")),
     Filter(reasons.NO_PORTS, "host", _reaches, _ports),
     Filter(reasons.LABEL, "labels", has_labels, _labels),
     Filter(reasons.NO_GPU, "host", _has_gpu, lambda shape, offers, names: f"{_no_worker(shape)} has a GPU"),

@@ -396,13 +396,16 @@ class Fleet:
         host.free &= ~member.home
         self.refresh(host)
 
-    def set_awaited(self, host: Host, awaited: int, needed: int) -> None:
-        """Note which slots of a host frozen members wait for, and which of them take no job."""
-        if (host.awaited, host.needed) == (awaited, needed):
+    def set_awaited(self, host: Host, awaited: int, turns: int, needed: int) -> None:
+        """Note which slots of a host frozen members wait for, on which of them members of services that sleep take
+        turns, and which of them take no job.
+        """
+        if (host.awaited, host.turns, host.needed) == (awaited, turns, needed):
             return
-        if (host.awaited & ~awaited) | (host.needed & ~needed) | (awaited & ~host.awaited & ~needed):
+        opened = (awaited & ~host.awaited) | (turns & ~host.turns)
+        if (host.awaited & ~awaited) | (host.needed & ~needed) | (opened & ~needed):
             self.opens(host.worker.num)
-        host.awaited, host.needed = awaited, needed
+        host.awaited, host.turns, host.needed = awaited, turns, needed
         host.version += 1
         self.refresh(host)
 

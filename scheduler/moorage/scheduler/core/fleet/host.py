@@ -298,6 +298,7 @@ class Host:
         "sick",
         "stale",
         "troubles",
+        "turns",
         "use",
         "util_percent",
         "version",
@@ -323,6 +324,7 @@ class Host:
         self.free = self.lent  # slots not used by moorage's jobs
         self.frozen: dict[AttemptName, Member] = {}  # members without devices: see `lifecycle.freezing`
         self.awaited = 0  # the slots on which these were placed, which take preemptible jobs alone
+        self.turns = 0  # those of them that also take members of services that sleep: only such members wait for them
         self.needed = 0  # those of them that take no job, as one of these is to have them next
         self.shared: dict[int, SharedDevice] = {}
         self.busy = 0  # slots in other use: local claims, a foreign process, a refusal just now
@@ -372,7 +374,12 @@ class Host:
 
     def open_to(self, shape: Shape) -> int:
         """Return the matching slots that may be given out whole to a shape, also those that frozen jobs wait for."""
-        closed = self.shut | (self.needed if shape.preemptible else self.awaited)
+        awaited = self.awaited
+        if shape.preemptible:
+            awaited = self.needed
+        elif shape.sleeps and shape.driver in self.cls.kit.freeze_drivers:
+            awaited = self.needed | (awaited & ~self.turns)
+        closed = self.shut | awaited
         return 0 if self.waiting else self.free & ~closed & self.cls.fit(shape).mask
 
     def opened_by(self, leaving: Collection[Member], freed: int) -> int:

@@ -30,6 +30,7 @@ class Kit(NamedTuple):
     gpu_drivers: frozenset[str]  # drivers whose jobs may have GPUs
     user_drivers: frozenset[str]  # drivers whose jobs may run as any user
     call_drivers: frozenset[str]  # drivers whose jobs may answer the calls of a service
+    freeze_drivers: frozenset[str]  # drivers whose jobs can be frozen
     reach_drivers: frozenset[str]  # drivers whose jobs may have its ports, and be looked at
     memory_limits: frozenset[str]  # drivers whose jobs are held to the memory that they ask for
     ports: int
@@ -77,6 +78,7 @@ def kit_of(hello: dict[str, Any], rules: Rules) -> Kit:
         that("gpu_enabled", unless_told=True),
         any_user,
         that("answers_calls", unless_told=False),
+        that("freezes", unless_told=False),
         that("reaches", unless_told=False),
         that("memory_limit", unless_told=True),
         int(hello.get("ports", 0)),

@@ -55,6 +55,7 @@ class Shape:
         "min_memory_mib",
         "mode",
         "models",
+        "must_sleep",
         "not_apple",
         "on_host_max",
         "ports",
@@ -64,6 +65,7 @@ class Shape:
         "refusing",
         "requires",
         "share_mib",
+        "sleeps",
         "slice_profile",
         "slot_index",
         "spread",
@@ -83,6 +85,8 @@ class Shape:
         self.driver = request.workload.driver
         self.preemptible = request.preemptible  # it also takes devices that frozen members wait for
         self.answers_calls = request.service is not None
+        self.sleeps = request.sleeps  # it also takes devices for which only members wait that sleep, in turns with them
+        self.must_sleep = request.sleeps and not request.ends_idle
         self.ports = request.run.ports if request.run else 0
         #: its worker gives it ports, or looks whether it is ready
         self.reached = self.ports > 0 or (request.run is not None and request.run.ready is not None)
@@ -176,7 +180,7 @@ def shape_key(request: Request) -> ShapeKey:
         run.driver if run else "",
         run.user if run else None,
         request.preemptible,
-        request.service and request.spreads,  # None without a service
+        request.service and (request.spreads, request.sleeps, request.ends_idle),  # None without a service
         (run.ports, run.ready is not None) if run and (run.ports or run.ready is not None) else None,
     )
 

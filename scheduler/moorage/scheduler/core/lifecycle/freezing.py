@@ -40,7 +40,7 @@ def on_freezing(draft: Draft, fleet: Fleet, member: Member, fact: Fact) -> None:
                 host.keep(member.home)
                 fleet.freeze(host, member)
     elif kind == "not-frozen":
-        if state == RUNNING and member.freeze:
+        if state == RUNNING and stays_frozen(draft, member):
             _write(draft, member, NOT_FROZEN, shown(fact.detail)[:NOTE_CHARS_MAX])
     elif kind == "freeze-due":
         if state == RUNNING and not member.freeze and draft.job(replica.job).gang == GangPhase.NONE:

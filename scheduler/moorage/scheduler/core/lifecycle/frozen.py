@@ -40,7 +40,7 @@ class Frozen:
             self._settle(draft, host)
 
     def _settle(self, draft: Draft, host: Host) -> None:
-        awaited = needed = 0
+        awaited = needed = kept = 0
         needing: list[Member] = []
         for key, member in list(host.frozen.items()):
             if member in draft.gone or draft.mask_of(member):
@@ -48,6 +48,7 @@ class Frozen:
                 continue
             self._leave_closed(draft, host, member)
             awaited |= member.home
+            kept |= 0 if self._lifecycle.shape_of(member.replica.job).sleeps else member.home
             if draft.phase_of(member) == AT_EXITED:
                 needed |= member.home  # its worker may have resumed it to end: its memory is not seen free yet
             elif self._needs(draft, member):
@@ -59,7 +60,7 @@ class Frozen:
             is_beside = any(mask & member.home and other.fence > member.fence for member in needing)
             if is_beside and self._lifecycle.is_on_worker(draft, other):
                 self._lifecycle.leave(draft, other, WHY, Count.NONE)
-        self._fleet.set_awaited(host, awaited, needed)
+        self._fleet.set_awaited(host, awaited, awaited & ~kept, needed)
         if not host.frozen:
             self._fleet.with_frozen.pop(host.worker.num, None)
 

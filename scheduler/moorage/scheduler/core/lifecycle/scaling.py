@@ -24,7 +24,7 @@ from moorage.scheduler.core.events import Wake
 from moorage.scheduler.core.fleet.shape import Shape
 from moorage.scheduler.core.ledger.acts import Scale
 from moorage.scheduler.core.ledger.records import Count
-from moorage.scheduler.core.ledger.state import Job, Member, State
+from moorage.scheduler.core.ledger.state import FROZEN, Job, Member, State
 from moorage.scheduler.core.lifecycle.max_running import wanted_of
 from moorage.scheduler.core.lifecycle.transitions import Lifecycle
 from moorage.scheduler.core.queue.order import QueueOrder
@@ -45,6 +45,16 @@ MEAN_MS: Final = 10_000
 SILENT_MS: Final = 25_000
 #: less than this is no call at a time
 _NO_CALLS: Final = 0.01
+
+
+def member_of(state: State, tenant: str, load: MemberLoad) -> Member | None:
+    """Return the attempt that says this of itself; None if it is none of the current ones."""
+    job = state.job(tenant, load.job)
+    row = job.rows.get(load.replica) if job is not None else None
+    member = None if row is None else row.member
+    if member is None or member.fence != load.fence or load.attempt not in (0, member.attempt):
+        return None
+    return member
 
 
 class _Heard:
@@ -152,14 +162,11 @@ class Scaling:
 
     def heard(self, tenant: str, load: MemberLoad, mono_ms: int) -> None:
         """Take what a member says; a frame of no member of such a service is ignored."""
-        job = self._state.job(tenant, load.job)
-        service = self._services.get(job.num) if job is not None else None
-        if job is None or service is None:
+        member = member_of(self._state, tenant, load)
+        service = self._services.get(member.replica.job.num) if member is not None else None
+        if member is None or service is None:
             return
-        row = job.rows.get(load.replica)
-        member = None if row is None else row.member
-        if member is None or member.fence != load.fence or load.attempt not in (0, member.attempt):
-            return
+        job = member.replica.job
         known = service.heard.get(member.name)
         if known is None:
             service.heard[member.name] = _Heard(load, mono_ms)
@@ -171,7 +178,8 @@ class Scaling:
         if called:
             service.called_ms = mono_ms
         scale = self._lifecycle.request_of(job).scale
-        if scale is not None and load.oldest_ms > scale.wait_target_ms:
+        is_waking = member.replica.state == FROZEN  # soon it runs what waits there
+        if scale is not None and load.oldest_ms > scale.wait_target_ms and not is_waking:
             service.pressed = f"a call waited {load.oldest_ms} ms"
 
     def wake(self, draft: Draft, asked: Wake, jobs: Iterable[Job], mono_ms: int) -> Answer | None:
@@ -285,11 +293,20 @@ class Scaling:
             self._move(draft, job, request, service, wanted + 1, why)
             return True
         low_ms = 0 if service.low_ms is None else mono_ms - service.low_ms
-        if needs < wanted and low_ms >= self._down_ms and since_ms >= self._down_ms:
+        down_ms = self._down_ms
+        if wanted == 1 and request.service is not None and request.service.sleep_after_s:
+            if request.sleeps and self._can_freeze(members, request):
+                return False  # it sleeps
+            down_ms = round(request.service.sleep_after_s * 1000)
+        if needs < wanted and low_ms >= down_ms and since_ms >= down_ms:
             self._end_fewest(draft, service, members, len(members) - wanted + 1, f"scaled to {wanted - 1}: {why}")
             self._move(draft, job, request, service, wanted - 1, why)
             return True
         return False
+
+    def _can_freeze(self, members: list[Member], request: Request) -> bool:
+        driver = request.workload.driver
+        return any(member.worker.can(driver).get("freezes") for member in members)
 
     def _needs(
         self, request: Request, service: _Service, members: list[Member], wanted: int, mono_ms: int

@@ -37,6 +37,8 @@ CHOICES_MAX: Final = 192
 IN_VAIN_MAX: Final = 1_024
 #: jobs of a group that one pass skips because a drain would end them too soon
 ASIDE_MAX: Final = 64
+#: more than any ledger sequence: what waits for devices again comes before all entries of the queue, by this
+LEDGER_END: Final = 1 << 62
 #: once more than one in this many of the remaining groups was skipped one by one, all groups like them are removed at
 #: once
 SWEEP_PART: Final = 16
@@ -156,7 +158,10 @@ class Planner:
         return min(self.verdicts.next_ms(draft), self._endless.next_ms(draft))
 
     def _add_frozen(self, draft: Draft, ready: list[tuple[Key, int, Group]]) -> None:
-        """Add the frozen members that are to be resumed to a heap of groups: each before others of its priority."""
+        """Add the frozen members that are to be resumed to a heap of groups: each before others of its priority.
+
+        Among these, the one that has been without its devices for longest goes first: they may take turns on them.
+        """
         policy = self.preempting.policy
         for member in self.frozen.waiting(draft):
             job = member.replica.job
@@ -164,7 +169,7 @@ class Planner:
                 group = Group(policy.priority_of(job), policy.shape_of(job), job.tenant)
                 group.entries.append(entry(job.num, member.replica.index))
                 group.resumes = member
-                heappush(ready, (self.order.key(group), -1, group))
+                heappush(ready, (self.order.key(group), max(member.fence, member.leased) - LEDGER_END, group))
 
     def _resume(self, draft: Draft, group: Group, member: Member) -> None:
         """Resume a frozen member if its devices are free, and its tenant may have them now."""

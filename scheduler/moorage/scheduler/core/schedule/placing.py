@@ -88,7 +88,7 @@ class Placing:
         num = item >> REPLICA_BITS
         avoid = self._peers(draft, num) if shape.spread else _NO_PEERS
         choice = self._ranker_of(shape).choose(self._fleet, shape, avoid, excluded)
-        if choice is None and shape.preemptible:
+        if choice is None and (shape.preemptible or shape.sleeps):
             choice = self._where_frozen_wait(shape, excluded)
         if choice is not None:
             self._fleet.take(choice.host, shape, choice.mask)
@@ -101,7 +101,7 @@ class Placing:
         return self._order.mode(shape) | PREEMPTIBLE if shape.preemptible else self._order.mode(shape)
 
     def _where_frozen_wait(self, shape: Shape, excluded: frozenset[int]) -> Choice | None:
-        """Return a choice for a preemptible job on devices that frozen jobs wait for; None if no host has room.
+        """Return a choice on devices that frozen jobs wait for, for a job that gives them back; None if none has room.
 
         Asked only after the ranker, which chooses devices that are open to all jobs, has found none.
         """

@@ -1,0 +1,116 @@
+"""Members of services that sleep while no calls come: which are to be frozen, and which are to run on.
+
+A member says what it has to do (`MemberLoad`), at once when a call comes after a while without. One that had no call
+for `service.sleep_after_s` is frozen, and runs on once a call waits in it. From then on all is as for other frozen
+members (`lifecycle.frozen`): it waits for its own devices. These also take members of other services that sleep, so
+one that runs on may find another on them. That one is frozen as soon as it has been awake for `service.awake_s`, once
+it has no call, or its grace is over too. The calls that run there then wait, as those for any member that sleeps.
+
+The ledger has only the words (`acts.Freeze`), in the name of the worker: no operator has ordered it. A new leader
+counts from when it hears a member first.
+"""
+
+from __future__ import annotations
+
+from moorage.scheduler.core.draft import Draft
+from moorage.scheduler.core.fleet.fleet import Fleet
+from moorage.scheduler.core.ledger.acts import Freeze
+from moorage.scheduler.core.ledger.records import BY_WORKER
+from moorage.scheduler.core.ledger.state import FREEZE, FROZEN, RESUME, RUNNING, Member, State
+from moorage.scheduler.core.lifecycle.freezing import stays_frozen
+from moorage.scheduler.core.lifecycle.scaling import member_of
+from moorage.scheduler.core.lifecycle.transitions import Lifecycle
+from moorage.schemas.attempt import AttemptName
+from moorage.schemas.service import MemberLoad, ServiceSpec
+from moorage.schemas.units import many
+
+
+class _Heard:
+    """What one member has said last. Times are monotonic milliseconds."""
+
+    __slots__ = ("asked", "awake_ms", "called_ms", "load", "member")
+
+    def __init__(self, member: Member, load: MemberLoad, mono_ms: int) -> None:
+        self.member = member
+        self.load = load
+        self.called_ms = mono_ms  # when it had a call last, or was heard first
+        self.awake_ms: int | None = mono_ms  # since when it runs; None while it is frozen
+        self.asked = False  # it was to be frozen since its last call: its worker may have refused that
+
+    def take(self, load: MemberLoad, mono_ms: int) -> None:
+        before, self.load = self.load, load
+        if self.is_called or (load.ended, load.refused) != (before.ended, before.refused):
+            self.called_ms, self.asked = mono_ms, False
+
+    @property
+    def is_called(self) -> bool:
+        """Whether calls run or wait there."""
+        return bool(self.load.running or self.load.waiting)
+
+
+class Sleeping:
+    """Follows the members of services that sleep, on the hosts of one fleet."""
+
+    def __init__(self, state: State, fleet: Fleet, lifecycle: Lifecycle) -> None:
+        self._state = state
+        self._fleet = fleet
+        self._lifecycle = lifecycle
+        self._heard: dict[AttemptName, _Heard] = {}
+        #: whether to look in the next record: a call waits in a member that sleeps, or one was told to run on
+        self.is_called = False
+
+    def heard(self, tenant: str, load: MemberLoad, mono_ms: int) -> None:
+        """Take what a member says; a frame of no member of such a service is ignored."""
+        member = member_of(self._state, tenant, load)
+        if member is None or not self._lifecycle.request_of(member.replica.job).sleeps:
+            return
+        heard = self._heard.get(member.name)
+        if heard is None:
+            heard = self._heard[member.name] = _Heard(member, load, mono_ms)
+        else:
+            heard.take(load, mono_ms)
+        self.is_called |= member.wakes and heard.is_called
+
+    def pass_time(self, draft: Draft, mono_ms: int) -> None:
+        """Have members frozen, or run on. To be called for a record if `is_called`, and about once a second."""
+        for name, heard in list(self._heard.items()):
+            if heard.member in draft.gone or not self._lifecycle.is_on_worker(draft, heard.member):
+                del self._heard[name]
+            elif not draft.full:
+                self._look(draft, heard, mono_ms)
+
+    def _look(self, draft: Draft, heard: _Heard, mono_ms: int) -> None:
+        member = heard.member
+        state, is_to_sleep = draft.replica(member.replica).state, stays_frozen(draft, member)
+        if is_to_sleep or state == FROZEN:
+            heard.awake_ms = None
+            if is_to_sleep and member.wakes and heard.is_called:
+                _write(draft, member, RESUME, "it is called")
+                self.is_called = True  # another one may have to give up its devices for it
+            return
+        if state != RUNNING:
+            return
+        if heard.awake_ms is None:
+            heard.awake_ms = mono_ms
+        request = self._lifecycle.request_of(member.replica.job)
+        spec = request.service
+        assert spec is not None
+        if why := self._why_freeze(draft, heard, spec, request.workload.grace_s, mono_ms):
+            heard.asked, heard.awake_ms = True, mono_ms
+            _write(draft, member, FREEZE, why)
+
+    def _why_freeze(self, draft: Draft, heard: _Heard, spec: ServiceSpec, grace_s: float, mono_ms: int) -> str:
+        """Return why a member that runs is to be frozen now; "" if it is not."""
+        member, awake_ms = heard.member, mono_ms - (heard.awake_ms or 0)
+        host = self._fleet.hosts.get(member.worker.num)
+        if host is not None and draft.mask_of(member) & host.needed:
+            least_ms = 1000 * (spec.awake_s + (grace_s if heard.is_called else 0))
+            return "the service that sleeps on its GPUs is called" if awake_ms >= least_ms else ""
+        quiet_ms = mono_ms - heard.called_ms
+        if heard.is_called or heard.asked or quiet_ms < spec.sleep_after_s * 1000:
+            return ""
+        return f"no call for {many(quiet_ms // 1000, 'second')}"
+
+
+def _write(draft: Draft, member: Member, word: int, why: str) -> None:
+    draft.add(Freeze(member.replica.job.num, member.replica.index, word, BY_WORKER, why))

@@ -1,0 +1,100 @@
+"""Services that sleep and take turns on one GPU: real scheduler, worker and members, over NVML and CUDA as stubs."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moorage.bus.embedded import EmbeddedServer
+from moorage.client import AsyncClient
+from moorage.worker.agent.run import start
+from moorage.worker.freezing import cuda
+from moorage.worker.settings import WorkerSettings
+from tests.nvidia.stub import Board, Stub, libraries
+from tests.system.live.stack import ANSWER_S, QUICK, Caller, caller, stack, unique_prefix
+from tests.system.worker.agent.test_agent_process import state_folder
+from tests.system.worker.sharing.test_memory_guard import GPU
+from tests.waiting import until
+
+#: takes memory of the GPU as it starts, and once more for each call; what it keeps is in its own memory
+MODEL = """
+import ctypes, os
+cuda = ctypes.CDLL("libcuda.so.1")
+context, pointer, weight = ctypes.c_void_p(), ctypes.c_ulonglong(), int(os.environ["WEIGHT"])
+assert cuda.cuInit(0) == 0 and cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
+assert cuda.cuCtxSetCurrent(context) == 0
+assert cuda.cuMemAlloc_v2(ctypes.byref(pointer), ctypes.c_size_t(64 << 20)) == 0
+
+
+def times(data):
+    assert cuda.cuCtxSetCurrent(context) == 0
+    assert cuda.cuMemAlloc_v2(ctypes.byref(pointer), ctypes.c_size_t(1 << 20)) == 0
+    return str(int(data) * weight).encode()
+"""
+
+
+def service(folder: Path, weight: int, environment: dict[str, str], **sleeps: int) -> dict[str, Any]:
+    name = f"times-{weight}"
+    argv = [sys.executable, "-m", "moorage.cli", "serve", "model:times"]
+    env = environment | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "WEIGHT": str(weight)}
+    run = {"argv": argv, "cwd": str(folder), "env": env, "grace_s": 5}
+    return {"job": name, "run": run, "gpu": {}, "service": {"name": name, "sleep_after_s": 1} | sleeps}
+
+
+async def state(one: Caller, job: str) -> str:
+    (row,) = (await one.show(job))["replica_states"]
+    return str(row["state"])
+
+
+@pytest.mark.slow
+async def test_three_models_take_turns_on_one_gpu_and_each_call_wakes_its_model(
+    nats_server: EmbeddedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cuda, "LIBRARY", str(libraries() / "libcuda.so.1"))
+    (tmp_path / "model.py").write_text(MODEL)
+    stub = Stub(tmp_path / "stub", Board(GPU))
+    async with stack(nats_server, unique_prefix()) as made, caller(made) as one, state_folder() as folder:
+        await made.scheduler(config=QUICK)
+        with stub.load():
+            settings = WorkerSettings(
+                folder, "w", made.subjects.prefix, load_s=0.2, leases=False, device_fence="off", idle_warn_s=0
+            )
+            worker = await start(settings, made.url)
+            try:
+                await one.workers_up("w")
+                for weight in (2, 3, 5):
+                    answer = await one.api("submit", service(tmp_path, weight, stub.environment, awake_s=1))
+                    assert answer["kind"] == "accepted", answer
+                    await _until_state(one, f"times-{weight}", "FROZEN")
+                assert len(list((stub.folder / "away").iterdir())) == 3
+                async with AsyncClient(
+                    made.url, tenant="acme", prefix=made.subjects.prefix, timeout=ANSWER_S
+                ) as client:
+                    began_s = time.monotonic()
+                    assert await client.call("times-2", b"7") == b"14"
+                    print(f"a call to a model that slept took {time.monotonic() - began_s:.2f} s")
+                    for turn in range(3):  # all at once: each has to wait for the others
+                        numbers = [(weight, turn * 10 + each) for weight in (2, 3, 5) for each in range(4)]
+                        began_s = time.monotonic()
+                        calls = [client.call(f"times-{weight}", str(each).encode()) for weight, each in numbers]
+                        assert await asyncio.gather(*calls) == [b"%d" % (weight * each) for weight, each in numbers]
+                        print(f"three models in turns took {time.monotonic() - began_s:.2f} s")
+                for weight in (2, 3, 5):
+                    await _until_state(one, f"times-{weight}", "FROZEN")
+                    (row,) = (await one.show(f"times-{weight}"))["replica_states"]
+                    assert row["attempt"] == 1, "none of them was started anew"
+            finally:
+                await worker.stop()
+
+
+async def _until_state(one: Caller, job: str, wanted: str) -> None:
+    async def reached() -> bool:
+        return await state(one, job) == wanted
+
+    await until(reached, what=f"{job} is {wanted}")

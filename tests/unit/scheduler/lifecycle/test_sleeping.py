@@ -1,0 +1,211 @@
+"""Services that sleep while no calls come, and take turns on a GPU: what the leader does, in virtual time."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from moorage.scheduler.core.events import Wake
+from moorage.scheduler.core.outputs.outputs import changes_since
+from moorage.schemas.capabilities import Capabilities
+from moorage.schemas.service import MemberLoad
+from tests.unit.scheduler.driving import Driving
+
+CAN = {"process": Capabilities(answers_calls=True, freezes=True)}
+CANNOT = {"process": Capabilities(answers_calls=True)}
+
+
+class Models:
+    """Services on one host, each of one member, and what these say. Calls stay in a member until it runs."""
+
+    def __init__(self, *names: str, gpus: int = 1, can: Any = CAN, **fields: Any) -> None:
+        self.drive = Driving()
+        self.worker = self.drive.worker("w0", gpus, capabilities=can)
+        self.calls = dict[str, int]()  # that wait, by service
+        self.ended = dict[str, int]()
+        for name in names:
+            self.submit(name, **fields)
+            self.serve(1 if name == names[-1] else 12)
+
+    def submit(self, name: str, **fields: Any) -> dict[str, Any]:
+        self.calls[name] = self.ended[name] = 0
+        service = {"name": name, "sleep_after_s": 10, "awake_s": 30, **fields.pop("service", {})}
+        run = {"driver": "process", "argv": ["serve"], "grace_s": 5}
+        return self.drive.submit(name, run=run, service=service, **{"gpu": {}, **fields})
+
+    def state(self, name: str) -> str:
+        return self.drive.states(name)[0]
+
+    def states(self) -> list[str]:
+        return [self.state(name) for name in self.calls]
+
+    def say(self) -> None:
+        """Each member says what it has; calls of one that runs end."""
+        for name, waiting in self.calls.items():
+            if self.state(name) not in ("RUNNING", "FROZEN"):
+                continue
+            if waiting and self.state(name) == "RUNNING":
+                self.ended[name] += waiting
+                self.calls[name] = waiting = 0
+            member = self.drive.member(name)
+            load = MemberLoad(
+                name, 8, min(waiting, 8), max(0, waiting - 8), 0, False, 0, 0, 0, self.ended[name], 0, 0,
+                name, 0, member.fence, member.attempt,
+            )  # fmt: skip
+            self.drive.engine.offer_member_load("t", name, load, self.drive.now)
+
+    def serve(self, seconds: int) -> None:
+        for _ in range(seconds):
+            self.say()
+            self.drive.pass_time(1000)
+            self.drive.settle()
+
+    def call(self, name: str) -> None:
+        """A call comes: its member says so at once."""
+        self.calls[name] += 1
+        self.say()
+        self.drive.settle()
+
+    def whys(self, name: str) -> list[tuple[str, str]]:
+        changes = changes_since(self.drive.state, self.drive.job(name), 0)
+        return [(change.state, change.why) for change in changes if change.state in ("FREEZE", "RESUME", "NOT_FROZEN")]
+
+
+def test_a_member_without_calls_is_frozen_and_a_call_has_it_run_on_at_once() -> None:
+    models = Models("embed")
+    models.serve(9)
+    assert models.states() == ["RUNNING"]
+    models.call("embed")
+    models.serve(9)
+    assert models.states() == ["RUNNING"], "it counts from the last call"
+    models.serve(4)
+    assert models.states() == ["FROZEN"]
+    models.serve(60)
+    models.call("embed")
+    assert models.states() == ["RUNNING"]
+    assert [word for word, _ in models.whys("embed")] == ["FREEZE", "RESUME"]
+    assert models.whys("embed")[0][1].startswith("no call for 1")
+    models.serve(14)
+    assert models.states() == ["FROZEN"]
+
+
+def test_what_an_operator_freezes_no_call_resumes() -> None:
+    models = Models("embed")
+    models.drive.order("freeze", job="embed")
+    models.drive.settle()
+    models.call("embed")
+    models.serve(3)
+    assert models.states() == ["FROZEN"]
+
+
+def test_a_new_leader_has_a_called_member_run_on() -> None:
+    models = Models("embed")
+    models.serve(13)
+    models.drive.lead()
+    models.drive.renew()
+    models.drive.settle()
+    assert models.states() == ["FROZEN"]
+    models.call("embed")
+    assert models.states() == ["RUNNING"]
+
+
+def test_a_member_that_cannot_be_frozen_is_asked_once_until_its_next_call() -> None:
+    models = Models("embed")
+    models.worker.freezes = False
+    models.serve(60)
+    assert [word for word, _ in models.whys("embed")] == ["FREEZE", "NOT_FROZEN"]
+    models.call("embed")
+    models.serve(12)
+    assert [word for word, _ in models.whys("embed")] == ["FREEZE", "NOT_FROZEN"] * 2
+    assert models.states() == ["RUNNING"]
+
+
+def test_services_that_sleep_take_turns_and_each_stays_awake_for_its_time() -> None:
+    models = Models("a", "b")
+    assert models.states() == ["FROZEN", "RUNNING"], "the GPU of a service that sleeps takes another one"
+    models.call("a")
+
+    def serve_b(seconds: int) -> None:
+        for _ in range(seconds):
+            models.calls["b"] += 1
+            models.serve(1)
+
+    serve_b(20)
+    assert models.states() == ["FROZEN", "RUNNING"], "b is awake for less than its 30 s"
+    assert "waits for its turn on its GPUs" in models.drive.explained("a")["why"]
+    serve_b(15)
+    assert (models.states(), models.ended["a"]) == (["RUNNING", "FROZEN"], 1)
+    assert models.whys("b")[-2:] == [
+        ("FREEZE", "the service that sleeps on its GPUs is called"), ("RESUME", "it is called"),
+    ]  # fmt: skip
+
+
+def test_a_job_of_another_kind_gets_no_gpu_of_a_service_that_sleeps() -> None:
+    models = Models("a")
+    models.serve(13)
+    models.drive.submit("train", gpu={}, run={"driver": "process", "argv": ["train"]})
+    models.drive.settle()
+    assert (models.states(), models.drive.states("train")) == (["FROZEN"], ["QUEUED"])
+    assert models.drive.explained("train")["reason"] == "frozen-here"
+
+
+def test_the_gpu_of_a_job_that_an_operator_froze_takes_no_service_that_sleeps() -> None:
+    models = Models()
+    models.drive.submit("train", gpu={}, run={"driver": "process", "argv": ["train"]})
+    models.drive.settle()
+    models.drive.order("freeze", job="train")
+    models.drive.settle()
+    models.submit("a")
+    models.drive.settle()
+    assert models.states() == ["QUEUED"]
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_no_gpu_has_two_awake_members_no_call_is_lost_and_each_has_its_turn(seed: int) -> None:
+    """Five services on two GPUs, called at random; then all of them all the time."""
+    random_ = random.Random(seed)
+    names = ["a", "b", "c", "d", "e"]
+    models = Models(gpus=2)
+    for name in names:
+        models.submit(name)
+        models.serve(12)
+    asked = 0
+    for _ in range(25):
+        asked += 1
+        models.call(random_.choice(names))
+        models.serve(random_.randrange(12))
+        held = [member for member in models.drive.state.members() if member.mask]
+        assert len({(member.worker.num, member.mask) for member in held}) == len(held) <= 2
+    for _ in range(2):
+        before = dict(models.ended)
+        for _ in range(130):
+            asked += len(names)
+            models.calls = {name: waiting + 1 for name, waiting in models.calls.items()}
+            models.serve(1)
+        assert all(models.ended[name] > before[name] for name in names), (before, models.ended)
+    models.serve(130)
+    assert sum(models.ended.values()) == asked
+
+
+def test_a_fleet_that_freezes_nothing_has_no_service_that_sleeps() -> None:
+    models = Models(can=CANNOT)
+    refused = models.submit("a", on_no_match="reject")
+    assert "no worker that offers the driver process can freeze its jobs" in refused["message"]
+    models.submit("b")
+    assert models.drive.explained("b")["reason"] == "no-sleep"
+
+
+@pytest.mark.parametrize(("can", "state"), [(CAN, "FROZEN"), (CANNOT, "QUEUED")])
+def test_the_last_member_of_a_service_that_may_have_none_sleeps_where_it_can_and_else_ends(
+    can: Any, state: str
+) -> None:
+    models = Models(can=can)
+    models.submit("a", replicas={"min": 0, "max": 2}, service={"sleep_after_s": 300})
+    models.drive.engine.offer(Wake("t", "a", "reply", json=True))
+    models.drive.settle()
+    models.serve(290)
+    assert models.states() == ["RUNNING"]
+    models.serve(120)
+    assert models.states() == [state]
