@@ -35,7 +35,7 @@ class Batcher:
             self._batches.add(head.call, call.waited(now_s), call.left_ms(now_s), now_s)
             # a batch that is not whole begins in a turn of its own: what was read together goes into it together
             if self._batches.is_whole:
-                self._begin_due()
+                self.begin_due()
             else:
                 self._set_timer()
         elif self._batches.leave(head.cancel):
@@ -55,21 +55,22 @@ class Batcher:
     def on_frame(self, head: FromProgram, body: bytes) -> None:
         """A frame of the program: the last answer of a batch lets the next one begin."""
         self._messenger.on_frame(head, body)
-        self._begin_due()
+        self.begin_due()
 
-    def _begin_due(self) -> None:
-        now_s = time.monotonic()
-        while numbers := self._batches.next(now_s):
-            self._messenger.member.on_batch(numbers, now_s)
+    def begin_due(self) -> None:
+        """Begin the batches that are whole, or are due and get no more of the calls that wait at other members."""
+        now_s, member = time.monotonic(), self._messenger.member
+        while (self._batches.is_whole or not member.gathers) and (numbers := self._batches.next(now_s)):
+            member.on_batch(numbers, now_s)
             *others, last = (self._held.pop(number) for number in numbers)
             more = [(msgspec.structs.replace(head, more=True), body) for head, body in others]
             self._program.send_all([*more, last])
         self._set_timer()
 
     def _set_timer(self) -> None:
-        """Begin the next batch when it is due."""
+        """Begin the next batch when it is due; one that gets more of the calls elsewhere begins behind these."""
         due_s = self._batches.due_s
-        if due_s is None:
+        if due_s is None or self._messenger.member.gathers:
             return
         if self._timer is not None:
             if self._at_s <= due_s:
@@ -80,12 +81,12 @@ class Batcher:
 
     def _on_timer(self) -> None:
         self._timer = None
-        self._begin_due()
+        self.begin_due()
 
 
 def in_batches(messenger: Messenger, program: Link, batches: Batches) -> OnFrame:
     """Let a member run its calls in batches; return what is to get the program's frames from now on."""
     messenger.member.run_in_batches(batches)
     batcher = Batcher(messenger, program, batches)
-    messenger.program = batcher
+    messenger.program, messenger.begin_batches = batcher, batcher.begin_due
     return batcher.on_frame

@@ -91,6 +91,9 @@ class Outside(Protocol):
     def want(self) -> None:
         """Ask the members in whose rooms calls wait for one."""
 
+    def gathered(self) -> None:
+        """Begin batches that are due: no call that was asked for joins them any more."""
+
     def send_on(self, call: Call, waited_ms: int) -> None:
         """Give the call back to the queue group."""
 
@@ -124,6 +127,8 @@ class Member:
         self._number = 0
         self._cancelled: dict[str, float] = {}  # callers that gave up a call that is not here, or not yet
         self._asked_s: float | None = None  # since when a `want` is unanswered
+        #: a call that it asked for may join the batch that begins next, which waits for that unless it is whole
+        self.gathers = False
         self._have_heard_s = float("-inf")
         self._have_said_s = float("-inf")
         self._room_is_open = False
@@ -187,6 +192,9 @@ class Member:
             # a place was taken meanwhile. The call is not lost for want of room
             self.room.add(call, now_s)
             self._say_have(now_s)
+        elif self.batches is not None:  # more may wait there
+            self._fetch(now_s)
+        self._look_whether_gathered()
 
     def on_have(self, now_s: float) -> None:
         """Calls wait at some member."""
@@ -250,6 +258,7 @@ class Member:
             is_late = now_s - self._asked_s >= (GIVEN_S_MAX if self.draining else WANT_AGAIN_S)
             if is_late:
                 self._asked_s = None
+                self._look_whether_gathered()  # what is here begins without an answer that may be lost
                 self._fetch(now_s)
 
     def drain(self, now_s: float) -> None:
@@ -354,8 +363,13 @@ class Member:
         if self.draining or self._is_full or self.room or self._asked_s is not None:
             return
         if now_s - self._have_heard_s <= HAVE_HOLDS_S:
-            self._asked_s = now_s
+            self._asked_s, self.gathers = now_s, self.batches is not None
             self._outside.want()
+
+    def _look_whether_gathered(self) -> None:
+        if self.gathers and self._asked_s is None:
+            self.gathers = False
+            self._outside.gathered()
 
     def _say_have(self, now_s: float) -> None:
         self._look_at_room()

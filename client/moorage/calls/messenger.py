@@ -137,6 +137,7 @@ class Messenger:
         self.member = Member(self.id, self, places, queue.most, attempt)
         self._wait_ms = round(queue.wait_s * 1000)
         self.program: Link | None = None
+        self.begin_batches: Callable[[], None] = lambda: None
         self._connection = connection
         self._subject = name.subject
         self._discovery = Discovery(self.member, name.service, name.tenant, name.subject, lambda: self.endpoints)
@@ -421,6 +422,9 @@ class Messenger:
 
     def want(self) -> None:
         self._put(self._want, " ".join(self.endpoints).encode(), self._inbox, None)
+
+    def gathered(self) -> None:
+        self.begin_batches()
 
     def send_on(self, call: Call, waited_ms: int) -> None:
         subject = f"{self._subject}.{call.endpoint}" if call.endpoint else self._subject

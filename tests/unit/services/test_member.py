@@ -40,6 +40,9 @@ class Recorded:
     def refuse(self, call: Call, error: str, retry_after_ms: int) -> None:
         self.done.append(("refuse", call.reply, error, retry_after_ms))
 
+    def gathered(self) -> None:
+        self.done.append(("gathered",))
+
     def open_room(self, is_open: bool) -> None:
         self.done.append(("open_room", is_open))
 
@@ -442,6 +445,8 @@ class Wired:
 
     def refuse(self, call: Call, error: str, retry_after_ms: int) -> None:
         self.net.answer(call.reply, error)
+
+    def gathered(self) -> None: ...
 
     def open_room(self, is_open: bool) -> None:
         (self.net.rooms.add if is_open else self.net.rooms.discard)(self.at)

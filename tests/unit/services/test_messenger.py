@@ -468,3 +468,30 @@ def test_who_calls_a_method_of_a_service_without_methods_hears_that_there_is_non
         assert desk.heads == []
 
     member(scene)
+
+
+def test_an_idle_member_of_batches_fetches_as_many_calls_as_wait_before_its_batch_begins() -> None:
+    async def main() -> None:
+        bus = SimulatedBus()
+        busy, idle = Desk(bus, QueueSpec(10)), Desk(bus)
+        on_frame = in_batches(idle.messenger, cast(Program, idle), Batches(BatchSpec(4, 0), 1))
+        await busy.messenger.open()
+        await busy.messenger.take()
+        calls = [await busy.full(), *(busy.call() for _ in range(6))]
+        await asyncio.sleep(1)
+        await idle.messenger.open()
+        await asyncio.sleep(1)
+        assert [head.more for head in idle.heads] == [True, True, True, False]
+        for number in idle.running[:4]:
+            on_frame(FromProgram(answer=number), b"")
+        await asyncio.sleep(1)
+        assert [head.more for head in idle.heads[4:]] == [True, False], "the others, though they are no whole batch"
+        for number in idle.running[4:]:
+            on_frame(FromProgram(answer=number), b"")
+        busy.answer()
+        await asyncio.gather(*calls)
+        assert {error_of(call) for call in calls} == {""}
+        await idle.messenger.close()
+        await busy.messenger.close()
+
+    SimulatedClock().run(main())
