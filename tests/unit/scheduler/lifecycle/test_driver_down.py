@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from moorage.scheduler.answers import views
+from moorage.scheduler.core.config import Config
 from moorage.schemas.answers.fleet import DriverDownRow
 from moorage.schemas.frames import DriverDown
 from tests.unit.scheduler.driving import Driving
@@ -48,6 +49,24 @@ def test_a_host_is_left_out_for_that_driver_alone_until_its_engine_answers() -> 
     assert is_placed(drive, "no-gpu")
     [row] = views.fleet(drive.engine, drive.now).workers
     assert not row.drivers_down
+
+
+def test_no_job_ends_for_one_that_could_not_start_there_then() -> None:
+    """Neither a preemptible one, nor one below `preempt_priority`, nor a gang."""
+    drive = Driving(Config(preempt_priority=80, preempt_after=1.0))
+    drive.worker("w0", 4, drivers=["docker", "noop", "process"])
+    drive.submit("spare", gpu={"count": 2}, preemptible=True)
+    drive.submit("pair", gpu={"scheduling": "gang"}, replicas=2)
+    drive.pass_time(5_000)
+    say(drive, DOWN)
+    drive.submit("urgent", gpu={"count": 2}, priority=90, **IN_DOCKER)
+    drive.pass_time(60_000)
+    states = [*drive.states("spare"), *drive.states("pair"), *drive.states("urgent")]
+    assert states == ["RUNNING"] * 3 + ["QUEUED"]
+    say(drive)
+    drive.pass_time(5_000)
+    drive.settle()
+    assert (drive.states("spare"), drive.states("urgent")) == (["QUEUED"], ["RUNNING"])
 
 
 def test_a_full_disk_is_told_as_that() -> None:

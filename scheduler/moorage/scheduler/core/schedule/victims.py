@@ -263,7 +263,8 @@ class _Search:
         self.draft = draft
         self.shape = shape
         self.right = right
-        self.hosts = {host.worker.num: host for host, _ in policy.fleet.usable(shape, excluded)}
+        usable = policy.fleet.usable(shape, excluded)
+        self.hosts = {host.worker.num: host for host, _ in usable if shape.driver not in host.down}
         self.begins = _Begins(draft.time_ms)
         self.given = self._given()
         if right.only is not None:
@@ -284,7 +285,7 @@ class _Search:
         for job in jobs if self.right.only is None else [self.right.only]:
             for member in job.members:
                 host = self.hosts.get(member.worker.num)
-                if host is not None and self.shape.driver not in host.down:
+                if host is not None:
                     given[host.worker.num] = given.get(host.worker.num, 0) | member.home
         return given
 
