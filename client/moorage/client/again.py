@@ -18,7 +18,7 @@ from moorage.client.asking import decode_accepted
 from moorage.client.errors import Conflict, NotPermitted, rejected
 from moorage.client.replicas import Which, field_of
 from moorage.client.request_builder import body_of, build_request, merged
-from moorage.client.sending import AGAIN_AFTER_S, bucket_of, send
+from moorage.client.sending import AGAIN_AFTER_S, BROUGHT, bucket_of, send
 from moorage.schemas.frames import Accepted, AgainAnswer
 from moorage.schemas.names import is_files
 
@@ -74,7 +74,8 @@ async def keep_files(client: Connected, request: Request) -> None:
             file.seek(0)  # of each try
             return iter(lambda: file.read(_PIECE), b"")
 
-        headers = {"Content-Type": "application/gzip"}
+        own = {name: found.headers[name] for name in ("Content-Type", BROUGHT) if found.headers.get(name)}
+        headers = {name: values[0] for name, values in own.items()}
         await client.again(lambda: bucket.put(address, pieces(), headers, lambda _: None))
 
 

@@ -39,6 +39,7 @@ class Packed(NamedTuple):
     """A tar file on disk or in memory, with its address (its SHA-256) and its size in bytes.
 
     `files` is its number of files; links and folders are not counted. `warnings` name programs that cannot be started.
+    `tops` are the names at its top, in their order, a folder's with / behind it.
     """
 
     file: IO[bytes]
@@ -46,6 +47,7 @@ class Packed(NamedTuple):
     size: int
     files: int
     warnings: tuple[str, ...] = ()
+    tops: tuple[str, ...] = ()
 
 
 def pack(paths: Iterable[str | os.PathLike[str]]) -> Packed:
@@ -78,7 +80,14 @@ def pack(paths: Iterable[str | os.PathLike[str]]) -> Packed:
         spool.close()
         raise
     files = sum(path.is_file() and not path.is_symlink() for path in found.values())
-    return Packed(spool, digest.hexdigest(), spool.tell(), files, _warnings(from_windows))
+    return Packed(spool, digest.hexdigest(), spool.tell(), files, _warnings(from_windows), _tops(found))
+
+
+def _tops(found: Mapping[str, Path]) -> tuple[str, ...]:
+    folders = {name.partition("/")[0] for name in found if "/" in name}
+    folders |= {name for name, path in found.items() if path.is_dir() and not path.is_symlink()}
+    names = sorted({name.partition("/")[0] for name in found})
+    return tuple(f"{name}/" if name in folders else name for name in names)
 
 
 def _warnings(from_windows: list[str]) -> tuple[str, ...]:

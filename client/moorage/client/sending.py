@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import time
 from collections.abc import Callable
@@ -22,6 +23,11 @@ if TYPE_CHECKING:
 
 #: files older than this are sent again, so that they do not expire while their job waits
 AGAIN_AFTER_S: Final = FILES_KEEP_S / 2
+#: header of an archive: the names at its top, as JSON in ASCII, since a name may have any bytes
+BROUGHT: Final = "Moorage-Files"
+#: how many names it has, and of how many characters each
+TOPS_MAX: Final = 8
+TOP_CHARS_MAX: Final = 64
 OnSent = Callable[[Packed, int], None]
 
 
@@ -67,7 +73,7 @@ async def send(client: Connected, paths: Paths, on_sent: OnSent | None = None, *
             if on_sent is not None:
                 on_sent(packed, size)
 
-        headers = {"Content-Type": "application/gzip"}
+        headers = {"Content-Type": "application/gzip", BROUGHT: _brought(packed)}
         try:
             await client.again(lambda: bucket.put(packed.address, compressed(packed.file), headers, told))
         except NotPermitted as error:  # usually a user that may write to the bucket, but may not create it
@@ -79,3 +85,8 @@ async def send(client: Connected, paths: Paths, on_sent: OnSent | None = None, *
             )
             raise NotPermitted(msgspec.structs.replace(error.problem, next=next_step)) from None
         return Sent(packed.address, True, packed.warnings)
+
+
+def _brought(packed: Packed) -> str:
+    names = [os.fsencode(name).decode(errors="replace")[-TOP_CHARS_MAX:] for name in packed.tops[:TOPS_MAX]]
+    return json.dumps({"files": packed.files, "tops": len(packed.tops), "names": names})

@@ -36,6 +36,11 @@ def whose(inbox_prefix: str) -> tuple[str, str]:
     return (role, name) if first == INBOX and role in ROLES else ("", "")
 
 
+def is_operators(context: Context | None) -> bool:
+    """Return whether this context is that of an operator, who may not read what is a tenant's own: output, files."""
+    return context is not None and whose(context.inbox_prefix)[0] == "operator"
+
+
 def _keys_tenant(target: Context | str | None, env: Mapping[str, str] | None) -> str:
     """Return the tenant that may submit with this context's key; "" if it is no submitter's, or cannot be read."""
     from moorage.bus.target import find_context

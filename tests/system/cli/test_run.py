@@ -200,6 +200,7 @@ async def test_a_file_without_an_x_bit_is_warned_of_and_is_the_reason_of_the_end
     assert (ran.code, "fails with code 126: chmod +x work.sh, or name what reads it first" in ran.err) == (126, True)
     shown = dict(row for row in (await node.run("show", "j", tenant=unique)).rows if len(row) == 2)
     assert shown["why"] == "cannot-run: ./work.sh: Permission denied"
+    assert shown["files"] == "work.sh"  # by name, and not the archive's address
     (tmp_path / "work.sh").chmod(0o755)
     ran = await moorage("run", *words, env=env, cwd=tmp_path)
     assert (ran.code, ran.out, "warning" in ran.err) == (0, "worked\n", False)

@@ -11,7 +11,7 @@ from typing import IO
 
 import pytest
 
-from moorage.client import packing
+from moorage.client import brought, packing, sending
 from moorage.client.errors import Rejected
 from moorage.client.packing import pack
 from moorage.system import archives
@@ -25,7 +25,7 @@ def names(root: Path) -> list[str]:
 def made(root: Path, *files: str) -> Path:
     for name in files:
         (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(name)
+        (root / name).write_bytes(os.fsencode(name))
     return root
 
 
@@ -48,6 +48,26 @@ def unpacked(paths: list[Path], into: Path) -> list[str]:
         plain = zlib.decompress(b"".join(archives.compressed(packed.file)), wbits=31)
     unpack(io.BytesIO(plain), into, 1 << 30)
     return names(into)
+
+
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        (("train.py",), "train.py"),
+        (("b.py", "a.py"), "a.py, b.py"),
+        (("a.py", "conf/x.yaml", "conf/y/z.yaml"), "a.py, conf/ (3 files)"),
+        (("odd\udc80 name\n",), "odd\ufffd name\\n"),
+        (
+            tuple(f"{number}.py" for number in range(10)),
+            f"{', '.join(f'{n}.py' for n in range(8))} and 2 more (10 files)",
+        ),
+    ],
+)
+def test_an_archive_says_by_name_what_is_in_it(tmp_path: Path, files: tuple[str, ...], words: str) -> None:
+    packed = pack([made(tmp_path, *files)])
+    packed.file.close()
+    said = sending._brought(packed)
+    assert (brought._words(brought._decode(said)), said.isascii()) == (words, True)
 
 
 def test_the_same_files_have_the_same_address_whenever_they_were_written(tmp_path: Path) -> None:

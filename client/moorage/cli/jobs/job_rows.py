@@ -155,15 +155,18 @@ def worker_cell(row: dict[str, Any]) -> str:
     )
 
 
-def asked_rows(request: dict[str, Any]) -> list[tuple[str, Any]]:
-    """Return what a request says of its run that is not the default, but for what has a row of its own."""
+def asked_rows(request: dict[str, Any], brought: str = "") -> list[tuple[str, Any]]:
+    """Return what a request says of its run that is not the default, but for what has a row of its own.
+
+    `brought` names its files, if it is known.
+    """
     run = request.get("run", {})
     limit_s = run.get("timeout_s")
     return [
         ("time limit", None if limit_s is None else age(limit_s * 1000)),
         ("retries", request.get("retries")),
         ("restart", run.get("restart")),
-        ("files", run.get("files")),
+        ("files", brought or run.get("files")),
         ("checkpoint", run.get("checkpoint")),
     ]
 

@@ -118,16 +118,18 @@ def show(name: _Name, /, *, options: RowOptions = ROWS) -> int:
         row = await client.schedules.show(name)
         if options.shown(row, [row]):
             return None
+        from moorage.client.brought import brought
         from moorage.schemas.actors import words
 
         run, next_ = (row.request or {}).get("run", {}), _next(row)
+        files = await brought(client._wire, run, of_schedule=True)
         late_ms = row.last_ms - row.due_ms if row.due_ms else 0
         made_up = f", made up: it was due {utc(row.due_ms)}" if late_ms >= LATE_MS else ""
         told = [
             ("schedule", row.name),
             ("cron", f"{row.cron} {row.tz or 'UTC'}{', paused' if row.paused else ''}"),
             ("runs", " ".join(run.get("argv", ())) or run.get("driver", "")),
-            *asked_rows(row.request or {}),
+            *asked_rows(row.request or {}, files),
             ("while the last one goes", "left out" if row.overlap == "skip" else "started behind it"),
             ("added", f"{utc(row.since_ms)} by {words(row.by, row.said)}"),
             (

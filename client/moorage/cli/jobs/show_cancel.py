@@ -95,12 +95,16 @@ def show(
                         tell(pipe_line(_change_row(_as_dict(change), None)))
             return None
 
+        from moorage.client.brought import brought
+
         async def ask(name: str) -> Answer:
             answer = await client._wire.answer("show", {"job": name})
             if ports := await _ports_of(client, name, answer.data):
                 answer.data["ports"] = ports
             if cuts := await _cuts_of(client, name, answer.data):
                 answer.data["output_cuts"] = cuts
+            if words := await brought(client._wire, answer.data.get("request", {}).get("run") or {}):
+                answer.data["brought"] = words
             if lines := await unkept(client, answer.data):
                 answer.data["keep_unmatched"] = lines
             return answer
@@ -160,7 +164,7 @@ async def _cuts_of(client: AsyncClient, job: str, data: dict[str, Any]) -> dict[
 
     from moorage.client.kept_output import newest_attempts
     from moorage.client.output import STREAMS, read_page
-    from moorage.client.tenant import whose
+    from moorage.client.tenant import is_operators
     from moorage.schemas.frames import StreamName
 
     found: dict[str, int | None] = {}
@@ -171,9 +175,7 @@ async def _cuts_of(client: AsyncClient, job: str, data: dict[str, Any]) -> dict[
             if page.truncated:
                 found[f"std{stream} of replica {replica}"] = page.cut_to - page.cut_from or None
 
-    context = client._wire.context
-    may_read = context is None or whose(context.inbox_prefix)[0] != "operator"
-    if data.get("worker") and may_read:
+    if data.get("worker") and not is_operators(client._wire.context):
         newest = [each for each in list(newest_attempts(data).items())[:CUT_ROWS_MAX] if each[1] != 0]
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CUT_S_MAX):
@@ -261,7 +263,7 @@ def job_words(data: dict[str, Any]) -> str:
             ("run again as", ", ".join(data.get("again", ()))),
             ("service", service_words(request.get("service"))),
             ("priority", data.get("priority")),
-            *asked_rows(request),
+            *asked_rows(request, data.get("brought", "")),
             ("age", age(data["age_ms"]) if "age_ms" in data else ""),
             ("worker", worker_cell(data)),
             ("replicas", _replicas(data)),
