@@ -40,6 +40,7 @@ from moorage.bus.inbox import Answers
 from moorage.bus.link import Link, OnError, OnRegained, OnState
 from moorage.bus.subscription import Subscription
 from moorage.bus.transport import Delivery, Handler, Outgoing
+from moorage.schemas.roles import RIGHTS_ANEW, has_right
 
 __all__ = ["Connection", "State", "connect"]
 
@@ -357,7 +358,9 @@ class Connection(Link):
 
     def _on_client_error(self, client: Client, error: Exception) -> None:
         if found := _PERMISSION.search(str(error)):
-            self._on_refused(PermissionRefused(*found.groups()))
+            operation, subject = found.groups()
+            anew = RIGHTS_ANEW if has_right(self.inbox_prefix, operation, subject) else ""
+            self._on_refused(PermissionRefused(operation, subject, anew))
         elif isinstance(error, nats.errors.SlowConsumerError):  # a message was dropped, and the order has a gap
             self._on_lost(client)
 

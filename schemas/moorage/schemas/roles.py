@@ -35,6 +35,11 @@ _INBOX_HEAD: Final = f"{INBOX}."
 _OWNED: Final = re.compile(rf"{INBOX}\.(?:{'|'.join(ROLES)})\.[^.]*\.").match
 #: by which JetStream of the users' account is asked from a tenant's, for results (NATS' `jetstream_api_prefix`)
 RESULT_API: Final = "$JS.moorage.API"
+#: what to do where a user lacks a right that its role has
+RIGHTS_ANEW: Final = (
+    "these rights are of an earlier release: an operator runs moorage admin nats-config again, with every name, and"
+    " reloads the nats-servers"
+)
 #: what a user is told of its own rights: a scheduler finds in them which tenants have a queue of their own
 USER_INFO: Final = "$SYS.REQ.USER.INFO"
 #: what a server makes of a reply subject that comes from another account
@@ -144,6 +149,28 @@ def rights(
     return Rights(
         tuple(sorted(publish)), tuple(sorted(subscribe)), answers=1 if role == "worker" else 0, refused=refused
     )
+
+
+def has_right(inbox_prefix: str, operation: str, subject: str) -> bool:
+    """Return whether the role of the user with this inbox has the right to that subject, which may be in lower case.
+
+    A server that refuses it all the same has rights of an earlier release. Only what everybody of a role may do counts,
+    below the default prefix, and no inboxes: those are refused to a wrong key.
+    """
+    first, role, name, *_ = [*inbox_prefix.split("."), "", ""]
+    if first != INBOX or role not in ROLES or not name:
+        return False
+    given, asked = rights(role, name, Subjects()), subject.lower()
+    may = given.publish if operation == "publish" else given.subscribe
+    may = tuple(each for each in may if not each.startswith(_INBOX_HEAD))
+    return asked not in map(str.lower, given.refused) and any(_covers(each.lower(), asked) for each in may)
+
+
+def _covers(pattern: str, subject: str) -> bool:
+    wanted, given = pattern.split("."), subject.split(".")
+    if wanted[-1] == ">" and len(given) >= len(wanted):
+        wanted, given = wanted[:-1], given[: len(wanted) - 1]
+    return len(wanted) == len(given) and all(one in ("*", other) for one, other in zip(wanted, given, strict=True))
 
 
 def object_reads(bucket: str, api: str = RESULT_API) -> tuple[str, str]:

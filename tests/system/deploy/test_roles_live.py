@@ -20,11 +20,11 @@ from moorage.bus.errors import PermissionRefused
 from moorage.bus.jetstream import JetStream
 from moorage.bus.transport import Delivery
 from moorage.cli.doctor.checks import all_checks
-from moorage.cli.fleet.nats_config import RELOADS, write
+from moorage.cli.fleet.nats_config import ACCOUNTS, RELOADS, write
 from moorage.cli.framework.options import Options
 from moorage.client import AsyncClient, NotFound, NotPermitted, Rejected
 from moorage.client.view.checks import Check
-from moorage.schemas.roles import OPERATOR_READS
+from moorage.schemas.roles import OPERATOR_READS, RIGHTS_ANEW
 from moorage.schemas.subjects import API_VERBS, Subjects
 from moorage.worker.supervisor.client import Supervised, SupervisorError
 from moorage.worker.supervisor.protocol import SOCKET_NAME
@@ -245,6 +245,24 @@ async def test_a_damaged_key_and_that_of_another_user_are_one_line() -> None:
             rows = (await moorage("doctor", "--json", "--nats", "operator.ana", env=site.environment)).frames
             [row] = [row for row in rows if row["name"] == "nats"]
             assert (row["verdict"], told in row["found"], fix in row["fix"]) == ("fail", True, True), row
+
+
+async def test_a_key_with_the_rights_of_an_earlier_release_is_told_to_be_given_new_ones() -> None:
+    async with running() as site:
+        accounts = site.folder / ACCOUNTS
+        text = accounts.read_text()
+        for right in ("moorage.admin.ana.*", "moorage.events.acme"):  # as if they had come with this release
+            assert right in text
+            text = text.replace(right, "moorage.of-before")
+        accounts.write_text(text)
+        await site.reload()
+        ran = await moorage("fleet", "--nats", "operator.ana", env=site.environment)
+        assert "fix: these rights are of an earlier release" in ran.err, ran.err
+        rows = (await moorage("doctor", "--json", "--nats", "submitter.acme", env=site.environment)).frames
+        [row] = [row for row in rows if row["name"] == "events"]
+        assert (row["verdict"], row["fix"]) == ("warn", RIGHTS_ANEW)
+        ran = await moorage("call", "echo", "x", "--nats", "operator.ana", "--tenant", "acme", env=site.environment)
+        assert "earlier release" not in ran.err, "its role never had that right"
 
 
 @pytest.mark.slow

@@ -6,7 +6,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moorage.schemas.roles import INBOX, OPERATOR_READS, ROLE_NAMES, ROLES, USER_INFO, inbox, may_answer, names, rights
+from moorage.schemas.roles import (
+    INBOX,
+    OPERATOR_READS,
+    ROLE_NAMES,
+    ROLES,
+    USER_INFO,
+    has_right,
+    inbox,
+    may_answer,
+    names,
+    rights,
+)
 from moorage.schemas.subjects import API_VERBS, MAY_EXEC, Subjects
 
 SUBJECTS = Subjects()
@@ -111,3 +122,23 @@ def test_operators_alone_hear_what_names_jobs_and_tenants_of_the_fleet() -> None
     for role in ROLE_NAMES:
         heard = subjects.fleet_detail in rights(role, "acme", subjects).subscribe
         assert heard is (role == "operator"), role
+
+
+@pytest.mark.parametrize(
+    ("inbox", "operation", "subject", "has"),
+    [
+        ("_INBOX.operator.Ana", "publish", "moorage.admin.ana.acts", True),  # the server tells subjects in lower case
+        ("_INBOX.operator.ana", "publish", "moorage.admin.bob.acts", False),
+        ("_INBOX.operator.ana", "publish", "moorage.api.acme.submit", False),
+        ("_INBOX.operator.ana", "subscription", "moorage.events._fleet", True),
+        ("_INBOX.submitter.acme", "publish", "moorage.call.acme.echo.more", True),
+        ("_INBOX.submitter.acme", "publish", "moorage.call.acme", False),
+        ("_INBOX.submitter.acme", "publish", "moorage.api.acme.exec", False),  # where it is refused, it is meant
+        ("_INBOX.submitter.acme", "subscription", "_inbox.submitter.acme.x.*", False),  # another user's key
+        ("_INBOX", "publish", "moorage.api.acme.ls", False),
+    ],
+)
+def test_what_a_role_may_do_and_a_server_refuses_is_a_right_of_an_earlier_release(
+    inbox: str, operation: str, subject: str, has: bool
+) -> None:
+    assert has_right(inbox, operation, subject) == has

@@ -8,6 +8,7 @@ from moorage.client.durations import age
 from moorage.client.tenant import whose
 from moorage.client.view.checks import Check, Verdict
 from moorage.schemas.errors import MoorageError
+from moorage.schemas.roles import RIGHTS_ANEW
 
 if TYPE_CHECKING:
     from moorage.bus.contexts import Context
@@ -21,6 +22,8 @@ ANSWER_S_MAX: Final = 3.0
 def failed(name: str, error: MoorageError, verdict: Verdict = "fail", fix: str = "") -> Check:
     """Return the check that failed with this error. Without `fix`, the error's own advice is the fix."""
     fixes = (*getattr(error, "fixes", ()), error.problem.next)
+    if error.problem.next == RIGHTS_ANEW:
+        fix = RIGHTS_ANEW
     return Check(name, verdict, error.problem.message, fix or next(filter(None, fixes), ""))
 
 

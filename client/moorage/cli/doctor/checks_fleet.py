@@ -18,6 +18,7 @@ from moorage.schemas.capabilities import DRIVER_DEFAULT, KERNEL, VARIABLE, Capab
 from moorage.schemas.errors import MoorageError
 from moorage.schemas.frames import DISK_FULL, FleetRow
 from moorage.schemas.reasons import STARTS_FAIL
+from moorage.schemas.roles import RIGHTS_ANEW
 from moorage.schemas.units import many
 
 if TYPE_CHECKING:
@@ -80,7 +81,10 @@ async def _of_other_roles(client: AsyncClient) -> AsyncIterator[Check]:
     frames."""
     try:
         checks = await _of_whole_fleet(client)
-    except (MoorageError, TimeoutError):
+    except MoorageError as error:
+        if error.problem.next == RIGHTS_ANEW:
+            yield failed("operator", error)
+    except TimeoutError:
         pass
     else:
         for check in checks:
@@ -196,12 +200,17 @@ async def _queue(client: AsyncClient, is_cluster: bool) -> Check:
 async def _of_operators(client: AsyncClient, ledger: int) -> AsyncIterator[Check]:
     try:
         checks = await _of_whole_fleet(client)
-    except (NotPermitted, NoScheduler):  # the leader has answered this user: here it is an account without the subject
+    except (
+        NotPermitted,
+        NoScheduler,
+    ) as error:  # the leader has answered this user: here it is an account without the subject
         operator = Check(
             "operator",
             "ok",
             "this user is not shown the whole fleet: moorage fleet, drain and audit need an operator's key",
         )
+        if error.problem.next == RIGHTS_ANEW:
+            operator = failed("operator", error)
     except TimeoutError:
         why = f"the leader did not say within {ANSWER_S_MAX:g} s what the whole fleet has"
         operator = Check("operator", "warn", why, "ask again: moorage fleet")

@@ -27,6 +27,7 @@ from moorage.bus.object_store import ObjectInfo, ObjectStore, checkpoints_store,
 from moorage.schemas.errors import Refused, problem
 from moorage.schemas.handler import ACCEPTED_HEADER, is_earlier
 from moorage.schemas.job import KEEP_STARS_MAX, is_quick, kept_pattern
+from moorage.schemas.roles import RIGHTS_ANEW
 from moorage.schemas.subjects import Subjects
 from moorage.system.archives import (
     LEFT_OUT,
@@ -56,8 +57,6 @@ NAME_CHARS_MAX: Final = 200
 CHECKPOINTS_KEPT: Final = 2
 #: header of a checkpoint: bytes of its tar file
 _TAR_BYTES: Final = "Moorage-Tar-Bytes"
-#: what helps where a bucket is refused that is newer than the site's rights
-RIGHTS_ANEW: Final = "an operator runs moorage nats-config again and reloads the servers"
 #: suffix of files that are being fetched, or whose fetch was given up
 _PART: Final = ".part"
 
