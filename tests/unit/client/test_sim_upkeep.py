@@ -328,3 +328,21 @@ def test_neither_side_counts_what_was_skipped_as_silence() -> None:
             assert (await moorage.job("runs").result()).changes[-1].attempt == 1
 
     SimulatedClock().run(scene())
+
+
+def test_a_leader_that_was_stopped_says_so_and_one_that_sleeps_does_not(caplog: pytest.LogCaptureFixture) -> None:
+    """It went on leading without a word, while nobody was answered."""
+    clock = SimulatedClock()
+
+    def said() -> list[str]:
+        return [line for line in caplog.messages if "did not run for" in line]
+
+    async def scene() -> None:
+        async with AsyncClient(transport=SimFleet("1x2xH100", script=by_words)) as moorage:
+            await (await moorage.submit(["4000"], gpu=1)).result()
+            assert said() == []
+            clock.advance(10)
+            await asyncio.sleep(1)
+
+    clock.run(scene())
+    assert said() == ["this leader did not run for 10 s: it was stopped, or its machine was paused or too busy"]

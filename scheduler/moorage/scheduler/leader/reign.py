@@ -48,6 +48,8 @@ log = logging.getLogger("moorage.scheduler")
 FLEET_FRAME_S: Final = 0.5
 #: of so many frames for observers, one comes with a frame for operators: workers report use every 2 s
 DETAIL_EVERY: Final = 4
+#: a leader that ran so much later than it should was stopped, or its machine had no time for it
+PAUSE_S: Final = 3.0
 #: what happened to the fleet that is a warning in the log
 WARNED: Final = frozenset(("lost", "closed", "gpu-out"))
 SNAPSHOT_LOOK_S: Final = 5.0
@@ -445,7 +447,12 @@ class Reign:
         """
         frames, details, told = FleetFrames(self.engine), FleetDetails(self.engine), False
         for number in count(1):
+            due_ms = self.mono_ms() + int(FLEET_FRAME_S * 1000)
             await asyncio.sleep(FLEET_FRAME_S)
+            if (late_s := (self.mono_ms() - due_ms) / 1000) > PAUSE_S:
+                log.warning(
+                    "this leader did not run for %.0f s: it was stopped, or its machine was paused or too busy", late_s
+                )
             self.gc_schedule.collect_if_calm(len(self.engine.state.jobs))
             for _ in frames.catch_up():
                 await asyncio.sleep(0)
