@@ -25,8 +25,8 @@ from tests.system.live.scripted_worker import scripted_worker
 from tests.system.live.stack import BRIEF, Caller, RealProcess, Stack, caller, is_alive, stack
 from tests.waiting import until
 
-#: a lease that outlives two restores on a busy machine; as long nothing is placed on what was restored
-LONG_S: Final = 30.0
+#: a lease that outlives two restores, of half a second each; as long nothing is placed on what was restored
+LONG_S: Final = 15.0
 
 
 async def take(made: Stack, to: Path) -> Path:
