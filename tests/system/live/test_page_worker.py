@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import signal
@@ -12,11 +13,13 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
+from nats.aio.msg import Msg
 
 from moorage.bus.embedded import EmbeddedServer
 from moorage.schemas.subjects import PREFIX_DEFAULT
-from tests.system.live.stack import ANSWER_S, BRIEF, QUICK, caller, stack
+from tests.system.live.stack import ANSWER_S, BRIEF, QUICK, caller, request, stack
 from tests.waiting import until
 
 PAGE = Path(__file__).parents[3] / "docs/how-to/write-a-worker.md"
@@ -44,7 +47,7 @@ async def page_worker(folder: Path, url: str) -> AsyncIterator[tuple[asyncio.sub
 
 
 @pytest.mark.slow
-async def test_it_floods_no_server_without_a_leader_and_keeps_no_output(
+async def test_it_floods_no_server_without_a_leader_and_gets_every_frame_in_json(
     fresh_server: EmbeddedServer, tmp_path: Path
 ) -> None:
     async with stack(fresh_server, PREFIX_DEFAULT) as made, caller(made) as one:
@@ -64,7 +67,21 @@ async def test_it_floods_no_server_without_a_leader_and_keeps_no_output(
             await one.leader(2)
             await one.reaches("short", "SUCCEEDED")
             assert (await one.show("short"))["attempt"] == 1
+            # the next leader has from the ledger that this worker reads JSON
+            await one.queue("submit", msgspec.msgpack.encode(request("packed")))
+            await one.reaches("packed", "SUCCEEDED")
             assert (await one.api("logs", {"job": "short"}))["code"] == "not-kept", "it answers no questions for output"
+
+            async def tell(message: Msg) -> None:
+                asked = json.loads(message.data)
+                place = {name: asked[name] for name in ("attempt", "stream", "offset")}
+                told = {"kind": "log-page", **place, "next": asked["offset"] + 5, "text": "words", "over": True}
+                await message.respond(json.dumps(told).encode())
+
+            await one.nc.subscribe(made.subjects.worker("plain", "logs"), cb=tell)
+            await one.nc.flush()
+            page = (await one.api("logs", {"job": "short"}))["data"]
+            assert (page["text"], page["over"], page["worker"]) == ("words", True, "plain")
 
 
 @pytest.mark.slow
