@@ -13,6 +13,9 @@ def main() -> None:
     """Run the command line of this process."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else who started it wants none, as nohup
         signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from moorage.system.lazy_imports import import_when_used
+
+    import_when_used("aiohttp")  # nats-py imports it for web sockets, for half the time of a command
     from moorage.cli.main import main as run
 
     run()

@@ -10,6 +10,7 @@ import pytest
 
 FOLLOWING = {"moorage.client.follow.follower", "moorage.client.follow.watch"}
 NOT_FOR_ONE_SHOT = {
+    "aiohttp.client",
     "difflib",
     "moorage.bus.jetstream",
     *FOLLOWING,
@@ -33,13 +34,13 @@ def test_what_is_not_needed_is_not_imported(line: str, heavy: set[str], nats_url
     words = line.format(url=nats_url).split()
     script = (
         "import sys\n"
-        "from moorage.cli import main\n"
+        "from moorage.cli import main, start\n"
         "def leave(code):\n"
         f"    print(sorted(name for name in {sorted(heavy)!r} if name in sys.modules), file=sys.stderr)\n"
         "    raise SystemExit(code)\n"
         "main.os._exit = leave\n"
         f"sys.argv = ['moorage', *{words!r}]\n"
-        "main.main()\n"
+        "start.main()\n"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert done.stderr.splitlines()[-1] == "[]", done.stderr
