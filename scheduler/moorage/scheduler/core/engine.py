@@ -130,7 +130,7 @@ class Engine:
         self.leader = leader
         self.waited = Waited()
         self.outcomes = Outcomes()
-        self.call_totals = CallTotals()
+        self.call_totals = CallTotals(state)
         self.pending = PendingEvents()
         self._rid = 0
         self._in_flight: InFlight | None = None

@@ -659,3 +659,12 @@ def test_a_thousand_services_cost_the_leader_little() -> None:
         counted.append((made["call"] + made["c_call"]) // len(frames))
         drive.tick(1000)
     assert max(counted) < 150, counted
+
+
+def test_a_member_that_was_killed_leaves_the_metrics_with_the_end_of_its_attempt() -> None:
+    drive, service = serving(replicas={"min": 2, "max": 2})
+    service.say(1)
+    assert [row.members for row in drive.engine.call_totals.rows(drive.now)] == [2]
+    drive.workers["w0"].finish(drive.member("embed", 1).name, -9, "exit")
+    drive.settle()
+    assert [row.members for row in drive.engine.call_totals.rows(drive.now)] == [1]

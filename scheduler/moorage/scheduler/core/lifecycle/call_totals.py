@@ -16,7 +16,8 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Final, NamedTuple
 
-from moorage.scheduler.core.lifecycle.scaling import SILENT_MS
+from moorage.scheduler.core.ledger.state import State
+from moorage.scheduler.core.lifecycle.scaling import SILENT_MS, member_of
 from moorage.scheduler.core.queue.waited import OTHERS
 from moorage.schemas.answers.operators import ServiceCalls
 from moorage.schemas.frames import ServiceLately
@@ -40,6 +41,8 @@ LATELY_MS: Final = 60_000
 STEP_MS: Final = 10_000
 #: the part of all calls that waited or ran no longer than is said of them
 _MOST: Final = 0.9
+#: tenant, service, and the attempt's own names or the id of a member that is none
+_Attempt = tuple[str, str, Hashable]
 _CODE: Final = re.compile(r"[0-9]{1,6}")
 
 # what is counted, as one row of numbers: totals, then the classes of times and sizes
@@ -65,10 +68,7 @@ class _Figures(NamedTuple):
 class _Member(NamedTuple):
     """What a member said last, and when."""
 
-    is_draining: bool
-    places: int
-    running: int
-    waiting: int
+    load: MemberLoad
     figures: _Figures
     at_ms: int
 
@@ -87,16 +87,16 @@ class _Service:
         self.total = _Figures()
         self.woken = 0
         self.heard_ms: int | None = None  # None before the first frame
-        self._members: dict[tuple[Hashable, str], _Member] = {}  # by attempt and member
-        self._attempts = Counter[Hashable]()  # how many members each has
+        self._members: dict[tuple[_Attempt, str], _Member] = {}  # by attempt and member
+        self._attempts = Counter[_Attempt]()  # how many members each has
         self._marks: deque[_Mark] = deque()
 
-    def hear(self, attempt: Hashable, load: MemberLoad, figures: _Figures, now_ms: int) -> None:
+    def hear(self, attempt: _Attempt, load: MemberLoad, figures: _Figures, now_ms: int) -> None:
         self.heard_ms = now_ms
         key = (attempt, load.member)
         last = self._members.pop(key, None)
         begins = last is None and attempt not in self._attempts
-        self._members[key] = _Member(load.draining, load.places, load.running, load.waiting, figures, now_ms)
+        self._members[key] = _Member(load, figures, now_ms)
         self._attempts[attempt] += last is None
         while len(self._members) > MEMBERS_MAX or self._first.at_ms < now_ms - FORGET_MS:
             self._forget(next(iter(self._members)))
@@ -108,7 +108,7 @@ class _Service:
         elif not begins:
             self.add(figures)
 
-    def _forget(self, key: tuple[Hashable, str]) -> None:
+    def _forget(self, key: tuple[_Attempt, str]) -> None:
         del self._members[key]
         self._attempts[key[0]] -= 1
         if not self._attempts[key[0]]:
@@ -117,13 +117,13 @@ class _Service:
     def add(self, more: _Figures) -> None:
         self.total = _sum(self.total, more)
 
-    def row(self, tenant: str, service: str, now_ms: int) -> ServiceCalls:
+    def row(self, tenant: str, service: str, state: State | None, now_ms: int) -> ServiceCalls:
         """Return the totals."""
         numbers = [min(number, TOTAL_MAX) for number in self.total.numbers]
         return ServiceCalls(
             tenant=tenant,
             service=service,
-            members=self.lately(tenant, service, now_ms).members,
+            members=self.lately(tenant, service, state, now_ms).members,
             calls=sum(numbers[_ENDED : _EXPIRED + 1]),
             refused=numbers[_REFUSED],
             expired=numbers[_EXPIRED],
@@ -137,12 +137,20 @@ class _Service:
             batched=numbers[_BATCHED],
         )
 
-    def lately(self, tenant: str, service: str, now_ms: int) -> ServiceLately:
-        """Return who answers now, and what became of the calls of about the last minute."""
+    def lately(self, tenant: str, service: str, state: State | None, now_ms: int) -> ServiceLately:
+        """Return who answers now, and what became of the calls of about the last minute.
+
+        A member that was killed says no last word: those whose attempts have ended by this state do not answer.
+        """
         self._forget_marks(now_ms)
         since = _difference(self.total, self._marks[0].figures) if self._marks else _Figures()
-        current = [each for each in self._members.values() if now_ms - each.at_ms < SILENT_MS]
-        taking = [each for each in current if not each.is_draining]
+        current = [
+            each.load
+            for ((of, _, _), _), each in self._members.items()
+            if now_ms - each.at_ms < SILENT_MS
+            and (state is None or not each.load.job or member_of(state, of, each.load) is not None)
+        ]
+        taking = [each for each in current if not each.draining]
         return ServiceLately(
             tenant,
             service,
@@ -166,9 +174,13 @@ class _Service:
 
 
 class CallTotals:
-    """What became of the calls of a term, by tenant and service. Times are monotonic milliseconds."""
+    """What became of the calls of a term, by tenant and service. Times are monotonic milliseconds.
 
-    def __init__(self) -> None:
+    By `state`, members whose attempts have ended are not counted; None counts all that were heard lately.
+    """
+
+    def __init__(self, state: State | None = None) -> None:
+        self._state = state
         self._services: dict[tuple[str, str], _Service] = {}
         self._others = _Service()
         self._of_tenant = Counter[str]()  # how many services each has
@@ -187,12 +199,12 @@ class CallTotals:
 
     def rows(self, now_ms: int) -> list[ServiceCalls]:
         """Return the totals of each service, by tenant and name."""
-        return [each.row(tenant, service, now_ms) for tenant, service, each in self._each()]
+        return [each.row(tenant, service, self._state, now_ms) for tenant, service, each in self._each()]
 
     def lately(self, now_ms: int) -> list[ServiceLately]:
         """Return the services that have members or had calls in about the last minute: those with errors first, then
         those with most calls."""
-        rows = [each.lately(tenant, service, now_ms) for tenant, service, each in self._each()]
+        rows = [each.lately(tenant, service, self._state, now_ms) for tenant, service, each in self._each()]
         current = [row for row in rows if row.members or row.calls]
         return sorted(current, key=lambda row: (-row.errors, -row.calls, row.tenant, row.service))
 
