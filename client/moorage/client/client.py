@@ -615,20 +615,23 @@ class AsyncClient:
         timeout: Duration | None = None,
         idempotent: bool = False,
         priority: int | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> Any:
         """Call a service once, and return its answer, as `Service.call`, which raises the same."""
-        return await self.service(service, priority=priority).call(data, timeout=timeout, idempotent=idempotent)
+        called = self.service(service, priority=priority, headers=headers)
+        return await called.call(data, timeout=timeout, idempotent=idempotent)
 
-    def service(self, name: str, *, priority: int | None = None) -> Service:
+    def service(self, name: str, *, priority: int | None = None, headers: Mapping[str, str] | None = None) -> Service:
         """Return a handle on a service of the tenant, to call it; asks nothing. Raises `Rejected`.
 
-        `priority`, 0..100, is that of its calls while they wait for a place; 50 without it.
+        `priority`, 0..100, is that of its calls while they wait for a place; 50 without it. `headers` go with each
+        call.
         """
         from moorage.client.services import Calls, Service
 
         if self._calls is None:
             self._calls = Calls(self._wire)
-        return Service(self._wire, self._calls, name, priority)
+        return Service(self._wire, self._calls, name, priority, headers)
 
     # ------------------------------------------------------------------------------------------------- schedules
 

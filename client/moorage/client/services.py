@@ -11,7 +11,7 @@ import contextlib
 import random
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterable
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -36,7 +36,7 @@ from moorage.client.errors import (
 from moorage.schemas.errors import Problem
 from moorage.schemas.handler import NOT_FINITE, Result, decode_result, not_told
 from moorage.schemas.names import SERVICE, is_service
-from moorage.schemas.served import Answer
+from moorage.schemas.served import Answer, is_header, too_large
 from moorage.schemas.service import (
     BAD_BATCH,
     BAD_HEADER,
@@ -54,6 +54,8 @@ from moorage.schemas.service import (
     MEMBER_DIED,
     NO_ENDPOINT,
     NOT_ENDPOINTS,
+    OF_A_CALL,
+    OWN_HEADERS_BYTES_MAX,
     PART,
     PRIORITY,
     PRIORITY_MAX,
@@ -203,7 +205,8 @@ class Service:
     same way, by both names: `client.service("text.embed")`.
 
     With `priority`, 0..100, its calls have a place before those of a lower one that wait at the same member; a call
-    without has 50. Each second of waiting counts as 10 points more, so that nobody waits for ever.
+    without has 50. Each second of waiting counts as 10 points more, so that nobody waits for ever. `headers` go with
+    each call; a `Content-Type` among them replaces that of the data.
 
     `timeout` of each method bounds a call with all its tries: the wait for a place, and the run. It defaults to the
     client's. Data and answers are bytes as they are, text, or anything that JSON can hold.
@@ -214,7 +217,14 @@ class Service:
     too large or that JSON cannot hold.
     """
 
-    def __init__(self, client: Connected, calls: Calls, name: str, priority: int | None = None) -> None:
+    def __init__(
+        self,
+        client: Connected,
+        calls: Calls,
+        name: str,
+        priority: int | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
         service, dot, endpoint = name.partition(".") if isinstance(name, str) else ("", "", "")
         if not is_service(service) or (dot and (not is_service(endpoint) or endpoint in NOT_ENDPOINTS)):
             raise rejected(
@@ -234,6 +244,7 @@ class Service:
             )
         self.name = name
         self.priority = priority
+        self.headers = _own_headers(headers or {})
         self._client = client
         self._calls = calls
         self._service = service
@@ -303,6 +314,12 @@ class Service:
 
         `timeout` bounds the wait for each part. What did not start is tried again within it.
         """
+        async with contextlib.aclosing(self.answers(data, timeout=timeout)) as answers:  # type: ignore[type-var]
+            async for answer in answers:
+                yield answer.value
+
+    async def answers(self, data: Any = None, *, timeout: Duration | None = None) -> AsyncIterator[Answer]:
+        """Call the service once as `stream`, and yield each part of its answer with the part's headers."""
         payload, kind = _encoded(data)
         timeout_s = self._timeout_s(timeout)
         tries = _Tries(self._calls, self._service, time.monotonic() + timeout_s)
@@ -317,7 +334,7 @@ class Service:
 
     # -- within
 
-    async def _parts(self, payload: bytes, kind: str, timeout_s: float) -> AsyncGenerator[Any, None]:
+    async def _parts(self, payload: bytes, kind: str, timeout_s: float) -> AsyncGenerator[Answer, None]:
         parts: asyncio.Queue[Delivery] = asyncio.Queue()
 
         def is_last(delivery: Delivery) -> bool:
@@ -344,10 +361,10 @@ class Service:
                     call.is_over = True
                     value = call.value(delivery)
                     if not _all_there(delivery, seen):
-                        yield value
+                        yield Answer(value, delivery.headers or {})
                     return
                 seen += 1
-                yield call.value(delivery)
+                yield Answer(call.value(delivery), delivery.headers or {})
 
     def _timeout_s(self, timeout: Duration | None) -> float:
         return self._client.timeout_s if timeout is None else seconds(timeout)
@@ -405,6 +422,7 @@ class Service:
         headers = headers | {WAIT_MS: str(max(1, round(timeout_s * 1000)))}
         if kind:
             headers[CONTENT_TYPE] = kind
+        headers |= self.headers
         if self.priority is not None:
             headers[PRIORITY] = str(self.priority)
         link, in_parts = self._client.link, False
@@ -545,6 +563,26 @@ async def _each(items: Iterable[Any] | AsyncIterable[Any]) -> AsyncIterator[Any]
     else:
         for item in items:
             yield item
+
+
+def _own_headers(headers: Mapping[str, str]) -> dict[str, str]:
+    """Return the headers that a caller gives its calls. Raises `Rejected`."""
+    found: dict[str, str] = {}
+    for name, value in headers.items():
+        if not is_header(name, value) or name.lower() in OF_A_CALL:
+            raise rejected(
+                "invalid-argument",
+                f"{str(name)[:80]!r} cannot be a header of a call with this value",
+                found=str(value)[:80],
+                allowed="a name in ASCII without spaces and colons and none of moorage's own, and one line of text",
+                next="give its time, priority and data as such; all other headers are yours",
+            )
+        found[CONTENT_TYPE if name.lower() == CONTENT_TYPE.lower() else name] = value
+    if wrong := too_large(found, "the call"):
+        raise rejected(
+            "too-large", wrong, allowed=f"{OWN_HEADERS_BYTES_MAX} bytes", next="put what is large into the data"
+        )
+    return found
 
 
 def _encoded(data: Any) -> tuple[bytes, str]:

@@ -411,6 +411,10 @@ class SyncService(Handle["Service"]):
         """Call the service once, and yield the parts of its answer as they come; an answer in one piece is one part."""
         return self._thread.iterate(self._twin.stream(data, timeout=timeout))
 
+    def answers(self, data: Any = None, *, timeout: Duration | None = None) -> Iterator[Answer]:
+        """Call the service once as `stream`, and yield each part of its answer with the part's headers."""
+        return self._thread.iterate(self._twin.answers(data, timeout=timeout))
+
 
 class SyncSchedules(Handle["Schedules"]):
     """Schedules of the tenant, without `await`."""
@@ -792,15 +796,18 @@ class Client(ClientBase):
         timeout: Duration | None = None,
         idempotent: bool = False,
         priority: int | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> Any:
         """Call a service once, and return its answer, as `Service.call`, which raises the same."""
         return self._thread.call(
-            self._twin.call(service, data, timeout=timeout, idempotent=idempotent, priority=priority)
+            self._twin.call(service, data, timeout=timeout, idempotent=idempotent, priority=priority, headers=headers)
         )
 
-    def service(self, name: str, *, priority: int | None = None) -> SyncService:
+    def service(
+        self, name: str, *, priority: int | None = None, headers: Mapping[str, str] | None = None
+    ) -> SyncService:
         """Return a handle on a service of the tenant, to call it; asks nothing. Raises `Rejected`."""
-        return SyncService(self._thread, self._twin.service(name, priority=priority))
+        return SyncService(self._thread, self._twin.service(name, priority=priority, headers=headers))
 
     @property
     def schedules(self) -> SyncSchedules:

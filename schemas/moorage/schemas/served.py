@@ -60,12 +60,12 @@ def checked_headers(headers: Mapping[str, str]) -> dict[str, str]:
     return dict(headers)
 
 
-def too_large(headers: Mapping[str, str]) -> str:
-    """Return what is wrong with the size of an answer's headers; "" if nothing is."""
+def too_large(headers: Mapping[str, str], of: str = "the answer") -> str:
+    """Return what is wrong with the size of the headers of an answer, or of a call; "" if nothing is."""
     size = sum(len(name.encode()) + len(value.encode()) for name, value in headers.items())
     if size <= OWN_HEADERS_BYTES_MAX:
         return ""
-    return f"the headers of the answer have {size} bytes, allowed are {OWN_HEADERS_BYTES_MAX}"
+    return f"the headers of {of} have {size} bytes, allowed are {OWN_HEADERS_BYTES_MAX}"
 
 
 def is_header(name: object, value: object) -> bool:

@@ -142,6 +142,9 @@ RESERVED_HEADERS: Final = frozenset(
     )
 )
 
+#: headers of a call, in small letters, that follow from how it is called: from its time, priority and data
+OF_A_CALL: Final = frozenset(name.lower() for name in (WAIT_MS, PRIORITY, INPUT))
+
 
 class BatchSpec(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):
     """How a member takes calls together: its function gets a list of them, and answers with a list."""

@@ -22,8 +22,8 @@ async def test_a_call_sends_text_json_or_bytes_and_prints_the_answer(node: Node,
     blob = bytes(range(256))
     (tmp_path / "data.bin").write_bytes(blob)
     (tmp_path / "query.json").write_text('{"a": [1, null]}')
-    names = ("echo", "count", "wrong", "held", "digest", "own")
-    echo, count, wrong, held, digest, own = (f"{name}-{unique}"[:32] for name in names)
+    names = ("echo", "count", "wrong", "held", "digest", "own", "named")
+    echo, count, wrong, held, digest, own, named = (f"{name}-{unique}"[:32] for name in names)
     gate = Gate(tmp_path)
     async with (
         member(node.url, tmp_path, "functions:echo", "--name", echo) as one,
@@ -32,8 +32,9 @@ async def test_a_call_sends_text_json_or_bytes_and_prints_the_answer(node: Node,
         member(node.url, tmp_path, "functions:aheld", "--name", held, "--concurrency", "1") as four,
         member(node.url, tmp_path, "functions:digest", "--name", digest) as five,
         member(node.url, tmp_path, "functions:own", "--name", own) as six,
+        member(node.url, tmp_path, "functions:told", "--name", named) as seven,
     ):
-        await asyncio.gather(*(each.ready() for each in (one, two, three, four, five, six)))
+        await asyncio.gather(*(each.ready() for each in (one, two, three, four, five, six, seven)))
 
         async def printed(*words: str, stdin: str = "") -> str:
             ran = await moorage("call", *words, env=node.env(), stdin=stdin, cwd=tmp_path)
@@ -47,6 +48,10 @@ async def test_a_call_sends_text_json_or_bytes_and_prints_the_answer(node: Node,
         assert await printed(echo) == ""
         told = json.loads(await printed(echo, "@data.bin", "--json"))
         assert (told["service"], base64.b64decode(told["base64"])) == (echo, blob)
+        assert told["headers"]["Moorage-Waited-Ms"] == "0"
+        own_headers = ("--header", "X-Of=a=b", "--header", "content-type=text/x")
+        heard = json.loads(await printed(named, "x", *own_headers, "--json"))["value"]["headers"]
+        assert (heard["X-Of"], heard["Content-Type"]) == ("a=b", "text/x")
         large = os.urandom(3_000_000)
         (tmp_path / "large.bin").write_bytes(large)
         told = json.loads(await printed(digest, "@large.bin", "--json"))["value"]
@@ -58,6 +63,8 @@ async def test_a_call_sends_text_json_or_bytes_and_prints_the_answer(node: Node,
         for words, code, said in (
             ((wrong, "x"), 1, "error[call-failed]: ValueError: no such thing: 'x'"),
             ((echo, "{", "--as", "json"), 2, "the data are not json"),
+            ((echo, "x", "--header", "Moorage-Hops=1"), 2, "'Moorage-Hops' cannot be a header"),
+            ((echo, "x", "--header", "moorage-wait-ms=1"), 2, "'moorage-wait-ms' cannot be a header"),
             ((echo, "@no-such-file"), 2, "no-such-file cannot be read"),
             ((f"none-{unique}"[:32], "--within", "5s"), 1, "error[no-service]"),
         ):

@@ -11,9 +11,11 @@ from moorage.cli.framework.console import emit, say, tell_error
 from moorage.cli.framework.exit_codes import exit_code_of
 from moorage.cli.framework.interrupts import detachable
 from moorage.cli.framework.options import DEFAULTS, Options, guarded, with_client
+from moorage.cli.jobs.flag_values import pairs
 
 if TYPE_CHECKING:
     from moorage.client.client import AsyncClient
+    from moorage.schemas.served import Answer
 
 Kind = Literal["text", "json", "bytes"]
 KINDS: Final = get_args(Kind)
@@ -48,15 +50,19 @@ def call(
         int | None,
         Parameter(help="0 to 100: a higher one has a place before those that wait with a lower one. Default: 50."),
     ] = None,
+    header: Annotated[
+        list[str] | None, Parameter(help="A header of the call, for the service's function.", value="NAME=VALUE")
+    ] = None,
     options: Options = DEFAULTS,
 ) -> int:
     """Call a service once, and print its answer; of an answer in parts each part as it comes.
 
     A call that nobody had room for is tried again until the time is over. One that may have run is never sent again.
-    Text and bytes are printed as they are, and any other value as a line of JSON.
+    Text and bytes are printed as they are, and any other value as a line of JSON. --json has the headers, too.
     """
 
     sent: Any = None
+    headers: dict[str, str] = {}
 
     async def work(client: AsyncClient) -> int | None:
         from contextlib import aclosing
@@ -65,15 +71,15 @@ def call(
 
         from moorage.client.errors import CallFailed, TimedOut, timed_out
 
-        called = client.service(service, priority=priority)
+        called = client.service(service, priority=priority, headers=headers)
         printed = _Printed()
         try:
-            async with aclosing(called.stream(sent, timeout=within)) as parts:  # type: ignore[type-var]
+            async with aclosing(called.answers(sent, timeout=within)) as parts:  # type: ignore[type-var]
                 async for part in parts:
                     if options.json:
                         emit(_frame(service, part))
                     else:
-                        printed.write(part)
+                        printed.write(part.value)
         except TimedOut as error:
             raise timed_out(error.why, next_step="wait longer with --within") from None
         except CallFailed as error:
@@ -86,7 +92,8 @@ def call(
         return None
 
     def act() -> int:
-        nonlocal sent
+        nonlocal sent, headers
+        headers = dict(pairs("header", header or []))
         sent = _sent(data, kind)  # before there is a connection, and a loop that a slow writer would hold up
         return with_client(options, lambda client: detachable(work(client), lambda: None))
 
@@ -139,13 +146,13 @@ def _sent(data: str, kind: Kind | None) -> Any:
         ) from None
 
 
-def _frame(service: str, part: Any) -> dict[str, Any]:
+def _frame(service: str, part: Answer) -> dict[str, Any]:
     """Return an answer, or a part of one, for --json. Bytes are in base64."""
     import base64
 
-    if isinstance(part, bytes):
-        return {"kind": "answer", "service": service, "base64": base64.b64encode(part).decode()}
-    return {"kind": "answer", "service": service, "value": part}
+    is_bytes = isinstance(part.value, bytes)
+    value = {"base64": base64.b64encode(part.value).decode()} if is_bytes else {"value": part.value}
+    return {"kind": "answer", "service": service, **value, "headers": part.headers}
 
 
 class _Printed:
