@@ -58,13 +58,15 @@ from moorage.schemas.plan import Plan
             },
         ),
         (
-            {"service": "embed:2", "batch": "32,5ms", "queue": "200,10s"},
+            {"service": "embed:2", "batch": "32,5ms", "queue": "200,10s", "sleep_after": "5m", "awake_at_least": "9s"},
             {
                 "service": {
                     "name": "embed",
                     "concurrency": 2,
                     "batch": {"most": 32, "wait_ms": 5},
                     "queue": {"most": 200, "wait_s": 10.0},
+                    "sleep_after_s": 300.0,
+                    "awake_s": 9.0,
                 }
             },
         ),
@@ -149,6 +151,12 @@ def test_an_array_with_steps_is_written_out(array: str, indices: str, more: dict
         ({"hosts": 2, "gpu": "1", "spread": True}, "--hosts and --spread cannot be used together", "leave out --spr"),
         ({"spread": True, "pack": True, "service": "e"}, "--spread and --pack cannot be used together", "take one"),
         ({"setup_limit": "5m"}, "--setup-limit is about the command of --setup", "give the command with --setup"),
+        (
+            {"sleep_after": "5m", "service": "e"},
+            "--sleep-after: only a job that has its GPUs alone can sleep",
+            "give a time, as --sleep-after 5m, and GPUs of its own",
+        ),
+        ({"sleep_after": "5m"}, "--sleep-after is about the calls", "name the service with --service"),
         ({"pack": True}, "--pack is about the members of a service", "name the service with --service"),
         ({"gpu_device": ["0", "0"]}, "--gpu-device: the device 0 is named twice", "leave the ids out"),
         (
