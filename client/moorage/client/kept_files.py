@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import os
+import shlex
 import tempfile
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -16,13 +17,13 @@ import msgspec
 
 from moorage.bus.object_store import ObjectInfo, ObjectStore
 from moorage.client.errors import NotFound, rejected
-from moorage.client.follow.story import replicas_in
+from moorage.client.follow.story import changes_of, replicas_in
 from moorage.client.replicas import ASKED_MAX, numbers_of
 from moorage.client.sending import bucket_of
 from moorage.client.transitions import last_attempts
 from moorage.schemas.errors import problem
 from moorage.schemas.handler import result_object
-from moorage.schemas.job import SUCCEEDED
+from moorage.schemas.job import RUNNING, SUCCEEDED
 from moorage.schemas.names import word_of
 from moorage.schemas.printable import in_one_line
 from moorage.schemas.ranges import Ranges, count_of, format_ranges, numbers_in, parse_ranges
@@ -92,7 +93,7 @@ async def fetch(
             left_out += _left_out(info, f"replica {number}: " if len(replicas) > 1 else "")
     if not found:
         keep = shown.get("request", {}).get("run", {}).get("keep", ())
-        message, fix = why_none(job, path, keep)
+        message, fix = why_none(job, path, keep, shown)
         raise NotFound(problem("not-found", "\n".join([message, *left_out]), job=job, next=fix))
     return Fetched(found, left_out)
 
@@ -151,15 +152,28 @@ async def unmatched(client: Connected, shown: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def why_none(job: str, path: str, keep: Sequence[str]) -> tuple[str, str]:
-    """Return why a job has no kept files, and what to do; `keep` has the patterns of its request."""
+def why_none(job: str, path: str, keep: Sequence[str], shown: Mapping[str, Any]) -> tuple[str, str]:
+    """Return why a job, as `show` has it, has no kept files, and what to do; `keep` has the patterns of its request.
+
+    What it wrote can still be had while it runs, and for some minutes from its worker.
+    """
     what = f"{path} of job {job}" if path else f"job {job}"
-    if not keep:
-        return f"no file of {what} is kept: its request has no keep patterns", "submit it with --keep 'out/**'"
-    return (
-        f"no file of {what} is kept: files that match {', '.join(keep)} when it ends are kept for some days",
-        f"moorage show {word_of(job)}",
-    )
+    why = "its request has no keep patterns"
+    if keep:
+        why = f"files that match {', '.join(keep)} when it ends are kept for some days"
+    rows = shown.get("replica_states") or [shown]
+    word = word_of(job)
+    if runs := next((row for row in rows if row["state"] == RUNNING), None):
+        which = word if len(rows) < 2 else f"{word}/{runs['replica']}"
+        fix = f"while it runs: moorage exec {which} -- tar c {shlex.quote(path or '.')} | tar x"
+    elif keep:
+        fix = f"moorage show {word}"
+    else:
+        fix = "submit it with --keep 'out/**'"
+        if ran := next((each for each in reversed(changes_of(shown)) if each.worker and each.fence), None):
+            name = f"{shown['tenant']}.{job}.{ran.replica}.{ran.attempt}.{ran.fence}"
+            fix += f"; for ten minutes after its end (folder_keep), {ran.worker} has what it wrote, in its folder {name}"
+    return f"no file of {what} is kept: {why}", fix
 
 
 async def _unpacked(store: ObjectStore, info: ObjectInfo, place: Path, path: str) -> list[Path]:

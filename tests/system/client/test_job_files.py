@@ -6,6 +6,7 @@ import errno
 import io
 import json
 import os
+import re
 import tarfile
 import tempfile
 from pathlib import Path
@@ -27,9 +28,10 @@ from moorage.schemas.errors import problem
 from moorage.schemas.frames import Answer, Change
 from moorage.schemas.handler import ACCEPTED_HEADER, kept_object
 from moorage.system.archives import compressed
-from tests.system.cli.node import Node
+from tests.system.cli.node import Node, start
 from tests.unit.client.scripted_scheduler import ScriptedScheduler, shown
 from tests.unit.client.test_packing import made
+from tests.waiting import until_state
 
 
 async def messages(client: AsyncClient) -> int:
@@ -215,8 +217,31 @@ async def test_what_a_job_kept_is_put_into_the_folder_that_one_is_in(
 
 
 def test_a_job_that_keeps_nothing_and_one_without_a_match_are_told_apart() -> None:
-    assert "has no keep patterns" in why_none("a", "", ())[0]
-    assert "files that match out/** when it ends" in why_none("a", "x", ("out/**",))[0]
+    ended = {"tenant": "t", "state": "SUCCEEDED"}
+    assert "has no keep patterns" in why_none("a", "", (), ended)[0]
+    assert "files that match out/** when it ends" in why_none("a", "x", ("out/**",), ended)[0]
+
+
+async def test_what_a_job_wrote_without_keep_can_be_had_while_it_runs_and_the_folder_behind_it_is_named(
+    node: Node, unique: str, tmp_path: Path
+) -> None:
+    async with AsyncClient(node.url, tenant=unique) as client:
+        job = await client.submit(["sh", "-c", "echo x > o.txt; until [ -e go ]; do sleep 0.1; done"], job="forgot")
+        await until_state(job, "RUNNING")
+        ran = await node.run("get", "forgot", tenant=unique)
+        assert (ran.code, "fix: while it runs: moorage exec forgot -- tar c . | tar x\n" in ran.err) == (3, True), (
+            ran.err
+        )
+        taken = await start("exec", "forgot", "--", "sh", "-c", "tar c . && touch go", env=node.env(unique))
+        archive, _ = await taken.communicate(b"")
+        with tarfile.open(fileobj=io.BytesIO(archive)) as found:
+            assert "./o.txt" in found.getnames()
+        await job.result()
+        ran = await node.run("get", "forgot", tenant=unique)
+        found_in = re.search(r", sim-000\d has what it wrote, in its folder (\S+)\n", ran.err)
+        assert found_in is not None, ran.err
+        [folder] = node.folder.rglob(found_in[1])
+        assert (folder / "o.txt").read_text() == "x\n"
 
 
 async def test_json_names_a_file_whose_name_is_not_utf8(node: Node, unique: str, tmp_path: Path) -> None:
