@@ -364,9 +364,12 @@ async def test_an_agent_that_dies_at_any_step_orphans_nothing(docker: DockerEngi
 
 
 @pytest.mark.slow
-async def test_an_engine_that_dies_and_comes_back(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_engine_that_dies_and_comes_back(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if why := why_no_dockerd():
         pytest.skip(why)
+    monkeypatch.setattr(follow, "ENGINE_S", 2.0)
     caplog.set_level("INFO", "moorage.worker")
     with engine() as docker:
         docker.make_image(IMAGE)
@@ -441,7 +444,10 @@ async def test_what_cannot_start_says_whose_fault_it_is(docker: DockerEngine, tm
 
 
 @pytest.mark.slow
-async def test_an_end_before_the_start_is_an_end(docker: DockerEngine, tmp_path: Path) -> None:
+async def test_an_end_before_the_start_is_an_end(
+    docker: DockerEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("moorage.worker.drivers.container.removal.ENGINE_S", 1.0)
     async with state_of(tmp_path) as state, Rig(state, settings(docker)) as rig:
         dying = Dying(docker.socket, "created")
         await rig.use(dying)
