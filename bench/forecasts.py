@@ -9,18 +9,13 @@ from 10 to 90 percent. Takes some minutes a cluster, and prints a table.
 from __future__ import annotations
 
 import argparse
-from functools import partial
 from typing import Final, NamedTuple
 
 import msgspec
 
 from bench.queueing import gpus_of, jobs_of
 from moorage.scheduler.core.config import Config
-from moorage.scheduler.core.engine import Engine
-from moorage.scheduler.whatif.child import ask_all
-from moorage.scheduler.whatif.forecast import start_of
-from moorage.scheduler.whatif.future import Began, Future
-from moorage.scheduler.whatif.looks import LOOKS, Outcome, band
+from moorage.scheduler.whatif.forecast import decode_forecast, forecast
 from moorage.testing.simulate.philly import CLUSTERS, hosts_of
 from moorage.testing.simulate.trace import TraceJob
 from moorage.testing.simulate.world import World
@@ -29,13 +24,11 @@ from moorage.testing.simulate.world import World
 WAITED_MS: Final = 60_000
 #: so many jobs of a cluster are chosen, evenly
 CHOSEN: Final = 100
-#: a look is bounded by the CPU time that it may take; on a busy machine the clock says little of that
+#: of each look by the clock, which says little on a busy machine: a look is bounded by its moments
 LIMIT_S: Final = 60.0
 #: what is asked: of those told, the least and the most that are inside; of those that wait, the least that are told
 INSIDE: Final = (0.75, 0.92)
 TOLD: Final = 0.60
-
-_decode: Final = msgspec.msgpack.Decoder(Began | None).decode
 
 
 class Count(NamedTuple):
@@ -51,20 +44,10 @@ class Count(NamedTuple):
         return Count(*(mine + theirs for mine, theirs in zip(self, other, strict=True)))
 
 
-def look(engine: Engine, time_ms: int, job: tuple[str, str], number: int) -> bytes:
-    """Return when the job starts in one look; for a child, since it uses up the engine."""
-    future = Future(engine, time_ms, number)
-    future.started.pop(job, None)
-    future.pass_time(lambda: job in future.started)
-    return msgspec.msgpack.encode(future.started.get(job))
-
-
 def told(world: World, job: tuple[str, str]) -> tuple[int, int] | None:
     """Return the interval that a job is told now, in ms from now; None if it is told none."""
-    looks = [partial(look, world.engine, world.time_ms, job, number) for number in range(LOOKS)]
-    answers = [_decode(answer) for answer in ask_all(looks, LIMIT_S) if answer is not None]
-    found = band([Outcome(at.in_ms, (at.worker, at.runs), at.limited) for at in answers if at is not None])
-    start = None if found is None else start_of(found, *found.detail)
+    found = decode_forecast(forecast(world.engine, world.time_ms, [job], LIMIT_S))
+    start = found.starts.get(job[0], {}).get(job[1])
     return None if start is None or start.p10_ms < 0 or start.p90_ms < 0 else (start.p10_ms, start.p90_ms)
 
 

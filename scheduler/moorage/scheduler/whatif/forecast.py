@@ -5,10 +5,9 @@ A forecast is a median, with the interval for eight of ten cases.
 
 from __future__ import annotations
 
-import math
 import resource
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 from itertools import chain
 from typing import Final
@@ -17,9 +16,11 @@ import msgspec
 
 from moorage.scheduler.answers.view import View
 from moorage.scheduler.core.engine import Engine
+from moorage.scheduler.core.outputs.outputs import Outputs
 from moorage.scheduler.whatif.child import ask_all
 from moorage.scheduler.whatif.future import Began, Future, last_of, waits
 from moorage.scheduler.whatif.looks import LOOKS, Band, Outcome, band
+from moorage.scheduler.whatif.play import Held
 
 #: The looks do not know the jobs to come, nor that all runs of the next hours may be shorter or longer than those
 #: before. So an interval that rests on earlier runs begins earlier and ends later than the looks, by these parts.
@@ -99,12 +100,15 @@ class _Look(msgspec.Struct, frozen=True, array_like=True):
 _decode_look: Final = msgspec.msgpack.Decoder(_Look).decode
 
 
-def forecast(engine: Engine, time_ms: int) -> bytes:
+def forecast(
+    engine: Engine, time_ms: int, jobs: Sequence[tuple[str, str]] | None = None, limit_s: float = LIMIT_S
+) -> bytes:
     """Return an encoded `Forecast` from `LOOKS` simulated futures, or those of them that ended in time. For a child.
 
-    Raises RuntimeError if none did.
+    It is of `jobs`, by tenant and name; of the first `JOBS_MAX` in the queue without. A look takes at most `limit_s`
+    seconds. Raises RuntimeError if none ended in time.
     """
-    answers = ask_all([partial(_look, engine, time_ms, look) for look in range(LOOKS)], LIMIT_S)
+    answers = ask_all([partial(_look, engine, time_ms, look, jobs) for look in range(LOOKS)], limit_s)
     looks = [_decode_look(answer) for answer in answers if answer is not None]
     if not looks:
         raise RuntimeError("the forecast took too long")
@@ -130,31 +134,43 @@ def _together(looks: Iterable[list[tuple[str, str, Began]]]) -> dict[str, dict[s
     return together
 
 
-def _look(engine: Engine, time_ms: int, look: int) -> bytes:
+class _Queue(Future):
+    """A look that knows which of the jobs in question have not started, and which have not ended."""
+
+    def __init__(self, engine: Engine, time_ms: int, look: int) -> None:
+        self.unstarted: set[tuple[str, str]] = set()
+        self.unended: set[tuple[str, str]] = set()
+        super().__init__(engine, time_ms, look)
+
+    def on_started(self, held: Held) -> None:
+        super().on_started(held)
+        self.unstarted.discard(held.name[:2])
+
+    def on_outputs(self, out: Outputs) -> None:
+        super().on_outputs(out)
+        for job in out.ended:
+            self.unstarted.discard((job.tenant, job.name))
+            self.unended.discard((job.tenant, job.name))
+
+
+def _look(engine: Engine, time_ms: int, look: int, asked: Sequence[tuple[str, str]] | None) -> bytes:
     """Return an encoded `_Look`. Uses up the engine."""
-    future = Future(engine, time_ms, look)
-    waiting, more = _waiting(engine)
+    future = _Queue(engine, time_ms, look)
+    waiting, more = (asked, False) if asked is not None else _waiting(engine)
     for key in waiting:
         future.started.pop(key, None)
-    left = set(waiting)
+    future.unstarted = set(waiting)
     jobs = {key: engine.state.job(*key) for key in waiting}
     last = {key: last_of(engine, job) for key, job in jobs.items() if job is not None}
-    ends = {key: found for key, found in last.items() if found.at_ms < math.inf}
-
-    def done() -> bool:
-        left.difference_update(future.started)
-        left.difference_update([key for key, found in ends.items() if found.at_ms <= future.time_ms])
-        return not left
-
-    future.pass_time(done)
+    future.pass_time(lambda: not future.unstarted)
     late = [
-        (*key, found.why) for key, found in ends.items() if key not in future.started and found.at_ms <= future.time_ms
+        (*key, found.why) for key, found in last.items() if key not in future.started and found.at_ms <= future.time_ms
     ]
     found = [(*key, future.started[key]) for key in waiting if key in future.started]
     unknown, cut = (len(future.unknown_runs), len(future.unknown_starts)), more or future.cut
     sweeps = {key for key, job in jobs.items() if job is not None and job.size > 1 and key in future.started}
-    if sweeps:
-        future.pass_time(lambda: sweeps <= future.ended.keys())
+    future.unended = sweeps - future.ended.keys()
+    future.pass_time(lambda: not future.unended)
     over = [(*key, future.ended[key]) for key in waiting if key in sweeps and key in future.ended]
     return msgspec.msgpack.encode(_Look(found, over, *unknown, cut, late))
 

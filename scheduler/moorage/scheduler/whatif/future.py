@@ -30,9 +30,13 @@ from moorage.scheduler.whatif.looks import LOOKS, middle, part_of, somewhere_in
 from moorage.scheduler.whatif.play import Held, Play
 from moorage.schemas.attempt import AttemptName
 
-#: the most moments and CPU seconds of one look; starts not reached by then are unknown
-MOMENTS_MAX: Final = 20_000
-CPU_S_MAX: Final = 0.5
+#: the most moments of one look; starts not reached by then are unknown
+MOMENTS_MAX: Final = 2_000
+#: the same in CPU seconds, for fleets and machines where a moment takes long; a look that takes too long is lost
+CPU_S_MAX: Final = 1.0
+#: time alone is looked at again after one part in so many of the time that a look has passed already: a start in a week
+#: needs no minutes, and most moments of a look that has them change nothing
+PARTS: Final = 16
 #: no estimate reaches further ahead
 HORIZON_MS: Final = 366 * 86_400_000
 
@@ -56,6 +60,8 @@ class Future(Play):
     def __init__(self, engine: Engine, time_ms: int, look: int) -> None:
         super().__init__(engine, max(time_ms, engine.state.time_ms), engine.built_ms)
         self.began_ms = self.time_ms
+        self._moments = 0
+        self._ends_s = time.process_time() + CPU_S_MAX
         self.started: dict[tuple[str, str], Began] = {}  # by job
         self.ended: dict[tuple[str, str], Began] = {}  # by job, those that ended in this look
         self.unknown_runs: set[tuple[str, str]] = set()  # running jobs without any estimate
@@ -156,6 +162,9 @@ class Future(Play):
             return at
         return self._may_end_ms[0] if at is None else min(at, self._may_end_ms[0])
 
+    def next_pass_ms(self) -> float:
+        return max(super().next_pass_ms(), self.time_ms + (self.time_ms - self.began_ms) // PARTS)
+
     def go_to(self, time_ms: int) -> None:
         super().go_to(time_ms)
         if self._may_end_ms and self._may_end_ms[0] <= time_ms:
@@ -177,21 +186,19 @@ class Future(Play):
     def pass_time(self, until: Callable[[], bool]) -> None:
         """Let time pass until the condition `until` holds, nothing happens any more, or `HORIZON_MS` have passed.
 
-        If another limit ends it earlier, `cut` is set.
+        If the look has taken `MOMENTS_MAX` or `CPU_S_MAX` before, in all its calls together, `cut` is set.
         """
-        ends_s = time.process_time() + CPU_S_MAX
         self.settle()
-        for _ in range(MOMENTS_MAX):
-            if until():
+        while not until():
+            if self._moments == MOMENTS_MAX or time.process_time() > self._ends_s:
+                self.cut = True
                 return
-            if time.process_time() > ends_s:
-                break
             at = self.next_ms()
             if at is None or at - self.began_ms > HORIZON_MS:
                 return
+            self._moments += 1
             self.go_to(int(min(at, self.next_pass_ms())))
             self.settle()
-        self.cut = True
 
 
 class Last(NamedTuple):

@@ -81,6 +81,35 @@ def test_a_plan_at_the_end_of_a_long_queue_says_as_much(monkeypatch: pytest.Monk
     assert told.starts == "later"
 
 
+@pytest.mark.parametrize("minutes", [60, 60_000])
+def test_a_look_far_ahead_takes_hardly_more_moments_than_a_near_one(
+    minutes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While jobs are overdue, time alone may change what is placed; far ahead that is looked at less often."""
+    monkeypatch.setattr(future, "CPU_S_MAX", 60.0)
+    monkeypatch.setattr(future, "MOMENTS_MAX", 200)
+    drive = Driving()
+    drive.worker("w0", 2)
+    learned(drive, [minutes] * 4)
+    submit(drive, "runs")
+    submit(drive, "whole", gpu={"count": 2})
+    for number in range(5):
+        submit(drive, f"j{number}")
+    starts = look_ahead(drive).starts["t"]
+    assert abs(starts["j4"].p50_ms - 3 * minutes * MINUTE) < 2_000
+
+
+def test_a_look_takes_so_many_moments_in_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(future, "CPU_S_MAX", 60.0)
+    monkeypatch.setattr(future, "MOMENTS_MAX", 3)
+    look = future.Future(one_after_the_other().engine, 0, 0)
+    look.pass_time(lambda: False)
+    assert look.cut
+    reached_ms = look.time_ms
+    look.pass_time(lambda: False)
+    assert look.time_ms == reached_ms
+
+
 def test_when_a_drained_host_is_empty_is_when_the_last_of_what_runs_there_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(future, "CPU_S_MAX", 0.0)  # however long a queue there is, no look has to go through it
     drive = Driving()
