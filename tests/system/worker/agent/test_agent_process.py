@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import sys
 import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -15,7 +14,6 @@ from typing import Any
 import msgspec
 import pytest
 
-import moorage
 from moorage.schemas.attempt import AttemptName
 from moorage.schemas.codec import encode
 from moorage.schemas.frames import End, Place, Start
@@ -28,6 +26,7 @@ from moorage.worker.settings import WorkerSettings
 from moorage.worker.supervisor.client import Supervised, SupervisorError
 from moorage.worker.supervisor.journal import open_journal, read_journal, records_of
 from moorage.worker.supervisor.protocol import JOURNAL_NAME
+from tests.system.cli import forks
 from tests.waiting import until
 
 AGENT = """
@@ -96,17 +95,13 @@ async def worker(url: str, prefix: str, leader: ScriptedLeader, **fields: Any) -
 
 
 @contextlib.asynccontextmanager
-async def agent_process(state: Path, url: str, prefix: str) -> AsyncIterator[asyncio.subprocess.Process]:
+async def agent_process(
+    state: Path, url: str, prefix: str
+) -> AsyncIterator[asyncio.subprocess.Process | forks.Service]:
     """An agent in a process of its own, to kill or stop."""
-    roots = [str(Path(path).parent) for path in moorage.__path__]
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-c",
-        AGENT,
-        msgspec.json.encode({"state_dir": str(state), "id": "w1", "prefix": prefix, "simulate": "4xH100"}).decode(),
-        url,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(roots)},
-    )
+    table = {"state_dir": str(state), "id": "w1", "prefix": prefix, "simulate": "4xH100"}
+    with os.fdopen(os.dup(2), "wb") as out:
+        process = await forks.python("-c", AGENT, msgspec.json.encode(table).decode(), url, env=os.environ, out=out)
     try:
         yield process
     finally:
