@@ -172,7 +172,9 @@ def why_none(job: str, path: str, keep: Sequence[str], shown: Mapping[str, Any])
         fix = "submit it with --keep 'out/**'"
         if ran := next((each for each in reversed(changes_of(shown)) if each.worker and each.fence), None):
             name = f"{shown['tenant']}.{job}.{ran.replica}.{ran.attempt}.{ran.fence}"
-            fix += f"; for ten minutes after its end (folder_keep), {ran.worker} has what it wrote, in its folder {name}"
+            fix += (
+                f"; for ten minutes after its end (folder_keep), {ran.worker} has what it wrote, in its folder {name}"
+            )
     return f"no file of {what} is kept: {why}", fix
 
 

@@ -66,8 +66,9 @@ async def test_each_rank_of_a_gang_on_two_hosts_has_its_own_and_a_third_host_is_
     node: Node, unique: str
 ) -> None:
     script = ("--gpu", "1xH100", "--", "sh", "-c", "echo $MOORAGE_WORKER")
-    ran = await node.run("run", "--no-prefix", "--hosts", "2", *script, tenant=unique)
+    ran = await node.run("run", "--job", "apart", "--no-prefix", "--hosts", "2", *script, tenant=unique)
     assert (ran.code, sorted(ran.out.split())) == (0, ["sim-0000", "sim-0001"]), ran.err
+    assert ["hosts", "one for each replica"] in (await node.run("show", "apart", tenant=unique)).rows
     ran = await node.run("run", "--hosts", "3", *script, tenant=unique)
     assert "the whole fleet would hold 2 of its 3 replicas at once, each on a host of its own" in ran.err
 

@@ -162,7 +162,9 @@ def asked_rows(request: dict[str, Any], brought: str = "") -> list[tuple[str, An
     """
     run = request.get("run", {})
     limit_s = run.get("timeout_s")
+    apart = (request.get("gpu") or {}).get("distinct_hosts")
     return [
+        ("hosts", "one for each replica" if apart else None),
         ("time limit", None if limit_s is None else age(limit_s * 1000)),
         ("retries", request.get("retries")),
         ("restart", run.get("restart")),
