@@ -55,6 +55,7 @@ class ScheduleKeeper:
         self._kept_at = -1  # the record whose schedules they are
         self._read_at_s = 0.0
         self._seen: dict[Key, tuple[int, int]] = {}  # of each schedule: its wish, and when this term first saw it
+        self._seen_at = -1  # the record of the newest of them
         self._offered: dict[Key, int] = {}  # the last run of each schedule that was offered in this term
         self._offered_next: dict[Key, tuple[int, int]] = {}  # of that run: its wish, and when the next one is due
         self._answers_since_s: float | None = None  # while a run is late: since when the server answers
@@ -65,7 +66,19 @@ class ScheduleKeeper:
     def follow(self) -> None:
         """Look whether a record has changed the schedules; to be called after each."""
         if self._engine.state.wishes != self._kept_at:
+            self._see()
             self._some.set()
+
+    def _see(self) -> None:
+        """Note since when each wish is known: a server that goes away before it has the wish may miss its first run."""
+        wishes = self._engine.state.wishes
+        if self._seen_at == wishes:
+            return
+        self._seen_at, now_ms = wishes, _wall_ms()
+        for tenant, rows in self._engine.state.schedules.items():
+            for name, row in rows.items():
+                if self._seen.get((tenant, name), (0, 0))[0] != row.wish:
+                    self._seen[tenant, name] = row.wish, now_ms
 
     def hear(self, delivery: Delivery) -> None:
         """Take a run that the server passes on."""
@@ -119,6 +132,7 @@ class ScheduleKeeper:
         if time.monotonic() - self._read_at_s >= LOOK_EVERY_S:
             self._kept = None
         while self._kept is None or self._kept_at != state.wishes:
+            self._see()
             at, ran_through, wanted = state.wishes, state.ran_through, self._wanted()
             known = {(tenant, name) for tenant, rows in state.schedules.items() for name in rows}
             await self.gate.recorded()
@@ -136,10 +150,7 @@ class ScheduleKeeper:
             for key, row in wanted.items():
                 before = kept.get(key)
                 if before is None or before.record != row.wish:
-                    wish, since_ms = self._seen.get(key, (0, 0))
-                    if wish != row.wish:  # else the server was away when it was first to be published
-                        since_ms = _wall_ms()
-                        self._seen[key] = row.wish, since_ms
+                    _, since_ms = self._seen.get(key) or (0, _wall_ms())  # none if another record removed it meanwhile
                     kept[key] = await self.stream.publish(key, row, since_ms, before)
             for table in (self._seen, self._offered, self._offered_next):
                 for key in [key for key in table if state.schedule(*key) is None]:
