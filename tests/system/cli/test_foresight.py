@@ -44,8 +44,8 @@ async def test_when_it_starts_is_told_everywhere(node: Node, unique: str) -> Non
         assert (told["reason"], told["position"]) == ("busy", 1)
         explained = await waits.explain()
         assert explained.starts is not None
-        assert explained.starts.p90_ms is not None
-        assert 0 <= explained.starts.p50_ms <= explained.starts.p90_ms <= (RUNS_S + 30) * 1000
+        assert explained.starts.p90_ms is None, "three runs are too few for an interval"
+        assert 0 <= explained.starts.p50_ms <= (RUNS_S + 30) * 1000
         shown = await node.run("explain", waits.job, tenant=unique)
         assert explained.starts.runs == 3
         assert "(the median, from 3 earlier runs of the same command)" in shown.out

@@ -38,8 +38,6 @@ _LOOK: Final = {
     "EXPIRED": "moorage again {job} lets it wait once more; moorage fleet shows which GPUs are free",
     "REJECTED": "ask for GPUs that moorage fleet shows, or submit it with --on-no-match wait",
 }
-#: with fewer runs seen no start is said to hold nine times in ten
-RUNS_SURE: Final = 20
 _decode_frame: Final[Decoder[FleetFrame]] = Decoder(FleetFrame)
 
 
@@ -208,7 +206,8 @@ def foreseen(band: dict[str, int]) -> str:
     """Return when something is expected: `in about 4m (in 8 of 10 cases 2m to 11m; from 40 earlier runs of the same
     command)`.
 
-    The interval is there only after enough runs. Where time limits bound it, it may be earlier: `at the latest in 25s`.
+    The scheduler gives the interval only after enough runs. Where time limits bound it, it may be earlier: `at the
+    latest in 25s`.
     """
     runs, p10_ms, p90_ms = band.get("runs", 0), band.get("p10_ms"), band.get("p90_ms")
     seen = f"from {many(runs, 'earlier run')} of the same command"
@@ -220,7 +219,7 @@ def foreseen(band: dict[str, int]) -> str:
     if p90_ms is not None and p10_ms is None:
         return f"probably within {age(p90_ms)} (from time limits and {seen.removeprefix('from ')})"
     about = f"in about {age(band['p50_ms'])}" if band["p50_ms"] >= 1000 else "in under a second"
-    if p10_ms is not None and p90_ms is not None and runs >= RUNS_SURE:
+    if p10_ms is not None and p90_ms is not None:
         return f"{about} (in 8 of 10 cases {age(p10_ms)} to {age(p90_ms)}; {seen})"
     return f"{about} (the median, {seen})" if runs else about
 

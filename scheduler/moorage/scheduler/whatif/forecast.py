@@ -27,6 +27,8 @@ from moorage.scheduler.whatif.play import Held
 #: `bench.forecasts` measures how many starts are within it.
 EARLIER: Final = 0.6
 LATER: Final = 1.5
+#: the looks draw from the runs that are known: with fewer of them the interval would be of those, not of all such runs
+RUNS_SURE: Final = 20
 #: only the first jobs in the queue are forecast
 JOBS_MAX: Final = 2_000
 #: of each look; two run at once
@@ -35,6 +37,8 @@ LIMIT_S: Final = 6.0
 
 class Start(msgspec.Struct, frozen=True, array_like=True):
     """When a job starts or ends, in ms from the forecast's time, as `looks.Band`, widened where it rests on runs.
+
+    With fewer than `RUNS_SURE` runs there is the median alone, except where time limits bound it.
 
     `worker` is where the job starts in the median look. `runs` is the number of runs behind the least certain estimate;
     0 if only time limits and graces are involved.
@@ -61,7 +65,8 @@ def start_of(found: Band, worker: str, runs: int) -> Start:
     """Return what the looks say together, and how sure that is; `runs` is as in `Start`."""
     p10_ms, p50_ms, p90_ms, _ = found
     if runs and p10_ms >= 0:
-        p10_ms, p90_ms = int(EARLIER * p10_ms), int(LATER * p90_ms)
+        is_sure = runs >= RUNS_SURE
+        p10_ms, p90_ms = (int(EARLIER * p10_ms), int(LATER * p90_ms)) if is_sure else (-1, -1)
     return Start(p10_ms, p50_ms, p90_ms, worker, runs)
 
 

@@ -213,7 +213,7 @@ class Start(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """A forecast of a start or an end, ms from now: its median, and in eight of ten cases from `p10_ms` to `p90_ms`.
 
     Without `p10_ms` it may be earlier, as of some run before it only the time limit is known. Without `p90_ms` it may
-    be later, too.
+    be later, too. With 1 to 19 `runs` and no time limit before it there is the median alone.
     """
 
     p10_ms: int | None = None

@@ -16,7 +16,7 @@ from tests.unit.scheduler.queries.test_forecast import MINUTE, learned, look_ahe
 from tests.unit.scheduler.queries.test_plan_verb import planned
 
 #: of ten runs seven are over in a minute, three take two hours: half are over in one minute, and the mean is 36.7
-SHORT_OR_LONG = [1, 1, 120, 1, 1, 120, 1, 1, 120, 1]
+SHORT_OR_LONG = [1, 1, 120, 1, 1, 120, 1, 1, 120, 1] * 2
 MEAN = sum(SHORT_OR_LONG) / len(SHORT_OR_LONG)
 WAITING = 40
 

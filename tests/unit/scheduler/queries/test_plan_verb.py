@@ -69,7 +69,7 @@ def test_later_says_when_and_where_and_why_not_now() -> None:
     assert (told.starts, told.on) == ("later", "w0")
     assert told.in_ms is not None
     assert abs(told.in_ms["p50_ms"] - 6 * MINUTE) < 1_000
-    assert told.in_ms["p90_ms"] >= told.in_ms["p50_ms"]
+    assert told.in_ms.keys() == {"p50_ms", "runs"}
     assert told.in_ms["runs"] == 4
     assert told.waiting is not None
     assert told.waiting["reason"] == "busy"
