@@ -11,7 +11,6 @@ from collections.abc import Iterable
 from typing import Any, Final, NamedTuple, Protocol
 
 from moorage.scheduler.core.ledger.state import Job, Member, Replica, State
-from moorage.scheduler.core.queue.queue import REPLICA_BITS, REPLICA_MASK
 from moorage.schemas.codec import decode_request
 from moorage.schemas.gpu import SHARERS_MAX, format_token, model_matches
 from moorage.schemas.job import STATES, Request
@@ -450,7 +449,7 @@ def reserved(world: World, who: Waiting, *, for_good: bool = True) -> set[int]:
     held = world.drive.engine.planner.verdicts.reservation
     if held is None or _void(world):
         return set()
-    owner = as_waiting(world.drive.state.jobs[held.item >> REPLICA_BITS], held.item & REPLICA_MASK)
+    owner = as_waiting(world.drive.state.jobs[held.num])
     passes = alike(owner, who) or (for_good and _takes_over(world, who, owner))
     return set() if passes else set(held.hosts)
 
@@ -495,10 +494,10 @@ def _void(world: World) -> str:
     held, state = world.drive.engine.planner.verdicts.reservation, world.drive.state
     if held is None:
         return ""
-    job = state.jobs.get(held.item >> REPLICA_BITS)
+    job = state.jobs.get(held.num)
     if job is None or job.over:
         return "its job is over"
-    who = as_waiting(job, held.item & REPLICA_MASK)
+    who = as_waiting(job)
     replica = who.replica
     if STATES[replica.state] != "QUEUED":
         return f"{who.name} is {STATES[replica.state]}"

@@ -183,9 +183,9 @@ class Stream(World):
     def _confirm_reservation(self) -> None:
         """The hosts of a new reservation hold its job, once all but services have left them."""
         held = self.drive.engine.planner.verdicts.reservation
-        if held is None or (held.item, held.hosts) == self.reserved:
+        if held is None or (held.num, held.hosts) == self.reserved:
             return
-        self.reserved = held.item, held.hosts
+        self.reserved = held.num, held.hosts
         found = [who for who in waiting_in(self.drive.state) if who.job.num == held.num]
         others = tuple(host for host in self.drive.engine.fleet.hosts if host not in held.hosts)
         for who in found[:1]:

@@ -38,7 +38,7 @@ BOUNDS: Final = {
     ("queue.waited", "TENANTS_MAX"): 2,
     ("schedule.victims", "COMPARED_MAX"): 3,
     ("schedule.preempt", "FOLLOWED_MAX"): 16,
-    ("queue.sweeping", "QUEUE_SPARE"): 16,
+    ("queue.queue", "SPARE"): 16,
 }
 CONTAINERS: Final = (dict, list, set, deque)
 #: of anything, and so many for each thing that lives in the state

@@ -6,7 +6,6 @@ from typing import Final
 
 from moorage.scheduler.core.ledger import acts
 from moorage.scheduler.core.ledger.state import Member
-from moorage.scheduler.core.queue.queue import REPLICA_BITS
 from moorage.schemas.job import STATES
 from tests.release.workloads.reference import Waiting, World, as_waiting, left_too_soon, startable, starts, taken_back
 
@@ -128,7 +127,7 @@ def _ends_now(world: World, member: Member) -> bool:
 def reserved_for_others(world: World, who: Waiting) -> set[int]:
     """The hosts that a reservation closes to a job that may end others."""
     held = world.drive.engine.planner.verdicts.reservation
-    if held is None or held.item >> REPLICA_BITS == who.job.num:
+    if held is None or held.num == who.job.num:
         return set()
     return set(held.hosts)
 

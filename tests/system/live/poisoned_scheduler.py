@@ -40,6 +40,8 @@ def is_poison(*given: Any) -> bool:
     for each in given:
         if isinstance(each, Shape) and each.models == (POISON,):
             return True
+        if isinstance(each, tuple) and is_poison(*each):
+            return True
         if isinstance(each, Request) and (each.labels or {}).get(POISON):
             return True
         if str(getattr(each, "name", "") or getattr(each, "job", "")).startswith(POISON):
@@ -75,7 +77,7 @@ PLACES: Final[dict[str, Callable[[], None]]] = {
     "read": raising(Shapes, "of"),
     "admission": raising(Admission, "submit"),
     "cancel": raising(Admission, "cancel"),
-    "queue": raising(Queue, "add"),
+    "queue": raising(Queue, "enter"),
     "placing": raising(Placing, "_place_one"),
     "tasks": every_task,
     "none": lambda: None,

@@ -27,11 +27,11 @@ from moorage.scheduler.core.ledger.folding import Folded
 from moorage.scheduler.core.ledger.invariants import validate
 from moorage.scheduler.core.ledger.record import Record, decode_record, encode_record
 from moorage.scheduler.core.ledger.records import RECORD_BYTES_MAX
-from moorage.scheduler.core.ledger.state import LISTED_MAX, Job, Member, Replica, State
+from moorage.scheduler.core.ledger.state import Job, Member, Replica, State
 from moorage.scheduler.core.lifecycle.max_running import most_of
-from moorage.scheduler.core.lifecycle.timers import BACKOFF
+from moorage.scheduler.core.lifecycle.timers import BACKOFF, of_replica
 from moorage.scheduler.core.outputs.outputs import Outputs
-from moorage.scheduler.core.queue.queue import REPLICA_BITS, REPLICA_MASK, entry
+from moorage.scheduler.core.schedule import indexing
 from moorage.scheduler.follower.usage import Usage
 from moorage.scheduler.whatif.child import ask
 from moorage.scheduler.whatif.fixes import fixes
@@ -41,7 +41,7 @@ from moorage.schemas.codec import Decoder, is_json
 from moorage.schemas.frames import Fact, FactFrame, FactKind, Goodbye, Hello, Join, Renew, Wanted
 from moorage.schemas.job import STATES
 from moorage.schemas.operate import act_of
-from moorage.schemas.ranges import Ranges, count_of, joined, numbers_in, without
+from moorage.schemas.ranges import NOTHING
 from moorage.schemas.subjects import Subjects
 from tests.unit.scheduler.honest_worker import Worker, devices
 from tests.unit.schemas.struct_names import unnamed
@@ -172,46 +172,39 @@ class Driving:
         """Who waits stands in the queue once, or in one backoff timer: never lost, never doubled, not while held."""
         engine = self.engine
         queue = engine.queue
-        standing = [(item, line) for line in queue.groups.values() for item in line.entries]
-        fresh: dict[int, Ranges] = {}
+        found: dict[int, list[int]] = {}  # the priorities of a job's groups
         for line in queue.groups.values():
-            for num, (item, rest) in line.rest.items():
-                assert item in line.entries, f"job {num} waits behind an entry that is not there"
-                fresh[num] = joined([(item & REPLICA_MASK, item & REPLICA_MASK), *rest])
-                if (job_of := self.state.jobs.get(num)) is not None and job_of.size <= LISTED_MAX:
-                    standing += [(entry(num, number), line) for number in numbers_in(rest)]
-        found = Counter(item for item, _ in standing)
-        pauses = Counter(item for _, kind, item in engine.timers.rows if kind == BACKOFF)
-        assert queue.is_empty == (not standing), f"the queue says {queue.is_empty}, and has {len(standing)} entries"
-        priorities = {(item, line.priority) for item, line in standing}
+            assert list(line.jobs) == sorted(set(line.jobs)), "a job stands twice in a group, or out of order"
+            for num in line.jobs:
+                found.setdefault(num, []).append(line.priority)
+        assert queue.is_empty == (not found), f"the queue says {queue.is_empty}, and has {len(found)} jobs"
+        pauses = Counter(what for _, kind, what in engine.timers.rows if kind == BACKOFF)
         self.check_room()
         for job in self.state.jobs.values():
-            if job.awaits and job.live:
-                assert job.num not in {item >> REPLICA_BITS for item in found}, f"{job.name} waits for others, queued"
-                continue
-            if job.size > LISTED_MAX:
-                is_out = job.hold is not None or job.num in queue.closed or job.num in queue.parked
-                if not is_out and count_of(job.fresh) > 1 and job.num not in engine.timers.overdue:
-                    assert not without(job.fresh, fresh[job.num]), f"{job.name} waits for {fresh[job.num]} alone"
-                continue
-            if job.num in queue.parked or job.num in queue.closed:
-                parked = queue.parked.get(job.num)
-                most = most_of(job, engine.reader.request_of(job))
-                assert parked is None or (most is not None and job.on_workers >= most), f"{job.name} is parked"
-                assert job.num not in {num >> REPLICA_BITS for num in found} or parked is None, job.name
-                continue
-            if job.num in engine.timers.overdue:
-                continue
-            waiting = [replica for replica in job.replicas if STATES[replica.state] == "QUEUED"]
-            for replica in waiting[:1] if engine.reader.shape_of(job).together > 1 else waiting:
-                item = entry(job.num, replica.index)
-                if job.hold is not None:
-                    assert not found[item], f"{job.name}/{replica.index} is held and stands in the queue"
-                    assert pauses[item] <= 1, f"{job.name}/{replica.index} waits out {pauses[item]} pauses"
-                    continue
-                count = found[item] + pauses[item]
-                assert count == 1, f"{job.name}/{replica.index} waits {count} times"
-                assert pauses[item] or (item, engine.reader.priority_of(job)) in priorities, job.name
+            if job.over:
+                assert job.num not in queue.waiting, f"{job.name} is over"
+            elif job.num not in engine.timers.overdue:
+                self._check_queued(job, found.get(job.num, []), pauses)
+
+    def _check_queued(self, job: Job, places: list[int], pauses: Counter[int]) -> None:
+        """A job is in its group if it may place something; each of its replicas that came back waits, or pauses."""
+        engine, waiting = self.engine, self.engine.queue.waiting.get(job.num)
+        came_back = [row for row in job.rows.values() if STATES[row.state] == "QUEUED"]
+        came_back = came_back[:1] if engine.reader.shape_of(job).together > 1 else came_back
+        pausing = {row.index: pauses[of_replica(job.num, row.index)] for row in came_back}
+        due = sorted(index for index, count in pausing.items() if not count)
+        assert all(count <= 1 for count in pausing.values()), f"{job.name} waits out {pausing}"
+        if waiting is not None:
+            most = most_of(job, engine.reader.request_of(job))
+            counts = most is not None and (job.size > 1 or job.num in engine.scaling or job.scaled is not None)
+            assert set(due) <= set(waiting.back), f"{job.name}: {due} wait"
+            assert waiting.fresh == (NOTHING if job.back >= indexing.BACK_MAX else job.fresh), (
+                f"{job.name}: {job.fresh} wait"
+            )
+            assert not counts or most is None or waiting.room == most - job.on_workers, job.name
+        may = bool(due or job.fresh) if waiting is None else waiting.may_any
+        is_in = may and job.hold is None and not job.awaits
+        assert places == ([engine.reader.priority_of(job)] if is_in else []), f"{job.name} is in {places}, {is_in}"
 
     def check_room(self) -> None:
         """The waiting room has the live jobs that wait for something, each behind what it waits for."""
@@ -247,7 +240,7 @@ class Driving:
         if "PLACED" not in states:
             line = engine.queue.group_of(held.priority, held.shape, job.tenant)
             assert line is not None, f"{job.name} waits under another priority or shape than its reservation"
-            assert held.item in line.entries
+            assert held.num in line.jobs
 
     def check_counters(self) -> None:
         """The soft view's sums are those of the ledger's members: CPU, memory, slots, sharers."""

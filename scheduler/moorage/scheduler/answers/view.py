@@ -16,16 +16,16 @@ from moorage.scheduler.core.fleet.shape import Shape
 from moorage.scheduler.core.ledger.state import AT_RUNNING, RUNNING, Job, Replica
 from moorage.scheduler.core.lifecycle.sessions import Report
 from moorage.scheduler.core.queue.order import QueueOrder
-from moorage.scheduler.core.queue.queue import REPLICA_BITS, Group, entry
+from moorage.scheduler.core.queue.queue import Group
 from moorage.scheduler.core.schedule.plan import Reservation
 from moorage.scheduler.core.schedule.runtime import groups_of
+from moorage.schemas import reasons
 from moorage.schemas.answers.operators import ServiceCalls, WaitRow, Waits
 from moorage.schemas.frames import FailedLately, ServiceLately, Stalled
+from moorage.schemas.reasons import Reason
 
-#: with more entries than the first number, jobs that ended while queued may be counted too, which is cheaper; with more
-#: than the second, entries are counted, not jobs
+#: with more jobs than this, those that ended while queued may be counted too, which is cheaper
 COUNTED_MAX: Final = 512
-GLANCED_MAX: Final = 8_192
 
 
 class View:
@@ -144,30 +144,31 @@ class View:
 
     def not_queued(self) -> list[Job]:
         """Return the jobs that wait for something else than a host."""
-        nums = self._engine.room.jobs.keys() | self._engine.queue.parked.keys() | self._state.on_hold.keys()
-        return [self._state.jobs[num] for num in sorted(nums)]
+        full = {num for num, waiting in self._engine.queue.waiting.items() if waiting.room <= 0}
+        nums = self._engine.room.jobs.keys() | full | self._state.on_hold.keys()
+        return [job for num in sorted(nums) if (job := self._state.jobs.get(num)) is not None]
 
     def queued_jobs(self) -> list[int]:
         """Return the numbers of the jobs in the queue, and of those that wait for others or for their own replicas.
 
         In order of arrival. A service that has as many members as its calls need waits for nothing.
         """
-        groups, waiting = self._engine.queue.groups.values(), self._engine.room.jobs.keys()
-        full = {num for num in self._engine.queue.parked if self._has_max_running(num)}
-        return sorted({item >> REPLICA_BITS for group in groups for item in group.entries} | waiting | full)
+        groups = self._engine.queue.groups.values()
+        full = {job.num for job in self.not_queued() if job.waits and self.stands(job) is reasons.MAX_RUNNING}
+        return sorted({num for group in groups for num in group.jobs} | self._engine.room.jobs.keys() | full)
 
-    def _has_max_running(self, num: int) -> bool:
-        job = self._state.jobs.get(num)
-        return job is not None and self._engine.reader.request_of(job).scale is None
+    def stands(self, job: Job) -> Reason | None:
+        """Return why a live job of which something waits is in no queue group; None if it is in one, or pauses."""
+        return self._engine.stands(job)
 
     def heads(self) -> list[tuple[Replica, int]]:
         """Return the first waiting replica of each queue group, and how many wait in it; the largest group first."""
         found = []
         for group in self._engine.queue.groups.values():
-            jobs = (self._state.jobs.get(item >> REPLICA_BITS) for item in group.entries)
+            jobs = map(self._state.jobs.get, group.jobs)
             waiting = (each for job in jobs if job is not None and (each := job.first_waiting) is not None)
             if (first := next(waiting, None)) is not None:
-                found.append((first, group.size * group.shape.together))
+                found.append((first, self._engine.queue.size(group) * group.shape.together))
         return sorted(found, key=lambda row: -row[1])
 
     # ------------------------------------------------------------------------------------ reserved hosts
@@ -210,31 +211,25 @@ class View:
     def place_of(self, job: Job) -> dict[str, Any]:
         """Return a waiting job's place in the queue, 1 for the first, and how many jobs wait, it among them.
 
-        For more than `GLANCED_MAX` entries these are replicas instead of jobs.
+        For more than `COUNTED_MAX` jobs some that have just ended may be among these.
         """
-        priority, item, order = self._engine.reader.priority_of(job), _first_waiting(job), self._order
-        size, queue = self._engine.queue.entries, self._engine.queue
-        if size > GLANCED_MAX:
-            size = len(queue)
-            position = 1 + self._engine.queue.position(priority, item, order.standing_of)
-            return {"position": position, "queued": max(size, position), "queued_of": "replicas"}
-        own = (-order.standing_of(priority, item), item)
-        draft, jobs = self._engine.standing_draft(), self._state.jobs
-        before: set[int] = set()
-        waiting: set[int] = set()
-        for group in self._engine.queue.groups.values():
-            for other in group.entries:
-                num = other >> REPLICA_BITS
-                if num == job.num or not (order.waits(draft, other) if size <= COUNTED_MAX else num in jobs):
-                    continue
-                waiting.add(num)
-                if (-order.standing_of(group.priority, other), other) < own:
-                    before.add(num)
-        return {"position": 1 + len(before), "queued": 1 + len(waiting), "queued_of": "jobs"}
+        priority, num, order, queue = self._engine.reader.priority_of(job), job.num, self._order, self._engine.queue
+        size = queue.jobs
+        if size > COUNTED_MAX:
+            position = 1 + queue.before(priority, num, order.standing_of)
+            return {"position": position, "queued": max(size, position), "queued_of": "jobs"}
+        own = (-order.standing_of(priority, num), num)
+        draft, before, waiting = self._engine.standing_draft(), 0, 1
+        for group in queue.groups.values():
+            for other in group.jobs:
+                if other != num and order.waits(draft, other):
+                    waiting += 1
+                    before += (-order.standing_of(group.priority, other), other) < own
+        return {"position": 1 + before, "queued": waiting, "queued_of": "jobs"}
 
     def counts_as(self, job: Job) -> int:
         """Return a job's effective priority."""
-        return self._order.standing_of(self._engine.reader.priority_of(job), entry(job.num, 0))
+        return self._order.standing_of(self._engine.reader.priority_of(job), job.num)
 
     def turn_of(self, tenant: str) -> tuple[int, int] | None:
         """Return (turn of a tenant, number of tenants), 1 for the next; None if tenants have no turns."""
@@ -251,28 +246,21 @@ class View:
         """Return how many GPUs the tenant's waiting jobs before this one ask for."""
         draft = self._engine.standing_draft()
         return sum(
-            group.shape.gpus * sum(1 + group.behind(item) for item in self._before(draft, group, job))
+            group.shape.gpus * sum(map(self._engine.queue.may, self._before(draft, group, job)))
             for group in self._engine.queue.groups.values()
             if group.tenant == job.tenant and self._engine.planner.could_ever(group.shape)
         )
 
     def _before(self, draft: Draft, group: Group, job: Job) -> Iterator[int]:
-        """Yield the waiting entries of a queue group that go before a job, in order."""
-        order, priority, mine = self._order, self._engine.reader.priority_of(job), _first_waiting(job)
+        """Yield the numbers of the waiting jobs of a queue group that go before a job, in order."""
+        order, priority, mine = self._order, self._engine.reader.priority_of(job), job.num
         counts = order.standing_of(priority, mine)
-        for item in group.entries:
-            if item >> REPLICA_BITS == job.num or not order.waits(draft, item):
+        for num in group.jobs:
+            if num == mine or not order.waits(draft, num):
                 continue
-            theirs = order.standing_of(group.priority, item)
-            if counts <= order.aged_of(group.priority, item):
+            theirs = order.standing_of(group.priority, num)
+            if counts <= order.aged_of(group.priority, num):
                 theirs = max(theirs, counts)  # it is lifted to this priority once a job with this priority waits
-            if theirs < counts or (theirs == counts and item > mine):
-                return  # entries behind it have waited less
-            yield item
-
-
-def _first_waiting(job: Job) -> int:
-    """Return the queue entry of a job's first waiting replica."""
-    first = job.first_waiting
-    assert first is not None
-    return entry(job.num, first.index)
+            if theirs < counts or (theirs == counts and num > mine):
+                return  # jobs behind it have waited less
+            yield num

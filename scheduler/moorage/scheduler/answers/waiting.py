@@ -34,13 +34,12 @@ from moorage.scheduler.core.ledger.state import (
     QUEUED,
     REPLICA,
     STATE,
-    TIME,
     WHY,
     WORKER,
     Job,
     Replica,
 )
-from moorage.scheduler.core.lifecycle.max_running import most_of, wanted_of
+from moorage.scheduler.core.lifecycle.max_running import wanted_of
 from moorage.scheduler.core.lifecycle.refusals import avoids_all, was_refused
 from moorage.scheduler.core.operate.orders import as_hold, limit_of
 from moorage.scheduler.core.outputs.outputs import slots_of
@@ -132,16 +131,9 @@ def reason_of(engine: Engine, job: Job, replica: Replica) -> str:
 
 def held_reason(engine: Engine, job: Job) -> Reason | None:
     """Return a reason that needs no look at the fleet: jobs that it waits for, a hold, its own bound; else None."""
-    if waits_for_others(job):
-        return reasons.AFTER if any(num != TIME for num, _ in job.awaits) else reasons.NOT_BEFORE
-    hold = job.hold or engine.state.tenants[job.tenant].hold
-    if hold is None:
-        request = engine.reader.request_of(job)
-        most = most_of(job, request)
-        if most is None or job.on_workers < most:
-            return None
-        gives_way = job.scaled is not None and job.scaled.wanted < request.copies
-        return reasons.SCALED if request.scale is not None or gives_way else reasons.MAX_RUNNING
+    hold = engine.state.tenants[job.tenant].hold
+    if hold is None or job.awaits or job.hold is not None:
+        return View(engine).stands(job)
     return reasons.SCHEDULER_FAILED if hold.actor == SCHEDULER else reasons.HELD
 
 

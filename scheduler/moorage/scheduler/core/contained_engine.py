@@ -52,7 +52,6 @@ from moorage.scheduler.core.ledger.folding import Folded
 from moorage.scheduler.core.ledger.state import Job, StandingOrder
 from moorage.scheduler.core.outputs.in_flight import InFlight
 from moorage.scheduler.core.outputs.outputs import Outputs
-from moorage.scheduler.core.queue.queue import REPLICA_BITS
 from moorage.scheduler.core.rank.falling_back import FallingBack
 from moorage.scheduler.core.rank.ranker import Ranker
 from moorage.scheduler.core.rank.rankers import ranker_class
@@ -162,10 +161,9 @@ class ContainedEngine(Engine):
         Of a group that was there before, the jobs are held. If none was being served, the step is put off.
         """
         contained, planner, now_ms = self.containment, self.planner, self._now_ms
-        items = list(planner.serving.entries) if planner.serving is not None else []
-        if planner.placing.item >= 0:
-            items.append(planner.placing.item)
-        nums = dict.fromkeys(item >> REPLICA_BITS for item in items)
+        nums = dict.fromkeys(planner.serving.jobs if planner.serving is not None else ())
+        if planner.placing.num >= 0:
+            nums[planner.placing.num] = None
         new = [num for num in nums if num >= self.state.next_num]
         if new:
             event = list(flight.new.values())[new[0] - self.state.next_num].submit

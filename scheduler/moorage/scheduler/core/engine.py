@@ -76,8 +76,7 @@ from moorage.scheduler.core.outputs.in_flight import InFlight
 from moorage.scheduler.core.outputs.output_writer import ExplainWaiting, OutputWriter
 from moorage.scheduler.core.outputs.outputs import Outputs, WantedFrames
 from moorage.scheduler.core.queue.order import QueueOrder
-from moorage.scheduler.core.queue.queue import Queue, entry
-from moorage.scheduler.core.queue.sweeping import Sweeping
+from moorage.scheduler.core.queue.queue import UNBOUNDED, Queue, Waiting
 from moorage.scheduler.core.queue.waited import Waited
 from moorage.scheduler.core.queue.waiting_room import WaitingRoom
 from moorage.scheduler.core.rank.ranker import Ranker
@@ -92,6 +91,7 @@ from moorage.schemas.codec import encode
 from moorage.schemas.errors import Problem, Refused
 from moorage.schemas.frames import Accepted, Answer, FactFrame, Goodbye, Join, Load, Renew, Renewed
 from moorage.schemas.ranges import ONE
+from moorage.schemas.reasons import Reason
 from moorage.schemas.service import MemberLoad
 from moorage.schemas.subjects import Subjects
 
@@ -167,12 +167,13 @@ class Engine:
             self.fleet, self.queue, self._make_ranker(), self.estimates, self._preempting(), self._order(),
             self._frozen, self.admission.could_ever, int(config.reserve_after * 1000),
         )  # fmt: skip
-        self._sweeping = Sweeping(self.queue, self.planner.order)
         self.orders = Orders(
-            state, self.queue, self.planner, self.lifecycle, reader.request_of, reader.shape_of, config.half_life_ms,
-            Resizing(state, reader, self.fleet),
+            state, self.queue, self._look, self.planner, self.lifecycle, reader.request_of, reader.shape_of,
+            config.half_life_ms, Resizing(state, reader, self.fleet),
         )  # fmt: skip
-        self._changing = Changing(state, self.queue, reader)
+        self._changing = Changing(
+            state, self.queue, reader, self._look, lambda draft, job, room: self._indexing.let_place(draft, job, room)
+        )
         self.schedules = Schedules(state, self.admission.malformed)
         self.windows = Windows(state, self.fleet, self.lifecycle)
         self.sessions = Sessions(state, self.fleet, self.lifecycle, config)
@@ -181,13 +182,11 @@ class Engine:
         self.sleeping = Sleeping(state, self.fleet, self.lifecycle)
         self.scaling = Scaling(
             state, self.lifecycle, self.planner.order, reader.priority_of,
-            lambda job, request, wanted: self._indexing.bound_to(job, request, wanted),
+            lambda draft, job, wanted: self._indexing.let_have(draft, job, wanted),
             config.scale_up_s, config.scale_down_s, self.call_totals.woken,
         )  # fmt: skip
-        self.relocating = Relocating(
-            state, self.lifecycle, self.services, lambda job, number: self._indexing.enter_more(job, number)
-        )
-        self._indexing = Indexing(
+        self.relocating = Relocating(state, self.lifecycle, self.services, lambda job: self._indexing.enter_more(job))
+        self._indexing: Indexing = Indexing(
             state, reader, self.planner, self.timers, self.admission, self.durations, self.room, self._index_failed,
             self.scaling, self.relocating, self._jobs_aside(),
         )  # fmt: skip
@@ -242,6 +241,13 @@ class Engine:
 
     def _put_off_until(self, step: str) -> int:
         return 0
+
+    def _look(self, draft: Draft, job: Job) -> None:
+        self._indexing.look(draft, job)
+
+    def stands(self, job: Job) -> Reason | None:
+        """Return why a live job of which something waits is in no queue group; None if it is in one, or pauses."""
+        return self._indexing.stands(self.standing_draft().job(job), job)
 
     def _left_too_soon(self, num: int, now_ms: int) -> frozenset[int]:
         """Return the workers with a planned drain that would end this job before its own time limit."""
@@ -338,7 +344,7 @@ class Engine:
         if self._begins(UNMATCHED, draft):
             self._indexing.reject_unmatched(draft)
         if self._begins(TIMERS, draft):
-            self.timers.due(draft, self.lifecycle, self._indexing.enqueue)
+            self.timers.due(draft, self.lifecycle, self._indexing.come_back)
         if self.room.tells and self._begins(TELLING, draft):
             self.room.tell(draft)
         if orders:
@@ -350,7 +356,6 @@ class Engine:
             self._at = SECOND
             self.relocating.pass_time(draft)  # behind all that may end a member or its job in this record
         self._at = "queue"
-        self._sweeping.go_on(draft)
         self._frozen.settle(draft)
         is_called, self.sleeping.is_called = self.sleeping.is_called, False
         if (looks or is_called) and self._begins(SCALING, draft):
@@ -362,7 +367,7 @@ class Engine:
             and not self.timers.more_are_due(draft)
             and self._begins(PLACING, draft)
         ):
-            self._indexing.bound_by(draft)
+            self._indexing.let_follow(draft)
             self.planner.plan(draft)
             self._replan = self.planner.is_done(draft)
             if mono_ms - self._scaled_ms >= 1000 and self._begins(SCALING, draft):
@@ -608,20 +613,18 @@ class Engine:
                     draft.step(Op.MOVE_FRESH, num, first, outcome.stillborn, last, draft.note(outcome.why))
             return outcome
         planner.placing.ranker.arrived(shape, copies)
-        if request.scale is not None:
-            self.queue.rooms[num] = request.scale.min
         if outcome.awaits:
             for other, which in outcome.awaits:
                 draft.step(Op.AWAIT, num, 0, other, which)
             flight.awaiting.append(num)
             return outcome
         planner.backfilling.fresh[num] = (tenant, request)
-        if request.max_running is not None and copies > 1:
-            self.queue.rooms[num] = request.max_running
-        if copies == 1:
-            self.queue.add(request.priority, shape, entry(num, numbers[0][0]), tenant)
-        else:
-            self.queue.add_fresh(request.priority, shape, num, numbers, tenant)
+        if shape.together == 1 and (numbers is not ONE or request.scale is not None):
+            room = request.max_running or UNBOUNDED if request.scale is None else request.scale.min
+            self.queue.waiting[num] = Waiting(numbers, room=room)
+            if not room:
+                return outcome
+        self.queue.enter(num, (request.priority, shape, tenant))
         return outcome
 
     def _take_orders(self, flight: InFlight, orders: list[Order | ChangeOrder | Execute]) -> None:
@@ -638,7 +641,7 @@ class Engine:
             else:
                 flight.replies.append((self.orders.act(flight.draft, order), order.reply, order.json))
             self._at = TIMERS
-            self.timers.due(flight.draft, self.lifecycle, self._indexing.enqueue)
+            self.timers.due(flight.draft, self.lifecycle, self._indexing.come_back)
 
     def _execute(self, flight: InFlight, event: Execute) -> None:
         found = execute(flight.draft, self.state, event, self.reader.request_of)
@@ -725,12 +728,12 @@ class Engine:
         self.relocating.followed()
         for num in flight.awaiting:
             self.room.add(state.jobs[num])
-        has_waiting = bool(self.room.jobs)
+        has_waiting, several = bool(self.room.jobs), self.queue.waiting
         for changed in folded.jobs.values():
             if has_waiting and not changed.live:
                 self.room.on_end(changed)
-            if (changed.size > 1 and not changed.gang) or changed.scaled is not None or changed.num in self.scaling:
-                self._indexing.bound(changed, self.reader.request_of(changed))
+            if (waiting := several.get(changed.num)) is not None:
+                self._indexing.follow(changed, waiting)
             if changed.size > LISTED_MAX:
                 of = self.reader.shape_of(changed), self.reader.workload_of(changed)
                 self.durations.learn_some(changed, *of, changed.rev - changed.told)
@@ -738,6 +741,8 @@ class Engine:
             if (job := state.jobs.get(num)) is not None:
                 self._indexing.reshape(job)
                 self.sessions.health.avoids(job)
+        if flight.draft.left_queue:
+            self._indexing.ended(folded.ended)
         self.outcomes.add(folded.ended, state.time_ms)
         for job in folded.ended[:LEARNED_MAX]:
             self.durations.learn(job, self.reader.shape_of(job), self.reader.workload_of(job))

@@ -102,7 +102,8 @@ def is_poisoned(*given: Any, **named: Any) -> bool:
 
 
 def is_poison_shape(*given: Any, **named: Any) -> bool:
-    return any(isinstance(each, Shape) and each.models == (POISON,) for each in given)
+    flat = [one for each in given for one in (each if isinstance(each, tuple) else (each,))]
+    return any(isinstance(each, Shape) and each.models == (POISON,) for each in flat)
 
 
 # ------------------------------------------------------------------------------------------------------- ranking
@@ -197,7 +198,7 @@ def break_submits(drive: Contained, monkeypatch: pytest.MonkeyPatch, where: str)
     elif where == "draft":
         raises_for(monkeypatch, Draft, "accept", lambda *given: given[2].startswith(POISON), after=True)
     elif where == "queue":
-        raises_for(monkeypatch, Queue, "add", is_poison_shape, after=True)
+        raises_for(monkeypatch, Queue, "enter", is_poison_shape, after=True)
     elif where == "placing":
         raises_for(monkeypatch, Placing, "place", is_poison_shape)
     elif where == "take":

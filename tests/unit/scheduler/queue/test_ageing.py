@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from moorage.scheduler.answers.waiting import explain_job
 from moorage.scheduler.core.ageing import Ageing
 from moorage.scheduler.core.config import Config
-from moorage.scheduler.core.queue.queue import entry
 from tests.unit.scheduler.driving import PATIENCE_MS, Driving
 
 MINUTE = 60_000
@@ -22,7 +21,7 @@ def stream(drive: Driving, ms: int, *, backlog: int = 3) -> int:
     """Jobs of priority 90 without end on one GPU, a minute each; after how many ms one of 20 starts, -1 if not."""
     began, number, low, priority = drive.now, 0, "low", 90
     while drive.now < began + ms:
-        waiting = sum(line.priority == priority and len(line.entries) for line in drive.engine.queue.groups.values())
+        waiting = sum(line.priority == priority and len(line.jobs) for line in drive.engine.queue.groups.values())
         for _ in range(backlog - waiting):
             drive.offer_submit(f"s{number}", gpu={}, priority=priority)
             number += 1
@@ -111,16 +110,7 @@ def test_explain_says_what_it_counts_as_and_its_place() -> None:
     assert (told["priority"], told["counts_as"], told["position"]) == (20, 50, 1)
     assert told["waited_ms"] > 40 * MINUTE
     queue, planner = drive.engine.queue, drive.engine.planner
-    assert queue.position(50, entry(drive.job("higher").num, 0), planner.order.standing_of) == 1
-
-
-def test_a_place_counts_the_replicas_of_a_job_that_waits_as_a_range() -> None:
-    drive = one_gpu(ageing=60)
-    drive.submit("runs", gpu={}, priority=100)
-    drive.submit("sweep", gpu={}, priority=50, replicas=1000)
-    drive.submit("behind", gpu={}, priority=50)
-    queue, order = drive.engine.queue, drive.engine.planner.order
-    assert queue.position(50, entry(drive.job("behind").num, 0), order.standing_of) == 1000
+    assert queue.before(50, drive.job("higher").num, planner.order.standing_of) == 1
 
 
 # ------------------------------------------------------------------------------------------------------ interplay

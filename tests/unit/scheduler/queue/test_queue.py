@@ -7,10 +7,10 @@ import random
 import pytest
 
 from moorage.scheduler.core.fleet.shape import Shape, shape_key
-from moorage.scheduler.core.queue.queue import REPLICA_BITS, Entries, Queue, entry
+from moorage.scheduler.core.queue.queue import Kind, Queue, Waiting
 from moorage.schemas.codec import decode_request
 from moorage.schemas.frames import NOT_PERMITTED
-from moorage.schemas.ranges import Ranges, numbers_in, ranges_of
+from moorage.schemas.ranges import ranges_of
 from tests.unit.scheduler.driving import PATIENCE_MS, Driving
 
 WHY = NOT_PERMITTED + "tenant t may not have the driver noop on this worker"
@@ -78,142 +78,89 @@ SHAPES = [
 
 
 class Model:
-    """What the queue should hold: each replica once, with its priority, shape and tenant."""
+    """What the queue should hold: each replica once, with its job's priority, shape and tenant."""
 
     def __init__(self, chance: random.Random) -> None:
         self.chance = chance
         self.queue = Queue()
-        self.standing: dict[int, tuple[int, Shape, str]] = {}  # each replica's entry -> what it was added with
-        self.tenants: dict[int, str] = {}  # by job number, for the whole life of the job
+        self.kinds: dict[int, Kind] = {}  # by job number, of those that are not held
+        self.numbers: dict[int, set[int]] = {}  # by job number: the replicas that wait
+        self.rooms: dict[int, int] = {}  # by job number: how many more it may place
 
     def add(self) -> None:
-        """A new job, of which some replicas may have ended already, or a replica that comes back from a pause."""
-        num = self.chance.choice([len(self.tenants), self.chance.randrange(len(self.tenants) + 1)])
-        is_new = num not in self.tenants
-        tenant = self.tenants.setdefault(num, self.chance.choice("tuv"))
-        mine = self._of(num)
-        if is_new:
-            kind = self.chance.choice((10, 50)), self.chance.choice(SHAPES), tenant
-            numbers = {self.chance.randrange(8, 30) for _ in range(self.chance.choice((1, 1, 12)))}
-            self.queue.add_fresh(kind[0], kind[1], num, ranges_of(numbers), tenant)
-            self.standing |= {entry(num, number): kind for number in numbers}
-        elif mine:
-            item = entry(num, self.chance.randrange(8))
-            if item not in self.standing:
-                kind = self.standing[mine[0]]
-                self.queue.add(kind[0], kind[1], item, tenant)
-                self.standing[item] = kind
+        """A new job, of which some replicas may have ended already."""
+        num = len(self.numbers)
+        self.kinds[num] = self.chance.choice((10, 50)), self.chance.choice(SHAPES), self.chance.choice("tuv")
+        self.numbers[num] = {0} if self.chance.random() < 0.5 else set(self.chance.sample(range(30), 12))
+        if self.numbers[num] != {0}:
+            self.rooms[num] = self.chance.choice((0, 2, 20))
+            self.queue.waiting[num] = Waiting(ranges_of(self.numbers[num]), room=self.rooms[num])
+        self.look(num)
 
-    def _of(self, num: int) -> list[int]:
-        return sorted(item for item in self.standing if item >> REPLICA_BITS == num)
+    def may(self, num: int) -> int:
+        return min(len(self.numbers[num]), self.rooms.get(num, 1))
 
-    def remove(self) -> None:
-        """Take a job out, as an operator's hold does."""
-        num = self.chance.randrange(len(self.tenants) + 1)
-        mine = self._of(num)
-        if not mine:
-            return
-        priority, shape, tenant = self.standing[mine[0]]
-        assert self.queue.remove(99, shape, num, tenant) == ([], None)
-        items, rest = self.queue.remove(priority, shape, num, tenant)
-        behind = [] if rest is None else [entry(num, number) for number in numbers_in(rest[1])]
-        assert sorted([*items, *behind]) == mine
-        for item in mine:
-            del self.standing[item]
+    def look(self, num: int) -> None:
+        (self.queue.enter if self.may(num) > 0 else self.queue.leave)(num, self.kinds[num])
+
+    def come_back(self) -> None:
+        """A replica comes back, and a job may place another one."""
+        num = self.chance.randrange(len(self.numbers) + 1)
+        if num in self.rooms:
+            number = self.chance.randrange(30)
+            if number not in self.numbers[num]:
+                self.numbers[num].add(number)
+                self.queue.waiting[num].come_back(number)
+            self.rooms[num] += 1
+            self.queue.waiting[num].room += 1
+            self.look(num)
 
     def move(self) -> None:
         """An operator gives a job another priority."""
-        num = self.chance.randrange(len(self.tenants) + 1)
-        mine = self._of(num)
-        if mine:
-            priority, shape, tenant = self.standing[mine[0]]
-            self.queue.move(num, tenant, (priority, shape), (60 - priority, shape))
-            self.standing |= dict.fromkeys(mine, (60 - priority, shape, tenant))
+        num = self.chance.randrange(len(self.numbers) + 1)
+        if num in self.kinds:
+            priority, shape, tenant = self.kinds[num]
+            self.queue.leave(num, self.kinds[num])
+            self.kinds[num] = (60 - priority, shape, tenant)
+            self.look(num)
 
-    def take(self) -> None:
-        """A replica is backfilled: it leaves the middle of its group, and the next of its job takes its place."""
-        lines = [line for line in self.queue.groups.values() if line.entries]
+    def place(self) -> None:
+        """A replica is placed: of the first job of a group, or of any other."""
+        lines = [line for line in self.queue.groups.values() if line.jobs]
         if lines:
             line = self.chance.choice(lines)
-            item = self.chance.choice(list(line.entries))
-            later = [other for other in self._of(item >> REPLICA_BITS) if other > item and other not in line.entries]
-            following = min(later) if line.behind(item) else None
-            assert self.queue.take(line, item) == following
-            assert self.queue.take(line, item) is None
-            del self.standing[item]
-
-    def pop(self) -> None:
-        """The first replica of a group is placed, and the jobs then in front are set aside for a while."""
-        lines = [line for line in self.queue.groups.values() if line.entries]
-        if lines:
-            line = self.chance.choice(lines)
-            del self.standing[self.queue.pop(line)]
-            aside: list[Entries] = []
-            while line.entries and len(aside) < 2:
-                num = line.entries[0] >> REPLICA_BITS
-                aside.append(self.queue.remove(line.priority, line.shape, num, line.tenant))
-                assert not any(item >> REPLICA_BITS == num for item in line.entries)
-            self.queue.put_back(line, aside)
-
-    def skip(self) -> None:
-        """The first replica of a group was cancelled, with some of those behind it."""
-        lines = [line for line in self.queue.groups.values() if line.entries]
-        if lines:
-            line = self.chance.choice(lines)
-            item = line.entries[0]
-            behind = {other & 0xFFFFF for other in self._of(item >> REPLICA_BITS)} - {
-                other & 0xFFFFF for other in line.entries if other >> REPLICA_BITS == item >> REPLICA_BITS
-            }
-            still = {number for number in behind if self.chance.random() < 0.5}
-            stands_for_more = line.behind(item) > 0
-            self.queue.skip(line, ranges_of(still))
-            for number in behind - still if stands_for_more else ():
-                del self.standing[entry(item >> REPLICA_BITS, number)]
-            del self.standing[item]
-
-    def sweep(self) -> None:
-        gone = {item for item in self.standing if self.chance.random() < 0.1}
-
-        def still(num: int) -> Ranges:
-            return ranges_of(item & 0xFFFFF for item in self._of(num) if item not in gone)
-
-        while not self.queue.sweep(
-            lambda num: False, lambda item: item not in gone, still, self.chance.choice((2, 1_000))
-        ):
-            pass
-        # one that ended behind the entry that stands for it is found once it is the first of its job
-        for line in self.queue.groups.values():
-            for item, rest in line.rest.values():
-                gone -= {entry(item >> REPLICA_BITS, number) for number in numbers_in(rest)}
-        for item in gone:
-            del self.standing[item]
+            if self.chance.random() < 0.5:
+                num, number = line.jobs[0], min(self.numbers[line.jobs[0]])
+                assert self.queue.place_first(line) == (num, number)
+                stays = num in line.jobs
+            else:
+                num = self.chance.choice(line.jobs)
+                number = min(self.numbers[num])
+                assert self.queue.first(num) == number
+                stays = self.queue.place(line, num)
+            self.numbers[num].discard(number)
+            if num in self.rooms:
+                self.rooms[num] -= 1
+            assert stays == (self.may(num) > 0)
 
     def check(self) -> None:
-        found: dict[int, tuple[int, Shape, str]] = {}
-        for key, line in self.queue.groups.items():
-            assert key == (-line.priority, line.shape.index, line.tenant)
-            assert list(line.entries) == sorted(line.entries)
-            items = set(line.entries)
-            for num, (item, rest) in line.rest.items():
-                assert item in items
-                assert item >> REPLICA_BITS == num
-                assert rest
-                items |= {entry(num, number) for number in numbers_in(rest)}
-            assert len(items) == line.size
-            assert not found.keys() & items, "a replica stands in two groups"
-            found |= dict.fromkeys(items, (line.priority, line.shape, line.tenant))
-        assert found == self.standing
-        assert len(self.queue) == len(self.standing)
-        assert self.queue.is_empty == (not self.standing)
-        assert self.queue.waiting() == list(self.queue.groups.values())
-        assert all(line.entries for line in self.queue.groups.values())
+        found: dict[int, Kind] = {}
+        for name, line in self.queue.groups.items():
+            assert name == (-line.priority, line.shape.index, line.tenant)
+            assert list(line.jobs) == sorted(set(line.jobs))
+            assert not found.keys() & set(line.jobs), "a job stands in two groups"
+            found |= dict.fromkeys(line.jobs, (line.priority, line.shape, line.tenant))
+            assert self.queue.size(line) == sum(map(self.may, line.jobs))
+        assert found == {num: kind for num, kind in self.kinds.items() if self.may(num) > 0}
+        assert len(self.queue) == sum(map(self.may, found))
+        assert (self.queue.jobs, self.queue.is_empty) == (len(found), not found)
+        assert self.queue.with_jobs() == list(self.queue.groups.values())
+        assert all(line.jobs for line in self.queue.groups.values())
 
 
 @pytest.mark.parametrize("seed", range(40))
 def test_the_queue_holds_what_a_plain_list_would(seed: int) -> None:
     model = Model(random.Random(seed))
     for _ in range(120):
-        model.chance.choice(
-            (*[model.add] * 6, model.remove, model.move, *[model.take] * 4, *[model.pop] * 3, model.skip, model.sweep)
-        )()
+        model.chance.choice((*[model.add] * 4, model.come_back, model.move, *[model.place] * 8))()
         model.check()

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from moorage.scheduler.core.fleet.shape import SHAPES_MAX, Shape, Shapes, shape_key
 from moorage.scheduler.core.queue.order import by_priority
-from moorage.scheduler.core.queue.queue import Queue, entry
+from moorage.scheduler.core.queue.queue import Queue
 from moorage.schemas.job import Request, Run
 from tests.unit.scheduler.driving import PATIENCE_MS, Driving
 
@@ -98,17 +98,13 @@ def test_what_does_not_fit_lets_others_pass() -> None:
 def test_queue_keeps_order_and_counts() -> None:
     queue, one, two = Queue(), shape(), shape(resources=None, replicas=2)
     for priority, number in ((50, 5), (50, 3), (90, 9), (50, 4)):
-        queue.add(priority, one, entry(number, 0), "t")
-    queue.add(50, two, entry(1, 1023), "t")
+        queue.enter(number, (priority, one, "t"))
+    queue.enter(1, (50, two, "t"))
     assert len(queue) == 5
-    first = min(queue.waiting(), key=by_priority)
-    assert (first.priority, list(first.entries)) == (90, [entry(9, 0)])
-    assert queue.position(50, entry(4, 0), unaged) == 3
-    assert queue.position(90, entry(9, 0), unaged) == 0
-    assert entry(1, 1023) < entry(2, 0)
-
-
-# ----------------------------------------------------------------------------------------------------------- shapes
+    first = min(queue.with_jobs(), key=by_priority)
+    assert (first.priority, list(first.jobs)) == (90, [9])
+    assert queue.before(50, 4, unaged) == 3
+    assert queue.before(90, 9, unaged) == 0
 
 
 def test_equal_requests_share_a_shape_and_different_ones_do_not() -> None:

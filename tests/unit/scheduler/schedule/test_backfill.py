@@ -9,7 +9,6 @@ import pytest
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.fleet.shape import Shape
-from moorage.scheduler.core.queue.queue import REPLICA_BITS
 from moorage.scheduler.core.schedule import plan, runtime, soonest
 from moorage.scheduler.core.schedule.runtime import FREED_MS
 from tests.unit.scheduler.driving import PATIENCE_MS, Driving
@@ -415,7 +414,7 @@ def test_the_hosts_that_a_reservation_leaves_are_open_to_the_jobs_that_waited_fo
     drive.pass_time(2_000)
     now = drive.engine.planner.verdicts.reservation
     assert now is not None
-    assert (now.item, now.hosts) == (held.item, others)
+    assert (now.num, now.hosts) == (held.num, others)
     drive.settle()
     assert drive.states("services") == ["RUNNING", "RUNNING"]
 
@@ -429,9 +428,9 @@ def test_what_was_kept_out_is_not_tried_again_while_no_plan_lets_more_pass(monke
     backfilling, tried = drive.engine.planner.backfilling, list[int]()
     surely_ends = backfilling._surely_ends
 
-    def asked(draft: Draft, shape: Shape, item: int, within_ms: int) -> bool:
-        tried.append(item >> REPLICA_BITS)
-        return surely_ends(draft, shape, item, within_ms)
+    def asked(draft: Draft, shape: Shape, num: int, within_ms: int) -> bool:
+        tried.append(num)
+        return surely_ends(draft, shape, num, within_ms)
 
     monkeypatch.setattr(backfilling, "_surely_ends", asked)
     drive.pass_time(60_000)
@@ -496,7 +495,7 @@ def test_a_short_one_is_filled_in_once_the_reservation_turns_out_to_start_later_
     assert drive.states("short") != ["QUEUED"]
     now = drive.engine.planner.verdicts.reservation
     assert now is not None
-    assert (now.item, now.hosts) == (held.item, held.hosts), "and nothing else has happened"
+    assert (now.num, now.hosts) == (held.num, held.hosts), "and nothing else has happened"
     assert drive.engine.fleet.changes == changes
 
 

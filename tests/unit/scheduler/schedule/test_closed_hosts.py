@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from moorage.scheduler.core.config import Config
-from moorage.scheduler.core.queue.queue import REPLICA_BITS
 from moorage.scheduler.core.schedule.plan import SHORT_MS
 from tests.unit.scheduler.driving import PATIENCE_MS, Driving
 
@@ -25,7 +24,7 @@ def held_for(drive: Driving) -> tuple[str, set[str]] | None:
     if held is None:
         return None
     workers = drive.state.worker_by_num
-    return drive.state.jobs[held.item >> REPLICA_BITS].name, {workers[num].id for num in held.hosts}
+    return drive.state.jobs[held.num].name, {workers[num].id for num in held.hosts}
 
 
 # ------------------------------------------------------------------------------------------ reservations
@@ -45,7 +44,7 @@ def test_gangs_that_came_together_start_at_even_distances() -> None:
         drive.offer_submit(f"g{gang}", gpu={"count": 4, **GANG}, replicas=4, run=lasting(600))
     began = drive.now
     while len(started) < 4:
-        waiting = sum(len(line.entries) for line in drive.engine.queue.groups.values() if line.shape.together == 1)
+        waiting = sum(len(line.jobs) for line in drive.engine.queue.groups.values() if line.shape.together == 1)
         for _ in range(8 - waiting):
             drive.offer_submit(f"s{(number := number + 1)}", gpu={}, run=lasting(600))
         drive.settle()

@@ -21,7 +21,8 @@ from moorage.scheduler.core.ledger.record import decode_record
 from moorage.scheduler.core.ledger.records import STEP_WIDTH, Op
 from moorage.scheduler.core.ledger.state import EXPIRED, QUEUED, REJECTED
 from moorage.scheduler.core.lifecycle import cancels
-from moorage.scheduler.core.queue.queue import Queue, entry
+from moorage.scheduler.core.queue import queue as queue_module
+from moorage.scheduler.core.queue.queue import Queue
 from moorage.scheduler.core.schedule import cycle, placing
 from moorage.scheduler.leader import gc_schedule, intake
 from moorage.scheduler.leader.gc_schedule import GcSchedule
@@ -134,26 +135,16 @@ def test_a_fleet_that_opens_all_the_time_keeps_nobody_from_being_looked_at(monke
     assert drive.states("last") != ["QUEUED"]
 
 
-def test_a_sweep_of_the_queue_goes_on_where_it_stopped() -> None:
-    shapes, queue = Shapes(), Queue()
-    shape, other = (shapes.of(Request(resources=Resources(cpu, 0), run=Run(argv=["true"]))) for cpu in (1, 2))
-    for num in range(100):
-        queue.add(50, shape if num % 4 else other, entry(num, 0), "t")
-    assert queue.remove(50, shape, 7, "t") == ([entry(7, 0)], None)
-    gone = {num for num in range(100) if num % 3 == 0}
-    swept = 0
-    while not queue.sweep(lambda num: num in gone, lambda item: item != entry(50, 0), lambda num: (), 16):
-        swept += 1
-        if swept == 2:  # between two parts somebody is placed, and another comes
-            line = queue.groups[(-50, shape.index, "t")]
-            placed = queue.pop(line)
-            queue.add(50, shape, entry(200, 0), "t")
-    assert swept >= 4
-    left = {item for line in queue.groups.values() for item in line.entries}
-    assert left - {entry(200, 0)} <= {entry(num, 0) for num in range(100) if num not in gone | {7, 50}} - {placed}
-    assert len(left) == 100 - len(gone) - 3 + 1
-    assert len(queue) == len(left)
-    assert all(list(line.entries) == sorted(line.entries) for line in queue.groups.values())
+def test_a_group_is_cleared_of_ended_jobs_when_they_are_most_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queue_module, "SPARE", 3)
+    queue, kind = Queue(), (50, Shapes().of(Request(resources=Resources(1, 0), run=Run(argv=["true"]))), "t")
+    for num in range(12):
+        queue.enter(num, kind)
+    for gone in range(6):
+        queue.ended(kind, lambda num: num % 2 == 1)
+        assert len(queue) == 12, f"{gone + 1} are no more than half"
+    queue.ended(kind, lambda num: num % 2 == 1)
+    assert [list(line.jobs) for line in queue.groups.values()] == [[1, 3, 5, 7, 9, 11]]
 
 
 def test_a_record_that_was_full_of_requests_lets_them_start_with_the_next() -> None:

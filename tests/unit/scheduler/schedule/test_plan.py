@@ -17,7 +17,7 @@ def told(found: Reservation | None) -> tuple[object, ...]:
     """What a reservation is, beyond one process: its shape is that of its job."""
     if found is None:
         return ()
-    return (found.item, found.tenant, found.priority, tuple(sorted(found.hosts)), found.start_ms)
+    return (found.num, found.tenant, found.priority, tuple(sorted(found.hosts)), found.start_ms)
 
 
 def planned(drive: Driving, last: Reservation | None = None, *, after_ms: int = 0) -> Reservation | None:

@@ -93,17 +93,15 @@ def _is_spare(draft: Draft, job: Job, index: int, request: Request) -> bool:
 
 
 class Relocating:
-    """Moves members of services. `enter(job, number)` puts a new replica of a job into the queue."""
+    """Moves members of services. `enter(job)` lets a new replica of a job wait in the queue."""
 
-    def __init__(
-        self, state: State, lifecycle: Lifecycle, services: Services, enter: Callable[[Job, int], None]
-    ) -> None:
+    def __init__(self, state: State, lifecycle: Lifecycle, services: Services, enter: Callable[[Job], None]) -> None:
         self._state = state
         self._lifecycle = lifecycle
         self._services = services
         self._enter = enter
         self._jobs: set[int] = set()  # numbers of jobs of which a replica moves, as of the record in flight
-        self._begun: list[tuple[int, int]] = []  # job and replica numbers that this record adds
+        self._begun: list[int] = []  # numbers of jobs that this record adds a replica to
         self._looks: dict[int, int] = {}  # by job number: in how many looks its replacement had no place
         self._again_ms: dict[int, int] = {}  # by job number: ledger ms before which no next replacement is begun
 
@@ -114,8 +112,8 @@ class Relocating:
 
     def followed(self) -> None:
         """Let what the record added wait for a place, now that it is folded."""
-        for num, new in self._begun:
-            self._enter(self._state.jobs[num], new)
+        for num in self._begun:
+            self._enter(self._state.jobs[num])
         self._begun.clear()
 
     def pass_time(self, draft: Draft) -> None:
@@ -175,7 +173,7 @@ class Relocating:
             new = request.numbers[-1][1] + job.added + 1
             if new >= NUMBERS_MAX:
                 return
-            self._begun.append((job.num, new))
+            self._begun.append(job.num)
         self._jobs.add(job.num)
         self._looks[job.num] = 0
         draft.add(Relocate(job.num, member.replica.index, new))

@@ -28,7 +28,7 @@ from moorage.scheduler.core.ledger.state import FROZEN, Job, Member, State
 from moorage.scheduler.core.lifecycle.max_running import wanted_of
 from moorage.scheduler.core.lifecycle.transitions import Lifecycle
 from moorage.scheduler.core.queue.order import QueueOrder
-from moorage.scheduler.core.queue.queue import Group, Key, entry
+from moorage.scheduler.core.queue.queue import Group, Key
 from moorage.schemas.attempt import AttemptName
 from moorage.schemas.frames import Answer
 from moorage.schemas.job import Request
@@ -106,21 +106,20 @@ class Yields(NamedTuple):
     one that comes before it, its shape, and what one of them counts towards its tenant's share."""
 
     key: Key
-    item: int
     num: int
     tenant: str
     most: int
     shape: Shape
     rate_milli: int
 
-    def to(self, key: Key, item: int, shape: Shape) -> bool:
-        """Return whether members end for an entry of the queue: it comes first, and none would preempt it again."""
+    def to(self, key: Key, num: int, shape: Shape) -> bool:
+        """Return whether members end for a job of the queue: it comes first, and none would preempt it again."""
         again = shape.preemptible and not self.shape.preemptible
-        return (key, item) < self[:2] and not again and bool(self.shape.count or not shape.count)
+        return (key, num) < self[:2] and not again and bool(self.shape.count or not shape.count)
 
 
 class Scaling:
-    """Follows the calls of services. `bound(job, request, wanted)` lets the queue place as many replicas as are wanted.
+    """Follows the calls of services. `bound(draft, job, wanted)` lets the queue place as many replicas as are wanted.
 
     `up_s` and `down_s` are the least seconds between two steps up, and down. `woken(tenant, service, mono_ms)` is
     called when a caller has the first member of a service started.
@@ -132,7 +131,7 @@ class Scaling:
         lifecycle: Lifecycle,
         order: QueueOrder,
         priority_of: Callable[[Job], int],
-        bound: Callable[[Job, Request, int], None],
+        bound: Callable[[Draft, Job, int], None],
         up_s: float,
         down_s: float,
         woken: Callable[[str, str, int], None],
@@ -254,7 +253,7 @@ class Scaling:
             if count > 0:
                 shape = self._lifecycle.shape_of(job)
                 rate_milli = self._order.rate_milli(shape)
-                found.append(Yields(*self._standing(draft, job), num, job.tenant, count, shape, rate_milli))
+                found.append(Yields(self._standing(draft, job), num, job.tenant, count, shape, rate_milli))
         return found
 
     def come_back(self, draft: Draft, job: Job, why: str) -> None:
@@ -357,7 +356,7 @@ class Scaling:
 
     def _want(self, draft: Draft, job: Job, request: Request, wanted: int, why: str) -> None:
         draft.add(Scale(job.num, wanted, why))
-        self._bound(job, request, wanted)
+        self._bound(draft, job, wanted)
 
     def _end_fewest(self, draft: Draft, service: _Service, members: list[Member], count: int, why: str) -> None:
         """Ask so many members to end: those that answer no calls yet, then those with the fewest calls."""
@@ -369,11 +368,10 @@ class Scaling:
         for member in sorted(members, key=calls)[: max(0, count)]:
             self._lifecycle.leave(draft, member, why, Count.NONE)
 
-    def _standing(self, draft: Draft, job: Job) -> tuple[Key, int]:
+    def _standing(self, draft: Draft, job: Job) -> Key:
         """Return where a service stands in the queue."""
-        mine, item = Group(self._priority_of(job), self._lifecycle.shape_of(job), job.tenant), entry(job.num, 0)
-        mine.entries.append(item)
+        mine = Group(self._priority_of(job), self._lifecycle.shape_of(job), job.tenant, [job.num])
         key, tenant = self._order.key(mine), draft.tenant(job.tenant)
         if 0 < tenant.gpus <= tenant.guaranteed:
             key = (0, *key[1:])  # what it has is its tenant's own
-        return key, item
+        return key

@@ -12,7 +12,6 @@ from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.ledger.state import QUEUED, TIME, Job, Replica, State
 from moorage.scheduler.core.lifecycle.max_running import most_of
 from moorage.scheduler.core.lifecycle.transitions import Lifecycle
-from moorage.scheduler.core.queue.queue import REPLICA_BITS, entry
 from moorage.scheduler.core.request_reader import RequestReader
 from moorage.schemas.job import Request
 
@@ -22,8 +21,15 @@ TIMERS_SPARE: Final = 10_000
 DUE_MAX: Final = 8_192
 _DEADLINE, _START_WITHIN, BACKOFF, _NOT_BEFORE = range(4)
 
-#: puts an entry back into the queue: job, request, an operator's priority (negative for none), entry
-Enqueue = Callable[[Job, Request, int, int], None]
+REPLICA_BITS: Final = 20  # 1,000,000 replicas a job
+
+#: lets a replica wait in the queue again, given by its job and its number
+ComeBack = Callable[[Draft, Job, int], None]
+
+
+def of_replica(num: int, number: int) -> int:
+    """Return what a timer of one replica of a job is known by."""
+    return num << REPLICA_BITS | number
 
 
 class _Passed(NamedTuple):
@@ -36,7 +42,7 @@ class _Passed(NamedTuple):
 
 
 class Timers:
-    """The timers that are set: `rows` is a heap of (ledger ms, kind, job number or queue entry).
+    """The timers that are set: `rows` is a heap of (ledger ms, kind, number of the job or `of_replica`).
 
     `put_off` has timers that failed, with the ledger ms until which they are skipped.
 
@@ -54,7 +60,7 @@ class Timers:
     ) -> None:
         self.rows: list[tuple[int, int, int]] = []
         self.overdue: dict[int, int] = {}  # job number -> how many of `_passed` end it
-        self.at: tuple[int, int] | None = None  # kind and job number or queue entry of the timer being handled
+        self.at: tuple[int, int] | None = None  # kind and job number or `of_replica` of the timer being handled
         self._starting: set[int] = set()  # numbers of jobs with a timer of their latest start
         self._put_off = put_off
         self._passed: deque[_Passed] = deque()
@@ -88,21 +94,21 @@ class Timers:
 
     def requeue(self, replica: Replica, not_before: int) -> None:
         """Set a timer that puts a replica back into the queue at a ledger time."""
-        self._push(not_before, BACKOFF, entry(replica.job.num, replica.index))
+        self._push(not_before, BACKOFF, of_replica(replica.job.num, replica.index))
 
     def _push(self, due_ms: int, kind: int, what: int) -> None:
         if self._put_off:
             due_ms = max(due_ms, self._put_off.get((kind, what), 0))
         heappush(self.rows, (due_ms, kind, what))
 
-    def due(self, draft: Draft, lifecycle: Lifecycle, enqueue: Enqueue) -> None:
+    def due(self, draft: Draft, lifecycle: Lifecycle, come_back: ComeBack) -> None:
         """Handle the timers that have passed by the draft's time.
 
         If many jobs end at once, this record ends some of them, and later records the rest. Ended backoffs are handled
         before them.
         """
         self.at = None
-        self._pop_due(draft, enqueue)
+        self._pop_due(draft, come_back)
         while self._passed and not draft.bulk_full:
             _, kind, num, ends = self._passed.popleft()
             self.at = kind, num
@@ -121,7 +127,7 @@ class Timers:
                 self._starting.discard(num)
                 lifecycle.expire(draft, job)
 
-    def _pop_due(self, draft: Draft, enqueue: Enqueue) -> None:
+    def _pop_due(self, draft: Draft, come_back: ComeBack) -> None:
         timers, state = self.rows, self._state
         for _ in range(DUE_MAX):
             if not timers or timers[0][0] > draft.time_ms or draft.full:
@@ -129,7 +135,7 @@ class Timers:
             due_ms, kind, what = heappop(timers)
             self.at = kind, what
             if kind == BACKOFF:
-                self._end_backoff(draft, enqueue, what)
+                self._end_backoff(draft, come_back, what)
                 continue
             if kind == _NOT_BEFORE:
                 self._time_came(what)
@@ -145,14 +151,13 @@ class Timers:
                 if ends:
                     self.overdue[what] = self.overdue.get(what, 0) + 1
 
-    def _end_backoff(self, draft: Draft, enqueue: Enqueue, item: int) -> None:
-        job = self._state.jobs.get(item >> REPLICA_BITS)
+    def _end_backoff(self, draft: Draft, come_back: ComeBack, what: int) -> None:
+        job = self._state.jobs.get(what >> REPLICA_BITS)
         if job is None or job.over:
             return
         request = self._requests.request_of(job)
         self.arm_start(job, request, job.waits_from_ms)  # its timer may have passed while nothing of it waited
-        if draft.job(job).hold is None:
-            enqueue(job, request, draft.job(job).priority, item)
+        come_back(draft, job, what & (1 << REPLICA_BITS) - 1)
 
     def _start_ms(self, draft: Draft, job: Job) -> int:
         """Return the ledger ms until which the next replica of a job of several has to be placed; 0 for any other job.

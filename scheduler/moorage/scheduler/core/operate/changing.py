@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 
 from moorage.scheduler.core.draft import Draft
@@ -24,10 +26,19 @@ from moorage.schemas.operate import Changed
 class Changing:
     """Carries out changes, on the state and this record's draft."""
 
-    def __init__(self, state: State, queue: Queue, reader: RequestReader) -> None:
+    def __init__(
+        self,
+        state: State,
+        queue: Queue,
+        reader: RequestReader,
+        look: Callable[[Draft, Job], None],
+        let_place: Callable[[Draft, Job, int], None],
+    ) -> None:
         self._state = state
         self._queue = queue
         self._reader = reader
+        self._look = look
+        self._let_place = let_place
 
     def change(self, draft: Draft, event: ChangeOrder) -> Answer | Problem:
         """Record what changes, and let the queue follow at once. Return the answer, or why that cannot be."""
@@ -77,7 +88,7 @@ class Changing:
     ) -> None:
         before, wanted = requests
         had, priority = priorities
-        row, shape = draft.change_job(job), self._reader.shape_of(job)
+        row = draft.change_job(job)
         limit_s = wanted.workload.timeout_s
         most = -1 if wanted.max_running == before.max_running else wanted.max_running or -1
         limit_ms = -1 if limit_s is None or limit_s == before.workload.timeout_s else round(limit_s * 1000)
@@ -89,16 +100,12 @@ class Changing:
             row.bounds = bounds_after(row.bounds, self._state.seq + 1, most, limit_ms)
         bound = most_of(job, wanted)
         if most >= 0 and job.size > 1 and bound is not None:
-            was_full = self._queue.rooms.get(job.num, 1) <= 0
-            room = bound - job.on_workers
-            self._queue.bound(job.num, room, (had, shape, job.tenant))
-            if was_full and room > 0:
-                job.since_ms = draft.time_ms
+            self._let_place(draft, job, bound - job.on_workers)
         if priority != had:
-            if row.hold is None:
-                self._queue.move(job.num, job.tenant, (had, shape), (priority, shape))
+            self._queue.leave(job.num, (had, self._reader.shape_of(job), job.tenant))
             row.priority, row.ceiling = priority, ceiling
             draft.reprioritized.add(job.num)
+            self._look(draft, job)
 
     def _gone(self, event: ChangeOrder, job: Job | None) -> Problem:
         name = event.asked.job

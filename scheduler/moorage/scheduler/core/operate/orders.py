@@ -19,7 +19,6 @@ from moorage.scheduler.core.ledger.finished import job_key
 from moorage.scheduler.core.ledger.records import FORMAT, Mode
 from moorage.scheduler.core.ledger.state import (
     FREEZE,
-    QUEUED,
     RESUME,
     RUNS,
     Job,
@@ -32,7 +31,7 @@ from moorage.scheduler.core.lifecycle.admission import lacks, no_job
 from moorage.scheduler.core.lifecycle.freezing import stays_frozen
 from moorage.scheduler.core.lifecycle.transitions import Lifecycle
 from moorage.scheduler.core.operate.resizing import Resizing
-from moorage.scheduler.core.queue.queue import Queue, entry
+from moorage.scheduler.core.queue.queue import Queue
 from moorage.scheduler.core.schedule.cycle import Planner
 from moorage.schemas import actors
 from moorage.schemas.errors import Problem, problem
@@ -72,6 +71,7 @@ class Orders:
         self,
         state: State,
         queue: Queue,
+        look: Callable[[Draft, Job], None],
         planner: Planner,
         lifecycle: Lifecycle,
         request_of: Callable[[Job], Request],
@@ -83,6 +83,7 @@ class Orders:
         self.half_life_ms = half_life_ms
         self.resizing = resizing
         self.queue = queue
+        self._look = look
         self.planner = planner
         self.lifecycle = lifecycle
         self.request_of = request_of
@@ -152,13 +153,7 @@ class Orders:
         if changed:
             draft.add((acts.Hold if on else acts.Unhold)(job.tenant, job.num, by, asked.why))
             row.hold = StandingOrder(by, asked.why, draft.time_ms) if on else None
-            priority, shape = self._priority(draft, job), self.shape_of(job)
-            if on:
-                self.queue.remove(priority, shape, job.num, job.tenant)
-            elif not row.awaits:
-                for item in self._queued_entries(draft, job):
-                    self.queue.add(priority, shape, item, job.tenant)
-                self.queue.add_fresh(priority, shape, job.num, draft.job(job).fresh, job.tenant)
+            self._look(draft, job)
         return self._done("hold" if on else "release", draft, job, changed, hold=as_hold(row.hold))
 
     # ------------------------------------------------------------------------------------- requeue, priority, limit
@@ -222,11 +217,10 @@ class Orders:
         changed = (row.priority, row.ceiling) != (asked.priority, -1)
         if changed:
             draft.add(acts.Priority(job.num, asked.priority, by, asked.why))
-            if row.hold is None:
-                shape = self.shape_of(job)
-                self.queue.move(job.num, job.tenant, (before, shape), (asked.priority, shape))
+            self.queue.leave(job.num, (before, self.shape_of(job), job.tenant))
             row = draft.change_job(job)
             row.priority, row.ceiling = asked.priority, -1
+            self._look(draft, job)
             draft.reprioritized.add(job.num)
         return self._done("priority", draft, job, changed, priority=asked.priority)
 
@@ -236,9 +230,9 @@ class Orders:
         if isinstance(resized, Problem):
             return resized
         changed = draft.job(job).part != before
-        if changed and draft.job(job).hold is None:
-            priority = self._priority(draft, job)
-            self.queue.move(job.num, job.tenant, (priority, old), (priority, self.shape_of(job)))
+        if changed:
+            self.queue.leave(job.num, (self._priority(draft, job), old, job.tenant))
+            self._look(draft, job)
         return self._done("resize", draft, job, changed, resized=resized)
 
     def _limit(self, draft: Draft, asked: LimitAct, by: str) -> Done:
@@ -315,15 +309,6 @@ class Orders:
     def _priority(self, draft: Draft, job: Job) -> int:
         given = draft.job(job).priority
         return given if given >= 0 else self.request_of(job).priority
-
-    def _queued_entries(self, draft: Draft, job: Job) -> list[int]:
-        """Return the queue entries of a job's replicas that came back (of a gang one), but for those in backoff."""
-        waiting = [replica for replica in job.rows.values() if draft.replica(replica).state == QUEUED]
-        return [
-            entry(job.num, replica.index)
-            for replica in (waiting[:1] if self.shape_of(job).together > 1 else waiting)
-            if draft.replica(replica).not_before <= draft.time_ms
-        ]
 
 
 def as_hold(order: StandingOrder | None) -> Hold | None:

@@ -1,4 +1,4 @@
-"""The order of the queue: whether an entry still waits, its sort key, and what its tenant may start.
+"""The order of the queue: whether a job still waits, its sort key, and what its tenant may start.
 
 The key is the priority, with ageing the effective priority. Guaranteed GPUs come before borrowed ones, then the
 priority, then the tenant that is owed most. Equal keys are served by arrival. Placements of the current record are part
@@ -18,11 +18,9 @@ from moorage.scheduler.core.fleet.rates import Rates
 from moorage.scheduler.core.fleet.shape import Shape
 from moorage.scheduler.core.ledger.fairshare import GPU_MILLI, inflation, places_until, score
 from moorage.scheduler.core.ledger.records import placing
-from moorage.scheduler.core.ledger.state import QUEUED
-from moorage.scheduler.core.queue.queue import REPLICA_BITS, REPLICA_MASK, Group, Key, Queue
-from moorage.schemas.ranges import NOTHING, Ranges, is_in
-
-UNBOUNDED: Final = 1 << 30
+from moorage.scheduler.core.ledger.state import QUEUED, Replica
+from moorage.scheduler.core.queue.queue import UNBOUNDED, Group, Key, Queue
+from moorage.schemas.ranges import both
 
 
 class Turns:
@@ -77,10 +75,10 @@ class Turns:
         self._scores.pop(group.tenant, None)
 
     def most(self, group: Group, others: tuple[Key, int] | None) -> int:
-        """Return how many more entries of a group may be placed in a row before `others`, another group, comes first.
+        """Return how many more replicas, or gangs, of a group may be placed in a row before `others`, another group.
 
-        An entry is a replica or a whole gang. `others` is the key and first entry of the group that is next; with None,
-        `UNBOUNDED` is returned. 0 or less stands for no entry.
+        `others` is the key and first job of the group that is next; with None, `UNBOUNDED` is returned. 0 or less
+        stands for none.
         """
         borrows, priority, mine = self.key(group)
         if others is None:
@@ -137,7 +135,7 @@ class QueueOrder:
         standing = None
         if self.ageing is not None:
             standing = self.standing
-            self._classes = sorted({group.priority for group in self.queue.groups.values() if group.entries})
+            self._classes = sorted({group.priority for group in self.queue.groups.values() if group.jobs})
         self.turns = Turns(draft, self._rates, standing) if self.is_fair(draft) else None
         self.key = self._choose_key()
 
@@ -157,40 +155,43 @@ class QueueOrder:
 
     # ------------------------------------------------------------------------------------ what still waits
 
-    def waits(self, draft: Draft, item: int) -> bool:
-        """Return whether an entry waits, not in backoff and not overdue; the queue removes other entries only later."""
-        num = item >> REPLICA_BITS
+    def waits(self, draft: Draft, num: int) -> bool:
+        """Return whether a job may place a replica now: none of those that ended, and none of an overdue job."""
+        waiting = self.queue.waiting.get(num)
         if num >= draft.state.next_num:
-            return True  # accepted in this same record
+            return waiting is None or waiting.may_any  # accepted in this same record
         job = draft.state.jobs.get(num)
         if job is None or num in self.overdue:
             return False
-        replica = job.rows.get(item & REPLICA_MASK)
-        if replica is None:
-            return is_in(draft.job(job).fresh, item & REPLICA_MASK)
+        if waiting is None:
+            replica = job.rows.get(0)
+            return bool(draft.job(job).fresh) if replica is None else self._is_due(draft, replica)
+        row = draft.job(job)
+        if row is not job:
+            waiting.fresh = both(waiting.fresh, row.fresh)  # some may end in this record
+        while waiting.back and not ((back := job.rows.get(waiting.back[0])) and self._is_due(draft, back)):
+            del waiting.back[0]
+        return waiting.may_any
+
+    @staticmethod
+    def _is_due(draft: Draft, replica: Replica) -> bool:
         row = draft.replica(replica)
         return row.state == QUEUED and row.not_before <= draft.time_ms
 
-    def fresh(self, draft: Draft, num: int) -> Ranges:
-        """Return the replicas of a job that were never placed and may be; none of one that is overdue."""
-        job = draft.state.jobs.get(num)
-        return NOTHING if job is None or num in self.overdue else draft.job(job).fresh
-
     def prune(self, draft: Draft, group: Group) -> bool:
-        """Remove entries that no longer wait from the front of a queue group. Return whether any entry is left."""
-        entries, queue = group.entries, self.queue
-        if entries and entries[0] >> REPLICA_BITS >= draft.state.next_num:
+        """Remove jobs that no longer wait from the front of a queue group. Return whether any job is left."""
+        jobs = group.jobs
+        if jobs and jobs[0] >= draft.state.next_num:
             return True  # the usual case: accepted in this same record
-        while entries and not self.waits(draft, entries[0]):
-            queue.skip(group, self.fresh(draft, entries[0] >> REPLICA_BITS))
-        return bool(entries)
+        while jobs and not self.waits(draft, jobs[0]):
+            jobs.popleft()
+        return bool(jobs)
 
-    def kept_from(self, draft: Draft, item: int) -> frozenset[int]:
-        """Return the workers excluded for this entry alone; entries behind it in its group may start there.
+    def kept_from(self, draft: Draft, num: int) -> frozenset[int]:
+        """Return the workers excluded for this job alone; jobs behind it in its group may start there.
 
         They are drained before its time limit is over, or its job avoids them from this record on.
         """
-        num = item >> REPLICA_BITS
         found = self.left_too_soon_of(num, draft.time_ms) if draft.state.windows else _NOBODY
         return found.union(draft.avoided.get(num, ())) if draft.avoided else found
 
@@ -206,21 +207,21 @@ class QueueOrder:
 
     def standing(self, group: Group) -> int:
         """Return the effective priority of a group's first job."""
-        return self.standing_of(group.priority, group.entries[0]) if group.entries else group.priority
+        return self.standing_of(group.priority, group.jobs[0]) if group.jobs else group.priority
 
-    def standing_of(self, priority: int, item: int) -> int:
-        """Return the effective priority of one queue entry."""
+    def standing_of(self, priority: int, num: int) -> int:
+        """Return the effective priority of one job."""
         if self.ageing is None or self._draft is None:
             return priority
-        job = self._draft.state.jobs.get(item >> REPLICA_BITS)
+        job = self._draft.state.jobs.get(num)
         waited_ms = 0 if job is None else self._draft.time_ms - job.waits_from_ms
         return self.ageing.standing(self._classes, priority, waited_ms)
 
-    def aged_of(self, priority: int, item: int) -> int:
-        """Return an entry's priority with age, even if no waiting job has exactly that priority."""
+    def aged_of(self, priority: int, num: int) -> int:
+        """Return a job's priority with age, even if no waiting job has exactly that priority."""
         if self.ageing is None or self._draft is None:
             return priority
-        job = self._draft.state.jobs.get(item >> REPLICA_BITS)
+        job = self._draft.state.jobs.get(num)
         return priority if job is None else self.ageing.of(priority, self._draft.time_ms - job.waits_from_ms)
 
     def turn_of(self, draft: Draft, tenant: str) -> tuple[int, int] | None:
@@ -234,8 +235,8 @@ class QueueOrder:
         turns = Turns(draft, self._rates, self.standing if self.ageing is not None else None)
         firsts: dict[str, tuple[Key, int]] = {}
         for group in self.queue.groups.values():
-            if group.entries:
-                key = turns.key(group), group.entries[0]
+            if group.jobs:
+                key = turns.key(group), group.jobs[0]
                 firsts[group.tenant] = min(key, firsts.get(group.tenant, key))
         mine = firsts.get(tenant)
         return None if mine is None else (1 + sum(first < mine for first in firsts.values()), len(firsts))
@@ -247,7 +248,7 @@ class QueueOrder:
         draft.change_tenant(group.tenant).gpus += group.shape.count * replicas
 
     def most(self, group: Group, others: tuple[Key, int] | None) -> int:
-        """Return how many more entries of a group may be placed in a row before `others`, another group, comes first.
+        """Return how many more replicas, or gangs, of a group may be placed in a row before `others`, another group.
 
         As `Turns.most`; without fair share `UNBOUNDED`.
         """
@@ -270,7 +271,7 @@ class QueueOrder:
         """
         full = self._full.get(group.tenant)
         room = self.room_of(draft, group.tenant)
-        if full is None or not full[0].entries or self._comes_before(group, full[0]):
+        if full is None or not full[0].jobs or self._comes_before(group, full[0]):
             return room
         return min(room, 0)
 
@@ -285,9 +286,9 @@ class QueueOrder:
         return max(0, row.gpus_max - row.gpus) if row.gpus_max else math.inf
 
     def _comes_before(self, group: Group, other: Group) -> bool:
-        if not group.entries:
+        if not group.jobs:
             return False
-        return (self.key(group), group.entries[0]) < (self.key(other), other.entries[0])
+        return (self.key(group), group.jobs[0]) < (self.key(other), other.jobs[0])
 
     def may(self, draft: Draft, group: Group) -> bool:
         """Return whether the tenant may start the first job of its group now."""
@@ -298,7 +299,7 @@ class QueueOrder:
 
         Only the first such group of a tenant in a pass is remembered.
         """
-        self._full.setdefault(group.tenant, (group, group.entries[0] >> REPLICA_BITS))
+        self._full.setdefault(group.tenant, (group, group.jobs[0]))
 
     def waits_for_limit(self, tenant: str) -> int | None:
         """Return the number of the tenant's first job that its limit kept waiting in the last pass; None for none."""

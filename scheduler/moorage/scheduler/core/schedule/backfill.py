@@ -8,7 +8,7 @@ from itertools import islice
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.fleet.shape import Shape
 from moorage.scheduler.core.queue.order import QueueOrder
-from moorage.scheduler.core.queue.queue import REPLICA_BITS, Group
+from moorage.scheduler.core.queue.queue import Group
 from moorage.scheduler.core.schedule.placing import Placing
 from moorage.scheduler.core.schedule.plan import STEP_MS
 from moorage.scheduler.core.schedule.runtime import DEPTH_MAX, Estimates
@@ -29,8 +29,8 @@ class Backfilling:
     def backfill(self, draft: Draft, group: Group, room: float) -> int:
         """Place jobs of a group that end before the reservation starts. Return the number of replicas.
 
-        At most `DEPTH_MAX` entries are tried, and as many are placed. `room` is how many GPUs the group's tenant may
-        still lease. The record's evidence covers only jobs placed in order.
+        At most `DEPTH_MAX` jobs are tried, and as many replicas or gangs are placed. `room` is how many GPUs the
+        group's tenant may still lease. The record's evidence covers only jobs placed in order.
         """
         held, shape = self._verdicts.reservation, group.shape
         if held is None:
@@ -38,32 +38,29 @@ class Backfilling:
         taken = self._verdicts.taken_back(group.priority, shape, group.tenant)
         placed, need, tried = 0, shape.gpus, deque(_tried(group, draft.time_ms))
         while tried and need <= room and not draft.full and placed < DEPTH_MAX * shape.together:
-            item = tried.popleft()
-            if item >> REPLICA_BITS in self._order.queue.parked:
-                continue  # as many of its job as may run were placed a moment ago
-            if not self._surely_ends(draft, shape, item, held.start_ms - draft.time_ms):
+            num = tried.popleft()
+            if not self._surely_ends(draft, shape, num, held.start_ms - draft.time_ms):
                 continue
-            if self._placing.place(draft, shape, item, taken) is None:
-                if self._order.kept_from(draft, item):
+            if self._placing.place(draft, shape, num, taken) is None:
+                if self._order.kept_from(draft, num):
                     continue  # a drain excludes hosts for this job; the next one may have another time limit
                 break
-            if (following := self._order.queue.take(group, item)) is not None:
-                tried.appendleft(following)
+            if self._order.queue.place(group, num):
+                tried.appendleft(num)
             placed += shape.together
             room -= need
         if placed:
             self._order.count(draft, group, placed)
         return placed
 
-    def _surely_ends(self, draft: Draft, shape: Shape, item: int, within_ms: int) -> bool:
-        """Return whether an entry still waits and surely ends within `within_ms` ms.
+    def _surely_ends(self, draft: Draft, shape: Shape, num: int, within_ms: int) -> bool:
+        """Return whether a job still waits and surely ends within `within_ms` ms.
 
         That is judged by its time limit, else by how long nine of ten such runs took.
         """
-        if within_ms <= 0 or not self._order.waits(draft, item):
+        if within_ms <= 0 or not self._order.waits(draft, num):
             return False
-        num, estimates = item >> REPLICA_BITS, self._estimates
-        job = draft.state.jobs.get(num)
+        estimates, job = self._estimates, draft.state.jobs.get(num)
         if job is not None:
             most_ms = estimates.most_ms(job.tenant, estimates.request_of(job), shape, job.accepted_ms)
         else:
@@ -72,9 +69,9 @@ class Backfilling:
 
 
 def _tried(group: Group, now_ms: int) -> list[int]:
-    """Return the entries to try: the first of a group, and of a long group some of the others in turn."""
-    entries, half = group.entries, DEPTH_MAX // 2
-    if len(entries) <= DEPTH_MAX:
-        return list(entries)
-    at = half + now_ms // STEP_MS * half % (len(entries) - half)
-    return [*islice(entries, half), *islice(entries, at, at + half)]
+    """Return the jobs to try: the first of a group, and of a long group some of the others in turn."""
+    jobs, half = group.jobs, DEPTH_MAX // 2
+    if len(jobs) <= DEPTH_MAX:
+        return list(jobs)
+    at = half + now_ms // STEP_MS * half % (len(jobs) - half)
+    return [*islice(jobs, half), *islice(jobs, at, at + half)]

@@ -20,7 +20,7 @@ from moorage.scheduler.core.fleet.shape import Shape
 from moorage.scheduler.core.ledger.state import Member
 from moorage.scheduler.core.lifecycle.frozen import Frozen
 from moorage.scheduler.core.queue.order import QueueOrder
-from moorage.scheduler.core.queue.queue import REPLICA_BITS, Entries, Group, Key, Queue, entry
+from moorage.scheduler.core.queue.queue import Group, Key, Queue
 from moorage.scheduler.core.rank.ranker import Choice, Ranker
 from moorage.scheduler.core.schedule.backfill import Backfilling
 from moorage.scheduler.core.schedule.endless import Endless
@@ -127,7 +127,7 @@ class Planner:
                     ready, passed = self._without_full(draft, ready), 0
                 continue
             if (now := order.key(group)) != key:
-                heapreplace(ready, (now, group.entries[0], group))
+                heapreplace(ready, (now, group.jobs[0], group))
                 continue
             after = min(ready[1:3]) if len(ready) > 1 else None  # the smallest in the heap after its root
             others, kind = after[:2] if after is not None else None, verdicts.kind_of(group)
@@ -136,7 +136,7 @@ class Planner:
                 verdicts.no_room_for(draft, kind, group)
             placed += served.placed
             if served.end is End.OTHERS_FIRST:
-                heapreplace(ready, (served.key, group.entries[0], group))
+                heapreplace(ready, (served.key, group.jobs[0], group))
             else:
                 heappop(ready)
             if served.end is End.OVER_LIMIT and self._holds_up(draft, group):
@@ -166,8 +166,7 @@ class Planner:
         for member in self.frozen.waiting(draft):
             job = member.replica.job
             if draft.job(job).hold is None:
-                group = Group(policy.priority_of(job), policy.shape_of(job), job.tenant)
-                group.entries.append(entry(job.num, member.replica.index))
+                group = Group(policy.priority_of(job), policy.shape_of(job), job.tenant, [job.num])
                 group.resumes = member
                 heappush(ready, (self.order.key(group), max(member.fence, member.leased) - LEDGER_END, group))
 
@@ -228,14 +227,14 @@ class Planner:
 
     def _serve(self, draft: Draft, group: Group, others: tuple[Key, int] | None) -> Served:
         """Place jobs from the front of one queue group until `others`, the first job of another group, comes first."""
-        order, queue, placing = self.order, self.queue, self.placing
+        order, placing = self.order, self.placing
         placed, filled, first, end = 0, 0, 0, End.ALL_SERVED
         last: Choice | None = None
-        aside: list[Entries] = []
+        aside = list[int]()
         need, room, key = group.shape.gpus, order.room(draft, group), order.key(group)
         while order.prune(draft, group) and not self.is_done(draft):
-            item, key = group.entries[0], order.key(group)
-            if others is not None and not aside and (key, item) > others:
+            num, key = group.jobs[0], order.key(group)
+            if others is not None and not aside and (key, num) > others:
                 end = End.OTHERS_FIRST
                 break
             if need > room:
@@ -251,13 +250,14 @@ class Planner:
                 if filled:
                     self.verdicts.goes_on(group)
                 break
-            last, first = choice, first or item >> REPLICA_BITS
+            last, first = choice, first or num
             placed += group.shape.together
             room -= need
             order.count(draft, group, group.shape.together)
-            most = group.size if room == math.inf or not need else int(room // need)
-            most = min(most, order.most(group, others))
-            if group.entries and room >= need and most > 0:
+            most = order.most(group, others)
+            if need and room != math.inf:
+                most = min(most, int(room // need))
+            if group.jobs and room >= need and most > 0:
                 more, last = placing.place_more(draft, group, choice, most, others)
                 placed += more
                 room -= more * need
@@ -266,7 +266,7 @@ class Planner:
             # flat, four numbers a decision: first job, replicas placed, known hosts, free devices on the last host
             draft.evidence += (first, placed, len(self.fleet.hosts), last.left)
         if aside:
-            queue.put_back(group, aside)
+            group.jobs.extendleft(reversed(aside))
             filled += 0 if end is End.NO_ROOM else self.backfilling.backfill(draft, group, room)
         return Served(placed + filled, end, key)
 
@@ -276,20 +276,19 @@ class Planner:
             self.placing.in_vain += 1
             return None
         excluded = self.verdicts.excluded(group.priority, group.shape, group.tenant)
-        choice = self.placing.place(draft, group.shape, group.entries[0], excluded)
+        choice = self.placing.place(draft, group.shape, group.jobs[0], excluded)
         if choice is not None:
             self.queue.place_first(group)
         return choice
 
-    def _stands_aside(self, draft: Draft, group: Group, aside: list[Entries]) -> bool:
-        """Return whether the first job of a group, which found no room, is set aside as a whole for those behind it.
+    def _stands_aside(self, draft: Draft, group: Group, aside: list[int]) -> bool:
+        """Return whether the first job of a group, which found no room, is set aside for those behind it.
 
         Only if a drain excludes hosts for it: a job behind it may have a shorter time limit. Otherwise the group gets
         its verdict.
         """
-        item = group.entries[0]
-        if len(aside) < ASIDE_MAX and self.order.kept_from(draft, item):
-            aside.append(self.queue.remove(group.priority, group.shape, item >> REPLICA_BITS, group.tenant))
+        if len(aside) < ASIDE_MAX and self.order.kept_from(draft, group.jobs[0]):
+            aside.append(group.jobs.popleft())
             return True
         return False
 
@@ -304,25 +303,22 @@ class Planner:
         for group in self.queue.groups.values():
             if not order.prune(draft, group):
                 continue
-            if not self.verdicts.is_new(group) and not order.kept_from(draft, group.entries[0]):
+            if not self.verdicts.is_new(group) and not order.kept_from(draft, group.jobs[0]):
                 continue
             key, shape, room = order.key(group), group.shape, order.room(draft, group)
-            seen = set[int]()
-            for item in islice(group.entries, CANDIDATES_MAX):
-                num = item >> REPLICA_BITS
-                if num in seen or not order.waits(draft, item):
+            for num in islice(group.jobs, CANDIDATES_MAX):
+                if not order.waits(draft, num):
                     continue
                 if room < shape.gpus:
                     break
-                seen.add(num)
-                wanted = min(1 + group.behind(item), max(1, self.queue.rooms.get(num, REPLICAS_MAX)), REPLICAS_MAX)
+                wanted = min(self.queue.may(num), REPLICAS_MAX)
                 if wanted * shape.gpus > room:
                     wanted = int(room // shape.gpus)
                 room -= wanted * shape.gpus
-                yield Candidate(key, item, group, wanted)
+                yield Candidate(key, num, group, wanted)
 
     def _closed_to(self, draft: Draft, group: Group) -> frozenset[int]:
         """Return the hosts on which the first job of a group may not start even if they become empty."""
         return self.verdicts.excluded(group.priority, group.shape, group.tenant) | self.order.kept_from(
-            draft, group.entries[0]
+            draft, group.jobs[0]
         )

@@ -7,23 +7,28 @@ changes.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from itertools import islice
 from typing import Final
 
 from moorage.scheduler.core.draft import Draft
-from moorage.scheduler.core.ledger.state import AT_MS, FENCE, ON_WORKER, PLACED, QUEUED, STATE, Job, State
+from moorage.scheduler.core.ledger.state import AT_MS, FENCE, ON_WORKER, PLACED, QUEUED, STATE, TIME, Job, State
 from moorage.scheduler.core.lifecycle.admission import Admission
 from moorage.scheduler.core.lifecycle.max_running import most_of
 from moorage.scheduler.core.lifecycle.relocating import Relocating
 from moorage.scheduler.core.lifecycle.scaling import Scaling
 from moorage.scheduler.core.lifecycle.timers import Timers
-from moorage.scheduler.core.queue.queue import entry
+from moorage.scheduler.core.overlay import DraftJob
+from moorage.scheduler.core.queue.queue import UNBOUNDED, Waiting
 from moorage.scheduler.core.queue.waiting_room import WaitingRoom
 from moorage.scheduler.core.request_reader import RequestReader
 from moorage.scheduler.core.schedule.cycle import Planner
 from moorage.scheduler.core.schedule.runtime import LEARNED_AT_START_MAX, Durations
+from moorage.schemas import reasons
+from moorage.schemas.actors import SCHEDULER
 from moorage.schemas.job import Request
+from moorage.schemas.ranges import NOTHING, ONE
+from moorage.schemas.reasons import Reason
 
 #: with so many replicas of a job that came back at once, no new one is placed until some of them have been
 BACK_MAX: Final = 1_000
@@ -40,6 +45,17 @@ def _full_until_ms(job: Job, most: int) -> int:
             if count >= most:
                 return row[AT_MS]
     return 0
+
+
+def _most(job: Job, request: Request) -> int | None:
+    """Return how many replicas of a job of several, or of a service, may run at once; None for all of them."""
+    return most_of(job, request) if job.size > 1 or job.scaled is not None or request.scale is not None else None
+
+
+def _room(job: Job, request: Request) -> int:
+    """Return how many more replicas a job may place now."""
+    most = _most(job, request)
+    return UNBOUNDED if most is None else most - job.on_workers
 
 
 class Indexing:
@@ -99,6 +115,7 @@ class Indexing:
         for num in islice(self.state.ended, max(0, len(self.state.ended) - LEARNED_AT_START_MAX), None):
             job = self.state.jobs[num]
             self.durations.learn(job, self.requests.shape_of(job), self.requests.workload_of(job))
+        draft = self._folded()
         for job in self.state.jobs.values():
             if not again:
                 job.told = job.rev
@@ -106,96 +123,139 @@ class Indexing:
             if job.over:
                 continue
             try:
-                self._index(job, self.requests.request_of(job))
+                self._index(job, self.requests.request_of(job), draft)
                 self.planner.placing.ranker.arrived(self.requests.shape_of(job), job.size)
             except Exception as raised:
                 self._failed(job, raised)
 
-    def _index(self, job: Job, request: Request) -> None:
-        """Put a live job's waiting replicas into the queue, and its deadlines into the timers.
-
-        Of a gang, one entry stands for all replicas. A replica in backoff gets a timer, and one of a held job is left
-        out. A job that waits for something else than a host goes into the waiting room instead.
-        """
+    def _index(self, job: Job, request: Request, draft: Draft) -> None:
+        """Put a live job into the queue if it may place something, or into the waiting room; set its timers."""
         shape = self.requests.shape_of(job)
         self.fleet.tell_apart(shape)
-        self.bound(job, request)
         if job.bad:
             self.admission.lifecycle.failing.add(job)  # its former leader may not have come to it
-        may_start = job.hold is None and job.num not in self._aside
-        waiting = [replica for replica in job.rows.values() if replica.state == QUEUED]
-        for replica in waiting[:1] if shape.together > 1 else waiting:
+        came_back = [replica for replica in job.rows.values() if replica.state == QUEUED] if job.back else []
+        for replica in came_back[:1] if shape.together > 1 else came_back:
             if replica.not_before > self.state.time_ms:
                 self.timers.requeue(replica, replica.not_before)
-            elif may_start:
-                self.enqueue(job, request, job.priority, entry(job.num, replica.index))
         if job.awaits:
             self.room.add(job)
-        elif may_start and job.fresh:
-            self.queue.add_fresh(self.requests.priority_of(job), shape, job.num, job.fresh, job.tenant)
+        self._enter(draft, job, request)
+        if job.num in self.queue.waiting and (most := _most(job, request)) is not None:
+            job.since_ms = max(job.since_ms, _full_until_ms(job, most))
         self.arm(job, request)
 
-    def bound(self, job: Job, request: Request) -> None:
-        """Keep a job in the queue as far as its own bounds let it place replicas: how many run, and how many came back.
+    def _folded(self) -> Draft:
+        return Draft(self.state, self.state.time_ms)
 
-        To be called for each job with replicas beyond one whenever some were placed, or have left their workers.
-        """
-        queue, num, most = self.queue, job.num, most_of(job, request)
+    def _enter(self, draft: Draft, job: Job, request: Request) -> None:
+        """Let a job wait in the queue, with what of it waits if that may be more than the replica number 0."""
+        is_first = not job.fresh and job.rows.keys() == {0} if job.rows else job.fresh == ONE
+        is_plain = is_first and request.scale is None and job.scaled is None
+        if not is_plain and self.requests.shape_of(job).together == 1:
+            self._note(draft, job, request)
+        self.look(draft, job)
+
+    def _note(self, draft: Draft, job: Job, request: Request) -> Waiting:
+        """Note for the queue what of a job waits."""
+        rows = job.rows.values() if job.back else ()
+        due = (row.index for row in rows if row.state == QUEUED and row.not_before <= draft.time_ms)
+        fresh = NOTHING if job.back >= BACK_MAX else draft.job(job).fresh
+        waiting = self.queue.waiting[job.num] = Waiting(fresh, sorted(due), _room(job, request))
+        return waiting
+
+    def stands(self, row: Job | DraftJob, job: Job) -> Reason | None:
+        """Return why a live job of which something waits is in no queue group; None if it is in one, or pauses."""
+        if row.awaits:
+            return reasons.AFTER if any(num != TIME for num, _ in row.awaits) else reasons.NOT_BEFORE
+        if row.hold is not None:
+            return reasons.SCHEDULER_FAILED if row.hold.actor == SCHEDULER else reasons.HELD
+        if job.num in self._aside:
+            return reasons.SCHEDULER_FAILED
+        waiting = self.queue.waiting.get(job.num)
+        if waiting is not None and waiting.room <= 0:
+            request = self.requests.request_of(job)
+            gives_way = job.scaled is not None and job.scaled.wanted < request.copies
+            return reasons.SCALED if request.scale is not None or gives_way else reasons.MAX_RUNNING
+        return None
+
+    def look(self, draft: Draft, job: Job) -> None:
+        """Put a job into its queue group, or take it out, by where it stands."""
+        row = draft.job(job)
+        priority = row.priority if row.priority >= 0 else self.requests.request_of(job).priority
+        kind = priority, self.requests.shape_of(job), job.tenant
+        if self.stands(row, job) is None and self.planner.order.waits(draft, job.num):
+            self.queue.enter(job.num, kind)
+        else:
+            self.queue.leave(job.num, kind)
+
+    def follow(self, job: Job, waiting: Waiting) -> None:
+        """Follow a folded record that has changed this job: what of it waits, and how many more it may place."""
         if job.over:
-            queue.unbound(num)
+            del self.queue.waiting[job.num]
             return
-        if (job.back >= BACK_MAX) != (num in queue.closed):
-            key = self.requests.priority_of(job), self.requests.shape_of(job), job.tenant
-            if job.back >= BACK_MAX:
-                queue.close(num, key, job.fresh)
-            elif job.hold is None:
-                queue.open(num, key, job.fresh)
-            else:
-                queue.closed.discard(num)  # its release puts them in
-        if most is not None and (job.size > 1 or request.scale is not None or job.scaled is not None):
-            if num not in queue.rooms:  # a new leader's first look at it
-                job.since_ms = max(job.since_ms, _full_until_ms(job, most))
-            self._let_place(job, most - job.on_workers, self.state.time_ms)
+        could = waiting.may_any
+        waiting.fresh = NOTHING if job.back >= BACK_MAX else job.fresh
+        room = _room(job, self.requests.request_of(job))
+        if waiting.room <= 0 < room:
+            job.since_ms = self.state.time_ms
+        waiting.room = room
+        if waiting.may_any != could:
+            self.look(self._folded(), job)
 
-    def bound_by(self, draft: Draft) -> None:
-        """Let jobs with such a bound place as many more replicas as this record takes off their workers.
+    def let_place(self, draft: Draft, job: Job, room: int) -> None:
+        """Let a job of several replicas place so many more; if it could place none, it waits from now on."""
+        waiting = self.queue.waiting.get(job.num)
+        if waiting is None:
+            return  # it waits for other jobs
+        if waiting.room <= 0 < room:
+            job.since_ms = draft.time_ms
+        waiting.room = room
+        self.look(draft, job)
+
+    def let_have(self, draft: Draft, job: Job, wanted: int) -> None:
+        """Let a service have this many members from now on, before the record that says so is folded."""
+        waiting = self.queue.waiting.get(job.num) or self._note(draft, job, self.requests.request_of(job))
+        waiting.room = wanted + (job.relocating is not None) - job.on_workers
+        self.look(draft, job)
+
+    def let_follow(self, draft: Draft) -> None:
+        """Let jobs place as many more replicas as this record takes off their workers.
 
         Once it is folded, others would have what these have left.
         """
-        for num, count in Counter(draft.leaving()).items() if self.queue.rooms else ():
-            if num in self.queue.rooms:
-                self._let_place(self.state.jobs[num], self.queue.rooms[num] + count, draft.time_ms)
+        for num, count in Counter(draft.leaving()).items():
+            if (waiting := self.queue.waiting.get(num)) is not None and waiting.room < UNBOUNDED:
+                self.let_place(draft, self.state.jobs[num], waiting.room + count)
 
-    def _let_place(self, job: Job, room: int, now_ms: int) -> None:
-        """Let a job with such a bound place so many more replicas; if it could place none, it waits from now on."""
-        was_full = self.queue.rooms.get(job.num, room) <= 0
-        self.queue.bound(job.num, room, (self.requests.priority_of(job), self.requests.shape_of(job), job.tenant))
-        if was_full and room > 0:
-            job.since_ms = now_ms
+    def enter_more(self, job: Job) -> None:
+        """Let a replica wait that a job has got beyond those of its request, with the record just folded."""
+        draft = self._folded()
+        self._note(draft, job, self.requests.request_of(job))
+        self.look(draft, job)
 
-    def bound_to(self, job: Job, request: Request, wanted: int) -> None:
-        """Let a service have this many members from now on, before the record that says so is folded."""
-        key = self.requests.priority_of(job), self.requests.shape_of(job), job.tenant
-        self.queue.bound(job.num, wanted + (job.relocating is not None) - job.on_workers, key)
-
-    def enter_more(self, job: Job, number: int) -> None:
-        """Put a replica that a job has got beyond those of its request into the queue, unless the job is held."""
-        if job.hold is None and job.num not in self._aside:
-            shape, fresh = self.requests.shape_of(job), ((number, number),)
-            self.queue.add_fresh(self.requests.priority_of(job), shape, job.num, fresh, job.tenant)
-
-    def enqueue(self, job: Job, request: Request, given: int, item: int) -> None:
-        """Put an entry into the queue. `given` is the priority that an operator gave its job, below 0 for none."""
-        self.queue.add(given if given >= 0 else request.priority, self.requests.shape_of(job), item, job.tenant)
+    def come_back(self, draft: Draft, job: Job, number: int) -> None:
+        """Let a replica wait again whose pause is over."""
+        if (waiting := self.queue.waiting.get(job.num)) is not None:
+            waiting.come_back(number)
+        self.look(draft, job)
 
     def enter(self, draft: Draft, job: Job) -> None:
-        """Put a job that waits for nothing but a host from now on into the queue, unless it is held."""
-        request, row = self.requests.request_of(job), draft.job(job)
+        """Let a job wait that waits for nothing but a host from now on."""
+        request = self.requests.request_of(job)
         job.since_ms = draft.time_ms
         self.timers.arm_start(job, request, draft.time_ms)
-        if row.hold is None and job.num not in self._aside:
-            priority = row.priority if row.priority >= 0 else request.priority
-            self.queue.add_fresh(priority, self.requests.shape_of(job), job.num, row.fresh, job.tenant)
+        self._enter(draft, job, request)
+
+    def ended(self, jobs: Iterable[Job]) -> None:
+        """Follow a folded record with which jobs have ended that were in the queue, among others."""
+        for job in jobs:
+            kind = self.requests.priority_of(job), self.requests.shape_of(job), job.tenant
+            self.queue.ended(kind, self._is_live)
+
+    def _is_live(self, num: int) -> bool:
+        job = self.state.jobs.get(num)
+        return job is not None and not job.over
 
     def arm(self, job: Job, request: Request) -> None:
         """Set a job's timers and take note of its service; remember it if it may have to be rejected once all workers
@@ -223,10 +283,8 @@ class Indexing:
                 self.admission.reject_unmatched(draft, job, self.requests.shape_of(job))
 
     def reshape(self, job: Job) -> None:
-        """Compute a job's shape again, and move its waiting replicas to the queue group of the new shape."""
-        old, job.shape = self.requests.shape_of(job), None
-        if job.over or job.hold is not None:
-            return  # its release adds it with the new shape
-        new, priority = self.requests.shape_of(job), self.requests.priority_of(job)
-        # a replica in backoff is not in the queue: its timer will put it there
-        self.queue.move(job.num, job.tenant, (priority, old), (priority, new))
+        """Compute a job's shape again, and move it to the queue group of the new shape."""
+        self.queue.leave(job.num, (self.requests.priority_of(job), self.requests.shape_of(job), job.tenant))
+        job.shape = None
+        if not job.over:
+            self.look(self._folded(), job)

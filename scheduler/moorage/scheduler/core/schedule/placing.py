@@ -1,4 +1,4 @@
-"""Places one queue entry in the draft: a replica, several replicas on one host, or a whole gang.
+"""Places in the draft: a replica, several replicas on one host, or a whole gang.
 
 The ranker chooses among the hosts. A shape that found no room is not searched again in the same pass.
 """
@@ -13,7 +13,7 @@ from moorage.scheduler.core.fleet.host import EXCLUSIVE
 from moorage.scheduler.core.fleet.shape import Shape
 from moorage.scheduler.core.ledger.records import PREEMPTIBLE, GangPhase
 from moorage.scheduler.core.queue.order import QueueOrder
-from moorage.scheduler.core.queue.queue import REPLICA_BITS, REPLICA_MASK, Group, Key
+from moorage.scheduler.core.queue.queue import Group, Key
 from moorage.scheduler.core.rank.prefer import Preferring
 from moorage.scheduler.core.rank.ranker import Choice, Ranker
 
@@ -25,11 +25,11 @@ _NO_PEERS: Final[dict[int, int]] = {}
 
 
 class Placing:
-    """Places entries on one engine's fleet with one ranker."""
+    """Places jobs on one engine's fleet with one ranker."""
 
     def __init__(self, fleet: Fleet, order: QueueOrder, ranker: Ranker) -> None:
         self.ranker = ranker
-        self.item = -1  # the queue entry being placed; -1 for none
+        self.num = -1  # the job being placed; -1 for none
         self.choices = 0  # successful choices in this pass
         self.in_vain = 0  # failed searches in this pass, see `cycle.IN_VAIN_MAX`
         self._preferring = Preferring()
@@ -42,7 +42,7 @@ class Placing:
     def begin(self) -> None:
         """Reset what belongs to one pass."""
         self.choices = self.in_vain = 0
-        self.item = -1
+        self.num = -1
         self.ranker.work = 0
         self._spread.clear()
         self._no_room.clear()
@@ -52,28 +52,28 @@ class Placing:
         """The number of choices in this pass, with the ranker's other work converted into choices."""
         return self.choices + self.ranker.work // WORK_A_CHOICE
 
-    def place(self, draft: Draft, shape: Shape, item: int, excluded: frozenset[int]) -> Choice | None:
-        """Place one entry (of a gang, all replicas) on hosts outside `excluded`. Return None if there is no room.
+    def place(self, draft: Draft, shape: Shape, num: int, excluded: frozenset[int]) -> Choice | None:
+        """Place the next replica of a job (of a gang, all) on hosts outside `excluded`. Return None without room.
 
         For a gang, the choice of its last replica is returned.
         """
-        self.item = item
-        excluded |= self._order.kept_from(draft, item) | shape.refusing
+        self.num = num
+        excluded |= self._order.kept_from(draft, num) | shape.refusing
         choice: Choice | None = None
         if (shape.index, excluded) not in self._no_room:
             if not shape.avoid:
-                choice = self._look(draft, shape, item, excluded)
+                choice = self._look(draft, shape, num, excluded)
             else:
                 with self._fleet.avoiding(shape.avoid):
-                    choice = self._look(draft, shape, item, excluded)
-        self.item = -1
+                    choice = self._look(draft, shape, num, excluded)
+        self.num = -1
         return choice
 
-    def _look(self, draft: Draft, shape: Shape, item: int, excluded: frozenset[int]) -> Choice | None:
+    def _look(self, draft: Draft, shape: Shape, num: int, excluded: frozenset[int]) -> Choice | None:
         if shape.together > 1:
-            choice = self._place_gang(draft, shape, item >> REPLICA_BITS, excluded)
+            choice = self._place_gang(draft, shape, num, excluded)
         else:
-            choice = self._place_one(draft, shape, item, excluded)
+            choice = self._place_one(draft, shape, num, excluded)
         if choice is None:
             self._no_room.add((shape.index, excluded))
             self.in_vain += A_LOOK
@@ -84,8 +84,7 @@ class Placing:
     def _ranker_of(self, shape: Shape) -> Ranker:
         return self._preferring if shape.prefer else self.ranker
 
-    def _place_one(self, draft: Draft, shape: Shape, item: int, excluded: frozenset[int]) -> Choice | None:
-        num = item >> REPLICA_BITS
+    def _place_one(self, draft: Draft, shape: Shape, num: int, excluded: frozenset[int]) -> Choice | None:
         avoid = self._peers(draft, num) if shape.spread else _NO_PEERS
         choice = self._ranker_of(shape).choose(self._fleet, shape, avoid, excluded)
         if choice is None and (shape.preemptible or shape.sleeps):
@@ -94,7 +93,8 @@ class Placing:
             self._fleet.take(choice.host, shape, choice.mask)
             if shape.spread:
                 avoid[choice.host.worker.num] = avoid.get(choice.host.worker.num, 0) + 1
-            draft.placed(num, item & REPLICA_MASK, choice.host.worker.num, choice.mask, self._mode(shape))
+            number = self._order.queue.first(num)
+            draft.placed(num, number, choice.host.worker.num, choice.mask, self._mode(shape))
         return choice
 
     def _mode(self, shape: Shape) -> int:
@@ -124,23 +124,24 @@ class Placing:
         Only replicas that the ranker would put there one by one, and only until `others`, another group, comes first.
         Return how many were placed, and the last choice.
         """
-        shape, entries, host, order = group.shape, group.entries, choice.host, self._order
+        shape, jobs, host, order = group.shape, group.jobs, choice.host, self._order
         taken, mode = 0, self._mode(shape)
         if choice.mask & host.awaited:
             return 0, choice  # no ranker has put it there
         if shape.avoid or host.worker.window is not None or draft.avoided:
             return 0, choice  # other jobs of this shape may be excluded from this host
-        masks = self._ranker_of(shape).again(choice, shape, min(most, group.size))
+        size = draft.steps_left if order.queue.waiting else len(jobs)  # a job of several may place many
+        masks = self._ranker_of(shape).again(choice, shape, min(most, size, draft.steps_left))
         self.choices += bool(masks)
-        for mask in masks[: draft.steps_left]:
+        for mask in masks:
             if not order.prune(draft, group):
                 break
-            if others is not None and (order.key(group), entries[0]) > others:
+            if others is not None and (order.key(group), jobs[0]) > others:
                 break
-            item = self.item = order.queue.place_first(group)
-            draft.placed(item >> REPLICA_BITS, item & REPLICA_MASK, host.worker.num, mask, mode)
+            self.num, number = order.queue.place_first(group)
+            draft.placed(self.num, number, host.worker.num, mask, mode)
             taken += 1
-        self.item = -1
+        self.num = -1
         if taken:
             self._fleet.take_all(host, shape, masks[:taken])
             choice = Choice(host, masks[taken - 1])

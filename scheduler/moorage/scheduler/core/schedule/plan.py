@@ -37,7 +37,7 @@ from moorage.scheduler.core.fleet.shape import Shape
 from moorage.scheduler.core.ledger.began import began_ms
 from moorage.scheduler.core.ledger.state import Job
 from moorage.scheduler.core.queue.order import QueueOrder
-from moorage.scheduler.core.queue.queue import REPLICA_BITS, Group, Key
+from moorage.scheduler.core.queue.queue import Group, Key
 from moorage.scheduler.core.schedule.runtime import Estimates
 from moorage.scheduler.core.schedule.soonest import soonest
 
@@ -61,23 +61,19 @@ SEARCHES_MAX: Final = 8
 
 
 class Reservation(NamedTuple):
-    """Hosts kept free for one queue entry, and for entries of its priority and shape, of which the first goes first.
+    """Hosts kept free for a job's next replica, and for jobs of its priority and shape, of which the first goes first.
 
     They are expected to hold it at the ledger ms `start_ms`. Since `short_ms` they could not; 0 if they can.
     """
 
-    item: int
+    num: int
+    replica: int
     tenant: str
     priority: int
     shape: Shape
     hosts: frozenset[int]
     start_ms: int
     short_ms: int = 0
-
-    @property
-    def num(self) -> int:
-        """The number of the job that it is for."""
-        return self.item >> REPLICA_BITS
 
 
 class Answer(NamedTuple):
@@ -104,11 +100,11 @@ class Known(NamedTuple):
 
 
 class Claim(NamedTuple):
-    """The first entry of a queue group, with an overdue job. The smallest claim goes first."""
+    """The first job of a queue group, which is overdue. The smallest claim goes first."""
 
     key: Key
     later: bool  # needs no whole host
-    item: int
+    num: int
     since_ms: int  # the ledger ms from which its waiting counts
     group: Group
     leaving: frozenset[int]  # hosts that drains exclude for it
@@ -145,7 +141,7 @@ def _claims(known: Known, draft: Draft) -> tuple[list[Claim], float]:
     whole: dict[Key, int] = {}  # since when the first that needs whole hosts waits
     least = _smallest_host(known.fleet)
     for group in _likely(known):
-        job = draft.state.jobs.get(group.entries[0] >> REPLICA_BITS) if order.prune(draft, group) else None
+        job = draft.state.jobs.get(group.jobs[0]) if order.prune(draft, group) else None
         if job is None:
             continue
         since_ms = job.waits_from_ms
@@ -153,9 +149,9 @@ def _claims(known: Known, draft: Draft) -> tuple[list[Claim], float]:
         if overdue_ms > draft.time_ms:
             next_ms = min(next_ms, overdue_ms)
         elif order.may(draft, group):
-            key, item, shape = order.key(group), group.entries[0], group.shape
+            key, shape = order.key(group), group.shape
             later = shape.gpus < least or not fills_hosts(known.fleet, shape)
-            found.append(Claim(key, later, item, since_ms, group, order.kept_from(draft, item)))
+            found.append(Claim(key, later, job.num, since_ms, group, order.kept_from(draft, job.num)))
             if not later:
                 whole[key] = min(whole.get(key, since_ms), since_ms)
     for at, claim in enumerate(found):
@@ -181,7 +177,7 @@ def _likely(known: Known) -> list[Group]:
     groups = known.order.queue.groups
     if len(groups) <= GROUPS_MAX:
         return list(groups.values())
-    rows = [(known.order.key(group), group.entries[0], group) for group in groups.values() if group.entries]
+    rows = [(known.order.key(group), group.jobs[0], group) for group in groups.values() if group.jobs]
     least = _smallest_host(known.fleet)
     whole = [row for row in rows if row[2].shape.gpus >= least]
     likely = nsmallest(GROUPS_MAX, rows) + nsmallest(GROUPS_MAX, whole)
@@ -206,10 +202,10 @@ def _searched(known: Known, claims: list[Claim], last: Reservation | None, now_m
     if len(found) <= SEARCHES_MAX:
         return found
     rest, at = found[half:], now_ms // known.step_ms * half
-    turn = {rest[(at + more) % len(rest)].item for more in range(half)}
+    turn = {rest[(at + more) % len(rest)].num for more in range(half)}
     if last is not None:
-        turn.add(last.item)
-    return found[:half] + [claim for claim in rest if claim.item in turn]
+        turn.add(last.num)
+    return found[:half] + [claim for claim in rest if claim.num in turn]
 
 
 def _hosts_for(known: Known, claim: Claim, last: Reservation | None, now_ms: int) -> Reservation | None:
@@ -217,8 +213,8 @@ def _hosts_for(known: Known, claim: Claim, last: Reservation | None, now_ms: int
     group, shape = claim.group, claim.group.shape
     found = soonest(known.fleet, shape, claim.leaving | shape.refusing, known.estimates, now_ms)
     if found is not None:
-        return Reservation(claim.item, group.tenant, group.priority, shape, *found)
-    if last is None or last.item != claim.item or last.shape is not shape or last.priority != group.priority:
+        return Reservation(claim.num, known.order.queue.first(claim.num), group.tenant, group.priority, shape, *found)
+    if last is None or last.num != claim.num or last.shape is not shape or last.priority != group.priority:
         return None
     short_ms = last.short_ms or now_ms
     return last._replace(short_ms=short_ms) if now_ms - short_ms < SHORT_MS else None
@@ -239,7 +235,7 @@ def _due_ms(known: Known, draft: Draft, claim: Claim) -> int:
 
 def _starts_before(known: Known, claim: Claim) -> Iterator[tuple[int, bool]]:
     """Yield when each running job for whole hosts that goes before a claim started, and whether it asks alike."""
-    num, group = claim.item >> REPLICA_BITS, claim.group
+    num, group = claim.num, claim.group
     for host in known.fleet.hosts.values():
         for member in host.worker.members.values():
             job = member.replica.job

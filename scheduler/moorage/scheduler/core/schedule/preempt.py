@@ -20,7 +20,7 @@ from moorage.scheduler.core.ledger.state import LEAVING, Job, Member, State
 from moorage.scheduler.core.lifecycle.relocating import staying_for
 from moorage.scheduler.core.lifecycle.scaling import Scaling, Yields
 from moorage.scheduler.core.lifecycle.transitions import Lifecycle
-from moorage.scheduler.core.queue.queue import REPLICA_BITS, Group, Key
+from moorage.scheduler.core.queue.queue import Group, Key
 from moorage.scheduler.core.schedule.victims import ABOVE, LOWEST, VOID_MS, Choice, Preemption, Right
 
 #: the most jobs for which others are being ended at one time
@@ -56,10 +56,10 @@ def leaving_for(state: State, job: Job) -> Iterator[Member]:
 
 
 class Candidate(NamedTuple):
-    """A job that may end others if it has the right: its entry in a queue group, and how many replicas may start."""
+    """A job that may end others if it has the right: its number and queue group, and how many replicas may start."""
 
     key: Key
-    item: int
+    num: int
     group: Group
     replicas: int
 
@@ -171,8 +171,8 @@ class Preempting:
         vain = self._in_vain = {kind: at for kind, at in self._in_vain.items() if kind in kinds}
         hopeless = set[Kind]()
         for candidate in sorted(candidates, key=lambda row: (vain.get(row.kind, 0), row[:2])):
-            _, item, group, replicas = candidate
-            kind, job = candidate.kind, state.jobs.get(item >> REPLICA_BITS)
+            _, num, group, replicas = candidate
+            kind, job = candidate.kind, state.jobs.get(num)
             if job is None or job.num in state.preempting or kind in hopeless or draft.full:
                 continue
             if searches >= most or len(state.preempting) + searches >= STANDING_MAX:
@@ -262,9 +262,9 @@ class Preempting:
         Members of services above their `min` and preemptible jobs go first. Then it takes back its tenant's guaranteed
         GPUs. If that gives it no room, its priority decides, also among the jobs of its own tenant.
         """
-        key, item, group, _ = candidate
+        key, num, group, _ = candidate
         need, shape, rights = group.shape.gpus, group.shape, list[Right]()
-        yields = self._given(draft, job, key, under_way, [each for each in yielding if each.to(key, item, shape)])
+        yields = self._given(draft, job, key, under_way, [each for each in yielding if each.to(key, num, shape)])
         if shape.preemptible or (yields and shape.mode > EXCLUSIVE):
             return [Right(job, ABOVE + 1, reclaims=False, yields=yields)] if yields else []
         if draft.state.preemptibles or yields:

@@ -90,7 +90,7 @@ class Verdicts:
         """Begin a pass; `QueueOrder` has begun before."""
         self._draft = draft
         if self.reservation is not None and not self.stands(draft):
-            if self._order.waits(draft, self.reservation.item):
+            if self._waits(draft, self.reservation):
                 self._planned_ms = -math.inf
             self._become(None)
         if draft.time_ms - self._planned_ms >= self._known.step_ms and not self._is_settled(draft):
@@ -120,9 +120,13 @@ class Verdicts:
         """Return whether the job of the reservation still waits, as what it was, and its tenant may start it."""
         held, order = self.reservation, self._order
         group = None if held is None else order.queue.group_of(held.priority, held.shape, held.tenant)
-        if held is None or group is None or not order.waits(draft, held.item) or not order.may(draft, group):
+        if held is None or group is None or not self._waits(draft, held) or not order.may(draft, group):
             return False
-        return held.item in group.entries
+        return held.num in group.jobs
+
+    def _waits(self, draft: Draft, held: Reservation) -> bool:
+        """Return whether the replica with the reservation is still its job's next."""
+        return self._order.waits(draft, held.num) and self._order.queue.first(held.num) == held.replica
 
     def _view(self, draft: Draft) -> tuple[int, int, int]:
         """Return a value that differs whenever a plan may differ for a reason other than time."""
@@ -145,7 +149,7 @@ class Verdicts:
             return True
         if self._learned != learned or not self._owed <= owed:
             return True
-        is_same = (new.item, new.priority, new.shape, new.hosts) == (old.item, old.priority, old.shape, old.hosts)
+        is_same = new[:6] == old[:6]
         return not is_same or new.start_ms > old.start_ms
 
     def _owed_more(self, held: Reservation | None) -> frozenset[str]:
@@ -153,7 +157,7 @@ class Verdicts:
         turns = self._order.turns
         if held is None or turns is None:
             return frozenset()
-        waiting = {group.tenant for group in self._order.queue.waiting()}
+        waiting = {group.tenant for group in self._order.queue.with_jobs()}
         return frozenset(tenant for tenant in waiting if turns.is_owed(tenant, held.tenant))
 
     def _become(self, new: Reservation | None) -> None:
@@ -213,7 +217,7 @@ class Verdicts:
         turns = self._order.turns
         if turns is not None and priority >= held.priority and turns.is_owed(tenant, held.tenant):
             return True  # the priority comes before the share, here as in the queue's order
-        return self._preempting.priority <= priority > self._order.standing_of(held.priority, held.item)
+        return self._preempting.priority <= priority > self._order.standing_of(held.priority, held.num)
 
     def _let_in(self, group: Group) -> list[Host]:
         """Return the reserved hosts that a queue group may use all the same."""
@@ -236,7 +240,7 @@ class Verdicts:
     def give(self, group: Group) -> bool:
         """Record that the first job of a queue group found no room just now; return whether it may be backfilled."""
         is_kept = self._keeps_out(group)
-        in_part = is_kept and len(group.entries) > DEPTH_MAX
+        in_part = is_kept and len(group.jobs) > DEPTH_MAX
         self._write(group, self._number if is_kept else -1, self._turn if in_part else -1)
         return is_kept
 
@@ -255,15 +259,15 @@ class Verdicts:
         return group.verdict.change == self._fleet.changes
 
     def ready(self, draft: Draft, key: Callable[[Group], Key]) -> list[tuple[Key, int, Group]]:
-        """Return the queue groups that may find room, as a heap of (key, first entry, group)."""
+        """Return the queue groups that may find room, as a heap of (key, first job, group)."""
         change, number, turn = self._fleet.changes, self._number, self._turn
         found: list[tuple[Key, int, Group]] = []
-        for group in self._order.queue.waiting():
+        for group in self._order.queue.with_jobs():
             at, planned, tried = group.verdict
             if at == change and (planned == -1 or (planned == number and tried in (-1, turn) and not group.has_more)):
                 continue
             if at < 0 or not self.holds(draft, group):
-                found.append((key(group), group.entries[0], group))
+                found.append((key(group), group.jobs[0], group))
         heapify(found)
         return found
 
