@@ -35,7 +35,7 @@ def test_waiting_replicas_are_counted_by_the_reason_of_their_group(monkeypatch: 
     drive = fleet(w0=("", ""))
     assert waiting.waiting_by_reason(drive.engine) == {}
     drive.submit("runs", gpu={"count": 2})
-    drive.submit("many", gpu={"count": 1}, replicas=3)
+    drive.submit("many", gpu={"count": 1}, replicas=3, max_running=1)
     drive.submit("large", gpu={"count": 64})
     drive.settle()
     found = waiting.waiting_by_reason(drive.engine)

@@ -150,9 +150,10 @@ class Model:
             assert list(line.jobs) == sorted(set(line.jobs))
             assert not found.keys() & set(line.jobs), "a job stands in two groups"
             found |= dict.fromkeys(line.jobs, (line.priority, line.shape, line.tenant))
-            assert self.queue.size(line) == sum(map(self.may, line.jobs))
+            assert self.queue.size(line) == sum(len(self.numbers[num]) for num in line.jobs)
         assert found == {num: kind for num, kind in self.kinds.items() if self.may(num) > 0}
-        assert len(self.queue) == sum(map(self.may, found))
+        assert len(self.queue) == sum(len(self.numbers[num]) for num in found)
+        assert all(self.queue.may(num) == self.may(num) for num in found)
         assert (self.queue.jobs, self.queue.is_empty) == (len(found), not found)
         assert self.queue.with_jobs() == list(self.queue.groups.values())
         assert all(line.jobs for line in self.queue.groups.values())

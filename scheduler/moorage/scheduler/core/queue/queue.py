@@ -73,9 +73,14 @@ class Waiting:
         self.room = room
 
     @property
+    def count(self) -> int:
+        """How many replicas wait for a host, now or once the job may place them."""
+        return len(self.back) + count_of(self.fresh)
+
+    @property
     def may(self) -> int:
         """How many replicas the job may place now."""
-        return max(0, min(len(self.back) + count_of(self.fresh), self.room))
+        return max(0, min(self.count, self.room))
 
     @property
     def may_any(self) -> bool:
@@ -120,7 +125,7 @@ class Queue:
         self.waiting: dict[int, Waiting] = {}
 
     def __len__(self) -> int:
-        """Return the number of replicas and gangs that may be placed. It reads all jobs: for questions."""
+        """Return the number of replicas and gangs that wait. It reads all jobs: for questions."""
         return sum(self.size(group) for group in self.groups.values())
 
     @property
@@ -139,8 +144,11 @@ class Queue:
         return 1 if waiting is None else waiting.may
 
     def size(self, group: Group) -> int:
-        """Return the number of replicas and gangs of a group that may be placed. It reads all its jobs."""
-        return sum(map(self.may, group.jobs)) if self.waiting else len(group.jobs)
+        """Return the number of replicas and gangs of a group that wait. It reads all its jobs."""
+        several = self.waiting
+        if not several:
+            return len(group.jobs)
+        return sum(several[num].count if num in several else 1 for num in group.jobs)
 
     def enter(self, num: int, kind: Kind) -> None:
         """Put a job into its queue group, at its place in the order of arrival, unless it is there."""
