@@ -146,6 +146,7 @@ class World:
         with self._bounds():
             for number, step in enumerate(self.plan.steps):
                 self.say(f"{number:4} {self.drive.now / 1000 - 1000:9.3f} s  {step}")
+                # a step is a method of this class, which nothing else calls
                 getattr(self, step.verb.replace(" ", "_"))(**step.given)
 
     def _bounds(self) -> AbstractContextManager[None]:
@@ -373,6 +374,12 @@ class World:
                 if held.phase == "frozen" and draw.randrange(100) < percent:
                     worker.say("resume-due", held.place)
 
+    def will_not(self, worker: int) -> None:
+        """A worker's driver freezes nothing any more, or does so again."""
+        found = self._worker(worker)
+        if found is not None:
+            found.freezes = not found.freezes
+
     def breaks(self, worker: int) -> None:
         """The next job that a worker is to freeze or to resume is lost."""
         found = self._worker(worker)
@@ -477,6 +484,11 @@ class World:
         found = self._job(job)
         if found is not None:
             self.drive.offer_cancel(found[1], tenant=found[0])
+
+    def cancel_all(self) -> None:
+        for job in self.drive.state.jobs.values():
+            if not job.over:
+                self.drive.offer_cancel(job.name, tenant=job.tenant)
 
     def _job(self, number: int) -> tuple[str, str] | None:
         live = [(job.tenant, job.name) for job in self.drive.state.jobs.values() if not job.over]
