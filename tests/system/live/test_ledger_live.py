@@ -95,9 +95,9 @@ class Leader:
             engine.offer(engine.submitted("acme", body, lambda: "none"))
         if snapshot is not None:
             engine.offer(SnapshotTaken(*snapshot))
-        payload = engine.build(self.state.time_ms + 1, 0)
+        after, payload = self.state.seq, engine.build(self.state.time_ms + 1, 0, folds=False)
         names = engine.names_snapshot
-        seq = await self.ledger.append_record(self.state, engine.rid, payload, names_snapshot=names)
+        seq = await self.ledger.append_record(self.state, after, engine.rid, payload, names_snapshot=names)
         engine.commit(seq, 0)
         return seq
 

@@ -142,7 +142,7 @@ class Driving:
         """One record; then the workers do as they are told, their facts wait for the next record."""
         self.now += ms
         payload = self.engine.build(self.now, self.now)
-        self.engine.fold_ahead(self.now)
+        self.engine.prepare_outputs(self.now)
         out = self.engine.commit(self.store(payload), self.now)
         if self.checks:
             self.check()

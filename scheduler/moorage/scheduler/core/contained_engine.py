@@ -10,7 +10,8 @@ What is at hand when something raises is set aside, and the record is built agai
   joins again after a pause; the second time it stays out until an operator says `uncordon`;
 - a timer, or a step of the record for which none of these was at hand, waits for a pause.
 
-Nothing of the failed record is in the state, since only `fold` changes that. All tables (queue, reservation, fleet,
+Nothing of the failed record is in the state: only `fold` changes that, and what cannot be folded is taken back
+(`ledger/undo.py`). All tables (queue, reservation, fleet,
 timers) are made anew from the state, as in a takeover. A failure after the fold costs only answers, for which clients
 ask again. The ledger has nothing of this but the holds. It depends on the inputs alone, so a recording
 raises, and goes on, at the same places.
@@ -93,14 +94,14 @@ class ContainedEngine(Engine):
 
     # -------------------------------------------------------------------------------------------------- build
 
-    def build(self, time_ms: int, mono_ms: int) -> bytes:
+    def build(self, time_ms: int, mono_ms: int, *, folds: bool = True) -> bytes:
         self._now_ms = max(time_ms, self.state.time_ms)
         failures = 0
         while True:
             self._begin_at()
             before = self._looked_ms, self._built_ms, self._replan
             try:
-                payload = super().build(time_ms, mono_ms)
+                payload = super().build(time_ms, mono_ms, folds=folds)
             except Exception as raised:
                 failures += 1
                 self._looked_ms, self._built_ms, self._replan = before

@@ -1,12 +1,13 @@
 """The core's entry point: takes events, builds records of decisions, and returns what to send once they are stored.
 
-`offer` takes an event. `build` makes the next record from the events offered so far. `fold_ahead` folds it into the
-state while the ledger stores it, and makes what follows from it; once the record is acknowledged, `commit` returns that
-to be sent.
+`offer` takes an event. `build` makes the next record from the events offered so far, and folds it into the state.
+`prepare_outputs` makes what follows from it while the ledger stores it; once the record is acknowledged, `commit`
+returns that to be sent.
 
 Between `build` and `commit` exactly one record is in flight (ledger-rules H1). If its fate is unknown, or its place in
-the ledger another than foreseen, the engine is thrown away and rebuilt from the ledger (H4): it never rolls back. The
-shell uses only the methods here, `state`, `fleet`, `config`, `subjects`, and the `View` in `answers`.
+the ledger another than foreseen, the engine is thrown away and rebuilt from the ledger (H4). Only a record that cannot
+be folded, and so was never sent, is taken back. The shell uses only the methods here, `state`, `fleet`, `config`,
+`subjects`, and the `View` in `answers`.
 """
 
 from __future__ import annotations
@@ -40,13 +41,13 @@ from moorage.scheduler.core.fleet.fleet import Fleet
 from moorage.scheduler.core.fleet.host import Host
 from moorage.scheduler.core.fleet.tflops import resolved
 from moorage.scheduler.core.ledger import acts
-from moorage.scheduler.core.ledger.check import check
 from moorage.scheduler.core.ledger.finished import job_key
-from moorage.scheduler.core.ledger.fold import fold
+from moorage.scheduler.core.ledger.fold import begin, fold
 from moorage.scheduler.core.ledger.folding import Folded
 from moorage.scheduler.core.ledger.record import encode_record
 from moorage.scheduler.core.ledger.records import Op
 from moorage.scheduler.core.ledger.state import LISTED_MAX, Job, State
+from moorage.scheduler.core.ledger.undo import Undo
 from moorage.scheduler.core.lifecycle.admission import Admission, NewJob
 from moorage.scheduler.core.lifecycle.call_totals import CallTotals
 from moorage.scheduler.core.lifecycle.forgetting import Forgetting
@@ -319,10 +320,12 @@ class Engine:
 
     # ------------------------------------------------------------------------------------------- build
 
-    def build(self, time_ms: int, mono_ms: int) -> bytes:
+    def build(self, time_ms: int, mono_ms: int, *, folds: bool = True) -> bytes:
         """Build the next record and return it encoded, at most 512 KiB; `commit` must follow once it is acknowledged.
 
         The record holds the offered events, due timers and new placements. With nothing to do it is a bare heartbeat.
+        It is folded for the next place in the ledger, unless `folds` is false: then `commit` does it. Raises
+        `FoldError`, with the state as it was, for a record that cannot be folded.
         """
         assert self._in_flight is None, "one append in flight, never two"
         draft = Draft(self.state, max(time_ms, self.state.time_ms))
@@ -380,10 +383,20 @@ class Engine:
         if self._begins(RETENTION, draft):
             self.retention.forget(draft, self.retention.compact(draft))
         self._at = "record"
-        record = draft.record(self.leader, self._rid + 1)
-        check(self.state, record)
-        payload = encode_record(record)
-        flight.record = record
+        flight.record = draft.record(self.leader, self._rid + 1)
+        payload = encode_record(flight.record)
+        flight.first = [job for job in draft.started if not job.started]
+        flight.jobs = jobs_on(self.state, draft.acts)
+        undo = Undo(self.state, flight.record)
+        try:
+            begun = begin(self.state, flight.record, self.state.seq + 1)
+        except BaseException:
+            undo.back()
+            raise
+        if folds:
+            flight.folded = begun.end()
+        else:
+            undo.back()
         self._rid += 1
         return payload
 
@@ -462,7 +475,7 @@ class Engine:
     def standing_draft(self) -> Draft:
         """Return a read-only draft for questions: the state, with the record in flight (if any) applied to it."""
         flight = self._in_flight
-        if flight is not None and flight.outputs is None:
+        if flight is not None and flight.folded is None:
             return flight.draft
         return Draft(self.state, self.state.time_ms)
 
@@ -675,14 +688,14 @@ class Engine:
 
     # ------------------------------------------------------------------------------------------ commit
 
-    def fold_ahead(self, mono_ms: int) -> None:
-        """Fold the record in flight, if there is one, in the place that it is to have; make what is sent once it has.
+    def prepare_outputs(self, mono_ms: int) -> None:
+        """Make what is sent once the record in flight is acknowledged, if there is one that was folded.
 
         What this raises ends the term.
         """
         flight = self._in_flight
-        if flight is not None and flight.outputs is None:
-            self._fold(flight, self.state.seq + 1, mono_ms)
+        if flight is not None and flight.folded is not None and flight.outputs is None:
+            self._make_outputs(flight, flight.folded, mono_ms)
 
     def commit(self, seq: int, mono_ms: int) -> Outputs:
         """Return what to send now that the record in flight is acknowledged at `seq`; it is folded now if it was not.
@@ -691,29 +704,27 @@ class Engine:
         """
         flight = self._in_flight
         assert flight is not None
-        if flight.outputs is None:
-            self._fold(flight, seq, mono_ms)
+        if flight.folded is None:
+            assert flight.record is not None
+            flight.folded = fold(self.state, flight.record, seq)
         elif self.state.seq != seq:
             raise Displaced(f"a record was folded as record {self.state.seq}, and stored as {seq}")
+        outputs = flight.outputs or self._make_outputs(flight, flight.folded, mono_ms)
         self._in_flight = None
-        assert flight.outputs is not None
         heard = [event for event, _, _ in flight.renewed] + [event for event, _ in flight.joined]
         for event in heard:  # a lease is counted from the acknowledgement
             worker = self.state.workers.get(event.worker)
             if worker is not None and (host := self.fleet.hosts.get(worker.num)) is not None:
                 host.last_ms = mono_ms
-        return flight.outputs
+        return outputs
 
-    def _fold(self, flight: InFlight, seq: int, mono_ms: int) -> None:
-        assert flight.record is not None
+    def _make_outputs(self, flight: InFlight, folded: Folded, mono_ms: int) -> Outputs:
         out = flight.outputs = Outputs()
-        first = [job for job in flight.draft.started if not job.started]
-        jobs = jobs_on(self.state, flight.record.acts)
-        folded = fold(self.state, flight.record, seq)
         out.ended = folded.ended
-        out.fleet = fleet_events(self.state, flight.record.acts, jobs, folded.was_out)
-        self._follow(flight, folded, first, out, mono_ms)
+        out.fleet = fleet_events(self.state, flight.draft.acts, flight.jobs, folded.was_out)
+        self._follow(flight, folded, flight.first, out, mono_ms)
         self._answer(flight, folded, out)
+        return out
 
     def _follow(self, flight: InFlight, folded: Folded, first: list[Job], out: Outputs, mono_ms: int) -> None:
         """Derive outputs and soft state from the record just folded; `first` are the jobs that first run with it."""

@@ -269,14 +269,15 @@ class Reign:
             if not self._due(now):
                 continue
             has_submit = view.has_submit
-            payload = self._build(now)
+            after, foresees = engine.state.seq, time.monotonic() - self._scheduler.displaced_s >= UNFORESEEN_S
+            payload = self._build(now, folds=foresees)
             self._gate.shut()
-            began_s, foreseen = time.monotonic(), engine.state.seq + 1
-            if began_s - self._scheduler.displaced_s >= UNFORESEEN_S:
-                self._loop.call_soon(self._fold_ahead)
-            seq = await ledger.append_record(engine.state, engine.rid, payload, names_snapshot=engine.names_snapshot)
+            began_s = time.monotonic()
+            self._loop.call_soon(self._prepare_outputs)
+            names = engine.names_snapshot
+            seq = await ledger.append_record(engine.state, after, engine.rid, payload, names_snapshot=names)
             self._append_s += time.monotonic() - began_s
-            if seq != foreseen:
+            if seq != after + 1:
                 self._scheduler.displaced_s = time.monotonic()
             self._sent_ms = now
             self.stalled.release()
@@ -297,11 +298,11 @@ class Reign:
                 self.resigned.set()
                 return
 
-    def _fold_ahead(self) -> None:
-        """Fold the record in flight, and make what is sent for it, while the append is under way."""
+    def _prepare_outputs(self) -> None:
+        """Make what is sent for the record in flight, while the append is under way."""
         try:
-            self.engine.fold_ahead(self.mono_ms())
-        except Exception as raised:  # its state is half folded: the term ends, once the append is over
+            self.engine.prepare_outputs(self.mono_ms())
+        except Exception as raised:  # its tables are half changed: the term ends, once the append is over
             self._failed = raised
 
     def _open_gate(self, seq: int) -> None:
@@ -313,8 +314,8 @@ class Reign:
             held, self._held = self._held, []
             self._send_soon(held)
 
-    def _build(self, now: int) -> bytes:
-        payload = self.engine.build(self._time_ms(now), now)
+    def _build(self, now: int, *, folds: bool) -> bytes:
+        payload = self.engine.build(self._time_ms(now), now, folds=folds)
         self._built_ms = now
         for told in self.engine.take_unlogged():
             log.error("the scheduler failed, and goes on without it: %s %s\n%s", told.where, told.what, told.trace)

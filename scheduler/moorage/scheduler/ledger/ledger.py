@@ -80,8 +80,8 @@ class _Fence:
 
     __slots__ = ("epoch", "epoch_seq", "ledger_id", "seq")
 
-    def __init__(self, state: State) -> None:
-        self.seq = state.seq
+    def __init__(self, state: State, seq: int) -> None:
+        self.seq = seq
         self.epoch_seq = state.epoch_seq  # of the last message on the epoch's subject
         self.epoch = state.epoch
         self.ledger_id = state.ledger_id
@@ -294,14 +294,16 @@ class Ledger:
         )
         await self._append_and_fold(state, record, self._subjects.ledger_epoch)
 
-    async def append_record(self, state: State, rid: int, payload: bytes, *, names_snapshot: bool = False) -> int:
+    async def append_record(
+        self, state: State, after: int, rid: int, payload: bytes, *, names_snapshot: bool = False
+    ) -> int:
         """Append an encoded record of this term and return its sequence; the caller folds it. Raises `Deposed`.
 
-        The state is read before the append is sent, and may have the record in it from then on.
-        A record that names a snapshot has a subject of its own, so that recovery finds it.
+        `after` is the sequence before it; the state may have the record in it already. A record that names a snapshot
+        has a subject of its own, so that recovery finds it.
         """
         subject = self._subjects.ledger_snapshot if names_snapshot else self._subjects.ledger_record
-        return await self._append(state, state.epoch, rid, payload, subject)
+        return await self._append(state, after, state.epoch, rid, payload, subject)
 
     async def begin_restored(
         self, state: State, snapshot: tuple[str, int, str], former: str, epochs_ahead: int
@@ -360,15 +362,15 @@ class Ledger:
         await self._append_and_fold(state, record, self._subjects.ledger_record)
 
     async def _append_and_fold(self, state: State, record: Record, subject: str) -> None:
-        seq = await self._append(state, record.epoch, record.rid, encode_record(record), subject)
+        seq = await self._append(state, state.seq, record.epoch, record.rid, encode_record(record), subject)
         fold(state, record, seq)
 
-    async def _append(self, state: State, epoch: int, rid: int, payload: bytes, subject: str) -> int:
+    async def _append(self, state: State, after: int, epoch: int, rid: int, payload: bytes, subject: str) -> int:
         """Append one record and return its sequence once it is known to be stored, however long that takes.
 
         Steps over invalid messages at the end of the stream, so that the fence names its true end. Raises `Deposed`.
         """
-        fence = _Fence(state)
+        fence = _Fence(state, after)
         self.appending.begin()
         try:
             seq = await self._append_until_stored(fence, epoch, rid, payload, subject)

@@ -58,7 +58,7 @@ from moorage.schemas.subjects import Subjects
 
 log = logging.getLogger("moorage.recording")
 
-FORMAT: Final = 6
+FORMAT: Final = 7
 #: at this size the recording ends, and the leader continues without it
 FILE_BYTES_MAX: Final = 8 << 30
 FRAME_BYTES_MAX: Final = 1 << 31
@@ -151,14 +151,14 @@ class RecordedEngine(ContainedEngine):
         self._recorder.put("calls", tenant, service, _encode(frame), mono_ms)
         super().offer_member_load(tenant, service, frame, mono_ms)
 
-    def build(self, time_ms: int, mono_ms: int) -> bytes:
-        payload = super().build(time_ms, mono_ms)
-        self._recorder.put("build", time_ms, mono_ms, payload)
+    def build(self, time_ms: int, mono_ms: int, *, folds: bool = True) -> bytes:
+        payload = super().build(time_ms, mono_ms, folds=folds)
+        self._recorder.put("build", time_ms, mono_ms, payload, folds)
         return payload
 
-    def fold_ahead(self, mono_ms: int) -> None:
-        self._recorder.put("fold", mono_ms)
-        super().fold_ahead(mono_ms)
+    def prepare_outputs(self, mono_ms: int) -> None:
+        self._recorder.put("prepare", mono_ms)
+        super().prepare_outputs(mono_ms)
 
     def commit(self, seq: int, mono_ms: int) -> Outputs:
         self._recorder.put("commit", seq, mono_ms)
@@ -379,10 +379,10 @@ class _ReplayedReign:
             case "calls":
                 engine.offer_member_load(rest[0], rest[1], _calls(rest[2]), rest[3])
             case "build":
-                self._built, self._recorded = engine.build(rest[0], rest[1]), rest[2]
-            case "fold":
+                self._built, self._recorded = engine.build(rest[0], rest[1], folds=rest[3]), rest[2]
+            case "prepare":
                 if self._built == self._recorded:
-                    engine.fold_ahead(rest[0])
+                    engine.prepare_outputs(rest[0])
             case "commit":
                 same = self._built == self._recorded
                 if same:

@@ -1,6 +1,6 @@
 """Runs an engine under a virtual clock: records are acknowledged at once, and simulated workers obey its frames.
 
-Every step uses the engine's normal methods (`offer`, `build`, `fold_ahead`, `commit`), as on a real fleet. Network
+Every step uses the engine's normal methods (`offer`, `build`, `prepare_outputs`, `commit`), as on a real fleet. Network
 delays, claims that a pool refuses and lost workers are not modeled. The monotonic clock stands still, since liveness
 does not matter here; all decisions use ledger time, which jumps from event to event.
 """
@@ -130,7 +130,7 @@ class Play:
 
     def commit(self) -> bool:
         """Acknowledge the record in flight; return whether it sent anything to a worker."""
-        self.engine.fold_ahead(self._mono_ms)
+        self.engine.prepare_outputs(self._mono_ms)
         out = self.engine.commit(self.engine.state.seq, self._mono_ms)
         self.records += 1
         self.on_outputs(out)

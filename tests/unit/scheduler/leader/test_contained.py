@@ -14,6 +14,7 @@ from moorage.scheduler.core.contained_engine import BUILDS_MAX, ContainedEngine
 from moorage.scheduler.core.containment import PAUSE_MS, STEP_PAUSE_MS, TRACE_CHARS_MAX
 from moorage.scheduler.core.events import Batch, Cancel, QueueRead, Submit
 from moorage.scheduler.core.fleet.shape import Shape
+from moorage.scheduler.core.ledger.records import Op
 from moorage.scheduler.core.ledger.state import State
 from moorage.scheduler.core.lifecycle.transitions import Lifecycle
 from moorage.scheduler.core.rank.falling_back import FallingBack
@@ -208,7 +209,7 @@ def break_submits(drive: Contained, monkeypatch: pytest.MonkeyPatch, where: str)
 
         def record(self: Draft, leader: int, rid: int) -> Any:
             if any(POISON in str(flat) for _, flat in self.accepts):
-                raise Poisoned(where)
+                self.step(Op.BACKOFF, 10**6, 0)  # behind all others: the fold raises once it has done the rest
             return does(self, leader, rid)
 
         monkeypatch.setattr(Draft, "record", record)

@@ -9,7 +9,8 @@ import pytest
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.events import QueueRead
 from moorage.scheduler.core.ledger import acts, records
-from moorage.scheduler.core.ledger.check import check
+from moorage.scheduler.core.ledger import snapshot as snapshots
+from moorage.scheduler.core.ledger.fold import fold
 from moorage.scheduler.core.ledger.folding import FoldError
 from moorage.scheduler.core.ledger.record import Record
 from moorage.scheduler.core.lifecycle import forgetting, sessions
@@ -203,14 +204,16 @@ def test_a_record_that_forgets_a_worker_in_use_or_names_a_forgotten_one_cannot_b
     drive.worker("w1", 1)
     goes(drive, "w1")
     state = drive.state
+    drive.submit("j", gpu={"count": 2})
+    state, kept = drive.state, snapshots.dump(drive.state)
     record = Record(state.level, state.epoch, 0, 0, state.time_ms, state.digest, acts=[acts.Forget(1), act])
     with pytest.raises(FoldError):
-        check(state, record)
+        fold(state, record, state.seq + 1)
     record.acts = [acts.Forget(1)]
-    check(state, record)
+    fold(snapshots.load(kept), record, state.seq + 1)
     record.steps = [1, 1, 0, 1, 1, 1]
     with pytest.raises(FoldError):
-        check(state, record)
+        fold(snapshots.load(kept), record, state.seq + 1)
 
 
 def test_a_tenant_of_which_nothing_is_known_is_forgotten_and_comes_back_as_any_other(
@@ -263,4 +266,4 @@ def test_a_tenant_of_which_something_is_known_cannot_be_forgotten(drive: Driving
     state = drive.state
     record = Record(state.level, state.epoch, 0, 0, state.time_ms, state.digest, acts=[acts.ForgetTenants(["t"])])
     with pytest.raises(FoldError):
-        check(state, record)
+        fold(state, record, state.seq + 1)

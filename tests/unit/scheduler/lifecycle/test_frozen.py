@@ -9,7 +9,8 @@ import pytest
 
 from moorage.scheduler.answers import views
 from moorage.scheduler.core.config import Config
-from moorage.scheduler.core.ledger.check import check
+from moorage.scheduler.core.ledger import snapshot as snapshots
+from moorage.scheduler.core.ledger.fold import fold
 from moorage.scheduler.core.ledger.folding import FoldError
 from moorage.scheduler.core.ledger.invariants import Broken, validate
 from moorage.scheduler.core.ledger.record import Record
@@ -666,14 +667,14 @@ def test_what_cannot_be_preemptible_is_refused(drive: Driving, job: dict[str, An
 @pytest.mark.parametrize("a", [0, 2])
 def test_a_record_that_resumes_what_cannot_be_resumed_is_not_sent(drive: Driving, a: int) -> None:
     frozen(drive)
-    record = Record(1, drive.state.epoch, 7, 1, drive.now, drive.state.digest, steps=[Op.RESUME, 1, 0, a, 0, 0])
-    with pytest.raises(FoldError):
-        check(drive.state, record)
-    check(drive.state, msgspec.structs.replace(record, steps=[Op.RESUME, 1, 0, 1, 0, 0]))
-    with pytest.raises(FoldError):
-        check(drive.state, msgspec.structs.replace(record, steps=[Op.RESUME, 1, 0, 1, 0, 0] * 2))
-    with pytest.raises(FoldError):
-        check(drive.state, msgspec.structs.replace(record, steps=[Op.FREEZE, 1, 0, 3, 0, 0]))
+    state, kept = drive.state, snapshots.dump(drive.state)
+    resume, freeze = [Op.RESUME, 1, 0, 1, 0, 0], [Op.FREEZE, 1, 0, 3, 0, 0]
+    record = Record(state.level, state.epoch, 7, 1, drive.now, state.digest, steps=resume)
+    fold(snapshots.load(kept), record, state.seq + 1)
+    for steps in ([Op.RESUME, 1, 0, a, 0, 0], resume * 2, freeze):
+        record.steps = steps
+        with pytest.raises(FoldError):
+            fold(snapshots.load(kept), record, state.seq + 1)
 
 
 def test_a_ledger_in_which_a_job_runs_without_its_gpus_is_broken(drive: Driving) -> None:

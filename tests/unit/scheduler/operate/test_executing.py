@@ -9,7 +9,7 @@ import pytest
 from moorage.scheduler.answers.views import summary
 from moorage.scheduler.core.events import Execute
 from moorage.scheduler.core.ledger import acts
-from moorage.scheduler.core.ledger.check import check
+from moorage.scheduler.core.ledger.fold import fold
 from moorage.scheduler.core.ledger.folding import FoldError
 from moorage.scheduler.core.ledger.record import Record
 from moorage.scheduler.core.outputs.outputs import changes_since
@@ -132,4 +132,4 @@ def test_a_record_with_a_command_in_no_replica_of_the_job_is_refused(drive: Driv
     act = acts.Exec(drive.job("j").num, 7, "tenant t", "true")
     record = Record(1, drive.state.epoch, 1, 9, drive.now, drive.state.digest, [], [], [], [], [act])
     with pytest.raises(FoldError, match="replica 7, which it has not"):
-        check(drive.state, record)
+        fold(drive.state, record, drive.state.seq + 1)

@@ -9,7 +9,6 @@ import pytest
 from moorage.scheduler.answers import views
 from moorage.scheduler.core.ledger import acts
 from moorage.scheduler.core.ledger.acts.job import RESIZES_MAX
-from moorage.scheduler.core.ledger.check import check
 from moorage.scheduler.core.ledger.fold import fold
 from moorage.scheduler.core.ledger.folding import FoldError
 from moorage.scheduler.core.ledger.record import Record
@@ -266,9 +265,7 @@ def test_a_resize_that_cannot_be_is_no_record(drive: Driving) -> None:
     for act in (acts.Resize(99, 0, 50, 0, "o", ""), acts.Resize(_job(drive, "j").num, 0, 101, 0, "o", "")):
         bad = Record(2, 1, 7, 9, drive.now, drive.state.digest, acts=[act])
         with pytest.raises(FoldError):
-            check(drive.state, bad)
-    with pytest.raises(FoldError):
-        fold(drive.state, Record(2, 1, 7, 9, drive.now, 1, acts=[acts.Resize(99, 0, 50, 0, "o", "")]), 99)
+            fold(drive.state, bad, 99)
 
 
 @pytest.mark.parametrize("asked", [{}, {"compute_percent": 0}, {"compute_percent": 101}, {"memory_mib": 0}])

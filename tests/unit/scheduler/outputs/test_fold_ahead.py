@@ -1,4 +1,4 @@
-"""A record is folded while it is stored: what leaves then is the same as if it were folded once it is."""
+"""A record is folded before it is stored: what leaves then is the same as if it were folded once it is."""
 
 from __future__ import annotations
 
@@ -19,9 +19,8 @@ def with_a_record(ahead_ms: int) -> Driving:
     drive.settle()
     drive.send("w0", worker.renew_frame())
     drive.offer_submit("a", gpu={}, deadline_s=60.0)
-    drive.store(drive.engine.build(drive.now + 1, drive.now + 1))
-    if ahead_ms:
-        drive.engine.fold_ahead(drive.now + ahead_ms)
+    drive.store(drive.engine.build(drive.now + 1, drive.now + 1, folds=bool(ahead_ms)))
+    drive.engine.prepare_outputs(drive.now + ahead_ms)  # of one that is not folded it makes none
     return drive
 
 
@@ -34,7 +33,7 @@ def test_a_record_folded_ahead_says_what_one_folded_behind_says() -> None:
     assert ahead.state.digest == behind.state.digest == ahead.shadow.digest
     for drive in (ahead, behind):
         assert drive.engine.fleet.hosts[0].last_ms == drive.now + 900, "a lease is counted from the acknowledgement"
-        drive.engine.fold_ahead(drive.now)  # late: no record is in flight
+        drive.engine.prepare_outputs(drive.now)  # late: no record is in flight
         drive.tick()
 
 
@@ -64,7 +63,7 @@ def test_a_recording_is_replayed_past_a_record_that_was_stored_elsewhere(tmp_pat
     drive.settle()
     drive.offer_submit("a", gpu={})
     drive.store(drive.engine.build(drive.now + 1, drive.now + 1))
-    drive.engine.fold_ahead(drive.now + 2)
+    drive.engine.prepare_outputs(drive.now + 2)
     elsewhere = len(drive.records) + 1
     with pytest.raises(Displaced):
         drive.engine.commit(elsewhere, drive.now + 3)

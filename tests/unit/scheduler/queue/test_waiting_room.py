@@ -16,7 +16,6 @@ from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.draft import ACCEPTS_MAX
 from moorage.scheduler.core.events import Cancel
 from moorage.scheduler.core.ledger.acts import Met
-from moorage.scheduler.core.ledger.check import check
 from moorage.scheduler.core.ledger.fold import fold
 from moorage.scheduler.core.ledger.folding import FoldError
 from moorage.scheduler.core.ledger.record import Record, decode_record
@@ -166,8 +165,6 @@ def test_no_record_can_say_that_a_job_waits_for_itself_or_for_a_later_one(other:
     steps = [int(Op.AWAIT), state.next_num, 0, state.next_num + other - 1, which, 0]
     accepts = [("t", [name, b"{}", 1, ""]) for name in ("a", "b")]
     record = Record(1, state.epoch, 7, 9, drive.now, state.digest, accepts=accepts, steps=steps)
-    with pytest.raises(FoldError, match="cannot wait"):
-        check(state, record)
     with pytest.raises(FoldError, match="cannot wait"):
         fold(state, record, state.seq + 1)
 

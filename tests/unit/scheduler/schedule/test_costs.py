@@ -105,7 +105,7 @@ def test_every_verb_of_an_operator_has_its_curve() -> None:
 def cost(drive: Driving) -> int:
     """How many functions the leader calls for the next record."""
     calls, engine = Calls(), drive.engine
-    steps = ("build", "fold_ahead", "commit")
+    steps = ("build", "prepare_outputs", "commit")
     before = {step: getattr(engine, step) for step in steps}
     for step in steps:
         setattr(engine, step, calls.inside(before[step]))

@@ -83,12 +83,16 @@ def begin(state: State, half_life_ms: int) -> None:
     state.inflation = ONE
 
 
+def rescales(state: State, time_ms: int) -> bool:
+    """Return whether every tenant's row changes when usage is advanced to a ledger time."""
+    return (time_ms - state.counts_from_ms) // state.half_life_ms >= HALF_LIVES_MAX
+
+
 def advance(state: State) -> bool:
     """Advance usage to the ledger time `state.time_ms`; return whether every tenant's row changed."""
-    half_life_ms = state.half_life_ms
-    halves = (state.time_ms - state.counts_from_ms) // half_life_ms
-    again = halves >= HALF_LIVES_MAX
+    half_life_ms, again = state.half_life_ms, rescales(state, state.time_ms)
     if again:
+        halves = (state.time_ms - state.counts_from_ms) // half_life_ms
         state.counts_from_ms += halves * half_life_ms
         for tenant in state.tenants.values():
             tenant.usage_base >>= halves

@@ -39,15 +39,23 @@ def fold(state: State, record: Record, seq: int) -> Folded:
         return Folded()
     if record.digest != state.digest:
         raise FoldError(f"record {seq} follows state {record.digest:x}, but this state is {state.digest:x}")
-    folding = _Folding(state, seq, record.time, record.epoch, record.format, record.notes)
+    return begin(state, record, seq).end()
+
+
+def begin(state: State, record: Record, seq: int) -> Begun:
+    """Apply all of a record that may not fit the state; `end` of what this returns does the rest, and never fails.
+
+    Raises `FoldError` if it does not fit: the state must then be thrown away, or taken back with `undo.Undo`.
+    """
+    folding = Begun(state, seq, record.time, record.epoch, record.format, record.notes)
     try:
         folding.run(record)
     except (LookupError, ValueError, TypeError, AttributeError, OverflowError) as error:
         raise FoldError(f"record {seq} says what cannot be: {error!r}") from error
-    return folding.out
+    return folding
 
 
-class _Folding(FoldingSteps):
+class Begun(FoldingSteps):
     """Folds one record; collects the changed rows, so that each row is hashed once."""
 
     __slots__ = ("_accepts", "_acts")
@@ -74,8 +82,18 @@ class _Folding(FoldingSteps):
                 worker = state.worker_by_num[facts[at]]
                 worker.no = facts[at + 1]
                 self.rows[worker] = None
+
+    def end(self) -> Folded:
+        """Finish the record: the table of ended jobs, the digest and the sequence."""
+        state = self.state
+        finished, before = state.finished, state.finished.row
+        finished.add_all(self.finished)
+        for _ in range(self.expired):
+            finished.drop_oldest()
+        state.digest += finished.row - before
         self._renew_digest()
         state.seq = self.seq
+        return self.out
 
     def _renew_digest(self) -> None:
         """Replace the digest of each changed row in the state's digest, note the jobs that are over now."""

@@ -1,9 +1,8 @@
-"""The common parts of checking and folding a record: the rows that it changed, and the result."""
+"""The common parts of folding a record: the rows that it changed, and the result."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Set
 from operator import itemgetter
 
 from moorage.scheduler.core.ledger.state import (
@@ -58,7 +57,20 @@ class Folded:
 class Folding:
     """A record being folded; collects the changed rows, so that each row is hashed once."""
 
-    __slots__ = ("epoch", "format", "members", "notes", "out", "replicas", "rows", "seq", "state", "time")
+    __slots__ = (
+        "epoch",
+        "expired",
+        "finished",
+        "format",
+        "members",
+        "notes",
+        "out",
+        "replicas",
+        "rows",
+        "seq",
+        "state",
+        "time",
+    )
 
     def __init__(self, state: State, seq: int, time: int, epoch: int, format: int, notes: list[str]) -> None:
         self.state = state
@@ -71,6 +83,8 @@ class Folding:
         self.replicas: dict[Replica, None] = {}
         self.members: dict[Member, None] = {}
         self.rows: dict[Worker | Tenant, None] = {}
+        self.finished: list[tuple[bytes, bytes, int, int]] = []  # rows that the table of finished jobs gets
+        self.expired = 0  # how many of its oldest it loses then
 
     def worker(self, num: int) -> Worker:
         """Return a worker, marked as changed."""
@@ -124,32 +138,3 @@ class Folding:
             said = bisect_left(story, self.time, key=itemgetter(AT_MS))
             unwritten = STORY_PART + STORY_PART_REPLICA * replicas
             del story[: max(0, min(len(story) - most * 3 // 4, said - unwritten))]
-
-
-class Checking:
-    """What the acts of a record would change, tracked by `check` without changing the state."""
-
-    __slots__ = ("compacted", "expired", "gone", "ids", "next_worker", "schedules", "state", "workers")
-
-    def __init__(self, state: State) -> None:
-        self.state = state
-        self.workers: Set[int] = state.worker_by_num.keys()  # numbers known after the acts so far
-        self.next_worker = state.next_worker
-        self.ids: set[str] = set()  # workers that this record adds
-        self.compacted = 0  # jobs that leave memory
-        self.expired = 0  # rows of finished jobs that the record drops
-        self.gone: set[tuple[str, str]] = set()  # tenant and name of the jobs that leave memory
-        self.schedules: dict[tuple[str, str], bool] = {}  # whether a schedule that this record adds or removes is there
-
-    def has_schedule(self, tenant: str, name: str) -> bool:
-        """Return whether a schedule is there after the acts so far."""
-        changed = self.schedules.get((tenant, name))
-        return self.state.schedule(tenant, name) is not None if changed is None else changed
-
-    def add_worker(self, worker_id: str, num: int) -> None:
-        self.ids.add(worker_id)
-        self.workers = self.workers | {num}
-        self.next_worker += 1
-
-    def drop_worker(self, num: int) -> None:
-        self.workers = self.workers - {num}

@@ -209,7 +209,7 @@ class FoldingSteps(Folding):
 
     def _ready(self, op: int, job: Job, replica: Replica, a: int, b: int, c: int, by: str) -> None:
         member = self._held(replica, op)
-        if replica.state not in TELLS_READY or member.ready is bool(a):
+        if replica.state not in TELLS_READY or a not in (0, 1) or member.ready is bool(a):
             raise self._illegal(replica, replica.state)
         member.ready = bool(a)
         self.members[member] = None
@@ -227,7 +227,7 @@ class FoldingSteps(Folding):
 
     def _resume(self, op: int, job: Job, replica: Replica, a: int, b: int, c: int, by: str) -> None:
         member = self._held(replica, op)
-        if replica.state != FROZEN or bool(member.mask) is bool(a):
+        if replica.state != FROZEN or a not in (0, 1) or bool(member.mask) is bool(a):
             raise self._illegal(replica, FROZEN)
         self._hold(member, member.home if a else 0)
         job.rev = rev = job.rev + 1  # it stays frozen, and holds other devices from now on

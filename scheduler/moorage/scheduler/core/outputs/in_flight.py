@@ -7,8 +7,9 @@ from typing import Any
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.events import Ask, Batch, FromWorker, Submit
 from moorage.scheduler.core.fleet.host import Host
+from moorage.scheduler.core.ledger.folding import Folded
 from moorage.scheduler.core.ledger.record import Record
-from moorage.scheduler.core.ledger.state import Member
+from moorage.scheduler.core.ledger.state import Job, Member
 from moorage.scheduler.core.lifecycle.admission import NewJob
 from moorage.scheduler.core.outputs.outputs import Outputs
 from moorage.schemas.frames import Exec, Renew
@@ -23,6 +24,9 @@ class InFlight:
         "awaiting",
         "draft",
         "execs",
+        "first",
+        "folded",
+        "jobs",
         "joined",
         "new",
         "outputs",
@@ -43,8 +47,10 @@ class InFlight:
         self.awaiting: list[int] = []  # numbers of new jobs that wait for something else than a host
         # requests of batches whose answer this record decides, other than new jobs
         self.answered: list[tuple[Batch, int]] = []
-        #: what is sent once the record is acknowledged; None until it is folded
-        self.outputs: Outputs | None = None
+        self.first: list[Job] = []  # jobs that first run with it
+        self.jobs: dict[int, int] = {}  # by worker number: how many jobs were there before the record
+        self.folded: Folded | None = None  # what it has changed; None until it is folded
+        self.outputs: Outputs | None = None  # what is sent once it is acknowledged
 
     def reply_submit(self, event: Submit, outcome: Any) -> None:
         """Answer a request that is not a new job, at once or with its batch."""

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import msgspec
 
-from moorage.scheduler.core.ledger.folding import Checking, FoldError, Folding
+from moorage.scheduler.core.ledger.folding import FoldError, Folding
 
 
 class Act(msgspec.Struct, array_like=True, gc=False):
@@ -23,11 +23,8 @@ class Act(msgspec.Struct, array_like=True, gc=False):
         """The word with which the act begins in a record."""
         return str(self.__struct_config__.tag)
 
-    def check(self, checking: Checking) -> None:
-        """Raise `FoldError` if `fold` could not apply it; change nothing but `checking`."""
-
     def fold(self, folding: Folding) -> None:
-        """Apply the act to the state."""
+        """Apply the act to the state. Raises `FoldError` if it does not fit: `undo.Undo` has all that it changes."""
         raise NotImplementedError
 
 
@@ -36,9 +33,6 @@ class Unknown(Act):
 
     name: str
     why: str
-
-    def check(self, checking: Checking) -> None:
-        raise FoldError(f"act {self.name!r} is not known: {self.why}")
 
     def fold(self, folding: Folding) -> None:
         raise FoldError(

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import islice
 from typing import Any, ClassVar, Final
 
 from moorage.scheduler.core.ledger import bits, fairshare
 from moorage.scheduler.core.ledger.acts.base import Act
 from moorage.scheduler.core.ledger.finished import job_key
-from moorage.scheduler.core.ledger.folding import Checking, FoldError, Folding
+from moorage.scheduler.core.ledger.folding import FoldError, Folding
 from moorage.scheduler.core.ledger.records import BY_WORKER
 from moorage.scheduler.core.ledger.resizes import Resize as ResizeRow
 from moorage.scheduler.core.ledger.state import (
@@ -44,10 +43,6 @@ class OfJob(Act):
     """An act on a job in memory."""
 
     job: int
-
-    def check(self, checking: Checking) -> None:
-        if self.job not in checking.state.jobs:
-            raise FoldError(f"act {self.tag} of job {self.job}, which is not there")
 
 
 class Avoid(OfJob, tag="avoid"):
@@ -146,12 +141,9 @@ class Change(OfJob, tag="change"):
     by: str
     why: str
 
-    def check(self, checking: Checking) -> None:
-        super().check(checking)
+    def fold(self, folding: Folding) -> None:
         if self.priority > self.ceiling or max(self.priority, self.ceiling) > PRIORITY_MAX:
             raise FoldError(f"act {self.tag} of job {self.job} gives the priority {self.priority} of {self.ceiling}")
-
-    def fold(self, folding: Folding) -> None:
         job = folding.ordered(self.job, CHANGED, self.by, self.why)
         if self.priority >= 0:
             job.priority, job.ceiling = self.priority, self.ceiling
@@ -173,12 +165,9 @@ class Resize(OfJob, tag="resize"):
     by: str
     why: str
 
-    def check(self, checking: Checking) -> None:
-        super().check(checking)
+    def fold(self, folding: Folding) -> None:
         if not (0 <= self.memory_mib <= MEMORY_MIB_MAX and 1 <= self.compute_percent <= 100 and self.rate_milli >= 0):
             raise FoldError(f"act {self.tag} of job {self.job} gives {self.memory_mib} MiB, {self.compute_percent} %")
-
-    def fold(self, folding: Folding) -> None:
         said = f"{self.compute_percent} % of compute, {self.memory_mib} MiB"
         job = folding.ordered(self.job, RESIZED, self.by, f"{said}: {self.why}" if self.why else said)
         row = ResizeRow(folding.time, folding.seq, self.memory_mib, self.compute_percent)
@@ -205,16 +194,12 @@ class Freeze(OfJob, tag="freeze"):
     by: str
     why: str
 
-    def check(self, checking: Checking) -> None:
-        super().check(checking)
-        job = checking.state.jobs[self.job]
+    def fold(self, folding: Folding) -> None:
+        job = folding.ordered(self.job, self.word, self.by, self.why)
         if self.word not in (FREEZE, RESUME, NOT_FROZEN) or (
             self.replica != -1 and not is_in(job.numbers, self.replica)
         ):
             raise FoldError(f"act {self.tag} of job {self.job} says {self.word} of replica {self.replica}")
-
-    def fold(self, folding: Folding) -> None:
-        job = folding.ordered(self.job, self.word, self.by, self.why)
         for replica in job.rows.values():
             member = replica.member
             if member is not None and member.phase == AT_RUNNING and self.replica in (-1, replica.index):
@@ -232,13 +217,10 @@ class Exec(OfJob, tag="exec"):
     by: str
     why: str
 
-    def check(self, checking: Checking) -> None:
-        super().check(checking)
-        if not is_in(checking.state.jobs[self.job].numbers, self.replica):
-            raise FoldError(f"act {self.tag} of job {self.job} is about replica {self.replica}, which it has not")
-
     def fold(self, folding: Folding) -> None:
         job = folding.job(self.job, "runs a command in")
+        if not is_in(job.numbers, self.replica):
+            raise FoldError(f"act {self.tag} of job {self.job} is about replica {self.replica}, which it has not")
         said = f"replica {self.replica}: {self.why}" if job.size > 1 else self.why
         folding.ordered(self.job, EXEC, self.by, said)
 
@@ -253,15 +235,11 @@ class Met(Act, tag="met"):
     ended: int
     waiting: list[int]
 
-    def check(self, checking: Checking) -> None:
-        jobs = checking.state.jobs
-        for num in self.waiting:
-            if num not in jobs or self.ended not in dict(jobs[num].awaits):
-                raise FoldError(f"act {self.tag}: job {num} does not wait for job {self.ended}")
-
     def fold(self, folding: Folding) -> None:
         for num in self.waiting:
             job = folding.job(num, "counts an end for")
+            if self.ended not in dict(job.awaits):
+                raise FoldError(f"act {self.tag}: job {num} does not wait for job {self.ended}")
             job.awaits = without_job(job.awaits, self.ended)
             if not job.awaits:
                 job.ready_ms = folding.time
@@ -273,19 +251,9 @@ class Compact(Act, tag="compact"):
 
     flat: list[int | bytes]
 
-    def check(self, checking: Checking) -> None:
-        jobs, nums = checking.state.jobs, self.flat[::2]
-        at = checking.compacted
-        if nums != list(islice(checking.state.ended, at, at + len(nums))):
-            raise FoldError("jobs that are not the oldest ended ones leave memory")
-        checking.compacted += len(nums)
-        checking.gone.update((job.tenant, job.name) for job in [jobs[int(num)] for num in nums])
-
     def fold(self, folding: Folding) -> None:
         state = folding.state
         ended, jobs, tenants = state.ended, state.jobs, state.tenants
-        digest, before = state.digest, state.finished.row
-        rows: list[tuple[bytes, bytes, int, int]] = []
         pairs: Iterator[Any] = iter(self.flat)
         for num, request in zip(pairs, pairs, strict=True):
             if not ended or ended.popleft() != num:
@@ -298,11 +266,9 @@ class Compact(Act, tag="compact"):
             del tenants[tenant].jobs[name]
             final = STATES.index(job.state) if job.bad else SUCCEEDED
             ended_ms = story[-1][AT_MS] if story else folding.time
-            rows.append((job.key or job_key(tenant, name), request, ended_ms, final))
+            folding.finished.append((job.key or job_key(tenant, name), request, ended_ms, final))
             folding.out.compacted.append(job)
-            digest -= job.row
-        state.finished.add_all(rows)
-        state.digest = (digest + state.finished.row - before) & 0xFFFFFFFFFFFFFFFF
+            state.digest -= job.row
 
 
 class Expire(Act, tag="expire"):
@@ -310,17 +276,10 @@ class Expire(Act, tag="expire"):
 
     rows: int
 
-    def check(self, checking: Checking) -> None:
-        checking.expired += self.rows
-        if checking.expired > len(checking.state.finished) + checking.compacted:
-            raise FoldError(f"{checking.expired} rows of finished jobs expire, which are not there")
-
     def fold(self, folding: Folding) -> None:
-        state = folding.state
-        before = state.finished.row
-        for _ in range(self.rows):
-            state.finished.drop_oldest()
-        state.digest = (state.digest + state.finished.row - before) & 0xFFFFFFFFFFFFFFFF
+        folding.expired += self.rows
+        if folding.expired > len(folding.state.finished) + len(folding.finished):
+            raise FoldError(f"{folding.expired} rows of finished jobs expire, which are not there")
 
 
 class Scale(OfJob, tag="scale"):
@@ -330,12 +289,9 @@ class Scale(OfJob, tag="scale"):
     wanted: int
     why: str
 
-    def check(self, checking: Checking) -> None:
-        super().check(checking)
+    def fold(self, folding: Folding) -> None:
         if not 0 <= self.wanted <= REPLICAS_MAX:
             raise FoldError(f"act {self.tag} of job {self.job} wants {self.wanted} members")
-
-    def fold(self, folding: Folding) -> None:
         job = folding.job(self.job, "scales")
         job.scaled = Scaled(self.wanted, folding.time, self.why)
         folding.out.jobs[job.num] = job
@@ -348,16 +304,12 @@ class Relocate(OfJob, tag="relocate"):
     old: int
     new: int
 
-    def check(self, checking: Checking) -> None:
-        super().check(checking)
-        job = checking.state.jobs[self.job]
+    def fold(self, folding: Folding) -> None:
+        job, new = folding.job(self.job, "moves a replica of"), ((self.new, self.new),)
         may = self.new not in job.rows or job.rows[self.new].state == QUEUED
         may = may and (is_in(job.fresh, self.new) or self.new in job.rows or not is_in(job.numbers, self.new))
         if job.relocating is not None or job.over or self.old not in job.rows or not may:
             raise FoldError(f"act {self.tag} of job {self.job} moves replica {self.old} to {self.new}")
-
-    def fold(self, folding: Folding) -> None:
-        job, new = folding.job(self.job, "moves a replica of"), ((self.new, self.new),)
         job.relocating = self.old, self.new
         folding.out.jobs[job.num] = job
         if is_in(job.numbers, self.new):
@@ -378,16 +330,12 @@ class Relocated(OfJob, tag="relocated"):
     IS_DECISION: ClassVar[bool] = True
     gone: int
 
-    def check(self, checking: Checking) -> None:
-        super().check(checking)
-        job = checking.state.jobs[self.job]
+    def fold(self, folding: Folding) -> None:
+        job = folding.job(self.job, "moves no replica of")
         state = job.state_of(self.gone) if self.gone >= 0 else SUCCEEDED
         if job.relocating is None or job.over or state is None or not IS_TERMINAL[state]:
             raise FoldError(f"act {self.tag} of job {self.job} takes replica {self.gone} away")
-
-    def fold(self, folding: Folding) -> None:
-        job = folding.job(self.job, "moves no replica of")
-        state, job.relocating = job.state_of(self.gone), None
+        job.relocating = None
         folding.out.jobs[job.num] = job
         if self.gone < 0:
             return
@@ -408,12 +356,9 @@ class Used(OfJob, tag="used"):
     gpu_ms: int
     memory_mib_s: int
 
-    def check(self, checking: Checking) -> None:
-        super().check(checking)
+    def fold(self, folding: Folding) -> None:
         if not (UNKNOWN_MS <= self.gpu_ms < _SUM_MAX and 0 <= self.memory_mib_s < _SUM_MAX):
             raise FoldError(f"act {self.tag} of job {self.job} says {self.gpu_ms} and {self.memory_mib_s}")
-
-    def fold(self, folding: Folding) -> None:
         job = folding.job(self.job, "says what was used by")
         gpu_ms, memory_mib_s = job.used or (UNKNOWN_MS, 0)
         total_ms, total_mib_s = sum_known(gpu_ms, self.gpu_ms), memory_mib_s + self.memory_mib_s

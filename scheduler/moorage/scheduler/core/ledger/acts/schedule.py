@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from moorage.scheduler.core.ledger.acts.base import Act
-from moorage.scheduler.core.ledger.folding import Checking, FoldError, Folding
+from moorage.scheduler.core.ledger.folding import FoldError, Folding
 from moorage.scheduler.core.ledger.schedules import Schedule
 from moorage.scheduler.core.ledger.state import State
 
@@ -15,10 +15,6 @@ class OfSchedule(Act):
 
     tenant: str
     name: str
-
-    def check(self, checking: Checking) -> None:
-        if not checking.has_schedule(self.tenant, self.name):
-            raise FoldError(f"act {self.tag} of schedule {self.tenant}/{self.name}, which is not there")
 
     def found(self, folding: Folding) -> Schedule:
         found = folding.state.schedule(self.tenant, self.name)
@@ -37,12 +33,9 @@ class AddSchedule(OfSchedule, tag="schedule"):
     body: bytes
     by: str
 
-    def check(self, checking: Checking) -> None:
-        if checking.has_schedule(self.tenant, self.name):
-            raise FoldError(f"act {self.tag} adds schedule {self.tenant}/{self.name} twice")
-        checking.schedules[(self.tenant, self.name)] = True
-
     def fold(self, folding: Folding) -> None:
+        if folding.state.schedule(self.tenant, self.name) is not None:
+            raise FoldError(f"act {self.tag} adds schedule {self.tenant}/{self.name} twice")
         added = Schedule(self.tenant, self.name, self.cron, self.tz, self.overlap, self.body, self.by)
         added.wish, added.since_ms = folding.seq, folding.time
         folding.state.schedules.setdefault(self.tenant, {})[self.name] = added
@@ -69,10 +62,6 @@ class RemoveSchedule(OfSchedule, tag="schedule-remove"):
 
     IS_DECISION: ClassVar[bool] = True
     by: str
-
-    def check(self, checking: Checking) -> None:
-        super().check(checking)
-        checking.schedules[(self.tenant, self.name)] = False
 
     def fold(self, folding: Folding) -> None:
         state, found = folding.state, self.found(folding)

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from moorage.scheduler.core.ledger import fairshare
 from moorage.scheduler.core.ledger.acts.base import Act
-from moorage.scheduler.core.ledger.folding import Checking, FoldError, Folding
+from moorage.scheduler.core.ledger.folding import FoldError, Folding
 from moorage.scheduler.core.ledger.state import HELD, RELEASED, StandingOrder, State, Tenant
 
 
@@ -18,10 +18,6 @@ class OfQueue(Act):
     job: int
     by: str
     why: str
-
-    def check(self, checking: Checking) -> None:
-        if self.job and self.job not in checking.state.jobs:
-            raise FoldError(f"act {self.tag} of job {self.job}, which is not there")
 
     def put(self, folding: Folding, word: int, order: StandingOrder | None) -> None:
         if self.job:
@@ -142,16 +138,13 @@ class ForgetTenants(Act, tag="forget-tenants"):
 
     names: list[str]
 
-    def check(self, checking: Checking) -> None:
-        for name in self.names:
-            tenant = checking.state.tenants.get(name)
-            if tenant is None or not is_blank(checking.state, tenant):
-                raise FoldError(f"act {self.tag} of tenant {name}, of which something is known")
-
     def fold(self, folding: Folding) -> None:
         state = folding.state
         for name in self.names:
-            tenant = state.tenants.pop(name)
+            tenant = state.tenants[name]
+            if not is_blank(state, tenant):
+                raise FoldError(f"act {self.tag} of tenant {name}, of which something is known")
+            del state.tenants[name]
             folding.rows.pop(tenant, None)
             state.digest = (state.digest - tenant.row) & 0xFFFFFFFFFFFFFFFF
 

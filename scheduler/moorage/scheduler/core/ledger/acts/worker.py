@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from moorage.scheduler.core.ledger.acts.base import Act
-from moorage.scheduler.core.ledger.folding import Checking, FoldError, Folding
+from moorage.scheduler.core.ledger.folding import FoldError, Folding
 from moorage.scheduler.core.ledger.state import POOLS_MAX, Pool, Worker
 from moorage.scheduler.core.ledger.state import Window as WorkerWindow
 from moorage.schemas.reasons import STARTS_FAIL
@@ -16,10 +16,6 @@ class OfWorker(Act):
 
     worker: int
 
-    def check(self, checking: Checking) -> None:
-        if self.worker not in checking.workers:
-            raise FoldError(f"act {self.tag} of worker {self.worker}, which is not known")
-
 
 class Known(Act, tag="worker"):
     """A worker that the ledger did not know gets its number, or one that it knows is on another machine now."""
@@ -27,12 +23,6 @@ class Known(Act, tag="worker"):
     worker: int
     id: str
     machine: str
-
-    def check(self, checking: Checking) -> None:
-        if self.id not in checking.ids and self.id not in checking.state.workers:
-            if self.worker != checking.next_worker:
-                raise FoldError(f"worker number {self.worker} is not the next")
-            checking.add_worker(self.id, self.worker)
 
     def fold(self, folding: Folding) -> None:
         state = folding.state
@@ -106,13 +96,6 @@ class Forget(OfWorker, tag="forget"):
     """
 
     IS_DECISION: ClassVar[bool] = True
-
-    def check(self, checking: Checking) -> None:
-        super().check(checking)
-        worker = checking.state.worker_by_num.get(self.worker)
-        if worker is None or not may_be_forgotten(worker):
-            raise FoldError(f"act {self.tag} of worker {self.worker}, which is in use")
-        checking.drop_worker(self.worker)
 
     def fold(self, folding: Folding) -> None:
         state, worker = folding.state, folding.worker(self.worker)

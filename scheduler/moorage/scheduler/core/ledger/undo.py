@@ -1,0 +1,203 @@
+"""What a record is about to change, as it is now: so that a leader can take back one that cannot be folded.
+
+Rows are copied whole, and tables by the keys that the record names; rows that the record makes need no copy. It covers
+what `fold.begin` changes. What `Begun.end` changes behind that is not taken back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, MutableMapping
+from itertools import islice
+from operator import attrgetter
+from typing import Any, Final
+
+from moorage.scheduler.core.ledger.acts.job import Compact, Freeze, Met, Resize
+from moorage.scheduler.core.ledger.acts.tenant import ForgetTenants, HalfLife
+from moorage.scheduler.core.ledger.acts.worker import Known
+from moorage.scheduler.core.ledger.fairshare import rescales
+from moorage.scheduler.core.ledger.record import Record
+from moorage.scheduler.core.ledger.records import STEP_WIDTH, Op, unpacked
+from moorage.scheduler.core.ledger.schedules import Schedule
+from moorage.scheduler.core.ledger.state import Job, Member, Replica, State, Tenant, Worker
+
+_PLACE: Final = int(Op.PLACE)
+_LINGERS: Final = frozenset(map(int, (Op.FREE, Op.QUARANTINE)))
+_GONE: Final = object()  # stands for a key that a table has not
+#: fields that no fold changes before `Begun.end`, or that are soft
+_STAY: Final = frozenset({
+    "num", "tenant", "name", "body", "traceparent", "accepted_ms", "ledger", "key", "told", "shape", "always",
+    "own_subject", "deadline_ms", "since_ms", "derived", "over", "index", "worker", "replica", "home", "mode",
+    "missed", "runs_as", "id",
+})  # fmt: skip
+_Row = Job | Replica | Member | Worker | Tenant | Schedule
+_FIELDS: Final[dict[type, list[str]]] = {
+    each: [name for name in each.__slots__ if name not in _STAY]
+    for each in (Job, Replica, Member, Worker, Tenant, Schedule)
+}
+_VALUES: Final[dict[type, Callable[[Any], tuple[Any, ...]]]] = {
+    each: attrgetter(*fields) for each, fields in _FIELDS.items()
+}
+
+
+class Undo:
+    """A copy of what `record` may change of `state`."""
+
+    __slots__ = ("_accepted", "_bad", "_ended", "_fields", "_keys", "_oldest", "_rows", "_state", "_stories", "_tables")
+
+    def __init__(self, state: State, record: Record) -> None:
+        self._state = state
+        self._fields = dict(vars(state))
+        self._rows: dict[_Row, tuple[Any, ...]] = {}
+        self._keys: list[tuple[MutableMapping[Any, Any], Any, Any]] = []
+        self._tables: list[tuple[MutableMapping[Any, Any], dict[Any, Any]]] = []
+        self._stories: list[tuple[list[Any], int]] = []
+        self._bad: list[tuple[Job, dict[int, bytearray]]] = []
+        self._ended, self._oldest = len(state.ended), list[int]()
+        if state.preempting:
+            self._tables.append((state.preempting, dict(state.preempting)))
+        if state.half_life_ms and rescales(state, record.time):
+            self._all_tenants()
+        for act in record.acts:
+            self._act(act)
+        for name in {name for name, _ in record.accepts}:
+            self._tenant(name)
+        self._accepted = sum(len(flat) for _, flat in record.accepts)  # at most
+        if record.steps:
+            self._steps(record.steps)
+        for num in record.facts[::2]:
+            self._worker(num)
+
+    def back(self) -> None:
+        """Set the state back. Nothing else may have changed it since."""
+        state, before = self._state, self._fields
+        for num in range(before["next_num"], before["next_num"] + self._accepted):
+            if (job := state.jobs.pop(num, None)) is not None:
+                state.tenants[job.tenant].jobs.pop(job.name, None)
+        state.ended.extendleft(reversed(self._oldest[: self._ended - len(state.ended)]))
+        for table, key, value in reversed(self._keys):
+            if value is _GONE:
+                table.pop(key, None)
+            else:
+                table[key] = value
+        for table, rows in self._tables:
+            table.clear()
+            table.update(rows)
+        for story, length in self._stories:
+            del story[length:]
+        for row, values in self._rows.items():
+            for name, value in zip(_FIELDS[type(row)], values, strict=True):
+                setattr(row, name, value)
+        for job, bad in self._bad:
+            job.bad = bad
+        vars(state).update(before)
+
+    def _steps(self, steps: list[int]) -> None:
+        jobs, rows, replica_values, member_values = self._state.jobs, self._rows, _VALUES[Replica], _VALUES[Member]
+        placed: set[int] = set()
+        columns = (steps[at::STEP_WIDTH] for at in range(4))
+        for op, num, index, a in zip(*columns, strict=False):
+            if op == _PLACE and a not in placed:
+                placed.add(a)
+                self._worker(a)
+            job = jobs.get(num)
+            if job is None:
+                continue
+            if job not in rows:
+                self._job(job)
+            replica = job.rows.get(index)
+            if replica is None:
+                self._key(job.rows, index)
+            elif replica not in rows:  # the most frequent case, without calls
+                self._keys.append((job.rows, index, replica))
+                rows[replica] = replica_values(replica)
+                if (member := replica.member) is not None:
+                    rows[member] = member_values(member)
+                    if member.worker not in rows:
+                        self._worker(member.worker.num)
+            if op in _LINGERS and job.lingering and (member := job.lingering.get((index, unpacked(a)))) is not None:
+                self._member(member)
+
+    def _act(self, act: Any) -> None:
+        state = self._state
+        if isinstance(act, Compact):
+            nums = act.flat[::2]
+            self._oldest = list(islice(state.ended, len(self._oldest) + len(nums)))
+            for job in [state.jobs[num] for num in nums if num in state.jobs]:
+                self._key(state.jobs, job.num)
+                self._key(state.tenants[job.tenant].jobs, job.name)
+        elif isinstance(act, Met):
+            for job in [state.jobs[num] for num in act.waiting if num in state.jobs]:
+                self._job(job)
+        elif isinstance(act, HalfLife):
+            self._all_tenants()
+        elif isinstance(act, ForgetTenants):
+            for name in act.names:
+                self._key(state.tenants, name)
+        if isinstance(act, Known):
+            self._key(state.workers, act.id)
+            self._key(state.worker_by_num, act.worker)
+            if (known := state.workers.get(act.id)) is not None:
+                self._worker(known.num)
+        else:
+            self._worker(getattr(act, "worker", -1))
+        if (of := state.jobs.get(getattr(act, "job", 0))) is not None:
+            self._job(of)
+            self._key(state.preempting, of.num)
+            self._key(state.on_hold, of.num)
+            for member in of.members if isinstance(act, Freeze | Resize) else ():
+                self._member(member)
+        if whose := getattr(act, "tenant", ""):
+            self._tenant(whose)
+            self._key(state.schedules, whose)
+            if (rows := state.schedules.get(whose)) and (schedule := rows.get(getattr(act, "name", ""))) is not None:
+                self._row(schedule)
+            if rows is not None:
+                self._tables.append((rows, dict(rows)))
+            if (tenant := state.tenants.get(whose)) is not None:
+                self._tables.append((tenant.tombstones, dict(tenant.tombstones)))
+
+    def _all_tenants(self) -> None:
+        for tenant in self._state.tenants.values():
+            self._row(tenant)
+
+    def _tenant(self, name: str) -> None:
+        tenant = self._state.tenants.get(name)
+        if tenant is None:
+            self._key(self._state.tenants, name)
+        else:
+            self._row(tenant)
+
+    def _worker(self, num: int) -> None:
+        state = self._state
+        worker = state.worker_by_num.get(num)
+        if worker is None or worker in self._rows:
+            return
+        self._row(worker)
+        self._tables.append((worker.members, dict(worker.members)))
+        self._tables.append((worker.unwell, dict(worker.unwell)))
+        self._key(state.workers, worker.id)
+        for table in (state.worker_by_num, state.windows, state.shut):
+            self._key(table, num)
+
+    def _member(self, member: Member) -> None:
+        self._row(member)
+        self._worker(member.worker.num)
+
+    def _job(self, job: Job) -> None:
+        if job in self._rows:
+            return
+        self._rows[job] = _VALUES[Job](job)
+        if (tenant := self._state.tenants[job.tenant]) not in self._rows:
+            self._row(tenant)
+        self._stories.append((job.story, len(job.story)))
+        if job.lingering is not None:
+            self._tables.append((job.lingering, dict(job.lingering)))
+        if job.bad is not None:
+            self._bad.append((job, {state: bytearray(each) for state, each in job.bad.items()}))
+
+    def _row(self, row: _Row) -> None:
+        if row not in self._rows:
+            self._rows[row] = _VALUES[type(row)](row)
+
+    def _key(self, table: MutableMapping[Any, Any], key: Any) -> None:
+        self._keys.append((table, key, table.get(key, _GONE)))

@@ -1,0 +1,114 @@
+"""A record that cannot be folded leaves nothing behind: real records, and each of them spoiled in one number."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+from moorage.scheduler.core.ledger.finished import FinishedTable
+from moorage.scheduler.core.ledger.fold import begin, fold
+from moorage.scheduler.core.ledger.folding import FoldError
+from moorage.scheduler.core.ledger.record import Record, decode_record
+from moorage.scheduler.core.ledger.records import Op
+from moorage.scheduler.core.ledger.schedules import Schedule
+from moorage.scheduler.core.ledger.state import Job, Member, Replica, State, Tenant, Worker
+from moorage.scheduler.core.ledger.undo import Undo
+from tests.unit.scheduler.driving import Driving
+from tests.unit.scheduler.ledger.test_acts import written
+
+
+def driven() -> list[bytes]:
+    """Jobs, a gang, retries, cancels, a limit, a drain, refusals and a lost worker."""
+    drive = Driving()
+    for name in ("w0", "w1", "w2"):
+        drive.worker(name, 2)
+    drive.worker("slow", 1, model="slow", auto=False)
+    for number in range(8):
+        drive.submit(f"j{number}", gpu={}, retries=1)
+    drive.submit("gang", replicas=2, gpu={"scheduling": "gang"})
+    drive.submit("s", gpu={"model": "slow"})
+    for fact in (("claimed", 0, ""), ("started", 0, ""), ("exited", 1, "exit")):
+        if drive.replica("s").member is not None:
+            drive.facts([(fact[0], "s", 0, fact[1], fact[2])])
+    drive.settle()
+    drive.order("limit", gpus=3)
+    drive.cancel("j1")
+    drive.cancel("never came", before=True)
+    drive.run_out("w1", code=1)
+    drive.operate("drain", "w0")
+    drive.order("hold", job="j7")
+    drive.pass_time(5_000)
+    drive.pass_time(drive.config.lost_ms + 5_000, renew=False)
+    return drive.records
+
+
+def spoiled(record: Record, rng: random.Random) -> Record:
+    """The record with one number of it changed."""
+    fields = [name for name in ("steps", "facts") if getattr(record, name)]
+    name = rng.choice(fields)
+    flat = list(getattr(record, name))
+    at = rng.randrange(len(flat))
+    flat[at] = rng.choice([flat[at] + 1, flat[at] - 1, 0, 1, 3, 7, 15, 16, 10**6, -1, rng.randrange(40)])
+    if rng.random() < 0.2 and name == "steps":
+        at -= at % 6
+        flat[at : at + 6] = [] if rng.random() < 0.5 else flat[at : at + 6] * 2
+    return msgspec.structs.replace(record, **{name: flat})
+
+
+def picture(state: State) -> dict[int, Any]:
+    """All that can be reached from a state: of each row, by identity, all fields but one that is computed again."""
+    rows: dict[int, Any] = {}
+
+    def seen(value: Any) -> Any:
+        if isinstance(value, FinishedTable):
+            return value.dump(), value.row
+        if isinstance(value, dict):
+            return {key: seen(each) for key, each in value.items()}
+        if isinstance(value, bytearray):
+            return bytes(value)
+        if isinstance(value, (list, deque)):
+            return [seen(each) for each in value]
+        if isinstance(value, (Job, Replica, Member, Worker, Tenant, Schedule)) and id(value) not in rows:
+            rows[id(value)] = None
+            fields = (name for name in type(value).__slots__ if name != "derived")
+            rows[id(value)] = [seen(getattr(value, name)) for name in fields]
+        return id(value) if id(value) in rows else value
+
+    rows[0] = seen(vars(state))
+    return rows
+
+
+def undone(state: State, record: Record) -> bool:
+    """Begin to fold a record and take it back; return whether it could be folded."""
+    before, undo = picture(state), Undo(state, record)
+    try:
+        begin(state, record, state.seq + 1)
+    except FoldError:
+        folds = False
+    else:
+        folds = True
+    undo.back()
+    assert picture(state) == before, record
+    return folds
+
+
+@pytest.mark.parametrize("records", [driven, lambda: written()[1]], ids=["driven", "every act"])
+def test_a_record_that_was_taken_back_leaves_the_state_as_it_was(records: Callable[[], list[bytes]]) -> None:
+    rng, state, spoils, caught = random.Random(7), State(), 0, 0
+    for seq, payload in enumerate(records(), 1):
+        record = decode_record(payload)
+        assert undone(state, record)
+        for _ in range(10 if record.steps or record.facts else 0):
+            spoils += 1
+            caught += not undone(state, spoiled(record, rng))
+        last = [*record.steps, Op.BACKOFF, 10**6, 0, 0, 0, 0]
+        assert not undone(state, msgspec.structs.replace(record, steps=last)), "it fails behind all else"
+        fold(state, record, seq)
+        assert state.digest == state.full_digest()
+    assert spoils > 100
+    assert caught > 20
