@@ -197,7 +197,7 @@ class Driving:
         if waiting is not None:
             most = most_of(job, engine.reader.request_of(job))
             counts = most is not None and (job.size > 1 or job.num in engine.scaling or job.scaled is not None)
-            assert set(due) <= set(waiting.back), f"{job.name}: {due} wait"
+            assert due == waiting.back, f"{job.name}: {due} wait, not {waiting.back}"
             assert waiting.fresh == (NOTHING if job.back >= indexing.BACK_MAX else job.fresh), (
                 f"{job.name}: {job.fresh} wait"
             )

@@ -135,16 +135,28 @@ def test_a_fleet_that_opens_all_the_time_keeps_nobody_from_being_looked_at(monke
     assert drive.states("last") != ["QUEUED"]
 
 
-def test_a_group_is_cleared_of_ended_jobs_when_they_are_most_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_group_is_cleared_of_ended_jobs_a_part_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long it is, a record looks at no more of it, and what ended becomes no large share of it."""
     monkeypatch.setattr(queue_module, "SPARE", 3)
+    monkeypatch.setattr(queue_module, "PART", 8)
     queue, kind = Queue(), (50, Shapes().of(Request(resources=Resources(1, 0), run=Run(argv=["true"]))), "t")
-    for num in range(12):
+    for num in range(40):
         queue.enter(num, kind)
-    for gone in range(6):
-        queue.ended(kind, lambda num: num % 2 == 1)
-        assert len(queue) == 12, f"{gone + 1} are no more than half"
-    queue.ended(kind, lambda num: num % 2 == 1)
-    assert [list(line.jobs) for line in queue.groups.values()] == [[1, 3, 5, 7, 9, 11]]
+    [group] = queue.groups.values()
+    live, looked = set(range(40)), []
+
+    def is_live(num: int) -> bool:
+        looked.append(num)
+        return num in live
+
+    for num in range(1, 40, 2):
+        live.discard(num)
+        before = len(looked)
+        queue.ended(kind, is_live)
+        assert len(looked) - before <= 8
+    assert live <= set(group.jobs), "what lives stays"
+    assert list(group.jobs) == sorted(group.jobs)
+    assert len(group.jobs) < 30, "of twenty that ended, more than ten are gone"
 
 
 def test_a_record_that_was_full_of_requests_lets_them_start_with_the_next() -> None:

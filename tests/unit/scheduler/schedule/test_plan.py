@@ -8,6 +8,7 @@ import pytest
 
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.draft import Draft
+from moorage.scheduler.core.queue.queue import Waiting
 from moorage.scheduler.core.schedule.plan import Known, Reservation, plan
 from tests.turns import turns
 from tests.unit.scheduler.driving import Driving
@@ -110,3 +111,29 @@ def test_a_takeover_changes_neither_the_job_nor_the_hosts_nor_the_start() -> Non
     drive.renew()
     drive.pass_time(2_000)
     assert told(drive.engine.planner.verdicts.reservation) == told(held)
+
+
+def test_a_cancelled_job_with_a_reservation_leaves_its_group_with_the_record() -> None:
+    """The plan sees first that nothing of it waits any more; `Driving.check_queue` looks at the group."""
+    drive = Driving(Config(reserve_after=0, ageing=0))
+    drive.worker("w0", 2)
+    for name, tenant, more in (("j1", "t", {"priority": 60}), ("j2", "w", {"replicas": 2})):
+        run = {"argv": ["a"], "timeout_s": 36_000}
+        drive.offer_submit(name, tenant=tenant, gpu={"count": 1}, run=run, **more)
+    drive.tick(400)
+    drive.offer_submit("j3", tenant="v", gpu={"count": 2}, replicas=2)
+    drive.tick(1_001)
+    held = drive.engine.planner.verdicts.reservation
+    assert held is not None
+    assert (held.num, held.replica) == (drive.job("j2", "w").num, 1)
+    drive.offer_cancel("j2", tenant="w")
+    drive.tick(50)
+    assert drive.states("j2", "w") == ["CANCELLING", "CANCELLED"]
+
+
+def test_a_reservation_stays_when_a_lower_replica_of_its_job_comes_back() -> None:
+    waiting = Waiting(((7, 9),))
+    assert waiting.first == 7
+    waiting.come_back(3)
+    waiting.come_back(3)
+    assert (waiting.first, waiting.back, waiting.has(7), waiting.has(3), waiting.has(4)) == (3, [3], True, True, False)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Container
+from itertools import islice
 from typing import Final
 
 from moorage.scheduler.core.ageing import Ageing
@@ -20,7 +21,7 @@ from moorage.scheduler.core.ledger.fairshare import GPU_MILLI, inflation, places
 from moorage.scheduler.core.ledger.records import placing
 from moorage.scheduler.core.ledger.state import QUEUED, Replica
 from moorage.scheduler.core.queue.queue import UNBOUNDED, Group, Key, Queue
-from moorage.schemas.ranges import both
+from moorage.schemas.ranges import both, count_of
 
 
 class Turns:
@@ -172,6 +173,18 @@ class QueueOrder:
         while waiting.back and not ((back := job.rows.get(waiting.back[0])) and self._is_due(draft, back)):
             del waiting.back[0]
         return waiting.may_any
+
+    def to_place(self, draft: Draft, num: int, most: int) -> int:
+        """Return how many replicas, or gangs, a job that `waits` may place now; counted up to `most`."""
+        waiting = self.queue.waiting.get(num)
+        if waiting is None:
+            return 1
+        most, job = min(most, waiting.room), draft.state.jobs.get(num)
+        if job is None:  # accepted in this same record
+            return min(most, waiting.count)
+        rows = (job.rows.get(index) for index in waiting.back)  # some may end in this record
+        due = sum(1 for _ in islice((row for row in rows if row is not None and self._is_due(draft, row)), most))
+        return min(most, due + count_of(waiting.fresh))
 
     @staticmethod
     def _is_due(draft: Draft, replica: Replica) -> bool:

@@ -7,19 +7,21 @@ tenant's, so they are checked once for each group.
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterable
+from itertools import islice
 from typing import Final, NamedTuple
 
 from moorage.scheduler.core.fleet.shape import Shape
 from moorage.scheduler.core.ledger.state import Member
-from moorage.schemas.ranges import Ranges, count_of
+from moorage.schemas.ranges import Ranges, count_of, is_in
 
 #: how many replicas a job may place that has no bound of its own
 UNBOUNDED: Final = 1 << 30
-#: jobs of a group that no longer wait are removed once there are more than this, and more than half of the group
+#: each time that so many jobs of a group have ended, some while queued, a part of the group is cleared of such jobs
 SPARE: Final = 1_000
+PART: Final = 8_192
 
 #: the sort key of queue groups, see `order`: smaller goes first
 Key = tuple[int, int, int]
@@ -42,14 +44,15 @@ VOID: Final = Verdict(-1)
 class Group:
     """The waiting jobs of one priority, shape and tenant, by arrival."""
 
-    __slots__ = ("gone", "has_more", "jobs", "priority", "resumes", "shape", "tenant", "verdict")
+    __slots__ = ("cleared", "gone", "has_more", "jobs", "priority", "resumes", "shape", "tenant", "verdict")
 
     def __init__(self, priority: int, shape: Shape, tenant: str, jobs: Iterable[int] = ()) -> None:
         self.priority = priority
         self.shape = shape
         self.tenant = tenant
         self.jobs = deque(jobs)  # numbers, ascending; nearly all jobs arrive in order and leave from the front
-        self.gone = 0  # an upper bound of how many of them have ended
+        self.gone = 0  # an upper bound of how many of them have ended since a part was cleared
+        self.cleared = 0  # where the next part begins
         self.verdict = VOID
         self.has_more = False  # jobs were added since the verdict
         self.resumes: Member | None = None  # a frozen member that is to be resumed: its job is the only one
@@ -105,15 +108,21 @@ class Waiting:
 
     def come_back(self, number: int) -> None:
         """Put in a replica that came back, once its pause is over."""
-        if number not in self.back:
-            insort(self.back, number)
+        at = bisect_left(self.back, number)
+        if at == len(self.back) or self.back[at] != number:
+            self.back.insert(at, number)
+
+    def has(self, number: int) -> bool:
+        """Return whether this replica waits."""
+        at = bisect_left(self.back, number)
+        return self.back[at : at + 1] == [number] or is_in(self.fresh, number)
 
 
 class Queue:
     """All queue groups. A job leaves its group at once with the last replica that it may place, or when it is held.
 
-    One that ended while queued stays until a pass meets it, or half of its group is like it. So a caller that takes the
-    first job of a group must check that it still waits.
+    One that ended while queued stays until a pass meets it, or its part of the group is cleared. So a caller that takes
+    the first job of a group must check that it still waits.
     """
 
     def __init__(self, new_shape: Callable[[Shape], None] | None = None) -> None:
@@ -208,13 +217,16 @@ class Queue:
         return False
 
     def ended(self, kind: Kind, is_live: Callable[[int], bool]) -> None:
-        """Note that a job has ended in its group; the group is cleared of such jobs when they are more than half."""
+        """Note that a job of a group has ended, maybe while queued; now and then clear a part of the group."""
         group = self.group_of(*kind)
-        if group is None:
-            return
+        if group is None or len(group.jobs) <= SPARE:
+            return  # a pass takes out so few
         group.gone += 1
-        if group.gone > SPARE and group.gone > len(group.jobs) // 2:
-            group.jobs, group.gone = deque(filter(is_live, group.jobs)), 0
+        if group.gone > SPARE:
+            jobs, at = group.jobs, group.cleared if group.cleared < len(group.jobs) else 0
+            live = list(filter(is_live, islice(jobs, at, at + PART)))
+            group.jobs = deque([*islice(jobs, at), *live, *islice(jobs, at + PART, None)])
+            group.gone, group.cleared = 0, at + len(live)
 
     def with_jobs(self) -> list[Group]:
         """Return the queue groups that have jobs; empty groups are removed."""

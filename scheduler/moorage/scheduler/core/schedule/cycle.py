@@ -311,7 +311,7 @@ class Planner:
                     continue
                 if room < shape.gpus:
                     break
-                wanted = min(self.queue.may(num), REPLICAS_MAX)
+                wanted = order.to_place(draft, num, REPLICAS_MAX)
                 if wanted * shape.gpus > room:
                     wanted = int(room // shape.gpus)
                 room -= wanted * shape.gpus

@@ -196,11 +196,14 @@ class Indexing:
             return
         could = waiting.may_any
         waiting.fresh = NOTHING if job.back >= BACK_MAX else job.fresh
+        if waiting.back:
+            rows = job.rows
+            waiting.back = [n for n in waiting.back if (row := rows.get(n)) is not None and row.state == QUEUED]
         room = _room(job, self.requests.request_of(job))
         if waiting.room <= 0 < room:
             job.since_ms = self.state.time_ms
         waiting.room = room
-        if waiting.may_any != could:
+        if not (could and waiting.may_any):  # `waits` may have left out what ends, before the record was folded
             self.look(self._folded(), job)
 
     def let_place(self, draft: Draft, job: Job, room: int) -> None:

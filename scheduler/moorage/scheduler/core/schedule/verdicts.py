@@ -125,8 +125,9 @@ class Verdicts:
         return held.num in group.jobs
 
     def _waits(self, draft: Draft, held: Reservation) -> bool:
-        """Return whether the replica with the reservation is still its job's next."""
-        return self._order.waits(draft, held.num) and self._order.queue.first(held.num) == held.replica
+        """Return whether the replica with the reservation still waits; another of its job may be the next by now."""
+        waiting = self._order.queue.waiting.get(held.num)
+        return self._order.waits(draft, held.num) and (waiting is None or waiting.has(held.replica))
 
     def _view(self, draft: Draft) -> tuple[int, int, int]:
         """Return a value that differs whenever a plan may differ for a reason other than time."""
