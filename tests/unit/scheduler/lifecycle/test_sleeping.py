@@ -100,6 +100,17 @@ def test_what_an_operator_freezes_no_call_resumes() -> None:
     assert models.states() == ["FROZEN"]
 
 
+def test_a_member_that_ran_on_without_a_call_sleeps_again() -> None:
+    models = Models("embed")
+    models.serve(13)
+    models.drive.order("resume", job="embed")
+    models.drive.settle()
+    models.serve(8)
+    assert models.states() == ["RUNNING"], "it counts from when it ran on"
+    models.serve(6)
+    assert models.states() == ["FROZEN"]
+
+
 def test_a_new_leader_has_a_called_member_run_on() -> None:
     models = Models("embed")
     models.serve(13)

@@ -84,6 +84,8 @@ class Sleeping:
         state, is_to_sleep = draft.replica(member.replica).state, stays_frozen(draft, member)
         if is_to_sleep or state == FROZEN:
             heard.awake_ms = None
+            if state == FROZEN:  # once it runs on, for whatever reason, it counts anew
+                heard.asked, heard.called_ms = False, mono_ms
             if is_to_sleep and member.wakes and heard.is_called:
                 _write(draft, member, RESUME, "it is called")
                 self.is_called = True  # another one may have to give up its devices for it
