@@ -184,7 +184,7 @@ class Engine:
         self.scaling = Scaling(
             state, self.lifecycle, self.planner.order, reader.priority_of,
             lambda draft, job, wanted: self._indexing.let_have(draft, job, wanted),
-            config.scale_up_s, config.scale_down_s, self.call_totals.woken,
+            config.scale_up_s, config.scale_down_s, self.call_totals.woken, self.sleeping.refused,
         )  # fmt: skip
         self.relocating = Relocating(state, self.lifecycle, self.services, lambda job: self._indexing.enter_more(job))
         self._indexing: Indexing = Indexing(

@@ -208,11 +208,14 @@ def test_a_fleet_that_freezes_nothing_has_no_service_that_sleeps() -> None:
     assert models.drive.explained("b")["reason"] == "no-sleep"
 
 
-@pytest.mark.parametrize(("can", "state"), [(CAN, "FROZEN"), (CANNOT, "QUEUED")])
+@pytest.mark.parametrize(
+    ("can", "freezes", "state"), [(CAN, True, "FROZEN"), (CANNOT, False, "QUEUED"), (CAN, False, "QUEUED")]
+)
 def test_the_last_member_of_a_service_that_may_have_none_sleeps_where_it_can_and_else_ends(
-    can: Any, state: str
+    can: Any, freezes: bool, state: str
 ) -> None:
     models = Models(can=can)
+    models.worker.freezes = freezes
     models.submit("a", replicas={"min": 0, "max": 2}, service={"sleep_after_s": 300})
     models.drive.engine.offer(Wake("t", "a", "reply", json=True))
     models.drive.settle()
@@ -220,3 +223,4 @@ def test_the_last_member_of_a_service_that_may_have_none_sleeps_where_it_can_and
     assert models.states() == ["RUNNING"]
     models.serve(120)
     assert models.states() == [state]
+    assert models.drive.job("a").rows[0].attempt == 1

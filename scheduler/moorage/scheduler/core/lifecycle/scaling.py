@@ -122,7 +122,8 @@ class Scaling:
     """Follows the calls of services. `bound(draft, job, wanted)` lets the queue place as many replicas as are wanted.
 
     `up_s` and `down_s` are the least seconds between two steps up, and down. `woken(tenant, service, mono_ms)` is
-    called when a caller has the first member of a service started.
+    called when a caller has the first member of a service started. `refused(draft, member)` says whether a member that
+    was to sleep could not be frozen.
     """
 
     def __init__(
@@ -135,6 +136,7 @@ class Scaling:
         up_s: float,
         down_s: float,
         woken: Callable[[str, str, int], None],
+        refused: Callable[[Draft, Member], bool],
     ) -> None:
         self._state = state
         self._lifecycle = lifecycle
@@ -144,6 +146,7 @@ class Scaling:
         self._up_ms = int(up_s * 1000)
         self._down_ms = int(down_s * 1000)
         self._woken = woken
+        self._refused = refused
         self._services: dict[int, _Service] = {}  # by job number
         #: numbers of the jobs that had members above `min` when their calls were last looked at
         self.above: set[int] = set()
@@ -294,7 +297,7 @@ class Scaling:
         low_ms = 0 if service.low_ms is None else mono_ms - service.low_ms
         down_ms = self._down_ms
         if wanted == 1 and request.service is not None and request.service.sleep_after_s:
-            if request.sleeps and self._can_freeze(members, request):
+            if request.sleeps and self._can_freeze(draft, members, request):
                 return False  # it sleeps
             down_ms = round(request.service.sleep_after_s * 1000)
         if needs < wanted and low_ms >= down_ms and since_ms >= down_ms:
@@ -303,9 +306,9 @@ class Scaling:
             return True
         return False
 
-    def _can_freeze(self, members: list[Member], request: Request) -> bool:
+    def _can_freeze(self, draft: Draft, members: list[Member], request: Request) -> bool:
         driver = request.workload.driver
-        return any(member.worker.can(driver).get("freezes") for member in members)
+        return any(each.worker.can(driver).get("freezes") and not self._refused(draft, each) for each in members)
 
     def _needs(
         self, request: Request, service: _Service, members: list[Member], wanted: int, mono_ms: int

@@ -71,6 +71,13 @@ class Sleeping:
             heard.take(load, mono_ms)
         self.is_called |= member.wakes and heard.is_called
 
+    def refused(self, draft: Draft, member: Member) -> bool:
+        """Return whether a member without calls runs on because its worker could not freeze it."""
+        heard = self._heard.get(member.name)
+        if heard is None or not heard.asked or heard.is_called:
+            return False
+        return draft.replica(member.replica).state == RUNNING and not stays_frozen(draft, member)
+
     def pass_time(self, draft: Draft, mono_ms: int) -> None:
         """Have members frozen, or run on. To be called for a record if `is_called`, and about once a second."""
         for name, heard in list(self._heard.items()):
