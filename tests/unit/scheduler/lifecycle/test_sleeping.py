@@ -219,8 +219,25 @@ def test_the_last_member_of_a_service_that_may_have_none_sleeps_where_it_can_and
     models.submit("a", replicas={"min": 0, "max": 2}, service={"sleep_after_s": 300})
     models.drive.engine.offer(Wake("t", "a", "reply", json=True))
     models.drive.settle()
-    models.serve(290)
+    models.serve(100)
+    models.call("a")
+    models.serve(295)
     assert models.states() == ["RUNNING"]
-    models.serve(120)
+    models.serve(15)
     assert models.states() == [state]
     assert models.drive.job("a").rows[0].attempt == 1
+
+
+def test_a_new_leader_ends_the_last_member_once_it_has_heard_no_call_for_as_long() -> None:
+    models = Models(can=CANNOT)
+    models.submit("a", replicas={"min": 0, "max": 2}, service={"sleep_after_s": 40})
+    models.drive.engine.offer(Wake("t", "a", "reply", json=True))
+    models.drive.settle()
+    models.serve(30)
+    models.drive.lead()
+    models.drive.renew()
+    models.drive.settle()
+    models.serve(35)
+    assert models.states() == ["RUNNING"]
+    models.serve(15)
+    assert models.states() == ["QUEUED"]

@@ -60,11 +60,11 @@ def member_of(state: State, tenant: str, load: MemberLoad) -> Member | None:
 class _Heard:
     """What one member has said: its last frame, and means of what it does."""
 
-    __slots__ = ("at_ms", "busy", "load", "refused_s", "run_s")
+    __slots__ = ("at_ms", "busy", "from_ms", "load", "refused_s", "run_s")
 
     def __init__(self, load: MemberLoad, mono_ms: int) -> None:
         self.load = load
-        self.at_ms = mono_ms
+        self.at_ms = self.from_ms = mono_ms
         #: calls that run and wait here. It begins at 0: as fast as it rises, those fall from which a member takes them
         self.busy = 0.0
         self.refused_s = 0.0  # calls that it refuses in a second
@@ -99,6 +99,11 @@ class _Service:
         self.low_ms: int | None = None  # since when fewer members would do
         self.moved_ms = -1  # ledger ms of the last step that was written
         self.pressed = ""  # what went wrong since the last step: calls waited too long, or were refused
+
+    def quiet_ms(self, mono_ms: int) -> int:
+        """Return for how long there was no call, counted from when the newest member was heard first."""
+        begins = [heard.from_ms for heard in self.heard.values()]
+        return mono_ms - max(begins if self.called_ms is None else [*begins, self.called_ms])
 
 
 class Yields(NamedTuple):
@@ -295,12 +300,14 @@ class Scaling:
             self._move(draft, job, request, service, wanted + 1, why)
             return True
         low_ms = 0 if service.low_ms is None else mono_ms - service.low_ms
-        down_ms = self._down_ms
+        is_over = needs < wanted and low_ms >= self._down_ms and since_ms >= self._down_ms
         if wanted == 1 and request.service is not None and request.service.sleep_after_s:
             if request.sleeps and self._can_freeze(draft, members, request):
                 return False  # it sleeps
-            down_ms = round(request.service.sleep_after_s * 1000)
-        if needs < wanted and low_ms >= down_ms and since_ms >= down_ms:
+            quiet_ms = service.quiet_ms(mono_ms) if answering == len(members) else 0
+            is_over = not scale.min and quiet_ms >= request.service.sleep_after_s * 1000
+            why = f"no call for {many(quiet_ms // 1000, 'second')}"
+        if is_over:
             self._end_fewest(draft, service, members, len(members) - wanted + 1, f"scaled to {wanted - 1}: {why}")
             self._move(draft, job, request, service, wanted - 1, why)
             return True
