@@ -25,12 +25,14 @@ class Models:
         self.worker = self.drive.worker("w0", gpus, capabilities=can)
         self.calls = dict[str, int]()  # that wait, by service
         self.ended = dict[str, int]()
+        self.since_ms = dict[str, int]()  # since when the oldest of those waits
+        self.waited_ms = dict[str, int]()
         for name in names:
             self.submit(name, **fields)
             self.serve(1 if name == names[-1] else 12)
 
     def submit(self, name: str, **fields: Any) -> dict[str, Any]:
-        self.calls[name] = self.ended[name] = 0
+        self.calls[name] = self.ended[name] = self.waited_ms[name] = 0
         service = {"name": name, "sleep_after_s": 10, "awake_s": 30, **fields.pop("service", {})}
         run = {"driver": "process", "argv": ["serve"], "grace_s": 5}
         return self.drive.submit(name, run=run, service=service, **{"gpu": {}, **fields})
@@ -42,17 +44,23 @@ class Models:
         return [self.state(name) for name in self.calls]
 
     def say(self) -> None:
-        """Each member says what it has; calls of one that runs end."""
+        """Each member says what it has; calls of one that runs end, eight at a time."""
         for name, waiting in self.calls.items():
             if self.state(name) not in ("RUNNING", "FROZEN"):
                 continue
-            if waiting and self.state(name) == "RUNNING":
-                self.ended[name] += waiting
-                self.calls[name] = waiting = 0
+            since_ms = self.since_ms.setdefault(name, self.drive.now) if waiting else self.drive.now
+            waits_ms = self.drive.now - since_ms
+            if self.state(name) == "RUNNING":
+                ended = min(waiting, 8)
+                self.ended[name] += ended
+                self.waited_ms[name] += ended * waits_ms
+                self.calls[name] = waiting = waiting - ended
+            if not waiting:
+                self.since_ms.pop(name, None)
             member = self.drive.member(name)
             load = MemberLoad(
-                name, 8, min(waiting, 8), max(0, waiting - 8), 0, False, 0, 0, 0, self.ended[name], 0, 0,
-                name, 0, member.fence, member.attempt,
+                name, 8, min(waiting, 8), max(0, waiting - 8), waits_ms if waiting > 8 else 0, False, 0, 0, 0,
+                self.ended[name], self.waited_ms[name], 0, name, 0, member.fence, member.attempt,
             )  # fmt: skip
             self.drive.engine.offer_member_load("t", name, load, self.drive.now)
 
@@ -226,6 +234,19 @@ def test_the_last_member_of_a_service_that_may_have_none_sleeps_where_it_can_and
     models.serve(15)
     assert models.states() == [state]
     assert models.drive.job("a").rows[0].attempt == 1
+
+
+def test_calls_that_waited_for_a_turn_make_a_service_no_larger() -> None:
+    models = Models("a", replicas={"min": 1, "max": 4})
+    models.submit("b", service={"awake_s": 60})
+    models.serve(12)
+    assert models.states() == ["FROZEN", "RUNNING"]
+    models.calls["a"] = 24
+    models.serve(40)
+    assert (models.state("a"), models.ended["a"]) == ("FROZEN", 0)
+    models.serve(60)
+    assert models.ended["a"] == 24
+    assert models.drive.job("a").scaled is None
 
 
 def test_a_new_leader_ends_the_last_member_once_it_has_heard_no_call_for_as_long() -> None:

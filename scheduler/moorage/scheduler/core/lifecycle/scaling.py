@@ -58,33 +58,45 @@ def member_of(state: State, tenant: str, load: MemberLoad) -> Member | None:
 
 
 class _Heard:
-    """What one member has said: its last frame, and means of what it does."""
+    """What one member has said: its last frame, and means of what it does.
 
-    __slots__ = ("at_ms", "busy", "from_ms", "load", "refused_s", "run_s")
+    Calls that wait in a member that is frozen, as for its turn, ask for no more members: once it runs on, it takes all
+    of these. Of their waits that part counts which comes after.
+    """
 
-    def __init__(self, load: MemberLoad, mono_ms: int) -> None:
+    __slots__ = ("at_ms", "busy", "from_ms", "load", "refused_s", "run_s", "woke_ms")
+
+    def __init__(self, load: MemberLoad, mono_ms: int, is_frozen: bool) -> None:
         self.load = load
         self.at_ms = self.from_ms = mono_ms
         #: calls that run and wait here. It begins at 0: as fast as it rises, those fall from which a member takes them
         self.busy = 0.0
         self.refused_s = 0.0  # calls that it refuses in a second
         self.run_s = 0.0  # mean time of a run
+        self.woke_ms = None if is_frozen else 0  # when it ran on after it was frozen; None until then
 
-    def take(self, load: MemberLoad, mono_ms: int) -> bool:
+    @property
+    def awake_ms(self) -> int:
+        """How long it runs since it was frozen last; 0 while it is frozen."""
+        return 0 if self.woke_ms is None else self.at_ms - self.woke_ms
+
+    def take(self, load: MemberLoad, mono_ms: int, is_frozen: bool) -> bool:
         """Take the next frame; return whether there were calls since the last one."""
         before, passed_ms = self.load, max(1, mono_ms - self.at_ms)
         part = min(1.0, passed_ms / MEAN_MS)
+        self.load, self.at_ms = load, mono_ms
+        if is_frozen or self.woke_ms is None:
+            self.woke_ms = None if is_frozen else mono_ms
         ran_ms, waited_ms = max(0, load.ran_ms - before.ran_ms), max(0, load.waited_ms - before.waited_ms)
         refused, ended = max(0, load.refused - before.refused), max(0, load.ended - before.ended)
-        busy = float(load.running + load.waiting)
+        busy = 0.0 if is_frozen else float(load.running + load.waiting)
         if ended and ran_ms <= ended * passed_ms:  # of calls that are short the time that they took says more
-            busy = (ran_ms + waited_ms) / passed_ms
+            busy = (ran_ms + min(waited_ms, ended * self.awake_ms)) / passed_ms
         self.busy += part * (busy - self.busy)
         self.refused_s += part * (refused * 1000 / passed_ms - self.refused_s)
         if ended:
             run_s = ran_ms / ended / 1000
             self.run_s = run_s if not self.run_s else self.run_s + part * (run_s - self.run_s)
-        self.load, self.at_ms = load, mono_ms
         return bool(ended or refused or load.running or load.waiting)
 
 
@@ -174,20 +186,20 @@ class Scaling:
         if member is None or service is None:
             return
         job = member.replica.job
-        known = service.heard.get(member.name)
+        known, is_frozen = service.heard.get(member.name), member.replica.state == FROZEN
         if known is None:
-            service.heard[member.name] = _Heard(load, mono_ms)
+            known = service.heard[member.name] = _Heard(load, mono_ms, is_frozen)
             called = bool(load.running or load.waiting or load.ended or load.refused)
         else:
             if load.refused > known.load.refused:
                 service.pressed = f"{many(load.refused - known.load.refused, 'call')} refused"
-            called = known.take(load, mono_ms)
+            called = known.take(load, mono_ms, is_frozen)
         if called:
             service.called_ms = mono_ms
         scale = self._lifecycle.request_of(job).scale
-        is_waking = member.replica.state == FROZEN  # soon it runs what waits there
-        if scale is not None and load.oldest_ms > scale.wait_target_ms and not is_waking:
-            service.pressed = f"a call waited {load.oldest_ms} ms"
+        waited_ms = min(load.oldest_ms, known.awake_ms)
+        if scale is not None and waited_ms > scale.wait_target_ms:
+            service.pressed = f"a call waited {waited_ms} ms"
 
     def wake(self, draft: Draft, asked: Wake, jobs: Iterable[Job], mono_ms: int) -> Answer | None:
         """Let a service without members have one; `jobs` are its live jobs. Return None if none of them is followed
