@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from typing import Any, Final
 
@@ -172,7 +173,9 @@ def _why_frozen(engine: Engine, job: Job) -> str:
                 return f"it is to run on, and is {held_by(hold)}"
             holders = [other for other in member.worker.members.values() if other.mask & member.home]
             if holders and all(engine.reader.request_of(other.replica.job).sleeps for other in holders):
-                return "it is called, and waits for its turn on its GPUs: the service there is to sleep first"
+                left_s = math.ceil(max(map(engine.sleeping.awake_left_s, holders)))
+                soon = f", in about {left_s} s" if left_s else ""
+                return f"it is called, and waits for its turn on its GPUs: the service there is to sleep first{soon}"
             if holders:
                 return "it is to run on, and waits for the end of the job on its GPUs"
             if 0 < tenant.gpus_max < tenant.gpus + member.home.bit_count():

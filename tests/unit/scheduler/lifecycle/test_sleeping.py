@@ -154,7 +154,11 @@ def test_services_that_sleep_take_turns_and_each_stays_awake_for_its_time() -> N
     serve_b(20)
     assert models.states() == ["FROZEN", "RUNNING"], "b is awake for less than its 30 s"
     assert "waits for its turn on its GPUs" in models.drive.explained("a")["why"]
-    serve_b(15)
+    left_s = int(models.drive.explained("a")["why"].partition(", in about ")[2].removesuffix(" s"))
+    assert 5 < left_s < 15
+    serve_b(3)
+    assert f"in about {left_s - 3} s" in models.drive.explained("a")["why"]
+    serve_b(12)
     assert (models.states(), models.ended["a"]) == (["RUNNING", "FROZEN"], 1)
     assert models.whys("b")[-2:] == [
         ("FREEZE", "the service that sleeps on its GPUs is called"), ("RESUME", "it is called"),

@@ -56,6 +56,7 @@ class Sleeping:
         self._fleet = fleet
         self._lifecycle = lifecycle
         self._heard: dict[AttemptName, _Heard] = {}
+        self._looked_ms = 0
         #: whether to look in the next record: a call waits in a member that sleeps, or one was told to run on
         self.is_called = False
 
@@ -71,6 +72,14 @@ class Sleeping:
             heard.take(load, mono_ms)
         self.is_called |= member.wakes and heard.is_called
 
+    def awake_left_s(self, member: Member) -> float:
+        """Return for how long a member keeps its devices from another one that sleeps and is called; 0 if unknown."""
+        heard, request = self._heard.get(member.name), self._lifecycle.request_of(member.replica.job)
+        if heard is None or heard.awake_ms is None or request.service is None:
+            return 0
+        least_s = request.service.awake_s + (request.workload.grace_s if heard.is_called else 0)
+        return max(0.0, least_s - (self._looked_ms - heard.awake_ms) / 1000)
+
     def refused(self, draft: Draft, member: Member) -> bool:
         """Return whether a member without calls runs on because its worker could not freeze it."""
         heard = self._heard.get(member.name)
@@ -80,6 +89,7 @@ class Sleeping:
 
     def pass_time(self, draft: Draft, mono_ms: int) -> None:
         """Have members frozen, or run on. To be called for a record if `is_called`, and about once a second."""
+        self._looked_ms = mono_ms
         for name, heard in list(self._heard.items()):
             if heard.member in draft.gone or not self._lifecycle.is_on_worker(draft, heard.member):
                 del self._heard[name]
