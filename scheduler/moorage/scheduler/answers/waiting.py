@@ -408,7 +408,9 @@ def _standing(engine: Engine, job: Job, reason: Reason) -> dict[str, Any]:
     if hold and held is not None:
         return {**named(held), **hold}
     if held is reasons.SCALED:
-        return {**named(held), "because": _scaled_words(engine, job)}
+        frozen = _why_frozen(engine, job)
+        because = _scaled_words(engine, job) + (f"; its frozen member: {frozen}" if frozen else "")
+        return {**named(held), "because": because}
     if held is not None:
         return {
             **named(held),

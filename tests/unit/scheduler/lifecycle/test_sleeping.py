@@ -248,6 +248,7 @@ def test_calls_that_waited_for_a_turn_make_a_service_no_larger() -> None:
     models.calls["a"] = 24
     models.serve(40)
     assert (models.state("a"), models.ended["a"]) == ("FROZEN", 0)
+    assert "; its frozen member: it is called, and waits for its turn" in models.drive.explained("a")["because"]
     models.serve(60)
     assert models.ended["a"] == 24
     assert models.drive.job("a").scaled is None
