@@ -463,12 +463,14 @@ class Engine:
             flight.asks.append(event)
 
     def _woken(self, tenant: str, answer: Answer | Problem) -> Answer | Problem:
-        """Return the answer to a caller that found no member, with the reason if none has a place on a host now."""
+        """Return the answer to a caller that found no member, with the reason if none has a place on a host now, or its
+        devices there."""
         if isinstance(answer, Problem):
             return answer
         data, job, explain = answer.data, self.state.job(tenant, answer.data["job"]), self.explain_woken
-        told = explain(job) if explain is not None and job is not None and not job.held and not job.over else None
-        if told:
+        if job is None or job.over or any(member.mask == member.home for member in job.members):
+            explain = None
+        if explain is not None and job is not None and (told := explain(job)):
             data |= {"why": ": ".join(filter(None, (told.get("why") or told.get("means"), told.get("because"))))}
         return msgspec.structs.replace(answer, ledger=self.state.seq, data=data)
 

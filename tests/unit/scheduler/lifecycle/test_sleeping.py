@@ -9,9 +9,11 @@ import pytest
 
 from moorage.scheduler.core.events import Wake
 from moorage.scheduler.core.outputs.outputs import changes_since
+from moorage.scheduler.questions.foresight import Foresight
 from moorage.schemas.capabilities import Capabilities
 from moorage.schemas.service import MemberLoad
 from tests.unit.scheduler.driving import Driving
+from tests.unit.scheduler.queries.test_looks import nothing
 
 CAN = {"process": Capabilities(answers_calls=True, freezes=True)}
 CANNOT = {"process": Capabilities(answers_calls=True)}
@@ -158,6 +160,11 @@ def test_services_that_sleep_take_turns_and_each_stays_awake_for_its_time() -> N
     assert 5 < left_s < 15
     serve_b(3)
     assert f"in about {left_s - 3} s" in models.drive.explained("a")["why"]
+    foresight = Foresight(models.drive.engine, lambda: models.drive.now, nothing, nothing, nothing, forks=False)
+    models.drive.engine.explain_woken = foresight.at_wake
+    models.drive.engine.offer(Wake("t", "a", "woken", json=True))
+    models.drive.settle()
+    assert f"in about {left_s - 3} s" in models.drive.answers["woken"]["data"]["why"]
     serve_b(12)
     assert (models.states(), models.ended["a"]) == (["RUNNING", "FROZEN"], 1)
     assert models.whys("b")[-2:] == [
