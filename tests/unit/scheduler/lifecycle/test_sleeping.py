@@ -25,6 +25,7 @@ class Models:
         self.worker = self.drive.worker("w0", gpus, capabilities=can)
         self.calls = dict[str, int]()  # that wait, by service
         self.ended = dict[str, int]()
+        self.busy = set[str]()  # services in which a call runs all the time, too
         for name in names:
             self.submit(name, **fields)
             self.serve(1 if name == names[-1] else 12)
@@ -51,7 +52,7 @@ class Models:
                 self.calls[name] = waiting = 0
             member = self.drive.member(name)
             load = MemberLoad(
-                name, 8, min(waiting, 8), max(0, waiting - 8), 0, False, 0, 0, 0, self.ended[name], 0, 0,
+                name, 8, min(waiting + (name in self.busy), 8), max(0, waiting - 8), 0, False, 0, 0, 0, self.ended[name], 0, 0,
                 name, 0, member.fence, member.attempt,
             )  # fmt: skip
             self.drive.engine.offer_member_load("t", name, load, self.drive.now)
@@ -61,6 +62,13 @@ class Models:
             self.say()
             self.drive.pass_time(1000)
             self.drive.settle()
+
+    def serve_called(self, seconds: int, *names: str) -> None:
+        """As `serve`; a call comes each second to each of these."""
+        for _ in range(seconds):
+            for name in names:
+                self.calls[name] += 1
+            self.serve(1)
 
     def call(self, name: str) -> None:
         """A call comes: its member says so at once."""
@@ -127,19 +135,33 @@ def test_services_that_sleep_take_turns_and_each_stays_awake_for_its_time() -> N
     assert models.states() == ["FROZEN", "RUNNING"], "the GPU of a service that sleeps takes another one"
     models.call("a")
 
-    def serve_b(seconds: int) -> None:
-        for _ in range(seconds):
-            models.calls["b"] += 1
-            models.serve(1)
-
-    serve_b(20)
+    models.serve_called(20, "b")
     assert models.states() == ["FROZEN", "RUNNING"], "b is awake for less than its 30 s"
     assert "waits for its turn on its GPUs" in models.drive.explained("a")["why"]
-    serve_b(15)
+    models.serve_called(15, "b")
     assert (models.states(), models.ended["a"]) == (["RUNNING", "FROZEN"], 1)
     assert models.whys("b")[-2:] == [
         ("FREEZE", "the service that sleeps on its GPUs is called"), ("RESUME", "it is called"),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("freezes", "states", "words"),
+    [(True, ["RUNNING", "FROZEN"], ["FREEZE", "RESUME"]), (False, ["FROZEN", "RUNNING"], ["FREEZE", "NOT_FROZEN"])],
+)
+def test_calls_undo_no_turn_before_its_worker_has_said_what_comes_of_it(
+    freezes: bool, states: list[str], words: list[str]
+) -> None:
+    models = Models("a", "b")
+    models.worker.hears_freezes = False
+    models.busy.add("b")
+    models.call("a")
+    models.serve(60)
+    assert [word for word, _ in models.whys("b")] == ["FREEZE"], "it is to be frozen, and no call changes that"
+    models.worker.freezes, models.worker.hears_freezes = freezes, True
+    models.serve(2)
+    assert models.states() == states, "it hears that again with its renewals"
+    assert [word for word, _ in models.whys("b")] == words
 
 
 def test_a_job_of_another_kind_gets_no_gpu_of_a_service_that_sleeps() -> None:

@@ -84,7 +84,8 @@ class Sleeping:
         state, is_to_sleep = draft.replica(member.replica).state, stays_frozen(draft, member)
         if is_to_sleep or state == FROZEN:
             heard.awake_ms = None
-            if is_to_sleep and member.wakes and heard.is_called:
+            gives_way = state == RUNNING and self._is_needed(draft, member)  # it is first to be frozen for another one
+            if is_to_sleep and member.wakes and heard.is_called and not gives_way:
                 _write(draft, member, RESUME, "it is called")
                 self.is_called = True  # another one may have to give up its devices for it
             return
@@ -102,14 +103,18 @@ class Sleeping:
     def _why_freeze(self, draft: Draft, heard: _Heard, spec: ServiceSpec, grace_s: float, mono_ms: int) -> str:
         """Return why a member that runs is to be frozen now; "" if it is not."""
         member, awake_ms = heard.member, mono_ms - (heard.awake_ms or 0)
-        host = self._fleet.hosts.get(member.worker.num)
-        if host is not None and draft.mask_of(member) & host.needed:
+        if self._is_needed(draft, member):
             least_ms = 1000 * (spec.awake_s + (grace_s if heard.is_called else 0))
             return "the service that sleeps on its GPUs is called" if awake_ms >= least_ms else ""
         quiet_ms = mono_ms - heard.called_ms
         if heard.is_called or heard.asked or quiet_ms < spec.sleep_after_s * 1000:
             return ""
         return f"no call for {many(quiet_ms // 1000, 'second')}"
+
+    def _is_needed(self, draft: Draft, member: Member) -> bool:
+        """Return whether a frozen member that is to run on waits for devices that this one has."""
+        host = self._fleet.hosts.get(member.worker.num)
+        return host is not None and bool(draft.mask_of(member) & host.needed)
 
 
 def _write(draft: Draft, member: Member, word: int, why: str) -> None:
