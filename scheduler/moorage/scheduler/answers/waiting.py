@@ -180,7 +180,9 @@ def _why_frozen(engine: Engine, job: Job) -> str:
                 return f"it is to run on, and is {held_by(hold)}"
             holders = [other for other in member.worker.members.values() if other.mask & member.home]
             if holders and all(engine.reader.request_of(other.replica.job).sleeps for other in holders):
-                return "it is called, and waits for its turn on its GPUs: the service there is to sleep first"
+                able = all(engine.sleeping.could_freeze(other) for other in holders)
+                first = "is to sleep first" if able else "could not be frozen, and is asked again"
+                return f"it is called, and waits for its turn on its GPUs: the service there {first}"
             if holders:
                 return "it is to run on, and waits for the end of the job on its GPUs"
             if 0 < tenant.gpus_max < tenant.gpus + member.home.bit_count():

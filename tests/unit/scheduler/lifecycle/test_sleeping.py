@@ -25,6 +25,7 @@ class Models:
         self.worker = self.drive.worker("w0", gpus, capabilities=can)
         self.calls = dict[str, int]()  # that wait, by service
         self.ended = dict[str, int]()
+        self.silent = set[str]()  # services whose members say nothing, as those that load their model
         self.busy = set[str]()  # services in which a call runs all the time, too
         for name in names:
             self.submit(name, **fields)
@@ -45,14 +46,14 @@ class Models:
     def say(self) -> None:
         """Each member says what it has; calls of one that runs end."""
         for name, waiting in self.calls.items():
-            if self.state(name) not in ("RUNNING", "FROZEN"):
+            if self.state(name) not in ("RUNNING", "FROZEN") or name in self.silent:
                 continue
             if waiting and self.state(name) == "RUNNING":
                 self.ended[name] += waiting
                 self.calls[name] = waiting = 0
-            member = self.drive.member(name)
+            member, running = self.drive.member(name), min(waiting + (name in self.busy), 8)
             load = MemberLoad(
-                name, 8, min(waiting + (name in self.busy), 8), max(0, waiting - 8), 0, False, 0, 0, 0, self.ended[name], 0, 0,
+                name, 8, running, max(0, waiting - 8), 0, False, 0, 0, 0, self.ended[name], 0, 0,
                 name, 0, member.fence, member.attempt,
             )  # fmt: skip
             self.drive.engine.offer_member_load("t", name, load, self.drive.now)
@@ -162,6 +163,54 @@ def test_calls_undo_no_turn_before_its_worker_has_said_what_comes_of_it(
     models.serve(2)
     assert models.states() == states, "it hears that again with its renewals"
     assert [word for word, _ in models.whys("b")] == words
+
+
+@pytest.mark.parametrize("silent", [False, True])
+def test_a_guest_that_cannot_be_frozen_ends_for_the_service_that_was_there_first(silent: bool) -> None:
+    models = Models("a", "b")
+    models.worker.freezes = False
+    (models.silent if silent else models.busy).add("b")
+    models.drive.lead()
+    models.drive.renew()
+    models.call("a")
+    models.serve(40)
+    assert models.states() == ["FROZEN", "RUNNING"]
+    models.serve(70)
+    assert [word for word, _ in models.whys("b")] == ["FREEZE", "NOT_FROZEN"] * 2
+    assert (models.states(), models.ended["a"]) == (["RUNNING", "QUEUED"], 1)
+    changes = changes_since(models.drive.state, models.drive.job("b"), 0)
+    assert any("could not be frozen" in change.why for change in changes)
+
+
+def test_a_member_that_was_there_first_and_cannot_be_frozen_runs_on() -> None:
+    models = Models("a", "b")
+    models.call("a")
+    models.serve(40)
+    models.serve(14)
+    models.call("b")
+    models.serve(2)
+    models.call("a")
+    models.serve(35)
+    models.call("b")
+    models.worker.freezes = False
+    models.busy.add("a")
+    models.serve(200)
+    assert models.states() == ["RUNNING", "FROZEN"]
+    assert "could not be frozen" in models.drive.explained("b")["why"]
+
+
+def test_a_guest_that_loads_its_model_takes_turns_like_one_that_is_called() -> None:
+    models = Models("a")
+    models.serve(12)
+    models.silent.add("b")
+    models.submit("b")
+    models.serve(10)
+    models.call("a")
+    models.busy.add("a")
+    models.serve(40)
+    assert (models.states(), models.ended["a"]) == (["RUNNING", "FROZEN"], 1)
+    models.serve(40)
+    assert models.states() == ["FROZEN", "RUNNING"], "it goes on loading in its turn"
 
 
 def test_a_job_of_another_kind_gets_no_gpu_of_a_service_that_sleeps() -> None:
