@@ -25,20 +25,22 @@ class Models:
         self.worker = self.drive.worker("w0", gpus, capabilities=can)
         self.calls = dict[str, int]()  # that wait, by service
         self.ended = dict[str, int]()
+        self.tenants = dict[str, str]()
         self.silent = set[str]()  # services whose members say nothing, as those that load their model
         self.busy = set[str]()  # services in which a call runs all the time, too
         for name in names:
             self.submit(name, **fields)
             self.serve(1 if name == names[-1] else 12)
 
-    def submit(self, name: str, **fields: Any) -> dict[str, Any]:
+    def submit(self, name: str, tenant: str = "t", **fields: Any) -> dict[str, Any]:
         self.calls[name] = self.ended[name] = 0
+        self.tenants[name] = tenant
         service = {"name": name, "sleep_after_s": 10, "awake_s": 30, **fields.pop("service", {})}
         run = {"driver": "process", "argv": ["serve"], "grace_s": 5}
-        return self.drive.submit(name, run=run, service=service, **{"gpu": {}, **fields})
+        return self.drive.submit(name, tenant=tenant, run=run, service=service, **{"gpu": {}, **fields})
 
     def state(self, name: str) -> str:
-        return self.drive.states(name)[0]
+        return self.drive.states(name, self.tenants[name])[0]
 
     def states(self) -> list[str]:
         return [self.state(name) for name in self.calls]
@@ -51,12 +53,12 @@ class Models:
             if waiting and self.state(name) == "RUNNING":
                 self.ended[name] += waiting
                 self.calls[name] = waiting = 0
-            member, running = self.drive.member(name), min(waiting + (name in self.busy), 8)
+            member, running = self.drive.member(name, tenant=self.tenants[name]), min(waiting + (name in self.busy), 8)
             load = MemberLoad(
                 name, 8, running, max(0, waiting - 8), 0, False, 0, 0, 0, self.ended[name], 0, 0,
                 name, 0, member.fence, member.attempt,
             )  # fmt: skip
-            self.drive.engine.offer_member_load("t", name, load, self.drive.now)
+            self.drive.engine.offer_member_load(self.tenants[name], name, load, self.drive.now)
 
     def serve(self, seconds: int) -> None:
         for _ in range(seconds):
@@ -211,6 +213,38 @@ def test_a_guest_that_loads_its_model_takes_turns_like_one_that_is_called() -> N
     assert (models.states(), models.ended["a"]) == (["RUNNING", "FROZEN"], 1)
     models.serve(40)
     assert models.states() == ["FROZEN", "RUNNING"], "it goes on loading in its turn"
+
+
+@pytest.mark.parametrize("of_a", [{"priority": 40}, {"tenant": "u"}])
+def test_neither_priority_nor_share_keeps_a_service_from_its_turn(of_a: dict[str, Any]) -> None:
+    models = Models()
+    models.submit("a", **of_a)
+    models.busy.add("a")
+    models.serve(600)  # its tenant has used more
+    models.busy.clear()
+    models.serve(12)
+    for name in "bc":
+        models.submit(name)
+        models.serve(12)
+    models.busy |= {"a", "b", "c"}
+    for _ in range(2):
+        before = dict(models.ended)
+        models.serve_called(160, "a", "b", "c")
+        assert all(models.ended[name] > before[name] for name in "abc"), (before, models.ended)
+
+
+def test_services_of_one_gpu_do_not_starve_one_of_two() -> None:
+    models = Models(gpus=2)
+    models.submit("a", gpu={"count": 2})
+    models.serve(12)
+    models.busy |= {"b", "c"}
+    for name in "bc":
+        models.submit(name)
+        models.serve_called(7, "b")
+    for _ in range(3):
+        before = dict(models.ended)
+        models.serve_called(160, "a", "b", "c")
+        assert all(models.ended[name] > before[name] for name in "abc"), (before, models.ended)
 
 
 def test_a_job_of_another_kind_gets_no_gpu_of_a_service_that_sleeps() -> None:
