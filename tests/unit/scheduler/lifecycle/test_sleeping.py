@@ -80,7 +80,7 @@ class Models:
         self.drive.settle()
 
     def whys(self, name: str) -> list[tuple[str, str]]:
-        changes = changes_since(self.drive.state, self.drive.job(name), 0)
+        changes = changes_since(self.drive.state, self.drive.job(name, self.tenants[name]), 0)
         return [(change.state, change.why) for change in changes if change.state in ("FREEZE", "RESUME", "NOT_FROZEN")]
 
 
@@ -245,6 +245,38 @@ def test_services_of_one_gpu_do_not_starve_one_of_two() -> None:
         before = dict(models.ended)
         models.serve_called(160, "a", "b", "c")
         assert all(models.ended[name] > before[name] for name in "abc"), (before, models.ended)
+
+
+@pytest.mark.parametrize(
+    ("verb", "of", "why"),
+    [
+        ("hold", {"job": "a"}, "is to run on, and is held"),
+        ("hold", {"tenant": "t"}, "is to run on, and is held"),
+        ("limit", {"tenant": "t", "gpus": 1}, "tenant t has 1 of 1 GPUs leased"),
+    ],
+)
+def test_a_service_is_not_frozen_for_one_that_may_not_have_its_gpu(verb: str, of: dict[str, Any], why: str) -> None:
+    models = Models("a")
+    models.serve(12)
+    models.submit("b", tenant="u")
+    models.drive.worker("w1")
+    models.drive.submit("train", gpu={}, run={"driver": "process", "argv": ["train"]})
+    models.serve(1)
+    assert (models.states(), models.drive.states("train")) == (["FROZEN", "RUNNING"], ["RUNNING"])
+    models.busy |= {"a", "b"}
+    models.drive.order(verb, **of)
+    models.call("a")
+    models.serve(60)
+    assert (models.states(), models.whys("b")) == (["FROZEN", "RUNNING"], [])
+    assert why in models.drive.explained("a")["why"]
+
+
+def test_a_tenant_at_its_limit_takes_turns_among_its_own_services() -> None:
+    models = Models("a", "b")
+    models.drive.order("limit", tenant="t", gpus=1)
+    models.call("a")
+    models.serve(35)
+    assert (models.states(), models.ended["a"]) == (["RUNNING", "FROZEN"], 1)
 
 
 def test_a_job_of_another_kind_gets_no_gpu_of_a_service_that_sleeps() -> None:
