@@ -46,19 +46,27 @@ class Models:
         return [self.state(name) for name in self.calls]
 
     def say(self) -> None:
-        """Each member says what it has; calls of one that runs end."""
+        """Each member says what it has; calls of one that runs end. All calls come to the first member."""
         for name, waiting in self.calls.items():
             if self.state(name) not in ("RUNNING", "FROZEN") or name in self.silent:
                 continue
             if waiting and self.state(name) == "RUNNING":
                 self.ended[name] += waiting
                 self.calls[name] = waiting = 0
-            member, running = self.drive.member(name, tenant=self.tenants[name]), min(waiting + (name in self.busy), 8)
-            load = MemberLoad(
-                name, 8, running, max(0, waiting - 8), 0, False, 0, 0, 0, self.ended[name], 0, 0,
-                name, 0, member.fence, member.attempt,
-            )  # fmt: skip
-            self.drive.engine.offer_member_load(self.tenants[name], name, load, self.drive.now)
+            running = min(waiting + (name in self.busy), 8)
+            self._say(name, 0, running, max(0, waiting - 8), self.ended[name])
+            for index, state in enumerate(self.drive.states(name, self.tenants[name])):
+                if index and state in ("RUNNING", "FROZEN"):
+                    self._say(name, index, 0, 0, 0)
+
+    def _say(self, name: str, index: int, running: int, waiting: int, ended: int) -> None:
+        tenant = self.tenants[name]
+        member = self.drive.member(name, index, tenant)
+        load = MemberLoad(
+            f"{name}/{index}", 8, running, waiting, 0, False, 0, 0, 0, ended, 0, 0,
+            name, index, member.fence, member.attempt,
+        )  # fmt: skip
+        self.drive.engine.offer_member_load(tenant, name, load, self.drive.now)
 
     def serve(self, seconds: int) -> None:
         for _ in range(seconds):
@@ -182,6 +190,16 @@ def test_a_guest_that_cannot_be_frozen_ends_for_the_service_that_was_there_first
     assert (models.states(), models.ended["a"]) == (["RUNNING", "QUEUED"], 1)
     changes = changes_since(models.drive.state, models.drive.job("b"), 0)
     assert any("could not be frozen" in change.why for change in changes)
+    models.busy.clear()
+    models.worker.freezes = True
+    models.serve(60)
+    assert models.states() == ["FROZEN", "QUEUED"], "it is no guest any more"
+    models.submit("c")
+    models.serve(2)
+    assert models.states() == ["FROZEN", "QUEUED", "RUNNING"], "another service of its shape is"
+    models.drive.worker("w1", capabilities=CAN)
+    models.serve(2)
+    assert models.states() == ["FROZEN", "RUNNING", "RUNNING"]
 
 
 def test_a_member_that_was_there_first_and_cannot_be_frozen_runs_on() -> None:
@@ -277,6 +295,19 @@ def test_a_tenant_at_its_limit_takes_turns_among_its_own_services() -> None:
     models.call("a")
     models.serve(35)
     assert (models.states(), models.ended["a"]) == (["RUNNING", "FROZEN"], 1)
+
+
+@pytest.mark.parametrize("gpus", [1, 2])
+def test_replicas_of_one_service_take_no_turns_with_each_other(gpus: int) -> None:
+    models = Models("a", gpus=gpus, replicas=gpus + 1)
+    models.serve(30)
+    assert models.drive.states("a") == ["FROZEN"] * gpus + ["QUEUED"]
+    models.submit("b")
+    models.serve(2)
+    assert models.states() == ["FROZEN", "RUNNING"], "one of another service does, also behind them in the queue"
+    models.drive.worker("w1", capabilities=CAN)
+    models.serve(2)
+    assert models.drive.states("a") == ["FROZEN"] * gpus + ["RUNNING"]
 
 
 def test_a_job_of_another_kind_gets_no_gpu_of_a_service_that_sleeps() -> None:

@@ -81,6 +81,7 @@ class Sleeping:
 
     def pass_time(self, draft: Draft, mono_ms: int) -> None:
         """Have members frozen, or run on. To be called for a record if `is_called`, and about once a second."""
+        self._fleet.no_guests &= self._state.jobs.keys()
         self._find_silent(draft, mono_ms)
         for name, heard in list(self._heard.items()):
             if heard.member in draft.gone or not self._lifecycle.is_on_worker(draft, heard.member):
@@ -119,6 +120,7 @@ class Sleeping:
             if self._is_needed(draft, member):
                 if heard.vain >= VAIN_MAX and self._is_guest(draft, member):
                     self._lifecycle.leave(draft, member, NOT_FROZEN_WHY, Count.NONE)
+                    self._fleet.no_guests.add(member.replica.job.num)
                     return
                 heard.vain += 1
             heard.asked, heard.awake_ms = True, mono_ms
