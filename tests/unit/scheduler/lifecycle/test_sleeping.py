@@ -302,6 +302,7 @@ def test_replicas_of_one_service_take_no_turns_with_each_other(gpus: int) -> Non
     models = Models("a", gpus=gpus, replicas=gpus + 1)
     models.serve(30)
     assert models.drive.states("a") == ["FROZEN"] * gpus + ["QUEUED"]
+    assert models.drive.explained("a")["reason"] == "frozen-here"
     models.submit("b")
     models.serve(2)
     assert models.states() == ["FROZEN", "RUNNING"], "one of another service does, also behind them in the queue"
