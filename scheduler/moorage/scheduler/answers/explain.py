@@ -69,7 +69,8 @@ def explain(
     """Run the filters over the hosts; the first that leaves none is the dominant reason, `PLACING` if all leave some.
 
     `excluded` hosts are reserved for other jobs, `leaving` hosts will be drained too soon, `refusing` hosts refuse the
-    job whatever it asks for, on `closed` ones it takes no turns with services that sleep. This walks the fleet: for questions, not for each record.
+    job whatever it asks for, and on `closed` ones it takes no turns with services that sleep. This walks the fleet: for
+    questions, not for each record.
     """
     counts: dict[str, int] = {"known": len(fleet.hosts)}
     if not fleet.hosts:
