@@ -35,6 +35,7 @@ TOUCHED_SPARE: Final = 1_024
 OPENED_MAX: Final = 1_024
 #: with more opened hosts than this, the whole fleet is scanned instead
 OPENED_HOSTS_MAX: Final = 8
+_NONE: Final = frozenset[int]()
 
 
 class Fleet:
@@ -45,6 +46,8 @@ class Fleet:
         self.hosts: dict[int, Host] = {}
         #: the hosts with members that are frozen
         self.with_frozen: dict[int, Host] = {}
+        #: the numbers of jobs of services that sleep with frozen members
+        self.asleep = set[int]()
         #: the numbers of jobs of services that sleep whose members could not be frozen for others: no guests any more
         self.no_guests = set[int]()
         #: by kit, for hosts that are alike but for labels; kept by their classes
@@ -426,6 +429,8 @@ class Fleet:
 
     def closed_to(self, num: int) -> frozenset[int]:
         """Return the workers on which nothing is free to a job but its `closed_turns`."""
+        if num not in self.asleep and num not in self.no_guests:
+            return _NONE
         return frozenset(
             of
             for of, host in self.with_frozen.items()

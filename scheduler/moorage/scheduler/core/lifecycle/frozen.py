@@ -49,6 +49,7 @@ class Frozen:
 
         To be called for each record before anything is placed.
         """
+        self._fleet.asleep.clear()
         for host in list(self._fleet.with_frozen.values()):
             self._settle(draft, host)
 
@@ -61,7 +62,10 @@ class Frozen:
                 continue
             self._leave_closed(draft, host, member)
             awaited |= member.home
-            kept |= 0 if self._lifecycle.shape_of(member.replica.job).sleeps else member.home
+            if self._lifecycle.shape_of(member.replica.job).sleeps:
+                self._fleet.asleep.add(member.replica.job.num)
+            else:
+                kept |= member.home
             if draft.phase_of(member) == AT_EXITED:
                 needed |= member.home  # its worker may have resumed it to end: its memory is not seen free yet
             elif self._needs(draft, member):

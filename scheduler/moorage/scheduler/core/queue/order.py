@@ -195,8 +195,7 @@ class QueueOrder:
         and sleeps there.
         """
         found = self.left_too_soon_of(num, draft.time_ms) if draft.state.windows else _NOBODY
-        if self._fleet.with_frozen:
-            found |= self._fleet.closed_to(num)
+        found |= self._fleet.closed_to(num)
         return found.union(draft.avoided.get(num, ())) if draft.avoided else found
 
     # ------------------------------------------------------------------------------- what comes before arrival
