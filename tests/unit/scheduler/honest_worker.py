@@ -72,6 +72,7 @@ class Worker:
     well_n: int = 0
     use: list[AttemptUse] = field(default_factory=list)
     freezes: bool = True  # else it is refused what it is asked to freeze, though it said that it can
+    hears_freezes: bool = True  # else it does nothing of that yet: the order is lost, or takes its time
 
     # -------------------------------------------------------------------------------------------- the pool
 
@@ -101,6 +102,8 @@ class Worker:
 
     def freeze(self, held: HeldMember, freeze: Freeze) -> None:
         """As ordered; what is frozen gives its devices up, and the pool decides whether it gets them again."""
+        if not self.hears_freezes:
+            return
         if held.phase == "running" and freeze.on:
             if self.freezes:
                 held.phase, held.leased = "frozen", False

@@ -64,11 +64,13 @@ def explain(
     excluded: frozenset[int] = frozenset(),
     leaving: frozenset[int] = frozenset(),
     refusing: frozenset[int] = frozenset(),
+    closed: frozenset[int] = frozenset(),
 ) -> Explanation:
     """Run the filters over the hosts; the first that leaves none is the dominant reason, `PLACING` if all leave some.
 
     `excluded` hosts are reserved for other jobs, `leaving` hosts will be drained too soon, `refusing` hosts refuse the
-    job whatever it asks for. This walks the fleet: for questions, not for each record.
+    job whatever it asks for, and on `closed` ones it takes no turns with services that sleep. This walks the fleet: for
+    questions, not for each record.
     """
     counts: dict[str, int] = {"known": len(fleet.hosts)}
     if not fleet.hosts:
@@ -90,6 +92,10 @@ def explain(
     roomy = _roomy(open_hosts, shape, counts)
     if isinstance(roomy, Explanation):
         return roomy
+    awaited, roomy = roomy, [host for host in roomy if host.worker.num not in closed]
+    if not roomy:
+        because = f"{_frozen_on(awaited)}, and this one takes no turns with them"
+        return Explanation(reasons.FROZEN_HERE, counts, awaited, because=because)
     unreserved = [host for host in roomy if host.worker.num not in excluded]
     counts["not-reserved"] = len(unreserved)
     if not unreserved:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from typing import Any, Final
 
@@ -39,6 +40,7 @@ from moorage.scheduler.core.ledger.state import (
     Job,
     Replica,
 )
+from moorage.scheduler.core.lifecycle.frozen import is_over_limit
 from moorage.scheduler.core.lifecycle.max_running import wanted_of
 from moorage.scheduler.core.lifecycle.refusals import avoids_all, was_refused
 from moorage.scheduler.core.operate.orders import as_hold, limit_of
@@ -101,7 +103,7 @@ def _why(engine: Engine, job: Job, replica: Replica) -> tuple[Explanation, dict[
     excluded = View(engine).excluded(engine.reader.priority_of(job), shape, job.tenant)
     leaving = View(engine).left_too_soon(job.num)
     with engine.fleet.avoiding(shape.avoid):
-        found = explain(engine.fleet, shape, excluded, leaving, _refusing(engine, job))
+        found = explain(engine.fleet, shape, excluded, leaving, _refusing(engine, job), engine.fleet.closed_to(job.num))
     return found, _reason(engine, job, found, excluded, replica)
 
 
@@ -170,13 +172,19 @@ def _why_frozen(engine: Engine, job: Job) -> str:
                 return "it is frozen until " + (use if member.wakes else "an operator resumes it")
             if (hold := job.hold or tenant.hold) is not None:
                 return f"it is to run on, and is {held_by(hold)}"
+            if is_over_limit(tenant, member, lambda other: other.mask):
+                return f"it is to run on, and tenant {job.tenant} has {tenant.gpus} of {tenant.gpus_max} GPUs leased"
             holders = [other for other in member.worker.members.values() if other.mask & member.home]
             if holders and all(engine.reader.request_of(other.replica.job).sleeps for other in holders):
-                return "it is called, and waits for its turn on its GPUs: the service there is to sleep first"
+                if not all(engine.sleeping.could_freeze(other) for other in holders):
+                    first = "could not be frozen, and is asked again"
+                elif left_s := math.ceil(max(map(engine.sleeping.awake_left_s, holders))):
+                    first = f"is to sleep first, in about {left_s} s"
+                else:
+                    first = "is to sleep first"
+                return f"it is called, and waits for its turn on its GPUs: the service there {first}"
             if holders:
                 return "it is to run on, and waits for the end of the job on its GPUs"
-            if 0 < tenant.gpus_max < tenant.gpus + member.home.bit_count():
-                return f"it is to run on, and tenant {job.tenant} has {tenant.gpus} of {tenant.gpus_max} GPUs leased"
             return "it is to run on, and waits until its worker gives its GPUs"
     return ""
 
@@ -405,7 +413,9 @@ def _standing(engine: Engine, job: Job, reason: Reason) -> dict[str, Any]:
     if hold and held is not None:
         return {**named(held), **hold}
     if held is reasons.SCALED:
-        return {**named(held), "because": _scaled_words(engine, job)}
+        frozen = _why_frozen(engine, job)
+        because = _scaled_words(engine, job) + (f"; its frozen member: {frozen}" if frozen else "")
+        return {**named(held), "because": because}
     if held is not None:
         return {
             **named(held),

@@ -184,7 +184,7 @@ class Engine:
         self.scaling = Scaling(
             state, self.lifecycle, self.planner.order, reader.priority_of,
             lambda draft, job, wanted: self._indexing.let_have(draft, job, wanted),
-            config.scale_up_s, config.scale_down_s, self.call_totals.woken,
+            config.scale_up_s, config.scale_down_s, self.call_totals.woken, self.sleeping.refused,
         )  # fmt: skip
         self.relocating = Relocating(state, self.lifecycle, self.services, lambda job: self._indexing.enter_more(job))
         self._indexing: Indexing = Indexing(
@@ -463,12 +463,14 @@ class Engine:
             flight.asks.append(event)
 
     def _woken(self, tenant: str, answer: Answer | Problem) -> Answer | Problem:
-        """Return the answer to a caller that found no member, with the reason if none has a place on a host now."""
+        """Return the answer to a caller that found no member, with the reason if none has a place on a host now, or its
+        devices there."""
         if isinstance(answer, Problem):
             return answer
         data, job, explain = answer.data, self.state.job(tenant, answer.data["job"]), self.explain_woken
-        told = explain(job) if explain is not None and job is not None and not job.held and not job.over else None
-        if told:
+        if job is None or job.over or any(member.mask == member.home for member in job.members):
+            explain = None
+        if explain is not None and job is not None and (told := explain(job)):
             data |= {"why": ": ".join(filter(None, (told.get("why") or told.get("means"), told.get("because"))))}
         return msgspec.structs.replace(answer, ledger=self.state.seq, data=data)
 

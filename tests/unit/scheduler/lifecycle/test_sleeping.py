@@ -9,9 +9,11 @@ import pytest
 
 from moorage.scheduler.core.events import Wake
 from moorage.scheduler.core.outputs.outputs import changes_since
+from moorage.scheduler.questions.foresight import Foresight
 from moorage.schemas.capabilities import Capabilities
 from moorage.schemas.service import MemberLoad
 from tests.unit.scheduler.driving import Driving
+from tests.unit.scheduler.queries.test_looks import nothing
 
 CAN = {"process": Capabilities(answers_calls=True, freezes=True)}
 CANNOT = {"process": Capabilities(answers_calls=True)}
@@ -25,42 +27,69 @@ class Models:
         self.worker = self.drive.worker("w0", gpus, capabilities=can)
         self.calls = dict[str, int]()  # that wait, by service
         self.ended = dict[str, int]()
+        self.since_ms = dict[str, int]()  # since when the oldest of those waits
+        self.waited_ms = dict[str, int]()
+        self.tenants = dict[str, str]()
+        self.silent = set[str]()  # services whose members say nothing, as those that load their model
+        self.busy = set[str]()  # services in which a call runs all the time, too
         for name in names:
             self.submit(name, **fields)
             self.serve(1 if name == names[-1] else 12)
 
-    def submit(self, name: str, **fields: Any) -> dict[str, Any]:
-        self.calls[name] = self.ended[name] = 0
+    def submit(self, name: str, tenant: str = "t", **fields: Any) -> dict[str, Any]:
+        self.calls[name] = self.ended[name] = self.waited_ms[name] = 0
+        self.tenants[name] = tenant
         service = {"name": name, "sleep_after_s": 10, "awake_s": 30, **fields.pop("service", {})}
         run = {"driver": "process", "argv": ["serve"], "grace_s": 5}
-        return self.drive.submit(name, run=run, service=service, **{"gpu": {}, **fields})
+        return self.drive.submit(name, tenant=tenant, run=run, service=service, **{"gpu": {}, **fields})
 
     def state(self, name: str) -> str:
-        return self.drive.states(name)[0]
+        return self.drive.states(name, self.tenants[name])[0]
 
     def states(self) -> list[str]:
         return [self.state(name) for name in self.calls]
 
     def say(self) -> None:
-        """Each member says what it has; calls of one that runs end."""
+        """Each member says what it has; calls of one that runs end, eight at a time. All come to the first member."""
         for name, waiting in self.calls.items():
-            if self.state(name) not in ("RUNNING", "FROZEN"):
+            if self.state(name) not in ("RUNNING", "FROZEN") or name in self.silent:
                 continue
-            if waiting and self.state(name) == "RUNNING":
-                self.ended[name] += waiting
-                self.calls[name] = waiting = 0
-            member = self.drive.member(name)
-            load = MemberLoad(
-                name, 8, min(waiting, 8), max(0, waiting - 8), 0, False, 0, 0, 0, self.ended[name], 0, 0,
-                name, 0, member.fence, member.attempt,
-            )  # fmt: skip
-            self.drive.engine.offer_member_load("t", name, load, self.drive.now)
+            since_ms = self.since_ms.setdefault(name, self.drive.now) if waiting else self.drive.now
+            waits_ms = self.drive.now - since_ms
+            if self.state(name) == "RUNNING":
+                ended = min(waiting, 8)
+                self.ended[name] += ended
+                self.waited_ms[name] += ended * waits_ms
+                self.calls[name] = waiting = waiting - ended
+            if not waiting:
+                self.since_ms.pop(name, None)
+            self._say(name, 0, waiting, waits_ms)
+            for index, state in enumerate(self.drive.states(name, self.tenants[name])):
+                if index and state in ("RUNNING", "FROZEN"):
+                    self._say(name, index, 0, 0)
+
+    def _say(self, name: str, index: int, calls: int, waits_ms: int) -> None:
+        tenant = self.tenants[name]
+        member, is_first = self.drive.member(name, index, tenant), not index
+        running = min(calls + (is_first and name in self.busy), 8)
+        load = MemberLoad(
+            f"{name}/{index}", 8, running, max(0, calls - 8), waits_ms if calls > 8 else 0, False, 0, 0, 0,
+            self.ended[name] * is_first, self.waited_ms[name] * is_first, 0, name, index, member.fence, member.attempt,
+        )  # fmt: skip
+        self.drive.engine.offer_member_load(tenant, name, load, self.drive.now)
 
     def serve(self, seconds: int) -> None:
         for _ in range(seconds):
             self.say()
             self.drive.pass_time(1000)
             self.drive.settle()
+
+    def serve_called(self, seconds: int, *names: str) -> None:
+        """As `serve`; a call comes each second to each of these."""
+        for _ in range(seconds):
+            for name in names:
+                self.calls[name] += 1
+            self.serve(1)
 
     def call(self, name: str) -> None:
         """A call comes: its member says so at once."""
@@ -69,7 +98,7 @@ class Models:
         self.drive.settle()
 
     def whys(self, name: str) -> list[tuple[str, str]]:
-        changes = changes_since(self.drive.state, self.drive.job(name), 0)
+        changes = changes_since(self.drive.state, self.drive.job(name, self.tenants[name]), 0)
         return [(change.state, change.why) for change in changes if change.state in ("FREEZE", "RESUME", "NOT_FROZEN")]
 
 
@@ -100,6 +129,17 @@ def test_what_an_operator_freezes_no_call_resumes() -> None:
     assert models.states() == ["FROZEN"]
 
 
+def test_a_member_that_ran_on_without_a_call_sleeps_again() -> None:
+    models = Models("embed")
+    models.serve(13)
+    models.drive.order("resume", job="embed")
+    models.drive.settle()
+    models.serve(8)
+    assert models.states() == ["RUNNING"], "it counts from when it ran on"
+    models.serve(6)
+    assert models.states() == ["FROZEN"]
+
+
 def test_a_new_leader_has_a_called_member_run_on() -> None:
     models = Models("embed")
     models.serve(13)
@@ -127,19 +167,178 @@ def test_services_that_sleep_take_turns_and_each_stays_awake_for_its_time() -> N
     assert models.states() == ["FROZEN", "RUNNING"], "the GPU of a service that sleeps takes another one"
     models.call("a")
 
-    def serve_b(seconds: int) -> None:
-        for _ in range(seconds):
-            models.calls["b"] += 1
-            models.serve(1)
-
-    serve_b(20)
+    models.serve_called(20, "b")
     assert models.states() == ["FROZEN", "RUNNING"], "b is awake for less than its 30 s"
     assert "waits for its turn on its GPUs" in models.drive.explained("a")["why"]
-    serve_b(15)
+    left_s = int(models.drive.explained("a")["why"].partition(", in about ")[2].removesuffix(" s"))
+    assert 5 < left_s < 15
+    models.serve_called(3, "b")
+    assert f"in about {left_s - 3} s" in models.drive.explained("a")["why"]
+    foresight = Foresight(models.drive.engine, lambda: models.drive.now, nothing, nothing, nothing, forks=False)
+    models.drive.engine.explain_woken = foresight.at_wake
+    models.drive.engine.offer(Wake("t", "a", "woken", json=True))
+    models.drive.settle()
+    assert f"in about {left_s - 3} s" in models.drive.answers["woken"]["data"]["why"]
+    models.serve_called(12, "b")
     assert (models.states(), models.ended["a"]) == (["RUNNING", "FROZEN"], 1)
     assert models.whys("b")[-2:] == [
         ("FREEZE", "the service that sleeps on its GPUs is called"), ("RESUME", "it is called"),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("freezes", "states", "words"),
+    [(True, ["RUNNING", "FROZEN"], ["FREEZE", "RESUME"]), (False, ["FROZEN", "RUNNING"], ["FREEZE", "NOT_FROZEN"])],
+)
+def test_calls_undo_no_turn_before_its_worker_has_said_what_comes_of_it(
+    freezes: bool, states: list[str], words: list[str]
+) -> None:
+    models = Models("a", "b")
+    models.worker.hears_freezes = False
+    models.busy.add("b")
+    models.call("a")
+    models.serve(60)
+    assert [word for word, _ in models.whys("b")] == ["FREEZE"], "it is to be frozen, and no call changes that"
+    models.worker.freezes, models.worker.hears_freezes = freezes, True
+    models.serve(2)
+    assert models.states() == states, "it hears that again with its renewals"
+    assert [word for word, _ in models.whys("b")] == words
+
+
+@pytest.mark.parametrize("silent", [False, True])
+def test_a_guest_that_cannot_be_frozen_ends_for_the_service_that_was_there_first(silent: bool) -> None:
+    models = Models("a", "b")
+    models.worker.freezes = False
+    (models.silent if silent else models.busy).add("b")
+    models.drive.lead()
+    models.drive.renew()
+    models.call("a")
+    models.serve(40)
+    assert models.states() == ["FROZEN", "RUNNING"]
+    models.serve(70)
+    assert [word for word, _ in models.whys("b")] == ["FREEZE", "NOT_FROZEN"] * 2
+    assert (models.states(), models.ended["a"]) == (["RUNNING", "QUEUED"], 1)
+    changes = changes_since(models.drive.state, models.drive.job("b"), 0)
+    assert any("could not be frozen" in change.why for change in changes)
+    models.busy.clear()
+    models.worker.freezes = True
+    models.serve(60)
+    assert models.states() == ["FROZEN", "QUEUED"], "it is no guest any more"
+    models.submit("c")
+    models.serve(2)
+    assert models.states() == ["FROZEN", "QUEUED", "RUNNING"], "another service of its shape is"
+    models.drive.worker("w1", capabilities=CAN)
+    models.serve(2)
+    assert models.states() == ["FROZEN", "RUNNING", "RUNNING"]
+
+
+def test_a_member_that_was_there_first_and_cannot_be_frozen_runs_on() -> None:
+    models = Models("a", "b")
+    models.call("a")
+    models.serve(40)
+    models.serve(14)
+    models.call("b")
+    models.serve(2)
+    models.call("a")
+    models.serve(35)
+    models.call("b")
+    models.worker.freezes = False
+    models.busy.add("a")
+    models.serve(200)
+    assert models.states() == ["RUNNING", "FROZEN"]
+    assert "could not be frozen" in models.drive.explained("b")["why"]
+
+
+def test_a_guest_that_loads_its_model_takes_turns_like_one_that_is_called() -> None:
+    models = Models("a")
+    models.serve(12)
+    models.silent.add("b")
+    models.submit("b")
+    models.serve(10)
+    models.call("a")
+    models.busy.add("a")
+    models.serve(40)
+    assert (models.states(), models.ended["a"]) == (["RUNNING", "FROZEN"], 1)
+    models.serve(40)
+    assert models.states() == ["FROZEN", "RUNNING"], "it goes on loading in its turn"
+
+
+@pytest.mark.parametrize("of_a", [{"priority": 40}, {"tenant": "u"}])
+def test_neither_priority_nor_share_keeps_a_service_from_its_turn(of_a: dict[str, Any]) -> None:
+    models = Models()
+    models.submit("a", **of_a)
+    models.busy.add("a")
+    models.serve(600)  # its tenant has used more
+    models.busy.clear()
+    models.serve(12)
+    for name in "bc":
+        models.submit(name)
+        models.serve(12)
+    models.busy |= {"a", "b", "c"}
+    for _ in range(2):
+        before = dict(models.ended)
+        models.serve_called(160, "a", "b", "c")
+        assert all(models.ended[name] > before[name] for name in "abc"), (before, models.ended)
+
+
+def test_services_of_one_gpu_do_not_starve_one_of_two() -> None:
+    models = Models(gpus=2)
+    models.submit("a", gpu={"count": 2})
+    models.serve(12)
+    models.busy |= {"b", "c"}
+    for name in "bc":
+        models.submit(name)
+        models.serve_called(7, "b")
+    for _ in range(3):
+        before = dict(models.ended)
+        models.serve_called(160, "a", "b", "c")
+        assert all(models.ended[name] > before[name] for name in "abc"), (before, models.ended)
+
+
+@pytest.mark.parametrize(
+    ("verb", "of", "why"),
+    [
+        ("hold", {"job": "a"}, "is to run on, and is held"),
+        ("hold", {"tenant": "t"}, "is to run on, and is held"),
+        ("limit", {"tenant": "t", "gpus": 1}, "tenant t has 1 of 1 GPUs leased"),
+    ],
+)
+def test_a_service_is_not_frozen_for_one_that_may_not_have_its_gpu(verb: str, of: dict[str, Any], why: str) -> None:
+    models = Models("a")
+    models.serve(12)
+    models.submit("b", tenant="u")
+    models.drive.worker("w1")
+    models.drive.submit("train", gpu={}, run={"driver": "process", "argv": ["train"]})
+    models.serve(1)
+    assert (models.states(), models.drive.states("train")) == (["FROZEN", "RUNNING"], ["RUNNING"])
+    models.busy |= {"a", "b"}
+    models.drive.order(verb, **of)
+    models.call("a")
+    models.serve(60)
+    assert (models.states(), models.whys("b")) == (["FROZEN", "RUNNING"], [])
+    assert why in models.drive.explained("a")["why"]
+
+
+def test_a_tenant_at_its_limit_takes_turns_among_its_own_services() -> None:
+    models = Models("a", "b")
+    models.drive.order("limit", tenant="t", gpus=1)
+    models.call("a")
+    models.serve(35)
+    assert (models.states(), models.ended["a"]) == (["RUNNING", "FROZEN"], 1)
+
+
+@pytest.mark.parametrize("gpus", [1, 2])
+def test_replicas_of_one_service_take_no_turns_with_each_other(gpus: int) -> None:
+    models = Models("a", gpus=gpus, replicas=gpus + 1)
+    models.serve(30)
+    assert models.drive.states("a") == ["FROZEN"] * gpus + ["QUEUED"]
+    assert models.drive.explained("a")["reason"] == "frozen-here"
+    models.submit("b")
+    models.serve(2)
+    assert models.states() == ["FROZEN", "RUNNING"], "one of another service does, also behind them in the queue"
+    models.drive.worker("w1", capabilities=CAN)
+    models.serve(2)
+    assert models.drive.states("a") == ["FROZEN"] * gpus + ["RUNNING"]
 
 
 def test_a_job_of_another_kind_gets_no_gpu_of_a_service_that_sleeps() -> None:
@@ -197,15 +396,50 @@ def test_a_fleet_that_freezes_nothing_has_no_service_that_sleeps() -> None:
     assert models.drive.explained("b")["reason"] == "no-sleep"
 
 
-@pytest.mark.parametrize(("can", "state"), [(CAN, "FROZEN"), (CANNOT, "QUEUED")])
+@pytest.mark.parametrize(
+    ("can", "freezes", "state"), [(CAN, True, "FROZEN"), (CANNOT, False, "QUEUED"), (CAN, False, "QUEUED")]
+)
 def test_the_last_member_of_a_service_that_may_have_none_sleeps_where_it_can_and_else_ends(
-    can: Any, state: str
+    can: Any, freezes: bool, state: str
 ) -> None:
     models = Models(can=can)
+    models.worker.freezes = freezes
     models.submit("a", replicas={"min": 0, "max": 2}, service={"sleep_after_s": 300})
     models.drive.engine.offer(Wake("t", "a", "reply", json=True))
     models.drive.settle()
-    models.serve(290)
+    models.serve(100)
+    models.call("a")
+    models.serve(295)
     assert models.states() == ["RUNNING"]
-    models.serve(120)
+    models.serve(15)
     assert models.states() == [state]
+    assert models.drive.job("a").rows[0].attempt == 1
+
+
+def test_calls_that_waited_for_a_turn_make_a_service_no_larger() -> None:
+    models = Models("a", replicas={"min": 1, "max": 4})
+    models.submit("b", service={"awake_s": 60})
+    models.serve(12)
+    assert models.states() == ["FROZEN", "RUNNING"]
+    models.calls["a"] = 24
+    models.serve(40)
+    assert (models.state("a"), models.ended["a"]) == ("FROZEN", 0)
+    assert "; its frozen member: it is called, and waits for its turn" in models.drive.explained("a")["because"]
+    models.serve(60)
+    assert models.ended["a"] == 24
+    assert models.drive.job("a").scaled is None
+
+
+def test_a_new_leader_ends_the_last_member_once_it_has_heard_no_call_for_as_long() -> None:
+    models = Models(can=CANNOT)
+    models.submit("a", replicas={"min": 0, "max": 2}, service={"sleep_after_s": 40})
+    models.drive.engine.offer(Wake("t", "a", "reply", json=True))
+    models.drive.settle()
+    models.serve(30)
+    models.drive.lead()
+    models.drive.renew()
+    models.drive.settle()
+    models.serve(35)
+    assert models.states() == ["RUNNING"]
+    models.serve(15)
+    assert models.states() == ["QUEUED"]

@@ -35,6 +35,7 @@ TOUCHED_SPARE: Final = 1_024
 OPENED_MAX: Final = 1_024
 #: with more opened hosts than this, the whole fleet is scanned instead
 OPENED_HOSTS_MAX: Final = 8
+_NONE: Final = frozenset[int]()
 
 
 class Fleet:
@@ -45,6 +46,10 @@ class Fleet:
         self.hosts: dict[int, Host] = {}
         #: the hosts with members that are frozen
         self.with_frozen: dict[int, Host] = {}
+        #: the numbers of jobs of services that sleep with frozen members
+        self.asleep = set[int]()
+        #: the numbers of jobs of services that sleep whose members could not be frozen for others: no guests any more
+        self.no_guests = set[int]()
         #: by kit, for hosts that are alike but for labels; kept by their classes
         self._fits: WeakValueDictionary[Kit, Fits] = WeakValueDictionary()
         self._changes = 0
@@ -408,6 +413,30 @@ class Fleet:
         host.awaited, host.turns, host.needed = awaited, turns, needed
         host.version += 1
         self.refresh(host)
+
+    def closed_turns(self, host: Host, num: int) -> int:
+        """Return the slots that a job does not take in turns with the services that sleep there.
+
+        Its own frozen members wait for them: replicas of one service would only push each other out. Or it is one whose
+        members could not be frozen.
+        """
+        if num in self.no_guests:
+            return host.turns
+        closed = 0
+        for member in host.frozen.values():
+            closed |= member.home if member.replica.job.num == num else 0
+        return closed & host.turns
+
+    def closed_to(self, num: int) -> frozenset[int]:
+        """Return the workers on which nothing is free to a job but its `closed_turns`."""
+        if num not in self.asleep and num not in self.no_guests:
+            return _NONE
+        return frozenset(
+            of
+            for of, host in self.with_frozen.items()
+            if (closed := self.closed_turns(host, num))
+            and not host.free & ~host.shut & ~(host.awaited & ~host.turns) & ~host.needed & ~closed
+        )
 
     # ----------------------------------------------------------------------------------- questions
 

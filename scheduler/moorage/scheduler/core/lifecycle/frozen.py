@@ -7,21 +7,34 @@ the members' states at the end of each record, so no event has to report a chang
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.fleet.fleet import Fleet
 from moorage.scheduler.core.fleet.host import Host
 from moorage.scheduler.core.ledger.records import Count
-from moorage.scheduler.core.ledger.state import AT_EXITED, FROZEN, LEAVING, Member
+from moorage.scheduler.core.ledger.state import AT_EXITED, FROZEN, LEAVING, Member, Tenant
 from moorage.scheduler.core.lifecycle.freezing import stays_frozen
 from moorage.scheduler.core.lifecycle.transitions import Lifecycle
+from moorage.scheduler.core.overlay import DraftTenant
 
 #: the reason of the end of a preemptible job; it does not name the frozen job, which may be another tenant's
 WHY: Final = "preempted: the frozen job that waits for its GPUs needs them"
 #: the reason of the transition by which a frozen job has its GPUs again, before its worker has resumed it
 LEASED: Final = "it has its GPUs again"
+
+
+def is_over_limit(tenant: Tenant | DraftTenant, member: Member, mask_of: Callable[[Member], int]) -> bool:
+    """Return whether the limit of its tenant keeps a frozen member from its devices.
+
+    What its tenant's own members have of them they give up.
+    """
+    if not tenant.gpus_max:
+        return False
+    peers = [other for other in member.worker.members.values() if other.replica.job.tenant == member.replica.job.tenant]
+    given = sum(mask.bit_count() for mask in map(mask_of, peers) if mask & member.home)
+    return tenant.gpus - given + member.home.bit_count() > tenant.gpus_max
 
 
 class Frozen:
@@ -36,6 +49,7 @@ class Frozen:
 
         To be called for each record before anything is placed.
         """
+        self._fleet.asleep.clear()
         for host in list(self._fleet.with_frozen.values()):
             self._settle(draft, host)
 
@@ -48,7 +62,10 @@ class Frozen:
                 continue
             self._leave_closed(draft, host, member)
             awaited |= member.home
-            kept |= 0 if self._lifecycle.shape_of(member.replica.job).sleeps else member.home
+            if self._lifecycle.shape_of(member.replica.job).sleeps:
+                self._fleet.asleep.add(member.replica.job.num)
+            else:
+                kept |= member.home
             if draft.phase_of(member) == AT_EXITED:
                 needed |= member.home  # its worker may have resumed it to end: its memory is not seen free yet
             elif self._needs(draft, member):
@@ -73,11 +90,19 @@ class Frozen:
             self._lifecycle.leave(draft, member, why, Count.NONE)
 
     def _needs(self, draft: Draft, member: Member) -> bool:
-        """Return whether a frozen member is to run on, or has a grace in which to save its work on its devices."""
+        """Return whether a frozen member is to run on and may, or has a grace to save its work on its devices."""
         state = draft.replica(member.replica).state
         if state in LEAVING:
             return self._lifecycle.request_of(member.replica.job).workload.grace_s > 0
-        return state == FROZEN and not stays_frozen(draft, member)
+        return state == FROZEN and not stays_frozen(draft, member) and self._may_run(draft, member)
+
+    def _may_run(self, draft: Draft, member: Member) -> bool:
+        """Return whether a member may have its devices once they are free: nobody gives them up for one on hold."""
+        job = member.replica.job
+        tenant = draft.tenant(job.tenant)
+        if draft.job(job).hold is not None or tenant.hold is not None:
+            return False
+        return not is_over_limit(tenant, member, draft.mask_of)
 
     def waiting(self, draft: Draft) -> Iterator[Member]:
         """Yield the frozen members that are to run on, as soon as their devices are theirs again."""

@@ -58,33 +58,45 @@ def member_of(state: State, tenant: str, load: MemberLoad) -> Member | None:
 
 
 class _Heard:
-    """What one member has said: its last frame, and means of what it does."""
+    """What one member has said: its last frame, and means of what it does.
 
-    __slots__ = ("at_ms", "busy", "load", "refused_s", "run_s")
+    Calls that wait in a member that is frozen, as for its turn, ask for no more members: once it runs on, it takes all
+    of these. Of their waits that part counts which comes after.
+    """
 
-    def __init__(self, load: MemberLoad, mono_ms: int) -> None:
+    __slots__ = ("at_ms", "busy", "from_ms", "load", "refused_s", "run_s", "woke_ms")
+
+    def __init__(self, load: MemberLoad, mono_ms: int, is_frozen: bool) -> None:
         self.load = load
-        self.at_ms = mono_ms
+        self.at_ms = self.from_ms = mono_ms
         #: calls that run and wait here. It begins at 0: as fast as it rises, those fall from which a member takes them
         self.busy = 0.0
         self.refused_s = 0.0  # calls that it refuses in a second
         self.run_s = 0.0  # mean time of a run
+        self.woke_ms = None if is_frozen else 0  # when it ran on after it was frozen; None until then
 
-    def take(self, load: MemberLoad, mono_ms: int) -> bool:
+    @property
+    def awake_ms(self) -> int:
+        """How long it runs since it was frozen last; 0 while it is frozen."""
+        return 0 if self.woke_ms is None else self.at_ms - self.woke_ms
+
+    def take(self, load: MemberLoad, mono_ms: int, is_frozen: bool) -> bool:
         """Take the next frame; return whether there were calls since the last one."""
         before, passed_ms = self.load, max(1, mono_ms - self.at_ms)
         part = min(1.0, passed_ms / MEAN_MS)
+        self.load, self.at_ms = load, mono_ms
+        if is_frozen or self.woke_ms is None:
+            self.woke_ms = None if is_frozen else mono_ms
         ran_ms, waited_ms = max(0, load.ran_ms - before.ran_ms), max(0, load.waited_ms - before.waited_ms)
         refused, ended = max(0, load.refused - before.refused), max(0, load.ended - before.ended)
-        busy = float(load.running + load.waiting)
+        busy = 0.0 if is_frozen else float(load.running + load.waiting)
         if ended and ran_ms <= ended * passed_ms:  # of calls that are short the time that they took says more
-            busy = (ran_ms + waited_ms) / passed_ms
+            busy = (ran_ms + min(waited_ms, ended * self.awake_ms)) / passed_ms
         self.busy += part * (busy - self.busy)
         self.refused_s += part * (refused * 1000 / passed_ms - self.refused_s)
         if ended:
             run_s = ran_ms / ended / 1000
             self.run_s = run_s if not self.run_s else self.run_s + part * (run_s - self.run_s)
-        self.load, self.at_ms = load, mono_ms
         return bool(ended or refused or load.running or load.waiting)
 
 
@@ -99,6 +111,11 @@ class _Service:
         self.low_ms: int | None = None  # since when fewer members would do
         self.moved_ms = -1  # ledger ms of the last step that was written
         self.pressed = ""  # what went wrong since the last step: calls waited too long, or were refused
+
+    def quiet_ms(self, mono_ms: int) -> int:
+        """Return for how long there was no call, counted from when the newest member was heard first."""
+        begins = [heard.from_ms for heard in self.heard.values()]
+        return mono_ms - max(begins if self.called_ms is None else [*begins, self.called_ms])
 
 
 class Yields(NamedTuple):
@@ -122,7 +139,8 @@ class Scaling:
     """Follows the calls of services. `bound(draft, job, wanted)` lets the queue place as many replicas as are wanted.
 
     `up_s` and `down_s` are the least seconds between two steps up, and down. `woken(tenant, service, mono_ms)` is
-    called when a caller has the first member of a service started.
+    called when a caller has the first member of a service started. `refused(draft, member)` says whether a member that
+    was to sleep could not be frozen.
     """
 
     def __init__(
@@ -135,6 +153,7 @@ class Scaling:
         up_s: float,
         down_s: float,
         woken: Callable[[str, str, int], None],
+        refused: Callable[[Draft, Member], bool],
     ) -> None:
         self._state = state
         self._lifecycle = lifecycle
@@ -144,6 +163,7 @@ class Scaling:
         self._up_ms = int(up_s * 1000)
         self._down_ms = int(down_s * 1000)
         self._woken = woken
+        self._refused = refused
         self._services: dict[int, _Service] = {}  # by job number
         #: numbers of the jobs that had members above `min` when their calls were last looked at
         self.above: set[int] = set()
@@ -166,20 +186,20 @@ class Scaling:
         if member is None or service is None:
             return
         job = member.replica.job
-        known = service.heard.get(member.name)
+        known, is_frozen = service.heard.get(member.name), member.replica.state == FROZEN
         if known is None:
-            service.heard[member.name] = _Heard(load, mono_ms)
+            known = service.heard[member.name] = _Heard(load, mono_ms, is_frozen)
             called = bool(load.running or load.waiting or load.ended or load.refused)
         else:
             if load.refused > known.load.refused:
                 service.pressed = f"{many(load.refused - known.load.refused, 'call')} refused"
-            called = known.take(load, mono_ms)
+            called = known.take(load, mono_ms, is_frozen)
         if called:
             service.called_ms = mono_ms
         scale = self._lifecycle.request_of(job).scale
-        is_waking = member.replica.state == FROZEN  # soon it runs what waits there
-        if scale is not None and load.oldest_ms > scale.wait_target_ms and not is_waking:
-            service.pressed = f"a call waited {load.oldest_ms} ms"
+        waited_ms = min(load.oldest_ms, known.awake_ms)
+        if scale is not None and waited_ms > scale.wait_target_ms:
+            service.pressed = f"a call waited {waited_ms} ms"
 
     def wake(self, draft: Draft, asked: Wake, jobs: Iterable[Job], mono_ms: int) -> Answer | None:
         """Let a service without members have one; `jobs` are its live jobs. Return None if none of them is followed
@@ -292,20 +312,22 @@ class Scaling:
             self._move(draft, job, request, service, wanted + 1, why)
             return True
         low_ms = 0 if service.low_ms is None else mono_ms - service.low_ms
-        down_ms = self._down_ms
+        is_over = needs < wanted and low_ms >= self._down_ms and since_ms >= self._down_ms
         if wanted == 1 and request.service is not None and request.service.sleep_after_s:
-            if request.sleeps and self._can_freeze(members, request):
+            if request.sleeps and self._can_freeze(draft, members, request):
                 return False  # it sleeps
-            down_ms = round(request.service.sleep_after_s * 1000)
-        if needs < wanted and low_ms >= down_ms and since_ms >= down_ms:
+            quiet_ms = service.quiet_ms(mono_ms) if answering == len(members) else 0
+            is_over = not scale.min and quiet_ms >= request.service.sleep_after_s * 1000
+            why = f"no call for {many(quiet_ms // 1000, 'second')}"
+        if is_over:
             self._end_fewest(draft, service, members, len(members) - wanted + 1, f"scaled to {wanted - 1}: {why}")
             self._move(draft, job, request, service, wanted - 1, why)
             return True
         return False
 
-    def _can_freeze(self, members: list[Member], request: Request) -> bool:
+    def _can_freeze(self, draft: Draft, members: list[Member], request: Request) -> bool:
         driver = request.workload.driver
-        return any(member.worker.can(driver).get("freezes") for member in members)
+        return any(each.worker.can(driver).get("freezes") and not self._refused(draft, each) for each in members)
 
     def _needs(
         self, request: Request, service: _Service, members: list[Member], wanted: int, mono_ms: int

@@ -121,6 +121,7 @@ class QueueOrder:
         self.ageing = ageing
         self.overdue = overdue
         self.left_too_soon_of = left_too_soon_of
+        self._fleet = fleet
         self.turns: Turns | None = None  # in this pass: the order under fair share
         #: the sort key of queue groups; equal keys are ordered by arrival
         self.key: Callable[[Group], Key] = by_priority
@@ -203,9 +204,11 @@ class QueueOrder:
     def kept_from(self, draft: Draft, num: int) -> frozenset[int]:
         """Return the workers excluded for this job alone; jobs behind it in its group may start there.
 
-        They are drained before its time limit is over, or its job avoids them from this record on.
+        They are drained before its time limit is over, or its job avoids them from this record on, or has them already
+        and sleeps there.
         """
         found = self.left_too_soon_of(num, draft.time_ms) if draft.state.windows else _NOBODY
+        found |= self._fleet.closed_to(num)
         return found.union(draft.avoided.get(num, ())) if draft.avoided else found
 
     # ------------------------------------------------------------------------------- what comes before arrival

@@ -95,6 +95,8 @@ class Planner:
         self._unprepared = False  # the ranker is not ready to choose
         self.serving: Group | None = None  # the group being served, for containment when a pass fails
         self._in_vain_max = IN_VAIN_MAX
+        #: in this pass, by worker number: the slots for which frozen members wait that are to be resumed first
+        self._claimed: dict[int, int] = {}
         self._waiting = 0  # groups that the last pass had to serve
 
     def is_done(self, draft: Draft) -> bool:
@@ -160,20 +162,37 @@ class Planner:
     def _add_frozen(self, draft: Draft, ready: list[tuple[Key, int, Group]]) -> None:
         """Add the frozen members that are to be resumed to a heap of groups: each before others of its priority.
 
-        Among these, the one that has been without its devices for longest goes first: they may take turns on them.
+        Among these, the one that has been without its devices for longest goes first: they may take turns on them. So
+        members of services that sleep have one key on each host, the first of theirs: neither priority nor share lets
+        one that has just had its turn come before one that waits.
         """
         policy = self.preempting.policy
+        self._claimed.clear()
+        groups = list[tuple[Key, Group, Member]]()
+        firsts: dict[int, Key] = {}
         for member in self.frozen.waiting(draft):
             job = member.replica.job
             if draft.job(job).hold is None:
                 group = Group(policy.priority_of(job), policy.shape_of(job), job.tenant, [job.num])
                 group.resumes = member
-                heappush(ready, (self.order.key(group), max(member.fence, member.leased) - LEDGER_END, group))
+                key, host = self.order.key(group), member.worker.num
+                groups.append((key, group, member))
+                if group.shape.sleeps:
+                    firsts[host] = min(key, firsts.get(host, key))
+        for key, group, member in groups:
+            first = firsts[member.worker.num] if group.shape.sleeps else key
+            heappush(ready, (first, max(member.fence, member.leased) - LEDGER_END, group))
 
     def _resume(self, draft: Draft, group: Group, member: Member) -> None:
-        """Resume a frozen member if its devices are free, and its tenant may have them now."""
+        """Resume a frozen member if its devices are free, and its tenant may have them now.
+
+        What it waits for is not given to a later one in parts: members that need fewer devices would starve it.
+        """
+        host = member.worker.num
         if self.order.may(draft, group):
-            self.frozen.resume(draft, member)
+            claimed = self._claimed.get(host, 0)
+            if member.home & claimed or not self.frozen.resume(draft, member):
+                self._claimed[host] = claimed | member.home
         elif self._holds_up(draft, group):
             self.order.over_limit(group)
 

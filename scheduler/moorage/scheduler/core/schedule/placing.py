@@ -88,7 +88,7 @@ class Placing:
         avoid = self._peers(draft, num) if shape.spread else _NO_PEERS
         choice = self._ranker_of(shape).choose(self._fleet, shape, avoid, excluded)
         if choice is None and (shape.preemptible or shape.sleeps):
-            choice = self._where_frozen_wait(shape, excluded)
+            choice = self._where_frozen_wait(shape, num, excluded)
         if choice is not None:
             self._fleet.take(choice.host, shape, choice.mask)
             if shape.spread:
@@ -100,14 +100,14 @@ class Placing:
     def _mode(self, shape: Shape) -> int:
         return self._order.mode(shape) | PREEMPTIBLE if shape.preemptible else self._order.mode(shape)
 
-    def _where_frozen_wait(self, shape: Shape, excluded: frozenset[int]) -> Choice | None:
+    def _where_frozen_wait(self, shape: Shape, num: int, excluded: frozenset[int]) -> Choice | None:
         """Return a choice on devices that frozen jobs wait for, for a job that gives them back; None if none has room.
 
         Asked only after the ranker, which chooses devices that are open to all jobs, has found none.
         """
-        for num, host in self._fleet.with_frozen.items():
-            slots = host.cls.pick(host.open_to(shape), shape)
-            if slots is not None and num not in excluded and host.usable and host.fits_host(shape):
+        for of, host in self._fleet.with_frozen.items():
+            slots = host.cls.pick(host.open_to(shape) & ~self._fleet.closed_turns(host, num), shape)
+            if slots is not None and of not in excluded and host.usable and host.fits_host(shape):
                 return Choice(host, slots)
         return None
 
