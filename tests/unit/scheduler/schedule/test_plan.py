@@ -117,9 +117,9 @@ def test_a_cancelled_job_with_a_reservation_leaves_its_group_with_the_record() -
     """The plan sees first that nothing of it waits any more; `Driving.check_queue` looks at the group."""
     drive = Driving(Config(reserve_after=0, ageing=0))
     drive.worker("w0", 2)
-    for name, tenant, more in (("j1", "t", {"priority": 60}), ("j2", "w", {"replicas": 2})):
-        run = {"argv": ["a"], "timeout_s": 36_000}
-        drive.offer_submit(name, tenant=tenant, gpu={"count": 1}, run=run, **more)
+    run = {"argv": ["a"], "timeout_s": 36_000}
+    drive.offer_submit("j1", tenant="t", gpu={"count": 1}, run=run, priority=60)
+    drive.offer_submit("j2", tenant="w", gpu={"count": 1}, run=run, replicas=2)
     drive.tick(400)
     drive.offer_submit("j3", tenant="v", gpu={"count": 2}, replicas=2)
     drive.tick(1_001)
