@@ -145,18 +145,20 @@ class JetStream:
         bytes_min: int,
         first_seq: Callable[[], Awaitable[int]] | None = None,
         *,
-        keeps_larger: bool = False,
+        keeps_larger: frozenset[str] = frozenset(),
     ) -> StreamInfo:
         """Do the same as `ensure_stream`, but with a smaller `max_bytes` if the server cannot reserve that much: a
         quarter of it, then a quarter of that, and at least `bytes_min`.
 
-        An existing stream is never made smaller for want of room; with `keeps_larger` it is never made smaller: an
-        operator has enlarged it. `max_bytes` has to be in `config`. Raises as `ensure_stream`.
+        An existing stream is never made smaller for want of room. Its bounds in `keeps_larger` are never made smaller:
+        an operator has enlarged them, perhaps to -1, which is no bound. `max_bytes` and those have to be in `config`.
+        Raises as `ensure_stream`.
         """
-        name, wanted = config["name"], config["max_bytes"]
+        name = config["name"]
         if keeps_larger and (found := await self._info(_stream_name(name), {})) is not None:
-            wanted = max(wanted, found.config.get("max_bytes", -1))
-        size = wanted
+            there = {key: found.config.get(key, -1) for key in keeps_larger}
+            config = {**config, **{key: bound for key, bound in there.items() if bound < 0 or bound > config[key]}}
+        size = wanted = config["max_bytes"]
         while True:
             try:
                 found = await self.ensure_stream({**config, "max_bytes": size}, may_update, first_seq)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -128,6 +128,41 @@ async def test_queues_and_dead_letters_that_an_operator_enlarged_stay_as_large(
             await js.ensure_stream({"name": name, "max_bytes": size * MIB}, MAY_CHANGE)
         await start()
         assert {name: await reserved(js, name) // MIB for name in sizes} == sizes
+
+
+@pytest.mark.parametrize("grown", [lambda bound: 2 * bound, lambda bound: -1])
+async def test_each_bound_of_queue_and_dead_letters_that_an_operator_enlarged_stays_as_large(
+    small: SmallServer, unique: str, monkeypatch: pytest.MonkeyPatch, grown: Callable[[int], int]
+) -> None:
+    monkeypatch.setattr(queue_streams, "BYTES_MAX", 16 * MIB)
+    monkeypatch.setattr(dead_letters, "BYTES_MAX", MIB)
+    subjects = Subjects(unique)
+    streams = {
+        subjects.dead_letter_stream: ("max_bytes", "max_msgs", "max_msgs_per_subject"),
+        subjects.request_stream: ("max_bytes", "max_msgs_per_subject"),
+    }
+
+    async def first_seq() -> int:
+        return 1
+
+    async with opened(small) as js:
+
+        async def start() -> None:
+            await DeadLetters.ensure(js, subjects, 1, 60.0)
+            await QueueStreams(js, subjects, 1).ensure(first_seq)
+
+        await start()
+        bounds: dict[str, dict[str, int]] = {}
+        for name, keys in streams.items():
+            made = (await js.stream_info(name)).config
+            bounds[name] = {key: grown(made[key]) for key in keys}
+            if made["discard"] == "new" and bounds[name]["max_msgs_per_subject"] < 0:
+                del bounds[name]["max_msgs_per_subject"]  # the server refuses that
+            await js.ensure_stream({"name": name, **bounds[name]}, frozenset(keys))
+        await start()
+        for name, asked in bounds.items():
+            config = (await js.stream_info(name)).config
+            assert {key: config[key] for key in asked} == asked, name
 
 
 async def test_where_there_is_less_than_the_least_it_is_refused(small: SmallServer) -> None:

@@ -44,7 +44,9 @@ LETTERS_MAX_TENANT: Final = 10_000
 BYTES_MAX: Final = 64 * 1024**2
 BYTES_MIN: Final = 1024**2
 #: settings that may change on an existing stream: they affect only what is kept
-MAY_CHANGE: Final = frozenset({"max_age", "max_bytes", "max_msgs_per_subject", *COPIES_FOLLOW})
+MAY_CHANGE: Final = frozenset({"max_age", "max_bytes", "max_msgs", "max_msgs_per_subject", *COPIES_FOLLOW})
+#: those that an operator may enlarge
+BOUNDS: Final = frozenset({"max_bytes", "max_msgs", "max_msgs_per_subject"})
 AT_ONCE_MAX: Final = 8
 LIST_BYTES_MAX: Final = 256 * 1024
 AGAIN_S: Final = 1.0
@@ -103,10 +105,10 @@ class DeadLetters:
 
     @staticmethod
     async def ensure(jetstream: JetStream, subjects: Subjects, replicas: int, keep_s: float) -> None:
-        """Create the stream, smaller than `BYTES_MAX` if the server lacks room, or check it. One that an operator has
-        enlarged keeps its size. Raises `BusError`."""
+        """Create the stream, smaller than `BYTES_MAX` if the server lacks room, or check it. A bound that an
+        operator has enlarged stays as large. Raises `BusError`."""
         config = DeadLetters.stream(subjects, replicas, keep_s)
-        await jetstream.ensure_stream_with_room(config, MAY_CHANGE, BYTES_MIN, keeps_larger=True)
+        await jetstream.ensure_stream_with_room(config, MAY_CHANGE, BYTES_MIN, keeps_larger=BOUNDS)
 
     async def bury(self, tenant: str, message: StoredMessage, why: Problem, evidence: str = "") -> None:
         """Store a refused message with the reason, and tell of a submit; try again, without end, until it is stored."""

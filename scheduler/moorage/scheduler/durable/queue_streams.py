@@ -44,6 +44,8 @@ DUPLICATES_NS: Final = 100_000_000
 HEADERS_BYTES_MAX: Final = 4096
 #: settings that may change on an existing stream: no stored message depends on them
 MAY_CHANGE: Final = frozenset({"max_bytes", "max_msg_size", "duplicate_window", *COPIES_FOLLOW})
+#: those that an operator may enlarge
+BOUNDS: Final = frozenset({"max_bytes", "max_msgs_per_subject"})
 USER_INFO_S: Final = 2.0
 #: tenants that one line of the log names
 NAMED_MAX: Final = 8
@@ -142,13 +144,13 @@ class QueueStreams:
     async def ensure(self, first_seq: Callable[[], Awaitable[int]]) -> None:
         """Create the streams, smaller if the server lacks room, or check them; `first_seq` says where a new one begins.
 
-        One that an operator has enlarged keeps its size. If tenants have their own streams, the shared one is not
+        A bound that an operator has enlarged stays as large. If tenants have their own streams, the shared one is not
         created, and an existing one accepts nothing more. May be repeated after it stopped anywhere. Raises `BusError`;
         but a tenant whose stream the server refuses is logged and `lacking`, unless it refuses all.
         """
         if not self.tenants:
             config = stream_config(self._subjects, self._replicas)
-            await self._js.ensure_stream_with_room(config, MAY_CHANGE, BYTES_MIN, first_seq, keeps_larger=True)
+            await self._js.ensure_stream_with_room(config, MAY_CHANGE, BYTES_MIN, first_seq, keeps_larger=BOUNDS)
             return
         former = await self.former()
         if former is not None:
@@ -162,7 +164,7 @@ class QueueStreams:
         for tenant in sorted(self.tenants):
             config = stream_config(self._subjects, self._replicas, tenant)
             try:
-                await self._js.ensure_stream_with_room(config, MAY_CHANGE, BYTES_MIN, behind, keeps_larger=True)
+                await self._js.ensure_stream_with_room(config, MAY_CHANGE, BYTES_MIN, behind, keeps_larger=BOUNDS)
             except JetStreamRefused as refused:
                 lacking.add(tenant)
                 if self._refused.due(words := f"tenant {tenant} has no durable queue now: {refused}"):
