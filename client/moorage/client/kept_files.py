@@ -26,7 +26,7 @@ from moorage.schemas.handler import result_object
 from moorage.schemas.job import RUNNING, SUCCEEDED
 from moorage.schemas.names import word_of
 from moorage.schemas.printable import in_one_line
-from moorage.schemas.ranges import Ranges, count_of, format_ranges, numbers_in, parse_ranges
+from moorage.schemas.ranges import Ranges, count_of, format_ranges, is_in, numbers_in, parse_ranges
 from moorage.schemas.unreadable import UNREADABLE
 from moorage.system.archives import LEFT_OUT, BadArchive, Inflating, stays_below, unpack
 
@@ -79,7 +79,8 @@ async def fetch(
     shown = await client.read("show", {"job": job})
     numbers = numbers_of(shown.get("request", {}))
     fences = await _fences(client, job, shown, count_of(numbers), only)
-    replicas = list(numbers_in(numbers if only is None else only))
+    asked = numbers if only is None else only
+    replicas = list(numbers_in(asked))
     store = bucket_of(client)
     found, left_out = list[Path](), list[str]()
     for number in replicas:
@@ -93,7 +94,7 @@ async def fetch(
             left_out += _left_out(info, f"replica {number}: " if len(replicas) > 1 else "")
     if not found:
         keep = shown.get("request", {}).get("run", {}).get("keep", ())
-        message, fix = why_none(job, path, keep, shown)
+        message, fix = why_none(job, path, keep, shown, asked)
         raise NotFound(problem("not-found", "\n".join([message, *left_out]), job=job, next=fix))
     return Fetched(found, left_out)
 
@@ -152,8 +153,10 @@ async def unmatched(client: Connected, shown: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def why_none(job: str, path: str, keep: Sequence[str], shown: Mapping[str, Any]) -> tuple[str, str]:
-    """Return why a job, as `show` has it, has no kept files, and what to do; `keep` has the patterns of its request.
+def why_none(job: str, path: str, keep: Sequence[str], shown: Mapping[str, Any], replicas: Ranges) -> tuple[str, str]:
+    """Return why these replicas of a job, as `show` has it, have no kept files, and what to do.
+
+    `keep` has the patterns of its request.
 
     What it wrote can still be had while it runs, and for some minutes from its worker.
     """
@@ -163,14 +166,16 @@ def why_none(job: str, path: str, keep: Sequence[str], shown: Mapping[str, Any])
         why = f"files that match {', '.join(keep)} when it ends are kept for some days"
     rows = shown.get("replica_states") or [shown]
     word = word_of(job)
-    if runs := next((row for row in rows if row["state"] == RUNNING), None):
+    asked = [row for row in rows if row is shown or is_in(replicas, row["replica"])]
+    if runs := next((row for row in asked if row["state"] == RUNNING), None):
         which = word if len(rows) < 2 else f"{word}/{runs['replica']}"
         fix = f"while it runs: moorage exec {which} -- tar c {shlex.quote(path or '.')} | tar x"
     elif keep:
         fix = f"moorage show {word}"
     else:
         fix = "submit it with --keep 'out/**'"
-        if ran := next((each for each in reversed(changes_of(shown)) if each.worker and each.fence), None):
+        placed = (each for each in reversed(changes_of(shown)) if each.worker and each.fence)
+        if ran := next((each for each in placed if is_in(replicas, each.replica)), None):
             name = f"{shown['tenant']}.{job}.{ran.replica}.{ran.attempt}.{ran.fence}"
             fix += (
                 f"; for ten minutes after its end (folder_keep), {ran.worker} has what it wrote, in its folder {name}"

@@ -218,8 +218,23 @@ async def test_what_a_job_kept_is_put_into_the_folder_that_one_is_in(
 
 def test_a_job_that_keeps_nothing_and_one_without_a_match_are_told_apart() -> None:
     ended = {"tenant": "t", "state": "SUCCEEDED"}
-    assert "has no keep patterns" in why_none("a", "", (), ended)[0]
-    assert "files that match out/** when it ends" in why_none("a", "x", ("out/**",), ended)[0]
+    assert "has no keep patterns" in why_none("a", "", (), ended, ((0, 0),))[0]
+    assert "files that match out/** when it ends" in why_none("a", "x", ("out/**",), ended, ((0, 0),))[0]
+
+
+def test_what_to_do_is_said_of_the_replicas_that_were_asked_for() -> None:
+    rows = [{"replica": each, "state": "RUNNING"} for each in range(3)]
+    for only in range(3):
+        assert f"exec a/{only} -- " in why_none("a", "", (), {"replica_states": rows}, ((only, only),))[1]
+    ends = [Change(rev, rev, rev - 1, 1, "SUCCEEDED", f"w{rev - 1}", code=0, fence=10) for rev in (1, 2, 3)]
+    ended = shown("a", "SUCCEEDED", *ends, replica_states=[{**row, "state": "SUCCEEDED"} for row in rows])
+    for only in range(3):
+        assert (
+            f", w{only} has what it wrote, in its folder t.a.{only}.1.10"
+            in why_none("a", "", (), ended, ((only, only),))[1]
+        )
+    ended["replica_states"][0]["state"] = "RUNNING"
+    assert ", w1 has what it wrote" in why_none("a", "", (), ended, ((1, 1),))[1]
 
 
 async def test_what_a_job_wrote_without_keep_can_be_had_while_it_runs_and_the_folder_behind_it_is_named(
