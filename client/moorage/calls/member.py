@@ -21,7 +21,7 @@ from moorage.calls.room import AGE_S, Room
 from moorage.schemas.attempt import AttemptName
 from moorage.schemas.service import BUSY, EXPIRED, HOPS_MAX, MEMBER_DIED, PRIORITY_DEFAULT, PRIORITY_MAX, MemberLoad
 
-#: an unanswered `want` is repeated: in a cluster one can be lost
+#: an unanswered `want` is repeated: in a cluster one can be lost. A batch that is due waits no longer for all answers
 WANT_AGAIN_S: Final = 0.05
 #: a member that ends waits so long for the answer to its last `want`, which may be a call
 GIVEN_S_MAX: Final = 1.0
@@ -129,6 +129,7 @@ class Member:
         self._asked_s: float | None = None  # since when a `want` is unanswered
         #: a call that it asked for may join the batch that begins next, which waits for that unless it is whole
         self.gathers = False
+        self._gathers_s = 0.0  # since when
         self._have_heard_s = float("-inf")
         self._have_said_s = float("-inf")
         self._room_is_open = False
@@ -194,7 +195,7 @@ class Member:
             self._say_have(now_s)
         elif self.batches is not None:  # more may wait there
             self._fetch(now_s)
-        self._look_whether_gathered()
+        self._look_whether_gathered(now_s)
 
     def on_have(self, now_s: float) -> None:
         """Calls wait at some member."""
@@ -258,7 +259,8 @@ class Member:
             is_late = now_s - self._asked_s >= (GIVEN_S_MAX if self.draining else WANT_AGAIN_S)
             if is_late:
                 self._asked_s = None
-                self._look_whether_gathered()  # what is here begins without an answer that may be lost
+            self._look_whether_gathered(now_s)  # what is here begins without an answer that may be lost
+            if is_late:
                 self._fetch(now_s)
 
     def drain(self, now_s: float) -> None:
@@ -363,11 +365,13 @@ class Member:
         if self.draining or self._is_full or self.room or self._asked_s is not None:
             return
         if now_s - self._have_heard_s <= HAVE_HOLDS_S:
-            self._asked_s, self.gathers = now_s, self.batches is not None
+            self._asked_s = now_s
+            if self.batches is not None and not self.gathers:
+                self.gathers, self._gathers_s = True, now_s
             self._outside.want()
 
-    def _look_whether_gathered(self) -> None:
-        if self.gathers and self._asked_s is None:
+    def _look_whether_gathered(self, now_s: float) -> None:
+        if self.gathers and (self._asked_s is None or now_s - self._gathers_s >= WANT_AGAIN_S):
             self.gathers = False
             self._outside.gathered()
 

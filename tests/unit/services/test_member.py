@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from moorage.calls.batches import Batches
 from moorage.calls.member import CANCELLED_MAX, GIVEN_S_MAX, Call, Member
 from moorage.calls.room import Room
-from moorage.schemas.service import BUSY, EXPIRED, HOPS_MAX, MEMBER_DIED
+from moorage.schemas.service import BUSY, EXPIRED, HOPS_MAX, MEMBER_DIED, BatchSpec
 
 
 class Recorded:
@@ -238,6 +239,28 @@ def test_a_want_that_is_lost_is_repeated_and_a_have_too() -> None:
     m.tick(0.2)
     assert outside.take() == [("have",)]
     assert m.needs_ticks
+
+
+def test_a_batch_waits_for_calls_from_other_rooms_no_longer_than_one_answer_may_take() -> None:
+    m, outside = member()
+    m.run_in_batches(Batches(BatchSpec(256, 5), 1))
+    m.on_have(0.0)
+    for at in range(1, 5):  # each answer lets it ask for the next call
+        m.on_given(call(f"c{at}", at / 100), at / 100)
+        assert m.gathers
+        assert ("gathered",) not in outside.take()
+    m.on_given(call("c5", 0.05), 0.05)
+    assert not m.gathers
+    assert outside.take()[-2:] == [("want",), ("gathered",)], "what comes later is for the next batch"
+    m.on_given(call("c6", 0.06), 0.06)
+    assert m.gathers
+    m.on_given(call("c7", 0.1), 0.1)
+    outside.take()
+    m.drain(0.1)
+    m.tick(0.109)
+    assert m.gathers
+    m.tick(0.11)
+    assert (m.gathers, outside.take()) == (False, [("gathered",)]), "the last `want` is not answered"
 
 
 def test_the_answer_to_a_want_is_the_call_that_waits_longest() -> None:
