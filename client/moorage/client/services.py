@@ -566,14 +566,13 @@ async def _each(items: Iterable[Any] | AsyncIterable[Any]) -> AsyncIterator[Any]
 
 
 def _own_headers(headers: Mapping[str, str]) -> dict[str, str]:
-    """Return the headers that a caller gives its calls. Raises `Rejected`."""
+    """Return the headers that a caller gives its calls. Raises `Rejected`, which shows no value: it may be secret."""
     found: dict[str, str] = {}
     for name, value in headers.items():
         if not is_header(name, value) or name.lower() in OF_A_CALL:
             raise rejected(
                 "invalid-argument",
-                f"{str(name)[:80]!r} cannot be a header of a call with this value",
-                found=str(value)[:80],
+                f"{str(name).partition(':')[0][:80]!r} cannot be a header of a call with this value",
                 allowed="a name in ASCII without spaces and colons and none of moorage's own, and one line of text",
                 next="give its time, priority and data as such; all other headers are yours",
             )

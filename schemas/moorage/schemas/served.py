@@ -52,7 +52,7 @@ def checked_headers(headers: Mapping[str, str]) -> dict[str, str]:
     for name, value in headers.items():
         if not is_header(name, value):
             raise ValueError(
-                f"{name!r}: {value!r} cannot be a header of an answer: the name must be ASCII without spaces and "
+                f"{name!r} cannot be a header of an answer with this value: the name must be ASCII without spaces and "
                 "colons and none of moorage's own, the value one line of text"
             )
     if wrong := too_large(headers):

@@ -133,6 +133,14 @@ def test_what_is_wrong_with_a_file_is_told_with_its_name(name: str, text: str | 
     assert refused.value.fixes
 
 
+def test_a_variable_that_is_no_text_is_not_shown() -> None:
+    Path("a.yaml").write_text("command: echo\nenv: {TOKEN: {value: s3cret}}")
+    with pytest.raises(Rejected) as refused:
+        read_job_file("a.yaml")
+    assert "s3cret" not in repr(refused.value.problem)
+    assert refused.value.problem.found == "dict"
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -247,7 +247,7 @@ def warn_of_decimal(size: str, mib: int) -> None:
 
 def pairs(option: str, texts: Sequence[str], value_is: str = "value") -> list[tuple[str, str]]:
     """Return the `NAME=value` texts of an option, split. Raises `Rejected`, which shows no value, because a value may
-    be secret."""
+    be secret; a text without = may be one alone."""
     found = []
     for text in texts:
         name, equals, value = text.partition("=")
@@ -255,7 +255,6 @@ def pairs(option: str, texts: Sequence[str], value_is: str = "value") -> list[tu
             raise rejected(
                 "invalid-argument",
                 f"--{option} needs NAME={value_is}",
-                found=name[:40],
                 next=f"--{option} NAME={value_is}",
             )
         found.append((name, value))

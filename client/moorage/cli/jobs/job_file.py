@@ -186,7 +186,8 @@ def _words(where: str, name: str, value: Any, typed: Mapping[str, Any]) -> Itera
 def _text(where: str, name: str, value: Any) -> str:
     if isinstance(value, Mapping | list):
         raise rejected(
-            "invalid-argument", f"{where}: each value of {name} must be one text", field=f"$.{name}", found=str(value),
+            "invalid-argument", f"{where}: each value of {name} must be one text", field=f"$.{name}",
+            found=type(value).__name__,
             next="write braces and brackets in quotes, as '{item}'",
         )  # fmt: skip
     return {True: "true", False: "false"}.get(value, str(value)) if isinstance(value, bool) else str(value)
