@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from moorage.scheduler.core.ledger import acts
 from moorage.scheduler.core.ledger.finished import FinishedTable
 from moorage.scheduler.core.ledger.fold import begin, fold
 from moorage.scheduler.core.ledger.folding import FoldError
@@ -112,3 +113,16 @@ def test_a_record_that_was_taken_back_leaves_the_state_as_it_was(records: Callab
         assert state.digest == state.full_digest()
     assert spoils > 100
     assert caught > 20
+
+
+def test_a_tenants_tables_are_copied_once_however_many_acts_name_it() -> None:
+    state = State()
+    state.schedules["t"] = {f"s{n}": Schedule("t", f"s{n}", "* * * * *", "UTC", "skip", b"", "") for n in range(8)}
+    state.tenant("t").tombstones = {f"j{number}": -1 for number in range(100)}
+    named: list[Any] = [acts.Untomb("t", f"j{number}") for number in range(8)]
+    named += [acts.Ran("t", f"s{number}", 1, "", 0) for number in range(8)]
+    record = Record(1, 0, 7, 0, 1, state.digest, acts=named)
+    assert sum(len(copied) for _, copied in Undo(state, record)._tables) == 108
+    kept = list(state.tenants["t"].tombstones)
+    assert undone(state, record)
+    assert list(state.tenants["t"].tombstones) == kept, "in order of the last cancel"

@@ -42,7 +42,10 @@ _VALUES: Final[dict[type, Callable[[Any], tuple[Any, ...]]]] = {
 class Undo:
     """A copy of what `record` may change of `state`."""
 
-    __slots__ = ("_accepted", "_bad", "_ended", "_fields", "_keys", "_oldest", "_rows", "_state", "_stories", "_tables")
+    __slots__ = (
+        "_accepted", "_bad", "_ended", "_fields", "_keys", "_oldest", "_rows", "_state", "_stories", "_tables",
+        "_whose",
+    )  # fmt: skip
 
     def __init__(self, state: State, record: Record) -> None:
         self._state = state
@@ -50,6 +53,7 @@ class Undo:
         self._rows: dict[_Row, tuple[Any, ...]] = {}
         self._keys: list[tuple[MutableMapping[Any, Any], Any, Any]] = []
         self._tables: list[tuple[MutableMapping[Any, Any], dict[Any, Any]]] = []
+        self._whose: set[str] = set()  # tenants whose tables are copied: whole, as their order is part of the state
         self._stories: list[tuple[list[Any], int]] = []
         self._bad: list[tuple[Job, dict[int, bytearray]]] = []
         self._ended, self._oldest = len(state.ended), list[int]()
@@ -151,10 +155,12 @@ class Undo:
             self._key(state.schedules, whose)
             if (rows := state.schedules.get(whose)) and (schedule := rows.get(getattr(act, "name", ""))) is not None:
                 self._row(schedule)
-            if rows is not None:
-                self._tables.append((rows, dict(rows)))
-            if (tenant := state.tenants.get(whose)) is not None:
-                self._tables.append((tenant.tombstones, dict(tenant.tombstones)))
+            if whose not in self._whose:
+                self._whose.add(whose)
+                if rows is not None:
+                    self._tables.append((rows, dict(rows)))
+                if (tenant := state.tenants.get(whose)) is not None:
+                    self._tables.append((tenant.tombstones, dict(tenant.tombstones)))
 
     def _all_tenants(self) -> None:
         for tenant in self._state.tenants.values():
