@@ -36,25 +36,26 @@ class _Brought(msgspec.Struct, frozen=True):
 _decode: Final = msgspec.json.Decoder(_Brought).decode
 
 
-async def brought(client: Connected, run: Mapping[str, Any], *, of_schedule: bool = False) -> str:
+async def brought(client: Connected, run: Mapping[str, Any]) -> str:
     """Return which files a request's `run` brings, in words: `train.py, config/ (12 files); of job sweep`.
 
     The address stands for an archive that cannot be read now, or has no such header. Returns "" if it brings none.
     """
     told = [f"of job {each['job']}" for each in run.get("files_of") or ()]
     if (address := run.get("files")) is not None:
-        told.insert(0, await _named(client, address, of_schedule) or address)
+        told.insert(0, await _named(client, address) or address)
     return "; ".join(told)
 
 
-async def _named(client: Connected, address: str, of_schedule: bool) -> str:
+async def _named(client: Connected, address: str) -> str:
     if is_operators(client.context):  # who may not read what is the tenant's
         return ""
-    store = bucket_of_schedules(client) if of_schedule else bucket_of(client)
-    with contextlib.suppress(ClientError, TimeoutError, KeyError, IndexError, *UNREADABLE):
+    with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(ASKED_S_MAX):
-            if (info := await client.again(partial(store.find, address))) is not None:
-                return _words(_decode(info.headers[BROUGHT][0]))
+            for store in (bucket_of(client), bucket_of_schedules(client)):  # a job of a schedule has the schedule's
+                with contextlib.suppress(ClientError, KeyError, IndexError, *UNREADABLE):
+                    if (info := await client.again(partial(store.find, address))) is not None:
+                        return _words(_decode(info.headers[BROUGHT][0]))
     return ""
 
 

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from moorage.cli.framework.render import utc
+from moorage.cli.framework.screen import Screen
 from moorage.cli.jobs.schedule import _next
+from moorage.cli.jobs.show_cancel import _draw
 from moorage.client import AsyncClient, Conflict, JobFailed, NotFound, Rejected
 from moorage.client.schedules import Schedules
 from moorage.client.sending import bucket_of_schedules
 from moorage.schemas.job import Request
 from moorage.schemas.schedules import ScheduleRow
 from tests.system.cli.node import Node
+from tests.unit.cli.test_render import Terminal
 
 NIGHTLY = ("schedule", "add", "nightly", "--cron", "0 3 * * *", "--tz", "Europe/Berlin", "--driver", "noop")
 
@@ -112,6 +116,23 @@ async def test_a_schedule_keeps_its_files_until_the_last_one_with_them_is_remove
         added = await node.run(*NIGHTLY, *sweep, tenant=unique)
         assert added.code == 0, added.err
         assert (await schedules.show("nightly")).request["run"]["items"]["file"]  # type: ignore[index]
+
+
+async def test_the_files_of_a_schedules_job_are_shown_by_name(
+    node: Node, unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    (tmp_path / "a.txt").write_text(f"{unique}\n")
+    async with AsyncClient(node.url, tenant=unique) as client:
+        await client.schedules.add("one", "@yearly", ["true"], files=tmp_path / "a.txt")
+        ran = await client.schedules.run_now("one")
+        await ran.result()
+        shown = await node.run("show", ran.job, tenant=unique)
+        assert "files\ta.txt\n" in shown.out
+        await _draw(client, ran.job, Screen(drawn := Terminal()))
+        assert re.search(r"^files\s+a\.txt$", drawn.getvalue(), re.MULTILINE), drawn.getvalue()
+        shown = await node.run("schedule", "show", "one", tenant=unique)
+        assert "files\ta.txt\n" in shown.out
 
 
 async def test_files_of_a_removed_schedule_stay_for_its_jobs_and_then_go(

@@ -122,7 +122,7 @@ def show(name: _Name, /, *, options: RowOptions = ROWS) -> int:
         from moorage.schemas.actors import words
 
         run, next_ = (row.request or {}).get("run", {}), _next(row)
-        files = await brought(client._wire, run, of_schedule=True)
+        files = await brought(client._wire, run)
         late_ms = row.last_ms - row.due_ms if row.due_ms else 0
         made_up = f", made up: it was due {utc(row.due_ms)}" if late_ms >= LATE_MS else ""
         told = [

@@ -128,8 +128,14 @@ async def _draw(client: AsyncClient, job: str, screen: Screen) -> None:
     """Draw the job and its use of GPUs every `WATCH_S` seconds until it has ended."""
     import asyncio
 
+    from moorage.client.brought import brought
+
+    files: str | None = None
     while True:
         data = (await client._wire.answer("show", {"job": job})).data
+        if files is None:
+            files = await brought(client._wire, data.get("request", {}).get("run") or {})
+        data["brought"] = files
         lines = job_words(data).splitlines()
         if any("use" in row for row in data.get("replica_states", ())):
             with contextlib.suppress(ClientError):  # it has ended since, or its worker is away
