@@ -113,9 +113,11 @@ class Engine(ABC):
     gives_folders: ClassVar[bool] = False
 
     def __init__(self, socket: Path) -> None:
-        """Make the engine's client, which connects when it is asked. Raises Refused if `aiohttp` is not installed."""
+        """Make the engine's client, which connects when it is asked. Raises Refused if `aiohttp` cannot be imported."""
         try:
             import aiohttp
+
+            failed = aiohttp.ClientError  # only this imports it where `import_when_used` stands in for it
         except ImportError as error:
             raise refuse(
                 "failed-precondition",
@@ -125,7 +127,7 @@ class Engine(ABC):
         self.socket = socket
         self._aiohttp = aiohttp
         self._made: aiohttp.ClientSession | None = None
-        self._errors = (aiohttp.ClientError, OSError, asyncio.IncompleteReadError)
+        self._errors = (failed, OSError, asyncio.IncompleteReadError)
 
     @property
     def _session(self) -> ClientSession:
