@@ -166,10 +166,10 @@ async def test_a_tenant_for_whose_queue_there_is_no_room_stops_nobody_elses(
     ensure, full = JetStream.ensure_stream_with_room, SUBJECTS.request_stream_of("acme")
     is_full = True
 
-    async def with_room(self: JetStream, config: dict[str, Any], *rest: Any) -> Any:
+    async def with_room(self: JetStream, config: dict[str, Any], *rest: Any, **more: Any) -> Any:
         if is_full and config["name"] == full:
             raise JetStreamRefused(f"create stream {full}", 500, 10047, "insufficient storage resources available")
-        return await ensure(self, config, *rest)
+        return await ensure(self, config, *rest, **more)
 
     monkeypatch.setattr(JetStream, "ensure_stream_with_room", with_room)
     async with (
