@@ -122,6 +122,8 @@ def become(request: dict[str, Any], streams: list[int], program: str) -> None:
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
     os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+    if request["groups"] != os.getgroups():  # only root may
+        os.setgroups(request["groups"])
     os.chdir(request["cwd"])
     os.environ.clear()
     os.environ.update(request["env"])

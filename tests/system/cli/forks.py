@@ -1,8 +1,9 @@
 """The command, and services, without a new interpreter for each: children of a process that has imported them
 (`fork_server.py`).
 
-A child has streams, an environment and a folder of its own, and ends with a status of its own, as a new process has.
-It has the server's hash seed, command line and `/proc/PID/environ`: what is looked for by these is started anew.
+A child has streams, an environment and a folder of its own, and the groups of its caller. It ends with a status of its
+own, as a new process has. It has the server's hash seed, command line and `/proc/PID/environ`: what is looked for by
+these is started anew.
 """
 
 from __future__ import annotations
@@ -52,7 +53,8 @@ class ForkServer:
     def fork(self, argv: tuple[str, ...], env: Mapping[str, str], cwd: Path | None, streams: tuple[int, ...]) -> Child:
         answer, theirs = socket.socketpair()
         with theirs:
-            request = json.dumps({"argv": argv, "env": dict(env), "cwd": str(cwd or Path.cwd())}).encode()
+            call = {"argv": argv, "env": dict(env), "cwd": str(cwd or Path.cwd()), "groups": os.getgroups()}
+            request = json.dumps(call).encode()
             socket.send_fds(self._calls, [NUMBER.pack(len(request))], [*streams, theirs.fileno()])
             self._calls.sendall(request)
         told, (pidfd,), _, _ = socket.recv_fds(answer, NUMBER.size, 1)

@@ -42,6 +42,7 @@ def main():
         "signals": [str(signal.getsignal(number)) for number in sorted(signal.valid_signals())],
         "mask": sorted(signal.pthread_sigmask(signal.SIG_BLOCK, [])),
         "group": [os.getpgrp(), os.getsid(0)], "umask": umask, "ids": os.getresuid() + os.getresgid(),
+        "groups": os.getgroups(),
         "threads": [threading.active_count(), threading.current_thread() is threading.main_thread()],
         "loop": loop, "gc": gc.isenabled(), "flags": list(sys.flags), "warnings": sys.warnoptions,
         "stdin": sys.stdin.read(),
@@ -79,6 +80,18 @@ def server(program: Path, request: pytest.FixtureRequest) -> Iterator[tuple[fork
     running.end()
 
 
+@pytest.fixture
+def other_groups(server: object) -> Iterator[None]:
+    """Groups that the server was not started with, where that is allowed."""
+    groups = os.getgroups()
+    if os.geteuid() == 0:
+        os.setgroups([*groups, 4321])
+    yield
+    if os.geteuid() == 0:
+        os.setgroups(groups)
+
+
+@pytest.mark.usefixtures("other_groups")
 @pytest.mark.parametrize("ends", ["0", "7", "in words", "exception", "signal"])
 async def test_a_program_finds_in_a_fork_what_it_finds_in_a_new_process(
     program: Path, server: tuple[forks.ForkServer, tuple[str, ...]], tmp_path: Path, ends: str

@@ -6,6 +6,7 @@ Needs root, which the machines that test this have; two users without names are 
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import tempfile
 from collections.abc import Iterator
@@ -76,7 +77,7 @@ async def test_a_job_is_its_tenants_user_with_nothing_of_the_agents(
 async def _is_its_tenants_user(nats_server: Server, unique: str, users: Users) -> None:
     async with stack(nats_server, unique) as made, caller(made) as acme:
         await made.scheduler()
-        await made.agent("w", "1x2xT4", worker="w", **users.settings)
+        agent = await made.agent("w", "1x2xT4", worker="w", **users.settings)
         await acme.leader()
         script = (
             "id -u; id -g; id -G; umask; echo home=$HOME; grep -E 'NoNewPrivs|CapEff|Groups' /proc/self/status; "
@@ -84,6 +85,8 @@ async def _is_its_tenants_user(nats_server: Server, unique: str, users: Users) -
         )
         await acme.submit("who", **shell(script))
         await acme.reaches("who", "SUCCEEDED")
+        [groups] = re.findall(r"^Groups:(.*)", Path(f"/proc/{agent.process.pid}/status").read_text(), re.MULTILINE)
+        assert str(users.acme + 7) in groups.split(), "the agent has no group that its jobs could have"
         text = await said(made, "who")
         lines = text.splitlines()
         assert lines[:4] == [*3 * [str(users.acme)], "0077"], text
