@@ -11,10 +11,10 @@ What is at hand when something raises is set aside, and the record is built agai
 - a timer, or a step of the record for which none of these was at hand, waits for a pause.
 
 Nothing of the failed record is in the state: only `fold` changes that, and what cannot be folded is taken back
-(`ledger/undo.py`). All tables (queue, reservation, fleet,
-timers) are made anew from the state, as in a takeover. A failure after the fold costs only answers, for which clients
-ask again. The ledger has nothing of this but the holds. It depends on the inputs alone, so a recording
-raises, and goes on, at the same places.
+(`ledger/undo.py`). A failure within that, or in the part of the fold that is not taken back, ends the term. All tables
+(queue, reservation, fleet, timers) are made anew from the state, as in a takeover. A failure after the fold costs only
+answers, for which clients ask again. The ledger has nothing of this but the holds. It depends on the inputs alone, so a
+recording raises, and goes on, at the same places.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from moorage.scheduler.core.containment import (
     Containment,
     Failure,
 )
-from moorage.scheduler.core.engine import Engine
+from moorage.scheduler.core.engine import Engine, HalfFolded
 from moorage.scheduler.core.events import (
     Arrival,
     Cancel,
@@ -102,6 +102,8 @@ class ContainedEngine(Engine):
             before = self._looked_ms, self._built_ms, self._replan
             try:
                 payload = super().build(time_ms, mono_ms, folds=folds)
+            except HalfFolded:
+                raise
             except Exception as raised:
                 failures += 1
                 self._looked_ms, self._built_ms, self._replan = before

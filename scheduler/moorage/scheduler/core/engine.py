@@ -12,7 +12,8 @@ be folded, and so was never sent, is taken back. The shell uses only the methods
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import Final
 
@@ -104,6 +105,19 @@ EVENTS_MAX: Final = 2_048
 
 class Displaced(Exception):
     """A record is stored, but not in the place for which it was folded: the term ends, and begins again from there."""
+
+
+class HalfFolded(Exception):
+    """The state is half changed by a record that was not sent: the term ends."""
+
+
+@contextmanager
+def _whole() -> Iterator[None]:
+    """Raise `HalfFolded` for what is raised inside, where the state changes and nothing can take that back."""
+    try:
+        yield
+    except Exception as raised:
+        raise HalfFolded(f"a record is neither folded nor taken back: {raised!r}") from raised
 
 
 class Engine:
@@ -325,7 +339,8 @@ class Engine:
 
         The record holds the offered events, due timers and new placements. With nothing to do it is a bare heartbeat.
         It is folded for the next place in the ledger, unless `folds` is false: then `commit` does it. Raises
-        `FoldError`, with the state as it was, for a record that cannot be folded.
+        `FoldError`, with the state as it was, for a record that cannot be folded, and `HalfFolded` with a state that
+        must be thrown away.
         """
         assert self._in_flight is None, "one append in flight, never two"
         draft = Draft(self.state, max(time_ms, self.state.time_ms))
@@ -391,12 +406,14 @@ class Engine:
         try:
             begun = begin(self.state, flight.record, self.state.seq + 1)
         except BaseException:
-            undo.back()
+            with _whole():
+                undo.back()
             raise
-        if folds:
-            flight.folded = begun.end()
-        else:
-            undo.back()
+        with _whole():
+            if folds:
+                flight.folded = begun.end()
+            else:
+                undo.back()
         self._rid += 1
         return payload
 

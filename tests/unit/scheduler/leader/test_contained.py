@@ -12,10 +12,13 @@ import pytest
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.contained_engine import BUILDS_MAX, ContainedEngine
 from moorage.scheduler.core.containment import PAUSE_MS, STEP_PAUSE_MS, TRACE_CHARS_MAX
+from moorage.scheduler.core.engine import HalfFolded
 from moorage.scheduler.core.events import Batch, Cancel, QueueRead, Submit
 from moorage.scheduler.core.fleet.shape import Shape
+from moorage.scheduler.core.ledger.fold import Begun
 from moorage.scheduler.core.ledger.records import Op
 from moorage.scheduler.core.ledger.state import State
+from moorage.scheduler.core.ledger.undo import Undo
 from moorage.scheduler.core.lifecycle.transitions import Lifecycle
 from moorage.scheduler.core.rank.falling_back import FallingBack
 from moorage.scheduler.core.rank.ranker import Ranker
@@ -256,6 +259,28 @@ def test_where_it_cannot_be_said_which_request_it_was_those_of_the_record_are_re
     drive.settle()
     assert state_of(drive, "good", "u") == "RUNNING"
     drive.replays()
+
+
+@pytest.mark.parametrize(
+    ("owner", "method", "folds", "fits"),
+    [(Begun, "end", True, True), (Undo, "back", False, True), (Undo, "back", True, False)],
+)
+def test_a_state_that_is_half_changed_ends_the_term(
+    owner: type, method: str, folds: bool, fits: bool, drive: Contained, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No request is at fault there, and nothing may be decided on such a state."""
+    drive.submit("before", gpu={})
+    drive.offer_submit(POISON, gpu={})
+    if not fits:
+        break_submits(drive, monkeypatch, "record")
+    raises_for(monkeypatch, owner, method, lambda *given: True)
+    with pytest.raises(HalfFolded, match="Poisoned"):
+        drive.engine.build(drive.now + 1, drive.now + 1, folds=folds)
+    assert drive.counts == {}
+    monkeypatch.undo()
+    drive.lead()
+    drive.settle()
+    assert state_of(drive, "before") == "RUNNING"
 
 
 def test_the_jobs_of_a_group_that_fails_are_held_until_an_operator_releases_them(
