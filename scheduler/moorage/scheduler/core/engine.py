@@ -524,6 +524,12 @@ class Engine:
         return self._in_flight is not None
 
     @property
+    def seq_in_flight(self) -> int:
+        """The sequence that the record in flight has, or is foreseen to have; that of the state if there is none."""
+        flight = self._in_flight
+        return self.state.seq + (flight is not None and flight.folded is None)
+
+    @property
     def built_ms(self) -> int:
         """The leader's monotonic time when it built its last record."""
         return self._built_ms

@@ -131,7 +131,7 @@ class Play:
     def commit(self) -> bool:
         """Acknowledge the record in flight; return whether it sent anything to a worker."""
         self.engine.prepare_outputs(self._mono_ms)
-        out = self.engine.commit(self.engine.state.seq, self._mono_ms)
+        out = self.engine.commit(self.engine.seq_in_flight, self._mono_ms)
         self.records += 1
         self.on_outputs(out)
         for _, payload, _ in out.messages:

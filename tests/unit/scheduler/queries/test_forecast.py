@@ -13,6 +13,7 @@ from moorage.scheduler.core.events import ChangeOrder
 from moorage.scheduler.core.ledger.invariants import validate
 from moorage.scheduler.whatif import child
 from moorage.scheduler.whatif.forecast import EARLIER, LATER, RUNS_SURE, Forecast, decode_forecast, forecast
+from moorage.scheduler.whatif.future import Future
 from moorage.schemas.capabilities import Capabilities
 from moorage.schemas.operate import ChangeAsked
 from tests.unit.scheduler.driving import Driving
@@ -238,6 +239,18 @@ def test_looking_ahead_changes_nothing_here_even_with_a_record_in_flight() -> No
     assert (drive.state.digest, drive.state.seq, len(drive.engine.queue), drive.engine.waiting) == before
     assert drive.engine.in_flight
     validate(drive.state)
+
+
+@pytest.mark.parametrize("folds", [True, False])
+def test_a_copy_takes_a_record_in_flight_as_stored_in_the_next_place(folds: bool) -> None:
+    drive = Driving()
+    drive.worker("w0", 1)
+    drive.offer_submit("more", gpu={})
+    after = drive.state.seq
+    drive.engine.build(drive.now, drive.now, folds=folds)
+    Future(drive.engine, drive.now, 0)
+    assert drive.state.seq == after + 1
+    assert drive.job("more").ledger == after + 1
 
 
 def test_a_child_that_fails_or_takes_too_long_is_no_answer_and_leaves_nothing() -> None:
