@@ -72,6 +72,7 @@ class Worker:
     well_n: int = 0
     use: list[AttemptUse] = field(default_factory=list)
     freezes: bool = True  # else it is refused what it is asked to freeze, though it said that it can
+    stays_awake: set[str] = field(default_factory=set)  # jobs whose members it is refused to freeze, besides
     hears_freezes: bool = True  # else it does nothing of that yet: the order is lost, or takes its time
 
     # -------------------------------------------------------------------------------------------- the pool
@@ -105,7 +106,7 @@ class Worker:
         if not self.hears_freezes:
             return
         if held.phase == "running" and freeze.on:
-            if self.freezes:
+            if self.freezes and held.place.job not in self.stays_awake:
                 held.phase, held.leased = "frozen", False
                 self.say("frozen", held.place)
             else:

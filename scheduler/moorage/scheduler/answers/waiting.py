@@ -174,7 +174,9 @@ def _why_frozen(engine: Engine, job: Job) -> str:
                 return f"it is to run on, and is {held_by(hold)}"
             if is_over_limit(tenant, member, lambda other: other.mask):
                 return f"it is to run on, and tenant {job.tenant} has {tenant.gpus} of {tenant.gpus_max} GPUs leased"
-            holders = [other for other in member.worker.members.values() if other.mask & member.home]
+            host = engine.fleet.hosts.get(member.worker.num)
+            is_shut = host is not None and member.home & host.shut  # no end of another one gives it all of its GPUs
+            holders = [other for other in member.worker.members.values() if other.mask & member.home and not is_shut]
             if holders and all(engine.reader.request_of(other.replica.job).sleeps for other in holders):
                 if not all(engine.sleeping.could_freeze(other) for other in holders):
                     first = "could not be frozen, and is asked again"

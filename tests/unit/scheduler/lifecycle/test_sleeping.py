@@ -295,6 +295,62 @@ def test_services_of_one_gpu_do_not_starve_one_of_two() -> None:
         assert all(models.ended[name] > before[name] for name in "abc"), (before, models.ended)
 
 
+def two_gpus_and_guest() -> Models:
+    """A service of two GPUs that sleeps, and one of one GPU that runs on one of these."""
+    models = Models(gpus=2)
+    models.submit("a", gpu={"count": 2})
+    models.serve(12)
+    models.submit("b")
+    models.busy.add("b")
+    models.serve(1)
+    assert models.states() == ["FROZEN", "RUNNING"]
+    return models
+
+
+def test_a_service_sleeps_for_none_whose_other_gpu_is_in_other_use() -> None:
+    models = two_gpus_and_guest()
+    other = 1 - models.drive.slots("b")[0]
+    models.worker.local = {other}
+    models.drive.renew()
+    models.call("a")
+    models.serve_called(100, "b")
+    assert (models.states(), models.whys("b")) == (["FROZEN", "RUNNING"], []), "its end would give a nothing"
+    assert "waits until its worker gives its GPUs" in models.drive.explained("a")["why"]
+    models.busy.discard("b")
+    models.serve(12)
+    models.call("b")
+    assert models.states() == ["FROZEN", "RUNNING"], "nor does it wait behind that one"
+    models.busy.add("b")
+    models.worker.local = set()
+    models.drive.renew()
+    models.serve_called(40, "b")
+    assert models.ended["a"] == 1
+
+
+def test_a_service_runs_on_before_one_that_waits_for_a_member_that_cannot_be_frozen() -> None:
+    models = Models("f", gpus=2)
+    models.serve(12)
+    models.submit("a", gpu={"count": 2})
+    models.serve(13)
+    models.call("f")
+    models.busy |= {"f", "b"}
+    models.submit("b")
+    models.serve(1)
+    assert models.states() == ["RUNNING", "FROZEN", "RUNNING"]
+    models.worker.stays_awake = {"f"}
+    models.call("a")
+    models.serve_called(150, "b", "f")
+    ended = models.ended["b"]
+    models.serve_called(150, "b", "f")
+    assert models.ended["b"] - ended > 100
+    models.worker.stays_awake = set()
+    models.serve_called(120, "b", "f")
+    assert models.ended["a"] == 1, "once that one can be frozen, it has its turn"
+    ended = models.ended["b"]
+    models.serve_called(60, "b", "f")
+    assert models.ended["b"] > ended
+
+
 @pytest.mark.parametrize(
     ("verb", "of", "why"),
     [

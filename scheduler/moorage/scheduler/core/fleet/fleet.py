@@ -50,6 +50,8 @@ class Fleet:
         self.asleep = set[int]()
         #: the numbers of jobs of services that sleep whose members could not be frozen for others: no guests any more
         self.no_guests = set[int]()
+        #: by worker: the slots of members that could not be frozen for others, and that do not end for them
+        self.stuck = dict[int, int]()
         #: by kit, for hosts that are alike but for labels; kept by their classes
         self._fits: WeakValueDictionary[Kit, Fits] = WeakValueDictionary()
         self._changes = 0

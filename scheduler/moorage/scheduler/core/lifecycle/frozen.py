@@ -97,7 +97,12 @@ class Frozen:
         return state == FROZEN and not stays_frozen(draft, member) and self._may_run(draft, member)
 
     def _may_run(self, draft: Draft, member: Member) -> bool:
-        """Return whether a member may have its devices once they are free: nobody gives them up for one on hold."""
+        """Return whether a member may have its devices once they are free: nobody gives them up for one on hold.
+
+        Nor if some of them are in other use, unwell or in quarantine.
+        """
+        if member.home & self._fleet.hosts[member.worker.num].shut:
+            return False
         job = member.replica.job
         tenant = draft.tenant(job.tenant)
         if draft.job(job).hold is not None or tenant.hold is not None:

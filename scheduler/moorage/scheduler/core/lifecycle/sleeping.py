@@ -100,11 +100,16 @@ class Sleeping:
         self._looked_ms = mono_ms
         self._fleet.no_guests &= self._state.jobs.keys()
         self._find_silent(draft, mono_ms)
+        stuck = self._fleet.stuck = {}
         for name, heard in list(self._heard.items()):
-            if heard.member in draft.gone or not self._lifecycle.is_on_worker(draft, heard.member):
+            member = heard.member
+            if member in draft.gone or not self._lifecycle.is_on_worker(draft, member):
                 del self._heard[name]
-            elif not draft.full:
+                continue
+            if not draft.full:
                 self._look(draft, heard, mono_ms)
+            if heard.vain >= VAIN_MAX and self._is_needed(draft, member) and not self._is_guest(draft, member):
+                stuck[member.worker.num] = stuck.get(member.worker.num, 0) | draft.mask_of(member)
 
     def _find_silent(self, draft: Draft, mono_ms: int) -> None:
         """Follow members, too, that have said nothing yet, once others wait for their devices."""

@@ -186,12 +186,14 @@ class Planner:
     def _resume(self, draft: Draft, group: Group, member: Member) -> None:
         """Resume a frozen member if its devices are free, and its tenant may have them now.
 
-        What it waits for is not given to a later one in parts: members that need fewer devices would starve it.
+        What it waits for is not given to a later one in parts: members that need fewer devices would starve it. But it
+        is if no turn gives the member all of it: some is in other use or unwell, or has a member that stays awake.
         """
         host = member.worker.num
         if self.order.may(draft, group):
             claimed = self._claimed.get(host, 0)
-            if member.home & claimed or not self.frozen.resume(draft, member):
+            closed = self.fleet.hosts[host].shut | self.fleet.stuck.get(host, 0)
+            if (member.home & claimed or not self.frozen.resume(draft, member)) and not member.home & closed:
                 self._claimed[host] = claimed | member.home
         elif self._holds_up(draft, group):
             self.order.over_limit(group)
