@@ -232,6 +232,21 @@ def test_a_guest_that_cannot_be_frozen_ends_for_the_service_that_was_there_first
     assert models.states() == ["FROZEN", "RUNNING", "RUNNING"]
 
 
+def test_a_guest_that_ended_is_one_again_after_a_while() -> None:
+    models = Models("a", "b")
+    models.worker.stays_awake = {"b"}
+    models.silent.add("b")
+    models.call("a")
+    models.serve(130)
+    assert (models.states(), models.ended["a"]) == (["FROZEN", "QUEUED"], 1), "it took too long to load its model"
+    models.serve(300)
+    assert models.states() == ["FROZEN", "QUEUED"]
+    models.worker.stays_awake.clear()
+    models.silent.clear()
+    models.serve(300)
+    assert models.state("b") in ("RUNNING", "FROZEN")
+
+
 def test_a_member_that_was_there_first_and_cannot_be_frozen_runs_on() -> None:
     models = Models("a", "b")
     models.call("a")

@@ -48,8 +48,9 @@ class Fleet:
         self.with_frozen: dict[int, Host] = {}
         #: the numbers of jobs of services that sleep with frozen members
         self.asleep = set[int]()
-        #: the numbers of jobs of services that sleep whose members could not be frozen for others: no guests any more
-        self.no_guests = set[int]()
+        #: by number, jobs of services that sleep whose members could not be frozen for others: until when (monotonic
+        #: ms) they are no guests
+        self.no_guests = dict[int, int]()
         #: by worker: the slots of members that could not be frozen for others, and that do not end for them
         self.stuck = dict[int, int]()
         #: by kit, for hosts that are alike but for labels; kept by their classes

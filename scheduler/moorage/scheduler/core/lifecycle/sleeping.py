@@ -29,6 +29,8 @@ from moorage.schemas.units import many
 
 #: a guest of a service that sleeps ends once it was to be frozen so often, and was not
 VAIN_MAX: Final = 2
+#: for how long its service is no guest then: it may only have loaded its model
+GUEST_AGAIN_MS: Final = 600_000
 NOT_FROZEN_WHY: Final = "it could not be frozen for the service that was on its GPUs first"
 
 
@@ -98,7 +100,7 @@ class Sleeping:
     def pass_time(self, draft: Draft, mono_ms: int) -> None:
         """Have members frozen, or run on. To be called for a record if `is_called`, and about once a second."""
         self._looked_ms = mono_ms
-        self._fleet.no_guests &= self._state.jobs.keys()
+        self._let_guests_again(mono_ms)
         self._find_silent(draft, mono_ms)
         stuck = self._fleet.stuck = {}
         for name, heard in list(self._heard.items()):
@@ -110,6 +112,14 @@ class Sleeping:
                 self._look(draft, heard, mono_ms)
             if heard.vain >= VAIN_MAX and self._is_needed(draft, member) and not self._is_guest(draft, member):
                 stuck[member.worker.num] = stuck.get(member.worker.num, 0) | draft.mask_of(member)
+
+    def _let_guests_again(self, mono_ms: int) -> None:
+        """Let services be guests again whose time without is over."""
+        until = self._fleet.no_guests
+        kept = {num: at_ms for num, at_ms in until.items() if num in self._state.jobs and mono_ms < at_ms}
+        if len(kept) < len(until):
+            self._fleet.no_guests = kept
+            self._fleet.opens()
 
     def _find_silent(self, draft: Draft, mono_ms: int) -> None:
         """Follow members, too, that have said nothing yet, once others wait for their devices."""
@@ -142,7 +152,7 @@ class Sleeping:
             if self._is_needed(draft, member):
                 if heard.vain >= VAIN_MAX and self._is_guest(draft, member):
                     self._lifecycle.leave(draft, member, NOT_FROZEN_WHY, Count.NONE)
-                    self._fleet.no_guests.add(member.replica.job.num)
+                    self._fleet.no_guests[member.replica.job.num] = mono_ms + GUEST_AGAIN_MS
                     return
                 heard.vain += 1
             heard.asked, heard.awake_ms = True, mono_ms
