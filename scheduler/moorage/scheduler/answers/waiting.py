@@ -174,6 +174,8 @@ def _why_frozen(engine: Engine, job: Job) -> str:
                 return f"it is to run on, and is {held_by(hold)}"
             if is_over_limit(tenant, member, lambda other: other.mask):
                 return f"it is to run on, and tenant {job.tenant} has {tenant.gpus} of {tenant.gpus_max} GPUs leased"
+            if member.name in engine.planner.frozen.refused:
+                return f"it is to run on, behind a job of tenant {job.tenant} that waits for the tenant's limit"
             host = engine.fleet.hosts.get(member.worker.num)
             is_shut = host is not None and member.home & host.shut  # no end of another one gives it all of its GPUs
             holders = [other for other in member.worker.members.values() if other.mask & member.home and not is_shut]

@@ -390,6 +390,28 @@ def test_a_service_is_not_frozen_for_one_that_may_not_have_its_gpu(verb: str, of
     assert why in models.drive.explained("a")["why"]
 
 
+def test_a_service_is_not_frozen_for_one_behind_a_job_that_waits_for_the_limit_of_its_tenant() -> None:
+    models = Models("a")
+    models.serve(12)
+    models.submit("b", tenant="u")
+    models.drive.worker("w1")
+    models.drive.submit("train", gpu={}, run={"driver": "process", "argv": ["train"], "timeout_s": 3600})
+    models.serve(1)
+    assert (models.states(), models.drive.states("train")) == (["FROZEN", "RUNNING"], ["RUNNING"])
+    models.drive.order("limit", tenant="t", gpus=2)
+    models.drive.worker("w2", gpus=2)
+    models.drive.submit("wide", gpu={"count": 2}, priority=90, run={"driver": "process", "argv": ["train"]})
+    models.busy |= {"a", "b"}
+    models.call("a")
+    models.serve_called(200, "b")
+    assert (models.states(), models.whys("b")) == (["FROZEN", "RUNNING"], [])
+    assert models.drive.states("wide") == ["QUEUED"]
+    assert "behind a job of tenant t that waits for the tenant's limit" in models.drive.explained("a")["why"]
+    models.drive.cancel("wide")
+    models.serve_called(40, "b")
+    assert models.ended["a"] == 1
+
+
 def test_a_tenant_at_its_limit_takes_turns_among_its_own_services() -> None:
     models = Models("a", "b")
     models.drive.order("limit", tenant="t", gpus=1)

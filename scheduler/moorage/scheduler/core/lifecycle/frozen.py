@@ -18,6 +18,7 @@ from moorage.scheduler.core.ledger.state import AT_EXITED, FROZEN, LEAVING, Memb
 from moorage.scheduler.core.lifecycle.freezing import stays_frozen
 from moorage.scheduler.core.lifecycle.transitions import Lifecycle
 from moorage.scheduler.core.overlay import DraftTenant
+from moorage.schemas.attempt import AttemptName
 
 #: the reason of the end of a preemptible job; it does not name the frozen job, which may be another tenant's
 WHY: Final = "preempted: the frozen job that waits for its GPUs needs them"
@@ -43,6 +44,8 @@ class Frozen:
     def __init__(self, fleet: Fleet, lifecycle: Lifecycle) -> None:
         self._fleet = fleet
         self._lifecycle = lifecycle
+        #: the members that the last pass did not resume because an earlier job waits for the limit of their tenant
+        self.refused = set[AttemptName]()
 
     def settle(self, draft: Draft) -> None:
         """Note which slots frozen members wait for, and ask the preemptible jobs to end on those that they need.
@@ -50,6 +53,8 @@ class Frozen:
         To be called for each record before anything is placed.
         """
         self._fleet.asleep.clear()
+        if self.refused:
+            self.refused &= {name for host in self._fleet.with_frozen.values() for name in host.frozen}
         for host in list(self._fleet.with_frozen.values()):
             self._settle(draft, host)
 
@@ -99,9 +104,9 @@ class Frozen:
     def _may_run(self, draft: Draft, member: Member) -> bool:
         """Return whether a member may have its devices once they are free: nobody gives them up for one on hold.
 
-        Nor if some of them are in other use, unwell or in quarantine.
+        Nor if some of them are in other use, unwell or in quarantine, or if an earlier job of its tenant is to start.
         """
-        if member.home & self._fleet.hosts[member.worker.num].shut:
+        if member.name in self.refused or member.home & self._fleet.hosts[member.worker.num].shut:
             return False
         job = member.replica.job
         tenant = draft.tenant(job.tenant)

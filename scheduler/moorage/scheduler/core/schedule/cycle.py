@@ -189,13 +189,17 @@ class Planner:
         What it waits for is not given to a later one in parts: members that need fewer devices would starve it. But it
         is if no turn gives the member all of it: some is in other use or unwell, or has a member that stays awake.
         """
-        host = member.worker.num
+        host, refused = member.worker.num, self.frozen.refused
+        refused.discard(member.name)
         if self.order.may(draft, group):
             claimed = self._claimed.get(host, 0)
             closed = self.fleet.hosts[host].shut | self.fleet.stuck.get(host, 0)
             if (member.home & claimed or not self.frozen.resume(draft, member)) and not member.home & closed:
                 self._claimed[host] = claimed | member.home
-        elif self._holds_up(draft, group):
+            return
+        if group.shape.gpus <= self.order.room_of(draft, group.tenant):
+            refused.add(member.name)
+        if self._holds_up(draft, group):
             self.order.over_limit(group)
 
     def _begin(self, draft: Draft) -> bool:
