@@ -103,7 +103,8 @@ def _why(engine: Engine, job: Job, replica: Replica) -> tuple[Explanation, dict[
     excluded = View(engine).excluded(engine.reader.priority_of(job), shape, job.tenant)
     leaving = View(engine).left_too_soon(job.num)
     with engine.fleet.avoiding(shape.avoid):
-        found = explain(engine.fleet, shape, excluded, leaving, _refusing(engine, job), engine.fleet.closed_to(job.num))
+        closed = engine.fleet.closed_to(job.num, shape)
+        found = explain(engine.fleet, shape, excluded, leaving, _refusing(engine, job), closed)
     return found, _reason(engine, job, found, excluded, replica)
 
 

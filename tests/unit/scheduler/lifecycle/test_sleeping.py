@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 
 from moorage.scheduler.core.events import Wake
+from moorage.scheduler.core.fleet.fleet import Fleet
+from moorage.scheduler.core.fleet.host import Host
 from moorage.scheduler.core.outputs.outputs import changes_since
 from moorage.scheduler.questions.foresight import Foresight
 from moorage.schemas.capabilities import Capabilities
 from moorage.schemas.service import MemberLoad
-from tests.unit.scheduler.driving import Driving
+from tests.unit.scheduler.driving import PATIENCE_MS, Driving
 from tests.unit.scheduler.queries.test_looks import nothing
 
 CAN = {"process": Capabilities(answers_calls=True, freezes=True)}
@@ -432,6 +434,70 @@ def test_replicas_of_one_service_take_no_turns_with_each_other(gpus: int) -> Non
     models.drive.worker("w1", capabilities=CAN)
     models.serve(2)
     assert models.drive.states("a") == ["FROZEN"] * gpus + ["RUNNING"]
+
+
+def test_a_replica_that_its_own_frozen_one_keeps_out_keeps_no_other_service_out_beside_gpus_too_few_for_it() -> None:
+    models = Models(gpus=4)
+    models.drive.submit("train", gpu={}, run={"driver": "process", "argv": ["train"]})
+    models.submit("a", gpu={"count": 2}, replicas=2)
+    models.serve(30)
+    assert models.drive.states("a") == ["FROZEN", "QUEUED"]
+    assert models.drive.explained("a")["reason"] == "frozen-here", "one GPU is free, and it needs two"
+    models.submit("b", gpu={"count": 2})
+    models.serve(2)
+    assert models.states() == ["FROZEN", "RUNNING"]
+    assert models.drive.states("a") == ["FROZEN", "QUEUED"]
+
+
+def test_a_replica_ends_a_preemptible_job_beside_a_frozen_one_of_its_service() -> None:
+    models = Models(gpus=2)
+    models.drive.order("limit", tenant="t", gpus=1)
+    models.submit("a", replicas=2)
+    run = {"driver": "process", "argv": ["train"]}
+    models.drive.submit("train", tenant="u", gpu={}, preemptible=True, run=run)
+    models.serve(1)
+    assert (models.drive.states("a"), models.drive.states("train", "u")) == (["RUNNING", "QUEUED"], ["RUNNING"])
+    models.serve(15)
+    assert models.drive.states("a") == ["FROZEN", "RUNNING"], "the first one has given back what its tenant may have"
+
+
+@pytest.mark.parametrize("timeout_s", [3_600, None])
+@pytest.mark.parametrize("trains", [1, 2])
+def test_gpus_beside_a_frozen_member_and_not_its_own_are_reserved_for_a_replica_of_its_service(
+    trains: int, timeout_s: int | None
+) -> None:
+    models = Models(gpus=4)
+    for number in range(trains):
+        run = {"driver": "process", "argv": ["train"], "timeout_s": timeout_s}
+        models.drive.submit(f"train{number}", gpu={}, run=run)
+    models.submit("a", gpu={"count": 2}, replicas=2)
+    models.serve(PATIENCE_MS // 1000 + 15)
+    assert models.drive.states("a") == ["FROZEN", "QUEUED"]
+    held = models.drive.engine.planner.verdicts.reservation
+    assert (held is not None) == (timeout_s is not None), "nothing says when they end"
+    if held is not None:
+        assert held.start_ms > models.drive.state.time_ms + 3_000_000
+
+
+def test_a_replica_too_many_is_looked_up_on_the_hosts_of_its_own_frozen_ones_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    models = Models("a", gpu={"model": "H100"}, replicas=2)
+    for number in range(4):
+        models.drive.worker(f"x{number}", model="NVIDIA A100-SXM4-80GB", capabilities=CAN)
+        models.submit(f"b{number}", tenant="u", gpu={"model": "A100"})
+    models.serve(30)
+    assert (models.drive.states("a"), set(models.states())) == (["FROZEN", "QUEUED"], {"FROZEN"})
+    looks = list[str]()
+    closed_turns = Fleet.closed_turns
+
+    def look(fleet: Fleet, host: Host, num: int) -> int:
+        looks.append(host.worker.id)
+        return closed_turns(fleet, host, num)
+
+    monkeypatch.setattr(Fleet, "closed_turns", look)
+    models.serve(10)
+    assert set(looks) == {"w0"}
 
 
 def test_a_job_of_another_kind_gets_no_gpu_of_a_service_that_sleeps() -> None:

@@ -321,10 +321,10 @@ def walks_of(drive: Driving, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     found = list[int]()
 
     def counted(
-        fleet: Fleet, shape: Shape, excluded: frozenset[int], estimates: Estimates, now_ms: int
+        fleet: Fleet, shape: Shape, excluded: frozenset[int], estimates: Estimates, now_ms: int, num: int
     ) -> tuple[frozenset[int], int] | None:
         found.append(now_ms)
-        return soonest(fleet, shape, excluded, estimates, now_ms)
+        return soonest(fleet, shape, excluded, estimates, now_ms, num)
 
     monkeypatch.setattr("moorage.scheduler.core.schedule.plan.soonest", counted)
     return found

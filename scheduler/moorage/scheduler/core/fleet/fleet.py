@@ -46,8 +46,8 @@ class Fleet:
         self.hosts: dict[int, Host] = {}
         #: the hosts with members that are frozen
         self.with_frozen: dict[int, Host] = {}
-        #: the numbers of jobs of services that sleep with frozen members
-        self.asleep = set[int]()
+        #: by the number of the job of a service that sleeps: the workers of its frozen members
+        self.asleep = dict[int, set[int]]()
         #: by number, jobs of services that sleep whose members could not be frozen for others: until when (monotonic
         #: ms) they are no guests
         self.no_guests = dict[int, int]()
@@ -430,16 +430,18 @@ class Fleet:
             closed |= member.home if member.replica.job.num == num else 0
         return closed & host.turns
 
-    def closed_to(self, num: int) -> frozenset[int]:
-        """Return the workers on which nothing is free to a job but its `closed_turns`."""
-        if num not in self.asleep and num not in self.no_guests:
-            return _NONE
-        return frozenset(
-            of
-            for of, host in self.with_frozen.items()
-            if (closed := self.closed_turns(host, num))
-            and not host.free & ~host.shut & ~(host.awaited & ~host.turns) & ~host.needed & ~closed
-        )
+    def closed_to(self, num: int, shape: Shape) -> frozenset[int]:
+        """Return the workers on which a job has no room now without its `closed_turns`, and others of its shape may."""
+        found = set[int]()
+        for of in self.with_frozen if num in self.no_guests else self.asleep.get(num, ()):
+            host = self.with_frozen.get(of)
+            opened = host.open_to(shape) if host is not None else 0
+            if host is None or not opened:
+                continue
+            closed = opened & self.closed_turns(host, num)
+            if closed and host.cls.pick(opened & ~closed, shape) is None:
+                found.add(of)
+        return frozenset(found) if found else _NONE
 
     # ----------------------------------------------------------------------------------- questions
 

@@ -68,7 +68,7 @@ class Frozen:
             self._leave_closed(draft, host, member)
             awaited |= member.home
             if self._lifecycle.shape_of(member.replica.job).sleeps:
-                self._fleet.asleep.add(member.replica.job.num)
+                self._fleet.asleep.setdefault(member.replica.job.num, set()).add(host.worker.num)
             else:
                 kept |= member.home
             if draft.phase_of(member) == AT_EXITED:

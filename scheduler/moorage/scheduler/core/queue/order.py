@@ -201,14 +201,19 @@ class QueueOrder:
             jobs.popleft()
         return bool(jobs)
 
-    def kept_from(self, draft: Draft, num: int) -> frozenset[int]:
-        """Return the workers excluded for this job alone; jobs behind it in its group may start there.
+    def kept_from(self, draft: Draft, num: int, shape: Shape) -> frozenset[int]:
+        """Return the workers excluded for this job alone now; jobs behind it in its group may start there.
 
-        They are drained before its time limit is over, or its job avoids them from this record on, or has them already
-        and sleeps there.
+        It is `barred_from` them, or sleeps there already and has no room beside that.
+        """
+        return self.barred_from(draft, num) | self._fleet.closed_to(num, shape)
+
+    def barred_from(self, draft: Draft, num: int) -> frozenset[int]:
+        """Return the workers excluded for this job alone whatever becomes free there.
+
+        They are drained before its time limit is over, or its job avoids them from this record on.
         """
         found = self.left_too_soon_of(num, draft.time_ms) if draft.state.windows else _NOBODY
-        found |= self._fleet.closed_to(num)
         return found.union(draft.avoided.get(num, ())) if draft.avoided else found
 
     # ------------------------------------------------------------------------------- what comes before arrival

@@ -42,7 +42,7 @@ class Backfilling:
             if not self._surely_ends(draft, shape, num, held.start_ms - draft.time_ms):
                 continue
             if self._placing.place(draft, shape, num, taken) is None:
-                if self._order.kept_from(draft, num):
+                if self._order.kept_from(draft, num, shape):
                     continue  # a drain excludes hosts for this job; the next one may have another time limit
                 break
             if self._order.queue.place(group, num):

@@ -309,10 +309,10 @@ class Planner:
     def _stands_aside(self, draft: Draft, group: Group, aside: list[int]) -> bool:
         """Return whether the first job of a group, which found no room, is set aside for those behind it.
 
-        Only if a drain excludes hosts for it: a job behind it may have a shorter time limit. Otherwise the group gets
-        its verdict.
+        Only if hosts are excluded for it alone: a job behind it may have a shorter time limit, or take turns where it
+        takes none. Otherwise the group gets its verdict.
         """
-        if len(aside) < ASIDE_MAX and self.order.kept_from(draft, group.jobs[0]):
+        if len(aside) < ASIDE_MAX and self.order.kept_from(draft, group.jobs[0], group.shape):
             aside.append(group.jobs.popleft())
             return True
         return False
@@ -328,7 +328,7 @@ class Planner:
         for group in self.queue.groups.values():
             if not order.prune(draft, group):
                 continue
-            if not self.verdicts.is_new(group) and not order.kept_from(draft, group.jobs[0]):
+            if not self.verdicts.is_new(group) and not order.kept_from(draft, group.jobs[0], group.shape):
                 continue
             key, shape, room = order.key(group), group.shape, order.room(draft, group)
             for num in islice(group.jobs, CANDIDATES_MAX):
@@ -344,6 +344,6 @@ class Planner:
 
     def _closed_to(self, draft: Draft, group: Group) -> frozenset[int]:
         """Return the hosts on which the first job of a group may not start even if they become empty."""
-        return self.verdicts.excluded(group.priority, group.shape, group.tenant) | self.order.kept_from(
+        return self.verdicts.excluded(group.priority, group.shape, group.tenant) | self.order.barred_from(
             draft, group.jobs[0]
         )

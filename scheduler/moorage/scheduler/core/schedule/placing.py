@@ -58,7 +58,7 @@ class Placing:
         For a gang, the choice of its last replica is returned.
         """
         self.num = num
-        excluded |= self._order.kept_from(draft, num) | shape.refusing
+        excluded |= self._order.kept_from(draft, num, shape) | shape.refusing
         choice: Choice | None = None
         if (shape.index, excluded) not in self._no_room:
             if not shape.avoid:
@@ -106,8 +106,11 @@ class Placing:
         Asked only after the ranker, which chooses devices that are open to all jobs, has found none.
         """
         for of, host in self._fleet.with_frozen.items():
-            slots = host.cls.pick(host.open_to(shape) & ~self._fleet.closed_turns(host, num), shape)
-            if slots is not None and of not in excluded and host.usable and host.fits_host(shape):
+            opened = host.open_to(shape)
+            if not opened or of in excluded or not host.usable or not host.fits_host(shape):
+                continue
+            slots = host.cls.pick(opened & ~self._fleet.closed_turns(host, num), shape)
+            if slots is not None:
                 return Choice(host, slots)
         return None
 

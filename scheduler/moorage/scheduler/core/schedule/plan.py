@@ -151,7 +151,7 @@ def _claims(known: Known, draft: Draft) -> tuple[list[Claim], float]:
         elif order.may(draft, group):
             key, shape = order.key(group), group.shape
             later = shape.gpus < least or not fills_hosts(known.fleet, shape)
-            found.append(Claim(key, later, job.num, since_ms, group, order.kept_from(draft, job.num)))
+            found.append(Claim(key, later, job.num, since_ms, group, order.barred_from(draft, job.num)))
             if not later:
                 whole[key] = min(whole.get(key, since_ms), since_ms)
     for at, claim in enumerate(found):
@@ -211,7 +211,7 @@ def _searched(known: Known, claims: list[Claim], last: Reservation | None, now_m
 def _hosts_for(known: Known, claim: Claim, last: Reservation | None, now_ms: int) -> Reservation | None:
     """Return the reservation of a job where it fits soonest; for a moment where it was, if it fits nowhere now."""
     group, shape = claim.group, claim.group.shape
-    found = soonest(known.fleet, shape, claim.leaving | shape.refusing, known.estimates, now_ms)
+    found = soonest(known.fleet, shape, claim.leaving | shape.refusing, known.estimates, now_ms, claim.num)
     if found is not None:
         return Reservation(claim.num, known.order.queue.first(claim.num), group.tenant, group.priority, shape, *found)
     if last is None or last.num != claim.num or last.shape is not shape or last.priority != group.priority:

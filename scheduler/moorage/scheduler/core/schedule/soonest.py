@@ -27,11 +27,13 @@ _Row = tuple[int, int, int, Host]
 _Room = tuple[int, int, int]
 
 
-def _capable(fleet: Fleet, shape: Shape, excluded: frozenset[int]) -> list[_Row]:
-    """Return rows of the hosts outside `excluded` that could run some of the shape, the most promising first."""
+def _capable(fleet: Fleet, shape: Shape, excluded: frozenset[int], num: int) -> list[_Row]:
+    """Return rows of the hosts outside `excluded` that could run some of a job, the most promising first."""
+    usable = fleet.usable(shape, excluded)
+    hosts = [(host, fleet.closed_turns(host, num) if host.turns else 0) for host, _ in usable]
     capable = [
-        (host.replicas_of(shape, "now"), host.replicas_of(shape, "emptied"), host.worker.num, host)
-        for host, _ in fleet.usable(shape, excluded)
+        (host.replicas_of(shape, "now", closed), host.replicas_of(shape, "emptied", closed), host.worker.num, host)
+        for host, closed in hosts
     ]
     # first those with most of the needed room free; of equal ones, those with the least running in the way
     capable.sort(key=lambda row: (-min(row[0], shape.together), row[1] - row[0], row[2]))
@@ -39,13 +41,13 @@ def _capable(fleet: Fleet, shape: Shape, excluded: frozenset[int]) -> list[_Row]
 
 
 def soonest(
-    fleet: Fleet, shape: Shape, excluded: frozenset[int], estimates: Estimates, now_ms: int
+    fleet: Fleet, shape: Shape, excluded: frozenset[int], estimates: Estimates, now_ms: int, num: int
 ) -> tuple[frozenset[int], int] | None:
-    """Return the hosts on which all of the shape is expected to fit soonest, and the ledger ms; None if unknown.
+    """Return the hosts on which all of this job's shape is expected to fit soonest, and the ledger ms; None if unknown.
 
     Hosts in `excluded` are not used. This walks the fleet: at most once a second, and only while a job is overdue.
     """
-    capable = _capable(fleet, shape, excluded)
+    capable = _capable(fleet, shape, excluded, num)
     most = max((row[1] for row in capable), default=0)
     wanted = max(LOOKED_MAX, LOOKED_TIMES * -(-shape.together // most)) if most else 0
     rooms: list[_Room] = []
