@@ -104,11 +104,14 @@ class JetStream:
         config: Mapping[str, Any],
         may_update: frozenset[str] = frozenset(),
         first_seq: Callable[[], Awaitable[int]] | None = None,
+        *,
+        keeps_larger: frozenset[str] = frozenset(),
     ) -> StreamInfo:
         """Create the stream, or check that its settings are those of `config` (each key given, in the API's own names).
 
         A setting that differs raises `StreamMismatch`, because changing a retention or a bound can delete what is
-        stored; only the settings named in `may_update` are changed. If the stream has to be created, `first_seq` is
+        stored; only the settings named in `may_update` are changed. Bounds in `keeps_larger` are never made smaller:
+        an operator has enlarged them, perhaps to -1, which is no bound. If the stream has to be created, `first_seq` is
         called for its first sequence. Raises `JetStreamRefused` for what the server refuses.
         """
         name = _stream_name(config["name"])
@@ -127,6 +130,7 @@ class JetStream:
             key: (found.config.get(key), wanted)
             for key, wanted in config.items()
             if not _same(found.config.get(key), wanted)
+            and not (key in keeps_larger and _is_larger(found.config.get(key, -1), wanted))
         }
         if not differences:
             return found
@@ -150,18 +154,15 @@ class JetStream:
         """Do the same as `ensure_stream`, but with a smaller `max_bytes` if the server cannot reserve that much: a
         quarter of it, then a quarter of that, and at least `bytes_min`.
 
-        An existing stream is never made smaller for want of room. Its bounds in `keeps_larger` are never made smaller:
-        an operator has enlarged them, perhaps to -1, which is no bound. `max_bytes` and those have to be in `config`.
-        Raises as `ensure_stream`.
+        An existing stream is never made smaller for want of room. `max_bytes` has to be in `config`. Raises as
+        `ensure_stream`.
         """
-        name = config["name"]
-        if keeps_larger and (found := await self._info(_stream_name(name), {})) is not None:
-            there = {key: found.config.get(key, -1) for key in keeps_larger}
-            config = {**config, **{key: bound for key, bound in there.items() if bound < 0 or bound > config[key]}}
-        size = wanted = config["max_bytes"]
+        name, size = config["name"], config["max_bytes"]
         while True:
             try:
-                found = await self.ensure_stream({**config, "max_bytes": size}, may_update, first_seq)
+                found = await self.ensure_stream(
+                    {**config, "max_bytes": size}, may_update, first_seq, keeps_larger=keeps_larger
+                )
             except JetStreamRefused as refused:
                 if refused.err_code not in ERR_NO_ROOM or refused.servers_missing:
                     raise
@@ -173,13 +174,13 @@ class JetStream:
                 else:
                     raise
             else:
-                if size != wanted:
+                if size != config["max_bytes"]:
                     room = f"{size >> 20} MiB" if size > 0 else "nothing"
                     log.warning(
                         "the server reserves %s for the stream %s, not the %d MiB that were asked for",
                         room,
                         name,
-                        wanted >> 20,
+                        config["max_bytes"] >> 20,
                     )
                 return found
 
@@ -418,6 +419,11 @@ def _stream_name(name: str) -> str:
     if not is_token(name) or "/" in name or "\\" in name:
         raise ValueError(f"bad stream name {name!r}")
     return name
+
+
+def _is_larger(bound: int, wanted: int) -> bool:
+    """Return whether a bound is above another; -1 is none."""
+    return bound < 0 or bound > wanted >= 0
 
 
 def _same(found: object, wanted: object) -> bool:
