@@ -11,9 +11,9 @@ from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.fleet.fleet import Fleet
 from moorage.scheduler.core.fleet.shape import Shape
-from moorage.scheduler.core.queue.queue import Group, Key
+from moorage.scheduler.core.queue.queue import Group
 from moorage.scheduler.core.rank.ranker import Choice
-from moorage.scheduler.core.schedule.cycle import Served
+from moorage.scheduler.core.schedule.cycle import Ready, Served
 from tests.turns import turns
 from tests.unit.scheduler.driving import H100, Driving
 
@@ -149,9 +149,9 @@ def test_one_of_many_tenants_that_wait_for_the_same_is_a_turn_of_one(
     turns: list[Group] = []
     serve = drive.engine.planner._serve
 
-    def counted(draft: Draft, group: Group, others: tuple[Key, int] | None) -> Served:
+    def counted(draft: Draft, group: Group, ready: list[Ready]) -> Served:
         turns.append(group)
-        return serve(draft, group, others)
+        return serve(draft, group, ready)
 
     monkeypatch.setattr(drive.engine.planner, "_serve", counted)
     drive.workers["w0"].finish(next(iter(drive.workers["w0"].held)), 0)

@@ -70,10 +70,9 @@ class Turns:
         rate = self._rates.of(shape)
         return shape.mode if rate == GPU_MILLI * shape.count else placing(shape.mode, rate)
 
-    def took(self, group: Group, count: int) -> None:
-        """Add `count` placed replicas of a group to what its tenant uses now."""
-        self._draft.change_tenant(group.tenant).rate_milli += self._rates.of(group.shape) * count
-        self._scores.pop(group.tenant, None)
+    def forget(self, name: str) -> None:
+        """Forget a tenant's score, since what it uses has changed."""
+        self._scores.pop(name, None)
 
     def most(self, group: Group, others: tuple[Key, int] | None) -> int:
         """Return how many more replicas, or gangs, of a group may be placed in a row before `others`, another group.
@@ -264,9 +263,11 @@ class QueueOrder:
 
     def count(self, draft: Draft, group: Group, replicas: int) -> None:
         """Add placed replicas at once to what their tenant uses under fair share, and to the GPUs that it leases."""
+        row = draft.change_tenant(group.tenant)
+        row.gpus += group.shape.count * replicas
         if self.turns is not None:
-            self.turns.took(group, replicas)
-        draft.change_tenant(group.tenant).gpus += group.shape.count * replicas
+            row.rate_milli += self._rates.of(group.shape) * replicas
+            self.turns.forget(group.tenant)
 
     def most(self, group: Group, others: tuple[Key, int] | None) -> int:
         """Return how many more replicas, or gangs, of a group may be placed in a row before `others`, another group.

@@ -20,7 +20,7 @@ from moorage.scheduler.core.fleet.shape import Shape
 from moorage.scheduler.core.ledger.state import Member
 from moorage.scheduler.core.lifecycle.frozen import Frozen
 from moorage.scheduler.core.queue.order import QueueOrder
-from moorage.scheduler.core.queue.queue import Group, Key, Queue
+from moorage.scheduler.core.queue.queue import UNBOUNDED, Group, Key, Queue
 from moorage.scheduler.core.rank.ranker import Choice, Ranker
 from moorage.scheduler.core.schedule.backfill import Backfilling
 from moorage.scheduler.core.schedule.endless import Endless
@@ -49,6 +49,7 @@ class End(Enum):
 
     ALL_SERVED = auto()
     OTHERS_FIRST = auto()  # the first job of another group comes before the current first job of this one
+    HAD_TURNS = auto()  # it took turns with groups like it; the heap of groups is as it is to be
     OVER_LIMIT = auto()  # the tenant's limit is reached
     NO_ROOM = auto()
 
@@ -59,6 +60,10 @@ class Served(NamedTuple):
     placed: int
     end: End
     key: Key
+
+
+#: a queue group that may find room, in a heap: its key, its first job, itself
+Ready = tuple[Key, int, Group]
 
 
 class Planner:
@@ -131,15 +136,14 @@ class Planner:
             if (now := order.key(group)) != key:
                 heapreplace(ready, (now, group.jobs[0], group))
                 continue
-            after = min(ready[1:3]) if len(ready) > 1 else None  # the smallest in the heap after its root
-            others, kind = after[:2] if after is not None else None, verdicts.kind_of(group)
-            served = self._serve(draft, group, others)
+            kind = verdicts.kind_of(group)
+            served = self._serve(draft, group, ready)
             if served.end is End.NO_ROOM:
                 verdicts.no_room_for(draft, kind, group)
             placed += served.placed
             if served.end is End.OTHERS_FIRST:
                 heapreplace(ready, (served.key, group.jobs[0], group))
-            else:
+            elif served.end is not End.HAD_TURNS:
                 heappop(ready)
             if served.end is End.OVER_LIMIT and self._holds_up(draft, group):
                 order.over_limit(group)
@@ -159,7 +163,7 @@ class Planner:
             return draft.time_ms
         return min(self.verdicts.next_ms(draft), self._endless.next_ms(draft))
 
-    def _add_frozen(self, draft: Draft, ready: list[tuple[Key, int, Group]]) -> None:
+    def _add_frozen(self, draft: Draft, ready: list[Ready]) -> None:
         """Add the frozen members that are to be resumed to a heap of groups: each before others of its priority.
 
         Among these, the one that has been without its devices for longest goes first: they may take turns on them. So
@@ -236,7 +240,7 @@ class Planner:
         self._in_vain_max = max(IN_VAIN_MAX, self._in_vain_max // 2) if further else 2 * self._in_vain_max
         self._waiting = waiting
 
-    def _without_full(self, draft: Draft, ready: list[tuple[Key, int, Group]]) -> list[tuple[Key, int, Group]]:
+    def _without_full(self, draft: Draft, ready: list[Ready]) -> list[Ready]:
         """Return the heap of groups still to be served, without those like a group that found no room in this pass.
 
         A group of a tenant with a limit stays, since serving it records which jobs wait for the limit.
@@ -250,9 +254,15 @@ class Planner:
         heapify(left)
         return left
 
-    def _serve(self, draft: Draft, group: Group, others: tuple[Key, int] | None) -> Served:
-        """Place jobs from the front of one queue group until `others`, the first job of another group, comes first."""
+    def _serve(self, draft: Draft, group: Group, ready: list[Ready]) -> Served:
+        """Place jobs from the front of the group at the root of a heap until the first job of another comes first.
+
+        Groups that want the same, of several tenants, take turns job by job. They then do so on one host, until it is
+        full: that comes to what a choice for each job would come to.
+        """
         order, placing = self.order, self.placing
+        after = min(ready[1:3]) if len(ready) > 1 else None  # the smallest in the heap after its root
+        others = None if after is None else after[:2]
         placed, filled, first, end = 0, 0, 0, End.ALL_SERVED
         last: Choice | None = None
         aside = list[int]()
@@ -279,11 +289,23 @@ class Planner:
             placed += group.shape.together
             room -= need
             order.count(draft, group, group.shape.together)
+            if after is not None and not aside and self._are_alike(draft, group, after[2]):
+                more, last = placing.place_more(draft, choice, group.shape, UNBOUNDED, self._in_turns(draft, ready))
+                placed += more
+                if ready and not order.prune(draft, ready[0][2]):
+                    heappop(ready)
+                end = End.HAD_TURNS
+                break
+            held = self.verdicts.reservation
+            if held is not None and choice.host.worker.num in held.hosts:
+                continue  # its tenant may use a reserved host while it is owed more, which each placement changes
             most = order.most(group, others)
             if need and room != math.inf:
                 most = min(most, int(room // need))
+            if not order.queue.waiting:
+                most = min(most, len(group.jobs))  # else a job of several may place many
             if group.jobs and room >= need and most > 0:
-                more, last = placing.place_more(draft, group, choice, most, others)
+                more, last = placing.place_more(draft, choice, group.shape, most, self._in_a_row(draft, group, others))
                 placed += more
                 room -= more * need
                 order.count(draft, group, more)
@@ -294,6 +316,42 @@ class Planner:
             group.jobs.extendleft(reversed(aside))
             filled += 0 if end is End.NO_ROOM else self.backfilling.backfill(draft, group, room)
         return Served(placed + filled, end, key)
+
+    def _are_alike(self, draft: Draft, group: Group, other: Group) -> bool:
+        """Return whether what has room for a group has it for another one, on the same hosts."""
+        if other.resumes is not None or other.shape.sleeps or self.verdicts.reservation or draft.state.preempting:
+            return False
+        return self.verdicts.kind_of(other) == self.verdicts.kind_of(group)
+
+    def _in_a_row(self, draft: Draft, group: Group, others: tuple[Key, int] | None) -> Iterator[Group]:
+        """Yield a group while its first job still comes before `others`, another group."""
+        order = self.order
+        while order.prune(draft, group) and (others is None or (order.key(group), group.jobs[0]) <= others):
+            yield group
+
+    def _in_turns(self, draft: Draft, ready: list[Ready]) -> Iterator[Group]:
+        """Yield the group whose first job is placed next, while those at the root of the heap are alike."""
+        order, first = self.order, ready[0][2]
+        need, rooms = first.shape.gpus, {first: order.room(draft, first)}
+        while ready:
+            group = ready[0][2]
+            if group not in rooms:
+                if not self._are_alike(draft, first, group):
+                    return
+                rooms[group] = order.room(draft, group)
+            if rooms[group] < need:
+                return
+            if not order.prune(draft, group):
+                heappop(ready)
+                continue
+            now = order.key(group), group.jobs[0]
+            if len(ready) > 1 and now > min(ready[1:3])[:2]:
+                heapreplace(ready, (*now, group))
+                continue
+            self.serving = group
+            rooms[group] -= need
+            order.count(draft, group, 1)
+            yield group
 
     def _place_first(self, draft: Draft, group: Group) -> Choice | None:
         """Place the first job of a queue group. Return None if it found no room; then it stays in the group."""

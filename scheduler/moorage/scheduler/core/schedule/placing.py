@@ -5,6 +5,7 @@ The ranker chooses among the hosts. A shape that found no room is not searched a
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final
 
 from moorage.scheduler.core.draft import Draft
@@ -13,7 +14,7 @@ from moorage.scheduler.core.fleet.host import EXCLUSIVE
 from moorage.scheduler.core.fleet.shape import Shape
 from moorage.scheduler.core.ledger.records import PREEMPTIBLE, GangPhase
 from moorage.scheduler.core.queue.order import QueueOrder
-from moorage.scheduler.core.queue.queue import Group, Key
+from moorage.scheduler.core.queue.queue import Group
 from moorage.scheduler.core.rank.prefer import Preferring
 from moorage.scheduler.core.rank.ranker import Choice, Ranker
 
@@ -115,32 +116,22 @@ class Placing:
         return None
 
     def place_more(
-        self,
-        draft: Draft,
-        group: Group,
-        choice: Choice,
-        most: int,
-        others: tuple[Key, int] | None,
+        self, draft: Draft, choice: Choice, shape: Shape, most: int, turns: Iterator[Group]
     ) -> tuple[int, Choice]:
-        """Place at most `most` further replicas of a queue group on the host just chosen, without a choice for each.
+        """Place at most `most` further replicas of a shape on the host just chosen, without a choice for each.
 
-        Only replicas that the ranker would put there one by one, and only until `others`, another group, comes first.
-        Return how many were placed, and the last choice.
+        Only replicas that the ranker would put there one by one. `turns` yields, before each one, the queue group whose
+        first job it is of, until others come first. Return how many were placed, and the last choice.
         """
-        shape, jobs, host, order = group.shape, group.jobs, choice.host, self._order
+        host, order = choice.host, self._order
         taken, mode = 0, self._mode(shape)
         if choice.mask & host.awaited:
             return 0, choice  # no ranker has put it there
         if shape.avoid or host.worker.window is not None or draft.avoided:
             return 0, choice  # other jobs of this shape may be excluded from this host
-        size = draft.steps_left if order.queue.waiting else len(jobs)  # a job of several may place many
-        masks = self._ranker_of(shape).again(choice, shape, min(most, size, draft.steps_left))
+        masks = self._ranker_of(shape).again(choice, shape, min(most, draft.steps_left))
         self.choices += bool(masks)
-        for mask in masks:
-            if not order.prune(draft, group):
-                break
-            if others is not None and (order.key(group), jobs[0]) > others:
-                break
+        for mask, group in zip(masks, turns, strict=False):
             self.num, number = order.queue.place_first(group)
             draft.placed(self.num, number, host.worker.num, mask, mode)
             taken += 1
