@@ -17,6 +17,7 @@ from moorage.bus.errors import JetStreamRefused
 from moorage.bus.jetstream import JetStream
 from moorage.scheduler.core.ledger.invariants import validate
 from moorage.scheduler.durable.queue_streams import stream_config
+from moorage.scheduler.history.told_story import read_frame
 from moorage.scheduler.ledger import backup as backups
 from moorage.scheduler.ledger.backup import BackupRefused, backup, read, restore
 from moorage.scheduler.ledger.ledger import Ledger
@@ -298,6 +299,47 @@ async def test_what_ended_since_the_backup_is_told_again_to_the_restored_ledger(
         shown = await acme.reaches("ends", "SUCCEEDED")
         assert shown["changes"][-1]["attempt"] == 1, "it is not run again"
         await acme.all_free()
+
+
+@pytest.mark.slow
+async def test_restores_back_and_forth_lose_no_history_and_no_end_is_written_twice_to_it(
+    nats_server: Server, unique: str, tmp_path: Path
+) -> None:
+    """To readers, what had left memory by then had no history after a restore. A job that one backup has alive, and
+    another one as ended, was written again each time."""
+    async with stack(nats_server, unique) as made, caller(made) as acme:
+
+        async def cancelled(leads: RealProcess, job: str) -> None:
+            await acme.api("cancel", {"job": job})
+            await until(lambda: gone(job), what=f"{job} left memory")
+            assert await leads.terminate() == 0
+
+        async def gone(job: str) -> bool:
+            return bool((await acme.show(job)).get("compacted"))
+
+        async def kept() -> list[str]:
+            answer = await acme.api("history", {"job": "long-over"})
+            return [change["state"] for change in answer.get("data", {}).get("changes", ())]
+
+        leads = await a_leader(made, acme, ended_max=0)
+        for job in ("long-over", "ends"):
+            await acme.submit(job, gpu={"model": "none"})
+        await acme.api("cancel", {"job": "long-over"})
+        await until(lambda: gone("long-over"), what="it left memory")
+        alive = await take(made, tmp_path / "alive.backup")
+        await cancelled(leads, "ends")
+        over = await take(made, tmp_path / "over.backup")
+        for times, file in enumerate((alive, over, alive), 1):
+            await bring_back(made, file, replace=True)
+            leads = await start(made, ended_max=0)
+            await acme.leader(times << 20)
+            await until(lambda: kept(), what="the history is read")
+            assert await kept() == ["ACCEPTED", "CANCELLED"]
+            await cancelled(leads, "ends")
+        async with await connect(made.url, "reader") as reader:
+            stream = JetStream(reader).read_range(made.subjects.history_stream)
+            frames = [decoded.jobs async for each in stream if (decoded := read_frame(each.data))]
+        assert sorted(told.job for jobs in frames for told in jobs if told.over) == ["ends", "long-over"]
 
 
 async def test_of_a_ledger_that_nobody_has_led_there_is_no_backup(

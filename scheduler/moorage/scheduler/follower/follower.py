@@ -197,9 +197,10 @@ class Follower:
         state = await recover(self._ledger, self._snapshots)
         if state.seq <= self._state.seq:
             raise LedgerBroken(f"records behind {self._state.seq} are gone, and no snapshot holds them")
+        told = await self._history.read(state)
         self._state = state
         gap = self._usage.bridge(state)
-        self._history.bridge(state, gap)
+        self._history.bridge(state, gap, told)
         if gap.is_restore:
             log.info("a restore: history and GPU time go on behind record %d of the restored ledger", gap.through_seq)
         else:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from collections.abc import AsyncGenerator
 from typing import Any, Final
 
 from moorage.bus.errors import JetStreamRefused
@@ -21,7 +22,7 @@ from moorage.scheduler.core.ledger.folding import Folded
 from moorage.scheduler.core.ledger.state import LISTED_MAX, PARTS_MAX, STORY_PART, STORY_PART_REPLICA, Job, State
 from moorage.scheduler.follower.saves import Overtaken
 from moorage.scheduler.history.story import Packing, Parts
-from moorage.scheduler.history.told_story import read_frame, told_in
+from moorage.scheduler.history.told_story import Frame, read_frame, told_in
 from moorage.schemas.errors import Refused
 from moorage.schemas.subjects import Subjects
 
@@ -38,6 +39,8 @@ BYTES_MIN: Final = 4 * 1024**2
 
 #: after and through which sequence of the ledger, and from and until which ledger ms nothing is known
 Missing = tuple[int, int, int, int]
+#: a frame's sequence, and what it has of a job: the first and last revision, of which blocks, and whether its end
+Told = tuple[int, int, int, list[int], bool]
 
 
 def stream_config(subjects: Subjects, config: Config, replicas: int) -> dict[str, Any]:
@@ -70,7 +73,7 @@ class History:
         self._parts: dict[int, Parts] = {}
         self._kept: dict[int, int] = {}
         #: by tenant, job and accepting record: what frames behind the save contain of it, as parts and whether its end
-        self._found: dict[tuple[str, str, int], list[tuple[int, int, int, list[int], bool]]] = {}
+        self._found: dict[tuple[str, str, int], list[Told]] = {}
         self.last = 0  # the stream's last sequence
         self.frames = 0
         self.stories = 0
@@ -108,42 +111,55 @@ class History:
         self._kept = {num: kept for num, _, kept in told if kept}
         await self.ensure()
         begin = after + 1 if after <= self.last else 1  # the stream was deleted since, and counts from 1 again
-        if begin > self.last:
-            return
-        found = self._js.read_range(self._subjects.history_stream, self._subjects.history_all, begin, to_seq=self.last)
-        async for message in found:
-            try:
-                frame = read_frame(message.data)
-            except Refused:
-                continue  # no follower has written it
+        async for seq, frame in self._frames(begin):
             for story in frame.jobs:
                 key = frame.tenant, story.job, story.ledger
-                self._found.setdefault(key, []).append((message.seq, *told_in(story), story.over))
+                self._found.setdefault(key, []).append((seq, *told_in(story), story.over))
+
+    async def _frames(self, begin: int) -> AsyncGenerator[tuple[int, Frame], None]:
+        """Yield the stream's frames from a sequence on, with theirs."""
+        stream, subjects = self._subjects.history_stream, self._subjects.history_all
+        async for message in self._js.read_range(stream, subjects, begin, to_seq=self.last):
+            try:
+                yield message.seq, read_frame(message.data)
+            except Refused:
+                continue  # no follower has written it
 
     def told(self) -> list[tuple[int, Parts, int]]:
         """Return what was written of jobs in memory, for a save. Nothing may wait."""
         nums = self._parts.keys() | self._kept.keys()
         return [(num, self._parts.get(num, []), self._kept.get(num, 0)) for num in sorted(nums)]
 
-    def bridge(self, state: State, missing: Missing) -> None:
-        """Go on from a later state, as the records before it are gone: each tenant's next frame tells the gap."""
-        before, self._state = self._state, state
-        same = {num for num, job in state.jobs.items() if (old := before.jobs.get(num)) and _named(old) == _named(job)}
-        self._parts = {num: parts for num, parts in self._parts.items() if num in same}
-        self._kept = {num: kept for num, kept in self._kept.items() if num in same}
-        for again in state.jobs.values():  # alive in a restored ledger: its end may have been written, and forgotten
-            if row := before.finished.find(job_key(again.tenant, again.name)):
-                _, ended_s, _, seq = row
-                if seq and ended_s >= again.accepted_ms // 1000 and before.job(again.tenant, again.name) is None:
-                    self._kept[again.num] = seq
-        for (tenant, name, ledger), found in self._found.items():  # what another follower wrote of the gap
-            job = state.job(tenant, name)
-            if job is not None and job.ledger == ledger:
-                for seq, first, last, blocks, over in found:
-                    self._note(job, seq, first, last, blocks, over=over)
-            elif found[-1][4]:
-                state.finished.locate(job_key(tenant, name), found[-1][0])
+    async def read(self, state: State) -> list[tuple[Job, Told]]:
+        """Return what the whole stream tells of a state's jobs in memory, in order, and note in its table of finished
+        jobs where the ends of these are. Raises `BusError`."""
+        await self.ensure()
+        found: list[tuple[Job, Told]] = []
+        async for seq, frame in self._frames(1):
+            for story in frame.jobs:
+                job = state.job(frame.tenant, story.job)
+                if job is not None:
+                    if job.ledger == story.ledger:
+                        found.append((job, (seq, *told_in(story), story.over)))
+                elif story.over:
+                    key = job_key(frame.tenant, story.job)
+                    row = state.finished.find(key)
+                    if row is not None and story.accepted_ms // 1000 <= row[1]:  # else it is of a later job of the name
+                        state.finished.locate(key, seq)
+        return found
+
+    def bridge(self, state: State, missing: Missing, told: list[tuple[Job, Told]]) -> None:
+        """Go on from another state, as the records before it are gone: each tenant's next frame tells the gap.
+
+        `told` is what `read` has found of it. A restore may go back and forth between the states of several backups, so
+        only the stream knows what was written of a job.
+        """
+        self._state = state
+        self._parts.clear()
+        self._kept.clear()
         self._found.clear()
+        for job, (seq, first, last, blocks, over) in told:
+            self._note(job, seq, first, last, blocks, over=over)
         self._gaps.update(dict.fromkeys(state.tenants, missing))
         for num in state.ended:
             if num not in self._kept:
