@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from moorage.client import AsyncClient, JobFailed, NotFound, Rejected, TimedOut
+from moorage.client import AsyncClient, JobFailed, NoScheduler, NotFound, Rejected, TimedOut
 from moorage.client.follow.follower import CROWD
 from moorage.client.follow.gathering import Gathering
 from moorage.client.follow.story import AHEAD_MAX
@@ -96,16 +96,21 @@ async def test_a_wait_for_a_job_that_is_called_like_a_code_says_how_to_explain_t
 @in_virtual_time
 async def test_jobs_that_end_while_a_leader_leaves_a_question_open_are_all_there() -> None:
     async with AsyncClient(transport=SimFleet("8xH100", script=by_words)) as moorage:
-        jobs = await moorage.submit_many([["0", "5"]] * 2, gpu=1)
 
         async def silent(verb: str, arguments: Mapping[str, Any]) -> Answer:
             await asyncio.Event().wait()
             raise AssertionError
 
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(moorage._wire, "answer", silent)
-            results = await moorage.wait([moorage.job(job.job) for job in jobs], "20s")
-        assert [each.state for each in results] == ["SUCCEEDED"] * 2
+        async def none_leads(verb: str, arguments: Mapping[str, Any]) -> Answer:
+            await asyncio.sleep(10)
+            raise NoScheduler(problem("not-leading", "no scheduler answers"))
+
+        for answer in (silent, none_leads):
+            jobs = await moorage.submit_many([["0", "5"]] * 2, gpu=1)
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(moorage._wire, "answer", answer)
+                results = await moorage.wait([moorage.job(job.job) for job in jobs], "20s")
+            assert [each.state for each in results] == ["SUCCEEDED"] * 2
 
 
 @in_virtual_time

@@ -568,7 +568,7 @@ class Follower:
         return data
 
     async def _ask(self) -> None:
-        """Ask for the jobs that are due. Only a first request raises `Unreachable`.
+        """Ask for the jobs that are due. Only a first request raises `Unreachable`, and none once all have ended.
 
         Events are merged while this waits, so an answer may be older than what is known of the job.
         """
@@ -582,7 +582,7 @@ class Follower:
             for at in range(0, len(rest), SHOWS_AT_ONCE):
                 await self._show([self.left[name] for name in rest[at : at + SHOWS_AT_ONCE] if name in self.left])
         except Unreachable:  # a takeover, or the server restarts: the jobs go on meanwhile
-            if self._asks_first:
+            if self._asks_first and not self._is_over:
                 raise
             self._due |= dict.fromkeys(due)
         except TimedOut:
