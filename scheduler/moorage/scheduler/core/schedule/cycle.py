@@ -368,7 +368,8 @@ class Planner:
         """Return whether the first job of a group, which found no room, is set aside for those behind it.
 
         Only if hosts are excluded for it alone: a job behind it may have a shorter time limit, or take turns where it
-        takes none. Otherwise the group gets its verdict.
+        takes none. Otherwise the group gets its verdict. One of which all jobs stand aside gets none, as a job that
+        arrives may start where these may not.
         """
         if len(aside) < ASIDE_MAX and self.order.kept_from(draft, group.jobs[0], group.shape):
             aside.append(group.jobs.popleft())
