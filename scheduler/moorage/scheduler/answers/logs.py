@@ -48,7 +48,7 @@ def find_log(engine: Engine, tenant: str, asked: LogsAsked) -> Kept | LogPage | 
     if job is None:
         if engine.state.finished.find(job_key(tenant, asked.job)) is not None:
             return None
-        return no_job(tenant, asked.job)
+        return no_job(tenant, asked.job, engine.services.newest(tenant, asked.job))
     asked = msgspec.structs.replace(asked, replica=job.meant(asked.replica))
     state = job.state_of(asked.replica)
     if state is None:

@@ -253,7 +253,7 @@ def finished_row(engine: Engine, tenant: str, name: str) -> dict[str, Any] | Pro
     """Return what the table of finished jobs has of a job; a `not-found` problem if it has none."""
     row = engine.state.finished.find(job_key(tenant, name))
     if row is None:
-        return no_job(tenant, name)
+        return no_job(tenant, name, engine.services.newest(tenant, name))
     return {
         "job": name,
         "tenant": tenant,

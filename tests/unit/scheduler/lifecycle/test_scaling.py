@@ -11,7 +11,10 @@ from typing import Any
 
 import pytest
 
+from moorage.scheduler.answers import views
+from moorage.scheduler.answers.logs import find_log
 from moorage.scheduler.answers.view import View
+from moorage.scheduler.answers.waiting import explain_job
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.events import Wake
@@ -22,6 +25,8 @@ from moorage.scheduler.questions import foresight as foresight_module
 from moorage.scheduler.questions.foresight import Foresight
 from moorage.schemas.attempt import AttemptName
 from moorage.schemas.codec import Decoder, encode
+from moorage.schemas.errors import Problem
+from moorage.schemas.frames import LogsAsked
 from moorage.schemas.service import CallCounts, MemberLoad
 from tests.unit.scheduler.driving import SUBJECTS, Driving
 from tests.unit.scheduler.queries.test_looks import nothing
@@ -312,6 +317,21 @@ def test_who_calls_a_job_by_its_id_hears_the_name_of_its_service() -> None:
         "mix3 is a job; its service is mix",
         "call mix",
     )
+
+
+def test_who_asks_about_a_job_by_the_name_of_its_service_hears_its_id() -> None:
+    """Of logs, show and explain too, all that was said was that there is no such job."""
+    drive = Driving()
+    drive.worker("w0", 1, capabilities=CALLS)
+    drive.submit("mix3", run={"driver": "process", "argv": ["serve"]}, service={"name": "mix"}, gpu={})
+    asked = [views.show(drive.engine, "t", "mix"), explain_job(drive.engine, "t", "mix")]
+    for answer in (*asked, find_log(drive.engine, "t", LogsAsked("mix"))):
+        assert isinstance(answer, Problem)
+        assert answer.message == "no job mix of tenant t; it is a service, whose job is mix3"
+        assert (answer.code, answer.next) == ("not-found", "name its job: mix3")
+    other = views.show(drive.engine, "u", "mix")
+    assert isinstance(other, Problem)
+    assert other.message == "no job mix of tenant u"
 
 
 def test_of_a_service_whose_job_is_over_its_end_is_said_and_a_live_one_is_waited_for() -> None:

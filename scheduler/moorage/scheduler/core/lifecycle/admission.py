@@ -623,8 +623,14 @@ def _cancelled_before(event: Submit) -> Problem:
     )
 
 
-def no_job(tenant: str, name: str) -> Problem:
-    """Return the problem that a tenant has no job of this id, as far as anything is known."""
+def no_job(tenant: str, name: str, serving: str = "") -> Problem:
+    """Return the problem that a tenant has no job of this id, as far as anything is known.
+
+    `serving` is the job that has a service of this name, if there is one.
+    """
+    if serving:
+        message = f"no job {name} of tenant {tenant}; it is a service, whose job is {serving}"
+        return problem("not-found", message, found=name, job=name, next=f"name its job: {word_of(serving)}")
     next_step = "moorage ls shows the jobs there are"
     return problem("not-found", f"no job {name} of tenant {tenant}", job=name, next=next_step)
 

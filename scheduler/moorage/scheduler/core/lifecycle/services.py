@@ -78,6 +78,10 @@ class Services:
             self._jobs.pop((tenant, service), None)
         return [job for job in found if draft.is_live(job)]
 
+    def newest(self, tenant: str, service: str) -> str:
+        """Return the newest live job with this service; empty if there is none."""
+        return next((job.name for job in reversed(self._jobs.get((tenant, service), ())) if job.live), "")
+
     def taken(self, draft: Draft, event: Submit, fresh: Iterable[Submit]) -> Problem | None:
         """Return why a new job may not have its service; None if it may, or has none.
 
