@@ -136,6 +136,12 @@ EXAMPLES: Final[list[tuple[str, str, Any]]] = [
         ),
     ),
     ("ReadUse", "moorage.worker.<worker>.logs", frames.ReadUse(_SESSION, *_MEMBER, 4, 2)),
+    (
+        "Rescued",
+        "the data of the answer to rescue, and what a worker answers to Rescue",
+        frames.Rescued(1, "rescued.train-42.0.1729", stored=True, worker="node-7"),
+    ),
+    ("Rescue", "moorage.worker.<worker>.logs", frames.Rescue(_SESSION, *_MEMBER, "process", "out")),
     ("Hello", "moorage.hello.<worker>", _HELLO),
     (
         "Load",

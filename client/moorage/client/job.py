@@ -463,7 +463,13 @@ class Job:
         return msgspec.convert(await self._client.read("change", {"job": self.job, **asked}), Changed)
 
     async def files(
-        self, into: str | os.PathLike[str], path: str = "", *, replica: Which = None, merge: bool = False
+        self,
+        into: str | os.PathLike[str],
+        path: str = "",
+        *,
+        replica: Which = None,
+        merge: bool = False,
+        rescue: bool = False,
     ) -> list[Path]:
         """Fetch the files that the job kept (`keep` of its request) into a new folder, and return their paths.
 
@@ -473,13 +479,17 @@ class Job:
         `path` selects a file or folder of the job's folder. If the job has several replicas, each gets a subfolder
         named by its number; `replica` selects one replica instead, or several as in `0-9,205`. With `merge`, `into` may
         have such subfolders of an earlier run: those of this job's replicas are replaced. The files are available for
-        some days after the job has SUCCEEDED, and usually also after it failed or was cancelled. Raises `NotFound` if
+        some days after the job has SUCCEEDED, and usually also after it failed or was cancelled.
+
+        With `rescue`, what the last attempts left in their folders is fetched, kept or not: their workers have these
+        for `folder_keep` seconds after the end, ten minutes by default, and store up to `files_bytes` of each. A folder
+        that is gone is logged as a warning, or raises `NoOutput` if it is the only one. Raises `NotFound` if
         no file is kept, `NoOutput` if it is no longer known which attempts ran, and `Rejected` if `into` exists and is
         not an empty folder, or if `path` leaves the job's folder.
         """
         from moorage.client.kept_files import fetch
 
-        fetched = await fetch(self._client, self.job, into, replicas_of(replica), path, merge=merge)
+        fetched = await fetch(self._client, self.job, into, replicas_of(replica), path, merge=merge, rescue=rescue)
         for line in fetched.left_out:
             log.warning("job %s: %s", self.job, line)
         return fetched.paths

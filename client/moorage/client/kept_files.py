@@ -1,4 +1,4 @@
-"""Fetch the files that a job kept (`keep` of its request) from the tenant's bucket."""
+"""Fetch the files that a job kept (`keep` of its request), or that its attempts left, from the tenant's bucket."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import itertools
 import os
 import shlex
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -16,12 +17,13 @@ from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple
 import msgspec
 
 from moorage.bus.object_store import ObjectInfo, ObjectStore
-from moorage.client.errors import NotFound, rejected
-from moorage.client.follow.story import changes_of, replicas_in
+from moorage.client.errors import ClientError, NoOutput, NotFound, Overloaded, Rejected, Unreachable, rejected
+from moorage.client.follow.story import replicas_in
 from moorage.client.replicas import ASKED_MAX, numbers_of
 from moorage.client.sending import bucket_of
 from moorage.client.transitions import last_attempts
 from moorage.schemas.errors import problem
+from moorage.schemas.frames import Rescued
 from moorage.schemas.handler import result_object
 from moorage.schemas.job import RUNNING, SUCCEEDED
 from moorage.schemas.names import word_of
@@ -37,6 +39,9 @@ if TYPE_CHECKING:
 UNMATCHED_ASKED_MAX: Final = 16
 #: most bytes of the files of one replica
 KEPT_BYTES_MAX: Final = 1 << 40
+#: how often it is asked whether what an attempt left is stored, and for how long
+RESCUE_WAIT_S: Final = 0.2
+RESCUE_S_MAX: Final = 600.0
 
 
 class _LeftOut(msgspec.Struct, frozen=True):
@@ -58,7 +63,14 @@ class Fetched(NamedTuple):
 
 
 async def fetch(
-    client: Connected, job: str, into: str | os.PathLike[str], only: Ranges | None, path: str, *, merge: bool = False
+    client: Connected,
+    job: str,
+    into: str | os.PathLike[str],
+    only: Ranges | None,
+    path: str,
+    *,
+    merge: bool = False,
+    rescue: bool = False,
 ) -> Fetched:
     """Fetch a job's kept files into a folder; see `Job.files`."""
     folder = Path(into)
@@ -82,16 +94,28 @@ async def fetch(
     asked = numbers if only is None else only
     replicas = list(numbers_in(asked))
     store = bucket_of(client)
-    found, left_out = list[Path](), list[str]()
+    found, left_out, lost = list[Path](), list[str](), list[ClientError]()
     for number in replicas:
         if number not in fences:  # it was never placed
             continue
-        name = result_object(job, number, fences[number])
-        info = await client.again(lambda name=name: store.find(name))  # type: ignore[misc]
+        of = f"replica {number}: " if len(replicas) > 1 else ""
+        try:
+            name = await _rescued(client, job, number, path) if rescue else result_object(job, number, fences[number])
+        except (NoOutput, NotFound, Rejected, Unreachable) as error:  # others may have left something
+            lost.append(error)
+            left_out.append(f"{of}{error.problem.message}")
+            continue
+        info = await client.again(partial(store.find, name))
         if info is not None:
             place = folder / str(number) if merge or len(replicas) > 1 else folder
             found += await _unpacked(store, info, place, path)
-            left_out += _left_out(info, f"replica {number}: " if len(replicas) > 1 else "")
+            left_out += _left_out(info, of, unmatched=not rescue)
+    if not found and lost:
+        raise lost[0]
+    if not found and rescue:
+        what = f"nothing at {path}" if path else "nothing"
+        message, fix = "\n".join([f"job {job} has left {what}", *left_out]), f"moorage get {word_of(job)} --rescue"
+        raise NotFound(problem("not-found", message, job=job, next=fix if path else f"moorage show {word_of(job)}"))
     if not found:
         keep = shown.get("request", {}).get("run", {}).get("keep", ())
         message, fix = why_none(job, path, keep, shown, asked)
@@ -110,8 +134,28 @@ async def _fences(
     return {row["replica"]: row["fence"] for row in shown["replica_states"] if row.get("fence")}
 
 
-def _left_out(info: ObjectInfo, of: str) -> list[str]:
-    """Return a line for each entry that the worker has named as left out. Any client of the tenant can write these."""
+async def _rescued(client: Connected, job: str, replica: int, path: str) -> str:
+    """Have the worker store what a replica's last attempt left, wait for it, and return the object's name."""
+    asked = {"job": job, "replica": replica, "path": path}
+    began_s = time.monotonic()
+    while True:
+        wait_s = RESCUE_WAIT_S
+        try:
+            answer = msgspec.convert(await client.read("rescue", asked), Rescued)
+            if answer.stored:
+                return answer.object
+        except Overloaded as busy:
+            wait_s = busy.problem.retry_after_s or RESCUE_WAIT_S
+        if time.monotonic() - began_s > RESCUE_S_MAX:
+            raise Unreachable(problem("unreachable", f"what it left was not stored within {RESCUE_S_MAX:g} s", job=job))
+        await asyncio.sleep(wait_s)
+
+
+def _left_out(info: ObjectInfo, of: str, *, unmatched: bool = True) -> list[str]:
+    """Return a line for each entry that the worker has named as left out, and for each pattern that matched nothing.
+
+    Any client of the tenant can write these.
+    """
     try:
         said = _decode_left_out(info.headers[LEFT_OUT][0])
     except (KeyError, IndexError, *UNREADABLE):
@@ -119,7 +163,7 @@ def _left_out(info: ObjectInfo, of: str) -> list[str]:
     lines = [f"{of}{in_one_line(name)} was left out: {in_one_line(why)}" for name, why in said.names]
     more = said.count - len(said.names)
     lines += [f"{of}{more} more were left out"] if more > 0 else []
-    return lines + [f"{of}{_matched_nothing(pattern)}" for pattern in said.unmatched]
+    return lines + [f"{of}{_matched_nothing(pattern)}" for pattern in said.unmatched if unmatched]
 
 
 def _matched_nothing(pattern: str) -> str:
@@ -158,7 +202,7 @@ def why_none(job: str, path: str, keep: Sequence[str], shown: Mapping[str, Any],
 
     `keep` has the patterns of its request.
 
-    What it wrote can still be had while it runs, and for some minutes from its worker.
+    What it wrote can still be had while it runs, and for some minutes from its last worker.
     """
     what = f"{path} of job {job}" if path else f"job {job}"
     why = "its request has no keep patterns"
@@ -170,16 +214,9 @@ def why_none(job: str, path: str, keep: Sequence[str], shown: Mapping[str, Any],
     if runs := next((row for row in asked if row["state"] == RUNNING), None):
         which = word if len(rows) < 2 else f"{word}/{runs['replica']}"
         fix = f"while it runs: moorage exec {which} -- tar c {shlex.quote(path or '.')} | tar x"
-    elif keep:
-        fix = f"moorage show {word}"
     else:
-        fix = "submit it with --keep 'out/**'"
-        placed = (each for each in reversed(changes_of(shown)) if each.worker and each.fence)
-        if ran := next((each for each in placed if is_in(replicas, each.replica)), None):
-            name = f"{shown['tenant']}.{job}.{ran.replica}.{ran.attempt}.{ran.fence}"
-            fix += (
-                f"; for ten minutes after its end (folder_keep), {ran.worker} has what it wrote, in its folder {name}"
-            )
+        fix = f"for ten minutes after its end (folder_keep of its worker): moorage get {word} --rescue"
+        fix += "" if keep else "; next time submit it with --keep 'out/**'"
     return f"no file of {what} is kept: {why}", fix
 
 

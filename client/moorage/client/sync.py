@@ -186,10 +186,16 @@ class SyncJob(Handle[Job]):
         )
 
     def files(
-        self, into: str | os.PathLike[str], path: str = "", *, replica: Which = None, merge: bool = False
+        self,
+        into: str | os.PathLike[str],
+        path: str = "",
+        *,
+        replica: Which = None,
+        merge: bool = False,
+        rescue: bool = False,
     ) -> list[Path]:
         """Fetch the files that the job kept (`keep` of its request) into a new folder, and return their paths."""
-        return self._thread.call(self._twin.files(into, path, replica=replica, merge=merge))
+        return self._thread.call(self._twin.files(into, path, replica=replica, merge=merge, rescue=rescue))
 
     def show(self) -> JobInfo:
         """Return the whole job: its request, its replicas, the last transitions. Raises `NotFound`."""

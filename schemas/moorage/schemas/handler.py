@@ -6,6 +6,7 @@ A small result is also sent to the waiting clients, as a line on the job's log s
 from __future__ import annotations
 
 import base64
+import hashlib
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -180,3 +181,9 @@ def checkpoint_object(job: str, accepted_ms: int, replica: int, attempt: int) ->
 def result_object(job: str, replica: int, fence: int) -> str:
     """Return the object's name; `fence` is in the event that made the replica RUNNING and SUCCEEDED."""
     return f"{job}.{replica}.{fence}"
+
+
+def rescued_object(job: str, replica: int, fence: int, path: str) -> str:
+    """Return the name of the object with what an attempt has left at this path of its folder, kept or not."""
+    of = f".{hashlib.sha256(path.encode()).hexdigest()[:16]}" if path else ""
+    return f"rescued.{job}.{replica}.{fence}{of}"

@@ -25,6 +25,7 @@ API_VERBS: Final = (
     "again",
     "logs",
     "use",
+    "rescue",
     "usage",
     "schedule",
     "wake",
@@ -303,7 +304,7 @@ class Subjects:
                 "asked",
                 "leader",
                 "that worker",
-                "a page of output that it keeps, the use of GPUs in the last minutes",
+                "a page of output that it keeps, the use of GPUs in the last minutes, what an ended attempt left",
             ),
             SubjectRow(
                 f"{p}.tty.<tenant>.<worker>.<stream>.in",

@@ -6,7 +6,6 @@ import errno
 import io
 import json
 import os
-import re
 import tarfile
 import tempfile
 from pathlib import Path
@@ -228,21 +227,18 @@ def test_what_to_do_is_said_of_the_replicas_that_were_asked_for() -> None:
         assert f"exec a/{only} -- " in why_none("a", "", (), {"replica_states": rows}, ((only, only),))[1]
     ends = [Change(rev, rev, rev - 1, 1, "SUCCEEDED", f"w{rev - 1}", code=0, fence=10) for rev in (1, 2, 3)]
     ended = shown("a", "SUCCEEDED", *ends, replica_states=[{**row, "state": "SUCCEEDED"} for row in rows])
-    for only in range(3):
-        assert (
-            f", w{only} has what it wrote, in its folder t.a.{only}.1.10"
-            in why_none("a", "", (), ended, ((only, only),))[1]
-        )
     ended["replica_states"][0]["state"] = "RUNNING"
-    assert ", w1 has what it wrote" in why_none("a", "", (), ended, ((1, 1),))[1]
+    assert "moorage get a --rescue" in why_none("a", "", (), ended, ((1, 1),))[1]
 
 
-async def test_what_a_job_wrote_without_keep_can_be_had_while_it_runs_and_the_folder_behind_it_is_named(
+async def test_what_a_job_wrote_without_keep_can_be_had_while_it_runs_and_rescued_after_its_end(
     node: Node, unique: str, tmp_path: Path
 ) -> None:
     async with AsyncClient(node.url, tenant=unique) as client:
         job = await client.submit(["sh", "-c", "echo x > o.txt; until [ -e go ]; do sleep 0.1; done"], job="forgot")
         await until_state(job, "RUNNING")
+        ran = await node.run("get", "forgot", "--rescue", tenant=unique)
+        assert (ran.code, "fix: moorage exec forgot/0 -- tar c . | tar x\n" in ran.err) == (1, True), ran.err
         ran = await node.run("get", "forgot", tenant=unique)
         assert (ran.code, "fix: while it runs: moorage exec forgot -- tar c . | tar x\n" in ran.err) == (3, True), (
             ran.err
@@ -253,10 +249,30 @@ async def test_what_a_job_wrote_without_keep_can_be_had_while_it_runs_and_the_fo
             assert "./o.txt" in found.getnames()
         await job.result()
         ran = await node.run("get", "forgot", tenant=unique)
-        found_in = re.search(r", sim-000\d has what it wrote, in its folder (\S+)\n", ran.err)
-        assert found_in is not None, ran.err
-        [folder] = node.folder.rglob(found_in[1])
-        assert (folder / "o.txt").read_text() == "x\n"
+        assert ": moorage get forgot --rescue; next time submit it with --keep 'out/**'\n" in ran.err, ran.err
+        into = str(tmp_path / "forgot")
+        ran = await node.run("get", "forgot", "--rescue", "--out", into, tenant=unique)
+        assert (ran.code, ran.out.split()) == (0, [f"{into}/go", f"{into}/o.txt"]), ran.err
+        assert Path(into, "o.txt").read_text() == "x\n"
+        ran = await node.run("get", "forgot", "nope", "--rescue", "--out", str(tmp_path / "x"), tenant=unique)
+        assert (ran.code, "job forgot has left nothing at nope\n" in ran.err) == (3, True), ran.err
+
+
+async def test_of_many_replicas_what_each_has_left_is_rescued_and_those_that_left_nothing_are_named(
+    node: Node, unique: str, tmp_path: Path
+) -> None:
+    script = "mkdir 'a b'; echo $MOORAGE_REPLICA > 'a b/c*[d]'; touch e; [ $MOORAGE_REPLICA != 1 ] || rm -r *"
+    async with AsyncClient(node.url, tenant=unique) as client:
+        job = await client.submit(["sh", "-c", script], job="some", replicas=3)
+        await job.result()
+        with pytest.raises(NotFound, match="rescue"):
+            await job.files(tmp_path / "none")
+        found = await job.files(tmp_path / "some", "a b/c*[d]", rescue=True)
+        names = [str(each.relative_to(tmp_path / "some")) for each in found]
+        assert names == ["0/a b/c*[d]", "2/a b/c*[d]"]
+        ran = await node.run("get", "some", "--rescue", "--out", str(tmp_path / "all"), tenant=unique)
+        assert (ran.code, len(ran.out.splitlines())) == (0, 4), ran.err
+        assert "replica 1: attempt 1 of replica 1 has left nothing here, or it is gone" in ran.err
 
 
 async def test_json_names_a_file_whose_name_is_not_utf8(node: Node, unique: str, tmp_path: Path) -> None:

@@ -33,12 +33,19 @@ def get(
         bool,
         Parameter(help="Into the folder of an earlier run of the same replicas: those of this job are replaced there."),
     ] = False,
+    rescue: Annotated[
+        bool,
+        Parameter(help="What the job's last attempts left in their folders, kept or not, soon after their end."),
+    ] = False,
     options: Options = DEFAULTS,
 ) -> int:
     """Fetch the files that a job kept, and print where they are.
 
     A job keeps what its request lists with --keep. The files are kept for some days once the job has SUCCEEDED, and
     usually also if it failed or was cancelled. If the job has several replicas, each has a folder, named by its number.
+
+    Without --keep, --rescue has all that the job left: its workers have that for ten minutes after its end
+    (folder_keep).
     """
 
     async def work(client: AsyncClient) -> int | None:
@@ -49,7 +56,8 @@ def get(
 
         into = Path(name) if out is None else out
         try:
-            found, left_out = await fetch(client._wire, name, into, replicas_of(numbers), path, merge=merge)
+            only = replicas_of(numbers)
+            found, left_out = await fetch(client._wire, name, into, only, path, merge=merge, rescue=rescue)
         except OSError as error:
             raise cannot_write(into, error.strerror, _fix_of(error)) from None
         for line in left_out:

@@ -1,7 +1,8 @@
-"""Finds the worker that keeps the output of an attempt, from the folded state or from the job's history."""
+"""Finds the worker that keeps the output and folder of an attempt, from the folded state or the job's history."""
 
 from __future__ import annotations
 
+import shlex
 from typing import NamedTuple
 
 import msgspec
@@ -26,7 +27,7 @@ from moorage.scheduler.core.ledger.state import (
 from moorage.scheduler.core.lifecycle.admission import no_job
 from moorage.scheduler.history.told_story import changes_of
 from moorage.schemas.errors import Problem, problem
-from moorage.schemas.frames import Change, LogPage, LogsAsked, ReadLog, ReadUse, UseAsked
+from moorage.schemas.frames import Change, LogPage, LogsAsked, ReadLog, ReadUse, Rescue, RescueAsked, UseAsked
 from moorage.schemas.job import Request
 from moorage.schemas.names import word_of
 from moorage.schemas.ranges import RANGES_SAID, Ranges, format_ranges, ranges_of
@@ -36,11 +37,12 @@ class Kept(NamedTuple):
     """The worker that has or had the attempt, and the question to send to it."""
 
     worker: Worker
-    ask: ReadLog | ReadUse
+    ask: ReadLog | ReadUse | Rescue
 
 
-def find_log(engine: Engine, tenant: str, asked: LogsAsked) -> Kept | LogPage | Problem | None:
-    """Return which worker to ask for a page of output; an empty page if the replica was never placed; or a problem.
+def find_log(engine: Engine, tenant: str, asked: LogsAsked | RescueAsked) -> Kept | LogPage | Problem | None:
+    """Return which worker to ask for a page of output, or to store a folder; an empty page if the replica was never
+    placed; or a problem.
 
     None for a job, or one of very many replicas, that has left memory: then use `find_in_story`.
     """
@@ -58,20 +60,21 @@ def find_log(engine: Engine, tenant: str, asked: LogsAsked) -> Kept | LogPage | 
     last = _last_attempt(job, asked.replica)
     attempt = asked.attempt if asked.attempt is not None else last
     if attempt == 0:
-        return LogPage(0, asked.stream, over=IS_TERMINAL[state], replica=asked.replica)
+        return _nothing(asked, over=IS_TERMINAL[state])
     if attempt > last:
         return _no_attempt(asked, last)
     found = _holder(engine, job, asked.replica, attempt)
     if found is None:
         return _no_holder(asked, attempt)
     worker, fence, ended_ms = found
-    return Kept(
-        worker, _read(worker, tenant, asked, attempt, fence, engine.reader.request_of(job).workload.driver, ended_ms)
-    )
+    if not ended_ms and isinstance(asked, RescueAsked):
+        return _runs(asked)
+    driver = engine.reader.request_of(job).workload.driver
+    return Kept(worker, _read(worker, tenant, asked, attempt, fence, driver, ended_ms))
 
 
 def find_in_story(
-    engine: Engine, tenant: str, asked: LogsAsked, changes: list[Change], request: Request | None
+    engine: Engine, tenant: str, asked: LogsAsked | RescueAsked, changes: list[Change], request: Request | None
 ) -> Kept | LogPage | Problem:
     """Return what `find_log` does, from a job's history; `request` is None if the history was kept without it."""
     rows = changes_of(changes, asked.replica)
@@ -80,7 +83,7 @@ def find_in_story(
     last = max(change.attempt for change in rows)
     attempt = asked.attempt if asked.attempt is not None else last
     if attempt == 0:
-        return LogPage(0, asked.stream, over=True, replica=asked.replica)
+        return _nothing(asked, over=True)
     if attempt > last:
         return _no_attempt(asked, last)
     of_attempt = [change for change in rows if change.attempt == attempt]
@@ -93,8 +96,16 @@ def find_in_story(
 
 
 def _read(
-    worker: Worker, tenant: str, asked: LogsAsked, attempt: int, fence: int, driver: str, ended_ms: int
-) -> ReadLog:
+    worker: Worker,
+    tenant: str,
+    asked: LogsAsked | RescueAsked,
+    attempt: int,
+    fence: int,
+    driver: str,
+    ended_ms: int,
+) -> ReadLog | Rescue:
+    if isinstance(asked, RescueAsked):
+        return Rescue(worker.session, tenant, asked.job, asked.replica, attempt, fence, driver, asked.path)
     return ReadLog(
         worker.session,
         tenant,
@@ -123,7 +134,24 @@ def _is_of(row: Transition, index: int) -> bool:
     return row[REPLICA] == index or (row[WORKER] == RANGE and row[REPLICA] <= index <= row[SLOTS])
 
 
-def no_replica(asked: LogsAsked | UseAsked, replicas: Ranges) -> Problem:
+def _nothing(asked: LogsAsked | RescueAsked, *, over: bool) -> LogPage | Problem:
+    if isinstance(asked, LogsAsked):
+        return LogPage(0, asked.stream, over=over, replica=asked.replica)
+    return problem("not-kept", f"replica {asked.replica} of job {asked.job} has never run", job=asked.job)
+
+
+def _runs(asked: RescueAsked) -> Problem:
+    which = f"{word_of(asked.job)}/{asked.replica}"
+    return problem(
+        "failed-precondition",
+        f"replica {asked.replica} of job {asked.job} runs",
+        allowed="an attempt that has ended",
+        job=asked.job,
+        next=f"moorage exec {which} -- tar c {shlex.quote(asked.path or '.')} | tar x",
+    )
+
+
+def no_replica(asked: LogsAsked | RescueAsked | UseAsked, replicas: Ranges) -> Problem:
     """Return the problem that the job of a question has only these replicas."""
     return problem(
         "invalid-argument",
@@ -136,7 +164,7 @@ def no_replica(asked: LogsAsked | UseAsked, replicas: Ranges) -> Problem:
     )
 
 
-def _no_attempt(asked: LogsAsked, last: int) -> Problem:
+def _no_attempt(asked: LogsAsked | RescueAsked, last: int) -> Problem:
     return problem(
         "not-found",
         f"replica {asked.replica} of job {asked.job} has had no attempt {asked.attempt}",
@@ -147,7 +175,7 @@ def _no_attempt(asked: LogsAsked, last: int) -> Problem:
     )
 
 
-def _no_holder(asked: LogsAsked, attempt: int) -> Problem:
+def _no_holder(asked: LogsAsked | RescueAsked, attempt: int) -> Problem:
     return problem(
         "not-found",
         f"the worker that ran attempt {attempt} of replica {asked.replica} of job {asked.job} is no longer known",

@@ -28,7 +28,7 @@ from moorage.scheduler.questions.foresight import Foresight
 from moorage.scheduler.questions.inspection import Inspection, device_drift
 from moorage.scheduler.questions.job_lists import JobLists, jobs_asked
 from moorage.scheduler.questions.question_queue import contained
-from moorage.scheduler.questions.relay import Relay, page_asked
+from moorage.scheduler.questions.relay import ASKED, Relay, page_asked
 from moorage.scheduler.questions.schedules import ScheduleVerb
 from moorage.scheduler.questions.standing import Standings
 from moorage.schemas.answers.fleet import FleetAnswer
@@ -113,7 +113,7 @@ class Questions:
     def read(self, tenant: str, verb: str, arguments: dict[str, Any], reply: str, json: bool) -> None:
         """Answer a tenant's question, now or later. Raises `Refused` for an invalid question."""
         check_fields(verb, arguments)
-        if verb in ("logs", "use"):
+        if verb in ASKED:
             self._page(tenant, verb, arguments, reply, json)
             return
         if verb == "plan":
@@ -134,7 +134,7 @@ class Questions:
                 "unknown-verb",
                 f"{verb} is not served by this release",
                 found=verb,
-                allowed="show, ls, explain, plan, history, again, logs, use, usage, schedule",
+                allowed="show, ls, explain, plan, history, again, logs, use, rescue, usage, schedule",
             )
 
     def _schedule(self, tenant: str, asked: ScheduleAsked, reply: str, json: bool) -> None:

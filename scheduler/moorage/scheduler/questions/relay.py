@@ -1,5 +1,5 @@
-"""Relays questions for what workers keep of jobs, output and use: the leader finds the worker, asks it, and passes its
-page on, beside the loop."""
+"""Relays questions for what workers keep of jobs, output, use and folders: the leader finds the worker, asks it, and
+passes its page on, beside the loop."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from moorage.scheduler.pacing.answering import Answering
 from moorage.schemas.codec import Decoder, encode
 from moorage.schemas.decode_errors import asked_as
 from moorage.schemas.errors import Problem, Refused, problem
-from moorage.schemas.frames import Answer, LogPage, LogsAsked, ReadUse, UseAsked, UsePage
+from moorage.schemas.frames import Answer, LogPage, LogsAsked, ReadUse, Rescue, RescueAsked, Rescued, UseAsked, UsePage
 from moorage.schemas.subjects import Subjects
 
 log = logging.getLogger("moorage.scheduler")
@@ -33,7 +33,10 @@ RELAY_S: Final = 2.0
 RELAYS_MAX: Final = 64
 RELAYS_MAX_TENANT: Final = 16
 
-Page = LogPage | UsePage
+Page = LogPage | UsePage | Rescued
+Asked = LogsAsked | UseAsked | RescueAsked
+#: the questions by their verbs
+ASKED: Final[dict[str, type[Asked]]] = {"logs": LogsAsked, "use": UseAsked, "rescue": RescueAsked}
 _decode_page: Final[Decoder[Page | Problem]] = Decoder(Page | Problem)
 
 
@@ -55,10 +58,10 @@ class Relay:
         self._answer = answer
         self._answers = Answering("questions to workers", RELAYS_MAX, RELAYS_MAX_TENANT)
 
-    def ask(self, tenant: str, asked: LogsAsked | UseAsked, reply: str, json: bool) -> None:
+    def ask(self, tenant: str, asked: Asked, reply: str, json: bool) -> None:
         """Answer now, or ask the worker first. Uses the current state, which the caller has made sure is fresh."""
         engine = self._engine
-        find = find_log(engine, tenant, asked) if isinstance(asked, LogsAsked) else find_use(engine, tenant, asked)
+        find = find_use(engine, tenant, asked) if isinstance(asked, UseAsked) else find_log(engine, tenant, asked)
         found: Kept | Page | Problem | None = find
         if found is not None and not isinstance(found, Kept):
             self._say(found, reply, json)
@@ -73,7 +76,7 @@ class Relay:
             return self._away(kept)
         return self._answers.overloaded(tenant)
 
-    async def _find(self, tenant: str, asked: LogsAsked | UseAsked, kept: Kept | None) -> Page | Problem:
+    async def _find(self, tenant: str, asked: Asked, kept: Kept | None) -> Page | Problem:
         """Ask the worker; a job that left memory is looked up in the history first."""
         found: Kept | Page | Problem
         if kept is not None or isinstance(asked, UseAsked):
@@ -96,7 +99,7 @@ class Relay:
                 return _not_kept(kept)
             log.info("worker %s gave no page: %s", kept.worker.id, error)
             return self._away(kept)
-        if isinstance(page, LogPage):
+        if isinstance(page, LogPage | Rescued):
             return msgspec.structs.replace(page, worker=kept.worker.id, replica=kept.ask.replica)
         if isinstance(page, UsePage):
             simulated = kept.worker.pool_at(kept.ask.fence).simulated
@@ -122,7 +125,7 @@ class Relay:
         )
 
     def _say(self, found: Page | Problem, reply: str, json: bool) -> None:
-        verb = "logs" if isinstance(found, LogPage) else "use"
+        verb = "logs" if isinstance(found, LogPage) else "use" if isinstance(found, UsePage) else "rescue"
         frame: Any = found if isinstance(found, Problem) else Answer(verb, self._engine.state.seq, found)
         self._answer(reply, encode(frame, json=json))
 
@@ -137,7 +140,9 @@ def keeps_output(worker: Worker) -> bool:
 
 def _not_kept(kept: Kept) -> Problem:
     """Return the problem that a worker, perhaps of another program, keeps nothing that can be asked for."""
-    if isinstance(kept.ask, ReadUse):
+    if isinstance(kept.ask, Rescue):
+        told, fix = "ran on {}, which stores no folder of its jobs", "submit it with --keep 'out/**'"
+    elif isinstance(kept.ask, ReadUse):
         told, fix = "runs on {}, which does not tell what its jobs use", "look on that host, with nvidia-smi"
     else:
         told, fix = (
@@ -148,9 +153,9 @@ def _not_kept(kept: Kept) -> Problem:
     return problem("not-kept", f"job {kept.ask.job} {told.format(worker)}", found=worker, job=kept.ask.job, next=fix)
 
 
-def page_asked(verb: str, arguments: dict[str, Any]) -> LogsAsked | UseAsked:
-    """Return the checked arguments of the verb `logs` or `use`. Raises `Refused`, naming the field."""
-    kind: type[LogsAsked | UseAsked] = LogsAsked if verb == "logs" else UseAsked
+def page_asked(verb: str, arguments: dict[str, Any]) -> Asked:
+    """Return the checked arguments of a verb of `ASKED`. Raises `Refused`, naming the field."""
+    kind = ASKED[verb]
     asked = asked_as(kind, arguments, f"moorage {verb} --help")
     check_job(verb, asked.job)
     return asked

@@ -78,6 +78,7 @@ from moorage.schemas.frames.output import (
     Results,
     StreamName,
 )
+from moorage.schemas.frames.rescue import Rescue, RescueAsked, Rescued
 from moorage.schemas.frames.running import (
     BEAT_S,
     COMMAND_CHARS_MAX,
@@ -184,6 +185,9 @@ __all__ = [
     "Renew",
     "Renewed",
     "Replicas",
+    "Rescue",
+    "RescueAsked",
+    "Rescued",
     "Resized",
     "ResultLine",
     "Results",

@@ -9,7 +9,7 @@ from moorage.scheduler.answers.views import fleet, show
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.questions.relay import page_asked
 from moorage.schemas.errors import Problem, Refused
-from moorage.schemas.frames import LogPage, LogsAsked, ReadLog
+from moorage.schemas.frames import LogPage, LogsAsked, ReadLog, Rescue, RescueAsked
 from tests.unit.scheduler.driving import Driving
 
 
@@ -58,15 +58,36 @@ def test_a_running_one_has_no_end_and_a_waiting_one_is_empty() -> None:
         ("t", LogsAsked("none"), "not-found"),
         ("t", LogsAsked("j", replica=1), "invalid-argument"),
         ("t", LogsAsked("j", attempt=2), "not-found"),
+        ("other", RescueAsked("j"), "not-found"),
+        ("t", RescueAsked("j", attempt=2), "not-found"),
     ],
 )
-def test_nobody_is_asked_for_what_is_not_there_or_not_theirs(tenant: str, asked: LogsAsked, code: str) -> None:
+def test_nobody_is_asked_for_what_is_not_there_or_not_theirs(
+    tenant: str, asked: LogsAsked | RescueAsked, code: str
+) -> None:
     drive = Driving()
     drive.worker("w0")
     ran(drive)
     found = find_log(drive.engine, tenant, asked)
     assert isinstance(found, Problem)
     assert found.code == code
+
+
+def test_the_folder_of_an_attempt_is_rescued_once_it_has_ended() -> None:
+    drive = Driving()
+    drive.submit("j", gpu={})
+    drive.tick()
+    waits = find_log(drive.engine, "t", RescueAsked("j"))
+    drive.worker("w0")
+    drive.settle()
+    runs = find_log(drive.engine, "t", RescueAsked("j"))
+    assert [each.code for each in (waits, runs) if isinstance(each, Problem)] == ["not-kept", "failed-precondition"]
+    drive.run_out("w0")
+    drive.settle()
+    found = find_log(drive.engine, "t", RescueAsked("j", path="out"))
+    assert isinstance(found, Kept)
+    session, fence = drive.state.workers["w0"].session, drive.state.jobs[1].story[-1][9]
+    assert found.ask == Rescue(session, "t", "j", 0, 1, fence, "noop", "out")
 
 
 def test_the_time_of_a_loss_is_known_to_whoever_folds_it() -> None:

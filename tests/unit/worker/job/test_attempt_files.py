@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from moorage.schemas.attempt import AttemptName
+from moorage.schemas.errors import Refused
+from moorage.schemas.frames import Rescue, Rescued
+from moorage.worker.job import attempt_folders
 from moorage.worker.job.attempt_files import AttemptFiles
 from moorage.worker.job.attempt_folders import AttemptFolders
 from moorage.worker.job.job_files import JobFiles, NotKept
@@ -101,3 +106,76 @@ def test_what_an_earlier_build_wrote_is_stored_and_what_cannot_be_read_is_told(
     after.begin([NAME])
     assert after.keep(NAME) == keep
     assert told in caplog.text
+
+
+LEFT = Rescue("s", *NAME, "process")
+
+
+async def left_behind(root: Path) -> tuple[Recording, AttemptFiles, AttemptFolders]:
+    """Return the files of a worker on which an attempt has ended that kept nothing, and left a file."""
+    folders = AttemptFolders(WorkerSettings(root, folder_keep=0.0), "w1")
+    (Path(folders.make(NAME, 60.0)) / "log").touch()
+    files = Recording(root)
+    folders.attempt_ended(NAME)
+    return files, AttemptFiles(folders, files), folders
+
+
+async def outcome(rescuing: AttemptFiles, ask: Rescue) -> Rescued:
+    await rescuing.rescue(ask)
+    await asyncio.sleep(0)  # it is stored in one step
+    return await rescuing.rescue(ask)
+
+
+async def test_what_an_attempt_left_is_rescued_once_for_each_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+
+    def remove(paths: Sequence[str]) -> None:
+        for path in paths:
+            shutil.rmtree(path)
+
+    monkeypatch.setattr(attempt_folders, "remove", remove)
+    files, rescuing, folders = await left_behind(tmp_path)
+    assert (await rescuing.rescue(LEFT)) == Rescued(2, "rescued.j.0.9")
+    assert await folders.sweep() == 0  # it stays while it is read, though its time is over
+    assert (await outcome(rescuing, LEFT)).object == "rescued.j.0.9"
+    other = await outcome(rescuing, msgspec.structs.replace(LEFT, path="log"))
+    assert files.stored == ["rescued.j.0.9", other.object]
+    assert other.object.startswith("rescued.j.0.9.")
+    assert await folders.sweep() == 1
+    with pytest.raises(Refused, match="attempt 2 of replica 0 has left nothing here, or it is gone"):
+        await rescuing.rescue(LEFT)
+
+
+async def test_a_rescue_that_fails_is_told_and_tried_again_when_it_is_asked_for_again(tmp_path: Path) -> None:
+    files, rescuing, _ = await left_behind(tmp_path)
+    files.fails = "keep"
+    with pytest.raises(NotKept, match="no room"):
+        await outcome(rescuing, LEFT)
+    files.fails = ""
+    assert (await outcome(rescuing, LEFT)).stored
+
+
+async def test_few_folders_are_rescued_at_once_and_one_of_an_attempt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, rescuing, folders = await left_behind(tmp_path)
+    others = [("acme", "j", each, 2, 9) for each in (1, 2)]
+    for name in others:
+        (Path(folders.make(name, 60.0)) / "log").touch()
+        folders.attempt_ended(name)
+    monkeypatch.setattr(Recording, "keep", lambda *_, **__: asyncio.Event().wait())
+    await rescuing.rescue(LEFT)
+    with pytest.raises(Refused) as busy:
+        await rescuing.rescue(msgspec.structs.replace(LEFT, path="log"))
+    await rescuing.rescue(Rescue("s", *others[0], "process"))
+    with pytest.raises(Refused) as full:
+        await rescuing.rescue(Rescue("s", *others[1], "process"))
+    assert [each.value.problem.code for each in (busy, full)] == ["overloaded"] * 2
+    await rescuing.close()
+
+
+async def test_what_a_living_attempt_writes_is_not_rescued(tmp_path: Path) -> None:
+    _, rescuing = of(tmp_path)
+    with pytest.raises(Refused, match="has left nothing here"):
+        await rescuing.rescue(LEFT)

@@ -28,7 +28,18 @@ from moorage.schemas.attempt import AttemptName
 from moorage.schemas.capabilities import COUNTED, Capabilities
 from moorage.schemas.driver_config import Fault, keys_fault
 from moorage.schemas.errors import ENDED_AS_ASKED, MoorageError, refuse
-from moorage.schemas.frames import CANNOT_RUN, NOT_HERE, Device, Exec, LogPage, ReadLog, Start, Terminal
+from moorage.schemas.frames import (
+    CANNOT_RUN,
+    NOT_HERE,
+    Device,
+    Exec,
+    LogPage,
+    ReadLog,
+    Rescue,
+    Rescued,
+    Start,
+    Terminal,
+)
 from moorage.schemas.gpu import Share, Sharing
 from moorage.schemas.items import Item
 from moorage.schemas.job import SETUP_VARIABLE, Request, Run
@@ -486,6 +497,13 @@ class Driver:
             f"the driver {self.name} keeps no output: the output of its jobs is on their log subject while they run",
             job=ask.job,
         )
+
+    async def rescue(self, ask: Rescue) -> Rescued:
+        """Begin to store what an ended member left in its folder, and return whether it is stored. It must be quick.
+
+        Raises `Refused` with not-kept if there is no such folder, or storing it failed.
+        """
+        raise refuse("not-kept", f"the driver {self.name} keeps no folders of jobs that have ended", job=ask.job)
 
     async def execute(self, request: Request, asked: Exec, size: Terminal) -> Execution:
         """Run a command in a running member, as one more of its processes; return once it runs.

@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Coroutine, Sequence
 from typing import Any, Final
 
-from moorage.schemas.attempt import AttemptName
-from moorage.schemas.errors import CHECKPOINT_NOT_STORED, MoorageError
-from moorage.schemas.handler import checkpoint_object, kept_object, result_object
+import msgspec
+
+from moorage.schemas.attempt import AttemptName, name_in
+from moorage.schemas.errors import CHECKPOINT_NOT_STORED, MoorageError, Refused, problem, refuse
+from moorage.schemas.frames import Rescue, Rescued
+from moorage.schemas.handler import checkpoint_object, kept_object, rescued_object, result_object
 from moorage.schemas.job import FilesOf, Run
 from moorage.schemas.printable import carried
 from moorage.schemas.ranges import numbers_in, parse_ranges
@@ -27,6 +31,11 @@ CODE_NOT_KEPT: Final = 1
 STORE_S_MAX: Final = 300.0
 #: attempts before one whose checkpoints are looked for
 EARLIER_MAX: Final = 16
+#: rescues of one driver under way at once, and those whose outcome nobody has asked for yet
+RESCUES_MAX: Final = 2
+OUTCOMES_MAX: Final = 64
+#: what a pattern of `keep` reads in its own way
+_MARKS: Final = re.compile(r"([\\*?\[\]! #])")
 
 log = logging.getLogger("moorage.worker")
 
@@ -49,6 +58,7 @@ class AttemptFiles:
         #: attempts whose checkpoint is not stored (yet), and why, "" if that is not known
         self._unstored: dict[AttemptName, str] = {}
         self._kept: set[AttemptName] = set()  # those among them of which no more than the checkpoint is to be stored
+        self._rescues: dict[tuple[AttemptName, str], asyncio.Task[None]] = {}  # with the path; an end is told once
 
     async def bring(self, name: AttemptName, run: Run, accepted_ms: int, ids: tuple[int, int] | None) -> None:
         """Unpack the job's files and its newest checkpoint into the attempt's folder, for the owner `ids`.
@@ -170,12 +180,61 @@ class AttemptFiles:
                 self._dropping.add(task)
                 task.add_done_callback(self._dropping.discard)
 
+    async def rescue(self, ask: Rescue) -> Rescued:
+        """Store what an ended attempt left, all of it or what is at a path, unless it is stored or being stored.
+
+        Raises Refused: the folder is gone (not-kept), or storing it failed. It is the asker's to ask again until it
+        hears `stored`.
+        """
+        name = name_in(ask)
+        own = Rescued(ask.attempt, rescued_object(ask.job, ask.replica, ask.fence, ask.path))
+        storing = self._rescues.get((name, ask.path))
+        if storing is None:
+            await self._begin_rescue(name, ask)
+        elif storing.done():
+            del self._rescues[name, ask.path]
+            storing.result()
+            return msgspec.structs.replace(own, stored=True)
+        return own
+
+    async def _begin_rescue(self, name: AttemptName, ask: Rescue) -> None:
+        if self._files is None:
+            raise refuse("not-kept", "this worker stores no files", job=ask.job)
+        busy = [of for (of, _), each in self._rescues.items() if not each.done()]
+        if len(busy) >= RESCUES_MAX or name in busy:
+            raise Refused(problem("overloaded", "other files are being stored", retry_after_s=1.0))
+        folder = await self._folders.read(name)
+        if folder is None:
+            raise refuse(
+                "not-kept",
+                f"attempt {ask.attempt} of replica {ask.replica} has left nothing here, or it is gone",
+                found=f"folder_keep {self._folders.bounds.keep_s:g} s",
+                job=ask.job,
+                next="submit it with --keep 'out/**'",
+            )
+        pattern = "/" + _MARKS.sub(r"\\\1", ask.path.strip("/")) if ask.path.strip("/") else "**"
+        over = [key for key, each in self._rescues.items() if each.done()]
+        for key in over[: max(len(self._rescues) - OUTCOMES_MAX, 0)]:
+            del self._rescues[key]
+        into = rescued_object(ask.job, ask.replica, ask.fence, ask.path)
+        work = self._files.keep(name[0], into, folder, [pattern])
+        self._rescues[name, ask.path] = task = asyncio.get_running_loop().create_task(work)
+        task.add_done_callback(lambda done: self._rescued(name, done))
+
+    def _rescued(self, name: AttemptName, done: asyncio.Task[None]) -> None:
+        self._folders.read_whole(name)
+        if not done.cancelled():
+            done.exception()  # so that one that nobody asks about is not logged as unseen
+
     async def settled(self) -> None:
         """Wait until the checkpoints that are being removed are gone."""
         await asyncio.gather(*self._dropping)
 
     async def close(self) -> None:
-        """Stop all storing; the next agent begins it again."""
+        """Stop all storing; the next agent begins it again, a rescue when it is asked for it."""
+        for rescuing in list(self._rescues.values()):
+            rescuing.cancel()
+            await asyncio.wait((rescuing,))
         for dropping in list(self._dropping):
             dropping.cancel()
             await asyncio.wait((dropping,))

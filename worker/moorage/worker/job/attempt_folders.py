@@ -115,6 +115,7 @@ class AttemptFolders:
         self._over: list[str] = []  # folders of ended attempts that are removed if they are empty
         self._emptying: asyncio.Task[None] | None = None
         self._ended: OrderedDict[str, float] = OrderedDict()  # CLOCK_BOOTTIME of the end, oldest first
+        self._read: set[str] = set()  # those among them that are being read, and so stay
         self._is_passable = False
         self._stored: dict[AttemptName, _Stored] = {}
         self._keys: set[AttemptName] = set()  # those with a key next to their folder
@@ -267,6 +268,20 @@ class AttemptFolders:
         if self._emptying is None:
             self._emptying = asyncio.get_running_loop().create_task(self._remove_empty())
 
+    async def read(self, name: AttemptName) -> str | None:
+        """Return the path of an ended attempt's folder, which stays until `read_whole`; None if there is none."""
+        if self._emptying is not None:
+            await asyncio.shield(self._emptying)
+        folder = _folder_of(name)
+        if name in self._living or folder not in self._ended:
+            return None
+        self._read.add(folder)
+        return self.path(name)
+
+    def read_whole(self, name: AttemptName) -> None:
+        """Let the folder of `read` go again."""
+        self._read.discard(_folder_of(name))
+
     async def _remove_empty(self) -> None:
         """Remove empty folders in a thread: rmdir(2) is slow on ext4, and ends are waiting to be reported."""
         while self._over:
@@ -335,6 +350,8 @@ class AttemptFolders:
         now, doomed = boottime_s(), list[str]()
         is_full = bool(self._ended) and spare_bytes(self.root) <= 0
         for folder, ended_s in self._ended.items():
+            if folder in self._read:
+                continue
             is_kept = len(self._ended) - len(doomed) <= KEPT_MAX and now - ended_s < self.bounds.keep_s
             if not is_full and is_kept:
                 break

@@ -8,7 +8,7 @@ from typing import Final
 from moorage.bus.transport import Delivery
 from moorage.schemas.codec import Decoder, encode
 from moorage.schemas.errors import Problem, Refused, problem, refuse
-from moorage.schemas.frames import LogPage, ReadLog, ReadUse, UsePage
+from moorage.schemas.frames import LogPage, ReadLog, ReadUse, Rescue, Rescued, UsePage
 from moorage.schemas.names import is_job, is_tenant
 from moorage.worker.drivers.base import Driver
 from moorage.worker.session.lease_session import LeaseSession
@@ -17,11 +17,11 @@ from moorage.worker.session.shell import Shell
 #: pages of output that are read at the same time; the leader asks again for others
 LOG_READS_MAX: Final = 16
 
-_decode_ask: Final[Decoder[ReadLog | ReadUse]] = Decoder(ReadLog | ReadUse)
+_decode_ask: Final[Decoder[ReadLog | ReadUse | Rescue]] = Decoder(ReadLog | ReadUse | Rescue)
 
 
 class OutputReader:
-    """Answers the requests for output, and for the use of devices, that one worker gets."""
+    """Answers the requests for output, the use of devices and what attempts left, that one worker gets."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class OutputReader:
             self._shell.spawn(self._answer(delivery))
 
     async def _answer(self, delivery: Delivery) -> None:
-        answer: LogPage | UsePage | Problem
+        answer: LogPage | UsePage | Rescued | Problem
         try:
             answer = await self._page(_decode_ask(delivery.data))
         except Refused as refused:
@@ -65,7 +65,7 @@ class OutputReader:
             self._reading -= 1
         self._shell.post(delivery.reply, encode(answer, json=False))
 
-    async def _page(self, ask: ReadLog | ReadUse) -> LogPage | UsePage:
+    async def _page(self, ask: ReadLog | ReadUse | Rescue) -> LogPage | UsePage | Rescued:
         """Return the page. Raises Refused for another session, for an impossible name, and if nothing is kept."""
         session = self._session
         if session.phase != "live" or ask.session != session.session:
@@ -78,11 +78,15 @@ class OutputReader:
             driver = self._drivers.get(ask.driver)
             if driver is None:
                 raise refuse("not-kept", f"{self._worker} no longer has the driver {ask.driver}", job=ask.job)
-            return await driver.read_log(ask)
+            return await _of(driver, ask)
         nothing = refuse("not-kept", f"{self._worker} keeps nothing of this job", job=ask.job)
         for driver in self._drivers.values():  # the leader does not know the driver any more: ask each
             try:
-                return await driver.read_log(ask)
+                return await _of(driver, ask)
             except Refused as refused:
                 nothing = refused
         raise nothing
+
+
+async def _of(driver: Driver, ask: ReadLog | Rescue) -> LogPage | Rescued:
+    return await (driver.rescue(ask) if isinstance(ask, Rescue) else driver.read_log(ask))

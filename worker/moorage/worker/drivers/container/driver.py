@@ -19,7 +19,7 @@ import msgspec
 from moorage.schemas.attempt import AttemptName, name_in
 from moorage.schemas.capabilities import COUNTED, KERNEL, LIVE, Capabilities
 from moorage.schemas.errors import MoorageError, refuse
-from moorage.schemas.frames import Exec, LogPage, ReadLog, Terminal
+from moorage.schemas.frames import Exec, LogPage, ReadLog, Rescue, Rescued, Terminal
 from moorage.schemas.gpu import Share
 from moorage.schemas.job import Request, Secret
 from moorage.worker.drivers.base import CODE_LOST, LOST, Assignment, Driver, DriverEvent, Living, kept_within
@@ -310,6 +310,9 @@ class ContainerDriver(Driver):
         is_over = ask.ended_ms > 0 and name not in self._host.members
         page = await self._host.link.keeper.page(self._host.key(name), ask, is_over, self._host.worker)
         return msgspec.structs.replace(page, ports=self._ports.of(self._host.key(name)))
+
+    async def rescue(self, ask: Rescue) -> Rescued:
+        return await self._files.rescue(ask)
 
     async def execute(self, request: Request, asked: Exec, size: Terminal) -> Execution:
         name = name_in(asked)

@@ -15,7 +15,18 @@ from moorage.schemas.attempt import AttemptName, name_in
 from moorage.schemas.capabilities import COUNTED, KERNEL, LIVE, VARIABLE, Capabilities
 from moorage.schemas.driver_config import ProcessBlock
 from moorage.schemas.errors import refuse
-from moorage.schemas.frames import CANNOT_RUN, NOT_HERE, START_FAILED, Device, Exec, LogPage, ReadLog, Terminal
+from moorage.schemas.frames import (
+    CANNOT_RUN,
+    NOT_HERE,
+    START_FAILED,
+    Device,
+    Exec,
+    LogPage,
+    ReadLog,
+    Rescue,
+    Rescued,
+    Terminal,
+)
 from moorage.schemas.gpu import Share
 from moorage.schemas.job import Request
 from moorage.schemas.service import READY_FILE, READY_VARIABLE
@@ -312,6 +323,9 @@ class ProcessDriver(Driver):
 
     def folder_of(self, name: AttemptName) -> str:
         return self._folders.path(name)
+
+    async def rescue(self, ask: Rescue) -> Rescued:
+        return await self._files.rescue(ask)
 
     async def execute(self, request: Request, asked: Exec, size: Terminal) -> Execution:
         name = name_in(asked)
