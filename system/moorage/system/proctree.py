@@ -106,6 +106,19 @@ def all_processes() -> list[Process]:
     return [process for process in found if process is not None]
 
 
+def stopped_pids() -> list[int]:
+    """Return the processes that a signal such as SIGSTOP has stopped; a debugger's are not among them."""
+    found: list[int] = []
+    for name in os.listdir("/proc"):
+        if name.isdecimal():
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                with open(f"/proc/{name}/stat", "rb", buffering=0) as file:
+                    text = file.read()
+                if text[text.rindex(b")") + 2 :][:1] == b"T":
+                    found.append(int(name))
+    return found
+
+
 def children(pid: int) -> list[int]:
     """Return the direct children of one process, of all its threads, zombies included; empty if it is gone.
 

@@ -23,6 +23,7 @@ from moorage.system.proctree import (
     read_environ,
     read_process,
     scan_marks,
+    stopped_pids,
 )
 from tests.first_thread_gone import running
 
@@ -46,6 +47,13 @@ def tree() -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
     kill_trees(pids)
     process.wait()
     process.stdout.close()
+
+
+def test_the_processes_that_a_signal_has_stopped_are_found(tree: tuple[subprocess.Popen[str], list[int]]) -> None:
+    _, pids = tree
+    while not (found := stopped_pids()) or pids[-1] not in found:
+        pass
+    assert set(found) & set(pids) == {pids[-1]}
 
 
 def test_a_process_is_read_whatever_its_name() -> None:

@@ -24,6 +24,7 @@ from moorage.schemas.frames import (
     Renew,
     Resized,
     SlotLoad,
+    Stopped,
     Unwell,
     Wanted,
 )
@@ -71,6 +72,7 @@ class Worker:
     down: list[DriverDown] = field(default_factory=list)
     well_n: int = 0
     use: list[AttemptUse] = field(default_factory=list)
+    stopped: list[Stopped] = field(default_factory=list)
     freezes: bool = True  # else it is refused what it is asked to freeze, though it said that it can
     stays_awake: set[str] = field(default_factory=set)  # jobs whose members it is refused to freeze, besides
     hears_freezes: bool = True  # else it does nothing of that yet: the order is lost, or takes its time
@@ -273,6 +275,7 @@ class Worker:
                 if p.resized
             ],
             use=self.use,
+            stopped=self.stopped,
         )
 
     def fact_frame(self) -> FactFrame | None:

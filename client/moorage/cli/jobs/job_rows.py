@@ -93,6 +93,17 @@ def stalled_words(row: dict[str, Any]) -> str:
     return f"{of}stalled for {age(1000 * longest['seconds'])}: {longest['why']}"
 
 
+def stopped_words(row: dict[str, Any]) -> str:
+    """Return how many processes of a running job a signal has stopped: `2 processes, by a signal such as SIGSTOP`; ""
+    if there is none."""
+    found = [each for each in row.get("replica_states", ()) if each.get("stopped")]
+    if not found:
+        return ""
+    count = sum(each["stopped"] for each in found)
+    of = f" of replica {', '.join(str(each['replica']) for each in found)}" if len(row["replica_states"]) > 1 else ""
+    return f"{count} process{'es' if count > 1 else ''}{of}, by a signal such as SIGSTOP"
+
+
 def _replicas_words(row: dict[str, Any]) -> str:
     """Return how many replicas run, wait and are done, how many are ready, and why they wait if all do."""
     why = row.get("why", "") if "hold" in row else row.get("reason", "")

@@ -24,6 +24,7 @@ from moorage.cli.jobs.job_rows import (
     members_words,
     stall_event_words,
     stalled_words,
+    stopped_words,
     worker_cell,
 )
 from moorage.cli.jobs.replica_words import shown_words
@@ -281,6 +282,7 @@ def job_words(data: dict[str, Any]) -> str:
             ("use", use_words(data)),
             *after_rows(data),
             ("stalled", stalled_words(data)),
+            ("stopped", stopped_words(data)),
             ("enforced", "; ".join(dict.fromkeys(map(enforced_words, _levels(data))))),
             ("waits for", frozen_words(data)),
             ("ports", _ports(data)),

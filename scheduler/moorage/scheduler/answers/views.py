@@ -491,6 +491,9 @@ def _replica(engine: Engine, replica: Replica) -> dict[str, Any]:
             data["enforced"] = msgspec.to_builtins(enforced)
         if used := use_rows(engine, member):
             data["use"] = used
+        host = engine.fleet.hosts.get(member.worker.num)
+        if host is not None and replica.state == RUNNING and (count := host.stopped.get(member.name)):
+            data["stopped"] = count
     return data
 
 

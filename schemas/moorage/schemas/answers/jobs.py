@@ -116,6 +116,7 @@ class ReplicaInfo(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True)
     address: str = ""  # where the ports are reached that its worker gave it
     enforced: Enforced | None = None  # how it is kept to its part of a shared GPU
     use: list[DeviceUsed] = []
+    stopped: int = 0  # how many of its processes a signal such as SIGSTOP has stopped
     ran_on: str = ""  # worker of its last attempt, if the question names replicas and it has ended
     ended_ms: int = 0
     result: int | None = None  # as in `Change`

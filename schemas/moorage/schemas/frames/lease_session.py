@@ -230,6 +230,17 @@ class Joined(msgspec.Struct, frozen=True, gc=False, tag_field="kind", tag="joine
     formerly: str = ""
 
 
+class Stopped(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """How many `processes` of a running attempt a signal such as SIGSTOP has stopped."""
+
+    tenant: str
+    job: str
+    replica: int
+    attempt: int
+    fence: int
+    processes: int
+
+
 class Renew(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field="kind", tag="renew"):
     """A renewal of the lease session, with the state of the worker.
 
@@ -244,6 +255,7 @@ class Renew(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field
     - `resized` are those of `held` whose part of their devices an operator has changed.
     - `down` is the complete list of drivers whose engine does not answer.
     - `use` is what those of `held` that run use of their devices, by the newest reading.
+    - `stopped` are those of `held` of which some processes are stopped, as of the last seconds.
     """
 
     session: str
@@ -260,6 +272,7 @@ class Renew(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field
     resized: list[Resized] = []
     down: list[DriverDown] = []
     use: list[AttemptUse] = []
+    stopped: list[Stopped] = []
 
 
 class Renewed(msgspec.Struct, frozen=True, gc=False, tag_field="kind", tag="renewed"):

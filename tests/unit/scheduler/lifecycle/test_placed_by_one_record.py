@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from moorage.cli.jobs.job_rows import stopped_words
 from moorage.scheduler.answers import views
 from moorage.scheduler.answers.use import find_use, use_of_job, use_rows
-from moorage.schemas.frames import AttemptUse, DeviceUse, UseAsked
+from moorage.schemas.frames import AttemptUse, DeviceUse, Stopped, UseAsked
 from moorage.schemas.service import MemberLoad
 from tests.unit.scheduler.driving import Driving
 
@@ -113,6 +114,22 @@ def test_what_a_worker_says_without_names_counts_for_nothing() -> None:
     for tenant, replica in EACH:
         assert use_rows(drive.engine, drive.member("j", replica, tenant)) == []
         assert drive.states("j", tenant)[replica] == "RUNNING"
+
+
+def test_each_shows_how_many_of_its_own_processes_are_stopped_until_none_is() -> None:
+    drive = placed_by_one_record()
+    drive.workers["w0"].stopped = [Stopped(*drive.member("j", 1, TENANTS[0]).name, 2)]
+    drive.renew()
+    drive.tick(1000)
+    shown: list[Any] = [views.show(drive.engine, tenant, "j") for tenant in TENANTS]
+    counts = [row.get("stopped") for each in shown for row in each["replica_states"][:REPLICAS]]
+    assert counts == [None, 2, *[None] * (len(counts) - 2)]
+    assert stopped_words(shown[0]) == "2 processes of replica 1, by a signal such as SIGSTOP"
+    drive.workers["w0"].stopped = []
+    drive.renew()
+    drive.tick(1000)
+    shown = [views.show(drive.engine, TENANTS[0], "j")]
+    assert stopped_words(shown[0]) == ""
 
 
 def load_of(drive: Driving, one: One, running: int, waiting: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final, Protocol
 
 from moorage.schemas.codec import encode
-from moorage.schemas.frames import Goodbye, Join, Renew, Unwell
+from moorage.schemas.frames import Goodbye, Join, Renew, Stopped, Unwell
 from moorage.schemas.subjects import WORKER_VERBS, Subjects
 from moorage.worker.agent.journal import MemoryJournal
 from moorage.worker.agent.member_claims import MemberClaims
@@ -83,6 +83,7 @@ class LeaderLink:
             resized=command.resized,
             down=self._reporter.drivers_down(),
             use=self._reporter.usage.newest(),
+            stopped=[Stopped(*name, count) for name, count in self._reporter.stopped.items()],
         )
         self._ask("renew", command.n, encode(renew, json=False))
 

@@ -90,6 +90,8 @@ class Reporter:
             Escapes(held, drivers, lambda driver, mode: guard.levels(driver)[mode].memory).read,
             *([] if lender is None else [lender.seen]),
         ]
+        #: how many processes of each running member are stopped
+        self.stopped: dict[AttemptName, int] = {}
         self.devices = pool.devices
         self.subjects = Subjects(settings.prefix)
         self._shell = shell

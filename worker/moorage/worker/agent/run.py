@@ -26,6 +26,7 @@ from moorage.worker.agent.changed_devices import devices_changed
 from moorage.worker.agent.fleet_host import FleetHost
 from moorage.worker.agent.journal import JOURNAL_NAME, Journal, MemoryJournal, is_in_use
 from moorage.worker.agent.state_disk import StateDisk
+from moorage.worker.agent.stopped_processes import watch_stopped
 from moorage.worker.devices.readers.base import Inventory
 from moorage.worker.devices.readers.host import HostFacts, folder_machine, host_facts
 from moorage.worker.devices.readers.machine import open_machine
@@ -239,6 +240,7 @@ async def run(
             changes = []
             if len(worker.agents) == 1 and not worker.agents[0].inventory.simulated:
                 changes = [asyncio.create_task(devices_changed(worker.agents[0]))]
+            looking = asyncio.create_task(watch_stopped(worker.agents))
             leave_what_stays()
             try:
                 await worker.host.serve(stop, *changes)
@@ -246,9 +248,9 @@ async def run(
                     change.result()  # raises if the task failed
                     again = not stop.is_set()
             finally:
-                for change in changes:
-                    change.cancel()
-                await asyncio.gather(*changes, return_exceptions=True)
+                for task in (looking, *changes):
+                    task.cancel()
+                await asyncio.gather(looking, *changes, return_exceptions=True)
                 await worker.stop()
 
 

@@ -297,6 +297,7 @@ class Host:
         "shared",
         "sick",
         "stale",
+        "stopped",
         "troubles",
         "turns",
         "use",
@@ -345,6 +346,8 @@ class Host:
         self.down: dict[str, tuple[str, int]] = {}
         #: what attempts use of their devices, by its last renewal
         self.use: dict[AttemptName, AttemptUse] = {}
+        #: how many processes of attempts are stopped, by its last renewal
+        self.stopped: dict[AttemptName, int] = {}
         self.bucket = -1
 
     @property

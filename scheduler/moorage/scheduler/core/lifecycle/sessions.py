@@ -318,6 +318,7 @@ class Sessions:
             self.fleet.redrawn.add(worker.num)
         host.down = down
         host.use = {name_in(each): each for each in frame.use if each.attempt}
+        host.stopped = {name_in(each): each.processes for each in frame.stopped}
         self.stalls.heard(host)
         stale = host.stale and host.load_ms >= 0  # a host that sends no load frames is judged by its renewals
         host.refused = 0
