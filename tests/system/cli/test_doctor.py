@@ -343,6 +343,8 @@ def test_the_doctor_names_the_workers_on_which_starts_fail_and_what_workers_cann
     assert (full.verdict, full.found) == ("warn", "2 up; the disk is full, and nothing is started: b")
     low = checks_fleet._workers([row("a", "up", warning="disk: 96 % of the disk of /state are in use")])
     assert (low.verdict, low.found) == ("warn", "1 up; the disk is nearly full: a")
+    off = checks_fleet._workers([row("a", "up"), row("b", "up", warning="clock: 3600 s behind the leader's")])
+    assert (off.verdict, off.found) == ("warn", "2 up; the clock is off by more than 5 s: b")
 
 
 def test_the_doctor_says_on_which_workers_the_kernel_keeps_jobs_to_their_gpus() -> None:

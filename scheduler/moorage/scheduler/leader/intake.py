@@ -21,6 +21,7 @@ from moorage.bus.transport import Delivery
 from moorage.scheduler.arguments import REASON_CHARS_MAX, cancel_of, check_fields, check_job, uncancel_of
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.events import Batch, ChangeOrder, Execute, FromWorker, Wake
+from moorage.scheduler.leader.worker_clocks import WorkerClocks
 from moorage.scheduler.questions import question_queue
 from moorage.scheduler.questions.question_queue import QuestionQueue, RoundRobin, overloaded
 from moorage.schemas.codec import Decoder, encode, is_json, split_array
@@ -103,6 +104,7 @@ class Intake:
         self._questions = QuestionQueue(self._skip)
         #: tenant by submit subject
         self._submitters: Memo[str, str] = Memo(SUBMITTERS_MAX)
+        self._clocks = WorkerClocks(lambda worker: worker in engine.state.workers)
         self.counters: Counter[str] = Counter()
 
     def put(self, delivery: Delivery) -> None:
@@ -214,7 +216,8 @@ class Intake:
         elif room == "api" and len(parts) == 3:
             self._api(parts[1], parts[2], delivery)
         elif room == "load" and len(parts) > 1:
-            self._engine.offer_load(parts[1], _decode_load(delivery.data), mono_ms)
+            load = self._clocks.checked(parts[1], _decode_load(delivery.data))
+            self._engine.offer_load(parts[1], load, mono_ms)
         elif room == "calls" and len(parts) == 4 and is_service(parts[2]):
             self._engine.offer_member_load(parts[1], parts[2], _decode_calls(delivery.data), mono_ms)
         elif room == "admin" and len(parts) == 3:

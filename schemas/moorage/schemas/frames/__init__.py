@@ -9,6 +9,7 @@ are in seconds; times are ledger milliseconds, unless the name ends in `_wall_s`
 from __future__ import annotations
 
 from moorage.schemas.frames.fleet import (
+    CLOCK,
     Device,
     FleetFrame,
     FleetRow,
@@ -113,6 +114,7 @@ __all__ = [
     "ABOUT_THE_JOB",
     "BEAT_S",
     "CANNOT_RUN",
+    "CLOCK",
     "COMMAND_CHARS_MAX",
     "DEAD_S",
     "DISK_FULL",

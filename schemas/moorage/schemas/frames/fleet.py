@@ -127,6 +127,10 @@ class SlotLoad(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     warning: str = ""
 
 
+#: the kind of a host's warning that its wall clock is wrong, which the leader adds
+CLOCK: Final = "clock"
+
+
 class Load(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field="kind", tag="load"):
     """A worker's periodic report: every 2 s, and at most 5 a second when leases change. Public.
 
@@ -144,6 +148,7 @@ class Load(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field=
     simulated: bool = False
     #: what is wrong with the host and closes nothing, in one line after its kind, such as `disk: …`; "" for nothing
     warning: str = ""
+    time_ms: int = 0  # the host's wall clock, ms since 1970; 0 if it does not say
 
 
 class FleetRow(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):

@@ -304,6 +304,7 @@ class Reporter:
             ],
             simulated=self.inventory.simulated,
             warning=self._disk.warning if self._disk is not None else "",
+            time_ms=int(time.time() * 1000),
         )
         self._shell.post(self.subjects.load(self.worker), encode(frame))
 
