@@ -62,15 +62,11 @@ class Context:
         self.headers = call.headers
         self.endpoint = call.endpoint
         self.wait_ms = call.wait_ms
-        self._cancelled = threading.Event()
-
-    @property
-    def cancelled(self) -> bool:
-        return self._cancelled.is_set()
+        self.cancelled = False
 
     def cancel(self) -> None:
         """Say that its caller waits no longer."""
-        self._cancelled.set()
+        self.cancelled = True
 
 
 class CannotServe(Exception):

@@ -27,6 +27,9 @@ WANT_AGAIN_S: Final = 0.05
 GIVEN_S_MAX: Final = 1.0
 #: while calls wait here, `have` is repeated
 HAVE_AGAIN_S: Final = 0.1
+#: where calls take less than this, a `have` holds so long, and the room stays open so long behind its last call: to say
+#: and to open it anew for each call would cost more than the call
+QUIET_S: Final = 0.01
 #: after this long without a `have`, nothing waits anywhere, so nothing is asked for
 HAVE_HOLDS_S: Final = 0.3
 #: calls may wait in a room that begin to run within this time, at most so many
@@ -101,7 +104,7 @@ class Outside(Protocol):
         """Answer the call with an error, one of `CALL_ERRORS`."""
 
     def open_room(self, is_open: bool) -> None:
-        """Listen to `want` from now on, or no longer."""
+        """Listen to `want` from now on, or no longer; `Member.quiet_s` may pass until it listens no more."""
 
 
 class Member:
@@ -162,6 +165,11 @@ class Member:
         return max(2, 2 * self.places, min(round(in_time), ROOM_MAX))
 
     @property
+    def quiet_s(self) -> float:
+        """How long a `have` holds, and an empty room stays open; 0 where calls take longer than that."""
+        return QUIET_S if 0 < self._mean_ms < QUIET_S * 1000 else 0.0
+
+    @property
     def needs_ticks(self) -> bool:
         """Whether `tick` has something to look at."""
         return bool(self.room) or self._asked_s is not None or bool(self.batches and self.batches.waiting)
@@ -207,6 +215,7 @@ class Member:
         self._expire(now_s)
         if not self.room:
             self._outside.hand(to, None, 0)
+            self._have_said_s = float("-inf")  # who asked believes now that nothing waits anywhere
             return
         call = self.room.take_next()
         self.meter.handed += 1
@@ -377,13 +386,16 @@ class Member:
 
     def _say_have(self, now_s: float) -> None:
         self._look_at_room()
-        self._have_said_s = now_s
-        self._outside.have()
+        if now_s - self._have_said_s >= self.quiet_s:
+            self._have_said_s = now_s
+            self._outside.have()
 
     def _look_at_room(self) -> None:
         """Listen to `want` while calls wait here, and only then: who asks elsewhere shall not be sent here in vain."""
         if bool(self.room) is not self._room_is_open:
             self._room_is_open = bool(self.room)
+            if not self.room and not self.quiet_s:  # who asks from now on hears that nothing waits
+                self._have_said_s = float("-inf")
             self._outside.open_room(self._room_is_open)
 
     def _expire(self, now_s: float) -> None:

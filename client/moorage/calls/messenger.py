@@ -7,6 +7,7 @@ import contextlib
 import logging
 import secrets
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -76,6 +77,8 @@ LOAD_QUIET_S: Final = 10.0
 ROOM_S: Final = 1.0
 #: what callers may make a member remember of one call
 _WAIT_MS_MAX: Final = round(WAIT_S_MAX * 1000)
+#: headers of a call that a member reads, in small letters
+_WAIT_MS, _WAITED_MS, _HOPS, _PRIORITY = WAIT_MS.lower(), WAITED_MS.lower(), HOPS.lower(), PRIORITY.lower()
 #: most characters of a program's own error in its header
 _ERROR_CHARS_MAX: Final = 200
 
@@ -145,13 +148,16 @@ class Messenger:
         self._have = name.subjects.member(name.tenant, name.service, "have")
         self._want = name.subjects.member(name.tenant, name.service, "want")
         self._load = name.subjects.member(name.tenant, name.service, "load")
-        self._out: asyncio.Queue[_Message | Callable[[], Awaitable[None]]] = asyncio.Queue()
+        self._out: deque[_Message | Callable[[], Awaitable[None]]] = deque()  # what is being sent is in it, too
+        self._some_to_send = asyncio.Event()
+        self._all_sent = asyncio.Event()
         self._parts: dict[int, int] = {}
         self._inputs = Inputs(self._on_silence, input_bytes, folder)
         #: the methods of the service that its program has
         self.endpoints: frozenset[str] = frozenset()
         self._calls: list[Subscription] = []
         self._room: Subscription | None = None
+        self._closing_room: asyncio.TimerHandle | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._leaving: set[asyncio.Task[None]] = set()
         self._is_held = False
@@ -209,7 +215,11 @@ class Messenger:
     async def close(self) -> None:
         """Let out what was sent, say last what became of the calls, and end."""
         self._inputs.close()
-        await self._out.join()
+        if self._closing_room is not None:
+            self._closing_room.cancel()
+            self._room_is_over()
+        while self._out:
+            await self._all_sent.wait()
         for task in self._tasks:
             task.cancel()
         if self._tasks:
@@ -235,22 +245,21 @@ class Messenger:
         """Return a call; None if there is no inbox to which it may be answered, or its headers say what they cannot."""
         if not delivery.reply or not may_answer(self.name.prefix, self._subject, delivery.reply):
             return None
-        headers = delivery.headers or {}
-        said = {name.lower(): value for name, value in headers.items()} if headers else {}
-        call = Call(
-            delivery.reply,
-            delivery.data,
-            {name: value for name, value in headers.items() if name.lower() not in RESERVED_HEADERS},
-            delivery.received_monotonic_s,
-            self._wait_ms,
-            _number(said.get(WAITED_MS.lower()), 0, _WAIT_MS_MAX),
-            _number(said.get(HOPS.lower()), 0, _WAIT_MS_MAX),
-        )
+        own: dict[str, str] = {}
+        call = Call(delivery.reply, delivery.data, own, delivery.received_monotonic_s, self._wait_ms)
         try:
-            if (wait := said.get(WAIT_MS.lower())) is not None:
-                call.wait_ms = min(_checked(WAIT_MS, wait), _WAIT_MS_MAX)
-            if (priority := said.get(PRIORITY.lower())) is not None:
-                call.priority = _checked(PRIORITY, priority, PRIORITY_MAX)
+            for name, value in (delivery.headers or {}).items():
+                known = name.lower()
+                if known == _WAIT_MS:
+                    call.wait_ms = min(_checked(WAIT_MS, value), _WAIT_MS_MAX)
+                elif known == _PRIORITY:
+                    call.priority = _checked(PRIORITY, value, PRIORITY_MAX)
+                elif known == _WAITED_MS:
+                    call.waited_ms = _number(value)
+                elif known == _HOPS:
+                    call.hops = _number(value)
+                if known not in RESERVED_HEADERS:
+                    own[name] = value
         except ValueError as wrong:
             self._fail(call, BAD_HEADER, str(wrong))
             return None
@@ -434,8 +443,18 @@ class Messenger:
         self._fail(call, error, CALL_ERRORS[error][2], retry_after_ms=retry_after_ms)
 
     def open_room(self, is_open: bool) -> None:
-        # in the order of what is sent: a `want` that follows a `have` must find the subscription
-        self._out.put_nowait(self._open_room if is_open else self._close_room)
+        if not is_open:
+            later = asyncio.get_running_loop().call_later
+            self._closing_room = later(self.member.quiet_s, self._room_is_over)
+        elif self._closing_room is not None:
+            self._closing_room.cancel()
+            self._closing_room = None
+        else:  # in the order of what is sent: a `want` that follows a `have` must find the subscription
+            self._let_out(self._open_room)
+
+    def _room_is_over(self) -> None:
+        self._closing_room = None
+        self._let_out(self._close_room)
 
     async def _open_room(self) -> None:
         self._room = await self._connection.subscribe_ahead(self._want, self._on_want, ROOM_QUEUE)
@@ -476,9 +495,15 @@ class Messenger:
         self._put(call.reply, body, "", headers)
 
     def _put(self, subject: str, body: bytes, reply: str, headers: dict[str, str] | None) -> None:
-        self._out.put_nowait(_Message(subject, body, reply, headers))
-        if not self._is_held and self._out.qsize() > OUT_MAX:
+        self._let_out(_Message(subject, body, reply, headers))
+        if not self._is_held and len(self._out) > OUT_MAX:
             self._hold(True)
+
+    def _let_out(self, item: _Message | Callable[[], Awaitable[None]]) -> None:
+        if not self._out:
+            self._all_sent.clear()
+            self._some_to_send.set()
+        self._out.append(item)
 
     def _hold(self, on: bool) -> None:
         """Read no more of the program while too much waits to be sent: it may stream faster than the server takes."""
@@ -487,8 +512,13 @@ class Messenger:
             self.program.hold(on)
 
     async def _send_out(self) -> None:
+        out = self._out
         while True:
-            item = await self._out.get()
+            if not out:
+                self._all_sent.set()
+                self._some_to_send.clear()
+                await self._some_to_send.wait()
+            item = out[0]
             try:
                 if isinstance(item, _Message):
                     await self._send(item)
@@ -499,8 +529,8 @@ class Messenger:
             except Exception:  # one message may not keep all others from being sent
                 log.exception("a message of the member could not be sent")
             finally:
-                self._out.task_done()
-                if self._is_held and self._out.qsize() < OUT_MAX // 2:
+                out.popleft()
+                if self._is_held and len(out) < OUT_MAX // 2:
                     self._hold(False)
 
     async def _send(self, message: _Message) -> None:
@@ -596,8 +626,8 @@ def _checked(name: str, text: str, most: int | None = None) -> int:
     return number
 
 
-def _number(text: str | None, default: int, most: int) -> int:
-    """Return a number of a header; the default for one that is missing or none."""
-    if text is None or not (text.isascii() and text.isdigit()) or len(text) > 12:
-        return default
-    return min(int(text), most)
+def _number(text: str) -> int:
+    """Return a number of a header that members set, at most `_WAIT_MS_MAX`; 0 for what is none."""
+    if not (text.isascii() and text.isdigit()) or len(text) > 12:
+        return 0
+    return min(int(text), _WAIT_MS_MAX)

@@ -94,7 +94,8 @@ class Program(asyncio.Protocol):
 
     def send(self, head: ToProgram, body: bytes = b"") -> None:
         """Send a frame. Does nothing once the program has ended."""
-        self.send_all([(head, body)])
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(frame(head, body))
 
     def send_all(self, frames: Sequence[tuple[ToProgram, bytes]]) -> None:
         """Send frames in one piece, which the program reads at once."""

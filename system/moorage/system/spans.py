@@ -8,21 +8,22 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Final
 
 _TRACER: Final = "moorage"
 
 
-@contextmanager
-def caller_span(name: str, attributes: Mapping[str, str]) -> Iterator[dict[str, str]]:
-    """A span for one request. Yield the headers of the request, with which the other side continues it.
+def caller_span(name: str, attributes: Mapping[str, str]) -> AbstractContextManager[dict[str, str]]:
+    """Return a span for one request. The block gets the headers of the request, with which the other side continues it.
 
     It is not the current span of the block: that may be left in another context than it was entered, as by a generator.
     """
-    if "opentelemetry.trace" not in sys.modules:
-        yield {}
-        return
+    return _caller_span(name, attributes) if "opentelemetry.trace" in sys.modules else nullcontext({})
+
+
+@contextmanager
+def _caller_span(name: str, attributes: Mapping[str, str]) -> Iterator[dict[str, str]]:
     from opentelemetry import propagate, trace
 
     span = trace.get_tracer(_TRACER).start_span(name, kind=trace.SpanKind.CLIENT, attributes=attributes)
@@ -38,15 +39,18 @@ def caller_span(name: str, attributes: Mapping[str, str]) -> Iterator[dict[str, 
         span.end()
 
 
-@contextmanager
-def served_span(name: str, callers: Sequence[Mapping[str, str]], attributes: Mapping[str, str]) -> Iterator[None]:
-    """A span for what answers calls with these headers, and for all spans that begin in the block.
+def served_span(
+    name: str, callers: Sequence[Mapping[str, str]], attributes: Mapping[str, str]
+) -> AbstractContextManager[None]:
+    """Return a span for what answers calls with these headers, and for all spans that begin in the block.
 
     It belongs to the trace of its caller. For several it is a trace of its own, with a link to each.
     """
-    if "opentelemetry.trace" not in sys.modules:
-        yield
-        return
+    return _served_span(name, callers, attributes) if "opentelemetry.trace" in sys.modules else nullcontext()
+
+
+@contextmanager
+def _served_span(name: str, callers: Sequence[Mapping[str, str]], attributes: Mapping[str, str]) -> Iterator[None]:
     from opentelemetry import propagate, trace
 
     contexts = [propagate.extract({key.lower(): value for key, value in headers.items()}) for headers in callers]

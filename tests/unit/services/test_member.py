@@ -276,6 +276,24 @@ def test_the_answer_to_a_want_is_the_call_that_waits_longest() -> None:
     ]  # fmt: skip
 
 
+def test_a_member_whose_calls_are_quick_says_have_once_in_a_while_and_anew_to_who_was_told_that_nothing_waits() -> None:
+    m, outside = member(room=100)
+    m.on_call(call("a"), 0.0)
+    m.on_end(1, 0.001)
+    for at in range(8):
+        m.on_call(call(f"b{at}", 1.0), 1.0 + at / 500)
+    assert outside.take().count(("have",)) == 2, "at 1.0 and 1.01"
+    m.on_want("x", 1.014)
+    assert outside.take() == [("hand", "x", "b1", 14)], "they know that more waits"
+    for at in range(2, 9):
+        m.on_end(at, 1.015)
+    assert outside.take()[-1] == ("open_room", False)
+    m.on_want("y", 1.015)
+    m.on_call(call("c", 1.0155), 1.0155)
+    m.on_call(call("d", 1.0155), 1.0155)
+    assert outside.take() == [("hand", "y", None, 0), ("run", 9, "c", 1000), ("open_room", True), ("have",)]
+
+
 def test_a_call_that_was_given_and_finds_no_place_any_more_waits_first_and_is_never_dropped() -> None:
     m, outside = member(places=1, room=0)
     m.on_have(0.0)

@@ -108,6 +108,30 @@ def test_a_call_waits_as_long_as_its_caller_says_and_no_longer() -> None:
     member(scene)
 
 
+def test_a_member_whose_calls_are_quick_opens_its_room_once_for_many_of_them() -> None:
+    async def scene(desk: Desk) -> None:
+        opened: list[str] = []
+        connection = desk.messenger._connection
+        subscribe = connection.subscribe_ahead
+
+        async def counted(subject: str, *more: Any) -> Any:
+            opened.append(subject)
+            return await subscribe(subject, *more)
+
+        cast(Any, connection).subscribe_ahead = counted
+        calls = []
+        for _ in range(20):
+            calls += [desk.call(), desk.call()]
+            for _ in range(2):
+                await asyncio.sleep(0.002)
+                desk.answer()
+        await asyncio.wait(calls)
+        assert {error_of(each) for each in calls} == {""}
+        assert len(opened) == 1
+
+    member(scene)
+
+
 def test_many_bare_callers_wait_as_long_as_each_says_or_as_the_service_does() -> None:
     async def scene(desk: Desk) -> None:
         running = await desk.full()
