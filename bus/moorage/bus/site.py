@@ -238,7 +238,7 @@ def _wrapped(subjects: Iterable[str]) -> list[str]:
 
 def _crossings(site: Site, users: str) -> tuple[list[str], dict[str, list[str]]]:
     """Return what the users' account exports to each tenant's account, and what that imports: the tenant's rights and
-    nothing else. Calls of services stay in the tenant's account, where the members are; their loads do not."""
+    nothing else. Calls of services stay in the tenant's account, where the members are; their loads and turns cross."""
     exports: list[str] = []
     imports: dict[str, list[str]] = {}
     if site.shared:
@@ -250,6 +250,7 @@ def _crossings(site: Site, users: str) -> tuple[list[str], dict[str, list[str]]]
         calls = site.subjects.call(tenant, ">")
         crossing = [(subject, "service") for subject in may.publish if subject != calls]
         crossing.append((site.subjects.member(tenant, "*", "load"), "service"))
+        crossing.append((site.subjects.member(tenant, "*", "turn"), "stream"))
         crossing += [(subject, "stream") for subject in may.subscribe if subject.startswith(f"{site.prefix}.")]
         for subject, kind in crossing:
             many = ", response_type: stream" if subject.startswith(f"{RESULT_API}.DIRECT.GET.") else ""

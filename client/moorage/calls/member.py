@@ -19,7 +19,16 @@ from moorage.calls.batches import Batches
 from moorage.calls.meter import Meter
 from moorage.calls.room import AGE_S, Room
 from moorage.schemas.attempt import AttemptName
-from moorage.schemas.service import BUSY, EXPIRED, HOPS_MAX, MEMBER_DIED, PRIORITY_DEFAULT, PRIORITY_MAX, MemberLoad
+from moorage.schemas.service import (
+    BUSY,
+    EXPIRED,
+    HOPS_MAX,
+    MEMBER_DIED,
+    PRIORITY_DEFAULT,
+    PRIORITY_MAX,
+    MemberLoad,
+    Turn,
+)
 
 #: an unanswered `want` is repeated: in a cluster one can be lost. A batch that is due waits no longer for all answers
 WANT_AGAIN_S: Final = 0.05
@@ -41,6 +50,8 @@ _RETRY_MS_MAX: Final = 10_000
 #: how many callers that gave up are remembered for calls that have not come yet, and how long
 CANCELLED_MAX: Final = 1000
 CANCELLED_KEPT_S: Final = 5.0
+#: a member rests no longer if no leader has repeated that for so long: its calls then wait in the driver at worst
+REST_HOLDS_S: Final = 25.0
 
 
 class Call(msgspec.Struct, eq=False, gc=False):
@@ -100,8 +111,8 @@ class Outside(Protocol):
     def send_on(self, call: Call, waited_ms: int) -> None:
         """Give the call back to the queue group."""
 
-    def refuse(self, call: Call, error: str, retry_after_ms: int) -> None:
-        """Answer the call with an error, one of `CALL_ERRORS`."""
+    def refuse(self, call: Call, error: str, retry_after_ms: int, why: str = "") -> None:
+        """Answer the call with an error, one of `CALL_ERRORS`; `why` is said instead of what that means."""
 
     def open_room(self, is_open: bool) -> None:
         """Listen to `want` from now on, or no longer; `Member.quiet_s` may pass until it listens no more."""
@@ -137,6 +148,8 @@ class Member:
         self._have_said_s = float("-inf")
         self._room_is_open = False
         self._mean_ms = 0.0
+        self._rest: Turn | None = None  # why it begins no call now
+        self._rested_s = 0.0  # when a leader has said so last
         self.meter = Meter()
 
     def run_in_batches(self, batches: Batches) -> None:
@@ -157,8 +170,17 @@ class Member:
         return not self.running and not self.room and self._asked_s is None
 
     @property
+    def rests(self) -> bool:
+        """Whether it begins no call, as it has no GPUs for it."""
+        return self._rest is not None
+
+    @property
     def room_max(self) -> int:
-        """How many calls may wait here now."""
+        """How many calls may wait here now: also those for which there are places, while it rests."""
+        return self._room_max + (max(0, self.places - len(self.running)) if self.rests else 0)
+
+    @property
+    def _room_max(self) -> int:
         if self._room_fixed is not None:
             return self._room_fixed
         in_time = self.places * ROOM_MS / self._mean_ms if self._mean_ms > 0 else 0
@@ -182,15 +204,29 @@ class Member:
         return MemberLoad(
             self.name, self.places, len(self.running), len(self.room), oldest_ms, self.draining,
             meter.refused, meter.expired, meter.handed, meter.ended, meter.waited_ms, meter.ran_ms,
-            job=job, replica=replica, attempt=attempt, fence=fence, counts=meter.counts(),
+            job=job, replica=replica, attempt=attempt, fence=fence, counts=meter.counts(), rests=self.rests,
         )  # fmt: skip
 
     # -- what comes
 
     def on_call(self, call: Call, now_s: float) -> None:
         """A call came from the queue group."""
+        self._look_at_rest(now_s)
         if not self._begin(call, now_s):
             self._keep(call, now_s)
+
+    def on_turn(self, turn: Turn, now_s: float) -> None:
+        """A leader says whether this member has its GPUs for calls. One that is to end finishes what it has."""
+        self._rest, self._rested_s = (None if turn.awake or self.draining else turn), now_s
+        if self._rest is None:
+            self._fill(now_s)
+            return
+        for call in [call for call in self.room if self._comes_too_late(call, now_s)]:
+            self.room.take(call.reply)
+            self._send_away(call, now_s)
+        if self.room:
+            self._say_have(now_s)
+        self._look_at_room()
 
     def on_given(self, call: Call | None, now_s: float) -> None:
         """A `want` is answered: by a call, or by None if nothing waits."""
@@ -260,6 +296,7 @@ class Member:
 
     def tick(self, now_s: float) -> None:
         """Time has passed: calls expire, `have` and `want` are repeated."""
+        self._look_at_rest(now_s)
         self._expire(now_s)
         self._look_at_room()
         if self.room and now_s - self._have_said_s >= HAVE_AGAIN_S:
@@ -275,6 +312,9 @@ class Member:
     def drain(self, now_s: float) -> None:
         """Take no more calls than those that are here: what waits is for other members to fetch, or runs here."""
         self.draining = True
+        if self.rests:
+            self._rest = None
+            self._fill(now_s)
         if self.room:
             self._say_have(now_s)
 
@@ -308,7 +348,7 @@ class Member:
     @property
     def _is_full(self) -> bool:
         batches_run = self.batches is not None and self.batches.is_full
-        return self.dead or batches_run or len(self.running) >= self.places
+        return self.dead or self.rests or batches_run or len(self.running) >= self.places
 
     def _begin(self, call: Call, now_s: float) -> bool:
         """Run a call if there is a place, or say that its time is over; return False if it has to wait."""
@@ -334,7 +374,7 @@ class Member:
         """Let a call wait here; if that is one too many, the one that comes last waits elsewhere, or is refused."""
         if self._cancelled.pop(call.reply, None) is not None:
             return
-        if self.dead:
+        if self.dead or self._comes_too_late(call, now_s):
             self._send_away(call, now_s)
             return
         self.room.add(call, now_s)
@@ -351,8 +391,22 @@ class Member:
         if call.hops < HOPS_MAX:
             call.hops += 1
             self._outside.send_on(call, call.waited(now_s))
+        elif self._rest is not None and self._comes_too_late(call, now_s):
+            self.meter.refused += 1
+            self._outside.refuse(call, BUSY, self._rest.in_ms, self._rest.why)
         else:
             self._refuse_busy(call)
+
+    def _comes_too_late(self, call: Call, now_s: float) -> bool:
+        """Return whether its caller waits no longer once this member, which rests, has its GPUs again."""
+        rest = self._rest
+        return rest is not None and (rest.stuck or call.left_ms(now_s) < rest.in_ms)
+
+    def _look_at_rest(self, now_s: float) -> None:
+        """Rest no longer than leaders say so: calls may not wait for one that is away."""
+        if self._rest is not None and now_s - self._rested_s >= REST_HOLDS_S:
+            self._rest = None
+            self._fill(now_s)
 
     def _is_old(self, now_s: float) -> bool:
         return now_s - next(iter(self._cancelled.values())) > CANCELLED_KEPT_S

@@ -22,7 +22,8 @@ from moorage.calls.member import Call, Member
 from moorage.calls.program import Link
 from moorage.calls.wire import FromProgram, ToProgram
 from moorage.schemas.attempt import AttemptName
-from moorage.schemas.codec import encode
+from moorage.schemas.codec import Decoder, encode
+from moorage.schemas.errors import Refused
 from moorage.schemas.roles import may_answer
 from moorage.schemas.served import is_header, too_large
 from moorage.schemas.service import (
@@ -62,6 +63,7 @@ from moorage.schemas.service import (
     CallErrorBody,
     MemberLoad,
     QueueSpec,
+    Turn,
 )
 from moorage.schemas.subjects import Subjects
 
@@ -81,6 +83,8 @@ _WAIT_MS_MAX: Final = round(WAIT_S_MAX * 1000)
 _WAIT_MS, _WAITED_MS, _HOPS, _PRIORITY = WAIT_MS.lower(), WAITED_MS.lower(), HOPS.lower(), PRIORITY.lower()
 #: most characters of a program's own error in its header
 _ERROR_CHARS_MAX: Final = 200
+
+_decode_turn: Final = Decoder[Turn](Turn)
 
 log = logging.getLogger("moorage.calls")
 
@@ -148,6 +152,7 @@ class Messenger:
         self._have = name.subjects.member(name.tenant, name.service, "have")
         self._want = name.subjects.member(name.tenant, name.service, "want")
         self._load = name.subjects.member(name.tenant, name.service, "load")
+        self._turn = name.subjects.member(name.tenant, name.service, "turn")
         self._out: deque[_Message | Callable[[], Awaitable[None]]] = deque()  # what is being sent is in it, too
         self._some_to_send = asyncio.Event()
         self._all_sent = asyncio.Event()
@@ -164,12 +169,15 @@ class Messenger:
         self._ticking = asyncio.Event()
         self._changed = asyncio.Event()
         self._called = asyncio.Event()
+        self._turned = asyncio.Event()
+        self._may_sleep = False  # it rests, and nothing runs
 
     async def open(self) -> None:
         """Subscribe to what members say to each other. Raises `PermissionRefused`."""
         subjects, tenant, service = self.name.subjects, self.name.tenant, self.name.service
         await self._connection.subscribe(self._inbox, self._on_given)
         await self._connection.subscribe(self._have, self._on_have)
+        await self._connection.subscribe(self._turn, self._on_turn)
         await self._connection.subscribe(subjects.call_cancel(tenant, service), self._on_cancel)
         await self._connection.subscribe(subjects.call_put(tenant, service, self.id, "*"), self._on_put)
         loop = asyncio.get_running_loop()
@@ -302,6 +310,17 @@ class Messenger:
 
     def _on_have(self, _: Delivery) -> None:
         self.member.on_have(time.monotonic())
+        self._look()
+
+    def _on_turn(self, delivery: Delivery) -> None:
+        """The leader says which member has its GPUs for calls, or has not."""
+        try:
+            turn = _decode_turn(delivery.data)
+        except Refused:
+            return
+        if turn.member != self.id:
+            return
+        self.member.on_turn(turn, time.monotonic())
         self._look()
 
     def _on_want(self, delivery: Delivery) -> None:
@@ -439,8 +458,10 @@ class Messenger:
         subject = f"{self._subject}.{call.endpoint}" if call.endpoint else self._subject
         self._put(subject, call.data, call.reply, _passed_on(call, waited_ms))
 
-    def refuse(self, call: Call, error: str, retry_after_ms: int) -> None:
-        self._fail(call, error, CALL_ERRORS[error][2], retry_after_ms=retry_after_ms)
+    def refuse(self, call: Call, error: str, retry_after_ms: int, why: str = "") -> None:
+        if self.member.rests:  # the leader hears of it at once, as of a call that waits
+            self._called.set()
+        self._fail(call, error, why or CALL_ERRORS[error][2], retry_after_ms=retry_after_ms)
 
     def open_room(self, is_open: bool) -> None:
         if not is_open:
@@ -556,6 +577,11 @@ class Messenger:
             self._called.set()
         if self.member.needs_ticks:
             self._ticking.set()
+        may_sleep = self.member.rests and not self.member.running
+        if may_sleep is not self._may_sleep:
+            self._may_sleep = may_sleep
+            self._turned.set()
+            self._called.set()
 
     async def _tick(self) -> None:
         while True:
@@ -573,21 +599,13 @@ class Messenger:
             load = self.member.load(now_s)
             if (load != said or now_s - said_s >= LOAD_QUIET_S) and await self._say_load(load):
                 said, said_s = load, now_s
-            # who has no calls says the first one at once: it may sleep, and is to be woken
+            # who has no calls says the first one at once: it may sleep, and is to be woken. Who gives up its GPUs says
+            # at once that nothing runs any more
             if by_call or not self.member.is_empty:
                 by_call = False
-                await asyncio.sleep(LOAD_S)
+                await _is_set_within(self._turned, LOAD_S)
             else:
-                by_call = await self._is_called_within(LOAD_S)
-
-    async def _is_called_within(self, seconds: float) -> bool:
-        self._called.clear()
-        try:
-            async with asyncio.timeout(seconds):
-                await self._called.wait()
-        except TimeoutError:
-            return False
-        return True
+                by_call = await _is_set_within(self._called, LOAD_S)
 
     async def _say_load(self, load: MemberLoad) -> bool:
         """Send what the member has to do and has done; return False if the server is away."""
@@ -596,6 +614,16 @@ class Messenger:
         except BusError:
             return False
         return True
+
+
+async def _is_set_within(event: asyncio.Event, seconds: float) -> bool:
+    event.clear()
+    try:
+        async with asyncio.timeout(seconds):
+            await event.wait()
+    except TimeoutError:
+        return False
+    return True
 
 
 def _passed_on(call: Call, waited_ms: int) -> dict[str, str]:

@@ -318,3 +318,17 @@ class MemberLoad(msgspec.Struct, frozen=True):
     fence: int = 0
     attempt: int = 0  # 0 of members of a release that says none
     counts: CallCounts = CallCounts()
+    rests: bool = False  # it begins no call until it has its GPUs again, as the last `Turn` said
+
+
+class Turn(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What the leader tells a member of a service that sleeps: whether it has its GPUs for calls.
+
+    It is sent at each change, and again about each 4 s while the member rests and reports a load.
+    """
+
+    member: str  # its id, as in its load
+    awake: bool  # it may begin calls; else they wait in its room, or other members fetch them
+    in_ms: int = 0  # about how many milliseconds after a call it has its GPUs for it; 0 if that is not known
+    why: str = ""  # what its calls wait for
+    stuck: bool = False  # nothing tells when it has its GPUs, so its callers are refused at once

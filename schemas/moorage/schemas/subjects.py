@@ -213,7 +213,7 @@ class Subjects:
         return f"{self.call(tenant, service)}.put.{member}.{number}"
 
     def member(self, tenant: str, service: str, verb: str) -> str:
-        """Return a subject among the members of a service for a `verb`: have, want or load."""
+        """Return a subject among the members of a service for a `verb`: have, want, load or turn."""
         return f"{self.prefix}.calls.{tenant}.{service}.{verb}"
 
     def member_inbox(self, tenant: str) -> str:
@@ -258,6 +258,13 @@ class Subjects:
             ),
             SubjectRow(
                 f"{p}.calls.<tenant>.<service>.load", "broadcast", "service", "leader", "what each member has to do"
+            ),
+            SubjectRow(
+                f"{p}.calls.<tenant>.<service>.turn",
+                "broadcast",
+                "leader",
+                "service",
+                "whether a member of a service that sleeps has its GPUs for calls",
             ),
             SubjectRow(
                 f"{p}.history.<tenant>",

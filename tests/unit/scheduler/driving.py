@@ -42,6 +42,7 @@ from moorage.schemas.frames import Fact, FactFrame, FactKind, Goodbye, Hello, Jo
 from moorage.schemas.job import STATES
 from moorage.schemas.operate import act_of
 from moorage.schemas.ranges import NOTHING
+from moorage.schemas.service import Turn
 from moorage.schemas.subjects import Subjects
 from tests.unit.scheduler.honest_worker import Worker, devices
 from tests.unit.schemas.struct_names import unnamed
@@ -51,6 +52,7 @@ SUBJECTS: Final = Subjects()
 PATIENCE_MS: Final = int(Config().reserve_after * 1000)
 H100: Final = "NVIDIA H100 80GB HBM3"
 _decode_wanted: Final = Decoder[Wanted](Wanted)
+_decode_turn: Final = Decoder[Turn](Turn)
 
 
 class Driving:
@@ -63,6 +65,7 @@ class Driving:
         self.snapshot: bytes | None = None
         self.workers: dict[str, Worker] = {}
         self.answers: dict[str, Any] = {}
+        self.turns = dict[str, Turn]()  # the last one of each member
         self.events: list[dict[str, Any]] = []
         self.wanted: list[Wanted] = []
         self.sizes: list[int] = []
@@ -150,6 +153,9 @@ class Driving:
             self.answers[reply] = json.loads(payload) if is_json(payload) else msgspec.msgpack.decode(payload)
         self.events += [json.loads(payload) for _, _, payload, _ in out.events]
         self.wanted = [_decode_wanted(payload) for _, payload, _ in out.messages]
+        for _, payload, _ in out.turns:
+            turn = _decode_turn(payload)
+            self.turns[turn.member] = turn
         if obey:
             for frame in self.wanted:
                 worker = self.workers[frame.worker]

@@ -101,7 +101,7 @@ def test_what_no_worker_can_serve_is_refused(fields: dict[str, Any], place: str)
 
 def test_the_role_service_has_these_rights_and_no_other() -> None:
     may = rights("service", "acme", Subjects())
-    assert may.subscribe == ("moorage.call.acme.>", "moorage.calls.acme.>")
+    assert may.subscribe == ("moorage.call.acme.>", "moorage.calls.acme.*.turn", "moorage.calls.acme.>")
     assert may.publish == (
         "_INBOX.operator.*.>",
         "_INBOX.submitter.acme.>",

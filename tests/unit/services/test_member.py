@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from moorage.calls.batches import Batches
-from moorage.calls.member import CANCELLED_MAX, GIVEN_S_MAX, Call, Member
+from moorage.calls.member import CANCELLED_MAX, GIVEN_S_MAX, REST_HOLDS_S, Call, Member
 from moorage.calls.room import Room
-from moorage.schemas.service import BUSY, EXPIRED, HOPS_MAX, MEMBER_DIED, BatchSpec
+from moorage.schemas.service import BUSY, EXPIRED, HOPS_MAX, MEMBER_DIED, BatchSpec, Turn
 
 
 class Recorded:
@@ -19,6 +19,7 @@ class Recorded:
 
     def __init__(self) -> None:
         self.done: list[tuple[Any, ...]] = []
+        self.whys: list[str] = []  # of what is refused
 
     def run(self, number: int, call: Call, left_ms: int) -> None:
         self.done.append(("run", number, call.reply, left_ms))
@@ -38,8 +39,9 @@ class Recorded:
     def send_on(self, call: Call, waited_ms: int) -> None:
         self.done.append(("send_on", call.reply, call.hops, waited_ms))
 
-    def refuse(self, call: Call, error: str, retry_after_ms: int) -> None:
+    def refuse(self, call: Call, error: str, retry_after_ms: int, why: str = "") -> None:
         self.done.append(("refuse", call.reply, error, retry_after_ms))
+        self.whys.append(why)
 
     def gathered(self) -> None:
         self.done.append(("gathered",))
@@ -393,6 +395,65 @@ def test_a_service_that_died_answers_what_ran_and_lets_the_others_fetch_the_rest
     ]  # fmt: skip
 
 
+RESTS = Turn("m", awake=False, in_ms=5000, why="the service sleeps, in about 5 s")
+AWAKE = Turn("m", awake=True)
+
+
+def test_a_member_whose_turn_is_over_begins_no_call_and_lets_others_fetch_them_until_it_is_awake() -> None:
+    m, outside = member(places=2)
+    m.on_call(call("a", wait_ms=60_000), 0.0)
+    m.on_turn(RESTS, 1.0)
+    outside.take()
+    m.on_call(call("b", 1.0, wait_ms=60_000), 1.0)
+    assert outside.take() == [("open_room", True), ("have",)]
+    m.on_end(1, 2.0)
+    assert outside.take() == []
+    assert m.load(2.0).rests
+    assert (m.load(2.0).running, m.load(2.0).waiting) == (0, 1)
+    m.on_call(call("c", 2.0, wait_ms=60_000), 2.0)
+    m.on_want("other", 3.0)
+    assert ("hand", "other", "b", 2000) in outside.take(), "an awake member has it"
+    m.on_turn(AWAKE, 4.0)
+    assert ran(outside) == ["c"]
+    assert not m.load(4.0).rests
+
+
+def test_a_member_that_rests_keeps_as_many_calls_as_one_that_runs_some() -> None:
+    m, outside = member(places=3, room=2)
+    m.on_turn(RESTS, 0.0)
+    for at in range(6):
+        m.on_call(call(f"c{at}", wait_ms=60_000), 0.0)
+    assert [done[1] for done in outside.take() if done[0] == "send_on"] == ["c5"]
+
+
+def test_a_call_that_cannot_wait_for_a_sleeping_member_hears_at_once_how_long_it_would_take() -> None:
+    m, outside = member()
+    m.on_turn(RESTS, 0.0)
+    m.on_call(call("a", wait_ms=4000), 0.0)
+    assert outside.take() == [("send_on", "a", 1, 0)], "another member may be awake"
+    m.on_call(call("a", wait_ms=4000, hops=HOPS_MAX), 0.0)
+    assert outside.take() == [("refuse", "a", BUSY, 5000)]
+    assert outside.whys == [RESTS.why]
+    m.on_call(call("b", wait_ms=6000, hops=HOPS_MAX), 0.0)
+    outside.take()
+    m.on_turn(Turn("m", awake=False, in_ms=20_000, why="no-ram", stuck=True), 1.0)
+    assert ("refuse", "b", BUSY, 20_000) in outside.take(), "what waits hears it too"
+    assert m.meter.refused == 2
+
+
+def test_a_member_rests_no_longer_than_leaders_say_so() -> None:
+    m, outside = member()
+    m.on_turn(RESTS, 0.0)
+    m.on_call(call("a", wait_ms=60_000), 0.0)
+    m.tick(REST_HOLDS_S - 1)
+    assert ran(outside) == []
+    m.on_turn(RESTS, REST_HOLDS_S - 1)
+    m.tick(REST_HOLDS_S)
+    assert ran(outside) == []
+    m.tick(2 * REST_HOLDS_S)
+    assert ran(outside) == ["a"]
+
+
 class Net:
     """Members on a bus that delays every message and loses some of `have` and `want`, never a call."""
 
@@ -484,7 +545,7 @@ class Wired:
 
         self.net.later(again)
 
-    def refuse(self, call: Call, error: str, retry_after_ms: int) -> None:
+    def refuse(self, call: Call, error: str, retry_after_ms: int, why: str = "") -> None:
         self.net.answer(call.reply, error)
 
     def gathered(self) -> None: ...

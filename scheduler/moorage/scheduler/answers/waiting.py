@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections import Counter
 from typing import Any, Final
 
@@ -166,29 +165,23 @@ def _why_frozen(engine: Engine, job: Job) -> str:
     tenant = engine.state.tenants[job.tenant]
     for member in job.members:
         is_current = member.replica.member is member and member.replica.state == FROZEN
-        if is_current and member.mask != member.home:
-            sleeps = engine.reader.request_of(job).sleeps
+        sleeps = engine.reader.request_of(job).sleeps
+        if is_current and (sleeps or member.mask != member.home):
             if member.freeze:
                 use = "it is called" if sleeps else "it uses its GPUs"
-                return "it is frozen until " + (use if member.wakes else "an operator resumes it")
+                until, waking = use if member.wakes else "an operator resumes it", engine.sleeping.waking(member)
+                return f"it is frozen until {until}" + (f"; {waking}" if sleeps and waking else "")
             if (hold := job.hold or tenant.hold) is not None:
                 return f"it is to run on, and is {held_by(hold)}"
             if is_over_limit(tenant, member, lambda other: other.mask):
                 return f"it is to run on, and tenant {job.tenant} has {tenant.gpus} of {tenant.gpus_max} GPUs leased"
             if member.name in engine.planner.frozen.refused:
                 return f"it is to run on, behind a job of tenant {job.tenant} that waits for the tenant's limit"
+            if sleeps:
+                return f"it is called, and {engine.sleeping.waits(engine.standing_draft(), member).why}"
             host = engine.fleet.hosts.get(member.worker.num)
             is_shut = host is not None and member.home & host.shut  # no end of another one gives it all of its GPUs
-            holders = [other for other in member.worker.members.values() if other.mask & member.home and not is_shut]
-            if holders and all(engine.reader.request_of(other.replica.job).sleeps for other in holders):
-                if not all(engine.sleeping.could_freeze(other) for other in holders):
-                    first = "could not be frozen, and is asked again"
-                elif left_s := math.ceil(max(map(engine.sleeping.awake_left_s, holders))):
-                    first = f"is to sleep first, in about {left_s} s"
-                else:
-                    first = "is to sleep first"
-                return f"it is called, and waits for its turn on its GPUs: the service there {first}"
-            if holders:
+            if not is_shut and any(other.mask & member.home for other in member.worker.members.values()):
                 return "it is to run on, and waits for the end of the job on its GPUs"
             return "it is to run on, and waits until its worker gives its GPUs"
     return ""

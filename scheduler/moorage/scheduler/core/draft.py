@@ -125,11 +125,13 @@ class Draft:
         "steps",
         "time_ms",
         "tombstones",
+        "turned",
     )
 
     def __init__(self, state: State, time_ms: int) -> None:
         self.state = state
         self.time_ms = time_ms
+        self.turned = False  # a member was frozen, or runs on
         # consecutive jobs of one tenant are one item; in the order of job numbers
         self.accepts: list[tuple[str, list[Any]]] = []
         self.extra_all = 0
@@ -437,6 +439,7 @@ class Draft:
         """Record that the worker reports a replica FROZEN, and its devices free, or RUNNING again."""
         self.step(Op.FREEZE, replica.job.num, replica.index, to)
         self._change(replica).state = to
+        self.turned = True
         if to == FROZEN:
             self._hold(member, 0)
 

@@ -376,7 +376,7 @@ class Engine:
         self._at = "queue"
         self._frozen.settle(draft)
         is_called, self.sleeping.is_called = self.sleeping.is_called, False
-        if (looks or is_called) and self._begins(SCALING, draft):
+        if (looks or is_called or draft.turned) and self._begins(SCALING, draft):
             self.sleeping.pass_time(draft, mono_ms)
             self._frozen.settle(draft)
         self._replan = False
@@ -749,6 +749,8 @@ class Engine:
         out.fleet = fleet_events(self.state, flight.draft.acts, flight.jobs, folded.was_out)
         self._follow(flight, folded, flight.first, out, mono_ms)
         self._answer(flight, folded, out)
+        for tenant, service, turn in self.sleeping.take_turns():
+            out.turns.append((self.subjects.member(tenant, service, "turn"), encode(turn), ""))
         return out
 
     def _follow(self, flight: InFlight, folded: Folded, first: list[Job], out: Outputs, mono_ms: int) -> None:

@@ -28,6 +28,7 @@ def messages_of(
     messages = outputs.messages
     # the reader's own marks contain a blank; subjects never do
     answers = [answer for answer in outputs.answers if " " not in answer[0] or not decided(*answer)]
+    messages += outputs.turns
     messages += coalesced(answers, bytes_max)
     by_tenant: dict[str, list[bytes]] = {}
     for tenant, job, payload, own in outputs.events:

@@ -22,7 +22,9 @@ CANNOT_RUN: Final = "cannot-run: "
 SETUP_FAILED: Final = "setup-failed: "
 #: a refusal that begins so is about the job and not about its GPUs: they stay free for others
 ABOUT_THE_JOB: Final = (NOT_PERMITTED, NOT_HERE, CANNOT_RUN, SETUP_FAILED)
-#: and where this worker failed to start the job, by a fault that may pass
+#: how the detail of a `not-frozen` fact begins where the RAM has no room for the job's GPU memory
+NO_RAM: Final = "no-ram: "
+#: how that of a `refused` fact begins where this worker failed to start the job, by a fault that may pass
 START_FAILED: Final = "start-failed"
 #: an attempt that a supervisor's death ended may have killed it. The worker runs such jobs one after another: each gets
 #: so many seconds without another suspect beside it

@@ -34,6 +34,7 @@ class Models:
         self.tenants = dict[str, str]()
         self.silent = set[str]()  # services whose members say nothing, as those that load their model
         self.busy = set[str]()  # services in which a call runs all the time, too
+        self.obey = set[str]()  # services whose members begin no call while they rest
         for name in names:
             self.submit(name, **fields)
             self.serve(1 if name == names[-1] else 12)
@@ -42,7 +43,7 @@ class Models:
         self.calls[name] = self.ended[name] = self.waited_ms[name] = 0
         self.tenants[name] = tenant
         service = {"name": name, "sleep_after_s": 10, "awake_s": 30, **fields.pop("service", {})}
-        run = {"driver": "process", "argv": ["serve"], "grace_s": 5}
+        run = fields.pop("run", {"driver": "process", "argv": ["serve"], "grace_s": 5})
         return self.drive.submit(name, tenant=tenant, run=run, service=service, **{"gpu": {}, **fields})
 
     def state(self, name: str) -> str:
@@ -58,7 +59,7 @@ class Models:
                 continue
             since_ms = self.since_ms.setdefault(name, self.drive.now) if waiting else self.drive.now
             waits_ms = self.drive.now - since_ms
-            if self.state(name) == "RUNNING":
+            if self.state(name) == "RUNNING" and not self.rests(f"{name}/0"):
                 ended = min(waiting, 8)
                 self.ended[name] += ended
                 self.waited_ms[name] += ended * waits_ms
@@ -73,12 +74,19 @@ class Models:
     def _say(self, name: str, index: int, calls: int, waits_ms: int) -> None:
         tenant = self.tenants[name]
         member, is_first = self.drive.member(name, index, tenant), not index
-        running = min(calls + (is_first and name in self.busy), 8)
+        rests = self.rests(f"{name}/{index}")
+        running = 0 if rests else min(calls + (is_first and name in self.busy), 8)
+        waiting = calls if rests else max(0, calls - 8)
         load = MemberLoad(
-            f"{name}/{index}", 8, running, max(0, calls - 8), waits_ms if calls > 8 else 0, False, 0, 0, 0,
+            f"{name}/{index}", 8, running, waiting, waits_ms if waiting else 0, False, 0, 0, 0,
             self.ended[name] * is_first, self.waited_ms[name] * is_first, 0, name, index, member.fence, member.attempt,
+            rests=rests,
         )  # fmt: skip
         self.drive.engine.offer_member_load(tenant, name, load, self.drive.now)
+
+    def rests(self, member: str) -> bool:
+        turn = self.drive.turns.get(member)
+        return turn is not None and not turn.awake and member.partition("/")[0] in self.obey
 
     def serve(self, seconds: int) -> None:
         for _ in range(seconds):
@@ -186,6 +194,51 @@ def test_services_that_sleep_take_turns_and_each_stays_awake_for_its_time() -> N
     assert models.whys("b")[-2:] == [
         ("FREEZE", "the service that sleeps on its GPUs is called"), ("RESUME", "it is called"),
     ]  # fmt: skip
+
+
+def test_a_member_whose_turn_is_over_is_told_so_and_frozen_once_its_calls_have_ended_before_its_grace_is_over() -> None:
+    models = Models("a", "b", run={"driver": "process", "argv": ["serve"], "grace_s": 20})
+    models.busy.add("b")
+    models.obey.add("b")
+    models.serve(2)
+    models.call("a")
+    models.serve_called(26, "b")
+    assert models.states() == ["FROZEN", "RUNNING"]
+    assert "b/0" not in models.drive.turns, "it has its time"
+    turn = models.drive.turns["a/0"]
+    assert not turn.awake
+    models.serve_called(3, "b")
+    assert models.states() == ["RUNNING", "FROZEN"], "it waits for no grace"
+    assert models.drive.turns["a/0"].awake
+    assert models.calls["b"], "its other calls wait"
+    models.busy.discard("b")
+    models.serve(60)
+    assert models.ended["b"] == 29, "all of them are answered in its next turn"
+
+
+def test_a_member_whose_turn_is_over_goes_on_when_nobody_waits_for_its_gpus_any_more() -> None:
+    models = Models("a", "b")
+    models.busy.add("b")
+    models.call("a")
+    models.serve_called(30, "b")
+    assert not models.drive.turns["b/0"].awake
+    models.drive.order("hold", job="a")
+    models.serve(1)
+    assert models.drive.turns["b/0"].awake
+    assert models.states()[1] == "RUNNING"
+
+
+def test_a_call_that_cannot_wait_for_its_turn_still_asks_for_it() -> None:
+    models = Models("a", "b")
+    member = models.drive.member("a")
+    for refused in (0, 1):
+        load = MemberLoad(
+            "a/0", 8, 0, 0, 0, False, refused, 0, 0, 0, 0, 0, "a", 0, member.fence, member.attempt, rests=True
+        )
+        models.drive.engine.offer_member_load("t", "a", load, models.drive.now)
+    models.silent.add("a")
+    models.serve(40)
+    assert models.states()[0] == "RUNNING"
 
 
 @pytest.mark.parametrize(

@@ -186,7 +186,7 @@ class Scaling:
         if member is None or service is None:
             return
         job = member.replica.job
-        known, is_frozen = service.heard.get(member.name), member.replica.state == FROZEN
+        known, is_frozen = service.heard.get(member.name), load.rests or member.replica.state == FROZEN
         if known is None:
             known = service.heard[member.name] = _Heard(load, mono_ms, is_frozen)
             called = bool(load.running or load.waiting or load.ended or load.refused)

@@ -3,9 +3,10 @@
 A member says what it has to do (`MemberLoad`), at once when a call comes after a while without. One that had no call
 for `service.sleep_after_s` is frozen, and runs on once a call waits in it. From then on all is as for other frozen
 members (`lifecycle.frozen`): it waits for its own devices. These also take members of other services that sleep, so
-one that runs on may find another on them. That one is frozen as soon as it has been awake for `service.awake_s`, once
-it has no call, or its grace is over too. The calls that run there then wait, as those for any member that sleeps. A
-member that cannot be frozen ends, if the other one was placed there first.
+one that runs on may find another on them. Once that one has been awake for `service.awake_s`, its turn is over: it is
+told so (`Turn`), begins no more calls, and is frozen once none runs, or its grace is over too. Its other calls wait in
+its room, as those for any member that sleeps. A member that cannot be frozen ends, if the other one was placed there
+first.
 
 The ledger has only the words (`acts.Freeze`), in the name of the worker: no operator has ordered it. A new leader
 counts from when it hears a member first.
@@ -13,18 +14,36 @@ counts from when it hears a member first.
 
 from __future__ import annotations
 
-from typing import Final
+import math
+from typing import Final, NamedTuple
 
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.fleet.fleet import Fleet
 from moorage.scheduler.core.ledger.acts import Freeze
 from moorage.scheduler.core.ledger.records import BY_WORKER, Count
-from moorage.scheduler.core.ledger.state import FREEZE, FROZEN, RESUME, RUNNING, Member, State
+from moorage.scheduler.core.ledger.state import (
+    AT_MS,
+    FENCE,
+    FREEZE,
+    FROZEN,
+    NOT_FROZEN,
+    REPLICA,
+    RESUME,
+    RUNNING,
+    SLOTS,
+    STATE,
+    WHY,
+    Member,
+    State,
+)
 from moorage.scheduler.core.lifecycle.freezing import stays_frozen
+from moorage.scheduler.core.lifecycle.frozen import is_over_limit
 from moorage.scheduler.core.lifecycle.scaling import member_of
+from moorage.scheduler.core.lifecycle.swaps import Swaps
 from moorage.scheduler.core.lifecycle.transitions import Lifecycle
 from moorage.schemas.attempt import AttemptName
-from moorage.schemas.service import MemberLoad, ServiceSpec
+from moorage.schemas.frames import NO_RAM
+from moorage.schemas.service import MemberLoad, ServiceSpec, Turn
 from moorage.schemas.units import many
 
 #: a guest of a service that sleeps ends once it was to be frozen so often, and was not
@@ -32,12 +51,26 @@ VAIN_MAX: Final = 2
 #: for how long its service is no guest then: it may only have loaded its model
 GUEST_AGAIN_MS: Final = 600_000
 NOT_FROZEN_WHY: Final = "it could not be frozen for the service that was on its GPUs first"
+#: a member that rests is told so again after so long: else it takes its leader for gone
+TURN_AGAIN_MS: Final = 4_000
+
+
+class Wait(NamedTuple):
+    """When a member has its GPUs for a call that comes now, in milliseconds, None if nothing tells; what it does until
+    then, without "it"; and whether that has no end yet."""
+
+    ms: int | None
+    why: str
+    stuck: bool = False
 
 
 class _Heard:
-    """What one member has said last. Times are monotonic milliseconds."""
+    """What one member has said last, and was told. Times are monotonic milliseconds."""
 
-    __slots__ = ("asked", "awake_ms", "called_ms", "load", "member", "vain")
+    __slots__ = (
+        "asked", "awake_ms", "called_ms", "freezes_ms", "is_frozen", "is_refused", "load", "member", "told", "told_ms",
+        "vain",
+    )  # fmt: skip
 
     def __init__(self, member: Member, load: MemberLoad | None, mono_ms: int) -> None:
         self.member = member
@@ -46,16 +79,32 @@ class _Heard:
         self.awake_ms: int | None = mono_ms  # since when it runs; None while it is frozen
         self.asked = False  # it was to be frozen since its last call: its worker may have refused that
         self.vain = 0  # how often it was to be frozen for another one, and was not
+        self.freezes_ms: int | None = None  # since when its worker is to freeze it
+        self.is_frozen = False  # as of the last look
+        self.is_refused = False  # callers that cannot wait for it were refused while it rests: they call again
+        self.told: Turn | None = None
+        self.told_ms = 0
 
     def take(self, load: MemberLoad, mono_ms: int) -> None:
         before, self.load = self.load, load
+        self.is_refused = load.rests and (self.is_refused or (before is not None and load.refused > before.refused))
         if before is None or self.is_called or (load.ended, load.refused) != (before.ended, before.refused):
             self.called_ms, self.asked = mono_ms, False
 
     @property
     def is_called(self) -> bool:
         """Whether calls run or wait there; one that loads its model has to do as well."""
-        return self.load is None or bool(self.load.running or self.load.waiting)
+        return self.load is None or bool(self.load.running or self.load.waiting or self.is_refused)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it begins no call, and none runs."""
+        return self.load is not None and self.load.rests and not self.load.running
+
+    @property
+    def is_told(self) -> bool:
+        """Whether it may begin calls, as far as it was told and has said."""
+        return (self.told is None or self.told.awake) and not (self.load is not None and self.load.rests)
 
 
 class Sleeping:
@@ -67,7 +116,10 @@ class Sleeping:
         self._lifecycle = lifecycle
         self._heard: dict[AttemptName, _Heard] = {}
         self._looked_ms = 0
-        #: whether to look in the next record: a call waits in a member that sleeps, or one was told to run on
+        self._swaps = Swaps()
+        self._turns: list[tuple[str, str, Turn]] = []
+        #: whether to look in the next record: a call waits in a member that sleeps, one was told to run on, or has
+        #: ended the calls of its turn
         self.is_called = False
 
     def heard(self, tenant: str, load: MemberLoad, mono_ms: int) -> None:
@@ -80,15 +132,75 @@ class Sleeping:
             heard = self._heard[member.name] = _Heard(member, load, mono_ms)
         else:
             heard.take(load, mono_ms)
-        self.is_called |= member.wakes and heard.is_called
+        ends_turn = heard.has_ended and not member.freeze and member.replica.state == RUNNING
+        self.is_called |= ends_turn or (member.wakes and heard.is_called)
+
+    def take_turns(self) -> list[tuple[str, str, Turn]]:
+        """Return what members are to be told since the last time, each with its tenant and its service."""
+        turns, self._turns = self._turns, []
+        return turns
 
     def awake_left_s(self, member: Member) -> float:
         """Return for how long a member keeps its devices from another one that sleeps and is called; 0 if unknown."""
         heard, request = self._heard.get(member.name), self._lifecycle.request_of(member.replica.job)
         if heard is None or heard.awake_ms is None or request.service is None:
             return 0
-        least_s = request.service.awake_s + (request.workload.grace_s if heard.is_called else 0)
-        return max(0.0, least_s - (self._looked_ms - heard.awake_ms) / 1000)
+        awake_s = (self._looked_ms - heard.awake_ms) / 1000
+        least_s = request.service.awake_s
+        if awake_s >= least_s and heard.is_called and not heard.has_ended:
+            least_s += request.workload.grace_s
+        return max(0.0, least_s - awake_s)
+
+    def waking(self, member: Member) -> str:
+        """Return what it takes to have a frozen member's memory back on its GPUs; "" if nothing is known of it."""
+        swap = self._swaps.of(member.replica.job.num)
+        size = f"{swap.mib / 1024:.3g} GiB from RAM" if swap.mib else ""
+        takes = f"about {max(1, math.ceil(swap.in_ms / 1000))} s" if swap.in_ms else ""
+        return f"waking: {', '.join(filter(None, (size, takes)))}" if size or takes else ""
+
+    def waits(self, draft: Draft, member: Member) -> Wait:
+        """Return for what a member that sleeps waits before it has its GPUs for a call, and about how long."""
+        swap, waking, job = self._swaps.of(member.replica.job.num), self.waking(member), member.replica.job
+        if draft.job(job).hold is not None or draft.tenant(job.tenant).hold is not None:
+            return Wait(None, "is held")
+        if is_over_limit(draft.tenant(job.tenant), member, draft.mask_of):
+            return Wait(None, "waits for the GPU limit of its tenant")
+        then = f"; then {waking}" if waking else ""
+        mask = draft.mask_of(member)
+        if draft.replica(member.replica).state == FROZEN and mask:
+            return Wait(swap.in_ms, f"is {waking}" if waking else "is resumed")
+        host = self._fleet.hosts.get(member.worker.num)
+        if host is None or (member.home & host.shut and not mask):  # no end of another one gives it all of its GPUs
+            return Wait(None, "waits until its worker gives its GPUs")
+        before_ms = (swap.out_ms if mask else 0) + sum(
+            self._turn_ms(other)
+            for other in host.frozen.values()
+            if other.home & member.home and not stays_frozen(draft, other) and (mask or _since(other) < _since(member))
+        )
+        holders = [other for other in host.worker.members.values() if draft.mask_of(other) & member.home & ~mask]
+        if not all(self._lifecycle.request_of(other.replica.job).sleeps for other in holders):
+            return Wait(None, "waits for the end of the job on its GPUs")
+        refused = [other for other in holders if not self.could_freeze(other)]
+        if refused:
+            whys = [why for other in refused if (why := _why_not(other)).startswith(NO_RAM)]
+            told = f": {whys[0]}" if whys else ""
+            left_ms = round(1000 * max(map(self.awake_left_s, refused)))
+            why = f"waits for its turn on its GPUs: the service there could not be frozen, and is asked again{told}"
+            return Wait(max(1000, left_ms) if whys else None, why, stuck=bool(whys))
+        left_ms = round(1000 * max(map(self.awake_left_s, holders), default=0))
+        out_ms = max((self._swaps.of(other.replica.job.num).out_ms for other in holders), default=0)
+        in_ms = left_ms + out_ms + before_ms + swap.in_ms
+        if mask:
+            return Wait(in_ms, f"has had its turn, as another service that sleeps is called{then}")
+        if not holders:
+            return Wait(in_ms, f"is {waking}" if waking else "is resumed")
+        first = f"is to sleep first, in about {math.ceil(left_ms / 1000)} s" if left_ms else "is to sleep first"
+        return Wait(in_ms, f"waits for its turn on its GPUs: the service there {first}{then}")
+
+    def _turn_ms(self, member: Member) -> int:
+        """Return how long a turn of a frozen member takes, from its resume to the next one's."""
+        swap, request = self._swaps.of(member.replica.job.num), self._lifecycle.request_of(member.replica.job)
+        return swap.in_ms + swap.out_ms + round(1000 * (request.service.awake_s if request.service else 0))
 
     def refused(self, draft: Draft, member: Member) -> bool:
         """Return whether a member without calls runs on because its worker could not freeze it."""
@@ -100,6 +212,7 @@ class Sleeping:
     def pass_time(self, draft: Draft, mono_ms: int) -> None:
         """Have members frozen, or run on. To be called for a record if `is_called`, and about once a second."""
         self._looked_ms = mono_ms
+        self._swaps.keep(self._state.jobs)
         self._let_guests_again(mono_ms)
         self._find_silent(draft, mono_ms)
         stuck = self._fleet.stuck = {}
@@ -110,6 +223,7 @@ class Sleeping:
                 continue
             if not draft.full:
                 self._look(draft, heard, mono_ms)
+                self._tell(draft, heard, mono_ms)
             if heard.vain >= VAIN_MAX and self._is_needed(draft, member) and not self._is_guest(draft, member):
                 stuck[member.worker.num] = stuck.get(member.worker.num, 0) | draft.mask_of(member)
 
@@ -136,6 +250,9 @@ class Sleeping:
             heard.awake_ms = None
             if state == FROZEN:  # once it runs on, for whatever reason, it counts anew
                 heard.asked, heard.called_ms, heard.vain = False, mono_ms, 0
+                if heard.freezes_ms is not None:
+                    self._swaps.left(member.replica.job.num, mono_ms - heard.freezes_ms)
+                heard.freezes_ms, heard.is_frozen = None, True
             gives_way = state == RUNNING and self._is_needed(draft, member)  # it is first to be frozen for another one
             if is_to_sleep and member.wakes and heard.is_called and not gives_way:
                 _write(draft, member, RESUME, "it is called")
@@ -143,6 +260,9 @@ class Sleeping:
             return
         if state != RUNNING:
             return
+        if heard.is_frozen and (since_ms := _leased_ms(member)) is not None:
+            self._swaps.came(member.replica.job.num, draft.time_ms - since_ms)
+        heard.freezes_ms, heard.is_frozen = None, False
         if heard.awake_ms is None:
             heard.awake_ms = mono_ms
         request = self._lifecycle.request_of(member.replica.job)
@@ -155,14 +275,52 @@ class Sleeping:
                     self._fleet.no_guests[member.replica.job.num] = mono_ms + GUEST_AGAIN_MS
                     return
                 heard.vain += 1
-            heard.asked, heard.awake_ms = True, mono_ms
+            heard.asked, heard.awake_ms, heard.freezes_ms = True, mono_ms, mono_ms
+            self._swaps.leaves(member.replica.job.num, self._used_mib(member))
             _write(draft, member, FREEZE, why)
+
+    def _tell(self, draft: Draft, heard: _Heard, mono_ms: int) -> None:
+        """Tell a member whether it has its GPUs for calls: at each change, and while it rests from time to time."""
+        member, load, told = heard.member, heard.load, heard.told
+        if load is None:
+            return
+        rests = draft.replica(member.replica).state == FROZEN or stays_frozen(draft, member)
+        rests = rests or self._turn_is_over(draft, heard, mono_ms)
+        if not rests:
+            if not heard.is_told:
+                self._say(heard, Turn(load.member, awake=True), mono_ms)
+            return
+        if told is None or told.awake or not load.rests or mono_ms - heard.told_ms >= TURN_AGAIN_MS:
+            wait = self.waits(draft, member)
+            about = f", in about {math.ceil(wait.ms / 1000)} s" if wait.ms and not wait.stuck else ""
+            why = f"the service sleeps{about}: it {wait.why}"
+            self._say(heard, Turn(load.member, False, wait.ms or 0, why, wait.stuck), mono_ms)
+
+    def _say(self, heard: _Heard, turn: Turn, mono_ms: int) -> None:
+        job = heard.member.replica.job
+        service = self._lifecycle.request_of(job).service
+        assert service is not None
+        heard.told, heard.told_ms = turn, mono_ms
+        self._turns.append((job.tenant, service.name, turn))
+
+    def _turn_is_over(self, draft: Draft, heard: _Heard, mono_ms: int) -> bool:
+        """Return whether a member that runs gives its GPUs to another one that waits for them."""
+        spec = self._lifecycle.request_of(heard.member.replica.job).service
+        if spec is None or heard.awake_ms is None or not self._is_needed(draft, heard.member):
+            return False
+        return mono_ms - heard.awake_ms >= 1000 * spec.awake_s
+
+    def _used_mib(self, member: Member) -> int:
+        """Return the memory that a member uses on its GPUs; 0 if its worker does not say."""
+        host = self._fleet.hosts.get(member.worker.num)
+        use = None if host is None else host.use.get(member.name)
+        return 0 if use is None else sum(each.memory_mib or 0 for each in use.devices)
 
     def _why_freeze(self, draft: Draft, heard: _Heard, spec: ServiceSpec, grace_s: float, mono_ms: int) -> str:
         """Return why a member that runs is to be frozen now; "" if it is not."""
         member, awake_ms = heard.member, mono_ms - (heard.awake_ms or 0)
         if self._is_needed(draft, member):
-            least_ms = 1000 * (spec.awake_s + (grace_s if heard.is_called else 0))
+            least_ms = 1000 * (spec.awake_s + (grace_s if heard.is_called and not heard.has_ended else 0))
             return "the service that sleeps on its GPUs is called" if awake_ms >= least_ms else ""
         quiet_ms = mono_ms - heard.called_ms
         if heard.is_called or heard.asked or quiet_ms < spec.sleep_after_s * 1000:
@@ -185,6 +343,27 @@ class Sleeping:
         """Return whether a member was frozen when it was last to be, or was not asked to be."""
         heard = self._heard.get(member.name)
         return heard is None or not heard.vain or member.freeze
+
+
+def _since(member: Member) -> int:
+    """Return what those that wait for their GPUs are ordered by: the record that gave them to it last."""
+    return max(member.fence, member.leased)
+
+
+def _leased_ms(member: Member) -> int | None:
+    """Return the ledger ms at which a member that was frozen got its devices; None if its job's story has it no more.
+
+    It has been resumed since.
+    """
+    for row in reversed(member.replica.job.story):
+        if (row[REPLICA], row[FENCE], row[STATE]) == (member.replica.index, member.fence, FROZEN):
+            return row[AT_MS] if row[SLOTS] else None
+    return None
+
+
+def _why_not(member: Member) -> str:
+    """Return why a member could not be frozen when it was last to be; "" if its job's story has it no more."""
+    return next((row[WHY] for row in reversed(member.replica.job.story) if row[STATE] == NOT_FROZEN), "")
 
 
 def _write(draft: Draft, member: Member, word: int, why: str) -> None:

@@ -65,11 +65,12 @@ Message = tuple[str, bytes, str]  # subject, payload, reply
 class Outputs:
     """Everything sent for one record. `answers` are (reply subject, payload)."""
 
-    __slots__ = ("answers", "ended", "events", "fleet", "messages")
+    __slots__ = ("answers", "ended", "events", "fleet", "messages", "turns")
 
     def __init__(self) -> None:
         self.answers: list[tuple[str, bytes]] = []
         self.messages: list[Message] = []
+        self.turns: list[Message] = []  # for members that sleep
         self.ended: list[Job] = []  # jobs that ended with this record
         self.fleet: list[FleetEvent] = []  # what it did to the fleet
         # tenant, job, event as JSON, whether also on its own subject

@@ -1,0 +1,53 @@
+"""How long members that sleep take to leave their GPUs, and to be back: as measured in this term, or by their size."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from typing import Final, NamedTuple
+
+#: MiB a millisecond between a GPU and the host's RAM, until a swap was measured: as on an H200 (bench/TRIED.md)
+OUT_MIB_MS: Final = 1.9
+IN_MIB_MS: Final = 5.6
+
+
+class Swap(NamedTuple):
+    """The memory of a service's member, and how long it takes both ways; 0 for what is not known."""
+
+    mib: int = 0
+    out_ms: int = 0
+    in_ms: int = 0
+
+
+class Swaps:
+    """The last swap of each service, by the number of its job."""
+
+    def __init__(self) -> None:
+        self._last: dict[int, Swap] = {}
+        self._out_mib_ms = OUT_MIB_MS
+        self._in_mib_ms = IN_MIB_MS
+
+    def of(self, num: int) -> Swap:
+        """Return what a swap of a service takes; what was not measured follows from its size."""
+        swap = self._last.get(num, Swap())
+        out_ms = swap.out_ms or round(swap.mib / self._out_mib_ms)
+        return Swap(swap.mib, out_ms, swap.in_ms or round(swap.mib / self._in_mib_ms))
+
+    def leaves(self, num: int, mib: int) -> None:
+        """A member with so much memory on its GPUs is to leave them; 0 if that is not known."""
+        last = self._last.get(num, Swap())
+        self._last[num] = last if mib in (0, last.mib) else Swap(mib)
+
+    def left(self, num: int, out_ms: int) -> None:
+        """A member has left its GPUs within this time."""
+        last = self._last[num] = self._last.get(num, Swap())._replace(out_ms=max(1, out_ms))
+        self._out_mib_ms = last.mib / last.out_ms or self._out_mib_ms
+
+    def came(self, num: int, in_ms: int) -> None:
+        """A member has its memory back on its GPUs within this time."""
+        last = self._last[num] = self._last.get(num, Swap())._replace(in_ms=max(1, in_ms))
+        self._in_mib_ms = last.mib / last.in_ms or self._in_mib_ms
+
+    def keep(self, nums: Container[int]) -> None:
+        """Forget all jobs but these."""
+        if any(num not in nums for num in self._last):
+            self._last = {num: swap for num, swap in self._last.items() if num in nums}
