@@ -75,6 +75,7 @@ class Worker:
     stopped: list[Stopped] = field(default_factory=list)
     freezes: bool = True  # else it is refused what it is asked to freeze, though it said that it can
     stays_awake: set[str] = field(default_factory=set)  # jobs whose members it is refused to freeze, besides
+    not_frozen: str = "CUDA error 801"  # what it says then
     hears_freezes: bool = True  # else it does nothing of that yet: the order is lost, or takes its time
 
     # -------------------------------------------------------------------------------------------- the pool
@@ -112,7 +113,7 @@ class Worker:
                 held.phase, held.leased = "frozen", False
                 self.say("frozen", held.place)
             else:
-                self.say("not-frozen", held.place, 0, "CUDA error 801")
+                self.say("not-frozen", held.place, 0, self.not_frozen)
         elif held.phase == "frozen" and not freeze.n:
             self.say("frozen", held.place)
         elif held.phase == "frozen" and self.blocked(held.place):

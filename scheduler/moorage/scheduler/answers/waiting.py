@@ -150,7 +150,10 @@ def may_be_cured(data: dict[str, Any]) -> bool:
 
 def _not_waiting(engine: Engine, job: Job) -> dict[str, Any]:
     """Return how a job without waiting replicas ended, which workers its replicas have to leave, and which stall."""
-    data: dict[str, Any] = {"why": _why_frozen(engine, job) or _last_why(job), **scaled(engine, job)}
+    data: dict[str, Any] = {
+        "why": _why_frozen(engine, job) or _why_awake(engine, job) or _last_why(job),
+        **scaled(engine, job),
+    }
     if not job.live:
         data |= _ended(engine, job)
     if leaves := _leaves(engine, job):
@@ -185,6 +188,15 @@ def _why_frozen(engine: Engine, job: Job) -> str:
                 return "it is to run on, and waits for the end of the job on its GPUs"
             return "it is to run on, and waits until its worker gives its GPUs"
     return ""
+
+
+def _why_awake(engine: Engine, job: Job) -> str:
+    """Return why the first replica of a service that sleeps stays awake though it was to be frozen; "" if none does."""
+    if not engine.reader.request_of(job).sleeps:
+        return ""
+    draft = engine.standing_draft()
+    whys = (engine.sleeping.stays_awake(draft, member) for member in job.members)
+    return next((f"it stays awake: {why}" for why in whys if why), "")
 
 
 def _reason(engine: Engine, job: Job, found: Explanation, excluded: frozenset[int], replica: Replica) -> dict[str, Any]:

@@ -319,6 +319,48 @@ def test_a_member_that_was_there_first_and_cannot_be_frozen_runs_on() -> None:
     assert "could not be frozen" in models.drive.explained("b")["why"]
 
 
+NO_RAM = "no-ram: its 16384 MiB of GPU memory do not fit into the RAM of its host: 9000 MiB are available"
+
+
+def test_a_member_for_which_its_host_has_no_ram_stays_awake_and_says_so() -> None:
+    models = Models("embed")
+    models.worker.freezes, models.worker.not_frozen = False, NO_RAM
+    models.serve(12)
+    assert models.states() == ["RUNNING"]
+    assert models.whys("embed")[-1] == ("NOT_FROZEN", NO_RAM)
+    assert models.drive.explained("embed")["why"] == f"it stays awake: {NO_RAM}"
+    models.worker.freezes = True
+    models.call("embed")
+    models.serve(12)
+    assert models.states() == ["FROZEN"], "it is asked again after its next call"
+
+
+def test_calls_that_wait_for_one_for_which_there_is_no_ram_hear_that_at_once() -> None:
+    models = Models("a", "b")
+    models.call("a")
+    models.serve(40)
+    models.serve(14)
+    models.call("b")
+    models.serve(2)
+    models.call("a")
+    models.serve(35)
+    assert models.states() == ["RUNNING", "FROZEN"]
+    models.worker.freezes, models.worker.not_frozen = False, NO_RAM
+    models.busy.add("a")
+    models.call("b")
+    models.serve(40)
+    assert models.states() == ["RUNNING", "FROZEN"], "a was there first"
+    turn = models.drive.turns["b/0"]
+    assert turn.stuck
+    assert 0 < turn.in_ms <= 35_000
+    assert NO_RAM in turn.why
+    assert NO_RAM in models.drive.explained("b")["why"]
+    models.worker.freezes = True
+    models.serve(40)
+    assert models.ended["b"] > 1
+    assert not models.drive.turns["b/0"].stuck
+
+
 def test_a_guest_that_loads_its_model_takes_turns_like_one_that_is_called() -> None:
     models = Models("a")
     models.serve(12)

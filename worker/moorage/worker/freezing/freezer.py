@@ -19,6 +19,7 @@ from typing import Final, cast
 import msgspec
 
 from moorage.schemas.attempt import AttemptName
+from moorage.schemas.frames import NO_RAM
 from moorage.schemas.unreadable import UNREADABLE
 from moorage.system.private_files import replace_private
 from moorage.system.proctree import MARK_NAMES, all_processes, marks_of, read_environ, read_process
@@ -136,7 +137,7 @@ class Freezer:
             )
         wanted_mib = sum(mib for pid, mib in held if members.get(pid) == name)
         if fault := room_fault(processes[0][0], wanted_mib, self._root):
-            return "running", fault
+            return "running", f"{NO_RAM}{fault}"
         entry = self._entries[name] = _Entry(name, processes)
         try:
             self._write()

@@ -205,9 +205,14 @@ class Sleeping:
     def refused(self, draft: Draft, member: Member) -> bool:
         """Return whether a member without calls runs on because its worker could not freeze it."""
         heard = self._heard.get(member.name)
-        if heard is None or not heard.asked or heard.is_called:
-            return False
-        return draft.replica(member.replica).state == RUNNING and not stays_frozen(draft, member)
+        return heard is not None and not heard.is_called and bool(self.stays_awake(draft, member))
+
+    def stays_awake(self, draft: Draft, member: Member) -> str:
+        """Return why a member runs on that was to be frozen since its last call; "" if it was not, or is to be yet."""
+        heard = self._heard.get(member.name)
+        if heard is None or not heard.asked or stays_frozen(draft, member):
+            return ""
+        return (_why_not(member) or "not frozen") if draft.replica(member.replica).state == RUNNING else ""
 
     def pass_time(self, draft: Draft, mono_ms: int) -> None:
         """Have members frozen, or run on. To be called for a record if `is_called`, and about once a second."""
