@@ -44,8 +44,8 @@ class Hosts:
     async def scheduler(self) -> None:
         self.schedulers.append(await self.made.scheduler(config=QUICK))
 
-    async def agent(self, name: str, gpus: str = "2xH100") -> None:
-        self.agents[name] = await self.made.agent(f"s-{name}", gpus, worker=name, drivers=["process"])
+    async def agent(self, name: str, gpus: str = "2xH100", leave: float = 0.0) -> None:
+        self.agents[name] = await self.made.agent(f"s-{name}", gpus, worker=name, drivers=["process"], leave=leave)
 
     async def members(self) -> dict[str, int]:
         """By worker, how many replicas run there."""
@@ -55,13 +55,13 @@ class Hosts:
 
 @contextlib.asynccontextmanager
 async def hosts(
-    server: EmbeddedServer, folder: Path, of: int = HOSTS, gpus: int = 2, **fields: object
+    server: EmbeddedServer, folder: Path, of: int = HOSTS, gpus: int = 2, leave: float = 0.0, **fields: object
 ) -> AsyncIterator[Hosts]:
     async with stack(server, unique_prefix()) as made, caller(made) as one:
         found = Hosts(made, one, folder)
         await found.scheduler()
         for number in range(of):
-            await found.agent(f"w{number}", f"{HOSTS * gpus // of}xH100")
+            await found.agent(f"w{number}", f"{HOSTS * gpus // of}xH100", leave)
         await one.workers_up(*found.agents)
         body = service("noted", replicas=HOSTS, gpu={"count": gpus}, on_partition="keep", **fields)
         body["run"]["env"]["RUNS"] = str(folder / "runs")
@@ -102,10 +102,14 @@ async def test_no_call_is_lost_while_each_host_is_drained_in_turn(nats_server: E
 
 
 @pytest.mark.slow
-async def test_a_drain_of_the_host_with_all_members_leaves_no_call_without_an_answer(
-    nats_server: EmbeddedServer, tmp_path: Path
+@pytest.mark.parametrize("how", ["drain", "SIGTERM"])
+async def test_a_host_that_all_members_have_to_leave_leaves_no_call_without_an_answer(
+    nats_server: EmbeddedServer, tmp_path: Path, how: str
 ) -> None:
-    async with hosts(nats_server, tmp_path, 1, 1) as found, await connect(found.made.url, "caller") as connection:
+    async with (
+        hosts(nats_server, tmp_path, 1, 1, leave=2 * ANSWER_S) as found,
+        await connect(found.made.url, "caller") as connection,
+    ):
         one, subject = found.one, found.made.subjects.call("acme", "noted")
         await until(lambda: _all(found, HOSTS), ANSWER_S, "all members on the host")
         await found.agent("w1", f"{HOSTS}xH100")
@@ -119,7 +123,10 @@ async def test_a_drain_of_the_host_with_all_members_leaves_no_call_without_an_an
 
         await _answers(connection, subject)
         callers = [asyncio.create_task(load()) for _ in range(CALLERS)]
-        assert (await one.admin("drain", {"worker": "w0", "by": "ana"}))["kind"] == "done"
+        if how == "drain":
+            assert (await one.admin("drain", {"worker": "w0", "by": "ana"}))["kind"] == "done"
+        else:
+            assert await asyncio.wait_for(found.agents["w0"].terminate(), 2 * ANSWER_S) == 0
         await until(lambda: _moved(found, "w1"), ANSWER_S, "all members on the other host")
         stop = True
         await asyncio.gather(*callers)

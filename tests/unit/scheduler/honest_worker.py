@@ -73,6 +73,7 @@ class Worker:
     well_n: int = 0
     use: list[AttemptUse] = field(default_factory=list)
     stopped: list[Stopped] = field(default_factory=list)
+    leaving_s: int | None = None
     freezes: bool = True  # else it is refused what it is asked to freeze, though it said that it can
     stays_awake: set[str] = field(default_factory=set)  # jobs whose members it is refused to freeze, besides
     not_frozen: str = "CUDA error 801"  # what it says then
@@ -277,6 +278,7 @@ class Worker:
             ],
             use=self.use,
             stopped=self.stopped,
+            leaving_s=self.leaving_s,
         )
 
     def fact_frame(self) -> FactFrame | None:

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from moorage.bus.results import RESULT_BYTES_DEFAULT, RESULT_KEEP_DEFAULT
 from moorage.schemas.errors import refuse
-from moorage.schemas.frames import OTHERS, Device
+from moorage.schemas.frames import LEAVING_S_MAX, OTHERS, Device
 from moorage.schemas.frames.fleet import LOAD_S_DEFAULT
 from moorage.schemas.gpu import GPUS_PER_REPLICA_MAX, SHARERS_MAX
 from moorage.schemas.job import QOS, UID_MAX, Qos
@@ -130,6 +130,16 @@ class WorkerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         float,
         setting("How long a device may keep a dead job's memory before it is quarantined.", unit="s", ge=0, le=600),
     ] = FREE_WAIT_S
+    leave: Annotated[
+        float,
+        setting(
+            "How long a worker that is told to end lets members of services go on, until others serve in their place;"
+            " its other jobs end at once. 0: all run on for the next agent, if their driver can.",
+            unit="s",
+            ge=0,
+            le=LEAVING_S_MAX,
+        ),
+    ] = 0.0
     probation: Annotated[
         float,
         setting(

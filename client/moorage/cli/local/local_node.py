@@ -153,7 +153,9 @@ class Node:
             {**self._env, LEDGER_URL_FILE_VARIABLE: str(folder / LEDGER_URL_FILE), LEDGER_URL_VARIABLE: ""},
             say,
         )
-        argv = [sys.executable, "-m", "moorage.cli", "worker", "--nats", url, "--state", str(self._worker_state)]
+        # with everything here, nobody is left to serve in the place of its jobs
+        argv = [sys.executable, "-m", "moorage.cli", "worker", "--nats", url, "--leave", "0s"]
+        argv += ["--state", str(self._worker_state)]
         if self._simulate:
             argv += ["--simulate", self._simulate]
         self._worker = Child("worker", argv, folder / "worker.log", self._env, say)

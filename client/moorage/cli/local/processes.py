@@ -102,6 +102,10 @@ def worker(
 
     SIGTERM (or the end of its terminal) ends the agent; jobs run on under its supervisor, and the next agent with the
     same state folder takes them over. A supervisor without a job ends with its agent.
+
+    With --leave 60s, SIGTERM ends the worker for good: the members of services end once others serve in their place, in
+    60 s at the latest, and all other jobs are asked to end at once and begin again elsewhere. A second signal ends all
+    of it at once.
     """
 
     def act() -> int:
@@ -117,10 +121,10 @@ def worker(
         context = find_context(held.nats)
 
         async def serve() -> None:
-            stop, loop = asyncio.Event(), asyncio.get_running_loop()
+            stop, at_once, loop = asyncio.Event(), asyncio.Event(), asyncio.get_running_loop()
             for number in ENDING:
-                loop.add_signal_handler(number, stop.set)
-            await run(held, context, stop, file)
+                loop.add_signal_handler(number, lambda: (at_once if stop.is_set() else stop).set())
+            await run(held, context, stop, file, at_once)
 
         begin_log(held.log_level, held.log_format)
         log = logging.getLogger("moorage.worker")

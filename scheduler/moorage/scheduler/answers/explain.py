@@ -241,6 +241,8 @@ def _closed(host: Host) -> str:
         return f"{worker.id}: {worker.flag}{by}" + (f": {worker.why}" if worker.why else "")
     if not worker.session:
         return f"{worker.id}: lost"
+    if host.leaves_ms is not None:
+        return f"{worker.id}: leaving, as it was told to end"
     return f"{worker.id}: " + ("its renewals or load frames are missed" if host.stale else "kept for a local claim")
 
 

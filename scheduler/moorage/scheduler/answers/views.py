@@ -646,6 +646,8 @@ def worker_state(worker: Worker, host: Host | None) -> str:
         return "not-heard"
     if worker.flag != "open":
         return worker.flag
+    if host.leaves_ms is not None:
+        return "leaving"
     if host.stale:
         return "stale"
     if host.disk_full:

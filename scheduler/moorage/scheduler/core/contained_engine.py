@@ -322,6 +322,7 @@ class ContainedEngine(Engine):
             host.refused = was.refused
             host.waiting, host.sick, host.stale, host.util_percent = was.waiting, was.sick, was.stale, was.util_percent
             host.troubles, host.down, host.warning = was.troubles, was.down, was.warning
+            host.leaves_ms = was.leaves_ms
             host.closed = host.closed or host.worker.id in contained.out
             self.fleet.refresh(host)
         for submits in (self.pending.submits, *self._submits_wait.values()):

@@ -200,7 +200,9 @@ class Engine:
             lambda draft, job, wanted: self._indexing.let_have(draft, job, wanted),
             config.scale_up_s, config.scale_down_s, self.call_totals.woken, self.sleeping.refused,
         )  # fmt: skip
-        self.relocating = Relocating(state, self.lifecycle, self.services, lambda job: self._indexing.enter_more(job))
+        self.relocating = Relocating(
+            state, self.fleet, self.lifecycle, self.services, lambda job: self._indexing.enter_more(job)
+        )
         self._indexing: Indexing = Indexing(
             state, reader, self.planner, self.timers, self.admission, self.durations, self.room, self._index_failed,
             self.scaling, self.relocating, self._jobs_aside(),

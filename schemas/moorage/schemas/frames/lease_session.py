@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 
@@ -29,6 +29,8 @@ START_FAILED: Final = "start-failed"
 #: an attempt that a supervisor's death ended may have killed it. The worker runs such jobs one after another: each gets
 #: so many seconds without another suspect beside it
 SUSPECT_S: Final = 30.0
+#: a worker that is told to end takes at most so many seconds for that
+LEAVING_S_MAX: Final = 24 * 3600
 #: in rules by tenant, every tenant that is not named
 OTHERS: Final = "*"
 #: how the detail of an `exited` fact begins that names the attempt's result; behind it stands what `result_of` reads
@@ -258,6 +260,9 @@ class Renew(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field
     - `down` is the complete list of drivers whose engine does not answer.
     - `use` is what those of `held` that run use of their devices, by the newest reading.
     - `stopped` are those of `held` of which some processes are stopped, as of the last seconds.
+    - `leaving_s`: the worker was told to end, and ends what it still holds in so many seconds. Nothing new is placed
+      there. Members of services go on until others serve in their place, or this time is nearly over; all other jobs
+      are asked to end now, which costs them no retry. Null: it stays.
     """
 
     session: str
@@ -275,6 +280,7 @@ class Renew(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field
     down: list[DriverDown] = []
     use: list[AttemptUse] = []
     stopped: list[Stopped] = []
+    leaving_s: Annotated[int, msgspec.Meta(ge=0, le=LEAVING_S_MAX)] | None = None
 
 
 class Renewed(msgspec.Struct, frozen=True, gc=False, tag_field="kind", tag="renewed"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 import shutil
@@ -11,6 +12,7 @@ import pytest
 
 from moorage.bus.connection import Connection
 from moorage.schemas.errors import Refused, problem
+from moorage.schemas.frames import End
 from moorage.system import record_file
 from moorage.system.proctree import boottime_s
 from moorage.testing.conformance.leader import ScriptedLeader
@@ -74,6 +76,42 @@ async def test_a_worker_whose_state_folder_is_gone_ends_its_jobs_with_itself(
         await worker.stop()
         assert seat.said_goodbye
         assert seat.kinds(name)[-2:] == ["exited", "freed"]
+
+
+async def test_a_worker_that_ends_its_jobs_with_itself_lets_members_of_services_go_on_a_while(
+    nats_url: str, unique: str
+) -> None:
+    async with ScriptedLeader(nats_url, unique) as leader, state_folder() as state:
+        worker = await start(settings_of(state, unique), nats_url)
+        seat = await leader.joined("w1")
+        name = name_of()
+        await leader.want("w1", place(name, body("exec sleep 600", service={"name": "embed"}), (0,)))
+        await leader.heard("w1", "started", name)
+        shutil.rmtree(state / WORKERS_FOLDER)
+        stopping = asyncio.create_task(worker.stop())
+        await until(lambda: seat.renewals[-1].leaving_s is not None, what="a renewal that says so")
+        assert "exited" not in seat.kinds(name)
+        await leader.want("w1", End(*name, "moved to replica 1"))
+        await stopping
+        assert seat.said_goodbye
+
+
+async def test_a_worker_that_leaves_for_good_ends_its_jobs_and_waits_no_longer_once_it_is_hurried(
+    nats_url: str, unique: str
+) -> None:
+    async with ScriptedLeader(nats_url, unique) as leader, state_folder() as state:
+        worker = await start(settings_of(state, unique), nats_url)
+        seat = await leader.joined("w1")
+        name = name_of()
+        await leader.want("w1", place(name, body("exec sleep 600"), (0,)))
+        await leader.heard("w1", "started", name)
+        stopping = asyncio.create_task(worker.stop(3600.0, at_once := asyncio.Event()))
+        await until(lambda: seat.renewals[-1].leaving_s is not None, what="a renewal that says so")
+        assert "exited" not in seat.kinds(name)
+        at_once.set()
+        await stopping
+        assert seat.kinds(name)[-2:] == ["exited", "freed"]
+        assert seat.said_goodbye
 
 
 async def test_a_start_that_fails_leaves_nothing_open(

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import pytest
 
+from moorage.scheduler.answers import views
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.events import ChangeOrder
 from moorage.scheduler.core.ledger.state import RUNNING
@@ -20,7 +21,7 @@ from moorage.schemas.frames import Goodbye, Unwell
 from moorage.schemas.operate import ChangeAsked
 from moorage.schemas.service import MemberLoad
 from tests.unit.scheduler.driving import H100, Driving
-from tests.unit.scheduler.honest_worker import HeldMember
+from tests.unit.scheduler.honest_worker import HeldMember, Worker
 
 WARM_MS: Final = 2_000
 #: for how long it is watched: longer than all that has to happen
@@ -69,7 +70,26 @@ class Site(Driving):
                 for held in [held for held in worker.held.values() if held.phase == "running"]:
                     self._go_on(worker.id, held)
             self.settle()
+            for worker in self.workers.values():
+                self._leave(worker)
         return until()
+
+    def tell_to_end(self, name: str, within_s: int) -> None:
+        """SIGTERM: the worker says so with each renewal, and ends what it still holds once the time is over."""
+        self.workers[name].leaving_s = within_s
+
+    def _leave(self, worker: Worker) -> None:
+        if worker.leaving_s is None or not worker.session:
+            return
+        worker.leaving_s -= 1
+        if worker.leaving_s <= 0:
+            for key in list(worker.held):
+                worker.finish(key, -15, "end")
+            self.report(worker.id)
+        if not worker.held:
+            self.send(worker.id, Goodbye(worker.session))
+            worker.session, worker.leaving_s = "", None
+            self.tick()
 
     def tick(self, ms: int = 1, *, obey: bool = True) -> Outputs:
         """One record; then it is counted who serves."""
@@ -259,19 +279,92 @@ def test_a_gpu_that_is_out_waits_for_no_replacement(members: int) -> None:
     assert site.fewest == members - 1
 
 
-@pytest.mark.parametrize("members", [1, 2])
-def test_what_a_worker_ended_before_its_farewell_goes_on_elsewhere(members: int) -> None:
-    """Until a worker says ahead that it leaves, this is all that is known of it here."""
-    site = Site(members)
+@MEMBERS
+@ASKS
+@pytest.mark.parametrize("leads", ["", "a new one leads"])
+def test_a_worker_that_is_told_to_end_leaves_a_service_without_a_gap(
+    members: int, asks: dict[str, Any], leads: str
+) -> None:
+    site = Site(members, **asks)
     site.join_host("w1", members)
-    leaves = site.workers["w0"]
-    for key in list(leaves.held):
-        leaves.finish(key, -15, "drain")
-    site.report("w0")
-    site.send("w0", Goodbye(leaves.session))
-    leaves.session = ""
-    site.watch(20)
-    assert (site.serving("a"), site.held_on("w1")) == (members, members)
+    site.tell_to_end("w0", 40)
+    if leads:
+        assert site.watch(10, lambda: site.held_on("w1") > 0)
+        site.lead()
+        site.renew()
+    site.watch(WATCHED_S)
+    assert (site.workers["w0"].session, site.held_on("w1")) == ("", members)
+    assert site.fewest == members
+    assert site.most <= members + 1, "one at a time"
+
+
+@pytest.mark.parametrize("members", [1, 2])
+def test_a_member_without_another_place_serves_until_its_worker_ends(members: int) -> None:
+    site = Site(members)
+    site.tell_to_end("w0", 40)
+    site.watch(35)
+    assert (site.fewest, site.held_on("w0")) == (members, members)
+    site.watch(5)
+    assert site.workers["w0"].told["exited"] == members
+    site.join_host("w1", members)
+    site.watch(10)
+    assert site.serving("a") == members, "asked to end by the scheduler, it waits for no back-off"
+
+
+def test_what_is_no_service_is_asked_to_end_at_once_and_loses_no_retry() -> None:
+    site = Site(1)
+    site.join_host("w1", 1)
+    site.submit("train", gpu={}, run={"driver": "process", "argv": ["train"]})
+    site.watch(2)
+    assert site.member("train").worker.id == "w1"
+    site.join_host("w2", 1)
+    site.tell_to_end("w1", 40)
+    site.watch(4)
+    assert (site.workers["w1"].session, site.states("train")) == ("", ["RUNNING"])
+    assert site.member("train").worker.id == "w2"
+
+
+@pytest.mark.parametrize(("within_s", "notice_s"), [(40, 20), (10, 7)])
+def test_a_checkpoint_signal_comes_as_early_as_the_leaving_worker_allows(within_s: int, notice_s: int) -> None:
+    site = Site(1)
+    site.join_host("w1", 1)
+    run = {"driver": "process", "argv": ["train"], "checkpoint_signal": "SIGUSR1", "checkpoint_before_s": 20}
+    site.submit("train", gpu={}, run=run)
+    site.watch(2)
+    site.tell_to_end("w1", within_s)
+    site.workers["w1"].auto = False
+    site.renew()
+    while not (ends := [end for frame in site.wanted for end in frame.end]):
+        site.tick(100)
+    assert [(end.job, end.notice_s) for end in ends] == [("train", notice_s)]
+
+
+def test_nothing_is_placed_on_a_worker_that_leaves_until_it_joins_again() -> None:
+    site = Site(1)
+    site.tell_to_end("w0", 40)
+    site.renew()
+    [told] = views.fleet(site.engine, site.now).workers
+    assert (told.state, told.flag) == ("leaving", "open")
+    site.submit("next", gpu=None, run={"driver": "process", "argv": ["train"]})
+    assert site.states("next") == ["QUEUED"]
+    explained = site.explained("next")
+    assert explained["reason"] == "closed"
+    assert "w0: leaving, as it was told to end" in str(explained)
+    site.watch(45)
+    assert site.workers["w0"].session == ""
+    site.join(site.workers["w0"])
+    site.watch(10)
+    assert (site.serving("a"), site.states("next")) == (1, ["RUNNING"])
+
+
+def test_an_operators_drain_outlives_the_workers_own_end() -> None:
+    site = Site(1)
+    site.operate("drain", "w0")
+    site.tell_to_end("w0", 10)
+    site.watch(15)
+    site.join(site.workers["w0"])
+    site.watch(10)
+    assert (site.state.workers["w0"].flag, site.held_on("w0")) == ("draining", 0)
 
 
 # ------------------------------------------------------------------------------------- where members are put

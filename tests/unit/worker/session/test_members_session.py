@@ -11,6 +11,7 @@ from moorage.schemas.codec import decode_request
 from moorage.schemas.errors import problem
 from moorage.schemas.frames import SUSPECT_S, End, Fact, FactAck, Joined, Renewed, RollCall, Start
 from moorage.worker.session.fact_outbox import START_WAIT_S
+from moorage.worker.session.lease_session import NEVER_S
 from moorage.worker.session.member_messages import (
     AnswerRefused,
     Draining,
@@ -448,6 +449,48 @@ def test_a_worker_that_leaves_ends_all_tells_it_and_says_goodbye(bench: Bench) -
     assert bench.kinds() == ["exited", "freed"]
     assert of(SendGoodbye, bench.do(TurnOver()))
     assert bench.members.session.phase == "left"
+
+
+def test_a_worker_that_leaves_within_a_time_says_so_and_lets_its_leader_end_what_it_holds(bench: Bench) -> None:
+    name = bench.run()
+    [renewal] = of(SendRenew, bench.do(Leave(30.0)))
+    assert (renewal.leaving_s, bench.members.held[name].phase) == (30, "running")
+    bench.want(place(name_of("late")))
+    assert bench.members.dropped == {"no-claims-now": 1}
+    bench.now += 12.5
+    [renewal] = of(SendRenew, bench.do(Tick()))
+    assert renewal.leaving_s == 17
+    assert of(EndMember, bench.want(End(*name, "moved to replica 1")))
+    bench.do(Ended([(name, -15, "end")]))
+    bench.do(SeenFree([name]))
+    assert bench.kinds() == ["exited", "freed"]
+    assert of(SendGoodbye, bench.do(TurnOver()))
+
+
+def test_a_worker_that_leaves_ends_all_itself_once_its_time_is_over(bench: Bench) -> None:
+    bench.run()
+    bench.do(Leave(3.0))
+    assert bench.members.next_deadline_s() <= bench.now + 3.0
+    bench.now += 3.0
+    commands = bench.do(Tick())
+    assert (len(of(EndMember, commands)), of(SendRenew, commands)[0].leaving_s) == (1, 0)
+    assert not of(EndMember, bench.do(Tick())), "once"
+    assert bench.members.session.phase == "live", "until the ends are told"
+
+
+def test_a_worker_that_leaves_ends_all_at_once_if_it_is_told_again(bench: Bench) -> None:
+    bench.run()
+    bench.do(Leave(30.0))
+    assert of(EndMember, bench.do(Leave()))
+
+
+def test_a_worker_that_leaves_waits_for_no_leader_beyond_its_lease(bench: Bench) -> None:
+    bench.run()
+    bench.do(Leave(3600.0))
+    bench.now += LEASE_S + 1
+    assert of(EndMember, bench.do(Tick()))
+    assert bench.members.session.phase == "left"
+    assert bench.members.next_deadline_s() == NEVER_S
 
 
 def with_another_driver(bench: Bench) -> tuple[AttemptName, AttemptName]:

@@ -335,9 +335,13 @@ class Agent:
             closing.push_async_callback(self._item_starts.close)
             closing.push_async_callback(self.clients.close)
 
-    def leave(self) -> None:
-        """Begin to end all jobs, report their ends, and say goodbye. `left` is set at the end of it."""
-        self.enqueue(Leave())
+    def leave(self, within_s: float = 0.0) -> None:
+        """Begin to end all jobs, report their ends, and say goodbye. `left` is set at the end of it.
+
+        Members of services go on for at most `within_s`, until others serve in their place. Call it again to end all
+        at once.
+        """
+        self.enqueue(Leave(within_s))
 
     def leave_if_idle(self) -> None:
         """Say goodbye at once and set `left` if there is no job or lease here and the session is live.

@@ -84,6 +84,7 @@ class LeaderLink:
             down=self._reporter.drivers_down(),
             use=self._reporter.usage.newest(),
             stopped=[Stopped(*name, count) for name, count in self._reporter.stopped.items()],
+            leaving_s=command.leaving_s,
         )
         self._ask("renew", command.n, encode(renew, json=False))
 

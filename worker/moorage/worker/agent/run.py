@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 import functools
 import logging
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -87,8 +87,11 @@ class Worker:
                 agent.journal.close()
             agent.inventory.close()
 
-    async def stop(self) -> None:
+    async def stop(self, within_s: float = 0.0, at_once: asyncio.Event | None = None) -> None:
         """Close everything. Jobs with a supervisor run on, unless the state folder is gone; other jobs are ended first.
+
+        With `within_s`, all jobs are ended first, those with a supervisor too. Members of services go on until others
+        serve in their place, for so many seconds at most, or until `at_once` is set.
 
         Each agent without a job or lease says goodbye before that, so that the scheduler need not wait until its
         session is over. If a part raises, the others are closed all the same.
@@ -103,27 +106,49 @@ class Worker:
             closing.push_async_callback(self._close_compute_modes)
             if self.lender is not None:
                 closing.push_async_callback(self.lender.close)
-            await self._leave()
+            await self._leave(within_s, at_once or asyncio.Event())
 
-    async def _leave(self) -> None:
+    async def _leave(self, within_s: float, at_once: asyncio.Event) -> None:
         """Take back what is lent, and let the agents say goodbye that may."""
         if self.lender is not None:
             await self.lender.leave("the agent stops", LEAVE_S_MAX)
         sound = [agent for agent in self.agents if agent.worker in self.host.agents]
-        leaving = [agent for agent in sound if not _can_outlive(agent) or not agent.journal.is_in_place()]
+        leaving: list[Agent] = []
         for agent in sound:
-            if agent in leaving:
-                agent.leave()
+            must = not _can_outlive(agent) or not agent.journal.is_in_place()
+            if must or (within_s and agent.members.held):
+                leaving.append(agent)
             else:
                 agent.leave_if_idle()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(LEAVE_S_MAX):
-                for agent in leaving:
-                    await agent.left.wait()
+        serving = [agent for agent in leaving if within_s or _serves(agent)]
+        for agent in leaving:
+            agent.leave((within_s or LEAVE_S_MAX) if agent in serving else 0.0)
+        if serving:
+            await _first(at_once.wait(), _left(serving), within_s=within_s or LEAVE_S_MAX)
+            if at_once.is_set():
+                for agent in serving:
+                    agent.leave()
+        await _first(_left(leaving), within_s=LEAVE_S_MAX)
 
     async def _close_compute_modes(self) -> None:
         if self.compute_modes is not None and not any(agent.pool.shared_slots() for agent in self.agents):
             await self.compute_modes.close()
+
+
+async def _left(agents: Sequence[Agent]) -> None:
+    for agent in agents:
+        await agent.left.wait()
+
+
+async def _first(*work: Coroutine[None, None, object], within_s: float) -> None:
+    """Wait until one of these is done, or for so long, and cancel the others."""
+    tasks = [asyncio.ensure_future(each) for each in work]
+    try:
+        await asyncio.wait(tasks, timeout=within_s, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def start(settings: WorkerSettings, target: Context | str | None, file: SettingsFile = NO_FILE) -> Worker:
@@ -223,10 +248,15 @@ async def _start(
 
 
 async def run(
-    settings: WorkerSettings, target: Context | str | None, stop: asyncio.Event, file: SettingsFile = NO_FILE
+    settings: WorkerSettings,
+    target: Context | str | None,
+    stop: asyncio.Event,
+    file: SettingsFile = NO_FILE,
+    at_once: asyncio.Event | None = None,
 ) -> None:
     """Start a worker and serve until `stop` is set; restart it when it is drained and its machine has other devices.
 
+    A worker that leaves for good (the setting `leave`) waits no longer for others to serve once `at_once` is set.
     Raises the error of a broken agent, and Refused with worker-id-in-use if another worker keeps the only agent's id.
     """
     async with managed(started := asyncio.Event()):
@@ -251,7 +281,7 @@ async def run(
                 for task in (looking, *changes):
                     task.cancel()
                 await asyncio.gather(looking, *changes, return_exceptions=True)
-                await worker.stop()
+                await worker.stop(settings.leave if stop.is_set() else 0.0, at_once)
 
 
 async def _started(starting: Coroutine[None, None, Worker], stop: asyncio.Event) -> Worker | None:
@@ -469,6 +499,10 @@ def _is_known(owner: str, agents: list[Agent], state: Path) -> bool:
 def _owners(agent: Agent) -> list[str]:
     """Return which parts of this agent have members at the supervisor: its drivers, and its MPS daemons."""
     return [*agent.drivers, *([MPS] if isinstance(agent.clients.mps, ManagedMps) else [])]
+
+
+def _serves(agent: Agent) -> bool:
+    return any(member.request.service is not None for member in agent.members.held.values())
 
 
 def _can_outlive(agent: Agent) -> bool:

@@ -334,7 +334,13 @@ class SaidWell(msgspec.Struct, frozen=True):
 
 
 class Leave(msgspec.Struct, frozen=True):
-    """Leave the fleet for good: end all jobs, report their ends, say goodbye."""
+    """Leave the fleet for good: end all jobs, report their ends, say goodbye.
+
+    Jobs go on for `within_s` seconds at most: the leader is told, and asks each to end when it may. A later event
+    replaces an earlier one.
+    """
+
+    within_s: float = 0.0
 
 
 class Restored(msgspec.Struct, frozen=True):
@@ -509,6 +515,7 @@ class SendRenew(msgspec.Struct, frozen=True):
     no: int
     held: list[Held]
     resized: list[Resized] = []
+    leaving_s: int | None = None
 
 
 class SendJoin(msgspec.Struct, frozen=True):

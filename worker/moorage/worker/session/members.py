@@ -93,6 +93,8 @@ class Members:
         self._join_facts: list[Fact] = []
         self._join_holding: list[Held] = []
         self._leaving = False
+        self._leave_by_s = 0.0  # if it leaves: until when the leader may end its members
+        self._ends_all_s = NEVER_S  # then this worker ends them itself, once
         self._hello_changed = False  # since the last join was sent
         #: drivers whose members must have ended before the next join (None: all drivers); it takes over the others
         self._to_clear: frozenset[str] | None = frozenset()
@@ -153,6 +155,7 @@ class Members:
         """
         session = self.session
         deadline_s = min(session.renew_at_s, session.join_at_s, session.over_at_s, self.table.next_probe_s())
+        deadline_s = min(deadline_s, self._ends_all_s)
         if session.phase == "live":
             sent = self.outbox.in_flight is not None
             deadline_s = min(deadline_s, self.outbox.resend_at_s if sent else self.outbox.due_s)
@@ -337,9 +340,9 @@ class Members:
     def _renew(self) -> None:
         session = self.session
         n = session.renewal(self._now)
-        self._commands.append(
-            SendRenew(session.session, n, self.outbox.answered_no, self.table.held_list(), self.table.resized_list())
-        )
+        leaving_s = max(0, int(self._leave_by_s - self._now)) if self._leaving else None
+        held, resized = self.table.held_list(), self.table.resized_list()
+        self._commands.append(SendRenew(session.session, n, self.outbox.answered_no, held, resized, leaving_s))
 
     def _session_over(self, why: str) -> None:
         """End all members that may not outlive a partition. The next join follows once no process of them is left."""
@@ -348,6 +351,8 @@ class Members:
         self._to_clear = None
         self._log("warning", "session-over", why)
         self.table.end_all(grace_s, "fence", keep=True)
+        if self._leaving:
+            self._end_all()
         self._join_if_clear()
 
     def _join_if_clear(self) -> None:
@@ -435,6 +440,8 @@ class Members:
 
     def _on_tick(self, event: Tick) -> None:
         now, session = self._now, self.session
+        if now >= self._ends_all_s:
+            self._end_all()
         if now >= session.renew_at_s:
             self._renew()
         if now >= session.join_at_s:
@@ -459,6 +466,15 @@ class Members:
 
     def _on_leave(self, event: Leave) -> None:
         self._leaving = True
+        self._leave_by_s = self._ends_all_s = self._now + event.within_s
+        if event.within_s <= 0 or not self.held or self.session.phase != "live":
+            self._end_all()
+        else:
+            self._renew()
+
+    def _end_all(self) -> None:
+        """End all members of a worker that leaves; it is over at once if no leader hears of their ends."""
+        self._ends_all_s = NEVER_S
         self.table.end_all(NEVER_S, "end", keep=False)
         if self.session.phase != "live":
             self.session.lost()

@@ -287,6 +287,7 @@ class Host:
         "held",
         "labels",
         "last_ms",
+        "leaves_ms",
         "lent",
         "load_ms",
         "loads_within_ms",
@@ -344,6 +345,8 @@ class Host:
         self.stale = False  # renewals or load frames are missing: no new jobs here
         #: drivers whose engine does not answer, by its last renewal: (why, for how many seconds)
         self.down: dict[str, tuple[str, int]] = {}
+        #: ledger ms at which its worker, which was told to end, ends what it holds; None: it stays
+        self.leaves_ms: int | None = None
         #: what attempts use of their devices, by its last renewal
         self.use: dict[AttemptName, AttemptUse] = {}
         #: how many processes of attempts are stopped, by its last renewal
@@ -512,7 +515,8 @@ class Host:
 
     @property
     def usable(self) -> bool:
-        return self.heard and not self.stale and not self.closed and bool(self.worker.session)
+        stays = not self.closed and self.leaves_ms is None
+        return self.heard and not self.stale and stays and bool(self.worker.session)
 
 
 def too_few_lent(hosts: Iterable[Host], shape: Shape) -> str:

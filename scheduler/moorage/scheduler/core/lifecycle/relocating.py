@@ -1,14 +1,15 @@
 """A member of a service that has to leave its worker ends once its replacement serves: the job gets one more replica.
 
 It has to leave a worker that is drained, and one where it is preempted: then it is asked to end at the latest
-after its grace, and has its notice and its grace to do so.
+after its grace, and has its notice and its grace to do so. It also has to leave a worker that was told to end: then it
+is asked to end shortly before that worker ends it, and all that does not move is asked to end at once.
 
 Of a service one member moves at a time. Its replacement waits in the queue like any other replica, and counts towards
 limits and quotas: where these or the fleet have no room, there is none. Then a member that is preempted ends, and one
-on a drained worker runs on until it is ended for another reason, such as the deadline of the drain. The number of the
-member, or that of a replacement that is not needed any more, is taken away once it is over, though its attempt may keep
-devices in quarantine. A service of which not all replicas run, by its calls or its `max_running`, has numbers to spare:
-one of them is the replacement's, and the old one waits until it is its turn.
+on a worker that is drained or told to end runs on, until the deadline of that or another reason ends it. The number of
+the member, or that of a replacement that is not needed any more, is taken away once it is over, though its attempt may
+keep devices in quarantine. A service of which not all replicas run, by its calls or its `max_running`, has numbers to
+spare: one of them is the replacement's, and the old one waits until it is its turn.
 
 The ledger has which number leaves for which (`Job.relocating`), so a new leader goes on with it.
 """
@@ -18,9 +19,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
-from moorage.scheduler.core.draft import Draft
+from moorage.scheduler.core.draft import STEP_BYTES, Draft
+from moorage.scheduler.core.fleet.fleet import Fleet
 from moorage.scheduler.core.ledger.acts import Relocate, Relocated
-from moorage.scheduler.core.ledger.records import Count
+from moorage.scheduler.core.ledger.records import RECORD_BYTES_MAX, Count
 from moorage.scheduler.core.ledger.state import (
     CANCELLED,
     CANCELLING,
@@ -48,16 +50,22 @@ from moorage.schemas.ranges import NUMBERS_MAX
 AGAIN_MS: Final = 60_000
 #: a member that is preempted ends once its replacement has found no place in so many looks, one each second
 LOOKS_MAX: Final = 2
+#: members are asked to end so long before their worker, which was told to end, ends them itself
+AHEAD_MS: Final = 2_000
 #: how the reason of a cancel begins by which a move ends its member
 MOVED: Final = "moved to replica "
 
 
 class Leaves(NamedTuple):
-    """A member that has to leave its worker, why, and the ledger ms at which it ends all the same; None for none."""
+    """A member that has to leave its worker, why, and the ledger ms at which it ends all the same; None for none.
+
+    `is_awaited`: another job waits for what it holds, so it ends as soon as its replacement finds no place.
+    """
 
     member: Member
     why: str
     by_ms: int | None
+    is_awaited: bool = False
 
 
 def staying_for(state: State, job: Job) -> Iterator[tuple[Member, int]]:
@@ -95,8 +103,11 @@ def _is_spare(draft: Draft, job: Job, index: int, request: Request) -> bool:
 class Relocating:
     """Moves members of services. `enter(job)` lets a new replica of a job wait in the queue."""
 
-    def __init__(self, state: State, lifecycle: Lifecycle, services: Services, enter: Callable[[Job], None]) -> None:
+    def __init__(
+        self, state: State, fleet: Fleet, lifecycle: Lifecycle, services: Services, enter: Callable[[Job], None]
+    ) -> None:
         self._state = state
+        self._fleet = fleet
         self._lifecycle = lifecycle
         self._services = services
         self._enter = enter
@@ -143,23 +154,26 @@ class Relocating:
     def _leaves(self, draft: Draft) -> Iterator[Leaves]:
         """Yield the members that have to leave their workers."""
         for worker in self._state.workers.values():
-            if draft.worker(worker).flag == "draining":
-                why = f"{worker.id} is drained"
+            host = self._fleet.hosts.get(worker.num)
+            by_ms = host.leaves_ms if host is not None else None
+            if by_ms is not None or draft.worker(worker).flag == "draining":
+                why = f"{worker.id} is drained" if by_ms is None else f"{worker.id} was told to end"
+                by_ms = None if by_ms is None else by_ms - AHEAD_MS
                 current = (member for member in worker.members.values() if member.replica.member is member)
-                yield from (Leaves(member, why, None) for member in current)
+                yield from (Leaves(member, why, by_ms) for member in current)
         for job in self._state.preempting.values():
             for member, by_ms in staying_for(self._state, job):
                 whom = f"job {job.name}" if member.replica.job.tenant == job.tenant else f"tenant {job.tenant}"
-                yield Leaves(member, f"preempted by {whom}", by_ms)
+                yield Leaves(member, f"preempted by {whom}", by_ms, is_awaited=True)
 
     def _begin(self, draft: Draft, leaves: Leaves) -> None:
-        """Begin the move of a member; end it if it is preempted, and does not move."""
-        member, why, by_ms = leaves
+        """Begin the move of a member; end it if it has to leave by some time, and does not move."""
+        member, by_ms = leaves.member, leaves.by_ms
         job = member.replica.job
         if not self._lifecycle.is_on_worker(draft, member) or draft.full:
             return
         if by_ms is not None and (draft.time_ms >= by_ms or not self.moves(draft, member)):
-            self._lifecycle.leave(draft, member, why, Count.NONE)
+            self._end(draft, leaves, by_ms)
             return
         if job.num in self._jobs or job.relocating is not None or job.num in self._again_ms:
             return
@@ -177,6 +191,17 @@ class Relocating:
         self._jobs.add(job.num)
         self._looks[job.num] = 0
         draft.add(Relocate(job.num, member.replica.index, new))
+
+    def _end(self, draft: Draft, leaves: Leaves, by_ms: int) -> None:
+        """Ask a member to end, with its notice; on a worker that was told to end, that is no longer than it stays."""
+        job = leaves.member.replica.job
+        size = 4 * STEP_BYTES * len(job.rows) if job.gang else 0
+        if not draft.empty and draft.bytes + size > RECORD_BYTES_MAX // 2:
+            return  # the rest follow a second later
+        notice_s = self._lifecycle.notice_s(job)
+        if not leaves.is_awaited:
+            notice_s = min(notice_s, max(0, by_ms - draft.time_ms) // 1000)
+        self._lifecycle.leave(draft, leaves.member, leaves.why, Count.NONE, notice_s)
 
     def _moves(self, draft: Draft, job: Job, request: Request) -> bool:
         """Return whether members of a job move: of a service, unless its next version takes its place anyway."""
@@ -226,7 +251,7 @@ class Relocating:
                 why = f"another replica serves in its place: {leaves.why}"
                 self._lifecycle.leave(draft, member, why, Count.NONE)
                 self._give_up(draft, job, new, has_more=has_more)
-            elif now == QUEUED and leaves.by_ms is not None:
+            elif now == QUEUED and leaves.is_awaited:
                 self._looks[job.num] = looks = self._looks.get(job.num, 0) + 1
                 if looks >= LOOKS_MAX:
                     self._lifecycle.leave(draft, member, leaves.why, Count.NONE)

@@ -319,6 +319,12 @@ class Sessions:
         host.down = down
         host.use = {name_in(each): each for each in frame.use if each.attempt}
         host.stopped = {name_in(each): each.processes for each in frame.stopped}
+        was_leaving = host.leaves_ms is not None
+        host.leaves_ms = None if frame.leaving_s is None else draft.time_ms + 1000 * frame.leaving_s
+        if was_leaving != (frame.leaving_s is not None):
+            if was_leaving:
+                self.fleet.opens(worker.num)
+            self.fleet.refresh(host)
         self.stalls.heard(host)
         stale = host.stale and host.load_ms >= 0  # a host that sends no load frames is judged by its renewals
         host.refused = 0

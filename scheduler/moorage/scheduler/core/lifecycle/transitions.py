@@ -559,6 +559,11 @@ class Lifecycle:
         """Return whether a member has ended, and keeps devices in quarantine, perhaps until an operator's word."""
         return draft.phase_of(member) == AT_EXITED and bool(member.worker.quarantined & member.home)
 
+    def notice_s(self, job: Job) -> int:
+        """Return how many seconds before its end a job wants its checkpoint signal; 0 without such a signal."""
+        run = self.request_of(job).workload
+        return math.ceil(run.checkpoint_before_s) if run.checkpoint_signal is not None else 0
+
     def leave(self, draft: Draft, member: Member, why: str, count: int, notice_s: int | None = None) -> None:
         """Evict a member from its worker (a gang with all its ranks), to be queued for a new attempt.
 
@@ -570,10 +575,7 @@ class Lifecycle:
         replica, job = member.replica, member.replica.job
         if draft.job(job).gang == GangPhase.HOLDING:
             count = Count.NONE
-        run = self.request_of(job).workload
-        if notice_s is None:
-            notice_s = math.ceil(run.checkpoint_before_s) if run.checkpoint_signal is not None else 0
-        notice_s = min(notice_s, NOTICE_S_MAX)
+        notice_s = min(self.notice_s(job) if notice_s is None else notice_s, NOTICE_S_MAX)
         after = self._next_after(_first(job) if job.gang else replica, count)
         if draft.job(job).gang in (GangPhase.HOLDING, GangPhase.STARTED):
             draft.gang(job, GangPhase.ENDING, after, count)
