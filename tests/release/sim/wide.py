@@ -323,7 +323,7 @@ class WideAccidents(Accidents):
 
         async def stop() -> None:
             if for_good:
-                agent.leave()
+                agent.leave(LEAVE_S / 2 if back_s > LEAVE_S else 0.0)
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(LEAVE_S):
                         await agent.left.wait()

@@ -1,7 +1,9 @@
-"""Random sites with services: hosts are drained, members crash, leaders change, next versions and urgent jobs come.
+"""Random sites with services: hosts are drained, workers leave and come back, members crash, leaders change, next
+versions and urgent jobs come.
 
 Every record is checked as in all worlds. Besides: a member that moves ends once its replacement serves. In calm worlds,
-where nothing but drains without a deadline and new leaders happen, never fewer members serve than before. Whoever comes
+where nothing but drains without a deadline, new leaders and workers that take their time to leave happen, never fewer
+members serve than before. Whoever comes
 first leaves a service its `min`. In the end no member moves, and each job has as many replicas as its request says.
 """
 
@@ -22,8 +24,8 @@ SERVICES_FROM: Final = 700_000
 #: for how long a site settles in the end
 REST_S: Final = 150
 ACTS: Final = (
-    "drain", "drain", "open", "lead", "crash", "limit", "version", "cancel", "urgent", "urgent", "over", "wake", "wake",
-    "wait", "wait",
+    "drain", "drain", "open", "leave", "leave", "join", "lead", "crash", "limit", "version", "cancel", "urgent",
+    "urgent", "over", "wake", "wake", "wait", "wait",
 )  # fmt: skip
 MOVED: Final = re.compile(r"moved to replica (\d+): ")
 PREEMPTS: Final = Config(preempt_priority=80, preempt_after=10.0)
@@ -63,6 +65,8 @@ class Services(Site):
                 assert not fewer, f"fewer serve than {before}: {fewer}"
         for host in self.hosts:
             self.operate("uncordon", host)
+            self.workers[host].leaving_s = None
+            self.come_back(host)
         self.order("limit", gpus=0)
         self.pass_seconds(REST_S)
         for job in [self.job(name) for name in self.jobs]:
@@ -89,6 +93,10 @@ class Services(Site):
         elif what == "lead":
             self.lead()
             self.renew()
+        elif what == "leave":
+            self.tell_to_end(host, 10_000 if self.calm else dice.choice([1, 5, 40]))
+        elif what == "join":
+            self.come_back(host)
         elif what == "wake":
             for job in self.jobs:
                 self.engine.offer(Wake("t", job.replace("s", "of")))
@@ -110,6 +118,10 @@ class Services(Site):
         elif what == "version":
             self.replace(dice.choice(self.jobs))
 
+    def come_back(self, host: str) -> None:
+        if not self.workers[host].session:
+            self.join(self.workers[host])
+
     def replace(self, old: str) -> None:
         request = self.engine.reader.request_of(self.job(old))
         if request.service is not None and self.state.job("t", f"{old}x") is None:
@@ -129,6 +141,7 @@ class Services(Site):
             self.offer_facts()
             self.tick(self.dice.choice([1, 1_000]))  # with them the record may look at what moves, or not
             self.settle()
+            self.leave()
 
     def say(self, held: HeldMember) -> None:
         """A member says what it has to do, for minutes much, and for minutes nothing."""

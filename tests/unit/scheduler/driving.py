@@ -236,7 +236,8 @@ class Driving:
             return
         job = self.state.jobs[held.num]
         tenant = self.state.tenants[job.tenant]
-        if engine.reader.shape_of(job) is not held.shape:
+        is_scaled = job.scaled is not None and job.scaled.since_ms == self.state.time_ms
+        if engine.reader.shape_of(job) is not held.shape or is_scaled:
             return  # by what this very record did; the next pass drops it
         states = {STATES[replica.state] for replica in job.replicas}
         assert states & {"QUEUED", "PLACED"}, f"hosts are reserved for {job.name}, which is {states}"

@@ -70,19 +70,23 @@ class Site(Driving):
                 for held in [held for held in worker.held.values() if held.phase == "running"]:
                     self._go_on(worker.id, held)
             self.settle()
-            for worker in self.workers.values():
-                self._leave(worker)
+            self.leave()
         return until()
 
     def tell_to_end(self, name: str, within_s: int) -> None:
         """SIGTERM: the worker says so with each renewal, and ends what it still holds once the time is over."""
-        self.workers[name].leaving_s = within_s
+        if self.workers[name].session:
+            self.workers[name].leaving_s = within_s
 
-    def _leave(self, worker: Worker) -> None:
-        if worker.leaving_s is None or not worker.session:
-            return
-        worker.leaving_s -= 1
-        if worker.leaving_s <= 0:
+    def leave(self) -> None:
+        """A second is over for workers that were told to end."""
+        for worker in self.workers.values():
+            if worker.leaving_s is not None and worker.session:
+                self._leave(worker, worker.leaving_s - 1)
+
+    def _leave(self, worker: Worker, left_s: int) -> None:
+        worker.leaving_s = max(0, left_s)
+        if left_s <= 0:
             for key in list(worker.held):
                 worker.finish(key, -15, "end")
             self.report(worker.id)
@@ -309,6 +313,18 @@ def test_a_member_without_another_place_serves_until_its_worker_ends(members: in
     site.join_host("w1", members)
     site.watch(10)
     assert site.serving("a") == members, "asked to end by the scheduler, it waits for no back-off"
+
+
+def test_a_replacement_that_fails_ends_no_member_on_a_leaving_worker() -> None:
+    site = Site(2, run={name: value for name, value in READY.items() if name != "restart"})
+    site.join_host("w1", 2)
+    site.tell_to_end("w0", 40)
+    assert site.watch(10, lambda: site.held_on("w1") == 1)
+    site.workers["w1"].finish(next(iter(site.workers["w1"].held)), 1)
+    site.watch(20)
+    assert (site.fewest, site.held_on("w0")) == (2, 2)
+    site.watch(WATCHED_S)
+    assert site.workers["w0"].session == ""
 
 
 def test_what_is_no_service_is_asked_to_end_at_once_and_loses_no_retry() -> None:

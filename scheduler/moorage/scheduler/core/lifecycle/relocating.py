@@ -146,10 +146,12 @@ class Relocating:
 
     def moves(self, draft: Draft, member: Member) -> bool:
         """Return whether a member serves, and may go on until another one does."""
+        return self._may_go_on(draft, member) and member.replica.job.num not in self._again_ms
+
+    def _may_go_on(self, draft: Draft, member: Member) -> bool:
         job = member.replica.job
         request = self._lifecycle.request_of(job)
-        is_kept = self._moves(draft, job, request) and is_serving(draft, member.replica, request)
-        return is_kept and job.num not in self._again_ms
+        return self._moves(draft, job, request) and is_serving(draft, member.replica, request)
 
     def _leaves(self, draft: Draft) -> Iterator[Leaves]:
         """Yield the members that have to leave their workers."""
@@ -172,7 +174,8 @@ class Relocating:
         job = member.replica.job
         if not self._lifecycle.is_on_worker(draft, member) or draft.full:
             return
-        if by_ms is not None and (draft.time_ms >= by_ms or not self.moves(draft, member)):
+        goes_on = self.moves if leaves.is_awaited else self._may_go_on
+        if by_ms is not None and (draft.time_ms >= by_ms or not goes_on(draft, member)):
             self._end(draft, leaves, by_ms)
             return
         if job.num in self._jobs or job.relocating is not None or job.num in self._again_ms:
