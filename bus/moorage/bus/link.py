@@ -98,6 +98,17 @@ class Link:
         """
         asyncio.get_running_loop().call_soon(call)
 
+    def after_write(self, call: Callable[[], None]) -> None:
+        """Call a function once what is sent in this turn of the loop is with the socket: nats-py writes in the next
+        turn, and this is the one behind it. The function may not raise.
+        """
+        loop = asyncio.get_running_loop()
+        loop.call_soon(loop.call_soon, call)
+
+    async def written(self) -> None:
+        """Wait until what was sent in this turn of the loop is with the socket, as `after_write`."""
+        await asyncio.sleep(0)
+
     async def publish(self, subject: str, payload: bytes, reply: str, headers: Mapping[str, str]) -> bool:
         raise NotImplementedError
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import socket
 from collections import Counter
 from typing import Final
+from urllib.parse import urlsplit
 
 import pytest
 
+from moorage.bus.connection import connect as connect_to
 from moorage.bus.errors import BadSubject, ConnectionClosed, NoResponders, PayloadTooLarge, RequestTimeout
 from moorage.bus.inbox import Mux
 from moorage.bus.transport import Delivery
@@ -85,6 +88,26 @@ async def test_what_a_handler_wants_after_its_read_follows_once(connect: Connect
     await until(lambda: len(seen) == 4)
     assert seen[0] == "heard"
     assert sorted(seen) == ["after", "heard", "heard", "heard"]
+
+
+async def test_what_is_sent_is_with_the_server_when_what_comes_after_the_write_is_called(
+    nats_url: str, unique: str
+) -> None:
+    """The function that is called holds up the loop until another client has the message."""
+    address = urlsplit(nats_url)
+    with socket.create_connection((address.hostname, address.port), timeout=10) as other:
+        lines = other.makefile("rb")
+        other.sendall(b'CONNECT {"verbose":false}\r\nSUB %b 1\r\nPING\r\n' % unique.encode())
+        while lines.readline() != b"PONG\r\n":
+            pass
+        async with await connect_to(nats_url, "a") as a:
+            heard: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+            a.after_write(lambda: heard.set_result(lines.readline()))
+            await a.send([(unique, b"1", "")])
+            assert (await heard).startswith(b"MSG")
+            await a.send([(unique, b"2", "")])
+            await a.written()
+            assert [lines.readline() for _ in range(3)][1].startswith(b"MSG")
 
 
 @on_both

@@ -273,7 +273,7 @@ class Reign:
             payload = self._build(now, folds=foresees)
             self._gate.shut()
             began_s = time.monotonic()
-            self._loop.call_soon(self._prepare_outputs)
+            self._scheduler.ledger_world.after_write(self._prepare_outputs)
             names = engine.names_snapshot
             seq = await ledger.append_record(engine.state, after, engine.rid, payload, names_snapshot=names)
             self._append_s += time.monotonic() - began_s
@@ -326,6 +326,7 @@ class Reign:
         wanted, outputs.messages = outputs.messages, []
         if wanted:
             await self._world.send(wanted)
+            await self._world.written()  # a worker begins while answers and events are made
         self.queue_reader.made_room()
         self.schedules.follow()
         for event in outputs.fleet:
