@@ -44,12 +44,12 @@ class Turns:
 
         Called for up to 20,000 groups whenever the order is made, so it makes few calls itself.
         """
-        draft, name = self._draft, group.tenant
+        name = group.tenant
         priority = group.priority if self._standing is None else self._standing(group)
+        tenant = self._draft.tenant(name)
         points = self._scores.get(name)
         if points is None:
-            points = self._score(name)
-        tenant = draft.tenant(name)
+            points = self._score_of(name, tenant.rate_milli)
         within = tenant.guaranteed and tenant.gpus + group.shape.gpus <= tenant.guaranteed
         return (0 if within else 1, -priority, points)
 
@@ -59,11 +59,13 @@ class Turns:
 
     def _score(self, name: str) -> int:
         known = self._scores.get(name)
-        if known is None:
-            tenant = self._tenants.get(name)
-            more = self._draft.tenant(name).rate_milli - (tenant.rate_milli if tenant is not None else 0)
-            known = self._scores[name] = score(self._draft.state, tenant, self._at, more)
-        return known
+        return self._score_of(name, self._draft.tenant(name).rate_milli) if known is None else known
+
+    def _score_of(self, name: str, rate_milli: int) -> int:
+        tenant = self._tenants.get(name)
+        more = rate_milli - (tenant.rate_milli if tenant is not None else 0)
+        found = self._scores[name] = score(self._draft.state, tenant, self._at, more)
+        return found
 
     def mode(self, shape: Shape) -> int:
         """Return the mode of a PLACE step; it includes the rate only where that differs from the number of devices."""
