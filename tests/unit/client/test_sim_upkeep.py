@@ -226,6 +226,19 @@ async def jobs_that_wait(moorage: AsyncClient) -> None:
         await moorage.submit(["9999"], gpu=2)
 
 
+async def jobs_that_match_nothing(moorage: AsyncClient) -> None:
+    for _ in range(3):
+        await moorage.submit(["9999"], gpu="1xA100")
+
+
+async def jobs_of_several_priorities(moorage: AsyncClient) -> None:
+    """The ones that run cannot be ended for those that wait: another one asks for more than any host has, say."""
+    for priority in (60, 70):
+        await moorage.submit(["9999"], gpu=2, priority=priority)
+    for priority, gpu in ((0, "2xH100"), (5, "1xH100"), (90, "1xA100")):
+        await moorage.submit(["9999"], gpu=gpu, priority=priority)
+
+
 async def jobs_that_are_followed(moorage: AsyncClient) -> None:
     """One runs and one waits in the queue, and both are awaited together as well."""
     jobs = [await moorage.submit(["9999"], gpu=2) for _ in range(2)]
@@ -233,15 +246,23 @@ async def jobs_that_are_followed(moorage: AsyncClient) -> None:
 
 
 @pytest.mark.parametrize(
-    ("during", "records_max"),
-    [(nothing, 5), (a_job_that_runs, 5), (jobs_that_wait, 5), (jobs_that_are_followed, 5)],
-    ids=["idle", "runs", "waits", "followed"],
+    ("during", "config"),
+    [
+        (nothing, None),
+        (a_job_that_runs, None),
+        (jobs_that_wait, None),
+        (jobs_that_are_followed, None),
+        (jobs_that_match_nothing, None),
+        (jobs_of_several_priorities, Config(preempt_priority=80)),
+        (jobs_of_several_priorities, Config(ageing=4.0)),
+    ],
+    ids=["idle", "runs", "waits", "followed", "no-match", "preemption", "ageing"],
 )
 def test_an_hour_of_waiting_takes_few_records(
-    during: Callable[[AsyncClient], Awaitable[None]], records_max: int
+    during: Callable[[AsyncClient], Awaitable[None]], config: Config | None
 ) -> None:
     """And not the 4,500 of a fleet that writes its heartbeats and renews its sessions."""
-    assert records_in(3600, SimFleet("2x2xH100", script=by_words), during) <= records_max
+    assert records_in(3600, SimFleet("2x2xH100", script=by_words, config=config), during) <= 8
 
 
 def test_no_heartbeat_is_skipped_where_messages_may_be_lost() -> None:

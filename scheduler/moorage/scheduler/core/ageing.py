@@ -11,6 +11,7 @@ that it passed. The right to end other jobs comes only from a job's own priority
 
 from __future__ import annotations
 
+import math
 from bisect import bisect
 from collections.abc import Sequence
 from typing import Final, NamedTuple
@@ -39,3 +40,10 @@ class Ageing(NamedTuple):
             return priority
         found = bisect(classes, min(self.most, priority + more))
         return max(priority, classes[found - 1]) if found else priority
+
+    def rises_ms(self, classes: Sequence[int], priority: int, waited_ms: int) -> float:
+        """Return after what wait `standing` is the next higher one; infinity if it never is."""
+        found = bisect(classes, self.standing(classes, priority, waited_ms))
+        if not self.rate_milli or found == len(classes) or classes[found] > self.most:
+            return math.inf
+        return -(-(classes[found] - priority) * 1000 * _HOUR_MS // self.rate_milli)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -58,6 +59,31 @@ def test_nobody_grows_above_the_bound() -> None:
     assert stream(drive, 3 * HOUR) == -1
     assert Ageing(600_000, 80).of(20, 3 * HOUR) == 80
     assert Ageing(600_000, 80).of(90, 3 * HOUR) == 90
+
+
+@given(
+    st.lists(st.integers(0, 100), min_size=1, max_size=4, unique=True),
+    st.integers(1, 90_000),
+    st.integers(0, 100),
+    st.integers(0, 40 * HOUR),
+    st.data(),
+)
+def test_a_job_rises_at_the_ms_that_is_told_and_at_none_before(
+    classes: list[int], rate_milli: int, most: int, waited_ms: int, data: st.DataObject
+) -> None:
+    classes.sort()
+    ageing, priority = Ageing(rate_milli, most), data.draw(st.sampled_from(classes))
+    now = ageing.standing(classes, priority, waited_ms)
+    rises_ms = ageing.rises_ms(classes, priority, waited_ms)
+    if rises_ms == math.inf:
+        assert ageing.standing(classes, priority, 1 << 62) == now
+    else:
+        assert rises_ms > waited_ms
+        assert (
+            ageing.standing(classes, priority, int(rises_ms) - 1)
+            == now
+            < ageing.standing(classes, priority, int(rises_ms))
+        )
 
 
 @pytest.mark.slow

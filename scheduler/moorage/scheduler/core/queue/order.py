@@ -239,6 +239,19 @@ class QueueOrder:
         waited_ms = 0 if job is None else self._draft.time_ms - job.waits_from_ms
         return self.ageing.standing(self._classes, priority, waited_ms)
 
+    def next_ms(self, draft: Draft) -> float:
+        """Return the ledger ms at which age alone next lifts the first job of a group; infinity for never."""
+        if self.ageing is None:
+            return math.inf
+        groups = [group for group in self.queue.groups.values() if group.jobs]
+        classes = sorted({group.priority for group in groups})
+        found = math.inf
+        for group in groups if len(classes) > 1 else ():
+            if (job := draft.state.jobs.get(group.jobs[0])) is not None:
+                from_ms = job.waits_from_ms
+                found = min(found, from_ms + self.ageing.rises_ms(classes, group.priority, draft.time_ms - from_ms))
+        return found
+
     def aged_of(self, priority: int, num: int) -> int:
         """Return a job's priority with age, even if no waiting job has exactly that priority."""
         if self.ageing is None or self._draft is None:

@@ -155,13 +155,12 @@ class Planner:
     def next_ms(self, draft: Draft) -> float:
         """Return from which ledger ms on a pass may have another result although nothing happens; infinity for never.
 
-        With preemption or ageing that is the draft's time, unless the queue is empty.
+        A plan, a count of what never ends, a search for victims, or the age of a waiting job may differ then.
         """
         if self.queue.is_empty:
             return math.inf
-        if self.preempting.allowed(draft) or draft.state.preempting or self.order.ageing is not None:
-            return draft.time_ms
-        return min(self.verdicts.next_ms(draft), self._endless.next_ms(draft))
+        parts = self.verdicts, self._endless, self.preempting, self.order
+        return min(part.next_ms(draft) for part in parts)
 
     def _add_frozen(self, draft: Draft, ready: list[Ready]) -> None:
         """Add the frozen members that are to be resumed to a heap of groups: each before others of its priority.

@@ -117,8 +117,8 @@ def plan(known: Known, draft: Draft, last: Reservation | None = None) -> Answer:
     """
     now_ms = draft.time_ms
     claims, until_ms = _claims(known, draft)
-    searched = _searched(known, claims, last, now_ms)
-    if draft.state.windows or len(searched) < len(claims):
+    searched, in_turns = _searched(known, claims, last, now_ms)
+    if draft.state.windows or in_turns:
         until_ms = min(until_ms, now_ms + STEP_MS)
     for claim in searched:
         with known.fleet.avoiding(claim.group.shape.avoid):
@@ -189,10 +189,11 @@ def _smallest_host(fleet: Fleet) -> int:
     return min((len(cls.devices) for cls in fleet.classes.values() if cls.devices), default=0)
 
 
-def _searched(known: Known, claims: list[Claim], last: Reservation | None, now_ms: int) -> list[Claim]:
-    """Return the claims whose hosts are searched: one of each kind; of too many kinds the first, and some in turn.
+def _searched(known: Known, claims: list[Claim], last: Reservation | None, now_ms: int) -> tuple[list[Claim], bool]:
+    """Return the claims whose hosts are searched, one of each kind, and whether others have their turn later.
 
-    Jobs that no hosts could hold must neither hide nor delay a later one for ever.
+    Of too many kinds these are the first, and some in turn. Jobs that no hosts could hold must neither hide nor delay a
+    later one for ever. They have no turn: what could hold them comes with an event.
     """
     kinds: dict[tuple[int, frozenset[int]], Claim] = {}
     for claim in claims:
@@ -200,12 +201,12 @@ def _searched(known: Known, claims: list[Claim], last: Reservation | None, now_m
             kinds.setdefault((claim.group.shape.index, claim.leaving), claim)
     found, half = list(kinds.values()), SEARCHES_MAX // 2
     if len(found) <= SEARCHES_MAX:
-        return found
+        return found, False
     rest, at = found[half:], now_ms // known.step_ms * half
     turn = {rest[(at + more) % len(rest)].num for more in range(half)}
     if last is not None:
         turn.add(last.num)
-    return found[:half] + [claim for claim in rest if claim.num in turn]
+    return found[:half] + [claim for claim in rest if claim.num in turn], True
 
 
 def _hosts_for(known: Known, claim: Claim, last: Reservation | None, now_ms: int) -> Reservation | None:

@@ -6,6 +6,7 @@ continues where the old one stopped. Victims are searched once a second, after a
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final, NamedTuple
@@ -23,6 +24,8 @@ from moorage.scheduler.core.lifecycle.transitions import Lifecycle
 from moorage.scheduler.core.queue.queue import Group, Key
 from moorage.scheduler.core.schedule.victims import ABOVE, LOWEST, VOID_MS, Choice, Preemption, Right
 
+#: ledger ms between two searches
+SEEK_MS: Final = 1_000
 #: the most jobs for which others are being ended at one time
 STANDING_MAX: Final = 16
 #: jobs for which victims are searched each second, by one right after the other: two, and more as long as they look at
@@ -108,6 +111,7 @@ class Preempting:
         self.stays = stays
         self.scaling = scaling
         self._sought_ms = 0
+        self._seen: tuple[int, int, int] | None = None  # the `_view` of the last search; None if it left anything out
         #: by the kind of the group: ledger ms of the last search without result
         self._in_vain: dict[Kind, int] = {}
         self._void: dict[int, int] = {}  # job number -> ledger ms since which all its victims have ended
@@ -159,10 +163,10 @@ class Preempting:
         A group that found no victims is tried after the others next time, so that a hopeless job does not use up the
         searches. No two jobs of unlike groups get the same host.
         """
-        if draft.time_ms - self._sought_ms < 1000 or not self.knows_fleet():
+        if draft.time_ms - self._sought_ms < SEEK_MS or not self.knows_fleet():
             return
         state, searches, candidates = draft.state, 0, list(eligible(draft))
-        self._sought_ms = draft.time_ms
+        self._sought_ms, self._seen = draft.time_ms, None
         most = max(SEARCHES_MIN, LOOKS_MAX // max(1, len(self.policy.fleet.hosts)))
         under_way = self._under_way(draft)
         self.policy.ending = {each for job in state.preempting.values() for each, _ in staying_for(state, job)}
@@ -194,6 +198,25 @@ class Preempting:
             else:
                 hopeless.add(kind)
                 vain[kind] = draft.time_ms
+        if draft.empty and not self.policy.lags:
+            self._seen = self._view(draft)
+
+    def next_ms(self, draft: Draft) -> float:
+        """Return from which ledger ms on other jobs may end for one although nothing happens; infinity for never.
+
+        After a search that left nothing out, that is when a job has run for long enough to be a victim.
+        """
+        if draft.state.preempting or self.scaling().above:
+            return draft.time_ms  # what ends now is followed, and members above `min` follow their load
+        if not self.allowed(draft):
+            return math.inf
+        if self._seen != self._view(draft):
+            return self._sought_ms + SEEK_MS
+        return self.policy.next_ms(draft)
+
+    def _view(self, draft: Draft) -> tuple[int, int, int]:
+        """Return a value that differs whenever a search may differ for a reason other than time."""
+        return draft.state.digest, self.policy.fleet.version, self.policy.fleet.changes
 
     def replacing(self, draft: Draft, new: Job, old: Job) -> list[Member] | None:
         """Return the members of the old version of a service whose end makes room for a replica of the new one.

@@ -10,6 +10,7 @@ for the next one: these also where devices are shared.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from heapq import heappop, heappush
 from typing import Final, NamedTuple
@@ -110,6 +111,7 @@ class Preemption:
         self._read: dict[int, _Read] = {}
         #: numbers of workers with members whose priority has changed since they were read
         self._reprioritized: set[int] = set()
+        self.lags = False  # whether the last search left changed hosts for the next one
         self._next = 0  # the worker number at which the next search begins to read changed hosts
 
     def defended(self, draft: Draft, member: Member, began_ms: int) -> int:
@@ -147,7 +149,8 @@ class Preemption:
             or found.host is not host
             or num in reprioritized
         ]
-        if len(changed) > self.read_max:  # those never read first, then in turns
+        self.lags = len(changed) > self.read_max
+        if self.lags:  # those never read first, then in turns
             changed.sort(key=lambda num: (num in read, num < self._next, num))
             changed = changed[: self.read_max]
             self._next = changed[-1] + 1
@@ -156,6 +159,12 @@ class Preemption:
         for num in changed:
             read[num] = self._read_anew(draft, hosts[num], begins)
         return None if any(num not in read for num in hosts) else read
+
+    def next_ms(self, draft: Draft) -> float:
+        """Return the ledger ms at which the next job has run for long enough to be a victim; infinity for never."""
+        begins = _Begins(draft.time_ms)
+        ends = (begins.of(member) + self.runtime_ms for member in draft.state.members())
+        return min((end_ms for end_ms in ends if end_ms > draft.time_ms), default=math.inf)
 
     def _read_anew(self, draft: Draft, host: Host, begins: _Begins) -> _Read:
         known, seq = self._read.get(host.worker.num), draft.state.seq
