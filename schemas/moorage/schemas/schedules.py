@@ -83,7 +83,7 @@ class ScheduleAsked(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
     name: str = ""  # 1..40 letters, digits, _ and -
     cron: str = ""  # five fields of cron, or six with seconds first, or @every 90s, @hourly, @daily, @weekly, @monthly
     tz: str = ""  # the time zone of the fields, as Europe/Berlin; UTC if it is left out
-    overlap: Overlap = "skip"  # what becomes of a run while the last one goes on: left out, or started behind it
+    overlap: Overlap = "skip"  # while the last one goes on, a run is left out, or is started behind all before it
     request: dict[str, Any] | None = None
     key: str = ""  # of `run-now`, with the characters of a job id: the same key again makes no second run
     by: str = ""  # the caller's own name, at most 64 characters; it is not proven

@@ -16,6 +16,7 @@ from tests.release.workloads.__main__ import failure, made, shrink
 from tests.release.workloads.many import Passed
 from tests.release.workloads.plan import Step
 from tests.release.workloads.reserving import RESERVING_FROM
+from tests.release.workloads.schedules import SCHEDULES_FROM, Schedules
 from tests.release.workloads.services import SERVICES_FROM, Services
 from tests.release.workloads.stream import STREAM_FROM
 from tests.release.workloads.themes import (
@@ -80,6 +81,11 @@ def test_jobs_start_beside_a_reservation_and_a_new_leader_starts_no_more(seed: i
 @pytest.mark.parametrize("seed", seeds(ADDED_OFTEN, ADDED_MORE, SERVICES_FROM))
 def test_members_of_services_move_one_by_one_and_no_fewer_serve(seed: int) -> None:
     Services(seed).run()
+
+
+@pytest.mark.parametrize("seed", seeds(ADDED_OFTEN, ADDED_MORE, SCHEDULES_FROM))
+def test_each_run_of_a_schedule_is_decided_once_and_one_goes_on_at_a_time(seed: int) -> None:
+    Schedules(seed).run()
 
 
 class Forgetting(World):

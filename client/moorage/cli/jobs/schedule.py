@@ -130,7 +130,7 @@ def show(name: _Name, /, *, options: RowOptions = ROWS) -> int:
             ("cron", f"{row.cron} {row.tz or 'UTC'}{', paused' if row.paused else ''}"),
             ("runs", " ".join(run.get("argv", ())) or run.get("driver", "")),
             *asked_rows(row.request or {}, files),
-            ("while the last one goes", "left out" if row.overlap == "skip" else "started behind it"),
+            ("while the last one goes", "left out" if row.overlap == "skip" else "started behind all before it"),
             ("added", f"{utc(row.since_ms)} by {words(row.by, row.said)}"),
             (
                 "next",

@@ -109,6 +109,36 @@ def test_a_run_may_start_behind_the_last_one_instead_whatever_its_end(drive: Sch
     assert drive.states("nightly-3") == ["PLACED"]
 
 
+@pytest.mark.parametrize("at_once", [False, True])
+def test_a_run_starts_behind_all_before_it_also_where_one_that_waited_is_cancelled(
+    drive: Scheduling, at_once: bool
+) -> None:
+    """It waited for the last one alone: with that cancelled, it ran beside the one before."""
+    drive.worker("w0", 4)
+    drive.ask("add", overlap="queue", request={"run": {"argv": ["true"]}, "gpu": {}})
+    wish = drive.state.schedules["t"]["nightly"].wish
+    for sequence in (1, 2, 3):
+        drive.engine.offer(ScheduleRun("t", "nightly", wish, sequence, 0))
+        if not at_once:
+            drive.tick()
+    drive.tick()
+    drive.cancel("nightly-2")
+    drive.settle()
+    assert [drive.states(f"nightly-{number}") for number in (1, 3)] == [["RUNNING"], ["QUEUED"]]
+    drive.cancel("nightly-3")
+    drive.hear(4)
+    drive.settle()
+    assert [drive.states(f"nightly-{number}") for number in (1, 4)] == [["RUNNING"], ["QUEUED"]]
+    drive.take_snapshot()
+    drive.lead()
+    drive.renew()
+    drive.cancel("nightly-4")
+    drive.hear(5)
+    drive.run_out("w0")
+    drive.settle()
+    assert drive.states("nightly-5") == ["RUNNING"]
+
+
 def test_two_runs_in_one_record_are_one_job_where_they_must_not_overlap(drive: Scheduling) -> None:
     drive.ask("add")
     wish = drive.state.schedules["t"]["nightly"].wish

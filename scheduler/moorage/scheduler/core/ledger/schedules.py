@@ -6,6 +6,7 @@ from typing import ClassVar
 
 from moorage.scheduler.core.ledger.digests import number_of
 from moorage.scheduler.core.ledger.lasting import Lasting
+from moorage.schemas.job import AFTER_MAX
 
 
 class Schedule:
@@ -22,6 +23,7 @@ class Schedule:
         "due_ms",
         "job",
         "last_ms",
+        "live",
         "name",
         "next_ms",
         "overlap",
@@ -53,6 +55,8 @@ class Schedule:
         self.skipped = 0  # runs that made none
         self.why = ""  # why the newest run made no job
         self.job = ""  # the newest job
+        #: with overlap queue, its jobs that lived at the newest run, oldest first: each waits for those before it
+        self.live: list[str] = []
         self.last_ms = 0  # when the newest run was recorded
         self.due_ms = 0  # when it was due, as the run before it said
         self.next_ms = 0
@@ -66,6 +70,8 @@ class Schedule:
         else:
             self.runs += 1
             self.job = f"{self.name}-{sequence}"
+            if self.overlap == "queue":
+                self.live = [*self.live, self.job][-AFTER_MAX:]
         self.due_ms = 0
         if next_ms:  # a run that was asked for says nothing about the times
             self.due_ms, self.next_ms = self.next_ms, next_ms
@@ -76,6 +82,7 @@ class Schedule:
             "paused": bool, "wish": int, "since_ms": int, "through": int, "runs": int, "skipped": int, "why": str,
             "job": str, "last_ms": int, "due_ms": int, "next_ms": int,
         },
+        {"live": (list[str], [])},
     )  # fmt: skip
 
     def digest_row(self) -> int:

@@ -7,7 +7,7 @@ takeover it is neither lost nor made again.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from typing import Final
 
 import msgspec
@@ -90,19 +90,27 @@ class Schedules:
 
         After a crash nats-server publishes a run again under another number: the next one is due when it was before.
 
-        While the last run goes on, a run is left out, or is to start behind it.
+        While the last run goes on, a run is left out, or is to start behind all that still wait or run: one of those
+        that wait may be cancelled.
         """
         row = self.row(draft, event.tenant, event.name)
         if row is None or row.wish != event.wish or event.sequence <= row.through:
             return None
         if event.next_ms and event.next_ms <= row.next_ms and not is_too_far(row, draft.time_ms):
             return None
-        last = self.state.job(event.tenant, row.job)
-        lives = last is not None and draft.is_live(last)
-        state = "QUEUED" if (event.tenant, row.job) in fresh else last.state if last is not None and lives else ""
-        if not state:
+        live = {
+            name: state for name in (*row.live, row.job) if (state := self._state_of(draft, event.tenant, name, fresh))
+        }
+        if not live:
             return row.body
-        return _behind(row.body, row.job) if row.overlap == "queue" else f"job {row.job}{_LAST_RUN}{state}"
+        return _behind(row.body, live) if row.overlap == "queue" else f"job {row.job}{_LAST_RUN}{live[row.job]}"
+
+    def _state_of(self, draft: Draft, tenant: str, name: str, fresh: Collection[tuple[str, str]]) -> str:
+        """Return the state of a job that is live in this record; empty for any other."""
+        job = self.state.job(tenant, name)
+        if (tenant, name) in fresh:
+            return "QUEUED"
+        return job.state if job is not None and draft.is_live(job) else ""
 
     def end(self, draft: Draft, event: ScheduleRun, why: str) -> Answer | Problem:
         """Note in the draft what became of a run: `why` it made no job, "" if it did. Return the answer to who asked
@@ -148,10 +156,10 @@ class Schedules:
         return Answer("schedule", 0, {"name": asked.name, "changed": changed, "schedule": shown})
 
 
-def _behind(body: bytes, job: str) -> bytes:
-    """Return a request that starts after this job, whatever its end."""
+def _behind(body: bytes, jobs: Iterable[str]) -> bytes:
+    """Return a request that starts after these jobs, whatever their ends."""
     request = msgspec.json.decode(body)
-    return encode({**request, "after": [*request.get("after", ()), {"job": job, "when": "any"}]})
+    return encode({**request, "after": [*request.get("after", ()), *({"job": job, "when": "any"} for job in jobs)]})
 
 
 def no_schedule(tenant: str, name: str) -> Problem:

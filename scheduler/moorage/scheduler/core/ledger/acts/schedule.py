@@ -83,10 +83,13 @@ class Ran(OfSchedule, tag="ran"):
     next_ms: int
 
     def fold(self, folding: Folding) -> None:
-        found = self.found(folding)
+        found, state = self.found(folding), folding.state
+        if found.live:
+            jobs = [(name, state.job(self.tenant, name)) for name in found.live]
+            found.live = [name for name, job in jobs if job is not None and not job.over]
         found.ran(self.sequence, self.why, self.next_ms, folding.time)
-        folding.state.ran_through = max(folding.state.ran_through, self.sequence)
-        put(folding.state, found)
+        state.ran_through = max(state.ran_through, self.sequence)
+        put(state, found)
 
 
 def put(state: State, changed: Schedule) -> None:
