@@ -311,7 +311,7 @@ SCHEDULER_FAILED: Final = add(
 )
 MAX_RUNNING: Final = add(
     "max-running",
-    "as many of its replicas run as its own max_running lets run at once; the next starts as soon as one has ended",
+    "its max_running lets no more of its replicas run at once; the next one starts as soon as one has ended",
     "wait, or moorage change {job} --max-running N",
 )
 AFTER: Final = add(

@@ -65,7 +65,8 @@ async def test_the_failed_of_a_sweep_are_named_by_their_items_run_again_and_merg
         "submit", "--job", "lrs", "--each", "lrs.csv", "--max-running", "4", "--keep", "out", "--env", "RUN=1",
         "--", "sh", "-c", script, env=env, cwd=tmp_path,
     )  # fmt: skip
-    assert "stops once 20 of 30 replicas have failed; --max-failed all goes on" in ran.err
+    stops = "stops once 20 of {} replicas have failed; --max-failed all goes on"
+    assert stops.format(30) in ran.err
     assert (await moorage("wait", "lrs", env=env)).code == 1
     failed = await moorage("show", "lrs", "--failed", env=env)
     header, first, *_ = failed.out.splitlines()
@@ -81,7 +82,9 @@ async def test_the_failed_of_a_sweep_are_named_by_their_items_run_again_and_merg
     assert (await moorage("get", "lrs", "--out", "got", env=env, cwd=tmp_path)).code == 0
     again = await moorage("again", "lrs", "--failed", "--max-failed", "all", "--env", "RUN=2", env=env)
     assert again.code == 0, again.err
+    assert "stops once" not in again.err
     assert (await moorage("wait", "lrs-again-1", env=env)).code == 0
+    assert stops.format(29) in (await moorage("again", "lrs", "--failed", "--job", "third", env=env)).err
     assert "--merge" in (await moorage("get", "lrs-again-1", "--out", "got", env=env, cwd=tmp_path)).err
     got = await moorage("get", "lrs-again-1", "--out", "got", "--merge", env=env, cwd=tmp_path)
     assert got.code == 0, got.err

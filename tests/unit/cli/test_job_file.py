@@ -133,6 +133,13 @@ def test_what_is_wrong_with_a_file_is_told_with_its_name(name: str, text: str | 
     assert refused.value.fixes
 
 
+def test_a_misspelt_option_of_a_file_is_told_with_the_one_that_is_meant() -> None:
+    Path("a.yaml").write_text("command: echo\ngpus: 2\n")
+    with pytest.raises(Rejected) as refused:
+        read_job_file("a.yaml")
+    assert refused.value.fixes == ("write gpu in place of gpus",)
+
+
 def test_a_variable_that_is_no_text_is_not_shown() -> None:
     Path("a.yaml").write_text("command: echo\nenv: {TOKEN: {value: s3cret}}")
     with pytest.raises(Rejected) as refused:

@@ -106,13 +106,18 @@ def say_accepted(job: Job, request: Request) -> None:
     record = f", ledger record {accepted.ledger}" if accepted.ledger else ""  # which a compacted job has not
     say(f"{known}: {asks}{record}")
     tell_warnings(accepted)
+    say_when_it_stops(request)
+    if accepted.waiting is not None and "reason" in accepted.waiting:
+        say(_waits(accepted.waiting))
+    say(f"follow: moorage logs {word_of(job.job)}   why: moorage explain {word_to_explain(job.job)}")
+
+
+def say_when_it_stops(request: Request) -> None:
+    """Print after how many failures the job cancels its other replicas, unless the request says so."""
     most = request.failed_max
     is_gang = request.gpu is not None and request.gpu.effective_scheduling == "gang"
     if request.max_failed == 0 and most is not None and most < request.copies and not is_gang:
         say(f"stops once {most} of {request.copies} replicas have failed; --max-failed all goes on")
-    if accepted.waiting is not None and "reason" in accepted.waiting:
-        say(_waits(accepted.waiting))
-    say(f"follow: moorage logs {word_of(job.job)}   why: moorage explain {word_to_explain(job.job)}")
 
 
 def _waits(explained: dict[str, Any]) -> str:

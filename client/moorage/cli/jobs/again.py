@@ -11,7 +11,7 @@ from moorage.cli.framework.arguments import Parameter
 from moorage.cli.framework.console import say, tell
 from moorage.cli.framework.interrupts import detachable
 from moorage.cli.framework.options import ROWS, RowOptions, guarded
-from moorage.cli.jobs.acceptance import accepted, say_interrupted, tell_warnings
+from moorage.cli.jobs.acceptance import accepted, say_interrupted, say_when_it_stops, tell_warnings
 from moorage.cli.jobs.bringing import with_files
 from moorage.cli.jobs.instead import changed, fields_in
 from moorage.cli.jobs.job_flags import JobFlags, fields_of
@@ -204,6 +204,7 @@ async def _submit(client: AsyncClient, answer: AgainAnswer, request: Request, op
     which = "" if request.indices is None else f": {_cut(request.indices)}"
     say(f"accepted: {many(answer.of, 'replica')} of {answer.again_of}{which}")
     tell_warnings(submitted.accepted)
+    say_when_it_stops(request)
 
 
 def _cut(indices: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Annotated, Any, Final, NamedTuple, TypeVar
 
@@ -12,6 +12,7 @@ from moorage.cli.framework.arguments import CannotRead, Parameter, read
 from moorage.cli.framework.files import cannot_read, read_within
 from moorage.cli.jobs.job_flags import NO_FLAGS, JobFlags
 from moorage.client.errors import Rejected, rejected
+from moorage.schemas.nearest import nearest
 
 FILE_BYTES_MAX: Final = 64 * 1024 * 1024
 #: the key of the command, which has no option
@@ -127,8 +128,17 @@ def _job_in(where: str, typed: Any, plain: Any) -> Said | dict[str, Any] | list[
     try:
         read("submit", take, [*words, "--", *(_text(where, COMMAND, word) for word in command)])()
     except CannotRead as error:
-        raise rejected("invalid-argument", f"{where}: {error}", next="moorage submit --help") from None
+        fix = _meant(str(error), plain) or "moorage submit --help"
+        raise rejected("invalid-argument", f"{where}: {error}", next=fix) from None
     return said[0]
+
+
+def _meant(why: str, plain: Iterable[str]) -> str:
+    """Return which option a misspelt key most likely means, as a fix; "" if `why` is another error, or none is near."""
+    options = [field.name.strip("_").replace("_", "-") for field in fields(JobFlags)]
+    wrong = next((key for key in plain if why == f"no option --{key}"), "")
+    near = nearest(wrong, options) if wrong else ""
+    return f"write {near} in place of {wrong}" if near else ""
 
 
 def _split(where: str, command: str) -> list[str]:

@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 
 #: a run that came so much later than it was due was made up after an outage
 LATE_MS: Final = 10_000
+_OVERLAPS: Final = {
+    "skip": "a run is left out while the last one goes on",
+    "queue": "a run starts behind the last one",
+}
 
 _Name: TypeAlias = Annotated[
     str, Parameter(help="The schedule, as moorage schedule ls shows it.", lists="schedule ls --format {name}")
@@ -130,7 +134,7 @@ def show(name: _Name, /, *, options: RowOptions = ROWS) -> int:
             ("cron", f"{row.cron} {row.tz or 'UTC'}{', paused' if row.paused else ''}"),
             ("runs", " ".join(run.get("argv", ())) or run.get("driver", "")),
             *asked_rows(row.request or {}, files),
-            ("while the last one goes", "left out" if row.overlap == "skip" else "started behind all before it"),
+            ("overlap", f"{row.overlap}: {_OVERLAPS[row.overlap]}"),
             ("added", f"{utc(row.since_ms)} by {words(row.by, row.said)}"),
             (
                 "next",
