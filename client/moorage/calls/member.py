@@ -352,7 +352,8 @@ class Member:
 
     def _begin(self, call: Call, now_s: float) -> bool:
         """Run a call if there is a place, or say that its time is over; return False if it has to wait."""
-        left_ms = call.left_ms(now_s)
+        waited_ms = call.waited(now_s)
+        left_ms = call.wait_ms - waited_ms
         is_now_or_never = call.wait_ms == 0 and not self._is_full
         if left_ms <= 0 and not is_now_or_never:
             self.meter.expired += 1
@@ -366,7 +367,7 @@ class Member:
         self.running[self._number] = call
         if self.batches is None:
             call.started_s = now_s
-            self.meter.began(call.waited(now_s))
+            self.meter.began(waited_ms)
         self._outside.run(self._number, call, max(0, left_ms))
         return True
 

@@ -167,7 +167,7 @@ class Messenger:
         self._leaving: set[asyncio.Task[None]] = set()
         self._is_held = False
         self._ticking = asyncio.Event()
-        self._changed = asyncio.Event()
+        self._has_emptied = asyncio.Event()
         self._called = asyncio.Event()
         self._turned = asyncio.Event()
         self._may_sleep = False  # it rests, and nothing runs
@@ -244,8 +244,8 @@ class Messenger:
 
     async def _emptied(self) -> None:
         while not self.member.is_empty:
-            self._changed.clear()
-            await self._changed.wait()
+            self._has_emptied.clear()
+            await self._has_emptied.wait()
 
     # -- what comes from NATS
 
@@ -572,8 +572,9 @@ class Messenger:
     # -- time
 
     def _look(self) -> None:
-        self._changed.set()
-        if not self.member.is_empty:
+        if self.member.is_empty:
+            self._has_emptied.set()
+        else:
             self._called.set()
         if self.member.needs_ticks:
             self._ticking.set()
@@ -588,7 +589,7 @@ class Messenger:
             await self._ticking.wait()
             await asyncio.sleep(TICK_S)
             self.member.tick(time.monotonic())
-            self._changed.set()
+            self._look()
             if not self.member.needs_ticks:
                 self._ticking.clear()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort_left
+from bisect import bisect_left
 from collections.abc import Iterator
 from typing import Final, Generic, Protocol, TypeVar
 
@@ -35,6 +35,7 @@ class Room(Generic[C]):
 
     def __init__(self) -> None:
         self._calls: list[C] = []  # the next one is the last
+        self._ranks: list[float] = []  # of each the `rank_s` below 0, so that the smallest comes first
         self._by_reply: dict[str, C] = {}
         self._bytes = 0
         self._expires_s = float("inf")  # no call here expires before
@@ -46,7 +47,10 @@ class Room(Generic[C]):
         return reversed(self._calls)
 
     def add(self, call: C, now_s: float) -> None:
-        insort_left(self._calls, call, key=_order)
+        rank = -call.rank_s
+        at = bisect_left(self._ranks, rank)
+        self._ranks.insert(at, rank)
+        self._calls.insert(at, call)
         self._by_reply[call.reply] = call
         self._bytes += len(call.data)
         self._expires_s = min(self._expires_s, now_s + call.left_ms(now_s) / 1000)
@@ -56,21 +60,21 @@ class Room(Generic[C]):
         return len(self._calls) > most or self._bytes > ROOM_BYTES_MAX
 
     def take_next(self) -> C:
-        return self._forget(self._calls.pop())
+        return self._take(-1)
 
     def take_last(self) -> C:
         """Take the call that comes behind all others."""
-        return self._forget(self._calls.pop(0))
+        return self._take(0)
 
     def take(self, reply: str) -> C | None:
         """Take the call with this reply subject, if it waits here."""
         call = self._by_reply.get(reply)
         if call is None:
             return None
-        at = bisect_left(self._calls, _order(call), key=_order)
+        at = bisect_left(self._ranks, -call.rank_s)
         while self._calls[at] is not call:
             at += 1
-        return self._forget(self._calls.pop(at))
+        return self._take(at)
 
     def take_expired(self, now_s: float) -> list[C]:
         """Take all calls whose time is over."""
@@ -79,17 +83,18 @@ class Room(Generic[C]):
         expired = [call for call in self if call.left_ms(now_s) <= 0]
         if expired:
             self._calls = [call for call in self._calls if call.left_ms(now_s) > 0]
+            self._ranks = [-call.rank_s for call in self._calls]
             for call in expired:
                 self._forget(call)
         self._expires_s = min((now_s + call.left_ms(now_s) / 1000 for call in self._calls), default=float("inf"))
         return expired
+
+    def _take(self, at: int) -> C:
+        del self._ranks[at]
+        return self._forget(self._calls.pop(at))
 
     def _forget(self, call: C) -> C:
         self._bytes -= len(call.data)
         if self._by_reply.get(call.reply) is call:
             del self._by_reply[call.reply]
         return call
-
-
-def _order(call: Waiting) -> float:
-    return -call.rank_s
