@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import sys
 import time
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from moorage.bus.embedded import EmbeddedServer
-from moorage.client import AsyncClient
+from moorage.client import AsyncClient, CallRefused
 from moorage.worker.agent.run import start
 from moorage.worker.freezing import cuda
 from moorage.worker.settings import WorkerSettings
@@ -52,45 +54,74 @@ async def state(one: Caller, job: str) -> str:
     return str(row["state"])
 
 
-@pytest.mark.slow
-async def test_three_models_take_turns_on_one_gpu_and_each_call_wakes_its_model(
-    nats_server: EmbeddedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@contextlib.asynccontextmanager
+async def fleet(
+    nats_server: EmbeddedServer, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[tuple[Caller, AsyncClient, Stub]]:
+    """A scheduler and a worker with one GPU."""
     monkeypatch.setattr(cuda, "LIBRARY", str(libraries() / "libcuda.so.1"))
-    (tmp_path / "model.py").write_text(MODEL)
-    stub = Stub(tmp_path / "stub", Board(GPU))
-    async with stack(nats_server, unique_prefix()) as made, caller(made) as one, state_folder() as folder:
+    (folder / "model.py").write_text(MODEL)
+    stub = Stub(folder / "stub", Board(GPU))
+    async with stack(nats_server, unique_prefix()) as made, caller(made) as one, state_folder() as state:
         await made.scheduler(config=QUICK)
         with stub.load():
             settings = WorkerSettings(
-                folder, "w", made.subjects.prefix, load_s=0.2, leases=False, device_fence="off", idle_warn_s=0
+                state, "w", made.subjects.prefix, load_s=0.2, leases=False, device_fence="off", idle_warn_s=0
             )
             worker = await start(settings, made.url)
             try:
                 await one.workers_up("w")
-                for weight in (2, 3, 5):
-                    answer = await one.api("submit", service(tmp_path, weight, stub.environment, awake_s=1))
-                    assert answer["kind"] == "accepted", answer
-                    await _until_state(one, f"times-{weight}", "FROZEN")
-                assert len(list((stub.folder / "away").iterdir())) == 3
                 async with AsyncClient(
                     made.url, tenant="acme", prefix=made.subjects.prefix, timeout=ANSWER_S
                 ) as client:
-                    began_s = time.monotonic()
-                    assert await client.call("times-2", b"7") == b"14"
-                    print(f"a call to a model that slept took {time.monotonic() - began_s:.2f} s")
-                    for turn in range(3):  # all at once: each has to wait for the others
-                        numbers = [(weight, turn * 10 + each) for weight in (2, 3, 5) for each in range(4)]
-                        began_s = time.monotonic()
-                        calls = [client.call(f"times-{weight}", str(each).encode()) for weight, each in numbers]
-                        assert await asyncio.gather(*calls) == [b"%d" % (weight * each) for weight, each in numbers]
-                        print(f"three models in turns took {time.monotonic() - began_s:.2f} s")
-                for weight in (2, 3, 5):
-                    await _until_state(one, f"times-{weight}", "FROZEN")
-                    (row,) = (await one.show(f"times-{weight}"))["replica_states"]
-                    assert row["attempt"] == 1, "none of them was started anew"
+                    yield one, client, stub
             finally:
                 await worker.stop()
+
+
+@pytest.mark.slow
+async def test_three_models_take_turns_on_one_gpu_and_each_call_wakes_its_model(
+    nats_server: EmbeddedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with fleet(nats_server, tmp_path, monkeypatch) as (one, client, stub):
+        for weight in (2, 3, 5):
+            answer = await one.api("submit", service(tmp_path, weight, stub.environment, awake_s=1))
+            assert answer["kind"] == "accepted", answer
+            await _until_state(one, f"times-{weight}", "FROZEN")
+        assert len(list((stub.folder / "away").iterdir())) == 3
+        began_s = time.monotonic()
+        assert await client.call("times-2", b"7") == b"14"
+        print(f"a call to a model that slept took {time.monotonic() - began_s:.2f} s")
+        for turn in range(3):  # all at once: each has to wait for the others
+            numbers = [(weight, turn * 10 + each) for weight in (2, 3, 5) for each in range(4)]
+            began_s = time.monotonic()
+            calls = [client.call(f"times-{weight}", str(each).encode()) for weight, each in numbers]
+            assert await asyncio.gather(*calls) == [b"%d" % (weight * each) for weight, each in numbers]
+            print(f"three models in turns took {time.monotonic() - began_s:.2f} s")
+        for weight in (2, 3, 5):
+            await _until_state(one, f"times-{weight}", "FROZEN")
+            (row,) = (await one.show(f"times-{weight}"))["replica_states"]
+            assert row["attempt"] == 1, "none of them was started anew"
+
+
+@pytest.mark.slow
+async def test_a_call_that_cannot_wait_for_its_turn_hears_at_once_how_long_it_takes(
+    nats_server: EmbeddedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with fleet(nats_server, tmp_path, monkeypatch) as (one, client, stub):
+        for weight, awake_s in ((2, 1), (3, 3600)):
+            await one.api("submit", service(tmp_path, weight, stub.environment, awake_s=awake_s))
+            await _until_state(one, f"times-{weight}", "FROZEN")
+        why = (await one.api("explain", {"job": "times-2"}))["data"]["why"]
+        assert why.startswith("it is frozen until it is called; waking: ")
+        assert await client.call("times-3", b"7") == b"21"
+        with pytest.raises(CallRefused) as refused:
+            await client.call("times-2", b"7")
+        assert refused.value.code == "service-busy"
+        assert refused.value.retry_after_s
+        assert refused.value.retry_after_s > ANSWER_S
+        assert "the service sleeps, in about 3" in str(refused.value)
+        assert "waits for its turn on its GPUs" in str(refused.value)
 
 
 async def _until_state(one: Caller, job: str, wanted: str) -> None:

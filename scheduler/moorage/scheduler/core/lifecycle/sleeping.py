@@ -182,11 +182,11 @@ class Sleeping:
             return Wait(None, "waits for the end of the job on its GPUs")
         refused = [other for other in holders if not self.could_freeze(other)]
         if refused:
-            whys = [why for other in refused if (why := _why_not(other)).startswith(NO_RAM)]
-            told = f": {whys[0]}" if whys else ""
+            no_ram = any(_why_not(other).startswith(NO_RAM) for other in refused)
+            told = f": {NO_RAM}its host's RAM has no room for it" if no_ram else ""  # its size may be another tenant's
             left_ms = round(1000 * max(map(self.awake_left_s, refused)))
             why = f"waits for its turn on its GPUs: the service there could not be frozen, and is asked again{told}"
-            return Wait(max(1000, left_ms) if whys else None, why, stuck=bool(whys))
+            return Wait(max(1000, left_ms) if no_ram else None, why, stuck=no_ram)
         left_ms = round(1000 * max(map(self.awake_left_s, holders), default=0))
         out_ms = max((self._swaps.of(other.replica.job.num).out_ms for other in holders), default=0)
         in_ms = left_ms + out_ms + before_ms + swap.in_ms
@@ -270,6 +270,7 @@ class Sleeping:
         heard.freezes_ms, heard.is_frozen = None, False
         if heard.awake_ms is None:
             heard.awake_ms = mono_ms
+        self._swaps.has(member.replica.job.num, self._used_mib(member))
         request = self._lifecycle.request_of(member.replica.job)
         spec = request.service
         assert spec is not None
@@ -281,7 +282,6 @@ class Sleeping:
                     return
                 heard.vain += 1
             heard.asked, heard.awake_ms, heard.freezes_ms = True, mono_ms, mono_ms
-            self._swaps.leaves(member.replica.job.num, self._used_mib(member))
             _write(draft, member, FREEZE, why)
 
     def _tell(self, draft: Draft, heard: _Heard, mono_ms: int) -> None:

@@ -32,10 +32,12 @@ class Swaps:
         out_ms = swap.out_ms or round(swap.mib / self._out_mib_ms)
         return Swap(swap.mib, out_ms, swap.in_ms or round(swap.mib / self._in_mib_ms))
 
-    def leaves(self, num: int, mib: int) -> None:
-        """A member with so much memory on its GPUs is to leave them; 0 if that is not known."""
+    def has(self, num: int, mib: int) -> None:
+        """A member has so much memory on its GPUs; 0 if that is not known. A measured swap takes as much longer."""
         last = self._last.get(num, Swap())
-        self._last[num] = last if mib in (0, last.mib) else Swap(mib)
+        if mib not in (0, last.mib):
+            part = mib / last.mib if last.mib else 1
+            self._last[num] = Swap(mib, round(last.out_ms * part), round(last.in_ms * part))
 
     def left(self, num: int, out_ms: int) -> None:
         """A member has left its GPUs within this time."""
