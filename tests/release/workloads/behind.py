@@ -12,6 +12,7 @@ from moorage.scheduler.answers.waiting import explain_job
 from moorage.scheduler.core.ledger.finished import job_key
 from moorage.scheduler.core.ledger.state import Job, State
 from moorage.schemas.codec import decode_request
+from moorage.schemas.errors import Problem
 from moorage.schemas.job import STATES, TERMINAL
 from tests.release.workloads.record import Record
 
@@ -57,7 +58,7 @@ def confirm(world: World) -> list[str]:
             wrong.append(f"{job.name} waits, and can never start: {ends}")
         elif job.live and left:
             told = explain_job(world.drive.engine, job.tenant, job.name)
-            if not isinstance(told, dict) or told["reason"] != "after" or told["after"][0]["job"] not in left:
+            if isinstance(told, Problem) or told.reason != "after" or told.after[0].job not in left:
                 wrong.append(f"{job.name} waits for {left}, and is told {told}")
         if job.attempt and (ends or left):
             wrong.append(f"{job.name} was placed before its time: {ends} {left}")

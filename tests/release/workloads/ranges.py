@@ -83,7 +83,7 @@ def again(world: World, job: Job, *, failed: bool) -> None:
         assert failed, answer
         assert not bad, f"{job.name} is not run again ({answer.message}), and of it ended badly: {bad}"
         return
-    body = dict(answer["request"])
+    body = dict(answer.request)
     name = body.pop("job")
     if failed and request.copies > 1 and not request.is_gang:
         wanted = list(numbers_in(parse_ranges(body["indices"])) if "indices" in body else numbers_in(request.numbers))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from moorage.scheduler.answers.waiting import explain_job
+from moorage.schemas.errors import Problem
 from moorage.schemas.reasons import REASONS
 from tests.release.workloads.reference import Waiting, World, could_ever, reserved, starts, taken_back
 
@@ -44,8 +45,8 @@ def confirm(world: World, found: dict[str, list[Waiting]]) -> list[str]:
                 continue
             seen.add(who.job.num)
             data = explain_job(world.drive.engine, who.job.tenant, who.job.name)
-            assert isinstance(data, dict), data
-            said = str(data["reason"])
+            assert not isinstance(data, Problem), data
+            said = data.reason
             never = REASONS[said].is_never
             if said == "held":
                 ok = reason == "held"

@@ -6,6 +6,8 @@ import msgspec
 import pytest
 
 from moorage.client.answers import JobInfo, told
+from moorage.schemas.always import sent
+from moorage.schemas.answers.jobs import JobRow
 from tools.answers import DATA, parts_of
 
 PARTS = dict.fromkeys(part for struct in DATA.values() for part in (struct, *parts_of(struct)))
@@ -37,3 +39,11 @@ def test_a_field_that_is_always_sent_is_sent_with_its_default_and_others_are_lef
     sent = msgspec.to_builtins(DATA["admin.fleet"]())
     assert (sent["queued"], sent["workers"], sent["leader"]) == (0, [], "")
     assert not sent.keys() & {"next", "request_queue", "follower"}
+
+
+def test_one_answer_may_send_a_field_that_others_of_its_kind_leave_out() -> None:
+    row = JobRow(job="j", tenant="t", state="QUEUED")
+    told = sent(row, code=None, labels={})
+    assert msgspec.to_builtins(row).keys() == {"job", "tenant", "state"}
+    assert msgspec.to_builtins(told).keys() == {"job", "tenant", "state", "code", "labels"}
+    assert msgspec.convert(msgspec.to_builtins(told), JobRow) == row

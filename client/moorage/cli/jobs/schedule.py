@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 LATE_MS: Final = 10_000
 _OVERLAPS: Final = {
     "skip": "a run is left out while the last one goes on",
-    "queue": "a run starts behind the last one",
+    "queue": "a run starts behind all before it",
 }
 
 _Name: TypeAlias = Annotated[

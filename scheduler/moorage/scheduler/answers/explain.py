@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 from moorage.scheduler.core.fleet.filters import FILTERS, nearest_to_a_fit
 from moorage.scheduler.core.fleet.fleet import Fleet
@@ -11,6 +11,7 @@ from moorage.scheduler.core.fleet.host import Host, apart, size_of_largest, too_
 from moorage.scheduler.core.fleet.shape import Shape
 from moorage.scheduler.core.ledger.state import Worker
 from moorage.schemas import actors, reasons
+from moorage.schemas.answers.jobs import HolderRow, Holders
 from moorage.schemas.reasons import REASONS, Reason
 from moorage.schemas.units import many
 
@@ -42,15 +43,6 @@ class Explanation:
         self.missing = missing
         self.troubles = list(troubles)
         self.because = because
-
-    def as_data(self) -> dict[str, Any]:
-        because = {"because": self.because} if self.because else {}
-        return {**named(self.reason), **because, "workers_left": self.counts}
-
-
-def named(reason: Reason) -> dict[str, Any]:
-    """Return a reason in the form of an answer."""
-    return {"reason": reason.name, "means": reason.means}
 
 
 HOLDERS_MAX: Final = 5
@@ -266,7 +258,7 @@ def _free(host: Host, shape: Shape) -> int:
     return host.slots_for(shape) | host.open_to(shape)
 
 
-def holders(hosts: list[Host], shape: Shape, tenant: str, *, of_host: bool = False) -> dict[str, Any]:
+def holders(hosts: list[Host], shape: Shape, tenant: str, *, of_host: bool = False) -> Holders:
     """Return which jobs hold what a shape asks for on these hosts, as far as a tenant may know it.
 
     The tenant's own jobs are named, those with most GPUs first; of other tenants only the numbers of jobs and GPUs are
@@ -297,15 +289,15 @@ def holders(hosts: list[Host], shape: Shape, tenant: str, *, of_host: bool = Fal
         if looked >= MEMBERS_LOOKED_MAX:
             break
     most = sorted(own.items(), key=lambda row: (-row[1], row[0]))
-    return {
-        "own": [{"job": name, "gpus": held} for name, held in most[:HOLDERS_MAX]],
-        "own_jobs": len(own),
-        "other_jobs": len(others),
-        "other_gpus": gpus,
-        "workers": workers,
-        "hosts": len(hosts),
-        **({"more": True} if looked >= MEMBERS_LOOKED_MAX else {}),
-    }
+    return Holders(
+        own=[HolderRow(job=name, gpus=held) for name, held in most[:HOLDERS_MAX]],
+        own_jobs=len(own),
+        other_jobs=len(others),
+        other_gpus=gpus,
+        workers=workers,
+        hosts=len(hosts),
+        more=looked >= MEMBERS_LOOKED_MAX,
+    )
 
 
 def _left_of_host(host: Host) -> str:

@@ -26,6 +26,8 @@ from moorage.scheduler.follower.follower import behind
 from moorage.scheduler.history.story import BLOCK, Parts
 from moorage.scheduler.history.told_story import Found, Frame, changes_in, changes_of, read_frame
 from moorage.scheduler.pacing.answering import RETRY_AFTER_S, Answering
+from moorage.schemas.always import sent
+from moorage.schemas.answers.jobs import HistoryAnswer, ReplicaInfo, ShownJob
 from moorage.schemas.errors import Problem, Refused, refuse
 from moorage.schemas.frames import Change
 from moorage.schemas.job import Request
@@ -100,7 +102,7 @@ class HistoryReader:
 
     def show(
         self, tenant: str, name: str, reply: str, json: bool, *, follow: bool = True, only: Ranges | None = None
-    ) -> dict[str, Any] | Problem | None:
+    ) -> ShownJob | Problem | None:
         """Return the answer to `show`; None if it is sent later, once the stream was read.
 
         `follow` is as in `views.show`. With `only`, `replica_states` has these replicas, whatever their state.
@@ -110,19 +112,26 @@ class HistoryReader:
             return data
         missing: list[int] = []
         job = self._engine.state.job(tenant, name)
+        rows: list[ReplicaInfo] | None = None
         if only is not None:
-            found, missing = ([], list(numbers_in(only))) if job is None else views.states_of(self._engine, job, only)
-            data["replica_states"] = found
-        if not data.get("compacted") and not missing:
+            rows, missing = ([], list(numbers_in(only))) if job is None else views.states_of(self._engine, job, only)
+            data = sent(data, replica_states=rows)
+        if job is not None and not missing:
             return data
-        make = partial(self._with_ends, tenant, name, data, missing, in_memory=job is not None)
+        make = partial(self._with_ends, tenant, name, data, rows, missing, in_memory=job is not None)
         return self.later("show", make, reply, json, name)
 
     async def _with_ends(
-        self, tenant: str, name: str, data: dict[str, Any], missing: list[int], *, in_memory: bool
-    ) -> dict[str, Any]:
-        """Return the answer of `show` with the ends of these replicas, which the history has."""
-        rows = data.pop("replica_states", None)
+        self,
+        tenant: str,
+        name: str,
+        data: ShownJob,
+        rows: list[ReplicaInfo] | None,
+        missing: list[int],
+        *,
+        in_memory: bool,
+    ) -> ShownJob:
+        """Return the answer of `show` with the ends of these replicas, which the history has, in place of its rows."""
         told = data if in_memory else await self._shown(tenant, name, data)
         if rows is None:
             return told
@@ -132,7 +141,7 @@ class HistoryReader:
                 end = of_one[-1]
                 ran = end.worker, end.code, end.time_ms, end.why, end.result
                 rows.append(views.ended_row(index, end.state, end.attempt, end.fence, *ran))
-        return told | {"replica_states": sorted(rows, key=lambda row: row["replica"])}
+        return sent(told, replica_states=sorted(rows, key=lambda row: row.replica))
 
     def history(self, tenant: str, arguments: dict[str, Any], reply: str, json: bool) -> Any:
         """Return the answer to `history`; None if it is sent later, once the stream was read.
@@ -148,7 +157,7 @@ class HistoryReader:
                 return self._of_memory(job, after, limit, [])
             return self.later("history", partial(self._of_parts, job, after, limit), reply, json, name)
         known = views.show(self._engine, tenant, name, follow=False)
-        if not isinstance(known, dict):
+        if isinstance(known, Problem):
             return known
         return self.later("history", partial(self._of_stream, tenant, name, after, limit), reply, json, name)
 
@@ -202,12 +211,12 @@ class HistoryReader:
 
     # --------------------------------------------------------------------------------------------- answers
 
-    def _of_memory(self, job: Job, after: int, limit: int, before: list[Change]) -> dict[str, Any]:
+    def _of_memory(self, job: Job, after: int, limit: int, before: list[Change]) -> HistoryAnswer:
         changes = _merged((before, changes_since(self._engine.state, job, after, is_end)), after)
         name = job.tenant, job.name, job.state, job.rev
         return _page(*name, changes, after, limit, of_many=job.size > LISTED_MAX)
 
-    async def _of_parts(self, job: Job, after: int, limit: int) -> dict[str, Any]:
+    async def _of_parts(self, job: Job, after: int, limit: int) -> HistoryAnswer:
         """Return the answer for a job in memory whose older transitions are in the stream."""
         begin = [accepted(job.tenant, job.accepted_ms)]
         parts, _ = await self._where(job.tenant, job.name)
@@ -217,7 +226,7 @@ class HistoryReader:
             return _page(*name, changes, after, limit, of_many=job.size > LISTED_MAX)
         return self._of_memory(job, after, limit, begin + before)
 
-    async def _of_stream(self, tenant: str, name: str, after: int, limit: int) -> dict[str, Any]:
+    async def _of_stream(self, tenant: str, name: str, after: int, limit: int) -> HistoryAnswer:
         read, found = await self._story(tenant, name, (await self._where(tenant, name))[1])
         last = found[-1]
         before, whole = await self._parts(tenant, name, last.parts, after, limit)
@@ -225,9 +234,9 @@ class HistoryReader:
         changes = _merged(([accepted(tenant, last.accepted_ms)], before, rest), after)
         of_many = last.revs is not None
         data = _page(tenant, name, last.state, last.rev, changes, after, limit, of_many=of_many)
-        return data | self._kept(read)
+        return msgspec.structs.replace(data, kept_until_ms=self._kept_until(read))
 
-    async def _shown(self, tenant: str, name: str, row: dict[str, Any]) -> dict[str, Any]:
+    async def _shown(self, tenant: str, name: str, row: ShownJob) -> ShownJob:
         """Return the job as `show` has it while it is in memory; only `row` if its history cannot be read."""
         try:
             read, found = await self._story(tenant, name, (await self._where(tenant, name))[1])
@@ -240,10 +249,11 @@ class HistoryReader:
         changes = [change for story in found for change in changes_in(read.frame, story)]
         if not last.parts:
             changes.insert(0, accepted(tenant, last.accepted_ms))
-        return row | views.of_story(self._engine, read.frame, last, changes) | self._kept(read)
+        shown = views.show_story(self._engine, read.frame, last, changes, row)
+        return msgspec.structs.replace(shown, kept_until_ms=self._kept_until(read))
 
-    def _kept(self, read: Read) -> dict[str, Any]:
-        return {"kept_until_ms": read.stored_ms + int(self._engine.config.history_keep * 1000)}
+    def _kept_until(self, read: Read) -> int:
+        return read.stored_ms + int(self._engine.config.history_keep * 1000)
 
     async def _parts(self, tenant: str, name: str, parts: Parts, after: int, limit: int) -> tuple[list[Change], bool]:
         """Return the transitions of earlier parts with a revision above `after`; False if a bound ended the reading.
@@ -353,7 +363,7 @@ def _merged(lists: Iterable[list[Change]], after: int) -> list[Change]:
 
 def _page(
     tenant: str, name: str, state: str, rev: int, changes: list[Change], after: int, limit: int, *, of_many: bool
-) -> dict[str, Any]:
+) -> HistoryAnswer:
     """Return an answer of at most `limit` changes that fits into a frame.
 
     Of a job with very many replicas (`of_many`), not every revision is a change in the history.
@@ -364,15 +374,15 @@ def _page(
     last = changes[-1].rev if changes else rev
     if of_many and len(changes) == found:
         last = rev
-    return {
-        "job": name,
-        "tenant": tenant,
-        "state": state,
-        "rev": rev,
-        "changes": msgspec.to_builtins(changes),
-        "complete": of_many or len(changes) == max(0, last - after),
-        "more": last < rev,
-    }
+    return HistoryAnswer(
+        job=name,
+        tenant=tenant,
+        state=state,
+        rev=rev,
+        changes=changes,
+        complete=of_many or len(changes) == max(0, last - after),
+        more=last < rev,
+    )
 
 
 @contextlib.contextmanager

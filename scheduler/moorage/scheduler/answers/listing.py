@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -23,11 +23,13 @@ from moorage.scheduler.core.ledger.state import (
 from moorage.scheduler.core.outputs.outputs import slots_of
 from moorage.scheduler.history.told_story import Found, Frame, changes_in, moves_in
 from moorage.schemas import reasons
+from moorage.schemas.always import sending
+from moorage.schemas.answers.jobs import JobRow
 from moorage.schemas.codec import is_json
 from moorage.schemas.frames import LsAsked
 from moorage.schemas.frames.listing import ANY
 from moorage.schemas.gpu import format_token
-from moorage.schemas.job import ON_WORKER, STATE_NUMBER, STATES, TERMINAL, derive_state
+from moorage.schemas.job import ON_WORKER, STATE_NUMBER, STATES, TERMINAL, Request, derive_state
 from moorage.schemas.unreadable import UNREADABLE
 
 #: how long a reason that was found for a queue group holds, in ledger ms: finding it walks over the fleet
@@ -37,6 +39,8 @@ REASONS_MAX: Final = 4_096
 HOUR_MS: Final = 3_600_000
 #: reasons that belong to one job of a queue group, not to the group
 _OF_ONE: Final = frozenset(reason.name for reason in (reasons.BACKOFF, reasons.CONTENDED, reasons.REFUSED))
+#: a row of the past is sent with these
+_THEN: Final = sending(JobRow, "age_ms", "worker", "leases", "gpu")
 
 
 class _Noted(msgspec.Struct):
@@ -127,7 +131,7 @@ class Wanted:
     def _labelled(self, labels: Mapping[str, str]) -> bool:
         return all(key in labels and value in (ANY, labels[key]) for key, value in self.asked.labels.items())
 
-    def row_of_history(self, engine: Engine, frame: Frame, found: Found) -> dict[str, Any] | None:
+    def row_of_history(self, engine: Engine, frame: Frame, found: Found) -> JobRow | None:
         """Return the row of a job in a frame of the history; None if it is not asked for."""
         asked = self.asked
         if not found.over or (asked.states and found.state not in asked.states):
@@ -142,13 +146,8 @@ class Wanted:
         changes = list(changes_in(frame, found))
         if not changes:
             return None
-        told = of_story(engine, frame, found, changes)
-        if asked.worker and told["worker"] != asked.worker:
-            return None
-        for name in ("changes", "request", "capabilities", "accepted_ledger", "accepted_ms", "usage", "again"):
-            told.pop(name, None)
-        noted = {"labels": dict(labels)} if labels else {}
-        return {"job": found.job, "tenant": frame.tenant, **told, **noted, "compacted": True}
+        row = of_story(engine, frame, found, changes, JobRow, labels=dict(labels))
+        return None if asked.worker and row.worker != asked.worker else row
 
 
 class Reasons:
@@ -189,7 +188,7 @@ class Then:
         self._at_ms = at_ms
         self.ended: dict[str, int] = {}  # jobs that ended in the hour before, by state
 
-    def of_memory(self, engine: Engine, job: Job) -> dict[str, Any] | None:
+    def of_memory(self, engine: Engine, job: Job) -> JobRow | None:
         """Return the row of a job in memory; None if it was not there, or had ended."""
         names = engine.state.worker_by_num
         moves = [
@@ -204,13 +203,10 @@ class Then:
             if 0 <= row[STATE] < len(STATES)
         ]
         ended_ms = job.story[-1][AT_MS] if job.over and job.story else None
-        row = self._row(job.tenant, job.name, job.accepted_ms, job.state, ended_ms, moves)
-        if row is None:
-            return None
         request = engine.reader.request_of(job)
-        return row | {"gpu": format_token(request.effective_gpu, request.copies)}
+        return self._row(job.tenant, job.name, job.accepted_ms, job.state, ended_ms, moves, request)
 
-    def of_history(self, frame: Frame, found: Found) -> dict[str, Any] | None:
+    def of_history(self, frame: Frame, found: Found) -> JobRow | None:
         """Return the row of a job in a frame of the history, as `of_memory`; a part of a story has none."""
         if not found.over:
             return None
@@ -221,11 +217,8 @@ class Then:
             for move in moves_in(found)
         ]
         ended_ms = moves[-1][0] if moves else found.accepted_ms
-        row = self._row(frame.tenant, found.job, found.accepted_ms, found.state, ended_ms, moves)
-        if row is None:
-            return None
         request = request_in(found)
-        return row | {"gpu": "" if request is None else format_token(request.effective_gpu, request.copies)}
+        return self._row(frame.tenant, found.job, found.accepted_ms, found.state, ended_ms, moves, request)
 
     def _row(
         self,
@@ -235,7 +228,8 @@ class Then:
         state: str,
         ended_ms: int | None,
         moves: list[tuple[int, int, str, str, int]],
-    ) -> dict[str, Any] | None:
+        request: Request | None,
+    ) -> JobRow | None:
         at_ms = self._at_ms
         if accepted_ms > at_ms:
             return None
@@ -259,28 +253,27 @@ class Then:
                 held[replica] = worker, slots
             elif name not in ON_WORKER:
                 held.pop(replica, None)
-        leases = [[worker, slots_of(slots)] for worker, slots in held.values() if worker]
-        return {
-            "job": job,
-            "tenant": tenant,
-            "state": derive_state(set(states.values()) or {STATES[QUEUED]}),
-            "age_ms": at_ms - accepted_ms,
-            "worker": leases[0][0] if leases else "",
-            **({"workers": len({worker for worker, _ in leases})} if len(leases) > 1 else {}),
-            "leases": leases,
-        }
+        leases = [(worker, slots_of(slots)) for worker, slots in held.values() if worker]
+        return _THEN(
+            job=job,
+            tenant=tenant,
+            state=derive_state(set(states.values()) or {STATES[QUEUED]}),
+            age_ms=at_ms - accepted_ms,
+            worker=leases[0][0] if leases else "",
+            workers=max(1, len({worker for worker, _ in leases})),
+            leases=leases,
+            gpu="" if request is None else format_token(request.effective_gpu, request.copies),
+        )
 
 
-def labelled(engine: Engine, job: Job) -> dict[str, Any]:
-    """Return a job's row of `show`, with its labels."""
-    labels = engine.reader.request_of(job).labels
-    return {**summary(engine, job), **({"labels": labels} if labels else {})}
+def labelled(engine: Engine, job: Job, reason: str = "") -> JobRow:
+    """Return a job's row of `show`, with its labels, and a reason for which it waits."""
+    return msgspec.structs.replace(summary(engine, job), labels=engine.reader.request_of(job).labels, reason=reason)
 
 
-def row_of(engine: Engine, job: Job, reason: Reasons) -> dict[str, Any]:
+def row_of(engine: Engine, job: Job, reason: Reasons) -> JobRow:
     """Return a job's row of `ls`: that of `show`, with its labels, and why it waits."""
-    why = reason.of(job) if job.live else ""
-    return {**labelled(engine, job), **({"reason": why} if why else {})}
+    return labelled(engine, job, reason.of(job) if job.live else "")
 
 
 def in_memory(engine: Engine, frame: Frame, found: Found) -> bool:

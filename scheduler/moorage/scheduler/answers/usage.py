@@ -3,32 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.ledger.fairshare import GPU_MILLI
 from moorage.scheduler.core.ledger.state import RESIZED, STORY_WORDS, Job
 from moorage.scheduler.follower.granted import granted_to, in_seconds, part_of
 from moorage.scheduler.history.told_story import Found
+from moorage.schemas.answers.jobs import GpuTime
 from moorage.schemas.frames import UNKNOWN_MS, Change
 from moorage.schemas.job import ON_WORKER, STATES, Request
 
 _RESIZED: Final = STORY_WORDS[RESIZED]
 
 
-def usage_of_job(engine: Engine, job: Job) -> dict[str, Any]:
-    """Return what a job in memory was granted and has used of GPUs, as far as its story is there; empty if nothing."""
+def usage_of_job(engine: Engine, job: Job) -> GpuTime | None:
+    """Return what a job in memory was granted and has used of GPUs, as far as its story is there; None if nothing."""
     sums = granted_to(engine.state, job, engine.reader.request_of)
-    return {"usage": {**in_seconds(sums), **used_of_job(job.used)}} if sums is not None else {}
+    if sums is None:
+        return None
+    granted = in_seconds(sums)
+    return used_of_job(job.used, granted["gpu_s"], granted["memory_mib_s"])
 
 
-def usage_of_story(found: Found, changes: Sequence[Change], request: Request) -> dict[str, Any]:
-    """Return the GPU time that a job was granted, and what it used, from its history; {} if none or if resized.
+def usage_of_story(found: Found, changes: Sequence[Change], request: Request) -> GpuTime | None:
+    """Return the GPU time that a job was granted, and what it used, from its history; None if none or if resized.
 
     The memory that it was granted is left out, because the history does not say how much its GPUs have.
     """
     if any(change.state == _RESIZED for change in changes):
-        return {}  # the story does not say which part of a device it had at which time
+        return None  # the story does not say which part of a device it had at which time
     held: dict[int, tuple[int, int]] = {}  # by replica: (since when, number of devices)
     gpu_ms = 0
     for change in changes:
@@ -39,11 +43,16 @@ def usage_of_story(found: Found, changes: Sequence[Change], request: Request) ->
         if change.worker and change.state in ON_WORKER:
             held[change.replica] = change.time_ms, len(change.gpus) or gpus
     if not gpu_ms:
-        return {}
-    return {"usage": {"gpu_s": gpu_ms * part_of(request).milli / GPU_MILLI / 1000, **used_of_job(found.used)}}
+        return None
+    return used_of_job(found.used, gpu_ms * part_of(request).milli / GPU_MILLI / 1000)
 
 
-def used_of_job(used: tuple[int, int] | None) -> dict[str, float | None]:
-    """Return what a job used in the form of an answer; None for what no worker has measured yet."""
-    gpu_ms, memory_mib_s = used or (UNKNOWN_MS, None)
-    return {"used_gpu_s": None if gpu_ms == UNKNOWN_MS else gpu_ms / 1000, "used_memory_mib_s": memory_mib_s}
+def used_of_job(used: tuple[int, int] | None, gpu_s: float, memory_mib_s: float | None = None) -> GpuTime:
+    """Return what a job was granted, and what it used; None for what no worker has measured yet."""
+    gpu_ms, used_mib_s = used or (UNKNOWN_MS, None)
+    return GpuTime(
+        gpu_s=gpu_s,
+        memory_mib_s=memory_mib_s,
+        used_gpu_s=None if gpu_ms == UNKNOWN_MS else gpu_ms / 1000,
+        used_memory_mib_s=used_mib_s,
+    )

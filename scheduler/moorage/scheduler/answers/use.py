@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
 from moorage.scheduler.answers.logs import Kept, no_replica
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.ledger.state import AT_RUNNING, Job, Member
 from moorage.schemas.answers.fleet import ModelUse
+from moorage.schemas.answers.jobs import DeviceUsed, Used
 from moorage.schemas.errors import Problem, problem
 from moorage.schemas.frames import DeviceUse, ReadUse, UseAsked
 from moorage.schemas.names import word_of
@@ -52,38 +51,38 @@ def devices_used(engine: Engine, member: Member) -> list[DeviceUse]:
     return [] if use is None else use.devices
 
 
-def use_rows(engine: Engine, member: Member) -> list[dict[str, Any]]:
-    """Return the newest reading of an attempt as plain data, a row for each device."""
+def use_rows(engine: Engine, member: Member) -> list[DeviceUsed]:
+    """Return the newest reading of an attempt, a row for each device."""
     pool = member.worker.pool_at(member.fence).devices
     return [
-        {
-            "index": pool[use.slot]["index"],
-            "percent": use.percent,
-            "memory_mib": use.memory_mib,
-            "memory_total_mib": pool[use.slot].get("memory_mib", 0),
-            "power_w": use.power_w,
-            **({"shared_by": use.shared_by} if use.shared_by else {}),
-        }
+        DeviceUsed(
+            index=pool[use.slot]["index"],
+            percent=use.percent,
+            memory_mib=use.memory_mib,
+            memory_total_mib=pool[use.slot].get("memory_mib", 0),
+            power_w=use.power_w,
+            shared_by=use.shared_by,
+        )
         for use in devices_used(engine, member)
         if 0 <= use.slot < len(pool)
     ]
 
 
-def use_of_job(engine: Engine, job: Job) -> dict[str, Any]:
-    """Return the least, mean and most used of a job's devices, in percent, and their memory; {} if none is read."""
+def use_of_job(engine: Engine, job: Job) -> Used | None:
+    """Return the least, mean and most used of a job's devices, in percent, and their memory; None if none is read."""
     members = [replica.member for replica in job.rows.values() if replica.member is not None] if job.held else []
     found = [use for member in members for use in devices_used(engine, member)]
     percents = [use.percent for use in found if use.percent is not None]
     if not percents:
-        return {}
-    return {
-        "devices": len(found),
-        "percent": round(sum(percents) / len(percents)),
-        "percent_min": min(percents),
-        "percent_max": max(percents),
-        "memory_mib": sum(use.memory_mib or 0 for use in found),
-        **({"shared_by": shared_by} if (shared_by := max(use.shared_by for use in found)) else {}),
-    }
+        return None
+    return Used(
+        devices=len(found),
+        percent=round(sum(percents) / len(percents)),
+        percent_min=min(percents),
+        percent_max=max(percents),
+        memory_mib=sum(use.memory_mib or 0 for use in found),
+        shared_by=max(use.shared_by for use in found),
+    )
 
 
 def used_now(engine: Engine) -> list[ModelUse]:

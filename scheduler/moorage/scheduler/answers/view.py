@@ -7,7 +7,7 @@ each record.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any, Final
+from typing import Final
 
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.engine import Engine
@@ -208,7 +208,7 @@ class View:
 
     # --------------------------------------------------------------------------------------- its place
 
-    def place_of(self, job: Job) -> dict[str, Any]:
+    def place_of(self, job: Job) -> tuple[int, int]:
         """Return a waiting job's place in the queue, 1 for the first, and how many jobs wait, it among them.
 
         For more than `COUNTED_MAX` jobs some that have just ended may be among these.
@@ -217,7 +217,7 @@ class View:
         size = queue.jobs
         if size > COUNTED_MAX:
             position = 1 + queue.before(priority, num, order.standing_of)
-            return {"position": position, "queued": max(size, position), "queued_of": "jobs"}
+            return position, max(size, position)
         own = (-order.standing_of(priority, num), num)
         draft, before, waiting = self._engine.standing_draft(), 0, 1
         for group in queue.groups.values():
@@ -225,7 +225,7 @@ class View:
                 if other != num and order.waits(draft, other):
                     waiting += 1
                     before += (-order.standing_of(group.priority, other), other) < own
-        return {"position": 1 + before, "queued": waiting, "queued_of": "jobs"}
+        return 1 + before, waiting
 
     def counts_as(self, job: Job) -> int:
         """Return a job's effective priority."""

@@ -1,10 +1,10 @@
-"""Answers of the reading verbs, built from the folded state and the fleet view as plain data for the wire."""
+"""Answers of the reading verbs, built from the folded state and the fleet view."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from operator import attrgetter
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -71,6 +71,7 @@ from moorage.scheduler.core.outputs.outputs import (
 )
 from moorage.scheduler.history.told_story import Found, Frame, is_simulated, unsuccessful
 from moorage.schemas import actors
+from moorage.schemas.always import sending, sent
 from moorage.schemas.answers.fleet import (
     DeviceTrouble,
     DrainTimes,
@@ -82,6 +83,17 @@ from moorage.schemas.answers.fleet import (
     StartsFail,
     WorkerInfo,
 )
+from moorage.schemas.answers.jobs import (
+    BoundsNow,
+    Explained,
+    JobRow,
+    Kept,
+    ReplicaCounts,
+    ReplicaInfo,
+    ReplicaStall,
+    Scaled,
+    ShownJob,
+)
 from moorage.schemas.answers.operators import Audit, Drift, TenantsAnswer
 from moorage.schemas.attempt import AttemptName
 from moorage.schemas.cells import FOREIGN, FREE, FROZEN, LEASED, LOST, NOT_LENT, SHARERS_MAX, SICK
@@ -92,6 +104,17 @@ from moorage.schemas.gpu import format_token
 from moorage.schemas.job import STATES, SUCCEEDED, Request
 from moorage.schemas.operate import TenantRow
 from moorage.schemas.ranges import Ranges, both, count_of, format_ranges, numbers_in
+
+R = TypeVar("R", bound=JobRow)
+F = TypeVar("F", ShownJob, Explained)
+
+#: of a job's row these are sent whatever they are, unless nothing but its end is known
+_TOLD: Final = ("attempt", "age_ms", "worker", "simulated", "code", "why")
+#: the row of `ls` of a job in memory, and its answer to `show`
+_ROW: Final = sending(JobRow, *_TOLD, "priority")
+_SHOWN: Final = sending(
+    ShownJob, *_TOLD, "priority", "own_subject", "accepted_ledger", "accepted_ms", "replica_states", "changes"
+)
 
 LS_MAX: Final = 1000
 #: bytes of workers' rows in one answer: half of what a server accepts, some 2,000 hosts of 8 GPUs
@@ -108,7 +131,7 @@ _CANCELS: Final = frozenset(("CANCELLING", "CANCELLED"))
 STALLED_MAX: Final = 20
 
 
-def show(engine: Engine, tenant: str, name: str, *, follow: bool = True) -> dict[str, Any] | Problem:
+def show(engine: Engine, tenant: str, name: str, *, follow: bool = True) -> ShownJob | Problem:
     """Return one job in full: its request, replicas and last transitions; of one not in memory, its `finished_row`.
 
     With `follow`, later events of the job are also sent on the job's own subject. A caller that receives the tenant's
@@ -116,94 +139,109 @@ def show(engine: Engine, tenant: str, name: str, *, follow: bool = True) -> dict
     """
     job = engine.state.job(tenant, name)
     if job is None:
-        return finished_row(engine, tenant, name)
+        return finished_row(engine, tenant, name, ShownJob)
     request = decode_request(job.body)
     if follow:
         job.own_subject = True
-    return {
-        **summary(engine, job),
-        **scaled(engine, job),
-        "own_subject": follow or engine.output_writer.own_subject(job),
-        **usage_of_job(engine, job),
-        "accepted_ledger": job.ledger,
-        "accepted_ms": job.accepted_ms,
-        "request": msgspec.to_builtins(request),
-        **_run_again(engine, tenant, name, request),
-        **_capabilities(engine, request),
-        "replica_states": [_replica(engine, replica) for replica in listed(job)],
-        "changes": _newest(engine, job),
-        **(
-            {"kept": _kept_until(engine, job.story[-1][AT_MS], _output_until(engine, job))}
-            if job.over and job.story
-            else {}
-        ),
-    }
+    return _summary(
+        engine,
+        job,
+        _SHOWN,
+        scaled=scaled(engine, job),
+        own_subject=follow or engine.output_writer.own_subject(job),
+        usage=usage_of_job(engine, job),
+        accepted_ledger=job.ledger,
+        accepted_ms=job.accepted_ms,
+        request=request,
+        again=reruns(engine, tenant, name, request)[1],
+        capabilities=_capabilities(engine, request),
+        replica_states=[_replica(engine, replica) for replica in listed(job)],
+        changes=_newest(engine, job),
+        kept=_kept_until(engine, job.story[-1][AT_MS], _output_until(engine, job)) if job.over and job.story else None,
+    )
 
 
-def _newest(engine: Engine, job: Job) -> list[dict[str, Any]]:
+def _newest(engine: Engine, job: Job) -> list[Change]:
     """Return the last transitions in memory, as many as fit; `history` has all of them."""
     changes = changes_since(engine.state, job, 0)
     fit = len(changes) if len(changes) <= CHANGES_SURE else fitting(changes[::-1], SHOWN_BYTES_MAX)
-    data: list[dict[str, Any]] = msgspec.to_builtins(changes[-fit:])
-    return data
+    return changes[-fit:]
 
 
-def of_story(engine: Engine, frame: Frame, found: Found, changes: list[Change]) -> dict[str, Any]:
-    """Return what `show` adds to the row of a finished job from its history, which stands in this frame.
+def show_story(engine: Engine, frame: Frame, found: Found, changes: list[Change], row: ShownJob) -> ShownJob:
+    """Return a finished job with this row of the table as `show` has it from its history, which stands in this frame.
 
     The request is missing if the history was written without it.
     """
-    ran = [change for change in changes if change.worker]
+    request = request_in(found)
     fit = fitting(changes[::-1], SHOWN_BYTES_MAX)
-    data: dict[str, Any] = {
-        "state": found.state,
-        "rev": found.rev,
-        "accepted_ms": found.accepted_ms,
-        "accepted_ledger": found.ledger,
-        "ended_ms": changes[-1].time_ms,
-        "age_ms": engine.state.time_ms - found.accepted_ms,
-        "attempt": max(change.attempt for change in changes),
-        "worker": ran[-1].worker if ran else "",
-        **_ran_ms([(change.attempt, change.time_ms, change.state == RUNS) for change in ran]),
-        "simulated": any(is_simulated(frame, change) for change in ran),
-        "code": decided_code(found.state, [(change.state, change.attempt, change.code) for change in ran]),
-        "why": _telling(
+    shown = of_story(
+        engine,
+        frame,
+        found,
+        changes,
+        sending(ShownJob, "accepted_ms", "accepted_ledger", "changes"),
+        accepted_ms=found.accepted_ms,
+        accepted_ledger=found.ledger,
+        changes=changes[-fit:],
+        kept=row.kept,
+    )
+    if request is None:
+        return shown
+    return msgspec.structs.replace(
+        shown,
+        request=request,
+        capabilities=_capabilities(engine, request),
+        usage=None if found.parts else usage_of_story(found, changes, request),
+        again=reruns(engine, frame.tenant, found.job, request)[1],
+    )
+
+
+def of_story(engine: Engine, frame: Frame, found: Found, changes: list[Change], kind: type[R], /, **more: Any) -> R:
+    """Return the row of a job whose history stands in this frame, with `more` fields that its kind has."""
+    ran = [change for change in changes if change.worker]
+    request = request_in(found)
+    known: dict[str, Any] = {}
+    if request is not None:
+        kind = sending(kind, "priority")
+        known = {
+            "gpu": format_token(request.effective_gpu, request.copies),
+            "priority": request.priority,
+            "replicas": _ended_replicas(frame, found, request),
+        }
+    return sending(kind, *_TOLD)(
+        job=found.job,
+        tenant=frame.tenant,
+        compacted=True,
+        state=found.state,
+        rev=found.rev,
+        ended_ms=changes[-1].time_ms,
+        age_ms=engine.state.time_ms - found.accepted_ms,
+        attempt=max(change.attempt for change in changes),
+        worker=ran[-1].worker if ran else "",
+        ran_ms=_ran_ms([(change.attempt, change.time_ms, change.state == RUNS) for change in ran]),
+        simulated=any(is_simulated(frame, change) for change in ran),
+        code=decided_code(found.state, [(change.state, change.attempt, change.code) for change in ran]),
+        why=_telling(
             (each.replica, each.state == "PLACED", each.why)
             for each in reversed(changes)
             if each.state in STATES  # and no operator's order
             and not _asked_of_others(found.state, each.state, each.by)
         ),
-        "changes": msgspec.to_builtins(changes[-fit:]),
-    }
-    request = request_in(found)
-    if request is None:
-        return data
-    return data | {
-        "gpu": format_token(request.effective_gpu, request.copies),
-        "priority": request.priority,
-        "request": msgspec.to_builtins(request),
-        **_capabilities(engine, request),
-        **_ended_replicas(frame, found, request),
-        **({} if found.parts else usage_of_story(found, changes, request)),
-        **_run_again(engine, frame.tenant, found.job, request),
-    }
+        **known,
+        **more,
+    )
 
 
-def _run_again(engine: Engine, tenant: str, name: str, request: Request) -> dict[str, Any]:
-    """Return as which jobs a job was run again, as a part of an answer; empty if it was not."""
-    again = reruns(engine, tenant, name, request)[1]
-    return {"again": again} if again else {}
-
-
-def _capabilities(engine: Engine, request: Request) -> dict[str, Any]:
-    """Return the capabilities of a request's driver, as a part of an answer; empty if no worker reports them."""
+def _capabilities(engine: Engine, request: Request) -> Any:
+    """Return the capabilities of a request's driver, as its worker's hello has them; None if no worker reports them."""
     driver = request.workload.driver
     for cls in engine.fleet.classes.values():
         host = next(iter(cls.hosts.values()), None) if driver in cls.drivers else None
         told = host.worker.hello.get("capabilities", {}).get(driver) if host is not None else None
         if told is not None:
-            return {"capabilities": told}
-    return {}
+            return told
+    return None
 
 
 def request_in(found: Found) -> Request | None:
@@ -214,14 +252,14 @@ def request_in(found: Found) -> Request | None:
         return None
 
 
-def _kept_until(engine: Engine, ended_ms: int, output: dict[str, int]) -> dict[str, Any]:
+def _kept_until(engine: Engine, ended_ms: int, output: dict[str, int]) -> Kept:
     """Return until when, in ledger ms, the remains of an ended job are kept; `output` is by worker."""
     config = engine.config
-    return {
-        "job_ms": ended_ms + config.finished_keep_ms,
-        "history_ms": ended_ms + int(config.history_keep * 1000),
-        "output_ms": output,
-    }
+    return Kept(
+        job_ms=ended_ms + config.finished_keep_ms,
+        history_ms=ended_ms + int(config.history_keep * 1000),
+        output_ms=output,
+    )
 
 
 def _output_until(engine: Engine, job: Job) -> dict[str, int]:
@@ -238,30 +276,31 @@ def _output_until(engine: Engine, job: Job) -> dict[str, int]:
     return until
 
 
-def scaled(engine: Engine, job: Job) -> dict[str, Any]:
-    """Return how many members are wanted of a service whose number follows its calls; empty for other jobs."""
+def scaled(engine: Engine, job: Job) -> Scaled | None:
+    """Return how many members are wanted of a service whose number follows its calls; None for other jobs."""
     request = engine.reader.request_of(job)
     if request.scale is None or job.over:
-        return {}
-    found: dict[str, Any] = {"wanted": wanted_of(job, request), "min": request.scale.min, "max": request.scale.max}
-    if job.scaled is not None:
-        found |= {"since_ms": engine.state.time_ms - job.scaled.since_ms, "why": job.scaled.why}
-    return {"scaled": found}
+        return None
+    wanted, least, most = wanted_of(job, request), request.scale.min, request.scale.max
+    if job.scaled is None:
+        return Scaled(wanted=wanted, min=least, max=most)
+    since_ms = engine.state.time_ms - job.scaled.since_ms
+    return Scaled(wanted=wanted, min=least, max=most, since_ms=since_ms, why=job.scaled.why)
 
 
-def finished_row(engine: Engine, tenant: str, name: str) -> dict[str, Any] | Problem:
+def finished_row(engine: Engine, tenant: str, name: str, kind: type[F]) -> F | Problem:
     """Return what the table of finished jobs has of a job; a `not-found` problem if it has none."""
     row = engine.state.finished.find(job_key(tenant, name))
     if row is None:
         return no_job(tenant, name, engine.services.newest(tenant, name))
-    return {
-        "job": name,
-        "tenant": tenant,
-        "state": STATES[row[2]],
-        "ended_ms": row[1] * 1000,
-        "compacted": True,
-        "kept": _kept_until(engine, row[1] * 1000, {}),
-    }
+    return kind(
+        job=name,
+        tenant=tenant,
+        state=STATES[row[2]],
+        ended_ms=row[1] * 1000,
+        compacted=True,
+        kept=_kept_until(engine, row[1] * 1000, {}),
+    )
 
 
 def last_worker_of(engine: Engine, job: Job) -> str:
@@ -270,47 +309,51 @@ def last_worker_of(engine: Engine, job: Job) -> str:
     return "" if last is None else engine.state.worker_by_num[last].id
 
 
-def summary(engine: Engine, job: Job) -> dict[str, Any]:
-    """Return a job's row of `ls`."""
+def summary(engine: Engine, job: Job) -> JobRow:
+    """Return a job's row of `ls`, without its labels and the reason for which it waits."""
+    return _summary(engine, job, _ROW)
+
+
+def _summary(engine: Engine, job: Job, kind: type[R], **more: Any) -> R:
     request = engine.reader.request_of(job)
     members = [replica.member for replica in job.rows.values()] if job.held else []
     held = {member.worker.id: None for member in members if member is not None}
-    worker = next(iter(held), "") or last_worker_of(engine, job)
-    return {
-        "job": job.name,
-        "tenant": job.tenant,
-        "state": job.state,
-        "rev": job.rev,
-        "gpu": format_token(request.effective_gpu, request.copies),
-        "priority": engine.reader.priority_of(job) if job.priority >= 0 else request.priority,
-        "attempt": job.attempt,
-        "age_ms": engine.state.time_ms - job.accepted_ms,
-        **_ran(engine, job),
-        **({} if request.workload.ready is None else {"ready": sum(ready_now(member) for member in members)}),
-        "worker": worker,
-        **({"workers": len(held)} if len(held) > 1 else {}),
-        "simulated": _is_simulated(engine, job),
-        "code": exit_code_of(job),
-        "why": held_by(job.hold) if job.hold and job.live else _why(job),
-        **({"waiting": waiting} if job.held and (waiting := job.waits) else {}),
-        **({"after": found} if waits_for_others(job) and (found := awaited(engine, job)) else {}),
-        **({"not_before_ms": from_ms} if (from_ms := not_before(job)) else {}),
-        **({"stalled": stalled} if (stalled := stalled_rows(engine, job)) else {}),
-        **({"replicas": replicas_of(job)} if job.size > 1 else {}),
-        **({"hold": msgspec.to_builtins(as_hold(job.hold))} if job.hold is not None else {}),
-        **({"resized": msgspec.to_builtins(resized_of(job))} if job.resizes else {}),
-        **({"bounds": _bounds(job)} if job.bounds else {}),
-        **({"use": used} if job.held and (used := use_of_job(engine, job)) else {}),
-    }
+    return kind(
+        job=job.name,
+        tenant=job.tenant,
+        state=job.state,
+        rev=job.rev,
+        gpu=format_token(request.effective_gpu, request.copies),
+        priority=engine.reader.priority_of(job) if job.priority >= 0 else request.priority,
+        attempt=job.attempt,
+        age_ms=engine.state.time_ms - job.accepted_ms,
+        ran_ms=_ran(engine, job),
+        ready=None if request.workload.ready is None else sum(ready_now(member) for member in members),
+        worker=next(iter(held), "") or last_worker_of(engine, job),
+        workers=max(1, len(held)),
+        simulated=_is_simulated(engine, job),
+        code=exit_code_of(job),
+        why=held_by(job.hold) if job.hold and job.live else _why(job),
+        waiting=job.waits if job.held else 0,
+        after=awaited(engine, job) if waits_for_others(job) else [],
+        not_before_ms=not_before(job),
+        stalled=stalled_rows(engine, job),
+        replicas=replicas_of(job) if job.size > 1 else None,
+        hold=as_hold(job.hold) if job.hold is not None else None,
+        resized=resized_of(job) if job.resizes else None,
+        bounds=_bounds(job) if job.bounds else None,
+        use=use_of_job(engine, job) if job.held else None,
+        **more,
+    )
 
 
-def _bounds(job: Job) -> dict[str, Any]:
+def _bounds(job: Job) -> BoundsNow:
     """Return what stands in place of the request's fields since a `change`."""
     most, limit_ms = job.bounds_at()
-    return {
-        **({"max_running": most} if most >= 0 else {}),
-        **({"timeout_s": limit_ms / 1000} if limit_ms >= 0 else {}),
-    }
+    return BoundsNow(
+        max_running=most if most >= 0 else None,
+        timeout_s=limit_ms / 1000 if limit_ms >= 0 else None,
+    )
 
 
 def ready_now(member: Member | None) -> bool:
@@ -318,30 +361,31 @@ def ready_now(member: Member | None) -> bool:
     return member is not None and member.ready and member.replica.state == RUNNING
 
 
-def _ran(engine: Engine, job: Job) -> dict[str, int]:
-    """Return how long the newest attempt has run, or ran; {} of a job that waits or has not run."""
+def _ran(engine: Engine, job: Job) -> int | None:
+    """Return for how many ms the newest attempt has run, or ran; None of a job that waits or has not run."""
     if job.state == STATES[QUEUED] or not job.story:
-        return {}
+        return None
     on_workers = [(row[ATTEMPT], row[AT_MS], row[STATE] == RUNNING) for row in job.story if row[WORKER] >= 0]
     return _ran_ms(on_workers, engine.state.time_ms if job.live else None)
 
 
-def _ran_ms(on_workers: list[tuple[int, int, bool]], now_ms: int | None = None) -> dict[str, int]:
-    """Return the time since the newest attempt began to run, the first of its replicas; {} if none ran.
+def _ran_ms(on_workers: list[tuple[int, int, bool]], now_ms: int | None = None) -> int | None:
+    """Return the ms since the newest attempt began to run, the first of its replicas; None if none ran.
 
     `on_workers` are the transitions on workers: (attempt, when in ledger ms, whether it began to run). Without `now_ms`
     the job is over: it ran until the last one of that attempt, and may have waited for another one since.
     """
     newest, began_ms = min(((-attempt, at_ms) for attempt, at_ms, begins in on_workers if begins), default=(0, None))
     if began_ms is None:
-        return {}
+        return None
     ended_ms = max(at_ms for attempt, at_ms, _ in on_workers if attempt == -newest) if now_ms is None else now_ms
-    return {"ran_ms": ended_ms - began_ms}
+    return ended_ms - began_ms
 
 
-def stalled_rows(engine: Engine, job: Job) -> list[dict[str, Any]]:
-    """Return the stalls of a job as plain data: replica (-1: all of a gang), seconds and why."""
-    return [{"replica": each.replica, "seconds": each.seconds, "why": each.why} for each in View(engine).stalls_of(job)]
+def stalled_rows(engine: Engine, job: Job) -> list[ReplicaStall]:
+    """Return the stalls of a job."""
+    stalls = View(engine).stalls_of(job)
+    return [ReplicaStall(replica=each.replica, seconds=each.seconds, why=each.why) for each in stalls]
 
 
 def _why(job: Job) -> str:
@@ -389,29 +433,29 @@ def _is_simulated(engine: Engine, job: Job) -> bool:
     return were_simulated(engine.state, job.story if job.size <= LISTED_MAX else job.story[-SIMULATED_LOOKS:])
 
 
-def replicas_of(job: Job) -> dict[str, Any]:
+def replicas_of(job: Job) -> ReplicaCounts:
     """Return how many replicas are in which state, and which of them ended without success."""
     ended = {STATES[state]: format_ranges(numbers, RANGES_SHOWN) for state, numbers in job.unsuccessful}
-    return {"of": job.size, "states": job.counts, **({"ended": ended} if ended else {})}
+    return ReplicaCounts(of=job.size, states=job.counts, ended=ended)
 
 
-def _ended_replicas(frame: Frame, found: Found, request: Request) -> dict[str, Any]:
-    """Return the same of a job that the history tells of, as a part of an answer; empty for a job of one."""
+def _ended_replicas(frame: Frame, found: Found, request: Request) -> ReplicaCounts | None:
+    """Return the same of a job that the history tells of; None for a job of one."""
     if request.copies == 1 or request.scale is not None:
-        return {}
+        return None
     ended = unsuccessful(frame, found)
     counts = {state: count_of(numbers) for state, numbers in ended.items()}
     # of a service more may have ended than its request asks for: the members that moved
     counts = {SUCCEEDED: max(0, request.copies - sum(counts.values()))} | counts
     named = {state: format_ranges(numbers, RANGES_SHOWN) for state, numbers in ended.items()}
     states = {state: count for state, count in counts.items() if count}
-    return {"replicas": {"of": request.copies, "states": states, **({"ended": named} if named else {})}}
+    return ReplicaCounts(of=request.copies, states=states, ended=named)
 
 
-def states_of(engine: Engine, job: Job, only: Ranges) -> tuple[list[dict[str, Any]], list[int]]:
+def states_of(engine: Engine, job: Job, only: Ranges) -> tuple[list[ReplicaInfo], list[int]]:
     """Return the rows of these replicas in `show`, and the numbers of those whose end only the history has."""
     last = {row[REPLICA]: row for row in job.story if row[WORKER] >= 0}
-    found, missing = list[dict[str, Any]](), list[int]()
+    found, missing = list[ReplicaInfo](), list[int]()
     for index in numbers_in(both(only, job.numbers)):
         row, told, state = job.rows.get(index), last.get(index), job.state_of(index)
         if row is not None:
@@ -424,7 +468,7 @@ def states_of(engine: Engine, job: Job, only: Ranges) -> tuple[list[dict[str, An
     return found, missing
 
 
-def _ended(engine: Engine, index: int, state: str, row: Transition) -> dict[str, Any]:
+def _ended(engine: Engine, index: int, state: str, row: Transition) -> ReplicaInfo:
     worker = engine.state.worker_by_num[row[WORKER]].id if row[WORKER] >= 0 else ""
     code = code_of(row[STATE], row[CODE]) if worker else None
     result = next(iter(row[RESULT:]), None)
@@ -441,15 +485,20 @@ def ended_row(
     ms: int,
     why: str,
     result: int | None,
-) -> dict[str, Any]:
+) -> ReplicaInfo:
     """Return the row in `show` of a replica without an attempt, with what ended its last one. `result` is as in
     `Change`."""
-    data: dict[str, Any] = {"replica": index, "state": state, "attempt": attempt, "fence": fence}
-    if worker:
-        data |= {"ran_on": worker, "ended_ms": ms}
-    if result is not None:
-        data["result"] = result
-    return data | ({"code": code} if code is not None else {}) | ({"why": why} if why else {})
+    return sending(ReplicaInfo, "attempt", "fence")(
+        replica=index,
+        state=state,
+        attempt=attempt,
+        fence=fence,
+        ran_on=worker,
+        ended_ms=ms if worker else 0,
+        result=result,
+        code=code,
+        why=why,
+    )
 
 
 def listed(job: Job) -> list[Replica]:
@@ -464,37 +513,33 @@ def listed(job: Job) -> list[Replica]:
     return found
 
 
-def _replica(engine: Engine, replica: Replica) -> dict[str, Any]:
+def _replica(engine: Engine, replica: Replica) -> ReplicaInfo:
     member = replica.member
-    data: dict[str, Any] = {
-        "replica": replica.index,
-        "state": STATES[replica.state],
-        "attempt": replica.attempt,
-        "fence": replica.fence,
-        "retries": replica.retries,
-        "losses": replica.losses,
-        "refusals": replica.refusals,
-    }
-    if replica.restarts:
-        data["restarts"] = replica.restarts
-    if member is not None:
-        data["worker"] = member.worker.id
-        data["gpus"] = gpu_names(member.worker, member.mask, member.fence)
-        if member.mask != member.home:
-            data["waits_for"] = gpu_names(member.worker, member.home, member.fence)
-        data["mode"] = MODE_NAMES[member.mode]
-        if replica.state == RUNNING and engine.reader.request_of(replica.job).workload.ready is not None:
-            data["ready"] = member.ready
-        if member.address:
-            data["address"] = member.address
-        if (enforced := enforced_on(member.worker.hello, engine.reader.request_of(replica.job))) is not None:
-            data["enforced"] = msgspec.to_builtins(enforced)
-        if used := use_rows(engine, member):
-            data["use"] = used
-        host = engine.fleet.hosts.get(member.worker.num)
-        if host is not None and replica.state == RUNNING and (count := host.stopped.get(member.name)):
-            data["stopped"] = count
-    return data
+    row = sending(ReplicaInfo, "attempt", "fence", "retries", "losses", "refusals")(
+        replica=replica.index,
+        state=STATES[replica.state],
+        attempt=replica.attempt,
+        fence=replica.fence,
+        retries=replica.retries,
+        losses=replica.losses,
+        refusals=replica.refusals,
+        restarts=replica.restarts,
+    )
+    if member is None:
+        return row
+    request = engine.reader.request_of(replica.job)
+    host = engine.fleet.hosts.get(member.worker.num)
+    return msgspec.structs.replace(
+        sent(row, gpus=gpu_names(member.worker, member.mask, member.fence)),
+        worker=member.worker.id,
+        waits_for=gpu_names(member.worker, member.home, member.fence) if member.mask != member.home else [],
+        mode=MODE_NAMES[member.mode],
+        ready=member.ready if replica.state == RUNNING and request.workload.ready is not None else None,
+        address=member.address,
+        enforced=enforced_on(member.worker.hello, request),
+        use=use_rows(engine, member),
+        stopped=host.stopped.get(member.name, 0) if host is not None and replica.state == RUNNING else 0,
+    )
 
 
 def held_by(hold: StandingOrder) -> str:

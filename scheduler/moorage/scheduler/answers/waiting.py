@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from typing import Any, Final
+from typing import Final
 
-import msgspec
+from msgspec.structs import replace
 
 from moorage.scheduler.answers.awaited import waits_for_others, why_not_queued
-from moorage.scheduler.answers.explain import HOLDERS_MAX, Explanation, explain, holders, named
+from moorage.scheduler.answers.explain import HOLDERS_MAX, Explanation, explain, holders
 from moorage.scheduler.answers.reruns import reruns
 from moorage.scheduler.answers.view import View
 from moorage.scheduler.answers.views import (
@@ -47,6 +47,8 @@ from moorage.scheduler.core.outputs.outputs import slots_of
 from moorage.scheduler.core.schedule.preempt import leaving_for
 from moorage.schemas import reasons
 from moorage.schemas.actors import SCHEDULER
+from moorage.schemas.always import sending, sent
+from moorage.schemas.answers.jobs import Explained, Fix, Holders, Leave
 from moorage.schemas.errors import Problem, is_as_asked
 from moorage.schemas.frames import ABOUT_THE_JOB, NOT_PERMITTED, START_FAILED
 from moorage.schemas.gpu import format_token
@@ -60,9 +62,10 @@ LOOKED_MAX: Final = 4_000
 GROUPS_MAX: Final = 64
 #: replicas in queue groups that were not looked at, and those that wait out a pause
 OTHERS: Final = "(others)"
+_WAITS: Final = sending(Explained, "held_by")
 
 
-def explain_job(engine: Engine, tenant: str, name: str) -> dict[str, Any] | Problem:
+def explain_job(engine: Engine, tenant: str, name: str) -> Explained | Problem:
     """Return why a job is in its state: for a waiting job the dominant reason, the counts and its queue position.
 
     Of a job that has left memory it is what `finished_row` returns.
@@ -71,32 +74,31 @@ def explain_job(engine: Engine, tenant: str, name: str) -> dict[str, Any] | Prob
     """
     job = engine.state.job(tenant, name)
     if job is None:
-        return finished_row(engine, tenant, name)
-    data: dict[str, Any] = {"job": name, "tenant": tenant, "state": job.state}
-    if job.size > 1:
-        data["replicas"] = replicas_of(job)
-    first = job.first_waiting
-    if first is None:
-        return data | _not_waiting(engine, job)
-    data["asks"] = format_token(engine.reader.request_of(job).effective_gpu, job.size)
+        return finished_row(engine, tenant, name, Explained)
+    told = _not_waiting(engine, job) if job.first_waiting is None else _waiting(engine, job, job.first_waiting)
+    return replace(told, replicas=replicas_of(job)) if job.size > 1 else told
+
+
+def _waiting(engine: Engine, job: Job, first: Replica) -> Explained:
+    """Return why a job with this first waiting replica waits, without how many replicas are in which state."""
+    asks = format_token(engine.reader.request_of(job).effective_gpu, job.size)
     if waits_for_others(job):
         why = why_not_queued(engine, job)
         if held := _on_hold(engine, job):
-            why |= {"because": f"{why['because']}; and {held['because']}", "hold": held["hold"]}
-        return data | {**why, "waiting_replicas": job.waits}
-    shape = engine.reader.shape_of(job)
-    data |= scaled(engine, job)
-    data |= _avoided(engine, job)
+            why = replace(why, because=f"{why.because}; and {held.because}", hold=held.hold)
+        return replace(why, asks=asks, waiting_replicas=job.waits)
     found, why = _why(engine, job, first)
-    data |= why
-    data["waiting_replicas"] = job.waits
-    data |= _in_line(engine, job)
-    if found.missing:
-        data["needs"] = f"{found.missing} more {'|'.join(shape.models) or 'GPU'} on one host"
-    return data
+    models = "|".join(engine.reader.shape_of(job).models) or "GPU"
+    return replace(
+        _in_line(engine, job, _avoided(engine, job, why)),
+        asks=asks,
+        scaled=scaled(engine, job),
+        waiting_replicas=job.waits,
+        needs=f"{found.missing} more {models} on one host" if found.missing else "",
+    )
 
 
-def _why(engine: Engine, job: Job, replica: Replica) -> tuple[Explanation, dict[str, Any]]:
+def _why(engine: Engine, job: Job, replica: Replica) -> tuple[Explanation, Explained]:
     """Return what the filters find for a job with this waiting replica, and the reason with its evidence."""
     shape = engine.reader.shape_of(job)
     excluded = View(engine).excluded(engine.reader.priority_of(job), shape, job.tenant)
@@ -120,15 +122,14 @@ def waiting_by_reason(engine: Engine) -> dict[str, int]:
             counts[held.name] += job.waits
     left = max(1, min(GROUPS_MAX, LOOKED_MAX // max(1, len(engine.fleet.hosts))))
     for replica, count in view.heads()[:left]:
-        counts[_why(engine, replica.job, replica)[1]["reason"]] += count
+        counts[_why(engine, replica.job, replica)[1].reason] += count
     counts[OTHERS] = max(0, view.queued() - counts.total())
     return dict(+counts)
 
 
 def reason_of(engine: Engine, job: Job, replica: Replica) -> str:
     """Return the name of the reason for which a job with this waiting replica waits. This walks the fleet."""
-    name: str = _why(engine, job, replica)[1]["reason"]
-    return name
+    return _why(engine, job, replica)[1].reason
 
 
 def held_reason(engine: Engine, job: Job) -> Reason | None:
@@ -139,28 +140,28 @@ def held_reason(engine: Engine, job: Job) -> Reason | None:
     return reasons.SCHEDULER_FAILED if hold.actor == SCHEDULER else reasons.HELD
 
 
-def may_be_cured(data: dict[str, Any]) -> bool:
+def may_be_cured(told: Explained) -> bool:
     """Return whether a change of the request may start the explained job at once.
 
     Not if workers refused what it runs: they would refuse it whatever GPUs it asked for.
     """
-    reason = REASONS.get(data.get("reason", ""))
-    return reason is not None and bool(reason.cures) and not data.get("because", "").startswith(ABOUT_THE_JOB)
+    reason = REASONS.get(told.reason)
+    return reason is not None and bool(reason.cures) and not told.because.startswith(ABOUT_THE_JOB)
 
 
-def _not_waiting(engine: Engine, job: Job) -> dict[str, Any]:
+def _not_waiting(engine: Engine, job: Job) -> Explained:
     """Return how a job without waiting replicas ended, which workers its replicas have to leave, and which stall."""
-    data: dict[str, Any] = {
-        "why": _why_frozen(engine, job) or _why_awake(engine, job) or _last_why(job),
-        **scaled(engine, job),
-    }
+    told = Explained(
+        job=job.name,
+        tenant=job.tenant,
+        state=job.state,
+        scaled=scaled(engine, job),
+        leaves=_leaves(engine, job),
+        stalled=stalled_rows(engine, job),
+    )
     if not job.live:
-        data |= _ended(engine, job)
-    if leaves := _leaves(engine, job):
-        data["leaves"] = leaves
-    if stalled := stalled_rows(engine, job):
-        data["stalled"] = stalled
-    return data
+        return _ended(engine, job, told)
+    return sent(told, why=_why_frozen(engine, job) or _why_awake(engine, job) or _last_why(job))
 
 
 def _why_frozen(engine: Engine, job: Job) -> str:
@@ -199,33 +200,46 @@ def _why_awake(engine: Engine, job: Job) -> str:
     return next((f"it stays awake: {why}" for why in whys if why), "")
 
 
-def _reason(engine: Engine, job: Job, found: Explanation, excluded: frozenset[int], replica: Replica) -> dict[str, Any]:
+def _reason(engine: Engine, job: Job, found: Explanation, excluded: frozenset[int], replica: Replica) -> Explained:
     """Return the dominant reason and its evidence; operators' orders take precedence over filters."""
     shape, time_ms = engine.reader.shape_of(job), engine.state.time_ms
-    standing = _standing(engine, job, found.reason)
-    if standing:
-        found.reason = REASONS[standing["reason"]]
-    data = found.as_data()
-    data["holders"] = holders(found.held_on, shape, job.tenant, of_host=found.reason is reasons.HOST_BUSY)
-    data["held_by"] = found.troubles + (_told(data["holders"], job.name) if found.held_on else [])
+    told = _told(job, found.reason, found.because)
+    if standing := _standing(engine, job, found.reason):
+        found.reason = REASONS[standing.reason]
+        told = standing
+    held = holders(found.held_on, shape, job.tenant, of_host=found.reason is reasons.HOST_BUSY)
+    held_by = found.troubles + (_holders_told(held, job.name) if found.held_on else [])
     if found.reason is reasons.RESERVED:
-        data["held_by"] = _kept_for(engine, job, excluded)
-    data.update(standing)
+        held_by = _kept_for(engine, job, excluded)
+    if found.reason is reasons.LIMIT:
+        held_by = told.held_by
+    told = replace(told, workers_left=found.counts, holders=held, held_by=held_by)
     if found.reason is reasons.RULES:
-        data.update(_ruled_out(engine, shape, job.tenant))
+        told = _ruled_out(engine, shape, told)
     reason = found.reason
     if reason is reasons.PLACING and replica.not_before > time_ms:
         reason = pause_after(job, replica)
-        data |= {**named(reason), "starts_in_ms": replica.not_before - time_ms}
+        starts_in_ms = replica.not_before - time_ms
+        told = replace(told, reason=reason.name, means=reason.means, starts_in_ms=starts_in_ms)
     if reason is reasons.PLACING and not engine.stale_ledger.may_place(time_ms, engine.built_ms):
         because, left_ms = engine.stale_ledger.waits_for(time_ms, engine.built_ms)
-        data |= {**named(reasons.RESTORED), "because": because, "starts_in_ms": left_ms}
+        restored = _told(job, reasons.RESTORED, because)
+        told = replace(
+            told, reason=restored.reason, means=restored.means, because=restored.because, starts_in_ms=left_ms
+        )
     last = _last_why(job)
-    if "because" not in data and (last.startswith(ABOUT_THE_JOB) or reason in (reasons.BACKOFF, reasons.CONTENDED)):
-        data["because"] = last or _last_end(job)
-    if reason is reasons.BUSY and (ends := View(engine).preempts_later(job, found.held_on[:HOLDERS_MAX])):
-        data.setdefault("because", ends)
-    return data
+    if not told.because and (last.startswith(ABOUT_THE_JOB) or reason in (reasons.BACKOFF, reasons.CONTENDED)):
+        told = sent(told, because=last or _last_end(job))
+    if reason is reasons.BUSY and not told.because:
+        told = replace(told, because=View(engine).preempts_later(job, found.held_on[:HOLDERS_MAX]))
+    return told
+
+
+def _told(job: Job, reason: Reason, because: str) -> Explained:
+    """Return an explanation with this reason."""
+    return _WAITS(
+        job=job.name, tenant=job.tenant, state=job.state, reason=reason.name, means=reason.means, because=because
+    )
 
 
 def pause_after(job: Job, replica: Replica) -> Reason:
@@ -237,30 +251,29 @@ def pause_after(job: Job, replica: Replica) -> Reason:
     return reasons.CONTENDED if claimed else reasons.BACKOFF
 
 
-def _in_line(engine: Engine, job: Job) -> dict[str, Any]:
-    """Return its priority, queue position and its tenant's turn; no position while an operator holds it."""
+def _in_line(engine: Engine, job: Job, told: Explained) -> Explained:
+    """Add its priority, queue position and its tenant's turn; no position while an operator holds it."""
     view, priority = View(engine), engine.reader.priority_of(job)
-    place = view.place_of(job)
-    data: dict[str, Any] = {"priority": priority}
-    if job.hold is None:
-        data |= {"position": place["position"], **_aged(engine, job, priority)}
-        turn = view.turn_of(job.tenant)
-        if turn is not None and turn[1] > 1:
-            data["turn"], data["tenants"] = turn
-    data["queued"], data["queued_of"] = place["queued"] - (job.hold is not None), place["queued_of"]
-    return data
+    position, queued = view.place_of(job)
+    told = replace(told, priority=priority, queued=queued - (job.hold is not None), queued_of="jobs")
+    if job.hold is not None:
+        return told
+    told = replace(told, position=position)
+    if (counts_as := view.counts_as(job)) > priority:
+        told = replace(told, counts_as=counts_as, waited_ms=engine.state.time_ms - job.waits_from_ms)
+    turn = view.turn_of(job.tenant)
+    return told if turn is None or turn[1] <= 1 else replace(told, turn=turn[0], tenants=turn[1])
 
 
-def _ended(engine: Engine, job: Job) -> dict[str, Any]:
-    """Return the exit code and the reason of the end; without a reason, the job ended by itself."""
+def _ended(engine: Engine, job: Job, told: Explained) -> Explained:
+    """Add the exit code and the reason of the end; without a reason, the job ended by itself."""
     row = summary(engine, job)
-    code = row["code"]
-    ended = f"with code {code}" if code is None or code >= 0 else f"by signal {-code}"
-    why = row["why"] or (f"it ended by itself, {ended}" if code else "")
-    return {"code": code, "why": why, **_behind_rerun(engine, job, why)}
+    ended = f"with code {row.code}" if row.code is None or row.code >= 0 else f"by signal {-row.code}"
+    why = row.why or (f"it ended by itself, {ended}" if row.code else "")
+    return replace(sent(told, code=row.code, why=why), fixes=_behind_rerun(engine, job, why))
 
 
-def _behind_rerun(engine: Engine, job: Job, why: str) -> dict[str, Any]:
+def _behind_rerun(engine: Engine, job: Job, why: str) -> list[Fix]:
     """Return the fix of a job that was cancelled because of another one's end, if that was run again since."""
     awaited = engine.reader.request_of(job).awaited
     for each in awaited:
@@ -273,8 +286,8 @@ def _behind_rerun(engine: Engine, job: Job, why: str) -> dict[str, Any]:
             change = json.dumps({"after": [one if one["when"] != "succeeded" else one["job"] for one in names]})
             say = f"{each.job} was run again, as {again[-1]}"
             command = f"moorage again {word_of(job.name)} --but '{change}'"
-            return {"fixes": [{"say": say, "command": command, "who": "tenant"}]}
-    return {}
+            return [Fix(say=say, command=command, who="tenant")]
+    return []
 
 
 def _last_why(job: Job) -> str:
@@ -293,16 +306,15 @@ def _last_end(job: Job) -> str:
     return ""
 
 
-def _avoided(engine: Engine, job: Job) -> dict[str, list[str]]:
-    """Return the GPUs that failed under the job, and the workers that refused it."""
+def _avoided(engine: Engine, job: Job, told: Explained) -> Explained:
+    """Add the GPUs that failed under the job, and the workers that refused it."""
     workers, refusing = engine.state.worker_by_num, _refusing(engine, job)
     failed = [
         f"{workers[num].id}: GPU {', '.join(map(str, slots_of(mask)))}"
         for num, mask in job.avoid
         if num not in refusing
     ]
-    refused = [workers[num].id for num in sorted(refusing)]
-    return {name: found for name, found in (("avoids", failed), ("refused_by", refused)) if found}
+    return replace(told, avoids=failed, refused_by=[workers[num].id for num in sorted(refusing)])
 
 
 def _refusing(engine: Engine, job: Job) -> frozenset[int]:
@@ -331,54 +343,49 @@ def _kept_for(engine: Engine, job: Job, excluded: frozenset[int]) -> list[str]:
     return [*who, f"reserved: {workers}{more}"]
 
 
-def _aged(engine: Engine, job: Job, priority: int) -> dict[str, Any]:
-    """Return the effective priority and the wait, if the effective priority is higher than the job's own."""
-    counts = View(engine).counts_as(job)
-    return {"counts_as": counts, "waited_ms": engine.state.time_ms - job.waits_from_ms} if counts > priority else {}
-
-
 def _named(other: Job, job: Job) -> str:
     """Return the name of another job as this job's tenant may see it."""
     return f"job {other.name}" if other.tenant == job.tenant else "a job of another tenant"
 
 
-def _ruled_out(engine: Engine, shape: Shape, tenant: str) -> dict[str, Any]:
-    """Return a few workers that do not allow the tenant this driver, with the drivers that they allow."""
+def _ruled_out(engine: Engine, shape: Shape, told: Explained) -> Explained:
+    """Add a few workers that do not allow the tenant this driver, with the drivers that they allow."""
     hosts = [
         host
         for cls in engine.fleet.classes.values()
         if cls.fit(shape).reason == reasons.RULES.name
         for host in cls.hosts.values()
     ]
-    return {
-        "because": f"{NOT_PERMITTED}tenant {tenant} may not have the driver {shape.driver} on"
+    return replace(
+        told,
+        because=f"{NOT_PERMITTED}tenant {told.tenant} may not have the driver {shape.driver} on"
         f" {many(len(hosts), 'worker')}",
-        "held_by": [
+        held_by=[
             f"{host.worker.id}: lets it have {', '.join(sorted(host.cls.kit.permitted(shape.tenant))) or 'no driver'}"
             for host in hosts[:HOLDERS_MAX]
         ],
-    }
+    )
 
 
-def _leaves(engine: Engine, job: Job) -> list[dict[str, Any]]:
+def _leaves(engine: Engine, job: Job) -> list[Leave]:
     """Return the workers that running replicas have to leave, and in how many ms."""
     workers = {replica.member.worker.num: replica.member.worker for replica in job.rows.values() if replica.member}
     return [
-        {"worker": worker.id, "in_ms": max(0, worker.window.leave_ms - engine.state.time_ms), "why": worker.window.why}
+        Leave(worker=worker.id, in_ms=max(0, worker.window.leave_ms - engine.state.time_ms), why=worker.window.why)
         for worker in workers.values()
         if worker.window is not None
     ]
 
 
-def _told(found: dict[str, Any], asks: str) -> list[str]:
+def _holders_told(found: Holders, asks: str) -> list[str]:
     """Return the holders as text lines, the tenant's own first; `asks` is the name of the waiting job."""
-    lines = [_holder(row["job"], row["gpus"], asks) for row in found["own"]]
-    if found["own_jobs"] > len(found["own"]):
-        lines.append(f"{many(found['own_jobs'] - len(found['own']), 'more job')} of yours")
-    if found["other_jobs"]:
-        lines.append(f"{many(found['other_jobs'], 'job')} of other tenants: {many(found['other_gpus'], 'GPU')}")
-    hidden = found["hosts"] - len(found["workers"])
-    return [*lines, *found["workers"], *([many(hidden, "more worker")] if hidden else [])]
+    lines = [_holder(row.job, row.gpus, asks) for row in found.own]
+    if found.own_jobs > len(found.own):
+        lines.append(f"{many(found.own_jobs - len(found.own), 'more job')} of yours")
+    if found.other_jobs:
+        lines.append(f"{many(found.other_jobs, 'job')} of other tenants: {many(found.other_gpus, 'GPU')}")
+    hidden = found.hosts - len(found.workers)
+    return [*lines, *found.workers, *([many(hidden, "more worker")] if hidden else [])]
 
 
 def _holder(name: str, gpus: int, asks: str) -> str:
@@ -407,39 +414,37 @@ def _preempted(engine: Engine, job: Job) -> str:
     )
 
 
-def _on_hold(engine: Engine, job: Job) -> dict[str, Any]:
-    """Return the operator's hold on a job or its tenant, with its sentence; empty for none."""
+def _on_hold(engine: Engine, job: Job) -> Explained | None:
+    """Return the operator's hold on a job or its tenant, with its sentence; None for none."""
     hold = job.hold or engine.state.tenants[job.tenant].hold
     if hold is None:
-        return {}
+        return None
     of = f"job {job.name}" if job.hold is not None else f"the queue of tenant {job.tenant}"
-    return {"because": f"{of} is {held_by(hold)}", "hold": msgspec.to_builtins(as_hold(hold))}
+    return replace(_told(job, reasons.HELD, f"{of} is {held_by(hold)}"), hold=as_hold(hold))
 
 
-def _standing(engine: Engine, job: Job, reason: Reason) -> dict[str, Any]:
-    """Return the operator's hold, limit or preemption that keeps a job waiting, with its details; empty for none."""
+def _standing(engine: Engine, job: Job, reason: Reason) -> Explained | None:
+    """Return the operator's hold, limit or preemption that keeps a job waiting, with its details; None for none."""
     tenant, shape = engine.state.tenants[job.tenant], engine.reader.shape_of(job)
     hold, held = _on_hold(engine, job), held_reason(engine, job)
-    if hold and held is not None:
-        return {**named(held), **hold}
+    if hold is not None and held is not None:
+        return replace(hold, reason=held.name, means=held.means)
     if held is reasons.SCALED:
         frozen = _why_frozen(engine, job)
         because = _scaled_words(engine, job) + (f"; its frozen member: {frozen}" if frozen else "")
-        return {**named(held), "because": because}
+        return _told(job, held, because)
     if held is not None:
-        return {
-            **named(held),
-            "because": f"{many(job.on_workers, 'replica')} of it on workers, and max_running lets no more start",
-        }
+        because = f"{many(job.on_workers, 'replica')} of it on workers, and max_running lets no more start"
+        return _told(job, held, because)
     if job.preempts is not None:
-        return {"reason": reasons.PREEMPTING.name, "because": _preempted(engine, job)}
+        return _told(job, reasons.PREEMPTING, _preempted(engine, job))
     need = shape.gpus
     if not tenant.gpus_max or not need or reason.is_never:
-        return {}
+        return None
     # with room left under the limit, an earlier job of this tenant may need more than that room
     first = View(engine).first_for_limit(job.tenant)
     if tenant.gpus + need <= tenant.gpus_max and (first is None or reason is not reasons.PLACING):
-        return {}
+        return None
     own: dict[str, int] = {}
     for other in tenant.jobs.values():
         if other.held:
@@ -448,14 +453,13 @@ def _standing(engine: Engine, job: Job, reason: Reason) -> dict[str, Any]:
                 own[other.name] = gpus
     most = sorted(own.items(), key=lambda row: (-row[1], row[0]))[:HOLDERS_MAX]
     has = f"tenant {job.tenant} has {tenant.gpus} of {tenant.gpus_max} GPUs leased"
-    return {
-        "reason": reasons.LIMIT.name,
-        "because": f"{has}, and {_needs(engine, job, first)}",
-        "limit": msgspec.to_builtins(limit_of(tenant)),
-        "gpus_leased": tenant.gpus,
-        "gpus_needed": need,
-        "held_by": [_holder(name, gpus, job.name) for name, gpus in most],
-    }
+    return replace(
+        _told(job, reasons.LIMIT, f"{has}, and {_needs(engine, job, first)}"),
+        limit=limit_of(tenant),
+        gpus_leased=tenant.gpus,
+        gpus_needed=need,
+        held_by=[_holder(name, gpus, job.name) for name, gpus in most],
+    )
 
 
 def _needs(engine: Engine, job: Job, first: Job | None) -> str:

@@ -89,6 +89,7 @@ from moorage.scheduler.core.schedule.indexing import Indexing
 from moorage.scheduler.core.schedule.preempt import Preempting
 from moorage.scheduler.core.schedule.runtime import LEARNED_MAX, Durations, Estimates
 from moorage.scheduler.core.schedule.victims import Preemption
+from moorage.schemas.answers.jobs import Explained
 from moorage.schemas.codec import encode
 from moorage.schemas.errors import Problem, Refused
 from moorage.schemas.frames import Accepted, Answer, FactFrame, Goodbye, Join, Load, Renew, Renewed
@@ -138,7 +139,7 @@ class Engine:
     ) -> None:
         self._explain_waiting = explain_waiting
         #: explains why a service's job waits, for the answer to a wake; None to leave that out
-        self.explain_woken: ExplainWaiting | None = None
+        self.explain_woken: Callable[[Job], Explained | None] | None = None
         self.state = state
         self.config = config
         self.subjects = subjects
@@ -490,7 +491,7 @@ class Engine:
         if job is None or job.over or any(member.mask == member.home for member in job.members):
             explain = None
         if explain is not None and job is not None and (told := explain(job)):
-            data |= {"why": ": ".join(filter(None, (told.get("why") or told.get("means"), told.get("because"))))}
+            data |= {"why": ": ".join(filter(None, (told.why or told.means, told.because)))}
         return msgspec.structs.replace(answer, ledger=self.state.seq, data=data)
 
     def standing_draft(self) -> Draft:

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from operator import itemgetter
 from typing import Any, Final
 
+import msgspec
+
 from moorage.scheduler.answers.use import use_of_job
 from moorage.scheduler.answers.view import View
 from moorage.scheduler.core.engine import Engine
@@ -45,10 +47,11 @@ class FleetDetails:
             if count % AT_ONCE == 0:
                 yield
             used = use_of_job(self._engine, job)
-            if not used:
+            if used is None:
                 continue
-            row = {"tenant": job.tenant, "job": job.name, "worker": _worker_of(job), "gpu": self._token(job), **used}
-            if not used["percent_min"]:
+            row: dict[str, Any] = {"tenant": job.tenant, "job": job.name, "worker": _worker_of(job)}
+            row |= {"gpu": self._token(job), **msgspec.to_builtins(used)}
+            if not used.percent_min:
                 since[num] = self._idle_since.get(num, now_ms)
                 row["idle_ms"] = now_ms - since[num]
             rows.append(row)

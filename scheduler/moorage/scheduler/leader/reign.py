@@ -39,6 +39,7 @@ from moorage.scheduler.pacing.write_stall import StalledRequests
 from moorage.scheduler.questions.questions import Questions
 from moorage.scheduler.questions.schedules import ScheduleVerb
 from moorage.schemas.answers.fleet import AppendFigures, ContainedFailures, FleetAnswer
+from moorage.schemas.answers.jobs import Explained
 from moorage.schemas.codec import encode
 from moorage.schemas.frames import FleetEvent, RollCall
 from moorage.schemas.subjects import FLEET
@@ -148,7 +149,7 @@ class Reign:
         """Return why a job waits, for the answer to its submit; None as in `Foresight.at_submit`."""
         return self.questions.foresight.at_submit(job)
 
-    def _explain_woken(self, job: Job) -> dict[str, Any] | None:
+    def _explain_woken(self, job: Job) -> Explained | None:
         """Return why a job waits, for the answer to a caller that wakes its service; None as in `Foresight.at_wake`."""
         return self.questions.foresight.at_wake(job)
 

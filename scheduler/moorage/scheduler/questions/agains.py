@@ -17,6 +17,7 @@ from moorage.scheduler.answers.views import finished_row, request_in
 from moorage.scheduler.arguments import replicas_asked
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.history.told_story import unsuccessful
+from moorage.schemas.answers.jobs import ShownJob
 from moorage.schemas.codec import REQUEST_BYTES_MAX, decode_request, encode
 from moorage.schemas.decode_errors import asked_as
 from moorage.schemas.errors import Problem, problem
@@ -54,18 +55,18 @@ class Agains:
         self._engine = engine
         self._history = history
 
-    def ask(self, tenant: str, asked: AgainAsked, reply: str, json: bool) -> dict[str, Any] | Problem | None:
+    def ask(self, tenant: str, asked: AgainAsked, reply: str, json: bool) -> AgainAnswer | Problem | None:
         """Return the answer; None if it is sent later, once the history was read."""
         job = self._engine.state.job(tenant, asked.job)
         if job is not None:
             bad = {STATES[state]: numbers for state, numbers in job.unsuccessful}
             return self._answer(tenant, asked, decode_request(job.body), job.state, bad)
-        known = finished_row(self._engine, tenant, asked.job)
+        known = finished_row(self._engine, tenant, asked.job, ShownJob)
         if isinstance(known, Problem):
             return known
         return self._history.later("again", partial(self._of_history, tenant, asked), reply, json, asked.job)
 
-    async def _of_history(self, tenant: str, asked: AgainAsked) -> dict[str, Any] | Problem:
+    async def _of_history(self, tenant: str, asked: AgainAsked) -> AgainAnswer | Problem:
         try:
             frame, found = await self._history.last_part(tenant, asked.job)
         except Gone:
@@ -77,7 +78,7 @@ class Agains:
 
     def _answer(
         self, tenant: str, asked: AgainAsked, request: Request, state: str, bad: dict[str, Ranges]
-    ) -> dict[str, Any] | Problem:
+    ) -> AgainAnswer | Problem:
         numbers = whole = request.numbers
         undivided = _undivided(request)
         if asked.failed:
@@ -114,9 +115,7 @@ class Agains:
             body["indices"] = format_ranges(numbers, len(numbers)).replace(" ", "")
         if len(numbers) > RANGES_MAX or len(encode(body)) > REQUEST_BYTES_MAX:
             return _too_many(asked.job, numbers)
-        answer = AgainAnswer(name, asked.job, count_of(numbers), body, earlier)
-        plain: dict[str, Any] = msgspec.to_builtins(answer)
-        return plain
+        return AgainAnswer(name, asked.job, count_of(numbers), body, earlier)
 
 
 def _undivided(request: Request) -> str:

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
 from moorage.scheduler.answers.waiting import explain_job, may_be_cured
 from moorage.scheduler.core.engine import Engine
@@ -27,6 +28,8 @@ from moorage.scheduler.whatif.forecast import Forecast
 from moorage.scheduler.whatif.foreseen import Fixes, decode_foreseen, foresee
 from moorage.scheduler.whatif.future import waits, why_unknown
 from moorage.scheduler.whatif.plan import PlanAsk, check_known, decode_planned, plan
+from moorage.schemas.always import sent
+from moorage.schemas.answers.jobs import Explained
 from moorage.schemas.codec import encode
 from moorage.schemas.decode_errors import asked_as
 from moorage.schemas.errors import Problem, problem, refuse
@@ -76,14 +79,14 @@ class _Share:
     def __init__(self) -> None:
         self._from_s = 0.0
 
-    def spend(self, explain: Callable[[], dict[str, Any] | None]) -> dict[str, Any] | None:
+    def spend(self, explain: Callable[[], Explained | None]) -> Explained | None:
         """Return what `explain` returns; None if its kind has used up its share."""
         if time.perf_counter() < self._from_s:
             return None
         began_s = time.thread_time()  # a leader that waits for a busy machine's CPU meanwhile has spent nothing
-        data = explain()
+        told = explain()
         self._from_s = time.perf_counter() + UNASKED_SHARE * (time.thread_time() - began_s)
-        return data
+        return told
 
 
 class Foresight:
@@ -119,7 +122,7 @@ class Foresight:
         self._of_submits = _Share()
         self._of_wakes = _Share()
         #: by job number: ledger ms of the last explanation for a wake, and that explanation
-        self._woken: dict[int, tuple[int, dict[str, Any] | None]] = {}
+        self._woken: dict[int, tuple[int, Explained | None]] = {}
 
     # ------------------------------------------------------------------------------------------- asked
 
@@ -137,41 +140,43 @@ class Foresight:
         return None if not reply or self._ask(question, found) else overloaded(tenant)
 
     def _answer_explain(self, tenant: str, job: str, reply: str, json: bool, fixes: Fixes | None) -> None:
-        def explanation() -> Any:
-            data = self.explained(tenant, job, fixes)
-            self._note_explained((tenant, job), data)
-            return data
+        def explanation() -> Explained | Problem:
+            told = self.explained(tenant, job, fixes)
+            self._note_explained((tenant, job), told)
+            return told
 
         self._answer(explanation, reply, json)
 
-    def explained(self, tenant: str, job: str, fixes: Fixes | None = None) -> Any:
+    def explained(self, tenant: str, job: str, fixes: Fixes | None = None) -> Explained | Problem:
         """Return the answer to `explain`; a problem for an unknown job.
 
         It has the start in the last forecast if the reason ends by itself, and the fixes if they are for this reason.
         """
-        data = explain_job(self._engine, tenant, job)
-        if isinstance(data, dict) and "reason" in data:
-            if REASONS[data["reason"]].ends is Ends.BY_ITSELF:
-                data |= self._start(tenant, job)
-            if fixes is not None and fixes.reason == data["reason"] and may_be_cured(data):
-                data["fixes"] = fixes.fixes
-        return data
+        told = explain_job(self._engine, tenant, job)
+        if isinstance(told, Problem) or not told.reason:
+            return told
+        if REASONS[told.reason].ends is Ends.BY_ITSELF:
+            told = self._with_start(told)
+        if fixes is not None and fixes.reason == told.reason and may_be_cured(told):
+            told = sent(told, fixes=fixes.fixes)
+        return told
 
-    def _start(self, tenant: str, job: str) -> dict[str, Any]:
-        known = self._forecast
+    def _with_start(self, told: Explained) -> Explained:
+        """Add the start in the last forecast, or why it has none."""
+        known, tenant, job = self._forecast, told.tenant, told.job
         if known is None:
-            return {}
+            return told
         start = known.starts.get(tenant, {}).get(job)
         if start is None:
             found = self._engine.state.job(tenant, job)
             if why := known.late.get(tenant, {}).get(job):
-                return {"starts_unknown": why}
+                return replace(told, starts_unknown=why)
             is_newer = found is not None and found.accepted_ms > known.time_ms  # the forecast does not contain it
-            return {} if is_newer else _unknown(known)
+            why = "" if is_newer else why_unknown(known.unknown_runs, known.unknown_starts, cut=known.cut)
+            return replace(told, starts_unknown=why)
         passed = max(0, self._now_ms() - known.time_ms)
         end = known.ends.get(tenant, {}).get(job)
-        told = {"starts": start.as_data(passed)}
-        return told if end is None else {**told, "ends": end.as_data(passed)}
+        return replace(told, starts=start.told(passed), ends=None if end is None else end.told(passed))
 
     def _wants_forecast(self, job: Job, *, asked: bool = True) -> bool:
         """Return whether to make a forecast: there is none yet, or the last one is too old; never without copies.
@@ -283,38 +288,40 @@ class Foresight:
         """
         if len(self._followed) < FOLLOWED_MAX:
             self._follow(job.tenant, job.name)
-        data = self._of_submits.spend(lambda: self._unasked(job.tenant, job.name))
-        if data is not None:
-            data.pop("state", None)  # the answer has a state of its own: that of the submit
+        told = self._of_submits.spend(lambda: self._unasked(job.tenant, job.name))
+        if told is None:
+            return None
+        data: dict[str, Any] = msgspec.to_builtins(told)
+        del data["state"]  # the answer has a state of its own: that of the submit
         return data
 
-    def at_wake(self, job: Job) -> dict[str, Any] | None:
+    def at_wake(self, job: Job) -> Explained | None:
         """Return why a service's job waits, for the answer to a wake: many callers may wake it in one second.
 
         None if such explanations have used up their share of the leader's time, and on failure.
         """
         now_ms = self._now_ms()
-        at_ms, data = self._woken.get(job.num, (-WOKEN_KEPT_MS, None))
+        at_ms, told = self._woken.get(job.num, (-WOKEN_KEPT_MS, None))
         if now_ms - at_ms < WOKEN_KEPT_MS:
-            return data
-        data = self._of_wakes.spend(lambda: self._unasked(job.tenant, job.name))
-        if data is not None:
+            return told
+        told = self._of_wakes.spend(lambda: self._unasked(job.tenant, job.name))
+        if told is not None:
             if len(self._woken) >= WOKEN_MAX:
                 self._woken.clear()
-            self._woken[job.num] = now_ms, data
-        return data
+            self._woken[job.num] = now_ms, told
+        return told
 
-    def _unasked(self, tenant: str, job: str, fixes: Fixes | None = None) -> dict[str, Any] | None:
+    def _unasked(self, tenant: str, job: str, fixes: Fixes | None = None) -> Explained | None:
         """Return an explanation that no client asked for; None for an unknown job.
 
         None on failure, too: a defect here must not end the term.
         """
         try:
-            data = self.explained(tenant, job, fixes)
+            told = self.explained(tenant, job, fixes)
         except Exception:
             log.exception("the reason why job %s of tenant %s waits could not be computed", job, tenant)
             return None
-        return data if isinstance(data, dict) else None
+        return None if isinstance(told, Problem) else told
 
     # ----------------------------------------------------------------------------------- when it changes
 
@@ -325,11 +332,11 @@ class Foresight:
             self._followed.popitem(last=False)
         self._followed[key] = known._replace(until_ms=self._now_ms() + FOLLOWED_MS)
 
-    def _note_explained(self, key: tuple[str, str], data: Any) -> None:
+    def _note_explained(self, key: tuple[str, str], told: Explained | Problem) -> None:
         """Remember the first explanation that the caller got, so that only differences from it are sent."""
         followed = self._followed.get(key)
-        if followed is not None and not followed.gist and isinstance(data, dict) and "reason" in data:
-            self._followed[key] = followed._replace(gist=_gist(data), starts_at_ms=_starts_at_ms(data, self._now_ms()))
+        if followed is not None and not followed.gist and isinstance(told, Explained) and told.reason:
+            self._followed[key] = followed._replace(gist=_gist(told), starts_at_ms=_starts_at_ms(told, self._now_ms()))
 
     async def run(self) -> None:
         """Send, forever, the followers of waiting jobs a message when the reason, position or estimate has changed."""
@@ -351,13 +358,13 @@ class Foresight:
             if self._wants_forecast(job, asked=False):
                 self._forecast_wanted = True
                 self._begin()
-            data = self._unasked(*key)
-            if data is None:  # it is no longer followed
+            told = self._unasked(*key)
+            if told is None:  # it is no longer followed
                 continue
-            gist, starts_at_ms = _gist(data), _starts_at_ms(data, now_ms)
+            gist, starts_at_ms = _gist(told), _starts_at_ms(told, now_ms)
             if followed.gist and (gist != followed.gist or _moved(followed.starts_at_ms, starts_at_ms, now_ms)):
-                if not (with_fixes and may_be_cured(data) and self._ask_for_news(job)):
-                    messages.append(self._told(job, data))
+                if not (with_fixes and may_be_cured(told) and self._ask_for_news(job)):
+                    messages.append(self._told(job, told))
             elif followed.gist:
                 starts_at_ms = followed.starts_at_ms
             self._followed[key] = _Followed(followed.until_ms, gist, starts_at_ms)
@@ -367,13 +374,14 @@ class Foresight:
         """Send a job's news with its fixes once a copy has found them; return False if no copy can be asked now."""
 
         def told(fixes: Fixes | None) -> None:
-            data = self._unasked(job.tenant, job.name, fixes)
-            if data is not None and "reason" in data:
-                self._send([self._told(job, data)])
+            explained = self._unasked(job.tenant, job.name, fixes)
+            if explained is not None and explained.reason:
+                self._send([self._told(job, explained)])
 
         return self.children is not None and self._ask(_Question(job.tenant, job.name, told), job)
 
-    def _told(self, job: Job, data: dict[str, Any]) -> Message:
+    def _told(self, job: Job, told: Explained) -> Message:
+        data = msgspec.to_builtins(told)
         event = Event(job.tenant, job.name, job.rev, job.state, self._engine.state.seq, waiting=data)
         return self._engine.subjects.event(job.tenant, job.name), encode(event), ""
 
@@ -389,21 +397,14 @@ def _planned(answer: bytes) -> Answer:
     return Answer("plan", found.ledger, msgspec.to_builtins(found))
 
 
-def _unknown(known: Forecast) -> dict[str, Any]:
-    """Return why a forecast has no start for a job that it covers; empty if the forecast does not show why."""
-    why = why_unknown(known.unknown_runs, known.unknown_starts, cut=known.cut)
-    return {"starts_unknown": why} if why else {}
-
-
-def _gist(data: dict[str, Any]) -> tuple[Any, ...]:
+def _gist(told: Explained) -> tuple[Any, ...]:
     """Return the parts of an explanation whose change is news."""
-    return (data["reason"], data.get("position"), data.get("needs"), data.get("waiting_replicas"))
+    return (told.reason, told.position, told.needs, told.waiting_replicas)
 
 
-def _starts_at_ms(data: dict[str, Any], now_ms: int) -> int:
+def _starts_at_ms(told: Explained, now_ms: int) -> int:
     """Return the ledger time of the median estimate of the start; 0 if unknown."""
-    in_ms: int | None = data.get("starts", {}).get("p50_ms")
-    return 0 if in_ms is None else now_ms + in_ms
+    return 0 if told.starts is None else now_ms + told.starts.p50_ms
 
 
 def _moved(before_ms: int, now_is_ms: int, now_ms: int) -> bool:

@@ -19,6 +19,8 @@ from moorage.scheduler.answers.listing import HOUR_MS, Reasons, Then, Wanted, in
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.history.told_story import read_frame
 from moorage.scheduler.pacing.answering import Answering
+from moorage.schemas.always import sent
+from moorage.schemas.answers.jobs import JobRow, JobsAnswer
 from moorage.schemas.codec import encode
 from moorage.schemas.decode_errors import asked_as
 from moorage.schemas.errors import Problem, Refused, refuse
@@ -88,7 +90,7 @@ class JobLists:
     async def close(self) -> None:
         await self._answers.close()
 
-    async def _page(self, wanted: Wanted) -> dict[str, Any] | Problem:
+    async def _page(self, wanted: Wanted) -> JobsAnswer | Problem:
         asked = wanted.asked
         if asked.jobs is not None:
             return self._named(wanted.tenant, asked.jobs)
@@ -100,14 +102,14 @@ class JobLists:
         with readable(""):
             return await self._of_history(wanted)
 
-    def _named(self, tenant: str, names: list[str]) -> dict[str, Any]:
+    def _named(self, tenant: str, names: list[str]) -> JobsAnswer:
         row = self._engine.state.tenants.get(tenant)
         jobs = {} if row is None else row.jobs
-        return {"jobs": [labelled(self._engine, jobs[name]) for name in names if name in jobs]}
+        return JobsAnswer(jobs=[labelled(self._engine, jobs[name]) for name in names if name in jobs])
 
     # -------------------------------------------------------------------------------------------- from memory
 
-    async def _of_memory(self, wanted: Wanted) -> dict[str, Any]:
+    async def _of_memory(self, wanted: Wanted) -> JobsAnswer:
         """Return a page of the jobs in memory; the first page also counts all of them that are asked for."""
         asked, state = wanted.asked, self._engine.state
         left = wanted.numbers(self._engine)
@@ -139,20 +141,15 @@ class JobLists:
             is_more = True
             if then is not None or behind is not None:
                 break  # else the first page goes on, to count
-        data: dict[str, Any] = {"jobs": page.rows}
+        after = f"m:{last}" if is_more else "h:0:0" if wanted.of_history else ""
+        answer = JobsAnswer(jobs=page.rows, next=after)
         if then is not None:
-            data["ended"] = then.ended
-        elif behind is None:
-            data |= {"counts": counts, "finished_kept": len(state.finished)}
-        if is_more:
-            data["next"] = f"m:{last}"
-        elif wanted.of_history:
-            data["next"] = "h:0:0"
-        return data
+            return sent(answer, ended=then.ended)
+        return answer if behind is not None else sent(answer, counts=counts, finished_kept=len(state.finished))
 
     # ------------------------------------------------------------------------------------------- from the history
 
-    async def _of_history(self, wanted: Wanted) -> dict[str, Any]:
+    async def _of_history(self, wanted: Wanted) -> JobsAnswer:
         """Return a page of the jobs that only the history has, from frame to frame backwards.
 
         A page can have fewer jobs than it may, or none, and still a `next`: so one question reads only so much.
@@ -161,27 +158,31 @@ class JobLists:
         seq, before = int(seq_text), int(at_text)
         page = _Page(wanted.asked.limit)
         then = Then(wanted.asked.at_ms) if wanted.asked.at_ms else None
-        ended = {"ended": then.ended} if then is not None else {}
+
+        def answer(after: str = "") -> JobsAnswer:
+            told = JobsAnswer(jobs=page.rows, next=after)
+            return told if then is None else sent(told, ended=then.ended)
+
         try:
             info = await self._js.stream_info(self._subjects.history_stream)
         except JetStreamRefused as refused:
             if refused.err_code != ERR_STREAM_NOT_FOUND:
                 raise
-            return {"jobs": [], **ended}
+            return answer()
         seq = seq or info.last_seq
         for _ in range(FRAMES_MAX // FRAMES_AT_ONCE):
             if seq < max(info.first_seq, 1):
-                return {"jobs": page.rows, **ended}
+                return answer()
             first = max(info.first_seq, 1, seq - FRAMES_AT_ONCE + 1)
             found = await self._messages(first, seq)
             for message in reversed(found):
                 if then is not None and wall_seconds(message.stored_at) * 1000 < wanted.asked.at_ms - HOUR_MS:
-                    return {"jobs": page.rows, **ended}  # what is stored before had ended before
+                    return answer()  # what is stored before had ended before
                 full_at = await self._from_frame(wanted, message, before if message.seq == seq else 0, page, then)
                 if full_at is not None:
-                    return {"jobs": page.rows, **ended, "next": f"h:{message.seq}:{full_at}"}
+                    return answer(f"h:{message.seq}:{full_at}")
             seq, before = first - 1, 0
-        return {"jobs": page.rows, **ended, **({"next": f"h:{seq}:0"} if seq >= max(info.first_seq, 1) else {})}
+        return answer(f"h:{seq}:0" if seq >= max(info.first_seq, 1) else "")
 
     async def _messages(self, first: int, last: int) -> list[StoredMessage]:
         """Return the messages of these sequences, in order. Those that were deleted are left out."""
@@ -229,11 +230,11 @@ class _Page:
     """Rows, as many as a page may have and a server takes."""
 
     def __init__(self, limit: int) -> None:
-        self.rows: list[dict[str, Any]] = []
+        self.rows: list[JobRow] = []
         self._limit = limit
         self._bytes = 0
 
-    def add(self, row: dict[str, Any]) -> bool:
+    def add(self, row: JobRow) -> bool:
         """Add a row; return False if it does not fit."""
         size = len(encode(row))
         if len(self.rows) >= self._limit or (self.rows and self._bytes + size > PAGE_BYTES):

@@ -21,6 +21,7 @@ from moorage.scheduler.core.fleet.fleet import Fleet
 from moorage.scheduler.core.fleet.host import HostClass
 from moorage.scheduler.core.fleet.spelling import spelled
 from moorage.scheduler.core.schedule.runtime import FREED_MS
+from moorage.schemas.answers.jobs import Fix
 from moorage.schemas.capabilities import LEVELS, level_number
 from moorage.schemas.driver_config import DEVICE_KEYS
 from moorage.schemas.gpu import (
@@ -55,11 +56,11 @@ class Change(NamedTuple):
     fields: tuple[str, ...]
     before: Request
 
-    def as_data(self) -> dict[str, Any]:
+    def as_fix(self) -> Fix:
         """Return the change in the form of `explain`: the new fields, and the GPUs as a token if that suffices, with
         `gang` where the replicas become one."""
         request = msgspec.to_builtins(self.request)
-        data: dict[str, Any] = {"say": self.say, "request": {name: request.get(name) for name in self.fields}}
+        fix = Fix(say=self.say, request={name: request.get(name) for name in self.fields})
         if {"gpu", "replicas"} & set(self.fields):
             gpu, before = self.request.effective_gpu, self.before.effective_gpu
             token = format_token(gpu, self.request.copies)
@@ -69,8 +70,8 @@ class Change(NamedTuple):
             if gang and before is not None:
                 before = msgspec.structs.replace(before, scheduling="gang", distinct_hosts=False)
             if said_anew(before, token) == gpu:
-                data |= {"gpu": token, "gang": True} if gang else {"gpu": token}
-        return data
+                return msgspec.structs.replace(fix, gpu=token, gang=gang)
+        return fix
 
 
 def singles(fleet: Fleet, request: Request, needed_in_ms: Sequence[int]) -> list[Iterator[Change]]:

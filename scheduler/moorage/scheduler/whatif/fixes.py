@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -22,6 +22,8 @@ from moorage.scheduler.whatif.changes import Change, pairs, singles
 from moorage.scheduler.whatif.child import ask_all
 from moorage.scheduler.whatif.play import Held, Play
 from moorage.scheduler.whatif.remedies import Remedy, remedies
+from moorage.schemas.answers.jobs import Fix
+from moorage.schemas.errors import Problem
 from moorage.schemas.job import Request
 from moorage.schemas.reasons import REASONS, Cure
 
@@ -37,18 +39,18 @@ _STARTS: Final = b"starts"
 _Fix = TypeVar("_Fix", Remedy, Change)
 
 
-def fixes(engine: Engine, time_ms: int, tenant: str, name: str) -> tuple[str, list[dict[str, Any]]]:
+def fixes(engine: Engine, time_ms: int, tenant: str, name: str) -> tuple[str, list[Fix]]:
     """Return why a job waits, and at most `FIXES_MAX` changes that would start it. For a child: it uses up the engine.
 
     The reason is empty if the job does not wait, or no change can help. With a reason the list may be empty: then none
     of the changes that were tried works.
     """
     now = _Trial(engine, time_ms)  # also commits the record in flight
-    data = explain_job(engine, tenant, name)
+    told = explain_job(engine, tenant, name)
     job = engine.state.job(tenant, name)
-    if job is None or not isinstance(data, dict) or not may_be_cured(data):
+    if job is None or isinstance(told, Problem) or not may_be_cured(told):
         return "", []
-    reason = REASONS[data["reason"]]
+    reason = REASONS[told.reason]
     tried = _Tried(engine, now.time_ms, job)
     found: list[Remedy | Change] = []
     for kind in remedies(engine, job, reason):
@@ -68,7 +70,7 @@ def fixes(engine: Engine, time_ms: int, tenant: str, name: str) -> tuple[str, li
                     found += tried.first_of(change for change in each if _has_room(engine, tenant, change.request))
             if len(found) > before:
                 break
-    return reason.name, [fix.as_data() for fix in found[:FIXES_MAX]]
+    return reason.name, [fix.as_fix() for fix in found[:FIXES_MAX]]
 
 
 def _has_room(engine: Engine, tenant: str, request: Request) -> bool:

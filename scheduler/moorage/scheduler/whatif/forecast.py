@@ -21,6 +21,7 @@ from moorage.scheduler.whatif.child import ask_all
 from moorage.scheduler.whatif.future import Began, Future, last_of, waits
 from moorage.scheduler.whatif.looks import LOOKS, Band, Outcome, band
 from moorage.scheduler.whatif.play import Held
+from moorage.schemas.answers import jobs
 
 #: The looks do not know the jobs to come, nor that all runs of the next hours may be shorter or longer than those
 #: before. So an interval that rests on earlier runs begins earlier and ends later than the looks, by these parts.
@@ -50,15 +51,15 @@ class Start(msgspec.Struct, frozen=True, array_like=True):
     worker: str = ""
     runs: int = 0
 
-    def as_data(self, passed_ms: int = 0) -> dict[str, int]:
+    def told(self, passed_ms: int = 0) -> jobs.Start:
         """Return it as answers have it, `passed_ms` after the forecast: without the times that are unknown."""
         p50_ms = max(0, self.p50_ms - passed_ms)
-        data = {"p50_ms": p50_ms}
-        if self.p90_ms >= 0:
-            data["p90_ms"] = max(p50_ms, self.p90_ms - passed_ms)
-        if self.p10_ms >= 0:
-            data["p10_ms"] = max(0, self.p10_ms - passed_ms)
-        return {**data, "runs": self.runs}
+        return jobs.Start(
+            p10_ms=max(0, self.p10_ms - passed_ms) if self.p10_ms >= 0 else None,
+            p50_ms=p50_ms,
+            p90_ms=max(p50_ms, self.p90_ms - passed_ms) if self.p90_ms >= 0 else None,
+            runs=self.runs,
+        )
 
 
 def start_of(found: Band, worker: str, runs: int) -> Start:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.whatif.fixes import fixes
 from moorage.scheduler.whatif.forecast import Forecast, decode_forecast, forecast
+from moorage.schemas.answers.jobs import Fix
 
 #: for how long fixes are searched; jobs not reached by then get none
 FIXES_S: Final = 3.0
@@ -24,7 +25,7 @@ class Fixes(msgspec.Struct, frozen=True, array_like=True):
     tenant: str
     job: str
     reason: str
-    fixes: list[dict[str, Any]]
+    fixes: list[Fix]
 
 
 class Foreseen(msgspec.Struct, frozen=True, array_like=True):

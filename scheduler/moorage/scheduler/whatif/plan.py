@@ -159,7 +159,7 @@ def _together(looks: list[Plan]) -> Plan:
         else:
             median = looks[start.detail[1]]
             planned.starts, planned.on, planned.preempts = "later", median.on, median.preempts
-            planned.in_ms = start_of(start, "", (median.in_ms or {})["runs"]).as_data()
+            planned.in_ms = msgspec.to_builtins(start_of(start, "", (median.in_ms or {})["runs"]).told())
     for worker in planned.empty or ():
         ends = [Outcome(ms) for look in looks if (ms := (look.empty or {}).get(worker)) is not None]
         end = band(ends)
@@ -262,8 +262,9 @@ class _Plan(Future):
 
     def _explain(self, planned: Plan, job: Job) -> None:
         waiting = explain_job(self.engine, job.tenant, job.name)
-        assert isinstance(waiting, dict)
-        planned.waiting = {name: value for name, value in waiting.items() if name not in ("job", "state", "tenant")}
+        assert not isinstance(waiting, Problem)
+        told = msgspec.to_builtins(waiting)
+        planned.waiting = {name: value for name, value in told.items() if name not in ("job", "state", "tenant")}
 
     def _later(self, planned: Plan, job: Job) -> None:
         key = (job.tenant, job.name)
@@ -272,7 +273,7 @@ class _Plan(Future):
         if planned.waiting is not None and self.look == 0:
             why, found_fixes = fixes(self.engine, self.time_ms, *key)
             if why:
-                planned.waiting["fixes"] = found_fixes
+                planned.waiting["fixes"] = msgspec.to_builtins(found_fixes)
         if reason is not None and reason.is_never:
             planned.starts = "never"
             return
@@ -288,7 +289,7 @@ class _Plan(Future):
             planned.waiting["starts_unknown"] = why
         if found is not None:
             p10_ms = -1 if found.limited else found.in_ms
-            planned.in_ms = Start(p10_ms, found.in_ms, found.in_ms, runs=found.runs).as_data()
+            planned.in_ms = msgspec.to_builtins(Start(p10_ms, found.in_ms, found.in_ms, runs=found.runs).told())
             planned.on = found.worker
 
     def _empty(self, planned: Plan) -> None:

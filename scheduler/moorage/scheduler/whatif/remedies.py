@@ -12,6 +12,7 @@ from moorage.scheduler.answers.view import View
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.events import Cancel, Order
 from moorage.scheduler.core.ledger.state import Job
+from moorage.schemas.answers.jobs import Fix
 from moorage.schemas.names import word_of
 from moorage.schemas.operate import act_of
 from moorage.schemas.reasons import Cure, Reason
@@ -29,9 +30,9 @@ class Remedy(NamedTuple):
     who: str
     event: Order | Cancel
 
-    def as_data(self) -> dict[str, Any]:
+    def as_fix(self) -> Fix:
         """Return the remedy in the form of `explain`."""
-        return {"say": self.say, "command": self.command, "who": self.who}
+        return Fix(say=self.say, command=self.command, who=self.who)
 
 
 def remedies(engine: Engine, job: Job, reason: Reason) -> list[Iterator[Remedy]]:

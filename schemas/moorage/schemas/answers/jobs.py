@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from moorage.schemas.always import always, nothing
 from moorage.schemas.capabilities import Capabilities, Enforced
 from moorage.schemas.frames.told import Change
 from moorage.schemas.job import Request
@@ -15,44 +16,46 @@ from moorage.schemas.operate import Hold, Limit, Resized
 class Used(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """What a running job uses of its GPUs now. `Job.use` of the SDK has the minutes before."""
 
-    devices: int = 0  # number of its GPUs with a reading
-    percent: int = 0  # mean use, percent of the time
-    percent_min: int = 0  # use of the least used GPU
-    percent_max: int = 0  # use of the most used GPU
-    memory_mib: int = 0  # memory in use on all of them
+    devices: int = always(int)  # number of its GPUs with a reading
+    percent: int = always(int)  # mean use, percent of the time
+    percent_min: int = always(int)  # use of the least used GPU
+    percent_max: int = always(int)  # use of the most used GPU
+    memory_mib: int = always(int)  # memory in use on all of them
+    shared_by: int = 0  # number of jobs on such a GPU whose use cannot be told apart; left out if it can
 
 
 class DeviceUsed(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """The newest reading of a GPU of an attempt."""
 
-    index: int = 0  # the device's own index
-    percent: int | None = None
-    memory_mib: int | None = None
-    memory_total_mib: int = 0
-    power_w: int | None = None
+    index: int = always(int)  # the device's own index
+    percent: int | None = always(nothing)
+    memory_mib: int | None = always(nothing)
+    memory_total_mib: int = always(int)
+    power_w: int | None = always(nothing)
+    shared_by: int = 0  # number of jobs on it whose use cannot be told apart; left out if it can
 
 
 class Awaited(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """A job that another one waits for."""
 
     job: str
-    when: str = ""  # which end counts: succeeded, any or failed
-    state: str = ""  # its state now
+    when: str = always(str)  # which end counts: succeeded, any or failed
+    state: str = always(str)  # its state now
 
 
 class ReplicaStall(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """A stall of a running job, as its request's `stall_s` defines it."""
 
-    replica: int = 0  # -1: all of a gang
-    seconds: int = 0  # for how long
-    why: str = ""
+    replica: int = always(int)  # -1: all of a gang
+    seconds: int = always(int)  # for how long
+    why: str = always(str)
 
 
 class ReplicaCounts(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """How many replicas of a job are in which state."""
 
-    of: int = 0
-    states: dict[str, int] = {}
+    of: int = always(int)
+    states: dict[str, int] = always(dict[str, int])
     ended: dict[str, str] = {}  # ranges of replicas that ended without success, by state
 
 
@@ -71,7 +74,7 @@ class JobRow(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     state: str
     rev: int = 0  # revision of its last change
     gpu: str = ""  # the token of what it asks for
-    priority: int = 0
+    priority: int | None = None  # null if its request is no longer kept
     attempt: int = 0  # the newest of its replicas' attempts; 0 before the first
     age_ms: int = 0  # ms since it was accepted
     worker: str = ""  # the first worker that has it now, or had it last
@@ -127,9 +130,9 @@ class ReplicaInfo(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True)
 class Scaled(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """How many members a service is to have, whose number follows its calls."""
 
-    wanted: int = 0
-    min: int = 0
-    max: int = 0
+    wanted: int = always(int)
+    min: int = always(int)
+    max: int = always(int)
     since_ms: int | None = None  # for how many ms; left out before the first change
     why: str | None = None
 
@@ -137,18 +140,18 @@ class Scaled(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 class GpuTime(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """What a job was granted of GPUs, and what it used. A job from the history has no `memory_mib_s`."""
 
-    gpu_s: float = 0.0
+    gpu_s: float = always(float)
     memory_mib_s: float | None = None
-    used_gpu_s: float | None = None  # null while no worker has measured it
-    used_memory_mib_s: float | None = None
+    used_gpu_s: float | None = always(nothing)  # null while no worker has measured it
+    used_memory_mib_s: float | None = always(nothing)
 
 
 class Kept(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """Until when the remains of an ended job are kept, ms since 1970."""
 
-    job_ms: int = 0  # in the scheduler's memory
-    history_ms: int = 0
-    output_ms: dict[str, int] = {}  # output and results, by worker
+    job_ms: int = always(int)  # in the scheduler's memory
+    history_ms: int = always(int)
+    output_ms: dict[str, int] = always(dict[str, int])  # output and results, by worker
 
 
 class ShownJob(JobRow, frozen=True, omit_defaults=True, kw_only=True):
@@ -171,7 +174,7 @@ class ShownJob(JobRow, frozen=True, omit_defaults=True, kw_only=True):
 class JobsAnswer(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """A page of jobs, newest first."""
 
-    jobs: list[JobRow] = []
+    jobs: list[JobRow] = always(list[JobRow])
     counts: dict[str, int] = {}  # jobs that are asked for in each state; on the first page alone
     finished_kept: int = 0  # number of ended jobs in memory; on the first page alone
     ended: dict[str, int] = {}  # with `at_ms`: jobs that ended in the hour before, by state
@@ -184,10 +187,10 @@ class HistoryAnswer(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=Tru
     job: str
     tenant: str
     state: str
-    rev: int = 0  # revision of its last change
-    changes: list[Change] = []
-    complete: bool = False  # whether no transition after the asked revision is missing
-    more: bool = False  # whether there are more: ask again with the last revision as `after_rev`
+    rev: int = always(int)  # revision of its last change
+    changes: list[Change] = always(list[Change])
+    complete: bool = always(bool)  # whether no transition after the asked revision is missing
+    more: bool = always(bool)  # whether there are more: ask again with the last revision as `after_rev`
     kept_until_ms: int | None = None  # until when it is kept; left out for a job in memory
 
 
@@ -195,18 +198,18 @@ class HolderRow(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """A job of the tenant that has GPUs which another one waits for."""
 
     job: str
-    gpus: int = 0
+    gpus: int = always(int)
 
 
 class Holders(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """Who has what a job waits for. Jobs of other tenants are numbers."""
 
-    own: list[HolderRow] = []  # the tenant's jobs with most GPUs
-    own_jobs: int = 0
-    other_jobs: int = 0
-    other_gpus: int = 0
-    workers: list[str] = []  # a few of the workers, with how much is leased or free there
-    hosts: int = 0  # how many workers there are
+    own: list[HolderRow] = always(list[HolderRow])  # the tenant's jobs with most GPUs
+    own_jobs: int = always(int)
+    other_jobs: int = always(int)
+    other_gpus: int = always(int)
+    workers: list[str] = always(list[str])  # a few of the workers, with how much is leased or free there
+    hosts: int = always(int)  # how many workers there are
     more: bool = False  # whether further workers were not looked at
 
 
@@ -218,16 +221,16 @@ class Start(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """
 
     p10_ms: int | None = None
-    p50_ms: int = 0
+    p50_ms: int = always(int)
     p90_ms: int | None = None
     #: number of earlier runs of the same commands behind it; 0 if only time limits and grace periods are
-    runs: int = 0
+    runs: int = always(int)
 
 
 class Fix(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """A change with which a job would start earlier."""
 
-    say: str = ""  # the change in words
+    say: str = always(str)  # the change in words
     request: dict[str, Any] = {}  # fields of the request that change
     gpu: str = ""  # the GPUs of the changed request as a token, if that suffices
     gang: bool = False  # whether its replicas become a gang
@@ -239,8 +242,8 @@ class Leave(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """A worker that running replicas have to leave."""
 
     worker: str
-    in_ms: int = 0
-    why: str = ""
+    in_ms: int = always(int)
+    why: str = always(str)
 
 
 class Explained(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):

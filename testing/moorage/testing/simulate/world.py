@@ -18,6 +18,7 @@ from moorage.scheduler.core.ledger.records import FORMAT
 from moorage.scheduler.core.ledger.state import State
 from moorage.scheduler.core.outputs.outputs import Outputs
 from moorage.scheduler.whatif.play import Held, Play
+from moorage.schemas.errors import Problem
 from moorage.schemas.frames import Hello, Join
 from moorage.schemas.gpu import SHARERS_MAX
 from moorage.schemas.subjects import Subjects
@@ -179,11 +180,11 @@ class World(Play):
             if run.started_ms >= 0 or len(found) >= NEVER_NAMED_MAX:
                 continue
             told = explain_job(self.engine, tenant, name)
-            if not isinstance(told, dict):  # the clock was stopped before it arrived
+            if isinstance(told, Problem):  # the clock was stopped before it arrived
                 continue
-            asks = f" (it asks for {told['asks']})" if "asks" in told else ""
-            why = f"{told['reason']}: {told['means']}" if "reason" in told else str(told.get("why", ""))
-            found[f"{tenant}/{name}"] = f"{why or told['state']}{asks}"
+            asks = f" (it asks for {told.asks})" if told.asks else ""
+            why = f"{told.reason}: {told.means}" if told.reason else told.why
+            found[f"{tenant}/{name}"] = f"{why or told.state}{asks}"
         return found
 
     def _milli(self, held: Held) -> int:

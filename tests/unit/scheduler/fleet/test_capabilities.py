@@ -8,16 +8,14 @@ import msgspec
 
 from moorage.scheduler.answers import views
 from moorage.schemas.capabilities import DRIVER_DEFAULT, UNKNOWN, Capabilities, driver_of, reported_capabilities
-from tests.unit.scheduler.driving import Driving
+from tests.unit.scheduler.driving import Driving, wire
 
 #: keys as the driver of another package might have
 CAN = Capabilities(keeps_output=True, fence="supervisor", config=["times"])
 
 
 def shown(drive: Driving, job: str) -> dict[str, Any]:
-    data = views.show(drive.engine, "t", job)
-    assert isinstance(data, dict)
-    return data
+    return wire(views.show(drive.engine, "t", job))
 
 
 def test_fleet_and_show_carry_what_the_join_told() -> None:

@@ -13,7 +13,7 @@ from moorage.schemas.capabilities import LEVELS, Capabilities, Enforced
 from moorage.schemas.codec import decode_request
 from moorage.schemas.gpu import GpuSpec
 from moorage.schemas.job import Request
-from tests.unit.scheduler.driving import Driving
+from tests.unit.scheduler.driving import Driving, wire
 
 RUN = {"driver": "process", "argv": ["x"]}
 GUARDED = {"process": Capabilities(enforced={"time-slice": Enforced("guarded", "advisory")})}
@@ -32,8 +32,7 @@ def fleet(**capabilities: dict[str, Capabilities] | None) -> Driving:
 
 
 def shown(drive: Driving, job: str) -> dict[str, Any] | None:
-    data = views.show(drive.engine, "t", job)
-    assert isinstance(data, dict)
+    data = wire(views.show(drive.engine, "t", job))
     found: dict[str, Any] | None = data["replica_states"][0].get("enforced")
     return found
 

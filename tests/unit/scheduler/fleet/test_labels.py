@@ -15,7 +15,7 @@ from moorage.scheduler.answers.waiting import explain_job
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.fleet import fleet, shape
 from moorage.scheduler.core.ledger.state import QUEUED
-from tests.unit.scheduler.driving import Driving
+from tests.unit.scheduler.driving import Driving, wire
 
 HOSTS = 12
 MIB = 1024 * 1024
@@ -101,8 +101,7 @@ def test_whatever_labels_hosts_have_their_devices_are_asked_once() -> None:
 def test_what_was_required_before_a_host_came_is_found_on_it() -> None:
     drive = named(1)
     drive.submit("late", gpu={}, requires={"zone": ["c"], "host": ["n5"]})
-    data = explain_job(drive.engine, "t", "late")
-    assert isinstance(data, dict)
+    data = wire(explain_job(drive.engine, "t", "late"))
     assert data["reason"] == "label"
     drive.worker("w4", labels=labels_of(4))
     drive.tick()

@@ -12,7 +12,7 @@ from moorage.scheduler.core.outputs.outputs import changes_since
 from moorage.scheduler.history.story import Packing
 from moorage.scheduler.history.told_story import changes_in, is_simulated, read_frame
 from moorage.schemas.frames import Device
-from tests.unit.scheduler.driving import Driving
+from tests.unit.scheduler.driving import Driving, wire
 from tests.unit.scheduler.honest_worker import Worker, devices
 
 A100 = "NVIDIA A100-SXM4-40GB"
@@ -71,8 +71,8 @@ def test_a_job_that_ran_on_other_devices_than_its_host_has_now_is_told_and_bille
         assert (gpus(drive, "first"), gpus(drive, "second")) == (old, new)
         assert hours(drive) == {A100: 100, "NVIDIA H100": 50}
         assert in_history(drive, "first", "second") == {"first": (old, False), "second": (new, True)}
-        shown = {name: show(drive.engine, "t", name, follow=False) for name in ("first", "second")}
-        assert {name: data["simulated"] for name, data in shown.items()} == {"first": False, "second": True}  # type: ignore[index]
+        shown = {name: wire(show(drive.engine, "t", name, follow=False)) for name in ("first", "second")}
+        assert {name: data["simulated"] for name, data in shown.items()} == {"first": False, "second": True}
         drive.take_snapshot()
         drive.lead()
 
@@ -87,7 +87,7 @@ def test_a_job_that_goes_on_in_a_new_session_keeps_the_names_of_its_devices() ->
     other = devices("other", ["NVIDIA H100", "NVIDIA H100"])
     comes_back(drive, worker, [pool[at] if at == slot else other[at] for at in range(2)])
     assert drive.states("j") == ["RUNNING"]
-    shown: Any = show(drive.engine, "t", "j", follow=False)
+    shown: Any = wire(show(drive.engine, "t", "j", follow=False))
     assert (gpus(drive, "j"), shown["replica_states"][0]["gpus"]) == (old, old)
 
 

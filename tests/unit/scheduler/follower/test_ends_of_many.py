@@ -10,6 +10,7 @@ from moorage.scheduler.core.ledger.state import LISTED_MAX
 from moorage.schemas.errors import Problem
 from moorage.schemas.job import STATES
 from moorage.schemas.ranges import Ranges, ranges_of
+from tests.unit.scheduler.driving import wire
 from tests.unit.scheduler.follower.test_history import Writing, scene
 from tests.waiting import until
 
@@ -26,7 +27,7 @@ async def shown(drive: Writing, job: str, only: Ranges) -> list[dict[str, Any]]:
         await until(lambda: reply in drive.answered, 60, f"an answer to show {job}")
         data = drive.answered[reply]
     assert not isinstance(data, Problem), data
-    rows: list[dict[str, Any]] = data["replica_states"]
+    rows: list[dict[str, Any]] = wire(data)["replica_states"]
     return rows
 
 

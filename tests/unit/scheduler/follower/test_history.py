@@ -35,7 +35,7 @@ from moorage.schemas.frames import HistoryFrame
 from moorage.schemas.ranges import parse_ranges
 from moorage.testing.bus.bus import SimulatedBus
 from moorage.testing.bus.clock import SimulatedClock
-from tests.unit.scheduler.driving import SUBJECTS, Driving
+from tests.unit.scheduler.driving import SUBJECTS, Driving, wire
 from tests.waiting import until
 
 SUBJECT = SUBJECTS.history("t")
@@ -109,7 +109,7 @@ class Writing(Driving):
         if data is None:
             await until(lambda: reply in self.answered, 60, f"an answer to {verb} {job}")
             data = self.answered[reply]
-        return data
+        return data if isinstance(data, Problem) else wire(data)
 
     async def pages(self, job: str, limit: int = 1000, after: int = 0) -> list[dict[str, Any]]:
         """All of a job's transitions, page by page; nothing is missing and nothing comes twice."""
@@ -221,7 +221,7 @@ async def test_why_some_replicas_were_cancelled_is_not_why_the_job_failed(drive:
     drive.submit("sweep", gpu={}, replicas=4)
     drive.engine.offer(Cancel("t", "sweep", "not needed", replicas=parse_ranges("1-3"), by="tenant:t"))
     drive.tick()
-    assert views.summary(drive.engine, drive.job("sweep"))["why"] == "", "the rest of it goes on"
+    assert views.summary(drive.engine, drive.job("sweep")).why == "", "the rest of it goes on"
     for kind in ("claimed", "started", "exited", "freed"):
         drive.facts([(kind, "sweep", 0, 3, "")])
     drive.facts([("withdrawn", "sweep", 1, 0, "")])

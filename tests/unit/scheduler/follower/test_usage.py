@@ -25,7 +25,7 @@ from moorage.scheduler.follower.usage_table import OTHERS, UsageTable
 from moorage.schemas.errors import Problem
 from moorage.schemas.frames import Fact
 from tests.turns import turns
-from tests.unit.scheduler.driving import H100, Driving
+from tests.unit.scheduler.driving import H100, Driving, wire
 from tests.unit.scheduler.faulty_world import FaultyWorld
 
 HOUR_S = HOUR_MS // 1000
@@ -264,8 +264,7 @@ def test_what_a_worker_measured_is_spread_over_what_was_granted() -> None:
     drive.facts([("claimed", "a", 0, 0, ""), ("started", "a", 0, 0, "")])
     drive.now = 5 * HOUR_MS + 1_800_000 - 1
     used(drive, "a", "used:1200000,240000")
-    (shown,) = [show(drive.engine, "t", "a")]
-    assert isinstance(shown, dict)
+    shown = wire(show(drive.engine, "t", "a"))
     assert (shown["usage"]["gpu_s"], shown["usage"]["used_gpu_s"]) == (2400, 1200)
     before = rows(drive, by=["hour"])
     assert [(row["gpu_s"], row["used_gpu_s"], row["used_memory_mib_s"]) for row in before] == [
@@ -287,8 +286,7 @@ def test_work_that_no_device_tells_is_unknown_until_one_does() -> None:
     drive.submit("a", gpu={"count": 1})
 
     def shown() -> tuple[Any, Any]:
-        found = show(drive.engine, "t", "a")
-        assert isinstance(found, dict)
+        found = wire(show(drive.engine, "t", "a"))
         return found["usage"]["used_gpu_s"], found["usage"]["used_memory_mib_s"]
 
     drive.facts([("claimed", "a", 0, 0, ""), ("started", "a", 0, 0, "")])

@@ -10,7 +10,7 @@ from moorage.scheduler.core.config import Config
 from moorage.scheduler.questions.relay import page_asked
 from moorage.schemas.errors import Problem, Refused
 from moorage.schemas.frames import LogPage, LogsAsked, ReadLog, Rescue, RescueAsked
-from tests.unit.scheduler.driving import Driving
+from tests.unit.scheduler.driving import Driving, wire
 
 
 def ran(drive: Driving, job: str = "j") -> None:
@@ -108,15 +108,13 @@ def test_show_says_until_when_it_is_kept_and_fleet_how_long() -> None:
     ran(drive)
     job = drive.state.jobs[1]
     ended_ms = job.story[-1][1]
-    shown = show(drive.engine, "t", "j")
-    assert isinstance(shown, dict)
+    shown = wire(show(drive.engine, "t", "j"))
     assert shown["kept"]["job_ms"] == ended_ms + 3_600_000
     assert shown["kept"]["history_ms"] == ended_ms + 7_200_000
     keeps = fleet(drive.engine, drive.now).keeps
     assert (keeps.finished_keep, keeps.history_keep, keeps.history_bytes) == (3600, 7200, 1 << 30)
     drive.submit("live", gpu={"model": "H999"})
-    live = show(drive.engine, "t", "live")
-    assert isinstance(live, dict)
+    live = wire(show(drive.engine, "t", "live"))
     assert "kept" not in live
 
 

@@ -20,7 +20,7 @@ from moorage.scheduler.core.lifecycle.admission import FORGET_MAX
 from moorage.scheduler.core.lifecycle.cancels import Cancels
 from moorage.schemas.capabilities import Capabilities
 from moorage.schemas.errors import Refused
-from tests.unit.scheduler.driving import Driving
+from tests.unit.scheduler.driving import Driving, wire
 from tests.unit.schemas.impossible import IMPOSSIBLE
 
 
@@ -927,8 +927,7 @@ def test_a_job_that_is_told_by_the_tenants_frames_has_its_own_subject_once_it_is
     drive = Driving()
     drive.offer_submit("j", body=b'{"job":"j","run":{"driver":"noop"},"events":"tenant"}')
     assert [event[3] for event in drive.tick().events] == [False]
-    shown = views.show(drive.engine, "t", "j")
-    assert isinstance(shown, dict)
+    shown = wire(views.show(drive.engine, "t", "j"))
     assert shown["own_subject"]
     drive.offer_cancel("j")
     assert [event[3] for event in drive.tick().events] == [True]
@@ -938,8 +937,7 @@ def test_who_hears_the_tenants_frames_asks_without_a_subject_of_its_own() -> Non
     drive = Driving()
     drive.offer_submit("j", body=b'{"job":"j","run":{"driver":"noop"},"events":"tenant"}')
     drive.tick()
-    shown = views.show(drive.engine, "t", "j", follow=False)
-    assert isinstance(shown, dict)
+    shown = wire(views.show(drive.engine, "t", "j", follow=False))
     assert not shown["own_subject"]
     drive.offer_cancel("j")
     assert [event[3] for event in drive.tick().events] == [False]
@@ -961,8 +959,7 @@ def test_jobs_that_came_together_are_told_by_the_tenants_frames_until_one_is_fol
     for position, job in enumerate(("a", "b")):
         drive.offer_submit(job, batch=batch, position=position, gpu={})
     assert [event[3] for event in drive.tick(obey=False).events] == [False, False]
-    shown = views.show(drive.engine, "t", "a")
-    assert isinstance(shown, dict)
+    shown = wire(views.show(drive.engine, "t", "a"))
     assert shown["request"]["job"] == "a"
     drive.fact("claimed", "a")
     drive.fact("claimed", "b")

@@ -299,7 +299,7 @@ def test_a_job_that_waits_or_is_over_is_not_frozen(drive: Driving) -> None:
 def test_a_frozen_job_is_listed_and_shown_so(drive: Driving) -> None:
     running(drive)
     ordered(drive, "freeze")
-    assert views.summary(drive.engine, drive.job("j"))["state"] == "FROZEN"
+    assert views.summary(drive.engine, drive.job("j")).state == "FROZEN"
 
 
 def test_the_acts_say_of_which_job() -> None:

@@ -20,7 +20,7 @@ from moorage.scheduler.leader.fleet_frames import FleetFrames
 from moorage.schemas.attempt import AttemptName
 from moorage.schemas.capabilities import Capabilities
 from moorage.schemas.frames import LedgerCopies, Unwell
-from tests.unit.scheduler.driving import Driving
+from tests.unit.scheduler.driving import Driving, wire
 from tests.unit.scheduler.honest_worker import Worker
 
 CAN = {"noop": Capabilities(freezes=True)}
@@ -603,8 +603,7 @@ def test_a_preemptible_job_counts_as_any_job_of_its_tenant(drive: Driving) -> No
 def test_it_is_shown_which_gpus_a_frozen_job_waits_for(drive: Driving) -> None:
     frozen(drive, gpus=2)
     frames = FleetFrames(drive.engine)
-    found = views.show(drive.engine, "t", "owner")
-    assert isinstance(found, dict)
+    found = wire(views.show(drive.engine, "t", "owner"))
     (row,) = found["replica_states"]
     assert (row["gpus"], row["waits_for"]) == ([], ["GPU-w0-0"])
     assert cells(drive, frames) == "f·"

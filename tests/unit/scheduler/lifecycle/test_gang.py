@@ -8,7 +8,7 @@ from moorage.scheduler.answers import views
 from moorage.scheduler.core.ledger.records import GangPhase
 from moorage.scheduler.core.ledger.state import new_job
 from moorage.schemas.frames import FactKind, Goodbye
-from tests.unit.scheduler.driving import Driving
+from tests.unit.scheduler.driving import Driving, wire
 
 Told = tuple[FactKind, str, int, int, str]
 
@@ -52,8 +52,7 @@ def test_holding_until_the_last_then_started_in_one_record() -> None:
 
 
 def shown_code(drive: Driving) -> int | None:
-    shown = views.show(drive.engine, "t", "g")
-    assert isinstance(shown, dict)
+    shown = wire(views.show(drive.engine, "t", "g"))
     code: int | None = shown["code"]
     return code
 
@@ -77,8 +76,7 @@ def test_the_last_row_of_each_rank_says_how_it_ended(together: bool) -> None:
     drive.facts([("exited", "g", 1, 7, "exit")], tick=not together)
     drive.facts([("exited", "g", 0, -15, "exit")])
     assert drive.states("g") == ["FAILED"] * 3
-    shown = views.show(drive.engine, "t", "g")
-    assert isinstance(shown, dict)
+    shown = wire(views.show(drive.engine, "t", "g"))
     rows = {change["replica"]: change for change in shown["changes"]}
     assert {index: (row["state"], row.get("code"), row.get("why")) for index, row in rows.items() if index >= 0} == {
         0: ("FAILED", -15, "gang: replica 1: exit code 7"),

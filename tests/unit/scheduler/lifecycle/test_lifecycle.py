@@ -13,7 +13,7 @@ from moorage.scheduler.core.lifecycle.readiness import is_address
 from moorage.scheduler.core.lifecycle.transitions import backoff_ms
 from moorage.schemas.capabilities import Capabilities
 from moorage.schemas.frames import Fact, FactFrame, FactKind, Place
-from tests.unit.scheduler.driving import Driving
+from tests.unit.scheduler.driving import Driving, wire
 from tests.unit.scheduler.honest_worker import HeldMember
 
 
@@ -82,7 +82,7 @@ def test_that_a_checkpoint_was_not_stored_stands_in_the_story_of_a_plain_exit() 
     drive = alone("RUNNING")
     told = "exit; checkpoint-not-stored: files: no room"
     drive.fact("exited", "j", code=1, detail=told)
-    assert views.summary(drive.engine, drive.job("j"))["why"] == told
+    assert views.summary(drive.engine, drive.job("j")).why == told
 
 
 @pytest.mark.parametrize("detail", ["end", "end; mps-not-asked: no answer within 1 s"])
@@ -91,7 +91,7 @@ def test_the_reason_of_who_cancelled_stands_before_the_word_of_the_worker(detail
     drive.cancel("j", why="wrong data")
     drive.fact("exited", "j", code=-15, detail=detail)
     assert drive.states("j") == ["CANCELLED"]
-    assert views.summary(drive.engine, drive.job("j"))["why"] == "wrong data"
+    assert views.summary(drive.engine, drive.job("j")).why == "wrong data"
 
 
 @pytest.mark.parametrize("code", [0, -15])
@@ -153,7 +153,7 @@ def test_a_job_has_no_exit_code_before_it_is_over() -> None:
 
 def _row(drive: Driving) -> dict[str, Any]:
     [job] = drive.engine.state.jobs.values()
-    return views.summary(drive.engine, job)
+    return wire(views.summary(drive.engine, job))
 
 
 def test_facts_twice_in_one_frame_count_once() -> None:

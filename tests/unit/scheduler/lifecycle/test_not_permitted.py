@@ -17,7 +17,7 @@ from moorage.scheduler.core.fleet import fleet
 from moorage.scheduler.core.ledger.state import AVOID_MAX
 from moorage.schemas.frames import CANNOT_RUN, NOT_HERE, NOT_PERMITTED
 from moorage.schemas.reasons import REASONS
-from tests.unit.scheduler.driving import H100, Driving
+from tests.unit.scheduler.driving import H100, Driving, wire
 from tests.unit.scheduler.honest_worker import Worker
 from tests.unit.scheduler.honest_worker import devices as devices_of
 
@@ -65,8 +65,7 @@ def test_it_is_placed_on_each_worker_once_and_then_waits(workers: int, why: str)
         drive.pass_time(60_000)
     assert sorted(tried) == names
     assert drive.states("j") == ["QUEUED"]
-    explained = explain_job(drive.engine, "t", "j")
-    assert isinstance(explained, dict)
+    explained = wire(explain_job(drive.engine, "t", "j"))
     assert explained["because"] == why
     assert (explained["reason"], explained["means"]) == ("refused", REASONS["refused"].means)
     assert list(explained["workers_left"].items())[-1] == ("not-refused", 0)

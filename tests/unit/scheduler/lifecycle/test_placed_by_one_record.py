@@ -70,13 +70,14 @@ def test_each_has_the_use_that_it_said(said: dict[One, tuple[int, int]]) -> None
     say(drive, said)
     for (tenant, replica), (_, percent) in said.items():
         [row] = use_rows(drive.engine, drive.member("j", replica, tenant))
-        assert row["percent"] == percent
+        assert row.percent == percent
         kept = find_use(drive.engine, tenant, UseAsked("j", replica))
         assert (kept.ask.tenant, kept.ask.replica) == (tenant, replica)  # type: ignore[union-attr]
     for tenant in TENANTS:
         of_job = use_of_job(drive.engine, drive.job("j", tenant))
         mine = [percent for (who, _), (_, percent) in said.items() if who == tenant]
-        found = (of_job["devices"], of_job["percent_min"], of_job["percent_max"])
+        assert of_job is not None
+        found = (of_job.devices, of_job.percent_min, of_job.percent_max)
         assert found == (REPLICAS, min(mine), max(mine))
     [now] = views.fleet(drive.engine, drive.now).used_now
     idle = sum(percent == 0 for _, percent in said.values())

@@ -9,7 +9,7 @@ import pytest
 from moorage.scheduler.answers import views
 from moorage.scheduler.answers.waiting import explain_job
 from moorage.schemas.frames import FactKind
-from tests.unit.scheduler.driving import Driving
+from tests.unit.scheduler.driving import Driving, wire
 
 AT = "10.0.0.5:20000,20001"
 
@@ -31,13 +31,12 @@ def words(drive: Driving) -> list[str]:
 
 
 def row(drive: Driving) -> dict[str, Any]:
-    data = views.show(drive.engine, "t", "j")
-    assert isinstance(data, dict)
+    data = wire(views.show(drive.engine, "t", "j"))
     return dict(data["replica_states"][0])
 
 
 def summary(drive: Driving) -> dict[str, Any]:
-    return views.summary(drive.engine, drive.job("j"))
+    return wire(views.summary(drive.engine, drive.job("j")))
 
 
 def test_it_is_ready_beside_running_and_may_cease_to_be() -> None:
@@ -129,8 +128,7 @@ def test_what_it_holds_counts_through_all_of_it() -> None:
     drive.facts([("not-ready", "j", 0, 0, "gone")])
     drive.now += 60_000
     drive.facts([("exited", "j", 0, 0, "exit"), ("freed", "j", 0, 0, "")])
-    data = views.show(drive.engine, "t", "j")
-    assert isinstance(data, dict)
+    data = wire(views.show(drive.engine, "t", "j"))
     assert data["usage"]["gpu_s"] == pytest.approx((drive.state.time_ms - placed) / 1000, abs=0.1)
 
 
@@ -150,8 +148,7 @@ def test_workers_that_give_no_ports_are_passed_over_and_it_says_so() -> None:
     drive.worker("few", 2, auto=False, ports=1)
     drive.submit("j", gpu={}, run={"driver": "noop", "ports": 2})
     drive.pass_time(2_000)
-    told = explain_job(drive.engine, "t", "j")
-    assert isinstance(told, dict)
+    told = wire(explain_job(drive.engine, "t", "j"))
     assert drive.states("j") == ["QUEUED"]
     assert "no-ports" in str(told)
     drive.submit("k", gpu={}, run={"driver": "noop", "ready": {"tcp": 80}})

@@ -9,7 +9,7 @@ import pytest
 from moorage.scheduler.answers import views
 from moorage.scheduler.core import draft
 from moorage.schemas.frames import FactKind
-from tests.unit.scheduler.driving import Driving
+from tests.unit.scheduler.driving import Driving, wire
 
 MINUTE_MS = 60_000
 
@@ -43,8 +43,7 @@ def waited_s(drive: Driving) -> int:
 
 
 def row(drive: Driving) -> dict[str, Any]:
-    data = views.show(drive.engine, "t", "j")
-    assert isinstance(data, dict)
+    data = wire(views.show(drive.engine, "t", "j"))
     [replica] = data["replica_states"]
     return dict(replica)
 

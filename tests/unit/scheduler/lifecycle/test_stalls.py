@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from moorage.scheduler.answers import views
-from moorage.scheduler.answers.waiting import explain_job
+from moorage.schemas.answers.jobs import ReplicaStall
 from moorage.schemas.frames import AttemptUse, DeviceUse
 from tests.unit.scheduler.driving import Driving
 
@@ -62,15 +62,13 @@ def test_a_stall_is_told_once_and_taken_back_once_when_it_moves() -> None:
     assert told(drive) == [{"seconds": 60, "why": words}]
     renew(drive, (90, [IDLE, SPINS]))
     assert told(drive) == [], "it was told"
-    assert views.summary(drive.engine, drive.job("j"))["stalled"] == [{"replica": 0, "seconds": 90, "why": words}]
-    explained = explain_job(drive.engine, "t", "j")
-    assert isinstance(explained, dict)
-    assert explained["stalled"][0]["seconds"] == 90
+    assert views.summary(drive.engine, drive.job("j")).stalled == [ReplicaStall(replica=0, seconds=90, why=words)]
+    assert drive.explained("j")["stalled"][0]["seconds"] == 90
     fleet = views.fleet(drive.engine, drive.now)
     assert (fleet.stalled_jobs, fleet.stalled[0].job) == (1, "j")
     renew(drive, (0, [IDLE, (100, 650, 700)]))
     assert told(drive) == [{"seconds": 0, "why": "it moves again"}]
-    assert "stalled" not in views.summary(drive.engine, drive.job("j"))
+    assert views.summary(drive.engine, drive.job("j")).stalled == []
     renew(drive, (0, [IDLE, IDLE]))
     assert told(drive) == []
     renew(drive, (61, [IDLE, IDLE]))
@@ -125,7 +123,7 @@ def test_on_stall_end_ends_the_attempt_as_a_failure() -> None:
     assert drive.states("j") == ["FAILED"]
     row = views.summary(drive.engine, drive.job("j"))
     found = "2 GPUs at 100 % with at most 120 of 700 W"
-    assert row["why"] == f"stalled: no output and no work of its GPUs for 60 s; {found}"
+    assert row.why == f"stalled: no output and no work of its GPUs for 60 s; {found}"
 
 
 @pytest.mark.parametrize("restart", ["never", "on-failure"])
@@ -193,7 +191,7 @@ def test_a_stalled_gang_is_ended_as_a_whole() -> None:
     renew(drive, (90, [SPINS] * 2), (90, [IDLE] * 2))
     drive.settle()
     assert drive.states("j") == ["FAILED"] * 2
-    assert "rank 1 on w1 differs" in views.summary(drive.engine, drive.job("j"))["why"]
+    assert "rank 1 on w1 differs" in views.summary(drive.engine, drive.job("j")).why
 
 
 def test_replicas_that_are_no_gang_stall_one_by_one() -> None:

@@ -15,7 +15,7 @@ from moorage.schemas.codec import decode_request
 from moorage.schemas.decode_errors import asked_as
 from moorage.schemas.errors import Refused
 from moorage.schemas.operate import ChangeAsked
-from tests.unit.scheduler.driving import Driving
+from tests.unit.scheduler.driving import Driving, wire
 
 SWEEP = {"gpu": {}, "replicas": 6, "max_running": 1, "run": {"driver": "noop", "argv": ["hang"], "timeout_s": 3600.0}}
 
@@ -40,9 +40,7 @@ def running(drive: Driving, job: str = "j") -> int:
 
 
 def told(drive: Driving, job: str = "j") -> dict[str, Any]:
-    shown = views.show(drive.engine, "t", job)
-    assert isinstance(shown, dict)
-    return shown
+    return wire(views.show(drive.engine, "t", job))
 
 
 def test_more_replicas_run_with_the_record_that_changes_it_and_fewer_after_their_ends(drive: Driving) -> None:

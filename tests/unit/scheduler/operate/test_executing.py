@@ -47,7 +47,7 @@ def test_a_command_is_recorded_told_and_ordered_once(drive: Driving) -> None:
     answer = executed(drive, "j", "sh", "-c", "echo $HOME", replica=1, tty=True, term="vt100")
     assert answer["data"] == {"job": "j", "replica": 1, "attempt": 1, "worker": "w0", "stream": STREAM}
     assert answer["ledger"] == len(drive.records), "the answer comes behind the act"
-    assert summary(drive.engine, drive.job("j"))["why"] == "", "the words of a user are no reason of the scheduler"
+    assert summary(drive.engine, drive.job("j")).why == "", "the words of a user are no reason of the scheduler"
     member = drive.member("j", 1)
     assert orders(drive) == [
         Exec("t", "j", 1, 1, member.fence, STREAM, ["sh", "-c", "echo $HOME"], tty=True, term="vt100")

@@ -19,7 +19,7 @@ from moorage.scheduler.ledger.ledger_reader import FoldedRecord, rows
 from moorage.schemas.errors import Refused
 from moorage.schemas.frames import Unwell
 from moorage.schemas.operate import TenantRow, act_of
-from tests.unit.scheduler.driving import Driving
+from tests.unit.scheduler.driving import Driving, wire
 
 GANG = {"scheduling": "gang"}
 
@@ -30,8 +30,7 @@ def drive() -> Driving:
 
 
 def _last(drive: Driving, name: str) -> dict[str, Any]:
-    shown = views.show(drive.engine, "t", name)
-    assert isinstance(shown, dict)
+    shown = wire(views.show(drive.engine, "t", name))
     change: dict[str, Any] = shown["changes"][-1]
     return change
 
@@ -95,7 +94,7 @@ def test_a_held_job_is_not_placed_until_it_is_released(drive: Driving) -> None:
         "kind": "done", "verb": "hold", "changed": True, "tenant": "t", "job": "j", "state": "QUEUED", "members": 0,
         "hold": {"since_ms": drive.now, "by": "operator", "said": "ana", "why": "bad data"},
     }  # fmt: skip
-    assert views.summary(drive.engine, drive.job("j"))["why"] == "held by operator, unverified (says ana): bad data"
+    assert views.summary(drive.engine, drive.job("j")).why == "held by operator, unverified (says ana): bad data"
     drive.worker("w0", 1)
     drive.submit("later", gpu={})
     assert drive.states("j") == ["QUEUED"]
@@ -366,8 +365,7 @@ def test_the_queue_follows_a_changed_priority_at_once(drive: Driving) -> None:
     drive.settle()
     drive.run_out("w0")
     assert (drive.states("a"), drive.states("b")) == (["QUEUED"], ["RUNNING"])
-    shown = views.show(drive.engine, "t", "a")
-    assert isinstance(shown, dict)
+    shown = wire(views.show(drive.engine, "t", "a"))
     assert (shown["priority"], shown["changes"][-1]["state"], shown["changes"][-1]["why"]) == (10, "PRIORITY", "10")
 
 

@@ -19,7 +19,7 @@ from moorage.schemas.codec import decode_request
 from moorage.schemas.errors import Refused
 from moorage.schemas.gpu import Share
 from moorage.schemas.operate import act_of
-from tests.unit.scheduler.driving import Driving
+from tests.unit.scheduler.driving import Driving, wire
 
 MIB = 80_000
 HARD = Capabilities(resizes={"mps": "next-attempt"}, enforced={"mps": Enforced("hard", "hard")})
@@ -70,8 +70,7 @@ def test_a_running_job_gets_another_part_and_its_worker_is_sent_it(drive: Drivin
     gpu = decode_request(sent.body).gpu
     assert gpu is not None
     assert gpu.share == Share(8_192, 40)
-    shown = views.show(drive.engine, "t", "j")
-    assert isinstance(shown, dict)
+    shown = wire(views.show(drive.engine, "t", "j"))
     assert shown["resized"] == {"memory_mib": 8_192, "compute_percent": 40, "since_ms": drive.now}
     assert "40%" in shown["gpu"], "ls and show tell the part that it has"
     change = shown["changes"][-1]

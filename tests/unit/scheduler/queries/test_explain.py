@@ -13,12 +13,11 @@ from moorage.scheduler.answers.waiting import explain_job
 from moorage.schemas.answers.fleet import Fits
 from moorage.schemas.frames import Renew
 from moorage.schemas.reasons import REASONS
-from tests.unit.scheduler.driving import PATIENCE_MS, Driving
+from tests.unit.scheduler.driving import PATIENCE_MS, Driving, wire
 
 
 def why(drive: Driving, job: str) -> dict[str, Any]:
-    data = explain_job(drive.engine, "t", job)
-    assert isinstance(data, dict)
+    data = wire(explain_job(drive.engine, "t", job))
     assert data["state"] != "QUEUED" or data["reason"] in REASONS
     return data
 
@@ -292,9 +291,8 @@ def test_why_an_earlier_attempt_ended_says_nothing_of_one_that_runs() -> None:
     drive.submit("j", gpu={}, replicas=2, retries=1)
 
     def told() -> str:
-        shown = views.show(drive.engine, "t", "j")
-        assert isinstance(shown, dict)
-        assert views.summary(drive.engine, drive.job("j"))["why"] == shown["why"]
+        shown = wire(views.show(drive.engine, "t", "j"))
+        assert views.summary(drive.engine, drive.job("j")).why == shown["why"]
         assert why(drive, "j").get("why", shown["why"]) == shown["why"]
         return str(shown["why"])
 
@@ -324,7 +322,7 @@ def test_what_an_operator_said_of_an_order_is_no_reason_for_the_end(released: bo
     drive.facts([("exited", "j", 0, 9, "exit"), ("freed", "j", 0, 0, "")])
     assert drive.states("j") == ["FAILED"]
     row = views.summary(drive.engine, drive.job("j"))
-    assert (row["why"], row["code"]) == ("", 9)
+    assert (row.why, row.code) == ("", 9)
     assert why(drive, "j")["why"] == "it ended by itself, with code 9"
 
 
@@ -468,8 +466,7 @@ def test_for_whom_hosts_are_held_back() -> None:
     told = why(drive, "mine")
     assert told["reason"] == "reserved"
     assert told["held_by"] == ["job big, which comes first and has waited long", "reserved: w0"]
-    other = explain_job(drive.engine, "u", "theirs")
-    assert isinstance(other, dict)
+    other = wire(explain_job(drive.engine, "u", "theirs"))
     assert other["held_by"] == ["a job of another tenant, which comes first and has waited long", "reserved: w0"]
 
 

@@ -88,7 +88,7 @@ def test_a_job_that_ended_as_it_waited_to_be_tried_again_has_the_worker_where_it
     assert drive.states("j") == ["CANCELLED"]
     assert listed(drive, worker="w0") == ["j"]
     (job,) = drive.engine.state.jobs.values()
-    assert row_of(drive.engine, job, Reasons(drive.engine))["worker"] == "w0"
+    assert row_of(drive.engine, job, Reasons(drive.engine)).worker == "w0"
 
 
 def test_jobs_are_found_by_the_reason_for_which_they_wait_each_group_searched_once() -> None:
@@ -105,8 +105,8 @@ def test_jobs_are_found_by_the_reason_for_which_they_wait_each_group_searched_on
     assert listed(drive, reason="busy") == ["busy-2", "busy-1", "busy-0"]
     reasons = Reasons(drive.engine)
     rows = [row_of(drive.engine, job, reasons) for job in drive.engine.state.jobs.values()]
-    assert {row["job"]: row.get("reason") for row in rows} == {
-        "runs": None, "busy-0": "busy", "busy-1": "busy", "busy-2": "busy", "never": "model", "held": "held",
+    assert {row.job: row.reason for row in rows} == {
+        "runs": "", "busy-0": "busy", "busy-1": "busy", "busy-2": "busy", "never": "model", "held": "held",
     }  # fmt: skip
     assert reasons.searches == 2, "one for the three that are alike, one for the model that is not there"
 
@@ -117,7 +117,7 @@ def test_a_row_says_how_long_its_newest_attempt_runs_or_ran() -> None:
     drive.submit("j", gpu={}, retries=1)
 
     def ran() -> Any:
-        return row_of(drive.engine, drive.job("j"), Reasons(drive.engine)).get("ran_ms")
+        return row_of(drive.engine, drive.job("j"), Reasons(drive.engine)).ran_ms
 
     drive.fact("claimed", "j")
     assert ran() is None
@@ -136,7 +136,8 @@ def test_a_row_says_how_long_its_newest_attempt_runs_or_ran() -> None:
     drive.pass_time(500, step=500)
     drive.cancel("k")
     row = row_of(drive.engine, drive.job("k"), Reasons(drive.engine))
-    assert (row["state"], row["ran_ms"]) == ("CANCELLED", pytest.approx(0, abs=100)), "the wait for the next is no run"
+    assert row.state == "CANCELLED"
+    assert row.ran_ms == pytest.approx(0, abs=100), "the wait for the next is no run"
 
 
 def test_a_wrong_question_is_refused_by_its_field() -> None:
@@ -179,7 +180,7 @@ async def test_a_list_of_many_jobs_is_made_in_short_turns_of_the_loop() -> None:
         await asyncio.sleep(0)
         turns.append(time.process_time() - began_s)
     [(_, data, _, _)] = answers
-    assert len(data["jobs"]) == data["counts"].get("QUEUED", 0) + data["counts"].get("PLACED", 0) == 429
+    assert len(data.jobs) == data.counts.get("QUEUED", 0) + data.counts.get("PLACED", 0) == 429
     assert len(turns) > 40
     assert sorted(turns)[-2] < 0.02, "one turn may meet a collection of garbage"
     await lists.close()

@@ -11,7 +11,7 @@ from moorage.scheduler.whatif import forecast as forecasts
 from moorage.scheduler.whatif import future
 from moorage.scheduler.whatif.forecast import LATER, Forecast
 from moorage.scheduler.whatif.looks import LOOKS, Band, Outcome, band, middle, part_of, somewhere_in
-from tests.unit.scheduler.driving import Driving
+from tests.unit.scheduler.driving import Driving, wire
 from tests.unit.scheduler.queries.test_forecast import MINUTE, learned, look_ahead, submit
 from tests.unit.scheduler.queries.test_plan_verb import planned
 
@@ -134,7 +134,7 @@ def test_it_says_why_it_does_not_know(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def told(found: Forecast) -> Any:
         foresight._forecast = found
-        return foresight.explained("t", "behind").get("starts_unknown")
+        return wire(foresight.explained("t", "behind")).get("starts_unknown")
 
     assert (
         told(look_ahead(drive))
@@ -164,10 +164,10 @@ def test_why_a_start_is_unknown_is_not_said_of_a_job_that_is_newer_than_the_fore
     foresight._forecast = look_ahead(drive)
     drive.now += 1
     submit(drive, "newer")
-    assert "1 running job has no time limit" in foresight.explained("t", "waits")["starts_unknown"]
-    assert "starts_unknown" not in foresight.explained("t", "newer")
+    assert "1 running job has no time limit" in wire(foresight.explained("t", "waits"))["starts_unknown"]
+    assert "starts_unknown" not in wire(foresight.explained("t", "newer"))
     foresight._forecast = look_ahead(drive)
-    assert "starts_unknown" in foresight.explained("t", "newer")
+    assert "starts_unknown" in wire(foresight.explained("t", "newer"))
 
 
 @pytest.mark.parametrize("field", ["start_within_s", "deadline_s"])
@@ -188,7 +188,7 @@ def test_who_is_not_expected_to_start_in_time_is_told_so_before(field: str) -> N
     assert list(found.starts["t"]) == ["fine"]
     foresight = Foresight(drive.engine, lambda: drive.now, nothing, nothing, nothing, forks=False)
     foresight._forecast = found
-    assert foresight.explained("t", "late")["starts_unknown"] == f"{field} is over before it would start"
+    assert wire(foresight.explained("t", "late"))["starts_unknown"] == f"{field} is over before it would start"
     plan = planned(drive, {"gpu": {}, field: 100.0})
     assert plan.waiting is not None
     assert (plan.starts, plan.waiting["starts_unknown"]) == ("unknown", f"{field} is over before it would start")

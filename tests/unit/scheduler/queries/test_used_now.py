@@ -26,4 +26,4 @@ def test_the_row_of_a_running_job_says_how_many_of_its_replicas_wait() -> None:
     drive.submit("j", gpu={"count": 1}, replicas=3)
     drive.settle()
     row = views.summary(drive.engine, drive.job("j"))
-    assert (row["state"], row["waiting"]) == ("RUNNING", 2)
+    assert (row.state, row.waiting) == ("RUNNING", 2)

@@ -12,6 +12,7 @@ from moorage.scheduler.questions.agains import Agains, again_asked
 from moorage.schemas.errors import Problem, Refused
 from moorage.schemas.names import is_job
 from moorage.schemas.ranges import numbers_in, parse_ranges, ranges_of
+from tests.unit.scheduler.driving import wire
 from tests.unit.scheduler.follower.test_ends_of_many import COUNT, busy, play_all
 from tests.unit.scheduler.follower.test_history import Writing, scene
 from tests.waiting import until
@@ -25,7 +26,7 @@ async def again(drive: Writing, job: str, **arguments: Any) -> Any:
     if data is None:
         await until(lambda: reply in drive.answered, 60, f"an answer to again {job}")
         data = drive.answered[reply]
-    return data
+    return data if isinstance(data, Problem) else wire(data)
 
 
 def asked(drive: Writing, name: str, **fields: Any) -> None:

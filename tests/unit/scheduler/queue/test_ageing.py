@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from moorage.scheduler.answers.waiting import explain_job
 from moorage.scheduler.core.ageing import Ageing
 from moorage.scheduler.core.config import Config
-from tests.unit.scheduler.driving import PATIENCE_MS, Driving
+from tests.unit.scheduler.driving import PATIENCE_MS, Driving, wire
 
 MINUTE = 60_000
 HOUR = 60 * MINUTE
@@ -127,12 +127,10 @@ def test_explain_says_what_it_counts_as_and_its_place() -> None:
     drive.submit("runs", gpu={}, priority=100)
     drive.submit("low", gpu={}, priority=20)
     drive.submit("higher", gpu={}, priority=50)
-    told = explain_job(drive.engine, "t", "low")
-    assert isinstance(told, dict)
+    told = wire(explain_job(drive.engine, "t", "low"))
     assert (told["position"], "counts_as" in told) == (2, False)
     drive.pass_time(40 * MINUTE, step=5 * MINUTE)
-    told = explain_job(drive.engine, "t", "low")
-    assert isinstance(told, dict)
+    told = wire(explain_job(drive.engine, "t", "low"))
     assert (told["priority"], told["counts_as"], told["position"]) == (20, 50, 1)
     assert told["waited_ms"] > 40 * MINUTE
     queue, planner = drive.engine.queue, drive.engine.planner
@@ -149,8 +147,7 @@ def test_age_gives_no_right_to_end_others() -> None:
     drive.submit("aged", gpu={}, priority=60)
     drive.submit("class", gpu={"count": 2}, priority=90)  # so that there is a class to come up to
     drive.pass_time(HOUR, step=MINUTE)
-    told = explain_job(drive.engine, "t", "aged")
-    assert isinstance(told, dict)
+    told = wire(explain_job(drive.engine, "t", "aged"))
     assert told["counts_as"] == 90
     assert drive.states("runs") == ["RUNNING"]
 

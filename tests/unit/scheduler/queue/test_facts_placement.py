@@ -9,7 +9,7 @@ import pytest
 from moorage.scheduler.answers.views import worker_state
 from moorage.scheduler.core.config import Config
 from moorage.schemas.gpu import model_matches
-from tests.unit.scheduler.driving import Driving
+from tests.unit.scheduler.driving import Driving, wire
 
 
 @pytest.mark.parametrize(
@@ -207,8 +207,7 @@ def test_fact_31_best_effort_places_what_fits_the_third_waits_with_a_reason() ->
     drive.worker("w1", 1)
     drive.submit("j", replicas=3, gpu={})
     assert drive.states("j") == ["PLACED", "PLACED", "QUEUED"]
-    told = explain_job(drive.engine, "t", "j")
-    assert isinstance(told, dict)
+    told = wire(explain_job(drive.engine, "t", "j"))
     assert told["reason"] == "busy"
     assert told["waiting_replicas"] == 1
 

@@ -11,7 +11,7 @@ from moorage.scheduler.answers.waiting import explain_job, waiting_by_reason
 from moorage.scheduler.core.queue.waiting_room import TOLD_MAX
 from moorage.scheduler.whatif.fixes import fixes
 from moorage.schemas.errors import Refused
-from tests.unit.scheduler.driving import Driving
+from tests.unit.scheduler.driving import Driving, wire
 
 HOUR_MS = 3_600_000
 
@@ -46,16 +46,15 @@ def test_it_says_that_it_waits_for_its_time(drive: Driving) -> None:
     drive.submit("night", gpu={}, start_after_s=3600)
     drive.submit("waits", gpu={"count": 8})
     at_ms = drive.job("night").accepted_ms + HOUR_MS
-    told: Any = explain_job(drive.engine, "t", "night")
+    told = drive.explained("night")
     assert (told["reason"], told["not_before_ms"]) == ("not-before", at_ms)
     assert told["because"].startswith("it may start from 1970-01-01T01:16:")
     assert "after" not in told
     assert "position" not in told
-    assert summary(drive.engine, drive.job("night"))["not_before_ms"] == at_ms
+    assert summary(drive.engine, drive.job("night")).not_before_ms == at_ms
     assert waiting_by_reason(drive.engine) == {"not-before": 1, "count": 1}
     later(drive, HOUR_MS + 1)
-    shown: Any = show(drive.engine, "t", "night")
-    assert "not_before_ms" not in shown
+    assert "not_before_ms" not in wire(show(drive.engine, "t", "night"))
 
 
 def test_what_would_start_it_now_is_to_leave_the_time_out_and_what_else_it_waits_for(drive: Driving) -> None:
@@ -63,9 +62,9 @@ def test_what_would_start_it_now_is_to_leave_the_time_out_and_what_else_it_waits
     drive.submit("night", gpu={}, start_after_s=3600)
     drive.submit("both", gpu={}, after=["night"], start_after_s=3600)
     reason, found = fixes(drive.engine, drive.now, "t", "night")
-    assert (reason, [fix["request"] for fix in found]) == ("not-before", [{"start_after_s": None}])
+    assert (reason, [fix.request for fix in found]) == ("not-before", [{"start_after_s": None}])
     reason, found = fixes(drive.engine, drive.now, "t", "both")
-    assert (reason, [fix["request"] for fix in found]) == ("after", [{"after": None, "start_after_s": None}])
+    assert (reason, [fix.request for fix in found]) == ("after", [{"after": None, "start_after_s": None}])
 
 
 def test_it_is_known_to_the_next_leader_and_to_a_snapshot(drive: Driving) -> None:
@@ -100,7 +99,7 @@ def test_it_waits_for_its_time_and_for_other_jobs(drive: Driving) -> None:
     drive.submit("first", gpu={})
     drive.submit("both", gpu={}, after=["first"], start_after_s=3600)
     drive.submit("time-first", gpu={}, after=["both"], start_after_s=60)
-    told: Any = explain_job(drive.engine, "t", "both")
+    told: Any = wire(explain_job(drive.engine, "t", "both"))
     assert (told["reason"], [each["job"] for each in told["after"]]) == ("after", ["first"])
     assert "and may start from " in told["because"]
     drive.settle()
@@ -108,11 +107,11 @@ def test_it_waits_for_its_time_and_for_other_jobs(drive: Driving) -> None:
     assert drive.states("first") == ["SUCCEEDED"]
     drive.tick()
     assert drive.states("both") == ["QUEUED"]
-    told = explain_job(drive.engine, "t", "both")
+    told = wire(explain_job(drive.engine, "t", "both"))
     assert told["reason"] == "not-before"
     later(drive, HOUR_MS + 1_000)
     assert drive.states("both") == ["PLACED"]
-    told = explain_job(drive.engine, "t", "time-first")
+    told = wire(explain_job(drive.engine, "t", "time-first"))
     assert (told["reason"], "not_before_ms" in told) == ("after", False)
     drive.settle()
     drive.run_out("w0")

@@ -24,9 +24,10 @@ from moorage.scheduler.core.queue.waiting_room import TOLD_MAX
 from moorage.scheduler.ledger.ledger_reader import FoldedRecord, concerns, rows
 from moorage.scheduler.whatif.forecast import decode_forecast, forecast
 from moorage.scheduler.whatif.plan import PlanAsk, decode_planned, plan
+from moorage.schemas.answers.jobs import Awaited
 from moorage.schemas.job import WHENS
 from moorage.schemas.ranges import parse_ranges
-from tests.unit.scheduler.driving import Driving
+from tests.unit.scheduler.driving import Driving, wire
 
 NOOP: dict[str, Any] = {"driver": "noop"}
 
@@ -358,13 +359,13 @@ def test_ls_show_and_the_counts_of_reasons_tell_it() -> None:
     drive.submit("train", gpu={})
     drive.submit("sweep", gpu={}, replicas=5, after=["train"])
     row = row_of(drive.engine, drive.job("sweep"), Reasons(drive.engine))
-    assert (row["reason"], row["after"]) == ("after", [{"job": "train", "when": "succeeded", "state": "QUEUED"}])
-    assert job_row(row)[-1] == "after train QUEUED"
+    assert (row.reason, row.after) == ("after", [Awaited(job="train", when="succeeded", state="QUEUED")])
+    assert job_row(wire(row))[-1] == "after train QUEUED"
     assert waiting_by_reason(drive.engine)["after"] == 5
     drive.cancel("train")
     drive.tick()
-    assert "after" not in summary(drive.engine, drive.job("sweep"))
-    assert summary(drive.engine, drive.job("sweep"))["why"] == "after train: CANCELLED"
+    assert summary(drive.engine, drive.job("sweep")).after == []
+    assert summary(drive.engine, drive.job("sweep")).why == "after train: CANCELLED"
 
 
 def test_a_forecast_and_a_plan_tell_when_it_starts_behind_the_others() -> None:

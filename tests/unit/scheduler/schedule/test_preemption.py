@@ -16,7 +16,7 @@ from moorage.scheduler.core.fleet.host import Host
 from moorage.scheduler.core.schedule import preempt
 from moorage.scheduler.core.schedule.victims import VOID_MS, Victim, _Search
 from moorage.schemas.operate import ChangeAsked
-from tests.unit.scheduler.driving import Driving
+from tests.unit.scheduler.driving import Driving, wire
 
 ON = Config(preempt_priority=80, preempt_after=60.0)
 GANG = {"scheduling": "gang"}
@@ -295,8 +295,7 @@ def test_explain_says_for_whose_end_it_waits() -> None:
     slow(drive, 4)
     drive.submit("big", gpu={"count": 2}, priority=90)
     drive.pass_time(1_500)
-    found = waiting.explain_job(drive.engine, "t", "big")
-    assert isinstance(found, dict)
+    found = wire(waiting.explain_job(drive.engine, "t", "big"))
     assert found["reason"] == "preempting"
     assert "job j2, job j3" in found["because"]
 
@@ -309,8 +308,7 @@ def test_explain_says_before_the_act_that_others_will_be_ended(config: Config, p
     drive.settle()
     drive.submit("urgent", gpu={}, priority=priority)
     drive.pass_time(1_500)
-    found = waiting.explain_job(drive.engine, "t", "urgent")
-    assert isinstance(found, dict)
+    found = wire(waiting.explain_job(drive.engine, "t", "urgent"))
     assert found["reason"] == "busy"
     words = "jobs of a lower priority than 90 are preempted for it once they have run for 60 s, if that makes room"
     assert found.get("because", "") == (words if says else "")
