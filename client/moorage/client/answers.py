@@ -1,6 +1,7 @@
 """What the scheduler answers to `show`, `ls`, `explain`, `fleet`, `audit` and `cancel`, as structs.
 
-The first four have in `data` the whole answer as on the wire, with what no field here names.
+The first four have in `data` the whole answer as on the wire, with what no field here names: `--json` prints it, and it
+alone has the request of a job that a newer release made.
 """
 
 from __future__ import annotations
@@ -57,6 +58,11 @@ class Cancelled(msgspec.Struct, frozen=True, kw_only=True):
     cancelled: bool
     was: str
     remembered_s: float = 0.0
+
+
+def explained_in(waiting: Mapping[str, Any]) -> Explained:
+    """Return why a job waits, from an acceptance, an event or a plan: they name the job and its state themselves."""
+    return msgspec.convert({"job": "", "tenant": "", "state": "", **waiting}, Explained)
 
 
 T = TypeVar("T", JobInfo, JobList, Explanation, FleetInfo)

@@ -18,6 +18,7 @@ from moorage.cli.jobs.job_flags import JobFlags, fields_of, scheduling_of
 from moorage.cli.jobs.submit import _one_of
 from moorage.client import AsyncClient
 from moorage.client.errors import NoScheduler, Rejected, client_problem
+from moorage.schemas.answers.jobs import Fix
 from moorage.schemas.job import Request
 from tests.system.cli.node import Node
 from tests.unit.scheduler.driving import Driving
@@ -48,7 +49,7 @@ def made(asked: dict[str, Any], words: list[str]) -> Request:
 def same(asked: dict[str, Any], fix: dict[str, Any]) -> None:
     """The words of a fix make the very request that was tried."""
     wanted = {name: value for name, value in {**asked, **fix["request"]}.items() if value is not None}
-    words = shlex.split(as_words(fix))
+    words = shlex.split(as_words(msgspec.convert(fix, Fix)))
     found = made(asked, words)
     tried = msgspec.convert(json.loads(msgspec.json.encode({**wanted, "job": found.job})), Request)
     assert (found.effective_gpu, found.replicas) == (tried.effective_gpu, tried.replicas), (asked, fix, words)
@@ -76,12 +77,12 @@ def test_the_words_of_a_gang_on_several_hosts_are_those_of_its_token() -> None:
     asks = {"gpu": {"count": 64, "model": "H100"}, "run": {"driver": "noop"}}
     drive.submit("j", **asks)
     gang = drive.fixes("j")[0]
-    assert as_words(gang) == "--gpu 8x8xH100 --gang"
+    assert as_words(msgspec.convert(gang, Fix)) == "--gpu 8x8xH100 --gang"
     same(asks, gang)
     asks = {"gpu": {"scheduling": "gang", "distinct_hosts": True}, "replicas": 9, "run": {"driver": "noop"}}
     drive.submit("apart", **asks)
     near = drive.fixes("apart")[0]
-    assert as_words(near) == "--gpu 9x1xany --gang"
+    assert as_words(msgspec.convert(near, Fix)) == "--gpu 9x1xany --gang"
     same(asks, near)
 
 
@@ -223,5 +224,5 @@ def test_words_survive_any_model_name() -> None:
     for _ in range(200):
         model = "".join(rng.choice("ABx-9 '\"$`=") for _ in range(6)).strip(" =") or "A"
         gpu = {"count": 1, "model": ["H100", model]}
-        fix = {"say": "", "request": {"gpu": gpu}}
-        assert made({"gpu": {"model": "H100"}, "run": {"argv": ["a"]}}, shlex.split(as_words(fix))).gpu is not None
+        words = shlex.split(as_words(Fix(request={"gpu": gpu})))
+        assert made({"gpu": {"model": "H100"}, "run": {"argv": ["a"]}}, words).gpu is not None

@@ -26,9 +26,11 @@ from moorage.cli.page.source import PAGE_ROWS, Source
 from moorage.cli.page.templates import Part
 from moorage.cli.top.feed import ROUND_S
 from moorage.client import AsyncClient
+from moorage.client.answers import JobInfo, told
 from moorage.client.errors import NotFound
 from moorage.client.view.lanes import Lanes
 from moorage.client.view.view import Trouble, View, WorkerCells
+from moorage.schemas.answers.jobs import JobRow
 from moorage.schemas.frames import Answer, Device
 from tests.system.cli.node import Node, moorage, node_on
 from tests.system.cli.pages import Served, fields_of, served
@@ -50,13 +52,13 @@ def test_nothing_that_a_host_or_a_tenant_says_becomes_a_part_of_the_page() -> No
         a_view(),
         troubles=[Trouble("n00 GPU 3", f"used by pid 1 {BAD}")],
         workers=[WorkerCells("n00", BAD, True, BAD, "#·", [50, None])],
-        jobs=[{"tenant": "t", "job": "j", "state": BAD, "gpu": BAD, "worker": BAD, "why": BAD, "age_ms": 1}],
+        jobs=[JobRow(tenant="t", job="j", state=BAD, gpu=BAD, worker=BAD, why=BAD, age_ms=1)],
     )
     shown = {
         "job": "j", "tenant": "t", "state": "RUNNING", "request": {"run": {"argv": [BAD]}}, "why": BAD,
         "changes": [{"rev": 1, "time_ms": 1, "replica": 0, "attempt": 1, "state": "PLACED", "worker": BAD, "why": BAD}],
     }  # fmt: skip
-    story = draw.Story(shown, {}, [], [BAD])
+    story = draw.Story(told(JobInfo, shown), None, [], [BAD])
     parts = [draw.head(view, BAD), *draw.fleet(view), *draw.queue(view, "", "")]
     parts += [*draw.worker(view, "n00", [Device(0, "nvidia", BAD, "u")] * 2, None, Lanes(), []), *draw.job(story, 5)]
     text = whole(parts) + draw.document("/", parts, title=BAD, private=True)

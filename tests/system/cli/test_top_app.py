@@ -116,7 +116,7 @@ async def test_a_colon_goes_to_a_worker_a_job_a_tenant_and_a_time(node: Node, un
         await typed(pilot, job)
         await until(lambda: isinstance(app.screen, AskedPage), what="the job's page")
         await pilot.press("escape")
-        worker = next(row["worker"] for row in app._feed.view().jobs if row["job"] == job)
+        worker = next(row.worker for row in app._feed.view().jobs if row.job == job)
         await typed(pilot, worker)
         await until(lambda: isinstance(page := app.screen, AskedPage) and job in page.text, what="whose jobs it has")
         await pilot.press("escape")

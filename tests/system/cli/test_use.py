@@ -6,9 +6,11 @@ import io
 from typing import Any, cast
 
 import pytest
+from msgspec.structs import replace
 
 from moorage.cli.jobs.use import CELLS, spark, use_cell, use_rows, use_table, use_words
 from moorage.client import AsyncClient
+from moorage.schemas.answers.jobs import Used
 from moorage.schemas.frames import Answer
 from tests.system.cli.node import Node, on_a_terminal, until_shown
 from tests.waiting import until
@@ -31,12 +33,15 @@ def test_a_spark_line_goes_from_nothing_to_full_and_is_blank_where_nothing_was_r
     assert spark([0, 0], 0, _Terminal()) == "▁▁", "a device that does not tell its memory"
 
 
+NAMED = {"job": "j", "tenant": "t", "state": "RUNNING"}
+
+
 def test_a_cell_of_ls_has_the_least_and_the_most_used_gpu() -> None:
-    used = {"devices": 4, "percent": 72, "percent_min": 0, "percent_max": 97, "memory_mib": 240844}
-    assert use_cell({"use": used}) == "0-97%"
-    assert use_cell({"use": {**used, "percent_min": 97}}) == "97%"
-    assert use_cell({}) == "-"
-    assert use_words({"use": used}) == "0-97% of 4 GPUs, 240844 MiB"
+    used = Used(devices=4, percent=72, percent_min=0, percent_max=97, memory_mib=240844)
+    assert use_cell(used) == "0-97%"
+    assert use_cell(replace(used, percent_min=97)) == "97%"
+    assert use_cell(None) == "-"
+    assert use_words(used) == "0-97% of 4 GPUs, 240844 MiB"
 
 
 def row(replica: int, percent: int | None) -> dict[str, Any]:
@@ -89,7 +94,7 @@ async def test_of_a_job_of_which_nothing_runs_its_first_replica_is_asked(request
         async def answer(self, verb: str, words: dict[str, Any], tenant: str | None) -> Answer:
             if verb == "use":
                 asked.append(words["replica"])
-            return Answer(verb, 1, {"request": request_, "replica_states": [], "span_s": 0})
+            return Answer(verb, 1, {**NAMED, "request": request_, "replica_states": [], "span_s": 0})
 
     assert await use_rows(cast(AsyncClient, Waits()), "j", None) == []
     assert asked == [first]

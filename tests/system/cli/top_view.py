@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from moorage.client.view.view import Counts, Fit, Idle, Trouble, View, Waiting, WorkerCells
+from moorage.schemas.answers.jobs import JobRow
 
 H100 = "NVIDIA H100 80GB HBM3"
 
 
 def a_view(workers: int = 16, troubles: int = 3, tenants: int = 4, idle: int = 3) -> View:
     rows = [
-        {"tenant": f"t{at}", "job": f"job-{at}", "state": "QUEUED", "gpu": "8xH100", "age_ms": 60_000, "worker": ""}
-        for at in range(tenants)
+        JobRow(tenant=f"t{at}", job=f"job-{at}", state="QUEUED", gpu="8xH100", age_ms=60_000) for at in range(tenants)
     ]
     return View(
         at_ms=1_700_000_000_000,

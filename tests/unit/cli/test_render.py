@@ -26,9 +26,11 @@ from moorage.cli.jobs.replica_words import Eta, replica_words
 from moorage.cli.jobs.show_cancel import (
     why_of,
 )
+from moorage.client.answers import JobInfo, told
 from moorage.client.errors import Rejected
 from moorage.client.output import Piece
 from moorage.schemas.answers.fleet import WorkerInfo
+from moorage.schemas.answers.jobs import JobRow
 from moorage.schemas.answers.operators import UsageRow
 from moorage.schemas.errors import problem
 from moorage.schemas.frames import Change, Event, FleetRow, Replicas
@@ -431,6 +433,14 @@ def test_a_value_that_does_not_fit_beside_its_name_stands_below_it(monkeypatch: 
     assert folded("x" * 20 + " " + "y" * 20, io.StringIO()) == "x" * 20 + " " + "y" * 20, "a pipe has no width"
 
 
+def row_of(data: dict[str, Any]) -> JobRow:
+    return convert({"tenant": "t", **data}, JobRow)
+
+
+def words_of(data: dict[str, Any]) -> str:
+    return show_cancel.job_words(told(JobInfo, data))
+
+
 _LONG: Final = "evaluate-large-model-43-seed-7"
 
 
@@ -445,7 +455,7 @@ def test_long_job_ids_cut_no_column_without_a_word_and_turn_no_table_into_cards(
         "code": 0, "worker": "sim-0001", "workers": 4, "simulated": True, "why": "a reason of some words",
     }  # fmt: skip
     monkeypatch.setattr("sys.stdout", Terminal())
-    lines = jobs_table([row]).splitlines()
+    lines = jobs_table([row_of(row)]).splitlines()
     assert max(map(len, lines)) <= columns
     assert "SUCCEEDED" in lines[-1], "a table"
     gone = [name for name in job_rows.COLUMNS if name not in lines[0].partition("(")[0]]
@@ -619,11 +629,11 @@ def test_columns_that_would_say_nothing_are_left_out_on_a_terminal_and_never_in_
 ) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
     row = {"job": "a", "tenant": "t", "state": "RUNNING", "gpu": "1x-", "priority": 50, "attempt": 1, "age_ms": 5_000}
-    assert jobs_table([row]).splitlines()[0] == "\t".join(job_rows.COLUMNS)
+    assert jobs_table([row_of(row)]).splitlines()[0] == "\t".join(job_rows.COLUMNS)
     monkeypatch.setattr("sys.stdout", Terminal())
-    assert not {"PRI", "TRY"} & set(jobs_table([row]).splitlines()[0].split())
+    assert not {"PRI", "TRY"} & set(jobs_table([row_of(row)]).splitlines()[0].split())
     for more in ({"priority": 60}, {"attempt": 2}):
-        [name] = {"PRI", "TRY"} & set(jobs_table([row, row | more]).splitlines()[0].split())
+        [name] = {"PRI", "TRY"} & set(jobs_table([row_of(row), row_of(row | more)]).splitlines()[0].split())
         assert name == ("PRI" if "priority" in more else "TRY")
 
 
@@ -643,12 +653,12 @@ def test_show_has_what_its_request_says_and_how_an_attempt_before_ended() -> Non
         "request": {"retries": 2, "run": run},
         "changes": [change],
     }
-    told = show_cancel.job_words(data)
+    told = words_of(data)
     rows = [tuple(line.split("\t")) for line in told.splitlines()]
     for row in (("time limit", "2h"), ("retries", "2"), ("restart", "always"), ("files", "a1"), ("checkpoint", "ckpt")):
         assert row in rows
     assert "it ended by itself, with code 3" in told
-    assert "ended by itself" not in show_cancel.job_words(data | {"changes": [change | {"why": "end"}]})
+    assert "ended by itself" not in words_of(data | {"changes": [change | {"why": "end"}]})
 
 
 def test_a_claimed_job_with_a_setup_says_that_its_setup_comes_first() -> None:
@@ -659,11 +669,14 @@ def test_a_claimed_job_with_a_setup_says_that_its_setup_comes_first() -> None:
         "request": {"run": {"setup": "pip install torch"}},
     }
     told = "setup\tcomes first on its worker: pip install torch (its output: moorage logs a)"
-    assert told in show_cancel.job_words(data)
-    some = {"state": "RUNNING", "replica_states": [{"state": "RUNNING"}, {"state": "CLAIMED"}]}
-    assert told in show_cancel.job_words(data | some)
-    assert "setup\tpip install torch\n" in show_cancel.job_words(data | {"state": "RUNNING"}) + "\n"
-    assert told not in show_cancel.job_words(data | {"request": {"run": {}}})
+    assert told in words_of(data)
+    some = {
+        "state": "RUNNING",
+        "replica_states": [{"replica": 0, "state": "RUNNING"}, {"replica": 1, "state": "CLAIMED"}],
+    }
+    assert told in words_of(data | some)
+    assert "setup\tpip install torch\n" in words_of(data | {"state": "RUNNING"}) + "\n"
+    assert told not in words_of(data | {"request": {"run": {}}})
 
 
 def test_of_many_replicas_the_changes_are_shown_of_those_that_did_not_go_well() -> None:
@@ -676,18 +689,18 @@ def test_of_many_replicas_the_changes_are_shown_of_those_that_did_not_go_well() 
         return found
 
     data = {"job": "lr", "tenant": "t", "state": "FAILED", "request": {"run": {"items": ["a"] * 17}}}
-    few = show_cancel.job_words({**data, "changes": changes(16)})
+    few = words_of({**data, "changes": changes(16)})
     assert (few.count("SUCCEEDED"), "left out" in few) == (15, False)
-    many = show_cancel.job_words({**data, "changes": changes(17)})
+    many = words_of({**data, "changes": changes(17)})
     assert (many.count("SUCCEEDED"), many.count("FAILED")) == (1, 2)
     assert many.endswith("15 replicas without a failure or a second attempt left out: --json has all changes")
     assert "17, in its request" in many
-    newest = show_cancel.job_words({**data, "changes": changes(17)[3:]})
+    newest = words_of({**data, "changes": changes(17)[3:]})
     assert newest.endswith("older changes are left out; moorage events lr has what is kept of them")
     assert "1970-01-01T00:00:00" in newest, "no time since its acceptance where that is not told"
     ends = {"replicas": {"of": 5000, "states": {"FAILED": 2, "SUCCEEDED": 4998}, "ended": {"FAILED": "7, 4000"}}}
-    assert "older changes are left out" in show_cancel.job_words({**data, **ends, "changes": changes(8)})
+    assert "older changes are left out" in words_of({**data, **ends, "changes": changes(8)})
     some = {"run": {"items": ["a"] * 17}, "indices": "0-2,7"}
-    assert "4 of 17, in its request" in show_cancel.job_words({**data, "request": some})
+    assert "4 of 17, in its request" in words_of({**data, "request": some})
     file = {"run": {"items": {"file": "lr.csv", "format": "csv"}}}
-    assert "lr.csv, one of its files" in show_cancel.job_words({**data, "request": file})
+    assert "lr.csv, one of its files" in words_of({**data, "request": file})

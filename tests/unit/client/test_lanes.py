@@ -6,10 +6,11 @@ from typing import Any
 
 from moorage.client.view.bars import bars
 from moorage.client.view.lanes import LEASES_MAX, Lanes, Lease
+from moorage.schemas.frames import Change
 
 
-def change(at_ms: int, state: str, *, replica: int = 0, attempt: int = 1, **more: Any) -> dict[str, Any]:
-    return {"rev": 1, "time_ms": at_ms, "replica": replica, "attempt": attempt, "state": state, **more}
+def change(at_ms: int, state: str, *, replica: int = 0, attempt: int = 1, **more: Any) -> Change:
+    return Change(1, at_ms, replica, attempt, state, **more)
 
 
 ONE_TRY = [

@@ -14,6 +14,7 @@ from moorage.client.view.model import SILENT_MS, Model
 from moorage.client.view.past import past_view
 from moorage.client.view.view import Counts, Fit, Idle, Trouble
 from moorage.schemas.answers.fleet import DrainTimes, FleetAnswer, StalledJob, WorkerInfo
+from moorage.schemas.answers.jobs import Explained, JobRow, Start
 from moorage.schemas.frames import FleetDetail, FleetFrame, FleetRow, Hello, LedgerCopies, Load, Standing
 from moorage.schemas.frames.fleet import Device, SlotLoad
 from moorage.schemas.reasons import REASONS
@@ -35,22 +36,14 @@ def load(worker: str, *slots: SlotLoad) -> Load:
     return Load(worker, "boot", 1, 1, gpu_pool=list(slots))
 
 
-def job(tenant: str, name: str, state: str, age_ms: int, **more: Any) -> dict[str, Any]:
-    return {
-        "tenant": tenant,
-        "job": name,
-        "state": state,
-        "age_ms": age_ms,
-        "gpu": "2xH100",
-        "worker": "",
-        "simulated": False,
-        **more,
-    }
+def job(tenant: str, name: str, state: str, age_ms: int, **more: Any) -> JobRow:
+    known = {"tenant": tenant, "job": name, "state": state, "age_ms": age_ms, "gpu": "2xH100"}
+    return convert({**known, **more}, JobRow)
 
 
-def told(model: Model, *rows: dict[str, Any], waits: int | None = None) -> None:
+def told(model: Model, *rows: JobRow, waits: int | None = None) -> None:
     """Tell the model these jobs; `waits` in all, more than were listed."""
-    listed = sum(row["state"] == "QUEUED" for row in rows)
+    listed = sum(row.state == "QUEUED" for row in rows)
     model.told_jobs(list(rows), listed if waits is None else waits, more=waits is not None)
 
 
@@ -123,7 +116,7 @@ def test_a_service_that_rests_is_none_that_waits() -> None:
     view = model.view(0, AT_MS)
     assert ([(row.job, row.jobs, row.reason) for row in view.waiting], view.waits) == ([("waits", 1, "busy")], 1)
     assert model.oldest() == [("a", "waits")]
-    assert {row["job"] for row in view.jobs} == {"rests", "some", "waits"}, "they are listed as jobs"
+    assert {row.job for row in view.jobs} == {"rests", "some", "waits"}, "they are listed as jobs"
     told(model, rests)
     assert (model.view(0, AT_MS).waiting, model.view(0, AT_MS).waits) == ([], 0)
 
@@ -166,7 +159,8 @@ def test_the_oldest_waiting_job_of_each_tenant_and_reason_is_the_one_to_explain_
     held = job("a", "kept", "QUEUED", 20, reason="held")
     told(model, *mine, held, job("b", "b1", "QUEUED", 70), waits=300)
     assert model.oldest() == [("b", "b1"), ("a", "old"), ("a", "kept")]
-    model.told_why("a", {"job": "old", "reason": "busy", "means": "jobs lease it", "starts": {"p50_ms": 4_000}})
+    why = Explained(job="old", tenant="a", state="QUEUED", reason="busy", means="jobs lease it")
+    model.told_why("a", replace(why, starts=Start(p50_ms=4_000)))
     view = model.view(0, AT_MS)
     assert [(row.tenant, row.jobs, row.job, row.reason, row.more) for row in view.waiting] == [
         ("b", 1, "b1", "", True),

@@ -15,6 +15,8 @@ from moorage.client.durations import age, utc
 if TYPE_CHECKING:
     from datetime import datetime
 
+    from moorage.schemas.answers.jobs import Explained
+
 __all__ = ["Rows", "age", "facts", "ordinal", "state", "table", "utc", "waits"]
 
 T = TypeVar("T")
@@ -291,31 +293,30 @@ def wrapped(text: str, indent: int) -> list[str]:
     return in_lines(text, max(shutil.get_terminal_size().columns - indent, LAST_COLUMN_MIN)) or [""]
 
 
-def waits(explained: dict[str, Any]) -> str:
+def waits(why: Explained) -> str:
     """Return why a job waits as one line, from the answer of `explain`: `2nd of 5 ~4m busy: needs 1 more H100 on one
     host`."""
-    if is_asleep(explained):
+    if is_asleep(why):
         return ASLEEP
-    place = place_of(explained) if "position" in explained else ""
-    starts = explained.get("starts")
-    about = f"~{age(starts['p50_ms'])}" if starts else ""
-    told = explained["because"] if {"after", "not_before_ms"} & explained.keys() else explained["means"]
-    why = f"{explained['reason']}: " + (f"needs {explained['needs']}" if "needs" in explained else told)
-    return GAP.join(filter(None, (place, about, why)))
+    place = place_of(why) if why.position is not None else ""
+    about = f"~{age(why.starts.p50_ms)}" if why.starts is not None else ""
+    told = why.because if why.after or why.not_before_ms else why.means
+    reason = f"{why.reason}: " + (f"needs {why.needs}" if why.needs else told)
+    return GAP.join(filter(None, (place, about, reason)))
 
 
-def is_asleep(explained: dict[str, Any]) -> bool:
+def is_asleep(why: Explained) -> bool:
     """Return whether a job is a service without members, as no calls come, from the answer of `explain`."""
     from moorage.schemas.reasons import SCALED
 
-    return explained.get("reason") == SCALED.name and explained.get(SCALED.name, {}).get("wanted") == 0
+    return why.reason == SCALED.name and why.scaled is not None and why.scaled.wanted == 0
 
 
-def place_of(explained: dict[str, Any]) -> str:
+def place_of(why: Explained) -> str:
     """Return a job's place in the queue: `2nd of 5`. In a very long queue, these are counts of replicas and not of
     jobs."""
-    place = f"{ordinal(explained['position'])} of {explained['queued']}"
-    return f"{place} replicas" if explained.get("queued_of") == "replicas" else place
+    place = f"{ordinal(why.position or 0)} of {why.queued}"
+    return f"{place} replicas" if why.queued_of == "replicas" else place
 
 
 def ordinal(number: int) -> str:

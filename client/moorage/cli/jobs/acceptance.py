@@ -8,10 +8,13 @@ import stat
 import sys
 import termios
 from collections.abc import Awaitable, Sequence
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
+
+import msgspec
 
 from moorage.cli.framework.console import report, say
 from moorage.cli.framework.render import is_asleep, waits
+from moorage.client.answers import explained_in
 from moorage.client.errors import NoScheduler, Unreachable, word_to_explain
 from moorage.schemas.frames import Accepted
 from moorage.schemas.gpu import format_token
@@ -20,6 +23,7 @@ from moorage.schemas.names import exactly, word_of
 if TYPE_CHECKING:
     from moorage.client.client import AsyncClient
     from moorage.client.job import Job
+    from moorage.schemas.answers.jobs import Explained
     from moorage.schemas.job import Request
 
 T = TypeVar("T")
@@ -107,8 +111,8 @@ def say_accepted(job: Job, request: Request) -> None:
     say(f"{known}: {asks}{record}")
     tell_warnings(accepted)
     say_when_it_stops(request)
-    if accepted.waiting is not None and "reason" in accepted.waiting:
-        say(_waits(accepted.waiting))
+    if accepted.waiting is not None and (why := explained_in(accepted.waiting)).reason:
+        say(_waits(why))
     say(f"follow: moorage logs {word_of(job.job)}   why: moorage explain {word_to_explain(job.job)}")
 
 
@@ -120,16 +124,14 @@ def say_when_it_stops(request: Request) -> None:
         say(f"stops once {most} of {request.copies} replicas have failed; --max-failed all goes on")
 
 
-def _waits(explained: dict[str, Any]) -> str:
+def _waits(why: Explained) -> str:
     """Return why a job waits, or how many of its replicas start at once and why the others wait."""
-    if is_asleep(explained):
-        return waits(explained)
-    replicas = explained.get("replicas")
-    waiting = explained.get("waiting_replicas", 0)
-    if replicas is None or not 0 < waiting < replicas["of"]:
-        return f"waits: {waits(explained)}"
-    others = {name: value for name, value in explained.items() if name != "position"}  # a job that starts is the first
-    return f"{replicas['of'] - waiting} start now, {waiting} wait: {waits(others)}"
+    if is_asleep(why):
+        return waits(why)
+    if why.replicas is None or not 0 < why.waiting_replicas < why.replicas.of:
+        return f"waits: {waits(why)}"
+    others = msgspec.structs.replace(why, position=None)  # a job that starts is the first
+    return f"{why.replicas.of - why.waiting_replicas} start now, {why.waiting_replicas} wait: {waits(others)}"
 
 
 def ends_at_once(warning: str) -> bool:

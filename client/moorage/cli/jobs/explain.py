@@ -17,6 +17,7 @@ from moorage.cli.jobs.instead import as_words
 from moorage.cli.jobs.job_rows import after_rows, members_words, stalled_words
 from moorage.cli.jobs.replica_words import shown_words
 from moorage.cli.jobs.selectors import LISTED, ask_each, one_id, with_named
+from moorage.client.answers import Explanation, told
 from moorage.client.errors import stopped_early
 from moorage.schemas.codec import Decoder
 from moorage.schemas.errors import Refused
@@ -29,6 +30,7 @@ from moorage.schemas.units import many
 if TYPE_CHECKING:
     from moorage.bus.transport import Delivery
     from moorage.client.client import AsyncClient
+    from moorage.schemas.answers.jobs import Explained, Fix, Leave, Start
     from moorage.schemas.frames import Answer
 
 #: where to look for why it ended so, by its state; a reason of its own that has a fix goes before
@@ -103,21 +105,21 @@ async def _watch(client: AsyncClient, job: str, options: RowOptions) -> None:
         await client._wire.subscribe(client._wire.subjects.fleet_frame, on_frame),
     ]
     screen = Screen(sys.stdout)
-    before: dict[str, Any] = {}
+    before: Explanation | None = None
     try:
-        while before.get("state") not in TERMINAL:
+        while before is None or before.state not in TERMINAL:
             await news.wait()
             news.clear()
             answer = await client._wire.answer("explain", {"job": job})
-            if answer.data == before:
+            if before is not None and answer.data == before.data:
                 continue
-            before = answer.data
+            before = told(Explanation, answer.data)
             if options.json or options.format:
-                options.shown(answer, [before])
+                options.shown(answer, [answer.data])
             elif screen.live:
                 screen.draw([*explained(before).splitlines(), *fix_lines(before)])
             else:
-                tell(pipe_line((job, before["state"], before.get("reason"), _why(before))))
+                tell(pipe_line((job, before.state, before.reason, _why(before))))
             await asyncio.sleep(APART_S)
     finally:
         for subscription in subscriptions:
@@ -125,91 +127,84 @@ async def _watch(client: AsyncClient, job: str, options: RowOptions) -> None:
 
 
 def _explain(data: dict[str, Any]) -> None:
-    tell(explained(data))
-    for line in fix_lines(data):
+    why = told(Explanation, data)
+    tell(explained(why))
+    for line in fix_lines(why):
         say(line)
 
 
-def _why(data: dict[str, Any]) -> str:
-    return f"{data['reason']}: {data['means']}" if "reason" in data else str(data.get("why", ""))
+def _why(why: Explained) -> str:
+    return f"{why.reason}: {why.means}" if why.reason else why.why
 
 
-def explained(data: dict[str, Any]) -> str:
+def explained(why: Explained) -> str:
     """Return the answer of `explain` as text for people."""
-    if data["state"] in TERMINAL:
-        code = data.get("code")
+    if why.state in TERMINAL:
         rows = [
-            ("replicas", shown_words(data)),
-            ("code", None if code is None else shell_code(code)),
-            ("why", data.get("why")),
-            ("ended", _ended(data)),
+            ("replicas", shown_words(why.replicas)),
+            ("code", None if why.code is None else shell_code(why.code)),
+            ("why", why.why),
+            ("ended", utc(why.ended_ms) if why.ended_ms else ""),
         ]
     else:
-        rows = explained_rows(data)
-    return facts([("job", data["job"]), ("state", data["state"]), *rows])
+        rows = explained_rows(why)
+    return facts([("job", why.job), ("state", why.state), *rows])
 
 
-def _ended(data: dict[str, Any]) -> str:
-    return utc(data["ended_ms"]) if "ended_ms" in data else ""
-
-
-def explained_rows(data: dict[str, Any]) -> list[tuple[str, Any]]:
+def explained_rows(why: Explained) -> list[tuple[str, Any]]:
     """Return why a job waits, as names and values."""
     return [
-        ("asks", data.get("asks")),
-        ("place", _place(data) if "position" in data else ""),
-        ("waiting", many(data["waiting_replicas"], "replica") if "waiting_replicas" in data else ""),
-        ("reason", _why(data)),
-        ("because", data.get("because")),
-        *after_rows(data),
-        ("members", members_words(data) if data.get("reason") != SCALED.name else ""),  # `because` says it
-        ("needs", data.get("needs")),
-        ("starts", starts(data)),
-        ("ends", foreseen(data["ends"]) if "ends" in data else ""),
-        ("workers", _steps(data.get("workers_left", {}))),
-        *[("held by", holder) for holder in data.get("held_by", [])],
-        *[("avoids", f"{device}, which failed while this job ran on it") for device in data.get("avoids", [])],
-        ("refused by", ", ".join(data.get("refused_by", []))),
-        *[("leaves", _leaving(row)) for row in data.get("leaves", [])],
-        ("stalled", stalled_words(data)),
+        ("asks", why.asks),
+        ("place", _place(why) if why.position is not None else ""),
+        ("waiting", many(why.waiting_replicas, "replica") if why.waiting_replicas else ""),
+        ("reason", _why(why)),
+        ("because", why.because),
+        *after_rows(why),
+        ("members", members_words(why.scaled) if why.reason != SCALED.name else ""),  # `because` says it
+        ("needs", why.needs),
+        ("starts", starts(why)),
+        ("ends", foreseen(why.ends) if why.ends is not None else ""),
+        ("workers", _steps(why.workers_left)),
+        *[("held by", holder) for holder in why.held_by],
+        *[("avoids", f"{device}, which failed while this job ran on it") for device in why.avoids],
+        ("refused by", ", ".join(why.refused_by)),
+        *[("leaves", _leaving(row)) for row in why.leaves],
+        ("stalled", stalled_words(why.stalled)),
     ]
 
 
-def _place(data: dict[str, Any]) -> str:
+def _place(why: Explained) -> str:
     """Return a job's place in the queue, and its tenant's turn where several tenants wait."""
-    place = f"{place_of(data)}{_age(data)}"
-    if "turn" not in data:
+    place = f"{place_of(why)}{_age(why)}"
+    if why.turn is None:
         return place
-    return f"{place}, by arrival; its tenant is served as the {ordinal(data['turn'])} of {data['tenants']} tenants"
+    return f"{place}, by arrival; its tenant is served as the {ordinal(why.turn)} of {why.tenants} tenants"
 
 
-def _age(data: dict[str, Any]) -> str:
-    if "counts_as" not in data:
+def _age(why: Explained) -> str:
+    if why.counts_as is None:
         return ""
-    return (
-        f"; after a wait of {age(data['waited_ms'])} its priority {data['priority']} has the effective value "
-        f"{data['counts_as']}"
-    )
+    waited = age(why.waited_ms or 0)
+    return f"; after a wait of {waited} its priority {why.priority} has the effective value {why.counts_as}"
 
 
-def starts(data: dict[str, Any]) -> str:
+def starts(why: Explained) -> str:
     """Return when a job is expected to start, as `foreseen`; "" if unknown."""
-    if "starts_in_ms" in data:
-        return f"not before {age(data['starts_in_ms'])} from now"
-    band = data.get("starts")
-    if band is None:
-        return f"unknown: {data['starts_unknown']}" if "starts_unknown" in data else ""
-    return foreseen(band)
+    if why.starts_in_ms is not None:
+        return f"not before {age(why.starts_in_ms)} from now"
+    if why.starts is None:
+        return f"unknown: {why.starts_unknown}" if why.starts_unknown else ""
+    return foreseen(why.starts)
 
 
-def foreseen(band: dict[str, int]) -> str:
+def foreseen(start: Start) -> str:
     """Return when something is expected: `in about 4m (in 8 of 10 cases 2m to 11m; from 40 earlier runs of the same
     command)`.
 
     The scheduler gives the interval only after enough runs. Where time limits bound it, it may be earlier: `at the
     latest in 25s`.
     """
-    runs, p10_ms, p90_ms = band.get("runs", 0), band.get("p10_ms"), band.get("p90_ms")
+    runs, p10_ms, p90_ms = start.runs, start.p10_ms, start.p90_ms
     seen = f"from {many(runs, 'earlier run')} of the same command"
     if p90_ms is not None and p90_ms < 1000:
         return "in under a second"
@@ -218,16 +213,14 @@ def foreseen(band: dict[str, int]) -> str:
         return f"at the latest in {age(p90_ms)} (from time limits and grace periods)"
     if p90_ms is not None and p10_ms is None:
         return f"probably within {age(p90_ms)} (from time limits and {seen.removeprefix('from ')})"
-    about = f"in about {age(band['p50_ms'])}" if band["p50_ms"] >= 1000 else "in under a second"
+    about = f"in about {age(start.p50_ms)}" if start.p50_ms >= 1000 else "in under a second"
     if p10_ms is not None and p90_ms is not None:
         return f"{about} (in 8 of 10 cases {age(p10_ms)} to {age(p90_ms)}; {seen})"
     return f"{about} (the median, {seen})" if runs else about
 
 
-def _leaving(row: dict[str, Any]) -> str:
-    return (f"{row['worker']} in {age(row['in_ms'])}: this worker is drained") + (
-        f" ({row['why']})" if row["why"] else ""
-    )
+def _leaving(row: Leave) -> str:
+    return f"{row.worker} in {age(row.in_ms)}: this worker is drained" + (f" ({row.why})" if row.why else "")
 
 
 def _steps(left: dict[str, int]) -> str:
@@ -239,41 +232,40 @@ def _steps(left: dict[str, int]) -> str:
     return " > ".join(f"{REASONS[name].step if name in REASONS else name} {number}" for name, number in steps)
 
 
-def fix_lines(data: dict[str, Any]) -> list[str]:
-    word = word_of(data["job"])
-    if data.get("stalled"):
+def fix_lines(why: Explained) -> list[str]:
+    """Return what would help, a line for each; without a tenant, of a job that is not submitted yet."""
+    word = word_of(why.job)
+    if why.stalled:
         return [f"fix: {FIXES['stalled'].format(job=word)}"]
-    if data.get("state") in _LOOK:
-        look = _LOOK[data["state"]] if not data.get("compacted") else "moorage show {job}"
-        if stopped_early(data.get("why") or ""):
+    if why.state in _LOOK:
+        look = _LOOK[why.state] if not why.compacted else "moorage show {job}"
+        if stopped_early(why.why):
             look = "moorage show {job} --failed; to run all that is left: moorage again {job} --failed --max-failed all"
-        elif data["state"] == "FAILED" and "replicas" in data:
+        elif why.state == "FAILED" and why.replicas is not None:
             look = "moorage show {job} --failed"
-        fix = fix_of_end(str(data.get("why", ""))) or look
-        return [f"fix: {fix.format(job=word)}"]
-    tried = [_fix_line(fix, data) for fix in data.get("fixes", [])]
-    fix = fix_of(data.get("reason", ""))
+        return [f"fix: {(fix_of_end(why.why) or look).format(job=word)}"]
+    tried = [_fix_line(fix, why) for fix in why.fixes]
+    fix = fix_of(why.reason)
     if tried or not fix:
         return tried
-    if data["reason"] == HELD.name and "tenant" in data:
-        return [f"fix: ask an operator to end the hold: {_release(data)}"]
-    return [f"fix: {fix.format(job=word, asks=data.get('asks', ''))}"]
+    if why.reason == HELD.name and why.tenant:
+        return [f"fix: ask an operator to end the hold: {_release(why)}"]
+    return [f"fix: {fix.format(job=word, asks=why.asks)}"]
 
 
-def _release(data: dict[str, Any]) -> str:
-    what = "--queue" if "position" in data else word_of(data["job"])  # who is held itself has no place
-    return f"moorage admin release {what} --tenant {data['tenant']}"
+def _release(why: Explained) -> str:
+    what = "--queue" if why.position is not None else word_of(why.job)  # who is held itself has no place
+    return f"moorage admin release {what} --tenant {why.tenant}"
 
 
-def _fix_line(fix: dict[str, Any], data: dict[str, Any]) -> str:
+def _fix_line(fix: Fix, why: Explained) -> str:
     """Return the command that would start the job now; for a job not yet submitted, the flags to change."""
-    if "command" in fix:
-        return f"fix: {fix['say']}: {fix['command']}"
-    words, head = as_words(fix), f"fix: the job would start now with this change ({fix['say']})"
-    if "tenant" not in data:
+    if fix.command:
+        return f"fix: {fix.say}: {fix.command}"
+    words, head = as_words(fix), f"fix: the job would start now with this change ({fix.say})"
+    if not why.tenant:
         return f"{head}: {words}"
     from moorage.client.tenant import find_tenant
 
-    tenant = data["tenant"]
-    of = "" if tenant == find_tenant() else f" --tenant {tenant}"
-    return f"{head}: moorage submit --instead-of {word_of(data['job'])}{of} {words}"
+    of = "" if why.tenant == find_tenant() else f" --tenant {why.tenant}"
+    return f"{head}: moorage submit --instead-of {word_of(why.job)}{of} {words}"

@@ -26,6 +26,7 @@ from moorage.schemas.plan import Plan
 
 if TYPE_CHECKING:
     from moorage.client.client import AsyncClient
+    from moorage.schemas.answers.jobs import Fix
     from moorage.schemas.job import Request
 
 #: asks the leader; the id of the job to cancel ("" if the new job replaces it by itself), and what is to be handed in
@@ -146,22 +147,22 @@ def fields_in(but: str | None) -> dict[str, Any]:
     return found
 
 
-def as_words(fix: dict[str, Any]) -> str:
+def as_words(fix: Fix) -> str:
     """Return the flags that stand for a change which `explain` proposes (see `relax` of the scheduler's core)."""
     words: list[str] = []
     rest: dict[str, Any] = {}
-    for field, value in fix["request"].items():
+    for field, value in fix.request.items():
         if field == "run" and value and value.get("timeout_s") is not None:
             words += ["--time-limit", f"{value['timeout_s']:g}s"]
-        elif field == "replicas" and fix.get("gang"):
+        elif field == "replicas" and fix.gang:
             continue  # the token says it
         elif field == "replicas":
             words += ["--replicas", str(value if value is not None else 1)]
         elif field == "resources" and value:
             words += ["--cpu", f"{value['cpu_milli'] / 1000:g}"] if value.get("cpu_milli") else []
             words += ["--memory", f"{value['memory_mib']}Mi"] if value.get("memory_mib") else []
-        elif field == "gpu" and "gpu" in fix:
-            words += ["--gpu", fix["gpu"], *["--gang"] * fix.get("gang", False)]
+        elif field == "gpu" and fix.gpu:
+            words += ["--gpu", fix.gpu, *["--gang"] * fix.gang]
         else:
             rest[field] = value
     if rest:

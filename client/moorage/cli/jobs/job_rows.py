@@ -16,6 +16,7 @@ from moorage.schemas.reasons import SCALED
 from moorage.schemas.units import many
 
 if TYPE_CHECKING:
+    from moorage.schemas.answers.jobs import Awaited, Explained, JobRow, ReplicaStall, Scaled, ShownJob
     from moorage.schemas.frames import Stalled
 
 COLUMNS: Final = ("JOB", "STATE", "GPU", "PRI", "TRY", "AGE", "RAN", "USE", "CODE", "WORKER", "WHY")
@@ -27,18 +28,20 @@ OPTIONAL: Final = ("TRY", "PRI", "CODE", "USE", "AGE", "RAN")
 PRIORITY_USUAL: Final = 50
 
 
-def jobs_table(rows: list[dict[str, Any]], *, of_all: bool = False) -> str:
+def jobs_table(rows: Sequence[JobRow], *, of_all: bool = False) -> str:
     """Return the table; with `of_all`, each row begins with its tenant.
 
     On a terminal, the columns PRI and TRY are left out while no job differs from the usual: they would say nothing.
     """
     header = [TENANT, *COLUMNS] if of_all else [*COLUMNS]
-    cells = [[row["tenant"], *job_row(row)] if of_all else job_row(row) for row in rows]
+    cells = [[row.tenant, *job_row(row)] if of_all else job_row(row) for row in rows]
     if sys.stdout.isatty():
-        for name, key, usual in (("PRI", "priority", (None, PRIORITY_USUAL)), ("TRY", "attempt", (None, 0, 1))):
-            if all(row.get(key) in usual for row in rows):
-                at = header.index(name)
-                header, cells = header[:at] + header[at + 1 :], [row[:at] + row[at + 1 :] for row in cells]
+        usual = {
+            "PRI": all(row.priority in (None, PRIORITY_USUAL) for row in rows),
+            "TRY": all(row.attempt <= 1 for row in rows),
+        }
+        for at in [header.index(name) for name in ("TRY", "PRI") if usual[name]]:
+            header, cells = header[:at] + header[at + 1 :], [row[:at] + row[at + 1 :] for row in cells]
     return table(
         header,
         cells,
@@ -48,105 +51,98 @@ def jobs_table(rows: list[dict[str, Any]], *, of_all: bool = False) -> str:
     )
 
 
-def rank(row: dict[str, Any]) -> int:
+def rank(state: str) -> int:
     """Return the place of a row among others: what holds GPUs comes first, then what waits, then what has ended."""
-    return 2 if row["state"] in TERMINAL else 1 if row["state"] == QUEUED else 0
+    return 2 if state in TERMINAL else 1 if state == QUEUED else 0
 
 
-def job_row(row: dict[str, Any]) -> list[Any]:
+def job_row(row: JobRow) -> list[Any]:
     """Return the cells of a job's row, one for each of `COLUMNS`."""
     return [
-        row["job"],
-        row["state"],
-        row.get("gpu"),
-        row.get("priority"),
-        row.get("attempt"),
-        age(row["age_ms"]),
-        age(row["ran_ms"]) if "ran_ms" in row else None,
-        use_cell(row),
-        code_cell(row.get("code")),
+        row.job,
+        row.state,
+        row.gpu,
+        row.priority,
+        row.attempt,
+        age(row.age_ms),
+        None if row.ran_ms is None else age(row.ran_ms),
+        use_cell(row.use),
+        code_cell(row.code),
         worker_cell(row),
         why_cell(row),
     ]
 
 
-def why_cell(row: dict[str, Any]) -> str:
+def why_cell(row: JobRow) -> str:
     """Return for what a job waits, how far its replicas are, or why it ended; "" if there is nothing to say."""
     return (
-        stalled_words(row)
-        or ", ".join(f"after {after_words(each)}" for each in row.get("after", ()))
-        or (f"not before {not_before(row)}" if "not_before_ms" in row else "")
+        stalled_words(row.stalled)
+        or ", ".join(f"after {after_words(each)}" for each in row.after)
+        or (f"not before {utc(row.not_before_ms)}" if row.not_before_ms else "")
         or (ASLEEP if is_at_rest(row) else "")
         or _replicas_words(row)
-        or ended_by_itself(row["state"], row.get("code"), row.get("why") or row.get("reason", ""))
+        or ended_by_itself(row.state, row.code, row.why or row.reason)
     )
 
 
-def stalled_words(row: dict[str, Any]) -> str:
+def stalled_words(found: Sequence[ReplicaStall]) -> str:
     """Return for how long a running job has stalled, and what its GPUs do: `stalled for 12m: 8 GPUs at 0 %`; "" if it
     does not."""
-    found = row.get("stalled", ())
     if not found:
         return ""
-    longest = max(found, key=lambda each: each["seconds"])
+    longest = max(found, key=lambda each: each.seconds)
     of = f"{many(len(found), 'replica')} " if len(found) > 1 else ""
-    return f"{of}stalled for {age(1000 * longest['seconds'])}: {longest['why']}"
+    return f"{of}stalled for {age(1000 * longest.seconds)}: {longest.why}"
 
 
-def stopped_words(row: dict[str, Any]) -> str:
+def stopped_words(row: ShownJob) -> str:
     """Return how many processes of a running job a signal has stopped: `2 processes, by a signal such as SIGSTOP`; ""
     if there is none."""
-    found = [each for each in row.get("replica_states", ()) if each.get("stopped")]
+    found = [each for each in row.replica_states if each.stopped]
     if not found:
         return ""
-    count = sum(each["stopped"] for each in found)
-    of = f" of replica {', '.join(str(each['replica']) for each in found)}" if len(row["replica_states"]) > 1 else ""
+    count = sum(each.stopped for each in found)
+    of = f" of replica {', '.join(str(each.replica) for each in found)}" if len(row.replica_states) > 1 else ""
     return f"{count} process{'es' if count > 1 else ''}{of}, by a signal such as SIGSTOP"
 
 
-def _replicas_words(row: dict[str, Any]) -> str:
+def _replicas_words(row: JobRow) -> str:
     """Return how many replicas run, wait and are done, how many are ready, and why they wait if all do."""
-    why = row.get("why", "") if "hold" in row else row.get("reason", "")
-    waits = "replicas" in row and row["state"] == QUEUED
-    return GAP.join(filter(None, (shown_words(row), ready_cell(row), why if waits else "")))
+    why = row.why if row.hold is not None else row.reason
+    waits = row.replicas is not None and row.state == QUEUED
+    return GAP.join(filter(None, (shown_words(row.replicas), ready_cell(row), why if waits else "")))
 
 
-def after_words(row: dict[str, Any]) -> str:
+def after_words(each: Awaited) -> str:
     """Return a job that another one waits for, its state, and which end counts: `prep RUNNING, whatever its end`."""
-    which = {"any": ", whatever its end", "failed": ", if it does not succeed"}.get(row["when"], "")
-    return f"{row['job']} {row['state']}{which}"
+    which = {"any": ", whatever its end", "failed": ", if it does not succeed"}.get(each.when, "")
+    return f"{each.job} {each.state}{which}"
 
 
-def not_before(row: dict[str, Any]) -> str:
-    """Return from when on a job may start that waits for a time, as `2026-11-27T03:00:00Z`; else ""."""
-    return utc(row["not_before_ms"]) if row.get("not_before_ms") else ""
+def after_rows(told: JobRow | Explained) -> list[tuple[str, str]]:
+    """Return a named value for each job that a job waits for, and for the time before which it may not start."""
+    rows = [("after", after_words(each)) for each in told.after]
+    return [*rows, ("not before", utc(told.not_before_ms) if told.not_before_ms else "")]
 
 
-def after_rows(data: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return a named value for each job that a job waits for, and for its time."""
-    rows = [("after", after_words(each)) for each in data.get("after", ())]
-    return [*rows, ("not before", not_before(data))]
-
-
-def members_words(data: dict[str, Any]) -> str:
+def members_words(scaled: Scaled | None) -> str:
     """Return how many members a service is to have, and why; "" for other jobs."""
-    scaled = data.get(SCALED.name)
     if scaled is None:
         return ""
-    bounds = f"{scaled['wanted']} wanted, of {scaled['min']} to {scaled['max']}"
-    return bounds if "why" not in scaled else f"{bounds}, since {age(scaled['since_ms'])}: {scaled['why']}"
+    bounds = f"{scaled.wanted} wanted, of {scaled.min} to {scaled.max}"
+    return bounds if scaled.why is None else f"{bounds}, since {age(scaled.since_ms or 0)}: {scaled.why}"
 
 
-def ready_cell(row: dict[str, Any]) -> str:
+def ready_cell(row: JobRow) -> str:
     """Return how many of a job's running replicas are ready, `1 of 2 ready`; "" if all are, or none is looked at."""
-    states = row.get("replicas", {}).get("states", {row["state"]: 1})
+    states = {row.state: 1} if row.replicas is None else row.replicas.states
     runs = states.get(RUNNING, 0)
-    return f"{row['ready']} of {runs} ready" if row.get("ready", runs) < runs else ""
+    return f"{row.ready} of {runs} ready" if row.ready is not None and row.ready < runs else ""
 
 
-def is_at_rest(row: dict[str, Any]) -> bool:
+def is_at_rest(row: JobRow) -> bool:
     """Return whether a job's row of `ls` is that of a service without members, as no calls come."""
-    return row["state"] == QUEUED and row.get("reason") == SCALED.name
+    return row.state == QUEUED and row.reason == SCALED.name
 
 
 def stall_event_words(stalled: Stalled) -> str:
@@ -157,13 +153,9 @@ def stall_event_words(stalled: Stalled) -> str:
     return f"{of} has stalled for {age(stalled.seconds * 1000)}, without output: {stalled.why}"
 
 
-def worker_cell(row: dict[str, Any]) -> str:
+def worker_cell(row: JobRow) -> str:
     """Return a job's worker, how many others it has, and whether it is simulated: `sim-0002 +3 sim`."""
-    return (
-        (row.get("worker") or "-")
-        + (f" +{row['workers'] - 1}" if row.get("workers", 0) > 1 else "")
-        + (" sim" if row.get("simulated") else "")
-    )
+    return (row.worker or "-") + (f" +{row.workers - 1}" if row.workers > 1 else "") + (" sim" if row.simulated else "")
 
 
 def asked_rows(request: dict[str, Any], brought: str = "") -> list[tuple[str, Any]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from moorage.cli.jobs.job_rows import jobs_table, no_jobs, rank
@@ -10,6 +10,7 @@ from moorage.cli.jobs.selectors import HELD
 
 if TYPE_CHECKING:
     from moorage.client.client import AsyncClient
+    from moorage.schemas.answers.jobs import JobRow
     from moorage.schemas.frames import Answer
 
 #: what --tenant says for all tenants
@@ -54,7 +55,7 @@ class Listing:
             if not self.states and not self.reason and data.get("next", "").startswith("m:"):
                 held = (await self._page({"states": HELD})).data["jobs"]
                 rows = _once([*held, *rows])
-            answer.data["jobs"] = sorted(rows, key=rank)[: self._limit]
+            answer.data["jobs"] = sorted(rows, key=lambda row: rank(row["state"]))[: self._limit]
         return answer
 
     async def _page(self, more: Mapping[str, Any]) -> Answer:
@@ -63,7 +64,7 @@ class Listing:
             return await self._client._wire.operate("ls", arguments)
         return await self._client._wire.answer("ls", arguments)
 
-    def table(self, rows: list[dict[str, Any]]) -> str:
+    def table(self, rows: Sequence[JobRow]) -> str:
         return jobs_table(rows, of_all=self.of_all)
 
     def none(self) -> str:

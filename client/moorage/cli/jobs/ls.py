@@ -12,6 +12,7 @@ from moorage.cli.framework.wrapping import folded
 from moorage.cli.jobs.job_rows import counts_line, matching
 from moorage.cli.jobs.listing import Listing
 from moorage.cli.jobs.selectors import ANY_JOB, EACH, Chosen
+from moorage.client.answers import JobList, told
 
 if TYPE_CHECKING:
     from moorage.client.client import AsyncClient
@@ -64,14 +65,14 @@ def ls(
             await watch_jobs(client, listing, options)
             return None
         answer = await listing.ask(runs_first=not options.json and options.format is None)
-        rows = answer.data["jobs"]
-        if options.shown(answer, rows):
+        if options.shown(answer, answer.data["jobs"]):
             return None
+        listed = told(JobList, answer.data)
+        rows, counts = listed.jobs, listed.counts
         if not rows:
             say(listing.none())
             return None
         tell(listing.table(rows))
-        counts = answer.data["counts"]
         there = matching(counts, chosen.states)
         if len(rows) < there and not reason:
             more = f"more: --limit {min(there, LIMIT_MAX)}" if limit < LIMIT_MAX else "to see the others: --state STATE"

@@ -12,6 +12,7 @@ from moorage.cli.framework.options import RowOptions
 from moorage.cli.framework.render import pipe_line
 from moorage.cli.framework.screen import APART_S, Screen
 from moorage.cli.jobs.job_rows import counts_line, job_row, matching
+from moorage.client.answers import JobList, told
 from moorage.client.errors import Overloaded, Unreachable
 
 if TYPE_CHECKING:
@@ -41,45 +42,43 @@ async def watch_jobs(client: AsyncClient, listing: Listing, options: RowOptions)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(REDRAW_S if tty else ASK_AGAIN_S):
                     await changed.wait()
-            told = changed.is_set()
+            has_heard = changed.is_set()
             changed.clear()
             try:
                 answer = await listing.ask(runs_first=tty)
             except (Overloaded, Unreachable):
-                if told or tty:
+                if has_heard or tty:
                     raise
                 continue  # while nothing happens, a pipe outlasts a leader that is away, or too busy to answer
-            rows = answer.data["jobs"]
+            listed = told(JobList, answer.data)
+            rows, counts = listed.jobs, listed.counts
             if options.json:
-                states = [(row["tenant"], row["job"], row["state"], row["rev"]) for row in rows]
-                if told or states != before:
+                states = [(row.tenant, row.job, row.state, row.rev) for row in rows]
+                if has_heard or states != before:
                     emit(answer)
                 before = states
             elif tty:
                 text = listing.table(rows) if rows else listing.none()
-                counts = answer.data["counts"]
                 unseen = 0 if listing.reason else matching(counts, listing.states) - len(rows)  # counts know no reason
                 screen.draw(text.splitlines(), unseen=unseen, tail=[counts_line(counts) or "no job yet"])
             else:
                 if not rows and not has_told:  # said once: the jobs are listed again and again
                     say(f"{listing.none()}; each change of a job prints a row")
                 has_told = True
-                _tell_changed(rows, shown, options)
+                _tell_changed(listed, shown, options)
             await asyncio.sleep(APART_S)
     finally:
         await listening.unsubscribe()
 
 
-def _tell_changed(
-    rows: list[dict[str, Any]], shown: dict[tuple[str, str], tuple[Any, ...]], options: RowOptions
-) -> None:
+def _tell_changed(listed: JobList, shown: dict[tuple[str, str], tuple[Any, ...]], options: RowOptions) -> None:
     """Print the rows of jobs that have changed, oldest first."""
-    for row in reversed(rows):
-        seen, of = (row["state"], row["rev"]), (row["tenant"], row["job"])
+    for row, data in zip(reversed(listed.jobs), reversed(listed.data["jobs"]), strict=True):
+        seen, of = (row.state, row.rev), (row.tenant, row.job)
         if shown.get(of) != seen:
             shown[of] = seen
-            if not options.shown(None, [row]):
+            if not options.shown(None, [data]):
                 tell(pipe_line(job_row(row)))
-    listed = {(row["tenant"], row["job"]) for row in rows}
-    for name in [name for name in shown if name not in listed]:
+    there = {(row.tenant, row.job) for row in listed.jobs}
+    for name in [name for name in shown if name not in there]:
         del shown[name]

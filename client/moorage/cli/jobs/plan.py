@@ -14,11 +14,13 @@ from moorage.cli.framework.exit_codes import EXIT_FAILED, EXIT_NEVER, EXIT_NOT_N
 from moorage.cli.framework.options import ROWS, RowOptions, guarded, with_client
 from moorage.cli.framework.render import age, facts, waits
 from moorage.cli.jobs.acceptance import tell_warning
-from moorage.cli.jobs.explain import explained_rows, fix_lines, starts
+from moorage.cli.jobs.explain import explained_rows, fix_lines, foreseen
 from moorage.cli.jobs.job_flags import NO_FLAGS, JobFlags, drivers_of, needs_argv, offered, request_of
 from moorage.cli.jobs.newest import with_any, with_newest
 from moorage.cli.jobs.sweep_flags import sweep_of
+from moorage.client.answers import explained_in
 from moorage.client.errors import rejected
+from moorage.schemas.answers.jobs import Start
 from moorage.schemas.frames import Answer
 from moorage.schemas.units import many
 
@@ -162,13 +164,13 @@ def _tell(planned: Plan, with_job: bool, imagined: bool) -> None:
             rows.append((name, _jobs(what)))
     for worker, after_ms in (planned.empty or {}).items():
         rows.append(("empty", f"{worker} {_empty(after_ms)}"))
-    waiting = planned.waiting or {}
-    rows += [row for row in explained_rows(waiting) if row[0] != "starts"] if waiting else []
+    why = None if planned.waiting is None else explained_in({"job": "JOB", **planned.waiting})
+    rows += [row for row in explained_rows(why) if row[0] != "starts"] if why is not None else []
     rows.append(("ledger", planned.ledger))
     tell(facts(rows))
     if planned.problem is not None:
         tell_error(planned.problem)
-    for line in fix_lines({"job": "JOB", **waiting}) if waiting else []:
+    for line in fix_lines(why) if why is not None else []:
         say(line)
     for warning in planned.warnings:
         if warning.startswith(WARNED):
@@ -191,15 +193,15 @@ def _empty(after_ms: int | None) -> str:
 
 
 def _starts(planned: Plan) -> str:
-    waiting = planned.waiting or {}
+    why = explained_in(planned.waiting or {})
     if _in_part(planned):
-        rest = {name: value for name, value in waiting.items() if name != "position"}
+        rest = msgspec.structs.replace(why, position=None)
         return f"{planned.replicas_now} of {planned.replicas} replicas start now; the rest wait: {waits(rest)}"
     if planned.starts == "later":
-        return f"{starts({'starts': planned.in_ms})}, on {planned.on}"
-    if planned.starts == "unknown" and (why := waiting.get("starts_unknown")):
-        return f"not now; the time is unknown: {why}"
-    if planned.starts == "never" and not waiting:
+        return f"{foreseen(msgspec.convert(planned.in_ms, Start))}, on {planned.on}"
+    if planned.starts == "unknown" and why.starts_unknown:
+        return f"not now; the time is unknown: {why.starts_unknown}"
+    if planned.starts == "never" and not planned.waiting:
         return "never"  # whatever the fleet has: it was cancelled before
     words = {"unknown": "not now; the time is unknown", "never": "never on this fleet", "none": "it is a job already"}
     return words.get(planned.starts, planned.starts)

@@ -19,6 +19,7 @@ from moorage.cli.framework.screen import cut
 from moorage.cli.jobs.job_rows import stall_event_words
 from moorage.cli.jobs.labelled import Labelled
 from moorage.cli.jobs.replica_words import Eta, replica_words
+from moorage.client.answers import explained_in
 from moorage.schemas.job import QUEUED, STATES, TERMINAL
 from moorage.schemas.ranges import RANGES_SAID, Ranges, count_of, format_ranges, is_in, ranges_of
 from moorage.schemas.units import many
@@ -143,15 +144,16 @@ class Progress:
 
     def waiting(self, explained: dict[str, Any]) -> None:
         """Show why the job waits, from the answer of `explain`."""
-        if self._quiet or "reason" not in explained:
+        why = explained_in(explained)
+        if self._quiet or not why.reason:
             return
         if self._has_ended:
             return  # other replicas wait
-        text = f"{self._tag('QUEUED')}  {waits(explained)}"
+        text = f"{self._tag('QUEUED')}  {waits(why)}"
         if self._rewrites:
             self._show(text)
-        elif explained["reason"] != self._reason:
-            self._reason = explained["reason"]
+        elif why.reason != self._reason:
+            self._reason = why.reason
             say(text)
 
     def _note(self, text: str) -> None:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final
 
 from moorage.cli.framework.render import age
 from moorage.schemas.job import QUEUED, STARTING, SUCCEEDED, TERMINAL
+
+if TYPE_CHECKING:
+    from moorage.schemas.answers.jobs import ReplicaCounts
 
 #: ranges that a line names of the replicas that ended in one state
 RANGES_NAMED_MAX: Final = 8
@@ -44,10 +47,9 @@ def _cut(ranges: str) -> str:
     return ", ".join(parts[:RANGES_NAMED_MAX]) + (", …" if len(parts) > RANGES_NAMED_MAX else "")
 
 
-def shown_words(data: Mapping[str, Any]) -> str:
+def shown_words(told: ReplicaCounts | None) -> str:
     """Return the same from an answer of `show`, or from a row of `ls`; "" for a job of one replica."""
-    told = data.get("replicas")
-    return "" if told is None else replica_words(told["states"], told.get("ended"))
+    return "" if told is None else replica_words(told.states, told.ended)
 
 
 class Eta:

@@ -42,7 +42,8 @@ from moorage.cli.jobs.selectors import (
 )
 from moorage.cli.jobs.unkept import unkept
 from moorage.cli.jobs.use import WATCH_S, use_rows, use_table, use_words
-from moorage.client.errors import ClientError, NotFound, stopped_early
+from moorage.client.answers import Cancelled, JobInfo, told
+from moorage.client.errors import ClientError, FailedReplica, NotFound, stopped_early
 from moorage.client.login import who
 from moorage.schemas.actors import words
 from moorage.schemas.capabilities import Enforced
@@ -53,7 +54,8 @@ from moorage.schemas.units import many
 
 if TYPE_CHECKING:
     from moorage.client.client import AsyncClient
-    from moorage.schemas.frames import Answer
+    from moorage.schemas.answers.jobs import ShownJob
+    from moorage.schemas.frames import Answer, Change
 
 #: replicas whose workers are asked for their ports
 PORTS_ROWS_MAX: Final = 64
@@ -93,21 +95,21 @@ def show(
                     if event.stalled is not None:
                         tell(stall_event_words(event.stalled))
                     for change in event.changes:
-                        tell(pipe_line(_change_row(_as_dict(change), None)))
+                        tell(pipe_line(_change_row(change, None)))
             return None
 
         from moorage.client.brought import brought
 
         async def ask(name: str) -> Answer:
             answer = await client._wire.answer("show", {"job": name})
-            if ports := await _ports_of(client, name, answer.data):
-                answer.data["ports"] = ports
-            if cuts := await _cuts_of(client, name, answer.data):
-                answer.data["output_cuts"] = cuts
-            if words := await brought(client._wire, answer.data.get("request", {}).get("run") or {}):
-                answer.data["brought"] = words
-            if lines := await unkept(client, answer.data):
-                answer.data["keep_unmatched"] = lines
+            shown = told(JobInfo, answer.data)
+            found = Found(
+                ports=await _ports_of(client, shown),
+                output_cuts=await _cuts_of(client, shown),
+                brought=await brought(client._wire, answer.data.get("request", {}).get("run") or {}),
+                keep_unmatched=await unkept(client, answer.data),
+            )
+            answer.data.update(msgspec.to_builtins(found))
             return answer
 
         async def ask_failed(name: str) -> Answer:
@@ -125,46 +127,57 @@ def show(
     return with_named(options, jobs, work)
 
 
+class Found(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """What `show` finds besides the scheduler's answer: from workers, and from what is stored of the job."""
+
+    ports: dict[str, dict[str, str]] = {}  # by replica: where each of its ports is reached
+    output_cuts: dict[str, int | None] = {}  # by stream: bytes that its worker did not keep; None: their number is lost
+    brought: str = ""  # the files that it brought, in words
+    keep_unmatched: list[str] = []  # a line for each pattern of `keep` that matched nothing
+
+
+NOTHING_FOUND: Final = Found()
+
+
 async def _draw(client: AsyncClient, job: str, screen: Screen) -> None:
     """Draw the job and its use of GPUs every `WATCH_S` seconds until it has ended."""
     import asyncio
 
     from moorage.client.brought import brought
 
-    files: str | None = None
+    found: Found | None = None
     while True:
-        data = (await client._wire.answer("show", {"job": job})).data
-        if files is None:
-            files = await brought(client._wire, data.get("request", {}).get("run") or {})
-        data["brought"] = files
-        lines = job_words(data).splitlines()
-        if any("use" in row for row in data.get("replica_states", ())):
+        shown = told(JobInfo, (await client._wire.answer("show", {"job": job})).data)
+        if found is None:
+            found = Found(brought=await brought(client._wire, shown.data.get("request", {}).get("run") or {}))
+        lines = job_words(shown, found).splitlines()
+        if any(row.use for row in shown.replica_states):
             with contextlib.suppress(ClientError):  # it has ended since, or its worker is away
                 lines += ["", *use_table(await use_rows(client, job, None), sys.stdout).splitlines()]
         screen.draw(lines)
-        if data["state"] in TERMINAL:
+        if shown.state in TERMINAL:
             return
         await asyncio.sleep(WATCH_S)
 
 
-async def _ports_of(client: AsyncClient, job: str, data: dict[str, Any]) -> dict[str, dict[str, str]]:
+async def _ports_of(client: AsyncClient, shown: JobInfo) -> dict[str, dict[str, str]]:
     """Ask the workers for the addresses of a running job's ports; by replica. A job that wants no ports has none."""
     from moorage.schemas.capabilities import driver_of
 
-    request = data.get("request", {})
+    request = shown.data.get("request", {})
     found: dict[str, dict[str, str]] = {}
     blocks = request.get("driver_config") or (request.get("template") or {}).get("driver_config") or {}
-    block = blocks.get(driver_of(data))
+    block = blocks.get(driver_of(shown.data))
     if not isinstance(block, dict) or not block.get("ports"):
         return {}
-    for row in data.get("replica_states", [])[:PORTS_ROWS_MAX]:
+    for row in shown.replica_states[:PORTS_ROWS_MAX]:
         with contextlib.suppress(ClientError):  # its worker is away, and the rest of the answer is there
-            if row["state"] == RUNNING and (ports := await client.job(job).ports(row["replica"])):
-                found[str(row["replica"])] = {str(own): where for own, where in ports.items()}
+            if row.state == RUNNING and (ports := await client.job(shown.job).ports(row.replica)):
+                found[str(row.replica)] = {str(own): where for own, where in ports.items()}
     return found
 
 
-async def _cuts_of(client: AsyncClient, job: str, data: dict[str, Any]) -> dict[str, int | None]:
+async def _cuts_of(client: AsyncClient, shown: JobInfo) -> dict[str, int | None]:
     """Ask the workers of which streams they did not keep all: the number of bytes that are missing, None if it is not
     known. Nothing is said of workers that do not answer soon."""
     import asyncio
@@ -178,12 +191,12 @@ async def _cuts_of(client: AsyncClient, job: str, data: dict[str, Any]) -> dict[
 
     async def ask(replica: int, attempt: int | None, stream: StreamName) -> None:
         with contextlib.suppress(ClientError):
-            page = await read_page(client._wire.read, job, replica, attempt, stream, -1, 1)
+            page = await read_page(client._wire.read, shown.job, replica, attempt, stream, -1, 1)
             if page.truncated:
                 found[f"std{stream} of replica {replica}"] = page.cut_to - page.cut_from or None
 
-    if data.get("worker") and not is_operators(client._wire.context):
-        newest = [each for each in list(newest_attempts(data).items())[:CUT_ROWS_MAX] if each[1] != 0]
+    if shown.worker and not is_operators(client._wire.context):
+        newest = [each for each in list(newest_attempts(shown.data).items())[:CUT_ROWS_MAX] if each[1] != 0]
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CUT_S_MAX):
                 await asyncio.gather(
@@ -197,50 +210,45 @@ async def _cuts_of(client: AsyncClient, job: str, data: dict[str, Any]) -> dict[
     return dict(sorted(found.items()))
 
 
-def _cuts(data: dict[str, Any]) -> str:
-    cuts = data.get("output_cuts", {})
+def _cuts(cuts: dict[str, int | None]) -> str:
     words = (f"{name}{'' if count is None else f' lacks {count} bytes in its middle'}" for name, count in cuts.items())
     return f"cut by output_cap_bytes, or by a full disk: {', '.join(words)}" if cuts else ""
 
 
-def _ports(data: dict[str, Any]) -> str:
-    ports = data.get("ports", {})
+def _ports(ports: dict[str, dict[str, str]]) -> str:
     many_of = len(ports) > 1
     return "; ".join(
         f"{f'replica {replica}: ' if many_of else ''}{ports_words(of_one)}" for replica, of_one in ports.items()
     )
 
 
-def _kept_rows(data: dict[str, Any]) -> list[tuple[str, str]]:
+def _kept_rows(shown: ShownJob) -> list[tuple[str, str]]:
     """Return until when an ended job's id, its history and its output are kept."""
-    kept = data.get("kept")
-    if not kept:
+    kept = shown.kept
+    if kept is None:
         return []
-    story_ms = data.get("kept_until_ms") if data.get("compacted") else kept["history_ms"]
+    story_ms = shown.kept_until_ms if shown.compacted else kept.history_ms
     return [
-        ("id until", utc(kept["job_ms"])),
+        ("id until", utc(kept.job_ms)),
         *([("history until", utc(story_ms))] if story_ms is not None else []),
-        *(("output until", f"{utc(until)} on {worker}") for worker, until in kept["output_ms"].items()),
+        *(("output until", f"{utc(until)} on {worker}") for worker, until in kept.output_ms.items()),
     ]
 
 
 def _show(data: dict[str, Any]) -> None:
-    tell(job_words(data))
+    tell(job_words(told(JobInfo, data), msgspec.convert(data, Found)))
 
 
 def _show_failed(data: dict[str, Any]) -> None:
     """Print which replicas failed, and how the others are."""
-    job, rows = data["job"], data["failed"]
-    say(f"job {job} {data['state']}: {shown_words(data) or many(len(rows), 'replica') + ' failed'}")
+    shown, rows = told(JobInfo, data), msgspec.convert(data["failed"], list[FailedReplica])
+    say(f"job {shown.job} {shown.state}: {shown_words(shown.replicas) or many(len(rows), 'replica') + ' failed'}")
     if not rows:
         return
-    cells = [
-        (row["replica"], _item_cell(row["item"]), row["state"], code_cell(row["code"]), row["stderr"] or row["why"])
-        for row in rows
-    ]
+    cells = [(row.replica, _item_cell(row.item), row.state, code_cell(row.code), row.stderr or row.why) for row in rows]
     tell(table(["REPLICA", "ITEM", "STATE", "CODE", "LAST LINE"], cells, numbers=("REPLICA", "CODE"), wraps=True))
-    early = " --max-failed all" if stopped_early(data.get("why", "")) else ""
-    word = word_of(job)
+    early = " --max-failed all" if stopped_early(shown.why) else ""
+    word = word_of(shown.job)
     say(f"their output: moorage logs {word} --failed   run them again: moorage again {word} --failed{early}")
 
 
@@ -251,107 +259,105 @@ def _item_cell(item: Any) -> str:
     return " ".join(f"{name}={each}" for name, each in item.items()) if isinstance(item, dict) else str(item)
 
 
-def job_words(data: dict[str, Any]) -> str:
+def job_words(shown: JobInfo, found: Found = NOTHING_FOUND) -> str:
     """Return a job in full: facts, and a table of its state changes."""
-    changes = data.get("changes", [])
-    began = changes[0]["time_ms"] if changes and changes[0]["rev"] == 1 else None
-    simulated = data.get("simulated") or _simulated(changes)
-    request = data.get("request", {})
+    changes = shown.changes
+    began = changes[0].time_ms if changes and changes[0].rev == 1 else None
+    request = shown.data.get("request") or {}
     about = facts(
         [
-            ("job", data["job"]),
-            ("tenant", data["tenant"]),
-            ("state", data["state"]),
-            ("simulated", "yes" if simulated else ""),
-            ("gpu", data.get("gpu")),
+            ("job", shown.job),
+            ("tenant", shown.tenant),
+            ("state", shown.state),
+            ("simulated", "yes" if shown.simulated or _simulated(changes) else ""),
+            ("gpu", shown.gpu),
             ("command", " ".join(request.get("run", {}).get("argv", []))),
             ("items", items_words(request)),
             ("again of", request.get("again_of")),
-            ("run again as", ", ".join(data.get("again", ()))),
+            ("run again as", ", ".join(shown.again)),
             ("service", service_words(request.get("service"))),
-            ("priority", data.get("priority")),
-            *asked_rows(request, data.get("brought", "")),
-            ("age", age(data["age_ms"]) if "age_ms" in data else ""),
-            ("worker", worker_cell(data)),
-            ("replicas", _replicas(data)),
-            ("members", members_words(data)),
-            ("setup", setup_words(data)),
-            ("ready", ready_words(data)),
-            ("address", address_words(data)),
-            ("restarts", restarts_words(data)),
-            ("use", use_words(data)),
-            *after_rows(data),
-            ("stalled", stalled_words(data)),
-            ("stopped", stopped_words(data)),
-            ("enforced", "; ".join(dict.fromkeys(map(enforced_words, _levels(data))))),
-            ("waits for", frozen_words(data)),
-            ("ports", _ports(data)),
-            ("output", _cuts(data)),
-            ("code", code_cell(data.get("code"))),
-            ("why", ended_by_itself(data["state"], data.get("code"), data.get("why") or "")),
-            ("keep", "; ".join(data.get("keep_unmatched", ()))),
-            ("kept", _kept(data)),
-            *_kept_rows(data),
+            ("priority", shown.priority),
+            *asked_rows(request, found.brought),
+            ("age", age(shown.age_ms) if shown.rev else ""),
+            ("worker", worker_cell(shown)),
+            ("replicas", _replicas(shown)),
+            ("members", members_words(shown.scaled)),
+            ("setup", setup_words(shown)),
+            ("ready", ready_words(shown)),
+            ("address", address_words(shown)),
+            ("restarts", restarts_words(shown)),
+            ("use", use_words(shown.use)),
+            *after_rows(shown),
+            ("stalled", stalled_words(shown.stalled)),
+            ("stopped", stopped_words(shown)),
+            ("enforced", "; ".join(dict.fromkeys(map(enforced_words, _levels(shown))))),
+            ("waits for", frozen_words(shown)),
+            ("ports", _ports(found.ports)),
+            ("output", _cuts(found.output_cuts)),
+            ("code", code_cell(shown.code)),
+            ("why", ended_by_itself(shown.state, shown.code, shown.why)),
+            ("keep", "; ".join(found.keep_unmatched)),
+            ("kept", _kept(shown)),
+            *_kept_rows(shown),
         ]
     )
     if not changes:
         return about
-    told, left_out = _exceptions(changes)
+    rows, left_out = _exceptions(changes)
     story = table(
         ["REV", "AFTER", "REPLICA", "TRY", "STATE", "WORKER", "CODE", "GPUS", "WHY"],
-        [_change_row(change, began) for change in told],
+        [_change_row(change, began) for change in rows],
         numbers=("REV", "AFTER", "REPLICA", "TRY", "CODE"),
         optional=("REV", "GPUS", "CODE"),
         wraps=True,
     )
-    if _lacks_older(data, changes):
-        story += f"\nolder changes are left out; moorage events {word_of(data['job'])} has what is kept of them"
+    if _lacks_older(shown):
+        story += f"\nolder changes are left out; moorage events {word_of(shown.job)} has what is kept of them"
     elif left_out:
         story += f"\n{many(left_out, 'replica')} without a failure or a second attempt left out: --json has all changes"
     return f"{about}\n\n{story}"
 
 
-def _lacks_older(data: dict[str, Any], changes: list[dict[str, Any]]) -> bool:
+def _lacks_older(shown: ShownJob) -> bool:
     """Return whether an answer has the newest changes alone; of very many replicas it has those ends that are odd."""
-    states = data.get("replicas", {}).get("states", {})
+    states = {} if shown.replicas is None else shown.replicas.states
     unwell = sum(count for name, count in states.items() if name in TERMINAL and name != "SUCCEEDED")
-    told = [change for change in changes if change["state"] in TERMINAL and change["state"] != "SUCCEEDED"]
-    ends = sum(change.get("through", change["replica"]) - change["replica"] + 1 for change in told)
-    return bool(changes[0]["rev"] > 1 or ends < unwell)
+    odd = [change for change in shown.changes if change.state in TERMINAL and change.state != "SUCCEEDED"]
+    ends = sum((change.replica if change.through is None else change.through) - change.replica + 1 for change in odd)
+    return shown.changes[0].rev > 1 or ends < unwell
 
 
 #: the state changes of more replicas are shown of those alone that did not go well
 STORIES_MAX: Final = 16
 
 
-def _exceptions(changes: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], int]:
+def _exceptions(changes: list[Change]) -> tuple[list[Change], int]:
     """Return the changes to show, and the number of replicas that are left out because nothing went wrong with them."""
-    replicas = {change["replica"] for change in changes if change["replica"] >= 0}
+    replicas = {change.replica for change in changes if change.replica >= 0}
     if len(replicas) <= STORIES_MAX:
         return changes, 0
     odd = {
-        change["replica"]
+        change.replica
         for change in changes
-        if (change["state"] in TERMINAL and change["state"] != "SUCCEEDED") or change["attempt"] > 1
+        if (change.state in TERMINAL and change.state != "SUCCEEDED") or change.attempt > 1
     }
-    told = [change for change in changes if change["replica"] < 0 or change["replica"] in odd]
-    return told, len(replicas - odd)
+    return [change for change in changes if change.replica < 0 or change.replica in odd], len(replicas - odd)
 
 
 #: replicas in one state that `show` names
 REPLICAS_NAMED_MAX: Final = 8
 
 
-def _replicas(data: dict[str, Any]) -> str:
+def _replicas(shown: ShownJob) -> str:
     """Return how many of several replicas are in which state; of those that failed a few numbers, too."""
-    if counted := shown_words(data):
+    if counted := shown_words(shown.replicas):
         return counted
-    rows = data.get("replica_states", [])
+    rows = shown.replica_states
     if len(rows) < 2:
         return ""
     counts: dict[str, list[int]] = {}
-    for at, row in enumerate(rows):
-        counts.setdefault(row["state"], []).append(row.get("replica", at))
+    for row in rows:
+        counts.setdefault(row.state, []).append(row.replica)
     words = []
     for name, numbers in sorted(counts.items(), key=lambda found: -len(found[1])):
         few = ", ".join(map(str, numbers[:REPLICAS_NAMED_MAX])) + (", …" if len(numbers) > REPLICAS_NAMED_MAX else "")
@@ -359,16 +365,14 @@ def _replicas(data: dict[str, Any]) -> str:
     return ", ".join(words)
 
 
-def _levels(data: dict[str, Any]) -> list[Enforced]:
+def _levels(shown: ShownJob) -> list[Enforced]:
     """Return how strictly each replica is kept to its part of a shared GPU. Replicas with whole GPUs are left out."""
-    rows = data.get("replica_states", [])
-    levels = [row["enforced"] for row in rows if "enforced" in row and row.get("mode") != "exclusive"]
-    return msgspec.convert(levels, list[Enforced])
+    return [row.enforced for row in shown.replica_states if row.enforced is not None and row.mode != "exclusive"]
 
 
-def frozen_words(data: dict[str, Any]) -> str:
+def frozen_words(shown: ShownJob) -> str:
     """Return for which GPUs the job waits while it is frozen; "" if it waits for none."""
-    gpus = [gpu for row in data.get("replica_states", []) for gpu in row.get("waits_for", ())]
+    gpus = [gpu for row in shown.replica_states for gpu in row.waits_for]
     return f"{', '.join(gpus)}, which preemptible jobs may use while this job is frozen" if gpus else ""
 
 
@@ -397,36 +401,36 @@ def items_words(request: dict[str, Any]) -> str:
     return f"{some}{len(items)}, in its request"
 
 
-def setup_words(data: dict[str, Any]) -> str:
+def setup_words(shown: JobInfo) -> str:
     """Return what prepares a worker before a replica starts there; "" for nothing. Says so while one waits for it."""
-    setup = data.get("request", {}).get("run", {}).get("setup")
+    setup = (shown.data.get("request") or {}).get("run", {}).get("setup")
     if setup is None:
         return ""
     first = str(setup.strip().splitlines()[0])
-    if all(row["state"] != CLAIMED for row in [data, *data.get("replica_states", ())]):
+    if CLAIMED not in (shown.state, *(row.state for row in shown.replica_states)):
         return first
-    return f"comes first on its worker: {first} (its output: moorage logs {word_of(data['job'])})"
+    return f"comes first on its worker: {first} (its output: moorage logs {word_of(shown.job)})"
 
 
-def ready_words(data: dict[str, Any]) -> str:
+def ready_words(shown: ShownJob) -> str:
     """Return how many replicas of a job are ready for work; "" for a job without `ready`, or that has ended."""
-    if "ready" not in data or data["state"] in TERMINAL:
+    if shown.ready is None or shown.state in TERMINAL:
         return ""
-    of = len(data.get("replica_states", []))
-    return ("yes" if data["ready"] else "no") if of == 1 else f"{data['ready']} of {many(of, 'replica')}"
+    of = len(shown.replica_states)
+    return ("yes" if shown.ready else "no") if of == 1 else f"{shown.ready} of {many(of, 'replica')}"
 
 
-def address_words(data: dict[str, Any]) -> str:
+def address_words(shown: ShownJob) -> str:
     """Return where the ports of a job are reached that its workers gave it; "" for none."""
-    rows = [row for row in data.get("replica_states", []) if "address" in row]
-    several = len(data.get("replica_states", [])) > 1
-    return "; ".join(f"replica {row['replica']}: {row['address']}" if several else row["address"] for row in rows)
+    rows = [row for row in shown.replica_states if row.address]
+    several = len(shown.replica_states) > 1
+    return "; ".join(f"replica {row.replica}: {row.address}" if several else row.address for row in rows)
 
 
-def restarts_words(data: dict[str, Any]) -> str:
+def restarts_words(shown: JobInfo) -> str:
     """Return how often a job that stays has started again, and how often it may; "" if it never has."""
-    count = sum(row.get("restarts", 0) for row in data.get("replica_states", []))
-    most = data.get("request", {}).get("run", {}).get("max_restarts")
+    count = sum(row.restarts for row in shown.replica_states)
+    most = (shown.data.get("request") or {}).get("run", {}).get("max_restarts")
     return "" if not count else f"{count}" if most is None else f"{count}, at most {most} of each replica"
 
 
@@ -441,33 +445,32 @@ def enforced_words(enforced: Enforced) -> str:
     return f"memory {enforced.memory}, compute {enforced.compute}"
 
 
-def _kept(data: dict[str, Any]) -> str:
+def _kept(shown: ShownJob) -> str:
     """Return what is still known of a job that is no longer in the scheduler's memory; "" for other jobs."""
-    if not data.get("compacted"):
+    if not shown.compacted:
         return ""
     return (
         "in the history"
-        if "kept_until_ms" in data
+        if shown.kept_until_ms is not None
         else "only as a row of id, state and end; the job's history has been deleted"
     )
 
 
-def _change_row(change: dict[str, Any], began_ms: int | None) -> list[Any]:
+def _change_row(change: Change, began_ms: int | None) -> list[Any]:
     return [
-        change["rev"],
-        utc_ms(change["time_ms"]) if began_ms is None else age(change["time_ms"] - began_ms),
-        change["replica"] if change["replica"] >= 0 else "-",
-        change["attempt"],
-        change["state"],
-        change.get("worker") or "-",
-        code_cell(change.get("code")),
-        len(change.get("gpus", [])) or "-",
+        change.rev,
+        utc_ms(change.time_ms) if began_ms is None else age(change.time_ms - began_ms),
+        change.replica if change.replica >= 0 else "-",
+        change.attempt,
+        change.state,
+        change.worker or "-",
+        code_cell(change.code),
+        len(change.gpus) or "-",
         why_of(
-            change["state"],
-            ended_by_itself(change["state"], change.get("code"), change.get("why", ""))
-            or at(change.get("address", "")),
-            change.get("by", ""),
-            change.get("said", ""),
+            change.state,
+            ended_by_itself(change.state, change.code, change.why) or at(change.address),
+            change.by,
+            change.said,
         ),
     ]
 
@@ -485,15 +488,8 @@ def why_of(state: str, why: str, by: str, said: str) -> str:
     return f"{why} ({actor})" if why else f"({actor})"
 
 
-def _as_dict(change: Any) -> dict[str, Any]:
-    import msgspec
-
-    data: dict[str, Any] = msgspec.to_builtins(change)
-    return data
-
-
-def _simulated(changes: list[dict[str, Any]]) -> bool:
-    return any(gpu.startswith(SIMULATED_UUID) for change in changes for gpu in change.get("gpus", []))
+def _simulated(changes: list[Change]) -> bool:
+    return any(gpu.startswith(SIMULATED_UUID) for change in changes for gpu in change.gpus)
 
 
 def cancel(
@@ -536,20 +532,21 @@ def cancel(
             known += 1
             if options.shown(answer, [answer.data]):
                 continue
-            was = answer.data["was"]
+            did = msgspec.convert(answer.data, Cancelled)
+            was = did.was
             if was == "UNKNOWN":
-                remembered = age(answer.data["remembered_s"] * 1000)
+                remembered = age(did.remembered_s * 1000)
                 tell(f"{name}\tno such job yet; its submit is refused for {remembered}")
                 say(f"lift it: moorage uncancel {word_of(name)}")
             elif was in TERMINAL:
                 tell(f"{name}\tunchanged, the job had ended before: {was}")
             else:
                 some_of = "" if only is None else f"replica {format_ranges(only, RANGES_SAID)}"
-                if answer.data["cancelled"]:
-                    did = f"cancelling what goes on of {some_of}" if some_of else "cancelling"
+                if did.cancelled:
+                    words = f"cancelling what goes on of {some_of}" if some_of else "cancelling"
                 else:
-                    did = f"unchanged, nothing goes on of {some_of}" if some_of else "unchanged"
-                tell(f"{name}\t{did}, the job was {was}")
+                    words = f"unchanged, nothing goes on of {some_of}" if some_of else "unchanged"
+                tell(f"{name}\t{words}, the job was {was}")
         if len(names) != 1 and not (options.json or options.format):
             say(many(known, "job"))
         return code

@@ -12,6 +12,7 @@ from moorage.cli.framework.options import ROWS, RowOptions, with_client
 from moorage.cli.framework.render import table
 from moorage.cli.framework.screen import Screen
 from moorage.cli.jobs.selectors import HELP_ONE, LISTED, one_id, replica_in
+from moorage.client.answers import JobInfo, told
 from moorage.client.errors import ClientError
 from moorage.client.replicas import numbers_of
 from moorage.schemas.job import RUNNING, TERMINAL
@@ -20,6 +21,7 @@ from moorage.schemas.units import many
 
 if TYPE_CHECKING:
     from moorage.client.client import AsyncClient
+    from moorage.schemas.answers.jobs import Used
 
 #: cells of a spark line, and the seconds that it shows: the longest time that a worker keeps
 CELLS: Final = 28
@@ -75,9 +77,9 @@ def use(
             if not watch:
                 return None
             await asyncio.sleep(WATCH_S)
-            shown = await client._wire.answer("show", {"job": name})
-            if shown.data["state"] in TERMINAL:
-                say(f"{name} has ended: {shown.data['state']}")
+            shown = told(JobInfo, (await client._wire.answer("show", {"job": name})).data)
+            if shown.state in TERMINAL:
+                say(f"{name} has ended: {shown.state}")
                 return None
 
     return with_client(options, work)
@@ -93,8 +95,8 @@ async def use_rows(
     """
     import asyncio
 
-    shown = await client._wire.answer("show", {"job": job}, tenant)
-    running = [row["replica"] for row in shown.data.get("replica_states", ()) if row["state"] == RUNNING]
+    shown = told(JobInfo, (await client._wire.answer("show", {"job": job}, tenant)).data)
+    running = [row.replica for row in shown.replica_states if row.state == RUNNING]
     if replica is not None:
         asked = [replica]
     else:  # where none runs, the first is asked: replicas that are run again need not begin with 0
@@ -152,23 +154,21 @@ def spark(numbers: Sequence[int | None], full: int, stream: TextIO) -> str:
     )
 
 
-def use_cell(row: dict[str, Any]) -> str:
+def use_cell(used: Used | None) -> str:
     """Return what a job of `ls` uses of its GPUs: `87%`, or from the least to the most used one, `0-97%`.
 
     `87%/2` is the use of a GPU by the 2 jobs that share it, if the driver does not tell them apart.
     """
-    used = row.get("use")
-    if not used:
+    if used is None:
         return "-"
-    least, most = used["percent_min"], used["percent_max"]
-    by = f"/{used['shared_by']}" if used.get("shared_by") else ""
+    least, most = used.percent_min, used.percent_max
+    by = f"/{used.shared_by}" if used.shared_by else ""
     return f"{most}%{by}" if least == most else f"{least}-{most}%{by}"
 
 
-def use_words(row: dict[str, Any]) -> str:
+def use_words(used: Used | None) -> str:
     """Return a job's use of its GPUs in words: `0-97% of 4 GPUs, 240844 MiB`; "" if none is measured."""
-    used = row.get("use")
-    return f"{use_cell(row)} of {many(used['devices'], 'GPU')}, {used['memory_mib']} MiB" if used else ""
+    return f"{use_cell(used)} of {many(used.devices, 'GPU')}, {used.memory_mib} MiB" if used is not None else ""
 
 
 def shared(percent: int | None, by: int) -> int | str | None:

@@ -165,11 +165,10 @@ class Meanwhile:
             data = await self._client.job(first).explain()
         except ClientError:
             return f"waiting for {first}"  # what is wrong is told by who waits for it, if it lasts
-        why = waits(data.data) if data.reason else ""
-        if "replicas" in data.data:
-            states = data.data["replicas"]["states"]
-            eta = self._etas.setdefault(first, Eta()).words(states)
-            why = "  ".join(filter(None, (shown_words(data.data), eta, why)))
+        why = waits(data) if data.reason else ""
+        if data.replicas is not None:
+            eta = self._etas.setdefault(first, Eta()).words(data.replicas.states)
+            why = "  ".join(filter(None, (shown_words(data.replicas), eta, why)))
         over = f"{self._of - len(self._left)} of {self._of} jobs ended" if self._of > 1 else ""
         return "  ".join(filter(None, (over, first, state(data.state, sys.stderr), why)))
 

@@ -18,11 +18,13 @@ from moorage.cli.jobs.use import use_cell
 from moorage.cli.page import templates
 from moorage.cli.page.templates import Part, colours, drawn, link, part
 from moorage.cli.top.draw import about, fit_words, matches
+from moorage.client.answers import JobInfo
 from moorage.client.durations import age, seconds
 from moorage.client.view.bars import Bar, Span, bars
 from moorage.client.view.lanes import Lanes
 from moorage.client.view.model import SILENT_MS, is_leased
 from moorage.client.view.view import Trouble, View, Waiting, WorkerCells
+from moorage.schemas.answers.jobs import Explained, JobRow, JobsAnswer
 from moorage.schemas.answers.operators import UsageRow
 from moorage.schemas.cells import STATES as SIGNS
 from moorage.schemas.frames import Device, Load, ServiceLately
@@ -204,7 +206,7 @@ def worker(
     devices: Sequence[Device],
     load: Load | None,
     kept: Lanes,
-    jobs: Sequence[Mapping[str, Any]],
+    jobs: Sequence[JobRow],
 ) -> list[Part]:
     """Return one host: its GPUs, and the jobs on it that this key shows."""
     found = next((each for each in view.workers if each.worker == name), None)
@@ -241,8 +243,8 @@ def queue(view: View, tenant: str = "", wanted: str = "", ended: Part | None = N
     jobs = [
         row
         for row in view.jobs
-        if (not tenant or row["tenant"] == tenant)
-        and matches(" ".join(str(row.get(name, "")) for name in ("tenant", "job", "state", "gpu", "worker")), wanted)
+        if (not tenant or row.tenant == tenant)
+        and matches(" ".join((row.tenant, row.job, row.state, row.gpu, row.worker)), wanted)
     ]
     parts = [
         part("queue", "waiting", words=_waits_words(view, waiting), rows=waiting),
@@ -251,11 +253,11 @@ def queue(view: View, tenant: str = "", wanted: str = "", ended: Part | None = N
     return [*parts, *([ended] if ended is not None else [])]
 
 
-def ended(tenant: str, data: Mapping[str, Any]) -> Part:
+def ended(tenant: str, page: JobsAnswer) -> Part:
     """Return a page of the jobs that are over, of a tenant or of all, with the way to the next page."""
-    words = ", ".join(f"{number} {state}" for state, number in data.get("counts", {}).items() if state in TERMINAL)
-    older = link("queue", tenant=tenant, after=str(data["next"])) if data.get("next") else ""
-    return part("queue", "ended", tenant=tenant, words=words, rows=_jobs(data["jobs"]), older=older)
+    words = ", ".join(f"{number} {state}" for state, number in page.counts.items() if state in TERMINAL)
+    older = link("queue", tenant=tenant, after=page.next) if page.next else ""
+    return part("queue", "ended", tenant=tenant, words=words, rows=_jobs(page.jobs), older=older)
 
 
 def _waits_words(view: View, waiting: Sequence[Waiting]) -> str:
@@ -264,17 +266,17 @@ def _waits_words(view: View, waiting: Sequence[Waiting]) -> str:
     return f"{many(view.queued, 'replica')}, of jobs that have begun or are not listed" if view.queued else "nobody"
 
 
-def _jobs(jobs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _jobs(jobs: Sequence[JobRow]) -> list[dict[str, Any]]:
     return [
         {
-            "tenant": row["tenant"],
-            "job": row["job"],
-            "state": row["state"],
-            "asks": row.get("gpu", ""),
-            "worker": row.get("worker", "") + (f" +{row['workers'] - 1}" if row.get("workers", 1) > 1 else ""),
-            "used": use_cell(dict(row)),
-            "age": age(row["age_ms"]) if "age_ms" in row else "",
-            "why": why_cell(dict(row)) or ("held" if row.get("hold") else ""),
+            "tenant": row.tenant,
+            "job": row.job,
+            "state": row.state,
+            "asks": row.gpu,
+            "worker": row.worker + (f" +{row.workers - 1}" if row.workers > 1 else ""),
+            "used": use_cell(row.use),
+            "age": age(row.age_ms),
+            "why": why_cell(row) or ("held" if row.hold is not None else ""),
         }
         for row in jobs
     ]
@@ -284,10 +286,10 @@ def _jobs(jobs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 class Story(NamedTuple):
-    """What the leader answers about one job. `why` and `use` are empty of a job that is over; `output` are lines."""
+    """What the leader answers about one job. A job that is over has no `why` and no `use`; `output` are lines."""
 
-    shown: Mapping[str, Any]
-    why: Mapping[str, Any]
+    shown: JobInfo
+    why: Explained | None
     use: Sequence[Mapping[str, Any]]
     output: Sequence[str]
 
@@ -295,35 +297,34 @@ class Story(NamedTuple):
 def job(story: Story, now_ms: int) -> list[Part]:
     """Return a job: facts, why it waits and what would help, its attempts as bars, its use, its output, its changes."""
     shown = story.shown
-    request = shown.get("request") or {}
+    request = shown.data.get("request") or {}
     facts = [
-        ("asks", shown.get("gpu")),
+        ("asks", shown.gpu),
         ("command", " ".join(request.get("run", {}).get("argv", []))),
-        ("priority", shown.get("priority")),
-        ("age", age(shown["age_ms"]) if "age_ms" in shown else ""),
-        ("ended", utc(shown["ended_ms"]) if shown.get("ended_ms") else ""),
-        ("replicas", shown_words(shown)),
+        ("priority", shown.priority),
+        ("age", age(shown.age_ms) if shown.rev else ""),
+        ("ended", utc(shown.ended_ms) if shown.ended_ms else ""),
+        ("replicas", shown_words(shown.replicas)),
         ("again of", request.get("again_of")),
-        ("run again as", ", ".join(shown.get("again", ()))),
-        *after_rows(dict(shown)),
-        ("code", code_cell(shown.get("code"))),
-        ("why", ended_by_itself(shown["state"], shown.get("code"), shown.get("why") or "")),
-        ("use", use_cell(dict(shown)) if shown.get("use") else ""),
+        ("run again as", ", ".join(shown.again)),
+        *after_rows(shown),
+        ("code", code_cell(shown.code)),
+        ("why", ended_by_itself(shown.state, shown.code, shown.why)),
+        ("use", use_cell(shown.use) if shown.use is not None else ""),
     ]
     why, fixes = [], []
-    if "reason" in story.why:
-        why = [(name, value) for name, value in explained_rows(dict(story.why)) if value]
-        fixes = fix_lines(dict(story.why))
-    attempts = bars(shown.get("changes", ()), now_ms)
-    changes = [{"worker": "", "code": None, "why": "", "by": "", **change} for change in shown.get("changes", ())]
-    is_ill = shown["state"] in TERMINAL and shown["state"] != "SUCCEEDED"
+    if story.why is not None and story.why.reason:
+        why = [(name, value) for name, value in explained_rows(story.why) if value]
+        fixes = fix_lines(story.why)
+    attempts, changes = bars(shown.changes, now_ms), shown.changes
+    is_ill = shown.state in TERMINAL and shown.state != "SUCCEEDED"
     return [
-        part("job", "facts", shown={"simulated": False, **shown}, ill=is_ill, rows=facts),
+        part("job", "facts", shown=shown, ill=is_ill, rows=facts),
         part("job", "why", rows=why, fixes=fixes),
         part("job", "attempts", rows=_attempts(attempts[-BARS_MAX:]), hidden=max(0, len(attempts) - BARS_MAX)),
         part("job", "use", rows=[_use(row) for row in story.use]),
         part("job", "output", lines=story.output),
-        part("job", "changes", rows=changes[-ROWS_MAX:], began_ms=changes[0]["time_ms"] if changes else 0),
+        part("job", "changes", rows=changes[-ROWS_MAX:], began_ms=changes[0].time_ms if changes else 0),
     ]
 
 

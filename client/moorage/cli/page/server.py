@@ -191,7 +191,7 @@ class Page:
                 return draw.fleet(view, wanted)
             case ["worker", name]:
                 devices = await source.devices(name)
-                jobs = (await source.on_worker(name))["jobs"] if source.private and is_worker(name) else []
+                jobs = (await source.on_worker(name)).jobs if source.private and is_worker(name) else []
                 return draw.worker(view, name, devices, source.load(name), source.lanes, jobs)
             case _ if not source.private:
                 return [

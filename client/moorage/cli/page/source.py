@@ -17,6 +17,7 @@ from moorage.cli.jobs.selectors import LIVE
 from moorage.cli.page.draw import OUTPUT_IS_ITS, Story
 from moorage.cli.top.feed import ROUND_S, Feed, now_ms
 from moorage.cli.top.job import tail
+from moorage.client.answers import Explanation, JobInfo, JobList, told
 from moorage.client.errors import NoScheduler, NotFound, NotPermitted, Unreachable
 from moorage.client.view.lanes import KEPT_MS, Lanes
 from moorage.client.view.model import is_leased
@@ -109,7 +110,7 @@ class Source:
         except Refused:
             return
         for event in frame.jobs if isinstance(frame, Events) else [frame]:
-            self.lanes.hear(event.tenant, event.job, msgspec.to_builtins(event.changes))
+            self.lanes.hear(event.tenant, event.job, event.changes)
 
     # --------------------------------------------------------------------------------------------------- the feed
 
@@ -170,14 +171,14 @@ class Source:
         if not self.private:
             return
         unheard = [
-            (row["tenant"], row["job"])
+            (row.tenant, row.job)
             for row in view.jobs
-            if row["worker"] and row["state"] != QUEUED and (row["tenant"], row["job"]) not in self.lanes.jobs
+            if row.worker and row.state != QUEUED and (row.tenant, row.job) not in self.lanes.jobs
         ]
         for tenant, job in unheard[:STORIES_MAX]:
             with contextlib.suppress(MoorageError):
-                shown = await self.client._wire.answer("show", {"job": job, "events": "tenant"}, tenant)
-                self.lanes.hear(tenant, job, shown.data.get("changes", ()))
+                answer = await self.client._wire.answer("show", {"job": job, "events": "tenant"}, tenant)
+                self.lanes.hear(tenant, job, told(JobInfo, answer.data).changes)
 
     # ---------------------------------------------------------------------------------------------------- answers
 
@@ -218,15 +219,15 @@ class Source:
             from moorage.cli.jobs.use import use_rows
 
             wire = self.client._wire
-            shown = (await wire.answer("show", {"job": job, "events": "tenant"}, tenant)).data
-            over = shown["state"] in TERMINAL
-            why = {} if over else (await wire.answer("explain", {"job": job}, tenant)).data
+            shown = told(JobInfo, (await wire.answer("show", {"job": job, "events": "tenant"}, tenant)).data)
+            over = shown.state in TERMINAL
+            why = None if over else told(Explanation, (await wire.answer("explain", {"job": job}, tenant)).data)
             use: list[dict[str, Any]] = []
             own = self._outputs.get(tenant)
             if not over:
                 with contextlib.suppress(MoorageError):
                     use = await use_rows(own or self.client, job, None, tenant)
-            return Story(shown, why, use, await self._output(own, tenant, job, shown))
+            return Story(shown, why, use, await self._output(own, tenant, job, shown.data))
 
         story: Story = await self.kept(("job", tenant, job), ROUND_S, ask)
         return story
@@ -267,26 +268,28 @@ class Source:
             return []
         return found
 
-    async def ended(self, tenant: str, after: str) -> dict[str, Any]:
+    async def ended(self, tenant: str, after: str) -> JobList:
         """Return a page of the jobs that are over, newest first, from behind `after` on: of a tenant, or with "" of all
         that the key may list."""
         return await self._listed(
             ("ended", tenant, after), tenant, {"states": sorted(TERMINAL), "after": after}, SLOW_S
         )
 
-    async def on_worker(self, worker: str) -> dict[str, Any]:
+    async def on_worker(self, worker: str) -> JobList:
         """Return the jobs that are on a worker now."""
         return await self._listed(("on", worker), "", {"worker": worker, "states": LIVE, "history": False}, ROUND_S)
 
-    async def _listed(self, key: object, tenant: str, asked: dict[str, Any], fresh_s: float) -> dict[str, Any]:
+    async def _listed(self, key: object, tenant: str, asked: dict[str, Any], fresh_s: float) -> JobList:
         async def ask() -> Any:
             wire, arguments = self.client._wire, {"limit": PAGE_ROWS, **asked}
             if self.feed.operates:
-                return (await wire.operate("ls", {**arguments, "tenant": tenant})).data
-            return (await wire.answer("ls", arguments, tenant or self.client.tenant)).data
+                answer = await wire.operate("ls", {**arguments, "tenant": tenant})
+            else:
+                answer = await wire.answer("ls", arguments, tenant or self.client.tenant)
+            return told(JobList, answer.data)
 
-        data: dict[str, Any] = await self.kept(key, fresh_s, ask)
-        return data
+        listed: JobList = await self.kept(key, fresh_s, ask)
+        return listed
 
     async def usage(self, since_s: float, by: tuple[str, ...]) -> tuple[list[UsageRow], int]:
         """Return sums of GPU time, of all tenants that the key may read, and from when on they are."""
@@ -296,8 +299,8 @@ class Source:
 
             asked = {"since_s": since_s, "by": list(by)}
             answer = await all_pages(self.client, asked, of_all=self.feed.operates)
-            told = msgspec.convert(answer.data, UsageAnswer)
-            return told.rows, told.from_ms
+            sums = msgspec.convert(answer.data, UsageAnswer)
+            return sums.rows, sums.from_ms
 
         found: tuple[list[UsageRow], int] = await self.kept(("usage", since_s, by), SLOW_S, ask)
         return found

@@ -54,7 +54,7 @@ def command_of(line: str, view: View) -> Command:
     pane = next((number for number, name in PANES.items() if first in (str(number), name.split(",")[0])), 0)
     if pane:
         return Command(pane=pane)
-    jobs = [(row["tenant"], row["job"]) for row in view.jobs]
+    jobs = [(row.tenant, row.job) for row in view.jobs]
     tenants = sorted({tenant for tenant, _ in jobs})
     exact_job = [each for each in jobs if first in (each[1], "/".join(each))]
     workers = [worker.worker for worker in view.workers]
@@ -82,7 +82,7 @@ def _act_of(verb: str, rest: list[str], view: View) -> Command:
     if verb in ON_WORKERS:
         known = any(worker.worker == name for worker in view.workers)
         return Command(act=Act(verb, name, why)) if known else Command(trouble=f"no worker is called {name}")
-    known = any(f"{row['tenant']}/{row['job']}" == name for row in view.jobs)
+    known = any(f"{row.tenant}/{row.job}" == name for row in view.jobs)
     return Command(act=Act(verb, name, why)) if known else Command(trouble=f"no job here is {name}: tenant/job")
 
 

@@ -16,6 +16,7 @@ from moorage.cli.framework.wrapping import columns_of, cut_off, fitting, padded
 from moorage.cli.jobs.use import use_cell
 from moorage.client.durations import age
 from moorage.client.view.view import Fit, Idle, Trouble, View, Waiting, WorkerCells
+from moorage.schemas.answers.jobs import JobRow
 from moorage.schemas.cells import FOREIGN, FREE, LEASED, LOST, SICK
 from moorage.schemas.frames import DISK_FULL, FailedLately, ServiceLately
 from moorage.schemas.job import QUEUED
@@ -62,19 +63,18 @@ _ODD: Final = frozenset((SICK, FOREIGN, LOST))
 _ASCII: Final = str.maketrans({FREE: ".", "─": "-", "…": "~", "→": ">", **dict.fromkeys(_BLOCKS, LEASED)})
 
 
-def _uses(row: dict[str, Any]) -> int:
-    used = row.get("use")
-    return int(used["percent"]) if used else 101 if row["worker"] else 102
+def _uses(row: JobRow) -> int:
+    return row.use.percent if row.use is not None else 101 if row.worker else 102
 
 
 #: how the list of jobs may be sorted
-SORTS: Final[dict[str, Callable[[dict[str, Any]], Any]]] = {
-    "use": lambda row: (_uses(row), -row["age_ms"]),
-    "wait": lambda row: (row["state"] != QUEUED, -row["age_ms"]),
-    "run time": lambda row: -row.get("ran_ms", -1),
-    "age": lambda row: row["age_ms"],
-    "tenant": lambda row: (row["tenant"], row["job"]),
-    "worker": lambda row: (not row["worker"], row["worker"], row["job"]),
+SORTS: Final[dict[str, Callable[[JobRow], Any]]] = {
+    "use": lambda row: (_uses(row), -row.age_ms),
+    "wait": lambda row: (row.state != QUEUED, -row.age_ms),
+    "run time": lambda row: 1 if row.ran_ms is None else -row.ran_ms,
+    "age": lambda row: row.age_ms,
+    "tenant": lambda row: (row.tenant, row.job),
+    "worker": lambda row: (not row.worker, row.worker, row.job),
 }
 
 
@@ -483,23 +483,23 @@ def _cells_of(worker: WorkerCells) -> str:
 
 
 def _jobs(view: View, columns: int, wishes: Wishes) -> _Pane:
-    def cells(row: dict[str, Any]) -> list[Any]:
-        spark = _spark(view.sparks.get(f"{row['tenant']}/{row['job']}", ()), ascii=wishes.ascii)
-        where = row["worker"] + (f" +{row['workers'] - 1}" if row.get("workers", 0) > 1 else "")
+    def cells(row: JobRow) -> list[Any]:
+        spark = _spark(view.sparks.get(f"{row.tenant}/{row.job}", ()), ascii=wishes.ascii)
+        where = row.worker + (f" +{row.workers - 1}" if row.workers > 1 else "")
         return [
-            row["tenant"],
-            _middle(row["job"], 20),
-            row["state"],
-            row["gpu"],
-            age(row["age_ms"]),
-            use_cell(row),
+            row.tenant,
+            _middle(row.job, 20),
+            row.state,
+            row.gpu,
+            age(row.age_ms),
+            use_cell(row.use),
             *([spark] if view.sparks else []),
-            where or row.get("reason", ""),
+            where or row.reason,
         ]
 
     name = wishes.sort or next(iter(SORTS))
     rows = [
-        (cells(row), "yellow" if row["state"] == QUEUED else "", (row["tenant"], row["job"]))
+        (cells(row), "yellow" if row.state == QUEUED else "", (row.tenant, row.job))
         for row in sorted(view.jobs, key=SORTS[name])
     ]
     header = ("TENANT", "JOB", "STATE", "GPUS", "AGE", "USE", *(("LATELY",) if view.sparks else ()), "WORKER")

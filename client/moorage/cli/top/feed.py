@@ -9,12 +9,13 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from moorage.cli.jobs.selectors import HELD, LIVE
-from moorage.client.answers import FleetInfo, told
+from moorage.client.answers import Explanation, FleetInfo, JobList, told
 from moorage.client.errors import NoScheduler, NotFound, NotPermitted
 from moorage.client.pages import pages
 from moorage.client.view.model import LEFT, Model
 from moorage.client.view.past import past_view
 from moorage.schemas.answers.fleet import WorkerInfo
+from moorage.schemas.answers.jobs import JobRow
 from moorage.schemas.codec import Decoder
 from moorage.schemas.errors import MoorageError, Refused, problem
 from moorage.schemas.frames import FleetDetail, FleetFrame, Hello, Load, Standing
@@ -111,15 +112,16 @@ class Feed:
                 self.operates = False
             else:
                 model.told_fleet(told(FleetInfo, fleet.data), now_ms())
-                rows = [*held.data["jobs"], *waits.data["jobs"]]
-                model.told_jobs(rows, waits.data["counts"].get(QUEUED, 0), more="next" in waits.data)
+                runs, queue = told(JobList, held.data), told(JobList, waits.data)
+                model.told_jobs([*runs.jobs, *queue.jobs], queue.counts.get(QUEUED, 0), more=bool(queue.next))
         if not self.operates and self.lists:
             try:
-                listed = (await self._wire.answer("ls", {"states": LIVE, "limit": JOBS_MAX, "oldest": True})).data
+                asked = {"states": LIVE, "limit": JOBS_MAX, "oldest": True}
+                listed = told(JobList, (await self._wire.answer("ls", asked)).data)
             except NotPermitted:
                 self.lists = False
             else:
-                model.told_jobs(listed["jobs"], listed["counts"].get(QUEUED, 0), more="next" in listed)
+                model.told_jobs(listed.jobs, listed.counts.get(QUEUED, 0), more=bool(listed.next))
         if self._refused is not None and not self.lists:
             raise self._refused
         model.unseen = self._unseen()
@@ -147,7 +149,8 @@ class Feed:
 
         async def ask(tenant: str, job: str) -> None:
             with contextlib.suppress(NotFound):  # it began or ended meanwhile, and left memory
-                self.model.told_why(tenant, (await self._wire.answer("explain", {"job": job}, tenant)).data)
+                answer = await self._wire.answer("explain", {"job": job}, tenant)
+                self.model.told_why(tenant, told(Explanation, answer.data))
             self._explained[tenant, job] = now_s
 
         await asyncio.gather(*(ask(*key) for key in due))
@@ -163,7 +166,7 @@ class Feed:
                 workers = (await self._client.fleet.show()).workers
             except NotPermitted:
                 self.operates = False
-        rows: dict[tuple[str, str], dict[str, Any]] = {}
+        rows: dict[tuple[str, str], JobRow] = {}
         ended: dict[str, int] = {}
 
         async def ask(asked: Mapping[str, Any]) -> dict[str, Any]:
@@ -172,9 +175,10 @@ class Feed:
             return data
 
         async for data in pages(ask, {"at_ms": at_ms, "limit": PAGE}):
-            for row in data["jobs"]:
-                rows.setdefault((row["tenant"], row["job"]), row)
-            for state, jobs in data["ended"].items():
+            listed = told(JobList, data)
+            for row in listed.jobs:
+                rows.setdefault((row.tenant, row.job), row)
+            for state, jobs in listed.ended.items():
                 ended[state] = ended.get(state, 0) + jobs
         return past_view(at_ms, list(rows.values()), ended, workers)
 

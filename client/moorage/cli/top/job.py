@@ -11,6 +11,7 @@ from moorage.cli.framework.render import table
 from moorage.cli.jobs.explain import explained_rows, fix_lines
 from moorage.cli.jobs.show_cancel import job_words
 from moorage.cli.jobs.use import use_rows, use_table
+from moorage.client.answers import Explanation, JobInfo, told
 from moorage.client.errors import NotPermitted
 from moorage.schemas.errors import MoorageError
 from moorage.schemas.job import TERMINAL
@@ -18,6 +19,7 @@ from moorage.schemas.names import word_of
 
 if TYPE_CHECKING:
     from moorage.client.client import AsyncClient
+    from moorage.schemas.answers.jobs import Explained
 
 #: lines of output that are shown
 TAIL: Final = 20
@@ -32,20 +34,20 @@ class _Paper(io.TextIOWrapper):
 
 async def job_text(client: AsyncClient, tenant: str, job: str, *, ascii: bool) -> str:
     """Return the job as text, with the color codes of the terminal. Raises `NotFound`, `NoScheduler`."""
-    shown = (await client._wire.answer("show", {"job": job}, tenant)).data
-    why = (await client._wire.answer("explain", {"job": job}, tenant)).data
-    parts = [f"{job} of {tenant}: {shown['state']}", *_why(why), job_words(shown)]
-    if shown["state"] not in TERMINAL:
+    shown = told(JobInfo, (await client._wire.answer("show", {"job": job}, tenant)).data)
+    why = told(Explanation, (await client._wire.answer("explain", {"job": job}, tenant)).data)
+    parts = [f"{job} of {tenant}: {shown.state}", *_why(why), job_words(shown)]
+    if shown.state not in TERMINAL:
         parts += await _use(client, tenant, job, _Paper(io.BytesIO(), encoding="ascii" if ascii else "utf-8"))
-    return "\n\n".join([*parts, "\n".join(await tail(client, tenant, job, shown))])
+    return "\n\n".join([*parts, "\n".join(await tail(client, tenant, job, shown.data))])
 
 
-def _why(data: dict[str, Any]) -> list[str]:
+def _why(why: Explained) -> list[str]:
     """Return why it waits and what would help; nothing of a job that does not wait."""
-    if "reason" not in data:
-        return ["\n".join(fix_lines(data))] if data["state"] in TERMINAL and data["state"] != "SUCCEEDED" else []
-    rows = [(name, value) for name, value in explained_rows(data) if value]
-    return ["\n".join([table(["WAITS", ""], rows, wraps=True, stream=sys.stdout), *fix_lines(data)])]
+    if not why.reason:
+        return ["\n".join(fix_lines(why))] if why.state in TERMINAL and why.state != "SUCCEEDED" else []
+    rows = [(name, value) for name, value in explained_rows(why) if value]
+    return ["\n".join([table(["WAITS", ""], rows, wraps=True, stream=sys.stdout), *fix_lines(why)])]
 
 
 async def _use(client: AsyncClient, tenant: str, job: str, paper: TextIO) -> list[str]:

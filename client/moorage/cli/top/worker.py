@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from moorage.cli.fleet.workers import trouble_lines, worker_of
 from moorage.cli.framework.render import facts
 from moorage.cli.jobs.job_rows import jobs_table
+from moorage.client.answers import JobList, told
 from moorage.schemas.job import TERMINAL
 from moorage.schemas.units import many
 
@@ -18,8 +19,8 @@ async def worker_text(client: AsyncClient, worker: str) -> str:
     """Return the worker as text. Raises `NotFound`, `NotPermitted`, `NoScheduler`."""
     _, row = await worker_of(client, worker)
     asked = {"worker": worker, "history": False, "limit": 1000}
-    jobs = (await client._wire.operate("ls", asked)).data["jobs"]
-    live = [each for each in jobs if each["state"] not in TERMINAL]
+    listed = told(JobList, (await client._wire.operate("ls", asked)).data)
+    live = [each for each in listed.jobs if each.state not in TERMINAL]
     about = facts(
         [
             ("worker", row.worker),
@@ -29,7 +30,7 @@ async def worker_text(client: AsyncClient, worker: str) -> str:
             *(("wrong", line) for line in trouble_lines([row])),
         ]
     )
-    tenants = sorted({each["tenant"] for each in live})
+    tenants = sorted({each.tenant for each in live})
     whose = f"{many(len(live), 'job')} of {', '.join(tenants)}" if live else "no job is on it"
     table = jobs_table(live, of_all=True) if live else ""
     return "\n\n".join(filter(None, (about, whose, table)))

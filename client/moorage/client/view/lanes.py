@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any, Final, NamedTuple
+from collections.abc import Iterable
+from typing import Final, NamedTuple
 
+from moorage.schemas.frames import Change
 from moorage.schemas.job import QUEUED, STATES, TERMINAL
 
 #: how far back a lane goes
@@ -39,14 +40,14 @@ class Lanes:
         """The jobs that have GPUs, as far as was heard."""
         return frozenset(self._held)
 
-    def hear(self, tenant: str, job: str, changes: Iterable[Mapping[str, Any]]) -> None:
+    def hear(self, tenant: str, job: str, changes: Iterable[Change]) -> None:
         """Take state changes of a job, in their order; those that were taken before change nothing."""
         for change in changes:
-            replica, attempt, state, at_ms = (change[name] for name in ("replica", "attempt", "state", "time_ms"))
+            replica, attempt, state, at_ms = change.replica, change.attempt, change.state, change.time_ms
             if replica < 0 or state not in STATES:
                 continue
             held, _ = self._held.get((tenant, job), {}).get(replica, (0, []))
-            if (gpus := change.get("gpus")) and attempt > held:
+            if (gpus := change.gpus) and attempt > held:
                 self._close(tenant, job, replica, at_ms)
                 lanes = [self._lanes.setdefault(uuid, []) for uuid in gpus]
                 if not any(lease[:4] == (tenant, job, replica, attempt) for lease in lanes[0]):

@@ -6,11 +6,14 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
+import msgspec
+
 from moorage.client.durations import age
 from moorage.client.view.checks import no_worker_is_up, warnings
 from moorage.client.view.closed import closed_words, device_words, down_words
 from moorage.client.view.view import Counts, Fit, Idle, Trouble, View, Waiting, WorkerCells
 from moorage.schemas.answers.fleet import FleetAnswer
+from moorage.schemas.answers.jobs import Explained, JobRow
 from moorage.schemas.cells import FOREIGN, FREE, FROZEN, LEASED, LOST, NOT_LENT, SICK
 from moorage.schemas.frames import DISK_FULL, FleetDetail, FleetFrame, FleetRow, Hello, Load, Standing
 from moorage.schemas.job import QUEUED
@@ -57,10 +60,10 @@ class Model:
         self._loads: dict[str, tuple[int, Load]] = {}
         self._leader: tuple[int, str] | None = None
         self._fleet: FleetAnswer | None = None
-        self._jobs: list[dict[str, Any]] | None = None  # None: this key may read none
+        self._jobs: Sequence[JobRow] | None = None  # None: this key may read none
         self._waits = 0
         self._more = False
-        self._why: dict[tuple[str, str], dict[str, Any]] = {}
+        self._why: dict[tuple[str, str], Explained] = {}
         self._idle_since: dict[tuple[str, str], int] = {}
         self._detail: FleetDetail | None = None
         self._sparks: dict[str, deque[int]] = {}
@@ -104,12 +107,12 @@ class Model:
             running = sum(row.members for row in fleet.workers)
             self.hear(FleetFrame(fleet.epoch, fleet.ledger, workers=rows, queued=fleet.queued, running=running), now_ms)
 
-    def told_jobs(self, rows: list[dict[str, Any]], waits: int, *, more: bool) -> None:
+    def told_jobs(self, rows: Sequence[JobRow], waits: int, *, more: bool) -> None:
         """Take rows of `ls` of jobs that are not over, how many are QUEUED in all, and whether `more` are than rows."""
-        asleep = sum(row["state"] == QUEUED and _is_scaled(row) for row in rows)
+        asleep = sum(row.state == QUEUED and _is_scaled(row) for row in rows)
         self._jobs, self._waits, self._more = rows, waits - asleep, more
         if self._detail is None:
-            self._draw_sparks(rows)
+            self._draw_sparks({f"{row.tenant}/{row.job}": row.use.percent for row in rows if row.use is not None})
 
     @property
     def knows_how_long(self) -> bool:
@@ -119,32 +122,31 @@ class Model:
     def told_detail(self, frame: FleetDetail) -> None:
         """Take the frame for operators."""
         self._detail = frame
-        self._draw_sparks([{**row, "use": row} for row in frame.jobs])
+        self._draw_sparks({f"{row['tenant']}/{row['job']}": row["percent"] for row in frame.jobs})
 
-    def _draw_sparks(self, rows: Sequence[Mapping[str, Any]]) -> None:
+    def _draw_sparks(self, found: Mapping[str, int]) -> None:
         """Add the newest reading of each job that runs, and forget the others."""
-        found = {f"{row['tenant']}/{row['job']}": row["use"]["percent"] for row in rows if row.get("use")}
         self._sparks = {name: self._sparks.get(name, deque(maxlen=SPARKS_MAX)) for name in found}
         for name, percent in found.items():
             self._sparks[name].append(percent)
 
-    def told_why(self, tenant: str, data: dict[str, Any]) -> None:
+    def told_why(self, tenant: str, why: Explained) -> None:
         """Take the answer to `explain` of a waiting job."""
-        self._why[tenant, data["job"]] = data
+        self._why[tenant, why.job] = why
 
     def oldest(self) -> list[tuple[str, str]]:
         """Return tenant and id of the oldest job of each tenant and reason, the longest first: they are explained."""
         first = [max(rows, key=_age) for rows in self._groups().values()]
-        for key in self._why.keys() - {(row["tenant"], row["job"]) for row in first}:
+        for key in self._why.keys() - {(row.tenant, row.job) for row in first}:
             del self._why[key]
-        return [(row["tenant"], row["job"]) for row in sorted(first, key=_age, reverse=True)]
+        return [(row.tenant, row.job) for row in sorted(first, key=_age, reverse=True)]
 
-    def _groups(self) -> dict[tuple[str, str], list[dict[str, Any]]]:
+    def _groups(self) -> dict[tuple[str, str], list[JobRow]]:
         """Return the jobs that wait, or some of whose replicas do, by tenant and reason; no services that rest."""
-        found: dict[tuple[str, str], list[dict[str, Any]]] = {}
+        found: dict[tuple[str, str], list[JobRow]] = {}
         for row in self._jobs or ():
-            if (row["state"] == QUEUED or row.get("waiting")) and not _is_scaled(row):
-                found.setdefault((row["tenant"], row.get("reason", "")), []).append(row)
+            if (row.state == QUEUED or row.waiting) and not _is_scaled(row):
+                found.setdefault((row.tenant, row.reason), []).append(row)
         return found
 
     # ----------------------------------------------------------------------------------------------- what is seen
@@ -155,7 +157,7 @@ class Model:
         workers = list(self._workers(now_ms))
         simulated = [worker.simulated for worker in workers]
         if not self.sees_fleet:  # then what its own jobs run on is known
-            simulated = [row["simulated"] for row in self._jobs or () if row["worker"]]
+            simulated = [row.simulated for row in self._jobs or () if row.worker]
         return View(
             at_ms=at_ms,
             leader=self._leads(now_ms),
@@ -172,7 +174,7 @@ class Model:
             waits=self._waits,
             idle=self._held_idle(now_ms, workers),
             workers=workers,
-            jobs=sorted(self._jobs or (), key=lambda row: (row["state"] != QUEUED, -row["age_ms"])),
+            jobs=sorted(self._jobs or (), key=lambda row: (row.state != QUEUED, -row.age_ms)),
             sparks={name: list(readings) for name, readings in self._sparks.items()},
             failed=[] if self._detail is None else self._detail.failed,
             services=[] if self._detail is None else self._detail.services,
@@ -238,20 +240,20 @@ class Model:
         found = []
         for (tenant, reason), rows in self._groups().items():
             oldest = max(rows, key=_age)
-            why = self._why.get((tenant, oldest["job"]), {})
-            name = why.get("reason", "") or reason
+            why = self._why.get((tenant, oldest.job)) or Explained(job=oldest.job, tenant=tenant, state=oldest.state)
+            name = why.reason or reason
             found.append(
                 Waiting(
                     tenant,
                     len(rows),
-                    oldest["job"],
-                    oldest["gpu"],
-                    oldest["age_ms"],
+                    oldest.job,
+                    oldest.gpu,
+                    oldest.age_ms,
                     more=self._more,
                     reason=name,
-                    means=why.get("means", "") or (REASONS[name].means if name in REASONS else ""),
-                    because=why.get("because", "") or why.get("needs", ""),
-                    starts_ms=why.get("starts_in_ms", why.get("starts", {}).get("p50_ms")),
+                    means=why.means or (REASONS[name].means if name in REASONS else ""),
+                    because=why.because or why.needs,
+                    starts_ms=_starts_ms(why),
                 )
             )
         return sorted(found, key=lambda row: -row.oldest_ms)
@@ -264,8 +266,11 @@ class Model:
         if self._detail is not None:
             used = [row for row in self._detail.jobs if not row["percent_min"]]
         else:
-            used = [{**row, **row["use"]} for row in self._jobs or () if row.get("use")]
-            used = [row for row in used if not row["percent_min"]]
+            used = [
+                {"tenant": row.tenant, "job": row.job, "worker": row.worker, **msgspec.structs.asdict(row.use)}
+                for row in self._jobs or ()
+                if row.use is not None and not row.use.percent_min
+            ]
             self._remember_idle(((row["tenant"], row["job"]) for row in used), now_ms)
         by_tenant: dict[str, list[tuple[int, dict[str, Any]]]] = {}
         for row in used:
@@ -318,32 +323,31 @@ class Model:
     def _of_jobs(self) -> Iterator[Trouble]:
         """Yield what is wrong with jobs, by tenant: those that stall, that fail again and again, that can never run."""
         stalls: dict[str, dict[str, tuple[int, str]]] = {}  # by tenant and job: for how many seconds, and why
-        failing: dict[str, list[dict[str, Any]]] = {}
-        never: dict[tuple[str, str], list[dict[str, Any]]] = {}
+        failing: dict[str, list[JobRow]] = {}
+        never: dict[tuple[str, str], list[JobRow]] = {}
         for row in self._jobs or ():
-            if row.get("stalled"):
-                longest = max(row["stalled"], key=lambda stall: stall["seconds"])
-                stalls.setdefault(row["tenant"], {})[row["job"]] = longest["seconds"], longest["why"]
-            reason = row.get("reason", "")
+            if row.stalled:
+                longest = max(row.stalled, key=lambda stall: stall.seconds)
+                stalls.setdefault(row.tenant, {})[row.job] = longest.seconds, longest.why
             if _fails(row):
-                failing.setdefault(row["tenant"], []).append(row)
-            elif row["state"] == QUEUED and reason in REASONS and REASONS[reason].is_never:
-                never.setdefault((row["tenant"], reason), []).append(row)
+                failing.setdefault(row.tenant, []).append(row)
+            elif row.state == QUEUED and row.reason in REASONS and REASONS[row.reason].is_never:
+                never.setdefault((row.tenant, row.reason), []).append(row)
         for each in () if self._fleet is None else self._fleet.stalled:  # also of jobs that are not listed
             stalls.setdefault(each.tenant, {}).setdefault(each.job, (each.seconds, each.why))
         for tenant, found in stalls.items():
             job, (seconds, why) = max(found.items(), key=lambda each: each[1])
             yield Trouble(_named(tenant, job, len(found)), f"stalled for {age(1000 * seconds)}: {why}")
         for tenant, rows in failing.items():
-            last = max(rows, key=lambda row: int(row["attempt"]))
-            what = f"fails again and again, try {last['attempt']}"
-            what += ", none is ready" if last.get("ready") == 0 else ""
-            what += f": {last['why']}" if last.get("why") else ""
-            yield Trouble(_named(tenant, last["job"], len(rows)), what)
+            last = max(rows, key=lambda row: row.attempt)
+            what = f"fails again and again, try {last.attempt}"
+            what += ", none is ready" if last.ready == 0 else ""
+            what += f": {last.why}" if last.why else ""
+            yield Trouble(_named(tenant, last.job, len(rows)), what)
         for (tenant, reason), rows in never.items():
             oldest = max(rows, key=_age)
             means = REASONS[reason].means
-            yield Trouble(_named(tenant, oldest["job"], len(rows)), f"can never run as the fleet is: {means}")
+            yield Trouble(_named(tenant, oldest.job, len(rows)), f"can never run as the fleet is: {means}")
 
     def _told_by_leader(self) -> Iterator[Trouble]:
         """Yield the troubles of the leader's answer, with their causes and times; a worker's state is its own."""
@@ -372,8 +376,8 @@ class Model:
 
     def _jobs_on(self, worker: str) -> str:
         """Return how many jobs a worker has, in words; "" if none is known."""
-        on_it = [row for row in self._jobs or () if row["worker"] == worker]
-        tenants = ", ".join(sorted({row["tenant"] for row in on_it}))
+        on_it = [row for row in self._jobs or () if row.worker == worker]
+        tenants = ", ".join(sorted({row.tenant for row in on_it}))
         return f", with {many(len(on_it), 'job')} of {tenants}" if on_it else ""
 
     def _heard(self, now_ms: int, workers: Sequence[WorkerCells]) -> Iterator[Trouble]:
@@ -398,9 +402,12 @@ class Model:
             yield Trouble("fleet", f"{many(lost, 'GPU')} gone from workers that are up", grave=True)
 
 
-def _age(row: Mapping[str, Any]) -> int:
-    age_ms: int = row["age_ms"]
-    return age_ms
+def _age(row: JobRow) -> int:
+    return row.age_ms
+
+
+def _starts_ms(why: Explained) -> int | None:
+    return why.starts_in_ms if why.starts_in_ms is not None or why.starts is None else why.starts.p50_ms
 
 
 def _named(tenant: str, job: str, jobs: int) -> str:
@@ -428,14 +435,14 @@ def counted(workers: Sequence[WorkerCells]) -> Counts:
     return Counts(gpus=gpus, **found)
 
 
-def _fails(row: Mapping[str, Any]) -> bool:
+def _fails(row: JobRow) -> bool:
     """Return whether a job's attempts end one after another: it waits for one more, or one of its replicas does while
     others run, or no replica of a service has become ready."""
-    if row.get("attempt", 0) < FAILING_TRIES or _is_scaled(row):
+    if row.attempt < FAILING_TRIES or _is_scaled(row):
         return False
-    return row["state"] == QUEUED or row.get("reason") == BACKOFF.name or row.get("ready") == 0
+    return row.state == QUEUED or row.reason == BACKOFF.name or row.ready == 0
 
 
-def _is_scaled(row: Mapping[str, Any]) -> bool:
+def _is_scaled(row: JobRow) -> bool:
     """Return whether what waits of a job waits for calls alone: there is nothing that it lacks."""
-    return row.get("reason") == SCALED.name
+    return row.reason == SCALED.name

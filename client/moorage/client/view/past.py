@@ -6,18 +6,16 @@ What GPUs did and how they were then, nobody has kept: use and health are not kn
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from moorage.client.view.model import counted
 from moorage.client.view.view import View, Waiting, WorkerCells
 from moorage.schemas.answers.fleet import WorkerInfo
+from moorage.schemas.answers.jobs import JobRow
 from moorage.schemas.cells import FREE, LEASED, SHARERS_MAX
 from moorage.schemas.job import QUEUED
 
 
-def past_view(
-    at_ms: int, rows: Sequence[dict[str, Any]], ended: Mapping[str, int], workers: Sequence[WorkerInfo] = ()
-) -> View:
+def past_view(at_ms: int, rows: Sequence[JobRow], ended: Mapping[str, int], workers: Sequence[WorkerInfo] = ()) -> View:
     """Return the view of a moment, from the rows of `ls` with `at_ms`.
 
     `workers` are those that the fleet has now, of `fleet`: they say how many GPUs a worker has. Of others only the GPUs
@@ -25,7 +23,7 @@ def past_view(
     """
     leases: dict[str, dict[int, int]] = {}
     for row in rows:
-        for worker, slots in row["leases"]:
+        for worker, slots in row.leases:
             held = leases.setdefault(worker, {})
             for slot in slots:
                 held[slot] = held.get(slot, 0) + 1
@@ -39,15 +37,14 @@ def past_view(
         simulated = known is not None and known.simulated
         shown.append(WorkerCells(name, "up", simulated, models, cells, [None] * size))
     simulations = [worker.simulated for worker in shown]
-    waits = [row for row in rows if row["state"] == QUEUED]
-    by_tenant: dict[str, list[dict[str, Any]]] = {}
+    waits = [row for row in rows if row.state == QUEUED]
+    by_tenant: dict[str, list[JobRow]] = {}
     for row in waits:
-        by_tenant.setdefault(row["tenant"], []).append(row)
+        by_tenant.setdefault(row.tenant, []).append(row)
     waiting = []
     for tenant, found in by_tenant.items():
-        oldest = max(found, key=lambda row: int(row["age_ms"]))
-        asks = oldest.get("gpu", "")
-        waiting.append(Waiting(tenant, len(found), oldest["job"], asks, oldest["age_ms"], because="not kept"))
+        oldest = max(found, key=lambda row: row.age_ms)
+        waiting.append(Waiting(tenant, len(found), oldest.job, oldest.gpu, oldest.age_ms, because="not kept"))
     return View(
         at_ms=at_ms,
         leader="",
@@ -55,7 +52,7 @@ def past_view(
         heard_ms_ago=0,
         simulated="all" if simulations and all(simulations) else "some" if any(simulations) else "",
         queued=len(waits),
-        running=sum(len(row["leases"]) for row in rows),
+        running=sum(len(row.leases) for row in rows),
         counts=counted(shown),
         use=None,
         troubles=[],
@@ -64,7 +61,7 @@ def past_view(
         waits=len(waits),
         idle=[],
         workers=shown,
-        jobs=sorted(rows, key=lambda row: (row["state"] != QUEUED, -row["age_ms"])),
+        jobs=sorted(rows, key=lambda row: (row.state != QUEUED, -row.age_ms)),
         unseen=[],
         past=True,
         ended=dict(ended),

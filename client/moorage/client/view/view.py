@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import msgspec
 
 from moorage.client.durations import age
+from moorage.schemas.answers.jobs import JobRow
 from moorage.schemas.frames import FailedLately, ServiceLately
 
 
@@ -147,7 +147,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     idle: list[Idle]
     workers: list[WorkerCells]
     #: rows of `ls`, of all tenants that the key may read, those that wait longest first
-    jobs: list[dict[str, Any]]
+    jobs: list[JobRow]
     #: the use of a running job's GPUs in the last moments, the mean in percent, oldest first; by tenant and job
     sparks: dict[str, list[int]] = {}
     #: tenants whose jobs failed within the last hour, the last one first

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
+from msgspec import convert
+from msgspec.structs import replace
 
 from moorage.cli.framework.codes import frame, reasons
 from moorage.cli.jobs.explain import explained_rows, fix_lines
 from moorage.scheduler.core.fleet.filters import FILTERS, Filter, Names, Offer
 from moorage.scheduler.core.fleet.shape import Shape
+from moorage.schemas.answers.jobs import Explained
 from moorage.schemas.reasons import REASONS, Cure, Ends, Reason
 from tests.unit.scheduler.driving import Driving
 from tools import reference_pages
@@ -37,21 +40,22 @@ def test_a_new_reason_is_one_entry_and_its_filter(monkeypatch: pytest.MonkeyPatc
     assert (told["reason"], told["means"], told["workers_left"]["no-tape"]) == ("no-tape", TAPE.means, 0)
     assert drive.fixes("j") == [], "no other request has a tape either"
     assert "no worker has a tape for noop" in str(accepted), accepted
-    assert fix_lines(told) == ["fix: put a tape into a worker of j"]
-    assert any("known 1 > with-a-tape 0" in str(row) for row in explained_rows(told))
+    why = convert(told, Explained)
+    assert fix_lines(why) == ["fix: put a tape into a worker of j"]
+    assert any("known 1 > with-a-tape 0" in str(row) for row in explained_rows(why))
     assert (reasons()["no-tape"].means, frame(reasons()["no-tape"])["fix"]) == (TAPE.means, TAPE.fix)
     assert "| `no-tape` | no worker has a tape | put a tape into a worker of JOB |" in reference_pages.errors()
 
 
 def test_a_job_at_its_max_running_is_changed_in_place() -> None:
-    told = {"job": "sweep", "state": "QUEUED", "reason": "max-running"}
+    told = Explained(job="sweep", tenant="t", state="QUEUED", reason="max-running")
     assert fix_lines(told) == ["fix: wait, or moorage change sweep --max-running N"]
 
 
 def test_a_program_that_no_worker_has_is_named_by_its_path_or_brought() -> None:
-    told = {"job": "j", "state": "FAILED", "why": "not-here: no program nope in PATH /bin (w0)"}
+    told = Explained(job="j", tenant="t", state="FAILED", why="not-here: no program nope in PATH /bin (w0)")
     assert fix_lines(told) == ["fix: give its full path, or bring it with --with and write ./NAME"]
-    told["why"] = "not-here: no folder /data (w0)"
+    told = replace(told, why="not-here: no folder /data (w0)")
     assert fix_lines(told) == ["fix: mend what the message names, or put it on a worker; then moorage again j"]
 
 

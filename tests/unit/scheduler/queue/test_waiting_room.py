@@ -27,7 +27,7 @@ from moorage.scheduler.whatif.plan import PlanAsk, decode_planned, plan
 from moorage.schemas.answers.jobs import Awaited
 from moorage.schemas.job import WHENS
 from moorage.schemas.ranges import parse_ranges
-from tests.unit.scheduler.driving import Driving, wire
+from tests.unit.scheduler.driving import Driving
 
 NOOP: dict[str, Any] = {"driver": "noop"}
 
@@ -360,7 +360,7 @@ def test_ls_show_and_the_counts_of_reasons_tell_it() -> None:
     drive.submit("sweep", gpu={}, replicas=5, after=["train"])
     row = row_of(drive.engine, drive.job("sweep"), Reasons(drive.engine))
     assert (row.reason, row.after) == ("after", [Awaited(job="train", when="succeeded", state="QUEUED")])
-    assert job_row(wire(row))[-1] == "after train QUEUED"
+    assert job_row(row)[-1] == "after train QUEUED"
     assert waiting_by_reason(drive.engine)["after"] == 5
     drive.cancel("train")
     drive.tick()
