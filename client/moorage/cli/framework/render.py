@@ -48,6 +48,7 @@ _STATE_STYLE: Final = {
     "EXPIRED": "yellow",
     "draining": "yellow",
     "cordoned": "yellow",
+    "leaving": "yellow",
     "starts-fail": "red",
     "disk-full": "red",
     "CANCELLED": "dim",

@@ -132,10 +132,10 @@ class Fact(msgspec.Struct, frozen=True, gc=False, array_like=True):
     - `ready`: the check of its request's `ready` says that it is ready for work. `not-ready`: it said so before, and
       does not any more; `detail` is why.
     - `exited`: `code` is the exit status (negative: minus the signal). `detail` is the reason: exit, timeout, end,
-      fence, start-failed, not-ready or lost; or, with code 0, `result:` and the sequence of the
-      message that has the result (0: there is none). A member that the worker ended because its lease was over is
-      `fence`, one that it cannot account for `lost`: both are tried again within `retries_on_lost`. Any other reason
-      is the job's own end, and tried again within `retries` only.
+      fence, start-failed, not-ready or lost; or, with code 0, `result:` and the sequence of the message that has the
+      result (0: there is none). A member that the worker ended because its lease, or its time to leave, was over is
+      `fence`, one that it cannot account for `lost`: both are tried again within `retries_on_lost`. Any other reason is
+      the job's own end, and tried again within `retries` only.
     - `ran`: the member has started and exited, and was claimed unless that was reported. It stands for those facts if
       none of them had left before the exit; `code` and `detail` are those of `exited`, and `ran_ms` is for how long it
       ran.

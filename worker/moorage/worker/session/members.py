@@ -352,7 +352,7 @@ class Members:
         self._log("warning", "session-over", why)
         self.table.end_all(grace_s, "fence", keep=True)
         if self._leaving:
-            self._end_all()
+            self._end_all("fence")
         self._join_if_clear()
 
     def _join_if_clear(self) -> None:
@@ -441,7 +441,7 @@ class Members:
     def _on_tick(self, event: Tick) -> None:
         now, session = self._now, self.session
         if now >= self._ends_all_s:
-            self._end_all()
+            self._end_all("fence")
         if now >= session.renew_at_s:
             self._renew()
         if now >= session.join_at_s:
@@ -465,17 +465,18 @@ class Members:
             session.phase = "left"
 
     def _on_leave(self, event: Leave) -> None:
+        why = "fence" if self._leaving or event.within_s > 0 else "end"  # their leader was asked to end them
         self._leaving = True
         self._leave_by_s = self._ends_all_s = self._now + event.within_s
         if event.within_s <= 0 or not self.held or self.session.phase != "live":
-            self._end_all()
+            self._end_all(why)
         else:
             self._renew()
 
-    def _end_all(self) -> None:
+    def _end_all(self, why: str) -> None:
         """End all members of a worker that leaves; it is over at once if no leader hears of their ends."""
         self._ends_all_s = NEVER_S
-        self.table.end_all(NEVER_S, "end", keep=False)
+        self.table.end_all(NEVER_S, why, keep=False)
         if self.session.phase != "live":
             self.session.lost()
             self.session.phase = "left"
