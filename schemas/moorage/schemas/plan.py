@@ -23,7 +23,8 @@ class Plan(msgspec.Struct, omit_defaults=True):
     #: time until a later start, ms: `p50_ms`, and if known `p90_ms` and `runs`, the number of runs behind it
     in_ms: dict[str, int] | None = None
     on: str = ""  # the worker of a later start
-    places: list[dict[str, Any]] = []  # placements of the replicas: `replica`, `worker`, `gpus` (uuids), `mode`
+    #: placements of the replicas: `replica`, `worker`, `gpus` (uuids), `mode`, and `models` of these if they differ
+    places: list[dict[str, Any]] = []
     replicas_now: int = 0  # number of replicas that would start now
     replicas: int = 0  # number of replicas of the request
     warnings: list[str] = []  # warnings that an acceptance would have

@@ -32,6 +32,8 @@ async def test_now_never_and_with_other_hosts(node: Node, unique: str) -> None:
     imagined = await node.run("plan", "--gpu", "8xH100", "--add", "1x8xH100", tenant=unique)
     assert "--if-seq" not in imagined.err, "no submit would do that"
     assert added.frame["data"]["places"][0]["worker"] == "plan-0"
+    mixed = await node.run("plan", "--gpu", "2xL40S|L4", "--add", "1xL40S,1xL4", tenant=unique)
+    assert dict(row[:2] for row in mixed.rows)["on"] == "plan-0  2 GPUs, which differ: NVIDIA L40S, NVIDIA L4"
     drained = await node.run("plan", "--drain", "sim-0000", "--json", tenant=unique)
     assert drained.frame["data"]["empty"] == {"sim-0000": 0}
     assert ["empty", "sim-0000 now"] in (await node.run("plan", "--drain", "sim-0000", tenant=unique)).rows

@@ -158,7 +158,7 @@ def _tell(planned: Plan, with_job: bool, imagined: bool) -> None:
     """Print the plan. `imagined` says that it is for another fleet or other rights than there are, so a submit would do
     something else."""
     rows: list[tuple[str, Any]] = [("starts", _starts(planned) if with_job else "")]
-    rows += [("on", _place(place["worker"], len(place["gpus"]))) for place in planned.places]
+    rows += [("on", _place(place["worker"], len(place["gpus"]), place.get("models", ()))) for place in planned.places]
     for name, what in (("preempts", planned.preempts), ("would start", planned.starting)):
         if what is not None:
             rows.append((name, _jobs(what)))
@@ -181,9 +181,11 @@ def _tell(planned: Plan, with_job: bool, imagined: bool) -> None:
         )
 
 
-def _place(worker: str, gpus: int) -> str:
-    """Return a worker with the number of GPUs that a replica would have there; --json has which."""
-    return f"{worker}  {many(gpus, 'GPU')}" if gpus else worker
+def _place(worker: str, gpus: int, models: Sequence[str]) -> str:
+    """Return a worker with the number of GPUs that a replica would have there, and their models if they differ; --json
+    has which."""
+    unlike = f", which differ: {', '.join(models)}" if models else ""
+    return f"{worker}  {many(gpus, 'GPU')}{unlike}" if gpus else worker
 
 
 def _empty(after_ms: int | None) -> str:

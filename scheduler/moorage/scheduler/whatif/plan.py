@@ -17,8 +17,8 @@ from moorage.scheduler.answers.waiting import explain_job
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.events import Cancel, FromWorker, Order
 from moorage.scheduler.core.ledger.records import MODE_NAMES
-from moorage.scheduler.core.ledger.state import Job
-from moorage.scheduler.core.outputs.outputs import Outputs, enforced_on, gpu_names
+from moorage.scheduler.core.ledger.state import Job, Member
+from moorage.scheduler.core.outputs.outputs import Outputs, enforced_on, gpu_names, slots_of
 from moorage.scheduler.whatif.child import ask, ask_all
 from moorage.scheduler.whatif.fixes import fixes
 from moorage.scheduler.whatif.forecast import Start, start_of
@@ -323,6 +323,7 @@ def _places(job: Job, request: Request) -> list[dict[str, Any]]:
             "worker": replica.member.worker.id,
             "gpus": gpu_names(replica.member.worker, replica.member.mask, replica.member.fence),
             "mode": MODE_NAMES[replica.member.mode],
+            **_unlike(replica.member),
             **(
                 {"enforced": msgspec.to_builtins(enforced)}
                 if (enforced := enforced_on(replica.member.worker.hello, request)) is not None
@@ -332,3 +333,10 @@ def _places(job: Job, request: Request) -> list[dict[str, Any]]:
         for replica in job.rows.values()
         if replica.member is not None
     ]
+
+
+def _unlike(member: Member) -> dict[str, list[str]]:
+    """Return the models of a member's GPUs if they are of more than one: a model for each GPU, in order."""
+    pool = member.worker.pool_at(member.fence).devices
+    models = [pool[slot]["name"] for slot in slots_of(member.mask) if slot < len(pool)]
+    return {"models": models} if len(set(models)) > 1 else {}

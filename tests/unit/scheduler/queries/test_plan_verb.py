@@ -94,6 +94,16 @@ def test_a_plan_warns_of_a_model_as_a_submit_does() -> None:
     assert planned(waiting(), {"gpu": {"model": "H100"}}).warnings == []
 
 
+def test_of_gpus_that_differ_a_plan_says_their_models() -> None:
+    """A job that takes either model, where no host has as many of one, has some of each, and nothing said so."""
+    drive = Driving()
+    drive.worker("w0", models=["NVIDIA L40S", "NVIDIA A100-SXM4-80GB"])
+    told = planned(drive, {"gpu": {"count": 2, "model": ["L40S", "A100"]}})
+    assert [place["models"] for place in told.places] == [["NVIDIA L40S", "NVIDIA A100-SXM4-80GB"]]
+    alike = planned(drive, {"gpu": {"count": 1, "model": ["L40S", "A100"]}})
+    assert ["models" in place for place in alike.places] == [False]
+
+
 def test_never_unknown_and_refused_are_three_things() -> None:
     drive = waiting()
     assert planned(drive, {"gpu": {"count": 2}}).starts == "never"
