@@ -229,6 +229,13 @@ def test_a_member_whose_turn_is_over_goes_on_when_nobody_waits_for_its_gpus_any_
     assert models.states()[1] == "RUNNING"
 
 
+def test_a_turn_is_over_only_once_its_member_has_begun_calls_in_it_however_short_it_is() -> None:
+    models = Models("a", "b", service={"awake_s": 0})
+    models.obey |= {"a", "b"}
+    models.serve_called(60, "a", "b")
+    assert min(models.ended.values()) > 20, models.ended
+
+
 def test_a_call_that_cannot_wait_for_its_turn_still_asks_for_it() -> None:
     models = Models("a", "b")
     member = models.drive.member("a")

@@ -68,7 +68,7 @@ class _Heard:
     """What one member has said last, and was told. Times are monotonic milliseconds."""
 
     __slots__ = (
-        "asked", "awake_ms", "called_ms", "freezes_ms", "is_frozen", "is_refused", "load", "member", "told", "told_ms",
+        "asked", "awake_ms", "began", "called_ms", "freezes_ms", "is_frozen", "is_refused", "load", "member", "told", "told_ms",
         "vain",
     )  # fmt: skip
 
@@ -81,12 +81,14 @@ class _Heard:
         self.vain = 0  # how often it was to be frozen for another one, and was not
         self.freezes_ms: int | None = None  # since when its worker is to freeze it
         self.is_frozen = False  # as of the last look
+        self.began = False  # it has said in this turn that it begins calls: it knows of its turn
         self.is_refused = False  # callers that cannot wait for it were refused while it rests: they call again
         self.told: Turn | None = None
         self.told_ms = 0
 
     def take(self, load: MemberLoad, mono_ms: int) -> None:
         before, self.load = self.load, load
+        self.began |= not load.rests
         self.is_refused = load.rests and (self.is_refused or (before is not None and load.refused > before.refused))
         if before is None or self.is_called or (load.ended, load.refused) != (before.ended, before.refused):
             self.called_ms, self.asked = mono_ms, False
@@ -98,8 +100,8 @@ class _Heard:
 
     @property
     def has_ended(self) -> bool:
-        """Whether it begins no call, and none runs."""
-        return self.load is not None and self.load.rests and not self.load.running
+        """Whether its turn is over by its own word: it begins no call any more, and none runs."""
+        return self.began and self.load is not None and self.load.rests and not self.load.running
 
     @property
     def is_told(self) -> bool:
@@ -269,7 +271,7 @@ class Sleeping:
             self._swaps.came(member.replica.job.num, draft.time_ms - since_ms)
         heard.freezes_ms, heard.is_frozen = None, False
         if heard.awake_ms is None:
-            heard.awake_ms = mono_ms
+            heard.awake_ms, heard.began = mono_ms, False
         self._swaps.has(member.replica.job.num, self._used_mib(member))
         request = self._lifecycle.request_of(member.replica.job)
         spec = request.service
@@ -311,7 +313,7 @@ class Sleeping:
     def _turn_is_over(self, draft: Draft, heard: _Heard, mono_ms: int) -> bool:
         """Return whether a member that runs gives its GPUs to another one that waits for them."""
         spec = self._lifecycle.request_of(heard.member.replica.job).service
-        if spec is None or heard.awake_ms is None or not self._is_needed(draft, heard.member):
+        if spec is None or heard.awake_ms is None or not heard.began or not self._is_needed(draft, heard.member):
             return False
         return mono_ms - heard.awake_ms >= 1000 * spec.awake_s
 
