@@ -27,6 +27,7 @@ from moorage.worker.supervisor.client import Supervised, SupervisorError
 from moorage.worker.supervisor.journal import open_journal, read_journal, records_of
 from moorage.worker.supervisor.protocol import JOURNAL_NAME
 from tests.system.cli import forks
+from tests.system.cli.node import environment
 from tests.waiting import until
 
 AGENT = """
@@ -355,6 +356,28 @@ async def test_a_worker_that_is_stopped_says_goodbye_only_where_nothing_of_it_go
             assert "exited" not in seat.kinds(name)
         finally:
             await third.stop()
+
+
+@pytest.mark.slow
+async def test_a_worker_that_leaves_for_good_ends_all_at_once_at_the_second_signal(
+    nats_url: str, unique: str, tmp_path: Path
+) -> None:
+    async with ScriptedLeader(nats_url, unique) as leader, state_folder() as state:
+        words = ["worker", "--nats", nats_url, "--prefix", unique, "--id", "w1", "--simulate", "1x4xH100"]
+        words += ["--drivers", "process", "--state", str(state), "--leave", "1h"]
+        with (tmp_path / "log").open("wb") as out:
+            process = await forks.python("-m", "moorage.cli", *words, env=environment(), out=out)
+        seat = await leader.joined("w1")
+        name = name_of()
+        await leader.want("w1", place(name, body("exec sleep 600"), (0,)))
+        await leader.heard("w1", "started", name)
+        process.terminate()
+        await until(lambda: seat.renewals[-1].leaving_s is not None, what="a renewal that says so")
+        assert "exited" not in seat.kinds(name)
+        process.terminate()
+        assert await process.wait() == 0, (tmp_path / "log").read_text()
+        assert seat.kinds(name)[-2:] == ["exited", "freed"]
+        assert seat.said_goodbye
 
 
 async def test_a_dead_supervisor_is_replaced_and_its_jobs_are_lost(nats_url: str, unique: str, tmp_path: Path) -> None:

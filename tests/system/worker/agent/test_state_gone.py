@@ -96,24 +96,6 @@ async def test_a_worker_that_ends_its_jobs_with_itself_lets_members_of_services_
         assert seat.said_goodbye
 
 
-async def test_a_worker_that_leaves_for_good_ends_its_jobs_and_waits_no_longer_once_it_is_hurried(
-    nats_url: str, unique: str
-) -> None:
-    async with ScriptedLeader(nats_url, unique) as leader, state_folder() as state:
-        worker = await start(settings_of(state, unique), nats_url)
-        seat = await leader.joined("w1")
-        name = name_of()
-        await leader.want("w1", place(name, body("exec sleep 600"), (0,)))
-        await leader.heard("w1", "started", name)
-        stopping = asyncio.create_task(worker.stop(3600.0, at_once := asyncio.Event()))
-        await until(lambda: seat.renewals[-1].leaving_s is not None, what="a renewal that says so")
-        assert "exited" not in seat.kinds(name)
-        at_once.set()
-        await stopping
-        assert seat.kinds(name)[-2:] == ["exited", "freed"]
-        assert seat.said_goodbye
-
-
 async def test_a_start_that_fails_leaves_nothing_open(
     nats_url: str, unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,7 +11,8 @@ the member, or that of a replacement that is not needed any more, is taken away 
 keep devices in quarantine. A service of which not all replicas run, by its calls or its `max_running`, has numbers to
 spare: one of them is the replacement's, and the old one waits until it is its turn.
 
-The ledger has which number leaves for which (`Job.relocating`), so a new leader goes on with it.
+The ledger has which number leaves for which (`Job.relocating`), so a new leader goes on with it. That a worker was told
+to end is in each of its renewals and not in the ledger: its next session, or an older scheduler, has nothing to clear.
 """
 
 from __future__ import annotations
