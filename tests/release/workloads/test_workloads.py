@@ -18,6 +18,7 @@ from tests.release.workloads.plan import Step
 from tests.release.workloads.reserving import RESERVING_FROM
 from tests.release.workloads.schedules import SCHEDULES_FROM, Schedules
 from tests.release.workloads.services import SERVICES_FROM, Services
+from tests.release.workloads.stalls import STALLS_FROM, Stalls
 from tests.release.workloads.stream import STREAM_FROM
 from tests.release.workloads.themes import (
     ADDED,
@@ -86,6 +87,11 @@ def test_members_of_services_move_one_by_one_and_no_fewer_serve(seed: int) -> No
 @pytest.mark.parametrize("seed", seeds(ADDED_OFTEN, ADDED_MORE, SCHEDULES_FROM))
 def test_each_run_of_a_schedule_is_decided_once_and_one_goes_on_at_a_time(seed: int) -> None:
     Schedules(seed).run()
+
+
+@pytest.mark.parametrize("seed", seeds(ADDED_OFTEN, ADDED_MORE, STALLS_FROM))
+def test_what_stalls_and_nothing_else_is_told_and_ended(seed: int) -> None:
+    Stalls(seed).run()
 
 
 class Forgetting(World):
