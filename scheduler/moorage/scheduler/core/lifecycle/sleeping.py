@@ -68,8 +68,8 @@ class _Heard:
     """What one member has said last, and was told. Times are monotonic milliseconds."""
 
     __slots__ = (
-        "asked", "awake_ms", "began", "called_ms", "freezes_ms", "is_frozen", "is_refused", "load", "member", "told", "told_ms",
-        "vain",
+        "asked", "awake_ms", "began", "called_ms", "freezes_ms", "is_frozen", "is_refused", "load", "member",
+        "told", "told_ms", "vain",
     )  # fmt: skip
 
     def __init__(self, member: Member, load: MemberLoad | None, mono_ms: int) -> None:
