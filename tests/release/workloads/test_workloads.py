@@ -18,6 +18,8 @@ from tests.release.workloads.plan import Step
 from tests.release.workloads.reserving import RESERVING_FROM
 from tests.release.workloads.schedules import SCHEDULES_FROM, Schedules
 from tests.release.workloads.services import SERVICES_FROM, Services
+from tests.release.workloads.sleepers import SLEEPERS_FROM
+from tests.release.workloads.sleepers import failure as failure_of_sleepers
 from tests.release.workloads.stalls import STALLS_FROM, Stalls
 from tests.release.workloads.stream import STREAM_FROM
 from tests.release.workloads.themes import (
@@ -39,6 +41,7 @@ OFTEN, MORE = 10, 80
 ADDED_OFTEN, ADDED_MORE = 5, 40
 STREAM_OFTEN, STREAM_MORE = 4, 40
 RESERVING_OFTEN, RESERVING_MORE = 10, 80
+SLEEPERS_OFTEN, SLEEPERS_MORE = 2, 20
 #: cases that showed what was wrong: a short job in the record that makes the reservation, run times learned later, a
 #: refused job that held up others, a crowd before a short job, the hosts of a lower priority, and
 #: a refused job that leaves its queue group, GPUs without a known end under a limit, and (two) a new leader that took
@@ -92,6 +95,12 @@ def test_each_run_of_a_schedule_is_decided_once_and_one_goes_on_at_a_time(seed: 
 @pytest.mark.parametrize("seed", seeds(ADDED_OFTEN, ADDED_MORE, STALLS_FROM))
 def test_what_stalls_and_nothing_else_is_told_and_ended(seed: int) -> None:
     Stalls(seed).run()
+
+
+@pytest.mark.parametrize("seed", seeds(SLEEPERS_OFTEN, SLEEPERS_MORE, SLEEPERS_FROM))
+def test_services_that_sleep_share_no_gpu_lose_no_call_and_each_has_its_turn(seed: int) -> None:
+    found = failure_of_sleepers(seed)
+    assert not found, f"{found}\npython -m tests.release.workloads.sleepers --seeds 1 --from {seed}"
 
 
 class Forgetting(World):

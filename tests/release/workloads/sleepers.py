@@ -1,0 +1,327 @@
+"""Random sites with services that sleep and take turns: `python -m tests.release.workloads.sleepers --seeds 200`.
+
+The leader is the real one, and so is each member's own state (`moorage.calls.member`); what they tell each other takes
+a moment. A program works on its calls only while its member has its GPUs. Meanwhile leaders change, a swap takes
+seconds, hosts have no RAM, members crash, jobs are held, preemptible jobs and others come.
+
+After each record no device has two awake holders. In the end each call was answered once: by the service, or with why
+not. Called all the time, each service answers some of its calls in each round of turns: nobody starves.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from moorage.calls.member import Call, Member
+from moorage.scheduler.core.outputs.outputs import Outputs
+from moorage.schemas.attempt import AttemptName
+from moorage.schemas.capabilities import Capabilities
+from moorage.schemas.service import BUSY, HOPS_MAX, MemberLoad, Turn
+from tests.unit.scheduler.driving import Driving
+from tests.unit.scheduler.honest_worker import HeldMember
+
+SLEEPERS_FROM: Final = 800_000
+CAN: Final = {"process": Capabilities(answers_calls=True, freezes=True)}
+ACTS: Final = (
+    "call", "call", "call", "call", "burst", "wait", "wait", "lead", "swap", "no-ram", "crash", "hold", "guest", "over",
+)  # fmt: skip
+#: seconds until a member has loaded its model
+WARM_S: Final = 2
+NO_RAM: Final = "no-ram: its 16384 MiB of GPU memory do not fit into the RAM of its host"
+#: services are asked for by calls that wait for so long in the end
+PATIENT_MS: Final = 10_000_000
+
+
+class Sleeper:
+    """One member of a service, and its program. `Outside` of its `Member`."""
+
+    def __init__(self, site: Sleepers, held: HeldMember, places: int) -> None:
+        self.site = site
+        self.job = held.place.job
+        self.held = held
+        self.member = Member(f"m{held.place.fence}-{held.place.replica}", self, places, attempt=held.name)
+        self.left_s: dict[int, int] = {}  # work on the calls that run
+        self.said: MemberLoad | None = None
+        self.said_s = -100.0
+        self.has_room = False
+        self.turn: Turn | None = None
+        self.warm_s = site.now_s + WARM_S
+        self.is_over = False
+
+    def run(self, number: int, call: Call, left_ms: int) -> None:
+        self.left_s[number] = self.site.dice.choice([1, 1, 1, 3, 12])
+
+    def stop(self, number: int) -> None: ...
+
+    def hand(self, to: str, call: Call | None, waited_ms: int) -> None:
+        asker = self.site.sleepers[to]
+        given = None if call is None else again(call, self.site.now_s, waited_ms)
+        if asker.is_over and given is not None:
+            self.site.later(lambda: self.site.deliver(self.job, given))
+        else:
+            self.site.later(lambda: asker.member.on_given(given, self.site.now_s))
+
+    def have(self) -> None:
+        for other in self.site.of(self.job):
+            if other is not self:
+                self.site.later(lambda other=other: other.member.on_have(self.site.now_s))  # type: ignore[misc]
+
+    def want(self) -> None:
+        self.site.later(self._asks)
+
+    def _asks(self) -> None:
+        rooms = [other for other in self.site.of(self.job) if other.has_room and other is not self]
+        if rooms:
+            self.site.dice.choice(rooms).member.on_want(self.member.name, self.site.now_s)
+        else:
+            self.member.on_given(None, self.site.now_s)
+
+    def gathered(self) -> None: ...
+
+    def send_on(self, call: Call, waited_ms: int) -> None:
+        sent = again(call, self.site.now_s, waited_ms)
+        self.site.later(lambda: self.site.deliver(self.job, sent))
+
+    def refuse(self, call: Call, error: str, retry_after_ms: int, why: str = "") -> None:
+        assert why or error != BUSY or call.hops >= HOPS_MAX or self.is_over
+        self.site.answer(call.reply, error)
+
+    def open_room(self, is_open: bool) -> None:
+        self.has_room = is_open
+
+    def works(self) -> None:
+        """A second of work goes by, if it has its GPUs for it."""
+        if self.held.phase != "running":
+            return
+        for number in list(self.left_s):
+            self.left_s[number] -= 1
+            if self.left_s[number] <= 0:
+                del self.left_s[number]
+                call = self.member.on_end(number, self.site.now_s)
+                assert call is not None
+                self.site.answer(call.reply, "done")
+                self.site.done[self.job] += 1
+
+    def says(self) -> None:
+        """It says what it has to do, as a real one does: once a second while that changes, and each 10 s."""
+        load = self.member.load(self.site.now_s)
+        if load != self.said or self.site.now_s - self.said_s >= 10:
+            self.said, self.said_s = load, self.site.now_s
+            self.site.engine.offer_member_load("t", self.job, load, self.site.now)
+
+    def dies(self) -> None:
+        self.is_over = True
+        self.member.died(self.site.now_s)
+        self.member.give_up(self.site.now_s)
+
+
+class Sleepers(Driving):
+    """A site of one seed."""
+
+    def __init__(self, seed: int) -> None:
+        self.dice = dice = random.Random(seed)
+        self.sleepers: dict[str, Sleeper] = {}  # by the member's name, also those that are over
+        self.events: list[Any] = []
+        self.soon: list[Callable[[], None]] = []
+        self.answers_of = Counter[str]()
+        self.kinds = Counter[str]()
+        self.done = Counter[str]()
+        self.asked = 0
+        super().__init__()
+        self.hosts = [f"w{number}" for number in range(dice.randint(1, 2))]
+        for host in self.hosts:
+            self.worker(host, dice.randint(1, 2), capabilities=CAN)
+        self.services = [f"s{number}" for number in range(dice.randint(2, 5))]
+        for name in self.services:
+            service = {
+                "name": name,
+                "concurrency": dice.choice([1, 2, 8]),
+                "sleep_after_s": dice.choice([1, 5, 20]),
+                "awake_s": dice.choice([0, 5, 20]),
+            }
+            run = {"driver": "process", "argv": ["serve"], "grace_s": dice.choice([5, 8]), "restart": "always"}
+            replicas = 2 if dice.random() < 0.2 else 1
+            self.submit(name, service=service, run=run, replicas=replicas, gpu={})
+            self.pass_seconds(dice.randint(0, 30))
+
+    @property
+    def now_s(self) -> float:
+        return self.now / 1000
+
+    def of(self, job: str) -> list[Sleeper]:
+        return [each for each in self.sleepers.values() if each.job == job and not each.is_over]
+
+    def later(self, what: Callable[[], None]) -> None:
+        self.soon.append(what)
+
+    def call(self, job: str, wait_ms: int) -> None:
+        if any(each.warm_s <= self.now_s for each in self.of(job)):  # else its caller hears that nobody serves it
+            self.asked += 1
+            made = Call(f"c{self.asked}", b"", {}, self.now_s, wait_ms)
+            self.later(lambda: self.deliver(job, made))
+
+    def deliver(self, job: str, call: Call) -> None:
+        members = [each for each in self.of(job) if each.warm_s <= self.now_s]
+        if members:
+            self.dice.choice(members).member.on_call(call, self.now_s)
+        else:
+            self.answer(call.reply, "nobody")
+
+    def answer(self, reply: str, kind: str) -> None:
+        self.answers_of[reply] += 1
+        self.kinds[kind] += 1
+        assert self.answers_of[reply] == 1, f"{reply} is answered twice"
+
+    def run(self) -> None:
+        for _ in range(self.dice.randint(10, 25)):
+            self.act()
+            self.pass_seconds(self.dice.randint(1, 12))
+        self.rest()
+        self.round_of_turns()
+        before = dict(self.done)
+        self.round_of_turns()
+        for name in self.services:
+            assert self.done[name] > before.get(name, 0), f"{name} starves: {before}, {dict(self.done)}"
+        self.pass_seconds(self.turns_s())
+        open_ = self.asked - self.answers_of.total()
+        assert not open_, f"{open_} of {self.asked} calls were never answered: {dict(self.kinds)}"
+
+    def rest(self) -> None:
+        """All is well again."""
+        for host in self.hosts:
+            self.workers[host].freezes = self.workers[host].hears_freezes = True
+        for job in list(self.state.jobs.values()):
+            if job.hold is not None:
+                self.order("release", job=job.name)
+            if job.name.startswith("guest") and job.live:
+                self.cancel(job.name)
+        self.pass_seconds(620 if self.engine.fleet.no_guests else 20)  # one that could not be frozen is no guest yet
+
+    def turns_s(self) -> int:
+        """For how long the turns of all take at most, if they all have to share one GPU."""
+        return len(self.services) * (20 + 5 + 12 + 5) * 2
+
+    def round_of_turns(self) -> None:
+        for _ in range(self.turns_s()):
+            for name in self.services:
+                if len(self.of(name)) and sum(len(each.member.room) for each in self.of(name)) < 2:
+                    self.call(name, PATIENT_MS)
+            self.pass_seconds(1)
+
+    def act(self) -> None:
+        """Do one thing."""
+        dice, worker = self.dice, self.workers[self.dice.choice(self.hosts)]
+        what, name = dice.choice(ACTS), dice.choice(self.services)
+        if what == "call":
+            self.call(name, dice.choice([0, 2_000, 30_000, PATIENT_MS]))
+        elif what == "burst":
+            for _ in range(dice.randint(5, 20)):
+                self.call(dice.choice(self.services), dice.choice([2_000, 30_000, PATIENT_MS]))
+        elif what == "lead":
+            self.lead()
+            self.renew()
+        elif what == "swap":
+            worker.hears_freezes = not worker.hears_freezes
+        elif what == "no-ram":
+            worker.freezes, worker.not_frozen = not worker.freezes, NO_RAM
+        elif what == "crash":
+            running = [held for held in worker.held.values() if held.phase == "running" and held.place.job == name]
+            if running:
+                worker.finish(dice.choice(running).name, 1)
+        elif what == "hold":
+            self.order("release" if self.job(name).hold is not None else "hold", job=name)
+        elif what == "guest":
+            run = {"driver": "process", "argv": ["work"], "grace_s": 1}
+            self.submit(f"guest{self.now}", gpu={}, preemptible=dice.random() < 0.7, run=run)
+        elif what == "over":
+            for job in [job.name for job in self.state.jobs.values() if job.name.startswith("guest") and job.live]:
+                self.cancel(job)
+
+    def pass_seconds(self, seconds: int) -> None:
+        for _ in range(seconds):
+            self.pass_time(1_000)
+            self.settle()
+            self.look()
+            for each in [each for each in self.sleepers.values() if not each.is_over]:
+                each.works()
+                each.member.tick(self.now_s)
+            self.come()
+            for each in [each for each in self.sleepers.values() if not each.is_over and each.warm_s <= self.now_s]:
+                each.says()
+            self.settle()
+
+    def come(self) -> None:
+        """All that is under way comes, and what follows from it."""
+        for _ in range(10_000):
+            if not self.soon:
+                return
+            what, self.soon = self.soon, []
+            for each in what:
+                each()
+        raise AssertionError("they have always something to say")
+
+    def look(self) -> None:
+        """Members begin with their attempts, hear of their turns, and die with their attempts."""
+        held: dict[AttemptName, HeldMember] = {}
+        for worker in self.workers.values():
+            held |= {name: each for name, each in worker.held.items() if each.phase in ("running", "frozen")}
+        for each in held.values():
+            if each.place.job in self.services:
+                request = self.engine.reader.request_of(self.job(each.place.job))
+                assert request.service is not None
+                key = f"m{each.place.fence}-{each.place.replica}"
+                if key not in self.sleepers:
+                    self.sleepers[key] = Sleeper(self, each, request.service.concurrency)
+        for sleeper in [sleeper for sleeper in self.sleepers.values() if not sleeper.is_over]:
+            if sleeper.held.name not in held:
+                sleeper.dies()
+            elif (turn := self.turns.get(sleeper.member.name)) is not None and turn is not sleeper.turn:
+                sleeper.turn = turn
+                sleeper.member.on_turn(turn, self.now_s)
+        self.come()
+
+    def tick(self, ms: int = 1, *, obey: bool = True) -> Outputs:
+        out = super().tick(ms, obey=obey)
+        held = [member for member in self.state.members() if member.mask]
+        for at, member in enumerate(held):
+            for other in held[at + 1 :]:
+                both = member.mask & other.mask if member.worker is other.worker else 0
+                assert not both, f"{member.name} and {other.name} both hold {both:b} of {member.worker.id}"
+        return out
+
+
+def again(call: Call, now_s: float, waited_ms: int) -> Call:
+    """Return a call as the next member gets it."""
+    return Call(call.reply, call.data, call.headers, now_s, call.wait_ms, waited_ms, call.hops)
+
+
+def failure(seed: int) -> str:
+    """Return what is wrong with the site of a seed; "" if nothing is."""
+    try:
+        Sleepers(seed).run()
+    except Exception as error:  # whatever is raised is the finding
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--from", dest="first", type=int, default=SLEEPERS_FROM)
+    asked = parser.parse_args(arguments)
+    wrong, kinds = 0, Counter[str]()
+    for seed in range(asked.first, asked.first + asked.seeds):
+        if found := failure(seed):
+            wrong += 1
+            print(f"seed {seed}: {found}", flush=True)
+    print(f"{asked.seeds - wrong} of {asked.seeds} sites hold {dict(kinds) or ''}")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
