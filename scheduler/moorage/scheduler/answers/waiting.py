@@ -177,7 +177,7 @@ def _why_frozen(engine: Engine, job: Job) -> str:
                 return f"it is frozen until {until}" + (f"; {waking}" if sleeps and waking else "")
             if (hold := job.hold or tenant.hold) is not None:
                 return f"it is to run on, and is {held_by(hold)}"
-            if is_over_limit(tenant, member, lambda other: other.mask):
+            if is_over_limit(tenant, member):
                 return f"it is to run on, and tenant {job.tenant} has {tenant.gpus} of {tenant.gpus_max} GPUs leased"
             if member.name in engine.planner.frozen.refused:
                 return f"it is to run on, behind a job of tenant {job.tenant} that waits for the tenant's limit"

@@ -10,8 +10,8 @@ What is at hand when something raises is set aside, and the record is built agai
   joins again after a pause; the second time it stays out until an operator says `uncordon`;
 - a timer, or a step of the record for which none of these was at hand, waits for a pause.
 
-Nothing of the failed record is in the state: only `fold` changes that, and what cannot be folded is taken back
-(`ledger/undo.py`). A failure within that, or in the part of the fold that is not taken back, ends the term. All tables
+Nothing of the failed record stays in the state: all that was folded of it is taken back (`ledger/undo.py`). A failure
+within that, or in the part of the fold that is not taken back, ends the term. All tables
 (queue, reservation, fleet, timers) are made anew from the state, as in a takeover. A failure after the fold costs only
 answers, for which clients ask again. The ledger has nothing of this but the holds. It depends on the inputs alone, so a
 recording raises, and goes on, at the same places.
@@ -50,7 +50,7 @@ from moorage.scheduler.core.events import (
 )
 from moorage.scheduler.core.ledger import acts
 from moorage.scheduler.core.ledger.folding import Folded
-from moorage.scheduler.core.ledger.state import Job, StandingOrder
+from moorage.scheduler.core.ledger.state import Job
 from moorage.scheduler.core.outputs.in_flight import InFlight
 from moorage.scheduler.core.outputs.outputs import Outputs
 from moorage.scheduler.core.rank.falling_back import FallingBack
@@ -233,7 +233,6 @@ class ContainedEngine(Engine):
                 del contained.jobs[num]
                 continue
             draft.add(acts.Hold(job.tenant, num, SCHEDULER, WHY_HELD))
-            draft.change_job(job).hold = StandingOrder(SCHEDULER, WHY_HELD, draft.time_ms)
         for worker_id, out in contained.out.items():
             worker = self.state.workers.get(worker_id)
             if worker is None or not out.for_good or out.is_cordoned:

@@ -1,12 +1,13 @@
 """The core's entry point: takes events, builds records of decisions, and returns what to send once they are stored.
 
-`offer` takes an event. `build` makes the next record from the events offered so far, and folds it into the state.
+`offer` takes an event. `build` makes the next record from the events offered so far; each decision is folded into the
+state as it is made.
 `prepare_outputs` makes what follows from it while the ledger stores it; once the record is acknowledged, `commit`
 returns that to be sent.
 
 Between `build` and `commit` exactly one record is in flight (ledger-rules H1). If its fate is unknown, or its place in
-the ledger another than foreseen, the engine is thrown away and rebuilt from the ledger (H4). Only a record that cannot
-be folded, and so was never sent, is taken back. The shell uses only the methods here, `state`, `fleet`, `config`,
+the ledger another than foreseen, the engine is thrown away and rebuilt from the ledger (H4). Only a record that could
+not be built, and so was never sent, is taken back. The shell uses only the methods here, `state`, `fleet`, `config`,
 `subjects`, and the `View` in `answers`.
 """
 
@@ -43,12 +44,11 @@ from moorage.scheduler.core.fleet.host import Host
 from moorage.scheduler.core.fleet.tflops import resolved
 from moorage.scheduler.core.ledger import acts
 from moorage.scheduler.core.ledger.finished import job_key
-from moorage.scheduler.core.ledger.fold import begin, fold
+from moorage.scheduler.core.ledger.fold import fold
 from moorage.scheduler.core.ledger.folding import Folded
 from moorage.scheduler.core.ledger.record import encode_record
 from moorage.scheduler.core.ledger.records import Op
 from moorage.scheduler.core.ledger.state import LISTED_MAX, Job, State
-from moorage.scheduler.core.ledger.undo import Undo
 from moorage.scheduler.core.lifecycle.admission import Admission, NewJob
 from moorage.scheduler.core.lifecycle.call_totals import CallTotals
 from moorage.scheduler.core.lifecycle.forgetting import Forgetting
@@ -73,7 +73,7 @@ from moorage.scheduler.core.operate.orders import Orders
 from moorage.scheduler.core.operate.resizing import Resizing
 from moorage.scheduler.core.operate.schedules import Schedules
 from moorage.scheduler.core.operate.worker_orders import WorkerOrders
-from moorage.scheduler.core.outputs.fleet_events import fleet_events, jobs_on
+from moorage.scheduler.core.outputs.fleet_events import fleet_events
 from moorage.scheduler.core.outputs.in_flight import InFlight
 from moorage.scheduler.core.outputs.output_writer import ExplainWaiting, OutputWriter
 from moorage.scheduler.core.outputs.outputs import Outputs, WantedFrames
@@ -265,15 +265,13 @@ class Engine:
 
     def stands(self, job: Job) -> Reason | None:
         """Return why a live job of which something waits is in no queue group; None if it is in one, or pauses."""
-        return self._indexing.stands(self.standing_draft().job(job), job)
+        return self._indexing.stands(job)
 
     def _left_too_soon(self, num: int, now_ms: int) -> frozenset[int]:
         """Return the workers with a planned drain that would end this job before its own time limit."""
-        job = self.state.jobs.get(num)
-        if job is not None:
-            return self.windows.left_too_soon(self.reader.request_of(job).workload.timeout_s, job.deadline_ms, now_ms)
-        _, request = self.planner.backfilling.fresh[num]
-        deadline_ms = None if request.deadline_s is None else now_ms + int(request.deadline_s * 1000)
+        job = self.state.jobs[num]
+        request = self.reader.request_of(job)
+        deadline_ms = None if request.deadline_s is None else job.accepted_ms + int(request.deadline_s * 1000)
         return self.windows.left_too_soon(request.workload.timeout_s, deadline_ms, now_ms)
 
     # ------------------------------------------------------------------------------------------- offer
@@ -341,13 +339,29 @@ class Engine:
         """Build the next record and return it encoded, at most 512 KiB; `commit` must follow once it is acknowledged.
 
         The record holds the offered events, due timers and new placements. With nothing to do it is a bare heartbeat.
-        It is folded for the next place in the ledger, unless `folds` is false: then `commit` does it. Raises
-        `FoldError`, with the state as it was, for a record that cannot be folded, and `HalfFolded` with a state that
-        must be thrown away.
+        It is folded for the next place in the ledger. With `folds` false it may be stored in another one, and `commit`
+        then folds it again. What is raised leaves the state as it was, but for `HalfFolded`: then it must be thrown
+        away.
         """
         assert self._in_flight is None, "one append in flight, never two"
         draft = Draft(self.state, max(time_ms, self.state.time_ms))
         flight = self._in_flight = InFlight(draft)
+        draft.begin()
+        try:
+            payload = self._write(flight, mono_ms)
+        except BaseException:
+            with _whole():
+                draft.take_back()
+            raise
+        if folds:
+            with _whole():
+                flight.folded = draft.finish()
+        self._rid += 1
+        return payload
+
+    def _write(self, flight: InFlight, mono_ms: int) -> bytes:
+        """Write the record of what was offered and of what is due, and return it encoded."""
+        draft = flight.draft
         self.pending.begin_record()
         self._at = "begin"
         self._begin_record(flight)
@@ -396,29 +410,13 @@ class Engine:
                 self._replan |= self.scaling.pass_time(draft, mono_ms)
             if draft.ends:
                 self._frozen.settle(draft)  # one that was asked to end may need its devices
+        self.planner.order.end()
         self.planner.preempting.asked_to_end(draft.ends)
-        self.planner.backfilling.fresh.clear()
         if self._begins(RETENTION, draft):
             self.retention.forget(draft, self.retention.compact(draft))
         self._at = "record"
         flight.record = draft.record(self.leader, self._rid + 1)
-        payload = encode_record(flight.record)
-        flight.first = [job for job in draft.started if not job.started]
-        flight.jobs = jobs_on(self.state, draft.acts)
-        undo = Undo(self.state, flight.record)
-        try:
-            begun = begin(self.state, flight.record, self.state.seq + 1)
-        except BaseException:
-            with _whole():
-                undo.back()
-            raise
-        with _whole():
-            if folds:
-                flight.folded = begun.end()
-            else:
-                undo.back()
-        self._rid += 1
-        return payload
+        return encode_record(flight.record)
 
     def _begin_record(self, flight: InFlight) -> None:
         """Write what comes before all events in a record; for subclasses."""
@@ -495,10 +493,7 @@ class Engine:
         return msgspec.structs.replace(answer, ledger=self.state.seq, data=data)
 
     def standing_draft(self) -> Draft:
-        """Return a read-only draft for questions: the state, with the record in flight (if any) applied to it."""
-        flight = self._in_flight
-        if flight is not None and flight.folded is None:
-            return flight.draft
+        """Return a read-only draft for questions: the state has the record in flight, if there is one."""
         return Draft(self.state, self.state.time_ms)
 
     def _name_snapshot(self, draft: Draft, event: SnapshotTaken) -> None:
@@ -645,7 +640,9 @@ class Engine:
         trace = event.trace if len(event.trace) <= TRACE_CHARS_MAX else ""
         copies = request.copies
         numbers = ONE if copies == 1 and request.indices is None else request.numbers
-        num = outcome.num = draft.accept(tenant, name, event.body, numbers, trace)
+        job = draft.accept(tenant, name, event.body, numbers, trace)
+        job.shape, job.key = shape, event.key
+        num = outcome.num = job.num
         if outcome.stillborn is not None:
             with draft.by(outcome.by):
                 if copies <= LISTED_MAX:
@@ -659,7 +656,6 @@ class Engine:
                 draft.step(Op.AWAIT, num, 0, other, which)
             flight.awaiting.append(num)
             return outcome
-        planner.backfilling.fresh[num] = (tenant, request)
         if shape.together == 1 and (numbers is not ONE or request.scale is not None):
             room = request.max_running or UNBOUNDED if request.scale is None else request.scale.min
             self.queue.waiting[num] = Waiting(numbers, room=room)
@@ -726,15 +722,14 @@ class Engine:
             self._make_outputs(flight, flight.folded, mono_ms)
 
     def commit(self, seq: int, mono_ms: int) -> Outputs:
-        """Return what to send now that the record in flight is acknowledged at `seq`; it is folded now if it was not.
+        """Return what to send now that the record in flight is acknowledged at `seq`.
 
         Raises `Displaced` if it was folded for another place.
         """
         flight = self._in_flight
         assert flight is not None
         if flight.folded is None:
-            assert flight.record is not None
-            flight.folded = fold(self.state, flight.record, seq)
+            flight.folded = self._folded_at(flight, seq)
         elif self.state.seq != seq:
             raise Displaced(f"a record was folded as record {self.state.seq}, and stored as {seq}")
         outputs = flight.outputs or self._make_outputs(flight, flight.folded, mono_ms)
@@ -746,11 +741,19 @@ class Engine:
                 host.last_ms = mono_ms
         return outputs
 
+    def _folded_at(self, flight: InFlight, seq: int) -> Folded:
+        """Finish a record that may be stored in another place than foreseen: in that, it is folded anew."""
+        if flight.draft.seq == seq:
+            return flight.draft.finish()
+        assert flight.record is not None
+        flight.draft.take_back()
+        return fold(self.state, flight.record, seq)
+
     def _make_outputs(self, flight: InFlight, folded: Folded, mono_ms: int) -> Outputs:
         out = flight.outputs = Outputs()
         out.ended = folded.ended
-        out.fleet = fleet_events(self.state, flight.draft.acts, flight.jobs, folded.was_out)
-        self._follow(flight, folded, flight.first, out, mono_ms)
+        out.fleet = fleet_events(self.state, flight.draft.acts, flight.draft.jobs_left, folded.was_out)
+        self._follow(flight, folded, flight.draft.started, out, mono_ms)
         self._answer(flight, folded, out)
         for tenant, service, turn in self.sleeping.take_turns():
             out.turns.append((self.subjects.member(tenant, service, "turn"), encode(turn), ""))

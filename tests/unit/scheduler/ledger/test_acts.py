@@ -83,6 +83,7 @@ def test_each_act_is_read_folded_and_written_as_ever() -> None:
 
 def test_a_draft_counts_the_bytes_of_an_act() -> None:
     draft = Draft(State(), 0)
+    draft.begin()
     act = acts.Limit("tenant", 3, 0, "operator ana", "w" * 150)
     draft.add(act)
     assert draft.bytes == len(msgspec.msgpack.encode(act))

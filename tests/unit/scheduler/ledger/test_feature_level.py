@@ -40,6 +40,7 @@ def raised(drive: Driving, announced: dict[str, int]) -> dict[str, Any]:
 
 def with_a_new_act(drive: Driving) -> Draft:
     draft = Draft(drive.engine.state, drive.now)
+    draft.begin()
     draft.acts.append(New())  # type: ignore[arg-type]
     return draft
 

@@ -10,12 +10,14 @@ from typing import Any
 import msgspec
 import pytest
 
+from moorage.scheduler.core import engine
+from moorage.scheduler.core.events import Cancel
 from moorage.scheduler.core.ledger import acts
 from moorage.scheduler.core.ledger.finished import FinishedTable
 from moorage.scheduler.core.ledger.fold import begin, fold
 from moorage.scheduler.core.ledger.folding import FoldError
 from moorage.scheduler.core.ledger.record import Record, decode_record
-from moorage.scheduler.core.ledger.records import Op
+from moorage.scheduler.core.ledger.records import STEP_WIDTH, Op
 from moorage.scheduler.core.ledger.schedules import Schedule
 from moorage.scheduler.core.ledger.state import Job, Member, Replica, State, Tenant, Worker
 from moorage.scheduler.core.ledger.undo import Undo
@@ -62,7 +64,7 @@ def spoiled(record: Record, rng: random.Random) -> Record:
 
 
 def picture(state: State) -> dict[int, Any]:
-    """All that can be reached from a state: of each row, by identity, all fields but one that is computed again."""
+    """All that can be reached from a state: of each row, by identity, all fields but two that are computed again."""
     rows: dict[int, Any] = {}
 
     def seen(value: Any) -> Any:
@@ -76,7 +78,7 @@ def picture(state: State) -> dict[int, Any]:
             return [seen(each) for each in value]
         if isinstance(value, (Job, Replica, Member, Worker, Tenant, Schedule)) and id(value) not in rows:
             rows[id(value)] = None
-            fields = (name for name in type(value).__slots__ if name != "derived")
+            fields = (name for name in type(value).__slots__ if name not in ("derived", "always"))
             rows[id(value)] = [seen(getattr(value, name)) for name in fields]
         return id(value) if id(value) in rows else value
 
@@ -84,9 +86,23 @@ def picture(state: State) -> dict[int, Any]:
     return rows
 
 
+def copied(state: State, record: Record) -> Undo:
+    """What taking back needs, copied before all of the record; a leader copies it before each change."""
+    undo = Undo(state, record.time)
+    for act in record.acts:
+        undo.act(act)
+    for name, _ in record.accepts:
+        undo.tenant(name)
+    for at in range(0, len(record.steps), STEP_WIDTH):
+        undo.step(*record.steps[at : at + 4])
+    for num in record.facts[::2]:
+        undo.worker(num)
+    return undo
+
+
 def undone(state: State, record: Record) -> bool:
     """Begin to fold a record and take it back; return whether it could be folded."""
-    before, undo = picture(state), Undo(state, record)
+    before, undo = picture(state), copied(state, record)
     try:
         begin(state, record, state.seq + 1)
     except FoldError:
@@ -122,7 +138,31 @@ def test_a_tenants_tables_are_copied_once_however_many_acts_name_it() -> None:
     named: list[Any] = [acts.Untomb("t", f"j{number}") for number in range(8)]
     named += [acts.Ran("t", f"s{number}", 1, "", 0) for number in range(8)]
     record = Record(1, 0, 7, 0, 1, state.digest, acts=named)
-    assert sum(len(copied) for _, copied in Undo(state, record)._tables) == 108
+    assert sum(len(rows) for _, rows in copied(state, record)._tables) == 108
     kept = list(state.tenants["t"].tombstones)
     assert undone(state, record)
     assert list(state.tenants["t"].tombstones) == kept, "in order of the last cancel"
+
+
+def test_a_record_that_fails_before_it_is_whole_leaves_the_state_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each step is folded as it is decided: reports, a lost worker, a gang, orders, cancels, new jobs, placements."""
+    drive = Driving()
+    for name in ("w0", "w1"):
+        drive.worker(name, 2)
+    for number in range(5):
+        drive.submit(f"j{number}", gpu={}, retries=1, priority=50)
+    drive.settle()
+    drive.facts([("exited", "j0", 0, 1, "exit"), ("exited", "j1", 0, 0, "exit"), ("freed", "j1", 0, 0, "")], tick=False)
+    drive.offer_submit("gang", replicas=2, gpu={"scheduling": "gang"}, priority=90)
+    drive.offer_submit("new", gpu={})
+    drive.engine.offer(Cancel("t", "j4", "tenant:t"))
+    before = picture(drive.state)
+
+    def fails(record: Record) -> bytes:
+        assert len(record.steps) > 6 * STEP_WIDTH
+        raise RuntimeError("no room")
+
+    monkeypatch.setattr(engine, "encode_record", fails)
+    with pytest.raises(RuntimeError, match="no room"):
+        drive.engine.build(drive.now + 1, drive.now + 1)
+    assert picture(drive.state) == before

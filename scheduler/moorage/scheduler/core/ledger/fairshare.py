@@ -116,20 +116,19 @@ def usage_milli(state: State, tenant: Tenant) -> int:
 # -------------------------------------------------------------------------------------------------- which is next
 
 
-def score(state: State, tenant: Tenant | None, at: int, more_milli: int) -> int:
+def score(tenant: Tenant | None, at: int) -> int:
     """Return a tenant's score, of which the lowest goes first: (past usage, plus some current usage) / weight.
 
-    `at` is the inflation now, `more_milli` what this record has placed beyond the state. Usage at a steady rate
+    `at` is the inflation now. Usage at a steady rate
     converges to that rate, so tenants that keep the GPUs full settle at the ratio of their weights. The past has more
     weight, so that what whole GPUs cannot divide is made up for within minutes; the present has some, so that many GPUs
     that become free at once are shared out. A tenant that returns after a long time has used nothing, so at most 1 / (2
     ln 2) = 0.72 half-lives of the whole fleet are made up for.
     """
     if tenant is None:
-        return more_milli * at * _FINE
+        return 0
     used = tenant.usage_base + tenant.rate_milli * at
-    now = (tenant.rate_milli + more_milli) * at
-    return (used * PAST_WEIGHT + now) * _FINE // (tenant.weight or WEIGHT_DEFAULT)
+    return (used * PAST_WEIGHT + tenant.rate_milli * at) * _FINE // (tenant.weight or WEIGHT_DEFAULT)
 
 
 def places_until(behind: int, weight: int, rate_milli: int, at: int) -> int:

@@ -45,10 +45,11 @@ def fold(state: State, record: Record, seq: int) -> Folded:
 def begin(state: State, record: Record, seq: int) -> Begun:
     """Apply all of a record that may not fit the state; `end` of what this returns does the rest, and never fails.
 
-    Raises `FoldError` if it does not fit: the state must then be thrown away, or taken back with `undo.Undo`.
+    Raises `FoldError` if it does not fit: the state must then be thrown away.
     """
     folding = Begun(state, seq, record.time, record.epoch, record.format, record.notes)
     try:
+        folding.open()
         folding.run(record)
     except (LookupError, ValueError, TypeError, AttributeError, OverflowError) as error:
         raise FoldError(f"record {seq} says what cannot be: {error!r}") from error
@@ -60,28 +61,34 @@ class Begun(FoldingSteps):
 
     __slots__ = ("_accepts", "_acts")
 
-    def run(self, record: Record) -> None:
+    def open(self) -> None:
+        """Let time pass until the record's."""
         state = self.state
-        state.time_ms = record.time
+        state.time_ms = self.time
         if state.half_life_ms and fairshare.advance(state):
             self.rows.update(dict.fromkeys(state.tenants.values()))
+
+    def run(self, record: Record) -> None:
+        state = self.state
         self._acts, self._accepts = iter(record.acts), iter(record.accepts)
         if record.acts or record.accepts:
             acts_first, accepts_first = decided_first(record)
             for act in islice(self._acts, acts_first):
                 act.fold(self)
             if accepts_first:
-                self._accept(islice(self._accepts, accepts_first))
+                self.accept(islice(self._accepts, accepts_first))
         if record.epoch != state.epoch:
             raise FoldError(f"record {self.seq} is of epoch {record.epoch}, which no epoch record before it began")
         if record.steps:
-            self._steps(record.steps, record.actors)
+            self.steps(record.steps, record.actors)
         if record.facts:
-            facts = record.facts
-            for at in range(0, len(facts), 2):
-                worker = state.worker_by_num[facts[at]]
-                worker.no = facts[at + 1]
-                self.rows[worker] = None
+            self.facts(record.facts)
+
+    def facts(self, facts: list[int]) -> None:
+        for at in range(0, len(facts), 2):
+            worker = self.state.worker_by_num[facts[at]]
+            worker.no = facts[at + 1]
+            self.rows[worker] = None
 
     def end(self) -> Folded:
         """Finish the record: the table of ended jobs, the digest and the sequence."""
@@ -143,11 +150,11 @@ class Begun(FoldingSteps):
         if op == _ACT and (act := next(self._acts, None)) is not None:
             act.fold(self)
         elif op == _ACCEPT and (accepts := list(islice(self._accepts, a))):
-            self._accept(accepts)
+            self.accept(accepts)
         else:
             raise FoldError(MORE_NAMED)
 
-    def _accept(self, accepts: Iterable[tuple[str, list[Any]]]) -> None:
+    def accept(self, accepts: Iterable[tuple[str, list[Any]]]) -> None:
         state, accepted, changed = self.state, self.out.accepted, self.out.jobs
         jobs, num, time, seq = state.jobs, state.next_num, self.time, self.seq
         for tenant_name, flat in accepts:  # with fair share a tenant may have hundreds of items of one job each

@@ -5,7 +5,7 @@ As in `fold`: no policy, clock, randomness, floats or set order. `records.Op` ha
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from moorage.scheduler.core.ledger import fairshare
@@ -62,7 +62,8 @@ _NOTICE_MASK: Final = (1 << NOTICE_BITS) - 1
 class FoldingSteps(Folding):
     __slots__ = ()
 
-    def _steps(self, steps: list[int], actors: list[int]) -> None:
+    def steps(self, steps: Sequence[int], actors: list[int], actor: str = "") -> None:
+        """Fold steps, by the actors that a record names for some of them, or by this one."""
         jobs, changed, replicas, seq = self.state.jobs, self.out.jobs, self.replicas, self.seq
         names = self._names(actors) if actors else {}
         if len(steps) % STEP_WIDTH:
@@ -78,7 +79,7 @@ class FoldingSteps(Folding):
                 self._in_order(op, a)
                 at += STEP_WIDTH
                 continue
-            by = ""
+            by = actor
             if names:
                 by = names.get(at, "")
                 at += STEP_WIDTH

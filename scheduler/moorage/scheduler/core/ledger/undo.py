@@ -1,7 +1,8 @@
-"""What a record is about to change, as it is now: so that a leader can take back one that cannot be folded.
+"""What a record has changed, as it was before: so that a leader can take back all of it if it fails to build the rest.
 
-Rows are copied whole, and tables by the keys that the record names; rows that the record makes need no copy. It covers
-what `fold.begin` changes. What `Begun.end` changes behind that is not taken back.
+Rows are copied whole before their first change, and tables by the keys that change; rows that the record makes need no
+copy. It covers what the record's acts, new jobs and steps change. What `Begun.end` changes behind that is not taken
+back.
 """
 
 from __future__ import annotations
@@ -15,8 +16,7 @@ from moorage.scheduler.core.ledger.acts.job import Compact, Freeze, Met, Resize
 from moorage.scheduler.core.ledger.acts.tenant import ForgetTenants, HalfLife
 from moorage.scheduler.core.ledger.acts.worker import Known
 from moorage.scheduler.core.ledger.fairshare import rescales
-from moorage.scheduler.core.ledger.record import Record
-from moorage.scheduler.core.ledger.records import STEP_WIDTH, Op, unpacked
+from moorage.scheduler.core.ledger.records import Op, unpacked
 from moorage.scheduler.core.ledger.schedules import Schedule
 from moorage.scheduler.core.ledger.state import Job, Member, Replica, State, Tenant, Worker
 
@@ -40,16 +40,17 @@ _VALUES: Final[dict[type, Callable[[Any], tuple[Any, ...]]]] = {
 
 
 class Undo:
-    """A copy of what `record` may change of `state`."""
+    """A copy of what a record at ledger time `time_ms` changes; to be told of each change before it is made."""
 
     __slots__ = (
-        "_accepted", "_bad", "_ended", "_fields", "_keys", "_oldest", "_rows", "_state", "_stories", "_tables",
+        "_bad", "_ended", "_fields", "_keys", "_new", "_oldest", "_rows", "_state", "_stories", "_tables",
         "_whose",
     )  # fmt: skip
 
-    def __init__(self, state: State, record: Record) -> None:
+    def __init__(self, state: State, time_ms: int) -> None:
         self._state = state
         self._fields = dict(vars(state))
+        self._new = state.next_num  # the first number of a job that the record makes
         self._rows: dict[_Row, tuple[Any, ...]] = {}
         self._keys: list[tuple[MutableMapping[Any, Any], Any, Any]] = []
         self._tables: list[tuple[MutableMapping[Any, Any], dict[Any, Any]]] = []
@@ -59,22 +60,13 @@ class Undo:
         self._ended, self._oldest = len(state.ended), list[int]()
         if state.preempting:
             self._tables.append((state.preempting, dict(state.preempting)))
-        if state.half_life_ms and rescales(state, record.time):
+        if state.half_life_ms and rescales(state, time_ms):
             self._all_tenants()
-        for act in record.acts:
-            self._act(act)
-        for name in {name for name, _ in record.accepts}:
-            self._tenant(name)
-        self._accepted = sum(len(flat) for _, flat in record.accepts)  # at most
-        if record.steps:
-            self._steps(record.steps)
-        for num in record.facts[::2]:
-            self._worker(num)
 
     def back(self) -> None:
         """Set the state back. Nothing else may have changed it since."""
         state, before = self._state, self._fields
-        for num in range(before["next_num"], before["next_num"] + self._accepted):
+        for num in range(self._new, state.next_num + 1):
             if (job := state.jobs.pop(num, None)) is not None:
                 state.tenants[job.tenant].jobs.pop(job.name, None)
         state.ended.extendleft(reversed(self._oldest[: self._ended - len(state.ended)]))
@@ -95,37 +87,33 @@ class Undo:
             job.bad = bad
         vars(state).update(before)
 
-    def _steps(self, steps: list[int]) -> None:
-        jobs, rows, replica_values, member_values = self._state.jobs, self._rows, _VALUES[Replica], _VALUES[Member]
-        placed: set[int] = set()
-        columns = (steps[at::STEP_WIDTH] for at in range(4))
-        for op, num, index, a in zip(*columns, strict=False):
-            if op == _PLACE and a not in placed:
-                placed.add(a)
-                self._worker(a)
-            job = jobs.get(num)
-            if job is None:
-                continue
-            if job not in rows:
-                self._job(job)
-            replica = job.rows.get(index)
-            if replica is None:
-                self._key(job.rows, index)
-            elif replica not in rows:  # the most frequent case, without calls
-                self._keys.append((job.rows, index, replica))
-                rows[replica] = replica_values(replica)
-                if (member := replica.member) is not None:
-                    rows[member] = member_values(member)
-                    if member.worker not in rows:
-                        self._worker(member.worker.num)
-            if op in _LINGERS and job.lingering and (member := job.lingering.get((index, unpacked(a)))) is not None:
+    def step(self, op: int, num: int, index: int, a: int) -> None:
+        """Copy what a step is about to change."""
+        rows = self._rows
+        if op == _PLACE:
+            self.worker(a)
+        if num >= self._new or (job := self._state.jobs.get(num)) is None:
+            return
+        if job not in rows:
+            self._job(job)
+        replica = job.rows.get(index)
+        if replica is None:
+            self._key(job.rows, index)
+        elif replica not in rows:
+            self._keys.append((job.rows, index, replica))
+            rows[replica] = _VALUES[Replica](replica)
+            if (member := replica.member) is not None:
                 self._member(member)
+        if op in _LINGERS and job.lingering and (member := job.lingering.get((index, unpacked(a)))) is not None:
+            self._member(member)
 
-    def _act(self, act: Any) -> None:
+    def act(self, act: Any) -> None:
+        """Copy what an act is about to change."""
         state = self._state
         if isinstance(act, Compact):
             nums = act.flat[::2]
-            self._oldest = list(islice(state.ended, len(self._oldest) + len(nums)))
+            copied = len(self._oldest) + len(state.ended) - self._ended  # of those that are still there
+            self._oldest += islice(state.ended, copied, copied + len(nums))
             for job in [state.jobs[num] for num in nums if num in state.jobs]:
                 self._key(state.jobs, job.num)
                 self._key(state.tenants[job.tenant].jobs, job.name)
@@ -141,9 +129,9 @@ class Undo:
             self._key(state.workers, act.id)
             self._key(state.worker_by_num, act.worker)
             if (known := state.workers.get(act.id)) is not None:
-                self._worker(known.num)
+                self.worker(known.num)
         else:
-            self._worker(getattr(act, "worker", -1))
+            self.worker(getattr(act, "worker", -1))
         if (of := state.jobs.get(getattr(act, "job", 0))) is not None:
             self._job(of)
             self._key(state.preempting, of.num)
@@ -151,7 +139,7 @@ class Undo:
             for member in of.members if isinstance(act, Freeze | Resize) else ():
                 self._member(member)
         if whose := getattr(act, "tenant", ""):
-            self._tenant(whose)
+            self.tenant(whose)
             self._key(state.schedules, whose)
             if (rows := state.schedules.get(whose)) and (schedule := rows.get(getattr(act, "name", ""))) is not None:
                 self._row(schedule)
@@ -166,14 +154,16 @@ class Undo:
         for tenant in self._state.tenants.values():
             self._row(tenant)
 
-    def _tenant(self, name: str) -> None:
+    def tenant(self, name: str) -> None:
+        """Copy the row of a tenant that gets new jobs."""
         tenant = self._state.tenants.get(name)
         if tenant is None:
             self._key(self._state.tenants, name)
         else:
             self._row(tenant)
 
-    def _worker(self, num: int) -> None:
+    def worker(self, num: int) -> None:
+        """Copy the row of a worker, of which a report is counted."""
         state = self._state
         worker = state.worker_by_num.get(num)
         if worker is None or worker in self._rows:
@@ -187,7 +177,7 @@ class Undo:
 
     def _member(self, member: Member) -> None:
         self._row(member)
-        self._worker(member.worker.num)
+        self.worker(member.worker.num)
 
     def _job(self, job: Job) -> None:
         if job in self._rows:

@@ -17,7 +17,7 @@ from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.events import Cancel, Submit
 from moorage.scheduler.core.fleet.fleet import Fleet
 from moorage.scheduler.core.fleet.shape import Shape
-from moorage.scheduler.core.ledger.acts import Untomb
+from moorage.scheduler.core.ledger.acts import Tombstone, Untomb
 from moorage.scheduler.core.ledger.finished import job_key, request_digest
 from moorage.scheduler.core.ledger.records import by_tenant
 from moorage.scheduler.core.ledger.state import CANCELLED, LAST_PART, REJECTED, TIME, Awaits, Job, State
@@ -124,8 +124,6 @@ class Admission:
         self._heard: bool | None = None
         #: the last well-formed request; equal requests share one object (`RequestCache`)
         self._well_formed: Request | None = None
-        #: for `_of_draft`: the count of jobs (with their extra) from which on memory may be full
-        self._close_at = 0
         #: tenants without limit, hold and tombstones, for `_of_draft`
         self._plain: set[str] = set()
         #: by tenant, how many jobs are over with `_of_draft`; None until one at its limit asks, as it reads all changes
@@ -153,8 +151,10 @@ class Admission:
             self._begin(draft)
         answered = event.sequence == 0
         # the durable queue's reader stops at this bound by itself, so what it has read is not refused
-        if answered and draft.next_num + draft.extra_all >= self._close_at and not self._has_room(draft, event.tenant):
-            return self._queue_full(draft, event)
+        # ended jobs count too: exact counting is worth it only close to the memory bound
+        state = self.state
+        if answered and len(state.jobs) + state.extra >= self._close and not self._has_room(event.tenant):
+            return self._queue_full(event)
         taken = None
         if request.service is not None:
             taken = self.services.taken(draft, event, [new.submit for new in fresh.values() if new.stillborn is None])
@@ -171,7 +171,7 @@ class Admission:
             if self._is_cancelled(draft, event.tenant, event.name):
                 if event.sequence == 0:
                     return _cancelled_before(event)
-                draft.untomb(event.tenant, event.name)
+                draft.add(Untomb(event.tenant, event.name))
                 return NewJob(
                     event, ["cancelled-before"], CANCELLED, "cancelled before it came", by_tenant(event.tenant)
                 )
@@ -261,14 +261,11 @@ class Admission:
         return problem(code, message, field=f"$.{field}", found=found, allowed=allowed, job=event.name)
 
     def _begin(self, draft: Draft) -> None:
-        """Prepare for the submits of a record; the state does not change during them."""
-        state = self.state
+        """Prepare for the submits of a record."""
         self._of_draft = draft
         self._heard = None
         self._over = None
         self._plain.clear()
-        # ended jobs count too: exact counting is worth it only close to the memory bound
-        self._close_at = state.next_num + self._close - len(state.jobs) - state.extra
 
     def _is_plain(self, draft: Draft, tenant: str) -> bool:
         """Return whether a tenant has no limit, hold or tombstone; True is remembered for the rest of the record.
@@ -276,13 +273,7 @@ class Admission:
         Cancels and orders come before the submits of a record, and submits create none of the three.
         """
         row, known = draft.tenant(tenant), self.state.tenants.get(tenant)
-        if (
-            row.gpus_max
-            or row.jobs_max
-            or row.hold is not None
-            or tenant in draft.tombstones
-            or (known is not None and known.tombstones)
-        ):
+        if row.gpus_max or row.jobs_max or row.hold is not None or (known is not None and known.tombstones):
             return False
         self._plain.add(tenant)
         return True
@@ -307,13 +298,13 @@ class Admission:
         is_free = row is None or draft.time_ms - row[1] * 1000 >= self.config.finished_keep_ms
         return None if is_free else row
 
-    def _has_room(self, draft: Draft, tenant: str) -> bool:
-        return self.state.room(self.config.jobs_max, tenant, draft.load, draft.load_of(tenant)) > 0
+    def _has_room(self, tenant: str) -> bool:
+        return self.state.room(self.config.jobs_max, tenant) > 0
 
-    def _queue_full(self, draft: Draft, event: Submit) -> Problem:
+    def _queue_full(self, event: Submit) -> Problem:
         return problem(
             "queue-full",
-            f"the scheduler's memory for jobs is used up: it counts {self.state.load + draft.load} of at most"
+            f"the scheduler's memory for jobs is used up: it counts {self.state.load} of at most"
             f" {self.config.jobs_max}, and the last tenth is only for tenants that use less than a tenth",
             job=event.name,
             next="send again later, or publish to the durable queue, which waits",
@@ -322,9 +313,7 @@ class Admission:
 
     def _is_cancelled(self, draft: Draft, tenant: str, name: str) -> bool:
         """Return whether an unknown job was cancelled before its submit came."""
-        changed, row = draft.tombstones.get(tenant), self.state.tenants.get(tenant)
-        if changed is not None and name in changed:
-            return changed[name]
+        row = self.state.tenants.get(tenant)
         return row is not None and name in row.tombstones
 
     def _without_match(self, draft: Draft, made: NewJob) -> NewJob | Problem:
@@ -517,7 +506,7 @@ class Admission:
             if not tenant.tombstones:
                 continue
             of_endpoint = ((job, -at) for job, at in tenant.tombstones.items() if at <= 0)
-            for job, at_ms in islice(of_endpoint, FORGET_MAX):
+            for job, at_ms in list(islice(of_endpoint, FORGET_MAX)):
                 if at_ms >= before:
                     break
                 draft.add(Untomb(tenant.name, job))
@@ -540,17 +529,17 @@ class Admission:
             if (trouble := _no_such(job, event, only, gang=gang)) is not None:
                 return trouble
         if job is not None:
+            was = job.state
             with draft.by(event.by):
                 did = self.lifecycle.cancel(draft, job, event.why, only)
-            return Answer("cancel", 0, {"job": event.job, "cancelled": did, "was": job.state})
+            return Answer("cancel", 0, {"job": event.job, "cancelled": did, "was": was})
         row = self._finished_lately(draft, job_key(event.tenant, event.job))
         if row is not None:
             return Answer("cancel", 0, {"job": event.job, "cancelled": False, "was": STATES[row[2]]})
         if not (event.before or event.sequence):
             return _nothing_to_cancel(event)
         tenant = self.state.tenants.get(event.tenant)
-        just_now = draft.tombstones.get(event.tenant, {})
-        count = (len(tenant.tombstones) if tenant is not None else 0) + sum(just_now.values())
+        count = len(tenant.tombstones) if tenant is not None else 0
         if count >= self.config.tombstones_max and not self._is_cancelled(draft, event.tenant, event.job):
             return problem(
                 "tombstones-full",
@@ -559,7 +548,7 @@ class Admission:
                 next="cancel only jobs that exist, or send again later: remembered cancels are dropped with time",
                 retry_after_s=RETRY_AFTER_S,
             )
-        draft.tombstone(event.tenant, event.job, event.sequence)
+        draft.add(Tombstone(event.tenant, event.job, event.sequence))
         kept_s = self.config.finished_keep_ms / 1000
         return Answer("cancel", 0, {"job": event.job, "cancelled": True, "was": "UNKNOWN", "remembered_s": kept_s})
 
@@ -570,7 +559,7 @@ class Admission:
         """
         lifted = self._is_cancelled(draft, event.tenant, event.job)
         if lifted:
-            draft.untomb(event.tenant, event.job)
+            draft.add(Untomb(event.tenant, event.job))
         return Answer("uncancel", 0, {"job": event.job, "lifted": lifted})
 
 

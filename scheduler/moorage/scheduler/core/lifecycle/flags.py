@@ -13,8 +13,6 @@ def set_flag(draft: Draft, fleet: Fleet, worker: Worker, act: acts.Flag | acts.S
     """Give a worker the flag of this act from the draft's record on."""
     flag = act.flag if isinstance(act, acts.Flag) else STARTS_FAIL.name
     draft.add(act)
-    row = draft.change_worker(worker)
-    row.flag, row.why = flag, act.why
     host = fleet.hosts.get(worker.num)
     if host is not None:
         host.closed = flag != "open"

@@ -23,38 +23,30 @@ def on_freezing(draft: Draft, fleet: Fleet, member: Member, fact: Fact) -> None:
     Do nothing if the report does not fit the member's state.
     """
     kind, replica = fact.kind, member.replica
-    state, host = draft.replica(replica).state, fleet.hosts.get(member.worker.num)
-    answers = state == FROZEN and draft.mask_of(member) != 0 and fact.code == member.leased
+    state, host = replica.state, fleet.hosts.get(member.worker.num)
+    answers = state == FROZEN and member.mask != 0 and fact.code == member.leased
     if kind == "frozen":
         if state == RUNNING:
-            draft.freeze(replica, member, FROZEN)
+            draft.freeze(replica, FROZEN)
             if host is not None:
                 fleet.freeze(host, member)
     elif kind == "resumed":
         if answers:
-            draft.freeze(replica, member, RUNNING)
+            draft.freeze(replica, RUNNING)
     elif kind == "not-resumed":
         if answers:
-            draft.resume(replica, member, f"not resumed: {fact.detail}", leased=False)
+            draft.resume(replica, f"not resumed: {fact.detail}", leased=False)
             if host is not None:
                 host.keep(member.home)
                 fleet.freeze(host, member)
     elif kind == "not-frozen":
-        if state == RUNNING and stays_frozen(draft, member):
+        if state == RUNNING and member.freeze:
             _write(draft, member, NOT_FROZEN, shown(fact.detail)[:NOTE_CHARS_MAX])
     elif kind == "freeze-due":
-        if state == RUNNING and not member.freeze and draft.job(replica.job).gang == GangPhase.NONE:
+        if state == RUNNING and not member.freeze and replica.job.gang == GangPhase.NONE:
             _write(draft, member, FREEZE, f"idle for {min(max(fact.code, 0), IDLE_S_MAX)} s")
     elif state in RUNS and member.wakes:
         _write(draft, member, RESUME, "it is used again")
-
-
-def stays_frozen(draft: Draft, member: Member) -> bool:
-    """Return whether a member is to be frozen after the orders of this record."""
-    for act in reversed(draft.freezes.get(member.replica.job.num, ())):
-        if act.replica in (-1, member.replica.index):
-            return act.word == FREEZE
-    return member.freeze
 
 
 def _write(draft: Draft, member: Member, word: int, why: str) -> None:

@@ -7,7 +7,7 @@ the members' states at the end of each record, so no event has to report a chang
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Final
 
 from moorage.scheduler.core.draft import Draft
@@ -15,9 +15,7 @@ from moorage.scheduler.core.fleet.fleet import Fleet
 from moorage.scheduler.core.fleet.host import Host
 from moorage.scheduler.core.ledger.records import Count
 from moorage.scheduler.core.ledger.state import AT_EXITED, FROZEN, LEAVING, Member, Tenant
-from moorage.scheduler.core.lifecycle.freezing import stays_frozen
 from moorage.scheduler.core.lifecycle.transitions import Lifecycle
-from moorage.scheduler.core.overlay import DraftTenant
 from moorage.schemas.attempt import AttemptName
 
 #: the reason of the end of a preemptible job; it does not name the frozen job, which may be another tenant's
@@ -26,7 +24,7 @@ WHY: Final = "preempted: the frozen job that waits for its GPUs needs them"
 LEASED: Final = "it has its GPUs again"
 
 
-def is_over_limit(tenant: Tenant | DraftTenant, member: Member, mask_of: Callable[[Member], int]) -> bool:
+def is_over_limit(tenant: Tenant, member: Member) -> bool:
     """Return whether the limit of its tenant keeps a frozen member from its devices.
 
     What its tenant's own members have of them they give up.
@@ -34,7 +32,7 @@ def is_over_limit(tenant: Tenant | DraftTenant, member: Member, mask_of: Callabl
     if not tenant.gpus_max:
         return False
     peers = [other for other in member.worker.members.values() if other.replica.job.tenant == member.replica.job.tenant]
-    given = sum(mask.bit_count() for mask in map(mask_of, peers) if mask & member.home)
+    given = sum(other.mask.bit_count() for other in peers if other.mask & member.home)
     return tenant.gpus - given + member.home.bit_count() > tenant.gpus_max
 
 
@@ -62,7 +60,7 @@ class Frozen:
         awaited = needed = kept = 0
         needing: list[Member] = []
         for key, member in list(host.frozen.items()):
-            if member in draft.gone or draft.mask_of(member):
+            if key not in host.worker.members or member.mask:
                 del host.frozen[key]
                 continue
             self._leave_closed(draft, host, member)
@@ -71,14 +69,14 @@ class Frozen:
                 self._fleet.asleep.setdefault(member.replica.job.num, set()).add(host.worker.num)
             else:
                 kept |= member.home
-            if draft.phase_of(member) == AT_EXITED:
+            if member.phase == AT_EXITED:
                 needed |= member.home  # its worker may have resumed it to end: its memory is not seen free yet
             elif self._needs(draft, member):
                 needed |= member.home
                 needing.append(member)
         for other in list(host.worker.members.values()) if needed & ~host.free else ():
             # who was placed there first goes first: of two that were frozen in turn, the later one waits
-            mask = draft.mask_of(other) if other.preemptible else 0
+            mask = other.mask if other.preemptible else 0
             is_beside = any(mask & member.home and other.fence > member.fence for member in needing)
             if is_beside and self._lifecycle.is_on_worker(draft, other):
                 self._lifecycle.leave(draft, other, WHY, Count.NONE)
@@ -96,10 +94,10 @@ class Frozen:
 
     def _needs(self, draft: Draft, member: Member) -> bool:
         """Return whether a frozen member is to run on and may, or has a grace to save its work on its devices."""
-        state = draft.replica(member.replica).state
+        state = member.replica.state
         if state in LEAVING:
             return self._lifecycle.request_of(member.replica.job).workload.grace_s > 0
-        return state == FROZEN and not stays_frozen(draft, member) and self._may_run(draft, member)
+        return state == FROZEN and not member.freeze and self._may_run(draft, member)
 
     def _may_run(self, draft: Draft, member: Member) -> bool:
         """Return whether a member may have its devices once they are free: nobody gives them up for one on hold.
@@ -110,17 +108,17 @@ class Frozen:
             return False
         job = member.replica.job
         tenant = draft.tenant(job.tenant)
-        if draft.job(job).hold is not None or tenant.hold is not None:
+        if job.hold is not None or tenant.hold is not None:
             return False
-        return not is_over_limit(tenant, member, draft.mask_of)
+        return not is_over_limit(tenant, member)
 
     def waiting(self, draft: Draft) -> Iterator[Member]:
         """Yield the frozen members that are to run on, as soon as their devices are theirs again."""
         for host in self._fleet.with_frozen.values():
             for member in host.frozen.values() if host.heard and not host.stale else ():
-                row = draft.replica(member.replica)  # a later attempt of this replica may be frozen, too
-                is_frozen = row.state == FROZEN and row.member is member and not draft.mask_of(member)
-                if is_frozen and not stays_frozen(draft, member):
+                row = member.replica  # a later attempt of this replica may be frozen, too
+                is_frozen = row.state == FROZEN and row.member is member and not member.mask
+                if is_frozen and not member.freeze:
                     yield member
 
     def resume(self, draft: Draft, member: Member) -> bool:
@@ -128,6 +126,6 @@ class Frozen:
         host = self._fleet.hosts[member.worker.num]
         if host.waiting or member.home & ~(host.free & ~host.shut):
             return False
-        draft.resume(member.replica, member, LEASED, leased=True)
+        draft.resume(member.replica, LEASED, leased=True)
         self._fleet.resume(host, member)
         return True

@@ -41,25 +41,17 @@ class Health:
     def heard(self, draft: Draft, host: Host, frame: Renew) -> None:
         """Write what changed about the worker's devices into the draft, and make the jobs on failed ones leave.
 
-        Do nothing if the record has no room, or it has handled a report of this worker.
+        Do nothing if the record has no room.
         """
         worker = host.worker
         if not (frame.unwell or worker.unwell or worker.well):
             return
         if draft.bytes + self._bytes(worker, frame) > RECORD_BYTES_MAX // 2 and not draft.empty:
             return  # the next renewal repeats it
-        row = draft.change_worker(worker)
-        if row.examined:
-            return
-        row.examined = True
-        if row.well != worker.well:
-            pending = row.well  # reported before the worker can have received the order in this record
-        else:
-            # reported before the worker received the order
-            pending = worker.well if frame.well_n < worker.well_n else 0
-            if worker.well and not pending:
-                draft.add(acts.Well(worker.num, 0, ""))
-                row.well = 0
+        # reported before the worker received the order
+        pending = worker.well if frame.well_n < worker.well_n else 0
+        if worker.well and not pending:
+            draft.add(acts.Well(worker.num, 0, ""))
         devices = len(host.cls.devices)
         shown = {u.slot: _bounded(u) for u in frame.unwell if 0 <= u.slot < devices and not pending >> u.slot & 1}
         failed = 0
@@ -71,7 +63,6 @@ class Health:
         for slot in worker.unwell:
             if slot not in shown:
                 draft.add(acts.Health(worker.num, slot, "", "", 0))
-        row.unwell_mask = sum(1 << slot for slot in shown)
         if failed:
             self._leave(draft, worker, failed, shown)
 
@@ -88,7 +79,7 @@ class Health:
             if self.lifecycle.is_on_worker(draft, member):  # else it leaves with its gang already
                 why = f"GPU {slot} of {worker.id}: {shown[slot][1] or shown[slot][0]}"
                 # a frozen member has nothing on the device that failed
-                self.lifecycle.leave(draft, member, why, Count.LOSS if draft.mask_of(member) else Count.NONE)
+                self.lifecycle.leave(draft, member, why, Count.LOSS if member.mask else Count.NONE)
             draft.avoid(job, worker, mask)
 
     def release(self, draft: Draft, worker: Worker, slots: int, by: str, why: str) -> int:
@@ -100,13 +91,10 @@ class Health:
         record reports as unhealthy are released too, since the operator saw the failure in a load frame.
         """
         named = slots or -1
-        row = draft.change_worker(worker)
-        mask = (worker.quarantined | row.unwell_mask | self._stuck(worker)) & named
+        mask = (worker.quarantined | worker.unwell_mask | self._stuck(worker)) & named
         self.lifecycle.release(draft, worker, mask)
         if mask:
-            row.well |= mask
-            draft.add(acts.Well(worker.num, row.well, by))
-            row.unwell_mask &= ~mask
+            draft.add(acts.Well(worker.num, worker.well | mask, by))
         lifted = 0
         for num, kept in self._avoiding(draft, worker).items():
             if kept & named:
@@ -127,11 +115,9 @@ class Health:
 
     def _avoiding(self, draft: Draft, worker: Worker) -> dict[int, int]:
         """Return, by job number, the masks of a worker's devices that jobs avoid, as of this draft."""
-        jobs = [job for num in sorted(self._shy_jobs()) if (job := self.state.jobs.get(num)) is not None]
-        avoiding = {
-            job.num: mask for job in jobs if job.avoid and not job.over and (mask := dict(job.avoid).get(worker.num, 0))
-        }
-        return {**avoiding, **draft.avoids.get(worker.num, {})}
+        nums = sorted(self._shy_jobs() | draft.avoided.keys())
+        jobs = [job for num in nums if (job := self.state.jobs.get(num)) is not None and not job.over]
+        return {job.num: mask for job in jobs if (mask := dict(job.avoid).get(worker.num, 0))}
 
     def ask_anew(self, draft: Draft, worker: Worker) -> None:
         """Let jobs that a worker refused try it again, after it restarted or changed its description.

@@ -37,8 +37,8 @@ class Lacking:
         to the bound of a record's notes.
         """
         job = member.replica.job
-        lacking = list(dict.fromkeys([*job.lacking, *draft.lacking.get(job.num, ())]))
-        if job.started or job in draft.started or self._may_still_start(draft, member, lacking):
+        lacking = list(job.lacking)
+        if job.started or self._may_still_start(draft, member, lacking):
             return None
         if len(lacking) < self._most and self._others_could(draft, job, lacking):
             return None
@@ -54,7 +54,7 @@ class Lacking:
         if job.gang:
             return False  # it ends as a whole
         for peer in job.rows.values() if len(job.rows) > 1 else ():
-            row = draft.replica(peer)
+            row = peer
             if row.state in STARTING and row.member is not None and row.member.worker.num not in lacking:
                 return True
         return False

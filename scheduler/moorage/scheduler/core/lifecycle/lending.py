@@ -79,7 +79,7 @@ class Lending:
         lender = workers.get(self._lenders.get(name, -1))
         if lender is None or lender.id == worker_id:
             return None
-        holds = draft.worker(lender).session or self._kept(lender)
+        holds = lender.session or self._kept(lender)
         return lender.id if holds and name in _lent_by(lender) else None
 
 

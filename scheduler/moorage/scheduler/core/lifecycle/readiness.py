@@ -28,5 +28,5 @@ def is_address(detail: str, ports_max: int = 1) -> bool:
 def on_readiness(draft: Draft, member: Member, fact: Fact) -> None:
     """Write what follows from a report of a kind in `READINESS`; do nothing if it says what is known."""
     is_ready = fact.kind == "ready"
-    if draft.replica(member.replica).state in TELLS_READY and draft.is_ready(member) != is_ready:
+    if member.replica.state in TELLS_READY and member.ready != is_ready:
         draft.ready(member, is_ready, fact.detail)

@@ -18,6 +18,7 @@ to end is in each of its renewals and not in the ledger: its next session, or an
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import takewhile
 from typing import Final, NamedTuple
 
 from moorage.scheduler.core.draft import STEP_BYTES, Draft
@@ -33,6 +34,7 @@ from moorage.scheduler.core.ledger.state import (
     MAY_END,
     QUEUED,
     REPLICA,
+    REV,
     RUNNING,
     STATE,
     WHY,
@@ -82,10 +84,10 @@ def staying_for(state: State, job: Job) -> Iterator[tuple[Member, int]]:
 
 def is_serving(draft: Draft, replica: Replica, request: Request) -> bool:
     """Return whether a replica is ready for calls; one whose request does not say how to see that, once it runs."""
-    row = draft.replica(replica)
+    row = replica
     if row.state != RUNNING or row.member is None:
         return False
-    return request.workload.ready is None or draft.is_ready(row.member)
+    return request.workload.ready is None or row.member.ready
 
 
 def _has_moved(job: Job, index: int) -> bool:
@@ -134,6 +136,7 @@ class Relocating:
         That is behind all else in the record that may end a member: for what the record begins here, it is too late.
         """
         self._again_ms = {num: due_ms for num, due_ms in self._again_ms.items() if due_ms > draft.time_ms}
+        moving = frozenset(self._jobs)  # the next move of a job begins once the record of the last one is stored
         leaves = {(each.member.replica.job.num, each.member.replica.index): each for each in self._leaves(draft)}
         for num in sorted(self._jobs):
             job = self._state.jobs.get(num)
@@ -143,7 +146,7 @@ class Relocating:
             elif job.relocating is not None and not draft.bulk_full:
                 self._go_on(draft, job, *job.relocating, leaves.get((num, job.relocating[0])))
         for each in leaves.values():
-            self._begin(draft, each)
+            self._begin(draft, each, moving)
 
     def moves(self, draft: Draft, member: Member) -> bool:
         """Return whether a member serves, and may go on until another one does."""
@@ -159,7 +162,7 @@ class Relocating:
         for worker in self._state.workers.values():
             host = self._fleet.hosts.get(worker.num)
             by_ms = host.leaves_ms if host is not None else None
-            if by_ms is not None or draft.worker(worker).flag == "draining":
+            if by_ms is not None or worker.flag == "draining":
                 why = f"{worker.id} is drained" if by_ms is None else f"{worker.id} was told to end"
                 by_ms = None if by_ms is None else by_ms - AHEAD_MS
                 current = (member for member in worker.members.values() if member.replica.member is member)
@@ -169,7 +172,7 @@ class Relocating:
                 whom = f"job {job.name}" if member.replica.job.tenant == job.tenant else f"tenant {job.tenant}"
                 yield Leaves(member, f"preempted by {whom}", by_ms, is_awaited=True)
 
-    def _begin(self, draft: Draft, leaves: Leaves) -> None:
+    def _begin(self, draft: Draft, leaves: Leaves, moving: frozenset[int]) -> None:
         """Begin the move of a member; end it if it has to leave by some time, and does not move."""
         member, by_ms = leaves.member, leaves.by_ms
         job = member.replica.job
@@ -179,7 +182,7 @@ class Relocating:
         if by_ms is not None and (draft.time_ms >= by_ms or not goes_on(draft, member)):
             self._end(draft, leaves, by_ms)
             return
-        if job.num in self._jobs or job.relocating is not None or job.num in self._again_ms:
+        if job.num in moving or job.num in self._jobs or job.relocating is not None or job.num in self._again_ms:
             return
         request = self._lifecycle.request_of(job)
         if not self._moves(draft, job, request):
@@ -209,7 +212,7 @@ class Relocating:
 
     def _moves(self, draft: Draft, job: Job, request: Request) -> bool:
         """Return whether members of a job move: of a service, unless its next version takes its place anyway."""
-        if request.service is None or request.workload.items is not None or draft.job(job).hold is not None:
+        if request.service is None or request.workload.items is not None or job.hold is not None:
             return False
         live = self._services.live(draft, job.tenant, request.service.name)
         return live[:1] == [job] and not any(self._services.replaces(draft, each) for each in live[1:])
@@ -218,7 +221,7 @@ class Relocating:
     def _spare(draft: Draft, job: Job) -> int | None:
         """Return the number of the first replica that waits for nothing but calls; None if all run."""
         back = [row.index for row in job.rows.values() if row.state == QUEUED and row.not_before <= draft.time_ms]
-        return min([*back, *(first for first, _ in draft.job(job).fresh[:1])], default=None)
+        return min([*back, *(first for first, _ in job.fresh[:1])], default=None)
 
     def _go_on(self, draft: Draft, job: Job, old: int, new: int, leaves: Leaves | None) -> None:
         """Take the next step of a move."""
@@ -264,7 +267,7 @@ class Relocating:
     @staticmethod
     def _state_of(draft: Draft, job: Job, index: int) -> int:
         row = job.rows.get(index)
-        state = draft.replica(row).state if row is not None else job.state_of(index)
+        state = row.state if row is not None else job.state_of(index)
         return CANCELLED if state is None else state
 
     def _give_up(self, draft: Draft, job: Job, new: int, *, has_more: bool) -> None:
@@ -278,9 +281,10 @@ class Relocating:
         self._lifecycle.cancel(draft, job, why, ((index, index),))
 
     def _is_over(self, draft: Draft, job: Job, gone: int) -> None:
-        """Write that a move is over, and take this number away, -1 for none: once the record of its end is folded."""
+        """Write that a move is over, and take this number away, -1 for none: once the record of its end is stored."""
         state = job.state_of(gone) if gone >= 0 else CANCELLED
-        if state is None or not IS_TERMINAL[state]:
+        now = takewhile(lambda row: row[REV] > job.told, reversed(job.story))  # what this record says of the job
+        if state is None or not IS_TERMINAL[state] or any(row[REPLICA] == gone for row in now):
             return
         draft.add(Relocated(job.num, gone))
         self._jobs.discard(job.num)

@@ -267,7 +267,7 @@ class Scaling:
         for num in sorted(self.above):
             job = self._state.jobs.get(num)
             scale = self._lifecycle.request_of(job).scale if job is not None else None
-            if job is None or scale is None or draft.job(job).hold is not None:
+            if job is None or scale is None or job.hold is not None:
                 continue
             count = self.count(draft, job) - scale.min
             if count > 0:
@@ -278,7 +278,7 @@ class Scaling:
 
     def come_back(self, draft: Draft, job: Job, why: str) -> None:
         """Let a job that gave way have all of its replicas again; one that follows its calls has what these need."""
-        if job.scaled is None or job.over or not draft.is_live(job):
+        if job.scaled is None or job.over or not job.live:
             return
         request = self._lifecycle.request_of(job)
         if request.scale is None and job.scaled.wanted < request.copies:

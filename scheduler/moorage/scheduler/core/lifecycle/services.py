@@ -76,7 +76,7 @@ class Services:
             self._jobs[tenant, service] = found
         else:
             self._jobs.pop((tenant, service), None)
-        return [job for job in found if draft.is_live(job)]
+        return [job for job in found if job.live > 0]
 
     def newest(self, tenant: str, service: str) -> str:
         """Return the newest live job with this service; empty if there is none."""
@@ -181,9 +181,9 @@ class Services:
             return
         base = min(target, old.size) if follows else old.size
         least = base - base * ready // target
-        states = ((draft.replica(row).state, row.index) for row in old.rows.values())
+        states = ((row.state, row.index) for row in old.rows.values())
         goes_on = [index for _, index in sorted((state == QUEUED, each) for state, each in states if state in _GOES_ON)]
-        has = scaling.count(draft, old) if follows else len(goes_on) + count_of(draft.job(old).fresh)
+        has = scaling.count(draft, old) if follows else len(goes_on) + count_of(old.fresh)
         if not follows and has > least:
             self._lifecycle.cancel(draft, old, why, ranges_of(sorted(goes_on[least - has :])))
         elif not any(self._is_leaving(draft, row) for row in old.rows.values()):  # else its place may be enough
@@ -205,7 +205,7 @@ class Services:
         if members == [] and over > 0:  # there is room for it, beyond the limit
             current = (row.member for row in reversed(old.rows.values()))
             members = [each for each in current if each is not None and self._lifecycle.is_on_worker(draft, each)][:1]
-        if members and len(members) <= most and draft.mask_of(members[0]).bit_count() * most >= over:
+        if members and len(members) <= most and members[0].mask.bit_count() * most >= over:
             scaling.give_way(draft, old, f"gives its place to job {new.name}, which replaces it", members[0])
 
     def replaces(self, draft: Draft, new: Job) -> bool:
@@ -216,7 +216,7 @@ class Services:
     @staticmethod
     def _has_failed(draft: Draft, job: Job) -> bool:
         """Return whether the last attempt of one of a job's replicas ended by itself, and never was ready."""
-        ended = [row for row in job.rows.values() if row.attempt and draft.replica(row).state == QUEUED]
+        ended = [row for row in job.rows.values() if row.attempt and row.state == QUEUED]
         if not ended and not job.bad:
             return False
         attempts: dict[tuple[int, int], list[Transition]] = {}
@@ -228,13 +228,13 @@ class Services:
 
     def _is_leaving(self, draft: Draft, replica: Replica) -> bool:
         """Return whether a replica was asked to end, and its place comes free by itself."""
-        row = draft.replica(replica)
+        row = replica
         return row.member is not None and row.state in LEAVING and not self._lifecycle.lingers(draft, row.member)
 
     @staticmethod
     def _finds_no_place(draft: Draft, job: Job, ready: int) -> bool:
         """Return whether a job has waited for a place for `ROOM_MS`, and nothing of it is about to be ready."""
-        row, states = draft.job(job), [(draft.replica(each), each) for each in job.rows.values()]
+        row, states = job, [(each, each) for each in job.rows.values()]
         now = [each.state for each, _ in states]
         if ENDING in now or sum(each in HAS_DEVICES for each in now) > ready:
             return False
@@ -261,10 +261,10 @@ def _ended_by_itself(attempt: Sequence[Transition]) -> bool:
 
 def _is_put_off(draft: Draft, job: Job) -> bool:
     """Return whether a job waits for other jobs, a time or an operator, so that it may begin hours from now."""
-    return bool(job.awaits) or draft.job(job).hold is not None
+    return bool(job.awaits) or job.hold is not None
 
 
 def _is_ready(draft: Draft, replica: Replica) -> bool:
     """Return whether a replica serves, as its worker has told."""
-    row = draft.replica(replica)
-    return row.state == RUNNING and row.member is not None and draft.is_ready(row.member)
+    row = replica
+    return row.state == RUNNING and row.member is not None and row.member.ready

@@ -137,7 +137,7 @@ class Sessions:
                 next="give this worker another id, or cancel the kept jobs",
                 retry_after_s=self.config.lost_ms / 1000,
             )
-        if not draft.worker(worker).session:
+        if not worker.session:
             # a lost journal may begin again at 1, but not in the same boot: this join is late or repeated
             is_late = frame.n <= worker.n and (frame.boot, frame.machine) == (worker.boot, worker.machine)
             return self._stale(worker, frame) if is_late else None
@@ -173,8 +173,7 @@ class Sessions:
 
     def _number_new(self, draft: Draft, event: FromWorker, frame: Join) -> Problem | int:
         """Write a new worker into the draft, and return its number; a problem if the ledger knows the most it can."""
-        num = self.state.next_worker + draft.numbered
-        known = len(self.state.workers) + draft.numbered
+        num, known = self.state.next_worker, len(self.state.workers)
         if known >= WORKERS_MAX:
             return problem(
                 "failed-precondition",
@@ -186,7 +185,6 @@ class Sessions:
                 retry_after_s=FORGET_EVERY_S,
             )
         draft.add(acts.Known(num, event.worker, frame.machine))
-        draft.numbered += 1
         return num
 
     def _end_last_session(self, draft: Draft, worker: Worker, frame: Join) -> Problem | int:
@@ -207,6 +205,10 @@ class Sessions:
                 found=f"{alive[0][0]}/{alive[0][1]}/{alive[0][2]}",
                 next="end what runs on devices that are gone, then join",
             )
+        said = {key: value for key, value in worker.hello.items() if key not in _OUR_OWN}
+        is_new = frame.boot != worker.boot or _as_recorded(frame.hello) != said
+        if is_new:
+            self.health.ask_anew(draft, worker)  # before its reports: what it refuses in these stands
         if _supervisor_died(worker, frame):
             self.lifecycle.on_facts_of_dead_supervisor(draft, worker, frame.facts)
         else:
@@ -214,9 +216,7 @@ class Sessions:
         self.fleet.leave(worker.num)
         self.lifecycle.lose_worker(draft, worker, "joined anew without it", listed - moved)
         self.former[worker.num] = {"capabilities": worker.hello.get("capabilities", {})}
-        said = {key: value for key, value in worker.hello.items() if key not in _OUR_OWN}
-        if frame.boot != worker.boot or _as_recorded(frame.hello) != said:
-            self.health.ask_anew(draft, worker)
+        if is_new:
             self.lifecycle.starts.mended(draft, worker)
         if worker.machine != frame.machine:
             draft.add(acts.Known(worker.num, worker.id, frame.machine))
@@ -277,15 +277,14 @@ class Sessions:
                 next=f"send frame {last + 1} again",
             )
         self.lifecycle.on_facts(draft, worker, frame.facts)
-        draft.facts += (worker.num, frame.no)
-        draft.bytes += 10
+        draft.count(worker, frame.no)
         folded[worker.num] = frame.no
         return FactAck(frame.no, self.state.epoch)
 
     @staticmethod
     def _is_current(worker: Worker | None, draft: Draft, session: str) -> TypeGuard[Worker]:
         """Return whether this is the worker's current session, which this record has not ended."""
-        return worker is not None and draft.worker(worker).session == session != ""
+        return worker is not None and worker.session == session != ""
 
     # ---------------------------------------------------------------------------------------- renewals
 

@@ -36,7 +36,6 @@ from moorage.scheduler.core.ledger.state import (
     Member,
     State,
 )
-from moorage.scheduler.core.lifecycle.freezing import stays_frozen
 from moorage.scheduler.core.lifecycle.frozen import is_over_limit
 from moorage.scheduler.core.lifecycle.scaling import member_of
 from moorage.scheduler.core.lifecycle.swaps import Swaps
@@ -163,13 +162,13 @@ class Sleeping:
     def waits(self, draft: Draft, member: Member) -> Wait:
         """Return for what a member that sleeps waits before it has its GPUs for a call, and about how long."""
         swap, waking, job = self._swaps.of(member.replica.job.num), self.waking(member), member.replica.job
-        if draft.job(job).hold is not None or draft.tenant(job.tenant).hold is not None:
+        if job.hold is not None or draft.tenant(job.tenant).hold is not None:
             return Wait(None, "is held")
-        if is_over_limit(draft.tenant(job.tenant), member, draft.mask_of):
+        if is_over_limit(draft.tenant(job.tenant), member):
             return Wait(None, "waits for the GPU limit of its tenant")
         then = f"; then {waking}" if waking else ""
-        mask = draft.mask_of(member)
-        if draft.replica(member.replica).state == FROZEN and mask:
+        mask = member.mask
+        if member.replica.state == FROZEN and mask:
             return Wait(swap.in_ms, f"is {waking}" if waking else "is resumed")
         host = self._fleet.hosts.get(member.worker.num)
         if host is None or (member.home & host.shut and not mask):  # no end of another one gives it all of its GPUs
@@ -177,9 +176,9 @@ class Sleeping:
         before_ms = (swap.out_ms if mask else 0) + sum(
             self._turn_ms(other)
             for other in host.frozen.values()
-            if other.home & member.home and not stays_frozen(draft, other) and (mask or _since(other) < _since(member))
+            if other.home & member.home and not other.freeze and (mask or _since(other) < _since(member))
         )
-        holders = [other for other in host.worker.members.values() if draft.mask_of(other) & member.home & ~mask]
+        holders = [other for other in host.worker.members.values() if other.mask & member.home & ~mask]
         if not all(self._lifecycle.request_of(other.replica.job).sleeps for other in holders):
             return Wait(None, "waits for the end of the job on its GPUs")
         refused = [other for other in holders if not self.could_freeze(other)]
@@ -212,9 +211,9 @@ class Sleeping:
     def stays_awake(self, draft: Draft, member: Member) -> str:
         """Return why a member runs on that was to be frozen since its last call; "" if it was not, or is to be yet."""
         heard = self._heard.get(member.name)
-        if heard is None or not heard.asked or stays_frozen(draft, member):
+        if heard is None or not heard.asked or member.freeze:
             return ""
-        return (_why_not(member) or "not frozen") if draft.replica(member.replica).state == RUNNING else ""
+        return (_why_not(member) or "not frozen") if member.replica.state == RUNNING else ""
 
     def pass_time(self, draft: Draft, mono_ms: int) -> None:
         """Have members frozen, or run on. To be called for a record if `is_called`, and about once a second."""
@@ -225,14 +224,14 @@ class Sleeping:
         stuck = self._fleet.stuck = {}
         for name, heard in list(self._heard.items()):
             member = heard.member
-            if member in draft.gone or not self._lifecycle.is_on_worker(draft, member):
+            if not self._lifecycle.is_on_worker(draft, member):
                 del self._heard[name]
                 continue
             if not draft.full:
                 self._look(draft, heard, mono_ms)
                 self._tell(draft, heard, mono_ms)
             if heard.vain >= VAIN_MAX and self._is_needed(draft, member) and not self._is_guest(draft, member):
-                stuck[member.worker.num] = stuck.get(member.worker.num, 0) | draft.mask_of(member)
+                stuck[member.worker.num] = stuck.get(member.worker.num, 0) | member.mask
 
     def _let_guests_again(self, mono_ms: int) -> None:
         """Let services be guests again whose time without is over."""
@@ -252,7 +251,7 @@ class Sleeping:
 
     def _look(self, draft: Draft, heard: _Heard, mono_ms: int) -> None:
         member = heard.member
-        state, is_to_sleep = draft.replica(member.replica).state, stays_frozen(draft, member)
+        state, is_to_sleep = member.replica.state, member.freeze
         if is_to_sleep or state == FROZEN:
             heard.awake_ms = None
             if state == FROZEN:  # once it runs on, for whatever reason, it counts anew
@@ -291,7 +290,7 @@ class Sleeping:
         member, load, told = heard.member, heard.load, heard.told
         if load is None:
             return
-        rests = draft.replica(member.replica).state == FROZEN or stays_frozen(draft, member)
+        rests = member.replica.state == FROZEN or member.freeze
         rests = rests or self._turn_is_over(draft, heard, mono_ms)
         if not rests:
             if not heard.is_told:
@@ -337,13 +336,13 @@ class Sleeping:
     def _is_needed(self, draft: Draft, member: Member) -> bool:
         """Return whether a frozen member that is to run on waits for devices that this one has."""
         host = self._fleet.hosts.get(member.worker.num)
-        return host is not None and bool(draft.mask_of(member) & host.needed)
+        return host is not None and bool(member.mask & host.needed)
 
     def _is_guest(self, draft: Draft, member: Member) -> bool:
         """Return whether one that waits for the devices of this member was placed there before it."""
-        mask = draft.mask_of(member)
+        mask = member.mask
         frozen = self._fleet.hosts[member.worker.num].frozen.values()
-        waiting = [other for other in frozen if mask & other.home and not stays_frozen(draft, other)]
+        waiting = [other for other in frozen if mask & other.home and not other.freeze]
         return any(other.fence < member.fence for other in waiting)
 
     def could_freeze(self, member: Member) -> bool:

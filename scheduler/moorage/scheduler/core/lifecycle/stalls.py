@@ -109,7 +109,7 @@ class Stalls:
                 continue
             for member in self._state.worker_by_num[num].members.values():
                 use = still.get(member.name)
-                if use is None or draft.replica(member.replica).state != RUNNING:
+                if use is None or member.replica.state != RUNNING:
                     continue
                 job = member.replica.job
                 stall_s = self._lifecycle.request_of(job).workload.stall_s
@@ -129,7 +129,7 @@ class Stalls:
             return
         replicas = [replica for replica in job.rows.values() if which in (GANG, replica.index)]
         attempts = frozenset(replica.member.name for replica in replicas if replica.member is not None)
-        if attempts == stall.attempts and all(draft.replica(replica).state == RUNNING for replica in replicas):
+        if attempts == stall.attempts and all(replica.state == RUNNING for replica in replicas):
             draft.stalls.append((job, msgspec.structs.replace(stall.told, seconds=0, why="it moves again")))
 
 

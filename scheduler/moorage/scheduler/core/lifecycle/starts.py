@@ -64,7 +64,7 @@ class Starts:
             if fact.kind not in ("started", "ran"):
                 continue
             member = worker.members.get(name_in(fact))
-            if member is not None and member not in draft.gone:
+            if member is not None:
                 self.left(worker)
                 self._started(draft, member.replica.job)
 
@@ -94,7 +94,7 @@ class Starts:
 
     def mended(self, draft: Draft, worker: Worker) -> None:
         """Open a worker that starts fail on, because it was restarted or has changed its description."""
-        if draft.worker(worker).flag == STARTS_FAIL.name:
+        if worker.flag == STARTS_FAIL.name:
             set_flag(draft, self._fleet, worker, Flag(worker.num, "open", ""))
 
     def pass_time(self, draft: Draft) -> None:
@@ -109,7 +109,7 @@ class Starts:
         is_the_hosts = sum(failed.started for failed in row) >= self._most or (
             len(row) >= self._most and len(tenants) > 1
         )
-        open_now = draft.worker(worker).flag == "open" and draft.worker(worker).session
+        open_now = worker.flag == "open" and worker.session
         if not is_the_hosts or not open_now:
             return
         times = self._times.get(worker.num, 0)

@@ -30,7 +30,7 @@ def lost_with_supervisor(draft: Draft, members: Mapping[AttemptName, Member], fa
         if fact.kind not in ("exited", "ran") or fact.detail != "lost":
             continue
         member = members.get(name_in(fact))
-        if member is not None and member not in draft.gone and draft.phase_of(member) != AT_EXITED:
+        if member is not None and member.phase != AT_EXITED:
             lost.add(member)
     return frozenset(lost)
 

@@ -172,7 +172,7 @@ class Timers:
         if most is not None and job.on_workers >= most:
             from_ms = draft.time_ms
         else:
-            waiting = [row for row in map(draft.replica, job.rows.values()) if row.state == QUEUED]
+            waiting = [row for row in job.rows.values() if row.state == QUEUED]
             from_ms = max([job.waits_from_ms, *(row.not_before for row in waiting)])
         return from_ms + int(request.start_within_s * 1000)
 

@@ -157,18 +157,18 @@ class Lifecycle:
 
     def on_facts(self, draft: Draft, worker: Worker, facts: list[Fact]) -> None:
         """Take a report frame of a worker's current session. Those about unknown members change nothing."""
-        members, gone = worker.members, draft.gone
+        members = worker.members
         if self.starts.watches:
             self.starts.heard(draft, worker, facts)
         freed: list[Member] = []
         for fact in facts:
             member = members.get((fact.tenant, fact.job, fact.replica, fact.attempt, fact.fence))
-            if member is None or member in gone:
+            if member is None:
                 continue
             if fact.detail and fact.kind == "freed":
                 _note_used(draft, member, fact)
             if fact.kind == "freed":
-                if draft.phase_of(member) == AT_EXITED:
+                if member.phase == AT_EXITED:
                     draft.free(member)
                     freed.append(member)
             else:
@@ -176,7 +176,7 @@ class Lifecycle:
         if freed:
             host = self.fleet.hosts.get(worker.num)
             if host is not None:
-                jobs = [(member.replica.job, draft.mask_of(member)) for member in freed]
+                jobs = [(member.replica.job, member.mask) for member in freed]
                 self.fleet.give_all(host, [(job.shape or self.shape_of(job), mask) for job, mask in jobs])
 
     def on_facts_of_dead_supervisor(self, draft: Draft, worker: Worker, facts: list[Fact]) -> None:
@@ -190,12 +190,12 @@ class Lifecycle:
 
     def _on_fact(self, draft: Draft, member: Member, fact: Fact) -> None:
         kind, replica = fact.kind, member.replica
-        phase = draft.phase_of(member)
+        phase = member.phase
         if phase == AT_EXITED:
             if kind == "quarantined":
                 self._quarantined(draft, member, fact.detail)
             return
-        state = draft.replica(replica).state
+        state = replica.state
         if kind == "claimed":
             if state == PLACED:
                 self._claimed(draft, replica, member, fact.detail)
@@ -223,10 +223,10 @@ class Lifecycle:
     @staticmethod
     def _withdrawn(draft: Draft, replica: Replica, fact: Fact) -> Count:
         """Return what a withdrawal counts as: a loss only if the work had begun, of a gang by any of its ranks."""
-        state = draft.replica(replica).state
+        state = replica.state
         if state in LEAVING:
             return Count.NONE
-        begun = state not in STARTING or draft.job(replica.job).gang == GangPhase.STARTED
+        begun = state not in STARTING or replica.job.gang == GangPhase.STARTED
         return Count.LOSS if begun and fact.detail != "supervisor-died" else Count.REFUSAL
 
     def _refused(self, draft: Draft, member: Member, state: int, fact: Fact) -> None:
@@ -249,12 +249,13 @@ class Lifecycle:
         self._never_ran(draft, Op.REFUSE, replica, member, state, why, Count.REFUSAL, code)
         if code and why.startswith((NOT_HERE, SETUP_FAILED)):
             self._end_waiting(draft, replica.job, FAILED, why, code)
+            draft.failed.discard(replica.job)  # those that are about to start elsewhere may still do so
 
     def _claimed(self, draft: Draft, replica: Replica, member: Member, detail: str, ran_ms: int = 0) -> None:
         job = replica.job
-        gang = bool(job.gang) and draft.job(job).gang == GangPhase.HOLDING
-        draft.claim(replica, member, detail if gang and replica.index == 0 and is_address(detail) else "", ran_ms)
-        if gang and all(draft.replica(peer).state == CLAIMED for peer in job.rows.values()):
+        gang = bool(job.gang) and job.gang == GangPhase.HOLDING
+        draft.claim(replica, detail if gang and replica.index == 0 and is_address(detail) else "", ran_ms)
+        if gang and all(peer.state == CLAIMED for peer in job.rows.values()):
             draft.gang(job, GangPhase.STARTED)  # one record moves all of them
 
     def _started(
@@ -262,18 +263,18 @@ class Lifecycle:
     ) -> None:
         if state == PLACED:
             self._claimed(draft, replica, member, "", ran_ms)
-            state = draft.replica(replica).state
-        if state == CLAIMED and not (replica.job.gang and draft.job(replica.job).gang == GangPhase.HOLDING):
-            draft.start(replica, member, ran_ms, address if address and is_address(address, PORTS_MAX) else "")
+            state = replica.state
+        if state == CLAIMED and not (replica.job.gang and replica.job.gang == GangPhase.HOLDING):
+            draft.start(replica, ran_ms, address if address and is_address(address, PORTS_MAX) else "")
 
     def _ran(self, draft: Draft, replica: Replica, member: Member, state: int, fact: Fact) -> None:
         job, ran_ms, result = replica.job, min(max(fact.ran_ms, 0), RAN_MS_MAX), result_of(fact.detail)
         well = fact.code == 0 and (fact.detail in _WELL or result is not None)
         if well and state == PLACED and not job.gang and not self._always(job):
-            draft.ran(replica, member, ran_ms, result)
+            draft.ran(replica, ran_ms, result)
             return
         self._started(draft, replica, member, state, ran_ms)
-        self._exited(draft, replica, member, draft.replica(replica).state, _code(fact), fact.detail)
+        self._exited(draft, replica, member, replica.state, _code(fact), fact.detail)
 
     def _exited(self, draft: Draft, replica: Replica, member: Member, state: int, code: int, detail: str) -> None:
         job, result, told = replica.job, None, detail
@@ -292,16 +293,16 @@ class Lifecycle:
             self._claimed(draft, replica, member, "")
             state = CLAIMED
         if state == CANCELLING:
-            draft.exit(replica, member, SUCCEEDED if well else CANCELLED, code, why, result)
-        elif job.gang and draft.job(job).gang != GangPhase.NONE:
-            if state == ENDING or (well and draft.job(job).gang == GangPhase.STARTED):
-                draft.exit(replica, member, EXITED, code, why, result)
+            draft.exit(replica, SUCCEEDED if well else CANCELLED, code, why, result)
+        elif job.gang and job.gang != GangPhase.NONE:
+            if state == ENDING or (well and job.gang == GangPhase.STARTED):
+                draft.exit(replica, EXITED, code, why, result)
                 self._settle_gang(draft, job)
             else:
                 self._fail_gang(draft, replica, member, Op.EXIT, code, why or f"exit code {code}", cause)
         elif state == ENDING or (state == LOST_KEPT and detail in _AS_ASKED):  # asked before its worker was lost
             to = SUCCEEDED if well and not self._always(job) else self._after_ending(draft, replica)
-            draft.exit(replica, member, to, code, why, result)
+            draft.exit(replica, to, code, why, result)
             self._back_to_queue(draft, replica, to, Count.NONE)
         else:
             to = SUCCEEDED if well else TIMED_OUT if detail == "timeout" else FAILED
@@ -310,7 +311,7 @@ class Lifecycle:
             elif self._always(job) or (not well and self.request_of(job).workload.stays):
                 cause = Count.RESTART
                 to = self._next_after(replica, cause, to)
-            draft.exit(replica, member, to, code, why, result)
+            draft.exit(replica, to, code, why, result)
             self._back_to_queue(draft, replica, to, cause)
 
     @staticmethod
@@ -328,22 +329,22 @@ class Lifecycle:
         asked. A gang ends as a whole.
         """
         if state == CANCELLING:
-            draft.over(op, replica, member, CANCELLED, why)
-        elif draft.job(replica.job).gang != GangPhase.NONE:
+            draft.over(op, replica, CANCELLED, why)
+        elif replica.job.gang != GangPhase.NONE:
             if state == ENDING:
-                draft.over(op, replica, member, EXITED, why)
+                draft.over(op, replica, EXITED, why)
                 self._settle_gang(draft, replica.job)
             else:
                 self._fail_gang(draft, replica, member, op, code, why, count)
         elif state == ENDING:
             to = self._after_ending(draft, replica)
-            draft.over(op, replica, member, to, why)
+            draft.over(op, replica, to, why)
             self._back_to_queue(draft, replica, to, Count.NONE)
         else:
             if state == PLACED and count == Count.LOSS:
                 count = Count.REFUSAL  # it had not begun, so no work was lost
             to = FAILED if code else self._next_after(replica, count)
-            draft.over(op, replica, member, to, why, code)
+            draft.over(op, replica, to, why, code)
             self._back_to_queue(draft, replica, to, count)
         self._give(draft, member)
 
@@ -382,7 +383,7 @@ class Lifecycle:
             return
         count = self._counted(replica.job, count)
         streak = _streak(draft, replica) if count == Count.RESTART else 0
-        wait_ms = max(self._wait_ms(replica, count, streak), draft.replica(replica).not_before)  # the latter by `leave`
+        wait_ms = max(self._wait_ms(replica, count, streak), replica.not_before)  # the latter by `leave`
         not_before = draft.time_ms + wait_ms
         draft.backoff(replica, not_before, count, streak + 1 if count == Count.RESTART else 0)
         self.requeue(replica, not_before)
@@ -401,7 +402,7 @@ class Lifecycle:
         named = {part.strip() for part in detail.split(",")}
         mask = sum(1 << slot for slot in range(64) if str(slot) in named) & member.home
         host = self.fleet.hosts.get(member.worker.num)
-        if not draft.mask_of(member) and host is not None:  # its worker had resumed it, so that it could end
+        if not member.mask and host is not None:  # its worker had resumed it, so that it could end
             if member.home & ~host.free:
                 return
             self.fleet.resume(host, member)
@@ -414,18 +415,18 @@ class Lifecycle:
     ) -> None:
         """End a whole gang: the first member that fails, is refused or lost moves all to ENDING in one record."""
         job, first = replica.job, _first(replica.job)
-        if count == Count.LOSS and draft.job(job).gang == GangPhase.HOLDING:
+        if count == Count.LOSS and job.gang == GangPhase.HOLDING:
             count = Count.REFUSAL  # no rank was started yet, so no work was lost
         after = TIMED_OUT if why == "timeout" else self._next_after(first, count)
         if op == Op.REFUSE and code:
             after = FAILED
         draft.gang(job, GangPhase.ENDING, after, count)
         if op == Op.EXIT:
-            draft.exit(replica, member, EXITED, code, why)
+            draft.exit(replica, EXITED, code, why)
         else:
-            draft.over(op, replica, member, EXITED, why, code)
+            draft.over(op, replica, EXITED, why, code)
         for peer in job.rows.values():
-            if draft.replica(peer).state in MAY_END:
+            if peer.state in MAY_END:
                 draft.end(peer, ENDING, EXITED, f"gang: replica {replica.index}: {why}")
         self._settle_gang(draft, job)
 
@@ -439,7 +440,6 @@ class Lifecycle:
         ends = [
             (row[REPLICA], row[CODE], row[WHY]) for row in job.story if row[STATE] == EXITED and row[ATTEMPT] == attempt
         ]
-        ends += [(replica.index, *end) for replica, end in draft.ended.items() if replica.job is job]
         for index, code, detail in ends:
             codes[index] = code
             if not why and (code or detail) and not is_as_asked(detail):  # why it was asked stands in its ENDING
@@ -451,14 +451,14 @@ class Lifecycle:
 
         Until then, do nothing.
         """
-        if len(job.rows) < job.size or any(draft.replica(peer).state != EXITED for peer in job.rows.values()):
+        if len(job.rows) < job.size or any(peer.state != EXITED for peer in job.rows.values()):
             return
-        row = draft.job(job)
+        row = job
         phase, after, count = row.gang, row.after, row.count
         if phase == GangPhase.STARTED:
             after = SUCCEEDED
         codes, why = self._ended_with(draft, job) if after in (FAILED, TIMED_OUT) else ({}, "")
-        for peer in job.rows.values():
+        for peer in list(job.rows.values()):
             draft.move(peer, after, why, codes.get(peer.index, 0))
         draft.gang(job, GangPhase.OVER)
         if after == QUEUED:
@@ -473,8 +473,8 @@ class Lifecycle:
     @staticmethod
     def _end_waiting(draft: Draft, job: Job, to: int, why: str, code: int = 0) -> None:
         """End all QUEUED replicas: those that came back, and those that were never placed."""
-        for replica in job.rows.values():
-            if draft.replica(replica).state == QUEUED:
+        for replica in list(job.rows.values()):
+            if replica.state == QUEUED:
                 draft.move(replica, to, why, code)
         draft.move_fresh(job, to, why, code)
 
@@ -485,10 +485,10 @@ class Lifecycle:
     def cancel(self, draft: Draft, job: Job, why: str, only: Ranges | None = None) -> bool:
         """Cancel all replicas that have not ended, or those `only`; return False if there are none left to cancel."""
         did = draft.move_fresh(job, CANCELLED, why, only=only)
-        if draft.job(job).gang in (GangPhase.HOLDING, GangPhase.STARTED):
+        if job.gang in (GangPhase.HOLDING, GangPhase.STARTED):
             draft.gang(job, GangPhase.ENDING, CANCELLED)
         for replica in rows_of(job, only):
-            state = draft.replica(replica).state
+            state = replica.state
             if state in (QUEUED, EXITED):
                 draft.move(replica, CANCELLED, why)
             elif state in MAY_END or state == ENDING:
@@ -506,7 +506,7 @@ class Lifecycle:
         To be called once a record, behind all that may end a replica. A job for which the record has no room is given
         up in a later one.
         """
-        self.failing |= draft.failed.keys()
+        self.failing |= draft.failed
         for job in list(self.failing):
             if draft.bulk_full:
                 return
@@ -516,7 +516,7 @@ class Lifecycle:
             request = self.request_of(job)
             if request.is_gang:
                 continue
-            failed, most = job.failed + draft.failed.get(job, 0), request.failed_max
+            failed, most = job.failed, request.failed_max
             if most is not None and failed >= most:
                 self.cancel(draft, job, f"{many(failed, 'replica')} failed, and max_failed is {most}")
 
@@ -528,12 +528,12 @@ class Lifecycle:
         Replicas that are ending already are left alone. A replica kept through a partition is queued at once: with this
         order the operator declares it over.
         """
-        gang = draft.job(job).gang in (GangPhase.HOLDING, GangPhase.STARTED)
+        gang = job.gang in (GangPhase.HOLDING, GangPhase.STARTED)
         if gang:
             draft.gang(job, GangPhase.ENDING, QUEUED)
         did = 0
         for replica in rows_of(job, only):
-            state = draft.replica(replica).state
+            state = replica.state
             if state in MAY_END:
                 draft.end(replica, ENDING, EXITED if gang else QUEUED, why)
             elif state == LOST_KEPT:
@@ -547,17 +547,12 @@ class Lifecycle:
     @staticmethod
     def is_on_worker(draft: Draft, member: Member) -> bool:
         """Return whether a member is placed, claimed, running or frozen, and was not asked to end yet."""
-        return (
-            member not in draft.gone
-            and draft.phase_of(member) != AT_EXITED
-            and draft.replica(member.replica).member is member
-            and draft.replica(member.replica).state in MAY_END
-        )
+        return member.replica.member is member and member.replica.state in MAY_END
 
     @staticmethod
     def lingers(draft: Draft, member: Member) -> bool:
         """Return whether a member has ended, and keeps devices in quarantine, perhaps until an operator's word."""
-        return draft.phase_of(member) == AT_EXITED and bool(member.worker.quarantined & member.home)
+        return member.phase == AT_EXITED and bool(member.worker.quarantined & member.home)
 
     def notice_s(self, job: Job) -> int:
         """Return how many seconds before its end a job wants its checkpoint signal; 0 without such a signal."""
@@ -573,14 +568,14 @@ class Lifecycle:
         and neither does a gang of which no rank was started. With RETRY it counts as a failure.
         """
         replica, job = member.replica, member.replica.job
-        if draft.job(job).gang == GangPhase.HOLDING:
+        if job.gang == GangPhase.HOLDING:
             count = Count.NONE
         notice_s = min(self.notice_s(job) if notice_s is None else notice_s, NOTICE_S_MAX)
         after = self._next_after(_first(job) if job.gang else replica, count)
-        if draft.job(job).gang in (GangPhase.HOLDING, GangPhase.STARTED):
+        if job.gang in (GangPhase.HOLDING, GangPhase.STARTED):
             draft.gang(job, GangPhase.ENDING, after, count)
             for peer in job.rows.values():
-                if draft.replica(peer).state in MAY_END:
+                if peer.state in MAY_END:
                     draft.end(peer, ENDING, EXITED, why, notice_s)
             return
         count = self._counted(job, count)
@@ -595,14 +590,14 @@ class Lifecycle:
 
         Replicas that are ending already go on, but get no new attempt.
         """
-        row = draft.job(job)
+        row = job
         phase, after = row.gang, row.after
         gang = phase in (GangPhase.HOLDING, GangPhase.STARTED, GangPhase.ENDING)
         if gang and (phase != GangPhase.ENDING or after == QUEUED):  # a gang that is ending must not be queued again
             draft.gang(job, GangPhase.ENDING, TIMED_OUT)
         draft.move_fresh(job, EXPIRED, "deadline_s passed")
-        for replica in job.rows.values():
-            state = draft.replica(replica).state
+        for replica in list(job.rows.values()):
+            state = replica.state
             if state == QUEUED:
                 draft.move(replica, EXPIRED, "deadline_s passed")
             elif state in MAY_END:
@@ -615,8 +610,7 @@ class Lifecycle:
     def expire(self, draft: Draft, job: Job) -> None:
         """Apply a passed `start_within_s`: waiting replicas expire, unless one replica, a gang or a job that stays has
         run."""
-        started = job.started or job in draft.started
-        if started and (job.size == 1 or job.gang or self.request_of(job).workload.stays):
+        if job.started and (job.size == 1 or job.gang or self.request_of(job).workload.stays):
             return
         self._end_waiting(draft, job, EXPIRED, "start_within_s passed")
 
@@ -630,18 +624,16 @@ class Lifecycle:
         draft.end_session(worker, why)
         self.starts.left(worker)
         for name, member in list(worker.members.items()):
-            if member in draft.gone:
-                continue
             replica = member.replica
-            state = draft.replica(replica).state
+            state = replica.state
             if name in listed:
-                if state == LOST_KEPT and draft.replica(replica).member is member:  # the worker of a kept job is back
+                if state == LOST_KEPT and replica.member is member:  # the worker of a kept job is back
                     if member.mask == member.home:
-                        draft.start(replica, member, address=member.address)
+                        draft.start(replica, address=member.address)
                     else:
-                        draft.freeze(replica, member, FROZEN)
+                        draft.freeze(replica, FROZEN)
                 continue
-            if draft.phase_of(member) == AT_EXITED:
+            if member.phase == AT_EXITED:
                 draft.free(member)
                 continue
             if state == LOST_KEPT:
@@ -666,23 +658,23 @@ class Lifecycle:
         why = "on_partition keep" if request.on_partition == "keep" else ""
         if worker.can(driver).get("fence") == "none":
             why = f"nothing ends what its driver {driver} runs"
-        if not why or draft.job(replica.job).gang != GangPhase.NONE:
+        if not why or replica.job.gang != GangPhase.NONE:
             return ""
         if state == ENDING:
             return why if self._after_ending(draft, replica) == QUEUED else ""
         return why if state in MAY_END else ""
 
     def _lost(self, draft: Draft, replica: Replica, to: int, why: str) -> None:
-        member = draft.replica(replica).member
+        member = replica.member
         if member is not None:
-            draft.over(Op.LOSE, replica, member, to, why)
+            draft.over(Op.LOSE, replica, to, why)
 
     # ------------------------------------------------------------------------------------ the soft view
 
     def _give(self, draft: Draft, member: Member) -> None:
         host = self.fleet.hosts.get(member.worker.num)
         if host is not None:
-            self.fleet.give(host, self.shape_of(member.replica.job), draft.mask_of(member))
+            self.fleet.give(host, self.shape_of(member.replica.job), member.mask)
 
     def release(self, draft: Draft, worker: Worker, mask: int) -> int:
         """Free the members whose quarantined devices an operator has declared healthy (`mask`). Return how many.
@@ -692,10 +684,7 @@ class Lifecycle:
         lingering = [
             member
             for member in worker.members.values()
-            if draft.phase_of(member) == AT_EXITED
-            and (kept := member.mask & worker.quarantined)
-            and not kept & ~mask
-            and member not in draft.gone
+            if member.phase == AT_EXITED and (kept := member.mask & worker.quarantined) and not kept & ~mask
         ]
         for member in lingering:
             draft.free(member)

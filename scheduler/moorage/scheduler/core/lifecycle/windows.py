@@ -47,7 +47,7 @@ class Windows:
         """
         window = window_of(act, draft.time_ms, by)
         begins_now = window is None or window.from_ms <= draft.time_ms
-        flag, before = draft.worker(worker).flag, draft.worker(worker).window
+        flag, before = worker.flag, worker.window
         if window is None and before is None:
             return self.order(draft, worker, "draining", by, act.why)
         if begins_now:
@@ -59,7 +59,7 @@ class Windows:
 
     def order(self, draft: Draft, worker: Worker, flag: str, by: str, why: str) -> bool:
         """Give a worker a flag if it has another one, or a closed one another reason; return whether that was so."""
-        row = draft.worker(worker)
+        row = worker
         if row.flag == flag and (flag == "open" or why in ("", row.why)):
             return False
         self.flag(draft, worker, flag, by, why)
@@ -67,9 +67,8 @@ class Windows:
 
     def clear(self, draft: Draft, worker: Worker, by: str, why: str) -> bool:
         """Remove a worker's window, and leave its flag as it is; return False if there was no window."""
-        if draft.worker(worker).window is None:
+        if worker.window is None:
             return False
-        draft.change_worker(worker).window = None
         draft.add(acts.Window(worker.num, by=by, why=why))
         return True
 
@@ -79,7 +78,7 @@ class Windows:
         """Close, empty and reopen the workers that are due by the draft's time."""
         now = draft.time_ms
         for worker in list(self.state.windows.values()):
-            row = draft.worker(worker)  # an operator's order in this same record takes precedence
+            row = worker  # an operator's order in this same record takes precedence
             window, flag = row.window, row.flag
             if window is None or draft.full:
                 continue
@@ -136,7 +135,6 @@ class Windows:
 
     @staticmethod
     def _write(draft: Draft, worker: Worker, window: Window | None) -> None:
-        draft.change_worker(worker).window = window
         draft.add(acts.Window(worker.num, *(window or ())))
 
 

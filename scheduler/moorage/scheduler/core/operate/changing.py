@@ -10,10 +10,9 @@ from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.events import ChangeOrder
 from moorage.scheduler.core.ledger import acts
 from moorage.scheduler.core.ledger.finished import job_key
-from moorage.scheduler.core.ledger.state import Job, State, bounds_after
+from moorage.scheduler.core.ledger.state import Job, State
 from moorage.scheduler.core.lifecycle.admission import no_job
 from moorage.scheduler.core.lifecycle.max_running import most_of
-from moorage.scheduler.core.overlay import DraftJob
 from moorage.scheduler.core.queue.queue import Queue
 from moorage.scheduler.core.request_reader import RequestReader
 from moorage.schemas.errors import Problem, problem
@@ -44,10 +43,10 @@ class Changing:
         """Record what changes, and let the queue follow at once. Return the answer, or why that cannot be."""
         asked = event.asked
         job = self._state.job(event.tenant, asked.job)
-        if job is None or job.over or not draft.is_live(job):
+        if job is None or job.over or not job.live:
             return self._gone(event, job)
-        row, own = draft.job(job), self._reader.requests.read(job.body)[1].request
-        most, limit_ms = row.bounds[-1][1:] if row.bounds else (-1, -1)
+        own = self._reader.requests.read(job.body)[1].request
+        most, limit_ms = job.bounds[-1][1:] if job.bounds else (-1, -1)
         before = own.with_bounds(most, limit_ms)
         if asked.max_running is not None:
             most = asked.max_running
@@ -57,15 +56,15 @@ class Changing:
         if wanted.trouble is not None and before.trouble is None:
             field, message, found, allowed = wanted.trouble
             return problem("invalid-argument", message, field=f"$.{field}", found=found, allowed=allowed, job=job.name)
-        ceiling = _ceiling(row)
+        ceiling = _ceiling(job)
         if asked.priority is not None and asked.priority > ceiling:
             return _too_high(job, asked.priority, ceiling)
-        had = row.priority if row.priority >= 0 else own.priority
+        had = job.priority if job.priority >= 0 else own.priority
         priority = had if asked.priority is None else asked.priority
         said = _words(before, wanted, had, priority)
         if said:
             self._record(draft, job, event, (before, wanted), (had, priority), said)
-        members = sum(draft.replica(replica).member is not None for replica in job.rows.values())
+        members = sum(replica.member is not None for replica in job.rows.values())
         answer = Changed(
             job=job.name,
             changed=bool(said),
@@ -88,22 +87,18 @@ class Changing:
     ) -> None:
         before, wanted = requests
         had, priority = priorities
-        row = draft.change_job(job)
         limit_s = wanted.workload.timeout_s
         most = -1 if wanted.max_running == before.max_running else wanted.max_running or -1
         limit_ms = -1 if limit_s is None or limit_s == before.workload.timeout_s else round(limit_s * 1000)
-        ceiling = _ceiling(row) if priority != had else -1
+        ceiling = _ceiling(job) if priority != had else -1
         why = ", ".join(said)
         why = f"{why}: {event.asked.reason}" if event.asked.reason else why
         draft.add(acts.Change(job.num, most, priority if priority != had else -1, limit_ms, ceiling, event.by, why))
-        if most >= 0 or limit_ms >= 0:
-            row.bounds = bounds_after(row.bounds, self._state.seq + 1, most, limit_ms)
         bound = most_of(job, wanted)
         if most >= 0 and job.size > 1 and bound is not None:
             self._let_place(draft, job, bound - job.on_workers)
         if priority != had:
             self._queue.leave(job.num, (had, self._reader.shape_of(job), job.tenant))
-            row.priority, row.ceiling = priority, ceiling
             draft.reprioritized.add(job.num)
             self._look(draft, job)
 
@@ -120,9 +115,9 @@ class Changing:
         )
 
 
-def _ceiling(row: Job | DraftJob) -> int:
+def _ceiling(job: Job) -> int:
     """Return the highest priority that a job's tenant may set: that which an operator has set, if one has."""
-    return row.ceiling if row.ceiling >= 0 else row.priority if row.priority >= 0 else PRIORITY_MAX
+    return job.ceiling if job.ceiling >= 0 else job.priority if job.priority >= 0 else PRIORITY_MAX
 
 
 def _words(before: Request, wanted: Request, had: int, priority: int) -> list[str]:

@@ -62,7 +62,7 @@ def execute(draft: Draft, state: State, event: Execute, request_of: Callable[[Jo
         )
     row = job.rows.get(index)
     member = None if row is None else row.member
-    now = job.state_of(index) if row is None else draft.replica(row).state
+    now = job.state_of(index) if row is None else row.state
     if member is None or now != RUNNING or member.phase != AT_RUNNING:
         return _not_running(job, index, now)
     driver = request.workload.driver

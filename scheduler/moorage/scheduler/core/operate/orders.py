@@ -28,7 +28,6 @@ from moorage.scheduler.core.ledger.state import (
     Tenant,
 )
 from moorage.scheduler.core.lifecycle.admission import lacks, no_job
-from moorage.scheduler.core.lifecycle.freezing import stays_frozen
 from moorage.scheduler.core.lifecycle.transitions import Lifecycle
 from moorage.scheduler.core.operate.resizing import Resizing
 from moorage.scheduler.core.queue.queue import Queue
@@ -140,21 +139,18 @@ class Orders:
 
     def _hold_tenant(self, draft: Draft, asked: HoldAct | ReleaseAct, by: str) -> Done:
         on, name = isinstance(asked, HoldAct), asked.tenant or ""
-        tenant = draft.change_tenant(name)
-        changed = (tenant.hold is not None) != on
+        changed = (draft.tenant(name).hold is not None) != on
         if changed:
             draft.add((acts.Hold if on else acts.Unhold)(name, 0, by, asked.why))
-            tenant.hold = StandingOrder(by, asked.why, draft.time_ms) if on else None
-        return self._done_of(draft, "hold" if on else "release", changed, name, hold=as_hold(tenant.hold))
+        return self._done_of(draft, "hold" if on else "release", changed, name, hold=as_hold(draft.tenant(name).hold))
 
     def _hold_job(self, draft: Draft, job: Job, asked: HoldAct | ReleaseAct, by: str) -> Done:
-        on, row = isinstance(asked, HoldAct), draft.change_job(job)
-        changed = (row.hold is not None) != on
+        on = isinstance(asked, HoldAct)
+        changed = (job.hold is not None) != on
         if changed:
             draft.add((acts.Hold if on else acts.Unhold)(job.tenant, job.num, by, asked.why))
-            row.hold = StandingOrder(by, asked.why, draft.time_ms) if on else None
             self._look(draft, job)
-        return self._done("hold" if on else "release", draft, job, changed, hold=as_hold(row.hold))
+        return self._done("hold" if on else "release", draft, job, changed, hold=as_hold(job.hold))
 
     # ------------------------------------------------------------------------------------- requeue, priority, limit
 
@@ -173,11 +169,9 @@ class Orders:
         """Ask a job's workers to freeze or resume it; the answer says only that they are asked."""
         on, verb = isinstance(asked, FreezeAct), "freeze" if isinstance(asked, FreezeAct) else "resume"
         running = [
-            replica.member
-            for replica in job.rows.values()
-            if replica.member is not None and draft.replica(replica).state in RUNS
+            replica.member for replica in job.rows.values() if replica.member is not None and replica.state in RUNS
         ]
-        changed = any(stays_frozen(draft, member) != on or member.wakes for member in running)
+        changed = any(member.freeze != on or member.wakes for member in running)
         if on and (why := self._why_not_frozen(draft, job, running)) is not None:
             return why
         if changed:
@@ -212,38 +206,34 @@ class Orders:
         )
 
     def _prioritize(self, draft: Draft, job: Job, asked: PriorityAct, by: str) -> Done:
-        before, row = self._priority(draft, job), draft.job(job)
+        before = self._priority(draft, job)
         # one that equals the request's is recorded, too: the job's tenant may not go above it
-        changed = (row.priority, row.ceiling) != (asked.priority, -1)
+        changed = (job.priority, job.ceiling) != (asked.priority, -1)
         if changed:
             draft.add(acts.Priority(job.num, asked.priority, by, asked.why))
             self.queue.leave(job.num, (before, self.shape_of(job), job.tenant))
-            row = draft.change_job(job)
-            row.priority, row.ceiling = asked.priority, -1
             self._look(draft, job)
             draft.reprioritized.add(job.num)
         return self._done("priority", draft, job, changed, priority=asked.priority)
 
     def _resize(self, draft: Draft, job: Job, asked: ResizeAct, by: str) -> Done | Problem:
-        old, before = self.shape_of(job), draft.job(job).part
+        old, before = self.shape_of(job), job.part
         resized = self.resizing.resize(draft, job, asked, by)
         if isinstance(resized, Problem):
             return resized
-        changed = draft.job(job).part != before
+        changed = job.part != before
         if changed:
             self.queue.leave(job.num, (self._priority(draft, job), old, job.tenant))
             self._look(draft, job)
         return self._done("resize", draft, job, changed, resized=resized)
 
     def _limit(self, draft: Draft, asked: LimitAct, by: str) -> Done:
-        name, tenant = asked.tenant, draft.change_tenant(asked.tenant)
+        name, tenant = asked.tenant, draft.tenant(asked.tenant)
         gpus, jobs = _given(asked.gpus, tenant.gpus_max), _given(asked.jobs, tenant.jobs_max)
         changed = (gpus, jobs) != (tenant.gpus_max, tenant.jobs_max)
         if changed:
             draft.add(acts.Limit(name, gpus, jobs, by, asked.why))
-            tenant.gpus_max, tenant.jobs_max = gpus, jobs
-            tenant.limit = StandingOrder(by, asked.why, draft.time_ms)
-        return self._done_of(draft, "limit", changed, name, limit=as_limit(gpus, jobs, tenant.limit))
+        return self._done_of(draft, "limit", changed, name, limit=as_limit(gpus, jobs, draft.tenant(name).limit))
 
     def _raise_level(self, draft: Draft, asked: FeatureLevelAct, by: str, announced: dict[str, int]) -> Done | Problem:
         """Raise the feature level if enough schedulers know it; `announced` includes the leader's own release."""
@@ -276,15 +266,13 @@ class Orders:
     # --------------------------------------------------------------------------------------------------- fair share
 
     def _share(self, draft: Draft, asked: ShareAct, by: str) -> Done | Problem:
-        name, tenant = asked.tenant, draft.change_tenant(asked.tenant)
+        name, tenant = asked.tenant, draft.tenant(asked.tenant)
         weight, gpus = _given(asked.weight, tenant.weight), _given(asked.gpus, tenant.guaranteed)
         changed = (weight, gpus) != (tenant.weight, tenant.guaranteed)
         if changed:
             draft.add(acts.Share(name, weight, gpus, by, asked.why))
-            tenant.weight, tenant.guaranteed = weight, gpus
-            tenant.share = StandingOrder(by, asked.why, draft.time_ms)
             self._take_turns(draft)
-        return self._done_of(draft, "share", changed, name, share=as_share(weight, gpus, tenant.share))
+        return self._done_of(draft, "share", changed, name, share=as_share(weight, gpus, draft.tenant(name).share))
 
     def resume_turns(self, draft: Draft) -> None:
         """Count usage with this leader's setting of the half-life: tenants are served in turns from the first on."""
@@ -292,8 +280,7 @@ class Orders:
 
     def _take_turns(self, draft: Draft) -> None:
         """Count usage with this leader's half-life from now on."""
-        if self.state.half_life_ms != self.half_life_ms and not draft.counts:
-            draft.counts = True
+        if self.state.half_life_ms != self.half_life_ms:
             draft.add(acts.HalfLife(self.half_life_ms))
 
     # ------------------------------------------------------------------------------------------------------- inside
@@ -303,11 +290,11 @@ class Orders:
         return Done(verb, changed, tenant=tenant, gpus=draft.tenant(tenant).gpus, **now)  # type: ignore[arg-type]
 
     def _done(self, verb: str, draft: Draft, job: Job, changed: bool, **now: object) -> Done:
-        members = sum(draft.replica(replica).member is not None for replica in job.rows.values())
+        members = sum(replica.member is not None for replica in job.rows.values())
         return Done(verb, changed, tenant=job.tenant, job=job.name, state=job.state, members=members, **now)  # type: ignore[arg-type]
 
     def _priority(self, draft: Draft, job: Job) -> int:
-        given = draft.job(job).priority
+        given = job.priority
         return given if given >= 0 else self.request_of(job).priority
 
 

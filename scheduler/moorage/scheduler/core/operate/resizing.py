@@ -13,7 +13,7 @@ from moorage.scheduler.core.fleet.fleet import Fleet
 from moorage.scheduler.core.fleet.rates import Rates
 from moorage.scheduler.core.fleet.shape import Shape
 from moorage.scheduler.core.ledger import acts
-from moorage.scheduler.core.ledger.fairshare import GPU_MILLI, rate_of
+from moorage.scheduler.core.ledger.fairshare import GPU_MILLI
 from moorage.scheduler.core.ledger.records import MODE_NAMES
 from moorage.scheduler.core.ledger.resizes import Resize
 from moorage.scheduler.core.ledger.state import AT_EXITED, Job, Member, State
@@ -60,12 +60,12 @@ class Resizing:
                 "submit another job that asks for a part of a GPU, as 1xH100@mps=50%",
             )
         share = gpu.share or Share()
-        before = draft.job(job).part or (share.memory_mib, share.compute_percent)
+        before = job.part or (share.memory_mib, share.compute_percent)
         part = (
             before[0] if asked.memory_mib is None else asked.memory_mib,
             before[1] if asked.compute_percent is None else asked.compute_percent,
         )
-        members = [member for member in job.members if member not in draft.gone]
+        members = job.members
         attempts = self._attempts(draft, job, members, asked)
         if part == before:
             return Resized(*part, job.resizes[-1].since_ms if job.resizes else 0, attempts)
@@ -80,11 +80,8 @@ class Resizing:
                 self._fleet.give(host, old, member.mask)
                 self._fleet.take(host, new, member.mask)
         rate_milli = self._rates.of(new)
-        if self._state.half_life_ms:
-            draft.change_tenant(job.tenant).rate_milli += sum(rate_milli - rate_of(member) for member in members)
         written = 0 if rate_milli == GPU_MILLI * new.count else rate_milli
         draft.add(acts.Resize(job.num, *part, written, by, asked.why))
-        draft.change_job(job).part = part
         job.shape = new
         return Resized(*part, draft.time_ms, attempts)
 
@@ -93,7 +90,7 @@ class Resizing:
     ) -> Problem | None:
         """Return a refusal if a worker cannot change the share of an attempt that it has, or is not connected."""
         for member in members:
-            if draft.phase_of(member) == AT_EXITED:
+            if member.phase == AT_EXITED:
                 continue
             name, hello = member.worker.id, member.worker.hello
             if member.worker.num not in self._fleet.hosts:
@@ -149,7 +146,7 @@ class Resizing:
         first = 0 if gpu and gpu.share else job.resizes[0].seq if job.resizes else self._state.seq + 1
         found: dict[str, int] = {}
         for member in members:
-            if draft.phase_of(member) == AT_EXITED:
+            if member.phase == AT_EXITED:
                 continue
             pool = member.worker.hello.get("gpu_pool", ())
             words = memory_and_compute(takes_parts(member))

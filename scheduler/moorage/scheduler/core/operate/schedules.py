@@ -6,7 +6,6 @@ takeover it is neither lost nor made again.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Collection, Iterable
 from typing import Final
 
@@ -47,11 +46,8 @@ class Schedules:
         changed = asked.act == "remove" or row.paused != (asked.act == "pause")
         if asked.act == "remove":
             draft.add(acts.RemoveSchedule(tenant, name, event.by))
-            draft.schedules[(tenant, name)] = None
         elif changed:
             draft.add(acts.PauseSchedule(tenant, name, not row.paused, event.by))
-            row = self._change(draft, row)
-            row.paused, row.wish = not row.paused, self.state.seq + 1
         return self._answer(row, asked, changed=changed)
 
     def _add(self, draft: Draft, event: ScheduleOrder, submit: Submit, row: Schedule | None) -> Answer | Problem:
@@ -69,8 +65,7 @@ class Schedules:
                 found=name,
                 next=f"choose another name, or first moorage schedule remove {name}",
             )
-        added = sum(of == tenant and each is not None for (of, _), each in draft.schedules.items())
-        if len(self.state.schedules.get(tenant, ())) + added >= SCHEDULES_MAX:
+        if len(self.state.schedules.get(tenant, ())) >= SCHEDULES_MAX:
             return problem(
                 "failed-precondition",
                 f"tenant {tenant} has {SCHEDULES_MAX} schedules, and may have no more",
@@ -79,10 +74,7 @@ class Schedules:
                 next="moorage schedule ls shows them; remove those that are not needed",
             )
         draft.add(acts.AddSchedule(tenant, name, asked.cron, asked.tz, asked.overlap, submit.body, event.by))
-        row = Schedule(tenant, name, asked.cron, asked.tz, asked.overlap, submit.body, event.by)
-        row.wish, row.since_ms = self.state.seq + 1, draft.time_ms
-        draft.schedules[(tenant, name)] = row
-        return self._answer(row, asked, changed=True)
+        return self._answer(self.state.schedules[tenant][name], asked, changed=True)
 
     def begin(self, draft: Draft, event: ScheduleRun, fresh: Collection[tuple[str, str]]) -> bytes | str | None:
         """Return the request of the job that a run is to make; else why it makes none, or None if nothing is to be
@@ -110,7 +102,7 @@ class Schedules:
         job = self.state.job(tenant, name)
         if (tenant, name) in fresh:
             return "QUEUED"
-        return job.state if job is not None and draft.is_live(job) else ""
+        return job.state if job is not None and job.live else ""
 
     def end(self, draft: Draft, event: ScheduleRun, why: str) -> Answer | Problem:
         """Note in the draft what became of a run: `why` it made no job, "" if it did. Return the answer to who asked
@@ -119,8 +111,6 @@ class Schedules:
         assert row is not None
         why = why[:WHY_CHARS_MAX]
         draft.add(acts.Ran(event.tenant, event.name, event.sequence, why, event.next_ms))
-        row = self._change(draft, row)
-        row.ran(event.sequence, why, event.next_ms, draft.time_ms)
         return self.told(row, event)
 
     def told(self, row: Schedule | None, event: ScheduleRun) -> Answer | Problem:
@@ -142,14 +132,7 @@ class Schedules:
     # ------------------------------------------------------------------------------------------------------- inside
 
     def row(self, draft: Draft, tenant: str, name: str) -> Schedule | None:
-        """Return a schedule as it will be after this record; read-only."""
-        key = tenant, name
-        return draft.schedules[key] if key in draft.schedules else self.state.schedule(tenant, name)
-
-    @staticmethod
-    def _change(draft: Draft, row: Schedule) -> Schedule:
-        changed = draft.schedules[(row.tenant, row.name)] = copy.copy(row)
-        return changed
+        return self.state.schedule(tenant, name)
 
     def _answer(self, row: Schedule, asked: ScheduleAsked, *, changed: bool) -> Answer:
         shown = schedule_row(self.state, row)

@@ -32,7 +32,7 @@ class WorkerOrders:
         act, name, worker = event.act, event.worker, self._state.workers.get(event.worker)
         if worker is None:
             return self._unknown(name)
-        by, states = event.by, [draft.replica(member.replica).state for member in worker.members.values()]
+        by, states = event.by, [member.replica.state for member in worker.members.values()]
         done = Done(event.verb, False, worker=name, members=len(states), ending=sum(map(LEAVING.__contains__, states)))
         if isinstance(act, ReleaseAct):
             named = sum(1 << slot for slot in set(act.slots or ()))

@@ -7,27 +7,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from moorage.scheduler.core.ledger import acts
 from moorage.scheduler.core.ledger.acts import AnyAct
 from moorage.scheduler.core.ledger.records import GOODBYE
-from moorage.scheduler.core.ledger.state import AT_EXITED, State, Worker
+from moorage.scheduler.core.ledger.state import State, Worker
 from moorage.scheduler.core.outputs.outputs import gpu_names, slots_of
 from moorage.schemas import actors
 from moorage.schemas.frames import FleetEvent
 from moorage.schemas.units import many
 
 
-def jobs_on(state: State, of_record: Sequence[AnyAct]) -> dict[int, int]:
-    """Return how many jobs each worker has whose session this record ends; to be called before it is folded."""
-    found: dict[int, int] = {}
-    for act in of_record:
-        if isinstance(act, acts.Gone) and (worker := state.worker_by_num.get(act.worker)) is not None:
-            jobs = {each.replica.job.num for each in worker.members.values() if each.phase != AT_EXITED}
-            found[act.worker] = len(jobs)
-    return found
-
-
 def fleet_events(
     state: State, of_record: Sequence[AnyAct], jobs: Mapping[int, int], was_out: Mapping[Worker, int]
 ) -> list[FleetEvent]:
-    """Return the events of a record that has just been folded; `jobs` as `jobs_on` has found them before.
+    """Return the events of a record that has just been folded; `jobs` is how many each worker had whose session it
+    ended.
 
     `was_out` has what was `Worker.out` before it, of each worker that it changed.
     """

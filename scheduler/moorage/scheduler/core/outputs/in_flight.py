@@ -9,7 +9,7 @@ from moorage.scheduler.core.events import Ask, Batch, FromWorker, Submit
 from moorage.scheduler.core.fleet.host import Host
 from moorage.scheduler.core.ledger.folding import Folded
 from moorage.scheduler.core.ledger.record import Record
-from moorage.scheduler.core.ledger.state import Job, Member
+from moorage.scheduler.core.ledger.state import Member
 from moorage.scheduler.core.lifecycle.admission import NewJob
 from moorage.scheduler.core.outputs.outputs import Outputs
 from moorage.schemas.frames import Exec, Renew
@@ -24,9 +24,7 @@ class InFlight:
         "awaiting",
         "draft",
         "execs",
-        "first",
         "folded",
-        "jobs",
         "joined",
         "new",
         "outputs",
@@ -47,9 +45,7 @@ class InFlight:
         self.awaiting: list[int] = []  # numbers of new jobs that wait for something else than a host
         # requests of batches whose answer this record decides, other than new jobs
         self.answered: list[tuple[Batch, int]] = []
-        self.first: list[Job] = []  # jobs that first run with it
-        self.jobs: dict[int, int] = {}  # by worker number: how many jobs were there before the record
-        self.folded: Folded | None = None  # what it has changed; None until it is folded
+        self.folded: Folded | None = None  # what it has changed; None until that is finished
         self.outputs: Outputs | None = None  # what is sent once it is acknowledged
 
     def reply_submit(self, event: Submit, outcome: Any) -> None:

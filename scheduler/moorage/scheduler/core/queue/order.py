@@ -19,7 +19,7 @@ from moorage.scheduler.core.fleet.rates import Rates
 from moorage.scheduler.core.fleet.shape import Shape
 from moorage.scheduler.core.ledger.fairshare import GPU_MILLI, inflation, places_until, score
 from moorage.scheduler.core.ledger.records import placing
-from moorage.scheduler.core.ledger.state import QUEUED, Replica
+from moorage.scheduler.core.ledger.state import QUEUED, Job, Replica
 from moorage.scheduler.core.queue.queue import UNBOUNDED, Group, Key, Queue
 from moorage.schemas.ranges import both, count_of
 
@@ -49,7 +49,7 @@ class Turns:
         tenant = self._draft.tenant(name)
         points = self._scores.get(name)
         if points is None:
-            points = self._score_of(name, tenant.rate_milli)
+            points = self._score_of(name)
         within = tenant.guaranteed and tenant.gpus + group.shape.gpus <= tenant.guaranteed
         return (0 if within else 1, -priority, points)
 
@@ -59,12 +59,10 @@ class Turns:
 
     def _score(self, name: str) -> int:
         known = self._scores.get(name)
-        return self._score_of(name, self._draft.tenant(name).rate_milli) if known is None else known
+        return self._score_of(name) if known is None else known
 
-    def _score_of(self, name: str, rate_milli: int) -> int:
-        tenant = self._tenants.get(name)
-        more = rate_milli - (tenant.rate_milli if tenant is not None else 0)
-        found = self._scores[name] = score(self._draft.state, tenant, self._at, more)
+    def _score_of(self, name: str) -> int:
+        found = self._scores[name] = score(self._tenants.get(name), self._at)
         return found
 
     def mode(self, shape: Shape) -> int:
@@ -128,6 +126,7 @@ class QueueOrder:
         self.key: Callable[[Group], Key] = by_priority
         self._rates = Rates(fleet)
         self._draft: Draft | None = None  # the draft of the last pass
+        self._ages_from: dict[int, int] = {}  # in this pass, by job: since when it waits, as the pass first saw it
         self._classes: list[int] = []  # in this pass, with ageing: the priorities of waiting jobs
         #: in this pass, by tenant: the group whose first job waits for the tenant's limit, and that job's number
         self._full: dict[str, tuple[Group, int]] = {}
@@ -135,12 +134,17 @@ class QueueOrder:
     def begin(self, draft: Draft) -> None:
         """Begin a pass: choose the sort key, and start with no placements counted."""
         self._draft = draft
+        self._ages_from.clear()
         standing = None
         if self.ageing is not None:
             standing = self.standing
             self._classes = sorted({group.priority for group in self.queue.groups.values() if group.jobs})
         self.turns = Turns(draft, self._rates, standing) if self.is_fair(draft) else None
         self.key = self._choose_key()
+
+    def end(self) -> None:
+        """End a pass: what it has placed counts in the ages of jobs from now on."""
+        self._ages_from.clear()
 
     def forget_limits(self) -> None:
         """Forget which jobs wait for their tenants' limits; the pass finds that out again."""
@@ -161,17 +165,14 @@ class QueueOrder:
     def waits(self, draft: Draft, num: int) -> bool:
         """Return whether a job may place a replica now: none of those that ended, and none of an overdue job."""
         waiting = self.queue.waiting.get(num)
-        if num >= draft.state.next_num:
-            return waiting is None or waiting.may_any  # accepted in this same record
         job = draft.state.jobs.get(num)
         if job is None or num in self.overdue:
             return False
         if waiting is None:
             replica = job.rows.get(0)
-            return bool(draft.job(job).fresh) if replica is None else self._is_due(draft, replica)
-        row = draft.job(job)
-        if row is not job:
-            waiting.fresh = both(waiting.fresh, row.fresh)  # some may end in this record
+            return bool(job.fresh) if replica is None else self._is_due(draft, replica)
+        if waiting.fresh != job.fresh:
+            waiting.fresh = both(waiting.fresh, job.fresh)  # some may end in this record
         while waiting.back and not ((back := job.rows.get(waiting.back[0])) and self._is_due(draft, back)):
             del waiting.back[0]
         return waiting.may_any
@@ -182,22 +183,20 @@ class QueueOrder:
         if waiting is None:
             return 1
         most, job = min(most, waiting.room), draft.state.jobs.get(num)
-        if job is None:  # accepted in this same record
-            return min(most, waiting.count)
+        if job is None:
+            return 0
         rows = (job.rows.get(index) for index in waiting.back)  # some may end in this record
         due = sum(1 for _ in islice((row for row in rows if row is not None and self._is_due(draft, row)), most))
         return min(most, due + count_of(waiting.fresh))
 
     @staticmethod
     def _is_due(draft: Draft, replica: Replica) -> bool:
-        row = draft.replica(replica)
+        row = replica
         return row.state == QUEUED and row.not_before <= draft.time_ms
 
     def prune(self, draft: Draft, group: Group) -> bool:
         """Remove jobs that no longer wait from the front of a queue group. Return whether any job is left."""
         jobs = group.jobs
-        if jobs and jobs[0] >= draft.state.next_num:
-            return True  # the usual case: accepted in this same record
         while jobs and not self.waits(draft, jobs[0]):
             jobs.popleft()
         return bool(jobs)
@@ -236,7 +235,7 @@ class QueueOrder:
         if self.ageing is None or self._draft is None:
             return priority
         job = self._draft.state.jobs.get(num)
-        waited_ms = 0 if job is None else self._draft.time_ms - job.waits_from_ms
+        waited_ms = 0 if job is None else self._waited_ms(self._draft, job)
         return self.ageing.standing(self._classes, priority, waited_ms)
 
     def next_ms(self, draft: Draft) -> float:
@@ -257,7 +256,11 @@ class QueueOrder:
         if self.ageing is None or self._draft is None:
             return priority
         job = self._draft.state.jobs.get(num)
-        return priority if job is None else self.ageing.of(priority, self._draft.time_ms - job.waits_from_ms)
+        return priority if job is None else self.ageing.of(priority, self._waited_ms(self._draft, job))
+
+    def _waited_ms(self, draft: Draft, job: Job) -> int:
+        """Return for how long a job has waited; what it places in a pass does not take its age for the next ones."""
+        return draft.time_ms - self._ages_from.setdefault(job.num, job.waits_from_ms)
 
     def turn_of(self, draft: Draft, tenant: str) -> tuple[int, int] | None:
         """Return (place, number of tenants) of a tenant among those with waiting jobs; place 1 is next.
@@ -276,12 +279,9 @@ class QueueOrder:
         mine = firsts.get(tenant)
         return None if mine is None else (1 + sum(first < mine for first in firsts.values()), len(firsts))
 
-    def count(self, draft: Draft, group: Group, replicas: int) -> None:
-        """Add placed replicas at once to what their tenant uses under fair share, and to the GPUs that it leases."""
-        row = draft.change_tenant(group.tenant)
-        row.gpus += group.shape.count * replicas
+    def count(self, group: Group) -> None:
+        """Let placed replicas of a group count in what their tenant uses under fair share."""
         if self.turns is not None:
-            row.rate_milli += self._rates.of(group.shape) * replicas
             self.turns.forget(group.tenant)
 
     def most(self, group: Group, others: tuple[Key, int] | None) -> int:

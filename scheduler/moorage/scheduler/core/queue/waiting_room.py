@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.ledger.acts import Met
 from moorage.scheduler.core.ledger.records import Ends
-from moorage.scheduler.core.ledger.state import CANCELLED, SUCCEEDED, TIME, Job, State, without_job
+from moorage.scheduler.core.ledger.state import CANCELLED, SUCCEEDED, TIME, Job, State
 from moorage.schemas.job import STATE_NUMBER, STATES
 
 #: the most jobs that one record tells of ends
@@ -83,18 +83,16 @@ class WaitingRoom:
                 num = end.behind.popleft()
                 room -= 1
                 job = self._state.jobs.get(num)
-                if job is None or num not in self.jobs or not draft.job(job).fresh:
+                if job is None or num not in self.jobs or not job.fresh:
                     continue  # it has ended by itself, perhaps with this record
                 if counts(dict(job.awaits)[end.num], end.state):
                     met.append(num)
-                    self._met(draft, job, end.num)
                 else:
                     self._cancel(draft, job, f"after {name}: {STATES[end.state]}")
                     self._leave(job)
                     if num in self._behind:
                         self._ended(num, CANCELLED)
-            if met:
-                draft.add(Met(end.num, met))
+            self._met(draft, end.num, met)
             if not end.behind:
                 self._ends.popleft()
                 del self.telling[end.num]
@@ -110,21 +108,20 @@ class WaitingRoom:
             num = self._due.popleft()
             room -= 1
             job = self._state.jobs.get(num)
-            if job is None or num not in self.jobs or not draft.job(job).fresh:
+            if job is None or num not in self.jobs or not job.fresh:
                 continue  # it has ended by itself, perhaps with this record
-            if TIME in dict(draft.job(job).awaits):
+            if TIME in dict(job.awaits):
                 met.append(num)
-                self._met(draft, job, TIME)
-        if met:
-            draft.add(Met(TIME, met))
+        self._met(draft, TIME, met)
         return room
 
-    def _met(self, draft: Draft, job: Job, num: int) -> None:
-        row = draft.change_job(job)
-        row.awaits = without_job(row.awaits, num)
-        if not row.awaits:
-            self._leave(job)
-            self._enter(draft, job)
+    def _met(self, draft: Draft, ended: int, waiting: list[int]) -> None:
+        if waiting:
+            draft.add(Met(ended, waiting))
+        for job in [self._state.jobs[num] for num in waiting]:
+            if not job.awaits:
+                self._leave(job)
+                self._enter(draft, job)
 
     def _ended(self, num: int, state: int) -> _End:
         end = self.telling.get(num)

@@ -13,14 +13,12 @@ from moorage.scheduler.core.schedule.placing import Placing
 from moorage.scheduler.core.schedule.plan import STEP_MS
 from moorage.scheduler.core.schedule.runtime import DEPTH_MAX, Estimates
 from moorage.scheduler.core.schedule.verdicts import Verdicts
-from moorage.schemas.job import Request
 
 
 class Backfilling:
     """Backfills the queue groups of one engine."""
 
     def __init__(self, order: QueueOrder, verdicts: Verdicts, placing: Placing, estimates: Estimates) -> None:
-        self.fresh: dict[int, tuple[str, Request]] = {}  # tenant and request of jobs accepted in this record, by number
         self._order = order
         self._verdicts = verdicts
         self._placing = placing
@@ -50,7 +48,7 @@ class Backfilling:
             placed += shape.together
             room -= need
         if placed:
-            self._order.count(draft, group, placed)
+            self._order.count(group)
         return placed
 
     def _surely_ends(self, draft: Draft, shape: Shape, num: int, within_ms: int) -> bool:
@@ -60,11 +58,8 @@ class Backfilling:
         """
         if within_ms <= 0 or not self._order.waits(draft, num):
             return False
-        estimates, job = self._estimates, draft.state.jobs.get(num)
-        if job is not None:
-            most_ms = estimates.most_ms(job.tenant, estimates.request_of(job), shape, job.accepted_ms)
-        else:
-            most_ms = estimates.most_ms(*self.fresh[num], shape, draft.time_ms)
+        estimates, job = self._estimates, draft.state.jobs[num]
+        most_ms = estimates.most_ms(job.tenant, estimates.request_of(job), shape, job.accepted_ms)
         return most_ms is not None and most_ms <= within_ms
 
 

@@ -175,7 +175,7 @@ class Planner:
         firsts: dict[int, Key] = {}
         for member in self.frozen.waiting(draft):
             job = member.replica.job
-            if draft.job(job).hold is None:
+            if job.hold is None:
                 group = Group(policy.priority_of(job), policy.shape_of(job), job.tenant, [job.num])
                 group.resumes = member
                 key, host = self.order.key(group), member.worker.num
@@ -287,7 +287,7 @@ class Planner:
             last, first = choice, first or num
             placed += group.shape.together
             room -= need
-            order.count(draft, group, group.shape.together)
+            order.count(group)
             if after is not None and not aside and self._are_alike(draft, group, after[2]):
                 more, last = placing.place_more(draft, choice, group.shape, UNBOUNDED, self._in_turns(draft, ready))
                 placed += more
@@ -307,7 +307,7 @@ class Planner:
                 more, last = placing.place_more(draft, choice, group.shape, most, self._in_a_row(draft, group, others))
                 placed += more
                 room -= more * need
-                order.count(draft, group, more)
+                order.count(group)
         if last is not None:
             # flat, four numbers a decision: first job, replicas placed, known hosts, free devices on the last host
             draft.evidence += (first, placed, len(self.fleet.hosts), last.left)
@@ -349,7 +349,7 @@ class Planner:
                 continue
             self.serving = group
             rooms[group] -= need
-            order.count(draft, group, 1)
+            order.count(group)
             yield group
 
     def _place_first(self, draft: Draft, group: Group) -> Choice | None:

@@ -29,7 +29,7 @@ class Endless:
 
     def of(self, draft: Draft, tenant: str) -> int:
         """Return how many GPUs of a tenant with a limit have no known end."""
-        at, digest, now_ms = self._at, draft.state.digest, draft.time_ms
+        at, digest, now_ms = self._at, draft.digest, draft.time_ms
         if at is None or (at[0] != digest and now_ms >= at[1] + _pause_ms(draft.state)):
             self._at = digest, now_ms
             self._gpus = self._count(draft.state, now_ms)
@@ -38,7 +38,7 @@ class Endless:
     def next_ms(self, draft: Draft) -> float:
         """Return from which ledger ms on a count may have another result though nothing happens; infinity for never."""
         at = self._at
-        return math.inf if at is None or at[0] == draft.state.digest else at[1] + _pause_ms(draft.state)
+        return math.inf if at is None or at[0] == draft.digest else at[1] + _pause_ms(draft.state)
 
     def _count(self, state: State, now_ms: int) -> dict[str, int]:
         limited = {tenant.name for tenant in state.tenants.values() if tenant.gpus_max}

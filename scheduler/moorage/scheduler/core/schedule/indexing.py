@@ -6,7 +6,7 @@ changes.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from itertools import islice
 from typing import Final
@@ -18,7 +18,6 @@ from moorage.scheduler.core.lifecycle.max_running import most_of
 from moorage.scheduler.core.lifecycle.relocating import Relocating
 from moorage.scheduler.core.lifecycle.scaling import Scaling
 from moorage.scheduler.core.lifecycle.timers import Timers
-from moorage.scheduler.core.overlay import DraftJob
 from moorage.scheduler.core.queue.queue import UNBOUNDED, Waiting
 from moorage.scheduler.core.queue.waiting_room import WaitingRoom
 from moorage.scheduler.core.request_reader import RequestReader
@@ -160,16 +159,16 @@ class Indexing:
         """Note for the queue what of a job waits."""
         rows = job.rows.values() if job.back else ()
         due = (row.index for row in rows if row.state == QUEUED and row.not_before <= draft.time_ms)
-        fresh = NOTHING if job.back >= BACK_MAX else draft.job(job).fresh
+        fresh = NOTHING if job.back >= BACK_MAX else job.fresh
         waiting = self.queue.waiting[job.num] = Waiting(fresh, sorted(due), _room(job, request))
         return waiting
 
-    def stands(self, row: Job | DraftJob, job: Job) -> Reason | None:
+    def stands(self, job: Job) -> Reason | None:
         """Return why a live job of which something waits is in no queue group; None if it is in one, or pauses."""
-        if row.awaits:
-            return reasons.AFTER if any(num != TIME for num, _ in row.awaits) else reasons.NOT_BEFORE
-        if row.hold is not None:
-            return reasons.SCHEDULER_FAILED if row.hold.actor == SCHEDULER else reasons.HELD
+        if job.awaits:
+            return reasons.AFTER if any(num != TIME for num, _ in job.awaits) else reasons.NOT_BEFORE
+        if job.hold is not None:
+            return reasons.SCHEDULER_FAILED if job.hold.actor == SCHEDULER else reasons.HELD
         if job.num in self._aside:
             return reasons.SCHEDULER_FAILED
         waiting = self.queue.waiting.get(job.num)
@@ -181,10 +180,8 @@ class Indexing:
 
     def look(self, draft: Draft, job: Job) -> None:
         """Put a job into its queue group, or take it out, by where it stands."""
-        row = draft.job(job)
-        priority = row.priority if row.priority >= 0 else self.requests.request_of(job).priority
-        kind = priority, self.requests.shape_of(job), job.tenant
-        if self.stands(row, job) is None and self.planner.order.waits(draft, job.num):
+        kind = self.requests.priority_of(job), self.requests.shape_of(job), job.tenant
+        if self.stands(job) is None and self.planner.order.waits(draft, job.num):
             self.queue.enter(job.num, kind)
         else:
             self.queue.leave(job.num, kind)
@@ -227,9 +224,11 @@ class Indexing:
 
         Once it is folded, others would have what these have left.
         """
-        for num, count in Counter(draft.leaving()).items():
-            if (waiting := self.queue.waiting.get(num)) is not None and waiting.room < UNBOUNDED:
-                self.let_place(draft, self.state.jobs[num], waiting.room + count)
+        several = self.queue.waiting
+        for job in [job for num, job in draft.changed.items() if num in several and several[num].room < UNBOUNDED]:
+            room = _room(job, self.requests.request_of(job))
+            if room != several[job.num].room:
+                self.let_place(draft, job, room)
 
     def enter_more(self, job: Job) -> None:
         """Let a replica wait that a job has got beyond those of its request, with the record just folded."""

@@ -160,7 +160,7 @@ class Placing:
                 excluded |= {choice.host.worker.num}
         for index, choice in enumerate(taken):
             draft.placed(num, index, choice.host.worker.num, choice.mask, self._order.mode(shape))
-        draft.step_gang(num, GangPhase.HOLDING)
+        draft.gang(draft.state.jobs[num], GangPhase.HOLDING)
         return taken[-1]
 
     def _may_fit(self, shape: Shape) -> bool:
@@ -176,7 +176,7 @@ class Placing:
             used = self._spread[num] = {}
             job = draft.state.jobs.get(num)
             for replica in job.rows.values() if job is not None else ():
-                member = draft.replica(replica).member
+                member = replica.member
                 if member is not None:
                     used[member.worker.num] = used.get(member.worker.num, 0) + 1
         return used

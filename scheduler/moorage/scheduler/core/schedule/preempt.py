@@ -142,7 +142,7 @@ class Preempting:
     def settle(self, draft: Draft, waits: Callable[[Job], bool]) -> None:
         """Give up preemptions whose job no longer waits, or has not started although all its victims ended long ago."""
         before, self._void = self._void, {}  # rebuilt each time, so that a started job leaves no entry
-        for num, job in draft.state.preempting.items():
+        for num, job in list(draft.state.preempting.items()):
             if waits(job):
                 if any(True for _ in leaving_for(draft.state, job)):
                     continue
@@ -166,7 +166,7 @@ class Preempting:
         if draft.time_ms - self._sought_ms < SEEK_MS or not self.knows_fleet():
             return
         state, searches, candidates = draft.state, 0, list(eligible(draft))
-        self._sought_ms, self._seen = draft.time_ms, None
+        self._sought_ms, self._seen, standing = draft.time_ms, None, len(state.preempting)
         most = max(SEARCHES_MIN, LOOKS_MAX // max(1, len(self.policy.fleet.hosts)))
         under_way = self._under_way(draft)
         self.policy.ending = {each for job in state.preempting.values() for each, _ in staying_for(state, job)}
@@ -179,7 +179,9 @@ class Preempting:
             kind, job = candidate.kind, state.jobs.get(num)
             if job is None or job.num in state.preempting or kind in hopeless or draft.full:
                 continue
-            if searches >= most or len(state.preempting) + searches >= STANDING_MAX:
+            if job.ledger > state.seq:
+                continue  # accepted with this record: nobody ends for it at once
+            if searches >= most or standing + searches >= STANDING_MAX:
                 return
             rights = self._rights(draft, job, candidate, under_way, yielding)
             if not rights:
@@ -216,7 +218,7 @@ class Preempting:
 
     def _view(self, draft: Draft) -> tuple[int, int, int]:
         """Return a value that differs whenever a search may differ for a reason other than time."""
-        return draft.state.digest, self.policy.fleet.version, self.policy.fleet.changes
+        return draft.digest, self.policy.fleet.version, self.policy.fleet.changes
 
     def replacing(self, draft: Draft, new: Job, old: Job) -> list[Member] | None:
         """Return the members of the old version of a service whose end makes room for a replica of the new one.
@@ -259,7 +261,7 @@ class Preempting:
             found.awaited[job.tenant] += max(self.policy.shape_of(job).gpus, leaving)
         if self._asked is None:
             members = (m for worker in draft.state.workers.values() for m in worker.members.values())
-            self._asked = {m.replica.job.num for m in members if draft.replica(m.replica).state in LEAVING}
+            self._asked = {m.replica.job.num for m in members if m.replica.state in LEAVING}
         self._asked |= draft.ends
         for job in draft.state.preempting.values():
             for member, _ in staying_for(draft.state, job):
@@ -274,8 +276,8 @@ class Preempting:
 
     @staticmethod
     def _ending_of(draft: Draft, job: Job | None) -> list[Member]:
-        held = [draft.replica(replica).member for replica in job.rows.values()] if job is not None else []
-        return [m for m in held if m is not None and draft.replica(m.replica).state in LEAVING]
+        held = [replica.member for replica in job.rows.values()] if job is not None else []
+        return [m for m in held if m is not None and m.replica.state in LEAVING]
 
     def _rights(
         self, draft: Draft, job: Job, candidate: Candidate, under_way: UnderWay, yielding: list[Yields]

@@ -131,7 +131,7 @@ class Verdicts:
 
     def _view(self, draft: Draft) -> tuple[int, int, int]:
         """Return a value that differs whenever a plan may differ for a reason other than time."""
-        return (draft.state.digest, self._fleet.version, self._fleet.changes)
+        return (draft.digest, self._fleet.version, self._fleet.changes)
 
     def _is_settled(self, draft: Draft) -> bool:
         """Return whether a plan would come to no reservation again. One that stands is made again each time."""
@@ -180,8 +180,8 @@ class Verdicts:
 
     def _still_waits(self, draft: Draft, job: Job) -> bool:
         """Return whether a job for which others are being ended could still start."""
-        waiting = draft.job(job).fresh or any(draft.replica(row).state == QUEUED for row in job.rows.values())
-        return bool(waiting) and draft.job(job).hold is None and draft.tenant(job.tenant).hold is None
+        waiting = job.fresh or any(row.state == QUEUED for row in job.rows.values())
+        return bool(waiting) and job.hold is None and draft.tenant(job.tenant).hold is None
 
     # ----------------------------------------------------------------------- which hosts are excluded for a group
 

@@ -119,12 +119,8 @@ class Preemption:
         if member.preemptible:
             return LOWEST
         job = member.replica.job
-        priority = self._priority_with(draft, job)
+        priority = self.priority_of(job)
         return priority if self.ageing is None else self.ageing.of(priority, began_ms - job.may_start_ms)
-
-    def _priority_with(self, draft: Draft, job: Job) -> int:
-        """Return a job's own priority with this record: the state still has the one before."""
-        return draft.job(job).priority if job.num in draft.reprioritized else self.priority_of(job)
 
     def reprioritize(self, draft: Draft) -> None:
         """Have the hosts read again on which the jobs run that get another priority with this record."""
@@ -177,10 +173,9 @@ class Preemption:
                 continue
             if member.replica.state not in RUNS:
                 settled = settled and member.replica.state in LEAVING
-                if draft.replica(member.replica).state not in RUNS:  # else it starts to run with this record
-                    continue
+                continue
             began = begins.of(member)
-            priority = self._priority_with(draft, job) if job.gang else self.defended(draft, member, began)
+            priority = self.priority_of(job) if job.gang else self.defended(draft, member, began)
             key = (priority, job.tenant)
             mask, first = found.get(key, (0, began))
             found[key] = (mask | member.home, min(first, began))
@@ -404,13 +399,13 @@ class _Search:
         if shape.count:
             freed, fit = 0, host.cls.fit(shape).mask
             for member in mine:
-                freed |= self.draft.mask_of(member)
+                freed |= member.mask
             if shape.mode > EXCLUSIVE:  # what a sharer leaves on a device is enough for another one, as far as is known
                 slots = fit & host.lent & ~host.shut
                 room = sum(bool(member.home & slots) for member in mine)
             else:
                 for slot, device in host.shared.items() if freed else ():
-                    if sum(self.draft.mask_of(member) >> slot & 1 for member in mine) < device.users:
+                    if sum(member.mask >> slot & 1 for member in mine) < device.users:
                         freed &= ~(1 << slot)
                 room = host.cls.rooms(fit & host.opened_by(mine, freed), shape)
         if shape.cpu_milli and host.cpu_milli:
@@ -462,9 +457,7 @@ class _Search:
         is_given = job is right.only or job.num in right.yields
         states = MAY_END if is_given else RUNS
         if any(
-            draft.replica(m.replica).member is not m
-            or draft.replica(m.replica).state not in states
-            or (m.mode > EXCLUSIVE and not is_given)
+            m.replica.member is not m or m.replica.state not in states or (m.mode > EXCLUSIVE and not is_given)
             for m in ((*members, member) if job.gang else members)
         ):
             return None  # it has ended, is ending, or shares a device
@@ -474,7 +467,7 @@ class _Search:
             return None
         if is_given:
             lasted_ms = [1 for _ in members]  # calls are no work that is lost: as few as possible end
-        elif draft.replica(member.replica).state == FROZEN:  # a gang is never frozen
+        elif member.replica.state == FROZEN:  # a gang is never frozen
             lasted_ms = [0]
         return Victim(members, priority, lasted_ms)
 
