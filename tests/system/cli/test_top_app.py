@@ -17,6 +17,7 @@ from moorage.cli.top.commands import Act, Command, command_of
 from moorage.cli.top.draw import as_text
 from moorage.cli.top.feed import Feed
 from moorage.client import AsyncClient
+from moorage.schemas.answers.jobs import JobRow
 from tests.system.cli.node import Node, processes_of
 from tests.system.cli.terminal import need_tmux, terminal
 from tests.system.cli.top_view import a_view
@@ -154,9 +155,8 @@ async def test_an_operators_act_takes_the_name_typed_again(node: Node, unique: s
 
 
 def test_what_a_line_behind_the_colon_means() -> None:
-    view = structs.replace(
-        a_view(3, 0, 2, 0), jobs=[{"tenant": "a", "job": "train-1"}, {"tenant": "b", "job": "train-1"}]
-    )
+    jobs = [JobRow(tenant=tenant, job="train-1", state="RUNNING") for tenant in "ab"]
+    view = structs.replace(a_view(3, 0, 2, 0), jobs=jobs)
     for line, meant in {
         "n01": Command(worker="n01"),
         "a/train-1": Command(job=("a", "train-1")),
