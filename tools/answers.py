@@ -9,10 +9,11 @@ from typing import Any, Final, get_args
 import msgspec
 
 from moorage.schemas.answers.fleet import FleetAnswer
-from moorage.schemas.answers.jobs import Explained, HistoryAnswer, JobsAnswer, ShownJob
+from moorage.schemas.answers.jobs import Cancelled, Explained, HistoryAnswer, JobsAnswer, ShownJob, Uncancelled, Woken
 from moorage.schemas.answers.letters import Letter, LetterDone, LettersAnswer
 from moorage.schemas.answers.operators import ActsAnswer, Audit, TenantsAnswer, UsageAnswer
 from moorage.schemas.plan import Plan
+from moorage.schemas.schedules import ScheduleDone, ScheduleList, ScheduleRan
 from tools.wire_types import fields_table
 
 #: the data of an answer by its verb; the structs within come after it
@@ -22,6 +23,12 @@ DATA: Final[dict[str, type[msgspec.Struct]]] = {
     "show": ShownJob,
     "explain": Explained,
     "history": HistoryAnswer,
+    "cancel": Cancelled,
+    "uncancel": Uncancelled,
+    "wake": Woken,
+    "schedule ls": ScheduleList,
+    "schedule add": ScheduleDone,
+    "schedule run-now": ScheduleRan,
     "usage": UsageAnswer,
     "admin.fleet": FleetAnswer,
     "admin.tenants": TenantsAnswer,

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from moorage.schemas.answers.fleet import FleetAnswer
+from moorage.schemas.answers.jobs import Cancelled as Cancelled
 from moorage.schemas.answers.jobs import Explained, JobsAnswer, ShownJob
 from moorage.schemas.answers.jobs import JobRow as JobRow
 from moorage.schemas.answers.jobs import ReplicaInfo as ReplicaInfo
@@ -45,19 +46,6 @@ class FleetInfo(FleetAnswer, kw_only=True):
     """The workers in the order of their names, what fits now, and counts of jobs. `epoch` is the leader's term."""
 
     data: dict[str, Any] = msgspec.field(default_factory=dict)
-
-
-class Cancelled(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer to a cancel: whether the job is `cancelled` by it, and the state that it `was` in.
-
-    `cancelled` is false if the job had ended or was being cancelled. `was` is UNKNOWN for an id that is not known, of a
-    cancel with `before`: it is remembered for `remembered_s` seconds, and a submit with that id is refused until then.
-    """
-
-    job: str
-    cancelled: bool
-    was: str
-    remembered_s: float = 0.0
 
 
 def explained_in(waiting: Mapping[str, Any]) -> Explained:

@@ -15,11 +15,12 @@ from moorage.client.fields import Fields, Paths
 from moorage.client.job_ids import fresh_job_id
 from moorage.client.login import who
 from moorage.client.request_builder import COMMAND, What, build_request
+from moorage.schemas.answers.jobs import JobsAnswer
 from moorage.schemas.errors import Refused
 from moorage.schemas.gpu import GpuSpec
 from moorage.schemas.job import STATE_TABLE, Request
 from moorage.schemas.names import is_files
-from moorage.schemas.schedules import Overlap, ScheduleAsked, ScheduleRow
+from moorage.schemas.schedules import Overlap, ScheduleAsked, ScheduleDone, ScheduleList, ScheduleRan, ScheduleRow
 
 if TYPE_CHECKING:
     from moorage.client.connected import Connected
@@ -79,7 +80,7 @@ class Schedules:
         body.pop("job", None)
         given = {"tz": tz, "overlap": overlap, "request": body}
         try:
-            return _row((await self._ask("add", name, cron=cron, **given))["schedule"])
+            return _done(await self._ask("add", name, cron=cron, **given))
         except Rejected:
             await self._drop(request.workload.files)
             raise
@@ -102,7 +103,7 @@ class Schedules:
 
     async def ls(self) -> list[ScheduleRow]:
         """Return the tenant's schedules in the order of their names, without their requests."""
-        return msgspec.convert((await self._ask("ls"))["schedules"], list[ScheduleRow])
+        return msgspec.convert(await self._ask("ls"), ScheduleList).schedules
 
     async def show(self, name: str) -> ScheduleRow:
         """Return a schedule with its request, and what became of its newest run."""
@@ -110,11 +111,11 @@ class Schedules:
 
     async def pause(self, name: str) -> ScheduleRow:
         """Make no more runs until `resume`; jobs go on. Nothing happens to a schedule that is paused already."""
-        return _row((await self._ask("pause", name))["schedule"])
+        return _done(await self._ask("pause", name))
 
     async def resume(self, name: str) -> ScheduleRow:
         """Undo `pause`. Runs that were left out are not made up."""
-        return _row((await self._ask("resume", name))["schedule"])
+        return _done(await self._ask("resume", name))
 
     async def run_now(self, name: str) -> Job:
         """Make a run at once, also of a paused schedule, and return its job.
@@ -123,15 +124,15 @@ class Schedules:
         """
         from moorage.client.job import Job
 
-        answer = await self._ask("run-now", name, key=fresh_job_id())
-        return Job(self._client, answer["job"])
+        ran = msgspec.convert(await self._ask("run-now", name, key=fresh_job_id()), ScheduleRan)
+        return Job(self._client, ran.job)
 
     async def remove(self, name: str) -> ScheduleRow:
         """Forget a schedule, and return it as it was; the jobs that it made are not touched.
 
         Its files go now, or with a later removal if such a job may need them."""
         files = _files_of(await self.show(name))
-        removed = _row((await self._ask("remove", name))["schedule"])
+        removed = _done(await self._ask("remove", name))
         await self._drop(files)
         return removed
 
@@ -152,8 +153,8 @@ class Schedules:
             "history": False,
             "labels": {"schedule": "*"},
         }
-        jobs = (await self._client.read("ls", asked))["jobs"]
-        if len(jobs) >= _JOBS_MAX or {each["labels"]["schedule"] for each in jobs} - {row.name for row in rows}:
+        jobs = msgspec.convert(await self._client.read("ls", asked), JobsAnswer).jobs
+        if len(jobs) >= _JOBS_MAX or {each.labels["schedule"] for each in jobs} - {row.name for row in rows}:
             return  # a job of a schedule that was removed may start yet
         used = set[str | None]()
         for each in rows:
@@ -188,3 +189,7 @@ def _files_of(row: ScheduleRow) -> str | None:
 
 def _row(data: dict[str, Any]) -> ScheduleRow:
     return msgspec.convert(data, ScheduleRow)
+
+
+def _done(data: dict[str, Any]) -> ScheduleRow:
+    return msgspec.convert(data, ScheduleDone).schedule

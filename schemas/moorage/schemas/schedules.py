@@ -13,6 +13,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
+from moorage.schemas.always import always
 from moorage.schemas.decode_errors import asked_as
 from moorage.schemas.names import JOB, is_job
 from moorage.schemas.operate import BY_CHARS_MAX
@@ -135,3 +136,25 @@ class ScheduleRow(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True)
     due_ms: int = 0  # when it was due, if that was known; long before `last_ms` if it was made up after an outage
     next_ms: int = 0  # when the next run is due; 0 if paused, or if the scheduler's host lacks the time zone
     request: dict[str, Any] | None = None  # with `show` only
+
+
+class ScheduleList(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """The schedules of a tenant by name: the answer to the act `ls`."""
+
+    schedules: list[ScheduleRow] = always(list[ScheduleRow])
+
+
+class ScheduleDone(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """The answer to `add`, `pause`, `resume` and `remove`."""
+
+    name: str
+    changed: bool = always(bool)
+    schedule: ScheduleRow = always(lambda: ScheduleRow(name="", cron=""))  # as it is now, or was before it was removed
+
+
+class ScheduleRan(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """The answer to `run-now`."""
+
+    name: str
+    job: str  # the job that it made, also for a key that was used before
+    changed: bool = always(bool)

@@ -46,6 +46,7 @@ from moorage.client.answers import Cancelled, JobInfo, told
 from moorage.client.errors import ClientError, FailedReplica, NotFound, stopped_early
 from moorage.client.login import who
 from moorage.schemas.actors import words
+from moorage.schemas.answers.jobs import Uncancelled
 from moorage.schemas.capabilities import Enforced
 from moorage.schemas.job import ACCEPTED, CLAIMED, RUNNING, TERMINAL
 from moorage.schemas.names import EXACTLY, SIMULATED_UUID, word_of
@@ -572,8 +573,9 @@ def uncancel(
         for name in jobs:
             answer = await client._wire.answer("uncancel", {"job": name.removeprefix(EXACTLY)})
             if not options.shown(answer, [answer.data]):
-                lifted = "its submit is accepted again" if answer.data["lifted"] else "unchanged, nothing is in its way"
-                tell(f"{answer.data['job']}\t{lifted}")
+                done = msgspec.convert(answer.data, Uncancelled)
+                lifted = "its submit is accepted again" if done.lifted else "unchanged, nothing is in its way"
+                tell(f"{done.job}\t{lifted}")
         return None
 
     return with_client(options, work, sends=True)

@@ -89,7 +89,8 @@ from moorage.scheduler.core.schedule.indexing import Indexing
 from moorage.scheduler.core.schedule.preempt import Preempting
 from moorage.scheduler.core.schedule.runtime import LEARNED_MAX, Durations, Estimates
 from moorage.scheduler.core.schedule.victims import Preemption
-from moorage.schemas.answers.jobs import Explained
+from moorage.schemas.always import sent
+from moorage.schemas.answers.jobs import Explained, Woken
 from moorage.schemas.codec import encode
 from moorage.schemas.errors import Problem, Refused
 from moorage.schemas.frames import Accepted, Answer, FactFrame, Goodbye, Join, Load, Renew, Renewed
@@ -485,12 +486,13 @@ class Engine:
         devices there."""
         if isinstance(answer, Problem):
             return answer
-        data, job, explain = answer.data, self.state.job(tenant, answer.data["job"]), self.explain_woken
+        woken: Woken = answer.data
+        job, explain = self.state.job(tenant, woken.job), self.explain_woken
         if job is None or job.over or any(member.mask == member.home for member in job.members):
             explain = None
         if explain is not None and job is not None and (told := explain(job)):
-            data |= {"why": ": ".join(filter(None, (told.why or told.means, told.because)))}
-        return msgspec.structs.replace(answer, ledger=self.state.seq, data=data)
+            woken = sent(woken, why=": ".join(filter(None, (told.why or told.means, told.because))))
+        return msgspec.structs.replace(answer, ledger=self.state.seq, data=woken)
 
     def standing_draft(self) -> Draft:
         """Return a read-only draft for questions: the state has the record in flight, if there is one."""

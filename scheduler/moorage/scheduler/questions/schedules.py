@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 from moorage.bus.errors import BusError
 from moorage.scheduler.core.engine import Engine
@@ -20,7 +20,7 @@ from moorage.scheduler.durable.schedule_stream import Run
 from moorage.scheduler.pacing.answering import Answering
 from moorage.schemas.codec import encode
 from moorage.schemas.errors import Problem, Refused, refuse
-from moorage.schemas.schedules import LABEL, ScheduleAsked
+from moorage.schemas.schedules import LABEL, ScheduleAsked, ScheduleList, ScheduleRow
 
 #: what tenants ask of nats-server at once, in all and one tenant
 AT_ONCE_MAX: Final = 64
@@ -43,11 +43,11 @@ class ScheduleVerb:
     async def close(self) -> None:
         await self._answers.close()
 
-    def read(self, tenant: str, asked: ScheduleAsked) -> dict[str, Any] | Problem:
+    def read(self, tenant: str, asked: ScheduleAsked) -> ScheduleList | ScheduleRow | Problem:
         """Return the answer to `ls` or `show`."""
         state = self._engine.state
         if asked.act == "ls":
-            return {"schedules": schedules_of(state, tenant)}
+            return ScheduleList(schedules=schedules_of(state, tenant))
         row = state.schedule(tenant, asked.name)
         return no_schedule(tenant, asked.name) if row is None else schedule_row(state, row, with_request=True)
 

@@ -1,4 +1,4 @@
-"""What `ls`, `show`, `explain` and `history` answer about jobs."""
+"""What `ls`, `show`, `explain`, `history`, `cancel`, `uncancel` and `wake` answer about jobs."""
 
 from __future__ import annotations
 
@@ -292,3 +292,32 @@ class Explained(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     compacted: bool = False
     ended_ms: int = 0
     kept: Kept | None = None
+
+
+class Cancelled(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """The answer to a cancel: whether the job is `cancelled` by it, and the state that it `was` in.
+
+    `cancelled` is false if the job had ended or was being cancelled. `was` is UNKNOWN for an id that is not known, of a
+    cancel with `before`: it is remembered for `remembered_s` seconds, and a submit with that id is refused until then.
+    """
+
+    job: str
+    cancelled: bool = always(bool)
+    was: str = always(str)
+    remembered_s: float = 0.0
+
+
+class Uncancelled(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """The answer to `uncancel`."""
+
+    job: str
+    lifted: bool = always(bool)  # whether a cancel of the job was remembered until now
+
+
+class Woken(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """The answer to a caller that found no member of a service."""
+
+    service: str
+    job: str  # the job that serves it
+    wanted: int  # how many members that is to have
+    why: str = ""  # why none of them has its place yet; left out if one has, and if the leader has more urgent work

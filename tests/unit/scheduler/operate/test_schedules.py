@@ -10,7 +10,7 @@ from moorage.scheduler.core.events import ScheduleRun
 from moorage.scheduler.core.outputs.schedules import schedule_row, schedules_of
 from moorage.schemas.errors import Refused
 from moorage.schemas.schedules import LABEL, SCHEDULES_MAX, ScheduleAsked
-from tests.unit.scheduler.driving import Driving
+from tests.unit.scheduler.driving import Driving, wire
 from tests.unit.scheduler.scheduled import offer_ask, offer_run
 
 
@@ -31,7 +31,7 @@ class Scheduling(Driving):
     def row(self, name: str = "nightly", tenant: str = "t") -> dict[str, Any]:
         row = self.state.schedule(tenant, name)
         assert row is not None
-        return schedule_row(self.state, row)
+        return wire(schedule_row(self.state, row))
 
 
 @pytest.fixture
@@ -201,7 +201,7 @@ def test_a_schedule_is_added_once(drive: Scheduling) -> None:
     for name in ("b", "a", "a"):
         offer_ask(drive, "add", name)
     drive.tick()
-    assert [row["name"] for row in schedules_of(drive.state, "t")] == ["a", "b", "nightly"]
+    assert [row.name for row in schedules_of(drive.state, "t")] == ["a", "b", "nightly"]
     assert schedules_of(drive.state, "other") == []
 
 

@@ -27,6 +27,7 @@ from moorage.scheduler.core.lifecycle.transitions import Lifecycle
 from moorage.scheduler.core.lifecycle.unmatched import Unmatched
 from moorage.scheduler.core.queue.waiting_room import counts
 from moorage.schemas import reasons, reserved_variables
+from moorage.schemas.answers.jobs import Cancelled, Uncancelled
 from moorage.schemas.capabilities import Capabilities
 from moorage.schemas.codec import NESTING_MAX, decode_request, identity, same_request
 from moorage.schemas.errors import Problem, problem
@@ -532,10 +533,10 @@ class Admission:
             was = job.state
             with draft.by(event.by):
                 did = self.lifecycle.cancel(draft, job, event.why, only)
-            return Answer("cancel", 0, {"job": event.job, "cancelled": did, "was": was})
+            return Answer("cancel", 0, Cancelled(job=event.job, cancelled=did, was=was))
         row = self._finished_lately(draft, job_key(event.tenant, event.job))
         if row is not None:
-            return Answer("cancel", 0, {"job": event.job, "cancelled": False, "was": STATES[row[2]]})
+            return Answer("cancel", 0, Cancelled(job=event.job, cancelled=False, was=STATES[row[2]]))
         if not (event.before or event.sequence):
             return _nothing_to_cancel(event)
         tenant = self.state.tenants.get(event.tenant)
@@ -550,7 +551,8 @@ class Admission:
             )
         draft.add(Tombstone(event.tenant, event.job, event.sequence))
         kept_s = self.config.finished_keep_ms / 1000
-        return Answer("cancel", 0, {"job": event.job, "cancelled": True, "was": "UNKNOWN", "remembered_s": kept_s})
+        told = Cancelled(job=event.job, cancelled=True, was="UNKNOWN", remembered_s=kept_s)
+        return Answer("cancel", 0, told)
 
     def _uncancel(self, draft: Draft, event: Cancel) -> Answer:
         """Forget the cancel of an unknown job, so that a submit with its id is accepted again.
@@ -560,7 +562,7 @@ class Admission:
         lifted = self._is_cancelled(draft, event.tenant, event.job)
         if lifted:
             draft.add(Untomb(event.tenant, event.job))
-        return Answer("uncancel", 0, {"job": event.job, "lifted": lifted})
+        return Answer("uncancel", 0, Uncancelled(job=event.job, lifted=lifted))
 
 
 #: ranges of replicas that an answer names

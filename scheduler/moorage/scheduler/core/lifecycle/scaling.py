@@ -29,6 +29,7 @@ from moorage.scheduler.core.lifecycle.max_running import wanted_of
 from moorage.scheduler.core.lifecycle.transitions import Lifecycle
 from moorage.scheduler.core.queue.order import QueueOrder
 from moorage.scheduler.core.queue.queue import Group, Key
+from moorage.schemas.answers.jobs import Woken
 from moorage.schemas.attempt import AttemptName
 from moorage.schemas.frames import Answer
 from moorage.schemas.job import Request
@@ -215,8 +216,7 @@ class Scaling:
                 wanted = 1
                 self._move(draft, job, request, service, wanted, "woken by a caller")
                 self._woken(asked.tenant, asked.service, mono_ms)
-            data = {"service": asked.service, "job": job.name, "wanted": max(1, wanted)}
-            return Answer("wake", 0, data)
+            return Answer("wake", 0, Woken(service=asked.service, job=job.name, wanted=max(1, wanted)))
         return None
 
     def pass_time(self, draft: Draft, mono_ms: int) -> bool:

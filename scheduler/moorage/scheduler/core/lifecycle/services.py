@@ -33,6 +33,7 @@ from moorage.scheduler.core.lifecycle.max_running import wanted_of
 from moorage.scheduler.core.lifecycle.scaling import Scaling
 from moorage.scheduler.core.lifecycle.suspects import WITH_SUPERVISOR
 from moorage.scheduler.core.lifecycle.transitions import Lifecycle
+from moorage.schemas.answers.jobs import Woken
 from moorage.schemas.errors import ENDED_AS_ASKED, ENDED_FROZEN, UPGRADED, Problem, problem, reason_of
 from moorage.schemas.frames import START_FAILED, Answer
 from moorage.schemas.job import Request
@@ -108,7 +109,7 @@ class Services:
         became of the last one, as far as it is among the `LOOKED_MAX` newest jobs of the tenant."""
         service = asked.service[:80]
         for job in self.live(draft, asked.tenant, asked.service):
-            return Answer("wake", 0, {"service": service, "job": job.name, "wanted": job.size})
+            return Answer("wake", 0, Woken(service=service, job=job.name, wanted=job.size))
         last = self._newest_of(asked.tenant, asked.service)
         if last is not None:
             code = exit_code_of(last)

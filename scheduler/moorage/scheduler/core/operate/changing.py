@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import msgspec
-
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.events import ChangeOrder
 from moorage.scheduler.core.ledger import acts
@@ -74,7 +72,7 @@ class Changing:
             timeout_s=wanted.workload.timeout_s,
             members=members,
         )
-        return Answer("change", 0, msgspec.to_builtins(answer))
+        return Answer("change", 0, answer)
 
     def _record(
         self,

@@ -21,7 +21,7 @@ from moorage.scheduler.core.outputs.schedules import schedule_row
 from moorage.schemas.codec import encode, same_request
 from moorage.schemas.errors import Problem, problem
 from moorage.schemas.frames import Answer
-from moorage.schemas.schedules import SCHEDULES_MAX, ScheduleAsked
+from moorage.schemas.schedules import SCHEDULES_MAX, ScheduleAsked, ScheduleDone, ScheduleRan
 
 WHY_CHARS_MAX: Final = 200
 #: in the words for a run that was left out: between the last run's job and its state
@@ -119,7 +119,7 @@ class Schedules:
             return no_schedule(event.tenant, event.name)
         job = f"{row.name}-{event.sequence}"
         if row.job == job or self.state.job(event.tenant, job) is not None:
-            return Answer("schedule", 0, {"name": row.name, "job": job, "changed": True})
+            return Answer("schedule", 0, ScheduleRan(name=row.name, job=job, changed=True))
         return problem(
             "failed-precondition",
             f"this run of schedule {row.name} made no job: {row.why or 'the schedule was changed meanwhile'}",
@@ -135,8 +135,8 @@ class Schedules:
         return self.state.schedule(tenant, name)
 
     def _answer(self, row: Schedule, asked: ScheduleAsked, *, changed: bool) -> Answer:
-        shown = schedule_row(self.state, row)
-        return Answer("schedule", 0, {"name": asked.name, "changed": changed, "schedule": shown})
+        done = ScheduleDone(name=asked.name, changed=changed, schedule=schedule_row(self.state, row))
+        return Answer("schedule", 0, done)
 
 
 def _behind(body: bytes, jobs: Iterable[str]) -> bytes:

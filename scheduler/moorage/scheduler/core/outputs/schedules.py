@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
 from moorage.scheduler.core.ledger.due_times import newest_due_ms, next_due_ms, upcoming_ms
@@ -14,11 +12,11 @@ from moorage.schemas.codec import decode_request
 from moorage.schemas.schedules import ScheduleRow
 
 
-def schedule_row(state: State, row: Schedule, *, with_request: bool = False) -> dict[str, Any]:
-    """Return a `ScheduleRow` as it travels."""
+def schedule_row(state: State, row: Schedule, *, with_request: bool = False) -> ScheduleRow:
+    """Return a schedule as answers have it."""
     job = state.job(row.tenant, row.job) if row.job else None
     by, said = actors.split(row.by)
-    shown = ScheduleRow(
+    return ScheduleRow(
         name=row.name,
         cron=row.cron,
         tz=row.tz,
@@ -37,8 +35,6 @@ def schedule_row(state: State, row: Schedule, *, with_request: bool = False) -> 
         next_ms=0 if row.paused else row.next_ms or upcoming_ms(row, max(state.time_ms, row.since_ms)),
         request=msgspec.to_builtins(decode_request(row.body)) if with_request else None,
     )
-    found: dict[str, Any] = msgspec.to_builtins(shown)
-    return found
 
 
 def _due_ms(row: Schedule) -> int:
@@ -52,7 +48,7 @@ def _due_ms(row: Schedule) -> int:
     return newest_due_ms(row, due_ms, min(row.last_ms, row.next_ms - 1)) if due_ms else 0
 
 
-def schedules_of(state: State, tenant: str) -> list[dict[str, Any]]:
+def schedules_of(state: State, tenant: str) -> list[ScheduleRow]:
     """Return a tenant's schedules by name, without their requests."""
     rows = state.schedules.get(tenant, {})
     return [schedule_row(state, rows[name]) for name in sorted(rows)]
