@@ -116,8 +116,8 @@ class Stalls(Driving):
     def look(self, due: Stalled, ends: Stalled) -> None:
         """Compare what the leader shows, tells and ends with what stalls."""
         for job in self.state.jobs.values():
-            shown = views.summary(self.engine, job).get("stalled", ())
-            keys = {(job.name, GANG if job.gang else row["replica"]) for row in shown}
+            shown = views.summary(self.engine, job).stalled
+            keys = {(job.name, GANG if job.gang else row.replica) for row in shown}
             wanted = {key for key in due if key[0] == job.name}
             assert keys == wanted, f"{job.name}: {sorted(keys)} are shown as stalled, not {sorted(wanted)}"
         begun = Counter(key[0] for key, attempts in due.items() if self.stalled.get(key) != attempts)
