@@ -15,7 +15,7 @@ from moorage.client.view.past import past_view
 from moorage.client.view.view import Counts, Fit, Idle, Trouble
 from moorage.schemas.answers.fleet import DrainTimes, FleetAnswer, StalledJob, WorkerInfo
 from moorage.schemas.answers.jobs import Explained, JobRow, Start
-from moorage.schemas.frames import FleetDetail, FleetFrame, FleetRow, Hello, LedgerCopies, Load, Standing
+from moorage.schemas.frames import FleetDetail, FleetFrame, FleetRow, Hello, LedgerCopies, Load, Standing, UsedJob
 from moorage.schemas.frames.fleet import Device, SlotLoad
 from moorage.schemas.reasons import REASONS
 
@@ -137,13 +137,14 @@ def test_who_holds_without_using_is_seen_for_as_long_as_this_screen_saw_it() -> 
 def test_an_operator_is_told_by_the_leader_for_how_long_gpus_do_nothing() -> None:
     model = Model(0)
     held = {"worker": "n1", "gpu": "1xH100", "devices": 1, "percent": 0, "percent_min": 0, "percent_max": 0}
-    rows = [
+    told_of = [
         {"tenant": "a", "job": "new", "idle_ms": 2_000, **held},
         {"tenant": "a", "job": "old", "idle_ms": 700_000, **held},
         {"tenant": "b", "job": "works", **held, "percent": 80, "percent_min": 70, "percent_max": 90},
     ]
+    rows = convert(told_of, list[UsedJob])
     model.told_detail(FleetDetail(3, 100, jobs=rows))
-    model.told_detail(FleetDetail(3, 100, jobs=[*rows[:2], {**rows[2], "percent": 60}]))
+    model.told_detail(FleetDetail(3, 100, jobs=[*rows[:2], replace(rows[2], percent=60)]))
     told(model)
     view = model.view(0, AT_MS)
     assert view.idle == [Idle("a", 2, 2, "old", "n1", 700_000, 0, 0)]

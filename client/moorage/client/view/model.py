@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -15,7 +15,7 @@ from moorage.client.view.view import Counts, Fit, Idle, Trouble, View, Waiting, 
 from moorage.schemas.answers.fleet import FleetAnswer
 from moorage.schemas.answers.jobs import Explained, JobRow
 from moorage.schemas.cells import FOREIGN, FREE, FROZEN, LEASED, LOST, NOT_LENT, SICK
-from moorage.schemas.frames import DISK_FULL, FleetDetail, FleetFrame, FleetRow, Hello, Load, Standing
+from moorage.schemas.frames import DISK_FULL, FleetDetail, FleetFrame, FleetRow, Hello, Load, Standing, UsedJob
 from moorage.schemas.job import QUEUED
 from moorage.schemas.reasons import BACKOFF, REASONS, SCALED
 from moorage.schemas.units import many
@@ -122,7 +122,7 @@ class Model:
     def told_detail(self, frame: FleetDetail) -> None:
         """Take the frame for operators."""
         self._detail = frame
-        self._draw_sparks({f"{row['tenant']}/{row['job']}": row["percent"] for row in frame.jobs})
+        self._draw_sparks({f"{row.tenant}/{row.job}": row.percent for row in frame.jobs})
 
     def _draw_sparks(self, found: Mapping[str, int]) -> None:
         """Add the newest reading of each job that runs, and forget the others."""
@@ -262,27 +262,26 @@ class Model:
         """Return who holds GPUs of which at least one does nothing, those that have been so for longest first."""
         if self._jobs is None and self._detail is None:
             return self._idle_workers(now_ms, workers)
-        used: list[dict[str, Any]]
         if self._detail is not None:
-            used = [row for row in self._detail.jobs if not row["percent_min"]]
+            used = [row for row in self._detail.jobs if not row.percent_min]
         else:
             used = [
-                {"tenant": row.tenant, "job": row.job, "worker": row.worker, **msgspec.structs.asdict(row.use)}
+                UsedJob(tenant=row.tenant, job=row.job, worker=row.worker, **msgspec.structs.asdict(row.use))
                 for row in self._jobs or ()
                 if row.use is not None and not row.use.percent_min
             ]
-            self._remember_idle(((row["tenant"], row["job"]) for row in used), now_ms)
-        by_tenant: dict[str, list[tuple[int, dict[str, Any]]]] = {}
+            self._remember_idle(((row.tenant, row.job) for row in used), now_ms)
+        by_tenant: dict[str, list[tuple[int, UsedJob]]] = {}
         for row in used:
-            for_ms = row.get("idle_ms", now_ms - self._idle_since.get((row["tenant"], row["job"]), now_ms))
-            by_tenant.setdefault(row["tenant"], []).append((for_ms, row))
+            here_ms = now_ms - self._idle_since.get((row.tenant, row.job), now_ms)
+            by_tenant.setdefault(row.tenant, []).append((here_ms if row.idle_ms is None else row.idle_ms, row))
         found = []
         for tenant, rows in by_tenant.items():
             for_ms, first = max(rows, key=lambda each: each[0])
-            gpus = sum(row["devices"] for _, row in rows)
-            least = min(row["percent_min"] for _, row in rows)
-            most = max(row["percent_max"] for _, row in rows)
-            found.append(Idle(tenant, len(rows), gpus, first["job"], first["worker"], for_ms, least, most))
+            gpus = sum(row.devices for _, row in rows)
+            least = min(row.percent_min for _, row in rows)
+            most = max(row.percent_max for _, row in rows)
+            found.append(Idle(tenant, len(rows), gpus, first.job, first.worker, for_ms, least, most))
         return sorted(found, key=lambda row: (-row.for_ms, -row.gpus, row.tenant))
 
     def _idle_workers(self, now_ms: int, workers: Sequence[WorkerCells]) -> list[Idle]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from operator import itemgetter
-from typing import Any, Final
+from operator import attrgetter
+from typing import Final
 
 import msgspec
 
@@ -13,7 +13,7 @@ from moorage.scheduler.answers.view import View
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.ledger.state import Job
 from moorage.schemas.codec import encode
-from moorage.schemas.frames import LISTED_MAX, FleetDetail
+from moorage.schemas.frames import LISTED_MAX, FleetDetail, TenantDetail, UsedJob
 from moorage.schemas.gpu import format_token
 
 #: attempts read before the event loop runs other tasks
@@ -26,7 +26,7 @@ class FleetDetails:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._idle_since: dict[int, int] = {}  # by job number: ledger ms
-        self._jobs: list[dict[str, Any]] = []
+        self._jobs: list[UsedJob] = []
 
     def catch_up(self) -> Iterator[None]:
         """Read the use of all jobs that run; yields where the event loop should run other tasks."""
@@ -49,30 +49,30 @@ class FleetDetails:
             used = use_of_job(self._engine, job)
             if used is None:
                 continue
-            row: dict[str, Any] = {"tenant": job.tenant, "job": job.name, "worker": _worker_of(job)}
-            row |= {"gpu": self._token(job), **msgspec.to_builtins(used)}
             if not used.percent_min:
                 since[num] = self._idle_since.get(num, now_ms)
-                row["idle_ms"] = now_ms - since[num]
-            rows.append(row)
-        rows.sort(key=itemgetter("percent_min", "percent", "tenant", "job"))
+            rows.append(
+                UsedJob(
+                    tenant=job.tenant,
+                    job=job.name,
+                    worker=_worker_of(job),
+                    gpu=self._token(job),
+                    idle_ms=now_ms - since[num] if num in since else None,
+                    **msgspec.structs.asdict(used),
+                )
+            )
+        rows.sort(key=attrgetter("percent_min", "percent", "tenant", "job"))
         self._jobs, self._idle_since = rows, since
 
     def frame(self) -> bytes:
         """Return the frame; current once `catch_up` has ended."""
         state, view = self._engine.state, View(self._engine)
-        tenants: list[dict[str, Any]] = [
-            {
-                "tenant": row.name,
-                "jobs": row.live,
-                "gpus": row.gpus,
-                "waiting": row.waits,
-                "held": row.hold is not None,
-            }
+        tenants = [
+            TenantDetail(tenant=row.name, jobs=row.live, gpus=row.gpus, waiting=row.waits, held=row.hold is not None)
             for row in state.tenants.values()
             if row.live or row.gpus
         ]
-        tenants.sort(key=lambda row: (-row["gpus"], -row["jobs"], row["tenant"]))
+        tenants.sort(key=lambda row: (-row.gpus, -row.jobs, row.tenant))
         jobs = self._jobs
         return encode(
             FleetDetail(

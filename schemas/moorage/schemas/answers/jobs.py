@@ -9,19 +9,9 @@ import msgspec
 from moorage.schemas.always import always, nothing
 from moorage.schemas.capabilities import Capabilities, Enforced
 from moorage.schemas.frames.told import Change
+from moorage.schemas.frames.use import Used as Used
 from moorage.schemas.job import Request
 from moorage.schemas.operate import Hold, Limit, Resized
-
-
-class Used(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """What a running job uses of its GPUs now. `Job.use` of the SDK has the minutes before."""
-
-    devices: int = always(int)  # number of its GPUs with a reading
-    percent: int = always(int)  # mean use, percent of the time
-    percent_min: int = always(int)  # use of the least used GPU
-    percent_max: int = always(int)  # use of the most used GPU
-    memory_mib: int = always(int)  # memory in use on all of them
-    shared_by: int = 0  # number of jobs on such a GPU whose use cannot be told apart; left out if it can
 
 
 class DeviceUsed(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):

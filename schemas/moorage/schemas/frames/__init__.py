@@ -68,6 +68,8 @@ from moorage.schemas.frames.listing import (
     FleetDetail,
     LsAsked,
     ServiceLately,
+    TenantDetail,
+    UsedJob,
 )
 from moorage.schemas.frames.output import (
     LOG_OFFSET_MAX,
@@ -207,11 +209,13 @@ __all__ = [
     "Stopped",
     "Story",
     "StreamName",
+    "TenantDetail",
     "Terminal",
     "Unwell",
     "UseAsked",
     "UseLine",
     "UsePage",
+    "UsedJob",
     "Wanted",
     "piece",
     "read_piece",

@@ -8,6 +8,8 @@ from typing import Any, Final
 
 import msgspec
 
+from moorage.schemas.always import always
+from moorage.schemas.frames.use import Used
 from moorage.schemas.frames.version import VERSION
 from moorage.schemas.job import STATES
 from moorage.schemas.names import TENANT, WORKER, is_tenant, is_worker
@@ -134,6 +136,26 @@ class FailedLately(msgspec.Struct, frozen=True):
     age_ms: int  # how long ago it ended
 
 
+class TenantDetail(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """What a tenant has now."""
+
+    tenant: str
+    jobs: int = always(int)  # number of jobs that are not over
+    gpus: int = always(int)  # number of leased GPUs
+    waiting: int = always(int)  # number of replicas that wait
+    held: bool = always(bool)  # whether an operator holds its queue
+
+
+class UsedJob(Used, frozen=True, omit_defaults=True, kw_only=True):
+    """A job that holds GPUs, and its use of them."""
+
+    tenant: str
+    job: str
+    worker: str = always(str)  # the first worker that has it
+    gpu: str = always(str)  # the token of what it asks for
+    idle_ms: int | None = None  # for how long the leader has seen one of its GPUs do nothing; left out if all work
+
+
 class FleetDetail(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind", tag="fleet-detail"):
     """What operators see beyond the public frame: one frame every 2 s, on a subject that they alone may read.
 
@@ -143,14 +165,9 @@ class FleetDetail(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="ki
     epoch: int  # the leader's epoch
     ledger: int  # number of the ledger's last record
     v: int = VERSION
-    #: tenants with jobs that are not over, those with most GPUs first, at most 1,000: `tenant`, `jobs`, `gpus` leased,
-    #: `waiting` replicas, `held` by an operator
-    tenants: list[dict[str, Any]] = []
+    tenants: list[TenantDetail] = []  # tenants with jobs that are not over, those with most GPUs first, at most 1,000
     tenants_of: int = 0  # how many there are
-    #: jobs that hold GPUs and whose use is known, those used least first, at most 1,000: `tenant`, `job`, `worker` (its
-    #: first), `gpu` as asked, `devices`, `percent`, `percent_min`, `percent_max`, `memory_mib`;
-    #: `idle_ms` for how long the leader has seen one of its GPUs do nothing
-    jobs: list[dict[str, Any]] = []
+    jobs: list[UsedJob] = []  # jobs that hold GPUs and whose use is known, those used least first, at most 1,000
     jobs_of: int = 0
     #: jobs that ended in this leader's term, by tenant and state
     ended: dict[str, dict[str, int]] = {}

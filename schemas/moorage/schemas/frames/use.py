@@ -6,6 +6,7 @@ from typing import Annotated, Final
 
 import msgspec
 
+from moorage.schemas.always import always
 from moorage.schemas.frames.version import VERSION
 from moorage.schemas.ranges import NUMBERS_MAX
 
@@ -113,3 +114,14 @@ class UsePage(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="kind",
     worker: str = ""
     simulated: bool = False
     v: int = VERSION
+
+
+class Used(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """What a running job uses of its GPUs now. `Job.use` of the SDK has the minutes before."""
+
+    devices: int = always(int)  # number of its GPUs with a reading
+    percent: int = always(int)  # mean use, percent of the time
+    percent_min: int = always(int)  # use of the least used GPU
+    percent_max: int = always(int)  # use of the most used GPU
+    memory_mib: int = always(int)  # memory in use on all of them
+    shared_by: int = 0  # number of jobs on such a GPU whose use cannot be told apart; left out if it can
