@@ -10,7 +10,7 @@ import nats
 
 from moorage.bus.embedded import EmbeddedServer
 from moorage.schemas.codec import Decoder
-from moorage.schemas.frames import FleetDetail
+from moorage.schemas.frames import FleetDetail, TenantDetail
 from tests.system.live.stack import ANSWER_S, Caller, caller, stack, unique_prefix
 from tests.waiting import until
 
@@ -163,8 +163,8 @@ async def test_operators_hear_tenants_counts_and_the_use_of_gpus_by_job(nats_ser
             frame = await until(tells, ANSWER_S, "a frame with the use of the job")
         finally:
             await nc.close()
-        assert frame.tenants == [{"tenant": "acme", "jobs": 2, "gpus": 1, "waiting": 1, "held": False}]
+        assert frame.tenants == [TenantDetail(tenant="acme", jobs=2, gpus=1, waiting=1)]
         [row] = frame.jobs
-        assert (row["tenant"], row["job"], row["worker"], row["devices"]) == ("acme", "works", "sim-0000", 1)
-        assert 0 <= row["percent_min"] <= row["percent"] <= row["percent_max"] <= 100
+        assert (row.tenant, row.job, row.worker, row.devices) == ("acme", "works", "sim-0000", 1)
+        assert 0 <= row.percent_min <= row.percent <= row.percent_max <= 100
         assert (frame.tenants_of, frame.jobs_of, frame.ended) == (1, 1, {})
