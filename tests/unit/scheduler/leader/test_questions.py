@@ -18,6 +18,7 @@ from moorage.scheduler.questions.schedules import ScheduleVerb
 from moorage.scheduler.whatif import child
 from moorage.scheduler.whatif.child import FAILED, Children
 from moorage.schemas.answers.fleet import FleetAnswer
+from moorage.schemas.answers.jobs import Explained
 from tests.unit.scheduler.driving import SUBJECTS, Driving
 
 
@@ -102,7 +103,7 @@ async def test_whoever_waits_for_a_forecast_that_cannot_be_read_is_answered_with
         drive.engine, lambda: drive.now, answered, unasked.append, lambda *frame: unasked.append(frame), forks=True
     )
     assert foresight.explain("t", "waits", "_INBOX.1", True) is None
-    assert (await asyncio.wait_for(told, 60))["state"] == "QUEUED"
+    assert (await asyncio.wait_for(told, 60)).state == "QUEUED"
     assert not unasked
     foresight.close()
 
@@ -142,9 +143,9 @@ class Asked:
         for _, payload, _ in messages:
             self.sent.put_nowait(msgspec.json.decode(payload))
 
-    async def explained(self) -> dict[str, Any]:
+    async def explained(self) -> Explained:
         assert self.foresight.explain("t", "waits", "_INBOX.1", True) is None
-        told: dict[str, Any] = await asyncio.wait_for(self.answers.get(), 60)
+        told: Explained = await asyncio.wait_for(self.answers.get(), 60)
         return told
 
 
@@ -153,7 +154,7 @@ async def test_the_reason_is_told_at_submit_and_the_fixes_when_asked() -> None:
     assert (asked.accepted["waiting"]["reason"], "fixes" in asked.accepted["waiting"]) == ("count", False)
     asked.drive.worker("w1", 1)
     told = await asked.explained()
-    assert (told["reason"], [fix["say"] for fix in told["fixes"]]) == ("count", ["1 GPU instead of 2"])
+    assert (told.reason, [fix.say for fix in told.fixes]) == ("count", ["1 GPU instead of 2"])
     asked.foresight.close()
 
 
@@ -165,7 +166,7 @@ async def test_the_reason_is_told_where_no_copy_can_be_made(monkeypatch: pytest.
     monkeypatch.setattr(child, "fork", no_room)
     for _ in range(2):
         told = await asked.explained()
-        assert (told["reason"], told["position"], "fixes" in told) == ("count", 1, False)
+        assert (told.reason, told.position, told.fixes) == ("count", 1, [])
     asked.foresight.close()
 
 
@@ -176,7 +177,7 @@ async def test_fixes_of_another_reason_than_it_has_by_now_are_not_told() -> None
     await asyncio.sleep(0)  # the copy is made
     asked.drive.order("hold", job="waits")
     told = await asyncio.wait_for(asked.answers.get(), 60)
-    assert (told["reason"], "fixes" in told) == ("held", False)
+    assert (told.reason, told.fixes) == ("held", [])
     asked.foresight.close()
 
 
