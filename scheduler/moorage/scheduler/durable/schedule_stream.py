@@ -25,7 +25,7 @@ from moorage.bus.jetstream import (
 )
 from moorage.bus.server_version import check_server
 from moorage.bus.transport import Delivery
-from moorage.scheduler.core.ledger.due_times import is_interval
+from moorage.scheduler.core.ledger.due_times import is_interval, wrong_field
 from moorage.scheduler.core.ledger.schedules import Schedule
 from moorage.schemas.errors import refuse
 from moorage.schemas.schedules import CRON_WORDS, SERVER_MIN, cron_of
@@ -129,9 +129,10 @@ class ScheduleStream:
         if isinstance(answer, Ack):
             return
         if answer.err_code == _ERR_PATTERN:
+            wrong = "" if is_interval(cron) or cron.startswith("@") else wrong_field(cron)
             raise refuse(
                 "invalid-argument",
-                f"nats-server does not know the time {cron!r}, or it never comes",
+                f"nats-server does not know the time {cron!r}, {wrong or 'or it never comes'}",
                 field="$.cron",
                 found=cron,
                 allowed=f"{CRON_WORDS}; an interval of whole seconds; 0 or SUN for Sunday",

@@ -34,6 +34,7 @@ _WORDS: Final = {
 }
 _MONTHS: Final = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
 _DAYS: Final = ("sun", "mon", "tue", "wed", "thu", "fri", "sat")
+_FIELD_NAMES: Final = ("second", "minute", "hour", "day", "month", "weekday")
 #: lowest and highest value of each field, and the names of its values
 _FIELDS: Final[tuple[tuple[int, int, dict[str, int]], ...]] = (
     (0, 59, {}),
@@ -51,6 +52,17 @@ _PART: Final = re.compile(r"(\d+\.?\d*|\.\d+)(ns|us|µs|μs|ms|s|m|h)")
 
 def is_interval(cron: str) -> bool:
     return cron_of(cron).startswith(EVERY)
+
+
+def wrong_field(cron: str) -> str:
+    """Return which field of a cron expression is wrong, as `hour 25, not in 0 to 23`; "" if each is right by itself."""
+    fields = cron_of(cron).split()
+    for text, name, (low, high, names) in zip(fields, _FIELD_NAMES, _FIELDS, strict=False):
+        try:
+            _values(text, low, high, names)
+        except ValueError:
+            return f"{name} {text}, not in {low} to {high}"
+    return ""
 
 
 def next_due_ms(schedule: Schedule, after_ms: int) -> int:
