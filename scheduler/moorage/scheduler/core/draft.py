@@ -97,6 +97,7 @@ class Draft:
         "left_queue",
         "moved",
         "notes",
+        "preempting",
         "reprioritized",
         "stalls",
         "started",
@@ -128,6 +129,8 @@ class Draft:
         self.left_queue = 0  # entries of the queue that this record ends
         #: how many more transitions this record has than steps: one step may end many replicas, one of no job none
         self.moved = 0
+        #: jobs for which others ended before this record, with the hosts that are theirs until it is whole
+        self.preempting = [(job, job.preempts[0]) for job in state.preempting.values() if job.preempts is not None]
         self.reprioritized: set[int] = set()  # numbers of jobs that get another priority with this record
         #: by job number: workers with devices that the job avoids from this record on. Such a job stays in its old
         #: queue group until the record is whole. Ordered, because its new shape is numbered in this order

@@ -318,7 +318,7 @@ class Planner:
 
     def _are_alike(self, draft: Draft, group: Group, other: Group) -> bool:
         """Return whether what has room for a group has it for another one, on the same hosts."""
-        if other.resumes is not None or other.shape.sleeps or self.verdicts.reservation or draft.state.preempting:
+        if other.resumes is not None or other.shape.sleeps or self.verdicts.reservation or draft.preempting:
             return False
         return self.verdicts.kind_of(other) == self.verdicts.kind_of(group)
 

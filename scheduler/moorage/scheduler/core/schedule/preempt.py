@@ -132,8 +132,7 @@ class Preempting:
 
     @staticmethod
     def _hosts(draft: Draft, which: Callable[[Job], bool]) -> frozenset[int]:
-        standing = [(job, job.preempts[0]) for job in draft.state.preempting.values() if job.preempts is not None]
-        return frozenset(num for job, hosts in standing if which(job) for num in hosts)
+        return frozenset(num for job, hosts in draft.preempting if which(job) for num in hosts)
 
     def _is_of(self, job: Job, shape: Shape, priority: int, tenant: str) -> bool:
         policy = self.policy

@@ -101,7 +101,7 @@ class Verdicts:
             self._become(answer.reservation)
             # else the plan saw changes that are not in the state yet
             self._seen = self._view(draft) if draft.empty else None
-        if self._preemptors or draft.state.preempting:
+        if self._preemptors or draft.preempting:
             self._settle(draft)
         self._opened.clear()
         self._closed.clear()
@@ -194,14 +194,14 @@ class Verdicts:
         taken, held, draft = self.taken_back(priority, shape, tenant), self.reservation, self._draft
         if held is None or self._passes(priority, shape, tenant, held):
             return taken
-        if draft is None or not draft.state.preempting:
+        if draft is None or not draft.preempting:
             return held.hosts
         return (held.hosts - self._preempting.own(draft, shape, priority, tenant)) | taken
 
     def taken_back(self, priority: int, shape: Shape, tenant: str) -> frozenset[int]:
         """Return the hosts on which jobs are being ended for a job not of this priority, shape and tenant."""
         draft = self._draft
-        if draft is None or not draft.state.preempting:
+        if draft is None or not draft.preempting:
             return _NO_HOSTS
         return self._preempting.held(draft, shape, priority, tenant)
 
