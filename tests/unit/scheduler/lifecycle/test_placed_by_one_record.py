@@ -123,8 +123,8 @@ def test_each_shows_how_many_of_its_own_processes_are_stopped_until_none_is() ->
     drive.renew()
     drive.tick(1000)
     shown: list[Any] = [views.show(drive.engine, tenant, "j") for tenant in TENANTS]
-    counts = [row.get("stopped") for each in shown for row in each["replica_states"][:REPLICAS]]
-    assert counts == [None, 2, *[None] * (len(counts) - 2)]
+    counts = [row.stopped for each in shown for row in each.replica_states[:REPLICAS]]
+    assert counts == [0, 2, *[0] * (len(counts) - 2)]
     assert stopped_words(shown[0]) == "2 processes of replica 1, by a signal such as SIGSTOP"
     drive.workers["w0"].stopped = []
     drive.renew()

@@ -483,7 +483,7 @@ async def test_who_waited_for_a_forecast_is_told_in_several_turns_and_tenants_in
     turn, told, over = 0, dict[str, int](), asyncio.Event()
 
     def answered(answer: Callable[[], Any], reply: str, json: bool) -> None:
-        assert answer()["state"] == "QUEUED"
+        assert answer().state == "QUEUED"
         told[reply] = turn
         if len(told) == 31:
             over.set()
