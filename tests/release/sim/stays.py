@@ -10,7 +10,8 @@ import random
 from collections.abc import Callable
 from typing import Any, Final
 
-from moorage.scheduler.core.ledger.state import AT_MS, FENCE, NOT_READY, READY, REV, STATE, Job, State
+from moorage.scheduler.core.ledger.state import AT_MS, BY, FENCE, NOT_READY, READY, REPLICA, REV, STATE, Job, State
+from moorage.schemas.job import STATES
 from moorage.schemas.staying import Ready
 from moorage.worker.agent.ready_watch import ReadyWatch
 from moorage.worker.session.member_messages import Member
@@ -40,6 +41,7 @@ class Stays:
     def __init__(self, violated: Callable[[str], None]) -> None:
         self._violated = violated
         self._restarts = RestartsJudge()
+        self._revs: dict[int, int] = {}  # by job number: through which revision its changes were told to the judge
         self._looks: dict[int, list[bool]] = {}  # by fence: what looks have found
         self.told = 0
 
@@ -49,6 +51,7 @@ class Stays:
 
     def restored(self) -> None:
         self._restarts.forget()
+        self._revs.clear()
 
     async def look(self, watch: ReadyWatch, member: Member, ready: Ready) -> str:
         """In place of `ReadyWatch._look`: nothing listens in a simulated machine, so chance says what is found."""
@@ -59,13 +62,25 @@ class Stays:
         return "" if is_ready else "nothing listens"
 
     def after(self, state: State) -> None:
+        staying = [job for job in state.jobs.values() if self._restarts.run_of(job).stays]
         try:
+            for job in staying:
+                self._tell(job)
             self._restarts.look(state)
         except AssertionError as error:
             self._violated(str(error))
-        for job in state.jobs.values():
-            if self._restarts.run_of(job).stays:
-                self._check_readiness(state, job)
+        for job in staying:
+            self._check_readiness(state, job)
+
+    def _tell(self, job: Job) -> None:
+        """Tell the judge of restarts when attempts began: one that ran for long starts the row of waits anew."""
+        through, self._revs[job.num] = self._revs.get(job.num, 0), job.rev
+        changes = [
+            {"replica": row[REPLICA], "state": STATES[row[STATE]], "time_ms": row[AT_MS], "by": row[BY]}
+            for row in job.story
+            if row[REV] > through and row[STATE] >= 0
+        ]
+        self._restarts.told(job.tenant, job.name, self._restarts.run_of(job), changes)
 
     def _check_readiness(self, state: State, job: Job) -> None:
         for row in reversed(job.story):

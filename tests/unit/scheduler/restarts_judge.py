@@ -64,7 +64,7 @@ class RestartsJudge:
             state, at_ms = change["state"], change["time_ms"]
             if state == "PLACED":
                 assert at_ms >= seen.may_start_ms, f"{job}: placed {seen.may_start_ms - at_ms} ms too early"
-                seen.began_ms = None
+                seen.began_ms, seen.queued_ms = None, 0
             elif state == "RUNNING":
                 seen.began_ms = at_ms if seen.began_ms is None else seen.began_ms
             elif state == "QUEUED":
