@@ -11,8 +11,9 @@ from moorage.scheduler.core.config import CLUSTER_DEFAULTS, Config
 from moorage.scheduler.core.ledger.acts import Gone
 from moorage.scheduler.core.ledger.record import decode_record
 from moorage.scheduler.core.lifecycle.stale_ledger import StaleLedgerGuard
+from moorage.schemas.attempt import name_in
 from moorage.schemas.codec import is_json
-from moorage.schemas.frames import Device, Fact, FactFrame, FactKind, Goodbye, Held, Hello, Join, Renew
+from moorage.schemas.frames import Device, Fact, FactFrame, FactKind, Goodbye, Held, Hello, Join, Renew, Unwell
 from tests.unit.scheduler.driving import H100, Driving
 from tests.unit.scheduler.honest_worker import Worker, devices
 
@@ -240,6 +241,21 @@ def test_an_agents_restart_adopts_what_it_lists_and_only_that() -> None:
     assert drive.states("unplaced") == ["QUEUED"], "it never began: no loss to count"
     assert {name: drive.replica(name).fence for name in fences} == fences
     assert drive.free_gpus() == 2
+
+
+def test_an_attempt_that_one_record_ends_and_replaces_is_not_sent_to_its_worker_again() -> None:
+    """A device failed, and the agent had started anew: in its new session it got the old attempt, beside the next."""
+    drive = Driving()
+    worker = drive.worker("w0", auto=False)
+    drive.submit("j", gpu={})
+    drive.worker("w1", auto=False)
+    worker.unwell = [Unwell(0, "xid", "Xid 79: the GPU has fallen off the bus", True)]
+    drive.send("w0", worker.renew_frame())
+    drive.send("w0", worker.join_frame())
+    drive.tick()
+    member = drive.member("j")
+    assert member.worker.id == "w1"
+    assert [name_in(place) for frame in drive.wanted for place in frame.place] == [member.name]
 
 
 def test_facts_come_under_their_old_names_before_the_rest_is_declared_over() -> None:

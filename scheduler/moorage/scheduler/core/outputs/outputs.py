@@ -8,7 +8,6 @@ from typing import Any, Final
 from moorage.scheduler.core.ledger.records import MODE_NAMES, GangPhase, Mode, by_tenant
 from moorage.scheduler.core.ledger.state import (
     AT_CLAIMED,
-    AT_EXITED,
     CLAIMED,
     ENDING,
     FENCE,
@@ -135,10 +134,8 @@ class WantedFrames:
     def add(self, member: Member, *, is_frozen: bool = False) -> None:
         """Add what the ledger wants of a member now, if anything; `is_frozen` is what its worker last reported."""
         worker, replica, job = member.worker, member.replica, member.replica.job
-        if not worker.session:
-            return
-        if member.phase == AT_EXITED:
-            return
+        if not worker.session or replica.member is not member:
+            return  # it is over: the state is that of the replica's next attempt, which may be elsewhere
         state = replica.state
         if state in LEAVING:
             notice_s = float(member.notice_s) if state == ENDING else 0.0
