@@ -258,6 +258,29 @@ def test_an_attempt_that_one_record_ends_and_replaces_is_not_sent_to_its_worker_
     assert [name_in(place) for frame in drive.wanted for place in frame.place] == [member.name]
 
 
+def test_an_attempt_whose_gpus_are_not_free_yet_has_no_part_in_what_becomes_of_the_next_one() -> None:
+    """The next one was kept through a partition, or asked to end: that was told of the worker of the one before."""
+    drive = Driving()
+    before = drive.worker("w0", auto=False)
+    drive.submit("j", gpu={}, retries=1, on_partition="keep")
+    before.obey(*drive.wanted)
+    drive.report("w0")
+    before.finish(drive.member("j").name, 1, freed=False)
+    drive.report("w0")
+    drive.worker("w1", auto=False)
+    drive.pass_time(5_000)
+    assert drive.placed_on("j") == ["w1"]
+    drive.order("requeue", job="j")
+    assert drive.states("j") == ["ENDING"]
+    told = [drive.operate("cordon", name) for name in ("w0", "w1")]
+    assert [(answer["members"], answer.get("ending", 0)) for answer in told] == [(1, 0), (1, 1)]
+    drive.workers["w1"].session = ""
+    drive.pass_time(40_000)
+    assert drive.states("j") == ["LOST_KEPT"]
+    answer = drive.join(before, Join("another", "boot-9.9", 1, before.hello))
+    assert "a worker of another machine has the id w0" in answer["message"]
+
+
 def test_facts_come_under_their_old_names_before_the_rest_is_declared_over() -> None:
     drive = Driving()
     worker = drive.worker("w0", 2, auto=False)

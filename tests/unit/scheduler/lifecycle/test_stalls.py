@@ -102,6 +102,25 @@ def test_an_attempt_that_ends_or_is_lost_stalls_no_more() -> None:
     assert told(drive) == [], "the second attempt is another one"
 
 
+@pytest.mark.parametrize("on_stall", ["warn", "end"])
+def test_what_a_worker_said_last_of_an_attempt_is_no_stall_of_the_next_one_elsewhere(on_stall: str) -> None:
+    """The memory of its GPUs was not back yet, and its worker had not renewed since: the next attempt was ended."""
+    drive = running(retries=2, run={"on_stall": on_stall})
+    drive.worker("w1", 2)
+    worker, name = drive.workers["w0"], drive.member("j").name
+    worker.auto = False
+    renew(drive, (100, [IDLE, IDLE]))
+    worker.finish(name, 1, "end", freed=False)
+    drive.report()
+    drive.tick(5_000)
+    drive.settle()
+    assert drive.member("j").worker.id == "w1"
+    drive.events.clear()
+    drive.tick(1000)
+    assert told(drive) == []
+    assert drive.states("j") == ["RUNNING"]
+
+
 def test_without_stall_s_nothing_stalls() -> None:
     drive = running(run={"stall_s": None})
     renew(drive, (10_000, [IDLE, IDLE]))

@@ -519,7 +519,8 @@ def no_leader() -> Problem:
 
 def has_kept_jobs(worker: Worker) -> bool:
     """Return whether jobs wait for this machine to come back (on_partition keep)."""
-    return any(member.replica.state == LOST_KEPT for member in worker.members.values())
+    current = (member.replica for member in worker.members.values() if member.replica.member is member)
+    return any(replica.state == LOST_KEPT for replica in current)
 
 
 def lose_bytes(worker: Worker) -> int:

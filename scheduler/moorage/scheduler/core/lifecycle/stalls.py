@@ -109,8 +109,8 @@ class Stalls:
                 continue
             for member in self._state.worker_by_num[num].members.values():
                 use = still.get(member.name)
-                if use is None or member.replica.state != RUNNING:
-                    continue
+                if use is None or member.replica.state != RUNNING or member.replica.member is not member:
+                    continue  # of one that has ended, a later attempt may run, elsewhere
                 job = member.replica.job
                 stall_s = self._lifecycle.request_of(job).workload.stall_s
                 if stall_s is not None and use.still_s >= stall_s:
