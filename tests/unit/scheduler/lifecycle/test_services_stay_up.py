@@ -88,7 +88,7 @@ class Site(Driving):
         worker.leaving_s = max(0, left_s)
         if left_s <= 0:
             for key in list(worker.held):
-                worker.finish(key, -15, "end")
+                worker.finish(key, -15, "fence")  # unasked by the scheduler, that is its word
             self.report(worker.id)
         if not worker.held:
             self.send(worker.id, Goodbye(worker.session))
@@ -313,6 +313,45 @@ def test_a_member_without_another_place_serves_until_its_worker_ends(members: in
     site.join_host("w1", members)
     site.watch(10)
     assert site.serving("a") == members, "asked to end by the scheduler, it waits for no back-off"
+
+
+@pytest.mark.parametrize("how", ["its next version loads", "its job is held", "it is not ready for a moment"])
+def test_a_member_that_cannot_move_serves_on_a_leaving_worker_until_its_end(how: str) -> None:
+    site = Site(2)
+    site.join_host("w1", 2)
+    if how == "its next version loads":
+        site.does["b"] = (10**9, "not-ready")
+        site.serve("b", replicas=2, instead_of="a")
+    elif how == "its job is held":
+        site.order("hold", job="a")
+    else:
+        site.operate("cordon", "w1")
+    site.watch(3)
+    site.tell_to_end("w0", 40)
+    site.watch(2)
+    if how == "it is not ready for a moment":
+        site.workers["w0"].look(next(iter(site.workers["w0"].held.values())), ready=False)
+        site.offer_facts()
+        site.pass_time(1_000)
+        assert site.fewest == 1
+        site.fewest = 2
+    site.watch(32)
+    assert (site.serving("a"), site.placed_on("a")[:2]) == (2, ["w0", "w0"])
+    site.watch(5)
+    assert site.held_on("w0") == 0
+
+
+def test_a_member_that_was_never_ready_ends_at_once_on_a_leaving_worker() -> None:
+    site = Site(1)
+    site.join_host("w1", 1)
+    site.does["b"] = (10**9, "not-ready")
+    site.serve("b", service={"name": "other"})
+    site.watch(2)
+    assert site.placed_on("b") == ["w1"]
+    site.join_host("w2", 1)
+    site.tell_to_end("w1", 40)
+    site.watch(3)
+    assert (site.workers["w1"].session, site.placed_on("b")) == ("", ["w2"])
 
 
 def test_a_replacement_that_fails_ends_no_member_on_a_leaving_worker() -> None:

@@ -131,6 +131,20 @@ def test_a_member_without_calls_is_frozen_and_a_call_has_it_run_on_at_once() -> 
     assert models.states() == ["FROZEN"]
 
 
+def test_a_member_that_sleeps_on_a_leaving_worker_stays_until_another_one_serves() -> None:
+    models = Models("embed")
+    models.serve(12)
+    models.worker.leaving_s = 600
+    models.serve(2)
+    assert models.states() == ["FROZEN"]
+    models.call("embed")
+    assert models.states() == ["RUNNING"], "no other one serves"
+    models.serve(14)
+    models.drive.worker("w1", 1, capabilities=CAN)
+    models.serve(3)
+    assert models.drive.placed_on("embed") == ["w1"]
+
+
 def test_what_an_operator_freezes_no_call_resumes() -> None:
     models = Models("embed")
     models.drive.order("freeze", job="embed")

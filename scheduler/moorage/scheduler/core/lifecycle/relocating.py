@@ -2,7 +2,8 @@
 
 It has to leave a worker that is drained, and one where it is preempted: then it is asked to end at the latest
 after its grace, and has its notice and its grace to do so. It also has to leave a worker that was told to end: then it
-is asked to end shortly before that worker ends it, and all that does not move is asked to end at once.
+is asked to end shortly before that worker ends it. All that serves nobody there is asked to end at once: what is no
+service, and members that have not been ready yet.
 
 Of a service one member moves at a time. Its replacement waits in the queue like any other replica, and counts towards
 limits and quotas: where these or the fleet have no room, there is none. Then a member that is preempted ends, and one
@@ -26,16 +27,20 @@ from moorage.scheduler.core.fleet.fleet import Fleet
 from moorage.scheduler.core.ledger.acts import Relocate, Relocated
 from moorage.scheduler.core.ledger.records import RECORD_BYTES_MAX, Count
 from moorage.scheduler.core.ledger.state import (
+    ATTEMPT,
     CANCELLED,
     CANCELLING,
     ENDING,
+    FROZEN,
     IS_TERMINAL,
     LOST_KEPT,
     MAY_END,
+    NOT_READY,
     QUEUED,
     REPLICA,
     REV,
     RUNNING,
+    RUNS,
     STATE,
     WHY,
     Job,
@@ -88,6 +93,18 @@ def is_serving(draft: Draft, replica: Replica, request: Request) -> bool:
     if row.state != RUNNING or row.member is None:
         return False
     return request.workload.ready is None or row.member.ready
+
+
+def _has_served(member: Member, request: Request) -> bool:
+    """Return whether a member of a service runs or sleeps, and was ready for calls, as far as its job's story tells."""
+    row = member.replica
+    if request.service is None or row.state not in RUNS:
+        return False
+    if request.workload.ready is None or member.ready or row.state == FROZEN:
+        return True
+    return any(
+        (each[REPLICA], each[ATTEMPT], each[STATE]) == (row.index, row.attempt, NOT_READY) for each in row.job.story
+    )
 
 
 def _has_moved(job: Job, index: int) -> bool:
@@ -150,12 +167,10 @@ class Relocating:
 
     def moves(self, draft: Draft, member: Member) -> bool:
         """Return whether a member serves, and may go on until another one does."""
-        return self._may_go_on(draft, member) and member.replica.job.num not in self._again_ms
-
-    def _may_go_on(self, draft: Draft, member: Member) -> bool:
         job = member.replica.job
         request = self._lifecycle.request_of(job)
-        return self._moves(draft, job, request) and is_serving(draft, member.replica, request)
+        serves = self._moves(draft, job, request) and is_serving(draft, member.replica, request)
+        return serves and job.num not in self._again_ms
 
     def _leaves(self, draft: Draft) -> Iterator[Leaves]:
         """Yield the members that have to leave their workers."""
@@ -173,18 +188,18 @@ class Relocating:
                 yield Leaves(member, f"preempted by {whom}", by_ms, is_awaited=True)
 
     def _begin(self, draft: Draft, leaves: Leaves, moving: frozenset[int]) -> None:
-        """Begin the move of a member; end it if it has to leave by some time, and does not move."""
+        """Begin the move of a member; end it if it has to leave by some time, and may not go on until then."""
         member, by_ms = leaves.member, leaves.by_ms
         job = member.replica.job
         if not self._lifecycle.is_on_worker(draft, member) or draft.full:
             return
-        goes_on = self.moves if leaves.is_awaited else self._may_go_on
-        if by_ms is not None and (draft.time_ms >= by_ms or not goes_on(draft, member)):
+        request = self._lifecycle.request_of(job)
+        goes_on = self.moves(draft, member) if leaves.is_awaited else _has_served(member, request)
+        if by_ms is not None and (draft.time_ms >= by_ms or not goes_on):
             self._end(draft, leaves, by_ms)
             return
         if job.num in moving or job.num in self._jobs or job.relocating is not None or job.num in self._again_ms:
             return
-        request = self._lifecycle.request_of(job)
         if not self._moves(draft, job, request):
             return
         bounded = request.scale is not None or request.max_running is not None
