@@ -17,7 +17,15 @@ _FIELD: Final = re.compile(r"(?P<name>\w+): [^#]*(?:# (?P<note>.*))?")
 
 
 def notes(struct: type[msgspec.Struct]) -> dict[str, str]:
-    """Return the comment on each field, "" for a field without one; {} if the source is not there."""
+    """Return the comment on each field, also of its bases, "" for a field without one; {} if the source is not there."""
+    found: dict[str, str] = {}
+    for base in reversed(struct.__mro__):
+        if issubclass(base, msgspec.Struct) and base is not msgspec.Struct:
+            found |= _own_notes(base)
+    return found
+
+
+def _own_notes(struct: type[msgspec.Struct]) -> dict[str, str]:
     try:
         source = inspect.getsource(struct)
     except OSError:

@@ -135,6 +135,16 @@ async def preempts(moorage: AsyncClient, fleet: SimFleet) -> None:
     await moorage.submit(["100"], gpu=2, job="dear", priority=90)
 
 
+async def preempts_again(moorage: AsyncClient, fleet: SimFleet) -> None:
+    for number in range(8):
+        await moorage.submit(["5000"], gpu=1, job=f"cheap{number}", priority=1)
+    await sleep_until(200.3)
+    await moorage.submit(["5.37", "9"], gpu=1, job="dear", priority=90, retries=6)
+    await sleep_until(213.4)  # less than a second before the third attempt of the other one is due
+    await moorage.submit(["1"], gpu=1, job="noise", priority=0)
+    await sleep_until(900)
+
+
 #: each with its fleet, and by how many ms the times may differ
 SCENARIOS: Final[Mapping[str, tuple[Scenario, str, int, dict[str, Any]]]] = {
     "queue": (waits_in_the_queue, "1x2xH100", 10, {}),
@@ -149,6 +159,7 @@ SCENARIOS: Final[Mapping[str, tuple[Scenario, str, int, dict[str, Any]]]] = {
     "drain": (is_drained, "2x2xH100", BEAT_MS, {}),
     "ageing": (ages, "1x2xH100", 10, {"config": Config(ageing=60.0)}),
     "preemption": (preempts, "1x2xH100", BEAT_MS, {"config": Config(preempt_priority=80)}),
+    "preemption of a retry": (preempts_again, "1x8xH100", BEAT_MS, {"config": Config(preempt_priority=80)}),
     "late": (waits_in_the_queue, "1x2xH100", 300, {"delay_ms": (1, 40)}),
 }
 

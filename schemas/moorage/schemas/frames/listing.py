@@ -122,7 +122,7 @@ class ServiceLately(msgspec.Struct, frozen=True):
     waiting: int  # calls that wait in members' rooms
     calls: int  # calls that are over, however they ended
     errors: int  # calls answered with an error
-    waited_ms: int | None  # nine of ten calls had waited no longer; 0 without calls, None for longer than 60,000
+    waited_ms: int | None  # nine of ten calls had waited no longer; 0 without calls, null for longer than 60,000
     ran_ms: int | None  # nine of ten calls ran no longer; 0 and None as above
 
 

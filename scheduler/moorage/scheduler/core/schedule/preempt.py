@@ -162,7 +162,10 @@ class Preempting:
         A group that found no victims is tried after the others next time, so that a hopeless job does not use up the
         searches. No two jobs of unlike groups get the same host.
         """
-        if draft.time_ms - self._sought_ms < SEEK_MS or not self.knows_fleet():
+        if draft.time_ms - self._sought_ms < SEEK_MS:
+            self._seen = None  # what this pass was for may be one that no step tells of, as the end of a pause
+            return
+        if not self.knows_fleet():
             return
         state, searches, candidates = draft.state, 0, list(eligible(draft))
         self._sought_ms, self._seen, standing = draft.time_ms, None, len(state.preempting)
