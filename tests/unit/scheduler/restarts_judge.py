@@ -1,7 +1,8 @@
 """Judges what a leader does with jobs that stay, by the words of the request alone: nothing here is the scheduler's.
 
 A replica whose attempt has ended waits 1 s, then twice as long each time, at most 5 min, and 1 s again after an attempt
-that ran for 10 min; its restarts are counted, and only `max_restarts`, a cancel or the deadline ends it.
+that ran for 10 min; its restarts are counted, and only `max_restarts`, a cancel or the deadline ends it. No
+replica's count is above what its request allows, and an attempt adds to its counts once.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any, Final
 
 from moorage.scheduler.core.ledger.state import Job, State
 from moorage.schemas.codec import decode_request
-from moorage.schemas.job import Run
+from moorage.schemas.job import Request, Run
 
 SECOND_MS: Final = 1_000
 LONGEST_MS: Final = 5 * 60 * SECOND_MS
@@ -28,6 +29,7 @@ class _Seen:
 
     restarts: int = 0
     attempt: int = 0
+    counted: int = 0  # retries, losses and restarts before this attempt
     short: int = 0
     began_ms: int | None = None
     queued_ms: int = 0
@@ -40,20 +42,23 @@ class RestartsJudge:
 
     seen: dict[_Name, _Seen] = field(default_factory=dict)
     restarts: int = 0  # of all replicas: a world in which none starts again shows nothing
-    _runs: dict[int, tuple[Job, Run]] = field(default_factory=dict)
+    _requests: dict[int, tuple[Job, Request]] = field(default_factory=dict)
 
     def forget(self) -> None:
         """A ledger was restored: what was seen may not have happened."""
         self.seen.clear()
-        self._runs.clear()
+        self._requests.clear()
 
     def run_of(self, job: Job) -> Run:
         """What the job's request says of its run."""
-        known, run = self._runs.get(job.num, (None, None))
-        if run is None or known is not job:
-            run = decode_request(job.body).workload
-            self._runs[job.num] = job, run
-        return run
+        return self._request_of(job).workload
+
+    def _request_of(self, job: Job) -> Request:
+        known, request = self._requests.get(job.num, (None, None))
+        if request is None or known is not job:
+            request = decode_request(job.body)
+            self._requests[job.num] = job, request
+        return request
 
     def told(self, tenant: str, job: str, run: Run | None, changes: Iterable[dict[str, Any]]) -> None:
         """Raises AssertionError for a change that a job that stays may not make."""
@@ -75,16 +80,24 @@ class RestartsJudge:
                 assert run.restart != "always" or run.max_restarts is not None or change.get("by") != "worker", job
 
     def look(self, state: State) -> None:
-        """Raises AssertionError for a replica that starts again too early or too often."""
+        """Raises AssertionError for a replica that starts again too early or too often, or that counts too much."""
         for job in state.jobs.values():
-            run = self.run_of(job)
+            request = self._request_of(job)
+            run = request.workload
             for replica in job.rows.values():
                 name = (job.tenant, job.name, replica.index)
                 assert not replica.restarts or run.stays, f"{name} starts again, and should not"
                 most = run.max_restarts
                 assert most is None or replica.restarts <= most, f"{name}: {replica.restarts} restarts of {most}"
+                assert replica.retries <= request.retries, f"{name}: {replica.retries} retries of {request.retries}"
+                lost = request.retries_on_lost
+                assert replica.losses <= lost, f"{name}: {replica.losses} losses of {lost}"
+                counted = replica.retries + replica.losses + replica.restarts
                 if (seen := self.seen.get(name)) is None:
-                    seen = self.seen[name] = _Seen(replica.restarts, attempt=replica.attempt)
+                    seen = self.seen[name] = _Seen(replica.restarts, replica.attempt, counted)
+                assert counted <= seen.counted + 1, f"{name}: attempt {seen.attempt} has counted more than once"
+                if replica.attempt > seen.attempt:
+                    seen.counted = counted
                 early_ms = seen.may_start_ms - state.time_ms
                 assert replica.attempt <= seen.attempt or early_ms <= 0, f"{name} starts {early_ms} ms too early"
                 grew = replica.restarts - seen.restarts

@@ -103,6 +103,68 @@ def test_what_runs_on_it_is_told_to_save_itself_then_ends_and_starts_elsewhere()
     assert drive.replica("j").losses == 1
 
 
+def counts(drive: Driving) -> tuple[int, int, int]:
+    replica = drive.replica("j")
+    return replica.retries, replica.losses, replica.restarts
+
+
+STAYS = {"run": {"driver": "noop", "restart": "always", "max_restarts": 1}}
+
+
+@pytest.mark.parametrize(
+    ("asked", "counted"), [({"retries_on_lost": 1}, (0, 1, 0)), (STAYS, (0, 0, 1))], ids=["losses", "restarts"]
+)
+def test_a_failed_device_counts_no_loss_and_no_restart_beyond_the_limit(
+    asked: dict[str, Any], counted: tuple[int, int, int]
+) -> None:
+    drive = Driving()
+    drive.worker("w0", gpus=1)
+    drive.worker("w1", gpus=1)
+    drive.submit("j", gpu={}, **asked)
+    drive.settle()
+    first, _ = slots_of(drive, "j")
+    say(drive, first, FAILED)
+    drive.settle()
+    drive.pass_time(2_000)
+    drive.settle()
+    assert (drive.states("j"), counts(drive)) == (["RUNNING"], counted)
+    second, _ = slots_of(drive, "j")
+    assert second != first
+    drive.workers[second].auto = False
+    say(drive, second, FAILED)
+    assert (drive.states("j"), counts(drive)) == (["ENDING"], counted), "another attempt does not follow"
+    drive.fact("exited", "j", code=-15, detail="end")
+    drive.tick()
+    assert drive.states("j") == ["FAILED"]
+
+
+@pytest.mark.parametrize("back", ["without it", "with it"])
+@pytest.mark.parametrize("asked", [{"retries_on_lost": 1}, STAYS], ids=["losses", "restarts"])
+def test_an_attempt_that_leaves_a_failed_device_and_is_kept_through_a_partition_counts_once(
+    asked: dict[str, Any], back: str
+) -> None:
+    drive = Driving()
+    worker = drive.worker("w0", gpus=1)
+    drive.submit("j", gpu={}, on_partition="keep", **asked)
+    drive.settle()
+    worker.auto = False
+    say(drive, "w0", FAILED)
+    counted = counts(drive)
+    assert (drive.states("j"), sum(counted)) == (["ENDING"], 1)
+    drive.pass_time(40_000, renew=False)
+    assert drive.states("j") == ["LOST_KEPT"]
+    if back == "without it":
+        worker.held.clear()
+        drive.join(worker)
+    else:
+        drive.join(worker)
+        say(drive, "w0", FAILED)
+        assert (drive.states("j"), counts(drive)) == (["ENDING"], counted), "it is asked again"
+        drive.fact("exited", "j", code=-15, detail="end")
+        drive.tick()
+    assert (drive.states("j"), counts(drive)) == (["QUEUED"], counted)
+
+
 def failing(config: Config | None = None, **asked: Any) -> Driving:
     """The only GPU of the fleet has failed under job j, which waits for another."""
     drive = Driving(config)

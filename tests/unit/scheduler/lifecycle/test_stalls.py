@@ -145,6 +145,14 @@ def test_on_stall_end_ends_the_attempt_as_a_failure() -> None:
     assert row.why == f"stalled: no output and no work of its GPUs for 60 s; {found}"
 
 
+def test_on_stall_end_counts_no_retry_that_the_request_does_not_allow() -> None:
+    drive = running(run={"on_stall": "end"})
+    renew(drive, (60, [SPINS, SPINS]))
+    assert (drive.states("j"), drive.replica("j").retries) == (["ENDING"], 0)
+    drive.settle()
+    assert drive.states("j") == ["FAILED"]
+
+
 @pytest.mark.parametrize("restart", ["never", "on-failure"])
 def test_it_begins_anew_after_a_back_off_that_grows_and_counts_from_its_end(restart: str) -> None:
     retries: dict[str, Any] = {"retries": 4} if restart == "never" else {}

@@ -618,7 +618,7 @@ class Replica:
         self.restarts = 0  # of a job that stays
         self.streak = 0  # how many of them came one after another, each soon after its attempt's start
         #: ledger ms before which it is not placed: backoff after a failure, loss or refusal; of one that was asked to
-        #: leave its worker, the ms for which it will wait once it has left
+        #: leave its worker and counts for that, the ms for which it will wait once it has left
         self.not_before = 0
         self.after = 0  # the state that follows ENDING or CANCELLING
         self.member: Member | None = None

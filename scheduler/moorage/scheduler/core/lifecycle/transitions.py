@@ -354,9 +354,15 @@ class Lifecycle:
             job.always = self.request_of(job).workload.restart == "always"
         return job.always
 
-    def _counted(self, job: Job, count: int) -> int:
-        """Return what an end counts as: the failures and losses of a job that stays are restarts."""
-        stays = count in (Count.RETRY, Count.LOSS) and self.request_of(job).workload.stays
+    def _counted(self, replica: Replica, count: int) -> int:
+        """Return what an end counts as: the failures and losses of a job that stays are restarts.
+
+        An attempt counts once. One that was asked to leave has counted then, even if it went on because its worker did
+        not hear of it.
+        """
+        if replica.not_before:
+            return Count.NONE
+        stays = count in (Count.RETRY, Count.LOSS) and self.request_of(replica.job).workload.stays
         return Count.RESTART if stays else count
 
     def _next_after(self, replica: Replica, count: int, else_to: int = FAILED) -> int:
@@ -364,7 +370,7 @@ class Lifecycle:
 
         Only RETRY, LOSS and RESTART are limited: a refusal is never fatal.
         """
-        request, count = self.request_of(replica.job), self._counted(replica.job, count)
+        request, count = self.request_of(replica.job), self._counted(replica, count)
         if count == Count.RETRY:
             return QUEUED if replica.retries < request.retries else else_to
         if count == Count.LOSS:
@@ -381,7 +387,7 @@ class Lifecycle:
     def _back_to_queue(self, draft: Draft, replica: Replica, to: int, count: int) -> None:
         if to != QUEUED:
             return
-        count = self._counted(replica.job, count)
+        count = self._counted(replica, count)
         streak = _streak(draft, replica) if count == Count.RESTART else 0
         wait_ms = max(self._wait_ms(replica, count, streak), replica.not_before)  # the latter by `leave`
         not_before = draft.time_ms + wait_ms
@@ -578,11 +584,12 @@ class Lifecycle:
                 if peer.state in MAY_END:
                     draft.end(peer, ENDING, EXITED, why, notice_s)
             return
-        count = self._counted(job, count)
-        if count != Count.NONE:
+        count = self._counted(replica, count)
+        if count != Count.NONE and after == QUEUED:  # an end that no other attempt follows counts for nothing
             streak = _streak(draft, replica)
-            # it waits for so long from its end on, which may be much later: `_back_to_queue` adds the time of its end
-            draft.backoff(replica, self._wait_ms(replica, count, streak), count, streak + 1)
+            # it waits for so long from its end on, which may be much later: `_back_to_queue` adds the time of its end.
+            # At least 1 ms, by which it is known that this attempt has counted
+            draft.backoff(replica, max(self._wait_ms(replica, count, streak), 1), count, streak + 1)
         draft.end(replica, ENDING, after, why, notice_s)
 
     def deadline(self, draft: Draft, job: Job) -> None:
