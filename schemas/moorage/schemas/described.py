@@ -17,7 +17,7 @@ _FIELD: Final = re.compile(r"(?P<name>\w+): [^#]*(?:# (?P<note>.*))?")
 
 
 def notes(struct: type[msgspec.Struct]) -> dict[str, str]:
-    """Return the comment on each field, also of its bases, "" for a field without one; {} if the source is not there."""
+    """Return the comment on each field, also of bases, "" for a field without one; {} if the source is not there."""
     found: dict[str, str] = {}
     for base in reversed(struct.__mro__):
         if issubclass(base, msgspec.Struct) and base is not msgspec.Struct:

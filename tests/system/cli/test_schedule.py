@@ -198,7 +198,7 @@ async def test_schedules_from_python(node: Node, unique: str) -> None:
         assert await schedules.add("often", "@hourly", ["exit", "0"], driver="noop", overlap="queue") == row
         with pytest.raises(Conflict):
             await schedules.add("often", "@daily", ["exit", "0"], driver="noop", overlap="queue")
-        with pytest.raises(Rejected, match="does not know the time .*, hour 25, not in 0 to 23") as wrong:
+        with pytest.raises(Rejected, match=r"does not know the time .*, hour 25, not in 0 to 23") as wrong:
             await schedules.add("wrong", "0 25 * * *", ["true"])
         assert wrong.value.problem.field == "$.cron"
         with pytest.raises(Rejected, match="must match"):
