@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from moorage.cli.jobs.instead import instead
 from moorage.cli.jobs.job_flags import JobFlags, choices_of, request_of
 from moorage.cli.jobs.sweep_flags import sweep_of
+from moorage.cli.main import run
 from moorage.client import Rejected
 from moorage.schemas.items import ItemsFile
 from moorage.schemas.job import Request
@@ -116,3 +118,28 @@ def test_what_no_replica_could_have_is_refused(said: dict[str, Any], command: st
 def test_items_are_for_new_jobs() -> None:
     with pytest.raises(Rejected, match="are for new jobs"):
         instead("train", JobFlags(each_line="lines.txt"), [], None)
+
+
+def test_with_hosts_each_item_is_a_gang_and_a_job_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["submit", "--job", "t", "--hosts", "2", "--gpu", "4xH100", "--dry-run"]
+    assert run([*words, "--each", "sweep.csv", "--label", "team=vision", "--", "train", "{lr}"]) == 0
+    first, second = (json.loads(line) for line in capsys.readouterr().out.splitlines())
+    assert (first["job"], second["job"]) == ("t-0", "t-1")
+    assert second["run"] == {"argv": ["train", "{lr}"], "items": [{"lr": "0.2", "seed": "2"}] * 2}
+    assert (second["replicas"], second["gpu"]["distinct_hosts"]) == (2, True)
+    assert second["labels"] == {"sweep": "t", "team": "vision"}
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--each", "sweep.csv", "--max-running", "1"], "--max-running is for the replicas of one job"),
+        (["--each", "sweep.csv", "--array", "0-1"], "--array is for the replicas of one job"),
+        (["--each-line", "many.txt"], "many.txt has too many trials"),
+        (["--each", "bad.csv"], "line 3"),
+        (["--array", "0-1"], "moorage submit --hosts 2 --each FILE"),
+    ],
+)
+def test_trials_that_cannot_be_are_refused(words: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["submit", "--hosts", "2", "--gpu", "1xH100", *words, "--", "train", "{item}"]) == 2
+    assert says in capsys.readouterr().err

@@ -154,7 +154,7 @@ class JobFlags:
         int | None,
         Parameter(
             help="A gang of so many replicas, each on a host of its own: 2 hosts with 4 GPUs each are --hosts 2 "
-            "--gpu 4xH100.",
+            "--gpu 4xH100. Submitted with --each, each row is such a gang, and a job of its own.",
             value="NUMBER",
         ),
     ] = None
@@ -521,7 +521,7 @@ def _ranks(flags: JobFlags, hosts: int) -> int:
         if given is not None:
             raise rejected(
                 "invalid-argument", f"{option} and --hosts cannot be used together: a gang runs once, on all its hosts",
-                found=given, next="submit each trial as a job of its own, with --hosts",
+                found=given, next="moorage submit --hosts 2 --each FILE: each row is a gang, and a job of its own",
             )  # fmt: skip
     of_token = 1 if flags.gpu is None else gpu_spec(flags.gpu)[0]
     if hosts < 1 or of_token not in (1, hosts) or flags.replicas not in (None, str(hosts)):

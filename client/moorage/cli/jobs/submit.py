@@ -17,6 +17,7 @@ from moorage.cli.jobs.job_file import Said, is_for_people, read_job_file
 from moorage.cli.jobs.job_flags import NO_FLAGS, ON_NO_MATCH, JobFlags, offered, refusing, request_of
 from moorage.cli.jobs.newest import with_any, with_newest
 from moorage.cli.jobs.sweep_flags import sweep_of
+from moorage.cli.jobs.trials import LABEL, has_trials, items_of_trials, of_one_trial, trials_of
 from moorage.client.errors import BatchRejected, Rejected, error_of, rejected
 from moorage.schemas.names import REPLACED_BY
 
@@ -86,6 +87,8 @@ def submit(
 def _submit_said(said: Said, options: RowOptions, *, dry_run: bool) -> int:
     flags = refusing(said.flags)
     command = own_program(said.command, flags.driver, flags.setup)
+    if has_trials(flags):
+        return _submit_trials(flags, command, options, dry_run=dry_run)
     sweep = sweep_of(flags, command)
     request = request_of(flags if dry_run else with_any(flags), command, sweep)
     if dry_run:
@@ -99,6 +102,30 @@ def _submit_said(said: Said, options: RowOptions, *, dry_run: bool) -> int:
         return await _one(client, await with_files(client, flags.with_, chosen, sweep), options)
 
     return with_client(options, one, sends=True)
+
+
+def _submit_trials(flags: JobFlags, command: Sequence[str], options: RowOptions, *, dry_run: bool) -> int:
+    """Submit a gang for each item of the file, each accepted or refused by itself."""
+    items = items_of_trials(flags, command)
+    flags = of_one_trial(flags)
+    request = request_of(flags if dry_run else with_any(flags), command)
+    if dry_run:
+        for trial in trials_of(with_packed(flags.with_, request), items):
+            emit(_of_file(trial))
+        return 0
+    trials_of(request, items)  # what is wrong with an item or an id is said before anything is sent
+
+    async def all_of(client: AsyncClient) -> int | None:
+        wanted, asked = await with_newest(client, flags, command, request, None)
+        chosen = await offered(client.plan, wanted, command, asked)
+        say_stdin()
+        trials = trials_of(await with_files(client, flags.with_, chosen), items)
+        ids = [trial.job for trial in trials]
+        code = await detachable(_many(client, trials, {}, options, ids), lambda: say_interrupted(ids))
+        say(f"follow: moorage wait --label {LABEL}={trials[0].labels[LABEL]}")
+        return code
+
+    return with_client(options, all_of, sends=True)
 
 
 def _submit_requests(
@@ -222,7 +249,7 @@ async def _submit(client: AsyncClient, request: Request, options: RowOptions) ->
 
 async def _many(
     client: AsyncClient,
-    requests: list[dict[str, Any]],
+    requests: Sequence[dict[str, Any] | Request],
     fields: dict[str, Any],
     options: RowOptions,
     ids: list[str],

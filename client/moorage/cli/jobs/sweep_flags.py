@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 _FORMATS: Final[dict[str, Format]] = {".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl"}
 
 
-def sweep_of(flags: JobFlags, command: Sequence[str]) -> Sweep | None:
-    """Read the items of --each-line or --each; None without either. Raises `Rejected`, with the line at fault."""
+def sweep_of(flags: JobFlags, command: Sequence[str], inline: int | None = None) -> Sweep | None:
+    """Read the items of --each-line or --each, up to `inline` bytes as values (as its driver has it by default); None
+    without either. Raises `Rejected`, with the line at fault."""
     from moorage.client.errors import rejected
 
     if flags.each_line is not None and flags.each is not None:
@@ -29,6 +30,8 @@ def sweep_of(flags: JobFlags, command: Sequence[str]) -> Sweep | None:
     from moorage.client.sweeps import inline_bytes, sweep_of_file, sweep_of_values
     from moorage.system.item_files import items_in
 
+    if inline is None:
+        inline = inline_bytes(flags.driver)
     format: Format | None = "lines"
     if flags.each is not None:
         format = next((each for end, each in _FORMATS.items() if path.lower().endswith(end)), None)
@@ -41,9 +44,9 @@ def sweep_of(flags: JobFlags, command: Sequence[str]) -> Sweep | None:
     try:
         if path == "-":
             texts = [item.value for _, item in items_in(sys.stdin.buffer, format)]
-            return sweep_of_values(texts, command, inline_bytes(flags.driver))
+            return sweep_of_values(texts, command, inline)
         with open(path, "rb") as source:
-            return sweep_of_file(path, source, format, command, inline_bytes(flags.driver))
+            return sweep_of_file(path, source, format, command, inline)
     except OSError as error:
         raise cannot_read(path, error.strerror, "name a file with an item on each line") from None
     except ValueError as error:
