@@ -120,7 +120,7 @@ def _submit_trials(flags: JobFlags, command: Sequence[str], options: RowOptions,
         chosen = await offered(client.plan, wanted, command, asked)
         say_stdin()
         trials = trials_of(await with_files(client, flags.with_, chosen), items)
-        ids = [trial.job for trial in trials]
+        ids = [str(trial.job) for trial in trials]
         code = await detachable(_many(client, trials, {}, options, ids), lambda: say_interrupted(ids))
         say(f"follow: moorage wait --label {LABEL}={trials[0].labels[LABEL]}")
         return code

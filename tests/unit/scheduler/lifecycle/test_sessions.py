@@ -13,7 +13,7 @@ from moorage.scheduler.core.ledger.record import decode_record
 from moorage.scheduler.core.lifecycle.stale_ledger import StaleLedgerGuard
 from moorage.schemas.attempt import name_in
 from moorage.schemas.codec import is_json
-from moorage.schemas.frames import Device, Fact, FactFrame, FactKind, Goodbye, Held, Hello, Join, Renew, Unwell
+from moorage.schemas.frames import Device, Fact, FactFrame, FactKind, Goodbye, Held, Hello, Join, Renew
 from tests.unit.scheduler.driving import H100, Driving
 from tests.unit.scheduler.honest_worker import Worker, devices
 
@@ -243,19 +243,22 @@ def test_an_agents_restart_adopts_what_it_lists_and_only_that() -> None:
     assert drive.free_gpus() == 2
 
 
-def test_an_attempt_that_one_record_ends_and_replaces_is_not_sent_to_its_worker_again() -> None:
-    """A device failed, and the agent had started anew: in its new session it got the old attempt, beside the next."""
+def test_an_attempt_that_is_over_is_not_sent_to_its_worker_again() -> None:
+    """Its GPU was not free yet, and its worker began a new session: it got the old attempt, beside the next one."""
     drive = Driving()
-    worker = drive.worker("w0", auto=False)
-    drive.submit("j", gpu={})
+    before = drive.worker("w0", auto=False)
+    drive.submit("j", gpu={}, retries=1)
+    before.obey(*drive.wanted)
+    drive.report("w0")
+    before.finish(drive.member("j").name, 1, freed=False)
+    drive.report("w0")
     drive.worker("w1", auto=False)
-    worker.unwell = [Unwell(0, "xid", "Xid 79: the GPU has fallen off the bus", True)]
-    drive.send("w0", worker.renew_frame())
-    drive.send("w0", worker.join_frame())
-    drive.tick()
-    member = drive.member("j")
-    assert member.worker.id == "w1"
-    assert [name_in(place) for frame in drive.wanted for place in frame.place] == [member.name]
+    drive.pass_time(5_000)
+    assert drive.placed_on("j") == ["w1"]
+    drive.wanted.clear()
+    drive.send("w0", before.join_frame())
+    drive.tick(obey=False)
+    assert [name_in(place) for frame in drive.wanted for place in frame.place] == []
 
 
 def test_an_attempt_whose_gpus_are_not_free_yet_has_no_part_in_what_becomes_of_the_next_one() -> None:
