@@ -147,7 +147,7 @@ def test_an_array_with_steps_is_written_out(array: str, indices: str, more: dict
         ({"hosts": 2, "gpu": "4x2xH100"}, "--hosts 2 is a gang of 2 replicas, one on each host", "--hosts 2 --gpu 4x"),
         ({"hosts": 2, "replicas": "3", "gpu": "1"}, "--hosts 2 is a gang of 2 replicas", "--hosts 2 --gpu 4xH100"),
         ({"hosts": 0, "gpu": "1"}, "--hosts 0 is a gang of 0 replicas", "--hosts 2 --gpu 4xH100"),
-        ({"hosts": 2, "gpu": "1", "array": "0-9"}, "--array and --hosts cannot be used together", "--each FILE"),
+        ({"hosts": 2, "gpu": "1", "array": "0-9"}, "--array and --hosts cannot be used together", "moorage submit --hosts"),
         ({"hosts": 2, "gpu": "1", "spread": True}, "--hosts and --spread cannot be used together", "leave out --spr"),
         ({"spread": True, "pack": True, "service": "e"}, "--spread and --pack cannot be used together", "take one"),
         ({"setup_limit": "5m"}, "--setup-limit is about the command of --setup", "give the command with --setup"),
