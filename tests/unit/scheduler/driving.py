@@ -18,6 +18,8 @@ import msgspec
 from moorage.scheduler.answers.views import listed
 from moorage.scheduler.answers.waiting import explain_job
 from moorage.scheduler.core.config import Config
+from moorage.scheduler.core.containment import PLACING
+from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.events import Batch, Cancel, FromWorker, Order
 from moorage.scheduler.core.ledger import acts
@@ -59,6 +61,15 @@ def wire(answer: Any) -> dict[str, Any]:
     assert not isinstance(answer, Problem), answer
     data: dict[str, Any] = msgspec.to_builtins(answer)
     return data
+
+
+class CheckedEngine(Engine):
+    """An engine whose fleet is checked before each pass: that reads what the record has changed so far."""
+
+    def _begins(self, step: str, draft: Draft) -> bool:
+        if step == PLACING:
+            self.fleet.validate()
+        return super()._begins(step, draft)
 
 
 class Driving:
@@ -112,7 +123,7 @@ class Driving:
         self.engine = self.make_engine(state)
 
     def make_engine(self, state: State) -> Engine:
-        return Engine(state, self.config, SUBJECTS, 7 + state.epoch, self.now, self._explain)
+        return CheckedEngine(state, self.config, SUBJECTS, 7 + state.epoch, self.now, self._explain)
 
     def another(self) -> Driving:
         """A new leader over a copy of the state, with the same workers; nothing that it does reaches this one."""

@@ -58,6 +58,32 @@ def test_a_failed_device_is_closed_alone_and_the_others_of_its_host_go_on() -> N
     assert [(t.slot, t.kind, t.recorded) for t in row.troubles] == [(1, "xid", True)]
 
 
+@pytest.mark.parametrize("is_closed", [True, False])
+def test_a_record_places_jobs_by_what_it_says_of_devices_itself(is_closed: bool) -> None:
+    drive = Driving()
+    drive.worker("w0", gpus=2)
+    if not is_closed:
+        say(drive, "w0", PROBATION)
+    drive.workers["w0"].unwell = [FAILED] if is_closed else []
+    drive.send("w0", drive.workers["w0"].renew_frame())
+    for name in ("first", "second"):
+        drive.offer_submit(name, gpu={})
+    drive.tick()
+    assert drive.placed_on("first") + drive.placed_on("second") == ["w0", "-" if is_closed else "w0"]
+    assert not is_closed or slots_of(drive, "first") == ("w0", 2)
+
+
+def test_the_record_of_an_operators_word_places_a_job_on_the_device_that_it_opens() -> None:
+    drive = Driving()
+    drive.worker("w0", gpus=1)
+    say(drive, "w0", PROBATION)
+    drive.workers["w0"].auto = False
+    drive.submit("j", gpu={})
+    assert drive.placed_on("j") == ["-"]
+    drive.operate("release", "w0")
+    assert drive.placed_on("j") == ["w0"]
+
+
 def test_a_device_that_its_worker_warns_of_is_given_out() -> None:
     drive = Driving()
     drive.worker("w0", gpus=2)

@@ -295,6 +295,15 @@ class Fleet:
             if bucket > was:
                 self.opens(host.worker.num)
 
+    def out_changed(self, worker: Worker, before: int) -> None:
+        """File a host anew whose worker's `out` was `before`, and may have changed since."""
+        host = self.hosts.get(worker.num)
+        if host is None or worker.out == before:
+            return
+        if before & ~worker.out:
+            self.opens(worker.num)  # `refresh` misses a shared device that reopens
+        self.refresh(host)
+
     def _unfile(self, host: Host) -> None:
         if host.bucket >= 0:
             del host.cls.buckets[host.bucket][host.worker.num]

@@ -52,7 +52,7 @@ class Health:
         pending = worker.well if frame.well_n < worker.well_n else 0
         if worker.well and not pending:
             draft.add(acts.Well(worker.num, 0, ""))
-        devices = len(host.cls.devices)
+        devices, before = len(host.cls.devices), worker.out
         shown = {u.slot: _bounded(u) for u in frame.unwell if 0 <= u.slot < devices and not pending >> u.slot & 1}
         failed = 0
         for slot, (kind, detail, ends) in sorted(shown.items()):
@@ -63,6 +63,7 @@ class Health:
         for slot in worker.unwell:
             if slot not in shown:
                 draft.add(acts.Health(worker.num, slot, "", "", 0))
+        self.lifecycle.fleet.out_changed(worker, before)
         if failed:
             self._leave(draft, worker, failed, shown)
 
@@ -90,7 +91,7 @@ class Health:
         itself stays excluded for the jobs under which it failed, until this order. Devices that a renewal of this same
         record reports as unhealthy are released too, since the operator saw the failure in a load frame.
         """
-        named = slots or -1
+        named, before = slots or -1, worker.out
         mask = (worker.quarantined | worker.unwell_mask | self._stuck(worker)) & named
         self.lifecycle.release(draft, worker, mask)
         if mask:
@@ -104,6 +105,7 @@ class Health:
                     draft.avoid(self.state.jobs[num], worker, kept & ~named)
         if released := mask | lifted:
             draft.add(acts.Unquarantine(worker.num, released, by, why))
+        self.lifecycle.fleet.out_changed(worker, before)
         return released
 
     def _stuck(self, worker: Worker) -> int:

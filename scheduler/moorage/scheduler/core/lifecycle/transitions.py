@@ -412,7 +412,9 @@ class Lifecycle:
             if member.home & ~host.free:
                 return
             self.fleet.resume(host, member)
+        before = member.worker.out
         draft.quarantine(member, mask or member.home)
+        self.fleet.out_changed(member.worker, before)
 
     # ------------------------------------------------------------------------------------------- gangs
 
