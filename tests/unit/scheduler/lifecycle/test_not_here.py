@@ -208,6 +208,18 @@ def test_a_setup_that_failed_ends_every_replica_that_waits_with_its_code() -> No
     assert drive.explained("j")["code"] == 3
 
 
+@pytest.mark.parametrize(("most", "others"), [(1, "CANCELLING"), (2, "PLACED")])
+@pytest.mark.parametrize("why", [SETUP_FAILED + "exit code 3: no such package", WHY])
+def test_one_whose_setup_failed_counts_towards_max_failed_and_those_that_waited_do_not(
+    why: str, most: int, others: str
+) -> None:
+    drive = fleet(1, gpus=2)
+    drive.submit("j", gpu={}, replicas=6, max_running=2, max_failed=most)
+    drive.fact("refused", "j", 0, code=3, detail=why)
+    drive.tick()
+    assert drive.states("j") == ["FAILED", others, *["FAILED"] * 4]
+
+
 @pytest.mark.parametrize("user", ["daemon", "1"])
 def test_a_user_that_no_worker_may_run_jobs_as_is_refused_at_once(user: str) -> None:
     """It was placed, refused and placed again, for ever and without a reason."""

@@ -1,6 +1,6 @@
 """Turns reports, cancels, lost workers and deadlines into steps of replicas: the policy of transitions.
 
-Every function here reads the state through the draft (with this record's steps applied), writes steps to the draft, and
+Every function here reads the state, which has this record's steps so far, writes further steps to the draft, and
 updates the fleet's view. Races are decided by the order in the ledger (ledger-rules H44).
 """
 
@@ -248,8 +248,11 @@ class Lifecycle:
                     why, code = over, said
         self._never_ran(draft, Op.REFUSE, replica, member, state, why, Count.REFUSAL, code)
         if code and why.startswith((NOT_HERE, SETUP_FAILED)):
-            self._end_waiting(draft, replica.job, FAILED, why, code)
-            draft.failed.discard(replica.job)  # those that are about to start elsewhere may still do so
+            job, most = replica.job, self.request_of(replica.job).failed_max
+            too_many = most is not None and job.failed >= most
+            self._end_waiting(draft, job, FAILED, why, code)
+            if not too_many:  # those that waited failed nowhere: the ones that start elsewhere just now may still do so
+                draft.failed.discard(job)
 
     def _claimed(self, draft: Draft, replica: Replica, member: Member, detail: str, ran_ms: int = 0) -> None:
         job = replica.job
