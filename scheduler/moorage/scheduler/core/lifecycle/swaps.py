@@ -8,6 +8,10 @@ from typing import Final, NamedTuple
 #: MiB a millisecond between a GPU and the host's RAM, until a swap was measured: as on an H200 (bench/TRIED.md)
 OUT_MIB_MS: Final = 1.9
 IN_MIB_MS: Final = 5.6
+#: the time of a smaller swap is mostly not for its memory, and says nothing of larger ones
+TELLING_MIB: Final = 1024
+#: a swap that took so many times as long as on an H200 was held up: the next one of another service is not
+SLOWER_MAX: Final = 4
 
 
 class Swap(NamedTuple):
@@ -35,19 +39,25 @@ class Swaps:
     def has(self, num: int, mib: int) -> None:
         """A member has so much memory on its GPUs; 0 if that is not known. A measured swap takes as much longer."""
         last = self._last.get(num, Swap())
-        if mib not in (0, last.mib):
+        if mib in (0, last.mib):
+            return
+        if 0 < last.mib < TELLING_MIB <= mib:
+            self._last[num] = Swap(mib)
+        else:
             part = mib / last.mib if last.mib else 1
             self._last[num] = Swap(mib, round(last.out_ms * part), round(last.in_ms * part))
 
     def left(self, num: int, out_ms: int) -> None:
         """A member has left its GPUs within this time."""
         last = self._last[num] = self._last.get(num, Swap())._replace(out_ms=max(1, out_ms))
-        self._out_mib_ms = last.mib / last.out_ms or self._out_mib_ms
+        if last.mib >= TELLING_MIB:
+            self._out_mib_ms = max(last.mib / last.out_ms, OUT_MIB_MS / SLOWER_MAX)
 
     def came(self, num: int, in_ms: int) -> None:
         """A member has its memory back on its GPUs within this time."""
         last = self._last[num] = self._last.get(num, Swap())._replace(in_ms=max(1, in_ms))
-        self._in_mib_ms = last.mib / last.in_ms or self._in_mib_ms
+        if last.mib >= TELLING_MIB:
+            self._in_mib_ms = max(last.mib / last.in_ms, IN_MIB_MS / SLOWER_MAX)
 
     def keep(self, nums: Container[int]) -> None:
         """Forget all jobs but these."""
