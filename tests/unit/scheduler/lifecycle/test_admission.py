@@ -21,6 +21,7 @@ from moorage.scheduler.core.lifecycle.cancels import Cancels
 from moorage.schemas.capabilities import Capabilities
 from moorage.schemas.errors import Refused
 from tests.unit.scheduler.driving import Driving, wire
+from tests.unit.scheduler.honest_worker import Worker, devices
 from tests.unit.schemas.impossible import IMPOSSIBLE
 
 
@@ -814,6 +815,56 @@ def test_a_job_waits_for_a_worker_that_is_away(asks: dict[str, Any]) -> None:
     drive.join(worker)
     drive.settle()
     assert "QUEUED" not in drive.states("waits")
+
+
+@pytest.mark.parametrize("before", ["none", "is there", "is away", "is away with less"])
+@pytest.mark.parametrize("sequence", [0, 5])
+def test_a_job_waits_for_a_worker_that_joins_in_the_record_of_its_submit(before: str, sequence: int) -> None:
+    drive = Driving()
+    drive.worker("w0")
+    l40s = devices("w1", ["NVIDIA L40S"] * 2)
+    if before == "none":
+        worker = drive.workers["w1"] = Worker("w1", drive.workers["w0"].hello, "machine-w1")
+    else:
+        worker = drive.worker("w1", models=["NVIDIA L40S"] * (1 if before == "is away with less" else 2))
+    if before.startswith("is away"):
+        worker.die()
+        worker.session = ""
+        drive.pass_time(40_000)
+        assert drive.submit("asks", on_no_match="reject", gpu={"model": "L40S"})["kind"] == "accepted"
+        drive.cancel("asks")
+    worker.hello = msgspec.structs.replace(worker.hello, worker="w1", boot="boot-2", gpu_pool=l40s)
+    joined = drive.send("w1", worker.join_frame())
+    reply = drive.offer_submit("j", on_no_match="reject", sequence=sequence, gpu={"model": "L40S", "count": 2})
+    never = drive.offer_submit("never", on_no_match="reject", gpu={"model": "L40S", "count": 3})
+    drive.tick()
+    assert drive.answers[joined]["kind"] == "joined"
+    if not sequence:
+        assert drive.answers[reply]["kind"] == "accepted", drive.answers[reply]
+    assert drive.answers[never]["code"] == "failed-precondition"
+    worker.joined(drive.answers[joined]["session"], 0)
+    drive.settle()
+    assert drive.placed_on("j") == ["w1"]
+
+
+def test_a_job_names_a_device_that_a_worker_had_before_it_was_away() -> None:
+    drive = Driving()
+    drive.worker("w0")
+    worker = drive.worker("w1", 2)
+
+    def submit(job: str, device: str) -> str:
+        ids = {"process": {"gpu_device_ids": [device]}}
+        run = {"driver": "process", "argv": ["x"]}
+        answer = drive.submit(job, on_no_match="reject", gpu={}, run=run, driver_config=ids)
+        return str(answer.get("code", answer["kind"]))
+
+    worker.die()
+    drive.pass_time(40_000)
+    assert submit("waits", "GPU-w1-0") == "accepted"
+    worker.hello = msgspec.structs.replace(worker.hello, gpu_pool=devices("new", ["NVIDIA L40S"]))
+    drive.join(worker)
+    assert submit("first", "GPU-w1-0") == "failed-precondition"
+    assert submit("second", "GPU-w1-1") == "failed-precondition"
 
 
 def test_an_empty_fleet_rejects_nothing_at_submit_nor_later() -> None:

@@ -1,10 +1,12 @@
-"""The workers that are away: they have no session now, and the ledger has not forgotten them yet.
+"""The workers that are away: the ledger knows what they have, and the fleet has no host for them now.
 
-A host that restarts is one of them for some minutes. What it could run is no request that "no known worker could ever
-run", so such a request waits for it.
+A host that restarts is one of them for some minutes, and each worker until the record with its join is whole. What it
+could run is no request that "no known worker could ever run", so such a request waits for it.
 """
 
 from __future__ import annotations
+
+from copy import copy
 
 from moorage.scheduler.core.fleet.fleet import Fleet
 from moorage.scheduler.core.fleet.shape import Shape
@@ -12,14 +14,17 @@ from moorage.scheduler.core.ledger.state import State
 
 
 class Away:
-    """Keeps what these workers had when they left, as a fleet of its own, on which nothing runs."""
+    """Keeps what these workers have as a fleet of its own, on which nothing runs."""
 
     def __init__(self, state: State, fleet: Fleet) -> None:
         self._state = state
         self._known = fleet
         self._looked = (-1, 0)  # as of which workers `_fleet` is: another one came, left or was forgotten since
         self._fleet = Fleet()
-        self._left_ms: dict[int, int] = {}  # by the number of a worker in `_fleet`
+
+    def begin(self) -> None:
+        """A record has taken the joins and the ends of sessions that it was offered."""
+        self._looked = (-1, 0)
 
     def lack(self, shape: Shape, replicas: int) -> int:
         """Return how many of so many replicas they could not hold, if all came back; 0 or less if they could all."""
@@ -32,11 +37,9 @@ class Away:
         if as_of == self._looked:
             return
         self._looked = as_of
-        left_ms = {
-            worker.num: worker.left_ms for worker in self._state.workers.values() if worker.hello and not worker.session
-        }
-        for num in [num for num, left in self._left_ms.items() if left_ms.get(num) != left]:
+        here, hosts = self._known.hosts, self._fleet.hosts
+        away = {w.num: w for w in self._state.workers.values() if w.hello and w.num not in here}
+        for num in [num for num in hosts if num not in away or hosts[num].worker.hello is not away[num].hello]:
             self._fleet.leave(num)
-        for num in left_ms.keys() - self._fleet.hosts.keys():
-            self._fleet.join(self._state.worker_by_num[num], ())
-        self._left_ms = left_ms
+        for num in away.keys() - hosts.keys():
+            self._fleet.join(copy(away[num]), ())  # its next join changes the worker, and not what this fleet has noted
