@@ -90,6 +90,7 @@ class Draft:
         "digest",
         "ends",
         "evidence",
+        "examined",
         "facts",
         "failed",
         "idle",
@@ -119,6 +120,7 @@ class Draft:
         self.notes: list[str] = []
         self.acts: list[AnyAct] = []
         self.evidence: list[int] = []
+        self.examined: set[int] = set()  # numbers of workers whose report of their devices it has handled
         self.actors: list[int] = []
         self.bytes = 0
         self.jobs_left: dict[int, int] = {}  # by worker whose session it ends: how many jobs that had

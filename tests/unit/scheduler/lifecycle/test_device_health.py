@@ -436,6 +436,20 @@ def test_one_record_tells_it_once_and_what_is_the_same_writes_nothing() -> None:
     assert (acts, again) == (1, 1)
 
 
+def test_of_many_renewals_of_a_worker_in_one_record_the_first_one_counts() -> None:
+    drive = Driving()
+    drive.worker("w0", gpus=2)
+    worker = drive.workers["w0"]
+    for number in range(50):
+        worker.unwell = [Unwell(1, "remap", f"row {number} of memory could not be remapped")] * (1 - number % 2)
+        drive.send("w0", worker.renew_frame())
+    drive.tick()
+    told = [act for act in decode_record(drive.records[-1]).acts if isinstance(act, Health)]
+    assert [act.detail for act in told] == ["row 0 of memory could not be remapped"]
+    drive.renew("w0")
+    assert drive.state.workers["w0"].unwell_mask == 0, "the next record takes what the worker says then"
+
+
 def test_an_operators_word_opens_it_until_the_worker_judges_anew() -> None:
     drive = failing()
     drive.workers["w0"].auto = False  # it has not heard the word yet

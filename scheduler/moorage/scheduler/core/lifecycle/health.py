@@ -41,13 +41,14 @@ class Health:
     def heard(self, draft: Draft, host: Host, frame: Renew) -> None:
         """Write what changed about the worker's devices into the draft, and make the jobs on failed ones leave.
 
-        Do nothing if the record has no room.
+        Do nothing if the record has no room, or it has handled a report of this worker.
         """
         worker = host.worker
-        if not (frame.unwell or worker.unwell or worker.well):
+        if worker.num in draft.examined or not (frame.unwell or worker.unwell or worker.well):
             return
         if draft.bytes + self._bytes(worker, frame) > RECORD_BYTES_MAX // 2 and not draft.empty:
             return  # the next renewal repeats it
+        draft.examined.add(worker.num)
         # reported before the worker received the order
         pending = worker.well if frame.well_n < worker.well_n else 0
         if worker.well and not pending:
