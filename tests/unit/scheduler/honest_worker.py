@@ -78,6 +78,7 @@ class Worker:
     stays_awake: set[str] = field(default_factory=set)  # jobs whose members it is refused to freeze, besides
     not_frozen: str = "CUDA error 801"  # what it says then
     hears_freezes: bool = True  # else it does nothing of that yet: the order is lost, or takes its time
+    resumes: bool = True  # else what it is to resume takes its time
 
     # -------------------------------------------------------------------------------------------- the pool
 
@@ -119,7 +120,7 @@ class Worker:
             self.say("frozen", held.place)
         elif held.phase == "frozen" and self.blocked(held.place):
             self.say("not-resumed", held.place, freeze.n, "leased")
-        elif held.phase in ("running", "frozen"):
+        elif held.phase == "running" or (held.phase == "frozen" and self.resumes):
             held.phase, held.leased = "running", True
             self.say("resumed", held.place, freeze.n)
 

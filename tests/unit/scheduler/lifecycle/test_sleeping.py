@@ -390,6 +390,65 @@ def test_a_call_hears_of_the_awake_time_left_and_of_both_swaps() -> None:
     assert models.drive.turns["b/0"].why.endswith("; then waking: 18.6 GiB from RAM, about 4 s")
 
 
+def foretold(models: Models, name: str, seconds: int) -> list[int]:
+    """Return when a member is to have its GPUs, each time it is told so: in seconds since a fixed time."""
+    told = []
+    for _ in range(seconds):
+        before = models.drive.turns.get(f"{name}/0")
+        models.serve(1)
+        turn = models.drive.turns[f"{name}/0"]
+        if turn is not before and not turn.awake:
+            told.append(round((models.drive.now + turn.in_ms) / 1000))
+    return told
+
+
+def test_a_member_that_is_waking_is_told_what_is_left_of_it() -> None:
+    models = Models("embed")
+    uses(models, embed=80_000)  # back within 14 s
+    models.serve(12)
+    assert models.states() == ["FROZEN"]
+    models.worker.hears_freezes = False
+    models.call("embed")
+    ends = foretold(models, "embed", 12)
+    assert len(ends) >= 3
+    assert max(ends) - min(ends) <= 2, ends
+    assert models.drive.explained("embed")["why"].endswith("78.1 GiB from RAM, about 3 s")
+    models.serve(4)
+    assert models.drive.explained("embed")["why"].endswith("is waking: 78.1 GiB from RAM"), "it is late"
+
+
+def test_a_member_that_waits_for_another_one_to_leave_is_told_what_is_left_of_that() -> None:
+    models = Models("a", "b")
+    uses(models, b=40_000)  # gone within 21 s
+    models.busy.add("b")
+    models.call("a")
+    models.serve(30)
+    models.worker.hears_freezes = False
+    models.serve(6)
+    assert [word for word, _ in models.whys("b")] == ["FREEZE"]
+    ends = foretold(models, "a", 18)
+    assert len(ends) >= 4
+    assert max(ends) - min(ends) <= 2, ends
+
+
+def test_a_member_that_waits_for_the_turn_of_one_that_is_waking_is_told_all_of_that_turn() -> None:
+    models = Models("a", "b", "c")
+    for name in "ab":
+        models.call(name)
+    models.busy |= {"a", "b", "c"}
+    models.worker.resumes = False
+    ends = foretold(models, "b", 31)
+    while models.state("c") != "FROZEN":
+        ends += foretold(models, "b", 1)
+    assert models.drive.member("a").mask
+    ends += foretold(models, "b", 9)
+    assert models.states() == ["FROZEN"] * 3
+    models.worker.resumes = True
+    ends += foretold(models, "b", 28)
+    assert models.states() == ["RUNNING", "FROZEN", "FROZEN"]
+    assert max(ends) - min(ends) <= 15, ends
+
+
 NO_RAM = "no-ram: its 16384 MiB of GPU memory do not fit into the RAM of its host: 9000 MiB are available"
 
 

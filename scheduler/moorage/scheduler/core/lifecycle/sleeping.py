@@ -141,26 +141,16 @@ class Sleeping:
         turns, self._turns = self._turns, []
         return turns
 
-    def awake_left_s(self, member: Member) -> float:
-        """Return for how long a member keeps its devices from another one that sleeps and is called; 0 if unknown."""
-        heard, request = self._heard.get(member.name), self._lifecycle.request_of(member.replica.job)
-        if heard is None or heard.awake_ms is None or request.service is None:
-            return 0
-        awake_s = (self._looked_ms - heard.awake_ms) / 1000
-        least_s = request.service.awake_s
-        if awake_s >= least_s and heard.is_called and not heard.has_ended:
-            least_s += request.workload.grace_s
-        return max(0.0, least_s - awake_s)
-
-    def waking(self, member: Member) -> str:
-        """Return what it takes to have a frozen member's memory back on its GPUs; "" if nothing is known of it."""
+    def waking(self, member: Member, began_ms: int = 0) -> str:
+        """Return what it takes to have a frozen member's memory back on its GPUs, of which `began_ms` are over; "" if
+        nothing is known of it."""
         swap = self._swaps.of(member.replica.job.num)
         size = f"{swap.mib / 1024:.3g} GiB from RAM" if swap.mib else ""
-        takes = f"about {max(1, math.ceil(swap.in_ms / 1000))} s" if swap.in_ms else ""
+        takes = f"about {max(1, math.ceil((swap.in_ms - began_ms) / 1000))} s" if swap.in_ms > began_ms else ""
         return f"waking: {', '.join(filter(None, (size, takes)))}" if size or takes else ""
 
     def waits(self, draft: Draft, member: Member) -> Wait:
-        """Return for what a member that sleeps waits before it has its GPUs for a call, and about how long."""
+        """Return for what a member that sleeps waits before it has its GPUs for a call, and about how long from now."""
         swap, waking, job = self._swaps.of(member.replica.job.num), self.waking(member), member.replica.job
         if job.hold is not None or draft.tenant(job.tenant).hold is not None:
             return Wait(None, "is held")
@@ -169,14 +159,18 @@ class Sleeping:
         then = f"; then {waking}" if waking else ""
         mask = member.mask
         if member.replica.state == FROZEN and mask:
-            return Wait(swap.in_ms, f"is {waking}" if waking else "is resumed")
+            began_ms = self._wakes_ms(draft, member)
+            waking = self.waking(member, began_ms)
+            return Wait(max(0, swap.in_ms - began_ms), f"is {waking}" if waking else "is resumed")
         host = self._fleet.hosts.get(member.worker.num)
         if host is None or (member.home & host.shut and not mask):  # no end of another one gives it all of its GPUs
             return Wait(None, "waits until its worker gives its GPUs")
-        before_ms = (swap.out_ms if mask else 0) + sum(
+        before_ms = (self._out_ms(member) if mask else 0) + sum(
             self._turn_ms(other)
             for other in host.frozen.values()
-            if other.home & member.home and not other.freeze and (mask or _since(other) < _since(member))
+            if other.home & member.home
+            and not (other.freeze or other.mask)
+            and (mask or _since(other) < _since(member))
         )
         holders = [other for other in host.worker.members.values() if other.mask & member.home & ~mask]
         if not all(self._lifecycle.request_of(other.replica.job).sleeps for other in holders):
@@ -185,18 +179,46 @@ class Sleeping:
         if refused:
             no_ram = any(_why_not(other).startswith(NO_RAM) for other in refused)
             told = f": {NO_RAM}its host's RAM has no room for it" if no_ram else ""  # its size may be another tenant's
-            left_ms = round(1000 * max(map(self.awake_left_s, refused)))
+            left_ms = max(self._left_ms(draft, other) for other in refused)
             why = f"waits for its turn on its GPUs: the service there could not be frozen, and is asked again{told}"
             return Wait(max(1000, left_ms) if no_ram else None, why, stuck=no_ram)
-        left_ms = round(1000 * max(map(self.awake_left_s, holders), default=0))
-        out_ms = max((self._swaps.of(other.replica.job.num).out_ms for other in holders), default=0)
-        in_ms = left_ms + out_ms + before_ms + swap.in_ms
+        left_ms = max((self._left_ms(draft, other) for other in holders), default=0)
+        in_ms = left_ms + max(map(self._out_ms, holders), default=0) + before_ms + swap.in_ms
         if mask:
             return Wait(in_ms, f"has had its turn, as another service that sleeps is called{then}")
         if not holders:
             return Wait(in_ms, f"is {waking}" if waking else "is resumed")
         first = f"is to sleep first, in about {math.ceil(left_ms / 1000)} s" if left_ms else "is to sleep first"
         return Wait(in_ms, f"waits for its turn on its GPUs: the service there {first}{then}")
+
+    def _left_ms(self, draft: Draft, member: Member) -> int:
+        """Return for how long a member keeps its GPUs from another one that sleeps and is called; 0 if unknown.
+
+        One that is waking has its turn first.
+        """
+        heard, request = self._heard.get(member.name), self._lifecycle.request_of(member.replica.job)
+        if member.freeze or request.service is None:
+            return 0
+        least_ms = round(1000 * request.service.awake_s)
+        if member.replica.state == FROZEN:
+            waking_ms = self._swaps.of(member.replica.job.num).in_ms - self._wakes_ms(draft, member)
+            return max(0, waking_ms) + least_ms
+        if heard is None:
+            return 0
+        awake_ms = 0 if heard.awake_ms is None else self._looked_ms - heard.awake_ms  # None: it runs on since just now
+        if awake_ms >= least_ms and heard.is_called and not heard.has_ended:
+            least_ms += round(1000 * request.workload.grace_s)
+        return max(0, least_ms - awake_ms)
+
+    def _out_ms(self, member: Member) -> int:
+        """Return how long a member takes to leave its GPUs, less what is over of it."""
+        heard, out_ms = self._heard.get(member.name), self._swaps.of(member.replica.job.num).out_ms
+        since_ms = heard.freezes_ms if heard is not None and member.freeze else None
+        return out_ms if since_ms is None else max(0, out_ms - (self._looked_ms - since_ms))
+
+    def _wakes_ms(self, draft: Draft, member: Member) -> int:
+        """Return for how long a member that is to run on has had its GPUs again."""
+        return max(0, draft.time_ms - (_leased_ms(member) or draft.time_ms))
 
     def _turn_ms(self, member: Member) -> int:
         """Return how long a turn of a frozen member takes, from its resume to the next one's."""
