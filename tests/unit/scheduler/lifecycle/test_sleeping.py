@@ -465,6 +465,28 @@ def test_a_member_for_which_its_host_has_no_ram_stays_awake_and_says_so() -> Non
     assert models.states() == ["FROZEN"], "it is asked again after its next call"
 
 
+def test_each_member_that_cannot_be_frozen_has_its_own_reason() -> None:
+    """The second member of a service had `no-ram`: calls that waited for the first one's GPU were refused at once."""
+    models = Models()
+    for number in range(2):
+        models.drive.worker(f"v{number}", capabilities=CAN)
+    models.worker.local = {0}
+    models.drive.renew()
+    models.submit("a", replicas=2)
+    models.serve(1)
+    at = {models.drive.member("a", index).worker.id: index for index in range(2)}
+    workers = [models.drive.workers[f"v{number}"] for number in range(2)]
+    for worker, why in zip(workers, ("CUDA error 801", NO_RAM), strict=True):
+        worker.freezes, worker.not_frozen = False, why
+    models.serve(12)
+    words = changes_since(models.drive.state, models.drive.job("a"), 0)
+    told = {change.replica: change.why for change in words if change.state == "NOT_FROZEN"}
+    assert told == {at["v0"]: "CUDA error 801", at["v1"]: NO_RAM}
+    sleeping, draft = models.drive.engine.sleeping, models.drive.engine.standing_draft()
+    whys = {m.worker.id: sleeping.stays_awake(draft, m) for m in models.drive.job("a").members}
+    assert whys == {"v0": "CUDA error 801", "v1": NO_RAM}
+
+
 def test_calls_that_wait_for_one_for_which_there_is_no_ram_hear_that_at_once() -> None:
     models = Models("a", "b")
     models.call("a")

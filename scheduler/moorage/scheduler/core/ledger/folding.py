@@ -111,11 +111,12 @@ class Folding:
             raise FoldError(f"record {self.seq} {does} job {num}, which is not there")
         return job
 
-    def ordered(self, num: int, word: int, by: str, why: str) -> Job:
-        """Return a job after adding an act on it to its story, as a revision of its own."""
+    def ordered(self, num: int, word: int, by: str, why: str, member: Member | None = None) -> Job:
+        """Return a job after adding an act on it, or on one member of it, to its story, as a revision of its own."""
         job = self.job(num, "acts on")
         job.rev += 1
-        job.story.append((job.rev, self.time, -1, 0, word, -1, 0, 0, why, 0, by))
+        replica, attempt, fence = (-1, 0, 0) if member is None else (member.replica.index, member.attempt, member.fence)
+        job.story.append((job.rev, self.time, replica, attempt, word, -1, 0, 0, why, fence, by))
         self.out.jobs[num] = job
         return job
 

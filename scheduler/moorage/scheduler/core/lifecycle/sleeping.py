@@ -35,6 +35,7 @@ from moorage.scheduler.core.ledger.state import (
     WHY,
     Member,
     State,
+    Transition,
 )
 from moorage.scheduler.core.lifecycle.frozen import is_over_limit
 from moorage.scheduler.core.lifecycle.scaling import member_of
@@ -378,20 +379,25 @@ def _since(member: Member) -> int:
     return max(member.fence, member.leased)
 
 
+def _last_row(member: Member, word: int) -> Transition | None:
+    """Return the last row of a member with this word in its job's story; None if the story has it no more."""
+    of = member.replica.index, member.fence, word
+    return next((r for r in reversed(member.replica.job.story) if (r[REPLICA], r[FENCE], r[STATE]) == of), None)
+
+
 def _leased_ms(member: Member) -> int | None:
     """Return the ledger ms at which a member that was frozen got its devices; None if its job's story has it no more.
 
     It has been resumed since.
     """
-    for row in reversed(member.replica.job.story):
-        if (row[REPLICA], row[FENCE], row[STATE]) == (member.replica.index, member.fence, FROZEN):
-            return row[AT_MS] if row[SLOTS] else None
-    return None
+    row = _last_row(member, FROZEN)
+    return row[AT_MS] if row is not None and row[SLOTS] else None
 
 
 def _why_not(member: Member) -> str:
     """Return why a member could not be frozen when it was last to be; "" if its job's story has it no more."""
-    return next((row[WHY] for row in reversed(member.replica.job.story) if row[STATE] == NOT_FROZEN), "")
+    row = _last_row(member, NOT_FROZEN)
+    return row[WHY] if row is not None else ""
 
 
 def _write(draft: Draft, member: Member, word: int, why: str) -> None:

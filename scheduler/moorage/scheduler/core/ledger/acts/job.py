@@ -195,7 +195,9 @@ class Freeze(OfJob, tag="freeze"):
     why: str
 
     def fold(self, folding: Folding) -> None:
-        job = folding.ordered(self.job, self.word, self.by, self.why)
+        job = folding.job(self.job, "acts on")
+        row = job.rows.get(self.replica)
+        folding.ordered(self.job, self.word, self.by, self.why, None if row is None else row.member)
         if self.word not in (FREEZE, RESUME, NOT_FROZEN) or (
             self.replica != -1 and not is_in(job.numbers, self.replica)
         ):
