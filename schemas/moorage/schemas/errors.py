@@ -92,7 +92,7 @@ ENDS: Final[dict[str, str]] = {
     "not-stored": "it ended well, and the files that it was to keep could not be stored",
     "lost": "its host or its supervisor went away under it; it counts as a loss, and is tried again elsewhere while the"
     " bound on losses allows",
-    "fence": "its worker was cut off for too long and ended it, so that nothing runs twice; it counts as a loss",
+    "fence": "its worker was cut off for too long, or left for good, and ended it; it counts as a loss",
 }
 
 

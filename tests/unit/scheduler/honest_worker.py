@@ -205,7 +205,7 @@ class Worker:
 
     def finish(self, name: AttemptName, code: int = 0, detail: str = "exit", *, freed: bool = True) -> None:
         held = self.held[name]
-        if held.phase == "frozen" and detail == "end" and not self.blocked(held.place):
+        if held.phase == "frozen" and detail in ("end", "fence") and not self.blocked(held.place):
             held.phase, held.leased = "running", True  # it is resumed, to save its work
         if held.phase == "frozen" and detail == "end":
             detail = "ended while frozen"

@@ -14,7 +14,8 @@ from moorage.schemas.frames import Device
 from moorage.schemas.gpu import GpuSpec
 from moorage.schemas.job import Request, Run
 from moorage.system.descriptors import trouble_with_descriptors
-from moorage.worker.drivers.base import Assignment
+from moorage.worker.drivers.base import CODE_LOST, Assignment
+from moorage.worker.drivers.container.verdict import verdict
 from moorage.worker.drivers.process.driver import ProcessDriver, _verdict
 from moorage.worker.drivers.supervisor_link import Listener, SupervisorLink, owner_of
 from moorage.worker.job.attempt_folders import AttemptFolders
@@ -49,6 +50,13 @@ def test_a_start_that_failed_says_what_its_supervisor_says_and_at_least_the_step
 def test_a_start_whose_launcher_died_is_lost_as_it_may_have_run() -> None:
     ended = Ended(key="a/b/0/1/2", reason="start-failed", proof="cgroup", errno=errno.ECHILD, stage="launcher")
     assert _verdict(ended) == (-9, "lost")
+
+
+@pytest.mark.parametrize(("why", "reason"), [("cancelled", "end"), ("fence", "fence")])
+def test_an_end_that_no_leader_has_asked_for_says_so(why: str, reason: str) -> None:
+    ended = Ended(key="a/b/0/1/2", reason="end", proof="cgroup", signal=15, why=why)
+    assert _verdict(ended) == (-15, reason)
+    assert verdict(ended, None) == (CODE_LOST, reason)
 
 
 class Remembering(SupervisorLink):

@@ -45,8 +45,8 @@ RETRY_S: Final = 1.0
 END_S_MAX: Final = 15.0
 #: the reason for a job that ended with its whole worker, by `moorage up` or a service manager
 WORKER_STOPPED: Final = "its worker was stopped"
-#: the reason to report for members that end with their supervisor, by the `why` of their ends
-WITH_SUPERVISOR: Final = {SHUTS_DOWN: WORKER_STOPPED, UPGRADED: UPGRADED}
+#: the reason to report for members whose end no leader has asked for, by the `why` of their ends
+UNASKED: Final = {SHUTS_DOWN: WORKER_STOPPED, UPGRADED: UPGRADED, "fence": "fence"}
 #: members in one frame of a longer start
 START_MEMBERS_MAX: Final = 512
 #: members that wait for a supervisor to come back; further starts fail at once

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from moorage.worker.drivers.base import CODE_LOST
 from moorage.worker.drivers.container.engine import State
-from moorage.worker.drivers.supervisor_link import WITH_SUPERVISOR
+from moorage.worker.drivers.supervisor_link import UNASKED
 from moorage.worker.job.attempt_folders import DISK
 from moorage.worker.supervisor.protocol import Ended as ChildEnded
 
@@ -12,8 +12,8 @@ from moorage.worker.supervisor.protocol import Ended as ChildEnded
 def verdict(ended: ChildEnded, state: State | None) -> tuple[int, str]:
     """Return the code and the reason to report for a container with this proof and this last state."""
     reason = ended.reason
-    if reason == "end" and ended.why in WITH_SUPERVISOR:
-        why = WITH_SUPERVISOR[ended.why]
+    if reason == "end" and ended.why in UNASKED:
+        why = UNASKED[ended.why]
     elif reason == "end" and ended.why.startswith(DISK):
         why = ended.why
     else:

@@ -56,7 +56,7 @@ from moorage.worker.drivers.kit import Kit, keep_to
 from moorage.worker.drivers.output_frames import OutputFrames
 from moorage.worker.drivers.setups import Setups
 from moorage.worker.drivers.start_codes import CODE_CANNOT_START, code_of_start
-from moorage.worker.drivers.supervisor_link import WITH_SUPERVISOR, SupervisorLink, key_of, name_of, owner_of
+from moorage.worker.drivers.supervisor_link import UNASKED, SupervisorLink, key_of, name_of, owner_of
 from moorage.worker.freezing.members import FreezableMembers
 from moorage.worker.job.attempt_files import AttemptFiles, brings
 from moorage.worker.job.attempt_folders import DISK, owner_ids
@@ -642,8 +642,8 @@ def _verdict(event: ChildEnded, mark: str = "") -> tuple[int, str]:
         code = code_of_start(event.errno or 0) if event.stage == "exec" else CODE_CANNOT_START
         return code, f"{mark or f'{START_FAILED}: '}{': '.join(filter(None, words))}"
     code = event.exit_code if event.exit_code is not None else -event.signal if event.signal else CODE_LOST
-    if event.reason == "end" and event.why in WITH_SUPERVISOR:
-        return code, WITH_SUPERVISOR[event.why]
+    if event.reason == "end" and event.why in UNASKED:
+        return code, UNASKED[event.why]
     if event.exit_code is None and event.signal is None:  # died with its supervisor, or never ran
         return code, "lost" if event.reason in ("exit", "supervisor-died") else event.reason
     if event.reason == "end" and event.why.startswith(DISK):
