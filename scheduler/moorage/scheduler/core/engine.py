@@ -347,8 +347,8 @@ class Engine:
         assert self._in_flight is None, "one append in flight, never two"
         draft = Draft(self.state, max(time_ms, self.state.time_ms))
         flight = self._in_flight = InFlight(draft)
-        draft.begin()
         try:
+            draft.begin()
             payload = self._write(flight, mono_ms)
         except BaseException:
             with _whole():

@@ -1,7 +1,8 @@
 """What a record has changed, as it was before: so that a leader can take back all of it if it fails to build the rest.
 
-Rows are copied whole before their first change, and tables by the keys that change; rows that the record makes need no
-copy. It covers what the record's acts, new jobs and steps change. What `Begun.end` changes behind that is not taken
+Rows are copied whole before their first change, and so are tables, for their order is part of the state; rows that the
+record makes need no copy. Of tables of all jobs only the keys that change are copied: their order is that of the jobs'
+numbers. It covers what the record's acts, new jobs and steps change. What `Begun.end` changes behind that is not taken
 back.
 """
 
@@ -13,8 +14,9 @@ from operator import attrgetter
 from typing import Any, Final
 
 from moorage.scheduler.core.ledger.acts.job import Compact, Freeze, Met, Resize
-from moorage.scheduler.core.ledger.acts.tenant import ForgetTenants, HalfLife
-from moorage.scheduler.core.ledger.acts.worker import Known
+from moorage.scheduler.core.ledger.acts.schedule import AddSchedule, RemoveSchedule
+from moorage.scheduler.core.ledger.acts.tenant import ForgetTenants, HalfLife, Hold, Unhold
+from moorage.scheduler.core.ledger.acts.worker import Flag, Forget, Known, Shut, Window
 from moorage.scheduler.core.ledger.fairshare import rescales
 from moorage.scheduler.core.ledger.records import Op, unpacked
 from moorage.scheduler.core.ledger.schedules import Schedule
@@ -22,12 +24,13 @@ from moorage.scheduler.core.ledger.state import Job, Member, Replica, State, Ten
 
 _PLACE: Final = int(Op.PLACE)
 _LINGERS: Final = frozenset(map(int, (Op.FREE, Op.QUARANTINE)))
-_GONE: Final = object()  # stands for a key that a table has not
+_GONE: Final = object()  # stands for a value where a table has no such key
+_WHOLE: Final = object()  # stands for a key: the value is a copy of the table
 #: fields that no fold changes before `Begun.end`, or that are soft
 _STAY: Final = frozenset({
     "num", "tenant", "name", "body", "traceparent", "accepted_ms", "ledger", "key", "told", "shape", "always",
-    "own_subject", "deadline_ms", "since_ms", "derived", "over", "index", "worker", "replica", "home", "mode",
-    "missed", "runs_as", "id",
+    "own_subject", "deadline_ms", "since_ms", "over", "index", "worker", "replica", "home", "mode", "missed", "runs_as",
+    "id",
 })  # fmt: skip
 _Row = Job | Replica | Member | Worker | Tenant | Schedule
 _FIELDS: Final[dict[type, list[str]]] = {
@@ -37,29 +40,37 @@ _FIELDS: Final[dict[type, list[str]]] = {
 _VALUES: Final[dict[type, Callable[[Any], tuple[Any, ...]]]] = {
     each: attrgetter(*fields) for each, fields in _FIELDS.items()
 }
+#: the tables of the state of which an act may take rows away, or to which it may add some
+_TABLES: Final[dict[type, tuple[str, ...]]] = {
+    Forget: ("workers", "worker_by_num"),
+    Flag: ("shut",),
+    Shut: ("shut",),
+    Window: ("windows",),
+    Hold: ("on_hold",),
+    Unhold: ("on_hold",),
+    ForgetTenants: ("tenants",),
+    AddSchedule: ("schedules",),
+    RemoveSchedule: ("schedules",),
+}
 
 
 class Undo:
     """A copy of what a record at ledger time `time_ms` changes; to be told of each change before it is made."""
 
-    __slots__ = (
-        "_bad", "_ended", "_fields", "_keys", "_new", "_oldest", "_rows", "_state", "_stories", "_tables",
-        "_whose",
-    )  # fmt: skip
+    __slots__ = ("_bad", "_copied", "_ended", "_fields", "_new", "_oldest", "_rows", "_state", "_stories", "_tables")
 
     def __init__(self, state: State, time_ms: int) -> None:
         self._state = state
         self._fields = dict(vars(state))
         self._new = state.next_num  # the first number of a job that the record makes
         self._rows: dict[_Row, tuple[Any, ...]] = {}
-        self._keys: list[tuple[MutableMapping[Any, Any], Any, Any]] = []
-        self._tables: list[tuple[MutableMapping[Any, Any], dict[Any, Any]]] = []
-        self._whose: set[str] = set()  # tenants whose tables are copied: whole, as their order is part of the state
+        #: what tables had, oldest first: a table, a key and its value
+        self._tables: list[tuple[MutableMapping[Any, Any], Any, Any]] = []
+        self._copied: set[int] = set()  # by `id`, the tables that are copied whole, as the order is part of the state
         self._stories: list[tuple[list[Any], int]] = []
         self._bad: list[tuple[Job, dict[int, bytearray]]] = []
         self._ended, self._oldest = len(state.ended), list[int]()
-        if state.preempting:
-            self._tables.append((state.preempting, dict(state.preempting)))
+        self._table(state.preempting)
         if state.half_life_ms and rescales(state, time_ms):
             self._all_tenants()
 
@@ -70,14 +81,18 @@ class Undo:
             if (job := state.jobs.pop(num, None)) is not None:
                 state.tenants[job.tenant].jobs.pop(job.name, None)
         state.ended.extendleft(reversed(self._oldest[: self._ended - len(state.ended)]))
-        for table, key, value in reversed(self._keys):
-            if value is _GONE:
+        for table, key, value in reversed(self._tables):
+            if key is _WHOLE:
+                table.clear()
+                table.update(value)
+            elif value is _GONE:
                 table.pop(key, None)
             else:
                 table[key] = value
-        for table, rows in self._tables:
-            table.clear()
-            table.update(rows)
+        if self._oldest:
+            _sort(state.jobs)
+            for name in {state.jobs[num].tenant for num in self._oldest}:
+                _sort(state.tenants[name].jobs)
         for story, length in self._stories:
             del story[length:]
         for row, values in self._rows.items():
@@ -97,10 +112,7 @@ class Undo:
         if job not in rows:
             self._job(job)
         replica = job.rows.get(index)
-        if replica is None:
-            self._key(job.rows, index)
-        elif replica not in rows:
-            self._keys.append((job.rows, index, replica))
+        if replica is not None and replica not in rows:
             rows[replica] = _VALUES[Replica](replica)
             if (member := replica.member) is not None:
                 self._member(member)
@@ -110,6 +122,8 @@ class Undo:
     def act(self, act: Any) -> None:
         """Copy what an act is about to change."""
         state = self._state
+        for table in _TABLES.get(type(act), ()):
+            self._table(getattr(state, table))
         if isinstance(act, Compact):
             nums = act.flat[::2]
             copied = len(self._oldest) + len(state.ended) - self._ended  # of those that are still there
@@ -122,9 +136,6 @@ class Undo:
                 self._job(job)
         elif isinstance(act, HalfLife):
             self._all_tenants()
-        elif isinstance(act, ForgetTenants):
-            for name in act.names:
-                self._key(state.tenants, name)
         if isinstance(act, Known):
             self._key(state.workers, act.id)
             self._key(state.worker_by_num, act.worker)
@@ -134,21 +145,16 @@ class Undo:
             self.worker(getattr(act, "worker", -1))
         if (of := state.jobs.get(getattr(act, "job", 0))) is not None:
             self._job(of)
-            self._key(state.preempting, of.num)
-            self._key(state.on_hold, of.num)
             for member in of.members if isinstance(act, Freeze | Resize) else ():
                 self._member(member)
         if whose := getattr(act, "tenant", ""):
             self.tenant(whose)
-            self._key(state.schedules, whose)
-            if (rows := state.schedules.get(whose)) and (schedule := rows.get(getattr(act, "name", ""))) is not None:
-                self._row(schedule)
-            if whose not in self._whose:
-                self._whose.add(whose)
-                if rows is not None:
-                    self._tables.append((rows, dict(rows)))
-                if (tenant := state.tenants.get(whose)) is not None:
-                    self._tables.append((tenant.tombstones, dict(tenant.tombstones)))
+            if (tenant := state.tenants.get(whose)) is not None:
+                self._table(tenant.tombstones)
+            if (rows := state.schedules.get(whose)) is not None:
+                self._table(rows)
+                if (schedule := rows.get(getattr(act, "name", ""))) is not None:
+                    self._row(schedule)
 
     def _all_tenants(self) -> None:
         for tenant in self._state.tenants.values():
@@ -164,16 +170,12 @@ class Undo:
 
     def worker(self, num: int) -> None:
         """Copy the row of a worker, of which a report is counted."""
-        state = self._state
-        worker = state.worker_by_num.get(num)
+        worker = self._state.worker_by_num.get(num)
         if worker is None or worker in self._rows:
             return
         self._row(worker)
-        self._tables.append((worker.members, dict(worker.members)))
-        self._tables.append((worker.unwell, dict(worker.unwell)))
-        self._key(state.workers, worker.id)
-        for table in (state.worker_by_num, state.windows, state.shut):
-            self._key(table, num)
+        self._table(worker.members)
+        self._table(worker.unwell)
 
     def _member(self, member: Member) -> None:
         self._row(member)
@@ -186,8 +188,9 @@ class Undo:
         if (tenant := self._state.tenants[job.tenant]) not in self._rows:
             self._row(tenant)
         self._stories.append((job.story, len(job.story)))
+        self._table(job.rows)
         if job.lingering is not None:
-            self._tables.append((job.lingering, dict(job.lingering)))
+            self._table(job.lingering)
         if job.bad is not None:
             self._bad.append((job, {state: bytearray(each) for state, each in job.bad.items()}))
 
@@ -196,4 +199,16 @@ class Undo:
             self._rows[row] = _VALUES[type(row)](row)
 
     def _key(self, table: MutableMapping[Any, Any], key: Any) -> None:
-        self._keys.append((table, key, table.get(key, _GONE)))
+        self._tables.append((table, key, table.get(key, _GONE)))
+
+    def _table(self, table: MutableMapping[Any, Any]) -> None:
+        if id(table) not in self._copied:
+            self._copied.add(id(table))
+            self._tables.append((table, _WHOLE, dict(table)))
+
+
+def _sort(jobs: dict[Any, Job]) -> None:
+    """Put jobs into the order of their numbers, in which they came."""
+    rows = sorted(jobs.items(), key=lambda row: row[1].num)
+    jobs.clear()
+    jobs.update(rows)
