@@ -341,8 +341,8 @@ class Engine:
 
         The record holds the offered events, due timers and new placements. With nothing to do it is a bare heartbeat.
         It is folded for the next place in the ledger. With `folds` false it may be stored in another one, and `commit`
-        then folds it again. What is raised leaves the state as it was, but for `HalfFolded`: then it must be thrown
-        away.
+        then folds it again; until then the state has its decisions, as queue and fleet have, but not its sequence and
+        digest. What is raised leaves the state as it was, but for `HalfFolded`: then it must be thrown away.
         """
         assert self._in_flight is None, "one append in flight, never two"
         draft = Draft(self.state, max(time_ms, self.state.time_ms))

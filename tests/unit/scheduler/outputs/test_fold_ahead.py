@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from moorage.scheduler.answers.view import View
 from moorage.scheduler.core.engine import Displaced
 from moorage.scheduler.core.ledger.state import State
 from moorage.scheduler.ledger.recording import RecordedEngine, Recorder, replay
@@ -35,6 +36,28 @@ def test_a_record_folded_ahead_says_what_one_folded_behind_says() -> None:
         assert drive.engine.fleet.hosts[0].last_ms == drive.now + 900, "a lease is counted from the acknowledgement"
         drive.engine.prepare_outputs(drive.now)  # late: no record is in flight
         drive.tick()
+
+
+@pytest.mark.parametrize("folds", [True, False])
+@pytest.mark.parametrize("place", [1, 3])
+def test_a_question_beside_a_record_in_flight_takes_nothing_from_the_queue(folds: bool, place: int) -> None:
+    """The queue has what the record says. So has the state, though the record may be stored in another place."""
+    drive = Driving()
+    drive.worker("w0", 2, auto=False)
+    drive.submit("j", replicas=2, gpu={}, retries=1)
+    drive.facts([(kind, "j", index, 1, "") for index in range(2) for kind in ("claimed", "started", "exited")])
+    drive.submit("before", gpu={}, priority=90)
+    back_ms = min(row.not_before for row in drive.job("j").rows.values())
+    drive.now = back_ms
+    drive.offer_submit("new", gpu={})
+    payload = drive.engine.build(drive.now, drive.now, folds=folds)
+    assert View(drive.engine).place_of(drive.job("before"))[1] == 3
+    assert drive.explained("j")["reason"] == "busy"
+    if place == 1 or not folds:
+        drive.shadow.seq += place - 1
+        drive.records += [b""] * (place - 1)
+        drive.engine.commit(drive.store(payload), drive.now)
+        drive.check()
 
 
 def test_a_record_that_was_stored_elsewhere_says_nothing() -> None:
