@@ -31,7 +31,7 @@ class Lacking:
         self._most = most
 
     def why_over(self, draft: Draft, member: Member, why: str) -> str | None:
-        """Return why the job ends with this refusal, which must be in the draft already; None if it does not end.
+        """Return why the job ends with this refusal, which is recorded already; None if it does not end.
 
         That is the refusal's own reason followed by the hosts that lack what the job needs, the last ones by name, cut
         to the bound of a record's notes.

@@ -200,7 +200,7 @@ class Indexing:
         if waiting.room <= 0 < room:
             job.since_ms = self.state.time_ms
         waiting.room = room
-        if not (could and waiting.may_any):  # `waits` may have left out what ends, before the record was folded
+        if not (could and waiting.may_any):  # `waits` may have dropped what ended, and left the job in its group
             self.look(self._folded(), job)
 
     def let_place(self, draft: Draft, job: Job, room: int) -> None:
@@ -214,7 +214,7 @@ class Indexing:
         self.look(draft, job)
 
     def let_have(self, draft: Draft, job: Job, wanted: int) -> None:
-        """Let a service have this many members from now on, before the record that says so is folded."""
+        """Let a service have this many members from now on: more may start with the record that says so."""
         waiting = self.queue.waiting.get(job.num) or self._note(draft, job, self.requests.request_of(job))
         waiting.room = wanted + (job.relocating is not None) - job.on_workers
         self.look(draft, job)
@@ -222,7 +222,7 @@ class Indexing:
     def let_follow(self, draft: Draft) -> None:
         """Let jobs place as many more replicas as this record takes off their workers.
 
-        Once it is folded, others would have what these have left.
+        With the next record others would have what these have left.
         """
         several = self.queue.waiting
         for job in [job for num, job in draft.changed.items() if num in several and several[num].room < UNBOUNDED]:

@@ -99,7 +99,7 @@ class Verdicts:
             self._number += self._lets_more_pass(draft, answer.reservation)
             self._planned_ms, self._until_ms = draft.time_ms, answer.until_ms
             self._become(answer.reservation)
-            # else the plan saw changes that are not in the state yet
+            # else the plan saw changes that are in no digest yet
             self._seen = self._view(draft) if draft.empty else None
         if self._preemptors or draft.preempting:
             self._settle(draft)

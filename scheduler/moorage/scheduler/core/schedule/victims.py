@@ -163,10 +163,7 @@ class Preemption:
         return min((end_ms for end_ms in ends if end_ms > draft.time_ms), default=math.inf)
 
     def _read_anew(self, draft: Draft, host: Host, begins: _Begins) -> _Read:
-        known, seq = self._read.get(host.worker.num), draft.state.seq
-        # placements of this record are in the fleet but not in the state's members: read the host again after the fold
-        settled = known is not None and known.host is host and known.version == host.version and known.seq < seq
-        found: dict[tuple[int, str], tuple[int, int]] = {}
+        settled, found = True, dict[tuple[int, str], tuple[int, int]]()
         for member in host.worker.members.values():
             job = member.replica.job
             if member.mode > EXCLUSIVE:
@@ -179,7 +176,7 @@ class Preemption:
             key = (priority, job.tenant)
             mask, first = found.get(key, (0, began))
             found[key] = (mask | member.home, min(first, began))
-        return _Read(host, seq, settled, sorted((*key, *row) for key, row in found.items()))
+        return _Read(host, settled, sorted((*key, *row) for key, row in found.items()))
 
     def choose(
         self,
@@ -211,12 +208,11 @@ class _Read:
     this version; others are read again with the next search.
     """
 
-    __slots__ = ("host", "rows", "seq", "settled", "version")
+    __slots__ = ("host", "rows", "settled", "version")
 
-    def __init__(self, host: Host, seq: int, settled: bool, rows: list[tuple[int, str, int, int]]) -> None:
+    def __init__(self, host: Host, settled: bool, rows: list[tuple[int, str, int, int]]) -> None:
         self.host = host
         self.version = host.version
-        self.seq = seq
         self.settled = settled
         self.rows = rows
 
