@@ -85,6 +85,17 @@ class Models:
         )  # fmt: skip
         self.drive.engine.offer_member_load(tenant, name, load, self.drive.now)
 
+    def refuse(self, name: str) -> None:
+        """The calls that wait for a service hear `busy`."""
+        member, calls = self.drive.member(name, 0, self.tenants[name]), self.calls[name]
+        self.calls[name] = 0
+        for refused in (0, calls):
+            load = MemberLoad(
+                f"{name}/0", 8, 0, 0, 0, False, refused, 0, 0, self.ended[name], self.waited_ms[name], 0,
+                name, 0, member.fence, member.attempt, rests=True,
+            )  # fmt: skip
+            self.drive.engine.offer_member_load("t", name, load, self.drive.now)
+
     def rests(self, member: str) -> bool:
         turn = self.drive.turns.get(member)
         return turn is not None and not turn.awake and member.partition("/")[0] in self.obey
@@ -511,6 +522,34 @@ def test_calls_that_wait_for_one_for_which_there_is_no_ram_hear_that_at_once() -
     models.serve(40)
     assert models.ended["b"] > 1
     assert not models.drive.turns["b/0"].stuck
+
+
+@pytest.mark.parametrize("calls_wait", [True, False])
+def test_a_guest_for_which_there_is_no_ram_ends_for_the_service_that_was_there_first(calls_wait: bool) -> None:
+    models = Models("a", "b")
+    models.worker.freezes, models.worker.not_frozen = False, NO_RAM
+    models.busy.add("b")
+    if not calls_wait:
+        models.obey.add("a")
+    models.call("a")
+    models.serve(40)
+    assert models.states() == ["FROZEN", "RUNNING"]
+    turn = models.drive.turns["a/0"]
+    assert turn.stuck, "its calls hear so at once"
+    assert "no-ram" in turn.why
+    if not calls_wait:
+        models.refuse("a")
+    models.serve(70)
+    assert [word for word, _ in models.whys("b")] == ["FREEZE", "NOT_FROZEN"] * 2
+    assert models.states() == ["RUNNING", "QUEUED"]
+    assert models.ended["a"] == calls_wait
+    models.busy.clear()
+    models.worker.freezes = True
+    models.serve(60)
+    assert models.states() == ["FROZEN", "QUEUED"], "for ten minutes it is no guest any more"
+    models.drive.worker("w1", capabilities=CAN)
+    models.serve(2)
+    assert models.states() == ["FROZEN", "RUNNING"], "elsewhere it starts again at once"
 
 
 def test_a_guest_that_loads_its_model_takes_turns_like_one_that_is_called() -> None:
