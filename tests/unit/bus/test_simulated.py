@@ -193,6 +193,22 @@ def test_a_lost_link_fails_what_is_awaited_and_comes_back_with_its_subscriptions
     simulate(scene)
 
 
+def test_a_subscription_that_is_drained_gets_what_is_on_its_way_from_all_senders() -> None:
+    heard: list[bytes] = []
+
+    async def scene(bus: SimulatedBus) -> None:
+        senders = [bus.connect(str(at)) for at in range(20)]
+        leaving = await bus.connect("leaving").subscribe("calls", lambda said: heard.append(said.data), "group")
+        for each in senders:
+            await each.send([("calls", b"before", "")])
+        await leaving.drain()
+        await senders[0].send([("calls", b"behind", "")])
+        await asyncio.sleep(1)
+
+    simulate(scene, delay_ms=(1, 100))
+    assert heard == 20 * [b"before"]
+
+
 def test_close_ends_the_wait_for_a_connection() -> None:
     async def scene(bus: SimulatedBus) -> None:
         a = bus.connect("a")

@@ -463,7 +463,7 @@ class SimulatedConnection(Link):
         """Have the server send nothing more for it, and forget it behind what is on its way."""
         self._account.remove(subscription)
         last = asyncio.Event()
-        self._bus.network.carry(SERVER, self.name, last.set, subscription.lane)
+        self._bus.network.carry_last(self.name, last.set, subscription.lane)
         with contextlib.suppress(TimeoutError):  # a faulty network may lose it
             async with asyncio.timeout(DRAIN_S):
                 await last.wait()

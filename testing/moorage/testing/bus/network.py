@@ -163,6 +163,13 @@ class FaultyNetwork:
             self.counters["duplicated"] += 1
             self._send(sender, receiver, arrive, faults, lane)
 
+    def carry_last(self, receiver: str, arrive: Callable[[], None], lane: float) -> None:
+        """Call `arrive` behind all that is on its way to the receiver in this lane, whoever sent it."""
+        due = (due_s for due_s, its_lane, _, _, to, _ in self._under_way if (to, its_lane) == (receiver, lane))
+        way = (SERVER, receiver, lane)
+        self._last_due_s[way] = max(due, default=self._last_due_s.get(way, 0.0))
+        self.carry(SERVER, receiver, arrive, lane)
+
     def _send(self, sender: str, receiver: str, arrive: Callable[[], None], faults: Faults, lane: float) -> None:
         if len(self._under_way) >= UNDER_WAY_MAX:
             raise RuntimeError(f"{UNDER_WAY_MAX} simulated messages are under way at once")
