@@ -53,6 +53,10 @@ class Bench:
         self.session = ""
         self.reign = 1
 
+    @property
+    def phase(self) -> str:
+        return self.members.session.phase
+
     def do(self, event: Event) -> list[Command]:
         commands = list(self.members.handle(event, self.now))
         for command in list(commands):

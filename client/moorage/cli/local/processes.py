@@ -104,8 +104,8 @@ def worker(
     same state folder takes them over. A supervisor without a job ends with its agent.
 
     With --leave 60s, SIGTERM ends the worker for good: the members of services end once others serve in their place, in
-    60 s at the latest, and all other jobs are asked to end at once and begin again elsewhere. A second signal ends all
-    of it at once.
+    60 s at the latest, and all other jobs are asked to end at once and begin again elsewhere. The worker waits for the
+    grace of each, a minute at most. A second signal leaves all of it 2 s.
     """
 
     def act() -> int:

@@ -6,10 +6,11 @@ import asyncio
 import contextlib
 import os
 import signal
+import socket
 import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import pytest
@@ -20,7 +21,7 @@ from moorage.schemas.frames import End, Place, Start
 from moorage.system.proctree import read_process
 from moorage.testing.conformance.leader import ScriptedLeader
 from moorage.worker.agent.agent import Agent
-from moorage.worker.agent.run import SUPERVISOR_FOLDER, Worker, start
+from moorage.worker.agent.run import SUPERVISOR_FOLDER, Worker, run, start
 from moorage.worker.devices.readers.simulated import SimulatedInventory
 from moorage.worker.settings import WorkerSettings
 from moorage.worker.supervisor.client import Supervised, SupervisorError
@@ -358,26 +359,93 @@ async def test_a_worker_that_is_stopped_says_goodbye_only_where_nothing_of_it_go
             await third.stop()
 
 
+@contextlib.asynccontextmanager
+async def leaving(
+    url: str, prefix: str, state: Path, log: Path, leave: str
+) -> AsyncIterator[asyncio.subprocess.Process | forks.Service]:
+    """The command of a worker with --leave."""
+    words = ["worker", "--nats", url, "--prefix", prefix, "--id", "w1", "--simulate", "1x4xH100"]
+    words += ["--drivers", "process", "--state", str(state), "--leave", leave]
+    with log.open("wb") as out:
+        process = await forks.python("-m", "moorage.cli", *words, env=environment(), out=out)
+    try:
+        yield process
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+
+
+#: says in the file whose path follows that it was asked to end, and goes on
+STAYS: Final = "trap 'echo asked > {}' TERM; while :; do sleep 0.05; done"
+
+
 @pytest.mark.slow
-async def test_a_worker_that_leaves_for_good_ends_all_at_once_at_the_second_signal(
+async def test_a_worker_that_leaves_for_good_ends_all_soon_after_the_second_signal(
     nats_url: str, unique: str, tmp_path: Path
 ) -> None:
+    path = tmp_path / "asked"
     async with ScriptedLeader(nats_url, unique) as leader, state_folder() as state:
-        words = ["worker", "--nats", nats_url, "--prefix", unique, "--id", "w1", "--simulate", "1x4xH100"]
-        words += ["--drivers", "process", "--state", str(state), "--leave", "1h"]
-        with (tmp_path / "log").open("wb") as out:
-            process = await forks.python("-m", "moorage.cli", *words, env=environment(), out=out)
-        seat = await leader.joined("w1")
-        name = name_of()
-        await leader.want("w1", place(name, body("exec sleep 600"), (0,)))
-        await leader.heard("w1", "started", name)
-        process.terminate()
-        await until(lambda: seat.renewals[-1].leaving_s is not None, what="a renewal that says so")
-        assert "exited" not in seat.kinds(name)
-        process.terminate()
-        assert await process.wait() == 0, (tmp_path / "log").read_text()
+        async with leaving(nats_url, unique, state, tmp_path / "log", "1h") as process:
+            seat = await leader.joined("w1")
+            name = name_of()
+            await leader.want("w1", place(name, body(STAYS.format(path), run={"grace_s": 600.0}), (0,)))
+            await leader.heard("w1", "started", name)
+            process.terminate()
+            await until(lambda: seat.renewals[-1].leaving_s is not None, what="a renewal that says so")
+            assert "exited" not in seat.kinds(name)
+            process.terminate()
+            assert await process.wait() == 0, (tmp_path / "log").read_text()
+        assert path.read_text() == "asked\n", "it had a short grace"
+        exited = await leader.heard("w1", "exited", name)
+        assert exited.detail == "fence", "no leader has asked for it, so it is a loss, not its own failure"
         assert seat.kinds(name)[-2:] == ["exited", "freed"]
         assert seat.said_goodbye
+
+
+@pytest.mark.slow
+async def test_a_worker_that_leaves_for_good_waits_for_the_grace_of_what_it_ends(
+    nats_url: str, unique: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "asked"
+    async with ScriptedLeader(nats_url, unique) as leader, state_folder() as state:
+        async with leaving(nats_url, unique, state, tmp_path / "log", "1s") as process:
+            seat = await leader.joined("w1")
+            name = name_of()
+            await leader.want("w1", place(name, body(STAYS.format(path), run={"grace_s": 8.0}), (0,)))
+            await leader.heard("w1", "started", name)
+            process.terminate()
+            assert await process.wait() == 0, (tmp_path / "log").read_text()
+        assert path.read_text() == "asked\n"
+        assert (await leader.heard("w1", "exited", name)).code == -9, "at the end of its grace"
+        assert seat.said_goodbye
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("server", ["answers", "is away"])
+async def test_a_worker_that_is_told_to_leave_for_good_as_it_starts_ends_the_jobs_of_the_one_before(
+    nats_url: str, unique: str, tmp_path: Path, server: str
+) -> None:
+    name, path = name_of(), tmp_path / "asked"
+    async with ScriptedLeader(nats_url, unique) as leader, state_folder() as state:
+        async with agent_process(state, nats_url, unique):
+            await leader.joined("w1")
+            await leader.want("w1", place(name, body(STAYS.format(path), run={"grace_s": 2.0})))
+            await leader.heard("w1", "started", name)
+        stop = asyncio.Event()
+        stop.set()
+        if server == "answers":
+            await run(settings_of(state, unique, leave=1.0), nats_url, stop)
+        else:
+            with socket.create_server(("127.0.0.1", 0)) as silent:
+                url = f"nats://127.0.0.1:{silent.getsockname()[1]}"
+                await run(settings_of(state, unique, leave=1.0), url, stop)
+            again = await start(settings_of(state, unique), nats_url)
+            await leader.joined("w1", joins=2)
+            await again.stop()
+        assert path.read_text() == "asked\n", "it had its grace"
+        exited = await leader.heard("w1", "exited", name)
+        assert (exited.code, exited.detail) == (-9, "fence")
 
 
 async def test_a_dead_supervisor_is_replaced_and_its_jobs_are_lost(nats_url: str, unique: str, tmp_path: Path) -> None:

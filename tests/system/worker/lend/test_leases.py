@@ -574,6 +574,20 @@ async def _held(path: Path, seat: Any) -> None:
         await until(lambda: seat.fact("refused", ("acme", "third", 0, 1, 3)), what="a refused placement")
 
 
+async def test_a_worker_that_leaves_for_good_says_so_before_it_waits_for_what_it_has_lent(
+    nats_url: str, unique: str
+) -> None:
+    async with state_folder() as state, ScriptedLeader(nats_url, unique) as leader:
+        worker = await start(WorkerSettings(state, "w1", unique, simulate="1xH100"), nats_url)
+        seat = await leader.joined("w1")
+        async with borrow(state / SOCKET_NAME):
+            stopping = asyncio.create_task(worker.stop(3600.0))
+            await until(lambda: seat.renewals and seat.renewals[-1].leaving_s, what="a renewal that says so")
+            assert not seat.said_goodbye
+        await stopping
+        assert seat.said_goodbye
+
+
 @pytest.mark.slow
 async def test_a_worker_says_no_goodbye_while_a_process_of_its_host_keeps_a_gpu(
     nats_url: str, unique: str, monkeypatch: pytest.MonkeyPatch

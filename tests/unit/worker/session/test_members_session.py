@@ -13,6 +13,7 @@ from moorage.schemas.frames import SUSPECT_S, End, Fact, FactAck, Joined, Renewe
 from moorage.worker.session.fact_outbox import START_WAIT_S
 from moorage.worker.session.lease_session import NEVER_S
 from moorage.worker.session.member_messages import (
+    LEAVE_S_MAX,
     AnswerRefused,
     Draining,
     Ended,
@@ -21,6 +22,7 @@ from moorage.worker.session.member_messages import (
     Leave,
     Log,
     Member,
+    NotFree,
     Release,
     Replaced,
     Restored,
@@ -480,19 +482,154 @@ def test_a_worker_that_leaves_ends_all_itself_once_its_time_is_over(bench: Bench
     assert bench.members.session.phase == "live", "until the ends are told"
 
 
-def test_a_worker_that_leaves_ends_all_at_once_if_it_is_told_again(bench: Bench) -> None:
-    bench.run()
+def test_a_worker_that_leaves_ends_all_with_a_short_grace_if_it_is_told_again(bench: Bench) -> None:
+    running, ending = bench.run(), bench.run(name_of("b", fence=11), slots=(1,))
     bench.do(Leave(30.0))
-    assert of(EndMember, bench.do(Leave()))
+    bench.want(End(*ending, "moved to replica 1"))
+    ends = of(EndMember, bench.do(Leave(grace_s_max=2.0)))
+    assert [(end.member.name, end.grace_s, end.why) for end in ends] == [
+        (running, 2.0, "fence"),
+        (ending, 2.0, "fence"),
+    ]
 
 
-def test_a_worker_that_leaves_waits_for_no_leader_beyond_its_lease(bench: Bench) -> None:
-    bench.run()
+def test_what_a_leaving_worker_ends_has_its_own_grace_within_a_minute(bench: Bench) -> None:
+    short, long = bench.run(), bench.run(name_of("b", fence=11), slots=(1,), request=body(run={"grace_s": 900.0}))
+    bench.do(Leave(5.0))
+    bench.want(End(*long, "w1 was told to end"))
+    bench.now += 5
+    ends = of(EndMember, bench.do(Tick()))
+    assert [(end.member.name, end.grace_s) for end in ends] == [(short, 10.0), (long, 60.0)]
+
+
+@pytest.mark.parametrize("why", ["session-over", "no answer"])
+def test_a_worker_that_leaves_without_a_session_joins_to_say_so(bench: Bench, why: str) -> None:
+    """Its leader is away at the signal, or goes away later."""
+    keeps = bench.run(request=body(on_partition="keep"))
+    if why == "session-over":
+        bench.do(AnswerRefused("renew", 1, problem("session-over", "over")))
+        bench.do(Leave(60.0))
+    else:
+        bench.do(Leave(60.0))
+        bench.now += LEASE_S
+        bench.do(Tick())
+    assert (bench.phase, bench.members.held[keeps].phase) == ("joining", "running")
+    bench.now += 5.0
+    (renewal,) = of(SendRenew, bench.join("S2"))
+    assert renewal.leaving_s == (55 if why == "session-over" else 60 - 5 - int(LEASE_S))
+    bench.want(place(name_of("late")))
+    assert bench.members.dropped["no-claims-now"] == 1
+    bench.want(End(*keeps, "moved to replica 1"))
+    bench.do(Ended([(keeps, -15, "end")]))
+    bench.do(SeenFree([keeps]))
+    assert bench.kinds() == ["exited", "freed"]
+    assert of(SendGoodbye, bench.do(TurnOver()))
+
+
+def test_a_worker_that_leaves_and_never_joins_ends_all_at_the_end_of_its_time(bench: Bench) -> None:
+    keeps = bench.run(request=body(on_partition="keep"))
+    bench.do(AnswerRefused("renew", 1, problem("session-over", "over")))
+    bench.do(Leave(60.0))
+    bench.now += 59
+    bench.do(Tick())
+    bench.do(TurnOver())
+    assert bench.members.held[keeps].phase == "running"
+    bench.now += 1
+    (end,) = of(EndMember, bench.do(Tick()))
+    bench.do(TurnOver())
+    assert (end.why, end.grace_s) == ("fence", 10.0)
+    assert bench.phase == "joining", "it waits for the end of its members"
+    bench.do(Ended([(keeps, -15, "fence")]))
+    bench.do(SeenFree([keeps]))
+    bench.do(TurnOver())
+    assert bench.phase == "left"
+    assert bench.members.next_deadline_s() == NEVER_S
+
+
+def test_a_worker_that_leaves_tries_to_tell_an_end_for_as_long_as_it_has(bench: Bench) -> None:
+    name = bench.run()
     bench.do(Leave(3600.0))
     bench.now += LEASE_S + 1
-    assert of(EndMember, bench.do(Tick()))
-    assert bench.members.session.phase == "left"
+    assert of(EndMember, bench.do(Tick())), "the lease is over"
+    (join,) = of(SendJoin, bench.do(Ended([(name, -15, "fence")])))
+    assert [fact.kind for fact in join.facts] == ["exited"]
+    bench.do(SeenFree([name]))
+    bench.do(TurnOver())
+    assert bench.phase == "joining"
+    bench.now += 3600.0
+    bench.do(Tick())
+    bench.do(TurnOver())
+    assert bench.phase == "left"
     assert bench.members.next_deadline_s() == NEVER_S
+
+
+@pytest.mark.parametrize("waits_for", ["its leader", "its device"])
+def test_a_worker_that_leaves_waits_a_moment_once_nothing_of_it_runs(bench: Bench, waits_for: str) -> None:
+    name = bench.run()
+    bench.do(Leave())
+    bench.do(Ended([(name, -15, "end")]))
+    if waits_for == "its leader":
+        bench.do(SeenFree([name]))
+        bench.do(TurnOver())
+    else:
+        assert bench.kinds() == ["exited"]
+    bench.now += LEAVE_S_MAX - 0.1
+    bench.do(Tick())
+    bench.do(TurnOver())
+    assert bench.phase == "live"
+    assert bench.members.next_deadline_s() <= bench.now + 0.1
+    bench.now += 0.1
+    bench.do(Tick())
+    assert not of(SendGoodbye, bench.do(TurnOver()))
+    assert bench.phase == "left"
+    assert bench.members.next_deadline_s() == NEVER_S
+
+
+def test_a_worker_that_leaves_stays_while_a_process_of_its_host_has_a_device(bench: Bench) -> None:
+    (renewal,) = of(SendRenew, bench.do(Leave(30.0)))
+    assert renewal.leaving_s == 30
+    assert not of(SendGoodbye, bench.do(TurnOver(lends=True)))
+    assert bench.phase == "live"
+    assert of(SendGoodbye, bench.do(TurnOver()))
+    assert bench.phase == "left"
+
+
+def test_a_worker_that_leaves_and_has_nothing_to_tell_waits_for_no_leader(bench: Bench) -> None:
+    bench.do(AnswerRefused("renew", 1, problem("session-over", "over")))
+    bench.do(Leave(3600.0))
+    bench.do(TurnOver())
+    assert bench.phase == "left"
+
+
+@pytest.mark.parametrize("given_up", ["its memory stays", "it cannot be ended"])
+def test_a_worker_that_leaves_waits_for_nothing_that_it_has_given_up_and_says_no_goodbye(
+    bench: Bench, given_up: str
+) -> None:
+    name = bench.run()
+    bench.do(Leave(3600.0))
+    bench.want(End(*name, "w1 was told to end"))
+    if given_up == "it cannot be ended":
+        bench.do(Stuck([name]))
+    else:
+        bench.do(Ended([(name, -15, "end")]))
+        bench.now += 10
+        bench.do(NotFree([(name, (0,))]))
+    assert bench.kinds()[-1] == "quarantined"
+    commands = bench.do(TurnOver())
+    assert bench.phase == "left"
+    assert not of(SendGoodbye, commands), "its id is not free yet"
+
+
+def test_a_worker_that_is_told_to_leave_as_it_starts_takes_its_jobs_up_first(bench: Bench) -> None:
+    bench = Bench()
+    member = Member(name_of(), place(name_of()), decode_request(body()), bench.now)
+    bench.do(Restored([(member, "running", 0, "")], [], [], strays=True))
+    bench.do(Leave(60.0))
+    bench.do(TurnOver())
+    assert (bench.phase, member.phase) == ("restoring", "running")
+    assert of(SendJoin, bench.do(StraysOver()))
+    (renewal,) = of(SendRenew, bench.join())
+    assert renewal.leaving_s == 60
 
 
 def with_another_driver(bench: Bench) -> tuple[AttemptName, AttemptName]:

@@ -57,6 +57,7 @@ from moorage.worker.job.service_ports import ServicePorts
 from moorage.worker.lend.lender import LeaseServer
 from moorage.worker.session.lease_session import NEVER_S
 from moorage.worker.session.member_messages import (
+    LEAVE_GRACE_S_MAX,
     UNCHECKED,
     AnswerRefused,
     AnswerVerb,
@@ -335,13 +336,18 @@ class Agent:
             closing.push_async_callback(self._item_starts.close)
             closing.push_async_callback(self.clients.close)
 
-    def leave(self, within_s: float = 0.0) -> None:
+    def leave(self, within_s: float = 0.0, grace_s_max: float = LEAVE_GRACE_S_MAX) -> None:
         """Begin to end all jobs, report their ends, and say goodbye. `left` is set at the end of it.
 
-        Members of services go on for at most `within_s`, until others serve in their place. Call it again to end all
-        at once.
+        Members of services go on for at most `within_s`, until others serve in their place. Then all that is left is
+        ended, each with its grace or `grace_s_max`, whichever is shorter. Call it again for an earlier end.
         """
-        self.enqueue(Leave(within_s))
+        self.enqueue(Leave(within_s, grace_s_max))
+
+    @property
+    def longest_grace_s(self) -> float:
+        """How long what it holds may take to end, once this agent ends it as it leaves."""
+        return min(self.members.table.longest_grace_s, LEAVE_GRACE_S_MAX)
 
     def leave_if_idle(self) -> None:
         """Say goodbye at once and set `left` if there is no job or lease here and the session is live.
@@ -464,7 +470,8 @@ class Agent:
         if not self._is_open:
             return
         now = self.host.now()
-        self._execute(self.members.handle(_TURN_OVER, now))
+        lends = self.members.leaving and self.lender is not None and bool(self.lender.holders)
+        self._execute(self.members.handle(TurnOver(lends=True) if lends else _TURN_OVER, now))
         self.journal.flush()
         if self.members.session.phase == "left":
             self.left.set()

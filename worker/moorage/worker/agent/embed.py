@@ -49,7 +49,6 @@ from moorage.worker.settings import WorkerSettings
 HANDLERS_MAX: Final = 32
 #: seconds for the last reports and the goodbye, after the longest grace of the running jobs
 LEAVE_S_MAX: Final = 5.0
-GRACE_S_MAX: Final = 60.0
 _Function = TypeVar("_Function", bound=Handler)
 
 log = logging.getLogger("moorage.worker")
@@ -206,12 +205,11 @@ class EmbeddedWorker:
         agent = self._agent
         if agent is None:
             return
-        graces = [min(context.request.workload.grace_s, GRACE_S_MAX) for context in self.running]
         try:
             if self._host is not None and agent.worker in self._host.agents:  # a broken agent cannot say goodbye
                 agent.leave()
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(max(graces, default=0.0) + LEAVE_S_MAX):
+                    async with asyncio.timeout(agent.longest_grace_s + LEAVE_S_MAX):
                         await agent.left.wait()
             for context in self.running:
                 log.error("%r still runs: it ends only with this process", context)

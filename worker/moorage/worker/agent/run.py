@@ -47,17 +47,21 @@ from moorage.worker.job.job_items import JobItems
 from moorage.worker.job.output_cleaner import OutputBounds
 from moorage.worker.job.secret_files import trouble_with_secrets
 from moorage.worker.lend.lender import LeaseServer
+from moorage.worker.session.member_messages import LEAVE_GRACE_S_MAX, LEAVE_S_MAX
 from moorage.worker.settings import WorkerSettings, mps_folder
 from moorage.worker.sharing.compute_modes import FILE_NAME, ComputeModes
 from moorage.worker.sharing.mps.managed import ManagedMps
 from moorage.worker.sharing.mps.watched import MPS, OperatorsMps
+from moorage.worker.supervisor.client import Supervised, SupervisorError
 
 SUPERVISOR_FOLDER: Final = "supervisor"
 WORKERS_FOLDER: Final = "workers"
 FROZEN_FILE: Final = "frozen.json"
 HEALTH_FILE: Final = "devices.health"
-#: how long workers whose jobs cannot outlive them try to end these jobs and say goodbye
-LEAVE_S_MAX: Final = 5.0
+#: longest grace of what a worker that leaves still holds at the second signal
+HURRIED_GRACE_S: Final = 2.0
+#: what a worker has at least to say that it leaves, however long its start took after the first signal
+LEFT_S_MIN: Final = 1.0
 #: if a process has more workers than this, their joins are not logged
 JOINS_TOLD_MAX: Final = 64
 
@@ -91,7 +95,8 @@ class Worker:
         """Close everything. Jobs with a supervisor run on, unless the state folder is gone; other jobs are ended first.
 
         With `within_s`, all jobs are ended first, those with a supervisor too. Members of services go on until others
-        serve in their place, for so many seconds at most, or until `at_once` is set.
+        serve in their place, for so many seconds at most; then each has its grace, a minute at most. Once `at_once` is
+        set, all that is left is ended within `HURRIED_GRACE_S`.
 
         Each agent without a job or lease says goodbye before that, so that the scheduler need not wait until its
         session is over. If a part raises, the others are closed all the same.
@@ -109,26 +114,30 @@ class Worker:
             await self._leave(within_s, at_once or asyncio.Event())
 
     async def _leave(self, within_s: float, at_once: asyncio.Event) -> None:
-        """Take back what is lent, and let the agents say goodbye that may."""
-        if self.lender is not None:
-            await self.lender.leave("the agent stops", LEAVE_S_MAX)
-        sound = [agent for agent in self.agents if agent.worker in self.host.agents]
+        """Let the agents say goodbye that may, and take back what is lent."""
         leaving: list[Agent] = []
-        for agent in sound:
-            must = not _can_outlive(agent) or not agent.journal.is_in_place()
-            if must or (within_s and agent.members.held):
-                leaving.append(agent)
-            else:
-                agent.leave_if_idle()
-        serving = [agent for agent in leaving if within_s or _serves(agent)]
+        staying: list[Agent] = []
+        for agent in (agent for agent in self.agents if agent.worker in self.host.agents):
+            agent.run()  # an agent that has just started takes up the jobs of an earlier one in its first turn
+            must = within_s > 0 or not _can_outlive(agent) or not agent.journal.is_in_place()
+            (leaving if must else staying).append(agent)
+        served_s = within_s or LEAVE_S_MAX
         for agent in leaving:
-            agent.leave((within_s or LEAVE_S_MAX) if agent in serving else 0.0)
-        if serving:
-            await _first(at_once.wait(), _left(serving), within_s=within_s or LEAVE_S_MAX)
-            if at_once.is_set():
-                for agent in serving:
-                    agent.leave()
-        await _first(_left(leaving), within_s=LEAVE_S_MAX)
+            agent.leave(served_s if within_s or _serves(agent) else 0.0)
+        ends_s = served_s + max((agent.longest_grace_s for agent in leaving), default=0.0) + LEAVE_S_MAX
+        await _first(at_once.wait(), self._over(leaving, served_s), within_s=ends_s)
+        if at_once.is_set():
+            for agent in leaving:
+                agent.leave(0.0, HURRIED_GRACE_S)
+            await _first(_left(leaving), within_s=HURRIED_GRACE_S + LEAVE_S_MAX)
+        for agent in staying:
+            agent.leave_if_idle()
+
+    async def _over(self, leaving: Sequence[Agent], lent_s: float) -> None:
+        """Wait until these agents have left, and what is lent is back or was asked back for so long."""
+        if self.lender is not None:
+            await self.lender.leave("the agent stops", lent_s)
+        await _left(leaving)
 
     async def _close_compute_modes(self) -> None:
         if self.compute_modes is not None and not any(agent.pool.shared_slots() for agent in self.agents):
@@ -256,14 +265,17 @@ async def run(
 ) -> None:
     """Start a worker and serve until `stop` is set; restart it when it is drained and its machine has other devices.
 
-    A worker that leaves for good (the setting `leave`) waits no longer for others to serve once `at_once` is set.
-    Raises the error of a broken agent, and Refused with worker-id-in-use if another worker keeps the only agent's id.
+    A worker that leaves for good (the setting `leave`) ends all that is left soon after `at_once` is set. Raises the
+    error of a broken agent, and Refused with worker-id-in-use if another worker keeps the only agent's id.
     """
+    at_once = at_once or asyncio.Event()
     async with managed(started := asyncio.Event()):
         again = True
         while again:
             again = False
-            worker = await _started(start(settings, target, file), stop)
+            worker, leave_s = await _started(start(settings, target, file), stop, settings.leave, at_once)
+            if worker is None and settings.leave:
+                await _end_of_earlier(settings.state_dir / SUPERVISOR_FOLDER, at_once)
             if worker is None:
                 return
             started.set()
@@ -281,24 +293,50 @@ async def run(
                 for task in (looking, *changes):
                     task.cancel()
                 await asyncio.gather(looking, *changes, return_exceptions=True)
-                await worker.stop(settings.leave if stop.is_set() else 0.0, at_once)
+                await worker.stop(leave_s if stop.is_set() else 0.0, at_once)
 
 
-async def _started(starting: Coroutine[None, None, Worker], stop: asyncio.Event) -> Worker | None:
-    """Return the started worker; None if `stop` was set and the start goes on for longer than `LEAVE_S_MAX`.
+async def _started(
+    starting: Coroutine[None, None, Worker], stop: asyncio.Event, leave_s: float, at_once: asyncio.Event
+) -> tuple[Worker | None, float]:
+    """Return the started worker, and what it then has of `leave_s`, the time to leave in.
 
-    A start may take as long as the grace of jobs under a supervisor that it replaces.
+    It is None if `stop` was set, and the start goes on for as long as that or `LEAVE_S_MAX`. A start may take as long
+    as the grace of jobs under a supervisor that it replaces.
     """
     work, stopped = asyncio.create_task(starting), asyncio.create_task(stop.wait())
+    hurried = asyncio.create_task(at_once.wait())
+    loop = asyncio.get_running_loop()
     try:
         await asyncio.wait({work, stopped}, return_when=asyncio.FIRST_COMPLETED)
-        await asyncio.wait({work}, timeout=LEAVE_S_MAX)
+        stopped_s = loop.time()
+        await asyncio.wait({work, hurried}, timeout=leave_s or LEAVE_S_MAX, return_when=asyncio.FIRST_COMPLETED)
     finally:
         stopped.cancel()
+        hurried.cancel()
         if not work.done():
             work.cancel()
             await asyncio.wait({work})  # it closes what it has opened
-    return None if work.cancelled() else work.result()
+    left_s = max(leave_s + stopped_s - loop.time(), LEFT_S_MIN) if leave_s else 0.0
+    return None if work.cancelled() else work.result(), left_s
+
+
+async def _end_of_earlier(folder: Path, at_once: asyncio.Event) -> None:
+    """End what the supervisor in this folder runs for an agent of before: this one could not start to take it up.
+
+    The next agent reports the ends. Each job has its grace, a minute at most; `HURRIED_GRACE_S` once `at_once` is set.
+    """
+    try:
+        supervised = await Supervised.connect(folder, spawn_if_absent=False)
+    except (SupervisorError, OSError):
+        return
+    try:
+        ends_s = LEAVE_GRACE_S_MAX + LEAVE_S_MAX
+        await _first(supervised.shutdown(LEAVE_GRACE_S_MAX, "fence"), at_once.wait(), within_s=ends_s)
+        if at_once.is_set():
+            await _first(supervised.shutdown(HURRIED_GRACE_S, "fence"), within_s=HURRIED_GRACE_S + LEAVE_S_MAX)
+    finally:
+        supervised.close()
 
 
 @contextlib.contextmanager

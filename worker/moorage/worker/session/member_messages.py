@@ -29,6 +29,10 @@ from moorage.schemas.frames import (
 )
 from moorage.schemas.job import Request
 
+#: longest grace of what a worker that leaves ends itself
+LEAVE_GRACE_S_MAX: Final = 60.0
+#: how long it then tries to tell its leader of the last ends, and to see its devices free
+LEAVE_S_MAX: Final = 5.0
 #: the frames of a worker that the leader answers
 AnswerVerb = Literal["join", "renew", "fact"]
 
@@ -254,7 +258,12 @@ class Tick(msgspec.Struct, frozen=True):
 
 
 class TurnOver(msgspec.Struct, frozen=True):
-    """No event is left in this turn of the loop: send the collected facts in one frame."""
+    """No event is left in this turn of the loop: send the collected facts in one frame.
+
+    With `lends`, processes of this host hold devices: a worker that leaves stays until these are back.
+    """
+
+    lends: bool = False
 
 
 class HealthChanged(msgspec.Struct, frozen=True):
@@ -336,11 +345,12 @@ class SaidWell(msgspec.Struct, frozen=True):
 class Leave(msgspec.Struct, frozen=True):
     """Leave the fleet for good: end all jobs, report their ends, say goodbye.
 
-    Jobs go on for `within_s` seconds at most: the leader is told, and asks each to end when it may. A later event
-    replaces an earlier one.
+    Jobs go on for `within_s` seconds at most: the leader is told, and asks each to end when it may. Then the rest is
+    ended, each job with its grace or `grace_s_max`, whichever is shorter. A later event replaces an earlier one.
     """
 
     within_s: float = 0.0
+    grace_s_max: float = LEAVE_GRACE_S_MAX
 
 
 class Restored(msgspec.Struct, frozen=True):

@@ -152,6 +152,21 @@ class MemberTable:
             for member in self.held.values()
         ]
 
+    @property
+    def still_ends(self) -> bool:
+        """Whether the end of a member, or of its memory on a device, is still to come; not of what is given up."""
+        return any(not (member.stuck or member.quarantined) for member in self.held.values())
+
+    @property
+    def runs(self) -> bool:
+        """Whether a member runs, other than those that cannot be ended."""
+        return any(not member.stuck and member.phase != "exited" for member in self.held.values())
+
+    @property
+    def longest_grace_s(self) -> float:
+        """The longest grace of a held member; 0 without one."""
+        return max((member.grace_s for member in self.held.values()), default=0.0)
+
     # ----------------------------------------------------------------------------------------- the leader's orders
 
     def place(self, places: Sequence[Place]) -> None:

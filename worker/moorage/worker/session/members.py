@@ -16,6 +16,8 @@ from moorage.schemas.frames import VERSION, Fact, FactAck, Held, Joined, Place, 
 from moorage.worker.devices.readers.base import FREE_WAIT_S
 from moorage.worker.session.lease_session import JOINS_UNANSWERED_TOLD, NEVER_S, LeaseSession
 from moorage.worker.session.member_messages import (
+    LEAVE_GRACE_S_MAX,
+    LEAVE_S_MAX,
     AnswerRefused,
     Claims,
     Command,
@@ -92,9 +94,11 @@ class Members:
         self._leave_at_s = NEVER_S  # the deadline of the drain
         self._join_facts: list[Fact] = []
         self._join_holding: list[Held] = []
-        self._leaving = False
+        self.leaving = False
         self._leave_by_s = 0.0  # if it leaves: until when the leader may end its members
         self._ends_all_s = NEVER_S  # then this worker ends them itself, once
+        self._grace_s_max = LEAVE_GRACE_S_MAX  # and gives each so long at most
+        self._tells_until_s = NEVER_S  # once nothing of them runs
         self._hello_changed = False  # since the last join was sent
         #: drivers whose members must have ended before the next join (None: all drivers); it takes over the others
         self._to_clear: frozenset[str] | None = frozenset()
@@ -155,7 +159,7 @@ class Members:
         """
         session = self.session
         deadline_s = min(session.renew_at_s, session.join_at_s, session.over_at_s, self.table.next_probe_s())
-        deadline_s = min(deadline_s, self._ends_all_s)
+        deadline_s = min(deadline_s, self._ends_all_s, self._tells_until_s)
         if session.phase == "live":
             sent = self.outbox.in_flight is not None
             deadline_s = min(deadline_s, self.outbox.resend_at_s if sent else self.outbox.due_s)
@@ -165,7 +169,7 @@ class Members:
     def is_idle(self) -> bool:
         """Whether the worker only renews its session: all members run, and the leader has all facts."""
         all_run = all(member.phase == "running" for member in self.held.values())
-        return all_run and self.session.phase == "live" and not self._leaving and self.outbox.is_empty
+        return all_run and self.session.phase == "live" and not self.leaving and self.outbox.is_empty
 
     # ------------------------------------------------------------------------------------------- the leader's orders
 
@@ -198,7 +202,7 @@ class Members:
         return None
 
     def _place(self, places: list[Place]) -> None:
-        if self._leaving or not self.session.accepts_claims(self._now):
+        if self.leaving or not self.session.accepts_claims(self._now):
             self.dropped["no-claims-now"] += len(places)  # the leader sends them again, or the lease runs out
             return
         self.table.place(places)
@@ -340,7 +344,7 @@ class Members:
     def _renew(self) -> None:
         session = self.session
         n = session.renewal(self._now)
-        leaving_s = max(0, int(self._leave_by_s - self._now)) if self._leaving else None
+        leaving_s = max(0, int(self._leave_by_s - self._now)) if self.leaving else None
         held, resized = self.table.held_list(), self.table.resized_list()
         self._commands.append(SendRenew(session.session, n, self.outbox.answered_no, held, resized, leaving_s))
 
@@ -351,12 +355,10 @@ class Members:
         self._to_clear = None
         self._log("warning", "session-over", why)
         self.table.end_all(grace_s, "fence", keep=True)
-        if self._leaving:
-            self._end_all("fence")
         self._join_if_clear()
 
     def _join_if_clear(self) -> None:
-        if self.session.phase != "clearing" or self._leaving:
+        if self.session.phase != "clearing" or self._is_out_of_time:
             return
         for member in self.held.values():
             must_end = self._to_clear is None or member.driver in self._to_clear
@@ -428,7 +430,7 @@ class Members:
         self._join_anew()
 
     def _join_anew(self) -> None:
-        if self._hello_changed and self.session.phase == "live" and not self._leaving:
+        if self._hello_changed and self.session.phase == "live" and not self.leaving:
             self.session.lost(keeps=True)
             self._to_clear = frozenset()
             self._join_if_clear()
@@ -454,32 +456,47 @@ class Members:
 
     def _on_turn_over(self, event: TurnOver) -> None:
         session = self.session
-        if session.phase != "live":
+        if session.phase == "live":
+            frame = self.outbox.cut(session.session, self._now)
+            if frame is not None:
+                self._commands.append(SendFacts(frame))
+        if self.leaving and session.phase not in ("restoring", "left"):
+            self._leave_if_over(lends=event.lends)
+
+    def _leave_if_over(self, *, lends: bool) -> None:
+        """Leave once everything is over and told to the leader, or no time is left to tell it."""
+        is_live, is_over = self.session.phase == "live", not (self.table.still_ends or lends)
+        if self._is_out_of_time and not self.table.runs and self._tells_until_s == NEVER_S:
+            self._tells_until_s = self._now + LEAVE_S_MAX
+        gives_up = self._is_out_of_time and ((is_over and not is_live) or self._now >= self._tells_until_s)
+        is_told = is_over and self.outbox.is_empty
+        if not (is_told or gives_up):
             return
-        frame = self.outbox.cut(session.session, self._now)
-        if frame is not None:
-            self._commands.append(SendFacts(frame))
-        elif self._leaving and not self.held and self.outbox.is_empty:
-            self._commands.append(SendGoodbye(session.session))
-            session.lost()
-            session.phase = "left"
+        if is_live and is_told and not self.held:
+            self._commands.append(SendGoodbye(self.session.session))
+        self._ends_all_s = self._tells_until_s = NEVER_S
+        self.session.lost()
+        self.session.phase = "left"
 
     def _on_leave(self, event: Leave) -> None:
-        why = "fence" if self._leaving or event.within_s > 0 else "end"  # their leader was asked to end them
-        self._leaving = True
+        why = "fence" if self.leaving or event.within_s > 0 else "end"  # their leader was asked to end them
+        self.leaving = True
+        self._grace_s_max = event.grace_s_max
         self._leave_by_s = self._ends_all_s = self._now + event.within_s
-        if event.within_s <= 0 or not self.held or self.session.phase != "live":
+        if event.within_s <= 0:
             self._end_all(why)
-        else:
+        elif self.session.phase == "live":
             self._renew()
 
     def _end_all(self, why: str) -> None:
-        """End all members of a worker that leaves; it is over at once if no leader hears of their ends."""
+        """End all members of a worker that leaves, as its time is over."""
         self._ends_all_s = NEVER_S
-        self.table.end_all(NEVER_S, why, keep=False)
-        if self.session.phase != "live":
-            self.session.lost()
-            self.session.phase = "left"
+        self.table.end_all(self._grace_s_max, why, keep=False)
+
+    @property
+    def _is_out_of_time(self) -> bool:
+        """Whether the worker leaves, and no longer begins a session in which it could say so."""
+        return self.leaving and self._ends_all_s == NEVER_S
 
     def _drop(self, why: str) -> None:
         self.dropped[why] += 1

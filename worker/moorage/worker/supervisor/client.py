@@ -29,6 +29,7 @@ from moorage.system.unix_socket import open_folder, peer_of
 from moorage.worker.supervisor.protocol import (
     FRAME_BYTES_MAX,
     PROTOCOL,
+    SHUTS_DOWN,
     SOCKET_NAME,
     Contain,
     Done,
@@ -337,12 +338,12 @@ class Supervised(asyncio.Protocol):
             self._loop.remove_reader(pidfd)
             os.close(pidfd)
 
-    async def shutdown(self, grace_s: float) -> None:
+    async def shutdown(self, grace_s: float, why: str = SHUTS_DOWN) -> None:
         """End every member with at most this grace, then the supervisor; return once its connection is closed.
 
         Raises as `start`.
         """
-        await self._ask(Shutdown(n=self._next(), grace_s=grace_s))
+        await self._ask(Shutdown(n=self._next(), grace_s=grace_s, why=why))
         await asyncio.shield(self._gone)
 
     def _next(self) -> int:
