@@ -144,7 +144,7 @@ def _set_gpus(body: dict[str, Any], gpu: GpuSpec | str | int) -> None:
         raise rejected(
             "invalid-argument", f"{gpu} asks for {replicas} replicas, and the job {has}", field="$.gpu", found=str(gpu),
             next=f"leave out the first number: {str(gpu).partition('x')[2]} are the GPUs of one replica; a trial on "
-            "several hosts is a job of its own, with --gang",
+            f"{replicas} hosts is --gpu {str(gpu).partition('x')[2]} --hosts {replicas}",
         )  # fmt: skip
     body["replicas"] = replicas
 

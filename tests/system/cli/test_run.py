@@ -188,6 +188,8 @@ async def test_a_file_that_is_not_brought_is_warned_of_once(node: Node, unique: 
     assert (ran.code != 0, ran.err.splitlines().count(warning), warning in ran.out) == (True, 1, False), ran.err
     submitted = await moorage("submit", *words, env=env, cwd=tmp_path)
     assert (submitted.code, warning in submitted.err) == (0, True)
+    submitted = await moorage("submit", "--", "./train.sh", env=env, cwd=tmp_path)
+    assert (submitted.code, warning.replace("]: ", "]: ./", 1) in submitted.err) == (0, True), submitted.err
     brought = await moorage("run", "--with", "train.sh", *words, env=env, cwd=tmp_path)
     assert (brought.code, brought.out, "warning" in brought.err) == (0, "trained\n", False)
 

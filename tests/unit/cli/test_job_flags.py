@@ -95,6 +95,12 @@ def test_an_array_with_steps_is_written_out(array: str, indices: str, more: dict
     ("flags", "says", "fix"),
     [
         ({"replicas": "many"}, "--replicas must be a number, or two with -", "for example --replicas 4, or 1-8"),
+        ({"gpu": "H100:2"}, "--gpu: not a GPU token: 'H100:2'", "for example 1xH100"),
+        (
+            {"gpu": "2x4xH100", "array": "0-3"},
+            "--gpu: 2x4xH100 asks for 2 replicas",
+            "leave out the first number: 4xH100 are the GPUs of one replica; a trial on 2 hosts is --gpu 4xH100 --hosts 2",
+        ),
         ({"array": "0-9%x"}, "--array: how many replicas run at once must follow", "for example --array 0-99%4"),
         ({"array": "%4"}, "--array: how many replicas run at once must follow", "for example --array 0-99%4"),
         (
@@ -147,7 +153,11 @@ def test_an_array_with_steps_is_written_out(array: str, indices: str, more: dict
         ({"hosts": 2, "gpu": "4x2xH100"}, "--hosts 2 is a gang of 2 replicas, one on each host", "--hosts 2 --gpu 4x"),
         ({"hosts": 2, "replicas": "3", "gpu": "1"}, "--hosts 2 is a gang of 2 replicas", "--hosts 2 --gpu 4xH100"),
         ({"hosts": 0, "gpu": "1"}, "--hosts 0 is a gang of 0 replicas", "--hosts 2 --gpu 4xH100"),
-        ({"hosts": 2, "gpu": "1", "array": "0-9"}, "--array and --hosts cannot be used together", "moorage submit --hosts"),
+        (
+            {"hosts": 2, "gpu": "1", "array": "0-9"},
+            "--array and --hosts cannot be used together",
+            "moorage submit --hosts",
+        ),
         ({"hosts": 2, "gpu": "1", "spread": True}, "--hosts and --spread cannot be used together", "leave out --spr"),
         ({"spread": True, "pack": True, "service": "e"}, "--spread and --pack cannot be used together", "take one"),
         ({"setup_limit": "5m"}, "--setup-limit is about the command of --setup", "give the command with --setup"),

@@ -407,6 +407,14 @@ def test_an_error_has_at_most_three_fixes_each_once(capsys: pytest.CaptureFixtur
     assert fixes == ["fix: one", "fix: two", "fix: three"]
 
 
+@pytest.mark.parametrize(("message", "is_told"), [("--priority: priority must be 0..100", False), ("bad", True)])
+def test_the_field_of_a_request_is_told_where_no_option_is(
+    message: str, is_told: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tell_error(problem("invalid-argument", message, field="$.priority", next="give 0..100"))
+    assert ("at $.priority" in capsys.readouterr().err) is is_told
+
+
 @pytest.mark.parametrize(
     ("state", "why", "by", "said", "told"),
     [

@@ -97,14 +97,18 @@ def test_each_choice_has_the_items() -> None:
         (
             {"each": "sweep.csv", "gpu": "2x4xH100"},
             "true",
-            "2x4xH100 asks for 2 replicas, and the job has one f",
+            "--gpu: 2x4xH100 asks for 2 replicas, and the job has one f",
         ),
         (
             {"array": "0-4", "gpu": "2x4xH100"},
             "true",
-            "2x4xH100 asks for 2 replicas, and the job has one for each index",
+            "--gpu: 2x4xH100 asks for 2 replicas, and the job has one for each index",
         ),
-        ({"each_line": "many.txt", "gpu": "3x1xA10"}, "true", "3x1xA10 asks for 3 replicas, and the job has 2000"),
+        (
+            {"each_line": "many.txt", "gpu": "3x1xA10"},
+            "true",
+            "--gpu: 3x1xA10 asks for 3 replicas, and the job has 2000",
+        ),
         ({"each_line": "many.txt", "array": "2000"}, "true", "replica 2000 has no item, as there are 2000"),
     ],
 )

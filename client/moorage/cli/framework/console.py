@@ -168,9 +168,10 @@ def tell_error(problem: Problem, fixes: tuple[str, ...] = ()) -> None:
     write(f"{paint(f'error[{problem.code}]:', 'red', sys.stderr)} {first}")
     for line in rest:
         write(f"  {line}")
+    field = "" if problem.message.startswith("--") else problem.field  # an option says where
     evidence = [
         f"{name} {value}"
-        for name, value in (("at", problem.field), ("found", problem.found), ("allowed", problem.allowed))
+        for name, value in (("at", field), ("found", problem.found), ("allowed", problem.allowed))
         if value and value not in problem.message
     ]
     if evidence:

@@ -47,7 +47,7 @@ async def with_files(
             folder, name = os.path.split(os.path.normpath(word))
             fix = f"add --with {folder}, and write {name} in the command" if folder else f"add --with {name}"
             here = f"{word} is a file on this machine, but not in the folder in which the job starts"
-            if word == request.workload.argv[0] and not folder:
+            if word == request.workload.argv[0] and "/" not in word:
                 here, fix = (
                     f"{word} is a file on this machine, and is looked for in the worker's PATH",
                     (f"add --with {name}, and write ./{name} in the command"),

@@ -485,7 +485,9 @@ def _built(command: list[str], flags: JobFlags, fields: dict[str, Any]) -> Reque
         )
     except Rejected as refused:
         field = refused.problem.field or ""
-        option = "--gpu-device" if flags.gpu_device and "gpu_device_ids" in field else _option_of(field)
+        option = "--gpu" if flags.gpu is not None and field == "$.gpu" else _option_of(field)
+        if flags.gpu_device and "gpu_device_ids" in field:
+            option = "--gpu-device"
         if option is None:
             raise
         has_no_numbers = field == "$.indices" and "twice" not in refused.problem.message
