@@ -205,8 +205,7 @@ LOOKED_FOR: Final[list[tuple[dict[str, Any], str]]] = [
     ({"argv": ("nosuchprogram",), "env": {"PATH": "/bin"}}, "no program nosuchprogram in PATH /bin"),
     (
         {"argv": ("python", "train.py"), "env": {"PATH": "/nowhere"}},
-        "no program python in PATH /nowhere; hosts often have only python3: name it, or an environment's python by its"
-        " path",
+        "no program python: name python3, or an environment's python by its path; it is not in PATH /nowhere",
     ),
     (
         {"argv": ("echo hi",), "env": {"PATH": "/bin"}},

@@ -737,6 +737,10 @@ def test_no_match_waits_with_the_nearest_names() -> None:
             {"gpu": {}, "resources": {"cpu_milli": 9_000}},
             "the most that one worker with such GPUs has is 8 cores and 8 GiB of memory",
         ),
+        (
+            {"gpu": None, "resources": {"cpu_milli": 9_000}},
+            "the most that one worker has is 8 cores and 8 GiB of memory",
+        ),
         ({"gpu": {"scheduling": "gang"}, "replicas": 5}, "the whole fleet would hold 4 of its 5 replicas at once"),
     ],
 )

@@ -128,9 +128,10 @@ def why_not(child: Child, stage: str, number: int) -> str:
         )
         why = f"no {program} {where}, or not what its first line names (without CR LF)"
     else:
-        why = f"no program {program} in PATH {_told(child.search.encode(_ENCODING, _ENCODING_ERRORS))}"
-        if child.argv[0] == b"python":
-            why += "; hosts often have only python3: name it, or an environment's python by its path"
+        searched = f"in PATH {_told(child.search.encode(_ENCODING, _ENCODING_ERRORS))}"
+        why = f"no program {program} {searched}"
+        if child.argv[0] == b"python":  # the end of a long text is cut, as it passes the scheduler
+            why = f"no program python: name python3, or an environment's python by its path; it is not {searched}"
     if len(child.argv) == 1 and b" " in child.argv[0]:
         why += "; it is one word: leave the quotes out, or use sh -c"
     return why

@@ -105,5 +105,5 @@ class Unmatched:
             return f"the whole fleet would hold {rooms} of its {shape.together} replicas at once{apart(shape)}"
         hosts = [host for host, _ in sizes]
         return too_few_lent(hosts, shape) or (
-            f"the most that one worker with such GPUs has is {size_of_largest(hosts)} of memory"
+            f"the most that one worker{' with such GPUs' * bool(shape.gpus)} has is {size_of_largest(hosts)} of memory"
         )
