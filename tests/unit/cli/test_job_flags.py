@@ -99,7 +99,7 @@ def test_an_array_with_steps_is_written_out(array: str, indices: str, more: dict
         (
             {"gpu": "2x4xH100", "array": "0-3"},
             "--gpu: 2x4xH100 asks for 2 replicas",
-            "leave out the first number: 4xH100 are the GPUs of one replica; a trial on 2 hosts is --gpu 4xH100 --hosts 2",
+            "leave out the first number: 4xH100 are the GPUs of one replica",
         ),
         ({"array": "0-9%x"}, "--array: how many replicas run at once must follow", "for example --array 0-99%4"),
         ({"array": "%4"}, "--array: how many replicas run at once must follow", "for example --array 0-99%4"),
