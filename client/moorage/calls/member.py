@@ -37,7 +37,8 @@ GIVEN_S_MAX: Final = 1.0
 #: while calls wait here, `have` is repeated
 HAVE_AGAIN_S: Final = 0.1
 #: where calls take less than this, a `have` holds so long, and the room stays open so long behind its last call: to say
-#: and to open it anew for each call would cost more than the call
+#: and to open it anew for each call would cost more than the call. A member that such an empty room answers asks again
+#: that much later, since calls may wait in other rooms
 QUIET_S: Final = 0.01
 #: after this long without a `have`, nothing waits anywhere, so nothing is asked for
 HAVE_HOLDS_S: Final = 0.3
@@ -105,6 +106,9 @@ class Outside(Protocol):
     def want(self) -> None:
         """Ask the members in whose rooms calls wait for one."""
 
+    def want_later(self) -> None:
+        """Call `Member.ask_again` in `QUIET_S`."""
+
     def gathered(self) -> None:
         """Begin batches that are due: no call that was asked for joins them any more."""
 
@@ -141,6 +145,7 @@ class Member:
         self._number = 0
         self._cancelled: dict[str, float] = {}  # callers that gave up a call that is not here, or not yet
         self._asked_s: float | None = None  # since when a `want` is unanswered
+        self._asks_later = False  # the last one was in vain, and is repeated
         #: a call that it asked for may join the batch that begins next, which waits for that unless it is whole
         self.gathers = False
         self._gathers_s = 0.0  # since when
@@ -228,22 +233,27 @@ class Member:
             self._say_have(now_s)
         self._look_at_room()
 
-    def on_given(self, call: Call | None, now_s: float) -> None:
-        """A `want` is answered: by a call, or by None if nothing waits."""
-        self._asked_s = None
+    def on_given(self, call: Call | None, now_s: float, *, is_any_open: bool = True) -> None:
+        """A `want` is answered: by a call, or by None if nothing waits there, or no room is open at all."""
+        asked_s, self._asked_s = self._asked_s, None
         if call is None:
-            self._have_heard_s = float("-inf")
+            self._on_nothing(asked_s, now_s, is_any_open)
         elif not self._begin(call, now_s):
             # a place was taken meanwhile. The call is not lost for want of room
             self.room.add(call, now_s)
             self._say_have(now_s)
-        elif self.batches is not None:  # more may wait there
+        else:  # more may wait there, and it may have another place
             self._fetch(now_s)
         self._look_whether_gathered(now_s)
 
     def on_have(self, now_s: float) -> None:
         """Calls wait at some member."""
         self._have_heard_s = now_s
+        self.ask_again(now_s)
+
+    def ask_again(self, now_s: float) -> None:
+        """`QUIET_S` have passed since a `want` was in vain."""
+        self._asks_later = False
         self._fetch(now_s)
 
     def on_want(self, to: str, now_s: float) -> None:
@@ -251,7 +261,7 @@ class Member:
         self._expire(now_s)
         if not self.room:
             self._outside.hand(to, None, 0)
-            self._have_said_s = float("-inf")  # who asked believes now that nothing waits anywhere
+            self._have_said_s = float("-inf")  # who asked may believe now that nothing waits anywhere
             return
         call = self.room.take_next()
         self.meter.handed += 1
@@ -424,9 +434,19 @@ class Member:
         self._look_at_room()
         self._fetch(now_s)
 
+    def _on_nothing(self, asked_s: float | None, now_s: float, is_any_open: bool) -> None:
+        """Ask again if calls may wait elsewhere; else forget that some did."""
+        if asked_s is not None and self._have_heard_s > asked_s:  # said behind the question
+            self._fetch(now_s)
+        elif is_any_open:
+            self._asks_later = True
+            self._outside.want_later()
+        else:
+            self._have_heard_s = float("-inf")
+
     def _fetch(self, now_s: float) -> None:
         """Ask for a call that waits elsewhere, unless that is asked already, or none is known to wait."""
-        if self.draining or self._is_full or self.room or self._asked_s is not None:
+        if self.draining or self._is_full or self.room or self._asked_s is not None or self._asks_later:
             return
         if now_s - self._have_heard_s <= HAVE_HOLDS_S:
             self._asked_s = now_s

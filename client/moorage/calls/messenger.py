@@ -15,10 +15,10 @@ from typing import Final, NamedTuple
 from moorage.bus.connection import Connection
 from moorage.bus.errors import BusError, PayloadTooLarge
 from moorage.bus.subscription import Subscription
-from moorage.bus.transport import Delivery
+from moorage.bus.transport import STATUS_HEADER, Delivery
 from moorage.calls.discovery import Discovery
 from moorage.calls.inputs import BadPart, Inputs, file_name, number_of
-from moorage.calls.member import Call, Member
+from moorage.calls.member import QUIET_S, Call, Member
 from moorage.calls.program import Link
 from moorage.calls.wire import FromProgram, ToProgram
 from moorage.schemas.attempt import AttemptName
@@ -163,6 +163,7 @@ class Messenger:
         self._calls: list[Subscription] = []
         self._room: Subscription | None = None
         self._closing_room: asyncio.TimerHandle | None = None
+        self._asking_again: asyncio.TimerHandle | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._leaving: set[asyncio.Task[None]] = set()
         self._is_held = False
@@ -226,6 +227,8 @@ class Messenger:
         if self._closing_room is not None:
             self._closing_room.cancel()
             self._room_is_over()
+        if self._asking_again is not None:
+            self._asking_again.cancel()
         while self._out:
             await self._all_sent.wait()
         for task in self._tasks:
@@ -292,7 +295,7 @@ class Messenger:
         if call is not None:
             call.endpoint = headers.get(ENDPOINT, "")
             call = call if self._has_its_endpoint(call) else None
-        self.member.on_given(call, time.monotonic())
+        self.member.on_given(call, time.monotonic(), is_any_open=headers.get(STATUS_HEADER) != "503")
         self._look()
 
     def _has_its_endpoint(self, call: Call) -> bool:
@@ -450,6 +453,15 @@ class Messenger:
 
     def want(self) -> None:
         self._put(self._want, " ".join(self.endpoints).encode(), self._inbox, None)
+
+    def want_later(self) -> None:
+        if self._asking_again is not None:
+            self._asking_again.cancel()
+        self._asking_again = asyncio.get_running_loop().call_later(QUIET_S, self._ask_again)
+
+    def _ask_again(self) -> None:
+        self.member.ask_again(time.monotonic())
+        self._look()
 
     def gathered(self) -> None:
         self.begin_batches()

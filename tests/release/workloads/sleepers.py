@@ -82,6 +82,9 @@ class Sleeper:
         else:
             self.member.on_given(None, self.site.now_s)
 
+    def want_later(self) -> None:
+        self.site.later(lambda: self.member.ask_again(self.site.now_s))
+
     def gathered(self) -> None: ...
 
     def send_on(self, call: Call, waited_ms: int) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from moorage.calls.batches import Batches
-from moorage.calls.member import CANCELLED_MAX, GIVEN_S_MAX, REST_HOLDS_S, Call, Member
+from moorage.calls.member import CANCELLED_MAX, GIVEN_S_MAX, QUIET_S, REST_HOLDS_S, Call, Member
 from moorage.calls.room import Room
 from moorage.schemas.service import BUSY, EXPIRED, HOPS_MAX, MEMBER_DIED, BatchSpec, Turn
 
@@ -42,6 +42,9 @@ class Recorded:
     def refuse(self, call: Call, error: str, retry_after_ms: int, why: str = "") -> None:
         self.done.append(("refuse", call.reply, error, retry_after_ms))
         self.whys.append(why)
+
+    def want_later(self) -> None:
+        self.done.append(("want_later",))
 
     def gathered(self) -> None:
         self.done.append(("gathered",))
@@ -211,19 +214,56 @@ def test_an_idle_member_fetches_what_waits_elsewhere_and_asks_for_nothing_while_
     assert outside.take() == [("run", 2, "b", 900)]
     m.on_end(2, 0.2)
     assert outside.take() == [("want",)]
-    m.on_given(None, 0.21)
+    m.on_given(None, 0.21, is_any_open=False)
     m.on_call(call("c", 0.3), 0.3)
     m.on_end(3, 0.35)
     assert outside.take() == [("run", 3, "c", 1000)], "nothing waits anywhere, by the last answer"
     m.on_have(0.4)
     assert outside.take() == [("want",)]
-    m.on_given(None, 0.4)
+    m.on_given(None, 0.4, is_any_open=False)
     m.on_have(1.0)
-    m.on_given(None, 1.0)
+    m.on_given(None, 1.0, is_any_open=False)
     outside.take()
     m.on_call(call("d", 5.0), 5.0)
     m.on_end(4, 5.1)
     assert ("want",) not in outside.take(), "long ago"
+
+
+def test_a_member_that_an_empty_room_answers_asks_again_as_calls_may_wait_in_another() -> None:
+    m, outside = member()
+    m.on_have(0.0)
+    m.on_given(None, 0.001)
+    assert outside.take() == [("want",), ("want_later",)]
+    m.on_call(call("a", 0.002), 0.002)
+    m.on_end(1, 0.003)
+    assert outside.take() == [("run", 1, "a", 1000)], "not for each call of its own"
+    m.ask_again(0.011)
+    m.on_given(call("b", 0.012), 0.012)
+    m.on_end(2, 0.013)
+    assert outside.take() == [("want",), ("run", 2, "b", 1000), ("want",)]
+    m.on_given(None, 0.28)
+    m.ask_again(0.31)
+    assert outside.take() == [("want_later",)], "the `have` is too old"
+
+
+def test_a_member_fetches_a_call_for_each_of_its_places() -> None:
+    m, outside = member(places=3)
+    m.on_have(0.0)
+    for at in range(1, 4):
+        m.on_given(call(f"c{at}", at / 1000), at / 1000)
+    assert [done[0] for done in outside.take()] == ["want", "run", "want", "run", "want", "run"]
+
+
+def test_a_have_that_is_heard_behind_a_want_is_not_forgotten_by_its_answer() -> None:
+    m, outside = member()
+    m.on_have(0.0)
+    m.on_have(0.001)
+    m.on_given(None, 0.002, is_any_open=False)
+    assert outside.take() == [("want",), ("want",)]
+    m.on_given(None, 0.003, is_any_open=False)
+    m.on_call(call("a", 0.01), 0.01)
+    m.on_end(1, 0.02)
+    assert outside.take() == [("run", 1, "a", 1000)]
 
 
 def test_a_want_that_is_lost_is_repeated_and_a_have_too() -> None:
@@ -534,9 +574,12 @@ class Wired:
             if net.rooms and net.dice.random() > 0.1:
                 net.members[net.dice.choice(sorted(net.rooms))].on_want(str(self.at), net.now_s)
             else:
-                self.me.on_given(None, net.now_s)
+                self.me.on_given(None, net.now_s, is_any_open=False)
 
         net.later(ask)
+
+    def want_later(self) -> None:
+        self.net.later(lambda: self.me.ask_again(self.net.now_s), QUIET_S)
 
     def send_on(self, call: Call, waited_ms: int) -> None:
         def again() -> None:
