@@ -51,6 +51,8 @@ _RETRY_MS_MAX: Final = 10_000
 #: how many callers that gave up are remembered for calls that have not come yet, and how long
 CANCELLED_MAX: Final = 1000
 CANCELLED_KEPT_S: Final = 5.0
+#: a call for which a member has no GPUs in time waits so long for another one to fetch it, before it is refused
+FETCHED_S: Final = 0.15
 #: a member rests no longer if no leader has repeated that for so long: its calls then wait in the driver at worst
 REST_HOLDS_S: Final = 25.0
 
@@ -155,6 +157,8 @@ class Member:
         self._mean_ms = 0.0
         self._rest: Turn | None = None  # why it begins no call now
         self._rested_s = 0.0  # when a leader has said so last
+        self._rests_s = 0.0  # since when it rests, or is to end meanwhile
+        self._called_s: float | None = None  # since when, behind that, a caller has asked for its GPUs
         self.meter = Meter()
 
     def run_in_batches(self, batches: Batches) -> None:
@@ -221,14 +225,15 @@ class Member:
             self._keep(call, now_s)
 
     def on_turn(self, turn: Turn, now_s: float) -> None:
-        """A leader says whether this member has its GPUs for calls. One that is to end finishes what it has."""
-        self._rest, self._rested_s = (None if turn.awake or self.draining else turn), now_s
-        if self._rest is None:
-            self._fill(now_s)
+        """A leader says whether this member has its GPUs for calls."""
+        if turn.awake:
+            self._wake(now_s)
             return
-        for call in [call for call in self.room if self._comes_too_late(call, now_s)]:
-            self.room.take(call.reply)
-            self._send_away(call, now_s)
+        if self._rest is None:
+            self._rests_s = now_s
+        self._rest, self._rested_s = turn, now_s
+        self._called_s = now_s if self.room or self._called_s is not None else None
+        self._send_away_late(now_s)
         if self.room:
             self._say_have(now_s)
         self._look_at_room()
@@ -238,9 +243,11 @@ class Member:
         asked_s, self._asked_s = self._asked_s, None
         if call is None:
             self._on_nothing(asked_s, now_s, is_any_open)
+        elif self.dead:
+            self._send_away(call, now_s)
         elif not self._begin(call, now_s):
             # a place was taken meanwhile. The call is not lost for want of room
-            self.room.add(call, now_s)
+            self._let_wait(call, now_s)
             self._say_have(now_s)
         else:  # more may wait there, and it may have another place
             self._fetch(now_s)
@@ -308,6 +315,7 @@ class Member:
         """Time has passed: calls expire, `have` and `want` are repeated."""
         self._look_at_rest(now_s)
         self._expire(now_s)
+        self._send_away_late(now_s)
         self._look_at_room()
         if self.room and now_s - self._have_said_s >= HAVE_AGAIN_S:
             self._say_have(now_s)
@@ -321,10 +329,7 @@ class Member:
 
     def drain(self, now_s: float) -> None:
         """Take no more calls than those that are here: what waits is for other members to fetch, or runs here."""
-        self.draining = True
-        if self.rests:
-            self._rest = None
-            self._fill(now_s)
+        self.draining, self._rests_s = True, now_s
         if self.room:
             self._say_have(now_s)
 
@@ -382,42 +387,80 @@ class Member:
         return True
 
     def _keep(self, call: Call, now_s: float) -> None:
-        """Let a call wait here; if that is one too many, the one that comes last waits elsewhere, or is refused."""
+        """Let a call wait here. If that is one too many, those that come too late or last wait elsewhere, or are
+        refused."""
         if self._cancelled.pop(call.reply, None) is not None:
             return
-        if self.dead or self._comes_too_late(call, now_s):
+        if self.dead or (self._comes_too_late(call, now_s) and call.hops < HOPS_MAX):
             self._send_away(call, now_s)
             return
-        self.room.add(call, now_s)
-        is_kept = True
+        self._let_wait(call, now_s)
+        away = self._take_late(now_s, 0.0) if self.room.has_more_than(self.room_max) else []
         while self.room.has_more_than(self.room_max):
-            last = self.room.take_last()
-            is_kept = is_kept and last is not call
-            self._send_away(last, now_s)
-        if is_kept:
+            away.append(self.room.take_last())
+        for each in away:
+            self._send_away(each, now_s)
+        if call in away:
+            self._look_at_room()
+        else:
             self._say_have(now_s)
+
+    def _let_wait(self, call: Call, now_s: float) -> None:
+        self.room.add(call, now_s)
+        if self._rest is not None and self._called_s is None:
+            self._called_s = now_s
+
+    def _send_away_late(self, now_s: float) -> None:
+        for call in self._take_late(now_s, FETCHED_S):
+            self._send_away(call, now_s)
+
+    def _take_late(self, now_s: float, fetched_s: float) -> list[Call]:
+        """Take the calls for which this member has no GPUs in time: those that another one may have at once, and those
+        that none has fetched for so long."""
+        if self._rest is None:
+            return []
+
+        def is_to_go(call: Call) -> bool:
+            is_new = now_s - max(call.came_s, self._rests_s) < fetched_s
+            waits = is_new and (self.draining or call.hops >= HOPS_MAX)
+            return not waits and self._comes_too_late(call, now_s)
+
+        return self.room.take_those(is_to_go)
 
     def _send_away(self, call: Call, now_s: float) -> None:
         """Send a call on, or refuse it."""
         if call.hops < HOPS_MAX:
             call.hops += 1
             self._outside.send_on(call, call.waited(now_s))
-        elif self._rest is not None and self._comes_too_late(call, now_s):
+        elif self._rest is not None and not self.draining and self._comes_too_late(call, now_s):
             self.meter.refused += 1
-            self._outside.refuse(call, BUSY, self._rest.in_ms, self._rest.why)
+            self._outside.refuse(call, BUSY, self._rests_ms(now_s), self._rest.why)
         else:
             self._refuse_busy(call)
 
     def _comes_too_late(self, call: Call, now_s: float) -> bool:
         """Return whether its caller waits no longer once this member, which rests, has its GPUs again."""
         rest = self._rest
-        return rest is not None and (rest.stuck or call.left_ms(now_s) < rest.in_ms)
+        return rest is not None and (self.draining or rest.stuck or call.left_ms(now_s) < self._rests_ms(now_s))
+
+    def _rests_ms(self, now_s: float) -> int:
+        """Return about how many milliseconds it takes until this member has its GPUs for a call; 0 if nothing tells.
+
+        That is as the leader has said, and less as time passes since the first call that has waited for them.
+        """
+        if self._rest is None or not self._rest.in_ms:
+            return 0
+        gone_s = 0.0 if self._called_s is None else now_s - self._called_s
+        return max(1, self._rest.in_ms - round(gone_s * 1000))
 
     def _look_at_rest(self, now_s: float) -> None:
         """Rest no longer than leaders say so: calls may not wait for one that is away."""
         if self._rest is not None and now_s - self._rested_s >= REST_HOLDS_S:
-            self._rest = None
-            self._fill(now_s)
+            self._wake(now_s)
+
+    def _wake(self, now_s: float) -> None:
+        self._rest = self._called_s = None
+        self._fill(now_s)
 
     def _is_old(self, now_s: float) -> bool:
         return now_s - next(iter(self._cancelled.values())) > CANCELLED_KEPT_S

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final, Generic, Protocol, TypeVar
 
 #: waiting this long, in seconds, counts as much as one point of priority: so nobody starves
@@ -80,14 +80,20 @@ class Room(Generic[C]):
         """Take all calls whose time is over."""
         if now_s < self._expires_s:
             return []
-        expired = [call for call in self if call.left_ms(now_s) <= 0]
-        if expired:
-            self._calls = [call for call in self._calls if call.left_ms(now_s) > 0]
-            self._ranks = [-call.rank_s for call in self._calls]
-            for call in expired:
-                self._forget(call)
+        expired = self.take_those(lambda call: call.left_ms(now_s) <= 0)
         self._expires_s = min((now_s + call.left_ms(now_s) / 1000 for call in self._calls), default=float("inf"))
         return expired
+
+    def take_those(self, is_one: Callable[[C], bool]) -> list[C]:
+        """Take all calls of which this is true."""
+        taken = [call for call in self if is_one(call)]
+        if taken:
+            gone = {id(call) for call in taken}
+            self._calls = [call for call in self._calls if id(call) not in gone]
+            self._ranks = [-call.rank_s for call in self._calls]
+            for call in taken:
+                self._forget(call)
+        return taken
 
     def _take(self, at: int) -> C:
         del self._ranks[at]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from moorage.calls.batches import Batches
-from moorage.calls.member import CANCELLED_MAX, GIVEN_S_MAX, QUIET_S, REST_HOLDS_S, Call, Member
+from moorage.calls.member import CANCELLED_MAX, FETCHED_S, GIVEN_S_MAX, QUIET_S, REST_HOLDS_S, Call, Member
 from moorage.calls.room import Room
 from moorage.schemas.service import BUSY, EXPIRED, HOPS_MAX, MEMBER_DIED, BatchSpec, Turn
 
@@ -466,19 +466,90 @@ def test_a_member_that_rests_keeps_as_many_calls_as_one_that_runs_some() -> None
     assert [done[1] for done in outside.take() if done[0] == "send_on"] == ["c5"]
 
 
-def test_a_call_that_cannot_wait_for_a_sleeping_member_hears_at_once_how_long_it_would_take() -> None:
+def test_a_call_that_cannot_wait_for_a_sleeping_member_hears_so_unless_another_one_fetches_it() -> None:
     m, outside = member()
     m.on_turn(RESTS, 0.0)
     m.on_call(call("a", wait_ms=4000), 0.0)
     assert outside.take() == [("send_on", "a", 1, 0)], "another member may be awake"
     m.on_call(call("a", wait_ms=4000, hops=HOPS_MAX), 0.0)
-    assert outside.take() == [("refuse", "a", BUSY, 5000)]
+    m.on_call(call("b", wait_ms=4000, hops=HOPS_MAX), 0.0)
+    assert outside.take() == [("open_room", True), ("have",), ("have",)]
+    m.on_want("other", 0.01)
+    assert ("hand", "other", "a", 10) in outside.take(), "an awake one has a free place"
+    m.tick(FETCHED_S - 0.03)
+    assert outside.take() == [("have",)]
+    m.tick(FETCHED_S)
+    assert outside.take() == [("refuse", "b", BUSY, 4850), ("open_room", False)]
     assert outside.whys == [RESTS.why]
-    m.on_call(call("b", wait_ms=6000, hops=HOPS_MAX), 0.0)
+    m.on_call(call("c", 0.2, wait_ms=6000, hops=HOPS_MAX), 0.2)
+    m.tick(0.5)
     outside.take()
     m.on_turn(Turn("m", awake=False, in_ms=20_000, why="no-ram", stuck=True), 1.0)
-    assert ("refuse", "b", BUSY, 20_000) in outside.take(), "what waits hears it too"
+    assert ("refuse", "c", BUSY, 20_000) in outside.take(), "what waits hears it too"
     assert m.meter.refused == 2
+
+
+def test_calls_that_cannot_wait_for_a_sleeping_member_leave_its_room_to_those_that_can() -> None:
+    m, outside = member(room=1)
+    m.on_turn(RESTS, 0.0)
+    for reply, wait_ms in (("a", 4000), ("b", 60_000), ("c", 60_000), ("d", 4000)):
+        m.on_call(call(reply, wait_ms=wait_ms, hops=HOPS_MAX), 0.0)
+    assert [done[1] for done in outside.take() if done[0] == "refuse"] == ["a", "d"]
+    assert [each.reply for each in m.room] == ["b", "c"]
+    m, outside = member(room=0)
+    m.on_turn(RESTS, 0.0)
+    m.on_call(call("a", wait_ms=4000, hops=HOPS_MAX), 0.0)
+    m.on_call(call("b", wait_ms=4000, hops=HOPS_MAX), 0.0)
+    assert outside.take()[-1] == ("open_room", False)
+
+
+def test_the_time_that_a_leader_tells_passes_from_the_first_call_that_waits_for_the_gpus() -> None:
+    m, outside = member(room=9)
+    m.on_turn(RESTS, 0.0)
+    m.on_call(call("a", 2.0, wait_ms=5500), 2.0)
+    m.on_call(call("b", 4.0, wait_ms=3500), 4.0)
+    assert "send_on" not in [done[0] for done in outside.take()], "each has its GPUs in time, by 7.0"
+    m.on_call(call("c", 4.0, wait_ms=2500, hops=HOPS_MAX), 4.0)
+    m.tick(4.2)
+    assert ("refuse", "c", BUSY, 2800) in outside.take()
+    m.on_turn(RESTS, 4.5)
+    assert [(done[1], done[0]) for done in outside.take()[:2]] == [("a", "send_on"), ("b", "send_on")], (
+        "it takes longer"
+    )
+    m.on_call(call("d", 5.0, wait_ms=4700), 5.0)
+    assert len(m.room) == 1, "one has called before: 4.5 s are left"
+
+
+def test_a_member_that_is_to_end_begins_no_call_without_its_gpus() -> None:
+    m, outside = member(room=9)
+    m.on_turn(RESTS, 0.0)
+    for reply in "abc":
+        m.on_call(call(reply, wait_ms=60_000), 0.0)
+    m.drain(1.0)
+    m.on_turn(RESTS, 1.0)
+    m.on_want("other", 1.01)
+    outside.take()
+    m.tick(1.05)
+    assert outside.take() == []
+    m.tick(1.2)
+    assert outside.take() == [("send_on", "b", 1, 1200), ("send_on", "c", 1, 1200), ("open_room", False)]
+    assert m.is_empty
+    m, outside = member(room=9)
+    m.on_turn(RESTS, 0.0)
+    m.on_call(call("a", wait_ms=60_000), 0.0)
+    m.drain(1.0)
+    m.on_turn(AWAKE, 1.1)
+    assert ran(outside) == ["a"], "it has them again"
+
+
+def test_a_call_that_is_given_to_a_member_whose_program_is_over_goes_to_another_one() -> None:
+    m, outside = member()
+    m.on_have(0.0)
+    m.give_up(0.1)
+    m.on_given(call("a", 0.2), 0.2)
+    m.on_have(0.3)
+    m.on_given(call("b", 0.2, hops=HOPS_MAX), 0.3)
+    assert outside.take() == [("want",), ("send_on", "a", 1, 0), ("refuse", "b", BUSY, 1)]
 
 
 def test_a_member_rests_no_longer_than_leaders_say_so() -> None:

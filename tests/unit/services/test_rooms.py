@@ -1,0 +1,257 @@
+"""What members promise by the calls that they pass among themselves, in virtual time, with random calls and members.
+
+Each member is a real `Messenger` on a simulated bus; its program is played here, and so is the leader that says which
+members have their GPUs. Members rest, drain and die, and a `have` or a `want` may be lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, cast
+
+import pytest
+
+from moorage.bus.connection import Connection
+from moorage.bus.transport import STATUS_HEADER, Delivery
+from moorage.calls.messenger import Messenger, Name
+from moorage.calls.program import Program
+from moorage.calls.wire import FromProgram, ToProgram
+from moorage.schemas.codec import encode
+from moorage.schemas.service import BUSY, ERROR, EXPIRED, MEMBER_DIED, QueueSpec, Turn
+from moorage.testing.bus.bus import FaultyNetwork, SimulatedBus, SimulatedClock
+
+NAME: Final = Name("moorage", "acme", "embed")
+MEMBERS: Final = 5
+#: a message takes at most this long
+WAY_S: Final = 0.002
+#: a turn has come, and what was sent before it
+TOLD_S: Final = 4 * WAY_S
+#: no call waits for longer in a room while some member has a free place; if no two messages in a row are lost
+WAITS_S_MAX: Final = 0.05
+WAITS_S_MAX_LOSSY: Final = 0.3
+SAMPLE_S: Final = 0.002
+CALLS_S: Final = 3.0
+OVER_S: Final = 30.0
+
+
+def now_s() -> float:
+    return asyncio.get_running_loop().time()
+
+
+class LossyBus(SimulatedBus):
+    """Loses some of `have` and `want`, no two in a row of one member: a call and its answer are never lost."""
+
+    def __init__(self, seed: int, losses: float) -> None:
+        super().__init__(FaultyNetwork(seed, delay_ms=(0.1, WAY_S * 1000)))
+        self._losses = losses
+        self._lost: set[tuple[str, str]] = set()
+        self._dice = random.Random(seed)
+
+    def publish(
+        self, sender: str, account: Any, subject: str, payload: bytes, reply: str, headers: Mapping[str, str] | None
+    ) -> None:
+        if subject.endswith((".have", ".want")):
+            if (sender, subject) in self._lost:
+                self._lost.discard((sender, subject))
+            elif self._dice.random() < self._losses:
+                self._lost.add((sender, subject))
+                return
+        super().publish(sender, account, subject, payload, reply, headers)
+
+
+class Desk:
+    """A member, and its program, which works on each call for as long as its data say."""
+
+    def __init__(self, site: Site, at: int) -> None:
+        self.site = site
+        connection = cast(Connection, site.bus.connect(f"member {at}", on_error=site.wrong.append))
+        self.messenger = Messenger(connection, NAME, site.places, queue=QueueSpec(most=200))
+        self.messenger.program = cast(Program, self)
+        self.has_gpu = True
+        self.takes = True  # it is neither to end, nor dead
+        self.free_s: float | None = None  # since when it could begin a call
+        self.began_s = 0.0  # when it has begun one last: it fetches one after another, also for several places
+        self._is_dead = False
+        self._losing: asyncio.TimerHandle | None = None
+
+    def send(self, head: ToProgram, body: bytes = b"") -> None:
+        if head.call:
+            number, _, takes_s = body.decode().partition(" ")
+            if not self.has_gpu:
+                self.site.wrong.append(f"call {number} begins at {now_s():.3f} at a member without its GPUs")
+            self.site.began[int(number)] += 1
+            self.began_s = now_s()
+            asyncio.get_running_loop().call_later(float(takes_s), self._answer, head.call)
+
+    def send_all(self, frames: Sequence[tuple[ToProgram, bytes]]) -> None:
+        for head, body in frames:
+            self.send(head, body)
+
+    def hold(self, on: bool) -> None: ...
+
+    def _answer(self, number: int) -> None:
+        if not self._is_dead:
+            self.messenger.on_frame(FromProgram(answer=number), b"")
+
+    def look(self) -> None:
+        """Note since when it could begin a call: it has a place and its GPUs."""
+        member = self.messenger.member
+        is_free = self.takes and self.has_gpu and not member.rests and len(member.running) < member.places
+        self.free_s = (self.free_s or now_s()) if is_free else None
+
+    # -- what the leader does
+
+    async def turn(self, awake: bool, in_s: float = 0.0) -> None:
+        if self._losing is not None:
+            self._losing.cancel()
+        if awake:
+            self.has_gpu = True
+        else:
+            self._losing = asyncio.get_running_loop().call_later(TOLD_S, self._lose_gpu)
+        told = Turn(self.messenger.id, awake, round(in_s * 1000), "" if awake else "the service sleeps")
+        subject = NAME.subjects.member(NAME.tenant, NAME.service, "turn")
+        await self.site.caller.send([(subject, encode(told), "")])
+
+    def _lose_gpu(self) -> None:
+        self.has_gpu = False
+
+    async def rest(self, seconds: float) -> None:
+        """Have no GPUs for so long, which the leader repeats."""
+        ends_s = now_s() + seconds
+        while (left_s := ends_s - now_s()) > 0:
+            await self.turn(False, left_s)
+            await asyncio.sleep(min(left_s, 1.0))
+        await self.turn(True)
+
+    # -- its end
+
+    async def drain(self) -> None:
+        self.takes = False
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(5):
+                await self.messenger.drain()
+        self.messenger.give_up()
+        await self.messenger.close()
+
+    async def die(self) -> None:
+        self.takes, self._is_dead = False, True
+        await self.messenger.died()
+        await self.messenger.close()
+
+
+class Site:
+    """Members, and callers of theirs."""
+
+    def __init__(self, seed: int, losses: float = 0.0) -> None:
+        self.dice = random.Random(seed)
+        self.wrong: list[object] = []
+        self.bus = LossyBus(seed, losses)
+        self.caller = self.bus.connect("caller", on_error=self.wrong.append)
+        self.places = 1 + seed % 2
+        self.slow_part = (0.0, 0.02, 0.2)[seed % 3]
+        self.is_lossy = losses > 0
+        self.sent = 0
+        self.began = Counter[int]()
+        self.answers = Counter[int]()
+        self.all_answered = asyncio.Event()
+        self.kinds = Counter[str]()
+        self.desks = [Desk(self, at) for at in range(MEMBERS)]
+
+    def answered(self, delivery: Delivery) -> None:
+        headers = delivery.headers or {}
+        kind = headers.get(ERROR) or ("nobody" if STATUS_HEADER in headers else "ok")
+        self.answers[int(delivery.subject.rpartition(".")[2])] += 1
+        self.kinds[kind] += 1
+        if len(self.answers) == self.sent:
+            self.all_answered.set()
+        free_s = min((desk.free_s for desk in self.desks if desk.free_s is not None), default=None)
+        if kind in (BUSY, EXPIRED) and not self.is_lossy and free_s is not None and now_s() - free_s > WAITS_S_MAX:
+            self.wrong.append(f"a call is {kind} at {now_s():.3f}, and a member has a free place")
+
+    async def watch(self) -> None:
+        """See that no call waits while a member could begin it."""
+        most_s = WAITS_S_MAX_LOSSY if self.is_lossy else WAITS_S_MAX
+        while True:
+            await asyncio.sleep(SAMPLE_S)
+            for desk in self.desks:
+                desk.look()
+            idle = [max(desk.free_s, desk.began_s) for desk in self.desks if desk.free_s is not None]
+            came = [call.came_s for desk in self.desks for call in desk.messenger.member.room]
+            if idle and came and now_s() - max(min(idle), min(came)) > most_s:
+                self.wrong.append(f"a call waits at {now_s():.3f}, and a member has a free place")
+
+    async def call(self) -> None:
+        is_slow = self.dice.random() < self.slow_part
+        takes_s = self.dice.uniform(0.1, 0.3) if is_slow else self.dice.uniform(0.001, 0.005)
+        wait_ms = self.dice.choice((400, 1500, 60_000, 60_000))
+        self.sent += 1
+        self.all_answered.clear()
+        data = f"{self.sent} {takes_s}".encode()
+        await self.caller.publish(NAME.subject, data, f"answers.{self.sent}", {"Moorage-Wait-Ms": str(wait_ms)})
+
+    async def calls(self) -> None:
+        mean_s = 0.003 + self.slow_part * 0.2
+        load = self.dice.choice((0.2, 0.4))
+        ends_s = now_s() + CALLS_S
+        while now_s() < ends_s:
+            await asyncio.sleep(self.dice.expovariate(load * MEMBERS * self.places / mean_s))
+            await self.call()
+
+    async def happen(self) -> None:
+        """Members rest one after another, and several at a time; one drains, one does as it rests, one dies."""
+        first, second, third, *stay = self.desks
+
+        async def rests(desk: Desk) -> None:
+            for _ in range(2):
+                await asyncio.sleep(self.dice.uniform(0.05, 0.5))
+                await desk.rest(self.dice.uniform(0.2, 1.0))
+
+        async def drains_as_it_rests() -> None:
+            await asyncio.sleep(self.dice.uniform(0.1, 1.5))
+            await second.turn(False, self.dice.uniform(0.5, 3))
+            await asyncio.sleep(self.dice.uniform(0, 0.5))
+            await second.drain()
+
+        async def later(desk: Desk, *, dies: bool) -> None:
+            await asyncio.sleep(self.dice.uniform(0.5, 2))
+            await (desk.die() if dies else desk.drain())
+
+        await asyncio.gather(later(first, dies=False), drains_as_it_rests(), later(third, dies=True), *map(rests, stay))
+
+    async def play(self) -> None:
+        await self.caller.subscribe("answers.*", self.answered)
+        for desk in self.desks:
+            await desk.messenger.open()
+            await desk.messenger.take()
+        watching = asyncio.get_running_loop().create_task(self.watch())
+        await asyncio.gather(self.calls(), self.happen())
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(OVER_S):
+                await self.all_answered.wait()
+        watching.cancel()
+        assert len(self.answers) == self.sent, f"{self.sent - len(self.answers)} calls are not answered"
+        for desk in self.desks[3:]:
+            await desk.messenger.close()
+
+
+@pytest.mark.parametrize("losses", [0.0, 0.1])
+@pytest.mark.parametrize("seed", range(12))
+def test_each_call_is_answered_once_and_none_waits_or_is_refused_while_a_member_has_a_free_place(
+    seed: int, losses: float
+) -> None:
+    async def main() -> Site:
+        site = Site(seed, losses)
+        asyncio.get_running_loop().set_exception_handler(lambda _, told: site.wrong.append(told))
+        await site.play()
+        return site
+
+    site = SimulatedClock().run(main())
+    assert not site.wrong
+    assert set(site.answers.values()) == {1}
+    assert max(site.began.values()) == 1, "at most once"
+    assert set(site.kinds) <= {"ok", BUSY, EXPIRED, MEMBER_DIED}
+    assert site.kinds["ok"] > 0.7 * site.sent
