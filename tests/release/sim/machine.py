@@ -264,6 +264,7 @@ class Child:
     over: asyncio.TimerHandle | None = None
     code: int = 0  # with which it exits by itself
     cause: Reason = "exit"
+    why: str = ""
     timers: list[asyncio.TimerHandle] = field(default_factory=list)
 
 
@@ -323,17 +324,17 @@ class Supervisor:
                 delay_s = self.machine.rng.uniform(0, SPAWN_S)
                 child.timers.append(self._loop.call_later(delay_s, self._started, child))
 
-    def end(self, key: str, reason: Reason, grace_s: float, notice_s: float = 0.0) -> None:
+    def end(self, key: str, reason: Reason, grace_s: float, notice_s: float = 0.0, why: str = "") -> None:
         child = self.children.get(key)
         if child is None:
             return
         if child.ran is None:
             self._cancel(child)
             del self.children[key]
-            self._over(key, Ended(key=key, reason=reason, proof="never-ran"))
+            self._over(key, Ended(key=key, reason=reason, proof="never-ran", why=why))
             return
         if child.cause == "exit":
-            child.cause = reason
+            child.cause, child.why = reason, why
         rng, how = self.machine.rng, child.start.argv[0]
         grace_s = min(grace_s, child.start.grace_s)
         late_s = grace_s if how == "stubborn" else rng.uniform(0, grace_s)
@@ -416,6 +417,7 @@ class Supervisor:
                 exit_code=code,
                 signal=9 if code is None else None,
                 ended_boottime_s=now,
+                why=child.why,
             ),
         )
 
@@ -478,7 +480,7 @@ class SimulatedSupervised:
 
     def end(self, members: Iterable[EndMember]) -> asyncio.Future[None]:
         (member,) = members
-        return self._begin(self.supervisor.end, member.key, "end", member.grace_s, member.notice_s)
+        return self._begin(self.supervisor.end, member.key, "end", member.grace_s, member.notice_s, member.why)
 
     def fence(self, deadline_boottime_s: float | None, grace_s: float) -> asyncio.Future[None]:
         return self._begin(self.supervisor.fence, deadline_boottime_s, grace_s)

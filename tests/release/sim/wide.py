@@ -28,7 +28,7 @@ from moorage.schemas.job import QOS
 from moorage.schemas.staying import Ready
 from moorage.schemas.subjects import Subjects
 from moorage.worker.agent.ready_watch import ReadyWatch
-from moorage.worker.session.member_messages import Member
+from moorage.worker.session.member_messages import LEAVE_S_MAX, Member
 from tests.release.sim import sweeps
 from tests.release.sim.accidents import FEW_ACTS, Accidents
 from tests.release.sim.afters import ASKED, is_known_to_all, some_of
@@ -40,8 +40,8 @@ from tests.release.sim.stays import let_stay
 from tests.release.sim.world import World
 
 SUBJECTS: Final = Subjects()
-#: how long a stopped agent tries to leave in order
-LEAVE_S: Final = 5.0
+#: what members of services have at most until others serve, on a worker that leaves for good
+LEAVE_S: Final = 2.5
 #: between two looks of an operator for jobs that wait for a machine which is gone
 GIVE_UP_EVERY_S: Final = 60.0
 BATCHED: Final = 0.1
@@ -323,9 +323,10 @@ class WideAccidents(Accidents):
 
         async def stop() -> None:
             if for_good:
-                agent.leave(LEAVE_S / 2 if back_s > LEAVE_S else 0.0)
+                within_s = LEAVE_S if back_s > LEAVE_S + LEAVE_S_MAX else 0.0
+                agent.leave(within_s)
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(LEAVE_S):
+                    async with asyncio.timeout(within_s + agent.longest_grace_s + LEAVE_S_MAX):
                         await agent.left.wait()
             else:
                 agent.leave_if_idle()

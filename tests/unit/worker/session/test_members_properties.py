@@ -43,6 +43,7 @@ from moorage.worker.session.member_messages import (
     Event,
     FactsAnswered,
     Forget,
+    Leave,
     Member,
     NotFree,
     NotStarted,
@@ -52,6 +53,7 @@ from moorage.worker.session.member_messages import (
     Restored,
     SeenFree,
     SendFacts,
+    SendGoodbye,
     SendJoin,
     SendRenew,
     SessionLive,
@@ -157,6 +159,8 @@ class World(RuleBasedStateMachine):
         self.do(self.members.handle(event, self.now))
         self.members.validate()
         self.pool.validate()
+        if type(event) is TurnOver and self.members.session.phase == "left":
+            self.boot()  # its service manager starts it again
 
     def do(self, commands: list[Command]) -> None:
         for command in commands:
@@ -211,6 +215,9 @@ class World(RuleBasedStateMachine):
                 case SessionLive():
                     self.journal.live(command.ledger)
                 case SendRenew():
+                    self.to_leader.append(command)
+                case SendGoodbye():
+                    assert not {"starting", "running"} & set(self.processes.values()), "a job runs on"
                     self.to_leader.append(command)
                 case SetFence():
                     self.fence_s = command.deadline_s
@@ -317,6 +324,10 @@ class World(RuleBasedStateMachine):
                     return
                 joined = Joined(self.session, message.n, self.reign, RENEW_S, LEASE_S, GRACE_S, "L")
                 self.to_worker.append(joined)
+            case SendGoodbye():
+                if message.session == self.session:
+                    self.session = ""
+                    self.wanted.clear()
             case SendRenew():
                 if message.session == self.session:
                     self.to_worker.append((self.session, Renewed(message.n, self.reign)))
@@ -427,6 +438,11 @@ class World(RuleBasedStateMachine):
                     self.handle(Ended([(name, -9, "fence")]))
         if self.now >= self.members.next_deadline_s():
             self.handle(Tick())
+        self.handle(TurnOver())
+
+    @rule(within_s=st.sampled_from([0.0, 3.0, 30.0]))
+    def worker_is_told_to_leave(self, within_s: float) -> None:
+        self.handle(Leave(within_s))
         self.handle(TurnOver())
 
     @rule()
