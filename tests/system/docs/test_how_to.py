@@ -22,7 +22,7 @@ NOT_RUN: Final = {
     "docs/how-to/freeze-unused-jobs.md": 1,  # a setting of the host
     "docs/how-to/from-python.md": 1,  # the installation
     "docs/how-to/let-an-agent-ask.md": 1,  # a file of an agent's program
-    "docs/how-to/run-a-gang-with-torchrun.md": 3,
+    "docs/how-to/run-a-gang-with-torchrun.md": 2,  # torch
     "docs/how-to/run-a-production-cluster.md": 7,  # test_production_cluster.py runs all but the installation
     "docs/how-to/run-as-a-service.md": 4,  # the installation, a user of the system, images of a registry
     "docs/how-to/run-in-kubernetes.md": 3,  # a cluster
