@@ -34,15 +34,16 @@ def from_page(name: str, title: str) -> str:
     return body
 
 
-def variables(venv: str) -> list[str]:
-    """Return the options by which a job finds the commands of an environment, and may run mpirun as root."""
-    path = f"PATH={home() / venv / 'bin'}:/usr/bin:/bin"
-    return [f"--env={each}" for each in (path, "OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1")]
+def variables(venv: str) -> dict[str, str]:
+    """Return those by which a job finds the commands of an environment, and may start mpirun as root."""
+    allowed = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    return {"PATH": f"{home() / venv / 'bin'}:/usr/bin:/bin", **allowed}
 
 
 async def run_gang(node: Node, tenant: str, folder: Path, *argv: str, venv: str = "torch") -> list[str]:
     """Run a command in each replica, in `folder`, to its end; what ranks said, sorted, without what libraries said."""
-    place = ("--hosts", "2", "--gpu", "1xH100", "--cwd", str(folder))
-    ran = await node.run("run", *place, *variables(venv), "--", *argv, tenant=tenant)
+    options = ["--hosts", "2", "--gpu", "1xH100", "--cwd", str(folder)]
+    options += [f"--env={name}={value}" for name, value in variables(venv).items()]
+    ran = await node.run("run", *options, "--", *argv, tenant=tenant)
     assert ran.code == 0, ran.out + ran.err
     return sorted(line.partition("] ")[2] for line in ran.out.splitlines() if ", sum " in line)
