@@ -106,19 +106,19 @@ def ask(work: Work, limit_s: float = CHILD_S_MAX) -> bytes | None:
 def ask_all(works: Sequence[Work], limit_s: float = CHILD_S_MAX) -> list[bytes | None]:
     """Wait for the answers of children, `CHILDREN_MAX` at once, and return them in the order of `works`.
 
-    None stands for each that failed or took longer than `limit_s`. Raises OSError if a child cannot be started.
+    None stands for each that failed, or had not ended when `limit_s` had passed for all of them together. Raises
+    OSError if a child cannot be started.
     """
     answers: list[bytes | None] = [None] * len(works)
     running: dict[int, _Asked] = {}  # by the pipe to read from
-    left = deque(enumerate(works))
+    left, ends_s = deque(enumerate(works)), time.monotonic() + limit_s
     try:
-        while left or running:
+        while (left or running) and (wait_s := ends_s - time.monotonic()) > 0:
             while left and len(running) < CHILDREN_MAX:
                 at, work = left.popleft()
                 pid, receive = fork(work)
-                running[receive] = _Asked(at, pid, time.monotonic() + limit_s, [])
-            wait_s = min(asked.ends_s for asked in running.values()) - time.monotonic()
-            for receive in select.select(list(running), [], [], max(0.0, wait_s))[0]:
+                running[receive] = _Asked(at, pid, [])
+            for receive in select.select(list(running), [], [], wait_s)[0]:
                 chunk = os.read(receive, _CHUNK)
                 if chunk:
                     running[receive].chunks.append(chunk)
@@ -126,8 +126,6 @@ def ask_all(works: Sequence[Work], limit_s: float = CHILD_S_MAX) -> list[bytes |
                     asked = running.pop(receive)
                     if _reap(asked.pid, receive) == 0:
                         answers[asked.at] = b"".join(asked.chunks)
-            for receive in [pipe for pipe, asked in running.items() if asked.ends_s <= time.monotonic()]:
-                _kill(running.pop(receive).pid, receive)
     finally:
         for receive, asked in running.items():
             _kill(asked.pid, receive)
@@ -139,7 +137,6 @@ class _Asked(NamedTuple):
 
     at: int
     pid: int
-    ends_s: float
     chunks: list[bytes]
 
 

@@ -7,6 +7,8 @@ way.
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Final, TypeVar
@@ -39,11 +41,11 @@ _STARTS: Final = b"starts"
 _Fix = TypeVar("_Fix", Remedy, Change)
 
 
-def fixes(engine: Engine, time_ms: int, tenant: str, name: str) -> tuple[str, list[Fix]]:
+def fixes(engine: Engine, time_ms: int, tenant: str, name: str, within_s: float = math.inf) -> tuple[str, list[Fix]]:
     """Return why a job waits, and at most `FIXES_MAX` changes that would start it. For a child: it uses up the engine.
 
     The reason is empty if the job does not wait, or no change can help. With a reason the list may be empty: then none
-    of the changes that were tried works.
+    of the changes that were tried within `within_s` seconds works.
     """
     now = _Trial(engine, time_ms)  # also commits the record in flight
     told = explain_job(engine, tenant, name)
@@ -51,7 +53,7 @@ def fixes(engine: Engine, time_ms: int, tenant: str, name: str) -> tuple[str, li
     if job is None or isinstance(told, Problem) or not may_be_cured(told):
         return "", []
     reason = REASONS[told.reason]
-    tried = _Tried(engine, now.time_ms, job)
+    tried = _Tried(engine, now.time_ms, job, time.monotonic() + within_s)
     found: list[Remedy | Change] = []
     for kind in remedies(engine, job, reason):
         found += tried.first_of(kind)
@@ -90,24 +92,26 @@ def _has_room(engine: Engine, tenant: str, request: Request) -> bool:
 
 
 class _Tried:
-    """Tries changes, each in copies of this process, up to a limit."""
+    """Tries changes, each in copies of this process, until the time `ends_s` and up to a limit."""
 
-    def __init__(self, engine: Engine, time_ms: int, job: Job) -> None:
+    def __init__(self, engine: Engine, time_ms: int, job: Job, ends_s: float) -> None:
         self._engine = engine
         self._time_ms = time_ms
         self._job = job
+        self._ends_s = ends_s
         self._left = TRIED_MAX
 
     def first_of(self, fixes: Iterator[_Fix]) -> list[_Fix]:
         """Return the first of these fixes with which the job starts, in a list.
 
-        The list is empty if none works, or if `TRIED_MAX` fixes were tried before one did.
+        The list is empty if none works, or if `TRIED_MAX` fixes were tried, or the time was over, before one did.
         """
         for fix in fixes:
-            if not self._left:
+            limit_s = min(LIMIT_S, self._ends_s - time.monotonic())
+            if not self._left or limit_s <= 0:
                 break
             self._left -= 1
-            if all(answer == _STARTS for answer in ask_all(self._ways(fix), LIMIT_S)):
+            if all(answer == _STARTS for answer in ask_all(self._ways(fix), limit_s)):
                 return [fix]
         return []
 

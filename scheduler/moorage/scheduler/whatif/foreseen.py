@@ -14,7 +14,7 @@ from moorage.scheduler.whatif.forecast import Forecast, decode_forecast, forecas
 from moorage.schemas.answers.jobs import Fix
 
 #: for how long fixes are searched; jobs not reached by then get none
-FIXES_S: Final = 3.0
+FIXES_S: Final = 2.0
 
 JobName = tuple[str, str]  # tenant, job
 
@@ -39,15 +39,14 @@ decode_foreseen: Final = msgspec.msgpack.Decoder(Foreseen).decode
 def foresee(engine: Engine, time_ms: int, jobs: Sequence[JobName], *, forecasts: bool) -> bytes:
     """Return an encoded `Foreseen` with fixes for these jobs, and a forecast if asked for. For a child.
 
-    There is no entry for a job that does not wait or cannot be helped, or that is not reached within `FIXES_S`. Raises
-    RuntimeError if the forecast took too long.
+    There is no entry for a job that does not wait or cannot be helped, or that is not reached within `FIXES_S`.
     """
     made = decode_forecast(forecast(engine, time_ms)) if forecasts else None
     found, ends_s = list[Fixes](), time.monotonic() + FIXES_S
     for tenant, job in jobs:
-        if time.monotonic() >= ends_s:
+        if (within_s := ends_s - time.monotonic()) <= 0:
             break
-        reason, told = fixes(engine, time_ms, tenant, job)
+        reason, told = fixes(engine, time_ms, tenant, job, within_s)
         if reason:
             found.append(Fixes(tenant, job, reason, told))
     return msgspec.msgpack.encode(Foreseen(made, found))

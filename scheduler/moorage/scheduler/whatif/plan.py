@@ -40,8 +40,8 @@ ADDED_MAX: Final = 1_024
 TENANTS_MAX: Final = 256
 #: the most own jobs that a plan names
 NAMED_MAX: Final = 20
-#: of each look; two run at once after the first
-LIMIT_S: Final = 6.0
+#: of the first look, and of all others together; a client waits for 10 s
+LIMIT_S: Final = 4.0
 _REPLY: Final = "plan"
 #: the warning of a request that is a job already
 DUPLICATE: Final = "duplicate"

@@ -384,6 +384,21 @@ def test_what_no_host_has_room_for_is_not_tried(monkeypatch: pytest.MonkeyPatch)
     assert tried == []
 
 
+def test_no_change_is_tried_once_the_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    drive, tried = fleet(), list[float]()
+    drive.submit("j", gpu={"count": 2, "model": "H100", "scheduling": "gang"}, replicas=9)
+
+    def ask(works: Any, limit_s: float) -> list[None]:
+        tried.append(limit_s)
+        return [None] * len(works)
+
+    monkeypatch.setattr(fixes_module, "ask_all", ask)
+    assert fixes_module.fixes(drive.engine, drive.now, "t", "j", 0.0)[1] == []
+    assert tried == []
+    fixes_module.fixes(drive.engine, drive.now, "t", "j")
+    assert set(tried) == {fixes_module.LIMIT_S}
+
+
 def test_no_ranks_of_a_gang_are_told_to_share_a_gpu() -> None:
     drive = fleet()
     found = said(drive, gpu={"count": 2, "model": "H100", "scheduling": "gang"}, replicas=2)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import time
+from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -266,6 +268,27 @@ def test_a_child_that_fails_or_takes_too_long_is_no_answer_and_leaves_nothing() 
     assert child.ask(sleeps, limit_s=0.2) is None
     assert child.ask(lambda: b"x" * 1_000_000) == b"x" * 1_000_000
     assert set(os.listdir("/proc/self/fd")) == before
+
+
+def test_children_have_one_limit_together(tmp_path: Path) -> None:
+    """Each had the whole limit, and those of a busy machine took longer than who asked had waited."""
+
+    def sleeps(number: int) -> bytes:
+        (tmp_path / str(number)).touch()
+        time.sleep(60)
+        return b""
+
+    assert child.ask_all([partial(sleeps, number) for number in range(6)], limit_s=0.5) == [None] * 6
+    assert len(list(tmp_path.iterdir())) <= child.CHILDREN_MAX
+
+
+def test_a_forecast_without_a_look_in_time_is_empty_and_fails_nothing() -> None:
+    drive = Driving()
+    drive.worker("w0", 1)
+    for name in ("runs", "waits"):
+        submit(drive, name)
+    found = decode_forecast(forecast(drive.engine, drive.now, limit_s=0.0))
+    assert (found.starts, found.ends, found.cut) == ({}, {}, True)
 
 
 def test_what_a_copy_frees_of_the_leader_costs_no_answer() -> None:
