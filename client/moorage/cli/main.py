@@ -127,7 +127,8 @@ def _unknown(words: Sequence[str]) -> int:
         return _refuse_options_first(words)
     word = " ".join(words[:2]) if below(words[0]) else words[0]
     known = dict.fromkeys([*all_verbs(), *(name.partition(" ")[0] for name in all_verbs() if " " in name)])
-    near = OURS.get(word) or nearest(word, known)
+    alone = words[1] if word != words[0] and words[1] in known else ""  # as in `admin drain`
+    near = OURS.get(word) or alone or nearest(word, known)
     return _refuse(
         "unknown-verb", f"no verb {word!r}", words, (f"moorage {near} --help" if near else "moorage --help",)
     )

@@ -132,6 +132,7 @@ def test_words_of_other_tools_lead_to_verbs_that_there_are() -> None:
     [
         (["lss"], 2, "unknown-verb", "moorage ls --help"),
         (["squeue", "--me"], 2, "unknown-verb", "moorage ls --help"),
+        (["admin", "drain", "n03"], 2, "unknown-verb", "moorage drain --help"),
         (["why", "last"], 2, "unknown-verb", "moorage explain --help"),
         (["help", "nodes"], 3, "not-found", "moorage help fleet"),
         (["schedule", "rm", "nightly"], 2, "unknown-verb", "moorage schedule remove --help"),

@@ -96,6 +96,7 @@ def test_three_servers_get_settings_for_three_copies_that_are_never_written_over
     assert f"{settings} says replicas = 3: a copy of the ledger on each server" in said.err
     start = f"MOORAGE_LEDGER_URL=ledger.main MOORAGE_SETTINGS={settings} moorage scheduler --nats scheduler.main\n"
     assert start in said.err
+    assert "each with its own file, up to server-3.conf\n" in said.err
     settings.write_text("[scheduler]\nreplicas = 3 # ours\n")
     assert make(tmp_path / "site", *servers) == 0
     assert settings.read_text().endswith("# ours\n")

@@ -279,6 +279,8 @@ def _told(site: Site, out: Path, written: dict[str, list[str]], *, is_first: boo
         _tell_copies(len(site.servers), settings, is_new=str(settings) in written["configuration"])
     [first, *_] = (path for path in written["configuration"] if Path(path).name.startswith("server"))
     say(f"next: nats-server -c {first}")
+    if site.clustered:
+        say(f"      and on the other machines so, each with its own file, up to server-{len(site.servers)}.conf")
     if not is_first:
         again = " && ".join(["nats-server --signal reload"] * RELOADS)
         say(f"      or, where nats-server runs already: {again} (twice: a new tenant works after the second reload)")
