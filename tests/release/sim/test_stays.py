@@ -29,3 +29,21 @@ def test_an_attempt_that_ran_for_ten_minutes_lets_the_next_one_start_after_a_sec
         assert drive.states("j") == ["PLACED"]
     assert stays.restarts == 4
     stays.after(drive.state)
+
+
+def test_a_restored_ledger_tells_again_what_was_and_no_restart_of_it_counts() -> None:
+    """It took the restart before as one of now, and found that the attempt that followed came too early."""
+    drive, stays = Driving(), Stays(violated)
+    drive.worker("w", 1, auto=False)
+    drive.submit("j", gpu={}, retries=0, run={"argv": ["x"], "restart": "always"})
+    for restarts in range(3):
+        stays.restored()
+        stays.after(drive.state)
+        drive.facts([("claimed", "j", 0, 0, ""), ("started", "j", 0, 0, ""), ("exited", "j", 0, 1, "exit")])
+        drive.fact("freed", "j")
+        stays.restored()
+        stays.after(drive.state)
+        assert stays.restarts == 0, "what was before is not known"
+        drive.pass_time(1000 << restarts)
+        assert drive.states("j") == ["PLACED"]
+        stays.after(drive.state)

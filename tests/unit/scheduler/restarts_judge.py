@@ -93,8 +93,9 @@ class RestartsJudge:
                 lost = request.retries_on_lost
                 assert replica.losses <= lost, f"{name}: {replica.losses} losses of {lost}"
                 counted = replica.retries + replica.losses + replica.restarts
-                if (seen := self.seen.get(name)) is None:
-                    seen = self.seen[name] = _Seen(replica.restarts, replica.attempt, counted)
+                seen = self.seen.setdefault(name, _Seen())
+                if not seen.attempt:  # not looked at yet: what it counts may be older, as in a ledger that was restored
+                    seen.restarts, seen.attempt, seen.counted = replica.restarts, replica.attempt, counted
                 assert counted <= seen.counted + 1, f"{name}: attempt {seen.attempt} has counted more than once"
                 if replica.attempt > seen.attempt:
                     seen.counted = counted
