@@ -397,6 +397,9 @@ async def test_a_worker_that_leaves_for_good_ends_all_soon_after_the_second_sign
             process.terminate()
             assert await process.wait() == 0, (tmp_path / "log").read_text()
         assert path.read_text() == "asked\n", "it had a short grace"
+        told = (tmp_path / "log").read_text()
+        assert "w1 leaves for good within 3600 s: it holds 1 attempt" in told
+        assert "told to end again: all that is left ends within 2 s" in told
         exited = await leader.heard("w1", "exited", name)
         assert exited.detail == "fence", "no leader has asked for it, so it is a loss, not its own failure"
         assert seat.kinds(name)[-2:] == ["exited", "freed"]

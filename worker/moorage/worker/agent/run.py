@@ -18,6 +18,7 @@ from moorage.bus.jetstream import JetStream
 from moorage.bus.lend.protocol import SOCKET_NAME
 from moorage.schemas.errors import refuse
 from moorage.schemas.settings import NO_FILE, SettingsFile
+from moorage.schemas.units import many
 from moorage.system.collector import leave_what_stays
 from moorage.system.notify import managed
 from moorage.system.simulated_hosts import SimulatedHost, named_hosts
@@ -62,7 +63,7 @@ HEALTH_FILE: Final = "devices.health"
 HURRIED_GRACE_S: Final = 2.0
 #: what a worker has at least to say that it leaves, however long its start took after the first signal
 LEFT_S_MIN: Final = 1.0
-#: if a process has more workers than this, their joins are not logged
+#: if a process has more workers than this, their joins and leaves are not logged
 JOINS_TOLD_MAX: Final = 64
 
 log = logging.getLogger("moorage.worker")
@@ -124,9 +125,13 @@ class Worker:
         served_s = within_s or LEAVE_S_MAX
         for agent in leaving:
             agent.leave(served_s if within_s or _serves(agent) else 0.0)
+            if within_s and len(leaving) <= JOINS_TOLD_MAX:
+                holds = many(len(agent.members.held), "attempt")
+                log.info("%s leaves for good within %g s: it holds %s", agent.worker, within_s, holds)
         ends_s = served_s + max((agent.longest_grace_s for agent in leaving), default=0.0) + LEAVE_S_MAX
         await _first(at_once.wait(), self._over(leaving, served_s), within_s=ends_s)
         if at_once.is_set():
+            log.info("told to end again: all that is left ends within %g s", HURRIED_GRACE_S)
             for agent in leaving:
                 agent.leave(0.0, HURRIED_GRACE_S)
             await _first(_left(leaving), within_s=HURRIED_GRACE_S + LEAVE_S_MAX)
