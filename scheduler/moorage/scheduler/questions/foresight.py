@@ -2,7 +2,8 @@
 
 This process finds the reason. A copy of it (`whatif.child`) finds when the job starts and what would start it now: one
 copy for all questions that arrived while none was running. A forecast is shared by the questions of `FORECAST_KEPT_MS`.
-Without a copy, the answer has the reason, and the start only if an earlier forecast has it.
+Without a copy, or where it takes longer than `ANSWERED_S`, the answer has the reason, and the start only if an earlier
+forecast has it.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
@@ -38,6 +39,10 @@ from moorage.schemas.reasons import REASONS, Ends
 
 log = logging.getLogger("moorage.scheduler")
 
+#: a client is answered after so long even if the copy has not ended: it asks again after 3 s, and hears that alone
+ANSWERED_S: Final = 2.5
+#: why an answer that did not wait for its copy has no start
+LOOKING: Final = "the look ahead takes some seconds here; ask again"
 FORECAST_KEPT_MS: Final = 2_000
 #: one part in this many of a CPU's time may go into forecasts that no client waits for
 FORECAST_SHARE: Final = 4
@@ -65,12 +70,22 @@ class _Followed(NamedTuple):
     starts_at_ms: int  # ledger ms of the start that was sent; 0 for none
 
 
-class _Question(NamedTuple):
-    """A question about a waiting job; `told` is called with the fixes, or None if they are unknown."""
+class _Question:
+    """A question about a waiting job; `told` is called once, with the fixes, or None if they are unknown.
 
-    tenant: str
-    job: str
-    told: Callable[[Fixes | None], None]
+    `is_late` says that the answer does not wait for the copy any more.
+    """
+
+    def __init__(self, tenant: str, job: str, told: Callable[[Fixes | None], None]) -> None:
+        self.tenant = tenant
+        self.job = job
+        self._told = told
+        self.is_answered = self.is_late = False
+
+    def answer(self, fixes: Fixes | None) -> None:
+        if not self.is_answered:
+            self.is_answered = True
+            self._told(fixes)
 
 
 class _Share:
@@ -116,6 +131,9 @@ class Foresight:
         self._forecast_wanted = False
         self._asked: RoundRobin[_Question] = RoundRobin()  # for the next copy
         self._asking = False  # whether a copy is running, or starts with this turn of the loop
+        #: questions of clients, and when they are answered at the latest in seconds of the loop, earliest first
+        self._due: deque[tuple[float, _Question]] = deque()
+        self._next_due: asyncio.TimerHandle | None = None
         self._free_from_ms = 0  # ledger ms from which on fixes are searched that no client waits for
         self._answering: set[asyncio.Task[None]] = set()
         self._followed: OrderedDict[tuple[str, str], _Followed] = OrderedDict()
@@ -136,12 +154,41 @@ class Foresight:
             self._answer_explain(tenant, job, reply, json, None)
             return None
         self._follow(tenant, job)
-        question = _Question(tenant, job, lambda fixes: self._answer_explain(tenant, job, reply, json, fixes))
-        return None if not reply or self._ask(question, found) else overloaded(tenant)
 
-    def _answer_explain(self, tenant: str, job: str, reply: str, json: bool, fixes: Fixes | None) -> None:
+        def answer(fixes: Fixes | None) -> None:
+            self._answer_explain(tenant, job, reply, json, fixes, is_late=question.is_late)
+
+        question = _Question(tenant, job, answer)
+        if reply and not self._ask(question, found):
+            return overloaded(tenant)
+        if reply and not question.is_answered:
+            self._answer_in_time(question)
+        return None
+
+    def _answer_in_time(self, question: _Question) -> None:
+        loop = asyncio.get_running_loop()
+        self._due.append((loop.time() + ANSWERED_S, question))
+        if self._next_due is None:
+            self._next_due = loop.call_at(self._due[0][0], self._answer_due)
+
+    def _answer_due(self) -> None:
+        """Answer without their copy the questions that have waited for it long enough."""
+        loop, due = asyncio.get_running_loop(), list[_Question]()
+        while self._due and self._due[0][0] <= loop.time():
+            question = self._due.popleft()[1]
+            if not question.is_answered:
+                question.is_late = True
+                due.append(question)
+        self._next_due = loop.call_at(self._due[0][0], self._answer_due) if self._due else None
+        self._begin_to_tell(due, {})
+
+    def _answer_explain(
+        self, tenant: str, job: str, reply: str, json: bool, fixes: Fixes | None, *, is_late: bool = False
+    ) -> None:
         def explanation() -> Explained | Problem:
             told = self.explained(tenant, job, fixes)
+            if is_late and isinstance(told, Explained) and told.reason:
+                told = _still_looking(told)
             self._note_explained((tenant, job), told)
             return told
 
@@ -199,7 +246,7 @@ class Foresight:
     def _ask(self, question: _Question, job: Job) -> bool:
         """Let the next copy answer a question, or answer without one if there are no copies; False if too many wait."""
         if self.children is None:
-            question.told(None)
+            question.answer(None)
             return True
         if not self._asked.put(question.tenant, question):
             return False
@@ -242,6 +289,9 @@ class Foresight:
             log.exception(
                 "the answer of a forecast process could not be read; requests are answered without a forecast"
             )
+        self._begin_to_tell(questions, fixes)
+
+    def _begin_to_tell(self, questions: list[_Question], fixes: dict[tuple[str, str], Fixes]) -> None:
         if questions:
             task = asyncio.get_running_loop().create_task(self._tell_all(questions, fixes))
             self._answering.add(task)
@@ -251,7 +301,7 @@ class Foresight:
         """Answer all questions; there may be thousands, so other tasks of the event loop run in between."""
         ends = time.monotonic() + question_queue.QUESTIONS_S
         for question in questions:
-            question.told(fixes.get((question.tenant, question.job)))
+            question.answer(fixes.get((question.tenant, question.job)))
             if time.monotonic() >= ends:
                 await asyncio.sleep(0)
                 ends = time.monotonic() + question_queue.QUESTIONS_S
@@ -386,6 +436,8 @@ class Foresight:
         return self._engine.subjects.event(job.tenant, job.name), encode(event), ""
 
     def close(self) -> None:
+        if self._next_due is not None:
+            self._next_due.cancel()
         for task in self._answering:
             task.cancel()
         if self.children is not None:
@@ -395,6 +447,13 @@ class Foresight:
 def _planned(answer: bytes) -> Answer:
     found = decode_planned(answer)
     return Answer("plan", found.ledger, msgspec.to_builtins(found))
+
+
+def _still_looking(told: Explained) -> Explained:
+    """Add that a copy is looking for the start, to an answer that has none and does not wait for it."""
+    if told.starts is not None or told.starts_unknown or REASONS[told.reason].ends is not Ends.BY_ITSELF:
+        return told
+    return replace(told, starts_unknown=LOOKING)
 
 
 def _gist(told: Explained) -> tuple[Any, ...]:

@@ -474,6 +474,7 @@ async def test_who_waited_for_a_forecast_is_told_in_several_turns_and_tenants_in
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(question_queue, "QUESTIONS_S", 0.0)
+    monkeypatch.setattr(foresight_module, "ANSWERED_S", 60.0)
     drive = Driving()
     drive.worker("w0", 1)
     drive.submit("hog", gpu={})
