@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 #: longest wait of one try. An answer takes milliseconds; during a takeover requests are lost for some seconds
 TRY_S: Final = 3.0
+#: the same of `plan`, whose answer a scheduler computes in seconds: the next try would begin it anew
+PLAN_TRY_S: Final = 10.0
 #: a try that has waited so long is said to who waits: `on_wait`
 SAID_AFTER_S: Final = 2.0
 WAIT_S_MIN: Final = 0.05
@@ -89,9 +91,10 @@ class Asking:
         """
         ends_s = time.monotonic() + deadline_s
         self.asked = subject.rpartition(".")[2]
+        try_s = PLAN_TRY_S if self.asked == "plan" else TRY_S
         said = None if self._on_wait is None else asyncio.get_running_loop().call_later(SAID_AFTER_S, self._on_wait)
         try:  # the first try does without tenacity, which costs ten times as much: nearly every request needs one alone
-            return answered(decode(await asker.request(subject, payload, min(TRY_S, deadline_s))))
+            return answered(decode(await asker.request(subject, payload, min(try_s, deadline_s))))
         except (BusError, _NotNow) as error:
             failed = error
         finally:
@@ -99,7 +102,7 @@ class Asking:
                 said.cancel()
         if isinstance(failed, BusError) and not isinstance(failed, _RETRIED):
             raise unanswered(self.refused or failed, self.where, deadline_s) from None
-        once = partial(_once, asker, subject, payload, decode, ends_s)
+        once = partial(_once, asker, subject, payload, decode, try_s, ends_s)
         return await self._try_on(_Tries(once, failed), deadline_s, ends_s)
 
     async def again(self, once: Callable[[], Awaitable[T]], deadline_s: float) -> T:
@@ -159,9 +162,11 @@ class _Tries(Generic[T]):
             raise
 
 
-async def _once(asker: Asker, subject: str, payload: bytes, decode: Callable[[bytes], T | Problem], ends_s: float) -> T:
+async def _once(
+    asker: Asker, subject: str, payload: bytes, decode: Callable[[bytes], T | Problem], try_s: float, ends_s: float
+) -> T:
     left_s = max(ends_s - time.monotonic(), 0.01)
-    return answered(decode(await asker.request(subject, payload, min(TRY_S, left_s))))
+    return answered(decode(await asker.request(subject, payload, min(try_s, left_s))))
 
 
 def answered(answer: T | Problem) -> T:

@@ -28,7 +28,7 @@ from moorage.scheduler.whatif.child import FAILED, Children
 from moorage.scheduler.whatif.forecast import Forecast
 from moorage.scheduler.whatif.foreseen import Fixes, decode_foreseen, foresee
 from moorage.scheduler.whatif.future import waits, why_unknown
-from moorage.scheduler.whatif.plan import PlanAsk, check_known, decode_planned, plan
+from moorage.scheduler.whatif.plan import TOO_LATE, PlanAsk, check_known, decode_planned, plan
 from moorage.schemas.always import sent
 from moorage.schemas.answers.jobs import Explained
 from moorage.schemas.codec import encode
@@ -321,7 +321,7 @@ class Foresight:
             found: Any = problem("overloaded", "the plan took too long", retry_after_s=1.0)
             if answer == FAILED:
                 found = problem("internal", "moorage failed on this question")
-            elif answer is not None:
+            elif answer is not None and answer != TOO_LATE:
                 found = contained(lambda: _planned(answer))
             self._plain(reply, found, json)
 

@@ -42,6 +42,8 @@ TENANTS_MAX: Final = 256
 NAMED_MAX: Final = 20
 #: of the first look, and of all others together; a client waits for 10 s
 LIMIT_S: Final = 4.0
+#: the answer where the first look takes longer
+TOO_LATE: Final = b"too late"
 _REPLY: Final = "plan"
 #: the warning of a request that is a job already
 DUPLICATE: Final = "duplicate"
@@ -128,7 +130,7 @@ def check_known(engine: Engine, asked: PlanAsk) -> None:
 def plan(engine: Engine, time_ms: int, tenant: str, asked: PlanAsk) -> bytes:
     """Return an encoded `Plan`: of one look, or of `LOOKS` looks if it has times in the future. For a child.
 
-    Raises RuntimeError if the first look takes too long; later ones are left out then.
+    Looks that take too long are left out; without the first it is `TOO_LATE`.
     """
 
     def look(number: int) -> bytes:
@@ -136,7 +138,7 @@ def plan(engine: Engine, time_ms: int, tenant: str, asked: PlanAsk) -> bytes:
 
     answer = ask(lambda: look(0), LIMIT_S)
     if answer is None:
-        raise RuntimeError("the plan took too long")
+        return TOO_LATE
     planned = decode_planned(answer)
     if planned.starts not in ("later", "unknown") and not planned.empty:
         return answer

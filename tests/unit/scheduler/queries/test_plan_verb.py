@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.whatif import child
-from moorage.scheduler.whatif.plan import PlanAsk, decode_planned, plan
+from moorage.scheduler.whatif import plan as plan_module
+from moorage.scheduler.whatif.plan import TOO_LATE, PlanAsk, decode_planned, plan
 from moorage.schemas.frames import Device
 from moorage.schemas.plan import Plan
 from tests.unit.scheduler.driving import H100, Driving
@@ -51,6 +52,12 @@ def test_a_plan_right_before_a_submit_is_what_then_happens_and_changes_nothing(
     ]
     assert slots == happened
     assert (told.starts == "now") == bool(happened)
+
+
+def test_a_plan_whose_first_look_takes_long_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan_module, "LIMIT_S", 0.0)
+    drive = Driving()
+    assert plan(drive.engine, drive.now, "t", msgspec.convert({"quota": 1}, PlanAsk)) == TOO_LATE
 
 
 def waiting() -> Driving:

@@ -31,6 +31,7 @@ from moorage.scheduler.questions import foresight as foresight_module
 from moorage.scheduler.questions import question_queue
 from moorage.scheduler.questions.foresight import Foresight
 from moorage.scheduler.questions.question_queue import contained
+from moorage.scheduler.whatif.plan import TOO_LATE
 from moorage.schemas.errors import refuse
 from moorage.schemas.job import Request, Resources, Run
 from tests.unit.scheduler.driving import SUBJECTS, Driving
@@ -545,8 +546,13 @@ async def test_a_question_that_fails_is_answered_so_and_those_behind_it_are_answ
     monkeypatch.setattr(foresight_module, "plan", _Fails())
     foresight.plan("t", {"request": {"run": {"argv": ["true"]}}}, "_INBOX.plan", True)
     await over.wait()
-    foresight.close()
     assert answers == [("_INBOX.plan", "internal")], "and not that it took too long: ask again"
+    over.clear()
+    monkeypatch.setattr(foresight_module, "plan", lambda *_: TOO_LATE)
+    foresight.plan("t", {"request": {"run": {"argv": ["true"]}}}, "_INBOX.plan", True)
+    await over.wait()
+    foresight.close()
+    assert answers[1:] == [("_INBOX.plan", "overloaded")]
 
 
 def nothing(*_: object) -> None: ...
