@@ -502,6 +502,20 @@ def test_what_a_leaving_worker_ends_has_its_own_grace_within_a_minute(bench: Ben
     assert [(end.member.name, end.grace_s) for end in ends] == [(short, 10.0), (long, 60.0)]
 
 
+@pytest.mark.parametrize("asked", [True, False])
+def test_what_a_leaving_worker_ends_unasked_is_a_loss_whatever_its_driver_says(bench: Bench, asked: bool) -> None:
+    """A container that is just starting, or a driver that knows nothing of it."""
+    name = bench.run()
+    bench.do(Leave(5.0))
+    if asked:
+        bench.want(End(*name, "w1 was told to end"))
+    bench.now += 5
+    bench.do(Tick())
+    bench.do(Ended([(name, -15, "end")]))
+    (exited,) = bench.facts()
+    assert exited.detail == ("end" if asked else "fence")
+
+
 @pytest.mark.parametrize("why", ["session-over", "no answer"])
 def test_a_worker_that_leaves_without_a_session_joins_to_say_so(bench: Bench, why: str) -> None:
     """Its leader is away at the signal, or goes away later."""

@@ -555,7 +555,7 @@ class MemberTable:
         self._enter(member, "exited")
         self._unleased.pop(name, None)
         reason, behind, unstored = reason.partition(f"; {CHECKPOINT_NOT_STORED}: ")
-        if reason == ENDED_AS_ASKED and (member.why.startswith(_OWN_REASONS) or member.why == LOST):
+        if reason == ENDED_AS_ASKED and (member.why.startswith(_OWN_REASONS) or member.why in (LOST, "fence")):
             reason = member.why
         elif reason == ENDED_AS_ASKED and member.frozen:
             reason = ENDED_FROZEN
