@@ -10,7 +10,7 @@ from tests.system.frameworks.gangs import why_no_frameworks
 __all__ = ["node", "node_loop"]
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(scope="session", autouse=True)
 def frameworks() -> None:
     """Without them a test is skipped; in CI it fails."""
     if why := why_no_frameworks():
