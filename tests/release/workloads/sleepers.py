@@ -1,12 +1,18 @@
 """Random sites with services that sleep and take turns: `python -m tests.release.workloads.sleepers --seeds 200`.
 
 The leader is the real one, and so is each member's own state (`moorage.calls.member`); what they tell each other takes
-a moment. A program works on its calls only while its member has its GPUs. Meanwhile leaders change, a swap takes
-seconds, hosts have no RAM, members crash, jobs are held, preemptible jobs and others come.
+a moment. A program works on its calls only while its member has its GPUs. Its memory takes its time to leave them, and
+to be back. Meanwhile leaders change, swaps are held up, hosts have no RAM, members crash, jobs are held, preemptible
+jobs and others come.
 
 After each record no device has two awake holders. In the end each call was answered once: by the service, or with why
 not. Called all the time, each service with a member answers some of its calls in each round of turns: nobody starves.
 One without a member waits, as any job, for a GPU of which no other one has need.
+
+What members are told is true. The time until they have their GPUs is never more than the turns of all on their host
+take, and a member that wakes is told what is left of that. Behind one that wakes it has all of its turn. In the last
+round, where all swaps were seen before, no member has its GPUs long before it was told. Why a member could not be
+frozen is what its own host said.
 """
 
 from __future__ import annotations
@@ -16,12 +22,15 @@ import random
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from moorage.calls.member import Call, Member
+from moorage.scheduler.core.ledger import state as ledger
 from moorage.scheduler.core.outputs.outputs import Outputs
 from moorage.schemas.attempt import AttemptName
 from moorage.schemas.capabilities import Capabilities
+from moorage.schemas.frames import Freeze
+from moorage.schemas.frames.use import AttemptUse, DeviceUse
 from moorage.schemas.service import BUSY, HOPS_MAX, MemberLoad, Turn
 from tests.unit.scheduler.driving import Driving
 from tests.unit.scheduler.honest_worker import HeldMember
@@ -33,9 +42,31 @@ ACTS: Final = (
 )  # fmt: skip
 #: seconds until a member has loaded its model
 WARM_S: Final = 2
-NO_RAM: Final = "no-ram: its 16384 MiB of GPU memory do not fit into the RAM of its host"
+#: why a host freezes none of its members
+NO_RAM: Final = ("no-ram: its GPU memory does not fit into the RAM of {}", "CUDA error 801 on {}")
+#: the most time that calls of a turn have to end in
+GRACE_S: Final = 8
+#: the memory of a service, and of a member that loads its model
+SIZES_MIB: Final = (200, 2_000, 8_192, 30_000)
+LOADING_MIB: Final = 300
+#: what a swap takes besides that of its memory, and how fast that is
+SWAP_S: Final = 1.5
+OUT_MIB_S: Final = 2_000
+IN_MIB_S: Final = 5_600
+#: until a swap of a service was seen, it may be said to take so many times as long
+SLOWER_MAX: Final = 4
+#: by so much what is told may be off: members, workers and the leader look once a second
+LATE_S: Final = 3
 #: services are asked for by calls that wait for so long in the end
 PATIENT_MS: Final = 10_000_000
+
+
+class Told(NamedTuple):
+    """When a member has its GPUs as it was told, in milliseconds of the site's time, and the record that gave it them;
+    0 if it waits for them."""
+
+    at_ms: int
+    leased: int
 
 
 class Sleeper:
@@ -51,6 +82,7 @@ class Sleeper:
         self.said_s = -100.0
         self.has_room = False
         self.turn: Turn | None = None
+        self.told: list[Told] = []  # since it had its GPUs last
         self.warm_s = site.now_s + WARM_S
         self.is_over = False
 
@@ -136,20 +168,31 @@ class Sleepers(Driving):
         self.kinds = Counter[str]()
         self.done = Counter[str]()
         self.asked = 0
+        self.checked = Counter[str]()  # what was looked at
+        #: swaps that go on: whether out, since when, and when that was asked for last
+        self.swaps: dict[AttemptName, tuple[bool, float, float]] = {}
+        self.held_up = set[str]()  # hosts on which one took longer than it should
+        self.seen: set[str] = set()  # services that were seen to wake by this leader
+        self.is_calm = False  # nothing else happens than calls, and all swaps were seen
         super().__init__()
-        self.hosts = [f"w{number}" for number in range(dice.randint(1, 2))]
+        self.hosts = [f"w{number}" for number in range(dice.choice([1, 2, 2]))]
         for host in self.hosts:
-            self.worker(host, dice.randint(1, 2), capabilities=CAN)
+            worker = self.worker(host, dice.randint(1, 2), capabilities=CAN)
+            worker.has_swapped = self.has_swapped
+            worker.freezes, worker.not_frozen = dice.random() < 0.6, dice.choice(NO_RAM).format(host)
         self.services = [f"s{number}" for number in range(dice.randint(2, 5))]
+        self.sizes_mib = {name: dice.choice(SIZES_MIB) for name in self.services}
+        self.awake_s: dict[str, int] = {}
         for name in self.services:
+            self.awake_s[name] = dice.choice([0, 5, 20])
             service = {
                 "name": name,
                 "concurrency": dice.choice([1, 2, 8]),
                 "sleep_after_s": dice.choice([1, 5, 20]),
-                "awake_s": dice.choice([0, 5, 20]),
+                "awake_s": self.awake_s[name],
             }
-            run = {"driver": "process", "argv": ["serve"], "grace_s": dice.choice([5, 8]), "restart": "always"}
-            replicas = 2 if dice.random() < 0.2 else 1
+            run = {"driver": "process", "argv": ["serve"], "grace_s": dice.choice([5, GRACE_S]), "restart": "always"}
+            replicas = 2 if dice.random() < 0.4 else 1
             self.submit(name, service=service, run=run, replicas=replicas, gpu={})
             self.pass_seconds(dice.randint(0, 30))
 
@@ -187,10 +230,13 @@ class Sleepers(Driving):
             self.pass_seconds(self.dice.randint(1, 12))
         self.rest()
         self.round_of_turns()
+        self.is_calm = True
+        self.held_up.clear()
         before, placed = dict(self.done), [name for name in self.services if self.of(name)]
         self.round_of_turns()
         for name in placed:
             assert self.done[name] > before.get(name, 0), f"{name} starves: {before}, {dict(self.done)}"
+        self.is_calm = False
         self.pass_seconds(self.turns_s())
         open_ = self.asked - self.answers_of.total()
         assert not open_, f"{open_} of {self.asked} calls were never answered: {dict(self.kinds)}"
@@ -208,7 +254,8 @@ class Sleepers(Driving):
 
     def turns_s(self) -> int:
         """For how long the turns of all take at most, if they all have to share one GPU."""
-        return len(self.services) * (20 + 5 + 12 + 5) * 2
+        swaps_s = max(self.swap_s(name, out=out) for name in self.services for out in (False, True))
+        return len(self.services) * (20 + GRACE_S + 12 + 5 + 2 * round(swaps_s)) * 2
 
     def round_of_turns(self) -> None:
         for _ in range(self.turns_s()):
@@ -228,11 +275,15 @@ class Sleepers(Driving):
                 self.call(dice.choice(self.services), dice.choice([2_000, 30_000, PATIENT_MS]))
         elif what == "lead":
             self.lead()
+            self.seen.clear()
             self.renew()
         elif what == "swap":
             worker.hears_freezes = not worker.hears_freezes
+            self.held_up.add(worker.id)
         elif what == "no-ram":
-            worker.freezes, worker.not_frozen = not worker.freezes, NO_RAM
+            freezes = not worker.freezes
+            for each in [worker] if dice.random() < 0.5 else self.workers.values():
+                each.freezes = freezes
         elif what == "crash":
             running = [held for held in worker.held.values() if held.phase == "running" and held.place.job == name]
             if running:
@@ -246,8 +297,35 @@ class Sleepers(Driving):
             for job in [job.name for job in self.state.jobs.values() if job.name.startswith("guest") and job.live]:
                 self.cancel(job)
 
+    def swap_s(self, name: str, *, out: bool) -> float:
+        """Return how long the memory of a service takes to leave its GPU, or to be back."""
+        return SWAP_S + self.sizes_mib[name] / (OUT_MIB_S if out else IN_MIB_S)
+
+    def has_swapped(self, held: HeldMember, order: Freeze) -> bool:
+        is_out, since_s, asked_s = self.swaps.get(held.name, (not order.on, 0.0, 0.0))
+        if is_out is not order.on or self.now_s - asked_s > LATE_S:
+            since_s = self.now_s
+        self.swaps[held.name] = order.on, since_s, self.now_s
+        return self.now_s - since_s >= self.swap_s(held.place.job, out=order.on)
+
+    def use(self) -> None:
+        """Workers see how much memory their members have on their GPUs."""
+        for worker in self.workers.values():
+            worker.use = []
+            for held in worker.held.values():
+                place = held.place
+                if held.phase == "running" and place.job in self.services:
+                    sleeper = self.sleepers.get(f"m{place.fence}-{place.replica}")
+                    is_warm = sleeper is not None and sleeper.warm_s <= self.now_s
+                    mib = self.sizes_mib[place.job] if is_warm else LOADING_MIB
+                    on = [DeviceUse(place.slots[0], 0, mib, None)]
+                    worker.use.append(
+                        AttemptUse(place.fence, on, 0, place.tenant, place.job, place.replica, place.attempt)
+                    )
+
     def pass_seconds(self, seconds: int) -> None:
         for _ in range(seconds):
+            self.use()
             self.pass_time(1_000)
             self.settle()
             self.look()
@@ -286,8 +364,71 @@ class Sleepers(Driving):
                 sleeper.dies()
             elif (turn := self.turns.get(sleeper.member.name)) is not None and turn is not sleeper.turn:
                 sleeper.turn = turn
+                self.look_at_turn(sleeper, turn)
                 sleeper.member.on_turn(turn, self.now_s)
+        self.look_at_reasons()
         self.come()
+
+    def look_at_turn(self, sleeper: Sleeper, turn: Turn) -> None:
+        """What a member is told of its turn is true."""
+        member = self.member(sleeper.job, sleeper.held.place.replica)
+        host = member.worker
+        if turn.awake:
+            self._look_at_end(sleeper, len(host.members))
+            return
+        if host.id not in self.held_up:
+            most_s = sum(self._most_s(other) for other in host.members.values())
+            assert turn.in_ms <= 1000 * most_s, f"{turn.member} has its turn in {turn.in_ms} ms: {turn.why}"
+            self.checked["times"] += 1
+        if member.replica.state != ledger.FROZEN or member.freeze:
+            return  # it is not called
+        told = Told(self.now + turn.in_ms, member.leased if member.mask else 0)
+        before = sleeper.told[-1] if sleeper.told else None
+        if before is not None and before.leased == told.leased > 0 and sleeper.job in self.seen and not self.held_up:
+            assert told.at_ms <= before.at_ms + 1_500, f"{turn.member} is waking, and told {turn.in_ms} ms again"
+            self.checked["waking"] += 1
+        for other in host.members.values():
+            has_gpus = other.mask & member.home & ~member.mask
+            if has_gpus and other.replica.state == ledger.FROZEN and not other.freeze and turn.in_ms:
+                self._look_behind(sleeper, turn, other.replica.job.name)
+        sleeper.told.append(told)
+
+    def _look_at_end(self, sleeper: Sleeper, members: int) -> None:
+        """A member has its GPUs not long before it was told."""
+        told, sleeper.told = sleeper.told, []
+        if told and told[-1].leased:
+            self.seen.add(sleeper.job)
+        if self.is_calm:
+            early_s = max((each.at_ms for each in told), default=0) / 1000 - self.now_s
+            assert early_s <= GRACE_S + LATE_S * members, (
+                f"{sleeper.member.name} has its turn {early_s} s early: {told}"
+            )
+            self.checked["turns"] += len(told)
+
+    def _look_behind(self, sleeper: Sleeper, turn: Turn, waking: str) -> None:
+        """A member is told all of the turn of one that wakes on its GPUs."""
+        least_s: float = self.awake_s[waking] - LATE_S
+        if self.is_calm:
+            least_s += self.swap_s(waking, out=True) + self.swap_s(sleeper.job, out=False)
+        assert turn.in_ms >= 1000 * least_s, f"{turn.member} is told {turn.in_ms} ms, and {waking} wakes on its GPUs"
+        self.checked["behind one that wakes"] += 1
+
+    def _most_s(self, member: ledger.Member) -> float:
+        """Return how long the turn of a member may take, by what is known of its swaps; 0 if it has none."""
+        name = member.replica.job.name
+        if name not in self.sizes_mib:
+            return 0
+        swaps_s = self.swap_s(name, out=True) + self.swap_s(name, out=False)
+        return self.awake_s[name] + GRACE_S + SLOWER_MAX * (swaps_s + LATE_S)
+
+    def look_at_reasons(self) -> None:
+        """Why a member could not be frozen is what its own host said."""
+        draft, sleeping = self.engine.standing_draft(), self.engine.sleeping
+        for member in self.state.members():
+            why = sleeping.stays_awake(draft, member)
+            if why:
+                assert why.endswith(f" {member.worker.id}"), f"{member.name} of {member.worker.id} stays awake: {why}"
+                self.checked["reasons"] += 1
 
     def tick(self, ms: int = 1, *, obey: bool = True) -> Outputs:
         out = super().tick(ms, obey=obey)
@@ -304,12 +445,15 @@ def again(call: Call, now_s: float, waited_ms: int) -> Call:
     return Call(call.reply, call.data, call.headers, now_s, call.wait_ms, waited_ms, call.hops)
 
 
-def failure(seed: int) -> str:
-    """Return what is wrong with the site of a seed; "" if nothing is."""
+def failure(seed: int, checked: Counter[str] | None = None) -> str:
+    """Return what is wrong with the site of a seed, "" if nothing is; `checked` counts what was looked at."""
     try:
-        Sleepers(seed).run()
+        site = Sleepers(seed)
+        site.run()
     except Exception as error:  # whatever is raised is the finding
         return f"{type(error).__name__}: {error}"
+    if checked is not None:
+        checked.update(site.checked + site.kinds)
     return ""
 
 
@@ -318,12 +462,12 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--from", dest="first", type=int, default=SLEEPERS_FROM)
     asked = parser.parse_args(arguments)
-    wrong, kinds = 0, Counter[str]()
+    wrong, checked = 0, Counter[str]()
     for seed in range(asked.first, asked.first + asked.seeds):
-        if found := failure(seed):
+        if found := failure(seed, checked):
             wrong += 1
             print(f"seed {seed}: {found}", flush=True)
-    print(f"{asked.seeds - wrong} of {asked.seeds} sites hold {dict(kinds) or ''}")
+    print(f"{asked.seeds - wrong} of {asked.seeds} sites hold: {dict(checked)}")
     return 1 if wrong else 0
 
 

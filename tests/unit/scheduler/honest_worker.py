@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from moorage.schemas.attempt import AttemptName, name_in
@@ -78,7 +78,8 @@ class Worker:
     stays_awake: set[str] = field(default_factory=set)  # jobs whose members it is refused to freeze, besides
     not_frozen: str = "CUDA error 801"  # what it says then
     hears_freezes: bool = True  # else it does nothing of that yet: the order is lost, or takes its time
-    resumes: bool = True  # else what it is to resume takes its time
+    #: whether the memory of a member has left the GPUs by now, or is back
+    has_swapped: Callable[[HeldMember, Freeze], bool] = lambda held, order: True
 
     # -------------------------------------------------------------------------------------------- the pool
 
@@ -111,16 +112,16 @@ class Worker:
         if not self.hears_freezes:
             return
         if held.phase == "running" and freeze.on:
-            if self.freezes and held.place.job not in self.stays_awake:
+            if not self.freezes or held.place.job in self.stays_awake:
+                self.say("not-frozen", held.place, 0, self.not_frozen)
+            elif self.has_swapped(held, freeze):
                 held.phase, held.leased = "frozen", False
                 self.say("frozen", held.place)
-            else:
-                self.say("not-frozen", held.place, 0, self.not_frozen)
         elif held.phase == "frozen" and not freeze.n:
             self.say("frozen", held.place)
         elif held.phase == "frozen" and self.blocked(held.place):
             self.say("not-resumed", held.place, freeze.n, "leased")
-        elif held.phase == "running" or (held.phase == "frozen" and self.resumes):
+        elif held.phase == "running" or (held.phase == "frozen" and self.has_swapped(held, freeze)):
             held.phase, held.leased = "running", True
             self.say("resumed", held.place, freeze.n)
 

@@ -447,14 +447,14 @@ def test_a_member_that_waits_for_the_turn_of_one_that_is_waking_is_told_all_of_t
     for name in "ab":
         models.call(name)
     models.busy |= {"a", "b", "c"}
-    models.worker.resumes = False
+    models.worker.has_swapped = lambda held, order: order.on
     ends = foretold(models, "b", 31)
     while models.state("c") != "FROZEN":
         ends += foretold(models, "b", 1)
     assert models.drive.member("a").mask
     ends += foretold(models, "b", 9)
     assert models.states() == ["FROZEN"] * 3
-    models.worker.resumes = True
+    models.worker.has_swapped = lambda held, order: True
     ends += foretold(models, "b", 28)
     assert models.states() == ["RUNNING", "FROZEN", "FROZEN"]
     assert max(ends) - min(ends) <= 15, ends

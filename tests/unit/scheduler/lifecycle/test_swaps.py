@@ -41,6 +41,17 @@ def test_a_small_swap_which_takes_its_time_for_other_things_says_nothing_of_larg
     assert swaps.of(2) == before, "nor of its own, once it has loaded its model"
 
 
+def test_a_member_that_loads_its_model_leaves_what_was_measured_of_its_service() -> None:
+    swaps = Swaps()
+    swaps.has(1, 40_000)
+    swaps.left(1, 30_000)
+    swaps.came(1, 9000)
+    swaps.has(1, 500)
+    assert swaps.of(1) == Swap(40_000, 30_000, 9000)
+    swaps.has(1, 40_000)
+    assert swaps.of(1) == Swap(40_000, 30_000, 9000)
+
+
 def test_a_swap_that_was_held_up_says_little_of_those_of_others() -> None:
     swaps = Swaps()
     swaps.has(1, 8192)

@@ -37,9 +37,12 @@ class Swaps:
         return Swap(swap.mib, out_ms, swap.in_ms or round(swap.mib / self._in_mib_ms))
 
     def has(self, num: int, mib: int) -> None:
-        """A member has so much memory on its GPUs; 0 if that is not known. A measured swap takes as much longer."""
+        """A member has so much memory on its GPUs; 0 if that is not known. A measured swap takes as much longer.
+
+        One with far less than its service had before loads its model.
+        """
         last = self._last.get(num, Swap())
-        if mib in (0, last.mib):
+        if mib in (0, last.mib) or mib < TELLING_MIB <= last.mib:
             return
         if 0 < last.mib < TELLING_MIB <= mib:
             self._last[num] = Swap(mib)
