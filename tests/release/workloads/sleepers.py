@@ -380,8 +380,8 @@ class Sleepers(Driving):
             most_s = sum(self._most_s(other) for other in host.members.values())
             assert turn.in_ms <= 1000 * most_s, f"{turn.member} has its turn in {turn.in_ms} ms: {turn.why}"
             self.checked["times"] += 1
-        if member.replica.state != ledger.FROZEN or member.freeze:
-            return  # it is not called
+        if turn.stuck or member.replica.state != ledger.FROZEN or member.freeze:
+            return  # nothing tells when it has its GPUs, or it is not called
         told = Told(self.now + turn.in_ms, member.leased if member.mask else 0)
         before = sleeper.told[-1] if sleeper.told else None
         if before is not None and before.leased == told.leased > 0 and sleeper.job in self.seen and not self.held_up:
