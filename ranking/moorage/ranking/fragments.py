@@ -43,7 +43,7 @@ AVOID_BITS: Final = 44
 WORDS_BITS: Final = 28
 #: prices are recomputed when the fleet has grown or shrunk by this part
 GREW_PART: Final = 16
-#: replicas placed between two looks at what is left: one for each `LOOK_HOSTS` hosts, at least `LOOK_MIN`
+#: replicas chosen between two looks at what is left: one for each `LOOK_HOSTS` hosts, at least `LOOK_MIN`
 LOOK_HOSTS: Final = 8
 LOOK_MIN: Final = 32
 #: a mix is large with this many shapes, or CPU demands, times kinds of devices: its tables are made in parts
@@ -81,7 +81,9 @@ class Fragments(Pack):
         self._prices: Prices | None = None
         self._made = 0  # grows with all new tables; stamps may repeat while their tables differ
         self._hosts = 0
-        self._decided = 0  # replicas placed since the last look at what is left
+        #: replicas chosen since the last look at what is left. Some found no room, or others had their turn first: such
+        #: a look comes early, and there is at most one before a record
+        self._decided = 0
         #: the stamp of the tables being made, and the parts that remain; for the mix at the time it began
         self._renewal: tuple[tuple[int, ...], Iterator[None]] | None = None
         self._parts = 0  # parts made since the last choices
@@ -179,7 +181,7 @@ class Fragments(Pack):
         return True
 
     def _look_at_what_is_left(self, table: HostTable) -> None:
-        """Renew the charge for what is left, once enough was placed; between records, so a record has one."""
+        """Renew the charge for what is left, once enough was chosen; between records, so a record has one."""
         assert self._prices is not None
         if self._decided >= max(LOOK_MIN, len(table) // LOOK_HOSTS):
             self._decided = 0
