@@ -112,7 +112,7 @@ class Sleeper:
         if rooms:
             self.site.dice.choice(rooms).member.on_want(self.member.name, self.site.now_s)
         else:
-            self.member.on_given(None, self.site.now_s)
+            self.member.on_given(None, self.site.now_s, is_any_open=False)
 
     def want_later(self) -> None:
         self.site.later(lambda: self.member.ask_again(self.site.now_s))
