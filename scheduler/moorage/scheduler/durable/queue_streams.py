@@ -127,6 +127,7 @@ class QueueStreams:
         self.lacking = frozenset[str]()  # those whose stream cannot be made now
         self._buckets_of = frozenset[str]()  # tenants whose buckets are to be there
         self._made = set[str]()
+        self._begun = set[str]()  # tenants whose buckets but the largest were made in an earlier call
         self._refused = Reminders()
 
     async def refresh(self) -> bool:
@@ -179,6 +180,9 @@ class QueueStreams:
         Those of one kind that are made together have one size, for which there is room with a quarter to spare: for the
         kinds behind it, the queues and the ledger. A worker or a submitter with that right could choose which subjects
         the bucket captures. What cannot be created now is logged, and tried again with the next call.
+
+        In a cluster the largest kind is left to the next call. Its servers tell each other every 10 s what they have
+        reserved; until then all that is asked for seems to have room, and the history would find none.
         """
         js, subjects, replicas = self._js, self._subjects, self._replicas
         missing, refused = sorted(self._buckets_of - self._made), set[str]()
@@ -186,11 +190,13 @@ class QueueStreams:
             lambda tenant: files_store(js, subjects, tenant, replicas),
             lambda tenant: results_bucket(js, subjects.prefix, tenant, replicas=replicas),
             lambda tenant: schedules_store(js, subjects, tenant, replicas),
-            lambda tenant: checkpoints_store(js, subjects, tenant, replicas),
         ]
         for bucket_of in kinds:
             refused |= await self._make_alike({tenant: bucket_of(tenant) for tenant in missing})
-        self._made.update(set(missing) - refused)
+        known = [tenant for tenant in missing if replicas == 1 or tenant in self._begun]
+        refused |= await self._make_alike({each: checkpoints_store(js, subjects, each, replicas) for each in known})
+        self._begun.update(missing)
+        self._made.update(set(known) - refused)
 
     async def _make_alike(self, stores: dict[str, ObjectStore]) -> set[str]:
         """Create these buckets of tenants with one size; return the tenants that lack theirs."""
