@@ -33,6 +33,9 @@ CONNECT_TIMEOUT_S: Final = 2
 RETRY_WAIT_S_MIN: Final = 0.05
 RETRY_WAIT_S_MAX: Final = 1.0
 DRAIN_TIMEOUT_S: Final = 5
+#: How often a handshake is begun with a server that answers it in the open. With `handshake_first: auto` it does so to
+#: a client whose first bytes come later than 50 ms, as on a busy machine.
+HANDSHAKES_MAX: Final = 4
 #: How long a close is waited for. With bytes unsent to a server that reads no more it ends only with the socket.
 CLOSE_TIMEOUT_S: Final = 1.0
 #: Bytes that wait for the socket before a publish itself waits.
@@ -63,6 +66,19 @@ _CERTIFICATE: Final = "set cert and key in the context to a pair that the server
 OnError = Callable[[Client, Exception], None]
 OnLost = Callable[[Client], None]
 T = TypeVar("T")
+
+
+class AnsweredInTheOpen(BadContext):
+    """The server answered the beginning of TLS in the open."""
+
+
+def _may_pass(state: tenacity.RetryCallState) -> bool:
+    """Return whether another attempt may succeed where this one failed."""
+    assert state.outcome is not None
+    raised = state.outcome.exception()
+    if isinstance(raised, AnsweredInTheOpen):
+        return state.attempt_number < HANDSHAKES_MAX
+    return isinstance(raised, CannotConnect)
 
 
 class Behind:
@@ -105,12 +121,13 @@ class Dialer:
         """Return a connected client. While no server is reached, tries again for `give_up_after_s` seconds (None: for
         ever).
 
-        Raises `CannotConnect`, and at once `NotAuthorized` and `BadContext`.
+        Raises `CannotConnect`, and at once `NotAuthorized` and `BadContext`; that the server offers no TLS at the start
+        is asked for `HANDSHAKES_MAX` times.
         """
         attempts = tenacity.AsyncRetrying(
             stop=tenacity.stop_never if give_up_after_s is None else tenacity.stop_after_delay(give_up_after_s),
             wait=tenacity.wait_random_exponential(multiplier=RETRY_WAIT_S_MIN, max=RETRY_WAIT_S_MAX),
-            retry=tenacity.retry_if_exception_type(CannotConnect),
+            retry=_may_pass,
             reraise=True,
         )
         return await attempts(self._dial_once)
@@ -181,7 +198,7 @@ class Dialer:
         if "CERTIFICATE_REQUIRED" in str(cause):
             return BadContext("TLS: the server asks for a certificate of ours", key="cert", next_step=_CERTIFICATE)
         if isinstance(cause, ssl.SSLError) and cause.reason in _NOT_TLS:
-            return BadContext(
+            return AnsweredInTheOpen(
                 f"TLS: the server at {self._context.where} offers none at the start of a connection,"
                 " and nothing was sent to it",
                 key="url",

@@ -72,6 +72,33 @@ async def server_with(folder: Path, conf: str) -> AsyncIterator[dict[str, list[s
         await process.wait()
 
 
+@contextlib.asynccontextmanager
+async def late_at_first(url: str) -> AsyncIterator[str]:
+    """A way to the server on which the first client's bytes arrive once the server has spoken, as of a slow machine."""
+    port, connections = urlsplit(url).port, 0
+
+    async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, spoken: asyncio.Event) -> None:
+        with contextlib.suppress(ConnectionError):
+            while piece := await reader.read(65536):
+                writer.write(piece)
+                spoken.set()
+        writer.close()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connections
+        connections += 1
+        from_server, to_server = await asyncio.open_connection("127.0.0.1", port)
+        spoken = asyncio.Event()
+        answering = asyncio.create_task(pass_on(from_server, writer, spoken))
+        if connections == 1:
+            await spoken.wait()
+        await pass_on(reader, to_server, asyncio.Event())
+        await answering
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        yield f"tls://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+
 @pytest.mark.filterwarnings("ignore:parameter 'timeout':DeprecationWarning")  # nats-py's, to aiohttp
 async def test_a_web_socket_carries_messages(tmp_path: Path) -> None:
     conf = 'websocket { listen: "127.0.0.1:-1", no_tls: true }'
@@ -127,6 +154,15 @@ async def test_one_that_is_trusted_encrypts(tmp_path: Path) -> None:
         await connect(Context(url=url, ca=str(tmp_path / "cert.pem")), "in secret") as connection,
     ):
         await connection.flush()  # the server takes no client without TLS
+
+
+async def test_a_client_whose_first_bytes_are_late_begins_again(tmp_path: Path) -> None:
+    """With `handshake_first: auto` the server speaks in the open to a client that is silent for 50 ms: on a busy
+    machine a connection was refused for good."""
+    async with tls_server(tmp_path) as server, late_at_first(server) as url:
+        context = Context(url=url, ca=str(tmp_path / "cert.pem"))
+        async with await connect(context, "in secret", give_up_after_s=30) as connection:
+            await connection.flush()
 
 
 async def test_the_end_of_an_encrypted_connection_is_no_warning(
