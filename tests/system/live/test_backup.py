@@ -326,6 +326,7 @@ async def test_restores_back_and_forth_lose_no_history_and_no_end_is_written_twi
             await acme.submit(job, gpu={"model": "none"})
         await acme.api("cancel", {"job": "long-over"})
         await until(lambda: gone("long-over"), what="it left memory")
+        await until(lambda: kept(), what="its history is written")  # what was not, a restore leaves behind
         alive = await take(made, tmp_path / "alive.backup")
         await cancelled(leads, "ends")
         over = await take(made, tmp_path / "over.backup")

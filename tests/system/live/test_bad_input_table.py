@@ -79,7 +79,7 @@ MISTAKES: Final[dict[str, Mistake]] = {
     "a wrong unit in a token": Mistake(
         "invalid-argument", 2, ("submit", job(gpu="2xH100:80X")),
         lambda m: m.submit(["true"], gpu="2xH100:80X"),
-        ["submit", "--gpu", "2xH100:80X", "--", "true"], says="2xH100:80X",
+        ["submit", "--gpu", "2xH100:80X", "--", "true"], says="gpu",
     ),
     "no GPU at all": submitted("invalid-argument", 2, job(gpu={"count": 0}), "$.gpu.count"),
     "an unknown field": submitted("invalid-argument", 2, job(prioritie=7), "the nearest field is priority"),
