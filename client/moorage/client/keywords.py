@@ -29,6 +29,7 @@ _HERE: Final = {
     "at": "it is start_after_s=…, in seconds from now",
     "cpu": "processors are resources=Resources(cpu_milli=4000)",
     "memory": "host memory is resources=Resources(memory_mib=16384), a GPU's own is gpu='1xH100:80G'",
+    "errors": "it is an argument of the job's answers: job.answers(errors='return')",
     "environment": "it is env={'NAME': 'value'}",
 }
 

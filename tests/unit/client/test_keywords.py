@@ -58,6 +58,12 @@ async def test_an_unknown_keyword_is_told_with_the_nearest(fleet: SimFleet, verb
         assert (await moorage.ls()).jobs == [], "nothing was submitted"
 
 
+async def test_what_a_map_does_with_errors_is_told_with_the_method_that_takes_it(fleet: SimFleet) -> None:
+    async with AsyncClient(transport=fleet) as moorage:
+        with pytest.raises(TypeError, match=r"job\.answers\(errors='return'\)"):
+            await moorage.map(["true"], [1], errors="return")  # type: ignore[call-arg]
+
+
 ELSEWHERE: dict[str, str] = {
     "key": "a job's id is job=",
     "name": "a job's id is job=",
