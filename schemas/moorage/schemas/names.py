@@ -60,7 +60,7 @@ def word_of(job: str) -> str:
     from moorage.schemas.reasons import REASONS
 
     is_other = job in (LAST, ALL) or job.startswith("-") or job in CODES or job in REASONS
-    return EXACTLY + job if is_other else job
+    return exactly(job) if is_other else job
 
 
 def is_secret(name: str) -> bool:

@@ -235,7 +235,7 @@ def why_unknown(runs: int, starts: int, *, cut: bool) -> str:
     if starts:
         jobs = "job that starts before it has" if starts == 1 else "jobs that start before it have"
         return f"{starts} {jobs} no time limit and no earlier run of the same command"
-    return "more jobs wait before it than a look ahead covers" if cut else ""
+    return "a look ahead ended before it: that covers so many jobs, and takes so much processor time" if cut else ""
 
 
 def waits(job: Job) -> bool:

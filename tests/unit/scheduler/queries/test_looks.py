@@ -147,7 +147,10 @@ def test_it_says_why_it_does_not_know(monkeypatch: pytest.MonkeyPatch) -> None:
         "1 job that starts before it has no time limit and no earlier run of the same command",
     )
     monkeypatch.setattr(forecasts, "JOBS_MAX", 0)
-    assert told(look_ahead(drive)) == "more jobs wait before it than a look ahead covers"
+    assert (
+        told(look_ahead(drive))
+        == "a look ahead ended before it: that covers so many jobs, and takes so much processor time"
+    )
     drive.run_out("w0")
     assert drive.states("new", "u") == ["RUNNING"]
     found = look_ahead(drive)

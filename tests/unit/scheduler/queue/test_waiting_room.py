@@ -103,7 +103,7 @@ def test_an_end_of_before_counts_at_once_and_of_a_job_that_left_memory_too() -> 
     assert drive.explained("after-badly")["why"] == "after badly: FAILED"
 
 
-@pytest.mark.parametrize(("job", "word"), [("eval", "eval"), ("last", "=last")])
+@pytest.mark.parametrize(("job", "word"), [("eval", "eval"), ("last", "'=last'")])
 def test_what_was_cancelled_for_anothers_end_is_told_how_that_was_run_again(job: str, word: str) -> None:
     drive = Driving()
     drive.worker("w0", auto=False)
