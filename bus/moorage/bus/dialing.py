@@ -72,15 +72,6 @@ class AnsweredInTheOpen(BadContext):
     """The server answered the beginning of TLS in the open."""
 
 
-def _may_pass(state: tenacity.RetryCallState) -> bool:
-    """Return whether another attempt may succeed where this one failed."""
-    assert state.outcome is not None
-    raised = state.outcome.exception()
-    if isinstance(raised, AnsweredInTheOpen):
-        return state.attempt_number < HANDSHAKES_MAX
-    return isinstance(raised, CannotConnect)
-
-
 class Behind:
     """Calls of nats-py that no cancellation of their callers interrupts."""
 
@@ -124,10 +115,19 @@ class Dialer:
         Raises `CannotConnect`, and at once `NotAuthorized` and `BadContext`; that the server offers no TLS at the start
         is asked for `HANDSHAKES_MAX` times.
         """
+        in_the_open = 0
+
+        def may_pass(error: BaseException) -> bool:
+            nonlocal in_the_open
+            if isinstance(error, AnsweredInTheOpen):
+                in_the_open += 1
+                return in_the_open < HANDSHAKES_MAX
+            return isinstance(error, CannotConnect)
+
         attempts = tenacity.AsyncRetrying(
             stop=tenacity.stop_never if give_up_after_s is None else tenacity.stop_after_delay(give_up_after_s),
             wait=tenacity.wait_random_exponential(multiplier=RETRY_WAIT_S_MIN, max=RETRY_WAIT_S_MAX),
-            retry=_may_pass,
+            retry=tenacity.retry_if_exception(may_pass),
             reraise=True,
         )
         return await attempts(self._dial_once)

@@ -73,8 +73,10 @@ async def server_with(folder: Path, conf: str) -> AsyncIterator[dict[str, list[s
 
 
 @contextlib.asynccontextmanager
-async def late_at_first(url: str) -> AsyncIterator[str]:
-    """A way to the server on which the first client's bytes arrive once the server has spoken, as of a slow machine."""
+async def late_at_first(url: str, refused: int = 0) -> AsyncIterator[str]:
+    """A way to the server on which the first client's bytes arrive once the server has spoken, as of a slow machine.
+
+    Before that it hangs up on so many clients, as while the server is not up yet."""
     port, connections = urlsplit(url).port, 0
 
     async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, spoken: asyncio.Event) -> None:
@@ -87,10 +89,13 @@ async def late_at_first(url: str) -> AsyncIterator[str]:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         nonlocal connections
         connections += 1
+        if connections <= refused:
+            writer.close()
+            return
         from_server, to_server = await asyncio.open_connection("127.0.0.1", port)
         spoken = asyncio.Event()
         answering = asyncio.create_task(pass_on(from_server, writer, spoken))
-        if connections == 1:
+        if connections == refused + 1:
             await spoken.wait()
         await pass_on(reader, to_server, asyncio.Event())
         await answering
@@ -156,10 +161,11 @@ async def test_one_that_is_trusted_encrypts(tmp_path: Path) -> None:
         await connection.flush()  # the server takes no client without TLS
 
 
-async def test_a_client_whose_first_bytes_are_late_begins_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("refused", [0, 12])
+async def test_a_client_whose_first_bytes_are_late_begins_again(tmp_path: Path, refused: int) -> None:
     """With `handshake_first: auto` the server speaks in the open to a client that is silent for 50 ms: on a busy
-    machine a connection was refused for good."""
-    async with tls_server(tmp_path) as server, late_at_first(server) as url:
+    machine a connection was refused for good. Attempts from before the server was up do not count."""
+    async with tls_server(tmp_path) as server, late_at_first(server, refused) as url:
         context = Context(url=url, ca=str(tmp_path / "cert.pem"))
         async with await connect(context, "in secret", give_up_after_s=30) as connection:
             await connection.flush()
