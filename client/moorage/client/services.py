@@ -74,6 +74,8 @@ if TYPE_CHECKING:
 #: between two tries of a call that did not start: doubled from the first to the last, times 0.5 to 1.5
 AGAIN_S_MIN: Final = 0.01
 AGAIN_S_MAX: Final = 0.25
+#: a try that has less time than this left is not made: it would be told as a call that may have run
+TRY_S_MIN: Final = 0.05
 #: while nobody serves, the scheduler is asked this often for a member, and whether a job is there at all
 WAKE_AGAIN_S: Final = 2.0
 #: how long a call that gives up waits for the reason, and for how long one reason is that of others
@@ -484,6 +486,8 @@ class _Tries:
             problem = msgspec.structs.replace(refused, code=NO_SERVICE, fault=error.problem.fault)
             raise CallRefused(problem)
         await asyncio.sleep(after_s)
+        if self.ends_s - time.monotonic() < TRY_S_MIN:
+            raise await self._with_why(error)
         self._wait_s = min(2 * self._wait_s, AGAIN_S_MAX)
 
     async def _with_why(self, error: ClientError) -> ClientError:

@@ -253,6 +253,13 @@ async def test_close_ends_the_wait_for_a_connection(fresh_server: EmbeddedServer
     assert not a.is_connected
 
 
+async def stop(server: EmbeddedServer) -> None:
+    """Stop all threads of a server; those that have not seen the signal yet would still answer."""
+    os.kill(server.pid, signal.SIGSTOP)
+    threads = Path(f"/proc/{server.pid}/task")
+    await until(lambda: all(") T " in stat.read_text() for stat in threads.glob("*/stat")), what="it has stopped")
+
+
 async def test_close_ends_a_flush_that_the_server_does_not_answer(
     fresh_server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -261,7 +268,7 @@ async def test_close_ends_a_flush_that_the_server_does_not_answer(
         monkeypatch.setattr(f"moorage.bus.{module}.DRAIN_TIMEOUT_S", 0.05)  # it drains in vain
     before = asyncio.all_tasks()
     a = await connect(fresh_server.url, "a")
-    os.kill(fresh_server.pid, signal.SIGSTOP)
+    await stop(fresh_server)
     try:
         async with asyncio.timeout(60):
             waiting = asyncio.create_task(a.flush(600))
@@ -310,7 +317,7 @@ async def test_a_stopped_server_is_noticed_by_pings_and_ends_a_blocked_send(
         await a.subscribe(unique, lambda _: None)
         transport: Any = a._client._transport
         socket_of_a = transport._bare_io_writer.get_extra_info("socket")
-        os.kill(fresh_server.pid, signal.SIGSTOP)
+        await stop(fresh_server)
         try:
             closed = asyncio.create_task(closing.close())
             waiting = asyncio.create_task(a.request(unique, b"", 60))

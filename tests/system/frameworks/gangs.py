@@ -6,6 +6,9 @@ import os
 from pathlib import Path
 from typing import Final
 
+from moorage.client import AsyncClient
+from moorage.schemas.gpu import Distributed, GpuSpec
+from tests.cluster import free_ports
 from tests.system.cli.node import Node
 from tests.unit.docs.markdown import DOCS, page
 
@@ -41,9 +44,16 @@ def variables(venv: str) -> dict[str, str]:
 
 
 async def run_gang(node: Node, tenant: str, folder: Path, *argv: str, venv: str = "torch") -> list[str]:
-    """Run a command in each replica, in `folder`, to its end; what ranks said, sorted, without what libraries said."""
-    options = ["--hosts", "2", "--gpu", "1xH100", "--cwd", str(folder)]
-    options += [f"--env={name}={value}" for name, value in variables(venv).items()]
-    ran = await node.run("run", *options, "--", *argv, tenant=tenant)
-    assert ran.code == 0, ran.out + ran.err
-    return sorted(line.partition("] ")[2] for line in ran.out.splitlines() if ", sum " in line)
+    """Run a command in each replica, in `folder`, to its end; what ranks said, sorted, without what libraries said.
+
+    Its ranks meet at a port of their own: gangs of other tests run on other nodes of this machine, and each node
+    believes that it has all of its ports."""
+    meets = Distributed(master_port=free_ports(1)[0])
+    gpu = GpuSpec(model="H100", scheduling="gang", distinct_hosts=True, distributed=meets)
+    async with AsyncClient(node.url, tenant=tenant) as client:
+        job = await client.submit(list(argv), gpu=gpu, replicas=2, cwd=folder, env=variables(venv))
+        result = await job.result()
+        pieces = [piece async for piece in job.logs()]
+        assert result.state == "SUCCEEDED", "".join(piece.text for piece in pieces)
+    said = ["".join(piece.text for piece in pieces if (piece.stream, piece.replica) == ("out", at)) for at in (0, 1)]
+    return sorted(line for text in said for line in text.splitlines() if ", sum " in line)
