@@ -100,7 +100,7 @@ class Outside(Protocol):
         """Tell the service that the caller no longer waits for this call."""
 
     def hand(self, to: str, call: Call | None, waited_ms: int) -> None:
-        """Send a call to the member that asked for one, or None: nothing waits here any more."""
+        """Send a call to the member that asked for one, or None: nothing waits here for it."""
 
     def have(self) -> None:
         """Say to all members that calls wait here."""
@@ -239,7 +239,8 @@ class Member:
         self._look_at_room()
 
     def on_given(self, call: Call | None, now_s: float, *, is_any_open: bool = True) -> None:
-        """A `want` is answered: by a call, or by None if nothing waits there, or no room is open at all."""
+        """A `want` is answered: by a call, or by None if nothing waits there, or no room is open that could have a call
+        for this member."""
         asked_s, self._asked_s = self._asked_s, None
         if call is None:
             self._on_nothing(asked_s, now_s, is_any_open)
@@ -263,14 +264,17 @@ class Member:
         self._asks_later = False
         self._fetch(now_s)
 
-    def on_want(self, to: str, now_s: float) -> None:
-        """A member with a free place asks for a call; `to` is the subject for the answer."""
+    def on_want(self, to: str, now_s: float, methods: Collection[str] | None = None) -> None:
+        """A member with a free place asks for a call; `to` is the subject for the answer.
+
+        It has these methods only, None for all: members of another version of the service may lack some.
+        """
         self._expire(now_s)
-        if not self.room:
+        call = self.room.take_first(lambda call: not call.endpoint or methods is None or call.endpoint in methods)
+        if call is None:
             self._outside.hand(to, None, 0)
             self._have_said_s = float("-inf")  # who asked may believe now that nothing waits anywhere
             return
-        call = self.room.take_next()
         self.meter.handed += 1
         self._outside.hand(to, call, call.waited(now_s))
         if self.room:

@@ -295,7 +295,8 @@ class Messenger:
         if call is not None:
             call.endpoint = headers.get(ENDPOINT, "")
             call = call if self._has_its_endpoint(call) else None
-        self.member.on_given(call, time.monotonic(), is_any_open=headers.get(STATUS_HEADER) != "503")
+        is_any_open = headers.get(STATUS_HEADER) != "503" and headers.get(ERROR) != NO_ENDPOINT
+        self.member.on_given(call, time.monotonic(), is_any_open=is_any_open)
         self._look()
 
     def _has_its_endpoint(self, call: Call) -> bool:
@@ -329,11 +330,8 @@ class Messenger:
     def _on_want(self, delivery: Delivery) -> None:
         if not delivery.reply:
             return
-        if self.endpoints <= set(delivery.data.decode(errors="replace").split()):
-            self.member.on_want(delivery.reply, time.monotonic())
-            self._look()
-        else:  # it is of another version of the service, and lacks a method
-            self.hand(delivery.reply, None, 0)
+        self.member.on_want(delivery.reply, time.monotonic(), delivery.data.decode(errors="replace").split())
+        self._look()
 
     def _on_discovery(self, delivery: Delivery) -> None:
         if delivery.reply and may_answer(self.name.prefix, delivery.subject, delivery.reply):
@@ -443,8 +441,8 @@ class Messenger:
         self.program.send(ToProgram(cancel=number))
 
     def hand(self, to: str, call: Call | None, waited_ms: int) -> None:
-        if call is None:
-            self._put(to, b"", "", None)
+        if call is None:  # what waits for long is for methods that the asker lacks: it need not ask again soon
+            self._put(to, b"", "", {ERROR: NO_ENDPOINT} if self.member.room else None)
         else:
             self._put(to, call.data, call.reply, _passed_on(call, waited_ms))
 

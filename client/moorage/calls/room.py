@@ -62,6 +62,11 @@ class Room(Generic[C]):
     def take_next(self) -> C:
         return self._take(-1)
 
+    def take_first(self, is_one: Callable[[C], bool]) -> C | None:
+        """Take the first call of which this is true; return None if there is none."""
+        at = next((at for at, call in enumerate(self) if is_one(call)), None)
+        return None if at is None else self._take(len(self._calls) - 1 - at)
+
     def take_last(self) -> C:
         """Take the call that comes behind all others."""
         return self._take(0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -171,6 +172,41 @@ def test_a_call_for_a_method_goes_from_member_to_member_that_has_it() -> None:
         assert [error_of(each) for each in (full, waiting, wrong)] == ["", "", "no-endpoint"]
         assert b"embed has no method 'other'; its methods: embed" in wrong.result().data
         for each in (old, new, idle):
+            await each.messenger.close()
+
+    SimulatedClock().run(main())
+
+
+def test_a_member_is_handed_the_calls_of_its_own_methods_and_asks_no_more_often_than_it_hears_of_calls() -> None:
+    """A full member of an older version has a method that the idle ones lack: they fetched none of its calls, not even
+    those that they could run, and each asked it a hundred times a second."""
+
+    async def main() -> None:
+        bus = SimulatedBus()
+        old, idle = Desk(bus), Desk(bus)
+        old.messenger.endpoints, idle.messenger.endpoints = frozenset({"gone", "stays"}), frozenset({"stays"})
+        asked = Counter[str]()
+        for what in ("have", "want"):
+            subject = NAME.subjects.member(NAME.tenant, NAME.service, what)
+            await old.caller.subscribe(subject, lambda said: asked.update([said.subject]))
+        await old.messenger.open()
+        await old.messenger.take()
+        full, gone, stays = await old.full(), old.call(endpoint=".gone"), old.call(endpoint=".stays")
+        await asyncio.sleep(1)
+        await idle.messenger.open()
+        await asyncio.sleep(LONG_S)
+        assert [head.endpoint for head in idle.heads] == ["stays"]
+        idle.answer()
+        asked.clear()
+        await asyncio.sleep(LONG_S)
+        haves, wants = asked.values()
+        assert wants <= haves + 1
+        for _ in range(2):
+            old.answer()
+            await asyncio.sleep(1)
+        await asyncio.wait((full, gone, stays))
+        assert [error_of(each) for each in (full, gone, stays)] == ["", "", ""]
+        for each in (old, idle):
             await each.messenger.close()
 
     SimulatedClock().run(main())
