@@ -111,6 +111,23 @@ async def test_of_many_it_says_how_to_look(nats_url: str, unique: str, tmp_path:
     assert "any of the 2 jobs may have been accepted" in err.text
 
 
+async def test_of_trials_it_says_under_which_id_to_submit_them_again(
+    nats_url: str, unique: str, tmp_path: Path
+) -> None:
+    """It named the ids in a file of requests, and that of the trials was made up and told nowhere."""
+    (items := tmp_path / "items.csv").write_text("lr\n0.1\n0.2\n")
+    words = ("--hosts", "2", "--gpu", "1", "--each", str(items), "--", "train", "{lr}")
+    process = await start("submit", "--nats", nats_url, "--tenant", unique, "--timeout", "30s", *words)
+    err = Lines(process.stderr)
+    await err.until("no scheduler answers yet")
+    process.send_signal(signal.SIGINT)
+    assert await process.wait() == 130
+    await err.until("no job is then created twice")
+    assert "any of the 2 jobs may have been accepted" in err.text
+    assert re.search(r"check: moorage ls --label sweep=(\w+); submit again with --job \1:", err.text), err.text
+    assert "follow" not in err.text
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 async def test_one_that_comes_while_jobs_are_run_again_ends_all_of_it(
     node: Node, unique: str, number: signal.Signals, code: int

@@ -142,6 +142,7 @@ def test_with_hosts_each_item_is_a_gang_and_a_job_of_its_own(capsys: pytest.Capt
         (["--each-line", "many.txt"], "many.txt has too many trials"),
         (["--each", "bad.csv"], "line 3"),
         (["--array", "0-1"], "moorage submit --hosts 2 --each FILE"),
+        (["--each", "sweep.csv", "--job", 63 * "a"], "allowed 1..62 characters"),
     ],
 )
 def test_trials_that_cannot_be_are_refused(words: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -43,20 +43,20 @@ def say_below_ctrl_c() -> None:
         say("")
 
 
-async def accepted(client: AsyncClient, submitting: Awaitable[T], jobs: Sequence[str | None]) -> T:
+async def accepted(client: AsyncClient, submitting: Awaitable[T], jobs: Sequence[str | None], check: str = "") -> T:
     """Return the answer to a submit. If none comes in time, say that these jobs may be in the ledger or not."""
     try:
         return await submitting
     except (NoScheduler, Unreachable):
         if client._wire.unclear:
-            say_interrupted(jobs, "no answer came")
+            say_interrupted(jobs, "no answer came", check)
         raise
 
 
-def say_interrupted(jobs: Sequence[str | None], why: str = "") -> None:
+def say_interrupted(jobs: Sequence[str | None], why: str = "", check: str = "") -> None:
     """Say that these jobs may be in the ledger or not; their ids make it safe to ask, and to send again.
 
-    Without `why`, Ctrl-C was pressed.
+    Without `why`, Ctrl-C was pressed. `check` says how to look and to send again where several jobs are of no file.
     """
     if not why:
         say_below_ctrl_c()
@@ -67,9 +67,8 @@ def say_interrupted(jobs: Sequence[str | None], why: str = "") -> None:
         report(f"  check: moorage show {word}   cancel: moorage cancel --before {word}")
     else:
         report(f"{why}: any of the {len(jobs)} jobs may have been accepted")
-        report(
-            "  check: moorage ls; jobs that have an id in the file can be submitted again: no job is then created twice"
-        )
+        of_file = "moorage ls; jobs that have an id in the file can be submitted again: no job is then created twice"
+        report(f"  check: {check or of_file}")
 
 
 def say_cancel_interrupted(job: str, *, before: bool) -> None:

@@ -121,9 +121,10 @@ def _submit_trials(flags: JobFlags, command: Sequence[str], options: RowOptions,
         say_stdin()
         trials = trials_of(await with_files(client, flags.with_, chosen), items)
         ids = [str(trial.job) for trial in trials]
-        code = await detachable(_many(client, trials, {}, options, ids), lambda: say_interrupted(ids))
-        say(f"follow: moorage wait --label {LABEL}={trials[0].labels[LABEL]}")
-        return code
+        of_all = f"--label {LABEL}={trials[0].labels[LABEL]}"
+        check = f"moorage ls {of_all}; submit again with --job {chosen.job}: no job is then created twice"
+        many = _many(client, trials, {}, options, ids, check=check, follow=f"moorage wait {of_all}")
+        return await detachable(many, lambda: say_interrupted(ids, check=check))
 
     return with_client(options, all_of, sends=True)
 
@@ -253,12 +254,16 @@ async def _many(
     fields: dict[str, Any],
     options: RowOptions,
     ids: list[str],
+    *,
+    check: str = "",
+    follow: str = "",
 ) -> int | None:
-    """Submit several requests, each accepted or refused by itself, and print the answers in their order."""
+    """Submit several requests, each accepted or refused by itself, and print the answers in their order, then how to
+    `follow` those that were accepted. `check` is as in `say_interrupted`."""
     jobs: list[Job | None] = []
     problems = {}
     try:
-        jobs += await accepted(client, client.submit_many(requests, **fields), ids)
+        jobs += await accepted(client, client.submit_many(requests, **fields), ids, check)
     except BatchRejected as refused:
         jobs, problems = refused.jobs, refused.problems
     code = 0
@@ -273,4 +278,6 @@ async def _many(
         code = code or exit_code_of(error_of(problems[at])) or EXIT_FAILED
     if not options.json:
         say(f"{len(jobs) - len(problems)} of {len(jobs)} jobs accepted")
+    if follow and len(problems) < len(jobs):
+        say(f"follow: {follow}")
     return code

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from moorage.cli.jobs.job_flags import JobFlags
 from moorage.client.errors import rejected
+from moorage.schemas.names import JOB_CHARS_MAX
 
 if TYPE_CHECKING:
     from moorage.client.sweeps import Sweep
@@ -59,6 +60,12 @@ def trials_of(request: Request, sweep: Sweep) -> list[Request]:
 
     labels = {LABEL: request.job, **request.labels}
     last = len(str(sweep.size - 1))  # numbers of one width stand in their order in `ls`
+    most = JOB_CHARS_MAX - len("-") - last
+    if len(request.job or "") > most:
+        raise rejected(
+            "invalid-argument", f"--job: an id of {len(request.job or '')} characters, behind which the number of each"
+            " trial stands, is too long", found=request.job, allowed=f"1..{most} characters", next="shorten it",
+        )  # fmt: skip
     trials = []
     for at, value in enumerate(sweep.values or ()):
         fields = {"labels": labels, "items": [value] * request.copies}
