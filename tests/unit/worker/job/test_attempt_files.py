@@ -175,6 +175,15 @@ async def test_few_folders_are_rescued_at_once_and_one_of_an_attempt(
     await rescuing.close()
 
 
+async def test_two_that_ask_while_folders_are_looked_at_have_one_rescue(tmp_path: Path) -> None:
+    files, rescuing, _ = await left_behind(tmp_path)
+    told = await asyncio.gather(rescuing.rescue(LEFT), rescuing.rescue(LEFT))
+    assert [each.stored for each in told] == [False, False]
+    await asyncio.sleep(0)  # it is stored in one step
+    assert files.stored == ["rescued.j.0.9"]
+    assert (await rescuing.rescue(LEFT)).stored
+
+
 async def test_what_a_living_attempt_writes_is_not_rescued(tmp_path: Path) -> None:
     _, rescuing = of(tmp_path)
     with pytest.raises(Refused, match="has left nothing here"):

@@ -188,22 +188,23 @@ class AttemptFiles:
         """
         name = name_in(ask)
         own = Rescued(ask.attempt, rescued_object(ask.job, ask.replica, ask.fence, ask.path))
+        await self._folders.emptied()  # before the look at what is stored already: another one may ask meanwhile
         storing = self._rescues.get((name, ask.path))
         if storing is None:
-            await self._begin_rescue(name, ask)
+            self._begin_rescue(name, ask)
         elif storing.done():
             del self._rescues[name, ask.path]
             storing.result()
             return msgspec.structs.replace(own, stored=True)
         return own
 
-    async def _begin_rescue(self, name: AttemptName, ask: Rescue) -> None:
+    def _begin_rescue(self, name: AttemptName, ask: Rescue) -> None:
         if self._files is None:
             raise refuse("not-kept", "this worker stores no files", job=ask.job)
         busy = [of for (of, _), each in self._rescues.items() if not each.done()]
         if len(busy) >= RESCUES_MAX or name in busy:
             raise Refused(problem("overloaded", "other files are being stored", retry_after_s=1.0))
-        folder = await self._folders.read(name)
+        folder = self._folders.read(name)
         if folder is None:
             raise refuse(
                 "not-kept",

@@ -268,10 +268,14 @@ class AttemptFolders:
         if self._emptying is None:
             self._emptying = asyncio.get_running_loop().create_task(self._remove_empty())
 
-    async def read(self, name: AttemptName) -> str | None:
-        """Return the path of an ended attempt's folder, which stays until `read_whole`; None if there is none."""
+    async def emptied(self) -> None:
+        """Wait until it is known of all ended attempts whether their folders are empty."""
         if self._emptying is not None:
             await asyncio.shield(self._emptying)
+
+    def read(self, name: AttemptName) -> str | None:
+        """Return the path of an ended attempt's folder, which stays until `read_whole`; None if there is none, or that
+        is not known before `emptied`."""
         folder = _folder_of(name)
         if name in self._living or folder not in self._ended:
             return None
@@ -345,8 +349,7 @@ class AttemptFolders:
 
         Return how many entries were to be removed: folders that were not empty, and files with patterns next to them.
         """
-        if self._emptying is not None:
-            await asyncio.shield(self._emptying)
+        await self.emptied()
         now, doomed = boottime_s(), list[str]()
         is_full = bool(self._ended) and spare_bytes(self.root) <= 0
         for folder, ended_s in self._ended.items():
