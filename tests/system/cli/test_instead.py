@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from moorage.cli.framework.options import ROWS
-from moorage.cli.jobs.instead import as_words, changed
+from moorage.cli.jobs.instead import as_words, as_words_of_new, changed
 from moorage.cli.jobs.job_flags import JobFlags, fields_of, scheduling_of
 from moorage.cli.jobs.submit import _one_of
 from moorage.client import AsyncClient
@@ -84,6 +84,21 @@ def test_the_words_of_a_gang_on_several_hosts_are_those_of_its_token() -> None:
     near = drive.fixes("apart")[0]
     assert as_words(msgspec.convert(near, Fix)) == "--gpu 9x1xany --gang"
     same(asks, near)
+
+
+def test_those_of_a_gang_that_is_not_submitted_yet_go_with_its_hosts() -> None:
+    """--replicas was told, which --hosts refuses, and --but, which only --instead-of takes."""
+    drive = Driving()
+    for name in "abc":
+        drive.worker(name, 4, modes=["exclusive"])
+    drive.submit("holds", gpu={"count": 4}, replicas=2, run={"driver": "noop"})
+    asks = {"gpu": {"count": 4, "model": "H100", "scheduling": "gang", "distinct_hosts": True}, "replicas": 3}
+    drive.submit("apart", **asks, run={"driver": "noop"})
+    told = [as_words_of_new(msgspec.convert(fix, Fix), apart=True) for fix in drive.fixes("apart")]
+    assert told == ['{"gpu":{"count":4,"model":"H100"}} in its request', "--hosts 1"]
+    gang = Fix(request={"gpu": {}, "replicas": 3}, gpu="3x4xany", gang=True)
+    assert as_words_of_new(gang, apart=True) == "--gpu 3x4xany --gang, without --hosts"
+    assert as_words_of_new(gang, apart=False) == "--gpu 3x4xany --gang"
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from moorage.cli.framework.exit_codes import shell_code
 from moorage.cli.framework.options import ROWS, RowOptions, guarded
 from moorage.cli.framework.render import age, facts, ordinal, pipe_line, place_of, utc
 from moorage.cli.framework.screen import APART_S, Screen
-from moorage.cli.jobs.instead import as_words
+from moorage.cli.jobs.instead import as_words, as_words_of_new
 from moorage.cli.jobs.job_rows import after_rows, members_words, stalled_words
 from moorage.cli.jobs.replica_words import shown_words
 from moorage.cli.jobs.selectors import LISTED, ask_each, one_id, with_named
@@ -232,8 +232,9 @@ def _steps(left: dict[str, int]) -> str:
     return " > ".join(f"{REASONS[name].step if name in REASONS else name} {number}" for name, number in steps)
 
 
-def fix_lines(why: Explained) -> list[str]:
-    """Return what would help, a line for each; without a tenant, of a job that is not submitted yet."""
+def fix_lines(why: Explained, *, apart: bool = False) -> list[str]:
+    """Return what would help, a line for each; without a tenant, of a job that is not submitted yet, whose replicas
+    may be asked for `apart`: each on a host of its own."""
     word = word_of(why.job)
     if why.stalled:
         return [f"fix: {FIXES['stalled'].format(job=word)}"]
@@ -244,7 +245,7 @@ def fix_lines(why: Explained) -> list[str]:
         elif why.state == "FAILED" and why.replicas is not None:
             look = "moorage show {job} --failed"
         return [f"fix: {(fix_of_end(why.why) or look).format(job=word)}"]
-    tried = [_fix_line(fix, why) for fix in why.fixes]
+    tried = [_fix_line(fix, why, apart=apart) for fix in why.fixes]
     fix = fix_of(why.reason)
     if tried or not fix:
         return tried
@@ -258,14 +259,14 @@ def _release(why: Explained) -> str:
     return f"moorage admin release {what} --tenant {why.tenant}"
 
 
-def _fix_line(fix: Fix, why: Explained) -> str:
+def _fix_line(fix: Fix, why: Explained, *, apart: bool) -> str:
     """Return the command that would start the job now; for a job not yet submitted, the flags to change."""
     if fix.command:
         return f"fix: {fix.say}: {fix.command}"
-    words, head = as_words(fix), f"fix: the job would start now with this change ({fix.say})"
+    head = f"fix: the job would start now with this change ({fix.say})"
     if not why.tenant:
-        return f"{head}: {words}"
+        return f"{head}: {as_words_of_new(fix, apart=apart)}"
     from moorage.client.tenant import find_tenant
 
     of = "" if why.tenant == find_tenant() else f" --tenant {why.tenant}"
-    return f"{head}: moorage submit --instead-of {word_of(why.job)}{of} {words}"
+    return f"{head}: moorage submit --instead-of {word_of(why.job)}{of} {as_words(fix)}"

@@ -149,6 +149,24 @@ def fields_in(but: str | None) -> dict[str, Any]:
 
 def as_words(fix: Fix) -> str:
     """Return the flags that stand for a change which `explain` proposes (see `relax` of the scheduler's core)."""
+    words, rest = _words_of(fix)
+    return shlex.join([*words, *(["--but", msgspec.json.encode(rest).decode()] if rest else [])])
+
+
+def as_words_of_new(fix: Fix, *, apart: bool) -> str:
+    """Return what to change of a job that is not submitted yet: flags, and fields of the request that have none.
+
+    Of one whose replicas are `apart`, --hosts says how many there are.
+    """
+    words, rest = _words_of(fix)
+    flags = shlex.join(["--hosts" if apart and word == "--replicas" else word for word in words])
+    if apart and fix.gang:
+        flags += ", without --hosts"
+    return " and ".join(filter(None, (flags, f"{msgspec.json.encode(rest).decode()} in its request" if rest else "")))
+
+
+def _words_of(fix: Fix) -> tuple[list[str], dict[str, Any]]:
+    """Return the flags of a change, and the fields that no flag sets."""
     words: list[str] = []
     rest: dict[str, Any] = {}
     for field, value in fix.request.items():
@@ -165,6 +183,4 @@ def as_words(fix: Fix) -> str:
             words += ["--gpu", fix.gpu, *["--gang"] * fix.gang]
         else:
             rest[field] = value
-    if rest:
-        words += ["--but", msgspec.json.encode(rest).decode()]
-    return shlex.join(words)
+    return words, rest

@@ -27,6 +27,7 @@ from moorage.schemas.units import many
 if TYPE_CHECKING:
     from moorage.client.client import AsyncClient
     from moorage.client.planning import Quota, Share
+    from moorage.schemas.job import Request
     from moorage.schemas.plan import Plan
 
 #: the warnings that are printed as such; what else a plan warns of is told in rows of its own
@@ -134,7 +135,7 @@ def shares_of(words: Sequence[str]) -> Share:
 
 async def _plan(
     client: AsyncClient,
-    request: Any,
+    request: Request | None,
     drain: Sequence[str],
     add: str | None,
     quota: Quota | None,
@@ -145,7 +146,7 @@ async def _plan(
     imagined = bool(drain or add is not None or quota is not None or share)
     data = msgspec.to_builtins(planned)
     if not options.shown(Answer("plan", planned.ledger, data), [data]):
-        _tell(planned, request is not None, imagined)
+        _tell(planned, request, imagined)
     return EXIT_NOT_NOW if _in_part(planned) else _EXITS.get(planned.starts, 0)
 
 
@@ -154,10 +155,10 @@ def _in_part(planned: Plan) -> bool:
     return planned.starts == "now" and planned.replicas_now < planned.replicas
 
 
-def _tell(planned: Plan, with_job: bool, imagined: bool) -> None:
-    """Print the plan. `imagined` says that it is for another fleet or other rights than there are, so a submit would do
-    something else."""
-    rows: list[tuple[str, Any]] = [("starts", _starts(planned) if with_job else "")]
+def _tell(planned: Plan, request: Request | None, imagined: bool) -> None:
+    """Print the plan, of a request or of changes alone. `imagined` says that it is for another fleet or other rights
+    than there are, so a submit would do something else."""
+    rows: list[tuple[str, Any]] = [("starts", _starts(planned) if request is not None else "")]
     rows += [("on", _place(place["worker"], len(place["gpus"]), place.get("models", ()))) for place in planned.places]
     for name, what in (("preempts", planned.preempts), ("would start", planned.starting)):
         if what is not None:
@@ -170,7 +171,8 @@ def _tell(planned: Plan, with_job: bool, imagined: bool) -> None:
     tell(facts(rows))
     if planned.problem is not None:
         tell_error(planned.problem)
-    for line in fix_lines(why) if why is not None else []:
+    apart = request is not None and request.gpu is not None and bool(request.gpu.distinct_hosts)
+    for line in fix_lines(why, apart=apart) if why is not None else []:
         say(line)
     for warning in planned.warnings:
         if warning.startswith(WARNED):
