@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from moorage.cli.framework import options
+from moorage.cli.framework.codes import fix_of_end
 from moorage.client.errors import NotPermitted
 from moorage.client.tenant import TENANT_VARIABLE
 from moorage.schemas.errors import Problem
@@ -29,3 +30,16 @@ def test_files_of_ones_own_tenant_want_a_right_and_not_another_tenant(
     error = NotPermitted(Problem("permission-refused", f"this NATS user may not publish to {subject}"))
     told = options._refused(options.Options(), error)
     assert advice in told.problem.next
+
+
+@pytest.mark.parametrize(
+    ("why", "fix"),
+    [
+        ("no program 'echo hi' in PATH /bin; it is one word: leave the quotes out, or use sh -c", "sh -c 'LINE'"),
+        ("./bare.sh has no first line as #!/bin/sh, or is for another processor", "run it as sh NAME"),
+        ("no program nosuch in PATH /bin", "bring it with --with"),
+        ("no secret hf-token", "mend what the message names"),
+    ],
+)
+def test_what_a_host_lacks_has_its_own_fix(why: str, fix: str) -> None:
+    assert fix in fix_of_end(f"not-here: {why} (refused by w1)")

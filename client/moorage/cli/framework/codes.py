@@ -137,6 +137,14 @@ def states() -> dict[str, Code]:
     return {name: Code(name, "", means, "state") for name, means in STATES.items()}
 
 
+#: what helps where a host lacks a program, by words of its `why`; the first that is found holds
+_NOT_HERE: Final = (
+    ("it is one word", "write its words apart; run a line for the shell as sh -c 'LINE'"),
+    ("has no first line", "run it as sh NAME, or begin it with a first line as #!/bin/sh"),
+    (" no program ", "give its full path, or bring it with --with and write ./NAME"),
+)
+
+
 def code_of(word: str) -> Code | None:
     """Return the error, reason for waiting or state that has this name; None for an end or any other word."""
     return error_codes().get(word) or reasons().get(word) or states().get(word)
@@ -149,8 +157,10 @@ def fix_of(code: str) -> str:
 
 def fix_of_end(why: str) -> str:
     """Return what helps against an end with this `why`, with {job} not filled in; "" if that is not known."""
-    if why.startswith("not-here:") and " no program " in why and "it is one word" not in why:
-        return "give its full path, or bring it with --with and write ./NAME"
+    if why.startswith("not-here:"):
+        for words, fix in _NOT_HERE:
+            if words in why:
+                return fix
     return fix_of(why.partition(":")[0])
 
 
