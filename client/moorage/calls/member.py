@@ -23,6 +23,7 @@ from moorage.schemas.service import (
     BUSY,
     EXPIRED,
     HOPS_MAX,
+    INPUT,
     MEMBER_DIED,
     PRIORITY_DEFAULT,
     PRIORITY_MAX,
@@ -340,19 +341,23 @@ class Member:
     def died(self, now_s: float, unheard: Collection[int] = ()) -> None:
         """The service's process is over: what ran is answered so, and what waits is for other members to fetch.
 
-        Calls with the numbers `unheard` have a place, and the process never heard of them: they are refused.
+        Those in a batch that did not begin go to other members. Calls with the numbers `unheard` have a place, and the
+        process never heard of them, nor has all of their data come: they are refused.
         """
         self.dead = True
-        if self.batches is not None:
-            unheard = [*unheard, *self.batches.forget_waiting()]
+        unbegun = set() if self.batches is None else set(self.batches.forget_waiting())
         running, self.running = self.running, {}
         for number, call in running.items():
             if call.started_s >= 0:
                 self.meter.finished((now_s - call.started_s) * 1000)
-            elif not call.cancelled:  # its place was in a batch that did not begin
+            if call.cancelled:
+                continue
+            if number in unbegun and INPUT not in call.headers:  # data that came in parts are here alone
+                self._send_away(call, now_s)
+                continue
+            if call.started_s < 0:
                 self.meter.refused += 1
-            if not call.cancelled:
-                self._outside.refuse(call, BUSY if number in unheard else MEMBER_DIED, 0)
+            self._outside.refuse(call, BUSY if number in unbegun or number in unheard else MEMBER_DIED, 0)
         self.drain(now_s)
 
     def give_up(self, now_s: float, unheard: Collection[int] = ()) -> None:

@@ -491,6 +491,32 @@ def test_headers_that_are_too_large_fail_their_call_alone() -> None:
         answer_frame(Answer(b"", large))
 
 
+def test_the_calls_of_a_batch_that_has_not_begun_go_to_another_member_where_the_program_dies() -> None:
+    async def main() -> None:
+        bus = SimulatedBus()
+        first, other = Desk(bus), Desk(bus)
+        for desk in (first, other):
+            in_batches(desk.messenger, cast(Program, desk), Batches(BatchSpec(4, 5_000), 1))
+            await desk.messenger.open()
+        await first.messenger.take()
+        calls = [first.call() for _ in range(3)]
+        await asyncio.sleep(1)
+        assert (len(first.messenger.member.running), first.heads) == (3, []), "their batch has not begun"
+        await other.messenger.take()
+        await first.messenger.died()
+        await asyncio.sleep(10)
+        assert len(other.running) == 3
+        for _ in range(3):
+            other.answer()
+        await asyncio.wait(calls)
+        assert [error_of(each) for each in calls] == ["", "", ""]
+        assert first.messenger.member.meter.refused == 0
+        for desk in (first, other):
+            await desk.messenger.close()
+
+    SimulatedClock().run(main())
+
+
 def test_a_call_whose_data_came_in_parts_waits_for_its_batch_no_longer_than_its_caller(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
