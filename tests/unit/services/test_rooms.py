@@ -1,7 +1,7 @@
 """What members promise by the calls that they pass among themselves, in virtual time, with random calls and members.
 
 Each member is a real `Messenger` on a simulated bus; its program is played here, and so is the leader that says which
-members have their GPUs. Members rest, drain and die, and a `have` or a `want` may be lost.
+members have their GPUs. Members rest, drain and die, and a `have` or a `want` may be lost; some run calls in batches.
 """
 
 from __future__ import annotations
@@ -17,11 +17,13 @@ import pytest
 
 from moorage.bus.connection import Connection
 from moorage.bus.transport import STATUS_HEADER, Delivery
+from moorage.calls.batcher import OnFrame, in_batches
+from moorage.calls.batches import Batches
 from moorage.calls.messenger import Messenger, Name
 from moorage.calls.program import Program
 from moorage.calls.wire import FromProgram, ToProgram
 from moorage.schemas.codec import encode
-from moorage.schemas.service import BUSY, ERROR, EXPIRED, MEMBER_DIED, QueueSpec, Turn
+from moorage.schemas.service import BUSY, ERROR, EXPIRED, MEMBER_DIED, BatchSpec, QueueSpec, Turn
 from moorage.testing.bus.bus import FaultyNetwork, SimulatedBus, SimulatedClock
 
 NAME: Final = Name("moorage", "acme", "embed")
@@ -71,6 +73,9 @@ class Desk:
         connection = cast(Connection, site.bus.connect(f"member {at}", on_error=site.wrong.append))
         self.messenger = Messenger(connection, NAME, site.places, queue=QueueSpec(most=200))
         self.messenger.program = cast(Program, self)
+        self._on_frame: OnFrame = self.messenger.on_frame
+        if site.batch is not None:
+            self._on_frame = in_batches(self.messenger, cast(Program, self), Batches(site.batch, site.places))
         self.has_gpu = True
         self.takes = True  # it is neither to end, nor dead
         self.free_s: float | None = None  # since when it could begin a call
@@ -95,12 +100,13 @@ class Desk:
 
     def _answer(self, number: int) -> None:
         if not self._is_dead:
-            self.messenger.on_frame(FromProgram(answer=number), b"")
+            self._on_frame(FromProgram(answer=number), b"")
 
     def look(self) -> None:
         """Note since when it could begin a call: it has a place and its GPUs."""
         member = self.messenger.member
-        is_free = self.takes and self.has_gpu and not member.rests and len(member.running) < member.places
+        has_place = len(member.running) < member.places and not (member.batches and member.batches.is_full)
+        is_free = self.takes and self.has_gpu and not member.rests and has_place
         self.free_s = (self.free_s or now_s()) if is_free else None
 
     # -- what the leader does
@@ -117,7 +123,10 @@ class Desk:
         await self.site.caller.send([(subject, encode(told), "")])
 
     def _lose_gpu(self) -> None:
-        self.has_gpu = False
+        if self.site.batch is not None and self.messenger.member.running:  # a batch may wait for calls before it begins
+            self._losing = asyncio.get_running_loop().call_later(TOLD_S, self._lose_gpu)
+        else:
+            self.has_gpu = False
 
     async def rest(self, seconds: float) -> None:
         """Have no GPUs for so long, which the leader repeats."""
@@ -146,7 +155,8 @@ class Desk:
 class Site:
     """Members, and callers of theirs."""
 
-    def __init__(self, seed: int, losses: float = 0.0) -> None:
+    def __init__(self, seed: int, losses: float = 0.0, batch: BatchSpec | None = None) -> None:
+        self.batch = batch
         self.dice = random.Random(seed)
         self.wrong: list[object] = []
         self.bus = LossyBus(seed, losses)
@@ -238,13 +248,14 @@ class Site:
             await desk.messenger.close()
 
 
+@pytest.mark.parametrize("batch", [None, BatchSpec(4, 5)])
 @pytest.mark.parametrize("losses", [0.0, 0.1])
 @pytest.mark.parametrize("seed", range(12))
 def test_each_call_is_answered_once_and_none_waits_or_is_refused_while_a_member_has_a_free_place(
-    seed: int, losses: float
+    seed: int, losses: float, batch: BatchSpec | None
 ) -> None:
     async def main() -> Site:
-        site = Site(seed, losses)
+        site = Site(seed, losses, batch)
         asyncio.get_running_loop().set_exception_handler(lambda _, told: site.wrong.append(told))
         await site.play()
         return site
