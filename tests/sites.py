@@ -110,11 +110,18 @@ def free_servers(count: int, host: str = HOST) -> tuple[Server, ...]:
 
 @contextlib.asynccontextmanager
 async def running(
-    *, servers: int = 1, host: str = HOST, started: int | None = None, small: int | None = None, **of: Any
+    *,
+    servers: int = 1,
+    host: str = HOST,
+    started: int | None = None,
+    small: int | None = None,
+    room: str = "",
+    **of: Any,
 ) -> AsyncIterator[RunningSite]:
     """The servers of a site with these settings, and nothing left of them at the end.
 
-    With `started`, only so many of its servers ever run. The server number `small`, from 0, has little room.
+    With `started`, only so many of its servers ever run. The server number `small`, from 0, has little room; with
+    `room`, each lets its streams reserve so much.
     """
     site = Site(**{"tenants": ("acme", "beta"), "workers": ("w1", "w2"), "operators": ("ana",), "observers": ("graf",),
                    "servers": free_servers(servers, host), **of})  # fmt: skip
@@ -128,10 +135,10 @@ async def running(
         if site.auth != "mtls":
             accounts.write_text(_with_witnesses(accounts.read_text(), witness))
         made = RunningSite(site, folder, passwords, witness)
-        if small is not None:
-            file = folder / server_name(site, small)
-            file.write_text(file.read_text().replace("jetstream {", "jetstream {\n  max_file_store: 300MB"))
         for at in range(servers if started is None else started):
+            if most := "300MB" if at == small else room:
+                file = folder / server_name(site, at)
+                file.write_text(file.read_text().replace("jetstream {", f"jetstream {{\n  max_file_store: {most}"))
             log = folder / f"server-{at}.log"
             made.processes.append(ending.enter_context(_server(folder / server_name(site, at), log, passwords)))
         try:

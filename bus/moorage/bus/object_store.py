@@ -268,12 +268,6 @@ class ObjectStore:
         except StreamMismatch:
             pass  # another client made it in the meantime, or an operator: its limits hold
 
-    @property
-    def bytes_wanted(self) -> int:
-        """The size with which the bucket is made where there is room."""
-        size: int = self._config["max_bytes"]
-        return size
-
     async def is_there(self) -> bool:
         """Return whether the bucket exists. Raises BusError."""
         try:
@@ -285,8 +279,9 @@ class ObjectStore:
         return True
 
     async def make_of(self, bytes_max: int) -> None:
-        """Make the bucket with just this size, or give it that size if it is one that was made so. Raises BusError."""
-        await self._jetstream.ensure_stream({**self._settings(), "max_bytes": bytes_max}, frozenset({"max_bytes"}))
+        """Make the bucket with just this size if it does not exist. Raises BusError."""
+        with contextlib.suppress(StreamMismatch):  # an operator made it in the meantime: its limits hold
+            await self._jetstream.ensure_stream({**self._settings(), "max_bytes": bytes_max})
 
     def _settings(self) -> dict[str, Any]:
         return {

@@ -153,6 +153,9 @@ def queued(mib: int) -> dict[str, object]:
 
 HOUR = 3_600_000
 STALLED = {"trouble": "the stream has other settings"}
+NO_BUCKETS: dict[str, object] = {
+    "buckets": {"tenants": [*"abcd"], "trouble": "insufficient storage", "next": "make room"},
+}
 NOT_WRITTEN = "no history is written and no GPU time counted now: the stream has other settings"
 
 
@@ -174,6 +177,8 @@ NOT_WRITTEN = "no history is written and no GPU time counted now: the stream has
         ("follower", counted(9, **STALLED, next=""), "warn", NOT_WRITTEN, "the log of the scheduler says"),
         ("clocks", {"schedulers": [{"scheduler": "s2", "clock_off_s": 4.9}]}, "", "", ""),
         ("clocks", {"schedulers": [{"scheduler": "s2", "clock_off_s": -3600}]}, "warn", "s2 is 1h behind", "chrony"),
+        ("buckets", {}, "", "", ""),
+        ("buckets", NO_BUCKETS, "warn", "can be made now for a, b, c, …: insufficient storage", "make room"),
         ("queue-room", {}, "", "", ""),
         ("queue-room", queued(799), "ok", "holds 3 messages and is 79 % full (of 1000 MiB)", ""),
         ("queue-room", queued(800), "warn", "holds 3 messages and is 80 % full (of 1000 MiB)", ""),

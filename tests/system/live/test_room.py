@@ -14,10 +14,11 @@ from moorage.bus.connection import connect
 from moorage.bus.embedded import ACCOUNT, ACCOUNT_LEDGER, HOST, USER, USER_LEDGER
 from moorage.bus.errors import ERR_NO_ROOM, JetStreamRefused
 from moorage.bus.jetstream import Ack, JetStream
-from moorage.bus.object_store import ObjectStore
-from moorage.scheduler.durable import dead_letters, queue_streams
+from moorage.scheduler.durable import dead_letters, queue_streams, tenant_buckets
 from moorage.scheduler.durable.dead_letters import DeadLetters
 from moorage.scheduler.durable.queue_streams import QueueStreams
+from moorage.scheduler.durable.tenant_buckets import TenantBuckets
+from moorage.scheduler.ledger.one_copy import try_copies
 from moorage.scheduler.main import EXIT_UNREACHABLE
 from moorage.schemas.subjects import Subjects
 from tests.cluster import Node, free_ports
@@ -240,14 +241,19 @@ async def test_without_room_for_what_is_accepted_a_scheduler_says_what_to_do(
 async def test_tenants_share_the_room_for_their_buckets(
     small: SmallServer, unique: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """None of four has all of it, an operator's own stays as it is, and a queue has room behind them."""
-    monkeypatch.setattr(queue_streams, "BUCKET_BYTES_MIN", MIB)
-    subjects, tenants = Subjects(unique), ["acme", "beta", "gamma", "own"]
+    """The largest kind is made smaller, an operator's own bucket stays as it is, and a queue has room behind them."""
+    monkeypatch.setattr(tenant_buckets, "BUCKET_BYTES_MIN", MIB)
+    wanted = {"files": 8 * MIB, "results": 4 * MIB, "schedules": 4 * MIB, "checkpoints": 32 * MIB}
+    monkeypatch.setattr(tenant_buckets, "WANTED", wanted)
+    subjects, tenants = Subjects(unique), ["acme", "beta", "own"]
     async with opened(small) as js:
-        names = [f"OBJ_{subjects.files_bucket(each)}" for each in tenants]
-        await js.ensure_stream(stream(names[3], 2 * MIB))
-        stores = {each: ObjectStore(js, subjects.files_bucket(each), {"max_bytes": 32 * MIB}) for each in tenants}
-        streams = QueueStreams(js, subjects, 1)
-        assert await streams._make_alike(stores) == set()
-        sizes = [(await js.stream_info(name)).config["max_bytes"] for name in names]
-        assert sizes == [8 * MIB, 8 * MIB, 8 * MIB, 2 * MIB]
+        own = f"OBJ_{subjects.checkpoints_bucket('own')}"
+        await js.ensure_stream(stream(own, 2 * MIB))
+        await js.ensure_stream(stream(subjects.history_stream, 4 * MIB))
+        buckets = TenantBuckets(js, subjects, 1, lambda size: try_copies(js, subjects, 1, size))
+        await buckets.ensure(frozenset(tenants))
+        checkpoints = [await reserved(js, f"OBJ_{subjects.checkpoints_bucket(each)}") for each in tenants]
+        assert checkpoints == [8 * MIB, 8 * MIB, 2 * MIB]
+        files = [await reserved(js, f"OBJ_{subjects.files_bucket(each)}") for each in tenants]
+        assert files == [8 * MIB] * 3
+        await js.ensure_stream(stream("queue", 20 * MIB))

@@ -194,6 +194,7 @@ WARNED: dict[str, dict[str, Any]] = {
         ]
     },
     "queue-room": {"request_queue": {"messages": 9, "bytes": 95, "bytes_max": 100}},
+    "buckets": {"buckets": {"tenants": ["a", "b"], "trouble": "insufficient storage"}},
     "failures": {"contained": {"counts": {"request": 2}, "plain_ranker": False, "refused": [], "workers": []}},
     "follower": {"follower": {"behind": 0, "gaps": [], "trouble": "its stream is full"}},
 }

@@ -11,7 +11,7 @@ from typing import Final, Literal
 import msgspec
 
 from moorage.client.durations import age, utc
-from moorage.schemas.answers.fleet import ContainedFailures, FleetAnswer, SchedulerRow, WorkerInfo
+from moorage.schemas.answers.fleet import ContainedFailures, FleetAnswer, SchedulerRow, TenantBucketsRow, WorkerInfo
 from moorage.schemas.frames import FleetRow, LedgerCopies
 from moorage.schemas.units import many
 
@@ -56,6 +56,8 @@ def of_leader(figures: FleetAnswer) -> Iterator[Check]:
         yield ranking
     if (queue := figures.request_queue) is not None:
         yield _filled(queue.messages, queue.bytes, queue.bytes_max, queue.tenant)
+    if (buckets := figures.buckets) is not None:
+        yield _buckets(buckets)
     if figures.contained is not None:
         yield contained_failures(figures.contained)
     if (follower := figures.follower) is not None:
@@ -165,6 +167,13 @@ def _clocks(rows: Sequence[SchedulerRow]) -> Check | None:
 def off_by(seconds: float) -> str:
     """Return how much a clock differs, as text: `3s ahead`, `2h behind`."""
     return f"{age(abs(seconds) * 1000)} {'ahead' if seconds > 0 else 'behind'}"
+
+
+def _buckets(row: TenantBucketsRow) -> Check:
+    """What doctor says of tenants without their buckets."""
+    named = ", ".join(row.tenants[:NAMES_MAX]) + (", …" if len(row.tenants) > NAMES_MAX else "")
+    found = f"no bucket for files, results or checkpoints can be made now for {named}: {row.trouble}"
+    return Check("buckets", "warn", found, row.next or "the log of the scheduler says more")
 
 
 def follows(behind: int, gaps: list[list[int]], trouble: str = "", fix: str = "") -> Check:

@@ -30,6 +30,7 @@ from moorage.scheduler.core.ledger.state import State
 from moorage.scheduler.core.outputs.outputs import Message
 from moorage.scheduler.durable.dead_letters import DeadLetters, job_in
 from moorage.scheduler.durable.queue_streams import QueueStreams
+from moorage.scheduler.durable.tenant_buckets import TenantBuckets
 from moorage.scheduler.pacing.gate import Gate
 from moorage.schemas.answers.fleet import RequestQueueRow
 from moorage.schemas.codec import Decoder
@@ -86,6 +87,7 @@ class QueueReader:
         say: Callable[[list[Message]], None],
         replicas: int,
         streams: QueueStreams,
+        buckets: TenantBuckets,
         gate: Gate,
     ) -> None:
         self._js = jetstream
@@ -93,6 +95,7 @@ class QueueReader:
         self._engine = engine
         self._wake = wake
         self._streams = streams
+        self._buckets = buckets
         self._gate = gate
         self._former_read = set[tuple[str, str]]()  # queues with nothing left in the former shared stream
         self._former: StreamInfo | None = None
@@ -240,7 +243,7 @@ class QueueReader:
             wait_s = SWEEP_EVERY_S
             try:
                 await self._count()
-                await self._streams.ensure_buckets()
+                await self._buckets.ensure(self._streams.buckets_of)
             except BusError as error:
                 log.warning("the size of the durable queue cannot be read now: %s", error)
                 await self._make_again(error)

@@ -15,17 +15,9 @@ from typing import Any, Final
 import msgspec
 
 from moorage.bus.connection import Connection
-from moorage.bus.errors import ERR_NO_ROOM, BusError, JetStreamRefused, NoResponders, PermissionRefused
+from moorage.bus.errors import JetStreamRefused, NoResponders, PermissionRefused
 from moorage.bus.jetstream import COPIES_FOLLOW, ERR_STREAM_NOT_FOUND, JetStream
 from moorage.bus.jetstream_answers import StreamInfo
-from moorage.bus.object_store import (
-    BUCKET_BYTES_MIN,
-    ObjectStore,
-    checkpoints_store,
-    files_store,
-    schedules_store,
-)
-from moorage.bus.results import results_bucket
 from moorage.scheduler.pacing.reminders import Reminders
 from moorage.schemas.codec import REQUEST_BYTES_MAX
 from moorage.schemas.names import is_tenant
@@ -47,8 +39,6 @@ MAY_CHANGE: Final = frozenset({"max_bytes", "max_msg_size", "duplicate_window", 
 #: those that an operator may enlarge
 BOUNDS: Final = frozenset({"max_bytes", "max_msgs_per_subject"})
 USER_INFO_S: Final = 2.0
-#: tenants that one line of the log names
-NAMED_MAX: Final = 8
 
 log = logging.getLogger(__name__)
 
@@ -125,9 +115,7 @@ class QueueStreams:
         self._world = world
         self.tenants = frozenset[str]()
         self.lacking = frozenset[str]()  # those whose stream cannot be made now
-        self._buckets_of = frozenset[str]()  # tenants whose buckets are to be there
-        self._made = set[str]()
-        self._begun = set[str]()  # tenants whose buckets but the largest were made in an earlier call
+        self.buckets_of = frozenset[str]()  # tenants whose buckets are to be there
         self._refused = Reminders()
 
     async def refresh(self) -> bool:
@@ -135,7 +123,7 @@ class QueueStreams:
         before = self.tenants
         if self._world is not None:
             info = await user_info(self._world)
-            self.tenants, self._buckets_of = info.own_queues(self._subjects), info.own_buckets(self._subjects)
+            self.tenants, self.buckets_of = info.own_queues(self._subjects), info.own_buckets(self._subjects)
         return self.tenants != before
 
     def of(self, tenant: str) -> str:
@@ -173,82 +161,6 @@ class QueueStreams:
                 if len(lacking) == len(self.tenants):
                     raise
         self.lacking = frozenset(lacking)
-
-    async def ensure_buckets(self) -> None:
-        """Create the buckets of tenants that may not create them, if they do not exist.
-
-        Those of one kind that are made together have one size, for which there is room with a quarter to spare: for the
-        kinds behind it, the queues and the ledger. A worker or a submitter with that right could choose which subjects
-        the bucket captures. What cannot be created now is logged, and tried again with the next call.
-
-        In a cluster the largest kind is left to the next call. Its servers tell each other every 10 s what they have
-        reserved; until then all that is asked for seems to have room, and the history would find none.
-        """
-        js, subjects, replicas = self._js, self._subjects, self._replicas
-        missing, refused = sorted(self._buckets_of - self._made), set[str]()
-        kinds: list[Callable[[str], ObjectStore]] = [
-            lambda tenant: files_store(js, subjects, tenant, replicas),
-            lambda tenant: results_bucket(js, subjects.prefix, tenant, replicas=replicas),
-            lambda tenant: schedules_store(js, subjects, tenant, replicas),
-        ]
-        for bucket_of in kinds:
-            refused |= await self._make_alike({tenant: bucket_of(tenant) for tenant in missing})
-        known = [tenant for tenant in missing if replicas == 1 or tenant in self._begun]
-        refused |= await self._make_alike({each: checkpoints_store(js, subjects, each, replicas) for each in known})
-        self._begun.update(missing)
-        self._made.update(set(known) - refused)
-
-    async def _make_alike(self, stores: dict[str, ObjectStore]) -> set[str]:
-        """Create these buckets of tenants with one size; return the tenants that lack theirs."""
-        refused, made = set[str](), set[str]()
-
-        def failed(tenant: str, error: BusError) -> None:
-            refused.add(tenant)
-            remedy = "; run moorage nats-config again" if isinstance(error, PermissionRefused) else ""
-            if self._refused.due(words := f"the buckets of tenant {tenant} cannot be created now: {error}{remedy}"):
-                log.warning("%s", words)
-
-        new = dict(stores)
-        for tenant, store in stores.items():
-            try:
-                if await store.is_there():
-                    del new[tenant]  # of whatever size: an operator may have made it
-            except BusError as error:
-                failed(tenant, error)
-                del new[tenant]
-        if not new:
-            return refused
-        size = wanted = next(iter(new.values())).bytes_wanted
-        while True:
-            is_last, lacks_room = size // 4 < BUCKET_BYTES_MIN, False
-            for tenant, store in new.items():
-                if tenant in refused:
-                    continue
-                try:
-                    await store.make_of(size + size // 3)
-                    made.add(tenant)
-                except BusError as error:
-                    lacks_room = (
-                        isinstance(error, JetStreamRefused)
-                        and error.err_code in ERR_NO_ROOM
-                        and not error.servers_missing
-                        and not is_last
-                    )
-                    if lacks_room:
-                        break
-                    failed(tenant, error)
-            if not lacks_room:
-                break
-            size //= 4
-        for tenant in made:
-            try:
-                await new[tenant].make_of(size)
-            except BusError as error:
-                failed(tenant, error)
-        if size < wanted and made:
-            what = f"{size >> 20} MiB for a bucket of tenants {', '.join(sorted(made)[:NAMED_MAX])}"
-            log.info("the server reserves %s, not the %d MiB that were asked for", what, wanted >> 20)
-        return refused
 
     async def former(self) -> StreamInfo | None:
         """Return the shared stream if tenants have streams of their own and it exists; else None. Raises `BusError`."""

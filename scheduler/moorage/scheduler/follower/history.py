@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from moorage.bus.errors import JetStreamRefused
 from moorage.bus.jetstream import COPIES_FOLLOW, ERR_WRONG_LAST_SEQUENCE, EXPECTED_LAST_SEQUENCE, Ack, JetStream
+from moorage.bus.jetstream_answers import StreamInfo
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.ledger.finished import job_key
 from moorage.scheduler.core.ledger.folding import Folded
@@ -58,6 +59,14 @@ def stream_config(subjects: Subjects, config: Config, replicas: int) -> dict[str
     }
 
 
+async def ensure_history(jetstream: JetStream, subjects: Subjects, config: Config, replicas: int) -> StreamInfo:
+    """Create the stream, smaller than configured if the server lacks room, or update it. Raises `BusError`."""
+    settings = stream_config(subjects, config, replicas)
+    return await jetstream.ensure_stream_with_room(
+        settings, frozenset({"max_age", "max_bytes", *COPIES_FOLLOW}), BYTES_MIN
+    )
+
+
 class History:
     """The writer of one follower. `take` is called after each folded record, `write` when something waits."""
 
@@ -91,12 +100,8 @@ class History:
     # --------------------------------------------------------------------------------------- begin, save
 
     async def ensure(self) -> None:
-        """Create the stream, smaller than configured if the server lacks room, or update it. Raises `BusError`."""
-        config = stream_config(self._subjects, self._config, self._replicas)
-        info = await self._js.ensure_stream_with_room(
-            config, frozenset({"max_age", "max_bytes", *COPIES_FOLLOW}), BYTES_MIN
-        )
-        self.last = info.last_seq
+        """Create the stream, or update it: see `ensure_history`. Raises `BusError`."""
+        self.last = (await ensure_history(self._js, self._subjects, self._config, self._replicas)).last_seq
 
     async def begin(self, state: State, after: int, told: list[tuple[int, Parts, int]]) -> None:
         """Begin at a state, of which `told` says what was written when the stream ended at sequence `after`.

@@ -12,10 +12,12 @@ from moorage.bus.connection import Connection
 from moorage.bus.jetstream import JetStream
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.durable.queue_streams import QueueStreams
+from moorage.scheduler.durable.tenant_buckets import TenantBuckets
 from moorage.scheduler.follower.beside import FollowerBeside
 from moorage.scheduler.follower.follower import Follower
 from moorage.scheduler.leader.copies import Copies
 from moorage.scheduler.ledger.ledger import Ledger
+from moorage.scheduler.ledger.one_copy import try_copies
 from moorage.scheduler.ledger.recording import Recorder
 from moorage.scheduler.ledger.snapshot_follower import Command
 from moorage.scheduler.ledger.snapshots import Snapshots
@@ -74,9 +76,17 @@ class Parts:
         self.snapshots = Snapshots(self._ledger_js, self.subjects, replicas)
         self.copies = Copies(JetStream(ledger_world), self.subjects, replicas)
         self.queue_streams = QueueStreams(self.world_js, self.subjects, replicas, world)
+        self.tenant_buckets = TenantBuckets(self.world_js, self.subjects, replicas, self._try_room)
         self.standings = Standings(world, self.subjects, self.name, self.config)
         self.leading = asyncio.Event()
         self.caught_up = asyncio.Event()
+
+    async def _try_room(self, size: int) -> None:
+        """Raise `BusError` if the servers have no room for streams of `size` bytes together.
+
+        The ledger's account may delete the stream with which they are asked; the users' account need not.
+        """
+        await try_copies(self._ledger_js, self.subjects, self.replicas, size)
 
     def follower(self) -> FollowerBeside:
         """Return the follower for a new term."""

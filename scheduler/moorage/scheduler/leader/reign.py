@@ -97,6 +97,7 @@ class Reign:
             self.say,
             scheduler.replicas,
             scheduler.queue_streams,
+            scheduler.tenant_buckets,
             self._gate,
         )
         self.follower = scheduler.follower()
@@ -439,6 +440,7 @@ class Reign:
         fleet.appends = AppendFigures(records=self.records, seconds=round(self._append_s, 6))
         fleet.ledger_copies = self._scheduler.copies.figures()
         fleet.request_queue = self.queue_reader.figures()
+        fleet.buckets = self._scheduler.tenant_buckets.figures()
         return fleet
 
     # ------------------------------------------------------------------------------------------- reports

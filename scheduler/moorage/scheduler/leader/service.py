@@ -11,6 +11,7 @@ import logging
 import random
 import secrets
 import time
+from contextlib import suppress
 from typing import Final
 
 from moorage.bus.errors import BusError
@@ -18,6 +19,7 @@ from moorage.scheduler.core.engine import Displaced
 from moorage.scheduler.core.ledger.state import State
 from moorage.scheduler.durable.dead_letters import DeadLetters
 from moorage.scheduler.durable.queue_reader import read_through
+from moorage.scheduler.follower.history import ensure_history
 from moorage.scheduler.leader.beside import keep_running
 from moorage.scheduler.leader.parts import Parts
 from moorage.scheduler.leader.reign import Reign, monotonic_ms
@@ -63,11 +65,17 @@ class Scheduler(Parts):
         return (self._folded, False) if reign is None else (reign.recorded_seq, self.leading.is_set())
 
     async def _make_streams(self) -> None:
-        """Create or check the streams of the queue, the dead letters and the snapshots. Raises `BusError`."""
+        """Create or check the streams of the queue, the dead letters, the snapshots and the history. Raises `BusError`.
+
+        What they reserve goes before the buckets of tenants. Without the history, jobs run all the same: the follower
+        says what is wrong with it, and makes it once it can.
+        """
         await self.queue_streams.refresh()
         await self.queue_streams.ensure(self._first_request)
         await DeadLetters.ensure(self.world_js, self.subjects, self.replicas, self.config.dead_letters_keep)
         await self.snapshots.ensure()
+        with suppress(BusError):
+            await ensure_history(self.world_js, self.subjects, self.config, self.replicas)
 
     async def _first_request(self) -> int:
         """Return the first sequence of a request queue to create: behind all cursors; 1 for a new ledger."""

@@ -160,6 +160,14 @@ class RequestQueueRow(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=T
     bytes_max: int = always(int)  # most bytes; 0: no bound
 
 
+class TenantBucketsRow(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """Tenants whose buckets of the object store could not be made."""
+
+    tenants: list[str] = always(list[str])  # their names, sorted
+    trouble: str = always(str)  # why not
+    next: str | None = None  # what to do about it; left out where that is not known
+
+
 class AppendFigures(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """Appends to the ledger in this term."""
 
@@ -204,3 +212,4 @@ class FleetAnswer(msgspec.Struct, omit_defaults=True, kw_only=True):
     appends: AppendFigures | None = None
     ledger_copies: LedgerCopies | None = None
     request_queue: RequestQueueRow | None = None  # left out until it was counted
+    buckets: TenantBucketsRow | None = None  # left out where all are made, or none is to be made
