@@ -20,6 +20,8 @@ class Batches:
     def __init__(self, spec: BatchSpec, places: int) -> None:
         self.most = spec.most
         self.places = places
+        #: no call is to come: those that wait for others begin at once
+        self.gets_no_more = False
         self._wait_ms = spec.wait_ms
         self._waiting: dict[int, float] = {}  # number of a call -> when its wait for others is over
         self._due_s = 0.0  # the earliest of these
@@ -44,7 +46,9 @@ class Batches:
     @property
     def due_s(self) -> float | None:
         """When the next batch begins at the latest; None if none may begin, or nothing waits for one."""
-        return None if self.is_full or not self._waiting else self._due_s
+        if self.is_full or not self._waiting:
+            return None
+        return 0.0 if self.gets_no_more else self._due_s
 
     def add(self, number: int, waited_ms: int, left_ms: int, now_s: float) -> None:
         """Let a call wait for others that has waited for so long, and whose caller waits for so long from now on."""

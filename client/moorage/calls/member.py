@@ -238,6 +238,7 @@ class Member:
         if self.room:
             self._say_have(now_s)
         self._look_at_room()
+        self._begin_last_batches()
 
     def on_given(self, call: Call | None, now_s: float, *, is_any_open: bool = True) -> None:
         """A `want` is answered: by a call, or by None if nothing waits there, or no room is open that could have a call
@@ -337,12 +338,13 @@ class Member:
         self.draining, self._rests_s = True, now_s
         if self.room:
             self._say_have(now_s)
+        self._begin_last_batches()
 
     def died(self, now_s: float, unheard: Collection[int] = ()) -> None:
         """The service's process is over: what ran is answered so, and what waits is for other members to fetch.
 
-        Those in a batch that did not begin go to other members. Calls with the numbers `unheard` have a place, and the
-        process never heard of them, nor has all of their data come: they are refused.
+        Those in a batch that did not begin go to other members, or wait as well. Calls with the numbers `unheard` have
+        a place, and the process never heard of them, nor has all of their data come: they are refused.
         """
         self.dead = True
         unbegun = set() if self.batches is None else set(self.batches.forget_waiting())
@@ -353,7 +355,10 @@ class Member:
             if call.cancelled:
                 continue
             if number in unbegun and INPUT not in call.headers:  # data that came in parts are here alone
-                self._send_away(call, now_s)
+                if call.hops < HOPS_MAX:
+                    self._send_away(call, now_s)
+                else:
+                    self._let_wait(call, now_s)
                 continue
             if call.started_s < 0:
                 self.meter.refused += 1
@@ -362,10 +367,14 @@ class Member:
 
     def give_up(self, now_s: float, unheard: Collection[int] = ()) -> None:
         """Refuse what still waits, and answer what still runs as `died` does: the member ends now."""
+        self._refuse_room()
+        self.died(now_s, unheard)
+        self._refuse_room()  # calls of a batch that did not begin
+
+    def _refuse_room(self) -> None:
         while self.room:
             self._refuse_busy(self.room.take_next())
         self._look_at_room()
-        self.died(now_s, unheard)
 
     # -- within
 
@@ -467,8 +476,17 @@ class Member:
         if self._rest is not None and now_s - self._rested_s >= REST_HOLDS_S:
             self._wake(now_s)
 
+    def _begin_last_batches(self) -> None:
+        """Let no batch wait for calls that do not come, as this member is to end or has no GPUs for more."""
+        if self.batches is not None:
+            self.batches.gets_no_more = True
+            if not self.gathers:
+                self._outside.gathered()
+
     def _wake(self, now_s: float) -> None:
         self._rest = self._called_s = None
+        if self.batches is not None:
+            self.batches.gets_no_more = self.draining
         self._fill(now_s)
 
     def _is_old(self, now_s: float) -> bool:

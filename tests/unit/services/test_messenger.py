@@ -21,9 +21,9 @@ from moorage.calls.messenger import LOAD_QUIET_S, TICK_S, Messenger, Name
 from moorage.calls.program import Program
 from moorage.calls.serve import LAST_S, _drained
 from moorage.calls.wire import FromProgram, ToProgram
-from moorage.schemas.codec import Decoder
+from moorage.schemas.codec import Decoder, encode
 from moorage.schemas.served import Answer, CallError, checked_headers
-from moorage.schemas.service import ERROR, INPUT, PART, SEND_TO, BatchSpec, MemberLoad, QueueSpec
+from moorage.schemas.service import ERROR, HOPS_MAX, INPUT, PART, SEND_TO, BatchSpec, MemberLoad, QueueSpec, Turn
 from moorage.testing.bus.bus import MAX_PAYLOAD_BYTES, SimulatedBus, SimulatedClock
 
 NAME = Name("moorage", "acme", "embed")
@@ -499,7 +499,7 @@ def test_the_calls_of_a_batch_that_has_not_begun_go_to_another_member_where_the_
             in_batches(desk.messenger, cast(Program, desk), Batches(BatchSpec(4, 5_000), 1))
             await desk.messenger.open()
         await first.messenger.take()
-        calls = [first.call() for _ in range(3)]
+        calls = [first.call(**{"Moorage-Hops": str(hops)}) for hops in (0, 0, HOPS_MAX)]
         await asyncio.sleep(1)
         assert (len(first.messenger.member.running), first.heads) == (3, []), "their batch has not begun"
         await other.messenger.take()
@@ -513,6 +513,40 @@ def test_the_calls_of_a_batch_that_has_not_begun_go_to_another_member_where_the_
         assert first.messenger.member.meter.refused == 0
         for desk in (first, other):
             await desk.messenger.close()
+
+    SimulatedClock().run(main())
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_batch_waits_for_no_more_calls_once_the_member_is_to_end_or_its_turn_is_over(ends: bool) -> None:
+    async def main() -> None:
+        desk = Desk(SimulatedBus())
+        in_batches(desk.messenger, cast(Program, desk), Batches(BatchSpec(4, 10_000), 1))
+        await desk.messenger.open()
+        await desk.messenger.take()
+        calls = [desk.call() for _ in range(2)]
+        await asyncio.sleep(1)
+        assert desk.running == []
+        turn = NAME.subjects.member(NAME.tenant, NAME.service, "turn")
+        draining = asyncio.create_task(desk.messenger.drain()) if ends else None
+        if not ends:
+            await desk.caller.send([(turn, encode(Turn(desk.messenger.id, False, 60_000, "it sleeps")), "")])
+        await asyncio.sleep(1)
+        assert len(desk.running) == 2
+        for _ in range(2):
+            desk.answer()
+        await asyncio.wait(calls)
+        if draining is not None:
+            await draining
+        else:
+            await desk.caller.send([(turn, encode(Turn(desk.messenger.id, True, 0, "")), "")])
+            last = desk.call()
+            await asyncio.sleep(9)
+            assert desk.running == [], "it waits for others again"
+            await asyncio.sleep(2)
+            desk.answer()
+            await last
+        await desk.messenger.close()
 
     SimulatedClock().run(main())
 
