@@ -59,8 +59,7 @@ def trials_of(request: Request, sweep: Sweep) -> list[Request]:
     from moorage.client.request_builder import build_request
 
     labels = {LABEL: request.job, **request.labels}
-    last = len(str(sweep.size - 1))  # numbers of one width stand in their order in `ls`
-    most = JOB_CHARS_MAX - len("-") - last
+    most = JOB_CHARS_MAX - len(f"-{sweep.size - 1}")
     if len(request.job or "") > most:
         raise rejected(
             "invalid-argument", f"--job: an id of {len(request.job or '')} characters, behind which the number of each"
@@ -69,5 +68,5 @@ def trials_of(request: Request, sweep: Sweep) -> list[Request]:
     trials = []
     for at, value in enumerate(sweep.values or ()):
         fields = {"labels": labels, "items": [value] * request.copies}
-        trials.append(build_request(request, None, f"{request.job}-{at:0{last}}", fields))
+        trials.append(build_request(request, None, f"{request.job}-{at}", fields))
     return trials

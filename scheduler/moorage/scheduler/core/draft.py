@@ -67,7 +67,6 @@ _A_OF_LAST: Final = 3 - STEP_WIDTH  #: where the last step has its argument a
 #: the ends that count towards `max_failed`
 _FAILURES: Final = (FAILED, TIMED_OUT)
 
-_NO_ACTORS: Final[list[int]] = []
 #: read in place of a tenant that the ledger does not know
 _NOBODY: Final = Tenant("")
 
@@ -250,10 +249,10 @@ class Draft:
             self.bytes += 2 * STEP_BYTES
 
     def step(self, op: int, num: int, index: int, a: int = 0, b: int = 0, c: int = 0) -> None:
-        step = (op, num, index, a, b, c)
         self._undo.step(op, num, index, a)
-        self._folding.steps(step, _NO_ACTORS, self._actor)
-        self.steps += step
+        self.state.transitions += 1
+        self._folding.step(op, num, index, a, b, c, self._actor)
+        self.steps += (op, num, index, a, b, c)
         self.bytes += STEP_BYTES
 
     def _step_of_none(self, op: int) -> None:

@@ -127,7 +127,7 @@ class Worker:
             agent.leave(served_s if within_s or _serves(agent) else 0.0)
             if within_s and len(leaving) <= JOINS_TOLD_MAX:
                 holds = many(len(agent.members.held), "attempt")
-                log.info("%s leaves for good within %g s: it holds %s", agent.worker, within_s, holds)
+                log.info("%s leaves for good within %.0f s: it holds %s", agent.worker, within_s, holds)
         ends_s = served_s + max((agent.longest_grace_s for agent in leaving), default=0.0) + LEAVE_S_MAX
         await _first(at_once.wait(), self._over(leaving, served_s), within_s=ends_s)
         if at_once.is_set():

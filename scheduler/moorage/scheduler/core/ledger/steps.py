@@ -62,42 +62,44 @@ _NOTICE_MASK: Final = (1 << NOTICE_BITS) - 1
 class FoldingSteps(Folding):
     __slots__ = ()
 
-    def steps(self, steps: Sequence[int], actors: list[int], actor: str = "") -> None:
-        """Fold steps, by the actors that a record names for some of them, or by this one."""
-        jobs, changed, replicas, seq = self.state.jobs, self.out.jobs, self.replicas, self.seq
+    def steps(self, steps: Sequence[int], actors: list[int]) -> None:
+        """Fold the steps of a record, by the actors that it names for some of them."""
         names = self._names(actors) if actors else {}
         if len(steps) % STEP_WIDTH:
-            raise FoldError(f"record {seq} ends within a step")
+            raise FoldError(f"record {self.seq} ends within a step")
         self.state.transitions += len(steps) // STEP_WIDTH
-        flat, at = iter(steps), 0
-        for op, num, index, a, b, c in zip(flat, flat, flat, flat, flat, flat, strict=True):
-            try:
-                changed[num] = job = jobs[num]
-            except KeyError:
-                if num != NO_JOB:
-                    raise self._unnamed(op, num, index) from None
-                self._in_order(op, a)
-                at += STEP_WIDTH
-                continue
-            by = actor
-            if names:
-                by = names.get(at, "")
-                at += STEP_WIDTH
-            if op in _OF_JOB:
-                _OF_JOB[op](self, job, index, a, b, c, by)
-                continue
-            try:
-                fold_step, usual = _BY_OP[op]
-            except KeyError:
-                next_ = "use a newer release" if op > max(Op) else "begin with a new ledger (0.3 is unreleased)"
-                raise FoldError(f"record {seq} holds step {op}, which this release does not know: {next_}") from None
-            replica = job.rows.get(index)
-            if replica is None:
-                if op != _PLACE:
-                    raise self._unnamed(op, num, index)
-                replica = self._first_placed(job, index)
-            replicas[replica] = None
-            fold_step(self, op, job, replica, a, b, c, by or usual)
+        flat, step = iter(steps), self.step
+        if not names:
+            for op, num, index, a, b, c in zip(flat, flat, flat, flat, flat, flat, strict=True):
+                step(op, num, index, a, b, c, "")
+            return
+        for at, (op, num, index, a, b, c) in enumerate(zip(flat, flat, flat, flat, flat, flat, strict=True)):
+            step(op, num, index, a, b, c, names.get(at * STEP_WIDTH, ""))
+
+    def step(self, op: int, num: int, index: int, a: int, b: int, c: int, by: str) -> None:
+        """Fold one step, by this actor; "" is the one who usually takes it. The caller counts it."""
+        job = self.state.jobs.get(num)
+        if job is None:
+            if num != NO_JOB:
+                raise self._unnamed(op, num, index)
+            self._in_order(op, a)
+            return
+        self.out.jobs[num] = job
+        if op in _OF_JOB:
+            _OF_JOB[op](self, job, index, a, b, c, by)
+            return
+        known = _BY_OP.get(op)
+        if known is None:
+            next_ = "use a newer release" if op > max(Op) else "begin with a new ledger (0.3 is unreleased)"
+            raise FoldError(f"record {self.seq} holds step {op}, which this release does not know: {next_}")
+        replica = job.rows.get(index)
+        if replica is None:
+            if op != _PLACE:
+                raise self._unnamed(op, num, index)
+            replica = self._first_placed(job, index)
+        self.replicas[replica] = None
+        fold_step, usual = known
+        fold_step(self, op, job, replica, a, b, c, by or usual)
 
     def _in_order(self, op: int, a: int) -> None:
         """Fold what a step of no job names; `fold` does."""
