@@ -18,9 +18,9 @@ from moorage.scheduler.core.ledger.finished import FinishedTable
 from moorage.scheduler.core.ledger.fold import begin, fold
 from moorage.scheduler.core.ledger.folding import FoldError
 from moorage.scheduler.core.ledger.record import Record, decode_record
-from moorage.scheduler.core.ledger.records import STEP_WIDTH, Op
+from moorage.scheduler.core.ledger.records import BY_WORKER, STEP_WIDTH, Op
 from moorage.scheduler.core.ledger.schedules import Schedule
-from moorage.scheduler.core.ledger.state import FAILED, SUCCEEDED, Job, Member, Replica, State, Tenant, Worker
+from moorage.scheduler.core.ledger.state import FAILED, FREEZE, SUCCEEDED, Job, Member, Replica, State, Tenant, Worker
 from moorage.scheduler.core.ledger.undo import Undo
 from moorage.schemas.frames import FactKind
 from moorage.schemas.job import STATES
@@ -224,3 +224,16 @@ def test_the_ranks_of_a_gang_and_the_jobs_in_memory_keep_their_order() -> None:
     assert list(gang.rows) == [0, 1, 2]
     assert list(drive.state.tenants["t"].jobs) == ["first", "second", "gang"]
     assert picture(drive.state) == before
+
+
+def test_what_a_worker_says_of_one_replica_copies_that_one_alone() -> None:
+    drive = Driving()
+    drive.worker("w0", 8)
+    drive.submit("sweep", replicas=8, gpu={})
+    drive.settle()
+    of_one = acts.Freeze(drive.job("sweep").num, 3, FREEZE, BY_WORKER, "")
+    undo = Undo(drive.state, drive.now)
+    undo.act(of_one)
+    assert [row for row in undo._rows if isinstance(row, Member)] == [drive.member("sweep", 3)]
+    undo.act(msgspec.structs.replace(of_one, replica=-1))
+    assert len([row for row in undo._rows if isinstance(row, Member)]) == 8

@@ -145,7 +145,8 @@ class Undo:
             self.worker(getattr(act, "worker", -1))
         if (of := state.jobs.get(getattr(act, "job", 0))) is not None:
             self._job(of)
-            for member in of.members if isinstance(act, Freeze | Resize) else ():
+            members = act.members(of) if isinstance(act, Freeze) else of.members if isinstance(act, Resize) else ()
+            for member in members:
                 self._member(member)
         if whose := getattr(act, "tenant", ""):
             self.tenant(whose)

@@ -25,6 +25,8 @@ from moorage.scheduler.core.ledger.state import (
     RESIZED,
     RESUME,
     SUCCEEDED,
+    Job,
+    Member,
     Scaled,
     bounds_after,
     without_job,
@@ -202,13 +204,19 @@ class Freeze(OfJob, tag="freeze"):
             self.replica != -1 and not is_in(job.numbers, self.replica)
         ):
             raise FoldError(f"act {self.tag} of job {self.job} says {self.word} of replica {self.replica}")
-        for replica in job.rows.values():
-            member = replica.member
-            if member is not None and member.phase == AT_RUNNING and self.replica in (-1, replica.index):
+        for member in self.members(job):
+            if member.phase == AT_RUNNING:
                 member.freeze = self.word == FREEZE
                 member.wakes = member.freeze and self.by == BY_WORKER
                 folding.members[member] = None
                 folding.out.touched.append(member)
+
+    def members(self, job: Job) -> list[Member]:
+        """Return the attempts of those replicas that it is about."""
+        if self.replica != -1:
+            row = job.rows.get(self.replica)
+            return [] if row is None or row.member is None else [row.member]
+        return [row.member for row in job.rows.values() if row.member is not None]
 
 
 class Exec(OfJob, tag="exec"):
