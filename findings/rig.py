@@ -44,12 +44,13 @@ def free_port() -> int:
 
 
 class Server:
-    """A nats-server in a folder of its own; `settings` are lines of its configuration."""
+    """A nats-server in a folder of its own; `settings` are lines of its configuration, `room` its bound for files."""
 
-    def __init__(self, settings: str = "", *, jetstream: bool = True) -> None:
+    def __init__(self, settings: str = "", *, jetstream: bool = True, room: str = "") -> None:
         self.folder = Path(tempfile.mkdtemp())
         self.port = free_port()
         self._jetstream = jetstream
+        self._room = f", max_file_store: {room}" if room else ""
         self._process: subprocess.Popen[bytes] | None = None
         self.configure(settings)
 
@@ -58,7 +59,7 @@ class Server:
         return f"nats://127.0.0.1:{self.port}"
 
     def configure(self, settings: str) -> None:
-        store = f'jetstream: {{store_dir: "{self.folder}/store"}}\n' if self._jetstream else ""
+        store = f'jetstream: {{store_dir: "{self.folder}/store"{self._room}}}\n' if self._jetstream else ""
         (self.folder / "server.conf").write_text(f"listen: 127.0.0.1:{self.port}\n{store}{settings}\n")
 
     def start(self) -> Server:
@@ -167,13 +168,15 @@ def run(look: Coroutine[Any, Any, tuple[bool, Mapping[str, object]]]) -> None:
     verdict(*asyncio.run(looked()))
 
 
-async def cluster(name: str) -> tuple[list[Server], list[Client]]:
-    """Start three servers of one cluster; return them and a connection to each, once JetStream has a leader."""
+async def cluster(name: str, room: str = "") -> tuple[list[Server], list[Client]]:
+    """Start three servers of one cluster, each with this room for files; return them and a connection to each, once
+    JetStream has a leader."""
     ports = [free_port() for _ in range(3)]
     routes = ", ".join(f'"nats://127.0.0.1:{port}"' for port in ports)
     servers = [
         Server(
-            f'server_name: n{number}\ncluster {{ name: {name}, listen: "127.0.0.1:{port}", routes: [{routes}] }}'
+            f'server_name: n{number}\ncluster {{ name: {name}, listen: "127.0.0.1:{port}", routes: [{routes}] }}',
+            room=room,
         ).start()
         for number, port in enumerate(ports)
     ]
