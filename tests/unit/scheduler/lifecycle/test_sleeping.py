@@ -584,6 +584,20 @@ def test_neither_priority_nor_share_keeps_a_service_from_its_turn(of_a: dict[str
         assert all(models.ended[name] > before[name] for name in "abc"), (before, models.ended)
 
 
+def test_tenants_that_take_turns_on_another_host_keep_no_service_asleep() -> None:
+    models = Models("embed", priority=40)
+    models.serve(14)
+    assert models.states() == ["FROZEN"]
+    models.drive.worker("w1", 8)
+    models.calls["embed"] += 1
+    models.say()
+    for tenant in "uv":
+        models.drive.offer_submit(tenant, tenant=tenant, gpu={}, priority=50)
+    models.drive.tick()
+    assert models.drive.placed_on("u", "u") == models.drive.placed_on("v", "v") == ["w1"]
+    assert models.drive.slots("embed") == [0], "it has its GPU with the same record"
+
+
 def test_services_of_one_gpu_do_not_starve_one_of_two() -> None:
     models = Models(gpus=2)
     models.submit("a", gpu={"count": 2})

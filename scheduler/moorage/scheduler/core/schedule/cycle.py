@@ -291,7 +291,7 @@ class Planner:
             if after is not None and not aside and self._are_alike(draft, group, after[2]):
                 more, last = placing.place_more(draft, choice, group.shape, UNBOUNDED, self._in_turns(draft, ready))
                 placed += more
-                if ready and not order.prune(draft, ready[0][2]):
+                if ready and ready[0][2].resumes is None and not order.prune(draft, ready[0][2]):
                     heappop(ready)
                 end = End.HAD_TURNS
                 break
