@@ -220,6 +220,21 @@ def test_one_whose_setup_failed_counts_towards_max_failed_and_those_that_waited_
     assert drive.states("j") == ["FAILED", others, *["FAILED"] * 4]
 
 
+def test_a_new_leader_lets_those_run_on_that_started_elsewhere_before_a_setup_failed() -> None:
+    drive = fleet(1)
+    drive.worker("w1", 1)
+    drive.submit("j", gpu={}, replicas=6, max_failed=2)
+    drive.report("w1")
+    failed = drive.placed_on("j").index("w0")
+    drive.fact("refused", "j", failed, code=3, detail=SETUP_FAILED + "exit code 3: no such package")
+    before = drive.states("j")
+    assert sorted(before) == [*["FAILED"] * 5, "RUNNING"]
+    drive.lead()
+    drive.join(drive.workers["w1"])
+    drive.pass_time(2_000)
+    assert drive.states("j") == before
+
+
 @pytest.mark.parametrize("user", ["daemon", "1"])
 def test_a_user_that_no_worker_may_run_jobs_as_is_refused_at_once(user: str) -> None:
     """It was placed, refused and placed again, for ever and without a reason."""
