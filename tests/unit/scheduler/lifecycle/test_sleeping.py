@@ -320,6 +320,22 @@ def test_a_guest_that_cannot_be_frozen_ends_for_the_service_that_was_there_first
     assert models.states() == ["FROZEN", "RUNNING", "RUNNING"]
 
 
+def test_a_guest_that_ran_on_before_its_worker_had_frozen_it_does_not_end_for_that() -> None:
+    models = Models("a", "b")
+    drive = models.drive
+    models.busy |= {"a", "b"}
+    drive.workers["w0"].hears_freezes = False
+    for _ in range(3):
+        models.call("a")
+        while not drive.member("b").freeze:
+            models.serve(1)
+        drive.order("hold", job="a")
+        models.serve(2)
+        assert models.states() == ["FROZEN", "RUNNING"]
+        assert models.whys("b")[-1] == ("RESUME", "it is called"), "nobody waits for its GPU now"
+        drive.order("release", job="a")
+
+
 def test_a_guest_that_ended_is_one_again_after_a_while() -> None:
     models = Models("a", "b")
     models.worker.stays_awake = {"b"}

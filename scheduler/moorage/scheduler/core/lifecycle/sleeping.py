@@ -284,6 +284,8 @@ class Sleeping:
                 heard.freezes_ms, heard.is_frozen = None, True
             gives_way = state == RUNNING and self._is_needed(draft, member)  # it is first to be frozen for another one
             if is_to_sleep and member.wakes and heard.is_called and not gives_way:
+                if state == RUNNING:  # its worker has not said that it cannot be frozen
+                    heard.vain = max(0, heard.vain - 1)
                 _write(draft, member, RESUME, "it is called")
                 self.is_called = True  # another one may have to give up its devices for it
             return
