@@ -112,13 +112,13 @@ def forecast(
     """Return an encoded `Forecast` from `LOOKS` simulated futures, or those of them that ended in time. For a child.
 
     It is of `jobs`, by tenant and name; of the first `JOBS_MAX` in the queue without. The looks take at most `limit_s`
-    seconds together. If none has ended by then, as on a busy machine, the forecast is empty and `cut`.
+    seconds together. If fewer than half have ended by then, as on a busy machine, the forecast is empty and `cut`.
     """
     answers = ask_all([partial(_look, engine, time_ms, look, jobs) for look in range(LOOKS)], limit_s)
     looks = [_decode_look(answer) for answer in answers if answer is not None]
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu_ms = int(1000 * (used.ru_utime + used.ru_stime))
-    if not looks:
+    if len(looks) <= LOOKS // 2:
         return encode_forecast(Forecast(time_ms, {}, cut=True, cpu_ms=cpu_ms))
     starts, ends = _together(look.starts for look in looks), _together(look.ends for look in looks)
     late: dict[str, dict[str, str]] = {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -14,8 +15,10 @@ from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.events import ChangeOrder
 from moorage.scheduler.core.ledger.invariants import validate
 from moorage.scheduler.whatif import child
+from moorage.scheduler.whatif import forecast as forecasting
 from moorage.scheduler.whatif.forecast import EARLIER, LATER, RUNS_SURE, Forecast, decode_forecast, forecast
 from moorage.scheduler.whatif.future import Future
+from moorage.scheduler.whatif.looks import LOOKS
 from moorage.schemas.capabilities import Capabilities
 from moorage.schemas.operate import ChangeAsked
 from tests.unit.scheduler.driving import Driving
@@ -289,6 +292,28 @@ def test_a_forecast_without_a_look_in_time_is_empty_and_fails_nothing() -> None:
         submit(drive, name)
     found = decode_forecast(forecast(drive.engine, drive.now, limit_s=0.0))
     assert (found.starts, found.ends, found.cut) == ({}, {}, True)
+
+
+@pytest.mark.parametrize("ended", range(LOOKS + 1))
+def test_a_forecast_of_fewer_than_half_of_the_looks_says_that_it_was_cut(
+    ended: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It had no start and no word why, and one look alone said of a job that it ends before it would start."""
+    drive = Driving()
+    drive.worker("w0", 1)
+    for name, fields in {"runs": {}, "waits": {}, "expires": {"deadline_s": 30}}.items():
+        drive.submit(name, gpu={}, run={"driver": "noop", "timeout_s": 60}, **fields)
+        drive.settle()
+
+    def in_time(works: Sequence[child.Work], limit_s: float) -> list[bytes | None]:
+        return [*child.ask_all(works[:ended]), *[None] * (LOOKS - ended)]
+
+    monkeypatch.setattr(forecasting, "ask_all", in_time)
+    found = look_ahead(drive)
+    is_half = ended > LOOKS // 2
+    assert (found.cut, "waits" in found.starts.get("t", {}), "expires" in found.late.get("t", {})) == (
+        not is_half, is_half, is_half,
+    )  # fmt: skip
 
 
 def test_what_a_copy_frees_of_the_leader_costs_no_answer() -> None:
