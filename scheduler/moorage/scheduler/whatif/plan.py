@@ -22,6 +22,7 @@ from moorage.scheduler.core.outputs.outputs import Outputs, enforced_on, gpu_nam
 from moorage.scheduler.whatif.child import ask, ask_all
 from moorage.scheduler.whatif.fixes import fixes
 from moorage.scheduler.whatif.forecast import Start, start_of
+from moorage.scheduler.whatif.foreseen import FIXES_S
 from moorage.scheduler.whatif.future import Future, last_of, waits, why_unknown
 from moorage.scheduler.whatif.looks import LOOKS, Outcome, band
 from moorage.scheduler.whatif.play import Held
@@ -158,6 +159,9 @@ def _together(looks: list[Plan]) -> Plan:
         start = band(found)
         if start is None:
             planned.starts, planned.in_ms, planned.on = "unknown", None, ""
+            if planned.waiting is not None:
+                whys = [why for look in looks if (why := (look.waiting or {}).get("starts_unknown"))]
+                planned.waiting["starts_unknown"] = whys[0] if whys else why_unknown(0, 0, cut=True)
         else:
             median = looks[start.detail[1]]
             planned.starts, planned.on, planned.preempts = "later", median.on, median.preempts
@@ -273,7 +277,7 @@ class _Plan(Future):
         self._explain(planned, job)
         reason = REASONS.get((planned.waiting or {}).get("reason", ""))
         if planned.waiting is not None and self.look == 0:
-            why, found_fixes = fixes(self.engine, self.time_ms, *key)
+            why, found_fixes = fixes(self.engine, self.time_ms, *key, within_s=FIXES_S)
             if why:
                 planned.waiting["fixes"] = msgspec.to_builtins(found_fixes)
         if reason is not None and reason.is_never:

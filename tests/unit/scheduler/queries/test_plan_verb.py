@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import msgspec
@@ -14,6 +15,7 @@ from moorage.scheduler.core.config import Config
 from moorage.scheduler.whatif import child
 from moorage.scheduler.whatif import plan as plan_module
 from moorage.scheduler.whatif.plan import TOO_LATE, PlanAsk, decode_planned, plan
+from moorage.schemas.answers.jobs import Fix
 from moorage.schemas.frames import Device
 from moorage.schemas.plan import Plan
 from tests.unit.scheduler.driving import H100, Driving
@@ -60,6 +62,21 @@ def test_a_plan_whose_first_look_takes_long_says_so(monkeypatch: pytest.MonkeyPa
     assert plan(drive.engine, drive.now, "t", msgspec.convert({"quota": 1}, PlanAsk)) == TOO_LATE
 
 
+def test_a_search_for_fixes_leaves_time_for_the_look_that_it_is_part_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a bound of its own it took the whole look's time where tries were slow, and there was no plan."""
+    drive = Driving()
+    drive.worker("w0", 1)
+
+    def searched(*_: object, within_s: float = math.inf) -> tuple[str, list[Fix]]:
+        assert within_s <= plan_module.LIMIT_S / 2
+        return "no-match", [Fix(say="searched", request={})]
+
+    monkeypatch.setattr(plan_module, "fixes", searched)
+    told = planned(drive, {"gpu": {"count": 2}})
+    assert told.waiting is not None
+    assert told.waiting["fixes"] == [{"say": "searched"}]
+
+
 def waiting() -> Driving:
     """One GPU of two is held by a workload of ten minutes for four minutes already, the other one by nobody knows."""
     drive = Driving()
@@ -69,6 +86,14 @@ def waiting() -> Driving:
     drive.now += 4 * MINUTE
     drive.renew()
     return drive
+
+
+def test_a_start_that_too_few_looks_have_found_in_time_is_unknown_for_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan_module, "ask_all", lambda works, limit_s: [None] * len(works))
+    told = planned(waiting(), {"gpu": {}})
+    assert (told.starts, told.in_ms) == ("unknown", None)
+    assert told.waiting is not None
+    assert told.waiting["starts_unknown"].startswith("a look ahead ended before it")
 
 
 def test_later_says_when_and_where_and_why_not_now() -> None:
