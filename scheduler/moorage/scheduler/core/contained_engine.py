@@ -169,7 +169,7 @@ class ContainedEngine(Engine):
             nums[planner.placing.num] = None
         new = [num for num in nums if num >= self.state.next_num]
         if new:
-            event = list(flight.new.values())[new[0] - self.state.next_num].submit
+            event = self._asked_for(list(flight.new.values())[new[0] - self.state.next_num].submit)
             self._failed_on(event, raised)
             return [event]
         if not nums:
@@ -184,6 +184,12 @@ class ContainedEngine(Engine):
         contained.note("job", PLACING, f"job {job.tenant}/{job.name} and {len(nums) - 1} alike", raised, now_ms)
         contained.jobs |= nums
         return []
+
+    def _asked_for(self, submit: Submit) -> Submit | ScheduleRun:
+        """Return the event that was offered for a new job: its request, or the run of a schedule that made that."""
+        runs = (event for event in self.pending.taken_submits if isinstance(event, ScheduleRun))
+        made = (submit.tenant, submit.name)
+        return next((run for run in runs if (run.tenant, f"{run.name}-{run.sequence}") == made), submit)
 
     def _requests_taken(self) -> list[Event]:
         """Return the requests in the record that failed as a whole: it cannot be said which of them it was."""

@@ -12,6 +12,7 @@ import pytest
 from moorage.scheduler.core.config import Config
 from moorage.scheduler.core.contained_engine import BUILDS_MAX, ContainedEngine
 from moorage.scheduler.core.containment import PAUSE_MS, STEP_PAUSE_MS, TRACE_CHARS_MAX
+from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.engine import HalfFolded
 from moorage.scheduler.core.events import Batch, Cancel, QueueRead, Submit
 from moorage.scheduler.core.fleet.shape import Shape
@@ -26,6 +27,7 @@ from moorage.scheduler.ledger.recording import RecordedEngine, Recorder, replay
 from moorage.schemas.frames import Fact, Hello
 from tests.unit.scheduler.driving import SUBJECTS, Driving
 from tests.unit.scheduler.honest_worker import Worker
+from tests.unit.scheduler.scheduled import offer_ask, offer_run
 
 #: what the faults below look for in a request
 POISON: Final = "poison"
@@ -192,7 +194,6 @@ def test_a_ranker_that_cannot_be_made_leaves_the_plain_one(tmp_path: Path, monke
 
 def break_submits(drive: Contained, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
     """A fault in one of the places that a request goes through; `poison` jobs ask for a model of that name."""
-    from moorage.scheduler.core.draft import Draft
     from moorage.scheduler.core.lifecycle.admission import Admission
     from moorage.scheduler.core.queue.queue import Queue
     from moorage.scheduler.core.schedule.placing import Placing
@@ -245,6 +246,29 @@ def test_a_request_that_fails_is_set_aside_and_the_others_go_on(
     drive.run_out("w0")
     drive.run_out("w1")
     drive.check()
+    drive.replays()
+
+
+def test_a_run_of_a_schedule_whose_job_cannot_be_placed_is_set_aside(
+    drive: Contained, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ended the term, and the next one, as nats-server delivers the run again."""
+    offer_ask(drive, "add", "poison")
+    drive.tick()
+
+    def place(self: Draft, op: int, num: int, index: int, *given: int) -> None:
+        if op == Op.PLACE and self.state.jobs[num].name.startswith(POISON):
+            raise Poisoned
+        step(self, op, num, index, *given)
+
+    step = Draft.step
+    monkeypatch.setattr(Draft, "step", place)
+    offer_run(drive, 1, "poison")
+    drive.offer_submit("good")
+    drive.tick()
+    assert (drive.answers["run"]["code"], drive.counts) == ("internal", {"request": 1})
+    assert drive.state.job("t", "poison-1") is None
+    assert state_of(drive, "good") == "PLACED"
     drive.replays()
 
 
