@@ -154,8 +154,8 @@ class JetStream:
         """Do the same as `ensure_stream`, but with a smaller `max_bytes` if the server cannot reserve that much: a
         quarter of it, then a quarter of that, and at least `bytes_min`.
 
-        An existing stream is never made smaller for want of room. `max_bytes` has to be in `config`. Raises as
-        `ensure_stream`.
+        An existing stream is never made smaller for want of room, and stays as it is where there is none to change it.
+        `max_bytes` has to be in `config`. Raises as `ensure_stream`.
         """
         name, size = config["name"], config["max_bytes"]
         while True:
@@ -167,12 +167,15 @@ class JetStream:
                 if refused.err_code not in ERR_NO_ROOM or refused.servers_missing:
                     raise
                 held = await self._info(_stream_name(name), {})
-                if held is not None and held.config.get("max_bytes") != size:
-                    size = held.config.get("max_bytes", -1)
-                elif held is None and size // 4 >= bytes_min:
+                if held is None:
+                    if size // 4 < bytes_min:
+                        raise
                     size //= 4
+                elif held.config.get("max_bytes") != size:
+                    size = held.config.get("max_bytes", -1)
                 else:
-                    raise
+                    log.warning("there is no room to change the stream %s, which stays as it is: %s", name, refused)
+                    return held
             else:
                 if size != config["max_bytes"]:
                     room = f"{size >> 20} MiB" if size > 0 else "nothing"
