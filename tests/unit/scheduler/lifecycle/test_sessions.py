@@ -243,26 +243,8 @@ def test_an_agents_restart_adopts_what_it_lists_and_only_that() -> None:
     assert drive.free_gpus() == 2
 
 
-def test_an_attempt_that_is_over_is_not_sent_to_its_worker_again() -> None:
-    """Its GPU was not free yet, and its worker began a new session: it got the old attempt, beside the next one."""
-    drive = Driving()
-    before = drive.worker("w0", auto=False)
-    drive.submit("j", gpu={}, retries=1)
-    before.obey(*drive.wanted)
-    drive.report("w0")
-    before.finish(drive.member("j").name, 1, freed=False)
-    drive.report("w0")
-    drive.worker("w1", auto=False)
-    drive.pass_time(5_000)
-    assert drive.placed_on("j") == ["w1"]
-    drive.wanted.clear()
-    drive.send("w0", before.join_frame())
-    drive.tick(obey=False)
-    assert [name_in(place) for frame in drive.wanted for place in frame.place] == []
-
-
-def test_an_attempt_whose_gpus_are_not_free_yet_has_no_part_in_what_becomes_of_the_next_one() -> None:
-    """The next one was kept through a partition, or asked to end: that was told of the worker of the one before."""
+def moved_on() -> tuple[Driving, Worker]:
+    """An attempt that failed on a worker where its GPU is not free yet; the next one is placed on another worker."""
     drive = Driving()
     before = drive.worker("w0", auto=False)
     drive.submit("j", gpu={}, retries=1, on_partition="keep")
@@ -273,6 +255,21 @@ def test_an_attempt_whose_gpus_are_not_free_yet_has_no_part_in_what_becomes_of_t
     drive.worker("w1", auto=False)
     drive.pass_time(5_000)
     assert drive.placed_on("j") == ["w1"]
+    return drive, before
+
+
+def test_an_attempt_that_is_over_is_not_sent_to_its_worker_again() -> None:
+    """Its worker began a new session: it got the old attempt, beside the next one."""
+    drive, before = moved_on()
+    drive.wanted.clear()
+    drive.send("w0", before.join_frame())
+    drive.tick(obey=False)
+    assert [name_in(place) for frame in drive.wanted for place in frame.place] == []
+
+
+def test_an_attempt_whose_gpus_are_not_free_yet_has_no_part_in_what_becomes_of_the_next_one() -> None:
+    """The next one was kept through a partition, or asked to end: that was told of the worker of the one before."""
+    drive, before = moved_on()
     drive.order("requeue", job="j")
     assert drive.states("j") == ["ENDING"]
     told = [drive.operate("cordon", name) for name in ("w0", "w1")]
