@@ -72,7 +72,7 @@ async def goes_on(made: Everybody, acme: AsyncClient, go: Path) -> None:
 
 
 def all_are_over(said: str) -> bool:
-    """Whether each refusal that was told is over; an end may be told of one that was not, which is not explained yet."""
+    """Whether each refusal that was told is over. Why an end is told of one that was not is not known yet."""
     return said.count("this NATS user may not subscribe to ") <= said.count(AGAIN)
 
 
