@@ -36,8 +36,8 @@ from moorage.client.tenant import TENANT_DEFAULT
 from moorage.client.transport import Link
 from moorage.scheduler.answers.views import worker_state
 from moorage.scheduler.core.config import Config
-from moorage.scheduler.leader.reign import Reign
 from moorage.scheduler.leader.service import Scheduler
+from moorage.scheduler.leader.term import Term
 from moorage.schemas.gpu import GpuSpec
 from moorage.schemas.handler import HANDLER_NAME
 from moorage.schemas.subjects import PREFIX_DEFAULT, Subjects
@@ -266,7 +266,7 @@ class SimFleet:
 
     async def _open(self) -> None:
         self._bus, self._process = SimulatedBus(self.network), Process(f"fleet {self.word}")
-        self._stay_awake = let_sleep(Upkeep(self._process, self._bus, self._subjects, self._workers, self._reign))
+        self._stay_awake = let_sleep(Upkeep(self._process, self._bus, self._subjects, self._workers, self._term))
         self._start_scheduler()
         for host in self._hosts.values():
             await self._start_worker(host)
@@ -284,19 +284,19 @@ class SimFleet:
 
     def _is_ready(self) -> bool:
         """Return whether there is a leader to which every worker has reported."""
-        reign = self._reign()
-        if reign is None:
+        term = self._term()
+        if term is None:
             return False
-        known = reign.engine.state.workers
-        hosts = reign.engine.fleet.hosts
+        known = term.engine.state.workers
+        hosts = term.engine.fleet.hosts
         return all(
             name in known and worker_state(known[name], hosts.get(known[name].num)) == "up" for name in self._hosts
         )
 
-    def _reign(self) -> Reign | None:
-        """Return the `Reign` (the term) of the scheduler that leads now; None before it leads."""
+    def _term(self) -> Term | None:
+        """Return the `Term` (the term) of the scheduler that leads now; None before it leads."""
         scheduler = self.scheduler
-        return scheduler.reign if scheduler is not None and scheduler.leading.is_set() else None
+        return scheduler.term if scheduler is not None and scheduler.leading.is_set() else None
 
     def _start_scheduler(self) -> None:
         self._leading = self._process.run(self._keep_scheduler())

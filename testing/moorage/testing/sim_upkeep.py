@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from moorage.client.follow.follower import REPAIR_S
-from moorage.scheduler.leader.reign import Reign
+from moorage.scheduler.leader.term import Term
 from moorage.schemas.subjects import Subjects
 from moorage.testing.bus.bus import SimulatedBus
 from moorage.testing.bus.processes import Process, process_of
@@ -43,7 +43,7 @@ class SimAgent(Agent):
 
 
 class Upkeep:
-    """The `Sleeper` of one fleet. `workers` are the running workers; `reign` returns the term of the leader."""
+    """The `Sleeper` of one fleet. `workers` are the running workers; `term` returns the term of the leader."""
 
     def __init__(
         self,
@@ -51,36 +51,36 @@ class Upkeep:
         bus: SimulatedBus,
         subjects: Subjects,
         workers: Mapping[str, FleetHost],
-        reign: Callable[[], Reign | None],
+        term: Callable[[], Term | None],
     ) -> None:
         self.process = process
         self._bus = bus
         self._subjects = subjects
         self._workers = workers
-        self._reign = reign
+        self._term = term
         self._seen = 1, 0
         self._repaired_s = 0.0
 
     def idle_until_s(self) -> float:
         """Return until when (loop time) the fleet will only write heartbeats, renew leases and report load; 0: now."""
-        reign = self._reign()
-        if reign is None or not self._bus.network.is_reliable or self._is_observed():
+        term = self._term()
+        if term is None or not self._bus.network.is_reliable or self._is_observed():
             return 0.0
-        if self._may_miss_events(reign):
+        if self._may_miss_events(term):
             return 0.0
-        state = reign.engine.state
+        state = term.engine.state
         live = {worker.id: len(worker.members) for worker in state.workers.values() if worker.session}
         agents = [agent for host in self._workers.values() for agent in host.agents.values()]
         idle = {agent.worker: len(agent.members.held) for agent in agents if agent.is_idle}
-        return reign.idle_until_s() if live == idle else 0.0  # else a worker is joining, or about to be lost
+        return term.idle_until_s() if live == idle else 0.0  # else a worker is joining, or about to be lost
 
-    def _may_miss_events(self, reign: Reign) -> bool:
+    def _may_miss_events(self, term: Term) -> bool:
         """Return whether a client that follows a job may have missed an event, and may not have asked for it yet.
 
         Events are lost with messages, and with a leader that ends after its last record and before the record's events.
         """
         counters, now_s = self._bus.network.counters, asyncio.get_running_loop().time()
-        seen = reign.engine.state.epoch, counters["dropped"] + counters["cut"]
+        seen = term.engine.state.epoch, counters["dropped"] + counters["cut"]
         if seen != self._seen:
             self._seen, self._repaired_s = seen, now_s + REPAIRED_S
         return now_s < self._repaired_s
@@ -92,8 +92,8 @@ class Upkeep:
 
     def slept(self, seconds: float) -> None:
         """Tell the leader and the workers how much time was skipped, so that it does not count as silence."""
-        reign = self._reign()
-        if reign is not None:
-            reign.slept(seconds)
+        term = self._term()
+        if term is not None:
+            term.slept(seconds)
         for host in self._workers.values():
             host.slept(seconds)

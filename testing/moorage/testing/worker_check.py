@@ -211,14 +211,14 @@ class WorkerCheck:
         await self._leader.want(self.worker, order, session="of-another-one")
         await self._renews(QUIET_RENEWALS)
         self._only(name_in(order), [], "compare the frame's session with yours")
-        self._leader.reign += 1
+        self._leader.epoch += 1
         await self._renews(QUIET_RENEWALS)  # it has the number of the new one
-        self._leader.reign -= 1
+        self._leader.epoch -= 1
         try:
             order = self._new(self._short)
             await self._leader.want(self.worker, order)
         finally:
-            self._leader.reign += 1
+            self._leader.epoch += 1
         await self._renews(QUIET_RENEWALS)
         self._only(name_in(order), [], "keep the highest `reign`, and drop frames of a lower one")
 
@@ -276,7 +276,7 @@ class WorkerCheck:
         try:
             await asyncio.sleep(AWAY_S)
         finally:
-            self._leader.reign += 1
+            self._leader.epoch += 1
             await self._leader.lead()
         await self._renews(2)
         held = [name_in(each) for each in self._seat.renewals[-1].held]

@@ -32,7 +32,7 @@ from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.events import SnapshotTaken
 from moorage.scheduler.core.ledger.snapshot import BadSnapshot
 from moorage.scheduler.core.ledger.state import Job
-from moorage.scheduler.leader import reign, service
+from moorage.scheduler.leader import service, term
 from moorage.scheduler.leader.service import Scheduler
 from moorage.scheduler.ledger.ledger import Ledger, LedgerBroken
 from moorage.scheduler.ledger.snapshot_follower import Command
@@ -76,7 +76,7 @@ PROBATION_S: Final = 10.0
 FREEZE_FAULTS: Final = 0.2
 #: what production does so often that it would be most of what happens when nothing does: module, setting, seconds here
 SELDOM: Final = (
-    (reign, "FLEET_FRAME_S", 10.0),
+    (term, "FLEET_FRAME_S", 10.0),
     (service, "STANDBY_LOOK_S", 0.5),
     (standing, "SAY_S", 10.0),
     (foresight, "FOLLOW_S", 10.0),
@@ -165,7 +165,7 @@ class Cluster:
         state = random.getstate()
         patches.callback(random.setstate, state)
         random.seed(self.seed)
-        patches.enter_context(mock.patch.object(reign, "take_snapshot", self._take_snapshot))
+        patches.enter_context(mock.patch.object(term, "take_snapshot", self._take_snapshot))
         for module, name, seconds in SELDOM:
             patches.enter_context(mock.patch.object(module, name, seconds))
         patches.enter_context(mock.patch.object(os, "urandom", rng.randbytes))
@@ -387,10 +387,10 @@ class Cluster:
                 self.ask_admin("release", {"worker": worker.id, "slots": slots, "by": "sim"})
 
     def _waits_for(self) -> str | None:
-        reigns = [leader.reign for leader in self.leaders.values() if leader.reign is not None]
-        if not reigns:
+        terms = [leader.term for leader in self.leaders.values() if leader.term is not None]
+        if not terms:
             return "nobody leads"
-        engine = max((reign.engine for reign in reigns), key=lambda engine: engine.state.epoch)
+        engine = max((term.engine for term in terms), key=lambda engine: engine.state.epoch)
         unread = self.judge.missing()
         if unread:
             return f"accepted and in no ledger: {unread[:5]}"

@@ -60,7 +60,7 @@ class Judge:
         self._modes: dict[tuple[str, str], str] = {}  # of every job that was asked about while it was known
         self._ran: dict[str, Ran] = {}  # by tenant, job, replica and fence: of each name one process alone
         self._bus: SimulatedBus | None = None
-        self._reign = _ReignTime(0, 0, 0.0)
+        self._term = _TermTime(0, 0, 0.0)
         self._stored_ms = 0.0  # when the last record was
         self._said_well: dict[tuple[str, int], float] = {}  # worker and slot -> when an operator said that it is well
         self._known: dict[int, _Known] = {}  # of each worker, by its number in the ledger
@@ -156,7 +156,7 @@ class Judge:
             num: _Known(worker.session, worker.session, worker.n, worker.machine)
             for num, worker in state.worker_by_num.items()
         }
-        self._reign = _ReignTime(0, 0, 0.0)
+        self._term = _TermTime(0, 0, 0.0)
         self.preemptions.restored()
         self.stays.restored()
         self.orders.restored(taken_seq, state.seq)
@@ -231,16 +231,16 @@ class Judge:
                 self._said_well[(worker.id, slot)] = now_s
 
     def _check_time(self, state: State) -> None:
-        """Ledger time goes on within a reign as the seconds do, while appends are under way too (H31).
+        """Ledger time goes on within a term as the seconds do, while appends are under way too (H31).
 
         A record is built after the one before is stored, and the epoch record before it is stored itself: since those
         two moments so much time has passed at least.
         """
         now_ms = asyncio.get_running_loop().time() * 1000
-        if state.epoch != self._reign.epoch:
-            self._reign = _ReignTime(state.epoch, state.time_ms, now_ms)
-        elif state.time_ms - self._reign.time_ms < self._stored_ms - self._reign.stored_ms - CLOCK_MS:
-            behind_ms = self._stored_ms - self._reign.stored_ms - (state.time_ms - self._reign.time_ms)
+        if state.epoch != self._term.epoch:
+            self._term = _TermTime(state.epoch, state.time_ms, now_ms)
+        elif state.time_ms - self._term.time_ms < self._stored_ms - self._term.stored_ms - CLOCK_MS:
+            behind_ms = self._stored_ms - self._term.stored_ms - (state.time_ms - self._term.time_ms)
             self.violated(f"record {state.seq}: ledger time stood still for {behind_ms:.0f} ms of epoch {state.epoch}")
         self._stored_ms = now_ms
 
@@ -348,8 +348,8 @@ class _Known(NamedTuple):
     machine: str
 
 
-class _ReignTime(NamedTuple):
-    """When a reign's epoch record was stored, by the ledger's time and by the clock of all."""
+class _TermTime(NamedTuple):
+    """When a term's epoch record was stored, by the ledger's time and by the clock of all."""
 
     epoch: int
     time_ms: int

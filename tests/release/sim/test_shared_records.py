@@ -10,8 +10,8 @@ import msgspec
 
 from moorage.bus.connection import Connection
 from moorage.bus.transport import Delivery
-from moorage.scheduler.leader.reign import SHARE_AFTER, SHARE_WAIT_S
 from moorage.scheduler.leader.service import Scheduler
+from moorage.scheduler.leader.term import SHARE_AFTER, SHARE_WAIT_S
 from moorage.schemas.codec import Decoder, encode
 from moorage.schemas.frames import Device, Fact, FactFrame, Hello, Join, Joined, Renew, Wanted
 from moorage.schemas.subjects import Subjects
@@ -116,8 +116,8 @@ def on_a_quiet_machine(scene: Callable[[Scheduler, Caller, SimulatedClock], Awai
 
 
 def records(scheduler: Scheduler) -> int:
-    assert scheduler.reign is not None
-    return scheduler.reign.records
+    assert scheduler.term is not None
+    return scheduler.term.records
 
 
 def test_a_caller_that_submits_one_after_the_other_needs_one_append_a_job() -> None:

@@ -1,7 +1,7 @@
 """A world with more of what a site has: `python -m tests.release.sim.many --wide`.
 
 Schedulers of different settings; services that follow their jobs and ask about them with the SDK, submit arrays, and
-submit on the condition that nothing was decided since; operators who restore backups and raise no reign by hand;
+submit on the condition that nothing was decided since; operators who restore backups and raise no term by hand;
 schedulers and agents that are stopped in order; workers that leave, and hosts that come back with other devices; jobs
 that are frozen and resumed, and others that have their devices meanwhile.
 

@@ -47,8 +47,8 @@ async def leads(site: RunningSite) -> AsyncIterator[Scheduler]:
 
 
 def state_of(scheduler: Scheduler) -> State:
-    assert scheduler.reign is not None
-    return scheduler.reign.engine.state
+    assert scheduler.term is not None
+    return scheduler.term.engine.state
 
 
 async def publish(of: Connection, tenant: str, job: str | None, size: int = 0, message_id: str = "") -> dict[str, Any]:
@@ -79,9 +79,9 @@ async def test_a_tenant_that_fills_its_queue_fills_nobody_elses() -> None:
         await until(lambda: state_of(scheduler).job("beta", "train-1"), what="beta's job")
         queue = state_of(scheduler)
         await until(lambda: queue.job("acme", "j0"), what="acme's first job")
-        reign = scheduler.reign
-        assert reign is not None
-        filled = reign.queue_reader.figures()
+        term = scheduler.term
+        assert term is not None
+        filled = term.queue_reader.figures()
         assert filled is not None
         assert filled.tenant in ("acme", "beta")
 

@@ -60,7 +60,7 @@ class ScriptedWorker:
         self.placed: list[Place] = []
         self.started: list[Start] = []
         self.ended: list[End] = []
-        self.reigns: set[int] = set()
+        self.epochs: set[int] = set()
         self.answers: list[dict[str, Any]] = []
         self._renew_n = itertools.count(1)
         self._renewing: asyncio.Task[None] | None = None
@@ -124,7 +124,7 @@ class ScriptedWorker:
         wanted = _decode_wanted(msg.data)
         if wanted.session != self.session:
             return
-        self.reigns.add(wanted.reign)
+        self.epochs.add(wanted.epoch)
         for place in wanted.place:
             self.placed.append(place)
             self.held.setdefault((place.job, place.replica, place.fence), (place, "placed"))

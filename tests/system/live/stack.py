@@ -316,7 +316,7 @@ class Caller:
         return dict((await self.admin("fleet"))["data"])
 
     async def leader(self, epoch: int = 1) -> dict[str, Any]:
-        """Wait until the reign with this number (or a later one) answers; the fleet as it shows it."""
+        """Wait until the term with this number (or a later one) answers; the fleet as it shows it."""
 
         async def leads() -> dict[str, Any] | None:
             fleet = await self.fleet()

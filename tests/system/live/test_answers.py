@@ -66,8 +66,8 @@ class Scene:
 
     @property
     def engine(self) -> Engine:
-        assert self.scheduler.reign is not None
-        return self.scheduler.reign.engine
+        assert self.scheduler.term is not None
+        return self.scheduler.term.engine
 
     def hold(self, job: str) -> bytes:
         """The request of a job, whose records wait at the gate from now on."""
@@ -148,13 +148,13 @@ async def test_nothing_leaves_before_the_acknowledgement(nats_server: Server, un
 
         # a queued request stays in its stream, although the cursor in the state has passed it
         asked, queue, stream = JetStream(client), subjects.request("acme", "submit"), subjects.request_stream
-        assert scene.scheduler.reign is not None
+        assert scene.scheduler.term is not None
         scene.heard.clear()
         queued = await asked.append(queue, scene.hold("held3"))
         assert isinstance(queued, Ack)
         await scene.folded()
         assert scene.engine.state.tenants["acme"].submit_cursor == queued.seq
-        purging = asyncio.create_task(scene.scheduler.reign.queue_reader.purge_read())
+        purging = asyncio.create_task(scene.scheduler.term.queue_reader.purge_read())
         await scene.unheard()
         assert (await asked.stream_info(stream)).messages == 1, "it is purged before its record is stored"
         jetstream.gate.set()
@@ -175,7 +175,7 @@ async def test_a_record_that_stands_elsewhere_than_foreseen_ends_the_term_which_
         scene.jetstream.held = b"no more"
         scene.jetstream.gate.set()
         await until(
-            lambda: scene.scheduler.leading.is_set() and scene.scheduler.reign and scene.engine.state.epoch > epoch,
+            lambda: scene.scheduler.leading.is_set() and scene.scheduler.term and scene.engine.state.epoch > epoch,
             what="it leads again",
         )
         assert scene.engine.state.epoch == epoch + 1

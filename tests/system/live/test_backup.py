@@ -239,7 +239,7 @@ async def test_a_half_made_restore_is_led_by_nobody_and_done_again(
 async def test_a_backup_is_restored_again_over_a_ledger_that_was_restored_from_it(
     nats_server: Server, unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its reigns and fences began again where the first restored ledger's had: its workers knew more, and nobody led.
+    """Its terms and fences began again where the first restored ledger's had: its workers knew more, and nobody led.
 
     The second restore ends when the first ledger is gone already, and is done again."""
     async with stack(nats_server, unique) as made, caller(made) as acme:
@@ -381,7 +381,7 @@ async def test_a_servers_folder_from_an_older_backup_is_led_by_nobody(
         third = await start(made)
         await second.kill()
         await acme.leader(3)
-        await acme.submit("told")  # who is up may not have been answered yet; who ran it has heard of this reign
+        await acme.submit("told")  # who is up may not have been answered yet; who ran it has heard of this term
         await acme.reaches("told", "SUCCEEDED")
 
         await mortal_server.stop()

@@ -101,7 +101,7 @@ async def end_of(process: RealProcess) -> None:
 
 
 async def still_leads(one: Caller, job: str) -> None:
-    """The same reign answers, and accepts."""
+    """The same term answers, and accepts."""
     fleet = await one.leader()
     assert fleet["epoch"] == 1
     assert (await one.submit(job, gpu={"model": "none such"}))["kind"] == "accepted"

@@ -34,7 +34,7 @@ from tests.waiting import until
 
 #: snapshots are looked after more often than they would be, and a stopped follower is not ended for being silent
 HASTY: Final[dict[str, float]] = {
-    "moorage.scheduler.leader.reign.SNAPSHOT_LOOK_S": 0.1,
+    "moorage.scheduler.leader.term.SNAPSHOT_LOOK_S": 0.1,
     "moorage.scheduler.follower.beside.SILENT_S_MAX": 600.0,
 }
 #: jobs leave the leader's memory soon after their end: what is told of them is what the follower wrote

@@ -31,7 +31,7 @@ from moorage.scheduler.core.ledger.snapshot import dump
 from moorage.scheduler.core.ledger.state import State
 from moorage.scheduler.follower.beside import FollowerBeside
 from moorage.scheduler.follower.follower import Position
-from moorage.scheduler.leader import reign, service
+from moorage.scheduler.leader import service, term
 from moorage.scheduler.ledger.ledger import Deposed, Ledger, LedgerBroken
 from moorage.scheduler.ledger.snapshot_follower import Command, take_snapshot
 from moorage.scheduler.ledger.snapshots import Snapshots, follow_and_write, recover
@@ -171,7 +171,7 @@ async def test_each_guard_refuses_alone(nats_server: Server, unique: str) -> Non
         old, new = await here.leader(), await here.leader()
         await old.lead()
         await old.append("a")
-        # the sequence: somebody else's record stands where this one was to go, in the same reign
+        # the sequence: somebody else's record stands where this one was to go, in the same term
         twin = await here.leader()
         await twin.ledger.follow(twin.state)
         twin.engine = Engine(twin.state, Config(), twin.subjects, twin.number, 0)
@@ -521,7 +521,7 @@ async def leader_with_snapshots(server: Server, subjects: Subjects) -> AsyncIter
         scheduler = service.Scheduler(world, ledger, subjects=subjects, snapshot_command=follower, snapshot_records=5)
         running = asyncio.create_task(scheduler.run())
         try:
-            await until(lambda: scheduler.leading.is_set() or running.done(), what="the first reign")
+            await until(lambda: scheduler.leading.is_set() or running.done(), what="the first term")
             yield scheduler
         finally:
             running.cancel()
@@ -534,12 +534,12 @@ async def test_the_leader_has_snapshots_written_named_and_the_ledger_shortened(
     nats_server: Server, unique: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The leader's own part, in this process for its small numbers; the follower is a real process."""
-    monkeypatch.setattr(reign, "SNAPSHOT_LOOK_S", 0.05)
+    monkeypatch.setattr(term, "SNAPSHOT_LOOK_S", 0.05)
     monkeypatch.setenv("MOORAGE_LEDGER_URL", nats_server.ledger_url)
     async with desk(nats_server, unique) as here, stack(nats_server, unique) as made, caller(made) as acme:
         async with leader_with_snapshots(nats_server, here.subjects) as scheduler:
-            assert scheduler.reign is not None
-            state = scheduler.reign.engine.state
+            assert scheduler.term is not None
+            state = scheduler.term.engine.state
             seen: set[Any] = set()
 
             async def three_and_purged() -> bool:
@@ -575,7 +575,7 @@ async def test_no_snapshot_is_written_or_removed_while_the_name_of_the_last_one_
     nats_server: Server, unique: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its record may take long. A second one of the same records was written meanwhile, and removed before its name."""
-    monkeypatch.setattr(reign, "SNAPSHOT_LOOK_S", 0.05)
+    monkeypatch.setattr(term, "SNAPSHOT_LOOK_S", 0.05)
     monkeypatch.setenv("MOORAGE_LEDGER_URL", nats_server.ledger_url)
     written: list[SnapshotTaken] = []
     begun = 0
@@ -588,15 +588,15 @@ async def test_no_snapshot_is_written_or_removed_while_the_name_of_the_last_one_
             written.append(taken)
         return taken
 
-    monkeypatch.setattr(reign, "take_snapshot", take)
+    monkeypatch.setattr(term, "take_snapshot", take)
     async with (
         desk(nats_server, unique) as here,
         stack(nats_server, unique) as made,
         caller(made) as acme,
         leader_with_snapshots(nats_server, here.subjects) as scheduler,
     ):
-        assert scheduler.reign is not None
-        engine = scheduler.reign.engine
+        assert scheduler.term is not None
+        engine = scheduler.term.engine
         offer, held = engine.offer, list[SnapshotTaken]()
         late = 2  # the name of the second one is late: the first one is there to be purged for it
 
@@ -632,7 +632,7 @@ async def test_a_full_ledger_gets_room_by_what_was_acknowledged_while_its_follow
     nats_server: Server, unique: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The record that waits for room does not hold up the purge that makes it."""
-    monkeypatch.setattr(reign, "SNAPSHOT_LOOK_S", 0.05)
+    monkeypatch.setattr(term, "SNAPSHOT_LOOK_S", 0.05)
     monkeypatch.setenv("MOORAGE_LEDGER_URL", nats_server.ledger_url)
     async with (
         desk(nats_server, unique) as here,
@@ -641,8 +641,8 @@ async def test_a_full_ledger_gets_room_by_what_was_acknowledged_while_its_follow
         leader_with_snapshots(nats_server, here.subjects) as scheduler,
     ):
         monkeypatch.setattr(FollowerBeside, "position", Position())  # it has saved nothing
-        assert scheduler.reign is not None
-        state = scheduler.reign.engine.state
+        assert scheduler.term is not None
+        state = scheduler.term.engine.state
 
         async def two_snapshots() -> bool:
             await acme.submit(f"job-{secrets.token_hex(4)}")
@@ -696,19 +696,19 @@ async def test_a_read_leaves_only_while_nobody_else_can_lead(
 
         def on_send(subject: str) -> None:
             if subject.startswith("_INBOX"):
-                assert scheduler.reign is not None
-                ages_ms.append(reign.monotonic_ms() - scheduler.reign._sent_ms)
+                assert scheduler.term is not None
+                ages_ms.append(term.monotonic_ms() - scheduler.term._sent_ms)
 
         try:
-            await until(lambda: scheduler.leading.is_set() or running.done(), what="the first reign")
+            await until(lambda: scheduler.leading.is_set() or running.done(), what="the first term")
             await acme.submit("a", gpu={"model": "none such"})
-            assert scheduler.reign is not None
+            assert scheduler.term is not None
             world.on_send = on_send
-            records = scheduler.reign.records
+            records = scheduler.term.records
 
             async def asked_through_some() -> bool:
                 assert await acme.state("a") == "QUEUED"
-                return scheduler.reign is not None and scheduler.reign.records > records + 2
+                return scheduler.term is not None and scheduler.term.records > records + 2
 
             await until(asked_through_some, what="records that reads asked for")
         finally:
@@ -778,7 +778,7 @@ async def test_who_folds_for_longer_than_a_leader_may_be_silent_lets_it_lead(nat
 
 @pytest.mark.slow
 async def test_junk_in_the_ledger_is_no_sign_of_its_leaders_life(nats_server: Server, unique: str) -> None:
-    """A record every tenth of a second that is not of the reign: a standby counts its leader's silence all the same."""
+    """A record every tenth of a second that is not of the term: a standby counts its leader's silence all the same."""
     async with stack(nats_server, unique) as made, caller(made) as acme, desk(nats_server, unique) as here:
         first = await made.scheduler(config=QUICK)
         await acme.leader()

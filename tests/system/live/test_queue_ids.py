@@ -98,11 +98,11 @@ async def test_a_queue_that_fills_is_told_once_and_who_fills_it(
             await made.jetstream.append(made.subjects.request("ta", "submit"), body % (number, b"x" * 10_000))
         with caplog.at_level(logging.WARNING, "moorage.queue"):
             async with made.leads():
-                reign = made.scheduler.reign
-                assert reign is not None
-                await until(lambda: reign.queue_reader.figures() is not None, what="a count")
+                term = made.scheduler.term
+                assert term is not None
+                await until(lambda: term.queue_reader.figures() is not None, what="a count")
                 await until(lambda: "of tenant ta" in caplog.text, what="a warning")
-                queue = reign.queue_reader.figures()
+                queue = term.queue_reader.figures()
                 assert queue is not None
                 assert queue.bytes_max == 1024**2 > queue.bytes > 0.8 * 1024**2
         assert caplog.text.count("the durable queue is") == 1

@@ -44,8 +44,8 @@ class Queued:
         running = asyncio.create_task(self.scheduler.run())
         try:
             await asyncio.wait_for(self.scheduler.leading.wait(), ANSWER_S)
-            assert self.scheduler.reign is not None
-            yield self.scheduler.reign.engine.state
+            assert self.scheduler.term is not None
+            yield self.scheduler.term.engine.state
         finally:
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)

@@ -116,8 +116,8 @@ async def test_dead_letters_that_take_nothing_stop_nobody_elses_queue(nats_serve
 @pytest.mark.slow
 async def test_refused_requests_wait_in_the_queue_and_not_in_memory(nats_server: Server, unique: str) -> None:
     async with queued(nats_server, unique) as made, made.leads() as state:
-        assert made.scheduler.reign is not None
-        reader = made.scheduler.reign.queue_reader
+        assert made.scheduler.term is not None
+        reader = made.scheduler.term.queue_reader
         await _refill(made.jetstream, made.subjects.dead_letter_stream, max_msgs=1, discard="new")
         await made.publish("acme", "known")
         await until(lambda: state.job("acme", "known"), 90, "it is accepted")
@@ -205,7 +205,7 @@ async def test_snapshots_that_were_deleted_under_a_leader_are_written_again_by_i
 ) -> None:
     async with stack(nats_server, unique) as made, caller(made) as acme:
         settings = {**QUICK, "snapshot_records": 100.0}
-        hasty = {"moorage.scheduler.leader.reign.SNAPSHOT_LOOK_S": 0.5}
+        hasty = {"moorage.scheduler.leader.term.SNAPSHOT_LOOK_S": 0.5}
         first = await made.set_scheduler("first", settings, made.url, made.ledger_url, hasty)
         await acme.leader()
         await acme.submit("before")

@@ -101,16 +101,16 @@ async def test_what_nobody_waits_for_is_read_without_end_neither(
 ) -> None:
     monkeypatch.setattr("moorage.scheduler.pacing.write_stall.READ_MAX", 200)
     async with queued(nats_server, unique, msgspec.convert(QUICK, Config)) as made, made.leads() as state:
-        reign = made.scheduler.reign
-        assert reign is not None
+        term = made.scheduler.term
+        assert term is not None
         subject = made.subjects.api("acme", "submit")
         async with await connect(nats_server.url, "test") as publisher, full_ledger(nats_server, made.subjects):
             since_s = made.scheduler.ledger.appending.for_s
             await until(lambda: since_s(time.monotonic()) > QUICK["takeover_s"], what="nothing is appended")
             for number in range(20):
                 await publisher.send([(subject, _body(f"{number}-{each}"), "") for each in range(100)])
-            await until(lambda: reign.stalled.dropped >= 1_000, what="most are dropped")
-            assert reign.engine.waiting + reign.intake.waiting <= 200
+            await until(lambda: term.stalled.dropped >= 1_000, what="most are dropped")
+            assert term.engine.waiting + term.intake.waiting <= 200
         await until(lambda: state.live, what="the first ones are in a record")
         assert state.live <= 200
 

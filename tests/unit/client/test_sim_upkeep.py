@@ -204,8 +204,8 @@ def test_jobs_fare_as_if_no_time_were_skipped(name: str) -> None:
 
 async def _records(fleet: SimFleet) -> int:
     assert fleet.scheduler is not None
-    assert fleet.scheduler.reign is not None
-    return fleet.scheduler.reign.records
+    assert fleet.scheduler.term is not None
+    return fleet.scheduler.term.records
 
 
 def records_in(seconds: float, fleet: SimFleet, during: Callable[[AsyncClient], Awaitable[None]]) -> int:

@@ -101,7 +101,7 @@ class Driving:
     # ------------------------------------------------------------------------------------------- leading
 
     def lead(self) -> None:
-        """A new reign, in which nobody counts as heard: the ledger is folded, from the snapshot if there is one."""
+        """A new term, in which nobody counts as heard: the ledger is folded, from the snapshot if there is one."""
         state = State() if self.snapshot is None else snapshots.load(self.snapshot)
         for seq, payload in enumerate(self.records[state.seq :], state.seq + 1):
             fold(state, decode_record(payload), seq)

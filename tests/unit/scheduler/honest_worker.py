@@ -56,7 +56,7 @@ class Worker:
     n: int = 0
     boot: str = "boot-1"
     session: str = ""
-    reign: int = 0
+    epoch: int = 0
     no: int = 0
     renewals: int = 0
     loads: int = 0
@@ -142,9 +142,9 @@ class Worker:
     # --------------------------------------------------------------------------------------------- frames
 
     def obey(self, frame: Wanted) -> None:
-        if frame.session != self.session or frame.reign < self.reign:
+        if frame.session != self.session or frame.epoch < self.epoch:
             return
-        self.reign = frame.reign
+        self.epoch = frame.epoch
         if frame.well:
             self.unwell = [each for each in self.unwell if each.slot not in frame.well]
             self.well_n = frame.well_n

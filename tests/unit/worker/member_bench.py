@@ -51,7 +51,7 @@ class Bench:
         self.refuse: dict[AttemptName, str] = {}
         self.log: list[Command] = []
         self.session = ""
-        self.reign = 1
+        self.epoch = 1
 
     @property
     def phase(self) -> str:
@@ -71,11 +71,11 @@ class Bench:
     def do_quietly(self, event: Event) -> list[Command]:
         return self.members.handle(event, self.now)
 
-    def join(self, session: str = "S1", *, reign: int = 1, ledger: str = "L") -> list[Command]:
+    def join(self, session: str = "S1", *, epoch: int = 1, ledger: str = "L") -> list[Command]:
         if self.members.session.phase == "restoring":
             self.do(Restored([], [], []))
-        self.session, self.reign = session, reign
-        commands = self.do(Joined(session, self.members.session.join_n, reign, RENEW_S, LEASE_S, GRACE_S, ledger))
+        self.session, self.epoch = session, epoch
+        commands = self.do(Joined(session, self.members.session.join_n, epoch, RENEW_S, LEASE_S, GRACE_S, ledger))
         self.now += 1
         return commands
 
@@ -83,7 +83,7 @@ class Bench:
         frame = Wanted(
             fields.get("worker", "w1"),
             self.session if session is None else session,
-            fields.get("reign", self.reign),
+            fields.get("epoch", self.epoch),
             fields.get("v", 1),
             [item for item in items if isinstance(item, Place)],
             [item for item in items if isinstance(item, Start)],
@@ -98,7 +98,7 @@ class Bench:
         sent = of(SendFacts, self.do(TurnOver()))
         if not sent:
             return []
-        self.do(FactAck(sent[0].frame.no, self.reign))
+        self.do(FactAck(sent[0].frame.no, self.epoch))
         return sent[0].frame.facts
 
     def kinds(self) -> list[str]:

@@ -154,7 +154,7 @@ class Follower:
         await self._saves.open()
         saved = await self._saves.read()
         self._state, self._usage, written, self._acts = saved or _nothing()
-        ledger_id = (await self._ledger.last_reign()).ledger_id if saved is not None else ""
+        ledger_id = (await self._ledger.last_term()).ledger_id if saved is not None else ""
         if ledger_id and ledger_id != self._state.ledger_id:
             newest = await recover(self._ledger, self._snapshots)
             if newest.follows(self._state.ledger_id):  # it was restored from that one: what was counted stays

@@ -1,4 +1,4 @@
-"""A scheduler process: it stands by until the ledger falls silent, then leads (see `reign`) until another one does.
+"""A scheduler process: it stands by until the ledger falls silent, then leads (see `term`) until another one does.
 
 It is crash-only: when it finds another leader's record in place of its own, it drops everything in memory and folds the
 ledger again.
@@ -22,7 +22,7 @@ from moorage.scheduler.durable.queue_reader import read_through
 from moorage.scheduler.follower.history import ensure_history
 from moorage.scheduler.leader.beside import keep_running
 from moorage.scheduler.leader.parts import Parts
-from moorage.scheduler.leader.reign import Reign, monotonic_ms
+from moorage.scheduler.leader.term import Term, monotonic_ms
 from moorage.scheduler.ledger.ledger import Deposed, LedgerBroken, LedgerGap, LedgerOlder
 from moorage.scheduler.ledger.snapshots import recover
 from moorage.scheduler.pacing.reminders import Reminders
@@ -41,7 +41,7 @@ RESIGN_S: Final = 3.0
 class Scheduler(Parts):
     """A scheduler process that stands by and leads. See `Parts` for its arguments."""
 
-    reign: Reign | None = None
+    term: Term | None = None
     _folded = 0  # the last ledger record that this standby folded
     _displaced = -1  # the epoch of a term of this process that ended because its record stands elsewhere than foreseen
     _resigning = False  # whether `resign` was asked of this process while it led
@@ -61,8 +61,8 @@ class Scheduler(Parts):
 
     def _standing(self) -> tuple[int, bool]:
         """Return the last folded ledger record, and whether this process leads."""
-        reign = self.reign
-        return (self._folded, False) if reign is None else (reign.recorded_seq, self.leading.is_set())
+        term = self.term
+        return (self._folded, False) if term is None else (term.recorded_seq, self.leading.is_set())
 
     async def _make_streams(self) -> None:
         """Create or check the streams of the queue, the dead letters, the snapshots and the history. Raises `BusError`.
@@ -118,15 +118,15 @@ class Scheduler(Parts):
                     raise ends.exceptions[0] from None
                 if group.split((Deposed, Displaced))[1] is not None:
                     raise
-                if group.subgroup(Displaced) is not None and self.reign is not None:
-                    ended = self.reign.engine.state
+                if group.subgroup(Displaced) is not None and self.term is not None:
+                    ended = self.term.engine.state
                     self._displaced = ended.epoch
                     if not ended.leader:  # its resignation is stored all the same
-                        self.reign.resigned.set()
+                        self.term.resigned.set()
                 log.warning("this scheduler no longer leads: %s", group.exceptions[0])
             finally:
                 self.leading.clear()
-                self.reign = None
+                self.term = None
             if self._resigning:
                 return
             state = await recover(self.ledger, self.snapshots)
@@ -188,13 +188,13 @@ class Scheduler(Parts):
         Waits for that record `RESIGN_S` at most, and logs a timeout. Does nothing if this process does not lead. It
         leads no more, even where the term ends otherwise before.
         """
-        reign = self.reign
-        if reign is not None:
+        term = self.term
+        if term is not None:
             self._resigning = True
-            reign.resign()
+            term.resign()
             try:
                 async with asyncio.timeout(RESIGN_S):
-                    await reign.resigned.wait()
+                    await term.resigned.wait()
             except TimeoutError:
                 log.warning(
                     "the resignation could not be written to the ledger: a standby takes over only after the "
@@ -209,30 +209,30 @@ class Scheduler(Parts):
         began_ms = monotonic_ms()
         wall_s = self.ledger.wall_s()
         await self.ledger.take_over(state, self.name, secrets.token_hex(8), int(wall_s * 1000), wall_s)
-        reign = self.reign = Reign(self, state, began_ms)
+        term = self.term = Term(self, state, began_ms)
         log.info("leading epoch %d at ledger record %d: %s", state.epoch, state.seq, self.took_over)
-        reign.gc_schedule.begin()
+        term.gc_schedule.begin()
         async with asyncio.TaskGroup() as group:
-            await reign.open()
+            await term.open()
             try:
-                failed, questions = reign.count_failed_task, reign.questions
+                failed, questions = term.count_failed_task, term.questions
                 beside = [
                     group.create_task(keep_running(name, work, failed))
                     for name, work in (
-                        ("reading the durable queue", reign.queue_reader.run),
+                        ("reading the durable queue", term.queue_reader.run),
                         ("inspecting devices", questions.inspection.run),
                         ("following jobs that wait", questions.foresight.run),
-                        ("schedules", reign.schedules.run),
-                        ("the fleet frame", reign.report),
-                        ("snapshots", reign.snapshot),
-                        ("following the ledger", reign.follower.run),
+                        ("schedules", term.schedules.run),
+                        ("the fleet frame", term.report),
+                        ("snapshots", term.snapshot),
+                        ("following the ledger", term.follower.run),
                         ("watching the ledger's copies", self.copies.watch),
                     )
                 ]
                 self.leading.set()
-                await reign.loop()
+                await term.loop()
                 for task in beside:
                     task.cancel()
             finally:
-                await reign.close()
+                await term.close()
         return True

@@ -277,7 +277,7 @@ async def _replaced(jetstream: JetStream, subjects: Subjects) -> list[State]:
         if written is not None:
             state = await recover(ledger, Snapshots(jetstream, subjects))
         await ledger.follow(state)
-    last = await ledger.last_reign()
+    last = await ledger.last_term()
     last.seq = info.last_seq
     return [last, state, *found]
 

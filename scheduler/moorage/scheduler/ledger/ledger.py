@@ -221,7 +221,7 @@ class Ledger:
             return []
         return [(act.name, act.seq, act.digest) for act in reversed(record.acts) if isinstance(act, acts.Snapshot)]
 
-    async def last_reign(self) -> State:
+    async def last_term(self) -> State:
         """Return a state with only the epoch, the ledger's id and its former ids, from the newest epoch record.
 
         That record is never purged. An empty state if there is none, or it is invalid.

@@ -63,7 +63,7 @@ FORMAT: Final = 7
 FILE_BYTES_MAX: Final = 8 << 30
 FRAME_BYTES_MAX: Final = 1 << 31
 #: the first bytes in the body of a frame that begins a term: an array of seven, then the word `reign`
-_REIGN: Final = b"\x97\xa5reign"
+_TERM: Final = b"\x97\xa5reign"
 #: what the core and the decoders raise for input that no leader wrote
 _DAMAGED: Final = (
     LookupError,
@@ -300,7 +300,7 @@ def _frames(path: Path) -> Iterator[list[Any]]:
                         path.name,
                         at,
                     )
-                    then = _next_reign(data, at + 1)
+                    then = _next_term(data, at + 1)
                 at = then
 
 
@@ -325,17 +325,17 @@ def _goes_on(data: mmap.mmap, at: int) -> bool:
     head = data[at + 4 : at + _HEAD_BYTES]
     if 0x91 <= head[0] <= 0x9F and 0xA0 < head[1] < 0xC0:  # a short array that begins with a short text
         return True
-    return data.find(_REIGN, at + 4, at + 4 + _HEAD_BYTES + len(_REIGN)) >= 0  # after the first bytes of a torn frame
+    return data.find(_TERM, at + 4, at + 4 + _HEAD_BYTES + len(_TERM)) >= 0  # after the first bytes of a torn frame
 
 
-def _next_reign(data: mmap.mmap, start: int) -> int:
+def _next_term(data: mmap.mmap, start: int) -> int:
     """Return the position of the next whole frame that begins a term; the end of the file if there is none."""
-    found = data.find(_REIGN, start + 4)
+    found = data.find(_TERM, start + 4)
     while found >= 0:
         frame, _ = _frame_at(data, found - 4)
         if frame is not None:
             return found - 4
-        found = data.find(_REIGN, found + 1)
+        found = data.find(_TERM, found + 1)
     return len(data)
 
 
@@ -344,23 +344,23 @@ def replay(path: Path) -> Iterator[Replayed]:
 
     Raises CannotReplay and OSError.
     """
-    reign: _ReplayedReign | None = None
+    term: _ReplayedTerm | None = None
     for kind, *rest in _frames(path):
         replayed: Replayed | None = None
         try:
             if kind == "reign":
-                reign = _ReplayedReign(_begin(path, rest))
-            elif reign is not None:
-                replayed = reign.take(kind, rest)
+                term = _ReplayedTerm(_begin(path, rest))
+            elif term is not None:
+                replayed = term.take(kind, rest)
         except _DAMAGED as error:
             raise CannotReplay(f"{path.name} is damaged: its {kind!r} cannot be read: {error}") from error
         if replayed is not None:
             yield replayed
-            if not replayed.same or (reign is not None and reign.ended):
-                reign = None  # from here on the decisions have diverged, or the next term begins
+            if not replayed.same or (term is not None and term.ended):
+                term = None  # from here on the decisions have diverged, or the next term begins
 
 
-class _ReplayedReign:
+class _ReplayedTerm:
     """An engine that gets the inputs of a recorded term again."""
 
     def __init__(self, engine: ContainedEngine) -> None:

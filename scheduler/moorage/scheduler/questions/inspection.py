@@ -35,11 +35,11 @@ class Inspection:
     `expected` returns the workers that have to answer.
     """
 
-    def __init__(self, world: Transport, subjects: Subjects, expected: Callable[[], set[str]], reign: int) -> None:
+    def __init__(self, world: Transport, subjects: Subjects, expected: Callable[[], set[str]], epoch: int) -> None:
         self._world = world
         self._subjects = subjects
         self._expected = expected
-        self._reign = reign
+        self._epoch = epoch
         self._asked: list[Callable[[dict[str, Looked], list[str]], None]] = []
         self._some = asyncio.Event()
         self._number = 0
@@ -89,7 +89,7 @@ class Inspection:
         self._number, self._answers, self._missing = secrets.randbits(48), {}, self._expected()
         if self._missing:
             self._all.clear()
-            await self._world.send([(self._subjects.look, encode(Look(self._number, self._reign)), "")])
+            await self._world.send([(self._subjects.look, encode(Look(self._number, self._epoch)), "")])
             try:
                 async with asyncio.timeout(LOOK_S):
                     await self._all.wait()

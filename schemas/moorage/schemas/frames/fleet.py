@@ -185,7 +185,7 @@ class FleetFrame(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_
 class RollCall(msgspec.Struct, frozen=True, gc=False, tag_field="kind", tag="roll-call"):
     """A new leader asks every worker for its hello and a renewal, now."""
 
-    reign: int
+    epoch: int = msgspec.field(name="reign")
     v: int = VERSION
 
 

@@ -14,7 +14,7 @@ class Look(msgspec.Struct, frozen=True, tag_field="kind", tag="look"):
     """
 
     ask: int
-    reign: int
+    epoch: int = msgspec.field(name="reign")
     v: int = VERSION
 
 

@@ -199,8 +199,8 @@ class Join(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field=
     - `n` comes from the worker's journal and only grows.
     - `facts` are all facts without an answer, under their old names.
     - `holding` are the members that still live here, which the new session takes over. What is not listed is over.
-    - `reign` is the highest that the worker has heard of, in the ledger `ledger`. A leader whose ledger ends below it
-      has an older backup of that ledger.
+    - `reign` is the highest number of a leader's term that the worker has heard of, in the ledger `ledger`. A leader
+      whose ledger ends below it has an older backup of that ledger.
     """
 
     machine: str
@@ -210,7 +210,7 @@ class Join(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field=
     v: int = VERSION
     facts: list[Fact] = []
     holding: list[Held] = []
-    reign: int = 0
+    epoch: int = msgspec.field(default=0, name="reign")
     ledger: str = ""
 
 
@@ -225,7 +225,7 @@ class Joined(msgspec.Struct, frozen=True, gc=False, tag_field="kind", tag="joine
 
     session: str
     n: int
-    reign: int
+    epoch: int = msgspec.field(name="reign")
     renew_s: float
     lease_s: float
     grace_s: float
@@ -255,7 +255,7 @@ class Renew(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field
       the worker counts as full.
     - `unwell` is the complete list of devices that must not be given out. `well_n` is the number of the newest release
       of devices by an operator that the worker has carried out (see `Wanted`).
-    - `reign` is the highest that the worker has heard of.
+    - `reign` is the highest number of a leader's term that the worker has heard of.
     - `resized` are those of `held` whose part of their devices an operator has changed.
     - `down` is the complete list of drivers whose engine does not answer.
     - `use` is what those of `held` that run use of their devices, by the newest reading.
@@ -275,7 +275,7 @@ class Renew(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field
     v: int = VERSION
     unwell: list[Unwell] = []
     well_n: int = 0
-    reign: int = 0
+    epoch: int = msgspec.field(default=0, name="reign")
     resized: list[Resized] = []
     down: list[DriverDown] = []
     use: list[AttemptUse] = []
@@ -285,14 +285,14 @@ class Renew(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field
 
 class Renewed(msgspec.Struct, frozen=True, gc=False, tag_field="kind", tag="renewed"):
     """The answer to a renewal. A ledger record was acknowledged that was appended after the renewal came, which proves
-    the reign.
+    the term.
 
     `draining`: an operator drains the worker, which then asks back what it lends to processes of its host, within
     `drain_s` seconds from now; null: the drain has no deadline.
     """
 
     n: int
-    reign: int
+    epoch: int = msgspec.field(name="reign")
     v: int = VERSION
     draining: bool = False
     drain_s: float | None = None
@@ -324,7 +324,7 @@ class FactAck(msgspec.Struct, frozen=True, gc=False, tag_field="kind", tag="reco
     """The frames up to `no` are in the ledger."""
 
     no: int
-    reign: int
+    epoch: int = msgspec.field(name="reign")
     v: int = VERSION
 
 
@@ -417,7 +417,7 @@ class Wanted(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_fiel
     """What the ledger wants of a worker and the worker's renewal does not show yet. Sent again until done; each
     member's part may be repeated safely.
 
-    A frame of another session, or of a lower reign than one heard before, is dropped and counted. `well` are slots that
+    A frame of another session, or of a lower term than one heard before, is dropped and counted. `well` are slots that
     an operator has released, whatever was seen of them before; `well_n` is the number of that release, which the
     renewal repeats. `resize` are held members whose job has another part of its devices now: `body` and `resized` say
     which. `execs` are commands to run in running members; they alone are sent once.
@@ -425,7 +425,7 @@ class Wanted(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_fiel
 
     worker: str
     session: str
-    reign: int
+    epoch: int = msgspec.field(name="reign")
     v: int = VERSION
     place: list[Place] = []
     start: list[Start] = []

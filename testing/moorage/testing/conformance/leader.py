@@ -104,7 +104,7 @@ class ScriptedLeader:
         self.url = url
         self.subjects = Subjects(prefix)
         self.numbers = (renew_s, lease_s, grace_s)
-        self.reign = 1
+        self.epoch = 1
         self.ledger = "ledger-1"
         self.seats: dict[str, Seat] = {}
         self.mute: set[str] = set()
@@ -176,7 +176,7 @@ class ScriptedLeader:
         frame = Wanted(
             worker,
             self.seat(worker).session if session is None else session,
-            self.reign,
+            self.epoch,
             place=[item for item in items if isinstance(item, Place)],
             start=[item for item in items if isinstance(item, Start)],
             end=[item for item in items if isinstance(item, End)],
@@ -224,7 +224,7 @@ class ScriptedLeader:
             seat.said_goodbye = join.session == seat.session
             return
         session = f"session-{join.n}"
-        joined = Joined(session, join.n, self.reign, *self.numbers, self.ledger)
+        joined = Joined(session, join.n, self.epoch, *self.numbers, self.ledger)
         if await self._answer(msg, "join", joined) and (not seat.joins or seat.joins[-1].n != join.n):
             self.on_join(join)
             seat.is_json = is_json(msg.data)
@@ -237,7 +237,7 @@ class ScriptedLeader:
         renew = decode_renew(msg.data)
         if renew.session != seat.session:
             await msg.respond(encode(problem("session-over", "another session stands")))
-        elif await self._answer(msg, "renew", Renewed(renew.n, self.reign)):
+        elif await self._answer(msg, "renew", Renewed(renew.n, self.epoch)):
             seat.renewals.append(renew)
 
     async def _on_fact(self, msg: Msg) -> None:
@@ -247,7 +247,7 @@ class ScriptedLeader:
             await msg.respond(encode(problem("session-over", "another session stands")))
         elif frame.no > seat.no + 1:
             await msg.respond(encode(problem("gap", f"frame {seat.no + 1} is missing")))
-        elif await self._answer(msg, "fact", FactAck(frame.no, self.reign)) and frame.no == seat.no + 1:
+        elif await self._answer(msg, "fact", FactAck(frame.no, self.epoch)) and frame.no == seat.no + 1:
             seat.no = frame.no
             seat.frames.append(frame)
             seat.take(frame.facts)

@@ -35,8 +35,8 @@ print(snapshots.snapshot_digest(snapshots.dump(state)))
 """
 
 
-def test_an_attempt_keeps_the_fence_of_the_record_that_placed_it_over_every_reign() -> None:
-    """H9: what an honest worker says of an attempt of the reign before counts, and nothing is placed anew."""
+def test_an_attempt_keeps_the_fence_of_the_record_that_placed_it_over_every_term() -> None:
+    """H9: what an honest worker says of an attempt of the term before counts, and nothing is placed anew."""
     drive = Driving()
     drive.worker("w0", 1)
     drive.submit("j", gpu={})
@@ -122,8 +122,8 @@ def test_another_process_folds_the_same_bytes_to_the_same_state(tmp_path: Path) 
         assert (done.stdout.strip(), done.returncode) == (ours, 0), done.stderr
 
 
-def test_nothing_is_placed_on_a_worker_before_it_was_heard_in_this_reign() -> None:
-    """H34: what the ledger says of a worker may be as old as the last reign."""
+def test_nothing_is_placed_on_a_worker_before_it_was_heard_in_this_term() -> None:
+    """H34: what the ledger says of a worker may be as old as the last term."""
     drive = Driving()
     drive.worker("w0", 1)
     drive.lead()

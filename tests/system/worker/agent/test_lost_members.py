@@ -127,6 +127,6 @@ async def test_an_audit_is_told_of_a_member_of_which_nothing_runs(nats_url: str)
         looked = await bench.leader.nc.subscribe(subject)
         frame = None
         while frame is None or not frame.findings:  # the supervisor may see the end a moment later
-            await bench.leader.nc.publish(bench.leader.subjects.look, encode(Look(0, bench.leader.reign)))
+            await bench.leader.nc.publish(bench.leader.subjects.look, encode(Look(0, bench.leader.epoch)))
             frame = _decode_looked((await looked.next_msg(60)).data)
         assert frame.findings == [Finding("nothing-runs", -1, "", name=f"acme/a/0 fence {name[4]}")]

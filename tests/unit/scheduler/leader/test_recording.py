@@ -87,7 +87,7 @@ def test_an_order_to_raise_the_level_is_decided_by_the_levels_that_were_announce
 
 
 def _epoch(drive: Driving) -> int:
-    """The sequence of the second reign's epoch record, which no engine builds."""
+    """The sequence of the second term's epoch record, which no engine builds."""
     return drive.state.epoch_seq
 
 
@@ -101,7 +101,7 @@ def test_a_recording_that_breaks_off_is_replayed_as_far_as_it_goes(tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_what_a_killed_leader_left_unfinished_hides_no_later_reign(tmp_path: Path) -> None:
+def test_what_a_killed_leader_left_unfinished_hides_no_later_term(tmp_path: Path) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
     recorded(first)
     recorded(second)

@@ -12,7 +12,7 @@ from tests.unit.scheduler.driving import Driving
 
 
 def led_anew(workers: int) -> Driving:
-    """Workers that joined under the reign before; nobody is heard in this one yet."""
+    """Workers that joined under the term before; nobody is heard in this one yet."""
     drive = Driving()
     for number in range(workers):
         drive.worker(f"w{number}")
@@ -26,12 +26,12 @@ def ask(drive: Driving, name: str, frame: Renew | FactFrame) -> dict[str, Any]:
     return dict(drive.answers[reply])
 
 
-def renew(drive: Driving, name: str, *, reign: int = 0, no: int = 0, fence: int = 0) -> str:
+def renew(drive: Driving, name: str, *, epoch: int = 0, no: int = 0, fence: int = 0) -> str:
     """The kind or the code of what the renewal is answered with."""
     worker = drive.workers[name]
     worker.renewals += 1
     held = [Held("t", "lost", 0, 1, fence, "running")] if fence else []
-    answer = ask(drive, name, Renew(worker.session, worker.renewals, no, held=held, reign=reign))
+    answer = ask(drive, name, Renew(worker.session, worker.renewals, no, held=held, epoch=epoch))
     return str(answer.get("code", answer["kind"]))
 
 
@@ -39,7 +39,7 @@ def behind(drive: Driving) -> str:
     return drive.engine.stale_ledger.behind(drive.now)
 
 
-@pytest.mark.parametrize("knows", [{"reign": 9}, {"no": 4}, {"fence": 10_000}])
+@pytest.mark.parametrize("knows", [{"epoch": 9}, {"no": 4}, {"fence": 10_000}])
 def test_a_worker_that_knows_more_when_first_heard_is_not_answered_and_is_evidence(knows: dict[str, int]) -> None:
     drive = led_anew(1)
     assert renew(drive, "w0", **knows) == "not-leading"
@@ -54,17 +54,17 @@ def test_a_fact_frame_behind_facts_that_are_not_here_is_evidence_too() -> None:
     assert "knows 2 answered frames of its reports" in behind(drive)
 
 
-def test_who_followed_this_reign_before_is_no_evidence() -> None:
+def test_who_followed_this_term_before_is_no_evidence() -> None:
     drive = led_anew(1)
     assert renew(drive, "w0") == "renewed"
-    assert renew(drive, "w0", reign=9) == "renewed"
+    assert renew(drive, "w0", epoch=9) == "renewed"
     assert ask(drive, "w0", FactFrame(drive.workers["w0"].session, 3, []))["code"] == "gap"
     assert behind(drive) == ""
 
 
 def test_one_of_many_is_not_believed_and_nothing_is_placed_before_that_is_clear() -> None:
     drive = led_anew(3)
-    assert renew(drive, "w0", reign=9) == "not-leading"
+    assert renew(drive, "w0", epoch=9) == "not-leading"
     assert behind(drive) == "", "two are not heard yet"
     drive.submit("j", gpu={})
     assert drive.states("j") == ["QUEUED"]
@@ -78,16 +78,16 @@ def test_one_of_many_is_not_believed_and_nothing_is_placed_before_that_is_clear(
 
 def test_more_of_them_than_not_are_believed() -> None:
     drive = led_anew(3)
-    renew(drive, "w0", reign=9)
+    renew(drive, "w0", epoch=9)
     renew(drive, "w1")
     assert behind(drive) == ""
-    renew(drive, "w2", reign=9)
+    renew(drive, "w2", epoch=9)
     assert "2 of its workers know more" in behind(drive)
 
 
 def test_who_is_not_heard_for_a_while_is_not_waited_for() -> None:
     drive = led_anew(3)
-    renew(drive, "w0", reign=9)
+    renew(drive, "w0", epoch=9)
     assert behind(drive) == ""
     drive.pass_time(4_000, renew=False)
     assert "older backup" in behind(drive)
@@ -95,7 +95,7 @@ def test_who_is_not_heard_for_a_while_is_not_waited_for() -> None:
 
 def test_a_worker_that_comes_round_is_no_evidence_any_more() -> None:
     drive = led_anew(2)
-    renew(drive, "w0", reign=9)
+    renew(drive, "w0", epoch=9)
     assert renew(drive, "w0") == "renewed"  # its agent was started again
     assert renew(drive, "w1") == "renewed"
     assert behind(drive) == ""

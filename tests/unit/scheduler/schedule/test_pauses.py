@@ -46,7 +46,7 @@ def _accepts(payload: bytes) -> int:
 
 
 def _until_calm(drive: Driving) -> list[bytes]:
-    """The records until nothing presses: as the reign's loop makes them, one after the other."""
+    """The records until nothing presses: as the term's loop makes them, one after the other."""
     first = len(drive.records)
     while drive.engine.urgent:
         drive.tick(obey=False)
@@ -510,7 +510,7 @@ class _Fails:
         raise ZeroDivisionError
 
 
-async def test_a_defect_in_what_nobody_asked_for_ends_no_reign(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_defect_in_what_nobody_asked_for_ends_no_term(monkeypatch: pytest.MonkeyPatch) -> None:
     drive = Driving()
     drive.worker("w0", 1)
     drive.submit("hog", gpu={})
@@ -603,7 +603,7 @@ def test_what_many_records_left_is_out_of_the_collector_s_sight_until_a_calm_hou
 
 
 @pytest.mark.usefixtures("_collector")
-def test_a_reign_that_is_over_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_term_that_is_over_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     first = GcSchedule()
     first.begin()
     circle = _Circle()

@@ -48,7 +48,7 @@ class Freezing(Bench):
 
     def order(self, *, on: bool, n: int = 0, name: AttemptName = OWNER) -> list[Command]:
         freeze = [Freeze(*name, on, n)]
-        return self.do(Wanted("w1", self.session, self.reign, place=[], start=[], end=[], freeze=freeze))
+        return self.do(Wanted("w1", self.session, self.epoch, place=[], start=[], end=[], freeze=freeze))
 
     def answer(self, now: str, why: str = "", name: AttemptName = OWNER) -> list[Command]:
         return self.do(FreezeAnswered([(name, now, why)]))

@@ -50,7 +50,7 @@ from tests.unit.worker.member_bench import LEASE_S, Bench, body, name_of, of, pl
         ({"session": "S0"}, "other-session"),
         ({"session": ""}, "other-session"),
         ({"worker": "w2"}, "other-worker"),
-        ({"reign": 0}, "lower-reign"),
+        ({"epoch": 0}, "lower-reign"),
         ({"v": 2}, "other-version"),
     ],
 )
@@ -60,7 +60,7 @@ def test_a_frame_that_is_not_for_this_session_changes_nothing(bench: Bench, fiel
     assert bench.members.dropped == {why: 1}
 
 
-def test_a_higher_reign_silences_the_former_leader(bench: Bench) -> None:
+def test_a_higher_term_silences_the_former_leader(bench: Bench) -> None:
     bench.do(Renewed(1, 7))
     bench.want(place(name_of()))
     assert bench.members.dropped == {"lower-reign": 1}
@@ -510,7 +510,7 @@ def _shared(name: AttemptName, percent: int, n: int) -> Place:
 
 
 def _resize(bench: Bench, *places: Place) -> list[Member]:
-    commands = bench.do(Wanted("w1", bench.session, bench.reign, resize=list(places)))
+    commands = bench.do(Wanted("w1", bench.session, bench.epoch, resize=list(places)))
     return [member for command in of(ResizeMembers, commands) for member in command.members]
 
 

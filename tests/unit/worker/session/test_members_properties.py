@@ -103,7 +103,7 @@ class World(RuleBasedStateMachine):
         self.fence_s = NEVER_S
         self.started: Counter[AttemptName] = Counter()
         # the leader and the wires
-        self.reign = 1
+        self.epoch = 1
         self.session = ""
         self.join_n = 0
         self.no = 0
@@ -247,7 +247,7 @@ class World(RuleBasedStateMachine):
         frame = Wanted(
             "w1",
             self.session,
-            self.reign,
+            self.epoch,
             place=[item for item in items if isinstance(item, Place)],
             start=[item for item in items if isinstance(item, Start)],
             end=[item for item in items if isinstance(item, End)],
@@ -292,11 +292,11 @@ class World(RuleBasedStateMachine):
     def an_old_frame_comes_again(self, data: st.DataObject) -> None:
         self.to_worker.append(data.draw(st.sampled_from(self.said)))
 
-    @precondition(lambda self: self.reign < 4)
+    @precondition(lambda self: self.epoch < 4)
     @rule()
     def another_leader_calls_the_roll(self) -> None:
-        self.reign += 1
-        self.to_worker.append(RollCall(self.reign))
+        self.epoch += 1
+        self.to_worker.append(RollCall(self.epoch))
 
     @precondition(lambda self: self.session and self.now >= self.fence_s + GRACE_S)
     @rule()
@@ -322,7 +322,7 @@ class World(RuleBasedStateMachine):
                 elif message.n < self.join_n or not self.session:
                     self.to_worker.append(AnswerRefused("join", message.n, problem("stale-join", "old")))
                     return
-                joined = Joined(self.session, message.n, self.reign, RENEW_S, LEASE_S, GRACE_S, "L")
+                joined = Joined(self.session, message.n, self.epoch, RENEW_S, LEASE_S, GRACE_S, "L")
                 self.to_worker.append(joined)
             case SendGoodbye():
                 if message.session == self.session:
@@ -330,7 +330,7 @@ class World(RuleBasedStateMachine):
                     self.wanted.clear()
             case SendRenew():
                 if message.session == self.session:
-                    self.to_worker.append((self.session, Renewed(message.n, self.reign)))
+                    self.to_worker.append((self.session, Renewed(message.n, self.epoch)))
                 else:
                     self.to_worker.append((message.session, AnswerRefused("renew", message.n, over)))
             case FactFrame():
@@ -341,7 +341,7 @@ class World(RuleBasedStateMachine):
                 if message.no == self.no + 1:
                     self.no = message.no
                     self.fold(message.facts)
-                self.to_worker.append((self.session, FactAck(message.no, self.reign)))
+                self.to_worker.append((self.session, FactAck(message.no, self.epoch)))
 
     def claimed(self) -> list[AttemptName]:
         return sorted(self.wanted.keys() & {_name(fact) for fact in self.ledger if fact.kind == "claimed"})

@@ -252,9 +252,9 @@ def test_a_new_ledger_is_taken_up_by_a_worker_that_holds_nothing(bench: Bench) -
     bench.do(Renewed(1, 9))
     bench.now += LEASE_S
     bench.do(Tick())
-    bench.join("S2", reign=1, ledger="M")
+    bench.join("S2", epoch=1, ledger="M")
     assert bench.members.session.phase == "live"
-    assert bench.members.session.reign == 1
+    assert bench.members.session.epoch == 1
 
 
 def test_a_roll_call_is_answered_with_hello_and_a_renewal(bench: Bench) -> None:
@@ -262,10 +262,10 @@ def test_a_roll_call_is_answered_with_hello_and_a_renewal(bench: Bench) -> None:
     assert [type(c) for c in commands] == [SayHello, SendRenew]
 
 
-def test_a_roll_call_of_a_false_reign_silences_nobody(bench: Bench) -> None:
+def test_a_roll_call_of_a_false_term_silences_nobody(bench: Bench) -> None:
     """It names no session, so anybody who reaches its subject may have said it: the true leader is still heard."""
     bench.do(RollCall(2**53))
-    assert bench.members.session.reign == 1
+    assert bench.members.session.epoch == 1
     bench.do(Renewed(1, 1))
     assert bench.want(place(name_of()))
     assert bench.members.dropped == {}
@@ -273,8 +273,8 @@ def test_a_roll_call_of_a_false_reign_silences_nobody(bench: Bench) -> None:
 
 def test_a_frame_of_a_false_term_silences_no_leader(bench: Bench) -> None:
     """The session's name is no secret on an open server: a `wanted` frame may come from anybody."""
-    bench.want(reign=2**31)
-    assert bench.members.session.reign == 1
+    bench.want(epoch=2**31)
+    assert bench.members.session.epoch == 1
     bench.do(Renewed(1, 1))
     assert bench.members.session.base_s > 100.0 - 1, "the lease moves on"
     assert bench.want(place(name_of()))
@@ -284,7 +284,7 @@ def test_a_frame_of_a_false_term_silences_no_leader(bench: Bench) -> None:
 @pytest.mark.parametrize("answer", [Renewed(77, 2**31), FactAck(77, 2**31)])
 def test_an_answer_to_nothing_raises_no_term(bench: Bench, answer: Renewed | FactAck) -> None:
     bench.do(answer)
-    assert bench.members.session.reign == 1
+    assert bench.members.session.epoch == 1
     assert bench.members.dropped == {"answer-not-awaited": 1}
 
 
@@ -294,7 +294,7 @@ def test_a_false_term_is_over_with_the_leaders_answer_to_the_next_join(bench: Be
     bench.now += LEASE_S
     bench.do(Tick())
     bench.join("S2")
-    assert (bench.members.session.phase, bench.members.session.reign) == ("live", 1)
+    assert (bench.members.session.phase, bench.members.session.epoch) == ("live", 1)
     assert [log.code for log in of(Log, bench.log)] == ["session-over", "false-term"]
     assert bench.want(place(name_of()))
 

@@ -79,7 +79,7 @@ class LeaderLink:
             pool.pending_claimers() > 0,
             unwell=self._unwell(),
             well_n=self._watch.health.well_n,
-            reign=self._session.reign,
+            epoch=self._session.epoch,
             resized=command.resized,
             down=self._reporter.drivers_down(),
             use=self._reporter.usage.newest(),
@@ -104,7 +104,7 @@ class LeaderLink:
                 reporter.hello_to_the_leader(),
                 facts=command.facts,
                 holding=command.holding,
-                reign=session.reign,
+                epoch=session.epoch,
                 ledger=session.ledger,
             )
             self._journal.join(command.n, command.facts, device_names(reporter.devices), self._claims.left)

@@ -35,6 +35,7 @@ class LeaseSession:
 
     __slots__ = (
         "base_s",
+        "epoch",
         "grace_s",
         "join_at_s",
         "join_n",
@@ -46,7 +47,6 @@ class LeaseSession:
         "lease_s",
         "ledger",
         "phase",
-        "reign",
         "renew_at_s",
         "renew_n",
         "renew_s",
@@ -58,7 +58,7 @@ class LeaseSession:
         self.phase: SessionPhase = "restoring"
         self.join_n = join_n
         self.ledger = ledger
-        self.reign = 0
+        self.epoch = 0
         self.session = ""
         self.renew_s = self.lease_s = self.grace_s = 0.0
         self.base_s = 0.0
@@ -120,7 +120,7 @@ class LeaseSession:
         """
         self.phase = "live"
         self.session = frame.session
-        self.reign = frame.reign
+        self.epoch = frame.epoch
         self.renew_s, self.lease_s, self.grace_s = frame.renew_s, frame.lease_s, frame.grace_s
         self.base_s = self.join_sent_s
         self.renew_n = 0

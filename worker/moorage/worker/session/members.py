@@ -181,7 +181,7 @@ class Members:
             return self._drop("other-worker")
         if session.phase != "live" or frame.session != session.session:
             return self._drop("other-session")
-        if frame.reign < session.reign:
+        if frame.epoch < session.epoch:
             return self._drop("lower-reign")
         # A higher term counts only once an answer names it. On an open server every client can know the session's name,
         # and one frame with a false term would make this worker ignore its leader for good.
@@ -211,7 +211,7 @@ class Members:
 
     def _on_renewed(self, frame: Renewed) -> None:
         if self.session.phase == "live" and self.session.awaits_renewal(frame.n):
-            if not self._reign_holds(frame.reign):
+            if not self._epoch_holds(frame.epoch):
                 return
             self.session.renewed(frame.n)
             self._set_fence()
@@ -235,14 +235,14 @@ class Members:
                 self._log("error", "another-ledger", f"the leader has ledger {frame.ledger}, ours was {session.ledger}")
                 session.join_refused(self._now)
                 return None
-            session.reign = 0
-        if frame.reign < session.reign:
+            session.epoch = 0
+        if frame.epoch < session.epoch:
             # The join named the higher term, and the leader has recorded the session all the same. The ledger knows
             # this worker, so it is not an older backup (H7). So no leader ever had the higher term.
             self._log(
                 "warning",
                 "false-term",
-                f"the leader of term {frame.reign} has accepted this worker, which had followed term {session.reign}:"
+                f"the leader of term {frame.epoch} has accepted this worker, which had followed term {session.epoch}:"
                 " no leader ever had that term",
             )
         session.ledger = frame.ledger
@@ -302,7 +302,7 @@ class Members:
     def _on_roll_call(self, frame: RollCall) -> None:
         if frame.v != VERSION:
             return self._drop("other-version")
-        if frame.reign < self.session.reign:
+        if frame.epoch < self.session.epoch:
             if self.session.phase == "live":
                 self._renew()  # it names the later term: a leader with an older backup of the ledger must see it (H7)
             return self._drop("lower-reign")
@@ -317,7 +317,7 @@ class Members:
 
     def _on_fact_ack(self, frame: FactAck) -> None:
         if self.session.phase == "live" and self.outbox.awaits(frame.no):
-            if not self._reign_holds(frame.reign):
+            if not self._epoch_holds(frame.epoch):
                 return
             self.outbox.answered()
             self._commands.append(FactsAnswered(frame.no))
@@ -325,17 +325,17 @@ class Members:
         else:
             self._drop("answer-not-awaited")
 
-    def _reign_holds(self, reign: int) -> bool:
+    def _epoch_holds(self, epoch: int) -> bool:
         """Return whether an answer is of the highest known term or a higher one, and remember the higher one."""
-        if reign < self.session.reign:
+        if epoch < self.session.epoch:
             self._drop("lower-reign")
             self._log(
                 "warning",
                 "lower-reign",
-                f"dropped an answer of term {reign}: an answer of term {self.session.reign} was received before",
+                f"dropped an answer of term {epoch}: an answer of term {self.session.epoch} was received before",
             )
             return False
-        self.session.reign = reign
+        self.session.epoch = epoch
         return True
 
     def _set_fence(self) -> None:

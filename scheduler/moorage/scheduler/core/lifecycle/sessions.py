@@ -127,7 +127,7 @@ class Sessions:
         None if it gets a new session.
         """
         if frame.ledger == self.state.ledger_id:
-            knows = f"epoch {frame.reign}" if frame.reign > self.state.epoch else ""
+            knows = f"epoch {frame.epoch}" if frame.epoch > self.state.epoch else ""
             if self._is_ahead(worker, knows):
                 return no_leader()
         if worker.machine != frame.machine and has_kept_jobs(worker):
@@ -358,8 +358,8 @@ class Sessions:
 
         Empty if nothing.
         """
-        if frame.reign > self.state.epoch:
-            return f"epoch {frame.reign}"
+        if frame.epoch > self.state.epoch:
+            return f"epoch {frame.epoch}"
         # a restored ledger may lack reports acknowledged before: the operator who restored it accepted that
         if frame.no > worker.no and not self.state.restored_epoch:
             return f"{frame.no} answered frames of its reports, and the ledger has {worker.no}"

@@ -1,4 +1,4 @@
-"""One term (here `Reign`): the time during which this scheduler leads.
+"""One term (here `Term`): the time during which this scheduler leads.
 
 The loop takes what has arrived, lets the engine build a record, appends it to the ledger, and sends the outputs once
 the append is acknowledged. Beside the loop it answers questions, publishes the fleet frame and has snapshots written.
@@ -72,7 +72,7 @@ def monotonic_ms() -> int:
     return time.monotonic_ns() // 1_000_000
 
 
-class Reign:
+class Term:
     """One term as leader: the engine, and the I/O around it."""
 
     def __init__(self, scheduler: Parts, state: State, began_ms: int) -> None:
