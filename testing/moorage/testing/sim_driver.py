@@ -20,9 +20,9 @@ from moorage.schemas.capabilities import DRIVER_DEFAULT, Capabilities
 from moorage.schemas.codec import encode
 from moorage.schemas.errors import MoorageError
 from moorage.schemas.job import Request
+from moorage.worker.attempt.output_pages import page_of
 from moorage.worker.drivers.base import Assignment, Driver
 from moorage.worker.drivers.start_codes import CODE_CANNOT_START
-from moorage.worker.job.output_pages import page_of
 from moorage.worker.session.member_messages import Ended, Started, StartFailed
 
 #: characters in one frame of output

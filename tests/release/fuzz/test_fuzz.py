@@ -26,7 +26,7 @@ REGRESSIONS = (
     ("an acknowledgement", 0, 132),
     ("a ledger record", 0, 1577),  # steps that end within one, and acts too short: a standby ended without a word
     ("a ledger record", 0, 1824),
-    ("moorage.worker.job.output_reader._decode_ask", 0, 795),  # a refusal that repeated 64 KiB of what came
+    ("moorage.worker.attempt.output_reader._decode_ask", 0, 795),  # a refusal that repeated 64 KiB of what came
 )
 
 

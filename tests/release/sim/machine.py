@@ -18,12 +18,12 @@ from typing import Any, Final, cast
 
 from moorage.schemas.attempt import AttemptName
 from moorage.testing.bus.processes import Process
+from moorage.worker.attempt.attempt_folders import AttemptFolders
 from moorage.worker.drivers.kit import Kit
 from moorage.worker.drivers.supervisor_link import SupervisorLink, owner_of
 from moorage.worker.freezing.cuda import Outcome
 from moorage.worker.freezing.freezer import Freezer, MembersOf
 from moorage.worker.freezing.gate import Gate
-from moorage.worker.job.attempt_folders import AttemptFolders
 from moorage.worker.sharing.limiter.limits import Limits
 from moorage.worker.supervisor.client import Supervised, SupervisorGone, SupervisorIdentity, SupervisorUnavailable
 from moorage.worker.supervisor.protocol import Ended, EndMember, Event, Listed, Reason, Started, StartMember

@@ -11,7 +11,7 @@ import pytest
 from moorage.cli.framework.render import utc
 from moorage.cli.framework.screen import Screen
 from moorage.cli.jobs.schedule import _next
-from moorage.cli.jobs.show_cancel import _draw
+from moorage.cli.jobs.show import _draw
 from moorage.client import AsyncClient, Conflict, JobFailed, NotFound, Rejected
 from moorage.client.schedules import Schedules
 from moorage.client.sending import bucket_of_schedules

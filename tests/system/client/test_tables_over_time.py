@@ -13,7 +13,7 @@ from moorage.bus import inbox
 from moorage.client import AsyncClient
 from moorage.testing.conformance.leader import ScriptedLeader
 from moorage.worker.agent.run import start
-from moorage.worker.job import output_cleaner
+from moorage.worker.attempt import output_cleaner
 from moorage.worker.settings import WorkerSettings
 from tests.system.cli.node import Node
 from tests.system.worker.agent.test_agent import body, name_of, place

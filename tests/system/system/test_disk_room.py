@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from moorage.system.disk_room import LOOK_BYTES, DiskRoom, spare_bytes
-from moorage.worker.job.output_cleaner import OutputBounds, OutputCleaner
-from moorage.worker.job.output_pages import read_page
+from moorage.worker.attempt.output_cleaner import OutputBounds, OutputCleaner
+from moorage.worker.attempt.output_pages import read_page
 from moorage.worker.supervisor.capped_output import OutputPump, cut_at, output_path
 from moorage.worker.supervisor.protocol import OUTPUT_FOLDER
 from tests.disk import fill, mount_small, unmount
-from tests.unit.worker.job.test_output_pages import ask
+from tests.unit.worker.attempt.test_output_pages import ask
 
 MIB = 1024**2
 LARGE = 1 << 40

@@ -17,8 +17,8 @@ from moorage.schemas.errors import refuse
 from moorage.schemas.frames import LogPage, Output, ReadLog
 from moorage.schemas.job import Request
 from moorage.schemas.settings import setting
+from moorage.worker.attempt.output_pages import page_of
 from moorage.worker.drivers.base import Assignment, Driver
-from moorage.worker.job.output_pages import page_of
 from moorage.worker.session.member_messages import Ended, Started
 
 

@@ -18,12 +18,12 @@ from moorage.cli.framework.fields import filled
 from moorage.cli.framework.render import Rows, age, day_and_time, facts, table
 from moorage.cli.framework.screen import Screen, cut
 from moorage.cli.framework.wrapping import folded
-from moorage.cli.jobs import job_rows, show_cancel, wait
+from moorage.cli.jobs import job_rows, show, wait
 from moorage.cli.jobs.job_rows import jobs_table
 from moorage.cli.jobs.labelled import LINE_BYTES_MAX, Labelled
 from moorage.cli.jobs.progress import Progress
 from moorage.cli.jobs.replica_words import Eta, replica_words
-from moorage.cli.jobs.show_cancel import (
+from moorage.cli.jobs.show import (
     why_of,
 )
 from moorage.client.answers import JobInfo, told
@@ -446,7 +446,7 @@ def row_of(data: dict[str, Any]) -> JobRow:
 
 
 def words_of(data: dict[str, Any]) -> str:
-    return show_cancel.job_words(told(JobInfo, data))
+    return show.job_words(told(JobInfo, data))
 
 
 _LONG: Final = "evaluate-large-model-43-seed-7"

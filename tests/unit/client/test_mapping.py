@@ -27,7 +27,7 @@ from moorage.client.sweeps import sweep_of_values
 from moorage.schemas.errors import Problem
 from moorage.system.archives import compressed
 from moorage.testing import Ran, SimFleet
-from moorage.worker.job.job_files import JobFiles, LeftOut
+from moorage.worker.attempt.job_files import JobFiles, LeftOut
 from tests.unit.client.test_sim_fleet import in_virtual_time
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from moorage.cli.jobs.show_cancel import PORTS_ROWS_MAX, _ports_of, _show
+from moorage.cli.jobs.show import PORTS_ROWS_MAX, _ports_of, _show
 from moorage.client import AsyncClient
 from moorage.client.answers import JobInfo, told
 from moorage.schemas.errors import problem

@@ -22,7 +22,7 @@ from moorage.client.output import SPARE_BYTES, Captured, Joiner, Piece
 from moorage.schemas.errors import problem
 from moorage.schemas.frames import LogPage, LogsAsked, ReadLog
 from moorage.testing import Ran, SimFleet, SimulatedClock, Task
-from moorage.worker.job.output_pages import page_of
+from moorage.worker.attempt.output_pages import page_of
 from tests.unit.client.test_sim_fleet import in_virtual_time
 
 ALPHABET = [b"line\n", "né€🚢".encode(), b"\xff\xfe", b"\0" * 9, b"x" * 50, b"\xe2\x82"]

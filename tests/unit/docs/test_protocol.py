@@ -16,7 +16,7 @@ from moorage.schemas.codec import Decoder, decode_request, encode
 from moorage.schemas.errors import CODES, Problem, Refused
 from moorage.schemas.job import Request
 from moorage.schemas.subjects import ADMIN_VERBS, API_VERBS, PREFIX_DEFAULT, Subjects
-from moorage.worker.job import environment
+from moorage.worker.attempt import environment
 from tools.examples_of_frames import OF_REQUESTS
 from tools.generate import schemas
 

@@ -52,8 +52,8 @@ def _of_worker() -> WorkerSettings | None:
 def secrets() -> Check | None:
     """Check that only this user can read a worker's secrets, and that the settings say who may use them; None if no
     folder of secrets is set."""
+    from moorage.worker.attempt.secret_files import trouble_with_secrets
     from moorage.worker.drivers.policy import Policy
-    from moorage.worker.job.secret_files import trouble_with_secrets
 
     of_worker = _of_worker()
     if of_worker is None or of_worker.secrets_dir is None:

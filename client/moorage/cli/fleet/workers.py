@@ -14,7 +14,7 @@ from moorage.cli.framework.options import ROWS, RowOptions, guarded, with_client
 from moorage.cli.framework.render import GAP, age, table
 from moorage.cli.framework.screen import Screen
 from moorage.cli.framework.wrapping import folded
-from moorage.cli.jobs.show_cancel import enforced_words
+from moorage.cli.jobs.show import enforced_words
 from moorage.client.answers import FleetInfo, told
 from moorage.client.errors import not_found, rejected
 from moorage.client.view.checks import warnings

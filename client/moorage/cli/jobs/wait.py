@@ -18,7 +18,7 @@ from moorage.cli.jobs.acceptance import say_below_ctrl_c
 from moorage.cli.jobs.progress import Progress
 from moorage.cli.jobs.replica_words import Eta, shown_words
 from moorage.cli.jobs.selectors import ANY_JOB, HELP, HELP_ONE, LISTED, Chosen, ids_of, one_id, with_named
-from moorage.cli.jobs.show_cancel import at, why_of
+from moorage.cli.jobs.show import at, why_of
 from moorage.cli.jobs.unkept import say_unkept
 from moorage.client.errors import ClientError, rejected
 from moorage.schemas.job import REJECTED, STATES

@@ -99,7 +99,7 @@ class Node:
     async def _start_server(self) -> None:
         from moorage.bus.embedded import HOST, EmbeddedServer
         from moorage.bus.errors import ServerFailed
-        from moorage.worker.job.rendezvous import is_free_port
+        from moorage.worker.attempt.rendezvous import is_free_port
 
         async def start(port: int) -> EmbeddedServer:
             return await EmbeddedServer.start(self._folder / "nats", port=port, sync_always=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from moorage.cli.framework.render import table
 from moorage.cli.jobs.explain import explained_rows, fix_lines
-from moorage.cli.jobs.show_cancel import job_words
+from moorage.cli.jobs.show import job_words
 from moorage.cli.jobs.use import use_rows, use_table
 from moorage.client.answers import Explanation, JobInfo, told
 from moorage.client.errors import NotPermitted

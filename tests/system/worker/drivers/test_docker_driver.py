@@ -24,6 +24,8 @@ from moorage.schemas.frames import Device, ReadLog, Start
 from moorage.schemas.gpu import Distributed, GpuSpec
 from moorage.schemas.job import Request, Resources, Run, Secret
 from moorage.system.device_environment import SharingUnavailable
+from moorage.worker.attempt.environment import PATH_DEFAULT
+from moorage.worker.attempt.rendezvous import own_address
 from moorage.worker.devices.readers import cdi
 from moorage.worker.drivers.base import Assignment
 from moorage.worker.drivers.container import follow
@@ -35,8 +37,6 @@ from moorage.worker.drivers.container.start import PULLS_MAX, STARTS_MAX
 from moorage.worker.drivers.kit import Kit
 from moorage.worker.drivers.policy import Policy
 from moorage.worker.drivers.supervisor_link import SupervisorLink
-from moorage.worker.job.environment import PATH_DEFAULT
-from moorage.worker.job.rendezvous import own_address
 from moorage.worker.session.member_messages import Ended, NotStarted, Started, StartFailed, Stuck
 from moorage.worker.settings import WorkerSettings
 from moorage.worker.supervisor.capped_output import output_path
@@ -189,7 +189,7 @@ async def test_an_image_is_pulled_by_its_digest_with_the_password_that_the_opera
 async def test_it_starts_in_a_folder_of_its_own_that_is_bounded(
     docker: DockerEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("moorage.worker.job.attempt_folders.MEASURE_S", 0.2)
+    monkeypatch.setattr("moorage.worker.attempt.attempt_folders.MEASURE_S", 0.2)
     async with state_of(tmp_path) as state, Rig(state, settings(docker), folder_bytes=1 << 20) as rig:
         name = rig.start("j1", "sh", "-c", "pwd; echo $HOME; ls -A; id -u; echo x > kept")
         assert await rig.reported(Ended, name) == (name, 0, "exit")

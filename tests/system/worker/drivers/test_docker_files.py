@@ -11,12 +11,12 @@ import pytest
 
 from moorage.testing.conformance.leader import ScriptedLeader
 from moorage.worker.agent.run import start
-from moorage.worker.job.attempt_folders import FOLDERS
+from moorage.worker.attempt.attempt_folders import FOLDERS
 from tests.engines import engine, why_no_dockerd
 from tests.system.worker.agent.test_agent_process import name_of, settings_of, state_folder
-from tests.system.worker.job.test_attempt_folders import placed
-from tests.system.worker.job.test_job_files import bucket, sent, tar
-from tests.system.worker.job.test_kept_files import kept
+from tests.system.worker.attempt.test_attempt_folders import placed
+from tests.system.worker.attempt.test_job_files import bucket, sent, tar
+from tests.system.worker.attempt.test_kept_files import kept
 from tests.waiting import until
 
 IMAGE: Final = "moorage-test:files"

@@ -9,7 +9,7 @@ from moorage.testing.conformance.leader import ScriptedLeader
 from moorage.worker.agent.run import start
 from tests.engines import engine, why_no_dockerd
 from tests.system.worker.agent.test_agent_process import name_of, settings_of, state_folder
-from tests.system.worker.job.test_attempt_folders import placed
+from tests.system.worker.attempt.test_attempt_folders import placed
 from tests.waiting import until
 
 IMAGE = "moorage-test:setups"

@@ -23,6 +23,7 @@ from moorage.schemas.gpu import GpuSpec
 from moorage.schemas.job import Request, Resources, Run, Secret
 from moorage.schemas.service import ServiceSpec
 from moorage.system.proctree import boottime_s, descendants, read_process
+from moorage.worker.attempt.call_keys import CallKeys
 from moorage.worker.drivers.base import CODE_LOST
 from moorage.worker.drivers.container.engine import EngineError, Piece
 from moorage.worker.drivers.container.entry import Entries
@@ -32,7 +33,6 @@ from moorage.worker.drivers.container.podman import PodmanDriver, PodmanSettings
 from moorage.worker.drivers.container.start import Starter
 from moorage.worker.drivers.kit import Kit
 from moorage.worker.drivers.supervisor_link import SupervisorLink
-from moorage.worker.job.call_keys import CallKeys
 from moorage.worker.session.member_messages import Ended, NotStarted, Started, StartFailed
 from moorage.worker.settings import WorkerSettings
 from moorage.worker.sharing.limiter import limits

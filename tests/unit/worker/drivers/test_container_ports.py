@@ -14,6 +14,7 @@ from moorage.schemas.frames import Output, Start
 from moorage.schemas.gpu import Distributed, GpuSpec
 from moorage.schemas.job import Request, Run
 from moorage.system.device_environment import HostAtFault
+from moorage.worker.attempt.environment import LacksHere
 from moorage.worker.drivers.base import Assignment
 from moorage.worker.drivers.container.config import (
     ContainerSettings,
@@ -28,7 +29,6 @@ from moorage.worker.drivers.container.ports import FOLDER, Ports, Published
 from moorage.worker.drivers.container.pull import LAYERS_MAX, PullProgress
 from moorage.worker.drivers.output_frames import NOTE_CHARS_MAX, NOTE_S, Notes
 from moorage.worker.drivers.policy import Policy
-from moorage.worker.job.environment import LacksHere
 
 NO_RULES = Policy({}, {}, {}, None, {})
 NAME = ("acme", "j", 0, 1, 7)

@@ -14,6 +14,7 @@ from moorage.schemas.errors import Refused
 from moorage.schemas.frames import Device
 from moorage.schemas.gpu import GpuSpec
 from moorage.schemas.job import Request, Resources, Run, Secret
+from moorage.worker.attempt.environment import PATH_DEFAULT
 from moorage.worker.drivers.base import Assignment
 from moorage.worker.drivers.container.config import FOLDER_AT
 from moorage.worker.drivers.kubernetes.api import _lines
@@ -35,7 +36,6 @@ from moorage.worker.drivers.kubernetes.pod import (
 )
 from moorage.worker.drivers.kubernetes.settings import KubernetesSettings
 from moorage.worker.drivers.kubernetes.verdict import Seen, read, waited_s
-from moorage.worker.job.environment import PATH_DEFAULT
 
 NAME: Final[AttemptName] = ("acme", "Train_1", 0, 2, 77)
 OWNER: Final = owner_label("moorage", "w1")

@@ -14,11 +14,11 @@ from moorage.schemas.frames import Device
 from moorage.schemas.gpu import GpuSpec
 from moorage.schemas.job import Request, Run
 from moorage.system.descriptors import trouble_with_descriptors
+from moorage.worker.attempt.attempt_folders import AttemptFolders
 from moorage.worker.drivers.base import CODE_LOST, Assignment
 from moorage.worker.drivers.container.verdict import verdict
 from moorage.worker.drivers.process.driver import ProcessDriver, _verdict
 from moorage.worker.drivers.supervisor_link import Listener, SupervisorLink, owner_of
-from moorage.worker.job.attempt_folders import AttemptFolders
 from moorage.worker.session.member_messages import NotStarted
 from moorage.worker.settings import WorkerSettings
 from moorage.worker.supervisor.protocol import Ended, Event

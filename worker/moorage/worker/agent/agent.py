@@ -42,6 +42,11 @@ from moorage.worker.agent.ready_watch import ReadyWatch
 from moorage.worker.agent.reporter import Reporter
 from moorage.worker.agent.state_disk import StateDisk
 from moorage.worker.agent.throttled_log import ThrottledLog
+from moorage.worker.attempt.environment import LacksHere, not_here
+from moorage.worker.attempt.job_items import ItemRefused, JobItems, with_item
+from moorage.worker.attempt.output_reader import OutputReader
+from moorage.worker.attempt.rendezvous import Rendezvous
+from moorage.worker.attempt.service_ports import ServicePorts
 from moorage.worker.devices.device_watch import DeviceWatch
 from moorage.worker.devices.pool import GpuPool, SlotsRefused
 from moorage.worker.devices.readers.base import Inventory
@@ -49,11 +54,6 @@ from moorage.worker.devices.readers.host import HostFacts
 from moorage.worker.drivers.base import Assignment, Driver, Living, never_ran
 from moorage.worker.drivers.policy import ROOT_FIX, ROOT_OPEN, Policy
 from moorage.worker.drivers.start_codes import CODE_CANNOT_START
-from moorage.worker.job.environment import LacksHere, not_here
-from moorage.worker.job.job_items import ItemRefused, JobItems, with_item
-from moorage.worker.job.output_reader import OutputReader
-from moorage.worker.job.rendezvous import Rendezvous
-from moorage.worker.job.service_ports import ServicePorts
 from moorage.worker.lend.lender import LeaseServer
 from moorage.worker.session.lease_session import NEVER_S
 from moorage.worker.session.member_messages import (

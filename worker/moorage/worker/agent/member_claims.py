@@ -10,10 +10,10 @@ from moorage.schemas.attempt import AttemptName
 from moorage.schemas.frames import Start
 from moorage.schemas.gpu import Sharing
 from moorage.system.proctree import read_process
+from moorage.worker.attempt.rendezvous import LOCAL_ADDRESS, Rendezvous
+from moorage.worker.attempt.service_ports import ServicePorts
 from moorage.worker.devices.pool import GpuPool, PoolLease, SlotsRefused
 from moorage.worker.devices.readers.base import PROBE_S, Inventory, SlotReading
-from moorage.worker.job.rendezvous import LOCAL_ADDRESS, Rendezvous
-from moorage.worker.job.service_ports import ServicePorts
 from moorage.worker.session.member_messages import Log, Member, NotFree, SeenFree
 from moorage.worker.session.shell import Shell
 from moorage.worker.sharing.mps.clients import MpsClients

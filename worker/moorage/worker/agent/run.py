@@ -28,6 +28,12 @@ from moorage.worker.agent.fleet_host import FleetHost
 from moorage.worker.agent.journal import JOURNAL_NAME, Journal, MemoryJournal, is_in_use
 from moorage.worker.agent.state_disk import StateDisk
 from moorage.worker.agent.stopped_processes import watch_stopped
+from moorage.worker.attempt.attempt_folders import FOLDERS, clear_unknown
+from moorage.worker.attempt.call_keys import CallKeys
+from moorage.worker.attempt.job_files import JobFiles
+from moorage.worker.attempt.job_items import JobItems
+from moorage.worker.attempt.output_cleaner import OutputBounds
+from moorage.worker.attempt.secret_files import trouble_with_secrets
 from moorage.worker.devices.readers.base import Inventory
 from moorage.worker.devices.readers.host import HostFacts, folder_machine, host_facts
 from moorage.worker.devices.readers.machine import open_machine
@@ -41,12 +47,6 @@ from moorage.worker.drivers.policy import ROOT_FIX, ROOT_OPEN, Policy
 from moorage.worker.drivers.setups import SETUPS
 from moorage.worker.drivers.supervisor_link import SupervisorLink, owner_of
 from moorage.worker.freezing.freezer import freezer_for
-from moorage.worker.job.attempt_folders import FOLDERS, clear_unknown
-from moorage.worker.job.call_keys import CallKeys
-from moorage.worker.job.job_files import JobFiles
-from moorage.worker.job.job_items import JobItems
-from moorage.worker.job.output_cleaner import OutputBounds
-from moorage.worker.job.secret_files import trouble_with_secrets
 from moorage.worker.lend.lender import LeaseServer
 from moorage.worker.session.member_messages import LEAVE_GRACE_S_MAX, LEAVE_S_MAX
 from moorage.worker.settings import WorkerSettings, mps_folder

@@ -45,12 +45,12 @@ from moorage.schemas.items import Item
 from moorage.schemas.job import SETUP_VARIABLE, Request, Run
 from moorage.schemas.staying import port_variable
 from moorage.system.device_environment import HostAtFault, JobEnvironment
+from moorage.worker.attempt.attempt_folders import FolderBounds
+from moorage.worker.attempt.environment import Gang, SetupFailed, gpu_environment, not_here
+from moorage.worker.attempt.output_cleaner import OutputBounds
 from moorage.worker.devices.readers.base import Inventory
 from moorage.worker.devices.readers.machine import CombinedInventory
 from moorage.worker.drivers.start_codes import CODE_CANNOT_START
-from moorage.worker.job.attempt_folders import FolderBounds
-from moorage.worker.job.environment import Gang, SetupFailed, gpu_environment, not_here
-from moorage.worker.job.output_cleaner import OutputBounds
 from moorage.worker.session.member_messages import (
     Ended,
     FreezeAnswered,

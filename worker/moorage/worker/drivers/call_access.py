@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from moorage.system.device_environment import JobEnvironment
+from moorage.worker.attempt.attempt_folders import AttemptFolders
+from moorage.worker.attempt.call_keys import CallKeys
+from moorage.worker.attempt.environment import LacksHere
 from moorage.worker.drivers.base import Assignment
-from moorage.worker.job.attempt_folders import AttemptFolders
-from moorage.worker.job.call_keys import CallKeys
-from moorage.worker.job.environment import LacksHere
 
 
 def call_access(

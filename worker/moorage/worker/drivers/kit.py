@@ -10,15 +10,15 @@ from typing import Any, NamedTuple
 
 from moorage.schemas.attempt import AttemptName
 from moorage.schemas.gpu import Share
+from moorage.worker.attempt.attempt_folders import AttemptFolders
+from moorage.worker.attempt.call_keys import CallKeys
+from moorage.worker.attempt.job_files import JobFiles
 from moorage.worker.devices.readers.base import Inventory
 from moorage.worker.devices.refused_nodes import GpuNodes
 from moorage.worker.drivers.policy import Policy
 from moorage.worker.drivers.supervisor_link import SupervisorLink, owner_of
 from moorage.worker.freezing.freezer import Freezer
 from moorage.worker.freezing.gate import Gate, needs_gate
-from moorage.worker.job.attempt_folders import AttemptFolders
-from moorage.worker.job.call_keys import CallKeys
-from moorage.worker.job.job_files import JobFiles
 from moorage.worker.settings import WorkerSettings
 from moorage.worker.sharing.limiter.limits import Limits
 from moorage.worker.sharing.mps.managed import ManagedMps

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 from moorage.schemas.errors import Refused, refuse
 from moorage.schemas.frames import NOT_PERMITTED, OTHERS
 from moorage.schemas.job import Request, Run, Secret
-from moorage.worker.job.attempt_folders import owner_ids
+from moorage.worker.attempt.attempt_folders import owner_ids
 
 if TYPE_CHECKING:
     from moorage.worker.settings import WorkerSettings

@@ -26,12 +26,12 @@ from moorage.schemas.job import Request
 from moorage.system.device_environment import HostAtFault
 from moorage.system.disk_room import spare_bytes
 from moorage.system.private_files import replace_private
+from moorage.worker.attempt.attempt_folders import DISK, AttemptFolders, bytes_used, let_pass, owner_ids, remove
+from moorage.worker.attempt.environment import LacksHere, SetupFailed
 from moorage.worker.drivers.base import Assignment, Driver, DriverEvent
 from moorage.worker.drivers.kit import Kit
 from moorage.worker.drivers.output_frames import Notes
 from moorage.worker.drivers.supervisor_link import SupervisorLink, key_of, owner_of
-from moorage.worker.job.attempt_folders import DISK, AttemptFolders, bytes_used, let_pass, owner_ids, remove
-from moorage.worker.job.environment import LacksHere, SetupFailed
 from moorage.worker.session.member_messages import Ended, MpsNotAsked, NotStarted, Started, StartFailed, Stuck
 
 #: below the folder of the attempts' folders

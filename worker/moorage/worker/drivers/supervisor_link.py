@@ -20,7 +20,7 @@ from moorage.schemas.attempt import AttemptName
 from moorage.schemas.capabilities import DRIVER_DEFAULT
 from moorage.schemas.errors import UPGRADED, MoorageError, problem, refuse
 from moorage.system.framing import FrameTooLarge
-from moorage.worker.job.output_cleaner import OutputBounds, OutputCleaner
+from moorage.worker.attempt.output_cleaner import OutputBounds, OutputCleaner
 from moorage.worker.supervisor.client import (
     Answer,
     Supervised,

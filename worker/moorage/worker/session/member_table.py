@@ -34,10 +34,10 @@ from moorage.schemas.frames import (
 )
 from moorage.schemas.request_cache import RequestCache
 from moorage.schemas.staying import NOT_READY
+from moorage.worker.attempt.environment import start_failed
 from moorage.worker.devices.readers.base import FREE_WAIT_S, PROBE_QUARANTINED_S, PROBE_S
 from moorage.worker.drivers.base import CODE_LOST, LOST
 from moorage.worker.drivers.start_codes import CODE_CANNOT_START
-from moorage.worker.job.environment import start_failed
 from moorage.worker.session.fact_outbox import FactOutbox
 from moorage.worker.session.lease_session import NEVER_S
 from moorage.worker.session.member_messages import (

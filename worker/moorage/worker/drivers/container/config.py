@@ -27,13 +27,13 @@ from moorage.system.device_environment import (
     apart_from_mps,
     apply_tf_paths_over,
 )
+from moorage.worker.attempt.environment import PATH_DEFAULT, UNBUFFERED, LacksHere, lay_over
 from moorage.worker.devices.readers.cdi import KINDS, Registry
 from moorage.worker.devices.readers.device_nodes import device_nodes
 from moorage.worker.drivers.base import Assignment
 from moorage.worker.drivers.container.entry import mounts_of, words_of
 from moorage.worker.drivers.container.ports import Published, is_ipv4, ports_wanted
 from moorage.worker.drivers.policy import Policy
-from moorage.worker.job.environment import PATH_DEFAULT, UNBUFFERED, LacksHere, lay_over
 from moorage.worker.settings import check_rules
 from moorage.worker.sharing.limiter.limits import ContainerLimit
 

@@ -22,6 +22,8 @@ from moorage.schemas.errors import MoorageError, refuse
 from moorage.schemas.frames import Exec, LogPage, ReadLog, Rescue, Rescued, Terminal
 from moorage.schemas.gpu import Share
 from moorage.schemas.job import Request, Secret
+from moorage.worker.attempt.attempt_files import AttemptFiles
+from moorage.worker.attempt.attempt_folders import AttemptFolders
 from moorage.worker.drivers.base import CODE_LOST, LOST, Assignment, Driver, DriverEvent, Living, kept_within
 from moorage.worker.drivers.container.config import (
     MPS,
@@ -48,8 +50,6 @@ from moorage.worker.drivers.kit import Kit, keep_to
 from moorage.worker.drivers.output_frames import Notes
 from moorage.worker.drivers.setups import Setups, until_deadline
 from moorage.worker.drivers.supervisor_link import name_of, owner_of
-from moorage.worker.job.attempt_files import AttemptFiles
-from moorage.worker.job.attempt_folders import AttemptFolders
 from moorage.worker.session.member_messages import (
     Ended,
     MpsNotAsked,

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from moorage.worker.job.memory_folder import MemoryFolder, NoMemory
+from moorage.worker.attempt.memory_folder import MemoryFolder, NoMemory
 from moorage.worker.supervisor.capped_output import member_digest
 from moorage.worker.supervisor.launcher_client import open_compiled
 

@@ -16,7 +16,7 @@ import msgspec
 
 from moorage.schemas.job import Request
 from moorage.system.device_environment import HostAtFault
-from moorage.worker.job.rendezvous import is_free_port, own_address
+from moorage.worker.attempt.rendezvous import is_free_port, own_address
 from moorage.worker.supervisor.capped_output import member_digest
 
 #: below the state folder

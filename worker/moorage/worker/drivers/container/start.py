@@ -19,6 +19,10 @@ from typing import Any, Final
 from moorage.schemas.errors import MoorageError
 from moorage.schemas.frames import CANNOT_RUN, Device
 from moorage.schemas.job import Secret
+from moorage.worker.attempt.attempt_files import AttemptFiles, brings
+from moorage.worker.attempt.attempt_folders import AttemptFolders
+from moorage.worker.attempt.environment import without_prefix
+from moorage.worker.attempt.secret_files import resolve_secrets, secret_variables
 from moorage.worker.devices.readers.cdi import Registry, read_registry
 from moorage.worker.devices.readers.cdi_schema import CdiError
 from moorage.worker.drivers.base import Assignment
@@ -47,10 +51,6 @@ from moorage.worker.drivers.kit import Kit
 from moorage.worker.drivers.output_frames import Notes
 from moorage.worker.drivers.setups import give, until_deadline
 from moorage.worker.drivers.start_codes import CODE_CANNOT_START
-from moorage.worker.job.attempt_files import AttemptFiles, brings
-from moorage.worker.job.attempt_folders import AttemptFolders
-from moorage.worker.job.environment import without_prefix
-from moorage.worker.job.secret_files import resolve_secrets, secret_variables
 from moorage.worker.sharing.limiter.limits import ContainerLimit, Limits
 from moorage.worker.sharing.mps.control import daemon_of
 from moorage.worker.supervisor.client import SupervisorError, SupervisorGone

@@ -35,12 +35,12 @@ from moorage.schemas.job import Request, Run
 from moorage.schemas.printable import carried
 from moorage.schemas.subjects import ALL_JOBS
 from moorage.system.device_environment import HostAtFault
+from moorage.worker.attempt.environment import lay_over
+from moorage.worker.attempt.secret_files import resolve_secrets
 from moorage.worker.drivers.base import Assignment, Driver, never_ran
 from moorage.worker.drivers.handler.call import Exited, Handler, at_once, contained, in_thread, words_of
 from moorage.worker.drivers.handler.context import HandlerCancelled, HandlerContext
 from moorage.worker.drivers.policy import Policy
-from moorage.worker.job.environment import lay_over
-from moorage.worker.job.secret_files import resolve_secrets
 from moorage.worker.session.lease_session import NEVER_S
 from moorage.worker.session.member_messages import Ended, Started, Stuck
 from moorage.worker.settings import WorkerSettings

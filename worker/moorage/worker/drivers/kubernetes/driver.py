@@ -22,6 +22,8 @@ from moorage.schemas.driver_config import KubernetesBlock
 from moorage.schemas.errors import MoorageError, refuse
 from moorage.schemas.frames import LogPage, ReadLog
 from moorage.schemas.job import Request
+from moorage.worker.attempt.output_cleaner import OutputBounds
+from moorage.worker.attempt.secret_files import secret_variables
 from moorage.worker.devices.readers.base import Inventory
 from moorage.worker.drivers.base import CODE_LOST, Assignment, Driver, Living, kept_within
 from moorage.worker.drivers.container.config import check_image, check_policy
@@ -49,8 +51,6 @@ from moorage.worker.drivers.kubernetes.settings import KubernetesSettings
 from moorage.worker.drivers.kubernetes.verdict import Seen, read, waited_s
 from moorage.worker.drivers.start_codes import CODE_CANNOT_START
 from moorage.worker.drivers.supervisor_link import owner_of
-from moorage.worker.job.output_cleaner import OutputBounds
-from moorage.worker.job.secret_files import secret_variables
 from moorage.worker.session.member_messages import Ended, NotStarted, Started, StartFailed, Stuck
 from moorage.worker.settings import WorkerSettings
 

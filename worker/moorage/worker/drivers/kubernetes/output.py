@@ -16,11 +16,11 @@ from typing import Final
 
 from moorage.schemas.attempt import AttemptName
 from moorage.schemas.frames import LogPage, ReadLog
+from moorage.worker.attempt.output_cleaner import OutputBounds, OutputCleaner
 from moorage.worker.drivers.container.output import ContainerOutput, LiveOutput, clear_marks, opened, read_out
 from moorage.worker.drivers.kubernetes.api import Cluster, ClusterDown, ClusterError
 from moorage.worker.drivers.kubernetes.pod import CONTAINER
 from moorage.worker.drivers.supervisor_link import key_of
-from moorage.worker.job.output_cleaner import OutputBounds, OutputCleaner
 from moorage.worker.supervisor.protocol import Ended as ChildEnded
 
 RETRY_S: Final = 0.5

@@ -39,6 +39,10 @@ from moorage.system.device_environment import (
     apart_from_mps,
     check_sharing,
 )
+from moorage.worker.attempt.attempt_files import AttemptFiles, brings
+from moorage.worker.attempt.attempt_folders import DISK, owner_ids
+from moorage.worker.attempt.environment import PATH_DEFAULT, process_environment
+from moorage.worker.attempt.secret_files import resolve_secrets
 from moorage.worker.devices.refused_nodes import GpuNodes, NodesUnknown
 from moorage.worker.drivers.base import (
     CODE_LOST,
@@ -58,10 +62,6 @@ from moorage.worker.drivers.setups import Setups
 from moorage.worker.drivers.start_codes import CODE_CANNOT_START, code_of_start
 from moorage.worker.drivers.supervisor_link import UNASKED, SupervisorLink, key_of, name_of, owner_of
 from moorage.worker.freezing.members import FreezableMembers
-from moorage.worker.job.attempt_files import AttemptFiles, brings
-from moorage.worker.job.attempt_folders import DISK, owner_ids
-from moorage.worker.job.environment import PATH_DEFAULT, process_environment
-from moorage.worker.job.secret_files import resolve_secrets
 from moorage.worker.session.member_messages import (
     Ended,
     MpsNotAsked,

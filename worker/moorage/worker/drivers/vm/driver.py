@@ -27,6 +27,8 @@ from moorage.schemas.job import Request
 from moorage.schemas.settings import setting
 from moorage.system.device_environment import HostAtFault
 from moorage.system.proctree import MARK_NAMES
+from moorage.worker.attempt.environment import LacksHere, process_environment
+from moorage.worker.attempt.secret_files import resolve_secrets
 from moorage.worker.devices.readers.base import Inventory
 from moorage.worker.devices.readers.machine import CombinedInventory, sysfs_address
 from moorage.worker.drivers.base import Assignment, Driver, Living
@@ -38,8 +40,6 @@ from moorage.worker.drivers.vm.images import FORMATS, find, format_of
 from moorage.worker.drivers.vm.initramfs import WORK
 from moorage.worker.drivers.vm.passthrough import NotHandedOn
 from moorage.worker.drivers.vm.runner import SIGNALS, UP, VARIABLE, Plan
-from moorage.worker.job.environment import LacksHere, process_environment
-from moorage.worker.job.secret_files import resolve_secrets
 from moorage.worker.settings import WorkerSettings, check_rules
 from moorage.worker.supervisor.capped_output import cut_at, output_path
 from moorage.worker.supervisor.client import python_variables

@@ -28,7 +28,7 @@ from moorage.schemas.gpu import SHARERS_MAX, Share
 from moorage.schemas.job import Request
 from moorage.system.device_environment import HostAtFault
 from moorage.system.private_files import replace_private
-from moorage.worker.job.attempt_folders import let_pass, owner_ids
+from moorage.worker.attempt.attempt_folders import let_pass, owner_ids
 from moorage.worker.settings import WorkerSettings
 from moorage.worker.sharing.limiter.controller import RATE
 from moorage.worker.sharing.limiter.owners import Owners

@@ -26,9 +26,9 @@ from moorage.schemas.frames import NOT_HERE, Device
 from moorage.schemas.gpu import GpuSpec, Share
 from moorage.system.device_environment import SharingUnavailable
 from moorage.system.proctree import boottime_s
+from moorage.worker.attempt.environment import PATH_DEFAULT
 from moorage.worker.devices.refused_nodes import GpuNodes, NodesUnknown
 from moorage.worker.drivers.supervisor_link import SupervisorLink, owner_of
-from moorage.worker.job.environment import PATH_DEFAULT
 from moorage.worker.session.member_messages import Member
 from moorage.worker.sharing.compute_modes import ComputeModes, ModeFault
 from moorage.worker.sharing.mps.control import PROGRAM, SERVER_LOG, Limits, MpsControl, MpsFault

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from moorage.schemas.job import Secret
-from moorage.worker.job.environment import lay_over, process_environment
-from moorage.worker.job.secret_files import SECRET_BYTES_MAX, SecretRefused, resolve_secrets
+from moorage.worker.attempt.environment import lay_over, process_environment
+from moorage.worker.attempt.secret_files import SECRET_BYTES_MAX, SecretRefused, resolve_secrets
 
 
 @pytest.fixture

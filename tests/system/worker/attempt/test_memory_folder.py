@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from moorage.worker.attempt import memory_folder
+from moorage.worker.attempt.memory_folder import SHARED, MemoryFolder, NoMemory
 from moorage.worker.drivers.container.entry import Entries, NoEntry
-from moorage.worker.job import memory_folder
-from moorage.worker.job.memory_folder import SHARED, MemoryFolder, NoMemory
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="root alone mounts, and becomes another user")
 NOBODY = 65534

@@ -14,10 +14,10 @@ import pytest
 from moorage.schemas.attempt import AttemptName
 from moorage.schemas.errors import Refused
 from moorage.schemas.frames import Rescue, Rescued
-from moorage.worker.job import attempt_folders
-from moorage.worker.job.attempt_files import AttemptFiles
-from moorage.worker.job.attempt_folders import AttemptFolders
-from moorage.worker.job.job_files import JobFiles, NotKept
+from moorage.worker.attempt import attempt_folders
+from moorage.worker.attempt.attempt_files import AttemptFiles
+from moorage.worker.attempt.attempt_folders import AttemptFolders
+from moorage.worker.attempt.job_files import JobFiles, NotKept
 from moorage.worker.settings import WorkerSettings
 
 NAME: AttemptName = ("acme", "j", 0, 2, 9)

@@ -13,12 +13,12 @@ from moorage.schemas.items import ItemsFile, item_of
 from moorage.schemas.job import Run
 from moorage.system import item_files
 from moorage.testing.conformance.leader import ScriptedLeader
-from moorage.worker.job import job_items
-from moorage.worker.job.job_files import FilesUnavailable
-from moorage.worker.job.job_items import ItemRefused, JobItems
+from moorage.worker.attempt import job_items
+from moorage.worker.attempt.job_files import FilesUnavailable
+from moorage.worker.attempt.job_items import ItemRefused, JobItems
 from tests.system.worker.agent.test_agent_process import name_of, worker
-from tests.system.worker.job.test_attempt_folders import placed
-from tests.system.worker.job.test_job_files import bringing, bucket, never_over, sent, tar
+from tests.system.worker.attempt.test_attempt_folders import placed
+from tests.system.worker.attempt.test_job_files import bringing, bucket, never_over, sent, tar
 from tests.waiting import until
 
 SAY = ["/bin/sh", "-c", 'echo "$0 $1 ${{MOORAGE_ITEM_SEED:-none} $MOORAGE_INDEX: $MOORAGE_ITEM"']

@@ -23,11 +23,11 @@ from moorage.bus.jetstream import JetStream
 from moorage.bus.object_store import CHUNK_BYTES, ObjectStore
 from moorage.schemas.subjects import Subjects
 from moorage.testing.conformance.leader import ScriptedLeader
-from moorage.worker.job import job_files
-from moorage.worker.job.attempt_folders import FOLDERS
-from moorage.worker.job.job_files import CACHE, FilesRefused, FilesUnavailable, JobFiles
+from moorage.worker.attempt import job_files
+from moorage.worker.attempt.attempt_folders import FOLDERS
+from moorage.worker.attempt.job_files import CACHE, FilesRefused, FilesUnavailable, JobFiles
 from tests.system.worker.agent.test_agent_process import name_of, worker
-from tests.system.worker.job.test_attempt_folders import OTHER_USER, placed
+from tests.system.worker.attempt.test_attempt_folders import OTHER_USER, placed
 from tests.waiting import until
 
 MIB = 1 << 20

@@ -10,9 +10,9 @@ import pytest
 
 from moorage.bus.contexts import Context
 from moorage.schemas.service import BatchSpec, QueueSpec, ServiceSpec
-from moorage.worker.job.attempt_folders import AttemptFolders
-from moorage.worker.job.call_keys import CallKeys
-from moorage.worker.job.secret_files import SecretRefused, trouble_with_secrets
+from moorage.worker.attempt.attempt_folders import AttemptFolders
+from moorage.worker.attempt.call_keys import CallKeys
+from moorage.worker.attempt.secret_files import SecretRefused, trouble_with_secrets
 from moorage.worker.settings import WorkerSettings
 
 PLAIN = Context(url="nats://h1:4222,nats://worker:pw@h2:4222")

@@ -21,8 +21,8 @@ from moorage.schemas.handler import checkpoint_object, kept_object, rescued_obje
 from moorage.schemas.job import FilesOf, Run
 from moorage.schemas.printable import carried
 from moorage.schemas.ranges import numbers_in, parse_ranges
-from moorage.worker.job.attempt_folders import AttemptFolders
-from moorage.worker.job.job_files import FilesUnavailable, JobFiles, NotKept
+from moorage.worker.attempt.attempt_folders import AttemptFolders
+from moorage.worker.attempt.job_files import FilesUnavailable, JobFiles, NotKept
 
 #: prefix of the `why`, and the code, of an attempt that ended well but whose files could not be stored
 NOT_STORED: Final = "not-stored"

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from moorage.worker.job import output_cleaner
-from moorage.worker.job.output_cleaner import MARK, OutputBounds, OutputCleaner
+from moorage.worker.attempt import output_cleaner
+from moorage.worker.attempt.output_cleaner import MARK, OutputBounds, OutputCleaner
 from moorage.worker.supervisor.capped_output import output_path
 from moorage.worker.supervisor.protocol import OUTPUT_FOLDER
 

@@ -30,8 +30,8 @@ from moorage.schemas.attempt import AttemptName
 from moorage.system.device_environment import HostAtFault
 from moorage.system.disk_room import spare_bytes
 from moorage.system.proctree import boottime_s
-from moorage.worker.job.call_keys import write_key
-from moorage.worker.job.environment import LacksHere
+from moorage.worker.attempt.call_keys import write_key
+from moorage.worker.attempt.environment import LacksHere
 from moorage.worker.settings import FOLDER_BYTES_DEFAULT, FOLDER_KEEP_DEFAULT, WorkerSettings
 from moorage.worker.supervisor.child import StartRefused, resolve_user
 

@@ -23,14 +23,14 @@ from moorage.schemas.handler import kept_object
 from moorage.system.archives import Inflating, unpack
 from moorage.testing.conformance.leader import ScriptedLeader
 from moorage.worker.agent.run import SUPERVISOR_FOLDER
-from moorage.worker.job import attempt_files, job_files
-from moorage.worker.job.attempt_folders import FOLDERS
-from moorage.worker.job.job_files import FilesRefused, FilesUnavailable, JobFiles, LeftOut, NotKept
+from moorage.worker.attempt import attempt_files, job_files
+from moorage.worker.attempt.attempt_folders import FOLDERS
+from moorage.worker.attempt.job_files import FilesRefused, FilesUnavailable, JobFiles, LeftOut, NotKept
 from moorage.worker.supervisor.journal import read_journal
 from moorage.worker.supervisor.protocol import JOURNAL_NAME
 from tests.system.worker.agent.test_agent_process import agent_process, name_of, state_folder, worker
-from tests.system.worker.job.test_attempt_folders import OTHER_USER, placed
-from tests.system.worker.job.test_job_files import bringing, bucket, fresh, never_over
+from tests.system.worker.attempt.test_attempt_folders import OTHER_USER, placed
+from tests.system.worker.attempt.test_job_files import bringing, bucket, fresh, never_over
 from tests.waiting import until
 
 

@@ -15,7 +15,7 @@ from moorage.schemas.job import Request, Run
 from moorage.schemas.ranges import NUMBERS_MAX
 from moorage.system.archives import find_file
 from moorage.system.item_files import ItemIndex
-from moorage.worker.job.job_files import FilesUnavailable, JobFiles, translated
+from moorage.worker.attempt.job_files import FilesUnavailable, JobFiles, translated
 
 #: most items of all indexes that are kept, at 8 bytes each; one is kept in any case
 ITEMS_MAX: Final = 4 * NUMBERS_MAX

@@ -19,8 +19,15 @@ from moorage.schemas.attempt import AttemptName
 from moorage.schemas.frames import Place
 from moorage.testing.conformance.leader import ScriptedLeader
 from moorage.worker.agent.run import start
-from moorage.worker.job import attempt_folders
-from moorage.worker.job.attempt_folders import DISK, FOLDERS, AttemptFolders, FolderUnavailable, NoFolder, clear_unknown
+from moorage.worker.attempt import attempt_folders
+from moorage.worker.attempt.attempt_folders import (
+    DISK,
+    FOLDERS,
+    AttemptFolders,
+    FolderUnavailable,
+    NoFolder,
+    clear_unknown,
+)
 from moorage.worker.settings import WorkerSettings
 from tests.system.worker.agent.test_agent_process import body, name_of, place, settings_of, state_folder, worker
 from tests.waiting import until

@@ -1,21 +1,18 @@
-"""The verbs that show and end jobs: show, cancel, uncancel."""
+"""`moorage show`: a job's request, state and all state changes, as words and as rows."""
 
 from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
 
 from moorage.cli.framework.arguments import Parameter
-from moorage.cli.framework.console import fail, say, tell
-from moorage.cli.framework.interrupts import detachable
-from moorage.cli.framework.options import ROWS, RowOptions, guarded, with_client
+from moorage.cli.framework.console import say, tell
+from moorage.cli.framework.options import ROWS, RowOptions
 from moorage.cli.framework.render import age, facts, pipe_line, ports_words, table, utc, utc_ms
 from moorage.cli.framework.screen import Screen
-from moorage.cli.jobs.acceptance import say_cancel_interrupted
 from moorage.cli.jobs.job_rows import (
     after_rows,
     asked_rows,
@@ -29,28 +26,21 @@ from moorage.cli.jobs.job_rows import (
 )
 from moorage.cli.jobs.replica_words import shown_words
 from moorage.cli.jobs.selectors import (
-    ANY_JOB,
     HELP,
     LISTED,
-    Chosen,
-    SomeReplicas,
     ask_each,
-    ids_to_cancel,
     one_id,
-    replica_in,
     with_named,
 )
 from moorage.cli.jobs.unkept import unkept
 from moorage.cli.jobs.use import WATCH_S, use_rows, use_table, use_words
-from moorage.client.answers import Cancelled, JobInfo, told
-from moorage.client.errors import ClientError, FailedReplica, NotFound, stopped_early
-from moorage.client.login import who
+from moorage.client.answers import JobInfo, told
+from moorage.client.errors import ClientError, FailedReplica, stopped_early
 from moorage.schemas.actors import words
-from moorage.schemas.answers.jobs import Uncancelled
 from moorage.schemas.capabilities import Enforced
 from moorage.schemas.job import ACCEPTED, CLAIMED, RUNNING, TERMINAL
-from moorage.schemas.names import EXACTLY, SIMULATED_UUID, word_of
-from moorage.schemas.ranges import RANGES_SAID, count_of, format_ranges, parse_ranges
+from moorage.schemas.names import SIMULATED_UUID, word_of
+from moorage.schemas.ranges import count_of, parse_ranges
 from moorage.schemas.units import many
 
 if TYPE_CHECKING:
@@ -491,91 +481,3 @@ def why_of(state: str, why: str, by: str, said: str) -> str:
 
 def _simulated(changes: list[Change]) -> bool:
     return any(gpu.startswith(SIMULATED_UUID) for change in changes for gpu in change.gpus)
-
-
-def cancel(
-    *jobs: Annotated[str, Parameter(help=HELP, lists=LISTED)],
-    chosen: Chosen = ANY_JOB,
-    reason: Annotated[str, Parameter(help="Why, as text that the job's state changes show.")] = "",
-    replica: SomeReplicas = None,
-    before: Annotated[
-        bool,
-        Parameter(
-            help="Remember the cancel of an id that is not known, as its submit may be on its way: it is then refused, "
-            "for a day by default. moorage uncancel lifts that."
-        ),
-    ] = False,
-    options: RowOptions = ROWS,
-) -> int:
-    """Cancel jobs, whether they wait or run; returns once the cancel is in the ledger.
-
-    An id that is not known changes nothing, and the exit code is 3. Give an id that you chose in full; of an id that
-    moorage made up, the beginning is enough.
-    """
-
-    asked_last: list[str] = []
-    given: Sequence[str] = jobs
-    numbers = replica
-
-    async def work(client: AsyncClient) -> int | None:
-        from moorage.client.replicas import field_of, replicas_of
-
-        only, some = replicas_of(numbers), field_of(numbers)
-        names, code, known = await ids_to_cancel(client, given, chosen), None, 0
-        asked = {"reason": reason, "by": who(), **some, **({"before": True} if before else {})}
-        for name in names:
-            asked_last[:] = [name]
-            try:
-                answer = await client._wire.answer("cancel", {"job": name, **asked})
-            except NotFound as error:  # the others are cancelled all the same
-                code = fail(error, json=options.json)
-                continue
-            known += 1
-            if options.shown(answer, [answer.data]):
-                continue
-            did = msgspec.convert(answer.data, Cancelled)
-            was = did.was
-            if was == "UNKNOWN":
-                remembered = age(did.remembered_s * 1000)
-                tell(f"{name}\tno such job yet; its submit is refused for {remembered}")
-                say(f"lift it: moorage uncancel {word_of(name)}")
-            elif was in TERMINAL:
-                tell(f"{name}\tunchanged, the job had ended before: {was}")
-            else:
-                some_of = "" if only is None else f"replica {format_ranges(only, RANGES_SAID)}"
-                if did.cancelled:
-                    words = f"cancelling what goes on of {some_of}" if some_of else "cancelling"
-                else:
-                    words = f"unchanged, nothing goes on of {some_of}" if some_of else "unchanged"
-                tell(f"{name}\t{words}, the job was {was}")
-        if len(names) != 1 and not (options.json or options.format):
-            say(many(known, "job"))
-        return code
-
-    def detach() -> None:
-        for name in asked_last:
-            say_cancel_interrupted(name, before=before)
-
-    def act() -> int:
-        nonlocal given, numbers
-        given, numbers = replica_in(jobs, replica)
-        return with_named(options, given, lambda client: detachable(work(client), detach), chosen, sends=True)
-
-    return guarded(options, act)
-
-
-def uncancel(
-    *jobs: Annotated[str, Parameter(help="Ids of jobs, in full.", value="JOB")], options: RowOptions = ROWS
-) -> int:
-    """Undo cancel --before: jobs with these ids are accepted again."""
-
-    async def work(client: AsyncClient) -> int | None:
-        for name in jobs:
-            answer = await client._wire.answer("uncancel", {"job": name.removeprefix(EXACTLY)})
-            if not options.shown(answer, [answer.data]):
-                done = msgspec.convert(answer.data, Uncancelled)
-                lifted = "its submit is accepted again" if done.lifted else "unchanged, nothing is in its way"
-                tell(f"{done.job}\t{lifted}")
-        return None
-
-    return with_client(options, work, sends=True)

@@ -26,7 +26,7 @@ from moorage.schemas.frames import LogPage, ReadLog
 from moorage.schemas.frames.output import LogStream
 from moorage.system.disk_room import spare_bytes
 from moorage.system.proctree import boottime_s
-from moorage.worker.job.output_pages import read_page
+from moorage.worker.attempt.output_pages import read_page
 from moorage.worker.settings import OUTPUT_BYTES_DEFAULT, OUTPUT_KEEP_DEFAULT, OUTPUT_MEMBERS_DEFAULT
 from moorage.worker.supervisor.capped_output import member_digest, order_path, output_path
 from moorage.worker.supervisor.protocol import OUTPUT_FOLDER, Stream

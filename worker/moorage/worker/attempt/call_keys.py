@@ -25,7 +25,7 @@ from moorage.schemas.service import (
 from moorage.schemas.subjects import Subjects
 from moorage.system.device_environment import JobEnvironment
 from moorage.system.private_files import create_private
-from moorage.worker.job.secret_files import SecretRefused, read_secret
+from moorage.worker.attempt.secret_files import SecretRefused, read_secret
 
 
 class CallKeys:

@@ -16,8 +16,8 @@ from moorage.system.device_environment import (
     apply_tf_paths,
     child_environment,
 )
+from moorage.worker.attempt.environment import Gang, gpu_environment, lay_over, process_environment
 from moorage.worker.devices.readers.drm import open_drm
-from moorage.worker.job.environment import Gang, gpu_environment, lay_over, process_environment
 from tests.unit.worker.made_up_sys import MadeUpMachine
 
 MEMBER = {"tenant": "vision", "job": "train-42", "replica": 2, "attempt": 1, "fence": 771, "worker": "node-7"}

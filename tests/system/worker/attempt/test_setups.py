@@ -14,12 +14,12 @@ import pytest
 from moorage.schemas.frames import End
 from moorage.testing.conformance.leader import ScriptedLeader
 from moorage.worker.agent.run import SUPERVISOR_FOLDER
+from moorage.worker.attempt import attempt_folders
 from moorage.worker.drivers import setups
 from moorage.worker.drivers.setups import SETUPS
-from moorage.worker.job import attempt_folders
 from moorage.worker.supervisor.capped_output import output_path
 from tests.system.worker.agent.test_agent_process import agent_process, is_alive, name_of, pid_of, state_folder, worker
-from tests.system.worker.job.test_attempt_folders import OTHER_USER, placed
+from tests.system.worker.attempt.test_attempt_folders import OTHER_USER, placed
 from tests.waiting import until
 
 USER: dict[str, Any] = {"user": OTHER_USER} if os.geteuid() == 0 else {}

@@ -7,8 +7,8 @@ from typing import Final
 
 from moorage.schemas.attempt import AttemptName
 from moorage.schemas.errors import refuse
-from moorage.worker.job.environment import LacksHere
-from moorage.worker.job.rendezvous import is_free_port, own_address
+from moorage.worker.attempt.environment import LacksHere
+from moorage.worker.attempt.rendezvous import is_free_port, own_address
 
 NO_PORTS: Final = "this worker gives its jobs no ports: its setting `ports` is empty"
 

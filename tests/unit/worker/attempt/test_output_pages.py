@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from moorage.schemas.codec import FRAME_BYTES_MAX, encode
 from moorage.schemas.frames import LOG_PAGE_BYTES_MAX, LogPage, ReadLog
 from moorage.system.disk_room import DiskRoom
+from moorage.worker.attempt.output_pages import page_of, read_page
 from moorage.worker.drivers.container.engine import Piece
 from moorage.worker.drivers.container.output import ContainerOutput, _Mark, _Stream
-from moorage.worker.job.output_pages import page_of, read_page
 from moorage.worker.supervisor.capped_output import (
     NOTICE_BYTES_MAX,
     RING_BYTES,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from moorage.system.archives import BadArchive
-from moorage.worker.job.job_files import JobFiles, NotKept, _clear, _make_folders
+from moorage.worker.attempt.job_files import JobFiles, NotKept, _clear, _make_folders
 
 MIB = 1 << 20
 

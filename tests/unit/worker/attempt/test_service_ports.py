@@ -9,8 +9,8 @@ import pytest
 from moorage.schemas.attempt import AttemptName
 from moorage.schemas.errors import Refused
 from moorage.schemas.staying import port_range
-from moorage.worker.job.environment import LacksHere
-from moorage.worker.job.service_ports import ServicePorts
+from moorage.worker.attempt.environment import LacksHere
+from moorage.worker.attempt.service_ports import ServicePorts
 
 
 def name(number: int) -> AttemptName:

@@ -12,7 +12,7 @@ from moorage.schemas.job import Secret
 from moorage.schemas.names import SECRET_WORDS, is_secret
 from moorage.schemas.service import CALL_SECRETS
 from moorage.system.device_environment import JobEnvironment
-from moorage.worker.job.environment import LacksHere, lay_over
+from moorage.worker.attempt.environment import LacksHere, lay_over
 
 SECRET_BYTES_MAX: Final = 32 * 1024
 
