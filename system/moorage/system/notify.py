@@ -55,6 +55,10 @@ class Manager:
         finally:
             self._send("STOPPING=1")
 
+    def stops_within(self, seconds: float) -> None:
+        """Say that this process stops, and may take so long. systemd waits longer then, whatever its unit says."""
+        self._send(f"STOPPING=1\nEXTEND_TIMEOUT_USEC={int(seconds * 1e6)}")
+
     def _send(self, word: str) -> None:
         if not self._socket:
             return
@@ -77,11 +81,12 @@ class Manager:
 
 
 @contextlib.asynccontextmanager
-async def managed(ready: asyncio.Event) -> AsyncIterator[None]:
+async def managed(ready: asyncio.Event) -> AsyncIterator[Manager]:
     """Tell the manager that this process is ready once `ready` is set, and that it lives as long as the block runs."""
-    telling = asyncio.create_task(Manager().tell(ready))
+    manager = Manager()
+    telling = asyncio.create_task(manager.tell(ready))
     try:
-        yield
+        yield manager
     finally:
         telling.cancel()
         with contextlib.suppress(asyncio.CancelledError):

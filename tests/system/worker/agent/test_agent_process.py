@@ -408,9 +408,12 @@ async def test_a_worker_that_leaves_for_good_ends_all_soon_after_the_second_sign
 
 @pytest.mark.slow
 async def test_a_worker_that_leaves_for_good_waits_for_the_grace_of_what_it_ends(
-    nats_url: str, unique: str, tmp_path: Path
+    nats_url: str, unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "asked"
+    systemd = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    systemd.bind(str(tmp_path / "notify"))
+    monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
     async with ScriptedLeader(nats_url, unique) as leader, state_folder() as state:
         async with leaving(nats_url, unique, state, tmp_path / "log", "1s") as process:
             seat = await leader.joined("w1")
@@ -422,6 +425,11 @@ async def test_a_worker_that_leaves_for_good_waits_for_the_grace_of_what_it_ends
         assert path.read_text() == "asked\n"
         assert (await leader.heard("w1", "exited", name)).code == -9, "at the end of its grace"
         assert seat.said_goodbye
+    with systemd:
+        said = iter(lambda: systemd.recv(200).decode(), "STOPPING=1")
+        extended = [words for words in said if words.startswith("STOPPING=1\nEXTEND_TIMEOUT_USEC=")]
+    assert len(extended) == 1
+    assert int(extended[0].rpartition("=")[2]) >= 9_000_000, "its second, and the grace of the job"
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 import functools
 import logging
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -92,12 +92,18 @@ class Worker:
                 agent.journal.close()
             agent.inventory.close()
 
-    async def stop(self, within_s: float = 0.0, at_once: asyncio.Event | None = None) -> None:
+    async def stop(
+        self,
+        within_s: float = 0.0,
+        at_once: asyncio.Event | None = None,
+        stops_within: Callable[[float], None] | None = None,
+    ) -> None:
         """Close everything. Jobs with a supervisor run on, unless the state folder is gone; other jobs are ended first.
 
         With `within_s`, all jobs are ended first, those with a supervisor too. Members of services go on until others
         serve in their place, for so many seconds at most; then each has its grace, a minute at most. Once `at_once` is
-        set, all that is left is ended within `HURRIED_GRACE_S`.
+        set, all that is left is ended within `HURRIED_GRACE_S`. `stops_within` is called with the seconds that this may
+        take.
 
         Each agent without a job or lease says goodbye before that, so that the scheduler need not wait until its
         session is over. If a part raises, the others are closed all the same.
@@ -112,9 +118,11 @@ class Worker:
             closing.push_async_callback(self._close_compute_modes)
             if self.lender is not None:
                 closing.push_async_callback(self.lender.close)
-            await self._leave(within_s, at_once or asyncio.Event())
+            await self._leave(within_s, at_once or asyncio.Event(), stops_within)
 
-    async def _leave(self, within_s: float, at_once: asyncio.Event) -> None:
+    async def _leave(
+        self, within_s: float, at_once: asyncio.Event, stops_within: Callable[[float], None] | None
+    ) -> None:
         """Let the agents say goodbye that may, and take back what is lent."""
         leaving: list[Agent] = []
         staying: list[Agent] = []
@@ -129,8 +137,10 @@ class Worker:
                 holds = many(len(agent.members.held), "attempt")
                 log.info("%s leaves for good within %.0f s: it holds %s", agent.worker, within_s, holds)
         ends_s = served_s + max((agent.longest_grace_s for agent in leaving), default=0.0) + LEAVE_S_MAX
+        if leaving and stops_within is not None:
+            stops_within(ends_s + HURRIED_GRACE_S + 2 * LEAVE_S_MAX)
         await _first(at_once.wait(), self._over(leaving, served_s), within_s=ends_s)
-        if at_once.is_set():
+        if at_once.is_set() and leaving:
             log.info("told to end again: all that is left ends within %g s", HURRIED_GRACE_S)
             for agent in leaving:
                 agent.leave(0.0, HURRIED_GRACE_S)
@@ -274,12 +284,13 @@ async def run(
     error of a broken agent, and Refused with worker-id-in-use if another worker keeps the only agent's id.
     """
     at_once = at_once or asyncio.Event()
-    async with managed(started := asyncio.Event()):
+    async with managed(started := asyncio.Event()) as manager:
         again = True
         while again:
             again = False
             worker, leave_s = await _started(start(settings, target, file), stop, settings.leave, at_once)
             if worker is None and settings.leave:
+                manager.stops_within(LEAVE_GRACE_S_MAX + HURRIED_GRACE_S + 2 * LEAVE_S_MAX)
                 await _end_of_earlier(settings.state_dir / SUPERVISOR_FOLDER, at_once)
             if worker is None:
                 return
@@ -298,7 +309,7 @@ async def run(
                 for task in (looking, *changes):
                     task.cancel()
                 await asyncio.gather(looking, *changes, return_exceptions=True)
-                await worker.stop(leave_s if stop.is_set() else 0.0, at_once)
+                await worker.stop(leave_s if stop.is_set() else 0.0, at_once, manager.stops_within)
 
 
 async def _started(

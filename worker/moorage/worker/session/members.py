@@ -443,7 +443,7 @@ class Members:
     def _on_tick(self, event: Tick) -> None:
         now, session = self._now, self.session
         if now >= self._ends_all_s:
-            self._end_all("fence")
+            self._end_all()
         if now >= session.renew_at_s:
             self._renew()
         if now >= session.join_at_s:
@@ -479,19 +479,18 @@ class Members:
         self.session.phase = "left"
 
     def _on_leave(self, event: Leave) -> None:
-        why = "fence" if self.leaving or event.within_s > 0 else "end"  # their leader was asked to end them
         self.leaving = True
         self._grace_s_max = event.grace_s_max
         self._leave_by_s = self._ends_all_s = self._now + event.within_s
         if event.within_s <= 0:
-            self._end_all(why)
+            self._end_all()
         elif self.session.phase == "live":
             self._renew()
 
-    def _end_all(self, why: str) -> None:
-        """End all members of a worker that leaves, as its time is over."""
+    def _end_all(self) -> None:
+        """End all members of a worker that leaves, as its time is over. No leader asked for that, so it is a loss."""
         self._ends_all_s = NEVER_S
-        self.table.end_all(self._grace_s_max, why, keep=False)
+        self.table.end_all(self._grace_s_max, "fence", keep=False)
 
     @property
     def _is_out_of_time(self) -> bool:
