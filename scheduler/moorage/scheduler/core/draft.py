@@ -28,12 +28,11 @@ from moorage.scheduler.core.ledger.records import (
 )
 from moorage.scheduler.core.ledger.state import (
     AT_EXITED,
-    FAILED,
+    FAILURES,
     LISTED_MAX,
     LOST_KEPT,
     QUEUED,
     SUCCEEDED,
-    TIMED_OUT,
     Job,
     Member,
     Replica,
@@ -64,8 +63,6 @@ _PLACE: Final = int(Op.PLACE)
 _ACT: Final = int(Op.ACT)
 _ACCEPT: Final = int(Op.ACCEPT)
 _A_OF_LAST: Final = 3 - STEP_WIDTH  #: where the last step has its argument a
-#: the ends that count towards `max_failed`
-_FAILURES: Final = (FAILED, TIMED_OUT)
 
 #: read in place of a tenant that the ledger does not know
 _NOBODY: Final = Tenant("")
@@ -389,7 +386,7 @@ class Draft:
         self._fails(replica.job, to)
 
     def _fails(self, job: Job, to: int) -> None:
-        if to in _FAILURES:
+        if to in FAILURES:
             self.failed.add(job)
 
     def move_fresh(self, job: Job, to: int, why: str, code: int = 0, only: Ranges | None = None) -> bool:

@@ -235,6 +235,24 @@ def test_a_new_leader_lets_those_run_on_that_started_elsewhere_before_a_setup_fa
     assert drive.states("j") == before
 
 
+@pytest.mark.parametrize("leads_anew", [False, True])
+def test_replicas_that_ended_while_they_waited_do_not_count_when_the_next_one_fails(leads_anew: bool) -> None:
+    drive = fleet(1)
+    elsewhere = drive.worker("w1", 2)
+    drive.submit("j", gpu={}, replicas=6, max_failed=3)
+    drive.report("w1")
+    drive.fact("refused", "j", drive.placed_on("j").index("w0"), code=3, detail=SETUP_FAILED + "exit code 3")
+    assert sorted(drive.states("j")) == [*["FAILED"] * 4, "RUNNING", "RUNNING"]
+    if leads_anew:
+        drive.take_snapshot()
+        drive.lead()
+        drive.join(elsewhere)
+    elsewhere.finish(next(iter(elsewhere.held)), 1)
+    drive.settle()
+    assert sorted(drive.states("j")) == [*["FAILED"] * 5, "RUNNING"]
+    assert drive.job("j").failed == 2
+
+
 @pytest.mark.parametrize("user", ["daemon", "1"])
 def test_a_user_that_no_worker_may_run_jobs_as_is_refused_at_once(user: str) -> None:
     """It was placed, refused and placed again, for ever and without a reason."""

@@ -49,6 +49,8 @@ RUNS: Final = frozenset(number for number, row in enumerate(STATE_TABLE) if row.
 MAY_END: Final = frozenset(number for number, row in enumerate(STATE_TABLE) if row.may_end)
 LEAVING: Final = frozenset(number for number, row in enumerate(STATE_TABLE) if row.leaving)
 WORKED: Final = frozenset(number for number, row in enumerate(STATE_TABLE) if row.worked)
+#: ends that count towards `max_failed`
+FAILURES: Final = frozenset((FAILED, TIMED_OUT))
 #: states of an attempt that does not run yet
 STARTING: Final = MAY_END - RUNS
 #: states in which a member may be told ready or not: a worker that comes back tells it of what it kept
@@ -244,6 +246,7 @@ class Job:
         "derived",
         "ends",
         "extra",
+        "failed",
         "fresh",
         "gang",
         "held",
@@ -300,6 +303,8 @@ class Job:
         self.well = 0  # number of replicas that SUCCEEDED
         #: by state: which replicas ended so, but for SUCCEEDED; None for none. See `bits`
         self.bad: dict[int, bytearray] | None = None
+        #: number of replicas whose attempt ended FAILED or TIMED_OUT; those that ended so while they waited are none
+        self.failed = 0
         self.ends = 0  # a digest of all ends, in their order
         #: by state: the exit code with which the first of its replicas ended so; only of jobs above `LISTED_MAX`
         self.codes: dict[int, int] | None = None
@@ -364,6 +369,7 @@ class Job:
         {
             "bad": (dict[int, bytearray] | None, None),
             "codes": (dict[int, int] | None, None),
+            "failed": (int, 0),
             "hold": (StandingOrder | None, None),
             "priority": (int, -1),
             "ceiling": (int, -1),
@@ -523,12 +529,6 @@ class Job:
     def on_workers(self) -> int:
         """The number of replicas that are placed and have not ended."""
         return len(self.rows) - self.back
-
-    @property
-    def failed(self) -> int:
-        """The number of replicas that ended FAILED or TIMED_OUT."""
-        bad = self.bad or {}
-        return sum(bits.count(bad[state]) for state in (FAILED, TIMED_OUT) if state in bad)
 
     @property
     def may_start_ms(self) -> int:

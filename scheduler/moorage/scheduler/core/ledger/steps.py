@@ -32,6 +32,7 @@ from moorage.scheduler.core.ledger.state import (
     AT_MS,
     AT_RUNNING,
     CLAIMED,
+    FAILURES,
     FREEZES,
     FROZEN,
     IS_TERMINAL,
@@ -363,11 +364,12 @@ class FoldingSteps(Folding):
         if back:
             job.back += back
             self.state.tenants[job.tenant].waits += back
-        replica.state = to
+        was, replica.state = replica.state, to
         job.rev = rev = job.rev + 1
         if IS_TERMINAL[to]:
             del job.rows[replica.index]
             job.end(replica.index, replica.index, to, code)
+            job.failed += was != QUEUED and to in FAILURES
         worker, mask, fence = (member.worker.num, member.mask, member.fence) if member is not None else (-1, 0, 0)
         job.story.append(
             (

@@ -248,11 +248,7 @@ class Lifecycle:
                     why, code = over, said
         self._never_ran(draft, Op.REFUSE, replica, member, state, why, Count.REFUSAL, code)
         if code and why.startswith((NOT_HERE, SETUP_FAILED)):
-            job, most = replica.job, self.request_of(replica.job).failed_max
-            too_many = most is not None and job.failed >= most
-            self._end_waiting(draft, job, FAILED, why, code)
-            if not too_many:  # those that waited failed nowhere: the ones that start elsewhere just now may still do so
-                draft.failed.discard(job)
+            self._end_waiting(draft, replica.job, FAILED, why, code)
 
     def _claimed(self, draft: Draft, replica: Replica, member: Member, detail: str, ran_ms: int = 0) -> None:
         job = replica.job

@@ -131,9 +131,7 @@ class Indexing:
         """Put a live job into the queue if it may place something, or into the waiting room; set its timers."""
         shape = self.requests.shape_of(job)
         self.fleet.tell_apart(shape)
-        # its former leader may not have come to it. Where none waits, those that did may have ended with the refusal of
-        # another one: they failed nowhere, and what runs may go on
-        if job.bad and job.waits:
+        if job.failed:  # its former leader may not have come to it
             self.admission.lifecycle.failing.add(job)
         came_back = [replica for replica in job.rows.values() if replica.state == QUEUED] if job.back else []
         for replica in came_back[:1] if shape.together > 1 else came_back:

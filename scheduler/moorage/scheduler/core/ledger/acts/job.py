@@ -17,6 +17,7 @@ from moorage.scheduler.core.ledger.state import (
     AVOID_MAX,
     CHANGED,
     EXEC,
+    FAILURES,
     FREEZE,
     IS_TERMINAL,
     NOT_FROZEN,
@@ -352,6 +353,8 @@ class Relocated(OfJob, tag="relocated"):
         if job.bad and state in job.bad:
             bits.drop(job.bad[state], self.gone)
             job.bad = {each: found for each, found in job.bad.items() if bits.count(found)} or None
+            if state in FAILURES:
+                job.failed = max(job.failed - 1, 0)
         else:
             job.well -= 1
         folding.renumber(job, without(job.numbers, ((self.gone, self.gone),)))
