@@ -607,7 +607,7 @@ class Engine:
     def _run_schedule(self, flight: InFlight, event: ScheduleRun) -> None:
         """Make the job of a schedule's run, or note why there is none."""
         schedules, draft = self.schedules, flight.draft
-        begun = schedules.begin(draft, event, flight.new)
+        begun = schedules.begin(draft, event)
         if begun is None:
             answer = schedules.told(schedules.row(draft, event.tenant, event.name), event)
         elif isinstance(begun, str):

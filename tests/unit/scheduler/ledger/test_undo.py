@@ -157,8 +157,10 @@ def test_a_record_that_fails_before_it_is_whole_leaves_the_state_as_it_was(monke
         drive.worker(name, 2)
     for number in range(5):
         drive.submit(f"j{number}", gpu={}, retries=1, priority=50)
+    drive.submit("several", replicas=3, max_running=1)
     drive.settle()
-    drive.facts([("exited", "j0", 0, 1, "exit"), ("exited", "j1", 0, 0, "exit"), ("freed", "j1", 0, 0, "")], tick=False)
+    exits: tuple[tuple[FactKind, str, int], ...] = (("exited", "j0", 1), ("exited", "j1", 0), ("exited", "several", 0))
+    drive.facts([*((kind, job, 0, code, "exit") for kind, job, code in exits), ("freed", "j1", 0, 0, "")], tick=False)
     drive.offer_submit("gang", replicas=2, gpu={"scheduling": "gang"}, priority=90)
     drive.offer_submit("new", gpu={})
     drive.engine.offer(Cancel("t", "j4", "tenant:t"))

@@ -29,7 +29,7 @@ _WHOLE: Final = object()  # stands for a key: the value is a copy of the table
 #: fields that no fold changes before `Begun.end`, or that are soft
 _STAY: Final = frozenset({
     "num", "tenant", "name", "body", "traceparent", "accepted_ms", "ledger", "key", "told", "shape", "always",
-    "own_subject", "deadline_ms", "since_ms", "over", "index", "worker", "replica", "home", "mode", "missed", "runs_as",
+    "own_subject", "deadline_ms", "over", "index", "worker", "replica", "home", "mode", "missed", "runs_as",
     "id",
 })  # fmt: skip
 _Row = Job | Replica | Member | Worker | Tenant | Schedule

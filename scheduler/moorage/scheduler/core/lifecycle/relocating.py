@@ -154,14 +154,14 @@ class Relocating:
         """
         self._again_ms = {num: due_ms for num, due_ms in self._again_ms.items() if due_ms > draft.time_ms}
         moving = frozenset(self._jobs)  # the next move of a job begins once the record of the last one is stored
-        leaves = {(each.member.replica.job.num, each.member.replica.index): each for each in self._leaves(draft)}
+        leaves = {each.member: each for each in self._leaves(draft)}
         for num in sorted(self._jobs):
             job = self._state.jobs.get(num)
             if job is None or job.over:
                 self._jobs.discard(num)
                 self._looks.pop(num, None)
             elif job.relocating is not None and not draft.bulk_full:
-                self._go_on(draft, job, *job.relocating, leaves.get((num, job.relocating[0])))
+                self._go_on(draft, job, *job.relocating, leaves)
         for each in leaves.values():
             self._begin(draft, each, moving)
 
@@ -238,7 +238,7 @@ class Relocating:
         back = [row.index for row in job.rows.values() if row.state == QUEUED and row.not_before <= draft.time_ms]
         return min([*back, *(first for first, _ in job.fresh[:1])], default=None)
 
-    def _go_on(self, draft: Draft, job: Job, old: int, new: int, leaves: Leaves | None) -> None:
+    def _go_on(self, draft: Draft, job: Job, old: int, new: int, leaving: dict[Member, Leaves]) -> None:
         """Take the next step of a move."""
         request = self._lifecycle.request_of(job)
         was, now = self._state_of(draft, job, old), self._state_of(draft, job, new)
@@ -260,6 +260,7 @@ class Relocating:
         elif was in MAY_END:
             member = job.rows[old].member
             assert member is not None
+            leaves = leaving.get(member)
             if leaves is None or not self._moves(draft, job, request):
                 self._give_up(draft, job, new, has_more=has_more)
             elif (row := job.rows.get(new)) is not None and is_serving(draft, row, request):

@@ -6,7 +6,7 @@ takeover it is neither lost nor made again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 import msgspec
@@ -76,7 +76,7 @@ class Schedules:
         draft.add(acts.AddSchedule(tenant, name, asked.cron, asked.tz, asked.overlap, submit.body, event.by))
         return self._answer(self.state.schedules[tenant][name], asked, changed=True)
 
-    def begin(self, draft: Draft, event: ScheduleRun, fresh: Collection[tuple[str, str]]) -> bytes | str | None:
+    def begin(self, draft: Draft, event: ScheduleRun) -> bytes | str | None:
         """Return the request of the job that a run is to make; else why it makes none, or None if nothing is to be
         done: it was decided before, or is of a schedule that was changed since.
 
@@ -90,19 +90,11 @@ class Schedules:
             return None
         if event.next_ms and event.next_ms <= row.next_ms and not is_too_far(row, draft.time_ms):
             return None
-        live = {
-            name: state for name in (*row.live, row.job) if (state := self._state_of(draft, event.tenant, name, fresh))
-        }
+        jobs = ((name, self.state.job(event.tenant, name)) for name in (*row.live, row.job))
+        live = {name: job.state for name, job in jobs if job is not None and job.live}
         if not live:
             return row.body
         return _behind(row.body, live) if row.overlap == "queue" else f"job {row.job}{_LAST_RUN}{live[row.job]}"
-
-    def _state_of(self, draft: Draft, tenant: str, name: str, fresh: Collection[tuple[str, str]]) -> str:
-        """Return the state of a job that is live in this record; empty for any other."""
-        job = self.state.job(tenant, name)
-        if (tenant, name) in fresh:
-            return "QUEUED"
-        return job.state if job is not None and job.live else ""
 
     def end(self, draft: Draft, event: ScheduleRun, why: str) -> Answer | Problem:
         """Note in the draft what became of a run: `why` it made no job, "" if it did. Return the answer to who asked
