@@ -22,7 +22,7 @@ REFUSED_MAX: Final = 100
 
 
 class Refusals:
-    """Logs the errors of a connection that no caller waits for.
+    """Logs the errors of a connection that no caller waits for, and the end of each refusal that it logged.
 
     The same text is logged once in `REFUSED_AGAIN_S`, unless the subscription held meanwhile, and at most `REFUSED_MAX`
     different texts in that time.
@@ -31,21 +31,27 @@ class Refusals:
     def __init__(self, log: logging.Logger, now: Callable[[], float] = time.monotonic) -> None:
         self._log = log
         self._now = now
-        self._told: dict[str, float] = {}
+        self._told: dict[str, float] = {}  # when each was logged, the oldest first
 
     def on_error(self, error: BusError) -> None:
-        moment, told = self._now(), self._told
-        for text in [text for text, at in told.items() if at <= moment - REFUSED_AGAIN_S]:
-            del told[text]
-        if str(error) not in told and len(told) < REFUSED_MAX:
-            told[str(error)] = moment
-            fix = error.problem.next
-            self._log.warning("%s%s", error, f": {fix}" if fix else "")
+        text, moment, told = str(error), self._now(), self._told
+        if moment - told.get(text, -REFUSED_AGAIN_S) < REFUSED_AGAIN_S:
+            return
+        told.pop(text, None)
+        if len(told) == REFUSED_MAX:
+            oldest = next(iter(told))
+            if moment - told[oldest] < REFUSED_AGAIN_S:
+                return
+            del told[oldest]
+        told[text] = moment
+        fix = error.problem.next
+        self._log.warning("%s%s", error, f": {fix}" if fix else "")
 
     def on_regained(self, subjects: list[str]) -> None:
-        """Forget that these subscriptions were refused: the next refusal is news."""
+        """Log which refused subscriptions hold again. The next refusal of one is news."""
         for subject in subjects:
-            self._told.pop(str(PermissionRefused("subscription", subject.lower())), None)
+            if self._told.pop(str(PermissionRefused("subscription", subject.lower())), None) is not None:
+                self._log.warning("the NATS server takes the subscription to %s again", subject)
 
 
 def log_states(log: logging.Logger, where: str, server_at: Callable[[], str] = lambda: "") -> Callable[[State], None]:

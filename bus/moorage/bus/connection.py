@@ -14,7 +14,6 @@ What it adds to nats-py, each for a trap met there:
 from __future__ import annotations
 
 import asyncio
-import logging
 import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
@@ -53,8 +52,6 @@ REFUSED_WAIT_S: Final = 2.0
 WATCH_INTERVAL_S: Final = 1.0
 #: of nats-py's wait for a PONG. One that comes later would stop its reader, so a round trip ends with its client alone
 _PONG_TIMEOUT_S: Final = 1_000_000_000
-
-log = logging.getLogger("moorage.bus")
 
 _PERMISSION = re.compile(r'permissions violation for (publish|subscription) to "([^"]*)"')
 
@@ -341,7 +338,6 @@ class Connection(Link):
         regained = [each for each, refused in before.items() if each.client is client and each.refused is refused]
         for each in regained:
             each.holds()
-            log.warning("the NATS server takes the subscription to %s again", each.subject)
         if regained and self._on_regained is not None:
             self._on_regained([each.subject for each in regained])
 

@@ -14,6 +14,7 @@ from typing import Final
 
 import msgspec
 
+from moorage.bus.connect_logged import Refusals
 from moorage.bus.connection import connect
 from moorage.bus.contexts import Context
 from moorage.bus.errors import BusError, PermissionRefused
@@ -84,15 +85,18 @@ async def serve(
     variables = os.environ if environment is None else environment
     places = serving.concurrency
 
+    refusals = Refusals(log)
+
     def on_error(error: BusError) -> None:
         if not (isinstance(error, PermissionRefused) and error.subject.startswith(PREFIX.lower())):
-            log.warning("%s", error)
+            refusals.on_error(error)
 
     connection = await connect(
         serving.context,
         f"service {serving.name.service}",
         inbox_prefix=serving.name.subjects.member_inbox(serving.name.tenant),
         on_error=on_error,
+        on_regained=refusals.on_regained,
     )
     async with connection:
         attempt = attempt_of(variables)

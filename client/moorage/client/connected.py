@@ -248,7 +248,9 @@ class Connected:
         else:
             log.error("%s", error, exc_info=error.cause if isinstance(error, HandlerFailed) else None)
 
-    def _on_regained(self, _: list[str]) -> None:
+    def _on_regained(self, subjects: list[str]) -> None:
+        for subject in subjects:
+            log.info("the NATS server takes the subscription to %s again", subject)
         if self._following is not None:
             self._following.refresh()  # what was said meanwhile is lost
 

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
 
-from moorage.bus.connect_logged import REFUSED_AGAIN_S, REFUSED_MAX, Refusals
-from moorage.bus.errors import PermissionRefused
 from tests.servers import MortalServer
 from tests.system.cli.node import Lines, start
 
@@ -41,36 +38,3 @@ async def test_a_scheduler_and_a_worker_say_how_they_are_connected(mortal_server
     password = urlsplit(mortal_server.ledger_url).password
     assert password
     assert password not in leads.text
-
-
-def test_a_refusal_is_told_now_and_then_and_only_so_many(caplog: pytest.LogCaptureFixture) -> None:
-    now = 0.0
-    refusals = Refusals(logging.getLogger("moorage.test"), lambda: now)
-    tell = refusals.on_error
-    for _ in range(3):
-        tell(PermissionRefused("publish", "moorage.load.n01"))
-    assert [each.getMessage() for each in caplog.records] == [
-        "this NATS user may not publish to moorage.load.n01: give the user's role that permission"
-    ]
-    for at in range(2 * REFUSED_MAX):
-        tell(PermissionRefused("publish", f"chosen.{at}"))
-    assert len(caplog.records) == REFUSED_MAX
-    now = REFUSED_AGAIN_S
-    tell(PermissionRefused("publish", "moorage.load.n01"))
-    assert len(caplog.records) == REFUSED_MAX + 1
-
-
-@pytest.mark.parametrize(
-    ("operation", "subject", "fix"),
-    [
-        ("subscription", "_inbox.x7.*", "set inbox_prefix in the nats context"),
-        ("subscription", "moorage.worker.n03.wanted", "give worker n03 its own key, or name the key's id with --id"),
-        ("subscription", "gpu.eu.worker.n03.logs", "give worker n03 its own key"),
-        ("publish", "$js.api.stream.info.moorage_ledger", "MOORAGE_LEDGER_URL_FILE"),
-        ("publish", "$js.api.stream.info.moorage_request", "give the user's role that permission"),
-        ("publish", "moorage.worker.n03.logs", "give the user's role that permission"),
-        ("publish", "moorage.api.vision.ls", "give the user's role that permission"),
-    ],
-)
-def test_a_refusal_names_what_is_wrong(operation: str, subject: str, fix: str) -> None:
-    assert fix in PermissionRefused(operation, subject).problem.next

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 import pytest
 
 from moorage.client import AsyncClient
+from moorage.schemas.errors import MoorageError
 from moorage.schemas.frames import Event
 from tests.system.deploy.test_roles_live import Everybody, everybody
 from tests.system.live.stack import ANSWER_S
@@ -18,7 +21,10 @@ from tests.waiting import until
 
 #: what a user with rights may hear: with nothing in its place the user hears nothing, its answers included
 _HEARS: Final = re.compile(r"subscribe: \{ allow: \[.*?\n          \] \}", re.DOTALL)
+REFUSED: Final = "this NATS user may not subscribe to"
 AGAIN: Final = "the NATS server takes the subscription to"
+#: inboxes of the scheduler in the users' account: its own, and that of the process that writes the history
+INBOXES: Final = 2
 #: by the log: one of the subjects that its process hears
 STANDING: Final = {"scheduler": "moorage.api.*.*", "worker": "moorage.worker.w1.wanted"}
 
@@ -48,14 +54,17 @@ async def goes_on(made: Everybody, acme: AsyncClient, go: Path) -> None:
     await anext(events)  # it is followed: what is refused from the beginning is told at once
     end = asyncio.create_task(last_state(events))
 
+    await until(partial(has_history, acme), what="the process that writes the history is there")
     broken, count = _HEARS.subn('subscribe: { deny: [">"] }', whole)
     assert count >= 4, whole
     accounts.write_text(broken)
     await made.site.reload()
     for which, subject in STANDING.items():
-        refused = f"this NATS user may not subscribe to {subject}"
+        refused = f"{REFUSED} {subject}"
         await until(lambda w=which, said=refused: said in words(made, w), what=f"the {which} says that it is refused")
         assert AGAIN not in words(made, which)
+    inbox = f"{REFUSED} _inbox.scheduler.main."
+    await until(lambda: words(made, "scheduler").count(inbox) == INBOXES, what="both processes are refused")
 
     accounts.write_text(whole)
     await made.site.reload()
@@ -65,15 +74,19 @@ async def goes_on(made: Everybody, acme: AsyncClient, go: Path) -> None:
     assert await end == "SUCCEEDED"
     assert up.read_text() == "up\n", "it was started once"
     for which, subject in STANDING.items():
+        await until(lambda w=which: words(made, w).count(AGAIN) >= words(made, w).count(REFUSED), what="all are over")
         said = words(made, which)
-        assert said.count(f"this NATS user may not subscribe to {subject}") == 1, said
+        assert said.count(REFUSED) == said.count(AGAIN), said
+        assert said.count(f"{REFUSED} {subject}") == 1, said
         assert said.count(f"{AGAIN} {subject} again") == 1, said
-        await until(lambda w=which: all_are_over(words(made, w)), what="each refusal is over")
 
 
-def all_are_over(said: str) -> bool:
-    """Whether each refusal that was told is over. Why an end is told of one that was not is not known yet."""
-    return said.count("this NATS user may not subscribe to ") <= said.count(AGAIN)
+async def has_history(acme: AsyncClient) -> bool:
+    """Whether that process has answered: until it reads the ledger it is `behind`."""
+    with contextlib.suppress(MoorageError):
+        await acme._wire.answer("usage", {"by": ["tenant"], "since_s": 60})
+        return True
+    return False
 
 
 async def last_state(events: AsyncIterator[Event]) -> str:

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import logging
 import os
 import sys
 from contextlib import suppress
 from typing import Final
 
-from moorage.bus.connection import connect
+from moorage.bus.connect_logged import Refusals
+from moorage.bus.connection import Connection, connect
 from moorage.bus.errors import BusError
 from moorage.bus.jetstream import JetStream
 from moorage.scheduler.core.config import Config
@@ -26,6 +28,8 @@ from moorage.system.logged import begin_log
 TELL_EVERY_S: Final = 1.0
 EXIT_FAILED: Final = 1
 
+log = logging.getLogger("moorage.scheduler")
+
 
 async def serve(
     target: str | None, world: str | None, prefix: str, config: Config, replicas: int, save_records: int
@@ -36,7 +40,7 @@ async def serve(
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin.buffer)
     transport, protocol = await loop.connect_write_pipe(asyncio.streams.FlowControlMixin, sys.stdout.buffer)
     writer = asyncio.StreamWriter(transport, protocol, None, loop)
-    async with await connect(target, "moorage-follower") as ledger, await connect(world, "moorage-history") as users:
+    async with await _connect(target, "moorage-follower") as ledger, await _connect(world, "moorage-history") as users:
         at = Subjects(prefix), config, replicas, save_records
         follower = Follower(JetStream(ledger), JetStream(users), *at)
 
@@ -68,6 +72,12 @@ async def serve(
             for task in (*following, *answering):
                 task.cancel()
             await asyncio.gather(*following, *answering, return_exceptions=True)
+
+
+async def _connect(target: str | None, name: str) -> Connection:
+    """Connect, and log what the server refuses. The scheduler logs a server that does not answer."""
+    refusals = Refusals(log)
+    return await connect(target, name, on_error=refusals.on_error, on_regained=refusals.on_regained)
 
 
 def main() -> None:

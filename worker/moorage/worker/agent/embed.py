@@ -23,6 +23,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
+from moorage.bus.connect_logged import Refusals
 from moorage.bus.connection import Connection, State, connect
 from moorage.bus.contexts import Context
 from moorage.bus.jetstream import JetStream
@@ -157,13 +158,26 @@ class EmbeddedWorker:
             settings.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         facts, inventory = await self._machine(worker)
 
+        refusals = Refusals(log)
+
         def on_state(state: State) -> None:
             if state is State.CONNECTED and self._host is not None:
                 self._host.reconnected()
 
+        def on_regained(subjects: list[str]) -> None:
+            refusals.on_regained(subjects)
+            if self._host is not None:
+                self._host.reconnected()
+
         try:
             context = find_context(settings.nats if self._target is None else self._target)
-            self._connection = await connect(context, f"moorage service {worker}", on_state=on_state)
+            self._connection = await connect(
+                context,
+                f"moorage service {worker}",
+                on_state=on_state,
+                on_error=refusals.on_error,
+                on_regained=on_regained,
+            )
             host = self._host = FleetHost(self._connection, settings.prefix)
             await host.open()
             self._driver = HandlerDriver(
