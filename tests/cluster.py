@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import secrets
 import signal
-import socket
 import subprocess
 from pathlib import Path
 from typing import Final
@@ -20,6 +19,7 @@ from moorage.bus.embedded import ACCOUNT, ACCOUNT_LEDGER, HOST, USER, USER_LEDGE
 from moorage.bus.errors import BusError
 from moorage.bus.jetstream import JetStream
 from moorage.system.parentage import die_with_parent
+from tests.ports import free_ports
 from tests.waiting import until
 
 SERVERS: Final = 3
@@ -157,15 +157,3 @@ class Cluster:
     async def stop(self) -> None:
         for node in self.nodes:
             await asyncio.to_thread(node.kill)
-
-
-def free_ports(count: int) -> list[int]:
-    """So many free ports; free when looked at."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for each in sockets:
-            each.bind((HOST, 0))
-        return [int(each.getsockname()[1]) for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()

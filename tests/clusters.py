@@ -15,7 +15,6 @@ import json
 import os
 import re
 import signal
-import socket
 import ssl
 import subprocess
 import tempfile
@@ -32,6 +31,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
 from moorage.worker.drivers.kubernetes.api import Cluster, ClusterDown, ClusterError
+from tests.ports import free_ports
 from tests.unit.docs.markdown import DOCS, page
 from tests.waiting import until
 
@@ -66,7 +66,7 @@ class ApiServer:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.port, self._etcd_port, self._peer_port = _free_ports(3)
+        self.port, self._etcd_port, self._peer_port = free_ports(3)
         key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
         (folder / "accounts.key").write_bytes(
             key.private_bytes(
@@ -160,14 +160,6 @@ class ApiServer:
         }
         path.write_text(json.dumps(config))
         return path
-
-
-def _free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as held:
-        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
 
 
 @contextlib.contextmanager

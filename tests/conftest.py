@@ -31,6 +31,7 @@ from tests.containers import ContainerServer, built_image, why_no_docker
 from tests.derandomized import derandomize
 from tests.groups import GroupScheduling, put_longest_first
 from tests.leftover import end_processes
+from tests.ports import free_ports
 from tests.servers import KINDS, MortalServer, Server, WheelServer, delete_streams
 from tests.skips import pytest_make_collect_report, pytest_runtest_makereport
 
@@ -149,7 +150,7 @@ def fresh_data_dir(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def fresh_server(fresh_data_dir: Path) -> Iterator[EmbeddedServer]:
-    server = asyncio.run(EmbeddedServer.start(fresh_data_dir))
+    server = asyncio.run(EmbeddedServer.start(fresh_data_dir, port=free_ports(1)[0]))
     yield server
     asyncio.run(server.stop())
     # The test may have started another one on the same folder.

@@ -12,7 +12,6 @@ import contextlib
 import fcntl
 import functools
 import os
-import random
 import secrets
 import socket
 import subprocess
@@ -26,12 +25,11 @@ from typing import Final
 os.environ.setdefault("TESTCONTAINERS_RYUK_DISABLED", "true")
 
 from moorage.bus.embedded import HOST, USER, USER_LEDGER
+from tests.ports import free_ports
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 ENGINE_S: Final = 60.0
 READY_S: Final = 90.0
-#: below the ports that the kernel gives to clients, so that none of those takes it while the server is down
-_PORTS: Final = range(20_000, 32_000)
 
 
 @functools.cache
@@ -70,7 +68,7 @@ class ContainerServer:
     def __init__(self, image: str) -> None:
         from testcontainers.core.container import DockerContainer  # takes long, and few runs need it
 
-        self.port = _free_port()
+        [self.port] = free_ports(1)
         self._password = f"p{secrets.token_hex(16)}"
         self._container = (
             DockerContainer(image)
@@ -133,11 +131,3 @@ class ContainerServer:
             if container.status == "exited" or time.monotonic() > deadline:
                 raise RuntimeError(f"nats-server in a container is {container.status}:\n{self.logs()}")
             time.sleep(0.01)
-
-
-def _free_port() -> int:
-    while True:
-        port = random.choice(_PORTS)
-        with contextlib.suppress(OSError), socket.socket() as tried:
-            tried.bind((HOST, port))
-            return port

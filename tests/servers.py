@@ -17,6 +17,7 @@ from moorage.bus.connection import Connection, connect
 from moorage.bus.embedded import EmbeddedServer
 from moorage.bus.errors import BusError, JetStreamRefused, RequestTimeout
 from moorage.bus.jetstream import JetStream
+from tests.ports import free_ports
 from tests.waiting import until
 
 ANSWER_S: Final = 30.0
@@ -86,7 +87,7 @@ class WheelServer:
 
     @classmethod
     async def on(cls, data_dir: Path) -> WheelServer:
-        return cls(await EmbeddedServer.start(data_dir))
+        return cls(await EmbeddedServer.start(data_dir, port=free_ports(1)[0]))
 
     async def kill(self) -> None:
         await self._embedded.kill()

@@ -8,7 +8,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -20,6 +19,7 @@ from moorage.client.client import AsyncClient
 from moorage.client.job import Job
 from moorage.schemas.gpu import GpuSpec, Share, Sharing
 from moorage.schemas.job import TERMINAL
+from tests.ports import free_ports
 from tests.waiting import until
 
 HOLD: Final = str(Path(__file__).with_name("hold_memory.py"))
@@ -189,9 +189,7 @@ async def rig(launches: int, *, mps: str) -> AsyncIterator[Rig]:
         folder.chmod(0o755)
         file, log = folder / "moorage.toml", folder / "up.log"
         file.write_text(SETTINGS.format(more=', "mps"' if has_mps else "", mps=f'mps = "{mps}"' if has_mps else ""))
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        [port] = free_ports(1)
         words = ["up", "--data", str(folder / "data"), "--port", str(port), "--settings", str(file)]
         with log.open("wb") as out:
             process = await asyncio.create_subprocess_exec(

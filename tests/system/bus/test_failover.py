@@ -10,8 +10,8 @@ from urllib.parse import quote
 from moorage.bus.connection import connect
 from moorage.bus.embedded import HOST, find_binary
 from moorage.bus.errors import BusError
-from tests.cluster import free_ports
 from tests.leftover import ends_with_the_test
+from tests.ports import free_ports
 from tests.waiting import until
 
 #: as a generator of passwords makes them: what has a meaning in a URL is escaped in it

@@ -12,8 +12,8 @@ import pytest
 from moorage.bus.connection import connect
 from moorage.bus.embedded import HOST, find_binary
 from moorage.client import AsyncClient, NoScheduler
-from tests.cluster import free_ports
 from tests.leftover import ends_with_the_test
+from tests.ports import free_ports
 from tests.system.cli.node import Lines, moorage, start
 from tests.unit.client.scripted_scheduler import ScriptedScheduler
 

@@ -6,7 +6,6 @@ import asyncio
 import copy
 import json
 import re
-import socket
 import subprocess
 import urllib.parse
 import urllib.request
@@ -22,6 +21,7 @@ from grafana_foundation_sdk.cog.plugins import register_default_plugins
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from tests.leftover import ends_with_the_test
+from tests.ports import free_ports
 from tests.system.cli.node import Lines, node_on, start
 from tests.system.deploy.parts import parts, why_no_parts
 from tests.waiting import until
@@ -100,8 +100,7 @@ async def prometheus_on(folder: Path, target: str) -> AsyncIterator[Prometheus]:
     folder.mkdir()
     (folder / "prometheus.yml").write_text(config)
     (folder / "alerts.yml").write_text((DEPLOY / "prometheus" / "alerts.yml").read_text())
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    [port] = free_ports(1)
     process = await asyncio.create_subprocess_exec(
         *(parts() / "prometheus", f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data"),
         f"--web.listen-address=127.0.0.1:{port}",

@@ -8,7 +8,6 @@ import hashlib
 import json
 import re
 import secrets
-import socket
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from moorage.bus.site import Server, Site
 from moorage.schemas.roles import Rights, inbox_of, rights
 from moorage.schemas.subjects import Subjects
 from tests.leftover import ends_with_the_test
+from tests.ports import free_ports
 from tests.system.cli.node import moorage, start
 from tests.waiting import until
 
@@ -102,12 +102,6 @@ def write_site(site: Site, folder: Path, port: int) -> None:
     )
 
 
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
-
-
 def test_the_page_gives_a_tenant_its_rights_and_no_more() -> None:
     options = dict(re.findall(r"--((?:allow|deny)-\w+) '?([^'\s]+)'?", PAGE.read_text()))
     may = rights("submitter", "vision", Subjects())
@@ -117,7 +111,7 @@ def test_the_page_gives_a_tenant_its_rights_and_no_more() -> None:
 
 @pytest.mark.slow
 async def test_a_job_runs_on_a_server_with_jwt_accounts_and_no_tenant_is_another(tmp_path: Path) -> None:
-    port = free_port()
+    [port] = free_ports(1)
     site = Site(
         tenants=("vision", "speech"), workers=("n01",), operators=("ana",), shared=True,
         servers=(Server("127.0.0.1", port),),

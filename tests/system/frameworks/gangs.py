@@ -8,7 +8,7 @@ from typing import Final
 
 from moorage.client import AsyncClient
 from moorage.schemas.gpu import Distributed, GpuSpec
-from tests.cluster import free_ports
+from tests.ports import free_ports
 from tests.system.cli.node import Node
 from tests.unit.docs.markdown import DOCS, page
 

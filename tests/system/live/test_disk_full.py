@@ -11,6 +11,7 @@ import pytest
 
 from moorage.bus.embedded import EmbeddedServer
 from tests.disk import TINY_MIB, fill, mount_small, unmount
+from tests.ports import free_ports
 from tests.system.live.stack import ANSWER_S, caller, request, stack
 from tests.waiting import until
 
@@ -27,7 +28,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.slow
 async def test_a_full_disk_loses_nothing_that_was_accepted(small_disk: Path, unique: str) -> None:
-    server = await EmbeddedServer.start(small_disk / "nats")
+    server = await EmbeddedServer.start(small_disk / "nats", port=free_ports(1)[0])
     try:
         async with stack(server, unique) as made, caller(made) as acme:
             scheduler = await made.scheduler()

@@ -10,7 +10,8 @@ import pytest
 
 from moorage.bus.embedded import HOST
 from moorage.scheduler.main import EXIT_UNREACHABLE
-from tests.cluster import Node, free_ports
+from tests.cluster import Node
+from tests.ports import free_ports
 from tests.system.cli.node import moorage
 
 _CONFIG: Final = """\

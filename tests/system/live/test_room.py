@@ -21,7 +21,8 @@ from moorage.scheduler.durable.tenant_buckets import TenantBuckets
 from moorage.scheduler.ledger.one_copy import try_copies
 from moorage.scheduler.main import EXIT_UNREACHABLE
 from moorage.schemas.subjects import Subjects
-from tests.cluster import Node, free_ports
+from tests.cluster import Node
+from tests.ports import free_ports
 from tests.system.live.stack import caller, stack
 from tests.waiting import until
 

@@ -12,8 +12,8 @@ import pytest
 from moorage.bus.embedded import HOST, find_binary
 from moorage.scheduler.main import command_of
 from moorage.scheduler.settings import LEDGER_URL_FILE_VARIABLE, LEDGER_URL_VARIABLE, NATS_VARIABLE, SchedulerSettings
-from tests.cluster import free_ports
 from tests.leftover import ends_with_the_test
+from tests.ports import free_ports
 from tests.system.cli.node import Lines, start
 
 PASSWORD = "planted-0b7d"

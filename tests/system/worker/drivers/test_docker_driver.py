@@ -41,6 +41,7 @@ from moorage.worker.session.member_messages import Ended, NotStarted, Started, S
 from moorage.worker.settings import WorkerSettings
 from moorage.worker.supervisor.capped_output import output_path
 from tests.engines import PATH, DockerEngine, engine, why_no_dockerd
+from tests.ports import free_ports
 from tests.registries import Registry
 from tests.system.worker.drivers.container_rig import NO_RULES, ContainerRig, state_of
 from tests.waiting import until
@@ -275,7 +276,7 @@ async def test_a_container_is_reached_on_the_port_that_its_caller_is_told(docker
                 assert await rig.reported(Ended, name) == (name, 0, "exit")
                 assert (await rig.page(name)).ports == {}
                 # rank 1 finds rank 0 at the address of this host, which all ranks are told
-                start = Start("acme", "g", 0, 1, 7, own_address(), free_port(), 2)
+                start = Start("acme", "g", 0, 1, 7, own_address(), free_ports(1)[0], 2)
                 gpu = GpuSpec(scheduling="gang", distributed=Distributed())
                 hears = "busybox nc -l -p $MASTER_PORT -e echo hello from $RANK of $WORLD_SIZE"
                 asks = "until busybox nc $MASTER_ADDR $MASTER_PORT | busybox grep of; do busybox sleep 0.1; done"
@@ -289,12 +290,6 @@ async def test_a_container_is_reached_on_the_port_that_its_caller_is_told(docker
                     assert await rig.reported(Ended, each) == (each, 0, "exit")
                 assert await rig.output(ranks[1]) == "hello from 0 of 2\n"
                 await no_containers(docker)
-
-
-def free_port() -> int:
-    with socket.create_server(("", 0)) as found:
-        port: int = found.getsockname()[1]
-        return port
 
 
 def hear(host: str, port: int) -> bytes:
