@@ -97,10 +97,10 @@ async def test_who_was_refused_is_told_once_that_it_holds_again_each_time(tmp_pa
             assert isinstance(told[-1], PermissionRefused)
             assert len(regained) == times - 1
             reloaded.may("open.>", "jobs.>")
-            await until(lambda n=times: len(regained) == n, 20, "it holds again")
+            await until(lambda n=times: len(regained) == n, what="it holds again")
             assert (regained[-1], standing.refused) == (["jobs.A"], None)
             await sender.send([("jobs.A", b"after", ""), ("jobs.A", b"last", "")])
-            await until(lambda: b"last" in heard, 20, "a message arrives")
+            await until(lambda: b"last" in heard, what="a message arrives")
             assert heard == [b"after", b"last"], "once each"
         assert limited.reconnects == 0
         assert len(limited._client._subs) == len(limited._subscriptions), "nats-py lists no dead ones"
@@ -124,7 +124,7 @@ async def test_answers_come_again_when_the_inbox_may_be_heard_again(tmp_path: Pa
         reloaded.may("other.>")
         await until(lambda: any(each.refused for each in asker._subscriptions), what="the inbox is refused")
         reloaded.may("open.>")
-        await until(lambda: regained, 20, "the inbox holds again")
+        await until(lambda: regained, what="the inbox holds again")
         assert (await asker.request("asked", b"", 20)).data == b"yes"
         await asyncio.gather(*sending)
 
@@ -142,7 +142,7 @@ async def test_a_refused_subscription_that_was_ended_is_not_tried_again(tmp_path
         await until(lambda: ended.refused and kept.refused, what="the server has refused both")
         await ended.unsubscribe()
         reloaded.may("open.>", "jobs.>")
-        await until(lambda: regained, 20, "the other one holds again")
+        await until(lambda: regained, what="the other one holds again")
         assert (regained, ended.client) == ([["jobs.b"]], None)
 
 

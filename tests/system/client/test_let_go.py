@@ -14,6 +14,7 @@ import pytest
 
 from moorage.bus.errors import ConnectionClosed
 from moorage.client import AsyncClient
+from moorage.client.follow import follower
 from moorage.client.follow.follower import CROWD
 from moorage.client.loop_thread import LoopThread
 from tests.system.cli.node import Node
@@ -223,7 +224,11 @@ def test_a_client_belongs_to_the_loop_that_opened_it(node: Node) -> None:
         thread.stop()
 
 
-async def test_who_still_listens_when_the_client_is_closed_is_told(node: Node, unique: str) -> None:
+async def test_who_still_listens_when_the_client_is_closed_is_told(
+    node: Node, unique: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for silence in ("REPAIR_S", "REPAIR_S_FIRST"):  # after which a follower asks, and would hear it from that
+        monkeypatch.setattr(follower, silence, 3600.0)
     client = AsyncClient(node.url, tenant=unique)
     await client.open()
     job = await client.submit(["hang"], driver="noop")
@@ -244,7 +249,7 @@ async def test_who_still_listens_when_the_client_is_closed_is_told(node: Node, u
         "all of them listen",
     )
     await client.close()
-    done, _ = await asyncio.wait(listening.values(), timeout=5)  # well below what a silence is asked after
+    done, _ = await asyncio.wait(listening.values(), timeout=60)
     assert {name for name, task in listening.items() if task not in done} == set()
     for task in done:
         assert isinstance(task.exception(), RuntimeError | ConnectionClosed)

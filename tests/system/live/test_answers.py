@@ -186,7 +186,9 @@ async def test_a_record_that_stands_elsewhere_than_foreseen_ends_the_term_which_
         assert msgspec.json.decode(again.data)["kind"] == "accepted"
 
 
-async def test_a_resignation_that_stands_elsewhere_than_foreseen_is_one(nats_server: Server, unique: str) -> None:
+async def test_a_resignation_that_stands_elsewhere_than_foreseen_is_one(
+    nats_server: Server, unique: str, caplog: pytest.LogCaptureFixture
+) -> None:
     """The process was asked to stop: it leads no further term, and waits for nothing."""
     async with leading(nats_server, unique) as scene:
         subjects, scheduler, ledger_js = scene.subjects, scene.scheduler, JetStream(scene.ledger_world)
@@ -196,7 +198,8 @@ async def test_a_resignation_that_stands_elsewhere_than_foreseen_is_one(nats_ser
         await scene.folded()
         assert isinstance(await ledger_js.append(subjects.ledger_record, b"junk"), Ack)
         scene.jetstream.gate.set()
-        await asyncio.wait_for(resigning, 2)
+        await asyncio.wait_for(resigning, ANSWER_S)
+        assert "could not be written" not in caplog.text
         await asyncio.wait_for(scene.running, ANSWER_S)
         newest = await ledger_js.get_last(subjects.ledger_stream, subjects.ledger_epoch)
         assert newest is not None
