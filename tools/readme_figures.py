@@ -17,7 +17,6 @@ FIGURES: Final = {
     "the same through the durable queue": ("durable queue, 1,000 in flight, jobs/s", "jobs/s"),
     "real processes, each with session, cgroup, death signal and output files": ("real processes, jobs/s", "jobs/s"),
     "scheduler's memory with 100,000 jobs queued": ("scheduler RSS MiB, 100,000 queued", "MiB"),
-    "fold of 1,000,000 transitions": ("fold of 1,000,000 transitions, s", "s"),
 }
 TABLE: Final = re.compile(r"^measured [^\n|]*\n\n\| \| median \|\n\| --- \| ---: \|\n(?:\|[^\n]*\n)+", re.MULTILINE)
 
