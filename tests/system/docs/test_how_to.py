@@ -18,11 +18,11 @@ NOT_RUN: Final = {
     "README.md": 1,  # the installation
     "docs/how-to/be-told-in-slack-or-by-mail.md": 1,  # a mail server of the reader's own
     "docs/how-to/bring-a-python-environment.md": 3,  # pip, uv and conda, with packages of the reader's own
-    "docs/how-to/call-a-warm-service.md": 1,  # a model on a GPU
     "docs/how-to/freeze-unused-jobs.md": 1,  # a setting of the host
     "docs/how-to/from-python.md": 1,  # the installation
     "docs/how-to/give-everybody-a-key.md": 1,  # the nats command
     "docs/how-to/let-an-agent-ask.md": 1,  # a file of an agent's program
+    "docs/how-to/many-models-on-few-gpus.md": 1,  # a model on a GPU
     "docs/how-to/run-a-gang-with-torchrun.md": 2,  # torch
     "docs/how-to/run-a-production-cluster.md": 7,  # test_production_cluster.py runs all but the installation
     "docs/how-to/run-as-a-service.md": 4,  # the installation, a user of the system, images of a registry
