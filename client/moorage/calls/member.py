@@ -153,6 +153,7 @@ class Member:
         self.gathers = False
         self._gathers_s = 0.0  # since when
         self._have_heard_s = float("-inf")
+        self._have_said_of: set[str] = set()  # for which methods
         self._have_said_s = float("-inf")
         self._room_is_open = False
         self._mean_ms = 0.0
@@ -373,7 +374,7 @@ class Member:
 
     def _refuse_room(self) -> None:
         while self.room:
-            self._refuse_busy(self.room.take_next())
+            self.refuse_busy(self.room.take_next())
         self._look_at_room()
 
     # -- within
@@ -409,7 +410,7 @@ class Member:
         refused."""
         if self._cancelled.pop(call.reply, None) is not None:
             return
-        if self.dead or (self._comes_too_late(call, now_s) and call.hops < HOPS_MAX):
+        if (self.dead or self._comes_too_late(call, now_s)) and call.hops < HOPS_MAX:
             self._send_away(call, now_s)
             return
         self._let_wait(call, now_s)
@@ -454,7 +455,7 @@ class Member:
             self.meter.refused += 1
             self._outside.refuse(call, BUSY, self._rests_ms(now_s), self._rest.why)
         else:
-            self._refuse_busy(call)
+            self.refuse_busy(call)
 
     def _comes_too_late(self, call: Call, now_s: float) -> bool:
         """Return whether its caller waits no longer once this member, which rests, has its GPUs again."""
@@ -492,7 +493,8 @@ class Member:
     def _is_old(self, now_s: float) -> bool:
         return now_s - next(iter(self._cancelled.values())) > CANCELLED_KEPT_S
 
-    def _refuse_busy(self, call: Call) -> None:
+    def refuse_busy(self, call: Call) -> None:
+        """Answer a call that there was no place for it, and when it may come again."""
         self.meter.refused += 1
         in_ms = (len(self.room) + 1) / self.places * self._mean_ms
         self._outside.refuse(call, BUSY, min(max(1, round(in_ms)), _RETRY_MS_MAX))
@@ -531,8 +533,9 @@ class Member:
 
     def _say_have(self, now_s: float) -> None:
         self._look_at_room()
-        if now_s - self._have_said_s >= self.quiet_s:
-            self._have_said_s = now_s
+        is_known = "" in self._have_said_of or self.room.methods <= self._have_said_of
+        if now_s - self._have_said_s >= self.quiet_s or not is_known:
+            self._have_said_s, self._have_said_of = now_s, set(self.room.methods)
             self._outside.have()
 
     def _look_at_room(self) -> None:

@@ -39,7 +39,6 @@ from moorage.schemas.service import (
     EXPIRED,
     FAILED,
     HOPS,
-    HOPS_MAX,
     INPUT,
     INPUT_BYTES_DEFAULT,
     MEMBER,
@@ -77,6 +76,8 @@ LOAD_QUIET_S: Final = 10.0
 #: how long after its program's end a member lets the others fetch what waits here: idle ones do at once, and those that
 #: have calls of their own may never, so that callers had better hear it soon and call again
 ROOM_S: Final = 1.0
+#: how long a member waits to hear whether another one has the method of a call
+FOUND_S: Final = 1.0
 #: what callers may make a member remember of one call
 _WAIT_MS_MAX: Final = round(WAIT_S_MAX * 1000)
 #: headers of a call that a member reads, in small letters
@@ -148,10 +149,14 @@ class Messenger:
         self._connection = connection
         self._subject = name.subject
         self._discovery = Discovery(self.member, name.service, name.tenant, name.subject, lambda: self.endpoints)
-        self._inbox = f"{name.subjects.member_inbox(name.tenant)}.member.{self.id}"
+        self._inboxes = f"{name.subjects.member_inbox(name.tenant)}."  # those of all members
+        self._inbox = f"{self._inboxes}member.{self.id}"
+        self._own_room = f"{self._inbox}.want"
         self._have = name.subjects.member(name.tenant, name.service, "have")
         self._want = name.subjects.member(name.tenant, name.service, "want")
         self._load = name.subjects.member(name.tenant, name.service, "load")
+        self._haver = ""  # where to ask the member that has said `have` last
+        self._asks_one = False  # the last `want` went there
         self._turn = name.subjects.member(name.tenant, name.service, "turn")
         self._out: deque[_Message | Callable[[], Awaitable[None]]] = deque()  # what is being sent is in it, too
         self._some_to_send = asyncio.Event()
@@ -160,6 +165,9 @@ class Messenger:
         self._inputs = Inputs(self._on_silence, input_bytes, folder)
         #: the methods of the service that its program has
         self.endpoints: frozenset[str] = frozenset()
+        #: by the inbox of the question: calls for a method that the program lacks, until another member says it has it
+        self._sought: dict[str, tuple[Call, asyncio.TimerHandle]] = {}
+        self._asked = 0
         self._calls: list[Subscription] = []
         self._room: Subscription | None = None
         self._closing_room: asyncio.TimerHandle | None = None
@@ -177,6 +185,8 @@ class Messenger:
         """Subscribe to what members say to each other. Raises `PermissionRefused`."""
         subjects, tenant, service = self.name.subjects, self.name.tenant, self.name.service
         await self._connection.subscribe(self._inbox, self._on_given)
+        await self._connection.subscribe(self._own_room, self._on_want)
+        await self._connection.subscribe(f"{self._inbox}.found.*", self._on_found)
         await self._connection.subscribe(self._have, self._on_have)
         await self._connection.subscribe(self._turn, self._on_turn)
         await self._connection.subscribe(subjects.call_cancel(tenant, service), self._on_cancel)
@@ -188,6 +198,8 @@ class Messenger:
         """Join the queue group: calls come from now on. Raises `PermissionRefused`."""
         for subject in (self._subject, f"{self._subject}.*"):  # also without methods: who calls one hears that
             self._calls.append(await self._connection.subscribe(subject, self._on_call, QUEUE))
+        for endpoint in self.endpoints:
+            self._calls.append(await self._connection.subscribe(self._method(endpoint), self._on_method, QUEUE))
         self._tasks.append(asyncio.get_running_loop().create_task(self._tell_load()))
         first, *rest = self._discovery.subjects
         try:
@@ -219,6 +231,8 @@ class Messenger:
 
     def give_up(self) -> None:
         """Answer what still waits or runs with an error."""
+        for reply in list(self._sought):
+            self._is_not_found(reply)
         self.member.give_up(time.monotonic(), self._inputs.forget_unheard())
 
     async def close(self) -> None:
@@ -245,8 +259,12 @@ class Messenger:
             with contextlib.suppress(BusError):
                 await each.drain()
 
+    @property
+    def _is_empty(self) -> bool:
+        return self.member.is_empty and not self._sought
+
     async def _emptied(self) -> None:
-        while not self.member.is_empty:
+        while not self._is_empty:
             self._has_emptied.clear()
             await self._has_emptied.wait()
 
@@ -284,7 +302,9 @@ class Messenger:
         call = self._call_of(delivery)
         if call is not None:
             call.endpoint = endpoint
-            if self._has_its_endpoint(call):
+            if endpoint and endpoint not in self.endpoints:
+                self._seek(call)
+            else:
                 self.member.on_call(call, time.monotonic())
             self._look()
 
@@ -294,25 +314,66 @@ class Messenger:
         call = self._call_of(delivery) if delivery.reply else None
         if call is not None:
             call.endpoint = headers.get(ENDPOINT, "")
-            call = call if self._has_its_endpoint(call) else None
-        is_any_open = headers.get(STATUS_HEADER) != "503" and headers.get(ERROR) != NO_ENDPOINT
+        elif self._asks_one:  # its room has been emptied, or it has ended; calls may wait in other rooms
+            self._ask(self._want)
+            return
+        is_any_open = headers.get(STATUS_HEADER) != "503"
         self.member.on_given(call, time.monotonic(), is_any_open=is_any_open)
         self._look()
 
-    def _has_its_endpoint(self, call: Call) -> bool:
-        """Return whether the program has the method that a call is for. If not, another version may: it is sent on."""
-        if not call.endpoint or call.endpoint in self.endpoints:
-            return True
-        if call.hops < HOPS_MAX:
-            call.hops += 1
-            self.send_on(call, call.waited(time.monotonic()))
-        else:
+    def _method(self, endpoint: str) -> str:
+        """Return the subject on which members have a method, and get calls for it from members that lack it."""
+        return self.name.subjects.member(self.name.tenant, self.name.service, f"method.{endpoint}")
+
+    def _seek(self, call: Call) -> None:
+        """Ask whether a member has the method of a call that the program lacks: members of another version may."""
+        self._asked += 1
+        reply = f"{self._inbox}.found.{self._asked}"
+        timer = asyncio.get_running_loop().call_later(FOUND_S, self._is_not_found, reply)
+        self._sought[reply] = call, timer
+        self._put(self._method(call.endpoint), b"", reply, None)
+
+    def _on_found(self, delivery: Delivery) -> None:
+        """A member says that it has the method of a call, or the server that none has."""
+        call, timer = self._sought.pop(delivery.subject, (None, None))
+        if call is None or timer is None:
+            return
+        timer.cancel()
+        if (delivery.headers or {}).get(STATUS_HEADER) == "503":
             there = ", ".join(sorted(self.endpoints)) or "none"
             told = f"{self.name.service} has no method {call.endpoint[:48]!r}; its methods: {there}"
             self._fail(call, NO_ENDPOINT, told)
-        return False
+        else:
+            waited_ms = call.waited(time.monotonic())
+            self._put(self._method(call.endpoint), call.data, call.reply, _passed_on(call, waited_ms))
+        self._look()
 
-    def _on_have(self, _: Delivery) -> None:
+    def _is_not_found(self, reply: str) -> None:
+        """Refuse a call: the server is away, or this member ends."""
+        call, timer = self._sought.pop(reply)
+        timer.cancel()
+        self.member.refuse_busy(call)
+        self._look()
+
+    def _on_method(self, delivery: Delivery) -> None:
+        """Another member lacks a method that the program has: it asks whether somebody has it, or passes a call on."""
+        endpoint = (delivery.headers or {}).get(ENDPOINT)
+        if endpoint is None:
+            if delivery.reply.startswith(self._inboxes):
+                self._put(delivery.reply, b"", "", None)
+            return
+        call = self._call_of(delivery)
+        if call is not None:
+            call.endpoint = endpoint
+            self.member.on_call(call, time.monotonic())
+            self._look()
+
+    def _on_have(self, delivery: Delivery) -> None:
+        methods = delivery.data.decode(errors="replace").split()
+        if methods and self.endpoints.isdisjoint(methods):  # members of another version alone can run these
+            return
+        if delivery.reply != self._own_room and delivery.reply.startswith(self._inboxes):
+            self._haver = delivery.reply
         self.member.on_have(time.monotonic())
         self._look()
 
@@ -441,16 +502,22 @@ class Messenger:
         self.program.send(ToProgram(cancel=number))
 
     def hand(self, to: str, call: Call | None, waited_ms: int) -> None:
-        if call is None:  # what waits for long is for methods that the asker lacks: it need not ask again soon
-            self._put(to, b"", "", {ERROR: NO_ENDPOINT} if self.member.room else None)
+        if call is None:
+            self._put(to, b"", "", None)
         else:
             self._put(to, call.data, call.reply, _passed_on(call, waited_ms))
 
     def have(self) -> None:
-        self._put(self._have, b"", "", None)
+        methods = self.member.room.methods
+        self._put(self._have, b"" if "" in methods else " ".join(methods).encode(), self._own_room, None)
 
     def want(self) -> None:
-        self._put(self._want, " ".join(self.endpoints).encode(), self._inbox, None)
+        self._ask(self._haver or self._want)
+
+    def _ask(self, to: str) -> None:
+        """Ask for a call: the member that has said `have` last, or else any in whose room calls wait."""
+        self._haver, self._asks_one = "", to != self._want
+        self._put(to, " ".join(self.endpoints).encode(), self._inbox, None)
 
     def want_later(self) -> None:
         if self._asking_again is not None:
@@ -582,9 +649,9 @@ class Messenger:
     # -- time
 
     def _look(self) -> None:
-        if self.member.is_empty:
+        if self._is_empty:
             self._has_emptied.set()
-        else:
+        if not self.member.is_empty:
             self._called.set()
         if self.member.needs_ticks:
             self._ticking.set()

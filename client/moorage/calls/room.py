@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Set
 from typing import Final, Generic, Protocol, TypeVar
 
 #: waiting this long, in seconds, counts as much as one point of priority: so nobody starves
@@ -17,6 +18,7 @@ class Waiting(Protocol):
 
     reply: str
     data: bytes
+    endpoint: str
 
     @property
     def rank_s(self) -> float: ...
@@ -37,6 +39,7 @@ class Room(Generic[C]):
         self._calls: list[C] = []  # the next one is the last
         self._ranks: list[float] = []  # of each the `rank_s` below 0, so that the smallest comes first
         self._by_reply: dict[str, C] = {}
+        self._by_method = Counter[str]()
         self._bytes = 0
         self._expires_s = float("inf")  # no call here expires before
 
@@ -46,12 +49,18 @@ class Room(Generic[C]):
     def __iter__(self) -> Iterator[C]:
         return reversed(self._calls)
 
+    @property
+    def methods(self) -> Set[str]:
+        """The methods for which calls wait; "" is the service itself."""
+        return self._by_method.keys()
+
     def add(self, call: C, now_s: float) -> None:
         rank = -call.rank_s
         at = bisect_left(self._ranks, rank)
         self._ranks.insert(at, rank)
         self._calls.insert(at, call)
         self._by_reply[call.reply] = call
+        self._by_method[call.endpoint] += 1
         self._bytes += len(call.data)
         self._expires_s = min(self._expires_s, now_s + call.left_ms(now_s) / 1000)
 
@@ -105,6 +114,9 @@ class Room(Generic[C]):
         return self._forget(self._calls.pop(at))
 
     def _forget(self, call: C) -> C:
+        self._by_method[call.endpoint] -= 1
+        if not self._by_method[call.endpoint]:
+            del self._by_method[call.endpoint]
         self._bytes -= len(call.data)
         if self._by_reply.get(call.reply) is call:
             del self._by_reply[call.reply]

@@ -182,6 +182,14 @@ class text:
         raise AssertionError("it is no endpoint")
 
 
+class older:
+    """An older version of `text`, without one of its methods."""
+
+    @endpoint
+    def size(self, data: Any) -> int:
+        return len(data)
+
+
 NUMBER = 7
 
 

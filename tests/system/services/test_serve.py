@@ -236,6 +236,17 @@ async def test_each_method_that_is_an_endpoint_is_called_by_its_name(site: Site)
             await moorage.call("text", "x")
 
 
+async def test_during_a_rollout_each_call_of_a_new_method_comes_to_a_member_that_has_it(site: Site) -> None:
+    """Members without the method passed a call on at random, and refused every fifth one as `no-endpoint`."""
+    older = "older --name text --queue 100"
+    async with site.serving(older, older, older, "text --queue 100") as (caller, _):
+        answers = await asyncio.gather(*(call(caller, site.subject("text.turned"), b"%d" % at) for at in range(80)))
+        assert {error_of(answer) for answer in answers} == {""}
+        assert {body_of(answer)[1] for answer in answers} == {"turned"}
+        hidden = await asyncio.gather(*(call(caller, site.subject("text.hidden"), b"x") for _ in range(20)))
+        assert {error_of(answer) for answer in hidden} == {"no-endpoint"}
+
+
 @pytest.mark.parametrize("serving", ["odd", "odd --concurrency 2", "aodd"])
 async def test_a_call_is_answered_whatever_its_function_raises(site: Site, serving: str) -> None:
     """Without an answer its caller would wait for nothing, and the call keep its place for ever."""

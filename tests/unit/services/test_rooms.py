@@ -2,6 +2,7 @@
 
 Each member is a real `Messenger` on a simulated bus; its program is played here, and so is the leader that says which
 members have their GPUs. Members rest, drain and die, and a `have` or a `want` may be lost; some run calls in batches.
+During a rollout, members have other methods than others.
 """
 
 from __future__ import annotations
@@ -23,11 +24,17 @@ from moorage.calls.messenger import Messenger, Name
 from moorage.calls.program import Program
 from moorage.calls.wire import FromProgram, ToProgram
 from moorage.schemas.codec import encode
-from moorage.schemas.service import BUSY, ERROR, EXPIRED, MEMBER_DIED, BatchSpec, QueueSpec, Turn
+from moorage.schemas.service import BUSY, ERROR, EXPIRED, MEMBER_DIED, NO_ENDPOINT, BatchSpec, QueueSpec, Turn
 from moorage.testing.bus.bus import FaultyNetwork, SimulatedBus, SimulatedClock
 
 NAME: Final = Name("moorage", "acme", "embed")
 MEMBERS: Final = 5
+#: the methods of each member during a rollout: the last two, which stay, have all of them between them
+ROLLOUT: Final = ({"stays", "gone"}, {"stays", "new"}, {"stays", "gone"}, {"stays", "gone"}, {"stays", "new"})
+#: a method that no member has
+UNKNOWN: Final = "unknown"
+#: calls that may wait at a member: never too many, also where it alone has a method and rests
+ROOM: Final = 2_000
 #: a message takes at most this long
 WAY_S: Final = 0.002
 #: a turn has come, and what was sent before it
@@ -71,8 +78,9 @@ class Desk:
     def __init__(self, site: Site, at: int) -> None:
         self.site = site
         connection = cast(Connection, site.bus.connect(f"member {at}", on_error=site.wrong.append))
-        self.messenger = Messenger(connection, NAME, site.places, queue=QueueSpec(most=200))
+        self.messenger = Messenger(connection, NAME, site.places, queue=QueueSpec(most=ROOM))
         self.messenger.program = cast(Program, self)
+        self.messenger.endpoints = frozenset(ROLLOUT[at] if site.is_rollout else ())
         self._on_frame: OnFrame = self.messenger.on_frame
         if site.batch is not None:
             self._on_frame = in_batches(self.messenger, cast(Program, self), Batches(site.batch, site.places))
@@ -88,6 +96,8 @@ class Desk:
             number, _, takes_s = body.decode().partition(" ")
             if not self.has_gpu:
                 self.site.wrong.append(f"call {number} begins at {now_s():.3f} at a member without its GPUs")
+            if head.endpoint and head.endpoint not in self.messenger.endpoints:
+                self.site.wrong.append(f"call {number} begins at a member that has no method {head.endpoint}")
             self.site.began[int(number)] += 1
             self.began_s = now_s()
             asyncio.get_running_loop().call_later(float(takes_s), self._answer, head.call)
@@ -108,6 +118,9 @@ class Desk:
         has_place = len(member.running) < member.places and not (member.batches and member.batches.is_full)
         is_free = self.takes and self.has_gpu and not member.rests and has_place
         self.free_s = (self.free_s or now_s()) if is_free else None
+
+    def has(self, endpoint: str) -> bool:
+        return not endpoint or endpoint in self.messenger.endpoints
 
     # -- what the leader does
 
@@ -155,8 +168,11 @@ class Desk:
 class Site:
     """Members, and callers of theirs."""
 
-    def __init__(self, seed: int, losses: float = 0.0, batch: BatchSpec | None = None) -> None:
+    def __init__(
+        self, seed: int, losses: float = 0.0, batch: BatchSpec | None = None, *, is_rollout: bool = False
+    ) -> None:
         self.batch = batch
+        self.is_rollout = is_rollout
         self.dice = random.Random(seed)
         self.wrong: list[object] = []
         self.bus = LossyBus(seed, losses)
@@ -165,6 +181,7 @@ class Site:
         self.slow_part = (0.0, 0.02, 0.2)[seed % 3]
         self.is_lossy = losses > 0
         self.sent = 0
+        self.endpoints: dict[int, str] = {}  # by call: the method that it is for
         self.began = Counter[int]()
         self.answers = Counter[int]()
         self.all_answered = asyncio.Event()
@@ -174,13 +191,23 @@ class Site:
     def answered(self, delivery: Delivery) -> None:
         headers = delivery.headers or {}
         kind = headers.get(ERROR) or ("nobody" if STATUS_HEADER in headers else "ok")
-        self.answers[int(delivery.subject.rpartition(".")[2])] += 1
+        number = int(delivery.subject.rpartition(".")[2])
+        self.answers[number] += 1
         self.kinds[kind] += 1
         if len(self.answers) == self.sent:
             self.all_answered.set()
-        free_s = min((desk.free_s for desk in self.desks if desk.free_s is not None), default=None)
+        endpoint = self.endpoints[number]
+        if (kind == NO_ENDPOINT) is not (endpoint == UNKNOWN):
+            self.wrong.append(f"a call for the method {endpoint!r} is {kind} at {now_s():.3f}")
+        free = [desk for desk in self.desks if desk.free_s is not None and desk.has(endpoint)]
+        free_s = min((max(desk.free_s or 0, desk.began_s) for desk in free), default=None)
         if kind in (BUSY, EXPIRED) and not self.is_lossy and free_s is not None and now_s() - free_s > WAITS_S_MAX:
             self.wrong.append(f"a call is {kind} at {now_s():.3f}, and a member has a free place")
+
+    @property
+    def named(self) -> list[str]:
+        """The methods that calls are for; "" is the service itself."""
+        return ["", *sorted(set().union(*ROLLOUT))] if self.is_rollout else [""]
 
     async def watch(self) -> None:
         """See that no call waits while a member could begin it."""
@@ -189,10 +216,13 @@ class Site:
             await asyncio.sleep(SAMPLE_S)
             for desk in self.desks:
                 desk.look()
-            idle = [max(desk.free_s, desk.began_s) for desk in self.desks if desk.free_s is not None]
-            came = [call.came_s for desk in self.desks for call in desk.messenger.member.room]
-            if idle and came and now_s() - max(min(idle), min(came)) > most_s:
-                self.wrong.append(f"a call waits at {now_s():.3f}, and a member has a free place")
+            for endpoint in self.named:
+                free = [desk for desk in self.desks if desk.free_s is not None and desk.has(endpoint)]
+                idle = [max(desk.free_s or 0, desk.began_s) for desk in free]
+                rooms = [call for desk in self.desks for call in desk.messenger.member.room]
+                came = [call.came_s for call in rooms if call.endpoint == endpoint]
+                if idle and came and now_s() - max(min(idle), min(came)) > most_s:
+                    self.wrong.append(f"a call waits at {now_s():.3f}, and a member has a free place")
 
     async def call(self) -> None:
         is_slow = self.dice.random() < self.slow_part
@@ -200,8 +230,11 @@ class Site:
         wait_ms = self.dice.choice((400, 1500, 60_000, 60_000))
         self.sent += 1
         self.all_answered.clear()
+        is_unknown = self.is_rollout and self.dice.random() < 0.02
+        endpoint = self.endpoints[self.sent] = UNKNOWN if is_unknown else self.dice.choice(self.named)
         data = f"{self.sent} {takes_s}".encode()
-        await self.caller.publish(NAME.subject, data, f"answers.{self.sent}", {"Moorage-Wait-Ms": str(wait_ms)})
+        subject = f"{NAME.subject}.{endpoint}" if endpoint else NAME.subject
+        await self.caller.publish(subject, data, f"answers.{self.sent}", {"Moorage-Wait-Ms": str(wait_ms)})
 
     async def calls(self) -> None:
         mean_s = 0.003 + self.slow_part * 0.2
@@ -248,14 +281,15 @@ class Site:
             await desk.messenger.close()
 
 
+@pytest.mark.parametrize("is_rollout", [False, True])
 @pytest.mark.parametrize("batch", [None, BatchSpec(4, 5)])
 @pytest.mark.parametrize("losses", [0.0, 0.1])
 @pytest.mark.parametrize("seed", range(12))
 def test_each_call_is_answered_once_and_none_waits_or_is_refused_while_a_member_has_a_free_place(
-    seed: int, losses: float, batch: BatchSpec | None
+    seed: int, losses: float, batch: BatchSpec | None, is_rollout: bool
 ) -> None:
     async def main() -> Site:
-        site = Site(seed, losses, batch)
+        site = Site(seed, losses, batch, is_rollout=is_rollout)
         asyncio.get_running_loop().set_exception_handler(lambda _, told: site.wrong.append(told))
         await site.play()
         return site
@@ -264,5 +298,5 @@ def test_each_call_is_answered_once_and_none_waits_or_is_refused_while_a_member_
     assert not site.wrong
     assert set(site.answers.values()) == {1}
     assert max(site.began.values()) == 1, "at most once"
-    assert set(site.kinds) <= {"ok", BUSY, EXPIRED, MEMBER_DIED}
+    assert set(site.kinds) <= {"ok", BUSY, EXPIRED, MEMBER_DIED, *([NO_ENDPOINT] if is_rollout else [])}
     assert site.kinds["ok"] > 0.7 * site.sent
