@@ -69,7 +69,7 @@ class View:
         If not 0, every member runs, nothing is in progress, and queued jobs wait for an event or a known time.
         """
         engine = self._engine
-        failed = engine.puts_off or engine.sessions.ahead or engine.sessions.stalls.watches
+        failed = engine.containment.until or engine.sessions.ahead or engine.sessions.stalls.watches
         if engine.in_flight or engine.urgent or failed or self._state.windows or not engine.admission.all_heard():
             return 0
         for worker in self._state.workers.values():

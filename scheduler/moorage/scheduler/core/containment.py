@@ -1,25 +1,21 @@
-"""What the core raised in this term, and what is set aside because of it: counts, evidence, and for how long.
+"""What the core raised in this term, and what is set aside because of it: counts, evidence, and until when.
 
 Nothing here raises because of its arguments. It outlives the rebuilding of an engine's tables, ends with the term, and
-depends on ledger time alone, so that a recording replays.
+depends on ledger time alone, so that a recording replays. Without a failure all of it is empty.
 """
 
 from __future__ import annotations
 
+import math
 import traceback
 from collections import Counter
 from typing import Any, Final, NamedTuple
 
-#: steps of `Engine.build` that may be left out of a record
-ASIDE: Final = "aside"
-SECOND: Final = "each second"
-UNMATCHED: Final = "unmatched"
+from moorage.schemas.errors import Problem, problem
+
+#: steps of `Engine.build` that may be left out of a record: those at which it tells timers and groups apart
 TIMERS: Final = "timers"
-TELLING: Final = "telling"
 PLACING: Final = "placing"
-SCALING: Final = "scaling"
-RETENTION: Final = "retention"
-STEPS: Final = (ASIDE, SECOND, UNMATCHED, TIMERS, TELLING, PLACING, SCALING, RETENTION)
 
 #: for how long a timer, a worker, or a tenant's requests of one verb are set aside
 PAUSE_MS: Final = 60_000
@@ -31,6 +27,14 @@ EVIDENCE_MAX: Final = 1_000
 #: how many characters of a traceback are kept, from its end
 TRACE_CHARS_MAX: Final = 2_000
 
+#: the kinds of what is set aside, each the first part of its keys: a step by its name, a timer by kind and subject, the
+#: requests of one by tenant and verb, a worker by its id
+STEP: Final = "step"
+TIMER: Final = "timer"
+REQUESTS: Final = "requests"
+WORKER: Final = "worker"
+Key = tuple[Any, ...]
+
 
 class Failure(NamedTuple):
     """A failure, for the log."""
@@ -40,20 +44,30 @@ class Failure(NamedTuple):
     trace: str
 
 
-class Out(NamedTuple):
-    """A worker whose frames are refused: until the ledger time `until_ms`, and until its session is over.
-
-    `for_good`: until an operator speaks; `is_cordoned`: since the ledger has it cordoned.
-    """
-
-    until_ms: int
-    for_good: bool
-    is_cordoned: bool = False
-
-
 def trace_of(raised: BaseException) -> str:
     """Return the end of an exception's traceback."""
     return "".join(traceback.format_exception(raised))[-TRACE_CHARS_MAX:]
+
+
+def failed(what: str, job: str) -> Problem:
+    """Return the answer to an event on which the core raised."""
+    return problem(
+        "internal",
+        f"the scheduler failed on this {what}: it was set aside, and nothing of it was recorded",
+        job=job,
+        next="for an operator: the scheduler's log shows where it failed, and `moorage doctor` how often",
+    )
+
+
+def unread(job: str = "") -> Problem:
+    """Return the answer to a request that is refused because earlier ones failed."""
+    return problem(
+        "overloaded",
+        "the scheduler failed on earlier requests of this kind, and takes no more of them for now",
+        job=job,
+        next="send it again later; an operator finds in the scheduler's log where it failed",
+        retry_after_s=PAUSE_MS / 1000,
+    )
 
 
 class Containment:
@@ -66,16 +80,11 @@ class Containment:
         self.last_ms = 0
         self.traces: dict[str, str] = {}  # tracebacks, by the reply subject of a request of the durable queue
         self.plain_ranker = False
+        self.until: dict[Key, int] = {}  # what is set aside, until which ledger ms; a worker until its session is over
         self.jobs: dict[int, None] = {}  # numbers of jobs to hold: they stay out of the queue until a record does it
-        self.timers: dict[tuple[int, int], int] = {}  # by kind and subject: until which ledger ms it does not ring
-        self.steps: dict[str, int] = {}  # until which ledger ms a step is left out
-        self.out: dict[str, Out] = {}  # by worker
-        self._failed_once: dict[str, int] = {}  # by worker: when, in ledger ms
-        self._raised: dict[tuple[str, str], int] = {}  # by (tenant, verb): ledger ms of the last failure
-        self._refused: dict[tuple[str, str], int] = {}  # by (tenant, verb): until which ledger ms
+        self.cordons: dict[str, None] = {}  # workers to cordon
+        self._failed: dict[Key, int] = {}  # ledger ms of the last failure
         self._logged: set[str] = set()
-
-    # ---------------------------------------------------------------------------------------------- evidence
 
     def note(self, kind: str, where: str, what: str, raised: BaseException, now_ms: int) -> str:
         """Count an exception by `kind`, and return the end of its traceback.
@@ -85,7 +94,8 @@ class Containment:
         trace = trace_of(raised)
         self.counts[kind] += 1
         self.last, self.last_ms = Failure(where, what, trace), now_ms
-        known = f"{where} {type(raised).__name__} {_line_of(raised)}"
+        frames = traceback.extract_tb(raised.__traceback__)
+        known = f"{where} {type(raised).__name__} {frames[-1].filename}:{frames[-1].lineno}" if frames else where
         if known not in self._logged and len(self._logged) < EVIDENCE_MAX:
             self._logged.add(known)
             self.unlogged.append(self.last)
@@ -97,6 +107,7 @@ class Containment:
         self.last, self.last_ms = Failure(f"task {name}", type(raised).__name__, trace_of(raised)), now_ms
 
     def take_unlogged(self) -> list[Failure]:
+        """Return the failures since the last call, for the log."""
         told, self.unlogged = self.unlogged, []
         return told
 
@@ -106,77 +117,36 @@ class Containment:
         return {
             "counts": dict(sorted(self.counts.items())),
             "plain_ranker": self.plain_ranker,
-            "refused": sorted(f"{verb} of {name}" for name, verb in self._refused if self.refuses(name, verb, now_ms)),
-            "workers": sorted(self.out),
+            "refused": sorted(
+                f"{key[2]} of {key[1]}" for key in self.until if key[0] == REQUESTS and self.is_aside(now_ms, *key)
+            ),
+            "workers": sorted(key[1] for key in self.until if key[0] == WORKER),
             **({} if last is None else {"last": f"{last.where}: {last.what}", "last_ms": self.last_ms}),
         }
 
-    # ---------------------------------------------------------------------------------------------- requests
+    def set_aside(self, until_ms: int, *key: Any) -> None:
+        _add(self.until, key, until_ms)
 
-    def charge(self, tenant: str, verb: str, now_ms: int) -> None:
-        """Note that a request failed. From the second within `PAUSE_MS` on, the tenant's requests of that verb are
-        refused for as long."""
-        key = tenant, verb
-        if now_ms - self._raised.get(key, -PAUSE_MS) < PAUSE_MS:
-            self._refused[key] = now_ms + PAUSE_MS
-        _bounded(self._raised, now_ms - PAUSE_MS)
-        self._raised[key] = now_ms
+    def is_aside(self, now_ms: int, *key: Any) -> bool:
+        return bool(self.until) and now_ms < self.until.get(key, 0)
 
-    def refuses(self, tenant: str, verb: str, now_ms: int) -> bool:
-        """Return whether a tenant's requests of this verb are refused unread now."""
-        return bool(self._refused) and now_ms < self._refused.get((tenant, verb), 0)
+    def fails_again(self, now_ms: int, *key: Any, within_ms: float = math.inf) -> bool:
+        """Note that this has failed; return whether it had failed within so many ms before."""
+        before = self._failed.pop(key, None)
+        _add(self._failed, key, now_ms)
+        return before is not None and now_ms - before < within_ms
 
-    @property
-    def refuses_some(self) -> bool:
-        return bool(self._refused)
-
-    @property
-    def pauses_some(self) -> bool:
-        """Whether time alone may change what is set aside."""
-        return bool(self._refused or self.steps or self.timers)
-
-    # ---------------------------------------------------------------------------------------------- what waits
-
-    def put_off_timer(self, timer: tuple[int, int], now_ms: int) -> None:
-        _bounded(self.timers, now_ms)
-        self.timers[timer] = now_ms + PAUSE_MS
-
-    def put_out(self, worker: str, now_ms: int) -> None:
-        """Set a worker aside: its frames are refused until its session is over, and then for the rest of a pause.
-
-        The second time until an operator speaks.
-        """
-        if len(self.out) >= ENTRIES_MAX:
-            del self.out[next(iter(self.out))]
-        self.out[worker] = Out(now_ms + PAUSE_MS, worker in self._failed_once)
-        _bounded(self._failed_once, now_ms)
-        self._failed_once[worker] = now_ms
-
-    def let_in(self, worker: str, *, forgiven: bool) -> None:
-        """Take a worker's frames again; `forgiven` by an operator, so that its next failure counts as its first."""
-        del self.out[worker]
-        if forgiven:
-            self._failed_once.pop(worker, None)
+    def forgive(self, *key: Any) -> None:
+        """Let the next failure count as the first."""
+        self._failed.pop(key, None)
 
     def pass_time(self, now_ms: int) -> None:
-        """Forget what is over by this ledger time."""
-        self.timers = {timer: until_ms for timer, until_ms in self.timers.items() if now_ms < until_ms}
-        self.steps = {step: until_ms for step, until_ms in self.steps.items() if now_ms < until_ms}
-        self._raised = {key: at_ms for key, at_ms in self._raised.items() if now_ms - at_ms < PAUSE_MS}
-        self._refused = {key: until_ms for key, until_ms in self._refused.items() if now_ms < until_ms}
+        """Forget what is over by this ledger time, but for workers."""
+        self.until = {key: until for key, until in self.until.items() if now_ms < until or key[0] == WORKER}
 
 
-def _bounded(table: dict[Any, int], over_ms: int) -> None:
-    """Make room in a full table: drop the rows that are over at `over_ms`, and else the oldest."""
-    if len(table) < ENTRIES_MAX:
-        return
-    for key in [key for key, at_ms in table.items() if at_ms <= over_ms]:
-        del table[key]
-    if len(table) >= ENTRIES_MAX:
+def _add(table: dict[Key, int], key: Key, at_ms: int) -> None:
+    """Write a row; a full table loses its oldest one for it."""
+    if len(table) >= ENTRIES_MAX and key not in table:
         del table[next(iter(table))]
-
-
-def _line_of(raised: BaseException) -> str:
-    """Return the place in the code that raised an exception."""
-    frames = traceback.extract_tb(raised.__traceback__)
-    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+    table[key] = at_ms

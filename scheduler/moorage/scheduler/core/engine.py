@@ -13,7 +13,7 @@ not be built, and so was never sent, is taken back. The shell uses only the meth
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Final
@@ -21,7 +21,7 @@ from typing import Final
 import msgspec
 
 from moorage.scheduler.core.config import Config
-from moorage.scheduler.core.containment import PLACING, RETENTION, SCALING, SECOND, TELLING, TIMERS, UNMATCHED
+from moorage.scheduler.core.containment import PLACING, REQUESTS, STEP, TIMERS, Containment, unread
 from moorage.scheduler.core.draft import FULL_BYTES, Draft
 from moorage.scheduler.core.events import (
     Ask,
@@ -153,21 +153,24 @@ class Engine:
         self._in_flight: InFlight | None = None
         self._began_ms = mono_ms
         self._at: Event | str = ""  # the event, or the step of `build`, in progress
-        self._begin()
-        self._make_parts(mono_ms)
+        self._looked_ms = 0
+        self._scaled_ms = mono_ms
+        self._built_ms = mono_ms
+        self._replan = False  # plan again at once: the last record was full, or a worker joined with it
+        self._hurry = False  # the last record had no room for all events offered
+        #: what failed, and is set aside: empty unless this is a `ContainedEngine`
+        self.containment = Containment()
+        self._make_parts()
         self._indexing.resume(mono_ms)
 
-    def _begin(self) -> None:
-        """Create what a subclass needs before the other parts are made."""
-
-    def _make_parts(self, mono_ms: int) -> None:
+    def _make_parts(self) -> None:
         """Create all parts that are derived from the state and the fleet; the ledger holds nothing of them."""
         state, config = self.state, self.config
         self.fleet = Fleet()
         self.queue = Queue(self.fleet.tell_apart)
         reader = self.reader = RequestReader(self.fleet)
         self.durations = Durations()
-        self.timers = Timers(state, reader, self._timers_put_off(), lambda num: self.room.time_came(num))
+        self.timers = Timers(state, reader, self.containment, lambda num: self.room.time_came(num))
         self.lifecycle = Lifecycle(
             self.fleet, reader.request_of, reader.shape_of, self.timers.requeue,
             Lacking(self.fleet, reader.shape_of, config.not_here_max),
@@ -207,17 +210,12 @@ class Engine:
         )
         self._indexing: Indexing = Indexing(
             state, reader, self.planner, self.timers, self.admission, self.durations, self.room, self._index_failed,
-            self.scaling, self.relocating, self._jobs_aside(),
+            self.scaling, self.relocating, self.containment,
         )  # fmt: skip
         explain = self._explain_waiting
         self.output_writer = OutputWriter(state, config, self.sessions, reader.request_of, self._indexing.arm, explain)
         self._worker_orders = WorkerOrders(state, self.windows, self.sessions.health)
         self.stale_ledger = StaleLedgerGuard(state, self.sessions, config, self._began_ms)
-        self._looked_ms = 0
-        self._scaled_ms = mono_ms
-        self._built_ms = mono_ms
-        self._replan = False  # plan again at once: the last record was full, or a worker joined with it
-        self._hurry = False  # the last record had no room for all events offered
 
     def _make_ranker(self) -> Ranker:
         return ranker_class(self.config.ranker)()
@@ -244,22 +242,6 @@ class Engine:
 
     def _index_failed(self, job: Job, raised: Exception) -> None:
         raise raised
-
-    def _timers_put_off(self) -> Mapping[tuple[int, int], int]:
-        """Return the timers that failed, with the ledger ms until which they are skipped; for subclasses."""
-        return {}
-
-    def _jobs_aside(self) -> Collection[int]:
-        """Return the numbers of jobs that are to be held, and are not put into the queue; for subclasses."""
-        return ()
-
-    @property
-    def puts_off(self) -> bool:
-        """Whether steps of `build` are skipped for a while because they failed."""
-        return False
-
-    def _put_off_until(self, step: str) -> int:
-        return 0
 
     def _look(self, draft: Draft, job: Job) -> None:
         self._indexing.look(draft, job)
@@ -315,7 +297,9 @@ class Engine:
 
         Its durable queue then waits.
         """
-        return None
+        if not self.containment.is_aside(self.state.time_ms, REQUESTS, tenant, verb):
+            return None
+        return unread()
 
     @property
     def urgent(self) -> bool:
@@ -364,24 +348,24 @@ class Engine:
         """Write the record of what was offered and of what is due, and return it encoded."""
         draft = flight.draft
         self.pending.begin_record()
-        self._at = "begin"
+        self._at = ""  # no step that may be left out
         self._begin_record(flight)
         if mono_ms - self._built_ms > self.config.renew_s * 1000:
             self.fleet.slept(mono_ms)
         self._built_ms = mono_ms
         self.orders.resume_turns(draft)
         orders = self._gather(flight, mono_ms)
-        looks = mono_ms - self._looked_ms >= 1000 and self._begins(SECOND, draft)
+        looks = mono_ms - self._looked_ms >= 1000 and self._begins("each second", draft)
         if looks:
             self._looked_ms = mono_ms
             self._each_second(flight, mono_ms)
         draft.begin_bulk()
         self._take_cancels(flight)
-        if self._begins(UNMATCHED, draft):
+        if self._begins("unmatched", draft):
             self._indexing.reject_unmatched(draft)
         if self._begins(TIMERS, draft):
             self.timers.due(draft, self.lifecycle, self._indexing.come_back)
-        if self.room.tells and self._begins(TELLING, draft):
+        if self.room.tells and self._begins("telling", draft):
             self.room.tell(draft)
         if orders:
             self._take_orders(flight, orders)
@@ -389,12 +373,12 @@ class Engine:
         self._take_submits(flight)
         self.lifecycle.give_up(draft)
         if looks:
-            self._at = SECOND
+            self._at = "each second"
             self.relocating.pass_time(draft)  # behind all that may end a member or its job in this record
-        self._at = "queue"
+        self._at = ""
         self._frozen.settle(draft)
         is_called, self.sleeping.is_called = self.sleeping.is_called, False
-        if (looks or is_called or draft.turned) and self._begins(SCALING, draft):
+        if (looks or is_called or draft.turned) and self._begins("scaling", draft):
             self.sleeping.pass_time(draft, mono_ms)
             self._frozen.settle(draft)
         self._replan = False
@@ -406,16 +390,16 @@ class Engine:
             self._indexing.let_follow(draft)
             self.planner.plan(draft)
             self._replan = self.planner.is_done(draft)
-            if mono_ms - self._scaled_ms >= 1000 and self._begins(SCALING, draft):
+            if mono_ms - self._scaled_ms >= 1000 and self._begins("scaling", draft):
                 self._scaled_ms = mono_ms
                 self._replan |= self.scaling.pass_time(draft, mono_ms)
             if draft.ends:
                 self._frozen.settle(draft)  # one that was asked to end may need its devices
         self.planner.order.end()
         self.planner.preempting.asked_to_end(draft.ends)
-        if self._begins(RETENTION, draft):
+        if self._begins("retention", draft):
             self.retention.forget(draft, self.retention.compact(draft))
-        self._at = "record"
+        self._at = ""
         flight.record = draft.record(self.leader, self._rid + 1)
         return encode_record(flight.record)
 
@@ -425,7 +409,7 @@ class Engine:
     def _begins(self, step: str, draft: Draft) -> bool:
         """Return whether to run this step of `build` now; a step that failed is skipped for a while."""
         self._at = step
-        return not self.puts_off or draft.time_ms >= self._put_off_until(step)
+        return not self.containment.is_aside(draft.time_ms, STEP, step)
 
     def _gather(self, flight: InFlight, mono_ms: int) -> list[Order | ChangeOrder | Execute]:
         """Take offered events other than submits and cancels; return the operators' orders, not carried out yet.
@@ -652,7 +636,7 @@ class Engine:
                 for first, last in numbers:
                     draft.step(Op.MOVE_FRESH, num, first, outcome.stillborn, last, draft.note(outcome.why))
             return outcome
-        planner.placing.ranker.arrived(shape, copies)
+        planner.placing.arrived(shape, copies)
         if outcome.awaits:
             for other, which in outcome.awaits:
                 draft.step(Op.AWAIT, num, 0, other, which)

@@ -23,8 +23,8 @@ from moorage.bus.jetstream import ERR_STREAM_NOT_FOUND, JetStream, StoredMessage
 from moorage.bus.jetstream_answers import StreamInfo
 from moorage.bus.transport import Delivery
 from moorage.scheduler.arguments import cancel_of
-from moorage.scheduler.core.contained_engine import ContainedEngine
 from moorage.scheduler.core.containment import trace_of
+from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.events import Cancel, QueueRead, Submit
 from moorage.scheduler.core.ledger.state import State
 from moorage.scheduler.core.outputs.outputs import Message
@@ -82,7 +82,7 @@ class QueueReader:
         self,
         jetstream: JetStream,
         subjects: Subjects,
-        engine: ContainedEngine,
+        engine: Engine,
         wake: Callable[[], None],
         say: Callable[[list[Message]], None],
         replicas: int,
@@ -180,7 +180,8 @@ class QueueReader:
         offered = self._offered.pop(reply, None)
         if offered is not None and b'"kind":"error"' in answer:
             self._unburied[offered[0]] += 1
-            self._refused.put_nowait((*offered, _decode_refusal(answer), self._engine.evidence_of(reply)))
+            evidence = self._engine.containment.traces.pop(reply, "")
+            self._refused.put_nowait((*offered, _decode_refusal(answer), evidence))
         return True
 
     def made_room(self) -> None:

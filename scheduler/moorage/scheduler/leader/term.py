@@ -319,7 +319,7 @@ class Term:
     def _build(self, now: int, *, folds: bool) -> bytes:
         payload = self.engine.build(self._time_ms(now), now, folds=folds)
         self._built_ms = now
-        for told in self.engine.take_unlogged():
+        for told in self.engine.containment.take_unlogged():
             log.error("the scheduler failed, and goes on without it: %s %s\n%s", told.where, told.what, told.trace)
         return payload
 
@@ -338,7 +338,7 @@ class Term:
         self.gc_schedule.count_events(len(outputs.events))
 
     def count_failed_task(self, name: str, raised: Exception) -> None:
-        self.engine.task_failed(name, raised, self.time_ms())
+        self.engine.containment.note_task(name, raised, self.time_ms())
 
     def resign(self) -> None:
         self.engine.offer(Resign())
@@ -435,7 +435,7 @@ class Term:
         """Add to the answer `fleet` how the term, the ledger and the queue do."""
         fleet.feature_level, fleet.time_ms = self.engine.state.level, int(time.time() * 1000)
         fleet.schedulers = self._scheduler.standings.rows()
-        fleet.contained = ContainedFailures(**self.engine.failures(self.time_ms()))
+        fleet.contained = ContainedFailures(**self.engine.containment.figures(self.time_ms()))
         fleet.follower = self.follower.figures(self.engine.state.seq)
         fleet.appends = AppendFigures(records=self.records, seconds=round(self._append_s, 6))
         fleet.ledger_copies = self._scheduler.copies.figures()

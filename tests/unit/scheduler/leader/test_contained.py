@@ -21,8 +21,7 @@ from moorage.scheduler.core.ledger.records import Op
 from moorage.scheduler.core.ledger.state import State
 from moorage.scheduler.core.ledger.undo import Undo
 from moorage.scheduler.core.lifecycle.transitions import Lifecycle
-from moorage.scheduler.core.rank.falling_back import FallingBack
-from moorage.scheduler.core.rank.ranker import Ranker
+from moorage.scheduler.core.rank.ranker import Pack, Ranker
 from moorage.scheduler.ledger.recording import RecordedEngine, Recorder, replay
 from moorage.schemas.frames import Fact, Hello
 from tests.unit.scheduler.driving import SUBJECTS, Driving
@@ -79,7 +78,8 @@ def drive(tmp_path: Path) -> Iterator[Contained]:
 
 def main_of(drive: Contained) -> Ranker | None:
     """The configured ranker; None once it has failed."""
-    return cast(FallingBack, drive.engine.planner.placing.ranker).main
+    ranker = drive.engine.planner.placing.ranker
+    return None if type(ranker) is Pack else ranker
 
 
 def state_of(drive: Contained, name: str, tenant: str = "t") -> str:

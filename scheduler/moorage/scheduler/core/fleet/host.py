@@ -269,6 +269,13 @@ class HostClass:
         return int(self.sharers_max.get(MODE_WORDS[mode], 1))
 
 
+#: the fields of a host that are heard from its worker in this term, beside the ledger
+HEARD: Final = (
+    "busy", "down", "heard", "last_ms", "leaves_ms", "load_ms", "refused", "sick", "stale", "stopped", "troubles",
+    "use", "util_percent", "waiting", "warning", "warnings",
+)  # fmt: skip
+
+
 class Host:
     """One worker as placement sees it."""
 

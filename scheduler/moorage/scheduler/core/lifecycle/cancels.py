@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from moorage.scheduler.core.draft import Draft
@@ -73,17 +73,13 @@ class Cancels:
         self.taken.clear()
         self._put_off.clear()
 
-    @property
-    def tenants(self) -> list[str]:
-        return list(self._by_tenant)
-
     def pull(self, tenant: str) -> deque[Cancel | QueueRead]:
         """Take all of a tenant's events out of the queue, and return them in their order."""
-        mine = self._by_tenant.pop(tenant)
+        mine = self._by_tenant.pop(tenant, deque())
         self.size -= len(mine)
         return mine
 
-    def put_first(self, tenant: str, events: deque[Cancel | QueueRead]) -> None:
+    def put_first(self, tenant: str, events: Sequence[Cancel | QueueRead]) -> None:
         """Put events back that were pulled, before those of the tenant that came since."""
         self._by_tenant.setdefault(tenant, deque()).extendleft(reversed(events))
         self.size += len(events)

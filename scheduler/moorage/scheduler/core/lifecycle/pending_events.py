@@ -4,8 +4,20 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from typing import Any
 
-from moorage.scheduler.core.events import Arrival, Ask, Cancel, Event, QueueRead, Rest, ScheduleRun, Submit, is_urgent
+from moorage.scheduler.core.events import (
+    Arrival,
+    Ask,
+    Cancel,
+    Event,
+    Order,
+    QueueRead,
+    Rest,
+    ScheduleRun,
+    Submit,
+    is_urgent,
+)
 from moorage.scheduler.core.lifecycle.cancels import Cancels
 
 
@@ -64,6 +76,27 @@ class PendingEvents:
         elif not isinstance(event, QueueRead):
             self.rest.remove(event)
             self.put_back(())
+
+    def take_of(self, whose: str, verb: str) -> list[Event]:
+        """Take the requests of this verb out of the queues that wait of a tenant, or of an operator; with the marks of
+        how far their durable queue was read."""
+        if verb == "cancel":
+            return list(self.cancels.pull(whose))
+        if verb == "submit":
+            mine: list[Event] = [event for event in self.submits if event.tenant == whose]
+            self.submits = deque(event for event in self.submits if event.tenant != whose)
+            return mine
+        orders = [each for each in self.rest if isinstance(each, Order) and (each.operator, each.verb) == (whose, verb)]
+        for order in orders:
+            self.remove(order)
+        return list[Event](orders)
+
+    def put_first(self, whose: str, verb: str, events: Sequence[Any]) -> None:
+        """Put such events back, before those that came since."""
+        if verb == "cancel":
+            self.cancels.put_first(whose, events)
+        else:
+            self.submits.extendleft(reversed(events))
 
     def put_back(self, events: Sequence[Rest]) -> None:
         """Put events for which this record has no room back to the front, for the next one.

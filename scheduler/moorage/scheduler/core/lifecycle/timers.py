@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 from typing import Final, NamedTuple
 
+from moorage.scheduler.core.containment import TIMER, Containment
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.ledger.state import QUEUED, TIME, Job, Replica, State
 from moorage.scheduler.core.lifecycle.max_running import most_of
@@ -44,7 +45,7 @@ class _Passed(NamedTuple):
 class Timers:
     """The timers that are set: `rows` is a heap of (ledger ms, kind, number of the job or `of_replica`).
 
-    `put_off` has timers that failed, with the ledger ms until which they are skipped.
+    Those that `containment` sets aside are skipped for as long.
 
     `time_came` is called with the number of a job that may start from now on.
 
@@ -55,14 +56,14 @@ class Timers:
         self,
         state: State,
         requests: RequestReader,
-        put_off: Mapping[tuple[int, int], int],
+        containment: Containment,
         time_came: Callable[[int], None],
     ) -> None:
         self.rows: list[tuple[int, int, int]] = []
         self.overdue: dict[int, int] = {}  # job number -> how many of `_passed` end it
         self.at: tuple[int, int] | None = None  # kind and job number or `of_replica` of the timer being handled
         self._starting: set[int] = set()  # numbers of jobs with a timer of their latest start
-        self._put_off = put_off
+        self._containment = containment
         self._passed: deque[_Passed] = deque()
         self._clear_at = TIMERS_SPARE  # how many timers there must be before `clear_out` walks them
         self._state = state
@@ -97,8 +98,8 @@ class Timers:
         self._push(not_before, BACKOFF, of_replica(replica.job.num, replica.index))
 
     def _push(self, due_ms: int, kind: int, what: int) -> None:
-        if self._put_off:
-            due_ms = max(due_ms, self._put_off.get((kind, what), 0))
+        if self._containment.until:
+            due_ms = max(due_ms, self._containment.until.get((TIMER, kind, what), 0))
         heappush(self.rows, (due_ms, kind, what))
 
     def due(self, draft: Draft, lifecycle: Lifecycle, come_back: ComeBack) -> None:

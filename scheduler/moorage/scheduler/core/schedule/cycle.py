@@ -217,7 +217,7 @@ class Planner:
         self.order.begin(draft)
         self.verdicts.begin(draft)  # needs the limits that jobs waited for in the last pass
         self.order.forget_limits()
-        self._unprepared = not self.placing.ranker.prepare(self.fleet)
+        self._unprepared = not self.placing.prepare()
         return not self._unprepared
 
     def _holds_up(self, draft: Draft, group: Group) -> bool:

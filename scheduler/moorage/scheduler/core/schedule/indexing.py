@@ -7,10 +7,11 @@ changes.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from itertools import islice
 from typing import Final
 
+from moorage.scheduler.core.containment import Containment
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.ledger.state import AT_MS, FENCE, ON_WORKER, PLACED, QUEUED, STATE, TIME, Job, State
 from moorage.scheduler.core.lifecycle.admission import Admission
@@ -60,7 +61,7 @@ def _room(job: Job, request: Request) -> int:
 class Indexing:
     """Indexes the jobs of one engine's state; `requests` decodes their requests.
 
-    `aside` are the numbers of jobs that are to be held, and are not put into the queue.
+    Jobs that are to be held, as `containment` says, are not put into the queue.
 
     At the start of a term, `failed` is called for a job that cannot be indexed, with the job and the exception;
     if it returns, that job is left out.
@@ -78,7 +79,7 @@ class Indexing:
         failed: Callable[[Job, Exception], None],
         scaling: Scaling,
         relocating: Relocating,
-        aside: Collection[int] = (),
+        containment: Containment,
     ) -> None:
         self.state = state
         self.fleet = requests.fleet
@@ -91,7 +92,7 @@ class Indexing:
         self.durations = durations
         self.room = room
         self.requests = requests
-        self._aside = aside
+        self._containment = containment
         self._failed = failed
         # jobs with `on_no_match` reject that were accepted in this term before all workers were heard from
         self._unmatched: set[int] = set()
@@ -123,7 +124,7 @@ class Indexing:
                 continue
             try:
                 self._index(job, self.requests.request_of(job), draft)
-                self.planner.placing.ranker.arrived(self.requests.shape_of(job), job.size)
+                self.planner.placing.arrived(self.requests.shape_of(job), job.size)
             except Exception as raised:
                 self._failed(job, raised)
 
@@ -169,7 +170,7 @@ class Indexing:
             return reasons.AFTER if any(num != TIME for num, _ in job.awaits) else reasons.NOT_BEFORE
         if job.hold is not None:
             return reasons.SCHEDULER_FAILED if job.hold.actor == SCHEDULER else reasons.HELD
-        if job.num in self._aside:
+        if job.num in self._containment.jobs:
             return reasons.SCHEDULER_FAILED
         waiting = self.queue.waiting.get(job.num)
         if waiting is not None and waiting.room <= 0:

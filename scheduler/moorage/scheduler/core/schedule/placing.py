@@ -30,6 +30,7 @@ class Placing:
 
     def __init__(self, fleet: Fleet, order: QueueOrder, ranker: Ranker) -> None:
         self.ranker = ranker
+        self.asks = ""  # what the ranker is asked now: it stays there if that raises
         self.num = -1  # the job being placed; -1 for none
         self.choices = 0  # successful choices in this pass
         self.in_vain = 0  # failed searches in this pass, see `cycle.IN_VAIN_MAX`
@@ -82,12 +83,38 @@ class Placing:
             self.choices += shape.together
         return choice
 
-    def _ranker_of(self, shape: Shape) -> Ranker:
-        return self._preferring if shape.prefer else self.ranker
+    def arrived(self, shape: Shape, replicas: int) -> None:
+        """Let the ranker know of a job that arrived."""
+        self.asks = "arrived"
+        self.ranker.arrived(shape, replicas)
+        self.asks = ""
+
+    def prepare(self) -> bool:
+        """Return whether the ranker is ready to choose."""
+        self.asks = "prepare"
+        is_ready = self.ranker.prepare(self._fleet)
+        self.asks = ""
+        return is_ready
+
+    def _choose(self, shape: Shape, avoid: dict[int, int], excluded: frozenset[int]) -> Choice | None:
+        if shape.prefer:
+            return self._preferring.choose(self._fleet, shape, avoid, excluded)
+        self.asks = "choose"
+        choice = self.ranker.choose(self._fleet, shape, avoid, excluded)
+        self.asks = ""
+        return choice
+
+    def _again(self, choice: Choice, shape: Shape, most: int) -> list[int]:
+        if shape.prefer:
+            return self._preferring.again(choice, shape, most)
+        self.asks = "again"
+        masks = self.ranker.again(choice, shape, most)
+        self.asks = ""
+        return masks
 
     def _place_one(self, draft: Draft, shape: Shape, num: int, excluded: frozenset[int]) -> Choice | None:
         avoid = self._peers(draft, num) if shape.spread else _NO_PEERS
-        choice = self._ranker_of(shape).choose(self._fleet, shape, avoid, excluded)
+        choice = self._choose(shape, avoid, excluded)
         if choice is None and (shape.preemptible or shape.sleeps):
             choice = self._where_frozen_wait(shape, num, excluded)
         if choice is not None:
@@ -129,7 +156,7 @@ class Placing:
             return 0, choice  # no ranker has put it there
         if shape.avoid or host.worker.window is not None or draft.avoided:
             return 0, choice  # other jobs of this shape may be excluded from this host
-        masks = self._ranker_of(shape).again(choice, shape, min(most, draft.steps_left))
+        masks = self._again(choice, shape, min(most, draft.steps_left))
         self.choices += bool(masks)
         for mask, group in zip(masks, turns, strict=False):
             self.num, number = order.queue.place_first(group)
@@ -147,7 +174,7 @@ class Placing:
             return None
         taken: list[Choice] = []
         for _ in range(shape.together):
-            choice = self._ranker_of(shape).choose(fleet, shape, _NO_PEERS, excluded)
+            choice = self._choose(shape, _NO_PEERS, excluded)
             if choice is None:
                 before = fleet.changes
                 for done in taken:  # undo this gang's own placements
