@@ -1,15 +1,15 @@
 """Finds what would start a waiting job now: each change is tried in a copy of the engine, and suggested if it works.
 
-A change of the request is tried in two ways: with the cancel and the new submit in one record, and with the submit a
-moment after the cancel. It is suggested only if the job starts both ways, as the owner's two messages may arrive either
-way.
+A change of the request is tried with its submit a moment after the job's cancel, when others may have taken the place.
+The owner's two messages may also come into one record. What starts a moment later starts then, too: the test with all
+policies does what is suggested in both ways.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import Final, TypeVar
 
@@ -21,7 +21,7 @@ from moorage.scheduler.core.engine import Engine
 from moorage.scheduler.core.events import Cancel
 from moorage.scheduler.core.ledger.state import Job
 from moorage.scheduler.whatif.changes import Change, pairs, singles
-from moorage.scheduler.whatif.child import ask_all
+from moorage.scheduler.whatif.child import ask
 from moorage.scheduler.whatif.play import Held, Play
 from moorage.scheduler.whatif.remedies import Remedy, remedies
 from moorage.schemas.answers.jobs import Fix
@@ -111,15 +111,13 @@ class _Tried:
             if not self._left or limit_s <= 0:
                 break
             self._left -= 1
-            if all(answer == _STARTS for answer in ask_all(self._ways(fix), limit_s)):
+            if ask(partial(self._try, fix), limit_s) == _STARTS:
                 return [fix]
         return []
 
-    def _ways(self, fix: Remedy | Change) -> list[Callable[[], bytes]]:
+    def _try(self, fix: Remedy | Change) -> bytes:
         given = self._engine, self._time_ms, self._job
-        if isinstance(fix, Remedy):
-            return [partial(_after_act, *given, fix)]
-        return [partial(_instead, *given, fix.request, apart_ms) for apart_ms in (None, APART_MS)]
+        return _after_act(*given, fix) if isinstance(fix, Remedy) else _instead(*given, fix.request)
 
 
 class _Trial(Play):
@@ -135,16 +133,12 @@ class _Trial(Play):
         return None
 
 
-def _instead(engine: Engine, time_ms: int, job: Job, request: Request, apart_ms: int | None) -> bytes:
-    """Return `_STARTS` if `request` starts when submitted `apart_ms` after the job's cancel, else b"".
-
-    With None, the cancel and the submit are in one record.
-    """
+def _instead(engine: Engine, time_ms: int, job: Job, request: Request) -> bytes:
+    """Return `_STARTS` if `request` starts when submitted `APART_MS` after the job's cancel, else b""."""
     trial = _Trial(engine, time_ms)
     engine.offer(Cancel(job.tenant, job.name, "explain"))
-    if apart_ms is not None:
-        trial.record()
-        trial.time_ms += apart_ms
+    trial.record()
+    trial.time_ms += APART_MS
     new = trial.submit(job.tenant, "fix", request)
     trial.record()
     found = engine.state.job(job.tenant, new)
