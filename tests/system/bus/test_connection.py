@@ -63,7 +63,7 @@ async def test_a_cancelled_flush_leaves_the_connection_reading(nats_url: str, un
             flushing.cancel()
         await connection.send([(unique, b"", "")])
         await connection.flush(2.0)
-        await asyncio.wait_for(heard.wait(), 30)
+        await asyncio.wait_for(heard.wait(), 60)
         assert connection.reconnects == 0
 
 
@@ -247,8 +247,8 @@ async def test_close_ends_the_wait_for_a_connection(fresh_server: EmbeddedServer
     a = await connect(fresh_server.url, "a")
     await fresh_server.kill()
     await until(lambda: not a.is_connected)
-    async with asyncio.timeout(30):
-        waiting = asyncio.create_task(a.request(unique, b"", 60) if use == "request" else a.flush(60))
+    async with asyncio.timeout(60):
+        waiting = asyncio.create_task(a.request(unique, b"", 600) if use == "request" else a.flush(600))
         await asyncio.sleep(0)
         await a.close()
         with pytest.raises(ConnectionClosed):
@@ -291,7 +291,7 @@ async def test_close_while_there_is_no_server(fresh_server: EmbeddedServer, uniq
         await a.subscribe(unique, lambda _: None)
         await again.kill()
         await until(lambda a=a: not a.is_connected)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             await a.close()
         assert a.closed.is_set()
 

@@ -111,7 +111,7 @@ async def test_a_web_socket_carries_messages(tmp_path: Path) -> None:
         heard = asyncio.Event()
         await connection.subscribe("a", lambda _: heard.set())
         await connection.send([("a", b"", "")])
-        await asyncio.wait_for(heard.wait(), 30)
+        await asyncio.wait_for(heard.wait(), 60)
 
 
 async def test_a_server_without_tls_is_refused(nats_url: str) -> None:
@@ -144,7 +144,7 @@ async def test_a_server_that_encrypts_late_is_refused_with_the_fix(tmp_path: Pat
 
 async def test_a_certificate_that_nobody_trusts_is_told_at_once(tmp_path: Path) -> None:
     """nats-py waits for ever for the end of a socket whose handshake failed: nothing of ours waits with it."""
-    async with tls_server(tmp_path) as url, asyncio.timeout(30):
+    async with tls_server(tmp_path) as url, asyncio.timeout(60):
         before = asyncio.all_tasks()
         with pytest.raises(BadContext, match="self-signed") as refused:
             await connect(url, "in secret")

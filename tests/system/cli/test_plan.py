@@ -140,7 +140,7 @@ async def test_of_submits_that_race_by_one_plan_exactly_one_is_taken(node: Node,
             assert len(lost) + len(taken) == 8
             assert {error.code for error in lost} == {"moved-on"}
             assert len(taken) <= 1, outcomes
-        await taken[0].result("30s")
+        await taken[0].result("90s")
 
 
 @pytest.mark.slow

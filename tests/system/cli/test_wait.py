@@ -211,7 +211,7 @@ async def test_a_watched_list_in_a_pipe_says_once_that_there_is_no_job_and_outla
     async with AsyncClient(transport=SimFleet("1xH100"), tenant="t") as client:
         watching = asyncio.create_task(ls_watch.watch_jobs(client, Scripted(client, {"history": False}), RowOptions()))
         heard = asyncio.create_task(enough.wait())
-        await asyncio.wait({watching, heard}, return_when=asyncio.FIRST_COMPLETED, timeout=20)
+        await asyncio.wait({watching, heard}, return_when=asyncio.FIRST_COMPLETED, timeout=60)
         assert heard.done(), watching
         watching.cancel()
         await asyncio.wait({watching})

@@ -42,7 +42,7 @@ async def test_a_handle_needs_nothing_but_the_id(node: Node, unique: str) -> Non
 async def test_jobs_that_speak_to_the_tenant_alone_are_followed_too(node: Node, unique: str) -> None:
     async with AsyncClient(node.url, tenant=unique) as moorage:
         job = await moorage.submit(["sleep", "0.5"], driver="noop", events="tenant")
-        states = [change.state async for event in job.events("30s") for change in event.changes]
+        states = [change.state async for event in job.events("60s") for change in event.changes]
         assert states[-2:] == ["RUNNING", "SUCCEEDED"]
 
 
@@ -89,7 +89,7 @@ def test_a_cancel_says_what_the_job_was_and_an_audit_what_was_compared() -> None
 
 
 async def test_the_fleet_frame_comes_by_itself(node: Node) -> None:
-    async with AsyncClient(node.url) as moorage, asyncio.timeout(30):
+    async with AsyncClient(node.url) as moorage, asyncio.timeout(60):
         async for frame in moorage.fleet.frames():
             assert [worker.worker for worker in frame.workers if worker.simulated] == ["sim-0000", "sim-0001"]
             break

@@ -43,7 +43,7 @@ class Loop:
     async def result(self, name: str) -> Result:
         job = await self.submit(name)
         await self.say(name, *STORY)
-        return await job.result("20s")
+        return await job.result("60s")
 
     def verbs(self) -> list[str]:
         """What was asked since the last call."""
@@ -87,7 +87,7 @@ async def test_what_was_said_before_the_result_is_awaited_and_what_comes_later_i
         await loop.say("j", STORY[0])
         await loop.say("other", *STORY)
         await loop.client._wire.link.request(loop.scheduler.subjects.api(loop.scheduler.tenant, "show"), b"{}", 10)
-        waiting = asyncio.create_task(job.result("20s"))
+        waiting = asyncio.create_task(job.result("60s"))
         await until(lambda: loop.client._wire._stories.followers, what="it is awaited")
         await loop.say("j", *STORY[1:])
         assert [each.rev for each in (await waiting).changes] == [1, 2, 3]
@@ -100,7 +100,7 @@ async def test_what_is_run_is_heard_by_the_frames_and_its_only_replica_by_name(n
         link: Any = loop.client._wire.link
         before = list(link._subscriptions)
         loop.scheduler.will("submit", Accepted("j", 9, "QUEUED"))
-        running = asyncio.create_task(loop.client.run(["x"], job="j", driver="noop", wait="20s"))
+        running = asyncio.create_task(loop.client.run(["x"], job="j", driver="noop", wait="60s"))
         await until(lambda: loop.scheduler.asked, what="it is submitted")
         new = [each.subject for each in link._subscriptions if each not in before]
         assert new == [loop.scheduler.subjects.log(unique, "j", 0)]
@@ -120,14 +120,14 @@ async def test_a_job_that_is_followed_in_a_crowd_has_its_result_without_a_questi
         assert watch._by_frames, "it hears the tenant's frames"
         await loop.say("j", *STORY)
         await until(lambda: watch._pending, what="they are here before the result is awaited")
-        assert [each.rev for each in (await job.result("20s")).changes] == [1, 2, 3]
+        assert [each.rev for each in (await job.result("60s")).changes] == [1, 2, 3]
         assert loop.verbs() == ["submit"]
 
 
 async def test_the_handle_knows_the_state_while_the_result_is_awaited(nats_url: str, unique: str) -> None:
     async with standing(nats_url, unique) as loop:
         job = await loop.submit("j")
-        waiting = asyncio.create_task(job.result("20s"))
+        waiting = asyncio.create_task(job.result("60s"))
         await loop.say("j", STORY[0])
         await loop.say("j", change(2, "PLACED", worker="w7"))
         await until(lambda: (job.state, job.worker) == ("PLACED", "w7"), what="it was placed")
@@ -142,7 +142,7 @@ async def test_a_silence_makes_it_ask_and_go_on(nats_url: str, unique: str, monk
         monkeypatch.setattr("moorage.client.follow.follower.REPAIR_S_FIRST", 0.05)
         job = await loop.submit("j")
         await loop.say("j", STORY[0])
-        assert [each.rev for each in (await job.result("20s")).changes] == [1, 2, 3]
+        assert [each.rev for each in (await job.result("60s")).changes] == [1, 2, 3]
         assert loop.verbs() == ["submit", "show"]
 
 
@@ -152,7 +152,7 @@ async def test_more_than_is_held_while_its_result_is_awaited_is_heard_without_a_
     async with standing(nats_url, unique) as loop:
         monkeypatch.setattr("moorage.client.follow.follower.HELD_MAX", 1)
         job = await loop.submit("j")
-        waiting = asyncio.create_task(job.result("20s"))
+        waiting = asyncio.create_task(job.result("60s"))
         await until(lambda: loop.client._wire._stories.followers, what="it is awaited")
         for each in STORY[:2]:
             await loop.say("j", each)
@@ -172,7 +172,7 @@ async def test_what_comes_late_or_twice_is_told_once(nats_url: str, unique: str)
         await loop.say("j", msgspec.structs.replace(over, rev=4))
         await loop.say("j", first)
         await loop.client._wire.link.request(loop.scheduler.subjects.api(loop.scheduler.tenant, "show"), b"{}", 10)
-        assert [each.rev for each in (await job.result("20s")).changes] == [1, 2, 3, 4]
+        assert [each.rev for each in (await job.result("60s")).changes] == [1, 2, 3, 4]
         assert loop.verbs() == ["submit", "show"]  # the test's own
 
 
@@ -196,7 +196,7 @@ async def test_a_client_that_is_closed_is_not_stood_for(nats_url: str, unique: s
         job = await loop.submit("j")
         await loop.client.close()
         with pytest.raises(RuntimeError, match="not open"):
-            await job.result("20s")
+            await job.result("60s")
         assert loop.client._wire._following is None
 
 
@@ -204,7 +204,7 @@ async def test_a_frame_that_was_lost_is_asked_for(nats_url: str, unique: str) ->
     async with standing(nats_url, unique) as loop:
         job = await loop.submit("j")
         await loop.say("j", *STORY[1:])
-        assert [each.rev for each in (await job.result("20s")).changes] == [1, 2, 3]
+        assert [each.rev for each in (await job.result("60s")).changes] == [1, 2, 3]
         assert loop.verbs() == ["submit", "show"]
 
 
@@ -213,7 +213,7 @@ async def test_a_frame_that_cannot_be_read_makes_it_ask(nats_url: str, unique: s
         job = await loop.submit("j")
         await loop.scheduler.say_raw(loop.scheduler.subjects.events(loop.scheduler.tenant), b"{not json")
         await until(lambda: job._story and job._story.is_stale, what="the frame is here")
-        assert (await job.result("20s")).state == "SUCCEEDED"
+        assert (await job.result("60s")).state == "SUCCEEDED"
         assert loop.verbs() == ["submit", "show"]
 
 
@@ -226,14 +226,14 @@ async def test_more_than_is_held_of_one_job_is_asked_for(
         for each in STORY:
             await loop.say("j", each)
         await until(lambda: job._story and job._story.is_stale, what="the third is here")
-        assert [each.rev for each in (await job.result("20s")).changes] == [1, 2, 3]
+        assert [each.rev for each in (await job.result("60s")).changes] == [1, 2, 3]
         assert loop.verbs() == ["submit", "show"]
 
 
 async def test_a_job_that_was_there_already_is_asked_for(nats_url: str, unique: str) -> None:
     async with standing(nats_url, unique) as loop:
         job = await loop.submit("j", duplicate=True)
-        assert (await job.result("20s")).state == "SUCCEEDED"
+        assert (await job.result("60s")).state == "SUCCEEDED"
         assert loop.verbs() == ["submit", "show"]
 
 
@@ -242,7 +242,7 @@ async def test_a_second_wait_after_one_that_timed_out_asks(nats_url: str, unique
         job = await loop.submit("j")
         with pytest.raises(TimedOut):
             await job.result(0.01)
-        assert (await job.result("20s")).state == "SUCCEEDED"
+        assert (await job.result("60s")).state == "SUCCEEDED"
         assert loop.verbs() == ["submit", "show"]
 
 
@@ -259,7 +259,7 @@ async def test_a_connection_that_was_lost_meanwhile_makes_it_ask(tmp_path: Path,
             await until(lambda: client._wire.link.is_connected)
             async with ScriptedScheduler(server.url, unique) as scheduler:
                 scheduler.will_show(shown("j", "SUCCEEDED", *STORY))
-                assert (await job.result("20s")).state == "SUCCEEDED"
+                assert (await job.result("60s")).state == "SUCCEEDED"
                 assert [verb for verb, _ in scheduler.asked] == ["show"]
     finally:
         await server.stop()
@@ -285,7 +285,7 @@ async def test_who_awaits_no_more_results_hears_the_tenant_no_more(
         job = await loop.submit("j")
         await until(lambda: feed._subscription is None, what="it is gone")
         loop.verbs()
-        assert (await job.result("20s")).state == "SUCCEEDED"
+        assert (await job.result("60s")).state == "SUCCEEDED"
         assert loop.verbs() == ["show"]
 
 
@@ -311,7 +311,7 @@ async def test_a_failure_has_the_tail_that_its_worker_keeps(nats_url: str, uniqu
         loop.scheduler.will("logs", *(Answer("logs", 9, msgspec.to_builtins(page)) for page in pages))
         await loop.say("j", STORY[0], change(2, "EXITED", code=3), change(3, "FAILED", code=3))
         with pytest.raises(JobFailed) as failed:
-            await job.result("20s")
+            await job.result("60s")
         assert failed.value.log_tail == "no weights"
         assert "show" not in loop.verbs()
 
@@ -323,7 +323,7 @@ async def test_a_failure_is_told_where_nobody_hands_out_its_tail(nats_url: str, 
         loop.client._wire.patience = lambda _verb, _is_clustered: 0.2
         await loop.say("j", STORY[0], change(2, "EXITED", code=3), change(3, "FAILED", code=3))
         with pytest.raises(JobFailed) as failed:
-            await job.result("20s")
+            await job.result("60s")
         assert (failed.value.exit_code, failed.value.log_tail) == (3, "")
 
 
@@ -344,7 +344,7 @@ async def test_who_may_not_hear_the_tenants_frames_is_asked_for_and_answered(tmp
                     assert (await loop.result(f"j{number}")).state == "SUCCEEDED"
                     assert loop.verbs() == ["submit", "show"]
                 assert client._wire._stories.is_refused
-                running = asyncio.create_task(client.run(["x"], job="j2", driver="noop", wait="20s"))
+                running = asyncio.create_task(client.run(["x"], job="j2", driver="noop", wait="60s"))
                 await until(lambda: loop.verbs() == ["submit"], what="it is submitted")
                 await scheduler.say("j2", "SUCCEEDED", *STORY)
                 assert (await running).state == "SUCCEEDED"
@@ -352,7 +352,7 @@ async def test_who_may_not_hear_the_tenants_frames_is_asked_for_and_answered(tmp
                 scheduler.will("submit", Accepted("r", 9, "QUEUED"))
                 scheduler.will_show(shown("r", "SUCCEEDED", *STORY))
                 scheduler.will("logs", *(Answer("logs", 9, msgspec.to_builtins(page)) for page in NO_OUTPUT))
-                assert (await client.run(["x"], job="r", driver="noop", wait="20s")).state == "SUCCEEDED"
+                assert (await client.run(["x"], job="r", driver="noop", wait="60s")).state == "SUCCEEDED"
                 assert loop.verbs()[:2] == ["submit", "show"]
     finally:
         await server.stop()

@@ -107,9 +107,9 @@ async def test_a_result_that_is_kept_no_longer_is_said_to_be_so(
         await made.scheduler(config=QUICK)
         async with service(made, tmp_path / "state"):
             job = await moorage.submit_handler("echo", 1)
-            assert (await job.result("30s")).value["input"] == 1
+            assert (await job.result("90s")).value["input"] == 1
             nothing = await moorage.submit_handler("nothing")
-            await nothing.result("30s")
+            await nothing.result("90s")
             assert (await moorage.job(job.job).result("60s")).value["input"] == 1
             await JetStream(moorage._wire.link).purge(stream)
             with pytest.raises(NoOutput, match=f"the result of job {job.job} is no longer kept") as gone:
@@ -127,7 +127,7 @@ async def test_a_caller_of_many_functions_asks_for_no_small_result(
     async with stack(nats_server, unique) as made, client(made) as (moorage, _):
         await made.scheduler(config=QUICK)
         async with service(made, tmp_path / "state"):
-            assert (await (await moorage.submit_handler("echo", 0)).result("30s")).value["input"] == 0
+            assert (await (await moorage.submit_handler("echo", 0)).result("90s")).value["input"] == 0
             asked: list[str] = []
             subscribed: list[str] = []
             stored, subscribe = handlers._stored, Connected.subscribe_ahead
@@ -144,14 +144,14 @@ async def test_a_caller_of_many_functions_asks_for_no_small_result(
             monkeypatch.setattr(Connected, "subscribe_ahead", counted)
             for number in range(1, 6):
                 job = await moorage.submit_handler("echo", number)
-                assert (await job.result("30s")).value["input"] == number
+                assert (await job.result("90s")).value["input"] == number
             with pytest.raises(JobFailed) as failed:
-                await (await moorage.submit_handler("broken", "tea")).result("30s")
+                await (await moorage.submit_handler("broken", "tea")).result("90s")
             assert failed.value.log_tail.endswith("LookupError: no tea")
-            assert (await (await moorage.submit_handler("nothing")).result("30s")).value is None
+            assert (await (await moorage.submit_handler("nothing")).result("90s")).value is None
             assert (asked, subscribed) == ([], [])
             for size in (5_000, 50_000):  # not sent to all: read
-                assert len((await (await moorage.submit_handler("large", size)).result("30s")).value) == size
+                assert len((await (await moorage.submit_handler("large", size)).result("90s")).value) == size
             assert (len(asked), subscribed) == (2, [])
             assert not moorage._wire._stories.results, "what was taken is let go"
 

@@ -97,7 +97,7 @@ async def test_a_job_that_is_ended_while_its_item_comes_never_starts(
     async with ScriptedLeader(nats_url, unique) as leader, worker(nats_url, unique, leader) as (_, agent):
         name = name_of()
         await leader.want("w1", placed(name, "true", files="0" * 64, items={"file": "items"}))
-        await asyncio.wait_for(reached.wait(), 30)
+        await asyncio.wait_for(reached.wait(), 60)
         assert await agent.lost.look() == []
         await leader.want("w1", End(*name, why="cancelling"))
         exited = await leader.heard("w1", "exited", name)

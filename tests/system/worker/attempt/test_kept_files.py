@@ -220,7 +220,7 @@ async def test_an_end_while_files_are_stored_waits_no_longer_than_its_grace(
     async with ScriptedLeader(nats_url, unique) as leader, worker(nats_url, unique, leader):
         name = name_of()
         await leader.want("w1", placed(name, "touch x", keep=["x"], grace_s=0.2))
-        await asyncio.wait_for(reached.wait(), 30)
+        await asyncio.wait_for(reached.wait(), 60)
         await leader.want("w1", End(*name, why="cancelling"))
         exited = await leader.heard("w1", "exited", name)
         assert (exited.code, exited.detail) == (1, "not-stored: files: the attempt had to end")

@@ -454,7 +454,7 @@ class Heard:
         self.some.set()
 
     async def next(self) -> tuple[int, str]:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             await self.some.wait()
         self.some.clear()
         return self.faults[-1]

@@ -374,7 +374,7 @@ async def test_a_callback_that_raises_hides_no_lost_lease(caplog: pytest.LogCapt
 
 
 async def test_a_task_that_waits_for_the_lease_to_be_asked_back_goes_on_once_it_is_given_back() -> None:
-    async with lender("1xH100") as w, asyncio.timeout(30):
+    async with lender("1xH100") as w, asyncio.timeout(60):
         async with borrow(w.path) as lease:
             waits = asyncio.create_task(lease.wait_asked_back())
         assert (await waits).reason == GIVEN_BACK
@@ -464,7 +464,7 @@ async def test_frames_that_are_none_end_their_connection_and_nothing_else(monkey
             monkeypatch.setattr(lease_server, "FIRST_WORD_S_MAX", 30.0 if len(words) > 2 else 0.05)
             reader, writer = await asyncio.open_unix_connection(str(w.path))
             writer.write(words)
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 answer = await reader.read()
             assert (b"error" in answer) == (len(words) > 2)
             writer.close()

@@ -256,7 +256,7 @@ async def test_an_agent_that_starts_beside_much_output_hears_what_runs(monkeypat
             transport = rig.client._transport
             assert transport is not None
             await until(lambda: not transport.is_reading(), what="the client has stopped reading")
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 listed = await rig.client.list()
             assert [event.key for event in listed.running] == ["w1|a"]
             assert not transport.is_reading(), "nobody waits for an answer any more"
