@@ -86,7 +86,7 @@ async def world(server: EmbeddedServer, prefix: str, tmp_path: Path) -> AsyncIte
                     await JetStream(moorage._wire.link).delete_stream(f"OBJ_{result_bucket(prefix, 'acme')}")
 
 
-async def test_a_call_gives_what_the_function_returned(
+async def test_a_call_gives_what_the_function_returned_its_progress_and_why_it_failed(
     nats_server: EmbeddedServer, unique: str, tmp_path: Path
 ) -> None:
     async with world(nats_server, unique, tmp_path) as (moorage, service):
@@ -105,33 +105,16 @@ async def test_a_call_gives_what_the_function_returned(
         both = await (await moorage.submit_handler("echo", 7, gpu="2x1xL40S")).result("90s")
         assert [value["replica"] for value in both.value] == [0, 1]
 
-
-@pytest.mark.slow
-async def test_a_large_result_is_read_from_the_store(nats_server: EmbeddedServer, unique: str, tmp_path: Path) -> None:
-    async with world(nats_server, unique, tmp_path) as (moorage, _):
         jobs = [await moorage.submit_handler("large", size) for size in (LARGE, 0, 1)]
         assert [result.value for result in await moorage.gather(*jobs, wait="90s")] == [bytes(LARGE), b"", b"\0"]
 
-
-@pytest.mark.slow
-async def test_progress_is_told_while_the_result_is_waited_for(
-    nats_server: EmbeddedServer, unique: str, tmp_path: Path
-) -> None:
-    async with world(nats_server, unique, tmp_path) as (moorage, service):
         told: list[Progress] = []
         job = await moorage.submit_handler("steps")
         assert (await job.result("90s", service.listener(told))).value == "done"
         assert told == [Progress((step + 1) / 4, f"step {step}") for step in range(3)]
 
-
-@pytest.mark.slow
-async def test_what_a_function_raised_is_why_the_job_failed(
-    nats_server: EmbeddedServer, unique: str, tmp_path: Path
-) -> None:
-    async with world(nats_server, unique, tmp_path) as (moorage, _):
-        job = await moorage.submit_handler("broken", "in.mp4")
         with pytest.raises(JobFailed) as failed:
-            await job.result("90s")
+            await (await moorage.submit_handler("broken", "in.mp4")).result("90s")
         assert failed.value.state == "FAILED"
         assert "LookupError: no input in.mp4" in failed.value.why
         assert failed.value.result.value is None

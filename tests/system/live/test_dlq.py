@@ -99,8 +99,21 @@ async def test_a_typo_and_its_correction_in_one_batch_make_a_job_that_nobody_is_
 
 
 @pytest.mark.slow
-async def test_resent_twice_is_one_job_and_an_id_made_by_the_queue_is_kept(nats_server: Server, unique: str) -> None:
+async def test_resent_twice_is_one_job_an_id_made_by_the_queue_is_kept_and_what_cannot_be_is_refused(
+    nats_server: Server, unique: str
+) -> None:
     """A conflict is resent under its id and refused; a request without an id keeps the name that the queue gave it."""
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"act": "burn"}, "$.act"),
+        ({"act": "show"}, "$.sequence"),
+        ({"act": "list", "sequence": 3}, "$.sequence"),
+        ({"act": "list", "limit": 0}, "$.limit"),
+        ({"act": "list", "tenant": "A.b"}, "$.tenant"),
+        ({"act": "drop", "sequence": 1, "body": {}}, "$.body"),
+        ({"act": "drop", "sequence": 10**30}, "$.sequence"),
+        ({"act": "drop", "sequence": 1, "why": "a\nb"}, "$.why"),
+        ({"act": "list", "other": 1}, "$.other"),
+    ]
     async with stack(nats_server, unique) as made, caller(made) as acme:
         await made.scheduler()
         await acme.leader()
@@ -121,23 +134,6 @@ async def test_resent_twice_is_one_job_and_an_id_made_by_the_queue_is_kept(nats_
             assert set(jobs) == {f"q{nameless}"}
             assert all(isinstance(each, dict | NotFound) or "no message" in str(each).lower() for each in both), both
             assert sum(row.job == f"q{nameless}" for row in (await ana.ls()).jobs) == 1
-
-
-@pytest.mark.slow
-async def test_what_cannot_be_is_refused(nats_server: Server, unique: str) -> None:
-    wrong: list[tuple[dict[str, Any], str]] = [
-        ({"act": "burn"}, "$.act"),
-        ({"act": "show"}, "$.sequence"),
-        ({"act": "list", "sequence": 3}, "$.sequence"),
-        ({"act": "list", "limit": 0}, "$.limit"),
-        ({"act": "list", "tenant": "A.b"}, "$.tenant"),
-        ({"act": "drop", "sequence": 1, "body": {}}, "$.body"),
-        ({"act": "drop", "sequence": 10**30}, "$.sequence"),
-        ({"act": "drop", "sequence": 1, "why": "a\nb"}, "$.why"),
-        ({"act": "list", "other": 1}, "$.other"),
-    ]
-    async with stack(nats_server, unique) as made, caller(made) as acme:
-        await made.scheduler()
         for body, field in wrong:
             answer = await acme.admin("dlq", body)
             assert (answer["kind"], answer["code"]) == ("error", "invalid-argument"), answer

@@ -218,22 +218,18 @@ async def test_the_context_counts_inside_the_grant(nats_url: str, unique: str, t
         assert exited.detail.startswith("over-memory: it holds 4001 MiB")
 
 
-async def test_what_a_job_holds_is_the_sum_of_its_processes(nats_url: str, unique: str, tmp_path: Path) -> None:
-    async with scene(nats_url, unique, tmp_path, guard_grace_s=0.0) as one:
-        script = f'{sys.executable} {HOLD} hold {tmp_path}/first 1500 & exec "$@"'
-        await one.begin("two", 1500, 3000, "/bin/sh", "-c", script, "sh")
-        exited = await one.leader.heard("w1", "exited", name_of("two"))
-        assert exited.detail.startswith(f"over-memory: it holds {2 * (1500 + CONTEXT_MIB)} MiB")
-
-
 @pytest.mark.parametrize("groups", [True, False], ids=["cgroups", "no cgroups"])
-async def test_a_process_in_a_session_of_its_own_with_no_parent_is_its_jobs(
+async def test_a_job_holds_what_its_processes_hold_together_in_a_session_of_its_own_with_no_parent_too(
     nats_url: str, unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, groups: bool
 ) -> None:
     if not groups:
         monkeypatch.setattr(member_processes, "_group", lambda pid: "")
     async with scene(nats_url, unique, tmp_path, guard_grace_s=0.0) as one:
-        await one.begin("away", 5000, 3000, "/bin/sh", "-c", '(setsid "$@" &); sleep 600', "sh")
+        script = f'{sys.executable} {HOLD} hold {tmp_path}/first 1500 & exec "$@"'
+        await one.begin("two", 1500, 3000, "/bin/sh", "-c", script, "sh")
+        exited = await one.leader.heard("w1", "exited", name_of("two"))
+        assert exited.detail.startswith(f"over-memory: it holds {2 * (1500 + CONTEXT_MIB)} MiB")
+        await one.begin("away", 5000, 3000, "/bin/sh", "-c", '(setsid "$@" &); sleep 600', "sh", slot=1)
         exited = await one.leader.heard("w1", "exited", name_of("away"))
         assert exited.detail.startswith("over-memory: ")
 
