@@ -138,7 +138,7 @@ async def test_a_server_that_encrypts_late_is_refused_with_the_fix(tmp_path: Pat
     async with tls_server(tmp_path, first="") as url:
         # where that line comes before nats-py begins to encrypt, it is lost, and both sides wait
         with pytest.raises((BadContext, NotNats), match=r"offers none at the start|did not greet") as refused:
-            await connect(Context(url=url, ca=str(tmp_path / "cert.pem")), "in secret")
+            await connect(Context(url=url, ca=str(tmp_path / "cert.pem")), "in secret", give_up_after_s=3)
     assert "handshake_first: auto" in refused.value.problem.next
 
 
