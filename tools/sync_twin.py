@@ -46,6 +46,7 @@ from moorage.client.replicas import Which
 from moorage.client.request_builder import What
 from moorage.client.steps import Step
 from moorage.client.sync_base import ClientBase, Handle
+from moorage.schemas.answers.letters import Letter, LetterDone, LetterRow
 from moorage.schemas.answers.operators import ActsAnswer
 from moorage.schemas.frames import USE_KEPT_S, Accepted, Event, FleetEvent, FleetFrame, UsePage
 from moorage.schemas.gpu import GpuSpec

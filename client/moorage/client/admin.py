@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -12,6 +13,7 @@ from moorage.client.errors import Rejected
 from moorage.client.login import who
 from moorage.client.pages import pages
 from moorage.client.replicas import Which, field_of
+from moorage.schemas.answers.letters import Letter, LetterDone, LetterRow, LettersAnswer
 from moorage.schemas.answers.operators import ActsAnswer, TenantsAnswer
 from moorage.schemas.errors import Refused
 from moorage.schemas.frames import LISTED_MAX
@@ -20,6 +22,8 @@ from moorage.schemas.operate import DlqAct, Done, TenantRow, act_of
 if TYPE_CHECKING:
     from moorage.client.answers import JobRow
     from moorage.client.connected import Connected
+
+T = TypeVar("T", Letter, LetterDone, LettersAnswer)
 
 
 class Admin:
@@ -145,56 +149,50 @@ class Admin:
 
         With `past`, those that have left the scheduler's memory follow.
         """
-        from moorage.client.answers import JobRow
-
         given = {"states": list(states), "tenant": tenant, "labels": dict(labels or {}), "ids": ids, "reason": reason}
         asked = {name: each for name, each in (given | {"worker": worker}).items() if each}
         seen = set[tuple[str, str]]()
-        async for data in pages(self._listed, {**asked, "limit": LISTED_MAX, "history": past}):
-            for row in msgspec.convert(data["jobs"], list[JobRow]):
+        async for page in pages(partial(self._client.operate, "ls"), {**asked, "limit": LISTED_MAX, "history": past}):
+            for row in page.jobs:
                 if (row.tenant, row.job) not in seen:
                     yield row
                 seen.add((row.tenant, row.job))
 
-    async def _listed(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        data: dict[str, Any] = (await self._client.operate("ls", asked)).data
-        return data
-
-    async def dead_letters(self, *, tenant: str | None = None) -> AsyncIterator[dict[str, Any]]:
+    async def dead_letters(self, *, tenant: str | None = None) -> AsyncIterator[LetterRow]:
         """Yield the refused requests of the durable queue (dead letters), oldest first, of one tenant or of all.
 
         `tenant` None means all tenants. `sequence` is the number of a letter.
         """
         after = 0
         while True:
-            data = await self._letters(DlqAct(act="list", tenant=tenant, after=after))
-            for row in data["letters"]:
+            page = await self._letters(DlqAct(act="list", tenant=tenant, after=after), LettersAnswer)
+            for row in page.letters:
                 yield row
-            after = data["next"]
+            after = page.next
             if not after:
                 return
 
-    async def dead_letter(self, sequence: int) -> dict[str, Any]:
-        """Return a dead letter: its `problem`, and its `body` or, if that is not text, `data` in base64.
+    async def dead_letter(self, sequence: int) -> Letter:
+        """Return a dead letter: its `problem`, and its `body` or, if that is not text, its bytes as `data`.
 
         Raises `NotFound`.
         """
-        return await self._letters(DlqAct(act="show", sequence=sequence))
+        return await self._letters(DlqAct(act="show", sequence=sequence), Letter)
 
-    async def resend(self, sequence: int, *, body: dict[str, Any] | None = None, why: str = "") -> dict[str, Any]:
+    async def resend(self, sequence: int, *, body: Mapping[str, Any] | None = None, why: str = "") -> LetterDone:
         """Submit a dead letter again for its tenant, under its job id. `body` replaces the request.
 
         The letter is deleted once the request is accepted. Raises `Rejected` if it is refused again; the letter stays.
         """
-        return await self._letters(DlqAct(act="resend", sequence=sequence, body=body, by=who(), why=why))
+        act = DlqAct(act="resend", sequence=sequence, body=None if body is None else dict(body), by=who(), why=why)
+        return await self._letters(act, LetterDone)
 
-    async def drop(self, sequence: int, *, why: str = "") -> dict[str, Any]:
+    async def drop(self, sequence: int, *, why: str = "") -> LetterDone:
         """Delete a dead letter for good. Raises `NotFound`."""
-        return await self._letters(DlqAct(act="drop", sequence=sequence, by=who(), why=why))
+        return await self._letters(DlqAct(act="drop", sequence=sequence, by=who(), why=why), LetterDone)
 
-    async def _letters(self, act: DlqAct) -> dict[str, Any]:
-        data: dict[str, Any] = (await self._client.operate("dlq", act)).data
-        return data
+    async def _letters(self, act: DlqAct, kind: type[T]) -> T:
+        return msgspec.convert((await self._client.operate("dlq", act)).data, kind)
 
     def _tenant(self, tenant: str | None) -> str:
         return self._client.tenant if tenant is None else tenant

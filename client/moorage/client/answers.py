@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from moorage.client.replicas import numbers_of
 from moorage.schemas.answers.fleet import FleetAnswer
 from moorage.schemas.answers.jobs import Cancelled as Cancelled
 from moorage.schemas.answers.jobs import Explained, JobsAnswer, ShownJob
@@ -21,6 +22,8 @@ from moorage.schemas.answers.operators import ActRow as ActRow
 from moorage.schemas.answers.operators import ActsAnswer as ActsAnswer
 from moorage.schemas.answers.operators import Audit as Audit
 from moorage.schemas.answers.operators import Drift as Drift
+from moorage.schemas.capabilities import DRIVER_DEFAULT
+from moorage.schemas.ranges import Ranges
 
 
 class JobInfo(ShownJob, frozen=True, kw_only=True):
@@ -28,6 +31,26 @@ class JobInfo(ShownJob, frozen=True, kw_only=True):
     `compacted` job may have nothing but its end."""
 
     data: dict[str, Any] = msgspec.field(default_factory=dict)
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        """The request as on the wire, also that of a newer release; empty once it is no longer kept."""
+        return self.data.get("request") or {}
+
+    @property
+    def run(self) -> dict[str, Any]:
+        """The part `run` of the request."""
+        return self.asked.get("run") or {}
+
+    @property
+    def driver(self) -> str:
+        """The driver of the request; "" once that is no longer kept."""
+        return str(self.run.get("driver", DRIVER_DEFAULT)) if self.run else ""
+
+    @property
+    def numbers(self) -> Ranges:
+        """The numbers of the job's replicas."""
+        return numbers_of(self.asked)
 
 
 class JobList(JobsAnswer, frozen=True, kw_only=True):
@@ -62,6 +85,6 @@ def told(kind: type[T], data: Mapping[str, Any]) -> T:
     try:
         return msgspec.convert({**data, "data": data}, kind)
     except msgspec.ValidationError:
-        if data.get("request") is None:
+        if "request" not in data and "capabilities" not in data:
             raise
-        return msgspec.convert({**data, "request": None, "data": data}, kind)
+        return msgspec.convert({**data, "request": None, "capabilities": None, "data": data}, kind)

@@ -27,11 +27,13 @@ from moorage.schemas.codec import encode
 from moorage.schemas.errors import Problem
 from moorage.schemas.frames import Answer
 from moorage.schemas.names import TENANT, is_tenant
+from moorage.schemas.ranges import Ranges, format_ranges
 from moorage.schemas.roles import operator_of
 from moorage.schemas.subjects import Subjects
 
 if TYPE_CHECKING:
     from moorage.bus.own_fleets import Fleet
+    from moorage.client.answers import Explanation, JobInfo
     from moorage.client.follow.follower import Stories
     from moorage.client.follow.story import Story
     from moorage.client.transport import ClientTransport, Link
@@ -265,6 +267,19 @@ class Connected:
     async def read(self, verb: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Send a request as `answer` does, and return only the `data` of the answer frame."""
         return data_of(await self.answer(verb, arguments))
+
+    async def show(self, job: str, replicas: Ranges | None = None, tenant: str | None = None) -> JobInfo:
+        """Return the answer of `show` about a job, with the rows of these replicas if some are named."""
+        from moorage.client.answers import JobInfo, told  # slow to import, and most clients need it late or never
+
+        asked = {"job": job} if replicas is None else {"job": job, "replicas": format_ranges(replicas)}
+        return told(JobInfo, (await self.answer("show", asked, tenant)).data)
+
+    async def explain(self, job: str, tenant: str | None = None) -> Explanation:
+        """Return the answer of `explain` about a job."""
+        from moorage.client.answers import Explanation, told
+
+        return told(Explanation, (await self.answer("explain", {"job": job}, tenant)).data)
 
     async def answer(self, verb: str, arguments: Mapping[str, Any], tenant: str | None = None) -> Answer:
         """Send a request of this tenant that reads (or `cancel`), and return the whole answer frame.

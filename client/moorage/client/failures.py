@@ -12,16 +12,17 @@ import msgspec
 
 from moorage.client.errors import ClientError, FailedReplica
 from moorage.client.output import read_page
-from moorage.client.replicas import ASKED_MAX, numbers_of
+from moorage.client.replicas import ASKED_MAX
 from moorage.client.stored_file import stored_file
 from moorage.schemas.items import ItemsFile
 from moorage.schemas.job import EXPIRED, FAILED, REJECTED, TIMED_OUT
-from moorage.schemas.ranges import format_ranges, numbers_in, parse_ranges, ranges_of
+from moorage.schemas.ranges import numbers_in, parse_ranges, ranges_of
 from moorage.schemas.unreadable import UNREADABLE
 from moorage.system.archives import FILES_BYTES_MAX
 from moorage.system.item_files import items_in
 
 if TYPE_CHECKING:
+    from moorage.client.answers import JobInfo, ReplicaInfo
     from moorage.client.connected import Connected
 
 #: most failed replicas of one answer
@@ -33,52 +34,48 @@ ASKED_AT_ONCE: Final = 16
 TAIL_BYTES: Final = 4096
 
 
-async def failed_numbers(client: Connected, shown: Mapping[str, Any], most: int = ASKED_MAX) -> list[int]:
-    """Return the numbers of a job's failed replicas, the first `most`; `shown` is the answer of `show` about it."""
-    rows = await _failed_rows(client, shown, most)
-    return [row["replica"] for row in rows]
+async def failed_numbers(client: Connected, shown: JobInfo, most: int = ASKED_MAX) -> list[int]:
+    """Return the numbers of a job's failed replicas, the first `most`."""
+    return [row.replica for row in await _failed_rows(client, shown, most)]
 
 
 async def failed_replicas(
-    client: Connected, shown: Mapping[str, Any], most: int = NAMED_MAX, stored_max: int | None = None
+    client: Connected, shown: JobInfo, most: int = NAMED_MAX, stored_max: int | None = None
 ) -> list[FailedReplica]:
     """Return a job's failed replicas, the first `most`, with their items and last lines, as far as these are kept.
 
     Items are not looked for among files of the job that take more than `stored_max` bytes in the bucket.
     """
     rows = await _failed_rows(client, shown, most)
-    numbers = [row["replica"] for row in rows]
-    items = await _items_of(client, shown.get("request", {}), numbers, stored_max) if rows else {}
+    numbers = [row.replica for row in rows]
+    items = await _items_of(client, shown.run, numbers, stored_max) if rows else {}
     at_once = asyncio.Semaphore(ASKED_AT_ONCE)
 
-    async def one(row: Mapping[str, Any]) -> FailedReplica:
-        number, attempt = row["replica"], row.get("attempt")
+    async def one(row: ReplicaInfo) -> FailedReplica:
         async with at_once:
-            last = await _last_line(client, shown["job"], number, attempt) if attempt else ""
-        return FailedReplica(number, row["state"], row.get("code"), row.get("why", ""), items.get(number), last)
+            last = await _last_line(client, shown.job, row.replica, row.attempt) if row.attempt else ""
+        return FailedReplica(row.replica, row.state, row.code, row.why, items.get(row.replica), last)
 
     return list(await asyncio.gather(*map(one, rows)))
 
 
-async def _failed_rows(client: Connected, shown: Mapping[str, Any], most: int) -> list[dict[str, Any]]:
-    told = shown.get("replicas", {}).get("ended")
-    if told is None:  # of one replica, or no longer in the scheduler's memory
-        numbers = list(islice(numbers_in(numbers_of(shown.get("request", {}))), ASKED_MAX))
+async def _failed_rows(client: Connected, shown: JobInfo, most: int) -> list[ReplicaInfo]:
+    if shown.replicas is None or not shown.replicas.ended:  # of one replica, or no longer in the scheduler's memory
+        numbers = list(islice(numbers_in(shown.numbers), ASKED_MAX))
     else:
+        told = shown.replicas.ended
         ended = [parse_ranges(told[state].removesuffix(", …")) for state in FAILURES if state in told]
         numbers = sorted(number for ranges in ended for number in islice(numbers_in(ranges), most))[:most]
     if not numbers:
         return []
-    asked = {"job": shown["job"], "replicas": format_ranges(ranges_of(numbers))}
-    rows = (await client.read("show", asked))["replica_states"]
-    return [row for row in rows if row["state"] in FAILURES][:most]
+    rows = (await client.show(shown.job, ranges_of(numbers))).replica_states
+    return [row for row in rows if row.state in FAILURES][:most]
 
 
 async def _items_of(
-    client: Connected, request: Mapping[str, Any], numbers: list[int], stored_max: int | None
+    client: Connected, run: Mapping[str, Any], numbers: list[int], stored_max: int | None
 ) -> dict[int, Any]:
     """Return the items with these numbers; {} if the job has none, or if their file cannot be had."""
-    run = request.get("run", {})
     items = run.get("items")
     if isinstance(items, Mapping):
         file, address = msgspec.convert(items, ItemsFile), run.get("files")

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Final
 
 from moorage.client.errors import rejected
 from moorage.client.fields import Paths
-from moorage.client.replicas import numbers_of
 from moorage.client.sending import bucket_of
 from moorage.schemas.handler import is_earlier, kept_object
 from moorage.schemas.job import TERMINAL, FilesOf
@@ -49,15 +48,14 @@ async def files_of(client: Connected, jobs: Iterable[str]) -> list[FilesOf]:
 
 
 async def _of_one(client: Connected, job: str) -> FilesOf:
-    shown = await client.read("show", {"job": job})
-    request = shown.get("request", {})
-    if request and not request.get("run", {}).get("keep"):
+    shown = await client.show(job)
+    if shown.asked and not shown.run.get("keep"):
         raise rejected(
             "failed-precondition", f"job {job} keeps no files", field="$.run.files_of", found=job,
             next="submit it with --keep 'out/**'",
         )  # fmt: skip
-    numbers, accepted_ms = numbers_of(request), shown.get("accepted_ms", 0)
-    if shown["state"] in TERMINAL:
+    numbers, accepted_ms = shown.numbers, shown.accepted_ms
+    if shown.state in TERMINAL:
         store = bucket_of(client)
         names = [kept_object(job, number) for number in islice(numbers_in(numbers), LOOKED_AT_MAX)]
         found = await asyncio.gather(*(client.again(partial(store.find, name)) for name in names))
@@ -67,5 +65,5 @@ async def _of_one(client: Connected, job: str) -> FilesOf:
                 "failed-precondition", f"no files of job {job} are kept: none of it has succeeded, or it was long ago",
                 field="$.run.files_of", found=job, next=f"moorage again {job}",
             )  # fmt: skip
-    one = count_of(numbers) == 1 and request.get("indices") is None
+    one = count_of(numbers) == 1 and shown.asked.get("indices") is None
     return FilesOf(job, None if one else format_ranges(numbers), accepted_ms)

@@ -37,7 +37,7 @@ from moorage.schemas.handler import (
     result_object,
 )
 from moorage.schemas.job import SUCCEEDED, Request
-from moorage.schemas.ranges import Ranges, count_of, format_ranges, numbers_in, ranges_of
+from moorage.schemas.ranges import Ranges, count_of, numbers_in, ranges_of
 from moorage.schemas.unreadable import UNREADABLE
 
 if TYPE_CHECKING:
@@ -166,7 +166,7 @@ async def value_of(client: Connected, job: str, changes: Sequence[Change], heard
     replicas = count_of(numbers)
     ends = {change.replica: change for change in changes if change.fence}
     if len(ends) < replicas:
-        ends |= await last_attempts(client, job, await client.read("show", {"job": job}), replicas)
+        ends |= await last_attempts(client, await client.show(job), replicas)
     values: list[Any] = []
     for replica in numbers_in(numbers):
         end = ends.get(replica)
@@ -190,13 +190,10 @@ async def values_of(client: Connected, job: str, numbers: Ranges) -> AsyncIterat
     """
     left = numbers_in(numbers)
     while some := list(islice(left, ASKED_MAX)):
-        shown = await client.read("show", {"job": job, "replicas": format_ranges(ranges_of(some))})
-        for row in shown["replica_states"]:
-            if row["state"] != SUCCEEDED:
-                continue
-            result = row.get("result")
-            name = result_object(job, row["replica"], row["fence"])
-            yield row["replica"], None if result == 0 else await _stored(client, job, name, result)
+        for row in (await client.show(job, ranges_of(some))).replica_states:
+            if row.state == SUCCEEDED:
+                name = result_object(job, row.replica, row.fence)
+                yield row.replica, None if row.result == 0 else await _stored(client, job, name, row.result)
 
 
 async def _stored(client: Connected, job: str, name: str, seq: int | None) -> Any:

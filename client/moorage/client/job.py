@@ -19,18 +19,17 @@ from moorage.client.fields import Fields
 from moorage.client.follow.story import LISTED_MAX, Result
 from moorage.client.follow.watch import Watch
 from moorage.client.output import Joiner, Piece, Tail, read_page
-from moorage.client.replicas import Which, field_of, numbers_of, replicas_of
+from moorage.client.replicas import Which, field_of, replicas_of
 from moorage.client.steps import Step, step_of
-from moorage.schemas.capabilities import driver_of
 from moorage.schemas.errors import MoorageError
 from moorage.schemas.frames import USE_KEPT_S, Accepted, Event
 from moorage.schemas.gpu import format_token
 from moorage.schemas.job import ACCEPTED, CANCELLED, EXPIRED, FAILED, REJECTED, SUCCEEDED, TIMED_OUT
 from moorage.schemas.names import is_job
-from moorage.schemas.ranges import count_of, numbers_in
+from moorage.schemas.ranges import NOTHING, count_of, numbers_in
 
 if TYPE_CHECKING:
-    from moorage.client.answers import Cancelled, Explanation, JobInfo
+    from moorage.client.answers import Cancelled, Explanation, JobInfo, JobRow
     from moorage.client.command import Executed
     from moorage.client.connected import Connected
     from moorage.client.follow.story import Story
@@ -115,8 +114,7 @@ class Job:
     async def _picture(self) -> str:
         from moorage.client.notebook import picture
 
-        explained = await self._client.read("explain", {"job": self.job})
-        return picture(self.job, self._known(), explained)
+        return picture(self.job, self._known(), await self.explain())
 
     @property
     def known_result(self) -> Result | None:
@@ -188,7 +186,7 @@ class Job:
         else:
             joiner = Joiner(self._client.read, self.job, tail)
             only = replicas_of(replica)
-            newest = await joiner.newest(await self._shown(), only)
+            newest = await joiner.newest(await self.show(), only)
             async for piece in joiner.kept_of(newest, only, attempt):
                 given += 1
                 yield piece
@@ -247,7 +245,7 @@ class Job:
         if self._result.state != SUCCEEDED:
             raise JobFailed(self._result, request=self._request)
         if not self._valued:
-            await self._add_value({} if self._request is not None else await self._shown(), None)
+            await self._add_value(None if self._request is not None else await self.show(), None)
         return self._result
 
     async def _followed_to_its_end(self, timeout_s: float, on_progress: OnProgress | None) -> Result:
@@ -281,10 +279,10 @@ class Job:
         if self._result.state != SUCCEEDED:
             if can.returns_value and not output:
                 tail.take_of(stories.results, self._result)
-            asked = watch._data.get("request") if request is None else request
+            asked = request or (watch.info.asked if watch.info is not None else None)
             last_lines = await tail.or_kept(self._client.read, self._result)
             raise JobFailed(self._result, last_lines, asked, await self._failed(ends_s - loop.time()))
-        await self._add_value(watch._data, progress)
+        await self._add_value(watch.info, progress)
         return self._result
 
     async def _failed(self, left_s: float) -> list[FailedReplica]:
@@ -296,22 +294,22 @@ class Job:
             return []
         with contextlib.suppress(MoorageError, OSError, TimeoutError):
             async with asyncio.timeout(min(left_s, FAILED_S_MAX)):
-                return await failed_replicas(self._client, await self._shown(), FAILED_MAX, ITEMS_STORED_MAX)
+                return await failed_replicas(self._client, await self.show(), FAILED_MAX, ITEMS_STORED_MAX)
         return []
 
-    async def _add_value(self, shown: dict[str, Any], heard: Heard | None) -> None:
+    async def _add_value(self, shown: JobInfo | None, heard: Heard | None) -> None:
         """Set the result's value, if the driver returns one. `shown` is the answer of `show`, read if the request is
         not known."""
         assert self._result is not None
         request = self._request
-        driver = driver_of(shown) if request is None else request.workload.driver
+        driver = request.workload.driver if request is not None else shown.driver if shown is not None else ""
         if driver and driver not in self._client._stories.drivers:
             with contextlib.suppress(NotFound):
-                await self._shown()
+                await self.show()
         if self._client._stories.drivers.can(driver).returns_value:
             from moorage.client.handlers import value_of
 
-            numbers = numbers_of(shown["request"]) if request is None else request.numbers
+            numbers = request.numbers if request is not None else shown.numbers if shown is not None else NOTHING
             if count_of(numbers) > LISTED_MAX:  # each end is a question, and each value a message: see `values`
                 self._valued = True
                 return
@@ -328,7 +326,7 @@ class Job:
         from moorage.client.handlers import values_of
 
         only = replicas_of(replica)
-        numbers = numbers_of((await self._shown())["request"]) if only is None else only
+        numbers = (await self.show()).numbers if only is None else only
         async for number, value in values_of(self._client, self.job, numbers):
             yield number, value
 
@@ -345,7 +343,7 @@ class Job:
         """
         from moorage.client.mapping import in_order
 
-        numbers = numbers_in(numbers_of((await self._shown()).get("request", {})))
+        numbers = numbers_in((await self.show()).numbers)
         pairs = self._outcomes(wait, on_progress)
         async with contextlib.aclosing(pairs), contextlib.aclosing(in_order(pairs, numbers)) as answers:
             async for answer in answers:
@@ -387,11 +385,11 @@ class Job:
         from moorage.client.mapping import check_of, waits_for
 
         check = check_of(self.job)
-        if not waits_for((await self._shown()).get("request", {}), check):
+        if not waits_for((await self.show()).asked, check):
             return
         with contextlib.suppress(NotFound):
             job = Job(self._client, check)
-            if (await job._shown())["state"] in (FAILED, TIMED_OUT, EXPIRED, REJECTED):
+            if (await job.show()).state in (FAILED, TIMED_OUT, EXPIRED, REJECTED):
                 await job.result()
 
     async def _cancel_with_check(self) -> None:
@@ -437,7 +435,9 @@ class Job:
     async def uncancel(self) -> bool:
         """Forget a cancel with `before` of this id, whose submit has not come: it is accepted again. Return whether one
         was remembered."""
-        return bool((await self._client.read("uncancel", {"job": self.job}))["lifted"])
+        from moorage.schemas.answers.jobs import Uncancelled
+
+        return msgspec.convert(await self._client.read("uncancel", {"job": self.job}), Uncancelled).lifted
 
     async def change(
         self,
@@ -500,15 +500,10 @@ class Job:
         For a job that ended long ago, the answer comes from its history, while that is kept (until `kept_until_ms`, at
         the latest).
         """
-        from moorage.client.answers import JobInfo, told
-
-        return told(JobInfo, await self._shown())
-
-    async def _shown(self) -> dict[str, Any]:
-        data = await self._client.read("show", {"job": self.job})
-        self._client._stories.drivers.learn(data)
-        self._learn(data)
-        return data
+        info = await self._client.show(self.job)
+        self._client._stories.drivers.learn(info)
+        self._learn(info)
+        return info
 
     async def use(self, replica: int = 0, *, last: Duration = USE_KEPT_S, points: int = 60) -> UsePage:
         """Return what a running replica has used of each of its GPUs in the last ten minutes, or in the `last` time.
@@ -558,9 +553,7 @@ class Job:
 
     async def explain(self) -> Explanation:
         """Return why the job waits: the main reason, counts of workers, its place in the queue. Raises `NotFound`."""
-        from moorage.client.answers import Explanation, told
-
-        return told(Explanation, await self._client.read("explain", {"job": self.job}))
+        return await self._client.explain(self.job)
 
     def _saw(self, event: Event) -> None:
         """Keep the state and worker of an event."""
@@ -570,13 +563,13 @@ class Job:
                 self._began_s = time.monotonic() - max(time.time() - change.time_ms / 1000, 0)
             self.worker = change.worker or self.worker
 
-    def _learn(self, row: dict[str, Any]) -> None:
+    def _learn(self, row: JobRow) -> None:
         """Keep the job's present state, from an answer of `show` or `ls`."""
-        self.state = row["state"]
-        self._gpu = row.get("gpu", self._gpu)
-        self.worker = row.get("worker", self.worker)
-        if "age_ms" in row:
-            self._began_s = time.monotonic() - row["age_ms"] / 1000
+        self.state = row.state
+        self._gpu = row.gpu or self._gpu
+        self.worker = row.worker or self.worker
+        if row.age_ms:
+            self._began_s = time.monotonic() - row.age_ms / 1000
 
     def _has_ended(self, result: Result) -> None:
         """Keep how the job ended. From now on `result` returns at once, unless it has to read a handler's value."""

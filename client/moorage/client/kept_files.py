@@ -9,17 +9,16 @@ import os
 import shlex
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple
+from typing import IO, TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
 from moorage.bus.object_store import ObjectInfo, ObjectStore
 from moorage.client.errors import ClientError, NoOutput, NotFound, Overloaded, Rejected, Unreachable, rejected
 from moorage.client.follow.story import replicas_in
-from moorage.client.replicas import ASKED_MAX, numbers_of
+from moorage.client.replicas import ASKED_MAX
 from moorage.client.sending import bucket_of
 from moorage.client.transitions import last_attempts
 from moorage.schemas.errors import problem
@@ -28,11 +27,12 @@ from moorage.schemas.handler import result_object
 from moorage.schemas.job import RUNNING, SUCCEEDED
 from moorage.schemas.names import word_of
 from moorage.schemas.printable import in_one_line
-from moorage.schemas.ranges import Ranges, count_of, format_ranges, is_in, numbers_in, parse_ranges
+from moorage.schemas.ranges import Ranges, count_of, is_in, numbers_in, parse_ranges
 from moorage.schemas.unreadable import UNREADABLE
 from moorage.system.archives import LEFT_OUT, BadArchive, Inflating, stays_below, unpack
 
 if TYPE_CHECKING:
+    from moorage.client.answers import JobInfo
     from moorage.client.connected import Connected
 
 #: most replicas of a job that are asked for patterns that matched nothing
@@ -88,10 +88,9 @@ async def fetch(
             found=str(folder),
             next="name a new or empty folder, or merge the replicas into it: --merge, merge=True",
         )
-    shown = await client.read("show", {"job": job})
-    numbers = numbers_of(shown.get("request", {}))
-    fences = await _fences(client, job, shown, count_of(numbers), only)
-    asked = numbers if only is None else only
+    shown = await client.show(job)
+    fences = await _fences(client, shown, only)
+    asked = shown.numbers if only is None else only
     replicas = list(numbers_in(asked))
     store = bucket_of(client)
     found, left_out, lost = list[Path](), list[str](), list[ClientError]()
@@ -117,21 +116,19 @@ async def fetch(
         message, fix = "\n".join([f"job {job} has left {what}", *left_out]), f"moorage get {word_of(job)} --rescue"
         raise NotFound(problem("not-found", message, job=job, next=fix if path else f"moorage show {word_of(job)}"))
     if not found:
-        keep = shown.get("request", {}).get("run", {}).get("keep", ())
-        message, fix = why_none(job, path, keep, shown, asked)
+        message, fix = why_none(path, shown, asked)
         raise NotFound(problem("not-found", "\n".join([message, *left_out]), job=job, next=fix))
     return Fetched(found, left_out)
 
 
-async def _fences(
-    client: Connected, job: str, shown: Mapping[str, Any], count: int, only: Ranges | None
-) -> dict[int, int]:
+async def _fences(client: Connected, shown: JobInfo, only: Ranges | None) -> dict[int, int]:
     """Return the fences of the last attempts of a job's replicas, or at least of those `only`, by number."""
     if replicas_in(shown) is not None and only is not None and count_of(only) <= ASKED_MAX:
-        shown = await client.read("show", {"job": job, "replicas": format_ranges(only)})
-    elif replicas_in(shown) is not None or "replica_states" not in shown:  # they are no longer in memory
-        return {each: change.fence for each, change in (await last_attempts(client, job, shown, count)).items()}
-    return {row["replica"]: row["fence"] for row in shown["replica_states"] if row.get("fence")}
+        shown = await client.show(shown.job, only)
+    elif replicas_in(shown) is not None or not shown.replica_states:  # they are no longer in memory
+        ends = await last_attempts(client, shown, count_of(shown.numbers))
+        return {each: change.fence for each, change in ends.items()}
+    return {row.replica: row.fence for row in shown.replica_states if row.fence}
 
 
 async def _rescued(client: Connected, job: str, replica: int, path: str) -> str:
@@ -170,18 +167,17 @@ def _matched_nothing(pattern: str) -> str:
     return f"nothing matched {in_one_line(pattern)!r} of keep, which begins at the attempt's folder"
 
 
-async def unmatched(client: Connected, shown: Mapping[str, Any]) -> list[str]:
+async def unmatched(client: Connected, shown: JobInfo) -> list[str]:
     """Return a line for each pattern of `keep` that matched nothing, though its job, as `show` has it, has SUCCEEDED.
 
     Of a job of many replicas the first `UNMATCHED_ASKED_MAX` are looked at. Raises what `Connected.again` raises.
     """
-    request = shown.get("request", {})
-    if shown["state"] != SUCCEEDED or not request.get("run", {}).get("keep"):
+    if shown.state != SUCCEEDED or not shown.run.get("keep"):
         return []
-    job, numbers = shown["job"], numbers_of(request)
+    job, numbers = shown.job, shown.numbers
     first = list(itertools.islice(numbers_in(numbers), UNMATCHED_ASKED_MAX))
     only = None if len(first) == count_of(numbers) else parse_ranges(",".join(map(str, first)))
-    fences = await _fences(client, job, shown, count_of(numbers), only)
+    fences = await _fences(client, shown, only)
     store = bucket_of(client)
     lacking: dict[str, list[int]] = {}
     for number in first:
@@ -197,22 +193,20 @@ async def unmatched(client: Connected, shown: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def why_none(job: str, path: str, keep: Sequence[str], shown: Mapping[str, Any], replicas: Ranges) -> tuple[str, str]:
+def why_none(path: str, shown: JobInfo, replicas: Ranges) -> tuple[str, str]:
     """Return why these replicas of a job, as `show` has it, have no kept files, and what to do.
-
-    `keep` has the patterns of its request.
 
     What it wrote can still be had while it runs, and for some minutes from its last worker.
     """
+    job, keep, rows = shown.job, shown.run.get("keep", ()), shown.replica_states
     what = f"{path} of job {job}" if path else f"job {job}"
     why = "its request has no keep patterns"
     if keep:
         why = f"files that match {', '.join(keep)} when it ends are kept for some days"
-    rows = shown.get("replica_states") or [shown]
     word = word_of(job)
-    asked = [row for row in rows if row is shown or is_in(replicas, row["replica"])]
-    if runs := next((row for row in asked if row["state"] == RUNNING), None):
-        which = word if len(rows) < 2 else f"{word}/{runs['replica']}"
+    runs = next((row for row in rows if row.state == RUNNING and is_in(replicas, row.replica)), None)
+    if runs is not None or (not rows and shown.state == RUNNING):
+        which = word if runs is None or len(rows) < 2 else f"{word}/{runs.replica}"
         fix = f"while it runs: moorage exec {which} -- tar c {shlex.quote(path or '.')} | tar x"
     else:
         fix = f"for ten minutes after its end (folder_keep of its worker): moorage get {word} --rescue"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
-from moorage.schemas.capabilities import KNOWN, UNKNOWN, Capabilities, driver_of, reported_capabilities
+from moorage.schemas.capabilities import KNOWN, UNKNOWN, Capabilities
+
+if TYPE_CHECKING:
+    from moorage.client.answers import JobInfo
 
 
 class KnownDrivers:
@@ -21,8 +23,7 @@ class KnownDrivers:
         """Return a driver's capabilities; `UNKNOWN` for an unknown driver."""
         return self._can.get(driver, UNKNOWN)
 
-    def learn(self, shown: Mapping[str, Any]) -> None:
-        """Remember the capabilities of the job's driver that an answer of `show` reports."""
-        can = reported_capabilities(shown)
-        if can is not None:
-            self._can[driver_of(shown)] = can
+    def learn(self, shown: JobInfo) -> None:
+        """Remember the capabilities of the job's driver, if a worker reports them."""
+        if shown.capabilities is not None:
+            self._can[shown.driver] = shown.capabilities

@@ -27,14 +27,15 @@ from moorage.client.changed import changed
 from moorage.client.errors import ItemFailed, rejected
 from moorage.client.handlers import OnProgress, Progress
 from moorage.client.job_ids import fresh_job_id
-from moorage.client.replicas import ASKED_MAX, numbers_of
+from moorage.client.replicas import ASKED_MAX
 from moorage.client.stored_file import stored_file
 from moorage.client.sweeps import Sweep
+from moorage.schemas.answers.jobs import ReplicaInfo
 from moorage.schemas.frames import Event
 from moorage.schemas.handler import result_object
 from moorage.schemas.job import SUCCEEDED, TERMINAL
 from moorage.schemas.names import JOB_CHARS_MAX, word_of
-from moorage.schemas.ranges import format_ranges, numbers_in, ranges_of
+from moorage.schemas.ranges import numbers_in, ranges_of
 from moorage.schemas.unreadable import UNREADABLE
 
 if TYPE_CHECKING:
@@ -188,35 +189,35 @@ async def outcomes(
     `changes` yields events of the job until its end. Raises what that raises, and `Rejected` for a job without a
     function.
     """
-    request = (await client.read("show", {"job": job})).get("request", {})
-    if map_runner.VALUE not in request.get("run", {}).get("keep", ()):
+    shown = await client.show(job)
+    if map_runner.VALUE not in shown.run.get("keep", ()):
         raise rejected(
             "failed-precondition", f"job {job} calls no function, so it has no answers", job=job,
             next=f"moorage show {word_of(job)}",
         )  # fmt: skip
-    left = list(numbers_in(numbers_of(request)))
+    left = list(numbers_in(shown.numbers))
     done, failed, of = 0, 0, len(left)
     async with changed(changes) as (event, listening):
         while left:
             over = listening.done()
             event.clear()
             asked = left[:ASKED_MAX]
-            shown = await client.read("show", {"job": job, "replicas": format_ranges(ranges_of(asked))})
-            rows = {row["replica"]: row for row in shown["replica_states"]}
+            shown = await client.show(job, ranges_of(asked))
+            rows = {row.replica: row for row in shown.replica_states}
             if over:
                 listening.result()
-                ended = [rows.get(number, {"replica": number, "state": shown["state"]}) for number in asked]
+                ended = [rows.get(number) or ReplicaInfo(replica=number, state=shown.state) for number in asked]
             else:
-                ended = [row for row in rows.values() if row["state"] in TERMINAL]
+                ended = [row for row in rows.values() if row.state in TERMINAL]
             for some in _batches(ended, READS_MAX):
                 answers = await asyncio.gather(*(_answer(client, job, row) for row in some))
                 for row, answer in zip(some, answers, strict=True):
                     done, failed = done + 1, failed + isinstance(answer, ItemFailed)
                     if on_progress is not None:
                         text = f"{done} of {of}" + (f", {failed} failed" if failed else "")
-                        on_progress(Progress(done / of, text, row["replica"]))
-                    yield row["replica"], answer
-            found = {row["replica"] for row in ended}
+                        on_progress(Progress(done / of, text, row.replica))
+                    yield row.replica, answer
+            found = {row.replica for row in ended}
             left = [number for number in left if number not in found]
             if left and not over:
                 if not ended:
@@ -235,23 +236,23 @@ async def in_order(pairs: AsyncIterator[tuple[int, Any]], numbers: Iterator[int]
             wanted = next(numbers, None)
 
 
-def _batches(rows: Sequence[dict[str, Any]], size: int) -> Iterator[list[dict[str, Any]]]:
+def _batches(rows: Sequence[ReplicaInfo], size: int) -> Iterator[list[ReplicaInfo]]:
     left = iter(rows)
     while some := list(islice(left, size)):
         yield some
 
 
-async def _answer(client: Connected, job: str, row: Mapping[str, Any]) -> Any:
+async def _answer(client: Connected, job: str, row: ReplicaInfo) -> Any:
     """Return the value of an item that has ended, or why it has none."""
-    number, state = row["replica"], row["state"]
-    found = await _kept_outcome(client, result_object(job, number, row["fence"])) if row.get("fence") else None
+    number, state = row.replica, row.state
+    found = await _kept_outcome(client, result_object(job, number, row.fence)) if row.fence else None
     if found is not None and found.error is None and state == SUCCEEDED:
         return found.value
     if found is not None and found.error is not None:
         error = found.error
-        return ItemFailed(job, number, state, row.get("code"), error.message, kind=error.kind, text=error.traceback)
-    why = "its value is no longer kept, or it ended itself" if state == SUCCEEDED else row.get("why", "")
-    return ItemFailed(job, number, state, row.get("code"), why)
+        return ItemFailed(job, number, state, row.code, error.message, kind=error.kind, text=error.traceback)
+    why = "its value is no longer kept, or it ended itself" if state == SUCCEEDED else row.why
+    return ItemFailed(job, number, state, row.code, why)
 
 
 async def _kept_outcome(client: Connected, name: str) -> _Outcome | None:

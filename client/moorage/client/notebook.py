@@ -7,11 +7,14 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
 from html import escape
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from moorage.client.changed import changed
 from moorage.schemas.errors import MoorageError
 from moorage.schemas.job import QUEUED, TERMINAL
+
+if TYPE_CHECKING:
+    from moorage.schemas.answers.jobs import Explained
 
 #: shortest time between two pictures of a job, in seconds
 DRAW_S: Final = 0.5
@@ -82,22 +85,23 @@ async def followed(
             await asyncio.sleep(DRAW_S)
 
 
-def picture(job: str, known: Mapping[str, str], explained: Mapping[str, Any]) -> str:
+def picture(job: str, known: Mapping[str, str], explained: Explained) -> str:
     """Return a job's table from the answer of `explain`, with a bar of the replicas that are done if it has several.
 
     `known` has what its handle knows.
     """
-    state: str = explained["state"]
-    told: Mapping[str, Any] = explained.get("replicas", {"states": {}})
-    counts: dict[str, int] = told["states"]
+    from moorage.schemas.answers.jobs import ReplicaCounts
+
+    told = explained.replicas or ReplicaCounts()
+    state, counts = explained.state, told.states
     done, of = sum(count for name, count in counts.items() if name in TERMINAL), sum(counts.values())
     rows = {
         **known,
         "worker": "" if of else known["worker"],  # of several replicas it is only the newest one's
         "state": state,
-        "why": explained.get("means" if state == QUEUED else "why", ""),
+        "why": explained.means if state == QUEUED else explained.why,
         "done": f"{done} of {of}" if of else "",
-        **{name: _counted(count, told.get("ended", {}).get(name, "")) for name, count in counts.items() if count},
+        **{name: _counted(count, told.ended.get(name, "")) for name, count in counts.items() if count},
     }
     return table(f"Job {job}", rows, f"<progress max='{of}' value='{done}'></progress>" if of else "")
 

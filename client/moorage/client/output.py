@@ -16,6 +16,7 @@ from moorage.schemas.frames import LOG_OFFSET_MAX, LOG_PAGE_BYTES_MAX, LogPage, 
 from moorage.schemas.ranges import Ranges, numbers_in
 
 if TYPE_CHECKING:
+    from moorage.client.answers import JobInfo
     from moorage.client.follow.follower import Budget
 
 OVERLOADED_TRIES_MAX: Final = 50
@@ -212,12 +213,12 @@ class Joiner:
                 return error
         return None
 
-    async def newest(self, shown: dict[str, Any], only: Ranges | None) -> dict[int, int | None]:
+    async def newest(self, shown: JobInfo, only: Ranges | None) -> dict[int, int | None]:
         """Return the attempts for `kept_of`, from an answer of `show`. Where nobody named replicas (`only`), of a job
         of very many only some: see `kept_output`; `left_out` then counts the others."""
         if only is not None:
             return newest_attempts(shown)
-        newest, self.left_out = await attempts_to_read(self._read, self._job, shown)
+        newest, self.left_out = await attempts_to_read(self._read, shown)
         return newest
 
     async def kept_of(

@@ -1,19 +1,28 @@
-"""Answers that come page by page, as those of `ls`: each says where the next one begins."""
+"""The answers of `ls`, which come page by page: each says where the next one begins."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from moorage.schemas.frames import Answer
+
+if TYPE_CHECKING:
+    from moorage.schemas.answers.jobs import JobsAnswer
 
 
 async def pages(
-    ask: Callable[[Mapping[str, Any]], Awaitable[dict[str, Any]]], asked: Mapping[str, Any]
-) -> AsyncIterator[dict[str, Any]]:
-    """Yield the data of each page, from the first one on. The next page is asked for once the reader goes on."""
+    ask: Callable[[Mapping[str, Any]], Awaitable[Answer]], asked: Mapping[str, Any]
+) -> AsyncIterator[JobsAnswer]:
+    """Yield each page of jobs, from the first one on. The next page is asked for once the reader goes on."""
+    from moorage.schemas.answers.jobs import JobsAnswer
+
     after = ""
     while True:
-        data = await ask({**asked, "after": after} if after else asked)
-        yield data
-        after = data.get("next", "")
+        page = msgspec.convert((await ask({**asked, "after": after} if after else asked)).data, JobsAnswer)
+        yield page
+        after = page.next
         if not after:
             return

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from moorage.client.errors import rejected
 from moorage.schemas.job import CANCELLED, SUCCEEDED, TERMINAL
 from moorage.schemas.ranges import NUMBERS_MAX, Ranges, first_numbers, format_ranges, parse_ranges
+
+if TYPE_CHECKING:
+    from moorage.schemas.answers.jobs import ReplicaCounts
 
 #: replicas whose rows one question of `show` may name
 ASKED_MAX: Final = 1_000
@@ -42,11 +45,10 @@ def numbers_of(request: Mapping[str, Any]) -> Ranges:
     return first_numbers(request.get("replicas", 1)) if indices is None else parse_ranges(indices)
 
 
-def failed_words(data: Mapping[str, Any]) -> str:
+def failed_words(counts: ReplicaCounts | None) -> str:
     """Return how many replicas ended without success, `30 of 100 failed, 50 cancelled`; "" for a job of one replica."""
-    told = data.get("replicas")
-    if told is None:
+    if counts is None:
         return ""
-    bad = {name: count for name, count in told["states"].items() if name in TERMINAL and name != SUCCEEDED and count}
+    bad = {name: count for name, count in counts.states.items() if name in TERMINAL and name != SUCCEEDED and count}
     words = [f"{bad[name]} {name.lower().replace('_', ' ')}" for name in sorted(bad, key=CANCELLED.__eq__)]
-    return ", ".join(words).replace(" ", f" of {told['of']} ", 1)
+    return ", ".join(words).replace(" ", f" of {counts.of} ", 1)

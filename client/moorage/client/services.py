@@ -149,10 +149,10 @@ class Calls:
             return "", ""
         try:
             async with asyncio.timeout(WHY_S):
-                explained = await self._client.read("explain", {"job": job})
+                explained = await self._client.explain(job)
         except (ClientError, BusError, RuntimeError, TimeoutError):
             return job, ""
-        return job, ": ".join(filter(None, (explained.get("why") or explained.get("means"), explained.get("because"))))
+        return job, ": ".join(filter(None, (explained.why or explained.means, explained.because)))
 
     async def _wake(self, service: str, asked: _Wake) -> None:
         try:

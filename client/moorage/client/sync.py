@@ -25,6 +25,7 @@ from moorage.client.replicas import Which
 from moorage.client.request_builder import What
 from moorage.client.steps import Step
 from moorage.client.sync_base import ClientBase, Handle
+from moorage.schemas.answers.letters import Letter, LetterDone, LetterRow
 from moorage.schemas.answers.operators import ActsAnswer
 from moorage.schemas.frames import USE_KEPT_S, Accepted, Event, FleetEvent, FleetFrame, UsePage
 from moorage.schemas.gpu import GpuSpec
@@ -601,19 +602,19 @@ class SyncAdmin(Handle["Admin"]):
             self._twin.jobs(states, tenant=tenant, labels=labels, ids=ids, reason=reason, worker=worker, past=past)
         )
 
-    def dead_letters(self, *, tenant: str | None = None) -> Iterator[dict[str, Any]]:
+    def dead_letters(self, *, tenant: str | None = None) -> Iterator[LetterRow]:
         """Yield the refused requests of the durable queue (dead letters), oldest first, of one tenant or of all."""
         return self._thread.iterate(self._twin.dead_letters(tenant=tenant))
 
-    def dead_letter(self, sequence: int) -> dict[str, Any]:
-        """Return a dead letter: its `problem`, and its `body` or, if that is not text, `data` in base64."""
+    def dead_letter(self, sequence: int) -> Letter:
+        """Return a dead letter: its `problem`, and its `body` or, if that is not text, its bytes as `data`."""
         return self._thread.call(self._twin.dead_letter(sequence))
 
-    def resend(self, sequence: int, *, body: dict[str, Any] | None = None, why: str = "") -> dict[str, Any]:
+    def resend(self, sequence: int, *, body: Mapping[str, Any] | None = None, why: str = "") -> LetterDone:
         """Submit a dead letter again for its tenant, under its job id. `body` replaces the request."""
         return self._thread.call(self._twin.resend(sequence, body=body, why=why))
 
-    def drop(self, sequence: int, *, why: str = "") -> dict[str, Any]:
+    def drop(self, sequence: int, *, why: str = "") -> LetterDone:
         """Delete a dead letter for good. Raises `NotFound`."""
         return self._thread.call(self._twin.drop(sequence, why=why))
 

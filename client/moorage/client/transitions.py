@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+import msgspec
 
 from moorage.client.errors import NoOutput, NotFound, Rejected
-from moorage.client.follow.story import LISTED_MAX, Reads, behind, changes_of
+from moorage.client.follow.story import LISTED_MAX, Reads, behind
 from moorage.schemas.errors import problem
 from moorage.schemas.frames import Change
 
 if TYPE_CHECKING:
+    from moorage.client.answers import JobInfo
     from moorage.client.connected import Connected
 
 
@@ -19,28 +22,30 @@ async def history_after(read: Reads, job: str, rev: int) -> tuple[int, list[Chan
 
     Raises `Unreachable`.
     """
+    from moorage.schemas.answers.jobs import HistoryAnswer
+
     found: list[Change] = []
     after, newest, more = rev, rev, True
     while more:
         try:
-            page = await read("history", {"job": job, "after_rev": after})
+            page = msgspec.convert(await read("history", {"job": job, "after_rev": after}), HistoryAnswer)
         except (Rejected, NotFound):  # expired: there are no more transitions
             break
-        told = behind(after, changes_of(page))
+        told = behind(after, page.changes)
         found += told
-        newest, more = max(newest, page["rev"]), page["more"] and bool(told)
+        newest, more = max(newest, page.rev), page.more and bool(told)
         after = told[-1].rev if told else after
     return newest, found
 
 
-async def last_attempts(client: Connected, job: str, shown: Mapping[str, Any], replicas: int) -> dict[int, Change]:
-    """Return the last transition with a fence of each replica; `shown` is the answer of `show` about the job.
+async def last_attempts(client: Connected, shown: JobInfo, replicas: int) -> dict[int, Change]:
+    """Return the last transition with a fence of each replica of a job.
 
     If `show` does not have all of them, the history is read page by page. A replica that was never placed is missing in
     the result. Raises `NoOutput` if the history no longer has the transitions of a replica, and `Unreachable`.
     """
-    changes = {change.rev: change for change in changes_of(shown)}
-    rev = shown.get("rev", 0)
+    changes = {change.rev: change for change in shown.changes}
+    job, rev = shown.job, shown.rev
     if len(_by_replica(changes)) < replicas and len(changes) < rev:
         changes |= {change.rev: change for change in (await history_after(client.read, job, 0))[1]}
     found = _by_replica(changes)

@@ -144,17 +144,3 @@ def job_enforced(by_mode: Enforced, mode: str, *, has_memory: bool, has_compute:
     return Enforced(
         by_mode.memory if has_memory else ADVISORY.memory, by_mode.compute if has_compute else ADVISORY.compute
     )
-
-
-def driver_of(shown: Mapping[str, Any]) -> str:
-    """Return the driver in an answer to `show`; "" if the job's request is not known."""
-    run = shown.get("request", {}).get("run")
-    return "" if run is None else str(run.get("driver", DRIVER_DEFAULT))
-
-
-def reported_capabilities(shown: Mapping[str, Any]) -> Capabilities | None:
-    """Return the capabilities of the job's driver in an answer to `show`; None if it has none that can be read."""
-    try:
-        return msgspec.convert(shown["capabilities"], Capabilities) if "capabilities" in shown else None
-    except msgspec.ValidationError:
-        return None

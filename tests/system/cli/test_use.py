@@ -8,10 +8,12 @@ from typing import Any, cast
 import pytest
 from msgspec.structs import replace
 
-from moorage.cli.jobs.use import CELLS, spark, use_cell, use_rows, use_table, use_words
+from moorage.cli.jobs.use import CELLS, UseRow, spark, use_cell, use_rows, use_table, use_words
 from moorage.client import AsyncClient
+from moorage.client.connected import Connected
 from moorage.schemas.answers.jobs import Used
-from moorage.schemas.frames import Answer
+from moorage.schemas.frames import Answer, UsePage
+from moorage.schemas.frames.use import UseLine
 from tests.system.cli.node import Node, on_a_terminal, until_shown
 from tests.waiting import until
 
@@ -44,11 +46,9 @@ def test_a_cell_of_ls_has_the_least_and_the_most_used_gpu() -> None:
     assert use_words(used) == "0-97% of 4 GPUs, 240844 MiB"
 
 
-def row(replica: int, percent: int | None) -> dict[str, Any]:
-    return {
-        "replica": replica, "index": 3, "worker": "node-7", "simulated": False, "memory_total_mib": 81559,
-        "percent": [percent] * CELLS, "memory_mib": [60211] * CELLS, "power_w": [None] * CELLS,
-    }  # fmt: skip
+def row(replica: int, percent: int | None) -> UseRow:
+    line = UseLine(3, "GPU-1", "H100", 81559, [percent] * CELLS, [60211] * CELLS, [None] * CELLS)
+    return UseRow(replica, UsePage(replica, 1, 20.0, [line], "node-7"), line)
 
 
 def test_both_lines_and_their_numbers_fit_eighty_columns(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,7 +94,10 @@ async def test_of_a_job_of_which_nothing_runs_its_first_replica_is_asked(request
         async def answer(self, verb: str, words: dict[str, Any], tenant: str | None) -> Answer:
             if verb == "use":
                 asked.append(words["replica"])
-            return Answer(verb, 1, {**NAMED, "request": request_, "replica_states": [], "span_s": 0})
+                return Answer(verb, 1, {"replica": words["replica"], "attempt": 1, "span_s": 0})
+            return Answer(verb, 1, {**NAMED, "request": request_, "replica_states": []})
+
+        show = Connected.show
 
     assert await use_rows(cast(AsyncClient, Waits()), "j", None) == []
     assert asked == [first]

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from moorage.client import AsyncClient
+from moorage.schemas.answers.letters import LetterRow
 from tests.servers import Server
 from tests.system.live.stack import ANSWER_S, QUICK, Caller, Stack, caller, request, stack
 from tests.waiting import until
@@ -18,8 +19,8 @@ def operator(made: Stack) -> AsyncClient:
     return AsyncClient(made.url, tenant="acme", prefix=made.subjects.prefix, timeout=ANSWER_S)
 
 
-async def letters_of(client: AsyncClient, count: int) -> list[dict[str, Any]]:
-    async def there() -> list[dict[str, Any]] | None:
+async def letters_of(client: AsyncClient, count: int) -> list[LetterRow]:
+    async def there() -> list[LetterRow] | None:
         rows = [row async for row in client.admin.dead_letters()]
         return rows if len(rows) >= count else None
 
@@ -48,9 +49,9 @@ async def test_a_poisonous_request_by_both_doors(place: str, nats_server: Server
         await acme.reaches("behind", "SUCCEEDED")
         async with operator(made) as ana:
             (row,) = await letters_of(ana, 1)
-            assert (row["job"], row["code"], row["tenant"]) == ("poison-1", "internal", "acme")
-            whole = await ana.admin.dead_letter(row["sequence"])
-            assert "Poisoned" in whole["evidence"]
+            assert (row.job, row.code, row.tenant) == ("poison-1", "internal", "acme")
+            whole = await ana.admin.dead_letter(row.sequence)
+            assert "Poisoned" in whole.evidence
         fleet = await acme.fleet()
         assert fleet["epoch"] == 1, "it leads on"
         if place != "read":
@@ -61,8 +62,8 @@ async def test_a_poisonous_request_by_both_doors(place: str, nats_server: Server
         await made.poisoned_scheduler("none", QUICK)
         await acme.leader(2)
         async with operator(made) as ana:
-            done = await ana.admin.resend(row["sequence"], why="mended")
-            assert done["answer"]["job"] == "poison-1"
+            done = await ana.admin.resend(row.sequence, why="mended")
+            assert done.answer["job"] == "poison-1"
         await runs(beta, "after")
 
 
@@ -88,7 +89,7 @@ async def test_a_poisonous_cancel_in_the_queue(nats_server: Server, unique: str)
         await acme.queue("cancel", {"job": "poison-0"})
         async with operator(made) as ana:
             (row,) = await letters_of(ana, 1)
-        assert row["code"] == "internal"
+        assert row.code == "internal"
         await acme.queue("cancel", {"job": "other"})
         await acme.reaches("other", "CANCELLED")
         await runs(beta, "good")

@@ -14,6 +14,7 @@ import pytest
 
 from moorage.client import AsyncClient, NotFound, Rejected
 from moorage.scheduler.durable.dead_letters import LETTERS_MAX, DeadLetters
+from moorage.schemas.answers.letters import LetterDone, LetterRow
 from moorage.schemas.subjects import Subjects
 from tests.servers import Server
 from tests.system.live.stack import ANSWER_S, Stack, caller, request, stack
@@ -22,14 +23,14 @@ from tests.waiting import until
 WAITS: dict[str, Any] = {"gpu": {"model": "none such"}}
 
 
-async def buried(client: AsyncClient, count: int) -> list[dict[str, Any]]:
+async def buried(client: AsyncClient, count: int) -> list[LetterRow]:
     """The letters, once there are so many."""
 
-    async def all_there() -> list[dict[str, Any]] | None:
+    async def all_there() -> list[LetterRow] | None:
         rows = [row async for row in client.admin.dead_letters()]
         return rows if len(rows) == count else None
 
-    found: list[dict[str, Any]] = await until(all_there, ANSWER_S, f"{count} dead letters")
+    found: list[LetterRow] = await until(all_there, ANSWER_S, f"{count} dead letters")
     return found
 
 
@@ -49,36 +50,37 @@ async def test_a_refused_request_is_listed_shown_mended_and_handed_in_again(nats
         ]
         async with operator(made) as ana:
             rows = await buried(ana, 3)
-            assert [row["queued"] for row in sorted(rows, key=lambda row: row["queued"])] == queued
+            assert sorted(row.queued for row in rows) == queued
             await until(lambda: len(acme.ended) == 2, ANSWER_S, "the refusals told to the tenant")
             assert acme.ended == {"typo": ["REJECTED"], f"q{queued[1]}": ["REJECTED"]}
             refused = await acme.api("show", {"job": "typo"})
             assert (refused["code"], refused["field"]) == ("not-found", "$.gpus")
             assert "its request in the durable queue was refused, invalid-argument" in refused["message"]
-            by_verb = {(row["tenant"], row["verb"], row["job"]): row for row in rows}
+            by_verb = {(row.tenant, row.verb, row.job): row for row in rows}
             typo = by_verb["acme", "submit", "typo"]
-            assert typo["code"] == "invalid-argument"
-            assert typo["subject"] == made.subjects.request("acme", "submit")
-            assert [row["tenant"] async for row in ana.admin.dead_letters(tenant="beta")] == ["beta"]
-            whole = await ana.admin.dead_letter(typo["sequence"])
-            assert json.loads(whole["body"])["gpus"] == 1
-            assert whole["problem"]["field"] == "$.gpus"
-            binary = next(row for row in rows if row["bytes"] == 15)
-            assert (await ana.admin.dead_letter(binary["sequence"]))["data"]
+            assert typo.code == "invalid-argument"
+            assert typo.subject == made.subjects.request("acme", "submit")
+            assert [row.tenant async for row in ana.admin.dead_letters(tenant="beta")] == ["beta"]
+            whole = await ana.admin.dead_letter(typo.sequence)
+            assert json.loads(whole.body)["gpus"] == 1
+            assert whole.problem is not None
+            assert whole.problem.field == "$.gpus"
+            binary = next(row for row in rows if row.bytes == 15)
+            assert (await ana.admin.dead_letter(binary.sequence)).data
             # as it came it is refused again, and stays
             with pytest.raises(Rejected):
-                await ana.admin.resend(typo["sequence"])
+                await ana.admin.resend(typo.sequence)
             assert len(await buried(ana, 3)) == 3
-            done = await ana.admin.resend(typo["sequence"], body=request("typo", **WAITS), why="a typo")
-            assert (done["answer"]["job"], done["answer"]["state"]) == ("typo", "QUEUED")
+            done = await ana.admin.resend(typo.sequence, body=request("typo", **WAITS), why="a typo")
+            assert (done.answer["job"], done.answer["state"]) == ("typo", "QUEUED")
             assert await acme.state("typo") == "QUEUED"
             assert await beta.state("typo") == ""
-            await ana.admin.drop(binary["sequence"], why="rubbish")
+            await ana.admin.drop(binary.sequence, why="rubbish")
             for gone in (typo, binary):
                 for act in (ana.admin.dead_letter, ana.admin.resend, ana.admin.drop):
                     with pytest.raises(NotFound):
-                        await act(gone["sequence"])
-            assert [row["verb"] for row in await buried(ana, 1)] == ["cancel"]
+                        await act(gone.sequence)
+            assert [row.verb for row in await buried(ana, 1)] == ["cancel"]
 
 
 @pytest.mark.slow
@@ -121,18 +123,20 @@ async def test_resent_twice_is_one_job_an_id_made_by_the_queue_is_kept_and_what_
         await acme.submit("taken", **WAITS)
         await acme.queue("submit", request("taken", gpu={"model": "another"}))
         async with operator(made) as ana:
-            rows = {row["code"]: row for row in await buried(ana, 2)}
+            rows = {row.code: row for row in await buried(ana, 2)}
             with pytest.raises(Rejected, match="taken"):
-                await ana.admin.resend(rows["conflict"]["sequence"])
-            assert (await ana.admin.dead_letter(rows["conflict"]["sequence"]))["code"] == "conflict", "it stays"
-            sequence = rows["invalid-argument"]["sequence"]
+                await ana.admin.resend(rows["conflict"].sequence)
+            assert (await ana.admin.dead_letter(rows["conflict"].sequence)).code == "conflict", "it stays"
+            sequence = rows["invalid-argument"].sequence
             mended = request(None, **WAITS)
             both = await asyncio.gather(
                 ana.admin.resend(sequence, body=mended), ana.admin.resend(sequence, body=mended), return_exceptions=True
             )
-            jobs = [each["answer"]["job"] for each in both if isinstance(each, dict)]
+            jobs = [each.answer["job"] for each in both if isinstance(each, LetterDone)]
             assert set(jobs) == {f"q{nameless}"}
-            assert all(isinstance(each, dict | NotFound) or "no message" in str(each).lower() for each in both), both
+            assert all(isinstance(each, LetterDone | NotFound) or "no message" in str(each).lower() for each in both), (
+                both
+            )
             assert sum(row.job == f"q{nameless}" for row in (await ana.ls()).jobs) == 1
         for body, field in wrong:
             answer = await acme.admin("dlq", body)
@@ -156,7 +160,7 @@ async def test_the_command_lists_shows_resends_and_drops(nats_server: Server, un
             await acme.queue("submit", {**request(f"bad-{number}", **WAITS), "gpus": 1})
         async with operator(made) as ana:
             rows = await buried(ana, 3)
-        first, second, third = (str(row["sequence"]) for row in rows)
+        first, second, third = (str(row.sequence) for row in rows)
         mended = tmp_path / "mended.json"
         mended.write_bytes(msgspec.json.encode(request("bad-0", **WAITS)))
         await _expect(made, 0, "bad-2", "list")

@@ -144,7 +144,7 @@ async def test_a_verb_that_no_scheduler_reads_goes_to_the_dead_letters(
 
         await until(buried, ANSWER_S, "two dead letters")
         rows = [row async for row in ana.admin.dead_letters(tenant="acme")]
-        assert {(row["code"], row["subject"]) for row in rows} == {
+        assert {(row.code, row.subject) for row in rows} == {
             ("unknown-verb", queue.subjects.request("acme", verb)) for verb in ("sumbit", "submit.now")
         }
         info = await queue.jetstream.stream_info(queue.subjects.request_stream)

@@ -26,7 +26,7 @@ from moorage.cli.jobs.replica_words import Eta, replica_words
 from moorage.cli.jobs.show import (
     why_of,
 )
-from moorage.client.answers import JobInfo, told
+from moorage.client.answers import JobInfo, explained_in, told
 from moorage.client.errors import Rejected
 from moorage.client.output import Piece
 from moorage.schemas.answers.fleet import WorkerInfo
@@ -560,7 +560,8 @@ def test_beside_a_command_that_reads_its_output_progress_is_why_it_waits_and_its
         progress = Progress("big")
         progress.event(Event("t", "big", 1, "QUEUED", 1, [Change(1, 5000, -1, 0, "ACCEPTED")]))
         for position in (2, 1):
-            progress.waiting({"reason": "busy", "means": "jobs lease them", "position": position, "queued": 2})
+            why = {"reason": "busy", "means": "jobs lease them", "position": position, "queued": 2}
+            progress.waiting(explained_in(why))
         [waits] = screen.getvalue().splitlines()
         progress.event(Event("t", "big", 2, "RUNNING", 1, [Change(2, 6000, 0, 1, "RUNNING", "w1")]))
         assert screen.getvalue() == f"{waits}\n"
@@ -608,7 +609,7 @@ def test_progress_of_some_replicas_tells_nothing_of_the_others(
     rows = [Change(at + 2, 0, at, 1, "SUCCEEDED", f"w{at}") for at in range(100)]
     progress = Progress("wide", replicas=1, only=((7, 7),))
     progress.event(Event("t", "wide", 101, "RUNNING", 1, [Change(1, 0, -1, 0, "ACCEPTED"), *rows]))
-    progress.waiting({"reason": "busy", "state": "QUEUED"})
+    progress.waiting(explained_in({"reason": "busy", "state": "QUEUED"}))
     progress.close()
     shown = told()
     assert "wide  SUCCEEDED  on w7  replica 7" in shown

@@ -27,5 +27,5 @@ class Pages:
 async def test_dead_letters_are_listed_over_all_pages() -> None:
     pages = Pages(5)
     admin = Admin(cast(Connected, pages))
-    assert [row["sequence"] async for row in admin.dead_letters()] == [1, 2, 3, 4, 5]
+    assert [row.sequence async for row in admin.dead_letters()] == [1, 2, 3, 4, 5]
     assert pages.asked == [0, 2, 4]

@@ -19,6 +19,7 @@ import pytest
 
 from moorage.bus.jetstream import JetStream
 from moorage.client import AsyncClient, ItemFailed, Job, Rejected, Unreachable, map_runner
+from moorage.client.answers import JobInfo
 from moorage.client.connected import Connected
 from moorage.client.mapping import _module_of, in_order, named, travelling
 from moorage.client.sending import bucket_of
@@ -140,13 +141,13 @@ async def test_what_would_be_misread_is_refused_before_anything_is_submitted() -
 
 def test_the_check_of_a_cancelled_job_is_looked_at_once_and_only_if_it_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
     shown: list[str] = []
-    read = Connected.read
+    show = Connected.show
 
-    async def noted(client: Connected, verb: str, asked: dict[str, Any]) -> dict[str, Any]:
-        shown.extend([asked["job"]] if verb == "show" else [])
-        return await read(client, verb, asked)
+    async def noted(client: Connected, job: str, *asked: Any) -> JobInfo:
+        shown.append(job)
+        return await show(client, job, *asked)
 
-    monkeypatch.setattr(Connected, "read", noted)
+    monkeypatch.setattr(Connected, "show", noted)
 
     @in_virtual_time
     async def scene() -> None:

@@ -295,7 +295,9 @@ async def test_output_comes_once_though_the_first_answer_is_older_than_what_was_
     """The job was submitted and ended between the subscription and the answer to the first question."""
     older = shown("j", "QUEUED", change(1, "ACCEPTED"), request={"run": {"argv": ["x"]}})
     async with ScriptedScheduler(nats_url, unique) as scheduler, AsyncClient(nats_url, tenant=unique) as client:
-        scheduler.will_show(Answer("show", 7, {**older, "replica_states": [{"replica": 0, "attempt": 0}]}))
+        scheduler.will_show(
+            Answer("show", 7, {**older, "replica_states": [{"replica": 0, "state": "QUEUED", "attempt": 0}]})
+        )
         pages = LogPage(1, "out", 0, 5, 5, "hello", over=True), LogPage(1, "err", over=True)
         scheduler.will("logs", *(Answer("logs", 9, msgspec.to_builtins(page)) for page in [*pages, *pages]))
         async with client.watch("j", past=True) as watch:

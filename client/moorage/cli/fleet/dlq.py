@@ -16,7 +16,7 @@ from moorage.cli.framework.files import read_within
 from moorage.cli.framework.options import RowOptions, with_client
 from moorage.cli.framework.render import facts, table, utc
 from moorage.client.errors import NotFound, Rejected, rejected
-from moorage.schemas.answers.letters import Letter, LetterDone, LetterRow
+from moorage.schemas.answers.letters import LetterDone
 from moorage.schemas.errors import Problem
 from moorage.schemas.frames import Accepted
 from moorage.schemas.units import many
@@ -57,10 +57,7 @@ def list_letters(*, options: LetterOptions = LETTERS) -> int:
         if not rows:
             say("no dead letters" + (f" of tenant {options.tenant}" if options.tenant else ""))
             return None
-        cells = [
-            [row.sequence, row.tenant, row.verb, row.job or "-", row.code, _short(row.message)]
-            for row in msgspec.convert(rows, list[LetterRow])
-        ]
+        cells = [[row.sequence, row.tenant, row.verb, row.job or "-", row.code, _short(row.message)] for row in rows]
         tell(table(["LETTER", "TENANT", "VERB", "JOB", "CODE", "WHY"], cells, numbers=("LETTER",)))
         return None
 
@@ -73,10 +70,9 @@ def show(
     """Show a dead letter: where it was published, why it was refused, and the message as it came."""
 
     async def work(client: AsyncClient) -> int | None:
-        data = await client.admin.dead_letter(letter)
-        if options.shown({"kind": "answer", "verb": "dlq", "data": data}, [data]):
+        found = await client.admin.dead_letter(letter)
+        if options.shown({"kind": "answer", "verb": "dlq", "data": found}, [found]):
             return None
-        found = msgspec.convert(data, Letter)
         problem = found.problem or Problem(found.code, found.message)
         told = [
             ("letter", found.sequence),
@@ -153,7 +149,7 @@ async def _chosen(client: AsyncClient, words: Sequence[str], options: RowOptions
     if not parts:
         raise _rejected("no refused request is named", "moorage dlq list has their numbers; all means each")
     if parts == [ALL]:
-        return [row["sequence"] async for row in client.admin.dead_letters(tenant=options.tenant)]
+        return [row.sequence async for row in client.admin.dead_letters(tenant=options.tenant)]
     for part in parts:
         if not (part.isascii() and part.isdigit() and int(part)):
             raise _rejected(
@@ -164,9 +160,9 @@ async def _chosen(client: AsyncClient, words: Sequence[str], options: RowOptions
 
 async def _each(
     chosen: Sequence[int],
-    act: Callable[[int], Awaitable[dict[str, Any]]],
+    act: Callable[[int], Awaitable[LetterDone]],
     options: RowOptions,
-    told: Callable[[dict[str, Any]], str],
+    told: Callable[[LetterDone], str],
     failing: str = "refused again or no longer there",
 ) -> int:
     failed = 0
@@ -186,12 +182,11 @@ async def _each(
     return EXIT_FAILED if failed else 0
 
 
-def _resent(done: dict[str, Any]) -> str:
-    found = msgspec.convert(done, LetterDone)
-    if found.verb == "cancel":
-        return f"the cancel was sent again for tenant {found.tenant}"
-    accepted = msgspec.convert(found.answer, Accepted)
-    return f"job {accepted.job} of tenant {found.tenant} is {accepted.state}"
+def _resent(done: LetterDone) -> str:
+    if done.verb == "cancel":
+        return f"the cancel was sent again for tenant {done.tenant}"
+    accepted = msgspec.convert(done.answer, Accepted)
+    return f"job {accepted.job} of tenant {done.tenant} is {accepted.state}"
 
 
 def _short(text: str) -> str:

@@ -149,8 +149,8 @@ async def _chain(client: AsyncClient, names: Sequence[str]) -> dict[str, list[di
     """Return which jobs each job was to start after, in an order in which none comes before one that it waited for."""
     after: dict[str, list[dict[str, str]]] = {}
     for name in names:
-        request = (await client._wire.read("show", {"job": name})).get("request", {})
-        after[name] = [{"job": each} if isinstance(each, str) else each for each in request.get("after") or ()]
+        waits_for = (await client._wire.show(name)).asked.get("after") or ()
+        after[name] = [{"job": each} if isinstance(each, str) else each for each in waits_for]
     ordered: dict[str, list[dict[str, str]]] = {}
 
     def take(name: str) -> None:

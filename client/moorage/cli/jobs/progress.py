@@ -10,7 +10,7 @@ import shutil
 import sys
 import time
 from collections import Counter
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from moorage.cli.framework.console import is_live, is_piped, is_quiet, plain, say
 from moorage.cli.framework.exit_codes import shell_code
@@ -26,6 +26,7 @@ from moorage.schemas.units import many
 
 if TYPE_CHECKING:
     from moorage.client.output import Piece
+    from moorage.schemas.answers.jobs import Explained
     from moorage.schemas.frames import Event
 
 
@@ -86,7 +87,7 @@ class Progress:
             self._accepted_ms = change.time_ms if self._accepted_ms is None else self._accepted_ms
             self._changed_ms = change.time_ms
         if event.waiting is not None:
-            self.waiting(event.waiting)
+            self.waiting(explained_in(event.waiting))
         if self._quiet:
             return
         if event.stalled is not None and self._shows(event.stalled.replica):
@@ -142,9 +143,8 @@ class Progress:
             ranges_of(replica for replica, state in self._states.items() if state == name), RANGES_SAID
         )
 
-    def waiting(self, explained: dict[str, Any]) -> None:
-        """Show why the job waits, from the answer of `explain`."""
-        why = explained_in(explained)
+    def waiting(self, why: Explained) -> None:
+        """Show why the job waits."""
         if self._quiet or not why.reason:
             return
         if self._has_ended:

@@ -211,7 +211,7 @@ async def _kept_of_failed(
     from moorage.schemas.ranges import format_ranges, ranges_of
 
     for job in jobs:
-        numbers = await failed_numbers(client._wire, await client._wire.read("show", {"job": job}))
+        numbers = await failed_numbers(client._wire, await client._wire.show(job))
         if not numbers:
             say(f"no replica of job {job} has failed")
             continue
@@ -284,7 +284,7 @@ async def _kept(
     progress = Progress(job, quiet=options.json or named, labelled=labelled, named=named, replicas=replicas)
     joiner, given = Joiner(client._wire.read, job, tail), 0
     only = replicas_of(replica)
-    newest = await joiner.newest((await client.job(job).show()).data, only)
+    newest = await joiner.newest(await client.job(job).show(), only)
     async for piece in joiner.kept_of(newest, only, attempt):
         given += 1
         if options.json:
@@ -510,7 +510,7 @@ async def _say_why(client: AsyncClient, job: str, watch: Watch, progress: Progre
     while True:
         if watch.state == QUEUED:
             try:
-                progress.waiting((await client.job(job).explain()).data)
+                progress.waiting(await client.job(job).explain())
             except ClientError:
                 pass  # it is told by the watch if it lasts
         await asyncio.sleep(WHY_AGAIN_S)

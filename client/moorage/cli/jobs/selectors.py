@@ -274,7 +274,7 @@ async def _listed(client: AsyncClient, word: str, chosen: Chosen, states: Sequen
     found: list[str] = []
     if wanted or not chosen.states:  # else those that are chosen have ended
         ids = word if word not in ("", ALL) else ""
-        found = [row["job"] for row in await listed(client, {"ids": ids, "labels": chosen.labels, "states": wanted})]
+        found = await listed(client, {"ids": ids, "labels": chosen.labels, "states": wanted})
     if not found and word != ALL:
         lives = "that has not ended " if states else ""
         of = [f"has an id that matches {word!r}"] if word else []
@@ -284,18 +284,18 @@ async def _listed(client: AsyncClient, word: str, chosen: Chosen, states: Sequen
     return found
 
 
-async def listed(client: AsyncClient, asked: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the rows of all jobs in memory that a question of `ls` asks for, newest first, however many pages."""
-    found: dict[str, dict[str, Any]] = {}
+async def listed(client: AsyncClient, asked: Mapping[str, Any]) -> list[str]:
+    """Return the ids of all jobs in memory that a question of `ls` asks for, newest first, however many pages."""
+    found: dict[str, None] = {}
     given = {name: value for name, value in asked.items() if value}
-    async for data in pages(partial(client._wire.read, "ls"), {**given, "limit": PAGE, "history": False}):
-        found |= {row["job"]: row for row in data["jobs"]}
-    return list(found.values())
+    async for page in pages(partial(client._wire.answer, "ls"), {**given, "limit": PAGE, "history": False}):
+        found |= dict.fromkeys(row.job for row in page.jobs)
+    return list(found)
 
 
 async def _begun(client: AsyncClient, word: str) -> list[str]:
     """Return the ids of the jobs in memory that begin with a word."""
-    return [row["job"] for row in await listed(client, {"ids": word + EACH})]
+    return await listed(client, {"ids": word + EACH})
 
 
 _MADE_UP_CHARS: Final = 15

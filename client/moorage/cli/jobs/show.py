@@ -97,8 +97,8 @@ def show(
             found = Found(
                 ports=await _ports_of(client, shown),
                 output_cuts=await _cuts_of(client, shown),
-                brought=await brought(client._wire, answer.data.get("request", {}).get("run") or {}),
-                keep_unmatched=await unkept(client, answer.data),
+                brought=await brought(client._wire, shown.run),
+                keep_unmatched=await unkept(client, shown),
             )
             answer.data.update(msgspec.to_builtins(found))
             return answer
@@ -107,7 +107,7 @@ def show(
             from moorage.client.failures import failed_replicas
 
             answer = await client._wire.answer("show", {"job": name})
-            answer.data["failed"] = msgspec.to_builtins(await failed_replicas(client._wire, answer.data))
+            answer.data["failed"] = msgspec.to_builtins(await failed_replicas(client._wire, told(JobInfo, answer.data)))
             return answer
 
         options.show_each(
@@ -138,9 +138,9 @@ async def _draw(client: AsyncClient, job: str, screen: Screen) -> None:
 
     found: Found | None = None
     while True:
-        shown = told(JobInfo, (await client._wire.answer("show", {"job": job})).data)
+        shown = await client._wire.show(job)
         if found is None:
-            found = Found(brought=await brought(client._wire, shown.data.get("request", {}).get("run") or {}))
+            found = Found(brought=await brought(client._wire, shown.run))
         lines = job_words(shown, found).splitlines()
         if any(row.use for row in shown.replica_states):
             with contextlib.suppress(ClientError):  # it has ended since, or its worker is away
@@ -153,12 +153,10 @@ async def _draw(client: AsyncClient, job: str, screen: Screen) -> None:
 
 async def _ports_of(client: AsyncClient, shown: JobInfo) -> dict[str, dict[str, str]]:
     """Ask the workers for the addresses of a running job's ports; by replica. A job that wants no ports has none."""
-    from moorage.schemas.capabilities import driver_of
-
-    request = shown.data.get("request", {})
+    request = shown.asked
     found: dict[str, dict[str, str]] = {}
     blocks = request.get("driver_config") or (request.get("template") or {}).get("driver_config") or {}
-    block = blocks.get(driver_of(shown.data))
+    block = blocks.get(shown.driver)
     if not isinstance(block, dict) or not block.get("ports"):
         return {}
     for row in shown.replica_states[:PORTS_ROWS_MAX]:
@@ -187,7 +185,7 @@ async def _cuts_of(client: AsyncClient, shown: JobInfo) -> dict[str, int | None]
                 found[f"std{stream} of replica {replica}"] = page.cut_to - page.cut_from or None
 
     if shown.worker and not is_operators(client._wire.context):
-        newest = [each for each in list(newest_attempts(shown.data).items())[:CUT_ROWS_MAX] if each[1] != 0]
+        newest = [each for each in list(newest_attempts(shown).items())[:CUT_ROWS_MAX] if each[1] != 0]
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CUT_S_MAX):
                 await asyncio.gather(
@@ -254,7 +252,7 @@ def job_words(shown: JobInfo, found: Found = NOTHING_FOUND) -> str:
     """Return a job in full: facts, and a table of its state changes."""
     changes = shown.changes
     began = changes[0].time_ms if changes and changes[0].rev == 1 else None
-    request = shown.data.get("request") or {}
+    request = shown.asked
     about = facts(
         [
             ("job", shown.job),
@@ -262,7 +260,7 @@ def job_words(shown: JobInfo, found: Found = NOTHING_FOUND) -> str:
             ("state", shown.state),
             ("simulated", "yes" if shown.simulated or _simulated(changes) else ""),
             ("gpu", shown.gpu),
-            ("command", " ".join(request.get("run", {}).get("argv", []))),
+            ("command", " ".join(shown.run.get("argv", []))),
             ("items", items_words(request)),
             ("again of", request.get("again_of")),
             ("run again as", ", ".join(shown.again)),
@@ -394,7 +392,7 @@ def items_words(request: dict[str, Any]) -> str:
 
 def setup_words(shown: JobInfo) -> str:
     """Return what prepares a worker before a replica starts there; "" for nothing. Says so while one waits for it."""
-    setup = (shown.data.get("request") or {}).get("run", {}).get("setup")
+    setup = shown.run.get("setup")
     if setup is None:
         return ""
     first = str(setup.strip().splitlines()[0])
@@ -421,7 +419,7 @@ def address_words(shown: ShownJob) -> str:
 def restarts_words(shown: JobInfo) -> str:
     """Return how often a job that stays has started again, and how often it may; "" if it never has."""
     count = sum(row.restarts for row in shown.replica_states)
-    most = (shown.data.get("request") or {}).get("run", {}).get("max_restarts")
+    most = shown.run.get("max_restarts")
     return "" if not count else f"{count}" if most is None else f"{count}, at most {most} of each replica"
 
 

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from moorage.cli.framework.console import say
 from moorage.client.errors import ClientError
 
 if TYPE_CHECKING:
+    from moorage.client.answers import JobInfo
     from moorage.client.client import AsyncClient
 
 #: how long a command waits for it
 UNMATCHED_S_MAX: Final = 3.0
 
 
-async def unkept(client: AsyncClient, shown: Mapping[str, Any]) -> list[str]:
+async def unkept(client: AsyncClient, shown: JobInfo) -> list[str]:
     """Return a line for each pattern that matched nothing, of a job as `show` has it; none for a user that may not read
     the tenant's files, and where that takes too long."""
     from moorage.client.kept_files import unmatched
@@ -31,9 +31,8 @@ async def unkept(client: AsyncClient, shown: Mapping[str, Any]) -> list[str]:
     return []
 
 
-async def say_unkept(client: AsyncClient, job: str, shown: Mapping[str, Any] | None = None) -> None:
+async def say_unkept(client: AsyncClient, job: str) -> None:
     """Print these lines of a job that has ended."""
     with contextlib.suppress(ClientError):  # the end itself is known
-        shown = shown or await client._wire.read("show", {"job": job})
-        for line in await unkept(client, shown):
+        for line in await unkept(client, await client._wire.show(job)):
             say(f"warning[keep]: {job}: {line}")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Final, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, TextIO
+
+import msgspec
 
 from moorage.cli.framework.arguments import Parameter
 from moorage.cli.framework.console import say, tell
@@ -12,9 +14,8 @@ from moorage.cli.framework.options import ROWS, RowOptions, with_client
 from moorage.cli.framework.render import table
 from moorage.cli.framework.screen import Screen
 from moorage.cli.jobs.selectors import HELP_ONE, LISTED, one_id, replica_in
-from moorage.client.answers import JobInfo, told
 from moorage.client.errors import ClientError
-from moorage.client.replicas import numbers_of
+from moorage.schemas.frames.use import UseLine, UsePage
 from moorage.schemas.job import RUNNING, TERMINAL
 from moorage.schemas.ranges import numbers_in
 from moorage.schemas.units import many
@@ -69,7 +70,8 @@ def use(
                 if screen.live and not options.json and options.format is None:
                     screen.draw([error.why])
             else:
-                if not options.shown({"job": name, "rows": rows}, rows):
+                plain = [row.plain(name) for row in rows] if options.json or options.format else []
+                if not options.shown({"job": name, "rows": plain}, plain):
                     if screen.live and watch:
                         screen.draw(use_table(rows, sys.stdout).splitlines())
                     else:
@@ -77,7 +79,7 @@ def use(
             if not watch:
                 return None
             await asyncio.sleep(WATCH_S)
-            shown = told(JobInfo, (await client._wire.answer("show", {"job": name})).data)
+            shown = await client._wire.show(name)
             if shown.state in TERMINAL:
                 say(f"{name} has ended: {shown.state}")
                 return None
@@ -85,9 +87,21 @@ def use(
     return with_client(options, work)
 
 
-async def use_rows(
-    client: AsyncClient, job: str, replica: int | None, tenant: str | None = None
-) -> list[dict[str, Any]]:
+class UseRow(NamedTuple):
+    """A GPU of a running replica, and the answer that it stands in."""
+
+    replica: int
+    page: UsePage
+    line: UseLine
+
+    def plain(self, job: str) -> dict[str, Any]:
+        """Return the row as `--json` has it."""
+        page = self.page
+        about = {"job": job, "replica": self.replica, "worker": page.worker, "span_s": page.span_s}
+        return {**about, "simulated": page.simulated, **msgspec.to_builtins(self.line)}
+
+
+async def use_rows(client: AsyncClient, job: str, replica: int | None, tenant: str | None = None) -> list[UseRow]:
     """Return a row for each GPU of each running replica, or of this one, with its use over `LAST_S` seconds.
 
     The job is the client's tenant's, or that of a `tenant` whose key it has.
@@ -95,24 +109,20 @@ async def use_rows(
     """
     import asyncio
 
-    shown = told(JobInfo, (await client._wire.answer("show", {"job": job}, tenant)).data)
+    shown = await client._wire.show(job, tenant=tenant)
     running = [row.replica for row in shown.replica_states if row.state == RUNNING]
-    if replica is not None:
-        asked = [replica]
-    else:  # where none runs, the first is asked: replicas that are run again need not begin with 0
-        asked = running[:ROWS_MAX] or [next(numbers_in(numbers_of(shown.data.get("request", {}))), 0)]
+    # where none runs, the first is asked: replicas that are run again need not begin with 0
+    asked = [replica] if replica is not None else running[:ROWS_MAX] or [next(numbers_in(shown.numbers), 0)]
 
-    async def ask(one: int) -> list[dict[str, Any]]:
+    async def ask(one: int) -> list[UseRow]:
         arguments = {"job": job, "replica": one, "last_s": LAST_S, "points": CELLS}
-        answer = await client._wire.answer("use", arguments, tenant)
-        page = answer.data
-        about = {"job": job, "replica": one, "worker": page.get("worker", ""), "span_s": page["span_s"]}
-        return [{**about, "simulated": page.get("simulated", False), **line} for line in page.get("devices", ())]
+        page = msgspec.convert((await client._wire.answer("use", arguments, tenant)).data, UsePage)
+        return [UseRow(one, page, line) for line in page.devices]
 
     return [row for rows in await asyncio.gather(*map(ask, asked)) for row in rows]
 
 
-def use_table(rows: Sequence[dict[str, Any]], stream: TextIO) -> str:
+def use_table(rows: Sequence[UseRow], stream: TextIO) -> str:
     """Return the rows as a table with spark lines; a sentence if no worker measures the job."""
     if not rows:
         return (
@@ -127,17 +137,18 @@ def use_table(rows: Sequence[dict[str, Any]], stream: TextIO) -> str:
     )
 
 
-def _cells(row: dict[str, Any], stream: TextIO) -> list[Any]:
-    full = row["memory_total_mib"] or max((each or 0 for each in row["memory_mib"]), default=0)
+def _cells(row: UseRow, stream: TextIO) -> list[Any]:
+    page, line = row.page, row.line
+    full = line.memory_total_mib or max((each or 0 for each in line.memory_mib), default=0)
     return [
-        f"{row['replica']}/{row['index']}",
-        row["worker"] + (" sim" if row["simulated"] else ""),
-        _newest(row["power_w"]),
-        row["memory_total_mib"] or None,
-        spark(row["percent"], 100, stream),
-        shared(_newest(row["percent"]), row.get("shared_by", 0)),
-        spark(row["memory_mib"], full, stream),
-        _newest(row["memory_mib"]),
+        f"{row.replica}/{line.index}",
+        page.worker + (" sim" if page.simulated else ""),
+        _newest(line.power_w),
+        line.memory_total_mib or None,
+        spark(line.percent, 100, stream),
+        shared(_newest(line.percent), line.shared_by),
+        spark(line.memory_mib, full, stream),
+        _newest(line.memory_mib),
     ]
 
 

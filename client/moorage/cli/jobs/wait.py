@@ -115,10 +115,10 @@ async def _why_of(client: AsyncClient, result: Result) -> str:
     if result.state == "SUCCEEDED" or not several:
         return result.why
     try:
-        data = await client._wire.read("show", {"job": result.job})
+        shown = await client._wire.show(result.job)
     except ClientError:
         return result.why  # the end itself is known
-    return ": ".join(filter(None, (failed_words(data), data.get("why") or result.why)))
+    return ": ".join(filter(None, (failed_words(shown.replicas), shown.why or result.why)))
 
 
 class Meanwhile:

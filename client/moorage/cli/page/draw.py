@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import lru_cache
 from itertools import groupby
 from typing import Any, Final, NamedTuple
@@ -14,7 +14,7 @@ from moorage.cli.framework.render import utc
 from moorage.cli.jobs.explain import explained_rows, fix_lines
 from moorage.cli.jobs.job_rows import after_rows, code_cell, ended_by_itself, why_cell
 from moorage.cli.jobs.replica_words import shown_words
-from moorage.cli.jobs.use import use_cell
+from moorage.cli.jobs.use import UseRow, use_cell
 from moorage.cli.page import templates
 from moorage.cli.page.templates import Part, colours, drawn, link, part
 from moorage.cli.top.draw import about, fit_words, matches
@@ -290,17 +290,17 @@ class Story(NamedTuple):
 
     shown: JobInfo
     why: Explained | None
-    use: Sequence[Mapping[str, Any]]
+    use: Sequence[UseRow]
     output: Sequence[str]
 
 
 def job(story: Story, now_ms: int) -> list[Part]:
     """Return a job: facts, why it waits and what would help, its attempts as bars, its use, its output, its changes."""
     shown = story.shown
-    request = shown.data.get("request") or {}
+    request = shown.asked
     facts = [
         ("asks", shown.gpu),
-        ("command", " ".join(request.get("run", {}).get("argv", []))),
+        ("command", " ".join(shown.run.get("argv", []))),
         ("priority", shown.priority),
         ("age", age(shown.age_ms) if shown.rev else ""),
         ("ended", utc(shown.ended_ms) if shown.ended_ms else ""),
@@ -358,16 +358,16 @@ def _rect(kind: str, left: int, right: int, from_ms: int, until_ms: int, title: 
     return {"kind": kind, "x": f"{x:.2f}", "width": f"{width:.2f}", "title": title}
 
 
-def _use(row: Mapping[str, Any]) -> dict[str, Any]:
-    shared = f" % shared by {row['shared_by']}" if row.get("shared_by") else " %"
+def _use(row: UseRow) -> dict[str, Any]:
+    line = row.line
     return {
-        "at": f"{row['replica']}/{row['index']}",
-        "worker": row["worker"],
-        "used": _spark(row["percent"], 100),
-        "now": _newest(row["percent"], shared),
-        "memory": _spark(row["memory_mib"], row["memory_total_mib"] or 1),
-        "held": _newest(row["memory_mib"], " MiB"),
-        "power": _newest(row["power_w"], " W"),
+        "at": f"{row.replica}/{line.index}",
+        "worker": row.page.worker,
+        "used": _spark(line.percent, 100),
+        "now": _newest(line.percent, f" % shared by {line.shared_by}" if line.shared_by else " %"),
+        "memory": _spark(line.memory_mib, line.memory_total_mib or 1),
+        "held": _newest(line.memory_mib, " MiB"),
+        "power": _newest(line.power_w, " W"),
     }
 
 

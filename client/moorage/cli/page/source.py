@@ -17,7 +17,7 @@ from moorage.cli.jobs.selectors import LIVE
 from moorage.cli.page.draw import OUTPUT_IS_ITS, Story
 from moorage.cli.top.feed import ROUND_S, Feed, now_ms
 from moorage.cli.top.job import tail
-from moorage.client.answers import Explanation, JobInfo, JobList, told
+from moorage.client.answers import JobInfo, JobList, told
 from moorage.client.errors import NoScheduler, NotFound, NotPermitted, Unreachable
 from moorage.client.view.lanes import KEPT_MS, Lanes
 from moorage.client.view.model import is_leased
@@ -30,6 +30,7 @@ from moorage.schemas.job import QUEUED, TERMINAL
 
 if TYPE_CHECKING:
     from moorage.bus.transport import Delivery, Subscribed
+    from moorage.cli.jobs.use import UseRow
     from moorage.client.client import AsyncClient
     from moorage.client.view.view import View
 
@@ -221,19 +222,19 @@ class Source:
             wire = self.client._wire
             shown = told(JobInfo, (await wire.answer("show", {"job": job, "events": "tenant"}, tenant)).data)
             over = shown.state in TERMINAL
-            why = None if over else told(Explanation, (await wire.answer("explain", {"job": job}, tenant)).data)
-            use: list[dict[str, Any]] = []
+            why = None if over else await wire.explain(job, tenant)
+            use: list[UseRow] = []
             own = self._outputs.get(tenant)
             if not over:
                 with contextlib.suppress(MoorageError):
                     use = await use_rows(own or self.client, job, None, tenant)
-            return Story(shown, why, use, await self._output(own, tenant, job, shown.data))
+            return Story(shown, why, use, await self._output(own, tenant, shown))
 
         story: Story = await self.kept(("job", tenant, job), ROUND_S, ask)
         return story
 
-    async def _output(self, own: AsyncClient | None, tenant: str, job: str, shown: dict[str, Any]) -> list[str]:
-        lines = await tail(own or self.client, tenant, job, shown)
+    async def _output(self, own: AsyncClient | None, tenant: str, shown: JobInfo) -> list[str]:
+        lines = await tail(own or self.client, tenant, shown)
         return [OUTPUT_IS_ITS] if lines and lines[0].startswith(OUTPUT_IS_ITS) else lines
 
     async def past(self, at: str) -> View:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from moorage.cli.jobs.selectors import HELD, LIVE
@@ -168,14 +169,8 @@ class Feed:
                 self.operates = False
         rows: dict[tuple[str, str], JobRow] = {}
         ended: dict[str, int] = {}
-
-        async def ask(asked: Mapping[str, Any]) -> dict[str, Any]:
-            answer = await (self._wire.operate("ls", asked) if self.operates else self._wire.answer("ls", asked))
-            data: dict[str, Any] = answer.data
-            return data
-
-        async for data in pages(ask, {"at_ms": at_ms, "limit": PAGE}):
-            listed = told(JobList, data)
+        ask = partial(self._wire.operate if self.operates else self._wire.answer, "ls")
+        async for listed in pages(ask, {"at_ms": at_ms, "limit": PAGE}):
             for row in listed.jobs:
                 rows.setdefault((row.tenant, row.job), row)
             for state, jobs in listed.ended.items():

@@ -11,7 +11,7 @@ from moorage.cli.framework.render import table
 from moorage.cli.jobs.explain import explained_rows, fix_lines
 from moorage.cli.jobs.show import job_words
 from moorage.cli.jobs.use import use_rows, use_table
-from moorage.client.answers import Explanation, JobInfo, told
+from moorage.client.answers import JobInfo
 from moorage.client.errors import NotPermitted
 from moorage.schemas.errors import MoorageError
 from moorage.schemas.job import TERMINAL
@@ -34,12 +34,11 @@ class _Paper(io.TextIOWrapper):
 
 async def job_text(client: AsyncClient, tenant: str, job: str, *, ascii: bool) -> str:
     """Return the job as text, with the color codes of the terminal. Raises `NotFound`, `NoScheduler`."""
-    shown = told(JobInfo, (await client._wire.answer("show", {"job": job}, tenant)).data)
-    why = told(Explanation, (await client._wire.answer("explain", {"job": job}, tenant)).data)
+    shown, why = await client._wire.show(job, tenant=tenant), await client._wire.explain(job, tenant)
     parts = [f"{job} of {tenant}: {shown.state}", *_why(why), job_words(shown)]
     if shown.state not in TERMINAL:
         parts += await _use(client, tenant, job, _Paper(io.BytesIO(), encoding="ascii" if ascii else "utf-8"))
-    return "\n\n".join([*parts, "\n".join(await tail(client, tenant, job, shown.data))])
+    return "\n\n".join([*parts, "\n".join(await tail(client, tenant, shown))])
 
 
 def _why(why: Explained) -> list[str]:
@@ -58,7 +57,7 @@ async def _use(client: AsyncClient, tenant: str, job: str, paper: TextIO) -> lis
     return [use_table(rows, paper)] if rows else []
 
 
-async def tail(client: AsyncClient, tenant: str, job: str, shown: dict[str, Any]) -> list[str]:
+async def tail(client: AsyncClient, tenant: str, shown: JobInfo) -> list[str]:
     """Return the last lines of the output, in the order in which they came to each worker."""
     from moorage.client.output import Joiner
 
@@ -66,6 +65,7 @@ async def tail(client: AsyncClient, tenant: str, job: str, shown: dict[str, Any]
         data: dict[str, Any] = (await client._wire.answer(verb, arguments, tenant)).data
         return data
 
+    job = shown.job
     joiner, text = Joiner(read, job, TAIL), deque[str](maxlen=4 * TAIL)
     try:
         async for piece in joiner.kept_of(await joiner.newest(shown, None), None, None):

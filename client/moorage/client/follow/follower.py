@@ -23,18 +23,21 @@ import weakref
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from itertools import islice
-from typing import Any, Final, Generic, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, Self, TypeVar
 
 from moorage.bus.errors import ConnectionClosed, RequestTimeout
 from moorage.bus.inbox import CLOCK_S, Answers
 from moorage.bus.transport import Delivery, Handler, Subscribed
 from moorage.client.errors import NotPermitted, TimedOut, Unreachable
-from moorage.client.follow.story import Story, changes_of
+from moorage.client.follow.story import Shown, Story
 from moorage.client.known_drivers import KnownDrivers
 from moorage.schemas.codec import Decoder
 from moorage.schemas.errors import Refused
 from moorage.schemas.frames import Answer, Change, Event, Events, ResultLine, Results
 from moorage.schemas.subjects import Subjects
+
+if TYPE_CHECKING:
+    from moorage.client.answers import JobInfo
 
 #: if a client has this many followers, further ones share the subscription to the tenant's frames. The states of this
 #: many jobs or more are read by `ls`
@@ -426,7 +429,7 @@ class Follower:
     def _hear(self, event: Event) -> None:
         raise NotImplementedError
 
-    def _take_answer(self, story: Story, answer: Answer, rev: int, changes: list[Change]) -> None:
+    def _take_answer(self, story: Story, shown: Shown, rev: int, changes: list[Change]) -> None:
         """Merge an answer of `show`: a job's state, and its transitions up to revision `rev`."""
         raise NotImplementedError
 
@@ -448,9 +451,9 @@ class Follower:
         """Ask for a crowd by `ls`, and return the jobs that it does not list."""
         return names
 
-    async def _missing(self, answer: Answer) -> tuple[int, list[Change]]:
+    async def _missing(self, info: JobInfo) -> tuple[int, list[Change]]:
         """Return the revision of an answer of `show`, and the transitions up to it that are known."""
-        return answer.data.get("rev", 0), changes_of(answer.data)
+        return info.rev, info.changes
 
     # -- opening and closing
 
@@ -596,17 +599,20 @@ class Follower:
 
     async def _show(self, stories: list[Story]) -> None:
         revs = [story.rev for story in stories]
-        for story, rev, answer in zip(stories, revs, await asyncio.gather(*map(self._shown, stories)), strict=True):
+        for story, rev, shown in zip(stories, revs, await asyncio.gather(*map(self._shown, stories)), strict=True):
             if story.job not in self.left:
                 continue
-            if not story.knows_more_than(answer):
-                told = await self._missing(answer)
-                if not story.knows_more_than(answer):
-                    self._take_answer(story, answer, *told)
+            if not story.knows_more_than(shown):
+                told = await self._missing(shown.info)
+                if not story.knows_more_than(shown):
+                    self._take_answer(story, shown, *told)
             elif story.rev == rev:  # it came from a replaced leader
                 story.is_stale = True
             if story.has_gap and story.job in self.left:
                 self._due[story.job] = None
 
-    async def _shown(self, story: Story) -> Answer:
-        return await self._answer("show", {"job": story.job, **(BY_FRAMES if self._by_frames else {})})
+    async def _shown(self, story: Story) -> Shown:
+        from moorage.client.answers import JobInfo, told  # slow to import, and most jobs end without a question
+
+        answer = await self._answer("show", {"job": story.job, **(BY_FRAMES if self._by_frames else {})})
+        return Shown(told(JobInfo, answer.data), answer.ledger)

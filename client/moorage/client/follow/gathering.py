@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import AsyncIterator, Iterable
+from typing import TYPE_CHECKING, Final
+
+import msgspec
 
 from moorage.client.errors import TimedOut, timed_out, word_to_explain
 from moorage.client.follow.follower import CROWD, Follower, Stories
-from moorage.client.follow.story import Story, decided, result_of, shown_event
-from moorage.schemas.frames import Answer, Change, Event
+from moorage.client.follow.story import Shown, Story, decided, result_of, shown_event
+from moorage.schemas.frames import Change, Event
 from moorage.schemas.job import REJECTED, TERMINAL
 
 if TYPE_CHECKING:
     from moorage.client.job import Job
+    from moorage.schemas.answers.jobs import JobRow
 
 #: a crowd is asked for after its first silence of QUIET_S, in which most jobs may end; after FIRST_ASK_S at the latest
 QUIET_S: Final = 0.05
@@ -60,31 +63,33 @@ class Gathering(Follower):
             if story.has_gap and decided(story.all_changes(), event.state) is None:
                 self._due[event.job] = None  # the transition that decided the job's end was missed
             else:
-                self._end(story, event.state, event.why, {})
+                self._end(story, event.state, event.why, None)
             self._wake()
 
-    def _take_answer(self, story: Story, answer: Answer, rev: int, changes: list[Change]) -> None:
-        self._jobs[story.job]._learn(answer.data)
-        story.accept(shown_event(self._client.tenant, story.job, answer, rev, changes))
+    def _take_answer(self, story: Story, shown: Shown, rev: int, changes: list[Change]) -> None:
+        self._jobs[story.job]._learn(shown.info)
+        story.accept(shown_event(self._client.tenant, story.job, shown, rev, changes))
         if story.is_over:
-            self._end(story, story.state, "", answer.data)
+            self._end(story, story.state, "", shown.info)
 
-    def _end(self, story: Story, state: str, why: str, shown: Mapping[str, Any]) -> None:
+    def _end(self, story: Story, state: str, why: str, shown: JobRow | None) -> None:
         job = self._jobs[story.job]
         del self.left[story.job]
         job._has_ended(result_of(job.job, state, story.all_changes(), why or story.why, shown))
         self._ended.append(job)
 
     async def _not_listed(self, names: list[str]) -> list[str]:
+        from moorage.schemas.answers.jobs import JobsAnswer
+
         listed: set[str] = set()
         for at in range(0, len(names), LISTED_MAX):
             part = [name for name in names[at : at + LISTED_MAX] if name in self.left]
-            for row in (await self._read("ls", {"jobs": part}))["jobs"]:
-                listed.add(row["job"])
-                if (story := self.left.get(row["job"])) is not None:
+            for row in msgspec.convert(await self._read("ls", {"jobs": part}), JobsAnswer).jobs:
+                listed.add(row.job)
+                if (story := self.left.get(row.job)) is not None:
                     self._jobs[story.job]._learn(row)
-                    if row["state"] in TERMINAL:
-                        self._end(story, row["state"], "", row)
+                    if row.state in TERMINAL:
+                        self._end(story, row.state, "", row)
         return [name for name in names if name not in listed]
 
     def _too_late(self) -> TimedOut:

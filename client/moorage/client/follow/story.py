@@ -5,15 +5,19 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
 from moorage.schemas.errors import is_as_asked
-from moorage.schemas.frames import Answer, Change, Event, Replicas
+from moorage.schemas.frames import Change, Event, Replicas
 from moorage.schemas.job import CANCELLED, CANCELLING, ENDING, EXITED, FAILED, SUCCEEDED, TERMINAL
 from moorage.schemas.names import SIMULATED_UUID, replaced_by
 from moorage.schemas.units import many
+
+if TYPE_CHECKING:
+    from moorage.client.answers import JobInfo
+    from moorage.schemas.answers.jobs import JobRow
 
 #: sends a verb with its arguments, and returns the data of the answer: `Connected.read`
 Reads = Callable[[str, Mapping[str, Any]], Awaitable[dict[str, Any]]]
@@ -21,6 +25,13 @@ Reads = Callable[[str, Mapping[str, Any]], Awaitable[dict[str, Any]]]
 AHEAD_MAX: Final = 64
 #: of jobs with more replicas, not every transition is told
 LISTED_MAX: Final = 1_024
+
+
+class Shown(NamedTuple):
+    """An answer of `show`, and the record up to which it holds."""
+
+    info: JobInfo
+    ledger: int
 
 
 class Result(msgspec.Struct, frozen=True):
@@ -156,12 +167,12 @@ class Story:
             self.ahead.clear()
         return news
 
-    def knows_more_than(self, answer: Answer) -> bool:
+    def knows_more_than(self, shown: Shown) -> bool:
         """Return whether an answer is older than the story, such as that of a replaced leader.
 
         A restored ledger begins with a higher record number than any before, so its answers count as newer.
         """
-        return answer.data.get("rev", self.rev) < self.rev and answer.ledger < self.ledger
+        return 0 < shown.info.rev < self.rev and shown.ledger < self.ledger
 
     def all_changes(self) -> list[Change]:
         """Return all transitions that were received, those after a gap included."""
@@ -173,8 +184,8 @@ class Story:
         """Return all transitions so far as one event."""
         return Event(tenant, self.job, self.rev, self.state, self.ledger, list(self.changes), self.why, self.simulated)
 
-    def result(self, shown: Mapping[str, Any]) -> Result:
-        """Return the job's result; `shown` is the answer of `show`, or empty."""
+    def result(self, shown: JobRow | None) -> Result:
+        """Return the job's result; `shown` is the last answer about it."""
         return result_of(self.job, self.state, self.changes, self.why, shown)
 
     def _append(self, event: Event) -> Event:
@@ -192,25 +203,18 @@ class Story:
             self.ahead.append(event)
 
 
-def shown_event(tenant: str, job: str, answer: Answer, rev: int, changes: list[Change]) -> Event:
+def shown_event(tenant: str, job: str, shown: Shown, rev: int, changes: list[Change]) -> Event:
     """Return an answer of `show` as an event, with these transitions."""
-    data = answer.data
-    simulated = bool(data.get("simulated")) or any(
-        gpu.startswith(SIMULATED_UUID) for change in changes for gpu in change.gpus
-    )
-    name = tenant, job, rev, data["state"], answer.ledger
-    return Event(*name, changes, data.get("why", ""), simulated, replicas=replicas_in(data))
+    info = shown.info
+    simulated = info.simulated or any(gpu.startswith(SIMULATED_UUID) for change in changes for gpu in change.gpus)
+    name = tenant, job, rev, info.state, shown.ledger
+    return Event(*name, changes, info.why, simulated, replicas=replicas_in(info))
 
 
-def replicas_in(data: Mapping[str, Any]) -> Replicas | None:
-    """Return the counts of a job with more than 1,024 replicas, from an answer of `show`; None for other jobs."""
-    told = data.get("replicas")
-    return None if told is None or told["of"] <= LISTED_MAX else Replicas(told["of"], told["states"])
-
-
-def changes_of(data: Mapping[str, Any]) -> list[Change]:
-    """Return the transitions in an answer of `show` or `history`."""
-    return msgspec.convert(data.get("changes", []), list[Change])
+def replicas_in(row: JobRow) -> Replicas | None:
+    """Return the counts of a job with more than 1,024 replicas; None for other jobs."""
+    counts = row.replicas
+    return None if counts is None or counts.of <= LISTED_MAX else Replicas(counts.of, counts.states)
 
 
 def behind(rev: int, changes: list[Change]) -> list[Change]:
@@ -232,13 +236,13 @@ def decided(changes: Sequence[Change], state: str) -> Change | None:
     return first or next((change for change in ended if change.code), ended[-1])
 
 
-def result_of(job: str, state: str, changes: list[Change], why: str, shown: Mapping[str, Any]) -> Result:
-    """Return the result of a job that has ended. `shown` is an answer of `show` or `ls`, for transitions not seen."""
+def result_of(job: str, state: str, changes: list[Change], why: str, shown: JobRow | None) -> Result:
+    """Return the result of a job that has ended. `shown` is the last answer about it, for transitions not seen."""
     last = decided(changes, state)
     well = 0 if state == SUCCEEDED else None  # the end of a succeeded gang has no code: every rank exited with 0
     if last is None:
-        code = shown.get("code")
-        return Result(job, state, well if code is None else code, shown.get("why", why), changes)
+        code, told = (None, "") if shown is None else (shown.code, shown.why)
+        return Result(job, state, well if code is None else code, told or why, changes)
     code = well if last.code is None else last.code
     ended = last.why
     if state == CANCELLED or is_as_asked(ended):  # the reason in the order says more than the worker's

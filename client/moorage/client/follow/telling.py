@@ -12,6 +12,7 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -19,6 +20,7 @@ import msgspec
 from moorage.client.errors import ClientError, NotFound, NotPermitted, Rejected
 from moorage.client.pages import pages
 from moorage.client.replicas import failed_words
+from moorage.schemas.answers.jobs import HistoryAnswer, JobRow, JobsAnswer
 from moorage.schemas.frames import Change
 from moorage.schemas.job import TERMINAL
 
@@ -142,8 +144,7 @@ class Telling:
             self._wake.clear()
             named, self._named = sorted(self._named), set()
             for first in range(0, len(named), PAGE):
-                rows = (await self._ls({"jobs": named[first : first + PAGE]}))["jobs"]
-                for row in rows:
+                for row in (await self._ls({"jobs": named[first : first + PAGE]})).jobs:
                     if self._chooses(row):
                         await self._look(row)
             self._save_now()
@@ -157,49 +158,50 @@ class Telling:
         is_first, seen = not reached.seen_ms, set[str]()
         async for page in self._pages((reached.seen_ms or began_ms) - MARGIN_MS):
             for row in reversed(page):
-                seen.add(row["job"])
+                seen.add(row.job)
                 if is_first:  # a job that leaves memory meanwhile comes again, at its end, which is then to be told
-                    reached.jobs.setdefault(row["job"], (row.get("rev", 0), row["state"] in TERMINAL))
+                    reached.jobs.setdefault(row.job, (row.rev, row.state in TERMINAL))
                 else:
                     await self._look(row)
         reached.jobs = {job: known for job, known in reached.jobs.items() if job in seen}
         reached.seen_ms = began_ms
         self._save_now()
 
-    async def _pages(self, oldest_ms: int) -> AsyncIterator[list[dict[str, Any]]]:
+    async def _pages(self, oldest_ms: int) -> AsyncIterator[list[JobRow]]:
         reached = self._reached
         asked: dict[str, Any] = {"limit": PAGE, "history": True, "ids": reached.ids, "labels": reached.labels}
         if self._ends_only:
             asked["states"] = reached.states
-        async for data in pages(self._ls, {name: value for name, value in asked.items() if value != ""}):
-            rows = [row for row in data["jobs"] if row.get("ended_ms", oldest_ms) >= oldest_ms]
+        given = {name: value for name, value in asked.items() if value != ""}
+        async for page in pages(partial(self._client._wire.answer, "ls"), given):
+            rows = [row for row in page.jobs if not row.ended_ms or row.ended_ms >= oldest_ms]
             yield rows
-            if len(rows) < len(data["jobs"]):
+            if len(rows) < len(page.jobs):
                 return
 
-    async def _ls(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        return await self._client._wire.read("ls", asked)
+    async def _ls(self, asked: Mapping[str, Any]) -> JobsAnswer:
+        return msgspec.convert(await self._client._wire.read("ls", asked), JobsAnswer)
 
-    def _chooses(self, row: Mapping[str, Any]) -> bool:
+    def _chooses(self, row: JobRow) -> bool:
         """Return whether the row of a job that an event named is one of those that are told of."""
-        reached, labels = self._reached, row.get("labels", {})
+        reached, labels = self._reached, row.labels
         if any(value not in ("*", labels.get(key)) or key not in labels for key, value in reached.labels.items()):
             return False
-        return fnmatchcase(row["job"], reached.ids or "*")  # an id has no character that would mean more here
+        return fnmatchcase(row.job, reached.ids or "*")  # an id has no character that would mean more here
 
     # ------------------------------------------------------------------------------------------------------- a job
 
-    async def _look(self, row: Mapping[str, Any]) -> None:
+    async def _look(self, row: JobRow) -> None:
         """Tell what a job has come to since it was told of last."""
-        job, jobs = row["job"], self._reached.jobs
-        is_over = row["state"] in TERMINAL
+        job, jobs = row.job, self._reached.jobs
+        is_over = row.state in TERMINAL
         rev, was_over = jobs.get(job, (0, False))
         if was_over and not is_over:
             rev = 0  # another job with the id of one that was forgotten
-        elif was_over or row.get("rev", rev + 1) <= rev:
+        elif was_over or 0 < row.rev <= rev:
             return
         last: Change | None = None
-        state, end = row["state"], row.get("rev", rev)
+        state, end = row.state, row.rev or rev
         while True:
             try:
                 data = await self._client._wire.read("history", {"job": job, "after_rev": rev, "limit": PAGE})
@@ -207,27 +209,27 @@ class Telling:
                 if error.code not in ("not-found", "history-gone"):
                     raise
                 break  # its transitions are no longer kept: its end is all that is known
-            changes = msgspec.convert(data["changes"], list[Change])
-            for change in changes:
+            page = msgspec.convert(data, HistoryAnswer)
+            for change in page.changes:
                 if change.state in self._wanted - TERMINAL:
                     await self._say(row, change.rev, change.state, change, whole=False)
                     self._mark(job, change.rev, over=False)
                 last = change
-            state, end = data["state"], data["rev"]
-            if not data["more"] or not changes:
+            state, end = page.state, page.rev
+            if not page.more or not page.changes:
                 break
-            rev = changes[-1].rev
+            rev = page.changes[-1].rev
         if state in TERMINAL and state in self._wanted:
             if not is_over:  # it has ended since it was listed
                 row = await self._newer(row, state)
             await self._say(row, end, state, last, whole=True)
         self._mark(job, end, over=state in TERMINAL)
 
-    async def _newer(self, row: Mapping[str, Any], state: str) -> Mapping[str, Any]:
+    async def _newer(self, row: JobRow, state: str) -> JobRow:
         """Return the row of a job that has ended since it was listed; if it has left memory, what of it lasts."""
-        newer = (await self._ls({"jobs": [row["job"]]}))["jobs"]
-        lasting = {name: value for name, value in row.items() if name not in ("replicas", "code", "why")}
-        return next((each for each in newer if each["state"] in TERMINAL), {**lasting, "state": state})
+        newer = (await self._ls({"jobs": [row.job]})).jobs
+        lasting = msgspec.structs.replace(row, state=state, replicas=None, code=None, why="")
+        return next((each for each in newer if each.state in TERMINAL), lasting)
 
     def _mark(self, job: str, rev: int, *, over: bool) -> None:
         self._reached.jobs[job] = rev, over
@@ -239,31 +241,31 @@ class Telling:
             self._save(self._reached)
             self._saved_s = time.monotonic()
 
-    async def _say(self, row: Mapping[str, Any], rev: int, state: str, change: Change | None, *, whole: bool) -> None:
+    async def _say(self, row: JobRow, rev: int, state: str, change: Change | None, *, whole: bool) -> None:
         code = change.code if change is not None else None
         why = change.why if change is not None else ""
         if whole:
-            code, why = row.get("code", code), row.get("why") or why
+            code, why = code if row.code is None else row.code, row.why or why
         replica = -1 if whole or change is None else change.replica
-        of_many = row.get("replicas")
-        words = [row["job"], *([f"replica {replica}"] if replica > 0 or (replica == 0 and of_many) else []), state]
+        of_many = row.replicas is not None
+        words = [row.job, *([f"replica {replica}"] if replica > 0 or (replica == 0 and of_many) else []), state]
         words += [f"with code {code}" if code > 0 else f"by signal {-code}"] if code else []
         words += [f"on {change.worker}"] if change is not None and change.worker and not (whole and of_many) else []
-        text = ": ".join(filter(None, (" ".join(words), failed_words(row) if whole else "", why)))
+        text = ": ".join(filter(None, (" ".join(words), failed_words(row.replicas) if whole else "", why)))
         await self._tell(
             Told(
                 self._client.tenant,
-                row["job"],
+                row.job,
                 rev,
                 state,
                 " ".join(text.split()),  # a reason may have several lines
-                time_ms=change.time_ms if change is not None else row.get("ended_ms", 0),
+                time_ms=change.time_ms if change is not None else row.ended_ms,
                 replica=replica,
                 attempt=change.attempt if change is not None else 0,
-                worker=change.worker if change is not None else row.get("worker", ""),
+                worker=change.worker if change is not None else row.worker,
                 code=code,
                 why=why,
-                labels=dict(row.get("labels", {})),
+                labels=row.labels,
             )
         )
 

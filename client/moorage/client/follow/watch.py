@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
 
@@ -22,21 +22,23 @@ from moorage.client.errors import (
 from moorage.client.follow.follower import BY_FRAMES, CROWD, Follower, Held, Stories, check_permitted
 from moorage.client.follow.story import (
     Result,
+    Shown,
     Story,
     behind,
-    changes_of,
     replicas_in,
     shown_event,
 )
 from moorage.client.output import STREAMS, Captured, Joiner, Piece, Tail
 from moorage.client.replicas import Which, replicas_of
 from moorage.client.transitions import history_after
-from moorage.schemas.capabilities import driver_of
 from moorage.schemas.codec import Decoder
 from moorage.schemas.errors import Refused
-from moorage.schemas.frames import Answer, Change, Event, Output, StreamName
+from moorage.schemas.frames import Change, Event, Output, StreamName
 from moorage.schemas.job import RUNNING, SUCCEEDED, Request
 from moorage.schemas.ranges import NOTHING, count_of, is_in
+
+if TYPE_CHECKING:
+    from moorage.client.answers import JobInfo
 
 #: how long to wait for the end of the output after the job's last event
 OUTPUT_GRACE_S: Final = 1.0
@@ -99,7 +101,7 @@ class Watch(Follower):
         self._subscribe = self._client.subscribe_ahead if ahead else self._client.subscribe
         self._at_end = at_end
         self._saw = saw
-        self._data: dict[str, Any] = {}  # of the last answer of `show`
+        self.info: JobInfo | None = None  # the last answer of `show`
         self._pending: Held[Event | Piece] = Held(stories.budget)
         self._logs: Subscribed | None = None
         self._open_streams: set[tuple[int, int, StreamName]] = set()
@@ -118,11 +120,11 @@ class Watch(Follower):
     @property
     def driver(self) -> str:
         """The driver that runs the job; "" if it is not known yet, or if the job's request is no longer kept."""
-        return self._driver or driver_of(self._data)
+        return self._driver or ("" if self.info is None else self.info.driver)
 
     def result(self) -> Result:
         """Return how the job ended. Call it only once the job has ended."""
-        return self._story.result(self._data)
+        return self._story.result(self.info)
 
     async def open(self) -> None:
         """Subscribe to the job's events and, if asked for, to its output. Raises `NotPermitted`."""
@@ -174,8 +176,8 @@ class Watch(Follower):
         if story.has_gap:
             self._refresh()
 
-    def _take_answer(self, story: Story, answer: Answer, rev: int, changes: list[Change]) -> None:
-        for news in story.accept(shown_event(self._client.tenant, story.job, answer, rev, changes)):
+    def _take_answer(self, story: Story, shown: Shown, rev: int, changes: list[Change]) -> None:
+        for news in story.accept(shown_event(self._client.tenant, story.job, shown, rev, changes)):
             self._enqueue(news)
 
     def _enqueue(self, news: Event) -> None:
@@ -280,7 +282,9 @@ class Watch(Follower):
         drivers = self._stories.drivers
         if begun and self.driver and self.driver not in drivers:
             with contextlib.suppress(NotFound, Rejected, Unreachable):  # `show` of a running job tells what it can do
-                drivers.learn(await self._read("show", {"job": self.job, **BY_FRAMES}))
+                from moorage.client.answers import JobInfo, told
+
+                drivers.learn(told(JobInfo, await self._read("show", {"job": self.job, **BY_FRAMES})))
         if begun and drivers.can(self.driver).ends_streams:
             of = [change for change in begun if self._only is None or is_in(self._only, change.replica)]
             both = {(change.replica, change.attempt, name) for change in of for name in STREAMS}
@@ -291,7 +295,8 @@ class Watch(Follower):
         joiner = self.joiner
         if joiner is None:
             return
-        newest = await joiner.newest(self._data, self._only)
+        assert self.info is not None  # stored output is never asked for of a job that was only heard
+        newest = await joiner.newest(self.info, self._only)
         async for piece in joiner.kept_of(newest, self._only):
             yield piece
         self._open_streams = {
@@ -329,24 +334,24 @@ class Watch(Follower):
     def _is_over(self) -> bool:
         return self._story.is_over
 
-    async def _shown(self, story: Story) -> Answer:
-        answer = await super()._shown(story)
-        self._data = answer.data  # kept even if it is older than the story: it has the replicas' attempts
-        self._stories.drivers.learn(self._data)
-        return answer
+    async def _shown(self, story: Story) -> Shown:
+        shown = await super()._shown(story)
+        self.info = shown.info  # kept even if it is older than the story: it has the replicas' attempts
+        self._stories.drivers.learn(shown.info)
+        return shown
 
-    async def _missing(self, answer: Answer) -> tuple[int, list[Change]]:
+    async def _missing(self, info: JobInfo) -> tuple[int, list[Change]]:
         """Return the revision of an answer of `show`, and the transitions up to it that the story lacks.
 
         Transitions that are not in the answer are read from the history, as far as it is kept. Raises `Unreachable`.
         """
-        data, known = answer.data, self._story.rev
-        changes, rev = behind(known, changes_of(data)), data.get("rev", known)
-        if (len(changes) == rev - known and "rev" in data) or replicas_in(data) is not None:
+        known = self._story.rev
+        changes, rev = behind(known, info.changes), info.rev or known
+        if (len(changes) == rev - known and info.rev) or replicas_in(info) is not None:
             return rev, changes
         newest, found = await history_after(self._read, self.job, known)
         # transitions between the two answers arrive as events: `show` does not have the state after them
-        rev, by_rev = data.get("rev", newest), {change.rev: change for change in [*changes, *found]}
+        rev, by_rev = info.rev or newest, {change.rev: change for change in [*changes, *found]}
         return rev, [by_rev[each] for each in sorted(by_rev) if each <= rev]
 
     def _too_late(self) -> TimedOut:

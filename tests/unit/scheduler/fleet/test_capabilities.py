@@ -6,16 +6,17 @@ from typing import Any
 
 import msgspec
 
+from moorage.client.answers import JobInfo, told
 from moorage.scheduler.answers import views
-from moorage.schemas.capabilities import DRIVER_DEFAULT, UNKNOWN, Capabilities, driver_of, reported_capabilities
+from moorage.schemas.capabilities import DRIVER_DEFAULT, UNKNOWN, Capabilities
 from tests.unit.scheduler.driving import Driving, wire
 
 #: keys as the driver of another package might have
 CAN = Capabilities(keeps_output=True, fence="supervisor", config=["times"])
 
 
-def shown(drive: Driving, job: str) -> dict[str, Any]:
-    return wire(views.show(drive.engine, "t", job))
+def shown(drive: Driving, job: str) -> JobInfo:
+    return told(JobInfo, wire(views.show(drive.engine, "t", job)))
 
 
 def test_fleet_and_show_carry_what_the_join_told() -> None:
@@ -26,9 +27,9 @@ def test_fleet_and_show_carry_what_the_join_told() -> None:
     drive.submit("untold", run={"argv": ["true"]})
     rows = {row.worker: row.capabilities for row in views.fleet(drive.engine, drive.now).workers}
     assert rows == {"w0": {"parrot": msgspec.to_builtins(CAN)}, "untold": {}}
-    assert reported_capabilities(shown(drive, "said")) == CAN
-    assert "capabilities" not in shown(drive, "untold"), "its worker told nothing"
-    assert driver_of(shown(drive, "untold")) == DRIVER_DEFAULT
+    assert shown(drive, "said").capabilities == CAN
+    assert shown(drive, "untold").capabilities is None, "its worker told nothing"
+    assert shown(drive, "untold").driver == DRIVER_DEFAULT
 
 
 def test_a_leader_that_takes_over_knows_them_from_the_ledger_and_from_a_snapshot() -> None:
@@ -41,13 +42,14 @@ def test_a_leader_that_takes_over_knows_them_from_the_ledger_and_from_a_snapshot
         drive.lead()
         (row,) = views.fleet(drive.engine, drive.now).workers
         assert row.capabilities == {"parrot": msgspec.to_builtins(CAN)}
-        assert reported_capabilities(shown(drive, "said")) == CAN
+        assert shown(drive, "said").capabilities == CAN
 
 
 def test_capabilities_of_a_later_release_and_of_none_can_be_read() -> None:
-    assert reported_capabilities({"capabilities": {"keeps_output": True, "flies": True}}) == Capabilities(
-        keeps_output=True
-    )
-    assert reported_capabilities({"capabilities": {"keeps_output": "perhaps"}}) is None
-    assert reported_capabilities({"capabilities": {}}) == UNKNOWN
-    assert reported_capabilities({}) is None
+    def read(**found: Any) -> Capabilities | None:
+        return told(JobInfo, {"job": "j", "tenant": "t", "state": "RUNNING", **found}).capabilities
+
+    assert read(capabilities={"keeps_output": True, "flies": True}) == Capabilities(keeps_output=True)
+    assert read(capabilities={"keeps_output": "perhaps"}) is None
+    assert read(capabilities={}) == UNKNOWN
+    assert read() is None
