@@ -14,8 +14,7 @@ from typing import Any, Final
 from moorage.scheduler.core.ledger.acts import AnyAct, Avoid, Gone, Lacks, encode_act
 from moorage.scheduler.core.ledger.fold import Begun
 from moorage.scheduler.core.ledger.folding import Folded
-from moorage.scheduler.core.ledger.ids_in_bodies import written_id
-from moorage.scheduler.core.ledger.record import Record
+from moorage.scheduler.core.ledger.record import Record, written_id
 from moorage.scheduler.core.ledger.records import (
     NO_JOB,
     RECORD_BYTES_MAX,

@@ -12,8 +12,7 @@ from typing import Any, Final
 
 from moorage.scheduler.core.ledger import fairshare
 from moorage.scheduler.core.ledger.folding import Folded, FoldError
-from moorage.scheduler.core.ledger.ids_in_bodies import id_of
-from moorage.scheduler.core.ledger.record import Record
+from moorage.scheduler.core.ledger.record import Record, id_of
 from moorage.scheduler.core.ledger.records import FORMAT, FORMAT_MIN, STEP_WIDTH, Op
 from moorage.scheduler.core.ledger.state import IS_TERMINAL, STORY_MAX, State, new_job
 from moorage.scheduler.core.ledger.steps import FoldingSteps

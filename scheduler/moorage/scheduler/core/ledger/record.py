@@ -19,7 +19,7 @@ class Record(msgspec.Struct, array_like=True, gc=False):
     - `format` is the ledger's feature level; in a record that raises it, the new one.
     - (`leader`, `rid`) is the record's name, by which its leader recognises it after an unclear answer.
     - `accepts` has for each tenant a flat list: job, body, replicas, traceparent, …; jobs are numbered in this order.
-      The job's id is empty if the body begins with it (see `ids_in_bodies`).
+      The job's id is empty if the body begins with it, as nearly all bodies do.
     - `acts` and `accepts` are folded where an ACT or ACCEPT step says that they were decided; those that no step names
       were decided before all steps, the acts first.
     - `facts` is flat: worker number, and number of its last report frame that is folded with this record, after it.
@@ -48,6 +48,9 @@ _ACTS_AT: Final = Record.__struct_fields__.index("acts")
 encode_record: Final = msgspec.msgpack.Encoder().encode
 _decode: Final = msgspec.msgpack.Decoder(Record).decode
 _decode_list: Final = msgspec.msgpack.Decoder(list[Any]).decode
+#: how a body begins that names its job first: without a blank, as most clients write it, and with one, as Python does
+_BEGINS: Final = b'{"job":"'
+_BEGINS_WIDE: Final = b'{"job": "'
 
 
 def decode_record(payload: bytes) -> Record:
@@ -73,3 +76,21 @@ def _read(act: list[Any]) -> AnyAct | Unknown:
         return known
     except msgspec.ValidationError as error:
         return Unknown(str(act[0]) if act else "", str(error))
+
+
+def written_id(name: str, body: bytes) -> str:
+    """Return the id as a record contains it: empty if `id_of` finds it in the body."""
+    id = name.encode()
+    return "" if body.startswith((b'%b%b"' % (_BEGINS, id), b'%b%b"' % (_BEGINS_WIDE, id))) else name
+
+
+def id_of(written: str, body: bytes) -> str:
+    """Return the id of an accepted job. Raises ValueError if neither the record nor the start of the body has one."""
+    if written:
+        return written
+    begins = _BEGINS if body.startswith(_BEGINS) else _BEGINS_WIDE
+    at = len(begins)
+    end = body.find(b'"', at)
+    if end <= at or not body.startswith(begins):
+        raise ValueError(f"a job is accepted without an id: {body[:80]!r}")
+    return body[at:end].decode()
