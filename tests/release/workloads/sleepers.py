@@ -423,9 +423,9 @@ class Sleepers(Driving):
 
     def look_at_reasons(self) -> None:
         """Why a member could not be frozen is what its own host said."""
-        draft, sleeping = self.engine.standing_draft(), self.engine.sleeping
+        sleeping = self.engine.sleeping
         for member in self.state.members():
-            why = sleeping.stays_awake(draft, member)
+            why = sleeping.stays_awake(member)
             if why:
                 assert why.endswith(f" {member.worker.id}"), f"{member.name} of {member.worker.id} stays awake: {why}"
                 self.checked["reasons"] += 1

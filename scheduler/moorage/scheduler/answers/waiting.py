@@ -195,8 +195,7 @@ def _why_awake(engine: Engine, job: Job) -> str:
     """Return why the first replica of a service that sleeps stays awake though it was to be frozen; "" if none does."""
     if not engine.reader.request_of(job).sleeps:
         return ""
-    draft = engine.standing_draft()
-    whys = (engine.sleeping.stays_awake(draft, member) for member in job.members)
+    whys = (engine.sleeping.stays_awake(member) for member in job.members)
     return next((f"it stays awake: {why}" for why in whys if why), "")
 
 

@@ -21,32 +21,9 @@ from __future__ import annotations
 import itertools
 from typing import Any, Final
 
-from moorage.scheduler.core.containment import (
-    PAUSE_MS,
-    PLACING,
-    REQUESTS,
-    STEP,
-    STEP_PAUSE_MS,
-    TIMER,
-    TIMERS,
-    WORKER,
-    failed,
-    unread,
-)
+from moorage.scheduler.core.containment import PAUSE_MS, PLACING, STEP_PAUSE_MS, TIMERS, failed, unread
 from moorage.scheduler.core.engine import Engine, HalfFolded
-from moorage.scheduler.core.events import (
-    Cancel,
-    ChangeOrder,
-    Event,
-    Execute,
-    FromWorker,
-    Order,
-    QueueRead,
-    ScheduleOrder,
-    ScheduleRun,
-    Submit,
-    Wake,
-)
+from moorage.scheduler.core.events import Cancel, Event, FromWorker, Order, QueueRead, ScheduleRun, Submit
 from moorage.scheduler.core.fleet.host import HEARD
 from moorage.scheduler.core.ledger import acts
 from moorage.scheduler.core.ledger.folding import Folded
@@ -64,11 +41,6 @@ from moorage.schemas.reasons import STARTS_FAIL
 BUILDS_MAX: Final = 16
 WHY_HELD: Final = "internal: the scheduler failed as it placed it"
 WHY_CORDONED: Final = "internal: the scheduler failed twice on what this worker sends"
-#: the verbs of requests; that of an order is its own
-_VERBS: Final[dict[type, str]] = {
-    Submit: "submit", Cancel: "cancel", ChangeOrder: "change", Execute: "exec", ScheduleOrder: "schedule",
-    ScheduleRun: "schedule", Wake: "wake", Order: "",
-}  # fmt: skip
 
 
 class ContainedEngine(Engine):
@@ -122,17 +94,19 @@ class ContainedEngine(Engine):
             self._ranker_failed(raised)
         elif at == PLACING and goes_on and (found := self._group(raised, now_ms)) is not None:
             return found
-        elif at == TIMERS and timer is not None and (TIMER, *timer) not in contained.until:
+        elif at == TIMERS and timer is not None and ("timer", *timer) not in contained.until:
             contained.note("timer", TIMERS, f"kind {timer[0]} of {timer[1]}", raised, now_ms)
-            contained.set_aside(now_ms + PAUSE_MS, TIMER, *timer)
+            contained.set_aside(now_ms + PAUSE_MS, "timer", *timer)
         elif not isinstance(at, str):
             self._failed_on(at, raised, now_ms)
             return [at]
         else:
             contained.note("step", at, "", raised, now_ms)
-            if not at or (STEP, at) in contained.until:  # it is one of them, nobody knows which
-                return self._requests_taken() or None
-            contained.set_aside(now_ms + STEP_PAUSE_MS, STEP, at)
+            if not at or ("step", at) in contained.until:  # it is one of them, nobody knows which
+                pending = self.pending
+                taken = [*pending.taken_submits, *pending.cancels.taken, *pending.taken_rest]
+                return [event for event in taken if hasattr(event, "verb")] or None
+            contained.set_aside(now_ms + STEP_PAUSE_MS, "step", at)
         return []
 
     def _group(self, raised: Exception, now_ms: int) -> list[Event] | None:
@@ -148,7 +122,7 @@ class ContainedEngine(Engine):
             return None
         asked: Event | None = None
         if new := [num for num in nums if num >= next_num]:
-            asked = self._asked_for(list(flight.new.values())[new[0] - next_num].submit)
+            asked = self._asked_for(flight.new[new[0] - next_num].submit)
         else:
             job = self.state.jobs[next(iter(nums))]
             for order in self.pending.taken_rest:
@@ -167,35 +141,33 @@ class ContainedEngine(Engine):
         made = (submit.tenant, submit.name)
         return next((run for run in runs if (run.tenant, f"{run.name}-{run.sequence}") == made), submit)
 
-    def _requests_taken(self) -> list[Event]:
-        pending = self.pending
-        taken = [*pending.taken_submits, *pending.cancels.taken, *pending.taken_rest]
-        return [event for event in taken if type(event) in _VERBS]
-
     def _failed_on(self, event: Event, raised: Exception, now_ms: int) -> None:
         """Note an event that failed, and who pays for it."""
         contained = self.containment
         if isinstance(event, FromWorker):
             contained.note("worker", type(event.frame).__name__, f"worker {event.worker}", raised, now_ms)
-            contained.set_aside(now_ms + PAUSE_MS, WORKER, event.worker)
-            if contained.fails_again(now_ms, WORKER, event.worker):
+            contained.set_aside(now_ms + PAUSE_MS, "worker", event.worker)
+            if contained.fails_again(now_ms, "worker", event.worker):
                 contained.cordons[event.worker] = None
             return
         whose, verb, job = _asked(event)
         trace = contained.note("request", verb, f"{whose}/{job}", raised, now_ms)
         if isinstance(event, Submit | Cancel) and event.sequence:
             contained.traces[event.reply] = trace
-        if contained.fails_again(now_ms, REQUESTS, whose, verb, within_ms=PAUSE_MS):
-            contained.set_aside(now_ms + PAUSE_MS, REQUESTS, whose, verb)
+        if contained.fails_again(now_ms, "requests", whose, verb, within_ms=PAUSE_MS):
+            contained.set_aside(now_ms + PAUSE_MS, "requests", whose, verb)
 
     # ------------------------------------------------------------------------------------------- what is set aside
 
     def _refuse(self, event: Event) -> None:
-        """Take an event out of its queue and answer it. A worker sends its frame again until it is taken."""
-        if not isinstance(event, QueueRead):
-            self.pending.remove(event)
-            _, verb, job = _asked(event)
-            self._answer_now(event, failed("frame" if isinstance(event, FromWorker) else verb, job))
+        """Take an event out of its queue and answer it.
+
+        A worker sends its frame again until it is taken. The mark of how far a durable queue was read is in the next
+        one, too.
+        """
+        self.pending.remove(event)
+        _, verb, job = _asked(event)
+        self._answer_now(event, failed("frame" if isinstance(event, FromWorker) else verb, job))
 
     def _answer_now(self, event: Any, answer: Problem) -> None:
         if isinstance(event, Submit):
@@ -209,16 +181,16 @@ class ContainedEngine(Engine):
         if not (contained.until or self._wait):
             return
         contained.pass_time(now_ms)
-        for whose, verb in [key for key in self._wait if (REQUESTS, *key) not in contained.until]:
+        for whose, verb in [key for key in self._wait if ("requests", *key) not in contained.until]:
             pending.put_first(whose, verb, self._wait.pop((whose, verb)))
         for kind, whose, *rest in list(contained.until):
-            if kind == WORKER:
+            if kind == "worker":
                 if not self._is_out(self.state.workers.get(whose), whose, now_ms):
-                    del contained.until[WORKER, whose]
+                    del contained.until["worker", whose]
                     continue
                 for frame in [each for each in pending.rest if isinstance(each, FromWorker) and each.worker == whose]:
                     self._refuse(frame)
-            elif kind == REQUESTS:
+            elif kind == "requests":
                 for event in pending.take_of(whose, rest[0]):
                     if isinstance(event, QueueRead | ScheduleRun) or bool(getattr(event, "sequence", 0)):
                         self._wait.setdefault((whose, rest[0]), []).append(event)
@@ -231,7 +203,7 @@ class ContainedEngine(Engine):
 
         Such workers end their jobs, and count as lost once nothing can run there any more, like silent workers.
         """
-        if self.containment.is_aside(now_ms, WORKER, worker_id):
+        if self.containment.is_aside(now_ms, "worker", worker_id):
             return True
         return worker is not None and (bool(worker.session) or (worker.flag, worker.by) == ("cordoned", SCHEDULER))
 
@@ -254,7 +226,7 @@ class ContainedEngine(Engine):
                 self.windows.flag(draft, worker, "cordoned", SCHEDULER, WHY_CORDONED)
                 continue
             del contained.cordons[worker_id]
-            contained.forgive(WORKER, worker_id)
+            contained.forgive("worker", worker_id)
 
     # ----------------------------------------------------------------------------------------------------- ranking
 
@@ -295,7 +267,7 @@ class ContainedEngine(Engine):
                 continue
             for name in HEARD:
                 setattr(host, name, getattr(was, name))
-            host.closed = host.closed or (WORKER, host.worker.id) in self.containment.until
+            host.closed = host.closed or ("worker", host.worker.id) in self.containment.until
             self.fleet.refresh(host)
         for event in itertools.chain(self.pending.submits, *self._wait.values()):
             if isinstance(event, Submit):
@@ -328,8 +300,7 @@ class ContainedEngine(Engine):
 
 def _asked(event: Any) -> tuple[str, str, str]:
     """Return whose request an event is, its verb and its job or schedule."""
-    if isinstance(event, Order):
-        return event.operator, event.verb, ""
-    asked = getattr(event, "asked", event)
-    named = getattr(asked, "job", "") or getattr(asked, "name", "")
-    return getattr(event, "tenant", SCHEDULER), _VERBS.get(type(event), type(event).__name__), named
+    what = getattr(event, "asked", event)
+    whose = event.operator if isinstance(event, Order) else getattr(event, "tenant", SCHEDULER)
+    verb = getattr(event, "verb", type(event).__name__)
+    return whose, verb, getattr(what, "job", "") or getattr(what, "name", "")

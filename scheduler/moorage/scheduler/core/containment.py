@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import traceback
 from collections import Counter
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 from moorage.schemas.errors import Problem, problem
 
@@ -29,10 +29,7 @@ TRACE_CHARS_MAX: Final = 2_000
 
 #: the kinds of what is set aside, each the first part of its keys: a step by its name, a timer by kind and subject, the
 #: requests of one by tenant and verb, a worker by its id
-STEP: Final = "step"
-TIMER: Final = "timer"
-REQUESTS: Final = "requests"
-WORKER: Final = "worker"
+Kind = Literal["step", "timer", "requests", "worker"]
 Key = tuple[Any, ...]
 
 
@@ -118,17 +115,17 @@ class Containment:
             "counts": dict(sorted(self.counts.items())),
             "plain_ranker": self.plain_ranker,
             "refused": sorted(
-                f"{key[2]} of {key[1]}" for key in self.until if key[0] == REQUESTS and self.is_aside(now_ms, *key)
+                f"{key[2]} of {key[1]}" for key in self.until if key[0] == "requests" and now_ms < self.until[key]
             ),
-            "workers": sorted(key[1] for key in self.until if key[0] == WORKER),
+            "workers": sorted(key[1] for key in self.until if key[0] == "worker"),
             **({} if last is None else {"last": f"{last.where}: {last.what}", "last_ms": self.last_ms}),
         }
 
-    def set_aside(self, until_ms: int, *key: Any) -> None:
-        _add(self.until, key, until_ms)
+    def set_aside(self, until_ms: int, kind: Kind, *key: Any) -> None:
+        _add(self.until, (kind, *key), until_ms)
 
-    def is_aside(self, now_ms: int, *key: Any) -> bool:
-        return bool(self.until) and now_ms < self.until.get(key, 0)
+    def is_aside(self, now_ms: int, kind: Kind, *key: Any) -> bool:
+        return bool(self.until) and now_ms < self.until.get((kind, *key), 0)
 
     def fails_again(self, now_ms: int, *key: Any, within_ms: float = math.inf) -> bool:
         """Note that this has failed; return whether it had failed within so many ms before."""
@@ -142,7 +139,7 @@ class Containment:
 
     def pass_time(self, now_ms: int) -> None:
         """Forget what is over by this ledger time, but for workers."""
-        self.until = {key: until for key, until in self.until.items() if now_ms < until or key[0] == WORKER}
+        self.until = {key: until for key, until in self.until.items() if now_ms < until or key[0] == "worker"}
 
 
 def _add(table: dict[Key, int], key: Key, at_ms: int) -> None:

@@ -21,7 +21,7 @@ from typing import Final
 import msgspec
 
 from moorage.scheduler.core.config import Config
-from moorage.scheduler.core.containment import PLACING, REQUESTS, STEP, TIMERS, Containment, unread
+from moorage.scheduler.core.containment import PLACING, TIMERS, Containment, unread
 from moorage.scheduler.core.draft import FULL_BYTES, Draft
 from moorage.scheduler.core.events import (
     Ask,
@@ -229,7 +229,7 @@ class Engine:
         )
         return Preempting(
             policy, self.lifecycle, config.preempt_priority, config.reclaim, self._knows_fleet,
-            lambda draft, member: self.relocating.moves(draft, member), lambda: self.scaling,
+            lambda member: self.relocating.moves(member), lambda: self.scaling,
         )  # fmt: skip
 
     def _knows_fleet(self) -> bool:
@@ -297,7 +297,7 @@ class Engine:
 
         Its durable queue then waits.
         """
-        if not self.containment.is_aside(self.state.time_ms, REQUESTS, tenant, verb):
+        if not self.containment.is_aside(self.state.time_ms, "requests", tenant, verb):
             return None
         return unread()
 
@@ -409,7 +409,7 @@ class Engine:
     def _begins(self, step: str, draft: Draft) -> bool:
         """Return whether to run this step of `build` now; a step that failed is skipped for a while."""
         self._at = step
-        return not self.containment.is_aside(draft.time_ms, STEP, step)
+        return not self.containment.is_aside(draft.time_ms, "step", step)
 
     def _gather(self, flight: InFlight, mono_ms: int) -> list[Order | ChangeOrder | Execute]:
         """Take offered events other than submits and cancels; return the operators' orders, not carried out yet.
@@ -455,8 +455,8 @@ class Engine:
         elif isinstance(event, ScheduleOrder):
             flight.replies.append((self.schedules.act(draft, event), event.reply, event.json))
         elif isinstance(event, Wake):
-            jobs = self.services.live(draft, event.tenant, event.service)
-            woken = self.scaling.wake(draft, event, jobs, mono_ms) or self.services.answer(draft, event)
+            jobs = self.services.live(event.tenant, event.service)
+            woken = self.scaling.wake(draft, event, jobs, mono_ms) or self.services.answer(event)
             flight.asks.append(Ask(partial(self._woken, event.tenant, woken), event.reply, event.json))
         elif isinstance(event, SnapshotTaken):
             self._name_snapshot(draft, event)
@@ -593,7 +593,7 @@ class Engine:
         schedules, draft = self.schedules, flight.draft
         begun = schedules.begin(draft, event)
         if begun is None:
-            answer = schedules.told(schedules.row(draft, event.tenant, event.name), event)
+            answer = schedules.told(schedules.row(event.tenant, event.name), event)
         elif isinstance(begun, str):
             answer = schedules.end(draft, event, begun)
         else:
@@ -622,13 +622,13 @@ class Engine:
         if not isinstance(outcome, NewJob):
             flight.reply_submit(event, outcome)
             return outcome
-        flight.new[(tenant, name)] = outcome
+        flight.new.append(outcome)
         trace = event.trace if len(event.trace) <= TRACE_CHARS_MAX else ""
         copies = request.copies
         numbers = ONE if copies == 1 and request.indices is None else request.numbers
         job = draft.accept(tenant, name, event.body, numbers, trace)
         job.shape, job.key = shape, event.key
-        num = outcome.num = job.num
+        num = job.num
         if outcome.stillborn is not None:
             with draft.by(outcome.by):
                 if copies <= LISTED_MAX:

@@ -1,12 +1,13 @@
 """The events that the engine takes, already decoded.
 
-`reply` is the subject to answer on (empty: no answer wanted), and `json` says whether to answer in JSON.
+`reply` is the subject to answer on (empty: no answer wanted), and `json` says whether to answer in JSON. Requests have
+a `verb`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -52,6 +53,7 @@ class Submit(msgspec.Struct, eq=False, gc=False):
     `finished.job_key`.
     """
 
+    verb: ClassVar[str] = "submit"
     tenant: str
     name: str
     body: bytes
@@ -81,6 +83,7 @@ class Cancel:
     cancel: a remembered one is forgotten.
     """
 
+    verb: ClassVar[str] = "cancel"
     __slots__ = ("before", "by", "job", "json", "lifts", "replicas", "reply", "sequence", "tenant", "why")
 
     def __init__(
@@ -160,6 +163,7 @@ class Order:
 class Execute:
     """A command to run in a running attempt of a job; `stream` is a random id for its bytes."""
 
+    verb: ClassVar[str] = "exec"
     __slots__ = ("asked", "by", "json", "reply", "stream", "tenant")
 
     def __init__(self, tenant: str, asked: ExecAsked, stream: str, reply: str, json: bool) -> None:
@@ -174,6 +178,7 @@ class Execute:
 class ChangeOrder:
     """A tenant's change of its own job in place."""
 
+    verb: ClassVar[str] = "change"
     __slots__ = ("asked", "by", "json", "reply", "tenant")
 
     def __init__(self, tenant: str, asked: ChangeAsked, reply: str = "", json: bool = True) -> None:
@@ -190,6 +195,7 @@ class ScheduleOrder:
     `submit` is the request of `add`, decoded, with the label of the schedule; None for the others.
     """
 
+    verb: ClassVar[str] = "schedule"
     __slots__ = ("asked", "by", "json", "reply", "submit", "tenant")
 
     def __init__(
@@ -210,6 +216,7 @@ class ScheduleRun:
     who asked for the run waits for an answer.
     """
 
+    verb: ClassVar[str] = "schedule"
     __slots__ = ("json", "name", "next_ms", "reply", "sequence", "tenant", "wish")
 
     def __init__(
@@ -241,6 +248,7 @@ class Ask:
 class Wake:
     """A caller found no member of its tenant's service, and asks for one."""
 
+    verb: ClassVar[str] = "wake"
     __slots__ = ("json", "reply", "service", "tenant")
 
     def __init__(self, tenant: str, service: str, reply: str = "", json: bool = True) -> None:

@@ -16,6 +16,7 @@ from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.engine import HalfFolded
 from moorage.scheduler.core.events import Batch, Cancel, QueueRead, Submit
 from moorage.scheduler.core.fleet.shape import Shape
+from moorage.scheduler.core.ledger import acts
 from moorage.scheduler.core.ledger.fold import Begun
 from moorage.scheduler.core.ledger.records import Op
 from moorage.scheduler.core.ledger.state import State
@@ -416,6 +417,24 @@ def test_requests_of_a_batch_and_of_the_durable_queue(
     assert len(trace) <= TRACE_CHARS_MAX
     assert not drive.contained.containment.traces
     drive.replays()
+
+
+def test_a_mark_of_a_durable_queue_that_fails_is_left_to_the_next_one(
+    drive: Contained, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The record was built again and again, for ever."""
+    cure = raises_for(monkeypatch, Draft, "add", lambda *given: isinstance(given[1], acts.Cursor))
+    drive.engine.offer(drive.engine.submitted("v", GOOD_BODY, lambda: "none", "queue 3", sequence=3))
+    drive.engine.offer(QueueRead("v", "submit", 3))
+    drive.engine.offer(QueueRead("v", "cancel", 4))
+    drive.tick()
+    assert drive.answers["queue 3"]["kind"] == "accepted"
+    assert (drive.state.tenants["v"].submit_cursor, drive.counts) == (0, {"request": 2})
+    drive.replays()
+    cure()
+    drive.engine.offer(QueueRead("v", "submit", 5))
+    drive.tick()
+    assert drive.state.tenants["v"].submit_cursor == 5
 
 
 POISON_BODY: Final = b'{"job": "poison-2", "run": {"driver": "noop"}, "gpu": {"model": "poison"}}'

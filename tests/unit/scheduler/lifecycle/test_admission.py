@@ -17,7 +17,7 @@ from moorage.scheduler.core.ledger.record import decode_record
 from moorage.scheduler.core.ledger.records import RECORD_BYTES_MAX
 from moorage.scheduler.core.ledger.state import State
 from moorage.scheduler.core.lifecycle.admission import FORGET_MAX
-from moorage.scheduler.core.lifecycle.cancels import Cancels
+from moorage.scheduler.core.lifecycle.pending_events import Cancels
 from moorage.schemas.capabilities import Capabilities
 from moorage.schemas.errors import Refused
 from tests.unit.scheduler.driving import Driving, wire

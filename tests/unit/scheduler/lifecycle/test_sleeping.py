@@ -509,8 +509,8 @@ def test_each_member_that_cannot_be_frozen_has_its_own_reason() -> None:
     words = changes_since(models.drive.state, models.drive.job("a"), 0)
     told = {change.replica: change.why for change in words if change.state == "NOT_FROZEN"}
     assert told == {at["v0"]: "CUDA error 801", at["v1"]: NO_RAM}
-    sleeping, draft = models.drive.engine.sleeping, models.drive.engine.standing_draft()
-    whys = {m.worker.id: sleeping.stays_awake(draft, m) for m in models.drive.job("a").members}
+    sleeping = models.drive.engine.sleeping
+    whys = {m.worker.id: sleeping.stays_awake(m) for m in models.drive.job("a").members}
     assert whys == {"v0": "CUDA error 801", "v1": NO_RAM}
 
 

@@ -20,7 +20,7 @@ from moorage.scheduler.core.fleet.shape import Shape, Shapes
 from moorage.scheduler.core.ledger.record import decode_record
 from moorage.scheduler.core.ledger.records import STEP_WIDTH, Op
 from moorage.scheduler.core.ledger.state import EXPIRED, QUEUED, REJECTED
-from moorage.scheduler.core.lifecycle import cancels
+from moorage.scheduler.core.lifecycle import pending_events
 from moorage.scheduler.core.queue import queue as queue_module
 from moorage.scheduler.core.queue.queue import Queue
 from moorage.scheduler.core.schedule import cycle, placing
@@ -305,7 +305,7 @@ def test_what_nobody_could_run_is_rejected_in_several_records_once_all_are_heard
 
 
 def test_the_mark_of_read_cancels_stands_behind_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cancels, "CANCELS_MAX", 2)
+    monkeypatch.setattr(pending_events, "CANCELS_MAX", 2)
     drive = Driving()
     drive.worker("w0")
     for index in range(3):

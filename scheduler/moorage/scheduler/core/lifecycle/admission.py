@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 from itertools import islice
 from typing import Final
 
@@ -80,7 +81,7 @@ class NewJob:
     and `by` are the reason and the actor.
     """
 
-    __slots__ = ("awaits", "by", "num", "stillborn", "submit", "warnings", "why")
+    __slots__ = ("awaits", "by", "stillborn", "submit", "warnings", "why")
 
     def __init__(
         self, submit: Submit, warnings: list[str], stillborn: int | None = None, why: str = "", by: str = ""
@@ -90,7 +91,6 @@ class NewJob:
         self.stillborn = stillborn
         self.why = why
         self.by = by
-        self.num = 0  # as accepted
         self.awaits: Awaits = ()  # what it waits for before it is queued
 
 
@@ -131,10 +131,10 @@ class Admission:
         self._over: Counter[str] | None = None
         self._of_draft: Draft | None = None
 
-    def submit(self, draft: Draft, event: Submit, fresh: dict[tuple[str, str], NewJob]) -> NewJob | Accepted | Problem:
+    def submit(self, draft: Draft, event: Submit, fresh: Sequence[NewJob]) -> NewJob | Accepted | Problem:
         """Return the job to accept, or the answer in its stead: a repeat's `Accepted`, or the problem that refuses it.
 
-        `fresh` are jobs that this draft accepts already. No client waits for the answer to a request from the durable
+        `fresh` are jobs that this record accepts already. No client waits for the answer to a request from the durable
         queue (one with a `sequence`). If a limit or condition refuses it, it becomes a job that is rejected at once,
         and its tenant gets an event. If the request is malformed, or another one has its id, a problem is returned for
         it, too.
@@ -145,7 +145,7 @@ class Admission:
             if malformed is not None:
                 return malformed
             self._well_formed = request
-        answer = self._known(draft, event, fresh)
+        answer = self._known(draft, event)
         if answer is not None:
             return answer
         if self._of_draft is not draft:
@@ -158,7 +158,7 @@ class Admission:
             return self._queue_full(event)
         taken = None
         if request.service is not None:
-            taken = self.services.taken(draft, event, [new.submit for new in fresh.values() if new.stillborn is None])
+            taken = self.services.taken(event, [new.submit for new in fresh if new.stillborn is None])
         if taken is not None:
             return _refused(event, taken, taken.message)
         moved = self._moved_on(draft, event) if request.if_seq is not None else None
@@ -169,7 +169,7 @@ class Admission:
             limit = self._over_limit(draft, event)
             if limit is not None and answered:
                 return limit
-            if self._is_cancelled(draft, event.tenant, event.name):
+            if self._is_cancelled(event.tenant, event.name):
                 if event.sequence == 0:
                     return _cancelled_before(event)
                 draft.add(Untomb(event.tenant, event.name))
@@ -182,7 +182,7 @@ class Admission:
                 warnings.append(HELD)
         awaits: Awaits = ()
         if request.after:
-            found = self._after(event, fresh)
+            found = self._after(event)
             if isinstance(found, Problem):
                 return _refused(event, found, found.message)
             awaits, why = found
@@ -193,22 +193,22 @@ class Admission:
         made = NewJob(event, warnings)
         made.awaits = awaits
         if not self.could_ever(shape):
-            return self._without_match(draft, made)
+            return self._without_match(made)
         if request.workload.env:
             gang = request.gpu is not None and request.gpu.effective_scheduling == "gang"
             mps = request.gpu is not None and request.gpu.effective_sharing == "mps"
             warnings += reserved_variables.warnings_of(request.workload.env, gang=gang, mps=mps)
         return made
 
-    def _after(self, event: Submit, fresh: dict[tuple[str, str], NewJob]) -> tuple[Awaits, str] | Problem:
+    def _after(self, event: Submit) -> tuple[Awaits, str] | Problem:
         """Return what a job that names others in `after` waits for, and why that can never come true ("" if it can).
 
-        Those are the ones that have not ended. A job of this record (`fresh`) is known like any other, so that no job
-        can wait for itself, through whatever others.
+        Those are the ones that have not ended. A job of this record is known like any other, so that no job can wait
+        for itself, through whatever others.
         """
         awaits: list[tuple[int, int]] = []
         for each in event.request.awaited:
-            num, state = self._which(event.tenant, each.job, fresh)
+            num, state = self._which(event.tenant, each.job)
             which = WHENS.index(each.when)
             if num:
                 awaits.append((num, which))
@@ -227,11 +227,9 @@ class Admission:
                 return (), f"after {each.job}: {STATES[state]}"
         return tuple(awaits), ""
 
-    def _which(self, tenant: str, name: str, fresh: dict[tuple[str, str], NewJob]) -> tuple[int, int | None]:
+    def _which(self, tenant: str, name: str) -> tuple[int, int | None]:
         """Return the number of a live job, else 0 and the final state of one that has ended; None if it is unknown."""
-        made, job = fresh.get((tenant, name)), self.state.job(tenant, name)
-        if made is not None:
-            return (made.num, None) if made.stillborn is None else (0, made.stillborn)
+        job = self.state.job(tenant, name)
         if job is not None:
             return (job.num, None) if job.live else (0, STATE_NUMBER[job.state])
         row = self.state.finished.find(job_key(tenant, name))
@@ -280,17 +278,13 @@ class Admission:
         self._plain.add(tenant)
         return True
 
-    def _known(self, draft: Draft, event: Submit, fresh: dict[tuple[str, str], NewJob]) -> Accepted | Problem | None:
-        """Return the answer if the id is taken by a job of this draft, in memory or ended recently; None if free."""
-        known = fresh.get((event.tenant, event.name))
-        if known is not None:
-            state = "QUEUED" if known.stillborn is None else STATES[known.stillborn]
-            return self._again(event, known.submit.body, state, 0)
+    def _known(self, draft: Draft, event: Submit) -> Accepted | Problem | None:
+        """Return the answer if the id is taken by a job in memory or one that ended recently; None if it is free."""
         tenant = self.state.tenants.get(event.tenant)
         if tenant is not None:
             job = tenant.jobs.get(event.name)
             if job is not None:
-                return self._again(event, job.body, job.state, job.ledger)
+                return self._again(event, job.body, job.state, job.ledger if job.ledger != draft.seq else 0)
         row = self._finished_lately(draft, event.key)
         return None if row is None else self._finished(event, row[0], row[2])
 
@@ -313,12 +307,12 @@ class Admission:
             retry_after_s=RETRY_AFTER_S,
         )
 
-    def _is_cancelled(self, draft: Draft, tenant: str, name: str) -> bool:
+    def _is_cancelled(self, tenant: str, name: str) -> bool:
         """Return whether an unknown job was cancelled before its submit came."""
         row = self.state.tenants.get(tenant)
         return row is not None and name in row.tombstones
 
-    def _without_match(self, draft: Draft, made: NewJob) -> NewJob | Problem:
+    def _without_match(self, made: NewJob) -> NewJob | Problem:
         """Return the outcome for a job that no known worker could ever run: the job with a warning, or the refusal.
 
         It is refused only if it `ends_unmatched` and all workers were heard from. If it came from the durable
@@ -542,7 +536,7 @@ class Admission:
             return _nothing_to_cancel(event)
         tenant = self.state.tenants.get(event.tenant)
         count = len(tenant.tombstones) if tenant is not None else 0
-        if count >= self.config.tombstones_max and not self._is_cancelled(draft, event.tenant, event.job):
+        if count >= self.config.tombstones_max and not self._is_cancelled(event.tenant, event.job):
             return problem(
                 "tombstones-full",
                 f"the scheduler remembers {count} cancels of unknown jobs of tenant {event.tenant}, which is its limit",
@@ -560,7 +554,7 @@ class Admission:
 
         The answer's `lifted` is False if none is remembered, as it is for whoever asks a second time.
         """
-        lifted = self._is_cancelled(draft, event.tenant, event.job)
+        lifted = self._is_cancelled(event.tenant, event.job)
         if lifted:
             draft.add(Untomb(event.tenant, event.job))
         return Answer("uncancel", 0, Uncancelled(job=event.job, lifted=lifted))

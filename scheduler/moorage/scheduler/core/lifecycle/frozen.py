@@ -78,7 +78,7 @@ class Frozen:
             # who was placed there first goes first: of two that were frozen in turn, the later one waits
             mask = other.mask if other.preemptible else 0
             is_beside = any(mask & member.home and other.fence > member.fence for member in needing)
-            if is_beside and self._lifecycle.is_on_worker(draft, other):
+            if is_beside and self._lifecycle.is_on_worker(other):
                 self._lifecycle.leave(draft, other, WHY, Count.NONE)
         self._fleet.set_awaited(host, awaited, awaited & ~kept, needed)
         if not host.frozen:
@@ -87,7 +87,7 @@ class Frozen:
     def _leave_closed(self, draft: Draft, host: Host, member: Member) -> None:
         """Have a frozen member end whose device jobs do not get any more."""
         closed = member.home & ~host.lent
-        if closed and self._lifecycle.is_on_worker(draft, member):
+        if closed and self._lifecycle.is_on_worker(member):
             slot = (closed & -closed).bit_length() - 1
             why = f"GPU {slot} of {host.worker.id}, which the frozen job waits for, is not lent any more"
             self._lifecycle.leave(draft, member, why, Count.NONE)
@@ -112,7 +112,7 @@ class Frozen:
             return False
         return not is_over_limit(tenant, member)
 
-    def waiting(self, draft: Draft) -> Iterator[Member]:
+    def waiting(self) -> Iterator[Member]:
         """Yield the frozen members that are to run on, as soon as their devices are theirs again."""
         for host in self._fleet.with_frozen.values():
             for member in host.frozen.values() if host.heard and not host.stale else ():

@@ -73,12 +73,12 @@ class Health:
         stands = [
             (member, mask)
             for member in worker.members.values()
-            if (mask := member.home & failed) and self.lifecycle.is_on_worker(draft, member)
+            if (mask := member.home & failed) and self.lifecycle.is_on_worker(member)
         ]
         for member, mask in stands:
             slot = (mask & -mask).bit_length() - 1
             job = member.replica.job
-            if self.lifecycle.is_on_worker(draft, member):  # else it leaves with its gang already
+            if self.lifecycle.is_on_worker(member):  # else it leaves with its gang already
                 why = f"GPU {slot} of {worker.id}: {shown[slot][1] or shown[slot][0]}"
                 # a frozen member has nothing on the device that failed
                 self.lifecycle.leave(draft, member, why, Count.LOSS if member.mask else Count.NONE)

@@ -38,7 +38,7 @@ class Lacking:
         """
         job = member.replica.job
         lacking = list(job.lacking)
-        if job.started or self._may_still_start(draft, member, lacking):
+        if job.started or self._may_still_start(member, lacking):
             return None
         if len(lacking) < self._most and self._others_could(draft, job, lacking):
             return None
@@ -48,14 +48,13 @@ class Lacking:
         return why[: NOTE_CHARS_MAX - len(tail)] + tail
 
     @staticmethod
-    def _may_still_start(draft: Draft, member: Member, lacking: list[int]) -> bool:
+    def _may_still_start(member: Member, lacking: list[int]) -> bool:
         """Return whether another replica is about to start on a host that has not refused the job."""
         job = member.replica.job
         if job.gang:
             return False  # it ends as a whole
         for peer in job.rows.values() if len(job.rows) > 1 else ():
-            row = peer
-            if row.state in STARTING and row.member is not None and row.member.worker.num not in lacking:
+            if peer.state in STARTING and peer.member is not None and peer.member.worker.num not in lacking:
                 return True
         return False
 

@@ -52,7 +52,7 @@ class Lending:
         devices = devices_of(hello)
         names = _lent(devices, hello.lent_slots)
         for name in names:
-            other = self._joining.get(name) or self._lender(draft, name, worker_id)
+            other = self._joining.get(name) or self._lender(name, worker_id)
             if other in (None, worker_id):
                 continue
             return problem(
@@ -67,7 +67,7 @@ class Lending:
         self._joining.update(dict.fromkeys(names, worker_id))
         return None
 
-    def _lender(self, draft: Draft, name: DeviceName, worker_id: str) -> str | None:
+    def _lender(self, name: DeviceName, worker_id: str) -> str | None:
         """Return the id of another worker that lends a device and may still run something on it; None for none."""
         workers = self._state.worker_by_num
         if self._lenders is None:

@@ -87,12 +87,11 @@ def staying_for(state: State, job: Job) -> Iterator[tuple[Member, int]]:
             yield row.member, by_ms
 
 
-def is_serving(draft: Draft, replica: Replica, request: Request) -> bool:
+def is_serving(replica: Replica, request: Request) -> bool:
     """Return whether a replica is ready for calls; one whose request does not say how to see that, once it runs."""
-    row = replica
-    if row.state != RUNNING or row.member is None:
+    if replica.state != RUNNING or replica.member is None:
         return False
-    return request.workload.ready is None or row.member.ready
+    return request.workload.ready is None or replica.member.ready
 
 
 def _has_served(member: Member, request: Request) -> bool:
@@ -113,10 +112,10 @@ def _has_moved(job: Job, index: int) -> bool:
     return any(why.startswith(MOVED) for why in cancels)
 
 
-def _is_spare(draft: Draft, job: Job, index: int, request: Request) -> bool:
+def _is_spare(job: Job, index: int, request: Request) -> bool:
     """Return whether as many replicas serve besides this one as may run while none moves."""
     most = most_of(job, request)
-    serving = sum(is_serving(draft, row, request) for row in job.rows.values() if row.index != index)
+    serving = sum(is_serving(row, request) for row in job.rows.values() if row.index != index)
     return most is not None and serving >= most - 1
 
 
@@ -154,7 +153,7 @@ class Relocating:
         """
         self._again_ms = {num: due_ms for num, due_ms in self._again_ms.items() if due_ms > draft.time_ms}
         moving = frozenset(self._jobs)  # the next move of a job begins once the record of the last one is stored
-        leaves = {each.member: each for each in self._leaves(draft)}
+        leaves = {each.member: each for each in self._leaves()}
         for num in sorted(self._jobs):
             job = self._state.jobs.get(num)
             if job is None or job.over:
@@ -165,14 +164,14 @@ class Relocating:
         for each in leaves.values():
             self._begin(draft, each, moving)
 
-    def moves(self, draft: Draft, member: Member) -> bool:
+    def moves(self, member: Member) -> bool:
         """Return whether a member serves, and may go on until another one does."""
         job = member.replica.job
         request = self._lifecycle.request_of(job)
-        serves = self._moves(draft, job, request) and is_serving(draft, member.replica, request)
+        serves = self._moves(job, request) and is_serving(member.replica, request)
         return serves and job.num not in self._again_ms
 
-    def _leaves(self, draft: Draft) -> Iterator[Leaves]:
+    def _leaves(self) -> Iterator[Leaves]:
         """Yield the members that have to leave their workers."""
         for worker in self._state.workers.values():
             host = self._fleet.hosts.get(worker.num)
@@ -191,16 +190,16 @@ class Relocating:
         """Begin the move of a member; end it if it has to leave by some time, and may not go on until then."""
         member, by_ms = leaves.member, leaves.by_ms
         job = member.replica.job
-        if not self._lifecycle.is_on_worker(draft, member) or draft.full:
+        if not self._lifecycle.is_on_worker(member) or draft.full:
             return
         request = self._lifecycle.request_of(job)
-        goes_on = self.moves(draft, member) if leaves.is_awaited else _has_served(member, request)
+        goes_on = self.moves(member) if leaves.is_awaited else _has_served(member, request)
         if by_ms is not None and (draft.time_ms >= by_ms or not goes_on):
             self._end(draft, leaves, by_ms)
             return
         if job.num in moving or job.num in self._jobs or job.relocating is not None or job.num in self._again_ms:
             return
-        if not self._moves(draft, job, request):
+        if not self._moves(job, request):
             return
         bounded = request.scale is not None or request.max_running is not None
         if bounded and (spare := self._spare(draft, job)) is not None:
@@ -225,12 +224,12 @@ class Relocating:
             notice_s = min(notice_s, max(0, by_ms - draft.time_ms) // 1000)
         self._lifecycle.leave(draft, leaves.member, leaves.why, Count.NONE, notice_s)
 
-    def _moves(self, draft: Draft, job: Job, request: Request) -> bool:
+    def _moves(self, job: Job, request: Request) -> bool:
         """Return whether members of a job move: of a service, unless its next version takes its place anyway."""
         if request.service is None or request.workload.items is not None or job.hold is not None:
             return False
-        live = self._services.live(draft, job.tenant, request.service.name)
-        return live[:1] == [job] and not any(self._services.replaces(draft, each) for each in live[1:])
+        live = self._services.live(job.tenant, request.service.name)
+        return live[:1] == [job] and not any(self._services.replaces(each) for each in live[1:])
 
     @staticmethod
     def _spare(draft: Draft, job: Job) -> int | None:
@@ -241,7 +240,7 @@ class Relocating:
     def _go_on(self, draft: Draft, job: Job, old: int, new: int, leaving: dict[Member, Leaves]) -> None:
         """Take the next step of a move."""
         request = self._lifecycle.request_of(job)
-        was, now = self._state_of(draft, job, old), self._state_of(draft, job, new)
+        was, now = self._state_of(job, old), self._state_of(job, new)
         has_more = job.size > request.copies
         moved = _has_moved(job, old)
         if IS_TERMINAL[now]:  # it ended by itself, or is not needed any more
@@ -261,16 +260,16 @@ class Relocating:
             member = job.rows[old].member
             assert member is not None
             leaves = leaving.get(member)
-            if leaves is None or not self._moves(draft, job, request):
+            if leaves is None or not self._moves(job, request):
                 self._give_up(draft, job, new, has_more=has_more)
-            elif (row := job.rows.get(new)) is not None and is_serving(draft, row, request):
+            elif (row := job.rows.get(new)) is not None and is_serving(row, request):
                 why = f"{MOVED}{new}: {leaves.why}"
                 if has_more:
                     self._cancel(draft, job, old, why)
                 else:
                     self._lifecycle.leave(draft, member, why, Count.NONE)
                     self._is_over(draft, job, -1)  # else it could take the place of one more itself
-            elif now == QUEUED and _is_spare(draft, job, old, request):
+            elif now == QUEUED and _is_spare(job, old, request):
                 why = f"another replica serves in its place: {leaves.why}"
                 self._lifecycle.leave(draft, member, why, Count.NONE)
                 self._give_up(draft, job, new, has_more=has_more)
@@ -281,7 +280,7 @@ class Relocating:
                     self._give_up(draft, job, new, has_more=has_more)
 
     @staticmethod
-    def _state_of(draft: Draft, job: Job, index: int) -> int:
+    def _state_of(job: Job, index: int) -> int:
         row = job.rows.get(index)
         state = row.state if row is not None else job.state_of(index)
         return CANCELLED if state is None else state

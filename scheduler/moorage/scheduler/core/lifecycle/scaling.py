@@ -154,7 +154,7 @@ class Scaling:
         up_s: float,
         down_s: float,
         woken: Callable[[str, str, int], None],
-        refused: Callable[[Draft, Member], bool],
+        refused: Callable[[Member], bool],
     ) -> None:
         self._state = state
         self._lifecycle = lifecycle
@@ -214,7 +214,7 @@ class Scaling:
             wanted = wanted_of(job, request)
             if not wanted and service.moved_ms < draft.time_ms:
                 wanted = 1
-                self._move(draft, job, request, service, wanted, "woken by a caller")
+                self._move(draft, job, service, wanted, "woken by a caller")
                 self._woken(asked.tenant, asked.service, mono_ms)
             return Answer("wake", 0, Woken(service=asked.service, job=job.name, wanted=max(1, wanted)))
         return None
@@ -245,21 +245,21 @@ class Scaling:
         count = min(max(count, scale.min), scale.max)
         if count == scale.min:
             return False
-        self._move(draft, job, request, service, count, why)
+        self._move(draft, job, service, count, why)
         return True
 
-    def count(self, draft: Draft, job: Job) -> int:
+    def count(self, job: Job) -> int:
         """Return how many members a job has on workers that were not asked to end."""
-        return sum(1 for _ in self._members(draft, job))
+        return sum(1 for _ in self._members(job))
 
     def give_way(self, draft: Draft, job: Job, why: str, member: Member) -> None:
         """End a member for the job that replaces this one; it waits until `come_back`."""
         request, service = self._lifecycle.request_of(job), self._services.get(job.num)
-        count = self.count(draft, job) if service is not None else wanted_of(job, request)
+        count = self.count(job) if service is not None else wanted_of(job, request)
         self._lifecycle.leave(draft, member, why, Count.NONE)
         if service is not None:
             service.moved_ms, service.low_ms = draft.time_ms, None
-        self._want(draft, job, request, count - 1, why)
+        self._want(draft, job, count - 1, why)
 
     def yielding(self, draft: Draft) -> list[Yields]:
         """Return the jobs with members above `min`, which end for jobs that come before these in the queue."""
@@ -269,7 +269,7 @@ class Scaling:
             scale = self._lifecycle.request_of(job).scale if job is not None else None
             if job is None or scale is None or job.hold is not None:
                 continue
-            count = self.count(draft, job) - scale.min
+            count = self.count(job) - scale.min
             if count > 0:
                 shape = self._lifecycle.shape_of(job)
                 rate_milli = self._order.rate_milli(shape)
@@ -282,7 +282,7 @@ class Scaling:
             return
         request = self._lifecycle.request_of(job)
         if request.scale is None and job.scaled.wanted < request.copies:
-            self._want(draft, job, request, request.copies, why)
+            self._want(draft, job, request.copies, why)
 
     # ---------------------------------------------------------------------------------------------- within
 
@@ -294,7 +294,7 @@ class Scaling:
         wanted = wanted_of(job, request)
         moved_ms = max(service.moved_ms, job.scaled.since_ms if job.scaled is not None else job.accepted_ms)
         since_ms = draft.time_ms - moved_ms
-        members = list(self._members(draft, job))
+        members = list(self._members(job))
         if len(members) > wanted:  # one that was asked to end, and cut off before it did, has come back
             self._end_fewest(draft, service, members, len(members) - wanted, f"more than the {wanted} that are wanted")
             return True
@@ -309,25 +309,25 @@ class Scaling:
         elif service.low_ms is None:
             service.low_ms = mono_ms
         if needs > wanted and since_ms >= self._up_ms and answering >= wanted and job.num not in self.replaced:
-            self._move(draft, job, request, service, wanted + 1, why)
+            self._move(draft, job, service, wanted + 1, why)
             return True
         low_ms = 0 if service.low_ms is None else mono_ms - service.low_ms
         is_over = needs < wanted and low_ms >= self._down_ms and since_ms >= self._down_ms
         if wanted == 1 and request.service is not None and request.service.sleep_after_s:
-            if request.sleeps and self._can_freeze(draft, members, request):
+            if request.sleeps and self._can_freeze(members, request):
                 return False  # it sleeps
             quiet_ms = service.quiet_ms(mono_ms) if answering == len(members) else 0
             is_over = not scale.min and quiet_ms >= request.service.sleep_after_s * 1000
             why = f"no call for {many(quiet_ms // 1000, 'second')}"
         if is_over:
             self._end_fewest(draft, service, members, len(members) - wanted + 1, f"scaled to {wanted - 1}: {why}")
-            self._move(draft, job, request, service, wanted - 1, why)
+            self._move(draft, job, service, wanted - 1, why)
             return True
         return False
 
-    def _can_freeze(self, draft: Draft, members: list[Member], request: Request) -> bool:
+    def _can_freeze(self, members: list[Member], request: Request) -> bool:
         driver = request.workload.driver
-        return any(each.worker.can(driver).get("freezes") and not self._refused(draft, each) for each in members)
+        return any(each.worker.can(driver).get("freezes") and not self._refused(each) for each in members)
 
     def _needs(
         self, request: Request, service: _Service, members: list[Member], wanted: int, mono_ms: int
@@ -361,22 +361,22 @@ class Scaling:
             service.pressed = ""
         return min(max(needs, scale.min), scale.max), why, answering
 
-    def _members(self, draft: Draft, job: Job) -> Iterator[Member]:
+    def _members(self, job: Job) -> Iterator[Member]:
         """Yield the members of a job on workers that were not asked to end, without one that is to replace another."""
         old, new = job.relocating or (-1, -1)
         leaves = job.rows.get(old)
-        if leaves is None or leaves.member is None or not self._lifecycle.is_on_worker(draft, leaves.member):
+        if leaves is None or leaves.member is None or not self._lifecycle.is_on_worker(leaves.member):
             new = -1  # it has done so
         for replica in job.rows.values():
             member = replica.member
-            if member is not None and replica.index != new and self._lifecycle.is_on_worker(draft, member):
+            if member is not None and replica.index != new and self._lifecycle.is_on_worker(member):
                 yield member
 
-    def _move(self, draft: Draft, job: Job, request: Request, service: _Service, wanted: int, why: str) -> None:
+    def _move(self, draft: Draft, job: Job, service: _Service, wanted: int, why: str) -> None:
         service.moved_ms, service.low_ms = draft.time_ms, None
-        self._want(draft, job, request, wanted, why)
+        self._want(draft, job, wanted, why)
 
-    def _want(self, draft: Draft, job: Job, request: Request, wanted: int, why: str) -> None:
+    def _want(self, draft: Draft, job: Job, wanted: int, why: str) -> None:
         draft.add(Scale(job.num, wanted, why))
         self._bound(draft, job, wanted)
 

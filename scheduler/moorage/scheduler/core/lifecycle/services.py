@@ -70,20 +70,20 @@ class Services:
         if request.service is not None:
             self._jobs.setdefault((job.tenant, request.service.name), []).append(job)
 
-    def live(self, draft: Draft, tenant: str, service: str) -> list[Job]:
+    def live(self, tenant: str, service: str) -> list[Job]:
         """Return the jobs with this service that have not ended after this record, the oldest first."""
         found = [job for job in self._jobs.get((tenant, service), ()) if job.live]
         if found:
             self._jobs[tenant, service] = found
         else:
             self._jobs.pop((tenant, service), None)
-        return [job for job in found if job.live > 0]
+        return found
 
     def newest(self, tenant: str, service: str) -> str:
         """Return the newest live job with this service; empty if there is none."""
         return next((job.name for job in reversed(self._jobs.get((tenant, service), ())) if job.live), "")
 
-    def taken(self, draft: Draft, event: Submit, fresh: Iterable[Submit]) -> Problem | None:
+    def taken(self, event: Submit, fresh: Iterable[Submit]) -> Problem | None:
         """Return why a new job may not have its service; None if it may, or has none.
 
         `fresh` are the other submits of this record whose jobs live.
@@ -92,7 +92,7 @@ class Services:
         if request.service is None:
             return None
         service, instead_of = request.service.name, request.instead_of
-        holders = [job.name for job in self.live(draft, tenant, service)]
+        holders = [job.name for job in self.live(tenant, service)]
         holders += [other.name for other in fresh if other.tenant == tenant and _serves(other.request, service)]
         if not holders or holders == [instead_of]:
             return None
@@ -104,11 +104,11 @@ class Services:
         message = f"the service {service} of tenant {tenant} is that of job {held}, which lives"
         return problem("service-taken", message, field="$.service.name", found=held, job=event.name, next=step)
 
-    def answer(self, draft: Draft, asked: Wake) -> Answer | Problem:
+    def answer(self, asked: Wake) -> Answer | Problem:
         """Answer a caller that found no member: the job that will serve it, with as many replicas as it has; or what
         became of the last one, as far as it is among the `LOOKED_MAX` newest jobs of the tenant."""
         service = asked.service[:80]
-        for job in self.live(draft, asked.tenant, asked.service):
+        for job in self.live(asked.tenant, asked.service):
             return Answer("wake", 0, Woken(service=service, job=job.name, wanted=job.size))
         last = self._newest_of(asked.tenant, asked.service)
         if last is not None:
@@ -117,7 +117,7 @@ class Services:
             step = f"moorage logs {word_of(last.name)}"
             return problem("not-found", f"nobody serves {service}: {ended}", found=service, job=last.name, next=step)
         mine = [name for tenant, name in self._jobs if tenant == asked.tenant]
-        served = {name: jobs for name in mine if (jobs := self.live(draft, asked.tenant, name))}
+        served = {name: jobs for name in mine if (jobs := self.live(asked.tenant, name))}
         names = sorted(served)
         meant = next((name for name in names if any(job.name == service for job in served[name])), None)
         if meant is not None:
@@ -146,18 +146,18 @@ class Services:
             if len(jobs) < 2:
                 scaling.come_back(draft, jobs[0], "no next version takes its place")
                 continue
-            pair = self.live(draft, tenant, service)
+            pair = self.live(tenant, service)
             if len(pair) == 1:
                 scaling.come_back(draft, pair[0], "its next version has ended")
             if len(pair) != 2 or self._lifecycle.request_of(pair[1]).instead_of != pair[0].name:
                 continue
             if any(job.relocating is not None for job in pair):
                 continue  # each has as many numbers as its request once that is over
-            if _is_put_off(draft, pair[1]):
+            if _is_put_off(pair[1]):
                 continue  # until it may begin, the old one follows its calls
             if draft.bulk_full:
                 continue
-            if self._has_failed(draft, pair[1]):
+            if self._has_failed(pair[1]):
                 scaling.come_back(draft, pair[0], f"an attempt of job {pair[1].name} ended before it was ready")
             else:
                 replaced.add(pair[0].num)
@@ -175,7 +175,7 @@ class Services:
         if scaling.begin_with(draft, new, wanted, f"as many as of job {old.name}, which it replaces"):
             return
         target = wanted_of(new, self._lifecycle.request_of(new))
-        ready = sum(_is_ready(draft, replica) for replica in new.rows.values())
+        ready = sum(_is_ready(replica) for replica in new.rows.values())
         why = REPLACED_BY.format(new.name)
         if ready >= target:
             self._lifecycle.cancel(draft, old, why)
@@ -184,10 +184,10 @@ class Services:
         least = base - base * ready // target
         states = ((row.state, row.index) for row in old.rows.values())
         goes_on = [index for _, index in sorted((state == QUEUED, each) for state, each in states if state in _GOES_ON)]
-        has = scaling.count(draft, old) if follows else len(goes_on) + count_of(old.fresh)
+        has = scaling.count(old) if follows else len(goes_on) + count_of(old.fresh)
         if not follows and has > least:
             self._lifecycle.cancel(draft, old, why, ranges_of(sorted(goes_on[least - has :])))
-        elif not any(self._is_leaving(draft, row) for row in old.rows.values()):  # else its place may be enough
+        elif not any(self._is_leaving(row) for row in old.rows.values()):  # else its place may be enough
             self._give_way(draft, scaling, old, new, ready, min(has, wanted) - least + 1)
 
     def _give_way(self, draft: Draft, scaling: Scaling, old: Job, new: Job, ready: int, most: int) -> None:
@@ -197,7 +197,7 @@ class Services:
         limit.
         """
         tenant = draft.tenant(new.tenant)
-        if most <= 0 or tenant.hold is not None or self._has_failed(draft, new):
+        if most <= 0 or tenant.hold is not None or self._has_failed(new):
             return
         if not self._finds_no_place(draft, new, ready):
             return
@@ -205,17 +205,17 @@ class Services:
         over = tenant.gpus + self._lifecycle.shape_of(new).gpus - tenant.gpus_max if tenant.gpus_max else 0
         if members == [] and over > 0:  # there is room for it, beyond the limit
             current = (row.member for row in reversed(old.rows.values()))
-            members = [each for each in current if each is not None and self._lifecycle.is_on_worker(draft, each)][:1]
+            members = [each for each in current if each is not None and self._lifecycle.is_on_worker(each)][:1]
         if members and len(members) <= most and members[0].mask.bit_count() * most >= over:
             scaling.give_way(draft, old, f"gives its place to job {new.name}, which replaces it", members[0])
 
-    def replaces(self, draft: Draft, new: Job) -> bool:
+    def replaces(self, new: Job) -> bool:
         """Return whether the next version of a service takes the place of the old one now: it may begin, and has not
         failed."""
-        return not _is_put_off(draft, new) and not self._has_failed(draft, new)
+        return not _is_put_off(new) and not self._has_failed(new)
 
     @staticmethod
-    def _has_failed(draft: Draft, job: Job) -> bool:
+    def _has_failed(job: Job) -> bool:
         """Return whether the last attempt of one of a job's replicas ended by itself, and never was ready."""
         ended = [row for row in job.rows.values() if row.attempt and row.state == QUEUED]
         if not ended and not job.bad:
@@ -227,10 +227,9 @@ class Services:
             return True
         return bool(job.bad) and not any(row[STATE] == READY for row in job.story)
 
-    def _is_leaving(self, draft: Draft, replica: Replica) -> bool:
+    def _is_leaving(self, replica: Replica) -> bool:
         """Return whether a replica was asked to end, and its place comes free by itself."""
-        row = replica
-        return row.member is not None and row.state in LEAVING and not self._lifecycle.lingers(draft, row.member)
+        return replica.member is not None and replica.state in LEAVING and not self._lifecycle.lingers(replica.member)
 
     @staticmethod
     def _finds_no_place(draft: Draft, job: Job, ready: int) -> bool:
@@ -260,12 +259,11 @@ def _ended_by_itself(attempt: Sequence[Transition]) -> bool:
     return why.startswith(START_FAILED) or (RUNNING in states and by_worker and why not in _NOT_BY_ITSELF)
 
 
-def _is_put_off(draft: Draft, job: Job) -> bool:
+def _is_put_off(job: Job) -> bool:
     """Return whether a job waits for other jobs, a time or an operator, so that it may begin hours from now."""
     return bool(job.awaits) or job.hold is not None
 
 
-def _is_ready(draft: Draft, replica: Replica) -> bool:
+def _is_ready(replica: Replica) -> bool:
     """Return whether a replica serves, as its worker has told."""
-    row = replica
-    return row.state == RUNNING and row.member is not None and row.member.ready
+    return replica.state == RUNNING and replica.member is not None and replica.member.ready

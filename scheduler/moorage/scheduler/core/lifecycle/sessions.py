@@ -106,7 +106,7 @@ class Sessions:
             )
         worker = self.state.workers.get(event.worker)
         if worker is not None:
-            answer = self._answer_known(draft, worker, frame)
+            answer = self._answer_known(worker, frame)
             if answer is not None:
                 return answer
         trouble = check_hello(frame) or self.lending.check(draft, event.worker, frame.hello, self.config.lost_ms / 1000)
@@ -121,7 +121,7 @@ class Sessions:
         draft.add(acts.Join(num, frame.boot, frame.n, event.fresh, 0, hello))
         return event.fresh
 
-    def _answer_known(self, draft: Draft, worker: Worker, frame: Join) -> Problem | str | None:
+    def _answer_known(self, worker: Worker, frame: Join) -> Problem | str | None:
         """Return the answer to a known worker that gets no new session: a problem, or the session of this same join.
 
         None if it gets a new session.
@@ -229,7 +229,7 @@ class Sessions:
 
     def goodbye(self, draft: Draft, event: FromWorker, frame: Goodbye) -> Problem | None:
         worker = self.state.workers.get(event.worker)
-        if not self._is_current(worker, draft, frame.session):
+        if not self._is_current(worker, frame.session):
             return session_over(event.worker)
         self._joins.pop(worker.num, None)
         self.fleet.leave(worker.num)
@@ -258,7 +258,7 @@ class Sessions:
         this draft, by worker number.
         """
         worker = self.state.workers.get(event.worker)
-        if not self._is_current(worker, draft, frame.session):
+        if not self._is_current(worker, frame.session):
             return session_over(event.worker)
         self._joins.pop(worker.num, None)
         last = folded.get(worker.num, worker.no)
@@ -282,7 +282,7 @@ class Sessions:
         return FactAck(frame.no, self.state.epoch)
 
     @staticmethod
-    def _is_current(worker: Worker | None, draft: Draft, session: str) -> TypeGuard[Worker]:
+    def _is_current(worker: Worker | None, session: str) -> TypeGuard[Worker]:
         """Return whether this is the worker's current session, which this record has not ended."""
         return worker is not None and worker.session == session != ""
 

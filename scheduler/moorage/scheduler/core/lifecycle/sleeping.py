@@ -226,12 +226,12 @@ class Sleeping:
         swap, request = self._swaps.of(member.replica.job.num), self._lifecycle.request_of(member.replica.job)
         return swap.in_ms + swap.out_ms + round(1000 * (request.service.awake_s if request.service else 0))
 
-    def refused(self, draft: Draft, member: Member) -> bool:
+    def refused(self, member: Member) -> bool:
         """Return whether a member without calls runs on because its worker could not freeze it."""
         heard = self._heard.get(member.name)
-        return heard is not None and not heard.is_called and bool(self.stays_awake(draft, member))
+        return heard is not None and not heard.is_called and bool(self.stays_awake(member))
 
-    def stays_awake(self, draft: Draft, member: Member) -> str:
+    def stays_awake(self, member: Member) -> str:
         """Return why a member runs on that was to be frozen since its last call; "" if it was not, or is to be yet."""
         heard = self._heard.get(member.name)
         if heard is None or not heard.asked or member.freeze:
@@ -243,17 +243,17 @@ class Sleeping:
         self._looked_ms = mono_ms
         self._swaps.keep(self._state.jobs)
         self._let_guests_again(mono_ms)
-        self._find_silent(draft, mono_ms)
+        self._find_silent(mono_ms)
         stuck = self._fleet.stuck = {}
         for name, heard in list(self._heard.items()):
             member = heard.member
-            if not self._lifecycle.is_on_worker(draft, member):
+            if not self._lifecycle.is_on_worker(member):
                 del self._heard[name]
                 continue
             if not draft.full:
                 self._look(draft, heard, mono_ms)
                 self._tell(draft, heard, mono_ms)
-            if heard.vain >= VAIN_MAX and self._is_needed(draft, member) and not self._is_guest(draft, member):
+            if heard.vain >= VAIN_MAX and self._is_needed(member) and not self._is_guest(member):
                 stuck[member.worker.num] = stuck.get(member.worker.num, 0) | member.mask
 
     def _let_guests_again(self, mono_ms: int) -> None:
@@ -264,12 +264,12 @@ class Sleeping:
             self._fleet.no_guests = kept
             self._fleet.opens()
 
-    def _find_silent(self, draft: Draft, mono_ms: int) -> None:
+    def _find_silent(self, mono_ms: int) -> None:
         """Follow members, too, that have said nothing yet, once others wait for their devices."""
         for host in self._fleet.with_frozen.values():
             for member in host.worker.members.values() if host.needed & ~host.free else ():
                 sleeps = self._lifecycle.request_of(member.replica.job).sleeps
-                if sleeps and member.name not in self._heard and self._is_needed(draft, member):
+                if sleeps and member.name not in self._heard and self._is_needed(member):
                     self._heard[member.name] = _Heard(member, None, mono_ms)
 
     def _look(self, draft: Draft, heard: _Heard, mono_ms: int) -> None:
@@ -282,7 +282,7 @@ class Sleeping:
                 if heard.freezes_ms is not None:
                     self._swaps.left(member.replica.job.num, mono_ms - heard.freezes_ms)
                 heard.freezes_ms, heard.is_frozen = None, True
-            gives_way = state == RUNNING and self._is_needed(draft, member)  # it is first to be frozen for another one
+            gives_way = state == RUNNING and self._is_needed(member)  # it is first to be frozen for another one
             if is_to_sleep and member.wakes and heard.is_called and not gives_way:
                 if state == RUNNING:  # its worker has not said that it cannot be frozen
                     heard.vain = max(0, heard.vain - 1)
@@ -300,9 +300,9 @@ class Sleeping:
         request = self._lifecycle.request_of(member.replica.job)
         spec = request.service
         assert spec is not None
-        if why := self._why_freeze(draft, heard, spec, request.workload.grace_s, mono_ms):
-            if self._is_needed(draft, member):
-                if heard.vain >= VAIN_MAX and self._is_guest(draft, member):
+        if why := self._why_freeze(heard, spec, request.workload.grace_s, mono_ms):
+            if self._is_needed(member):
+                if heard.vain >= VAIN_MAX and self._is_guest(member):
                     self._lifecycle.leave(draft, member, NOT_FROZEN_WHY, Count.NONE)
                     self._fleet.no_guests[member.replica.job.num] = mono_ms + GUEST_AGAIN_MS
                     return
@@ -316,7 +316,7 @@ class Sleeping:
         if load is None:
             return
         rests = member.replica.state == FROZEN or member.freeze
-        rests = rests or self._turn_is_over(draft, heard, mono_ms)
+        rests = rests or self._turn_is_over(heard, mono_ms)
         if not rests:
             if not heard.is_told:
                 self._say(heard, Turn(load.member, awake=True), mono_ms)
@@ -334,10 +334,10 @@ class Sleeping:
         heard.told, heard.told_ms = turn, mono_ms
         self._turns.append((job.tenant, service.name, turn))
 
-    def _turn_is_over(self, draft: Draft, heard: _Heard, mono_ms: int) -> bool:
+    def _turn_is_over(self, heard: _Heard, mono_ms: int) -> bool:
         """Return whether a member that runs gives its GPUs to another one that waits for them."""
         spec = self._lifecycle.request_of(heard.member.replica.job).service
-        if spec is None or heard.awake_ms is None or not heard.began or not self._is_needed(draft, heard.member):
+        if spec is None or heard.awake_ms is None or not heard.began or not self._is_needed(heard.member):
             return False
         return mono_ms - heard.awake_ms >= 1000 * spec.awake_s
 
@@ -347,10 +347,10 @@ class Sleeping:
         use = None if host is None else host.use.get(member.name)
         return 0 if use is None else sum(each.memory_mib or 0 for each in use.devices)
 
-    def _why_freeze(self, draft: Draft, heard: _Heard, spec: ServiceSpec, grace_s: float, mono_ms: int) -> str:
+    def _why_freeze(self, heard: _Heard, spec: ServiceSpec, grace_s: float, mono_ms: int) -> str:
         """Return why a member that runs is to be frozen now; "" if it is not."""
         member, awake_ms = heard.member, mono_ms - (heard.awake_ms or 0)
-        if self._is_needed(draft, member):
+        if self._is_needed(member):
             least_ms = 1000 * (spec.awake_s + (grace_s if heard.is_called and not heard.has_ended else 0))
             return "the service that sleeps on its GPUs is called" if awake_ms >= least_ms else ""
         quiet_ms = mono_ms - heard.called_ms
@@ -358,12 +358,12 @@ class Sleeping:
             return ""
         return f"no call for {many(quiet_ms // 1000, 'second')}"
 
-    def _is_needed(self, draft: Draft, member: Member) -> bool:
+    def _is_needed(self, member: Member) -> bool:
         """Return whether a frozen member that is to run on waits for devices that this one has."""
         host = self._fleet.hosts.get(member.worker.num)
         return host is not None and bool(member.mask & host.needed)
 
-    def _is_guest(self, draft: Draft, member: Member) -> bool:
+    def _is_guest(self, member: Member) -> bool:
         """Return whether one that waits for the devices of this member was placed there before it."""
         mask = member.mask
         frozen = self._fleet.hosts[member.worker.num].frozen.values()

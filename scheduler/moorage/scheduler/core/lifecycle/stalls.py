@@ -82,7 +82,7 @@ class Stalls:
         if not self.watches:
             return
         before, self._told = self._told, {}
-        for (num, which), ranks in self._stalled(draft).items():
+        for (num, which), ranks in self._stalled().items():
             job = ranks[0].member.replica.job
             attempts = frozenset(each.member.name for each in ranks)
             told = _words(ranks, which)
@@ -100,7 +100,7 @@ class Stalls:
             for which, stall in rest.items():
                 self._take_back(draft, num, which, stall)
 
-    def _stalled(self, draft: Draft) -> dict[tuple[int, int], list[Still]]:
+    def _stalled(self) -> dict[tuple[int, int], list[Still]]:
         """Return what stalls now, by job number and replica: one attempt, or all ranks of a gang in their order."""
         found: dict[tuple[int, int], list[Still]] = {}
         for num, still in list(self._still.items()):

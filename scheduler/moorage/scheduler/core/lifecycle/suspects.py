@@ -23,7 +23,7 @@ WITH_SUPERVISOR: Final = "lost with its host's supervisor"
 DEATHS_MAX: Final = 3
 
 
-def lost_with_supervisor(draft: Draft, members: Mapping[AttemptName, Member], facts: list[Fact]) -> frozenset[Member]:
+def lost_with_supervisor(members: Mapping[AttemptName, Member], facts: list[Fact]) -> frozenset[Member]:
     """Return the members that these reports call lost. The reports come with the join after a supervisor's death."""
     lost: set[Member] = set()
     for fact in facts:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 from typing import Final, NamedTuple
 
-from moorage.scheduler.core.containment import TIMER, Containment
+from moorage.scheduler.core.containment import Containment
 from moorage.scheduler.core.draft import Draft
 from moorage.scheduler.core.ledger.state import QUEUED, TIME, Job, Replica, State
 from moorage.scheduler.core.lifecycle.max_running import most_of
@@ -99,7 +99,7 @@ class Timers:
 
     def _push(self, due_ms: int, kind: int, what: int) -> None:
         if self._containment.until:
-            due_ms = max(due_ms, self._containment.until.get((TIMER, kind, what), 0))
+            due_ms = max(due_ms, self._containment.until.get(("timer", kind, what), 0))
         heappush(self.rows, (due_ms, kind, what))
 
     def due(self, draft: Draft, lifecycle: Lifecycle, come_back: ComeBack) -> None:

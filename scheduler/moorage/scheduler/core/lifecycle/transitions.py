@@ -181,7 +181,7 @@ class Lifecycle:
 
     def on_facts_of_dead_supervisor(self, draft: Draft, worker: Worker, facts: list[Fact]) -> None:
         """Take the reports of a session that ended because the supervisor died, while the machine went on."""
-        self._with_supervisor = lost_with_supervisor(draft, worker.members, facts)
+        self._with_supervisor = lost_with_supervisor(worker.members, facts)
         self._charged = charged(draft, self._with_supervisor)
         try:
             self.on_facts(draft, worker, facts)
@@ -198,9 +198,9 @@ class Lifecycle:
         state = replica.state
         if kind == "claimed":
             if state == PLACED:
-                self._claimed(draft, replica, member, fact.detail)
+                self._claimed(draft, replica, fact.detail)
         elif kind == "started":
-            self._started(draft, replica, member, state, address=fact.detail)
+            self._started(draft, replica, state, address=fact.detail)
         elif kind == "ran":
             self._ran(draft, replica, member, state, fact)
         elif kind == "idle":
@@ -215,13 +215,13 @@ class Lifecycle:
         elif kind == "refused":
             self._refused(draft, member, state, fact)
         elif kind == "withdrawn":
-            count = self._withdrawn(draft, replica, fact)
+            count = self._withdrawn(replica, fact)
             self._never_ran(draft, Op.WITHDRAW, replica, member, state, fact.detail or "withdrawn", count)
         elif kind == "not-held":
             self._never_ran(draft, Op.LOSE, replica, member, state, "not held by its worker", Count.LOSS)
 
     @staticmethod
-    def _withdrawn(draft: Draft, replica: Replica, fact: Fact) -> Count:
+    def _withdrawn(replica: Replica, fact: Fact) -> Count:
         """Return what a withdrawal counts as: a loss only if the work had begun, of a gang by any of its ranks."""
         state = replica.state
         if state in LEAVING:
@@ -250,18 +250,16 @@ class Lifecycle:
         if code and why.startswith((NOT_HERE, SETUP_FAILED)):
             self._end_waiting(draft, replica.job, FAILED, why, code)
 
-    def _claimed(self, draft: Draft, replica: Replica, member: Member, detail: str, ran_ms: int = 0) -> None:
+    def _claimed(self, draft: Draft, replica: Replica, detail: str, ran_ms: int = 0) -> None:
         job = replica.job
         gang = bool(job.gang) and job.gang == GangPhase.HOLDING
         draft.claim(replica, detail if gang and replica.index == 0 and is_address(detail) else "", ran_ms)
         if gang and all(peer.state == CLAIMED for peer in job.rows.values()):
             draft.gang(job, GangPhase.STARTED)  # one record moves all of them
 
-    def _started(
-        self, draft: Draft, replica: Replica, member: Member, state: int, ran_ms: int = 0, address: str = ""
-    ) -> None:
+    def _started(self, draft: Draft, replica: Replica, state: int, ran_ms: int = 0, address: str = "") -> None:
         if state == PLACED:
-            self._claimed(draft, replica, member, "", ran_ms)
+            self._claimed(draft, replica, "", ran_ms)
             state = replica.state
         if state == CLAIMED and not (replica.job.gang and replica.job.gang == GangPhase.HOLDING):
             draft.start(replica, ran_ms, address if address and is_address(address, PORTS_MAX) else "")
@@ -272,7 +270,7 @@ class Lifecycle:
         if well and state == PLACED and not job.gang and not self._always(job):
             draft.ran(replica, ran_ms, result)
             return
-        self._started(draft, replica, member, state, ran_ms)
+        self._started(draft, replica, state, ran_ms)
         self._exited(draft, replica, member, replica.state, _code(fact), fact.detail)
 
     def _exited(self, draft: Draft, replica: Replica, member: Member, state: int, code: int, detail: str) -> None:
@@ -289,7 +287,7 @@ class Lifecycle:
             why = WITH_SUPERVISOR
             cause = Count.LOSS if member in self._charged else Count.NONE
         if state == PLACED:
-            self._claimed(draft, replica, member, "")
+            self._claimed(draft, replica, "")
             state = CLAIMED
         if state == CANCELLING:
             draft.exit(replica, SUCCEEDED if well else CANCELLED, code, why, result)
@@ -298,7 +296,7 @@ class Lifecycle:
                 draft.exit(replica, EXITED, code, why, result)
                 self._settle_gang(draft, job)
             else:
-                self._fail_gang(draft, replica, member, Op.EXIT, code, why or f"exit code {code}", cause)
+                self._fail_gang(draft, replica, Op.EXIT, code, why or f"exit code {code}", cause)
         elif state == ENDING or (state == LOST_KEPT and detail in _AS_ASKED):  # asked before its worker was lost
             to = SUCCEEDED if well and not self._always(job) else self._after_ending(draft, replica)
             draft.exit(replica, to, code, why, result)
@@ -334,7 +332,7 @@ class Lifecycle:
                 draft.over(op, replica, EXITED, why)
                 self._settle_gang(draft, replica.job)
             else:
-                self._fail_gang(draft, replica, member, op, code, why, count)
+                self._fail_gang(draft, replica, op, code, why, count)
         elif state == ENDING:
             to = self._after_ending(draft, replica)
             draft.over(op, replica, to, why)
@@ -345,7 +343,7 @@ class Lifecycle:
             to = FAILED if code else self._next_after(replica, count)
             draft.over(op, replica, to, why, code)
             self._back_to_queue(draft, replica, to, count)
-        self._give(draft, member)
+        self._give(member)
 
     def _always(self, job: Job) -> bool:
         """Return whether another attempt follows even one that ended well."""
@@ -417,9 +415,7 @@ class Lifecycle:
 
     # ------------------------------------------------------------------------------------------- gangs
 
-    def _fail_gang(
-        self, draft: Draft, replica: Replica, member: Member, op: int, code: int, why: str, count: int
-    ) -> None:
+    def _fail_gang(self, draft: Draft, replica: Replica, op: int, code: int, why: str, count: int) -> None:
         """End a whole gang: the first member that fails, is refused or lost moves all to ENDING in one record."""
         job, first = replica.job, _first(replica.job)
         if count == Count.LOSS and job.gang == GangPhase.HOLDING:
@@ -438,7 +434,7 @@ class Lifecycle:
         self._settle_gang(draft, job)
 
     @staticmethod
-    def _ended_with(draft: Draft, job: Job) -> tuple[dict[int, int], str]:
+    def _ended_with(job: Job) -> tuple[dict[int, int], str]:
         """Return the exit codes of a gang's ended ranks by index, and the reason of the first failure ("" if none).
 
         A rank that was asked to end is no failure.
@@ -460,11 +456,10 @@ class Lifecycle:
         """
         if len(job.rows) < job.size or any(peer.state != EXITED for peer in job.rows.values()):
             return
-        row = job
-        phase, after, count = row.gang, row.after, row.count
+        phase, after, count = job.gang, job.after, job.count
         if phase == GangPhase.STARTED:
             after = SUCCEEDED
-        codes, why = self._ended_with(draft, job) if after in (FAILED, TIMED_OUT) else ({}, "")
+        codes, why = self._ended_with(job) if after in (FAILED, TIMED_OUT) else ({}, "")
         for peer in list(job.rows.values()):
             draft.move(peer, after, why, codes.get(peer.index, 0))
         draft.gang(job, GangPhase.OVER)
@@ -552,12 +547,12 @@ class Lifecycle:
         return did
 
     @staticmethod
-    def is_on_worker(draft: Draft, member: Member) -> bool:
+    def is_on_worker(member: Member) -> bool:
         """Return whether a member is placed, claimed, running or frozen, and was not asked to end yet."""
         return member.replica.member is member and member.replica.state in MAY_END
 
     @staticmethod
-    def lingers(draft: Draft, member: Member) -> bool:
+    def lingers(member: Member) -> bool:
         """Return whether a member has ended, and keeps devices in quarantine, perhaps until an operator's word."""
         return member.phase == AT_EXITED and bool(member.worker.quarantined & member.home)
 
@@ -598,8 +593,7 @@ class Lifecycle:
 
         Replicas that are ending already go on, but get no new attempt.
         """
-        row = job
-        phase, after = row.gang, row.after
+        phase, after = job.gang, job.after
         gang = phase in (GangPhase.HOLDING, GangPhase.STARTED, GangPhase.ENDING)
         if gang and (phase != GangPhase.ENDING or after == QUEUED):  # a gang that is ending must not be queued again
             draft.gang(job, GangPhase.ENDING, TIMED_OUT)
@@ -679,7 +673,7 @@ class Lifecycle:
 
     # ------------------------------------------------------------------------------------ the soft view
 
-    def _give(self, draft: Draft, member: Member) -> None:
+    def _give(self, member: Member) -> None:
         host = self.fleet.hosts.get(member.worker.num)
         if host is not None:
             self.fleet.give(host, self.shape_of(member.replica.job), member.mask)
@@ -696,7 +690,7 @@ class Lifecycle:
         ]
         for member in lingering:
             draft.free(member)
-            self._give(draft, member)
+            self._give(member)
         return len(lingering)
 
     def _mark_busy(self, member: Member) -> None:

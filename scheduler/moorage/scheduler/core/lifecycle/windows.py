@@ -59,8 +59,7 @@ class Windows:
 
     def order(self, draft: Draft, worker: Worker, flag: str, by: str, why: str) -> bool:
         """Give a worker a flag if it has another one, or a closed one another reason; return whether that was so."""
-        row = worker
-        if row.flag == flag and (flag == "open" or why in ("", row.why)):
+        if worker.flag == flag and (flag == "open" or why in ("", worker.why)):
             return False
         self.flag(draft, worker, flag, by, why)
         return True
@@ -78,8 +77,7 @@ class Windows:
         """Close, empty and reopen the workers that are due by the draft's time."""
         now = draft.time_ms
         for worker in list(self.state.windows.values()):
-            row = worker  # an operator's order in this same record takes precedence
-            window, flag = row.window, row.flag
+            window, flag = worker.window, worker.flag
             if window is None or draft.full:
                 continue
             if window.until_ms and now >= window.until_ms:
@@ -97,7 +95,7 @@ class Windows:
             return
         why = f"{worker.id} is drained" + (f": {window.why}" if window.why else "")
         for member in list(worker.members.values()):
-            if not self.lifecycle.is_on_worker(draft, member) or left_s > self._told_before_s(member):
+            if not self.lifecycle.is_on_worker(member) or left_s > self._told_before_s(member):
                 continue
             size = 4 * STEP_BYTES * len(member.replica.job.rows)
             if not draft.empty and draft.bytes + size > RECORD_BYTES_MAX // 2:

@@ -150,7 +150,7 @@ class Orders:
         if changed:
             draft.add((acts.Hold if on else acts.Unhold)(job.tenant, job.num, by, asked.why))
             self._look(draft, job)
-        return self._done("hold" if on else "release", draft, job, changed, hold=as_hold(job.hold))
+        return self._done("hold" if on else "release", job, changed, hold=as_hold(job.hold))
 
     # ------------------------------------------------------------------------------------- requeue, priority, limit
 
@@ -172,13 +172,13 @@ class Orders:
             replica.member for replica in job.rows.values() if replica.member is not None and replica.state in RUNS
         ]
         changed = any(member.freeze != on or member.wakes for member in running)
-        if on and (why := self._why_not_frozen(draft, job, running)) is not None:
+        if on and (why := self._why_not_frozen(job, running)) is not None:
             return why
         if changed:
             draft.add(acts.Freeze(job.num, -1, FREEZE if on else RESUME, by, asked.why))
         return Done(verb, changed, tenant=job.tenant, job=job.name, state=job.state, members=len(running))
 
-    def _why_not_frozen(self, draft: Draft, job: Job, running: list[Member]) -> Problem | None:
+    def _why_not_frozen(self, job: Job, running: list[Member]) -> Problem | None:
         shape, driver = self.shape_of(job), self.request_of(job).workload.driver
         found, allowed = "", "a job that runs on GPUs, each replica by itself"
         if shape.together > 1 or job.gang:
@@ -206,7 +206,7 @@ class Orders:
         )
 
     def _prioritize(self, draft: Draft, job: Job, asked: PriorityAct, by: str) -> Done:
-        before = self._priority(draft, job)
+        before = self._priority(job)
         # one that equals the request's is recorded, too: the job's tenant may not go above it
         changed = (job.priority, job.ceiling) != (asked.priority, -1)
         if changed:
@@ -214,7 +214,7 @@ class Orders:
             self.queue.leave(job.num, (before, self.shape_of(job), job.tenant))
             self._look(draft, job)
             draft.reprioritized.add(job.num)
-        return self._done("priority", draft, job, changed, priority=asked.priority)
+        return self._done("priority", job, changed, priority=asked.priority)
 
     def _resize(self, draft: Draft, job: Job, asked: ResizeAct, by: str) -> Done | Problem:
         old, before = self.shape_of(job), job.part
@@ -223,9 +223,9 @@ class Orders:
             return resized
         changed = job.part != before
         if changed:
-            self.queue.leave(job.num, (self._priority(draft, job), old, job.tenant))
+            self.queue.leave(job.num, (self._priority(job), old, job.tenant))
             self._look(draft, job)
-        return self._done("resize", draft, job, changed, resized=resized)
+        return self._done("resize", job, changed, resized=resized)
 
     def _limit(self, draft: Draft, asked: LimitAct, by: str) -> Done:
         name, tenant = asked.tenant, draft.tenant(asked.tenant)
@@ -289,11 +289,11 @@ class Orders:
     def _done_of(draft: Draft, verb: str, changed: bool, tenant: str, **now: object) -> Done:
         return Done(verb, changed, tenant=tenant, gpus=draft.tenant(tenant).gpus, **now)  # type: ignore[arg-type]
 
-    def _done(self, verb: str, draft: Draft, job: Job, changed: bool, **now: object) -> Done:
+    def _done(self, verb: str, job: Job, changed: bool, **now: object) -> Done:
         members = sum(replica.member is not None for replica in job.rows.values())
         return Done(verb, changed, tenant=job.tenant, job=job.name, state=job.state, members=members, **now)  # type: ignore[arg-type]
 
-    def _priority(self, draft: Draft, job: Job) -> int:
+    def _priority(self, job: Job) -> int:
         given = job.priority
         return given if given >= 0 else self.request_of(job).priority
 

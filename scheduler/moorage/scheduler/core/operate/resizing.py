@@ -66,12 +66,12 @@ class Resizing:
             before[1] if asked.compute_percent is None else asked.compute_percent,
         )
         members = job.members
-        attempts = self._attempts(draft, job, members, asked)
+        attempts = self._attempts(job, members, asked)
         if part == before:
             return Resized(*part, job.resizes[-1].since_ms if job.resizes else 0, attempts)
         old = self._reader.shape_of(job)
         new = self._reader.shape_with(job, request.with_part(part))
-        refused = self._fixed(draft, job, members, before, part) or self._too_large(job, members, old, new)
+        refused = self._fixed(job, members, before, part) or self._too_large(job, members, old, new)
         if refused is not None:
             return refused
         for member in members:
@@ -85,9 +85,7 @@ class Resizing:
         job.shape = new
         return Resized(*part, draft.time_ms, attempts)
 
-    def _fixed(
-        self, draft: Draft, job: Job, members: list[Member], before: tuple[int, int], part: tuple[int, int]
-    ) -> Problem | None:
+    def _fixed(self, job: Job, members: list[Member], before: tuple[int, int], part: tuple[int, int]) -> Problem | None:
         """Return a refusal if a worker cannot change the share of an attempt that it has, or is not connected."""
         for member in members:
             if member.phase == AT_EXITED:
@@ -136,7 +134,7 @@ class Resizing:
                 return _refused(job, f"{where} has not that much memory free", f"{new.share_mib} MiB", room, _SMALLER)
         return None
 
-    def _attempts(self, draft: Draft, job: Job, members: list[Member], asked: ResizeAct) -> dict[str, int]:
+    def _attempts(self, job: Job, members: list[Member], asked: ResizeAct) -> dict[str, int]:
         """Return how many attempts take the new share, by the way in which they do: two words for memory and compute
         if both were asked for and differ.
 

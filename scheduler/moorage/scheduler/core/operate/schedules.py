@@ -38,7 +38,7 @@ class Schedules:
     def act(self, draft: Draft, event: ScheduleOrder) -> Answer | Problem:
         """Carry out `add`, `pause`, `resume` or `remove` in the draft. Return the answer or a problem."""
         asked, tenant, name = event.asked, event.tenant, event.asked.name
-        row = self.row(draft, tenant, name)
+        row = self.row(tenant, name)
         if event.submit is not None:
             return self._add(draft, event, event.submit, row)
         if row is None:
@@ -85,7 +85,7 @@ class Schedules:
         While the last run goes on, a run is left out, or is to start behind all that still wait or run: one of those
         that wait may be cancelled.
         """
-        row = self.row(draft, event.tenant, event.name)
+        row = self.row(event.tenant, event.name)
         if row is None or row.wish != event.wish or event.sequence <= row.through:
             return None
         if event.next_ms and event.next_ms <= row.next_ms and not is_too_far(row, draft.time_ms):
@@ -99,7 +99,7 @@ class Schedules:
     def end(self, draft: Draft, event: ScheduleRun, why: str) -> Answer | Problem:
         """Note in the draft what became of a run: `why` it made no job, "" if it did. Return the answer to who asked
         for it."""
-        row = self.row(draft, event.tenant, event.name)
+        row = self.row(event.tenant, event.name)
         assert row is not None
         why = why[:WHY_CHARS_MAX]
         draft.add(acts.Ran(event.tenant, event.name, event.sequence, why, event.next_ms))
@@ -123,7 +123,7 @@ class Schedules:
 
     # ------------------------------------------------------------------------------------------------------- inside
 
-    def row(self, draft: Draft, tenant: str, name: str) -> Schedule | None:
+    def row(self, tenant: str, name: str) -> Schedule | None:
         return self.state.schedule(tenant, name)
 
     def _answer(self, row: Schedule, asked: ScheduleAsked, *, changed: bool) -> Answer:

@@ -36,7 +36,7 @@ class InFlight:
     def __init__(self, draft: Draft) -> None:
         self.draft = draft
         self.record: Record | None = None
-        self.new: dict[tuple[str, str], NewJob] = {}
+        self.new: list[NewJob] = []  # in the order of their numbers
         self.replies: list[tuple[Any, str, bool]] = []  # frame, reply, json
         self.joined: list[tuple[FromWorker, str]] = []
         self.renewed: list[tuple[FromWorker, Renew, Host]] = []

@@ -66,7 +66,7 @@ class OutputWriter:
         seq, explain = self._state.seq, self._explain_waiting
         of: Request | None = None  # equal requests share one object
         has_own = has_timers = False
-        for job, made in zip(accepted, flight.new.values(), strict=True):  # both are in the order of the jobs' numbers
+        for job, made in zip(accepted, flight.new, strict=True):
             submit = made.submit
             batch = submit.batch
             job.shape, job.key = submit.shape, submit.key

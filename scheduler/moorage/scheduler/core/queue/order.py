@@ -191,8 +191,7 @@ class QueueOrder:
 
     @staticmethod
     def _is_due(draft: Draft, replica: Replica) -> bool:
-        row = replica
-        return row.state == QUEUED and row.not_before <= draft.time_ms
+        return replica.state == QUEUED and replica.not_before <= draft.time_ms
 
     def prune(self, draft: Draft, group: Group) -> bool:
         """Remove jobs that no longer wait from the front of a queue group. Return whether any job is left."""

@@ -119,7 +119,7 @@ class Planner:
         order, verdicts, placed, passed = self.order, self.verdicts, 0, 0
         ready = verdicts.ready(draft, order.key)
         self._bound(cut, len(ready))
-        self._add_frozen(draft, ready)
+        self._add_frozen(ready)
         while ready and not self.is_done(draft):
             key, _, group = ready[0]
             self.serving = group
@@ -162,7 +162,7 @@ class Planner:
         parts = self.verdicts, self._endless, self.preempting, self.order
         return min(part.next_ms(draft) for part in parts)
 
-    def _add_frozen(self, draft: Draft, ready: list[Ready]) -> None:
+    def _add_frozen(self, ready: list[Ready]) -> None:
         """Add the frozen members that are to be resumed to a heap of groups: each before others of its priority.
 
         Among these, the one that has been without its devices for longest goes first: they may take turns on them. So
@@ -173,7 +173,7 @@ class Planner:
         self._claimed.clear()
         groups = list[tuple[Key, Group, Member]]()
         firsts: dict[int, Key] = {}
-        for member in self.frozen.waiting(draft):
+        for member in self.frozen.waiting():
             job = member.replica.job
             if job.hold is None:
                 group = Group(policy.priority_of(job), policy.shape_of(job), job.tenant, [job.num])

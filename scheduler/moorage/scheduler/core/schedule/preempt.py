@@ -100,7 +100,7 @@ class Preempting:
         priority: int,
         reclaim: bool,
         knows_fleet: Callable[[], bool],
-        stays: Callable[[Draft, Member], bool],
+        stays: Callable[[Member], bool],
         scaling: Callable[[], Scaling],
     ) -> None:
         self.policy = policy
@@ -269,7 +269,7 @@ class Preempting:
             for member, _ in staying_for(draft.state, job):
                 found.ending[member.replica.job.tenant] += member.home.bit_count()
         for num in list(self._asked):
-            gpus = sum(m.mask.bit_count() for m in self._ending_of(draft, jobs.get(num)))
+            gpus = sum(m.mask.bit_count() for m in self._ending_of(jobs.get(num)))
             if gpus:
                 found.ending[jobs[num].tenant] += gpus
             else:
@@ -277,7 +277,7 @@ class Preempting:
         return found
 
     @staticmethod
-    def _ending_of(draft: Draft, job: Job | None) -> list[Member]:
+    def _ending_of(job: Job | None) -> list[Member]:
         held = [replica.member for replica in job.rows.values()] if job is not None else []
         return [m for m in held if m is not None and m.replica.state in LEAVING]
 
@@ -331,7 +331,7 @@ class Preempting:
         draft.add(Preempt(right.job.num, sorted(found.hosts), victims))
         for victim in found.victims:
             member = victim.members[0]
-            if victim.priority != ABOVE and self.stays(draft, member):
+            if victim.priority != ABOVE and self.stays(member):
                 by_ms = draft.time_ms + int(self.lifecycle.request_of(victim.job).workload.grace_s * 1000)
                 draft.add(Stays(right.job.num, victim.job.num, member.replica.index, by_ms))
                 self.policy.ending.add(member)

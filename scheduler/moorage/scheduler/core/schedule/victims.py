@@ -114,7 +114,7 @@ class Preemption:
         self.lags = False  # whether the last search left changed hosts for the next one
         self._next = 0  # the worker number at which the next search begins to read changed hosts
 
-    def defended(self, draft: Draft, member: Member, began_ms: int) -> int:
+    def defended(self, member: Member, began_ms: int) -> int:
         """Return the priority that another job has to exceed to end a member that started at `began_ms`."""
         if member.preemptible:
             return LOWEST
@@ -153,7 +153,7 @@ class Preemption:
         self._reprioritized = reprioritized.difference(changed) & hosts.keys()
         begins = _Begins(draft.time_ms)
         for num in changed:
-            read[num] = self._read_anew(draft, hosts[num], begins)
+            read[num] = self._read_anew(hosts[num], begins)
         return None if any(num not in read for num in hosts) else read
 
     def next_ms(self, draft: Draft) -> float:
@@ -162,7 +162,7 @@ class Preemption:
         ends = (begins.of(member) + self.runtime_ms for member in draft.state.members())
         return min((end_ms for end_ms in ends if end_ms > draft.time_ms), default=math.inf)
 
-    def _read_anew(self, draft: Draft, host: Host, begins: _Begins) -> _Read:
+    def _read_anew(self, host: Host, begins: _Begins) -> _Read:
         settled, found = True, dict[tuple[int, str], tuple[int, int]]()
         for member in host.worker.members.values():
             job = member.replica.job
@@ -172,7 +172,7 @@ class Preemption:
                 settled = settled and member.replica.state in LEAVING
                 continue
             began = begins.of(member)
-            priority = self.priority_of(job) if job.gang else self.defended(draft, member, began)
+            priority = self.priority_of(job) if job.gang else self.defended(member, began)
             key = (priority, job.tenant)
             mask, first = found.get(key, (0, began))
             found[key] = (mask | member.home, min(first, began))
@@ -458,7 +458,7 @@ class _Search:
         ):
             return None  # it has ended, is ending, or shares a device
         lasted_ms = [draft.time_ms - self.begins.of(m) for m in members]
-        priority = ABOVE if is_given else policy.defended(draft, member, draft.time_ms - max(lasted_ms))
+        priority = ABOVE if is_given else policy.defended(member, draft.time_ms - max(lasted_ms))
         if not self._allows(job.tenant, priority, draft.time_ms - min(lasted_ms)):
             return None
         if is_given:
