@@ -38,7 +38,7 @@ def waited_s(drive: Driving) -> int:
     """Let the back-off pass, and return how many seconds it took."""
     began = drive.now
     while drive.states("j")[0] == "QUEUED":
-        drive.pass_time(100, step=100)
+        drive.pass_time(500, step=500)
     return round((drive.now - began) / 1000)
 
 
