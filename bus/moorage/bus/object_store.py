@@ -295,12 +295,13 @@ class ObjectStore:
     async def forget(self, subject: str) -> None:
         """Remove pieces that would fill the bucket, and that nobody is to read any more. Raises no BusError.
 
-        What cannot be removed goes with the bucket's age.
+        What cannot be removed goes with the bucket's age. One that refuses new messages refuses the one in place of all
+        pieces, too, once it is full: whoever removes there needs the right to purge.
         """
         with contextlib.suppress(BusError):
             try:
                 await self._jetstream.purge(self._stream, subject=subject)
-            except (PermissionRefused, NoResponders, JetStreamRefused):  # workers' keys may purge nothing
+            except (PermissionRefused, NoResponders, JetStreamRefused):  # most keys may purge nothing
                 await self._jetstream.append(subject, b"", _ALONE)  # in place of all pieces
 
 

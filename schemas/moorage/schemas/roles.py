@@ -123,6 +123,8 @@ def rights(
             publish |= set(object_reads(subjects.result_bucket(name)))
             for bucket in (subjects.files_bucket(name), subjects.schedules_bucket(name)):
                 publish |= {f"$O.{bucket}.>", *object_reads(bucket)}
+            # once full it takes no message, so none that would make room either, and nothing in it has an age
+            publish.add(f"{RESULT_API}.STREAM.PURGE.OBJ_{subjects.schedules_bucket(name)}")
     elif role == "operator":
         publish |= {subjects.api("*", verb) for verb in OPERATOR_READS}
         publish |= _DISCOVERY

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import os
 from collections import defaultdict
 from collections.abc import Iterable
@@ -15,10 +16,10 @@ from typing import Any, Final, NamedTuple
 import pytest
 
 from moorage.bus.connection import Connection
-from moorage.bus.errors import BusError, NoResponders, PermissionRefused
+from moorage.bus.errors import BusError, JetStreamRefused, NoResponders, PermissionRefused
 from moorage.bus.jetstream import JetStream
 from moorage.bus.link import OnError
-from moorage.bus.object_store import ObjectStore, files_store
+from moorage.bus.object_store import ObjectStore, files_store, schedules_store
 from moorage.bus.results import ResultStore
 from moorage.bus.transport import Delivery
 from moorage.schemas.handler import Result, line_of
@@ -362,6 +363,38 @@ async def test_files_of_jobs_pass_between_a_tenant_and_the_workers_alone() -> No
         assert await store(worker).find("kept") is None
         state = await JetStream(scheduler).stream_info(f"OBJ_{bucket}")
         assert state.size_bytes < 2 * len(data), "its pieces make room"
+
+
+@pytest.mark.slow
+async def test_a_tenant_makes_room_in_a_bucket_of_schedules_that_is_full() -> None:
+    """It refuses new messages, so also those that take the place of older ones; another tenant empties nothing."""
+    bucket = Subjects().schedules_bucket("acme")
+
+    def store(connection: Connection) -> ObjectStore:
+        return schedules_store(JetStream(connection, connection.context.api_prefix), Subjects(), "acme")
+
+    async with (
+        running() as site,
+        await site.connect("scheduler.main") as scheduler,
+        await site.connect("submitter.acme") as acme,
+        await site.connect("submitter.beta") as beta,
+    ):
+        await store(scheduler).make_of(64 * 1024)
+        with contextlib.suppress(JetStreamRefused):
+            for number in itertools.count():
+                await store(acme).put(f"files-{number}", [b"x" * 9_000], {}, lambda _: None)
+        with contextlib.suppress(JetStreamRefused):
+            while True:  # until not even an empty message has room
+                await store(acme).append(store(acme).subject("rest"), b"")
+        info = await store(acme).find("files-0")
+        assert info is not None
+        pieces = store(acme).subject(info.nuid)
+        await store(beta).forget(pieces)
+        assert await store(acme).find("files-0") is not None
+        await store(acme).forget(pieces)
+        assert await store(acme).find("files-0") is None
+        await store(acme).put("files-new", [b"x" * 8_000], {}, lambda _: None)
+        assert (await JetStream(scheduler).stream_info(f"OBJ_{bucket}")).size_bytes <= 64 * 1024
 
 
 @pytest.mark.slow
