@@ -191,7 +191,7 @@ class Bench:
         self._take(messages, len(payload))
 
     def _committed(self) -> list[Any]:
-        outputs = self.engine.commit(self.state.seq + 1, self.now)
+        outputs = self.engine.commit(self.engine.seq_in_flight, self.now)
         self.ended += sum(1 for event in outputs.events if b'"state":"SUCCEEDED","ledger"' in event[2])
         messages: list[Any] = self._send(outputs, self.state.seq)
         self.gc_schedule.count_events(len(outputs.events))
