@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from moorage.scheduler.core.ledger.acts import AnyAct, Avoid, Gone, Lacks, encode_act
-from moorage.scheduler.core.ledger.fold import Begun
+from moorage.scheduler.core.ledger.fold import Begun, numbers_of
 from moorage.scheduler.core.ledger.folding import Folded
 from moorage.scheduler.core.ledger.record import Record, written_id
 from moorage.scheduler.core.ledger.records import (
@@ -42,7 +42,7 @@ from moorage.scheduler.core.ledger.state import (
 from moorage.scheduler.core.ledger.undo import Undo
 from moorage.schemas.frames import Fact, Stalled
 from moorage.schemas.printable import shown
-from moorage.schemas.ranges import Ranges, both, count_of
+from moorage.schemas.ranges import ONE, Ranges, both, count_of
 
 #: an upper estimate of a step's encoded bytes: op, number, replica and three arguments
 STEP_BYTES: Final = 30
@@ -59,6 +59,11 @@ ACCEPTS_MAX: Final = 1_024
 BULK_STEPS: Final = STEPS_MAX // 2
 BULK_BYTES: Final = FULL_BYTES // 2
 _PLACE: Final = int(Op.PLACE)
+_CLAIM: Final = int(Op.CLAIM)
+_START: Final = int(Op.START)
+_RAN: Final = int(Op.RAN)
+_EXIT: Final = int(Op.EXIT)
+_FREE: Final = int(Op.FREE)
 _ACT: Final = int(Op.ACT)
 _ACCEPT: Final = int(Op.ACCEPT)
 _A_OF_LAST: Final = 3 - STEP_WIDTH  #: where the last step has its argument a
@@ -251,6 +256,15 @@ class Draft:
         self.steps += (op, num, index, a, b, c)
         self.bytes += STEP_BYTES
 
+    def _step_of(self, op: int, replica: Replica, a: int = 0, b: int = 0, c: int = 0) -> None:
+        """As `step`, of a replica that has a row."""
+        job = replica.job
+        self._undo.replica(job, replica)
+        self.state.transitions += 1
+        self._folding.step_of(op, replica, a, b, c, self._actor)
+        self.steps += (op, job.num, replica.index, a, b, c)
+        self.bytes += STEP_BYTES
+
     def _step_of_none(self, op: int) -> None:
         """Say that an act, or new jobs, were decided after the steps before."""
         self.steps += (op, NO_JOB, 0, 0, 0, 0)
@@ -280,12 +294,17 @@ class Draft:
 
     def accept(self, tenant: str, name: str, body: bytes, numbers: Ranges, traceparent: str) -> Job:
         """Accept a new job with replicas of these numbers, and return it."""
-        accepts, size, count = self.accepts, len(body), count_of(numbers)
-        replicas = count if len(numbers) == 1 and not numbers[0][0] else [[first, last] for first, last in numbers]
+        accepts, size = self.accepts, len(body)
+        if numbers is ONE:
+            replicas: int | list[list[int]] = 1
+        else:
+            is_plain = len(numbers) == 1 and not numbers[0][0]
+            replicas = count_of(numbers) if is_plain else [[first, last] for first, last in numbers]
+            numbers = numbers_of(replicas)
         written = written_id(name, body)
         flat = [written, body, replicas, traceparent]
         steps = self.steps
-        if is_later := bool(steps) and steps[-STEP_WIDTH] != _ACCEPT:
+        if is_later := steps and steps[-STEP_WIDTH] != _ACCEPT:
             self._step_of_none(_ACCEPT)
         if accepts and accepts[-1][0] == tenant and not is_later:
             accepts[-1][1].extend(flat)
@@ -296,8 +315,7 @@ class Draft:
             self.bytes += len(tenant) + 8
         self.bytes += size + len(written) + len(traceparent) + 12 * len(numbers)
         self._undo.tenant(tenant)
-        self._folding.accept([(tenant, [written, body, replicas, traceparent])])
-        return self._folding.out.accepted[-1]
+        return self._folding.accept_one(tenant, name, body, numbers, traceparent)
 
     def count(self, worker: Worker, number: int) -> None:
         """Record that a worker's reports were taken up to this one."""
@@ -314,20 +332,18 @@ class Draft:
 
     def claim(self, replica: Replica, master: str, ran_ms: int = 0) -> None:
         """Record that a member has its devices, and has run for so many ms already; `master` is the gang's address."""
-        self.step(Op.CLAIM, replica.job.num, replica.index, ran_ms, 0, self.note(master, always=True) if master else 0)
+        self._step_of(_CLAIM, replica, ran_ms, 0, self.note(master, always=True) if master else 0)
 
     def start(self, replica: Replica, ran_ms: int = 0, address: str = "") -> None:
         """Record that a member has started, and has run for so many ms already; at the address its ports are
         reached."""
         self._starts(replica.job)
-        self.step(
-            Op.START, replica.job.num, replica.index, ran_ms, 0, self.note(address, always=True) if address else 0
-        )
+        self._step_of(_START, replica, ran_ms, 0, self.note(address, always=True) if address else 0)
 
     def ran(self, replica: Replica, ran_ms: int, result: int | None) -> None:
         """Record that a placed member was claimed, ran for so many ms and succeeded: most attempts of short jobs."""
         self._starts(replica.job)
-        self.step(Op.RAN, replica.job.num, replica.index, exiting(SUCCEEDED, result), ran_ms)
+        self._step_of(_RAN, replica, exiting(SUCCEEDED, result), ran_ms)
 
     def _starts(self, job: Job) -> None:
         if not job.started:
@@ -349,13 +365,18 @@ class Draft:
 
     def exit(self, replica: Replica, to: int, code: int, why: str, result: int | None = None) -> None:
         """Record that the attempt ended and its processes are gone. The member remains until its devices are free."""
-        self.step(Op.EXIT, replica.job.num, replica.index, exiting(to, result), code, self.note(why) if why else 0)
+        self._step_of(_EXIT, replica, exiting(to, result), code, self.note(why) if why else 0)
         self._fails(replica.job, to)
 
     def free(self, member: Member) -> None:
         """Record that the devices of a member whose attempt is over were seen free."""
         replica = member.replica
-        self.step(Op.FREE, replica.job.num, replica.index, packed(member.fence))
+        job = replica.job
+        self._undo.member(job, member)
+        self.state.transitions += 1
+        self._folding.free(member)
+        self.steps += (_FREE, job.num, replica.index, packed(member.fence), 0, 0)
+        self.bytes += STEP_BYTES
 
     def over(self, op: int, replica: Replica, to: int, why: str, code: int = 0) -> None:
         """Write REFUSE, WITHDRAW or LOSE: the attempt ended and holds no devices any more."""
@@ -406,7 +427,11 @@ class Draft:
 
     def placed(self, num: int, index: int, worker_num: int, mask: int, mode: int) -> None:
         """Place a replica; `mode` is as from `records.placing`."""
-        self.step(_PLACE, num, index, worker_num, mask, mode)
+        self._undo.place(num, index, worker_num)
+        self.state.transitions += 1
+        self._folding.step(_PLACE, num, index, worker_num, mask, mode, self._actor)
+        self.steps += (_PLACE, num, index, worker_num, mask, mode)
+        self.bytes += STEP_BYTES
 
     # ----------------------------------------------------------------------------------------- record
 

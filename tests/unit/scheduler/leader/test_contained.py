@@ -257,13 +257,13 @@ def test_a_run_of_a_schedule_whose_job_cannot_be_placed_is_set_aside(
     offer_ask(drive, "add", "poison")
     drive.tick()
 
-    def place(self: Draft, op: int, num: int, index: int, *given: int) -> None:
-        if op == Op.PLACE and self.state.jobs[num].name.startswith(POISON):
+    def place(self: Draft, num: int, index: int, worker_num: int, mask: int, mode: int) -> None:
+        if self.state.jobs[num].name.startswith(POISON):
             raise Poisoned
-        step(self, op, num, index, *given)
+        placed(self, num, index, worker_num, mask, mode)
 
-    step = Draft.step
-    monkeypatch.setattr(Draft, "step", place)
+    placed = Draft.placed
+    monkeypatch.setattr(Draft, "placed", place)
     offer_run(drive, 1, "poison")
     drive.offer_submit("good")
     drive.tick()

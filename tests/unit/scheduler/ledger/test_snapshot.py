@@ -119,7 +119,9 @@ FOLLOW = {
 }
 SOFT = {
     Job: {"shape", "deadline_ms", "key", "told", "always", "own_subject", "since_ms", "extra", "derived"},
+    Replica: {"nth"},
     Member: {"missed", "runs_as"},
+    Worker: {"pool", "pool_of"},
     Tenant: {"extra", "waits"},
 }
 

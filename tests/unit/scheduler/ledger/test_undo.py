@@ -239,3 +239,22 @@ def test_what_a_worker_says_of_one_replica_copies_that_one_alone() -> None:
     assert [row for row in undo._rows if isinstance(row, Member)] == [drive.member("sweep", 3)]
     undo.act(msgspec.structs.replace(of_one, replica=-1))
     assert len([row for row in undo._rows if isinstance(row, Member)]) == 8
+
+
+def test_a_record_about_one_replica_of_a_sweep_copies_no_row_of_the_others() -> None:
+    drive = Driving()
+    drive.worker("w0", 8)
+    drive.submit("sweep", replicas=8, gpu={})
+    drive.settle()
+    sweep, before = drive.job("sweep"), picture(drive.state)
+    first, third = sweep.rows[0], sweep.rows[3]
+    draft = Draft(drive.state, drive.now)
+    draft.begin()
+    draft.exit(third, FAILED, 1, "")
+    copies = [rows for _, _, rows in draft._undo._tables if isinstance(rows, dict)]
+    assert not any(isinstance(row, Replica) for rows in copies for row in rows.values())
+    assert [row for row in draft._undo._rows if isinstance(row, Replica)] == [third]
+    draft.exit(first, FAILED, 1, "")
+    draft.take_back()
+    assert list(sweep.rows) == list(range(8))
+    assert picture(drive.state) == before

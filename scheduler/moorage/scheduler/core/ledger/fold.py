@@ -14,7 +14,7 @@ from moorage.scheduler.core.ledger import fairshare
 from moorage.scheduler.core.ledger.folding import Folded, FoldError
 from moorage.scheduler.core.ledger.record import Record, id_of
 from moorage.scheduler.core.ledger.records import FORMAT, FORMAT_MIN, STEP_WIDTH, Op
-from moorage.scheduler.core.ledger.state import IS_TERMINAL, STORY_MAX, State, new_job
+from moorage.scheduler.core.ledger.state import IS_TERMINAL, STORY_MAX, Job, State, new_job
 from moorage.scheduler.core.ledger.steps import FoldingSteps
 from moorage.schemas.ranges import ONE, Ranges, first_numbers, joined
 
@@ -178,6 +178,24 @@ class Begun(FoldingSteps):
             tenant.waits += waits
             self.rows[tenant] = None
         state.next_num = num
+
+    def accept_one(self, tenant_name: str, name: str, body: bytes, numbers: Ranges, traceparent: str) -> Job:
+        """Accept one job; as `accept`, for one who has its id and its numbers at hand."""
+        state, num = self.state, self.state.next_num
+        tenant = state.tenants.get(tenant_name) or state.tenant(tenant_name)
+        if name in tenant.jobs:
+            raise FoldError(f"job {tenant_name}/{name} is accepted twice")
+        job = new_job(num, tenant_name, name, body, numbers, traceparent, self.time, self.seq)
+        tenant.jobs[name] = state.jobs[num] = self.out.jobs[num] = job
+        if job.extra:
+            state.extra += job.extra
+            tenant.extra += job.extra
+        tenant.live += 1
+        tenant.waits += job.size
+        self.rows[tenant] = None
+        self.out.accepted.append(job)
+        state.next_num = num + 1
+        return job
 
 
 def decided_first(record: Record) -> tuple[int, int]:

@@ -118,9 +118,10 @@ def _loaded(found: Any) -> State:
 def _load_job(state: State, values: Sequence[Any], replicas: list[Sequence[Any]]) -> None:
     job = new_job(*Job.LASTING.arguments(values))
     Job.LASTING.fill(job, values)
-    for each in replicas:
+    for nth, each in enumerate(replicas):
         replica = Replica(job, *Replica.LASTING.arguments(each))
         Replica.LASTING.fill(replica, each)
+        replica.nth = nth
         job.rows[replica.index] = replica
     job.live = count_of(job.fresh) + len(job.rows)
     job.back = sum(replica.state == QUEUED for replica in job.rows.values())

@@ -598,6 +598,7 @@ class Replica:
         "losses",
         "member",
         "not_before",
+        "nth",
         "refusals",
         "restarts",
         "retries",
@@ -609,6 +610,7 @@ class Replica:
     def __init__(self, job: Job, index: int) -> None:
         self.job = job
         self.index = index
+        self.nth = 0  # soft: it grows in the order of its job's `rows`
         self.state = QUEUED
         self.attempt = 0
         self.fence = 0
@@ -798,6 +800,8 @@ class Worker:
         "n",
         "no",
         "num",
+        "pool",
+        "pool_of",
         "quarantined",
         "row",
         "session",
@@ -835,6 +839,7 @@ class Worker:
         self.well_n = 0  # sequence of the record with that order
         self.window: Window | None = None  # a planned or current maintenance window
         self.members: dict[AttemptName, Member] = {}
+        self.pool, self.pool_of = Pool(0, [], False), self.hello  # soft: its devices by a hello, and that hello
         self.row = 0
 
     @property
@@ -857,7 +862,10 @@ class Worker:
         for pool in self.former:
             if fence < pool.until:
                 return pool
-        return Pool(0, self.hello.get("gpu_pool", []), bool(self.hello.get("simulated", False)))
+        hello = self.hello
+        if self.pool_of is not hello:
+            self.pool, self.pool_of = Pool(0, hello.get("gpu_pool", []), bool(hello.get("simulated", False))), hello
+        return self.pool
 
     @property
     def lost_ms(self) -> int:

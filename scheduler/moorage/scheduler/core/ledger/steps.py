@@ -86,13 +86,14 @@ class FoldingSteps(Folding):
             self._in_order(op, a)
             return
         self.out.jobs[num] = job
-        if op in _OF_JOB:
-            _OF_JOB[op](self, job, index, a, b, c, by)
-            return
         known = _BY_OP.get(op)
         if known is None:
-            next_ = "use a newer release" if op > max(Op) else "begin with a new ledger (0.3 is unreleased)"
-            raise FoldError(f"record {self.seq} holds step {op}, which this release does not know: {next_}")
+            of_job = _OF_JOB.get(op)
+            if of_job is None:
+                next_ = "use a newer release" if op > max(Op) else "begin with a new ledger (0.3 is unreleased)"
+                raise FoldError(f"record {self.seq} holds step {op}, which this release does not know: {next_}")
+            of_job(self, job, index, a, b, c, by)
+            return
         replica = job.rows.get(index)
         if replica is None:
             if op != _PLACE:
@@ -101,6 +102,20 @@ class FoldingSteps(Folding):
         self.replicas[replica] = None
         fold_step, usual = known
         fold_step(self, op, job, replica, a, b, c, by or usual)
+
+    def step_of(self, op: int, replica: Replica, a: int, b: int, c: int, by: str) -> None:
+        """Fold a step of a replica that has a row; as `step`, for one who has the row at hand."""
+        job = replica.job
+        self.out.jobs[job.num] = job
+        self.replicas[replica] = None
+        fold_step, usual = _BY_OP[op]
+        fold_step(self, op, job, replica, a, b, c, by or usual)
+
+    def free(self, member: Member) -> None:
+        """Fold a FREE; as `step`, for one who has the member at hand, which lingers."""
+        job = member.replica.job
+        self.out.jobs[job.num] = job
+        self._drop(member)
 
     def _in_order(self, op: int, a: int) -> None:
         """Fold what a step of no job names; `fold` does."""
@@ -120,6 +135,7 @@ class FoldingSteps(Folding):
         else:
             raise self._unnamed(_PLACE, job.num, index)
         replica = job.rows[index] = Replica(job, index)
+        replica.nth = job.rev  # each placement is a revision
         return replica
 
     def _names(self, flat: list[int]) -> dict[int, str]:

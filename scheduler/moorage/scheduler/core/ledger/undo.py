@@ -1,9 +1,9 @@
 """What a record has changed, as it was before: so that a leader can take back all of it if it fails to build the rest.
 
 Rows are copied whole before their first change, and so are tables, for their order is part of the state; rows that the
-record makes need no copy. Of tables of all jobs only the keys that change are copied: their order is that of the jobs'
-numbers. It covers what the record's acts, new jobs and steps change. What `Begun.end` changes behind that is not taken
-back.
+record makes need no copy. Of the tables that may be large only the keys that change are copied. Their order can be made
+anew: that of all jobs by the jobs' numbers, that of a job's replicas by `Replica.nth`. It covers what the record's
+acts, new jobs and steps change. What `Begun.end` changes behind that is not taken back.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _WHOLE: Final = object()  # stands for a key: the value is a copy of the table
 #: fields that no fold changes before `Begun.end`, or that are soft
 _STAY: Final = frozenset({
     "num", "tenant", "name", "body", "traceparent", "accepted_ms", "ledger", "key", "told", "shape", "always",
-    "own_subject", "deadline_ms", "over", "index", "worker", "replica", "home", "mode", "missed", "runs_as",
-    "id",
+    "own_subject", "deadline_ms", "over", "index", "nth", "worker", "replica", "home", "mode", "missed",
+    "runs_as", "id", "pool", "pool_of",
 })  # fmt: skip
 _Row = Job | Replica | Member | Worker | Tenant | Schedule
 _FIELDS: Final[dict[type, list[str]]] = {
@@ -67,7 +67,7 @@ class Undo:
         #: what tables had, oldest first: a table, a key and its value
         self._tables: list[tuple[MutableMapping[Any, Any], Any, Any]] = []
         self._copied: set[int] = set()  # by `id`, the tables that are copied whole, as the order is part of the state
-        self._stories: list[tuple[list[Any], int]] = []
+        self._stories: list[tuple[Job, int]] = []
         self._bad: list[tuple[Job, dict[int, bytearray]]] = []
         self._ended, self._oldest = len(state.ended), list[int]()
         self._table(state.preempting)
@@ -93,8 +93,12 @@ class Undo:
             _sort(state.jobs)
             for name in {state.jobs[num].tenant for num in self._oldest}:
                 _sort(state.tenants[name].jobs)
-        for story, length in self._stories:
-            del story[length:]
+        for job, length in self._stories:
+            del job.story[length:]
+            if len(job.rows) > 1:
+                rows = sorted(job.rows.items(), key=_by_nth)
+                job.rows.clear()
+                job.rows.update(rows)
         for row, values in self._rows.items():
             for name, value in zip(_FIELDS[type(row)], values, strict=True):
                 setattr(row, name, value)
@@ -104,19 +108,45 @@ class Undo:
 
     def step(self, op: int, num: int, index: int, a: int) -> None:
         """Copy what a step is about to change."""
-        rows = self._rows
         if op == _PLACE:
-            self.worker(a)
+            self.place(num, index, a)
+            return
         if num >= self._new or (job := self._state.jobs.get(num)) is None:
+            return
+        self._job(job)
+        if (replica := job.rows.get(index)) is not None:
+            self.replica(job, replica)
+        if op in _LINGERS and job.lingering and (member := job.lingering.get((index, unpacked(a)))) is not None:
+            self._member(member)
+
+    def place(self, num: int, index: int, worker: int) -> None:
+        """Copy what a PLACE of a replica on a worker is about to change."""
+        self.worker(worker)
+        if num >= self._new or (job := self._state.jobs.get(num)) is None:
+            return
+        self._job(job)
+        if (replica := job.rows.get(index)) is not None:
+            self.replica(job, replica)
+        else:
+            self._tables.append((job.rows, index, _GONE))
+
+    def replica(self, job: Job, replica: Replica) -> None:
+        """Copy the row of a replica of a job, of which a step is about to change it."""
+        rows = self._rows
+        if replica in rows or job.num >= self._new:
             return
         if job not in rows:
             self._job(job)
-        replica = job.rows.get(index)
-        if replica is not None and replica not in rows:
-            rows[replica] = _VALUES[Replica](replica)
-            if (member := replica.member) is not None:
-                self._member(member)
-        if op in _LINGERS and job.lingering and (member := job.lingering.get((index, unpacked(a)))) is not None:
+        rows[replica] = _VALUES[Replica](replica)
+        self._tables.append((job.rows, replica.index, replica))
+        if (member := replica.member) is not None:
+            self._member(member)
+
+    def member(self, job: Job, member: Member) -> None:
+        """Copy the row of a member that is about to leave its worker."""
+        if job.num < self._new:
+            if job not in self._rows:
+                self._job(job)
             self._member(member)
 
     def act(self, act: Any) -> None:
@@ -179,8 +209,11 @@ class Undo:
         self._table(worker.unwell)
 
     def _member(self, member: Member) -> None:
-        self._row(member)
-        self.worker(member.worker.num)
+        if member in self._rows:
+            return
+        self._rows[member] = _VALUES[Member](member)
+        if member.worker not in self._rows:
+            self.worker(member.worker.num)
 
     def _job(self, job: Job) -> None:
         if job in self._rows:
@@ -188,8 +221,7 @@ class Undo:
         self._rows[job] = _VALUES[Job](job)
         if (tenant := self._state.tenants[job.tenant]) not in self._rows:
             self._row(tenant)
-        self._stories.append((job.story, len(job.story)))
-        self._table(job.rows)
+        self._stories.append((job, len(job.story)))
         if job.lingering is not None:
             self._table(job.lingering)
         if job.bad is not None:
@@ -206,6 +238,10 @@ class Undo:
         if id(table) not in self._copied:
             self._copied.add(id(table))
             self._tables.append((table, _WHOLE, dict(table)))
+
+
+def _by_nth(row: tuple[int, Replica]) -> int:
+    return row[1].nth
 
 
 def _sort(jobs: dict[Any, Job]) -> None:
