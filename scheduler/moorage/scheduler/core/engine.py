@@ -573,20 +573,19 @@ class Engine:
         tenants = self.state.tenants
         while submits and not draft.full:
             self._at = event = submits[0]
-            if isinstance(event, QueueRead):
+            if isinstance(event, Submit):
+                known = tenants.get(event.tenant)
+                job = known.jobs.get(event.name) if known is not None else None
+                if job is not None and self.retention.holds_up(draft, job):
+                    return
+                taken.append(submits.popleft())
+                self._submit(flight, event)
+            elif isinstance(event, QueueRead):
                 taken.append(submits.popleft())
                 draft.add(acts.Cursor(event.tenant, event.which, event.through))
-                continue
-            if isinstance(event, ScheduleRun):
+            else:
                 taken.append(submits.popleft())
                 self._run_schedule(flight, event)
-                continue
-            known = tenants.get(event.tenant)
-            job = known.jobs.get(event.name) if known is not None else None
-            if job is not None and self.retention.holds_up(draft, job):
-                return
-            taken.append(submits.popleft())
-            self._submit(flight, event)
 
     def _run_schedule(self, flight: InFlight, event: ScheduleRun) -> None:
         """Make the job of a schedule's run, or note why there is none."""

@@ -85,6 +85,9 @@ class _Encoded(msgspec.Struct, frozen=True, tag_field="kind", tag="events"):
 
 def _event_frames(tenant: str, seq: int, events: list[bytes]) -> Iterator[bytes]:
     """Yield the tenant's events of this record as `Events` frames; the events are encoded already."""
+    if sum(map(len, events)) + len(events) <= EVENTS_FRAME_BYTES_MAX:
+        yield encode(_Encoded(tenant, seq, list(map(msgspec.Raw, events))))
+        return
     group: list[msgspec.Raw] = []
     size = 0
     for event in events:

@@ -125,6 +125,9 @@ class Admission:
         self._heard: bool | None = None
         #: the last well-formed request; equal requests share one object (`RequestCache`)
         self._well_formed: Request | None = None
+        #: the last request with variables, and the warnings about these
+        self._warned_of: Request | None = None
+        self._warned: list[str] = []
         #: tenants without limit, hold and tombstones, for `_of_draft`
         self._plain: set[str] = set()
         #: by tenant, how many jobs are over with `_of_draft`; None until one at its limit asks, as it reads all changes
@@ -195,9 +198,9 @@ class Admission:
         if not self.could_ever(shape):
             return self._without_match(made)
         if request.workload.env:
-            gang = request.gpu is not None and request.gpu.effective_scheduling == "gang"
-            mps = request.gpu is not None and request.gpu.effective_sharing == "mps"
-            warnings += reserved_variables.warnings_of(request.workload.env, gang=gang, mps=mps)
+            if request is not self._warned_of:
+                self._warned_of, self._warned = request, _reserved(request)
+            warnings += self._warned
         return made
 
     def _after(self, event: Submit) -> tuple[Awaits, str] | Problem:
@@ -635,3 +638,10 @@ def lacks(job: Job, only: Ranges) -> Problem | None:
         job=job.name,
         next=f"moorage show {word_of(job.name)}",
     )
+
+
+def _reserved(request: Request) -> list[str]:
+    """Return the warnings about variables of a request that moorage sets itself."""
+    gang = request.gpu is not None and request.gpu.effective_scheduling == "gang"
+    mps = request.gpu is not None and request.gpu.effective_sharing == "mps"
+    return reserved_variables.warnings_of(request.workload.env, gang=gang, mps=mps)

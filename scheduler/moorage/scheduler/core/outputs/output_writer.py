@@ -65,7 +65,7 @@ class OutputWriter:
     def answer_submits(self, flight: InFlight, accepted: list[Job], out: Outputs) -> None:
         seq, explain = self._state.seq, self._explain_waiting
         of: Request | None = None  # equal requests share one object
-        has_own = has_timers = False
+        has_own = has_timers = always = False
         for job, made in zip(accepted, flight.new, strict=True):
             submit = made.submit
             batch = submit.batch
@@ -73,12 +73,14 @@ class OutputWriter:
             if submit.request is not of:
                 of = submit.request
                 has_own = of.events == "job"
+                always = of.workload.restart == "always"
                 has_timers = of.deadline_s is not None or of.start_within_s is not None
                 has_timers |= bool(of.start_after_s) or of.service is not None
                 # it may have to be rejected once all workers were heard from, see `Indexing.arm`
                 has_timers |= of.on_no_match == "reject" or of.workload.user is not None
             # jobs of a batch are only in their tenant's frames, until a client follows one of them (`views.show`)
             job.own_subject = has_own and batch is None
+            job.always = always
             if has_timers:
                 self._arm(job, submit.request)
             waiting = None

@@ -222,6 +222,9 @@ def slots_of(mask: int) -> list[int]:
 def gpu_names(worker: Worker, mask: int, fence: int) -> list[str]:
     """Return the uuids of the devices of an attempt, by its slots and its fence; [] if they are forgotten."""
     pool = worker.pool_at(fence).devices
+    if mask.bit_count() == 1:  # most attempts
+        slot = mask.bit_length() - 1
+        return [pool[slot]["uuid"]] if slot < len(pool) else []
     return [pool[slot]["uuid"] for slot in slots_of(mask) if slot < len(pool)]
 
 
@@ -332,7 +335,8 @@ def event_of(state: State, job: Job) -> Event:
         name = job.tenant, job.name, job.rev, job.state, state.seq
         return Event(*name, changes, _why(changes), simulated, replicas=replicas)
     simulated = were_simulated(state, job.story[-len(changes) :])
-    enforced = enforced_of(job) if any(change.state == "PLACED" for change in changes) else None
+    is_placed = job.rows and "PLACED" in [change.state for change in changes]
+    enforced = enforced_of(job) if is_placed else None
     return Event(
         job.tenant, job.name, job.rev, job.state, state.seq, changes, _why(changes), simulated, enforced=enforced
     )
